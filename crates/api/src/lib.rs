@@ -1,0 +1,15 @@
+//! The agent's REST API: types, the OpenAPI document, and the client over the unix socket.
+//!
+//! Everything a client sends is hostile until the agent has parsed it, so the types here carry plain text and numbers;
+//! the agent turns them into the newtypes of `wharf-core`. The document in `openapi.json` is generated from these types
+//! and the agent's routes; a test compares the two.
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "client")]
+pub mod client;
+pub mod types;
+
+pub use types::*;
+
+/// Where the agent listens unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/wharf/wharf.sock";

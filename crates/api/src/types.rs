@@ -1,0 +1,719 @@
+//! Request and response bodies.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Stable error codes; clients act on these, people read the message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ErrorCode {
+    /// The body or a parameter does not parse, or breaks a rule.
+    InvalidRequest,
+    /// The network namespace is gone, is not one, or is the node's own.
+    InvalidNetns,
+    /// An endpoint, or an interface of that name, is there already.
+    Exists,
+    /// No such endpoint, lease, map or pool.
+    NotFound,
+    /// The pool has no free address.
+    PoolExhausted,
+    /// No free endpoint id, or another limit of the node.
+    LimitReached,
+    /// Too much at once; try again after `retry_after_ms`.
+    Overloaded,
+    /// The endpoint is in a state that does not allow this now (being created, being deleted).
+    Busy,
+    /// The request's own deadline passed; what was done is undone.
+    DeadlineExceeded,
+    /// The kernel refused an operation.
+    Kernel,
+    /// The store refused an operation.
+    Store,
+    /// The agent is starting or stopping.
+    Unavailable,
+    /// A fault of the agent itself.
+    Internal,
+}
+
+/// Body of every answer that is an error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ApiError {
+    /// Stable code.
+    pub code: ErrorCode,
+    /// Operation, subject and cause.
+    pub message: String,
+    /// What the user can do, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// After how many milliseconds a retry makes sense (429 and 503).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+}
+
+/// Body of `PUT /v1/endpoint/{id}`: everything an ADD needs, in one request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointCreate {
+    /// CNI container id.
+    pub container_id: String,
+    /// Interface name inside the container, at most 15 bytes.
+    pub ifname: String,
+    /// CNI network name.
+    pub network: String,
+    /// Path of the container's network namespace.
+    pub netns: String,
+    /// IPAM pool; the agent's default pool when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// MTU in bytes; the agent's default when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// MAC address asked for; a random one when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// Addresses asked for, at most one of each family; any free ones when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub ips: Vec<IpAddr>,
+    /// Labels, `source:key=value`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
+    /// Pod name (`K8S_POD_NAME`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+    /// Pod namespace (`K8S_POD_NAMESPACE`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_namespace: Option<String>,
+    /// The caller gives up after this many milliseconds; the agent then undoes what it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+}
+
+/// Endpoint state; the words are those of the state machine.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndpointState {
+    /// Labels are not resolved to an identity yet.
+    WaitingForIdentity,
+    /// A build is owed.
+    WaitingToRegenerate,
+    /// A build runs.
+    Regenerating,
+    /// Realized is desired.
+    Ready,
+    /// Read from the store after a restart, not rebuilt yet.
+    Restoring,
+    /// Being taken away.
+    Disconnecting,
+    /// Gone.
+    Disconnected,
+    /// Its create failed.
+    Invalid,
+}
+
+/// An endpoint as clients see it. `wharf endpoint list -o json` prints an array of these; the names are kept stable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Endpoint {
+    /// Endpoint id.
+    pub id: u16,
+    /// Epoch of the attachment.
+    pub epoch: u64,
+    /// State.
+    pub state: EndpointState,
+    /// CNI container id.
+    pub container_id: String,
+    /// Interface name inside the container.
+    pub ifname: String,
+    /// CNI network name.
+    pub network: String,
+    /// Security identity.
+    pub identity: u32,
+    /// Labels, sorted.
+    pub labels: Vec<String>,
+    /// IPv4 address, without a prefix length.
+    #[schema(value_type = Option<String>)]
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6 address, without a prefix length.
+    #[schema(value_type = Option<String>)]
+    pub ipv6: Option<Ipv6Addr>,
+    /// Index of the host side of its veth pair.
+    pub ifindex: u32,
+    /// Name of the host side.
+    pub host_ifname: String,
+    /// MAC of the container side.
+    pub container_mac: String,
+    /// MAC of the host side.
+    pub host_mac: String,
+    /// IPv4 gateway of the container.
+    #[schema(value_type = Option<String>)]
+    pub gateway4: Option<Ipv4Addr>,
+    /// IPv6 gateway of the container.
+    #[schema(value_type = Option<String>)]
+    pub gateway6: Option<Ipv6Addr>,
+    /// MTU, bytes.
+    pub mtu: u32,
+    /// Pool its addresses come from.
+    pub pool: String,
+    /// Path of the container's network namespace as the runtime gave it.
+    pub netns: String,
+    /// Pod name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+    /// Pod namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_namespace: Option<String>,
+    /// When it was created, milliseconds since the Unix epoch.
+    pub created_unix_ms: u64,
+    /// What it is doing.
+    pub status: EndpointStatus,
+}
+
+/// What an endpoint is doing, since when, and what would end the wait.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointStatus {
+    /// Phase of the create, build or delete that runs; empty when nothing runs.
+    pub phase: String,
+    /// Since when, milliseconds since the Unix epoch.
+    pub since_unix_ms: u64,
+    /// What it waits for; empty when it does not wait.
+    pub waits_for: String,
+    /// What would end the wait.
+    pub ends_when: String,
+    /// Policy revision asked for.
+    pub desired_revision: u64,
+    /// Policy revision in force.
+    pub realized_revision: u64,
+    /// Builds that succeeded.
+    pub regenerations: u64,
+    /// Builds that failed since the last that succeeded.
+    pub failures: u32,
+    /// Last error, if the last build failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// How a log entry is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogStatus {
+    /// As it should.
+    Ok,
+    /// Refused or odd, nothing lost.
+    Warning,
+    /// Failed.
+    Failure,
+}
+
+/// A line of the endpoint's status log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointLogEntry {
+    /// Milliseconds since the Unix epoch.
+    pub time_unix_ms: u64,
+    /// How to read it.
+    pub status: LogStatus,
+    /// State after it.
+    pub state: EndpointState,
+    /// Event of the state machine, or the step.
+    pub event: String,
+    /// In words.
+    pub message: String,
+}
+
+/// Overall or per-part health.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    /// As it should be.
+    Ok,
+    /// Not known yet, or not applicable now.
+    Pending,
+    /// Works in part.
+    Degraded,
+    /// Does not work.
+    Failing,
+}
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// Kind of object: `link`, `route`, `pin`, `lease`, `endpoint`, `map-row`, `program`, `address`, ...
+    pub object: String,
+    /// Which one.
+    pub subject: String,
+    /// What is wrong, both sides named.
+    pub problem: String,
+    /// Whom it belongs or belonged to, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// True when `audit --repair` may mend it.
+    #[serde(default)]
+    pub repairable: bool,
+    /// What a repair did, or why it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair: Option<String>,
+}
+
+/// Body of `GET /v1/endpoint/{id}/healthz`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointHealth {
+    /// Worst of the parts.
+    pub overall: Health,
+    /// Programs and maps are what they should be.
+    pub bpf: Health,
+    /// Realized policy is desired policy.
+    pub policy: Health,
+    /// Link, addresses, routes, MTU are what they should be.
+    pub connected: Health,
+    /// What was found amiss, by looking at the kernel now.
+    pub findings: Vec<Finding>,
+}
+
+/// Body of `PATCH /v1/endpoint/{id}`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointPatch {
+    /// New labels (all of them); a change of identity regenerates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Vec<String>>,
+    /// Trace forwarded packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<bool>,
+    /// Regenerate at this level, and answer when it is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub regenerate: Option<RegenerateLevel>,
+}
+
+/// How much a regeneration renews.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RegenerateLevel {
+    /// Maps (and redirects) only.
+    Policy,
+    /// Programs too.
+    Datapath,
+}
+
+/// Body of `GET /v1/endpoint/{id}/labels`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointLabels {
+    /// All labels, sorted.
+    pub labels: Vec<String>,
+    /// Those that make the identity.
+    pub security_relevant: Vec<String>,
+    /// The identity they make.
+    pub identity: u32,
+}
+
+/// Body of `GET /v1/endpoint/{id}/config`: desired and realized side by side.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointConfigView {
+    /// What the agent wants.
+    pub desired: BTreeMap<String, String>,
+    /// What the kernel holds now.
+    pub realized: BTreeMap<String, String>,
+}
+
+/// An error of one step of a delete.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StepError {
+    /// Step.
+    pub step: String,
+    /// Endpoint.
+    pub endpoint: String,
+    /// What failed and why.
+    pub message: String,
+}
+
+/// Answer of a delete: 200 when `errors` is empty, 206 otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeleteResult {
+    /// Endpoints deleted.
+    pub deleted: Vec<u16>,
+    /// Leases released that belonged to no endpoint.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub leases_released: Vec<IpAddr>,
+    /// Steps that failed; the rest was done all the same.
+    pub errors: Vec<StepError>,
+}
+
+/// Body of `POST /v1/gc`: everything of `network` that is not listed goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GcRequest {
+    /// CNI network name.
+    pub network: String,
+    /// Attachments to keep.
+    pub valid: Vec<GcAttachment>,
+}
+
+/// An attachment the runtime still knows.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GcAttachment {
+    /// CNI container id.
+    pub container_id: String,
+    /// Interface name.
+    pub ifname: String,
+}
+
+/// Body of `POST /v1/ipam`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IpamAllocate {
+    /// Pool; the default pool when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// `ipv4`, `ipv6`, or both when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<IpFamily>,
+    /// Who will hold it; shown in `wharf ipam list`.
+    pub owner: String,
+}
+
+/// Address family.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum IpFamily {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+}
+
+/// Answer of `POST /v1/ipam`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IpamAllocation {
+    /// Leases made: none or one of each family.
+    pub leases: Vec<IpamLease>,
+}
+
+/// A lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IpamLease {
+    /// Address.
+    #[schema(value_type = String)]
+    pub ip: IpAddr,
+    /// Pool.
+    pub pool: String,
+    /// Owner in words: an attachment, a caller's name, or `node`.
+    pub owner: String,
+    /// Milliseconds since the Unix epoch.
+    pub since_unix_ms: u64,
+}
+
+/// Body of `GET /v1/ipam`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IpamView {
+    /// Pools with their fill.
+    pub pools: Vec<PoolView>,
+    /// Every lease, by address.
+    pub leases: Vec<IpamLease>,
+}
+
+/// A pool's fill, one row for each family.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolView {
+    /// Pool.
+    pub name: String,
+    /// Family.
+    pub family: IpFamily,
+    /// CIDRs.
+    pub cidrs: Vec<String>,
+    /// Addresses given out.
+    pub used: u64,
+    /// Addresses that can be given out in all (capped at `u64::MAX`).
+    pub total: u64,
+}
+
+/// Body of `GET /v1/map`: a row for each map.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BpfMap {
+    /// `ENDPOINTS`, or `<endpoint id>/CONFIG` (`GET /v1/map/{name}` takes `.` for the `/` too: `1.CONFIG`).
+    pub name: String,
+    /// Kind in the kernel's words.
+    pub kind: String,
+    /// Rows in use, where that can be counted.
+    pub entries: Option<u64>,
+    /// Capacity, rows (bytes for a ring buffer).
+    pub max_entries: u64,
+    /// Kernel memory, bytes.
+    pub memlock_bytes: u64,
+}
+
+/// Body of `GET /v1/map/{name}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BpfMapDump {
+    /// The map.
+    pub map: BpfMap,
+    /// Its rows in readable form: column name to value.
+    pub rows: Vec<BTreeMap<String, String>>,
+}
+
+/// A row of counters.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MetricRow {
+    /// Endpoint id; none for the totals of endpoints that are gone.
+    pub endpoint: Option<u16>,
+    /// `ingress` or `egress`.
+    pub direction: String,
+    /// Reason's name.
+    pub reason: String,
+    /// True when the packets were dropped.
+    pub dropped: bool,
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A line of `GET /v1/monitor` (newline-delimited JSON).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case", tag = "type")]
+pub enum MonitorEvent {
+    /// A packet was dropped.
+    Drop(PacketEvent),
+    /// A packet was forwarded (only for endpoints that trace).
+    Trace(PacketEvent),
+    /// The agent did something.
+    Agent(AgentEvent),
+    /// This reader was too slow, or the ring buffer was full.
+    Lost {
+        /// How many events.
+        count: u64,
+    },
+}
+
+/// A packet seen by an endpoint's program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PacketEvent {
+    /// Milliseconds since the Unix epoch.
+    pub time_unix_ms: u64,
+    /// Endpoint id.
+    pub endpoint: u32,
+    /// Epoch.
+    pub epoch: u64,
+    /// Identity.
+    pub identity: u32,
+    /// `ingress` or `egress`.
+    pub direction: String,
+    /// Reason's name.
+    pub reason: String,
+    /// `IPv4`, `IPv6`, `ARP` or the number in hex.
+    pub ethertype: String,
+    /// Protocol's name or number.
+    pub protocol: String,
+    /// Source address.
+    #[schema(value_type = Option<String>)]
+    pub source: Option<IpAddr>,
+    /// Source port.
+    pub source_port: u16,
+    /// Destination address.
+    #[schema(value_type = Option<String>)]
+    pub destination: Option<IpAddr>,
+    /// Destination port.
+    pub destination_port: u16,
+    /// Bytes, Ethernet header included.
+    pub length: u32,
+}
+
+/// Something the agent did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AgentEvent {
+    /// Milliseconds since the Unix epoch.
+    pub time_unix_ms: u64,
+    /// Endpoint id, when it is about one.
+    pub endpoint: Option<u16>,
+    /// `endpoint-created`, `endpoint-regenerated`, `endpoint-deleted`, `agent-started`, ...
+    pub event: String,
+    /// In words.
+    pub message: String,
+}
+
+/// Body of `GET|POST /v1/audit` (POST repairs).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AuditReport {
+    /// What does not match; empty is healthy.
+    pub findings: Vec<Finding>,
+    /// How many objects were looked at, by kind.
+    pub examined: BTreeMap<String, u64>,
+}
+
+/// Body of `GET|PATCH /v1/config`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AgentConfigView {
+    /// Effective settings, by flag name.
+    pub effective: BTreeMap<String, String>,
+    /// Names of those that `PATCH` may change.
+    pub mutable: Vec<String>,
+}
+
+/// Body of `PATCH /v1/config`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AgentConfigPatch {
+    /// `error`, `warn`, `info`, `debug`, `trace`, or a filter of tracing-subscriber.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_level: Option<String>,
+    /// Trace forwarded packets of every endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<bool>,
+}
+
+/// A part of the agent in `wharf status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ComponentStatus {
+    /// `store`, `datapath`, `ipam`, `proxy`, ...
+    pub name: String,
+    /// Health.
+    pub health: Health,
+    /// In words.
+    pub message: String,
+}
+
+/// A controller: something that runs again and again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ControllerStatus {
+    /// Name.
+    pub name: String,
+    /// Runs that succeeded.
+    pub successes: u64,
+    /// Runs that failed.
+    pub failures: u64,
+    /// Failures since the last success.
+    pub consecutive_failures: u64,
+    /// Milliseconds since the Unix epoch.
+    pub last_success_unix_ms: Option<u64>,
+    /// Milliseconds since the Unix epoch.
+    pub last_failure_unix_ms: Option<u64>,
+    /// Last error.
+    pub last_error: Option<String>,
+}
+
+/// What the kernel gives.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct KernelStatus {
+    /// `uname -r`.
+    pub release: String,
+    /// `tcx` or `clsact`.
+    pub attach_mode: String,
+    /// Features by name.
+    pub features: BTreeMap<String, bool>,
+}
+
+/// The proxy's part.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ProxyStatus {
+    /// False until a proxy exists.
+    pub enabled: bool,
+    /// Redirects in force.
+    pub redirects: u64,
+    /// Completions awaited now.
+    pub pending_completions: u64,
+    /// Completions that were never given and were passed.
+    pub timed_out_completions: u64,
+}
+
+/// Body of `GET /v1/healthz`: the whole of `wharf status`. Answered with 200 while the agent serves, else 503.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AgentStatus {
+    /// Worst of the components.
+    pub overall: Health,
+    /// True when new endpoints are accepted.
+    pub serving: bool,
+    /// Version of the agent.
+    pub version: String,
+    /// ABI version of the pinned maps.
+    pub abi_version: u32,
+    /// Node name.
+    pub node_name: String,
+    /// Process id.
+    pub pid: u32,
+    /// Milliseconds since the agent started.
+    pub uptime_ms: u64,
+    /// Router addresses.
+    #[schema(value_type = Vec<String>)]
+    pub router: Vec<IpAddr>,
+    /// Kernel.
+    pub kernel: KernelStatus,
+    /// Parts.
+    pub components: Vec<ComponentStatus>,
+    /// Controllers.
+    pub controllers: Vec<ControllerStatus>,
+    /// IPAM.
+    pub ipam: Vec<PoolView>,
+    /// Endpoints by state.
+    pub endpoints: BTreeMap<String, u64>,
+    /// Refused moves of the state machine since start.
+    pub refused_transitions: u64,
+    /// Shared maps, and the sum of the per-endpoint ones.
+    pub bpf_maps: Vec<BpfMap>,
+    /// Program sets verified ahead of need: ready, wanted.
+    pub prepared: PreparedStatus,
+    /// Proxy.
+    pub proxy: ProxyStatus,
+    /// Memory of the agent, bytes resident.
+    pub resident_bytes: u64,
+}
+
+/// Program sets verified ahead of need.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PreparedStatus {
+    /// Ready to be taken.
+    pub ready: u64,
+    /// How many are kept ready.
+    pub target: u64,
+}
+
+/// Query of `GET /v1/endpoint`; all filters must match.
+#[derive(
+    Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams,
+)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EndpointFilter {
+    /// CNI container id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<String>,
+    /// CNI network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// State.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<EndpointState>,
+    /// A label that it carries, `source:key=value`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// Pod name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+}
+
+/// Query of `DELETE /v1/endpoint/{id}` and `DELETE /v1/endpoint`.
+#[derive(
+    Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams,
+)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct DeleteQuery {
+    /// Of `DELETE /v1/endpoint`: the container whose endpoints go. Required there, refused elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<String>,
+    /// Keep the leases (NoIPRelease).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_ip_release: Option<bool>,
+    /// Delete only if the endpoint is of this epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+}

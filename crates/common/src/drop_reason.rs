@@ -1,0 +1,119 @@
+//! Verdict reasons and directions: the index into `METRICS`, the `reason` of an event.
+//!
+//! Numbers are ABI: a retired reason keeps its place.
+
+/// Number of reasons; [`DropReason`] values are below it. Room is left so that a new one needs no new map layout.
+pub const REASONS: u32 = 32;
+
+/// From the endpoint's point of view.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// Toward the container.
+    Ingress = 0,
+    /// From the container.
+    Egress = 1,
+}
+
+impl Direction {
+    /// Both, in index order.
+    pub const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
+
+    /// Parses the number that stands in an event.
+    #[must_use]
+    pub const fn from_u32(n: u32) -> Option<Self> {
+        match n {
+            0 => Some(Self::Ingress),
+            1 => Some(Self::Egress),
+            _ => None,
+        }
+    }
+
+    /// Name in the API and the CLI.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $n:literal, $text:literal;)+) => {
+        /// Why a packet went where it went; below [`DropReason::FIRST_DROP`] it was forwarded.
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum DropReason { $($(#[$doc])* $name = $n,)+ }
+
+        impl DropReason {
+            /// Every reason, in number order.
+            pub const ALL: &'static [Self] = &[$(Self::$name),+];
+
+            /// Parses the number that stands in an event.
+            #[must_use]
+            pub const fn from_u32(n: u32) -> Option<Self> {
+                match n { $($n => Some(Self::$name),)+ _ => None }
+            }
+
+            /// Name in the API, the CLI and metrics' labels.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Forwarded to another local endpoint.
+    ForwardedLocal = 0, "forwarded-local";
+    /// Passed to the node's stack (egress), or let through from it (ingress).
+    ForwardedStack = 1, "forwarded-stack";
+    /// ARP request or neighbour solicitation answered by the program itself.
+    NeighbourAnswered = 2, "neighbour-answered";
+    /// Header cut short or lengths that contradict each other.
+    Malformed = 8, "malformed";
+    /// Ethertype other than IPv4, IPv6 and ARP.
+    UnsupportedL2 = 9, "unsupported-l2-protocol";
+    /// Ethernet source is not the endpoint's MAC.
+    InvalidSourceMac = 10, "invalid-source-mac";
+    /// IP source is not the endpoint's address.
+    InvalidSourceIp = 11, "invalid-source-ip";
+    /// ARP or neighbour message that claims an address or MAC that is not the endpoint's.
+    NeighbourSpoof = 12, "neighbour-spoof";
+    /// ARP or neighbour query for an address other than the gateway: everything else is routed.
+    NeighbourUnknown = 13, "neighbour-unknown-target";
+    /// Multicast or broadcast, which this datapath does not carry (MLD, RS, DAD probes and mDNS land here).
+    Multicast = 14, "multicast-unsupported";
+    /// TTL or hop limit used up; the node's stack, which would say so to the sender, was not asked.
+    TtlExceeded = 15, "ttl-exceeded";
+    /// The endpoint is not live yet or any more.
+    EndpointNotReady = 16, "endpoint-not-ready";
+    /// The destination endpoint's program is gone (it is being deleted).
+    NoTailCallTarget = 17, "destination-gone";
+    /// The packet that reached an endpoint's ingress is not addressed to it.
+    NotOurAddress = 18, "not-endpoint-address";
+    /// A helper that writes the packet failed (for example no memory).
+    PacketWrite = 19, "packet-write-failed";
+    /// Configuration map without its row: never in a healthy node.
+    NoConfig = 20, "no-config";
+}
+
+impl DropReason {
+    /// Reasons from here on are drops.
+    pub const FIRST_DROP: u32 = 8;
+
+    /// True when the packet was dropped.
+    #[must_use]
+    pub const fn is_drop(self) -> bool {
+        self as u32 >= Self::FIRST_DROP
+    }
+}
+
+/// Row of the per-endpoint counters for a direction and reason.
+#[inline(always)]
+#[must_use]
+pub const fn metrics_index(direction: Direction, reason: DropReason) -> u32 {
+    direction as u32 * REASONS + reason as u32
+}

@@ -1,0 +1,73 @@
+//! The record on the event ring buffer.
+
+/// What an event tells.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EventKind {
+    /// A packet was dropped.
+    Drop = 1,
+    /// A packet was forwarded (only while the endpoint has `FLAG_TRACE`).
+    Trace = 2,
+}
+
+impl EventKind {
+    /// Parses the number that stands in an event.
+    #[must_use]
+    pub const fn from_u32(n: u32) -> Option<Self> {
+        match n {
+            1 => Some(Self::Drop),
+            2 => Some(Self::Trace),
+            _ => None,
+        }
+    }
+}
+
+/// One record of the `EVENTS` ring buffer. Fields the program could not read (short packet) are zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(
+        zerocopy::FromBytes,
+        zerocopy::IntoBytes,
+        zerocopy::KnownLayout,
+        zerocopy::Immutable
+    )
+)]
+pub struct Event {
+    /// `bpf_ktime_get_ns`: nanoseconds since boot (CLOCK_MONOTONIC).
+    pub timestamp_ns: u64,
+    /// Epoch of the endpoint's configuration when the event was made.
+    pub epoch: u64,
+    /// [`EventKind`] as a number.
+    pub kind: u32,
+    /// [`crate::DropReason`] as a number.
+    pub reason: u32,
+    /// [`crate::Direction`] as a number.
+    pub direction: u32,
+    /// Endpoint whose program speaks.
+    pub endpoint_id: u32,
+    /// Identity of that endpoint.
+    pub identity: u32,
+    /// Bytes of the packet, Ethernet header included.
+    pub length: u32,
+    /// Source address; IPv4 as IPv4-mapped. Network byte order.
+    pub source: [u8; 16],
+    /// Destination address; IPv4 as IPv4-mapped. Network byte order.
+    pub destination: [u8; 16],
+    /// Source port (TCP, UDP), or ICMP type in the first byte; network byte order. Zero in later fragments.
+    pub source_port: [u8; 2],
+    /// Destination port; network byte order.
+    pub destination_port: [u8; 2],
+    /// Ethertype, network byte order.
+    pub ethertype: [u8; 2],
+    /// IP protocol or next header.
+    pub protocol: u8,
+    /// Zero.
+    pub _pad: u8,
+}
+
+#[cfg(feature = "user")]
+crate::pod!(Event);
+
+const _: () = assert!(core::mem::size_of::<Event>() == 80);

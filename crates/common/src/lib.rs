@@ -1,0 +1,33 @@
+//! What the BPF programs and user space share, byte for byte.
+//!
+//! Everything here is `#[repr(C)]` with explicit padding, so that the two compilers (x86-64 and BPF) agree on every
+//! offset and no byte of a map key is ever uninitialised. Addresses and ports are in **network byte order** as they
+//! stand in the packet; every other integer is in host order. A change of any layout, of a map's kind or of a drop
+//! reason's number is a change of [`ABI_VERSION`], which is part of every pin path: a program never opens a map that
+//! another version laid out.
+#![no_std]
+
+pub mod drop_reason;
+pub mod event;
+pub mod map;
+
+pub use drop_reason::{Direction, DropReason};
+pub use event::{Event, EventKind};
+pub use map::{Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow};
+
+/// Version of every layout in this crate; the directory under `<bpffs>/wharf/` that pins live in is `v<ABI_VERSION>`.
+pub const ABI_VERSION: u32 = 1;
+
+/// Highest endpoint id (ids start at 1; 0 means "none"). Bounds [`map::CALLS`] and twice that [`map::ENDPOINTS`].
+pub const MAX_ENDPOINT_ID: u32 = 16_383;
+
+/// Capability to copy a type to and from map memory. Implemented only for the types of this crate.
+#[cfg(feature = "user")]
+macro_rules! pod {
+    ($($t:ty),+ $(,)?) => { $(
+        // SAFETY: `#[repr(C)]`, no implicit padding (zerocopy's IntoBytes derive refuses it), every bit pattern valid.
+        unsafe impl aya::Pod for $t {}
+    )+ };
+}
+#[cfg(feature = "user")]
+pub(crate) use pod;

@@ -1,0 +1,201 @@
+//! Map names, keys and values.
+//!
+//! | map | kind | scope | key -> value | why this kind and size |
+//! |---|---|---|---|---|
+//! | `ENDPOINTS` | hash, no prealloc | node | [`EndpointKey`] -> [`EndpointRow`] | one exact lookup decides local delivery; two rows (v4, v6) for each possible endpoint; memory only for rows in use |
+//! | `CALLS` | program array | node | endpoint id -> `deliver` program | the receiver's own program polices what it receives; an empty slot drops |
+//! | `EVENTS` | ring buffer | node | [`crate::Event`] | ordered across CPUs, one reader; full means counted as lost, never blocked |
+//! | `CONFIG` | array of 1 | endpoint | 0 -> [`EndpointConfig`] | what changes without a new program: addresses, identity, gate; direct pointer, no hash |
+//! | `METRICS` | per-CPU array | endpoint | `direction * REASONS + reason` -> [`Counter`] | counted without atomics; summed by readers |
+
+/// Node-wide endpoint table: destination address to local endpoint.
+pub const ENDPOINTS: &str = "ENDPOINTS";
+/// Node-wide program array of each endpoint's `deliver` program, by endpoint id.
+pub const CALLS: &str = "CALLS";
+/// Node-wide event ring buffer.
+pub const EVENTS: &str = "EVENTS";
+/// Per-endpoint configuration, one row.
+pub const CONFIG: &str = "CONFIG";
+/// Per-endpoint counters.
+pub const METRICS: &str = "METRICS";
+
+/// Rows of [`ENDPOINTS`]: one for each family of each endpoint id (rounded up to a power of two).
+pub const ENDPOINTS_MAX: u32 = 32_768;
+/// Slots of [`CALLS`]: index is the endpoint id, slot 0 stays empty.
+pub const CALLS_MAX: u32 = crate::MAX_ENDPOINT_ID + 1;
+/// Bytes of [`EVENTS`]; a power of two and a multiple of the page size, as `BPF_MAP_TYPE_RINGBUF` asks.
+pub const EVENTS_BYTES: u32 = 256 * 1024;
+/// Drop and trace events an endpoint may send each second; beyond it they are only counted, so that a hostile
+/// container cannot crowd out the others' events.
+pub const EVENTS_PER_SECOND: u32 = 256;
+
+/// Rows of [`METRICS`]: 2 directions x [`crate::drop_reason::REASONS`].
+pub const METRICS_MAX: u32 = 2 * crate::drop_reason::REASONS;
+
+/// Key of [`ENDPOINTS`]: an address of either family. IPv4 stands as an IPv4-mapped IPv6 address
+/// (RFC 4291 section 2.5.5.2), so that one map and one lookup serve both.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "user",
+    derive(
+        zerocopy::FromBytes,
+        zerocopy::IntoBytes,
+        zerocopy::KnownLayout,
+        zerocopy::Immutable
+    )
+)]
+pub struct EndpointKey {
+    /// Network byte order.
+    pub addr: [u8; 16],
+}
+
+impl EndpointKey {
+    /// Key of an IPv4 address given in network byte order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn v4(a: [u8; 4]) -> Self {
+        Self {
+            addr: [
+                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3],
+            ],
+        }
+    }
+
+    /// Key of an IPv6 address given in network byte order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn v6(a: [u8; 16]) -> Self {
+        Self { addr: a }
+    }
+}
+
+/// Value of [`ENDPOINTS`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(
+        zerocopy::FromBytes,
+        zerocopy::IntoBytes,
+        zerocopy::KnownLayout,
+        zerocopy::Immutable
+    )
+)]
+pub struct EndpointRow {
+    /// Epoch of the attachment: tells a late reader that the row is another endpoint's by now.
+    pub epoch: u64,
+    /// Endpoint id; index into [`CALLS`].
+    pub endpoint_id: u32,
+    /// Interface index of the host side of its veth, in the node's network namespace.
+    pub ifindex: u32,
+    /// Security identity (reserved numbers in `wharf-core`).
+    pub identity: u32,
+    /// MAC address of the container's side.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub _pad: [u8; 6],
+}
+
+/// Constants of an endpoint's programs: the `CONSTS` global, set before load and frozen by the kernel. They are known
+/// before the endpoint is (its id, its MAC pair), so that programs can be verified ahead of need.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(
+        zerocopy::FromBytes,
+        zerocopy::IntoBytes,
+        zerocopy::KnownLayout,
+        zerocopy::Immutable
+    )
+)]
+pub struct EndpointConsts {
+    /// Must equal [`crate::ABI_VERSION`]; user space reads it back from a pinned program set.
+    pub abi_version: u32,
+    /// Endpoint id.
+    pub endpoint_id: u32,
+    /// MAC address of the container's side: the only Ethernet source it may use.
+    pub container_mac: [u8; 6],
+    /// MAC address of the host's side: what ARP and neighbour discovery answer with.
+    pub host_mac: [u8; 6],
+    /// Non-zero: the programs write aya-log records (only in objects built with the `debug-log` feature).
+    pub debug: u32,
+}
+
+/// [`EndpointConfig::flags`]: the endpoint may send and receive. While clear, every packet drops with
+/// [`crate::DropReason::EndpointNotReady`].
+pub const FLAG_LIVE: u32 = 1 << 0;
+/// [`EndpointConfig::flags`]: forwarded packets are traced to [`EVENTS`] too, not only drops.
+pub const FLAG_TRACE: u32 = 1 << 1;
+
+/// Value of [`CONFIG`]. An absent family has an all-zero address, and packets of that family drop with
+/// [`crate::DropReason::InvalidSourceIp`] (they cannot have a valid source).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(
+        zerocopy::FromBytes,
+        zerocopy::IntoBytes,
+        zerocopy::KnownLayout,
+        zerocopy::Immutable
+    )
+)]
+pub struct EndpointConfig {
+    /// Epoch of the attachment.
+    pub epoch: u64,
+    /// Interface index of the host side: where `deliver` sends.
+    pub ifindex: u32,
+    /// `FLAG_*` bits.
+    pub flags: u32,
+    /// Security identity.
+    pub identity: u32,
+    /// The endpoint's IPv4 address, network byte order; zero when it has none.
+    pub ipv4: [u8; 4],
+    /// The gateway it sees (the node's router address), network byte order; ARP for it is answered.
+    pub gateway4: [u8; 4],
+    /// Zero.
+    pub _pad: [u8; 4],
+    /// The endpoint's IPv6 address, network byte order; zero when it has none.
+    pub ipv6: [u8; 16],
+    /// The IPv6 gateway it sees; neighbour solicitations for it are answered.
+    pub gateway6: [u8; 16],
+}
+
+/// Value of [`METRICS`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(
+        zerocopy::FromBytes,
+        zerocopy::IntoBytes,
+        zerocopy::KnownLayout,
+        zerocopy::Immutable
+    )
+)]
+pub struct Counter {
+    /// Packets (a GSO packet counts once).
+    pub packets: u64,
+    /// Bytes, Ethernet header included.
+    pub bytes: u64,
+}
+
+#[cfg(feature = "user")]
+crate::pod!(
+    EndpointKey,
+    EndpointRow,
+    EndpointConsts,
+    EndpointConfig,
+    Counter
+);
+
+const _: () = {
+    use core::mem::size_of;
+    assert!(size_of::<EndpointKey>() == 16);
+    assert!(size_of::<EndpointRow>() == 32);
+    assert!(size_of::<EndpointConsts>() == 24);
+    assert!(size_of::<EndpointConfig>() == 64);
+    assert!(size_of::<Counter>() == 16);
+};

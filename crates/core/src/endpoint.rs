@@ -1,0 +1,124 @@
+//! The stored facts of an endpoint.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    identity::{Identity, Label},
+    ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName},
+};
+
+/// A network namespace, known by what the kernel says of it and not by its path: a path may be reused by another
+/// container, an inode of nsfs is unique while the namespace lives, and the cookie is never reused in a boot.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NetnsRef {
+    /// Where the runtime said it is; used to open it, never to compare it.
+    pub path: PathBuf,
+    /// Device of the nsfs inode.
+    pub dev: u64,
+    /// Inode on nsfs.
+    pub inode: u64,
+    /// `SO_NETNS_COOKIE` (Linux 5.14), 0 where the kernel has none.
+    pub cookie: u64,
+}
+
+impl NetnsRef {
+    /// Same namespace, whatever the paths.
+    #[must_use]
+    pub fn same(&self, other: &Self) -> bool {
+        self.dev == other.dev && self.inode == other.inode && self.cookie == other.cookie
+    }
+}
+
+/// Who gives the endpoint's addresses back when it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IpOwner {
+    /// The agent leased them with the endpoint and releases them with it.
+    Endpoint,
+    /// The caller leased them before (`POST /v1/ipam`) and will release them: the delete runs with NoIPRelease.
+    Caller,
+}
+
+/// Everything about an endpoint that must survive the agent. Written when a create completes, removed when a delete
+/// does, in one transaction with its leases.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointRecord {
+    /// Endpoint id.
+    pub id: EndpointId,
+    /// Epoch of this attachment.
+    pub epoch: Epoch,
+    /// CNI key.
+    pub attachment: Attachment,
+    /// The container's network namespace.
+    pub netns: NetnsRef,
+    /// Pool its addresses come from.
+    pub pool: PoolName,
+    /// Who owns the addresses.
+    pub ip_owner: IpOwner,
+    /// IPv4 address, when it has one.
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6 address, when it has one.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Gateway the container's IPv4 default route names.
+    pub gateway4: Option<Ipv4Addr>,
+    /// Gateway the container's IPv6 default route names.
+    pub gateway6: Option<Ipv6Addr>,
+    /// Name of the host side of the veth pair.
+    pub host_ifname: IfName,
+    /// Index of the host side in the node's namespace.
+    pub host_ifindex: IfIndex,
+    /// Index of the container side in the container's namespace.
+    pub container_ifindex: IfIndex,
+    /// MAC of the container side.
+    pub container_mac: MacAddr,
+    /// MAC of the host side.
+    pub host_mac: MacAddr,
+    /// MTU of both sides, bytes.
+    pub mtu: u32,
+    /// Security labels, sorted.
+    pub labels: BTreeSet<Label>,
+    /// The number that stands for the security-relevant ones among `labels`.
+    pub identity: Identity,
+    /// Pod name, when a kubelet is the client.
+    pub pod_name: Option<String>,
+    /// Pod namespace.
+    pub pod_namespace: Option<String>,
+    /// Milliseconds since the Unix epoch.
+    pub created_unix_ms: u64,
+}
+
+impl EndpointRecord {
+    /// Its addresses, IPv4 first.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        self.ipv4
+            .map(IpAddr::V4)
+            .into_iter()
+            .chain(self.ipv6.map(IpAddr::V6))
+    }
+}
+
+/// Name of the host side of an endpoint's veth pair: `wh`, four hex digits of the id, eight of the epoch. Fourteen
+/// bytes; tells whose a leaked link was, and never repeats while the epoch's low 32 bits have not gone round.
+#[must_use]
+pub fn host_ifname(id: EndpointId, epoch: Epoch) -> String {
+    format!("wh{:04x}{:08x}", id.get(), epoch.0 & 0xffff_ffff)
+}
+
+/// The reverse of [`host_ifname`]: `None` when the name is not one of ours.
+#[must_use]
+pub fn parse_host_ifname(name: &str) -> Option<(EndpointId, u32)> {
+    let hex = name.strip_prefix("wh").filter(|h| {
+        h.len() == 12
+            && h.bytes()
+                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+    })?;
+    let id = u16::from_str_radix(hex.get(..4)?, 16).ok()?;
+    let epoch = u32::from_str_radix(hex.get(4..)?, 16).ok()?;
+    Some((EndpointId::try_from(id).ok()?, epoch))
+}

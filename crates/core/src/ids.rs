@@ -1,0 +1,285 @@
+//! Newtypes for every id. Each parses hostile text once, at the edge; inside, the type is the proof.
+
+use std::{fmt, num::NonZeroU16, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// Highest endpoint id; equals `wharf_common::MAX_ENDPOINT_ID` (checked by a test in `wharf-datapath`).
+pub const MAX_ENDPOINT_ID: u16 = 16_383;
+
+/// Why a text is not a valid id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid {kind} {value:?}: {reason}")]
+pub struct IdError {
+    /// What was parsed, for example `container id`.
+    pub kind: &'static str,
+    /// The text, cut to 80 characters.
+    pub value: String,
+    /// The rule it breaks.
+    pub reason: &'static str,
+}
+
+fn reject<T>(kind: &'static str, value: &str, reason: &'static str) -> Result<T, IdError> {
+    Err(IdError {
+        kind,
+        value: value.chars().take(80).collect(),
+        reason,
+    })
+}
+
+/// Node-local number of an endpoint, 1 to [`MAX_ENDPOINT_ID`]. Reused only after its delete has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u16", into = "u16")]
+pub struct EndpointId(NonZeroU16);
+
+impl EndpointId {
+    /// The id as a number.
+    #[must_use]
+    pub const fn get(self) -> u16 {
+        self.0.get()
+    }
+}
+
+impl TryFrom<u16> for EndpointId {
+    type Error = IdError;
+    fn try_from(n: u16) -> Result<Self, IdError> {
+        match NonZeroU16::new(n) {
+            Some(id) if n <= MAX_ENDPOINT_ID => Ok(Self(id)),
+            _ => reject("endpoint id", &n.to_string(), "must be 1 to 16383"),
+        }
+    }
+}
+
+impl From<EndpointId> for u16 {
+    fn from(id: EndpointId) -> Self {
+        id.get()
+    }
+}
+
+impl FromStr for EndpointId {
+    type Err = IdError;
+    fn from_str(s: &str) -> Result<Self, IdError> {
+        match s.parse::<u16>() {
+            Ok(n) => Self::try_from(n),
+            Err(_) => reject("endpoint id", s, "must be 1 to 16383"),
+        }
+    }
+}
+
+impl fmt::Display for EndpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Grows with each attachment ever created on this node; never reused. Every destructive act names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Kernel interface index, above 0. Unique only within one network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct IfIndex(pub u32);
+
+impl fmt::Display for IfIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident, $kind:literal, $check:expr) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            /// Parses and checks.
+            ///
+            /// # Errors
+            /// When the text breaks the type's rule; the error names the rule.
+            pub fn parse(s: &str) -> Result<Self, IdError> {
+                let check: fn(&str) -> Result<(), &'static str> = $check;
+                match check(s) {
+                    Ok(()) => Ok(Self(s.to_owned())),
+                    Err(reason) => reject($kind, s, reason),
+                }
+            }
+
+            /// The text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = IdError;
+            fn try_from(s: String) -> Result<Self, IdError> {
+                Self::parse(&s)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(v: $name) -> Self {
+                v.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+            fn from_str(s: &str) -> Result<Self, IdError> {
+                Self::parse(s)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+fn check_name(s: &str) -> Result<(), &'static str> {
+    if s.is_empty() {
+        return Err("must not be empty");
+    }
+    if s.len() > 253 {
+        return Err("must be at most 253 bytes");
+    }
+    if !s.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return Err("must start with a letter or digit");
+    }
+    if !s
+        .chars()
+        .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+    {
+        return Err("may hold only letters, digits, '_', '.' and '-'");
+    }
+    Ok(())
+}
+
+fn check_ifname(s: &str) -> Result<(), &'static str> {
+    if s.is_empty() {
+        return Err("must not be empty");
+    }
+    if s.len() > 15 {
+        return Err("must be at most 15 bytes (IFNAMSIZ less the terminator)");
+    }
+    if s == "." || s == ".." {
+        return Err("must not be '.' or '..'");
+    }
+    if s.chars()
+        .any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control())
+    {
+        return Err("must not hold '/', ':', blanks or control characters");
+    }
+    Ok(())
+}
+
+text_id! {
+    /// Container id as CNI defines it: alphanumeric first, then also `_ . -` (CNI spec, section 2, CNI_CONTAINERID).
+    ContainerId, "container id", check_name
+}
+text_id! {
+    /// Interface name inside the container (CNI spec, CNI_IFNAME; `dev_valid_name` in net/core/dev.c).
+    IfName, "interface name", check_ifname
+}
+text_id! {
+    /// CNI network name: same alphabet as a container id.
+    NetworkName, "network name", check_name
+}
+text_id! {
+    /// Name of an IPAM pool.
+    PoolName, "pool name", check_name
+}
+
+/// The CNI key of an attachment: unique among live endpoints.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Attachment {
+    /// Network.
+    pub network: NetworkName,
+    /// Container.
+    pub container_id: ContainerId,
+    /// Interface inside the container.
+    pub ifname: IfName,
+}
+
+impl fmt::Display for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}:{}", self.network, self.container_id, self.ifname)
+    }
+}
+
+/// Ethernet address, six bytes in wire order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MacAddr(pub [u8; 6]);
+
+impl fmt::Display for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for MacAddr {
+    type Err = IdError;
+    fn from_str(s: &str) -> Result<Self, IdError> {
+        let mut mac = [0; 6];
+        let mut parts = s.split(':');
+        for byte in &mut mac {
+            match parts
+                .next()
+                .filter(|p| p.len() == 2)
+                .map(|p| u8::from_str_radix(p, 16))
+            {
+                Some(Ok(b)) => *byte = b,
+                _ => {
+                    return reject(
+                        "MAC address",
+                        s,
+                        "must be six two-digit hex bytes joined by ':'",
+                    );
+                }
+            }
+        }
+        if parts.next().is_some() {
+            return reject(
+                "MAC address",
+                s,
+                "must be six two-digit hex bytes joined by ':'",
+            );
+        }
+        if mac[0] & 1 == 1 || mac == [0; 6] {
+            return reject(
+                "MAC address",
+                s,
+                "must be a unicast address other than zero",
+            );
+        }
+        Ok(Self(mac))
+    }
+}
+
+impl TryFrom<String> for MacAddr {
+    type Error = IdError;
+    fn try_from(s: String) -> Result<Self, IdError> {
+        s.parse()
+    }
+}
+
+impl From<MacAddr> for String {
+    fn from(m: MacAddr) -> Self {
+        m.to_string()
+    }
+}

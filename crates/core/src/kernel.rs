@@ -1,0 +1,378 @@
+//! The edge to the kernel, in the domain's verbs.
+//!
+//! `ensure_*` is idempotent, `remove_*` succeeds when the thing is already gone, `observe_*` and `dump` change nothing.
+//! `wharf-datapath` has the real body and the fake; one contract test runs on both.
+
+use std::{
+    fmt,
+    future::Future,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::{Path, PathBuf},
+};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    endpoint::{EndpointRecord, NetnsRef},
+    identity::Identity,
+    ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
+};
+
+/// What kind of failure it was; decides what the caller may do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KernelErrorKind {
+    /// The thing named is there already (an interface of that name in the container).
+    Exists,
+    /// The thing named is not there (link, namespace, pin).
+    NotFound,
+    /// The path is not a network namespace, or is the node's own.
+    NotANetns,
+    /// The caller lacks a capability.
+    Permission,
+    /// The kernel is too old, or lacks a feature.
+    Unsupported,
+    /// A limit was reached (memory, map full, busy); a retry may mend it.
+    Exhausted,
+    /// What is there is not what was expected (foreign pin, other ABI); never touched.
+    Conflict,
+    /// Anything else.
+    Other,
+}
+
+/// A kernel operation that failed: what, on what, why.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} {subject}: {cause}")]
+pub struct KernelError {
+    /// The operation, as a verb phrase: `create link`, `attach program`.
+    pub operation: &'static str,
+    /// What it was done to: `wh00010000002a (endpoint 1)`.
+    pub subject: String,
+    /// The cause in words, with what the user can do where that is known.
+    pub cause: String,
+    /// Kind.
+    pub kind: KernelErrorKind,
+}
+
+/// Result of a kernel operation.
+pub type Result<T> = std::result::Result<T, KernelError>;
+
+/// How programs are attached to an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachMode {
+    /// tcx links (Linux 6.6): pinned, replaced atomically by link update.
+    Tcx,
+    /// clsact filters: replaced in place by netlink.
+    Clsact,
+}
+
+impl fmt::Display for AttachMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        })
+    }
+}
+
+/// What the kernel offers, probed once at start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelFeatures {
+    /// `uname -r`.
+    pub release: String,
+    /// Attach mode in use.
+    pub attach_mode: AttachMode,
+    /// tcx is there.
+    pub tcx: bool,
+    /// netkit devices are there.
+    pub netkit: bool,
+    /// `bpf_redirect_peer` is there (Linux 5.10).
+    pub redirect_peer: bool,
+    /// Kernel BTF is there.
+    pub btf: bool,
+    /// `SO_NETNS_COOKIE` is there (Linux 5.14).
+    pub netns_cookie: bool,
+}
+
+/// The node's own part of the datapath.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeSpec {
+    /// Router addresses: what endpoints see as gateway and what the node speaks to endpoints with.
+    pub router4: Option<Ipv4Addr>,
+    /// The same for IPv6.
+    pub router6: Option<Ipv6Addr>,
+    /// Every CIDR of every pool: routed to nowhere except where an endpoint's own route is longer.
+    pub cidrs: Vec<IpNet>,
+    /// MTU of the router interface, bytes.
+    pub mtu: u32,
+}
+
+/// The programs an endpoint is to have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramSpec {
+    /// Endpoint id: a constant of the programs and the name of the pin directory.
+    pub id: EndpointId,
+    /// Constant of the programs.
+    pub container_mac: MacAddr,
+    /// Constant of the programs.
+    pub host_mac: MacAddr,
+    /// Debug log records wanted (needs an object built with them).
+    pub debug: bool,
+}
+
+/// What the kernel holds of an endpoint's programs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Programs {
+    /// Kernel ids of `from_container`, `to_container`, `deliver`.
+    pub program_ids: [u32; 3],
+    /// Kernel ids of `CONFIG` and `METRICS`.
+    pub map_ids: [u32; 2],
+    /// Bytes of kernel memory the programs and maps take (memlock of fdinfo).
+    pub memlock_bytes: u64,
+}
+
+/// The veth pair an endpoint is to have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkSpec {
+    /// Endpoint id, for messages.
+    pub id: EndpointId,
+    /// Epoch, for messages.
+    pub epoch: Epoch,
+    /// Host side's name in the node's namespace.
+    pub host_ifname: IfName,
+    /// Where the container side is born.
+    pub netns: NetnsRef,
+    /// Container side's name.
+    pub ifname: IfName,
+    /// Container side's MAC.
+    pub container_mac: MacAddr,
+    /// Host side's MAC.
+    pub host_mac: MacAddr,
+    /// MTU of both, bytes (68 to 65535; 1280 at least when it carries IPv6).
+    pub mtu: u32,
+}
+
+/// A veth pair as the kernel holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Link {
+    /// Host side's index, in the node's namespace.
+    pub host_ifindex: IfIndex,
+    /// Container side's index, in the container's namespace.
+    pub container_ifindex: IfIndex,
+}
+
+/// The endpoint's row of configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigSpec {
+    /// Epoch.
+    pub epoch: Epoch,
+    /// Host side's index.
+    pub host_ifindex: IfIndex,
+    /// Identity.
+    pub identity: Identity,
+    /// Addresses and gateways.
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// IPv4 gateway.
+    pub gateway4: Option<Ipv4Addr>,
+    /// IPv6 gateway.
+    pub gateway6: Option<Ipv6Addr>,
+    /// May send and receive.
+    pub live: bool,
+    /// Forwarded packets are traced.
+    pub trace: bool,
+}
+
+/// What names a link beyond doubt: every destructive act checks all three against the kernel before it acts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LinkRef {
+    /// Endpoint id.
+    pub id: EndpointId,
+    /// Epoch.
+    pub epoch: Epoch,
+    /// Host side's name (carries id and epoch).
+    pub host_ifname: IfName,
+    /// Host side's index, when it is known.
+    pub host_ifindex: Option<IfIndex>,
+}
+
+/// How an attach ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Attached {
+    /// New attachment.
+    New,
+    /// The program behind an existing attachment was replaced atomically.
+    Replaced,
+}
+
+/// Something that is not as it should be: what, and what was expected.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Mismatch {
+    /// What was looked at: `link`, `address`, `route`, `mtu`, `program`, `map`, `endpoint-row`, `pin`.
+    pub object: String,
+    /// Which one.
+    pub subject: String,
+    /// What is wrong, with both sides.
+    pub problem: String,
+}
+
+/// A row of counters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CounterRow {
+    /// `ingress` or `egress`.
+    pub direction: String,
+    /// Reason's name.
+    pub reason: String,
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A BPF map as the kernel holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapInfo {
+    /// `ENDPOINTS`, or `<endpoint id>/CONFIG`.
+    pub name: String,
+    /// Map type in the kernel's words.
+    pub kind: String,
+    /// Rows in use, where that can be counted.
+    pub entries: Option<u64>,
+    /// Capacity, rows (bytes for a ring buffer).
+    pub max_entries: u64,
+    /// Kernel memory, bytes.
+    pub memlock_bytes: u64,
+}
+
+/// A route of ours (recognised by its protocol number).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RouteRow {
+    /// Destination.
+    pub destination: IpNet,
+    /// Outgoing interface; none for an unreachable route.
+    pub ifindex: Option<IfIndex>,
+}
+
+/// A link of ours (recognised by its name and kind).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LinkRow {
+    /// Name.
+    pub name: String,
+    /// Index.
+    pub ifindex: IfIndex,
+}
+
+/// A row of the shared endpoint table.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct EndpointTableRow {
+    /// Address.
+    pub address: IpAddr,
+    /// Endpoint id as stored (hostile until matched).
+    pub endpoint_id: u32,
+    /// Epoch.
+    pub epoch: Epoch,
+    /// Host side's index.
+    pub ifindex: IfIndex,
+    /// Identity.
+    pub identity: u32,
+    /// MAC of the container's side.
+    pub mac: MacAddr,
+}
+
+/// Everything of ours that the kernel and the bpffs hold, for restore and audit.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelDump {
+    /// Host sides of veth pairs.
+    pub links: Vec<LinkRow>,
+    /// Routes with our protocol number.
+    pub routes: Vec<RouteRow>,
+    /// Rows of the shared endpoint table.
+    pub endpoint_rows: Vec<EndpointTableRow>,
+    /// Endpoint ids with a filled slot in the program array.
+    pub call_slots: Vec<u32>,
+    /// Endpoint ids that have a pin directory, with the names pinned in it.
+    pub pins: Vec<(String, Vec<String>)>,
+    /// Things under our pin root that are not of our making (named, never touched).
+    pub foreign_pins: Vec<PathBuf>,
+}
+
+/// The kernel, as the agent sees it. Every call is bounded in time by the caller.
+pub trait Kernel: Send + Sync + 'static {
+    /// What was probed when this was opened.
+    fn features(&self) -> &KernelFeatures;
+
+    /// Makes the node's part: shared maps, router interface and addresses, unreachable routes for the pools.
+    fn ensure_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<()>> + Send;
+
+    /// Opens a path and says which network namespace it is.
+    ///
+    /// # Errors
+    /// `NotFound` when the path is gone, `NotANetns` when it is something else or the node's own namespace.
+    fn observe_netns(&self, path: &Path) -> impl Future<Output = Result<NetnsRef>> + Send;
+
+    /// Loads an endpoint's programs, with their maps, and pins them. With maps already pinned for the id, the new
+    /// programs use those, and the pins move to the new programs only after all of them have loaded.
+    fn ensure_programs(&self, spec: &ProgramSpec) -> impl Future<Output = Result<Programs>> + Send;
+
+    /// Creates the veth pair, both sides down, the container side born in its namespace.
+    ///
+    /// # Errors
+    /// `Exists` when the container already has an interface of that name (whoever made it).
+    fn ensure_link(&self, spec: &LinkSpec) -> impl Future<Output = Result<Link>> + Send;
+
+    /// Writes the endpoint's configuration row.
+    fn ensure_config(
+        &self,
+        id: EndpointId,
+        spec: &ConfigSpec,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Attaches the pinned programs to the host side, or replaces what is attached there atomically.
+    fn ensure_attached(&self, link: &LinkRef) -> impl Future<Output = Result<Attached>> + Send;
+
+    /// Gives the container its addresses and routes, the node its routes to it, and brings both sides up.
+    fn ensure_connected(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
+
+    /// Puts the endpoint's rows into the shared maps, `CALLS` first: from here on others reach it.
+    fn ensure_reachable(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
+
+    /// Takes the endpoint's rows out of the shared maps, only those whose epoch is this one's.
+    fn remove_reachable(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
+
+    /// Takes the endpoint's programs off its link and leaves a program there that drops everything, so that nothing
+    /// passes unpoliced until the link is gone.
+    fn remove_attached(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
+
+    /// Unpins the endpoint's links, programs and maps. Returns its last counters, for the node's totals.
+    fn remove_programs(
+        &self,
+        id: EndpointId,
+    ) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
+
+    /// Removes the veth pair, and with it the node's routes to it. Calls that come together share one kernel wait.
+    fn remove_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
+
+    /// Compares what the kernel holds for an endpoint with what it should; empty when all is well.
+    fn observe_endpoint(
+        &self,
+        record: &EndpointRecord,
+    ) -> impl Future<Output = Result<Vec<Mismatch>>> + Send;
+
+    /// The endpoint's counters that are not zero.
+    fn observe_counters(
+        &self,
+        id: EndpointId,
+    ) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
+
+    /// The maps, shared and per endpoint, with their fill.
+    fn observe_maps(&self) -> impl Future<Output = Result<Vec<MapInfo>>> + Send;
+
+    /// Everything of ours.
+    fn dump(&self) -> impl Future<Output = Result<KernelDump>> + Send;
+
+    /// Removes the node's part (uninstall): router interface, routes, shared pins.
+    fn remove_node(&self) -> impl Future<Output = Result<()>> + Send;
+}

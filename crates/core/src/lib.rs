@@ -1,0 +1,10 @@
+//! Decisions, and nothing but decisions: the endpoint's state machine, IPAM, identity, the plans of create and delete,
+//! the audit's comparison. No tokio, no aya, no netlink; time comes in as a value. The traits at the edge
+//! ([`kernel::Kernel`], the changes of [`store`]) speak the domain's verbs.
+#![forbid(unsafe_code)]
+
+pub mod endpoint;
+pub mod identity;
+pub mod ids;
+pub mod kernel;
+pub mod store;
