@@ -41,7 +41,7 @@ impl Direction {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $n:literal, $text:literal;)+) => {
-        /// Why a packet went where it went; below [`DropReason::FIRST_DROP`] it was forwarded.
+        /// Why a packet went where it went; below [`DropReason::FIRST_DROP`] it was not dropped.
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum DropReason { $($(#[$doc])* $name = $n,)+ }
@@ -72,6 +72,10 @@ reasons! {
     ForwardedStack = 1, "forwarded-stack";
     /// ARP request or neighbour solicitation answered by the program itself.
     NeighbourAnswered = 2, "neighbour-answered";
+    /// Not a verdict: an event that did not fit the full ring. Its packet is counted under its own reason too.
+    EventLost = 3, "event-lost";
+    /// Not a verdict: an event beyond the endpoint's budget. Its packet is counted under its own reason too.
+    EventSuppressed = 4, "event-suppressed";
     /// Header cut short or lengths that contradict each other.
     Malformed = 8, "malformed";
     /// Ethertype other than IPv4, IPv6 and ARP.
@@ -98,6 +102,8 @@ reasons! {
     PacketWrite = 19, "packet-write-failed";
     /// Configuration map without its row: never in a healthy node.
     NoConfig = 20, "no-config";
+    /// Ethernet destination is neither the host side's MAC nor a group address: nobody there would take it.
+    InvalidDestinationMac = 21, "invalid-destination-mac";
 }
 
 impl DropReason {
@@ -105,9 +111,18 @@ impl DropReason {
     pub const FIRST_DROP: u32 = 8;
 
     /// True when the packet was dropped.
+    #[inline(always)]
     #[must_use]
     pub const fn is_drop(self) -> bool {
         self as u32 >= Self::FIRST_DROP
+    }
+
+    /// True when the row tells what became of packets; false for the rows that count events. The sum over verdicts is
+    /// every packet the programs saw.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_verdict(self) -> bool {
+        !matches!(self, Self::EventLost | Self::EventSuppressed)
     }
 }
 

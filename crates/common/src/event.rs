@@ -27,12 +27,7 @@ impl EventKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "user",
-    derive(
-        zerocopy::FromBytes,
-        zerocopy::IntoBytes,
-        zerocopy::KnownLayout,
-        zerocopy::Immutable
-    )
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct Event {
     /// `bpf_ktime_get_ns`: nanoseconds since boot (CLOCK_MONOTONIC).

@@ -13,7 +13,7 @@ pub mod map;
 
 pub use drop_reason::{Direction, DropReason};
 pub use event::{Event, EventKind};
-pub use map::{Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow};
+pub use map::{Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, EventBudget};
 
 /// Version of every layout in this crate; the directory under `<bpffs>/wharf/` that pins live in is `v<ABI_VERSION>`.
 pub const ABI_VERSION: u32 = 1;

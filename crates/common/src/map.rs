@@ -7,6 +7,7 @@
 //! | `EVENTS` | ring buffer | node | [`crate::Event`] | ordered across CPUs, one reader; full means counted as lost, never blocked |
 //! | `CONFIG` | array of 1 | endpoint | 0 -> [`EndpointConfig`] | what changes without a new program: addresses, identity, gate; direct pointer, no hash |
 //! | `METRICS` | per-CPU array | endpoint | `direction * REASONS + reason` -> [`Counter`] | counted without atomics; summed by readers |
+//! | `EVENT_BUDGET` | array of 1 | endpoint | 0 -> [`EventBudget`] | one budget for all CPUs: a per-CPU one would grow with the machine; a flood only reads it. Not pinned: the programs hold it, a new set starts afresh |
 
 /// Node-wide endpoint table: destination address to local endpoint.
 pub const ENDPOINTS: &str = "ENDPOINTS";
@@ -18,6 +19,8 @@ pub const EVENTS: &str = "EVENTS";
 pub const CONFIG: &str = "CONFIG";
 /// Per-endpoint counters.
 pub const METRICS: &str = "METRICS";
+/// Per-endpoint budget of events; the programs' own, never pinned or read by user space.
+pub const EVENT_BUDGET: &str = "EVENT_BUDGET";
 
 /// Rows of [`ENDPOINTS`]: one for each family of each endpoint id (rounded up to a power of two).
 pub const ENDPOINTS_MAX: u32 = 32_768;
@@ -25,8 +28,8 @@ pub const ENDPOINTS_MAX: u32 = 32_768;
 pub const CALLS_MAX: u32 = crate::MAX_ENDPOINT_ID + 1;
 /// Bytes of [`EVENTS`]; a power of two and a multiple of the page size, as `BPF_MAP_TYPE_RINGBUF` asks.
 pub const EVENTS_BYTES: u32 = 256 * 1024;
-/// Drop and trace events an endpoint may send each second; beyond it they are only counted, so that a hostile
-/// container cannot crowd out the others' events.
+/// Drop and trace events an endpoint may send in each second-long window; beyond it they are only counted, so that a
+/// hostile container cannot crowd out the others' events. CPUs that race for the last place may exceed it by one each.
 pub const EVENTS_PER_SECOND: u32 = 256;
 
 /// Rows of [`METRICS`]: 2 directions x [`crate::drop_reason::REASONS`].
@@ -38,12 +41,7 @@ pub const METRICS_MAX: u32 = 2 * crate::drop_reason::REASONS;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "user",
-    derive(
-        zerocopy::FromBytes,
-        zerocopy::IntoBytes,
-        zerocopy::KnownLayout,
-        zerocopy::Immutable
-    )
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct EndpointKey {
     /// Network byte order.
@@ -55,11 +53,7 @@ impl EndpointKey {
     #[inline(always)]
     #[must_use]
     pub const fn v4(a: [u8; 4]) -> Self {
-        Self {
-            addr: [
-                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3],
-            ],
-        }
+        Self { addr: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]] }
     }
 
     /// Key of an IPv6 address given in network byte order.
@@ -75,12 +69,7 @@ impl EndpointKey {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "user",
-    derive(
-        zerocopy::FromBytes,
-        zerocopy::IntoBytes,
-        zerocopy::KnownLayout,
-        zerocopy::Immutable
-    )
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct EndpointRow {
     /// Epoch of the attachment: tells a late reader that the row is another endpoint's by now.
@@ -103,12 +92,7 @@ pub struct EndpointRow {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "user",
-    derive(
-        zerocopy::FromBytes,
-        zerocopy::IntoBytes,
-        zerocopy::KnownLayout,
-        zerocopy::Immutable
-    )
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct EndpointConsts {
     /// Must equal [`crate::ABI_VERSION`]; user space reads it back from a pinned program set.
@@ -135,12 +119,7 @@ pub const FLAG_TRACE: u32 = 1 << 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "user",
-    derive(
-        zerocopy::FromBytes,
-        zerocopy::IntoBytes,
-        zerocopy::KnownLayout,
-        zerocopy::Immutable
-    )
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct EndpointConfig {
     /// Epoch of the attachment.
@@ -168,12 +147,7 @@ pub struct EndpointConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "user",
-    derive(
-        zerocopy::FromBytes,
-        zerocopy::IntoBytes,
-        zerocopy::KnownLayout,
-        zerocopy::Immutable
-    )
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct Counter {
     /// Packets (a GSO packet counts once).
@@ -182,14 +156,22 @@ pub struct Counter {
     pub bytes: u64,
 }
 
+/// Value of [`EVENT_BUDGET`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct EventBudget {
+    /// Start of the window, nanoseconds since boot (CLOCK_MONOTONIC).
+    pub window_ns: u64,
+    /// Events sent in the window.
+    pub used: u64,
+}
+
 #[cfg(feature = "user")]
-crate::pod!(
-    EndpointKey,
-    EndpointRow,
-    EndpointConsts,
-    EndpointConfig,
-    Counter
-);
+crate::pod!(EndpointKey, EndpointRow, EndpointConsts, EndpointConfig, Counter, EventBudget);
 
 const _: () = {
     use core::mem::size_of;
@@ -198,4 +180,5 @@ const _: () = {
     assert!(size_of::<EndpointConsts>() == 24);
     assert!(size_of::<EndpointConfig>() == 64);
     assert!(size_of::<Counter>() == 16);
+    assert!(size_of::<EventBudget>() == 16);
 };

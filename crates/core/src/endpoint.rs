@@ -96,10 +96,7 @@ pub struct EndpointRecord {
 impl EndpointRecord {
     /// Its addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
-        self.ipv4
-            .map(IpAddr::V4)
-            .into_iter()
-            .chain(self.ipv6.map(IpAddr::V6))
+        self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
 }
 
@@ -113,11 +110,9 @@ pub fn host_ifname(id: EndpointId, epoch: Epoch) -> String {
 /// The reverse of [`host_ifname`]: `None` when the name is not one of ours.
 #[must_use]
 pub fn parse_host_ifname(name: &str) -> Option<(EndpointId, u32)> {
-    let hex = name.strip_prefix("wh").filter(|h| {
-        h.len() == 12
-            && h.bytes()
-                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-    })?;
+    let hex = name
+        .strip_prefix("wh")
+        .filter(|h| h.len() == 12 && h.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)))?;
     let id = u16::from_str_radix(hex.get(..4)?, 16).ok()?;
     let epoch = u32::from_str_radix(hex.get(4..)?, 16).ok()?;
     Some((EndpointId::try_from(id).ok()?, epoch))

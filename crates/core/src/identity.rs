@@ -55,36 +55,22 @@ impl fmt::Display for Label {
 impl FromStr for Label {
     type Err = IdError;
     fn from_str(s: &str) -> Result<Self, IdError> {
-        let bad = |reason| IdError {
-            kind: "label",
-            value: s.chars().take(80).collect(),
-            reason,
-        };
+        let bad = |reason| IdError { kind: "label", value: s.chars().take(80).collect(), reason };
         if s.len() > 512 {
             return Err(bad("must be at most 512 bytes"));
         }
         if s.chars().any(char::is_control) {
             return Err(bad("must not hold control characters"));
         }
-        let (source, rest) = s
-            .split_once(':')
-            .ok_or_else(|| bad("must be source:key=value"))?;
-        if source.is_empty()
-            || !source
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
-        {
+        let (source, rest) = s.split_once(':').ok_or_else(|| bad("must be source:key=value"))?;
+        if source.is_empty() || !source.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
             return Err(bad("source must be lower-case letters and digits"));
         }
         let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
         if key.is_empty() {
             return Err(bad("key must not be empty"));
         }
-        Ok(Self {
-            source: source.to_owned(),
-            key: key.to_owned(),
-            value: value.to_owned(),
-        })
+        Ok(Self { source: source.to_owned(), key: key.to_owned(), value: value.to_owned() })
     }
 }
 

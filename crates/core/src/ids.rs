@@ -20,11 +20,7 @@ pub struct IdError {
 }
 
 fn reject<T>(kind: &'static str, value: &str, reason: &'static str) -> Result<T, IdError> {
-    Err(IdError {
-        kind,
-        value: value.chars().take(80).collect(),
-        reason,
-    })
+    Err(IdError { kind, value: value.chars().take(80).collect(), reason })
 }
 
 /// Node-local number of an endpoint, 1 to [`MAX_ENDPOINT_ID`]. Reused only after its delete has ended.
@@ -159,10 +155,7 @@ fn check_name(s: &str) -> Result<(), &'static str> {
     if !s.starts_with(|c: char| c.is_ascii_alphanumeric()) {
         return Err("must start with a letter or digit");
     }
-    if !s
-        .chars()
-        .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
-    {
+    if !s.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-')) {
         return Err("may hold only letters, digits, '_', '.' and '-'");
     }
     Ok(())
@@ -178,9 +171,7 @@ fn check_ifname(s: &str) -> Result<(), &'static str> {
     if s == "." || s == ".." {
         return Err("must not be '.' or '..'");
     }
-    if s.chars()
-        .any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control())
-    {
+    if s.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
         return Err("must not hold '/', ':', blanks or control characters");
     }
     Ok(())
@@ -238,34 +229,18 @@ impl FromStr for MacAddr {
         let mut mac = [0; 6];
         let mut parts = s.split(':');
         for byte in &mut mac {
-            match parts
-                .next()
-                .filter(|p| p.len() == 2)
-                .map(|p| u8::from_str_radix(p, 16))
-            {
+            match parts.next().filter(|p| p.len() == 2).map(|p| u8::from_str_radix(p, 16)) {
                 Some(Ok(b)) => *byte = b,
                 _ => {
-                    return reject(
-                        "MAC address",
-                        s,
-                        "must be six two-digit hex bytes joined by ':'",
-                    );
+                    return reject("MAC address", s, "must be six two-digit hex bytes joined by ':'");
                 }
             }
         }
         if parts.next().is_some() {
-            return reject(
-                "MAC address",
-                s,
-                "must be six two-digit hex bytes joined by ':'",
-            );
+            return reject("MAC address", s, "must be six two-digit hex bytes joined by ':'");
         }
         if mac[0] & 1 == 1 || mac == [0; 6] {
-            return reject(
-                "MAC address",
-                s,
-                "must be a unicast address other than zero",
-            );
+            return reject("MAC address", s, "must be a unicast address other than zero");
         }
         Ok(Self(mac))
     }

@@ -324,11 +324,7 @@ pub trait Kernel: Send + Sync + 'static {
     fn ensure_link(&self, spec: &LinkSpec) -> impl Future<Output = Result<Link>> + Send;
 
     /// Writes the endpoint's configuration row.
-    fn ensure_config(
-        &self,
-        id: EndpointId,
-        spec: &ConfigSpec,
-    ) -> impl Future<Output = Result<()>> + Send;
+    fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> impl Future<Output = Result<()>> + Send;
 
     /// Attaches the pinned programs to the host side, or replaces what is attached there atomically.
     fn ensure_attached(&self, link: &LinkRef) -> impl Future<Output = Result<Attached>> + Send;
@@ -347,32 +343,52 @@ pub trait Kernel: Send + Sync + 'static {
     fn remove_attached(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
 
     /// Unpins the endpoint's links, programs and maps. Returns its last counters, for the node's totals.
-    fn remove_programs(
-        &self,
-        id: EndpointId,
-    ) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
+    fn remove_programs(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 
     /// Removes the veth pair, and with it the node's routes to it. Calls that come together share one kernel wait.
     fn remove_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
 
     /// Compares what the kernel holds for an endpoint with what it should; empty when all is well.
-    fn observe_endpoint(
-        &self,
-        record: &EndpointRecord,
-    ) -> impl Future<Output = Result<Vec<Mismatch>>> + Send;
+    fn observe_endpoint(&self, record: &EndpointRecord) -> impl Future<Output = Result<Vec<Mismatch>>> + Send;
 
     /// The endpoint's counters that are not zero.
-    fn observe_counters(
-        &self,
-        id: EndpointId,
-    ) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
+    fn observe_counters(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 
     /// The maps, shared and per endpoint, with their fill.
     fn observe_maps(&self) -> impl Future<Output = Result<Vec<MapInfo>>> + Send;
 
+    /// A map's rows in readable form, column name to value. Names as in [`MapInfo::name`].
+    fn dump_map(
+        &self,
+        name: &str,
+    ) -> impl Future<Output = Result<Vec<std::collections::BTreeMap<String, String>>>> + Send {
+        let subject = name.to_owned();
+        async move { Err(unsupported("dump map", subject)) }
+    }
+
     /// Everything of ours.
     fn dump(&self) -> impl Future<Output = Result<KernelDump>> + Send;
 
+    /// Takes a row out of the shared endpoint table if it is of that epoch; for repair.
+    fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> impl Future<Output = Result<()>> + Send {
+        async move { Err(unsupported("remove endpoint row", format!("{ip} of epoch {epoch}"))) }
+    }
+
+    /// Empties a slot of the program array; for repair.
+    fn remove_call_slot(&self, slot: u32) -> impl Future<Output = Result<()>> + Send {
+        async move { Err(unsupported("empty call slot", slot.to_string())) }
+    }
+
+    /// Removes a route that has our protocol number; for repair.
+    fn remove_route(&self, route: &RouteRow) -> impl Future<Output = Result<()>> + Send {
+        let subject = route.destination.to_string();
+        async move { Err(unsupported("remove route", subject)) }
+    }
+
     /// Removes the node's part (uninstall): router interface, routes, shared pins.
     fn remove_node(&self) -> impl Future<Output = Result<()>> + Send;
+}
+
+fn unsupported(operation: &'static str, subject: String) -> KernelError {
+    KernelError { operation, subject, cause: "this kernel body cannot".into(), kind: KernelErrorKind::Unsupported }
 }

@@ -3,8 +3,15 @@
 //! ([`kernel::Kernel`], the changes of [`store`]) speak the domain's verbs.
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod endpoint;
+#[cfg(test)]
+mod fixtures;
 pub mod identity;
+pub mod identity_allocator;
 pub mod ids;
+pub mod ipam;
 pub mod kernel;
+pub mod plan;
+pub mod state;
 pub mod store;

@@ -75,6 +75,8 @@ pub enum Change {
     PutIntent(EndpointId, Epoch, Intent),
     /// Close an intent.
     RemoveIntent(EndpointId, Epoch),
+    /// Epochs below this one may be in use; none of them is given out after a restart.
+    ReserveEpochs(Epoch),
 }
 
 /// Everything the store holds.

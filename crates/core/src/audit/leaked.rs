@@ -1,0 +1,260 @@
+//! What is there and should not be, or is there and differs.
+
+use super::{
+    AuditFinding, Auditor, IfName, Intent, LINK_PINS, Lease, LeaseOwner, LinkRef, REQUIRED_PINS, Repair, RouteRow,
+    describe_owner, describe_record, endpoint_id, is_lease_of, is_row_of, low_half, parse_host_ifname,
+};
+use crate::ids::{EndpointId, Epoch};
+
+impl Auditor<'_> {
+    pub(super) fn links(&self, findings: &mut Vec<AuditFinding>) {
+        for link in &self.view.dump.links {
+            // A name that carries no id is the router's pair, or somebody else's by chance: not ours to judge.
+            let Some((id, epoch)) = parse_host_ifname(&link.name) else { continue };
+            if self.in_flight(id) {
+                continue;
+            }
+            let subject = format!("{} (ifindex {})", link.name, link.ifindex);
+            let record = self.records.get(&id).filter(|r| r.host_ifname.as_str() == link.name);
+            if let Some(record) = record {
+                if record.host_ifindex != link.ifindex {
+                    findings.push(AuditFinding {
+                        object: "link",
+                        subject,
+                        problem: format!(
+                            "the record of endpoint {id} says ifindex {}: the link was replaced behind the agent's back; \
+                             delete the endpoint and let the runtime attach it anew",
+                            record.host_ifindex
+                        ),
+                        owner: Some(describe_record(record)),
+                        repair: None,
+                    });
+                }
+                continue;
+            }
+            let repair = IfName::parse(&link.name).ok().map(|host_ifname| {
+                Repair::RemoveLink(LinkRef {
+                    id,
+                    epoch: self.full_epoch(id, epoch),
+                    host_ifname,
+                    host_ifindex: Some(link.ifindex),
+                })
+            });
+            findings.push(AuditFinding {
+                object: "link",
+                subject,
+                problem: format!("no record: its name says endpoint {id}, epoch ...{epoch:08x}, which is not there"),
+                owner: self.former_owner(id, Some(epoch)),
+                repair,
+            });
+        }
+    }
+
+    /// The epoch whose low half a link's name carries: known in full where an intent tells it.
+    fn full_epoch(&self, id: EndpointId, low: u32) -> Epoch {
+        let known = self.view.snapshot.intents.iter().find(|(of, epoch, _)| *of == id && low_half(*epoch) == low);
+        known.map_or(Epoch(u64::from(low)), |(_, epoch, _)| *epoch)
+    }
+
+    pub(super) fn pins(&self, findings: &mut Vec<AuditFinding>) {
+        for path in &self.view.dump.foreign_pins {
+            findings.push(AuditFinding {
+                object: "pin",
+                subject: path.display().to_string(),
+                problem: "not of Wharf's making: never touched; remove it by hand if nobody needs it".to_owned(),
+                owner: None,
+                repair: None,
+            });
+        }
+        for (directory, names) in &self.view.dump.pins {
+            let Ok(id) = directory.parse::<EndpointId>() else {
+                findings.push(AuditFinding {
+                    object: "pin",
+                    subject: format!("endpoints/{directory}"),
+                    problem: "the name is not an endpoint id: never touched; remove it by hand if nobody needs it"
+                        .to_owned(),
+                    owner: None,
+                    repair: None,
+                });
+                continue;
+            };
+            if self.in_flight(id) {
+                continue;
+            }
+            if !self.records.contains_key(&id) && !self.view.prepared.contains(&id) {
+                findings.push(AuditFinding {
+                    object: "pin",
+                    subject: format!("endpoints/{id}"),
+                    problem: format!("{} pins of an endpoint that is not there", names.len()),
+                    owner: self.former_owner(id, None),
+                    repair: Some(Repair::RemovePins(id)),
+                });
+                continue;
+            }
+            for name in
+                names.iter().map(String::as_str).filter(|n| !REQUIRED_PINS.contains(n) && !LINK_PINS.contains(n))
+            {
+                findings.push(AuditFinding {
+                    object: "pin",
+                    subject: format!("endpoints/{id}/{name}"),
+                    problem: "no pin that Wharf makes has this name: never touched; remove it by hand".to_owned(),
+                    owner: None,
+                    repair: None,
+                });
+            }
+        }
+    }
+
+    pub(super) fn endpoint_rows(&self, findings: &mut Vec<AuditFinding>) {
+        for row in &self.view.dump.endpoint_rows {
+            let id = endpoint_id(row.endpoint_id);
+            if id.is_some_and(|id| self.in_flight(id)) {
+                continue;
+            }
+            let subject = format!("{} (endpoint {}, epoch {})", row.address, row.endpoint_id, row.epoch);
+            let record = id.and_then(|id| self.records.get(&id)).filter(|r| is_row_of(row, r));
+            let Some(record) = record else {
+                findings.push(AuditFinding {
+                    object: "endpoint-row",
+                    subject,
+                    problem: "no endpoint of this id and epoch has this address".to_owned(),
+                    owner: id.and_then(|id| self.former_owner(id, Some(low_half(row.epoch)))),
+                    repair: Some(Repair::RemoveEndpointRow(row.address, row.epoch)),
+                });
+                continue;
+            };
+            let mut differences = Vec::new();
+            if row.ifindex != record.host_ifindex {
+                differences.push(format!("ifindex {}, not {}", row.ifindex, record.host_ifindex));
+            }
+            if row.identity != record.identity.0 {
+                differences.push(format!("identity {}, not {}", row.identity, record.identity));
+            }
+            if row.mac != record.container_mac {
+                differences.push(format!("MAC {}, not {}", row.mac, record.container_mac));
+            }
+            if !differences.is_empty() {
+                findings.push(AuditFinding {
+                    object: "endpoint-row",
+                    subject,
+                    problem: format!("differs from the record: {}", differences.join(", ")),
+                    owner: Some(describe_record(record)),
+                    repair: Some(Repair::Regenerate(record.id)),
+                });
+            }
+        }
+    }
+
+    pub(super) fn call_slots(&self, findings: &mut Vec<AuditFinding>) {
+        for slot in &self.view.dump.call_slots {
+            let id = endpoint_id(*slot);
+            if id.is_some_and(|id| self.in_flight(id) || self.records.contains_key(&id)) {
+                continue;
+            }
+            findings.push(AuditFinding {
+                object: "call-slot",
+                subject: slot.to_string(),
+                problem: "holds a program of an endpoint that is not there".to_owned(),
+                owner: id.and_then(|id| self.former_owner(id, None)),
+                repair: Some(Repair::RemoveCallSlot(*slot)),
+            });
+        }
+    }
+
+    pub(super) fn routes(&self, findings: &mut Vec<AuditFinding>) {
+        for route in &self.view.dump.routes {
+            if self.is_route_expected(route) || self.is_route_unjudged(route) {
+                continue;
+            }
+            let through = route.ifindex.map_or_else(|| "unreachable".to_owned(), |i| format!("dev ifindex {i}"));
+            let owner = route.ifindex.and_then(|i| self.link_ids.get(&i)).and_then(|id| self.former_owner(*id, None));
+            findings.push(AuditFinding {
+                object: "route",
+                subject: format!("{} ({through})", route.destination),
+                problem: "carries Wharf's protocol number, but no endpoint and no pool asks for it".to_owned(),
+                owner,
+                repair: Some(Repair::RemoveRoute(route.clone())),
+            });
+        }
+    }
+
+    fn is_route_expected(&self, route: &RouteRow) -> bool {
+        let destination = route.destination;
+        match route.ifindex {
+            None => self.view.pool_cidrs.contains(&destination),
+            Some(ifindex) => {
+                let is_host = destination.prefix_len() == destination.max_prefix_len();
+                let to_router = self.view.router.iter().flatten().any(|r| *r == destination.addr());
+                let to_endpoint = self
+                    .record_of_ifindex
+                    .get(&ifindex)
+                    .is_some_and(|r| r.addresses().any(|a| a == destination.addr()));
+                is_host && (to_router || to_endpoint)
+            }
+        }
+    }
+
+    /// A route of an endpoint in flight; or one over a link that the dump, taken in several looks, does not know, while
+    /// something is in flight that it may belong to.
+    fn is_route_unjudged(&self, route: &RouteRow) -> bool {
+        let Some(ifindex) = route.ifindex else { return false };
+        match self.link_ids.get(&ifindex) {
+            Some(id) => self.in_flight(*id),
+            None => !self.view.in_flight.is_empty(),
+        }
+    }
+
+    pub(super) fn leases(&self, findings: &mut Vec<AuditFinding>) {
+        for lease in &self.view.snapshot.leases {
+            let problem = match &lease.owner {
+                LeaseOwner::Caller { .. } => continue,
+                LeaseOwner::Node if self.view.router.contains(&Some(lease.ip)) => continue,
+                LeaseOwner::Node => "held by the node, but not a router address of today's pools",
+                LeaseOwner::Attachment { .. } if self.is_lease_explained(lease) => continue,
+                LeaseOwner::Attachment { .. } => "no endpoint of this attachment and epoch has this address",
+            };
+            findings.push(AuditFinding {
+                object: "lease",
+                subject: lease.ip.to_string(),
+                problem: problem.to_owned(),
+                owner: Some(describe_owner(&lease.owner)),
+                repair: Some(Repair::ReleaseLease(lease.ip)),
+            });
+        }
+    }
+
+    /// An endpoint has it, or one in flight may.
+    fn is_lease_explained(&self, lease: &Lease) -> bool {
+        let LeaseOwner::Attachment { attachment, epoch } = &lease.owner else { return false };
+        let held = self.record_of_attachment.get(&(attachment, *epoch)).is_some_and(|r| is_lease_of(lease, r));
+        let may_be_held = self.view.snapshot.intents.iter().any(|(id, e, _)| e == epoch && self.in_flight(*id));
+        held || may_be_held
+    }
+
+    pub(super) fn intents(&self, findings: &mut Vec<AuditFinding>) {
+        for (id, epoch, intent) in &self.view.snapshot.intents {
+            if self.in_flight(*id) {
+                continue;
+            }
+            let record = self.records.get(id).filter(|r| r.epoch == *epoch);
+            let (what, owner) = match intent {
+                Intent::Create { attachment, .. } => ("create", Some(format!("{attachment} (epoch {epoch})"))),
+                Intent::Delete { .. } => ("delete", record.map(|r| describe_record(r))),
+            };
+            // A delete that stopped half-way is to be taken up again, not forgotten: its endpoint is still there.
+            let resumed = matches!(intent, Intent::Delete { .. }) && record.is_some();
+            let (problem, repair) = if resumed {
+                (format!("{what} begun and never ended; delete the endpoint again, or restart the agent"), None)
+            } else {
+                (format!("{what} begun and never closed; nothing works on it"), Some(Repair::CloseIntent(*id, *epoch)))
+            };
+            findings.push(AuditFinding {
+                object: "intent",
+                subject: format!("{what} of endpoint {id}, epoch {epoch}"),
+                problem,
+                owner,
+                repair,
+            });
+        }
+    }
+}

@@ -1,0 +1,440 @@
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::{
+    fixtures::{attachment, id, record},
+    ids::{MacAddr, PoolName},
+};
+
+/// A node with endpoints 1 (epoch 10) and 2 (epoch 20), in which everything is as it should be.
+struct Node {
+    dump: KernelDump,
+    snapshot: Snapshot,
+    prepared: BTreeSet<EndpointId>,
+    in_flight: BTreeSet<EndpointId>,
+    pool_cidrs: Vec<IpNet>,
+}
+
+impl Node {
+    fn healthy() -> Self {
+        let mut node = Self {
+            dump: KernelDump::default(),
+            snapshot: Snapshot::default(),
+            prepared: BTreeSet::new(),
+            in_flight: BTreeSet::new(),
+            pool_cidrs: vec!["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
+        };
+        let unreachable = |cidr: &IpNet| RouteRow { destination: *cidr, ifindex: None };
+        node.dump.routes = node.pool_cidrs.iter().map(unreachable).collect();
+        for router in ["10.0.0.254", "fd00::fe"] {
+            node.snapshot.leases.push(lease(router, LeaseOwner::Node));
+        }
+        for record in [record(1, 10), record(2, 20)] {
+            node.add(record);
+        }
+        node
+    }
+
+    fn add(&mut self, record: EndpointRecord) {
+        self.dump.links.push(LinkRow { name: record.host_ifname.to_string(), ifindex: record.host_ifindex });
+        self.dump.pins.push((record.id.to_string(), names(&[&REQUIRED_PINS[..], &LINK_PINS].concat())));
+        self.dump.call_slots.push(u32::from(record.id.get()));
+        for address in record.addresses() {
+            self.dump.endpoint_rows.push(row(&record, address));
+            let route = RouteRow { destination: IpNet::from(address), ifindex: Some(record.host_ifindex) };
+            self.dump.routes.push(route);
+            let owner = LeaseOwner::Attachment { attachment: record.attachment.clone(), epoch: record.epoch };
+            self.snapshot.leases.push(lease(&address.to_string(), owner));
+        }
+        self.snapshot.endpoints.push(record);
+    }
+
+    /// Endpoint 2's record and leases are gone, what the kernel holds of it is not.
+    fn forget_two(&mut self) {
+        self.snapshot.endpoints.retain(|r| r.id != id(2));
+        self.snapshot.leases.retain(|l| l.ip != ip("10.0.0.2") && l.ip != ip("fd00::2"));
+    }
+
+    fn audit(&self) -> Vec<AuditFinding> {
+        audit(&AuditView {
+            dump: &self.dump,
+            snapshot: &self.snapshot,
+            prepared: &self.prepared,
+            in_flight: &self.in_flight,
+            pool_cidrs: &self.pool_cidrs,
+            router: [Some(ip("10.0.0.254")), Some(ip("fd00::fe"))],
+        })
+    }
+
+    /// A line a finding: object, subject, repair.
+    fn found(&self) -> Vec<String> {
+        self.audit()
+            .into_iter()
+            .map(|f| format!("{} {}: {}", f.object, f.subject, f.repair.map_or("no repair".to_owned(), |r| name(&r))))
+            .collect()
+    }
+}
+
+fn name(repair: &Repair) -> String {
+    match repair {
+        Repair::RemoveLink(link) => format!("remove-link {} epoch {}", link.host_ifname, link.epoch),
+        Repair::RemovePins(id) => format!("remove-pins {id}"),
+        Repair::RemoveEndpointRow(ip, epoch) => format!("remove-row {ip} epoch {epoch}"),
+        Repair::RemoveCallSlot(slot) => format!("remove-slot {slot}"),
+        Repair::ReleaseLease(ip) => format!("release {ip}"),
+        Repair::RemoveRoute(route) => format!("remove-route {}", route.destination),
+        Repair::Regenerate(id) => format!("regenerate {id}"),
+        Repair::CloseIntent(id, epoch) => format!("close-intent {id} epoch {epoch}"),
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn names(pins: &[&str]) -> Vec<String> {
+    pins.iter().map(|p| (*p).to_owned()).collect()
+}
+
+fn lease(address: &str, owner: LeaseOwner) -> Lease {
+    Lease { ip: ip(address), pool: PoolName::parse("default").unwrap(), owner, since_unix_ms: 0 }
+}
+
+fn row(record: &EndpointRecord, address: IpAddr) -> EndpointTableRow {
+    EndpointTableRow {
+        address,
+        endpoint_id: u32::from(record.id.get()),
+        epoch: record.epoch,
+        ifindex: record.host_ifindex,
+        identity: record.identity.0,
+        mac: record.container_mac,
+    }
+}
+
+fn create_intent(n: u16, epoch: u64) -> (EndpointId, Epoch, Intent) {
+    let intent = Intent::Create {
+        attachment: attachment(&format!("c{n}"), "eth0"),
+        netns_path: PathBuf::from(format!("/run/netns/c{n}")),
+    };
+    (id(n), Epoch(epoch), intent)
+}
+
+#[test]
+fn a_healthy_node_has_no_findings() {
+    let node = Node::healthy();
+    assert_eq!(node.audit(), []);
+    assert_eq!(audit(&AuditView { router: [None; 2], pool_cidrs: &[], ..empty_view() }), []);
+}
+
+fn empty_view() -> AuditView<'static> {
+    static NONE: BTreeSet<EndpointId> = BTreeSet::new();
+    static DUMP: std::sync::LazyLock<KernelDump> = std::sync::LazyLock::new(KernelDump::default);
+    static SNAPSHOT: std::sync::LazyLock<Snapshot> = std::sync::LazyLock::new(Snapshot::default);
+    AuditView {
+        dump: &DUMP,
+        snapshot: &SNAPSHOT,
+        prepared: &NONE,
+        in_flight: &NONE,
+        pool_cidrs: &[],
+        router: [None; 2],
+    }
+}
+
+#[test]
+fn what_the_kernel_holds_of_an_endpoint_without_record_is_leaked() {
+    let mut node = Node::healthy();
+    node.forget_two();
+    assert_eq!(
+        node.found(),
+        [
+            "link wh000200000014 (ifindex 102): remove-link wh000200000014 epoch 20",
+            "pin endpoints/2: remove-pins 2",
+            "endpoint-row 10.0.0.2 (endpoint 2, epoch 20): remove-row 10.0.0.2 epoch 20",
+            "endpoint-row fd00::2 (endpoint 2, epoch 20): remove-row fd00::2 epoch 20",
+            "call-slot 2: remove-slot 2",
+            "route 10.0.0.2/32 (dev ifindex 102): remove-route 10.0.0.2/32",
+            "route fd00::2/128 (dev ifindex 102): remove-route fd00::2/128",
+        ]
+    );
+}
+
+#[test]
+fn what_is_in_flight_is_not_judged() {
+    // Being created: the kernel holds it, the store only its intent.
+    let mut node = Node::healthy();
+    node.forget_two();
+    node.in_flight.insert(id(2));
+    node.snapshot.intents.push(create_intent(2, 20));
+    let owner = LeaseOwner::Attachment { attachment: attachment("c2", "eth0"), epoch: Epoch(20) };
+    node.snapshot.leases.push(lease("10.0.0.2", owner));
+    assert_eq!(node.audit(), []);
+    // Its link was made after the dump looked at links and before it looked at routes.
+    node.dump.links.retain(|l| l.ifindex != IfIndex(102));
+    assert_eq!(node.audit(), []);
+
+    // Being deleted: the store holds it, the kernel no longer does.
+    let mut node = Node::healthy();
+    node.in_flight.insert(id(2));
+    node.snapshot.intents.push((id(2), Epoch(20), Intent::Delete { no_ip_release: false }));
+    node.dump.links.retain(|l| l.ifindex != IfIndex(102));
+    node.dump.pins.retain(|(directory, _)| directory != "2");
+    node.dump.endpoint_rows.retain(|r| r.endpoint_id != 2);
+    assert_eq!(node.audit(), []);
+}
+
+#[test]
+fn an_endpoint_that_lacks_something_is_regenerated() {
+    let mut node = Node::healthy();
+    node.dump.pins.retain(|(directory, _)| directory != "2");
+    node.dump.call_slots.retain(|slot| *slot != 2);
+    node.dump.endpoint_rows.retain(|r| r.endpoint_id != 2);
+    node.dump.routes.retain(|r| r.ifindex != Some(IfIndex(102)));
+    assert_eq!(
+        node.found(),
+        [
+            "pin endpoints/2: regenerate 2",
+            "call-slot 2: regenerate 2",
+            "endpoint-row 10.0.0.2: regenerate 2",
+            "route 10.0.0.2/32: regenerate 2",
+            "endpoint-row fd00::2: regenerate 2",
+            "route fd00::2/128: regenerate 2",
+        ]
+    );
+    assert!(node.audit().iter().all(|f| f.owner.as_deref() == Some("net/c2:eth0 (endpoint 2, epoch 20)")));
+}
+
+#[test]
+fn a_link_that_is_gone_or_replaced_is_past_repair() {
+    let mut node = Node::healthy();
+    node.dump.links.retain(|l| l.ifindex != IfIndex(102));
+    assert_eq!(node.found(), ["link wh000200000014: no repair"]);
+
+    let mut node = Node::healthy();
+    node.dump.links[1].ifindex = IfIndex(555);
+    assert_eq!(node.found(), ["link wh000200000014 (ifindex 555): no repair"]);
+}
+
+#[test]
+fn each_pin_that_is_missing_is_named() {
+    let mut node = Node::healthy();
+    node.dump.pins[1].1 = names(&["from_container", "deliver", "CONFIG", "METRICS", "link_to_container", "stranger"]);
+    assert_eq!(
+        node.found(),
+        [
+            "pin endpoints/2/stranger: no repair",
+            "pin endpoints/2/to_container: regenerate 2",
+            "pin endpoints/2/link_from_container: regenerate 2",
+        ]
+    );
+    // With clsact there are no links to pin.
+    node.dump.pins[1].1 = names(&REQUIRED_PINS);
+    assert_eq!(node.audit(), []);
+}
+
+#[test]
+fn a_prepared_set_is_expected_but_only_its_pins() {
+    let mut node = Node::healthy();
+    node.prepared.insert(id(9));
+    node.dump.pins.push(("9".to_owned(), names(&REQUIRED_PINS)));
+    assert_eq!(node.audit(), []);
+    node.dump.call_slots.push(9);
+    assert_eq!(node.found(), ["call-slot 9: remove-slot 9"]);
+}
+
+#[test]
+fn what_is_not_ours_is_named_and_never_touched() {
+    let mut node = Node::healthy();
+    node.dump.foreign_pins.push(PathBuf::from("/sys/fs/bpf/wharf/v1/shared/stranger"));
+    node.dump.pins.push(("lost+found".to_owned(), vec![]));
+    node.dump.pins.push(("99999".to_owned(), vec![]));
+    // The router's pair and links of the same prefix carry no id.
+    for (n, name) in (900..).zip(["wharf0", "wharf0p", "whatever", "wh000000000001", "whffff00000001"]) {
+        node.dump.links.push(LinkRow { name: name.to_owned(), ifindex: IfIndex(n) });
+    }
+    assert_eq!(
+        node.found(),
+        [
+            "pin /sys/fs/bpf/wharf/v1/shared/stranger: no repair",
+            "pin endpoints/lost+found: no repair",
+            "pin endpoints/99999: no repair",
+        ]
+    );
+}
+
+#[test]
+fn an_old_epochs_leftovers_do_not_touch_the_endpoint_that_came_after() {
+    let mut node = Node::healthy();
+    let old = record(2, 19);
+    node.dump.links.push(LinkRow { name: old.host_ifname.to_string(), ifindex: IfIndex(77) });
+    node.dump.routes.push(RouteRow { destination: "10.0.0.2/32".parse().unwrap(), ifindex: Some(IfIndex(77)) });
+    node.dump.endpoint_rows.retain(|r| r.address != ip("10.0.0.2"));
+    node.dump.endpoint_rows.push(EndpointTableRow { ifindex: IfIndex(77), ..row(&old, ip("10.0.0.2")) });
+    assert_eq!(
+        node.found(),
+        [
+            "link wh000200000013 (ifindex 77): remove-link wh000200000013 epoch 19",
+            "endpoint-row 10.0.0.2 (endpoint 2, epoch 19): remove-row 10.0.0.2 epoch 19",
+            "route 10.0.0.2/32 (dev ifindex 77): remove-route 10.0.0.2/32",
+            "endpoint-row 10.0.0.2: regenerate 2",
+        ]
+    );
+}
+
+#[test]
+fn a_row_that_differs_says_how() {
+    let mut node = Node::healthy();
+    let row = &mut node.dump.endpoint_rows[0];
+    (row.ifindex, row.identity, row.mac) = (IfIndex(5), 1, MacAddr([2; 6]));
+    let findings = node.audit();
+    assert_eq!(findings.len(), 1);
+    assert_eq!(
+        findings[0].problem,
+        "differs from the record: ifindex 5, not 101, identity 1, not 300, MAC 02:02:02:02:02:02, not 02:00:00:00:00:01"
+    );
+    assert_eq!(findings[0].repair, Some(Repair::Regenerate(id(1))));
+}
+
+#[test]
+fn numbers_from_maps_that_are_no_ids_are_leaks_and_nothing_worse() {
+    let mut node = Node::healthy();
+    let hostile = EndpointTableRow { endpoint_id: u32::MAX, ..row(&record(3, 30), ip("10.0.0.3")) };
+    let alias = EndpointTableRow { endpoint_id: 65_536 + 1, ..row(&record(1, 10), ip("10.0.0.4")) };
+    node.dump.endpoint_rows.extend([hostile, alias]);
+    node.dump.call_slots.extend([0, u32::MAX]);
+    assert_eq!(
+        node.found(),
+        [
+            "endpoint-row 10.0.0.3 (endpoint 4294967295, epoch 30): remove-row 10.0.0.3 epoch 30",
+            "endpoint-row 10.0.0.4 (endpoint 65537, epoch 10): remove-row 10.0.0.4 epoch 10",
+            "call-slot 0: remove-slot 0",
+            "call-slot 4294967295: remove-slot 4294967295",
+        ]
+    );
+}
+
+#[test]
+fn routes_of_pools_are_expected_exactly() {
+    let mut node = Node::healthy();
+    node.pool_cidrs.push("10.7.0.0/24".parse().unwrap());
+    node.dump.routes.push(RouteRow { destination: "10.8.0.0/24".parse().unwrap(), ifindex: None });
+    // A pool's CIDR over a link would draw the whole pool's traffic to one endpoint.
+    node.dump.routes.push(RouteRow { destination: "10.0.0.0/24".parse().unwrap(), ifindex: Some(IfIndex(101)) });
+    // A route to the router's own address may stand.
+    node.dump.routes.push(RouteRow { destination: "10.0.0.254/32".parse().unwrap(), ifindex: Some(IfIndex(3)) });
+    assert_eq!(
+        node.found(),
+        [
+            "route 10.8.0.0/24 (unreachable): remove-route 10.8.0.0/24",
+            "route 10.0.0.0/24 (dev ifindex 101): remove-route 10.0.0.0/24",
+            "route 10.7.0.0/24 (unreachable): no repair",
+        ]
+    );
+}
+
+#[test]
+fn only_an_endpoints_own_address_is_routed_to_it() {
+    let mut node = Node::healthy();
+    node.add(record(128, 30));
+    assert_eq!(node.audit(), []);
+    node.dump.routes.push(RouteRow { destination: "10.0.0.128/25".parse().unwrap(), ifindex: Some(IfIndex(228)) });
+    node.dump.routes.push(RouteRow { destination: "10.0.0.1/32".parse().unwrap(), ifindex: Some(IfIndex(228)) });
+    assert_eq!(
+        node.found(),
+        [
+            "route 10.0.0.128/25 (dev ifindex 228): remove-route 10.0.0.128/25",
+            "route 10.0.0.1/32 (dev ifindex 228): remove-route 10.0.0.1/32",
+        ]
+    );
+}
+
+#[test]
+fn leases_and_endpoints_answer_for_each_other() {
+    let mut node = Node::healthy();
+    let of =
+        |n: u8, epoch| LeaseOwner::Attachment { attachment: attachment(&format!("c{n}"), "eth0"), epoch: Epoch(epoch) };
+    node.snapshot.leases.retain(|l| l.ip != ip("10.0.0.1") && l.ip != ip("10.0.0.2"));
+    node.snapshot.leases.extend([
+        lease("10.0.0.2", of(2, 19)),
+        lease("10.0.0.60", of(1, 10)),
+        lease("10.0.0.61", of(6, 60)),
+        lease("10.0.0.62", LeaseOwner::Node),
+        lease("10.0.0.63", LeaseOwner::Caller { name: "somebody".to_owned() }),
+    ]);
+    assert_eq!(
+        node.found(),
+        [
+            "lease 10.0.0.2: release 10.0.0.2",
+            "lease 10.0.0.60: release 10.0.0.60",
+            "lease 10.0.0.61: release 10.0.0.61",
+            "lease 10.0.0.62: release 10.0.0.62",
+            "lease 10.0.0.1: no repair",
+            "lease 10.0.0.2: no repair",
+        ]
+    );
+}
+
+#[test]
+fn addresses_that_the_caller_owns_need_a_lease_of_anyone() {
+    let mut node = Node::healthy();
+    node.snapshot.endpoints[0].ip_owner = IpOwner::Caller;
+    for lease in node.snapshot.leases.iter_mut().filter(|l| l.ip == ip("10.0.0.1") || l.ip == ip("fd00::1")) {
+        lease.owner = LeaseOwner::Caller { name: "external".to_owned() };
+    }
+    assert_eq!(node.audit(), []);
+    node.snapshot.leases.retain(|l| l.ip != ip("fd00::1"));
+    assert_eq!(node.found(), ["lease fd00::1: no repair"]);
+    // Without the pool nobody else can be given the address.
+    node.pool_cidrs.retain(|c| matches!(c, IpNet::V4(_)));
+    node.dump.routes.retain(|r| r.destination != "fd00::/64".parse().unwrap());
+    assert_eq!(node.audit(), []);
+}
+
+#[test]
+fn two_endpoints_with_one_address_are_named() {
+    let mut node = Node::healthy();
+    let mut twin = record(3, 30);
+    twin.ipv4 = Some([10, 0, 0, 1].into());
+    node.add(twin);
+    let findings = node.audit();
+    let shared = findings.iter().find(|f| f.object == "endpoint").unwrap();
+    assert_eq!((shared.subject.as_str(), &shared.repair), ("10.0.0.1", &None));
+    assert_eq!(shared.owner.as_deref(), Some("net/c1:eth0 (endpoint 1, epoch 10), net/c3:eth0 (endpoint 3, epoch 30)"));
+}
+
+#[test]
+fn intents_left_open_are_closed_unless_a_delete_is_to_be_taken_up_again() {
+    let mut node = Node::healthy();
+    node.snapshot.intents.extend([
+        create_intent(7, 70),
+        (id(2), Epoch(20), Intent::Delete { no_ip_release: false }),
+        (id(2), Epoch(19), Intent::Delete { no_ip_release: true }),
+    ]);
+    assert_eq!(
+        node.found(),
+        [
+            "intent create of endpoint 7, epoch 70: close-intent 7 epoch 70",
+            "intent delete of endpoint 2, epoch 20: no repair",
+            "intent delete of endpoint 2, epoch 19: close-intent 2 epoch 19",
+        ]
+    );
+}
+
+#[test]
+fn an_open_intent_tells_whose_a_leak_was_and_its_whole_epoch() {
+    let epoch = 0x7_0000_0021;
+    let mut node = Node::healthy();
+    let leaked = record(7, epoch);
+    node.dump.links.push(LinkRow { name: leaked.host_ifname.to_string(), ifindex: leaked.host_ifindex });
+    node.snapshot.intents.push(create_intent(7, epoch));
+    let findings = node.audit();
+    assert_eq!(findings[0].owner.as_deref(), Some("net/c7:eth0 (epoch 30064771105)"));
+    let link = LinkRef {
+        id: id(7),
+        epoch: Epoch(epoch),
+        host_ifname: leaked.host_ifname,
+        host_ifindex: Some(leaked.host_ifindex),
+    };
+    assert_eq!(findings[0].repair, Some(Repair::RemoveLink(link)));
+}

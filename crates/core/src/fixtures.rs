@@ -1,0 +1,52 @@
+//! Endpoints for this crate's own tests.
+
+use std::path::PathBuf;
+
+use crate::{
+    endpoint::{EndpointRecord, IpOwner, NetnsRef, host_ifname},
+    identity::Identity,
+    ids::{Attachment, ContainerId, EndpointId, Epoch, IfIndex, IfName, MacAddr, NetworkName, PoolName},
+};
+
+#[allow(clippy::expect_used, reason = "a test's own constants")]
+pub(crate) fn attachment(container: &str, ifname: &str) -> Attachment {
+    Attachment {
+        network: NetworkName::parse("net").expect("network name"),
+        container_id: ContainerId::parse(container).expect("container id"),
+        ifname: IfName::parse(ifname).expect("interface name"),
+    }
+}
+
+#[allow(clippy::expect_used, reason = "a test's own constants")]
+pub(crate) fn id(n: u16) -> EndpointId {
+    EndpointId::try_from(n).expect("endpoint id")
+}
+
+/// Endpoint `n` (1 to 250) of container `c<n>`: addresses 10.0.0.n and fd00::n, interface index 100 + n.
+#[allow(clippy::expect_used, reason = "a test's own constants")]
+pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
+    let id = id(u16::from(n));
+    EndpointRecord {
+        id,
+        epoch: Epoch(epoch),
+        attachment: attachment(&format!("c{n}"), "eth0"),
+        netns: NetnsRef { path: PathBuf::from(format!("/run/netns/c{n}")), dev: 4, inode: 4_026_532_000, cookie: 7 },
+        pool: PoolName::parse("default").expect("pool name"),
+        ip_owner: IpOwner::Endpoint,
+        ipv4: Some([10, 0, 0, n].into()),
+        ipv6: Some([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(n)].into()),
+        gateway4: Some([10, 0, 0, 254].into()),
+        gateway6: Some([0xfd00, 0, 0, 0, 0, 0, 0, 0xfe].into()),
+        host_ifname: IfName::parse(&host_ifname(id, Epoch(epoch))).expect("interface name"),
+        host_ifindex: IfIndex(100 + u32::from(n)),
+        container_ifindex: IfIndex(2),
+        container_mac: MacAddr([2, 0, 0, 0, 0, n]),
+        host_mac: MacAddr([2, 0, 0, 0, 1, n]),
+        mtu: 1500,
+        labels: std::collections::BTreeSet::new(),
+        identity: Identity(300),
+        pod_name: None,
+        pod_namespace: None,
+        created_unix_ms: 0,
+    }
+}

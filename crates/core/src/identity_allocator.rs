@@ -1,0 +1,215 @@
+//! Numbers for sets of labels, counted by reference.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use crate::identity::{Identity, Label};
+
+/// Last identity that is given out: 16 bits, so that a policy map's key stays small. There are four times as many as
+/// there can be endpoints.
+pub const LAST_LOCAL: Identity = Identity(65_535);
+
+/// Source of the labels that stand for the fixed identities; only the agent itself may give them.
+pub const RESERVED_SOURCE: &str = "reserved";
+
+const RESERVED: [(&str, Identity); 6] = [
+    ("host", Identity::HOST),
+    ("world", Identity::WORLD),
+    ("unmanaged", Identity::UNMANAGED),
+    ("health", Identity::HEALTH),
+    ("init", Identity::INIT),
+    ("remote-node", Identity::REMOTE_NODE),
+];
+
+/// Labels that differ between the pods of one workload, or come and go with a rollout: with them in the set, every pod
+/// would be an identity of its own and a policy as long as the list of pods.
+const PER_POD_KEYS: [&str; 10] = [
+    "io.kubernetes.pod.name",
+    "io.kubernetes.pod.uid",
+    "io.kubernetes.pod.infra-container-id",
+    "statefulset.kubernetes.io/pod-name",
+    "apps.kubernetes.io/pod-index",
+    "batch.kubernetes.io/job-completion-index",
+    "batch.kubernetes.io/controller-uid",
+    "pod-template-hash",
+    "pod-template-generation",
+    "controller-revision-hash",
+];
+
+/// Why an identity was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    /// Every number is given out.
+    #[error("allocate identity: all {total} are in use; delete endpoints, or give them fewer different labels")]
+    Exhausted {
+        /// How many there are.
+        total: u32,
+    },
+    /// A reserved label that is unknown, or stands beside others.
+    #[error("resolve identity of label {label}: {why}")]
+    Reserved {
+        /// Label.
+        label: Label,
+        /// The rule.
+        why: &'static str,
+    },
+    /// The number stands for something else, or the labels have another number.
+    #[error("claim identity {identity}: {why}; the endpoint's labels are resolved anew")]
+    Conflict {
+        /// The number.
+        identity: Identity,
+        /// What stands against it.
+        why: String,
+    },
+}
+
+/// An identity in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentityRow {
+    /// Number.
+    pub identity: Identity,
+    /// The labels it stands for: only the security-relevant ones.
+    pub labels: BTreeSet<Label>,
+    /// References to it.
+    pub references: u64,
+}
+
+/// Gives each set of security-relevant labels one number, as long as somebody refers to it.
+#[derive(Debug, Clone, Default)]
+pub struct IdentityAllocator {
+    by_labels: BTreeMap<BTreeSet<Label>, Identity>,
+    rows: BTreeMap<Identity, IdentityRow>,
+    /// The number given out last: numbers rest as long as can be before they stand for something else.
+    last: Option<Identity>,
+}
+
+impl IdentityAllocator {
+    /// Nothing given out.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The identity of these labels, which counts one reference more. Labels that are not security-relevant are
+    /// ignored. Reserved identities are not counted.
+    ///
+    /// # Errors
+    /// [`IdentityError::Exhausted`], [`IdentityError::Reserved`].
+    pub fn acquire(&mut self, labels: &BTreeSet<Label>) -> Result<Identity, IdentityError> {
+        let labels = security_relevant(labels);
+        if let Some(identity) = reserved(&labels)? {
+            return Ok(identity);
+        }
+        let identity = match self.by_labels.get(&labels) {
+            Some(identity) => *identity,
+            None => {
+                let fresh = self.next_free()?;
+                self.last = Some(fresh);
+                fresh
+            }
+        };
+        self.refer(identity, labels);
+        Ok(identity)
+    }
+
+    /// Gives one reference back; true when it was the last one and the number is free again. No effect on reserved
+    /// identities and on numbers nobody refers to.
+    pub fn release(&mut self, identity: Identity) -> bool {
+        let Some(row) = self.rows.get_mut(&identity) else { return false };
+        row.references = row.references.saturating_sub(1);
+        if row.references > 0 {
+            return false;
+        }
+        if let Some(row) = self.rows.remove(&identity) {
+            self.by_labels.remove(&row.labels);
+        }
+        true
+    }
+
+    /// The labels that an identity in use stands for; `None` for reserved ones.
+    #[must_use]
+    pub fn get(&self, identity: Identity) -> Option<&BTreeSet<Label>> {
+        self.rows.get(&identity).map(|r| &r.labels)
+    }
+
+    /// Takes back the identity that a restored endpoint had, and counts a reference.
+    ///
+    /// # Errors
+    /// [`IdentityError::Conflict`] when the number cannot stand for these labels; acquire a new one then.
+    pub fn claim(&mut self, identity: Identity, labels: &BTreeSet<Label>) -> Result<(), IdentityError> {
+        let labels = security_relevant(labels);
+        let conflict = |why: String| Err(IdentityError::Conflict { identity, why });
+        match reserved(&labels)? {
+            Some(fixed) if fixed == identity => return Ok(()),
+            Some(fixed) => return conflict(format!("its labels are those of the reserved identity {fixed}")),
+            None => {}
+        }
+        if !(Identity::FIRST_LOCAL..=LAST_LOCAL).contains(&identity) {
+            return conflict(format!("it is not one of {} to {LAST_LOCAL}", Identity::FIRST_LOCAL));
+        }
+        if self.get(identity).is_some_and(|held| *held != labels) {
+            return conflict("it stands for other labels".to_owned());
+        }
+        if let Some(other) = self.by_labels.get(&labels).filter(|other| **other != identity) {
+            return conflict(format!("its labels have the identity {other}"));
+        }
+        self.last = self.last.max(Some(identity));
+        self.refer(identity, labels);
+        Ok(())
+    }
+
+    /// Every identity in use, by number; reserved ones are not listed.
+    #[must_use]
+    pub fn list(&self) -> Vec<IdentityRow> {
+        self.rows.values().cloned().collect()
+    }
+
+    fn refer(&mut self, identity: Identity, labels: BTreeSet<Label>) {
+        self.by_labels.insert(labels.clone(), identity);
+        let row = self.rows.entry(identity).or_insert(IdentityRow { identity, labels, references: 0 });
+        row.references += 1;
+    }
+
+    /// First free number after the one given out last, and around.
+    fn next_free(&self) -> Result<Identity, IdentityError> {
+        let (first, last) = (Identity::FIRST_LOCAL.0, LAST_LOCAL.0);
+        let from = self.last.map_or(first, |l| l.0 + 1);
+        (from..=last)
+            .chain(first..from.min(last + 1))
+            .map(Identity)
+            .find(|candidate| !self.rows.contains_key(candidate))
+            .ok_or(IdentityError::Exhausted { total: last - first + 1 })
+    }
+}
+
+/// The labels among these that say what an endpoint is, and not which one: an identity stands for them. Drops `cni:*`,
+/// the container's own name and id, and what Kubernetes writes for each single pod or rollout.
+#[must_use]
+pub fn security_relevant(labels: &BTreeSet<Label>) -> BTreeSet<Label> {
+    labels.iter().filter(|l| !is_per_pod(l)).cloned().collect()
+}
+
+fn is_per_pod(label: &Label) -> bool {
+    match label.source.as_str() {
+        "cni" => true,
+        "container" => matches!(label.key.as_str(), "id" | "name"),
+        "k8s" => PER_POD_KEYS.contains(&label.key.as_str()) || label.key.starts_with("annotation."),
+        _ => false,
+    }
+}
+
+/// The fixed identity, if the labels are a reserved one.
+fn reserved(labels: &BTreeSet<Label>) -> Result<Option<Identity>, IdentityError> {
+    let Some(label) = labels.iter().find(|l| l.source == RESERVED_SOURCE) else { return Ok(None) };
+    let refuse = |why| Err(IdentityError::Reserved { label: label.clone(), why });
+    if labels.len() > 1 {
+        return refuse("a reserved label stands alone; remove it or the others");
+    }
+    match RESERVED.iter().find(|(key, _)| *key == label.key && label.value.is_empty()) {
+        Some((_, identity)) => Ok(Some(*identity)),
+        None => refuse("no such reserved label; known are host, world, unmanaged, health, init and remote-node"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,499 @@
+//! Named pools of addresses, and who holds which.
+//!
+//! Pure and in memory: the agent leases here, and makes the lease durable in one transaction with the endpoint that
+//! owns it. Addresses are given out next-fit, and one that was released comes back as late as can be, so that whatever
+//! still speaks of its old owner has long forgotten.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::PoolName,
+    store::{Lease, LeaseOwner},
+};
+
+mod cidr;
+mod family;
+
+use family::FamilyPool;
+
+/// Address family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+}
+
+impl Family {
+    /// Family of an address.
+    #[must_use]
+    pub const fn of(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(_) => Self::Ipv4,
+            IpAddr::V6(_) => Self::Ipv6,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ipv4 => "IPv4",
+            Self::Ipv6 => "IPv6",
+        })
+    }
+}
+
+/// A pool as the user configured it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolConfig {
+    /// Name.
+    pub name: PoolName,
+    /// Its CIDRs, of either family or both, given out in this order.
+    pub cidrs: Vec<IpNet>,
+}
+
+/// What is wanted of one family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Wanted<A> {
+    /// Any free address, if the pool has the family.
+    #[default]
+    Any,
+    /// This one.
+    Exact(A),
+    /// None.
+    None,
+}
+
+/// What a lease is to hold. The default asks the default pool for an address of each family that it has.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct LeaseRequest {
+    /// Pool; the default pool when none is named.
+    pub pool: Option<PoolName>,
+    /// IPv4.
+    pub ipv4: Wanted<Ipv4Addr>,
+    /// IPv6.
+    pub ipv6: Wanted<Ipv6Addr>,
+}
+
+/// What was leased: at least one address.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Leased {
+    /// IPv4.
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Pool they come from.
+    pub pool: PoolName,
+}
+
+/// How full a pool is, of one family.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolUsage {
+    /// Pool.
+    pub pool: PoolName,
+    /// IPv6; IPv4 otherwise.
+    pub v6: bool,
+    /// CIDRs of that family.
+    pub cidrs: Vec<IpNet>,
+    /// Addresses that are given out, the router's included.
+    pub used: u64,
+    /// Addresses that can be given out at all; the greatest `u64` stands for more.
+    pub total: u64,
+}
+
+/// Why IPAM refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IpamError {
+    /// Every address is given out.
+    #[error(
+        "lease {family} address from pool {pool}: all of its {total} addresses are in use ({used}); delete endpoints, \
+         release leases (`wharf ipam list`), or give the pool another CIDR"
+    )]
+    Exhausted {
+        /// Pool.
+        pool: PoolName,
+        /// Family.
+        family: Family,
+        /// Given out.
+        used: u64,
+        /// Of so many.
+        total: u64,
+    },
+    /// No pool of that name.
+    #[error("find pool {pool}: no such pool; configured are: {known}")]
+    UnknownPool {
+        /// The name asked for.
+        pool: PoolName,
+        /// Names of the pools there are.
+        known: String,
+    },
+    /// The address is not one that the pool gives out.
+    #[error("lease {ip} from pool {pool}: {why}")]
+    NotInPool {
+        /// Address.
+        ip: IpAddr,
+        /// Pool.
+        pool: PoolName,
+        /// What it is instead, and what to do.
+        why: String,
+    },
+    /// Somebody else holds it.
+    #[error("lease {ip}: held by {owner}; delete that holder first, or ask for another address")]
+    AlreadyLeased {
+        /// Address.
+        ip: IpAddr,
+        /// Holder, in words.
+        owner: String,
+    },
+    /// The pool has no addresses of that family.
+    #[error("lease {family} address from pool {pool}: it has no {family} CIDR; configure one, or ask another pool")]
+    FamilyNotInPool {
+        /// Pool.
+        pool: PoolName,
+        /// Family.
+        family: Family,
+    },
+    /// Neither family was wanted.
+    #[error("lease from pool {pool}: no address family was asked for; ask for IPv4, IPv6 or both")]
+    NothingWanted {
+        /// Pool.
+        pool: PoolName,
+    },
+    /// Two CIDRs share addresses.
+    #[error(
+        "configure pools: {first} (pool {first_pool}) and {second} (pool {second_pool}) overlap; change one of them"
+    )]
+    Overlap {
+        /// One.
+        first: IpNet,
+        /// Its pool.
+        first_pool: PoolName,
+        /// The other.
+        second: IpNet,
+        /// Its pool.
+        second_pool: PoolName,
+    },
+    /// A CIDR that cannot be a pool's.
+    #[error("configure pool {pool}: CIDR {cidr} {why}")]
+    BadCidr {
+        /// Pool.
+        pool: PoolName,
+        /// CIDR.
+        cidr: IpNet,
+        /// The rule it breaks, and what to do.
+        why: String,
+    },
+    /// A pool without CIDRs.
+    #[error("configure pool {pool}: it has no CIDR; give it at least one, or remove the pool")]
+    EmptyPool {
+        /// Pool.
+        pool: PoolName,
+    },
+    /// Two pools of one name.
+    #[error("configure pool {pool}: the name is used twice; rename one, or join their CIDRs in one pool")]
+    DuplicatePool {
+        /// Pool.
+        pool: PoolName,
+    },
+}
+
+/// A pool at work.
+#[derive(Debug, Clone)]
+struct Pool {
+    config: PoolConfig,
+    v4: Option<FamilyPool>,
+    v6: Option<FamilyPool>,
+}
+
+impl Pool {
+    fn family(&self, family: Family) -> Option<&FamilyPool> {
+        match family {
+            Family::Ipv4 => self.v4.as_ref(),
+            Family::Ipv6 => self.v6.as_ref(),
+        }
+    }
+
+    fn family_mut(&mut self, family: Family) -> Option<&mut FamilyPool> {
+        match family {
+            Family::Ipv4 => self.v4.as_mut(),
+            Family::Ipv6 => self.v6.as_mut(),
+        }
+    }
+}
+
+/// All pools and all leases.
+#[derive(Debug, Clone)]
+pub struct Ipam {
+    pools: Vec<Pool>,
+    default_pool: PoolName,
+    router4: Option<Ipv4Addr>,
+    router6: Option<Ipv6Addr>,
+    leases: BTreeMap<IpAddr, Lease>,
+}
+
+impl Ipam {
+    /// Checks the pools and sets the router addresses aside: the first usable one of the default pool's first CIDR of
+    /// each family, held by [`LeaseOwner::Node`].
+    ///
+    /// # Errors
+    /// When a pool is empty or its name used twice, a CIDR is unfit or overlaps another, or the default pool is unknown.
+    pub fn new(pools: Vec<PoolConfig>, default_pool: PoolName) -> Result<Self, IpamError> {
+        cidr::check(&pools)?;
+        let pools: Vec<Pool> = pools
+            .into_iter()
+            .map(|config| Pool {
+                v4: FamilyPool::new(Family::Ipv4, &config.cidrs),
+                v6: FamilyPool::new(Family::Ipv6, &config.cidrs),
+                config,
+            })
+            .collect();
+        let default_index = index_of(&pools, &default_pool)?;
+        let mut ipam =
+            Self { pools, default_pool: default_pool.clone(), router4: None, router6: None, leases: BTreeMap::new() };
+        for family in [Family::Ipv4, Family::Ipv6] {
+            let router = ipam.pools.get(default_index).and_then(|p| p.family(family)).and_then(FamilyPool::first);
+            match router {
+                Some(IpAddr::V4(ip)) => ipam.router4 = Some(ip),
+                Some(IpAddr::V6(ip)) => ipam.router6 = Some(ip),
+                None => continue,
+            }
+            if let Some(ip) = router {
+                ipam.insert(
+                    default_index,
+                    Lease { ip, pool: default_pool.clone(), owner: LeaseOwner::Node, since_unix_ms: 0 },
+                );
+            }
+        }
+        Ok(ipam)
+    }
+
+    /// The node's IPv4 address toward its endpoints.
+    #[must_use]
+    pub fn router4(&self) -> Option<Ipv4Addr> {
+        self.router4
+    }
+
+    /// The node's IPv6 address toward its endpoints.
+    #[must_use]
+    pub fn router6(&self) -> Option<Ipv6Addr> {
+        self.router6
+    }
+
+    /// Name of the default pool.
+    #[must_use]
+    pub fn default_pool(&self) -> &PoolName {
+        &self.default_pool
+    }
+
+    /// Every CIDR of every pool, in the order they were configured.
+    #[must_use]
+    pub fn cidrs(&self) -> Vec<IpNet> {
+        self.pools.iter().flat_map(|p| p.config.cidrs.iter().copied()).collect()
+    }
+
+    /// Leases an address of each family that is wanted. `now_ms`: milliseconds since the Unix epoch.
+    ///
+    /// # Errors
+    /// [`IpamError::UnknownPool`], [`IpamError::Exhausted`], [`IpamError::NotInPool`], [`IpamError::AlreadyLeased`],
+    /// [`IpamError::FamilyNotInPool`], [`IpamError::NothingWanted`]; nothing is leased then, of either family.
+    pub fn lease(&mut self, req: &LeaseRequest, owner: LeaseOwner, now_ms: u64) -> Result<Leased, IpamError> {
+        let pool = req.pool.as_ref().unwrap_or(&self.default_pool).clone();
+        let index = index_of(&self.pools, &pool)?;
+        // Both are chosen before either is taken, so there is nothing to roll back.
+        let v4 = self.choose(index, &pool, Family::Ipv4, req.ipv4)?;
+        let v6 = self.choose(index, &pool, Family::Ipv6, req.ipv6)?;
+        if v4.is_none() && v6.is_none() {
+            return Err(match (req.ipv4, req.ipv6) {
+                (Wanted::None, Wanted::None) => IpamError::NothingWanted { pool },
+                (Wanted::None, _) => IpamError::FamilyNotInPool { pool, family: Family::Ipv6 },
+                _ => IpamError::FamilyNotInPool { pool, family: Family::Ipv4 },
+            });
+        }
+        for ip in [v4, v6].into_iter().flatten() {
+            self.insert(index, Lease { ip, pool: pool.clone(), owner: owner.clone(), since_unix_ms: now_ms });
+        }
+        let ipv4 = v4.and_then(|ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None });
+        let ipv6 = v6.and_then(|ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None });
+        Ok(Leased { ipv4, ipv6, pool })
+    }
+
+    /// Takes back a lease that was stored or found in the kernel. The same owner may claim again; the lease is filed
+    /// under the pool whose CIDR holds the address today, whatever the stored name.
+    ///
+    /// # Errors
+    /// [`IpamError::AlreadyLeased`] when another owner holds it, [`IpamError::NotInPool`] when no pool gives it out any
+    /// more (the pools' configuration was changed).
+    pub fn claim(&mut self, lease: Lease) -> Result<(), IpamError> {
+        let family = Family::of(lease.ip);
+        let Some((index, pool)) = self.pool_of(lease.ip).map(|(index, name)| (index, name.clone())) else {
+            return Err(self.not_in_pool(lease.ip, lease.pool));
+        };
+        if let Some(held) = self.leases.get(&lease.ip) {
+            if held.owner != lease.owner {
+                return Err(IpamError::AlreadyLeased { ip: lease.ip, owner: describe_owner(&held.owner) });
+            }
+        } else if lease.owner == LeaseOwner::Node {
+            let router = match family {
+                Family::Ipv4 => self.router4.map(IpAddr::V4),
+                Family::Ipv6 => self.router6.map(IpAddr::V6),
+            };
+            let today = router.map_or_else(|| "none".to_owned(), |ip| ip.to_string());
+            let why = format!("it was the node's router address and is not any more (today: {today}); drop the lease");
+            return Err(IpamError::NotInPool { ip: lease.ip, pool: lease.pool, why });
+        }
+        self.insert(index, Lease { pool, ..lease });
+        Ok(())
+    }
+
+    /// Gives an address back, whoever holds it. `None` when nobody does, and for the router's, which stays.
+    pub fn release(&mut self, ip: IpAddr) -> Option<Lease> {
+        if self.leases.get(&ip)?.owner == LeaseOwner::Node {
+            return None;
+        }
+        let lease = self.leases.remove(&ip)?;
+        let index = self.pool_of(ip).map(|(index, _)| index);
+        if let Some(pool) = index.and_then(|i| self.pools.get_mut(i)).and_then(|p| p.family_mut(Family::of(ip))) {
+            pool.release(ip);
+        }
+        Some(lease)
+    }
+
+    /// Gives an address back if this owner holds it: a late release never takes the address of the one who came after.
+    pub fn release_owned(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Option<Lease> {
+        if self.leases.get(&ip)?.owner != *owner {
+            return None;
+        }
+        self.release(ip)
+    }
+
+    /// Hands a lease to another owner if `from` holds it, and returns the lease as it is now. NoIPRelease needs it: when
+    /// the endpoint goes and its address stays, somebody must answer for the lease, or the audit rightly calls it leaked.
+    pub fn transfer(&mut self, ip: IpAddr, from: &LeaseOwner, to: LeaseOwner) -> Option<Lease> {
+        let lease = self.leases.get_mut(&ip).filter(|l| l.owner == *from && l.owner != LeaseOwner::Node)?;
+        lease.owner = to;
+        Some(lease.clone())
+    }
+
+    /// Leases whose owner satisfies `pred`, by address.
+    pub fn owned_by(&self, pred: impl Fn(&LeaseOwner) -> bool) -> Vec<Lease> {
+        self.leases.values().filter(|l| pred(&l.owner)).cloned().collect()
+    }
+
+    /// The lease of an address.
+    #[must_use]
+    pub fn get(&self, ip: IpAddr) -> Option<&Lease> {
+        self.leases.get(&ip)
+    }
+
+    /// Every lease, by address, IPv4 first; the router's included.
+    #[must_use]
+    pub fn leases(&self) -> Vec<Lease> {
+        self.leases.values().cloned().collect()
+    }
+
+    /// How full each pool is, a row for each family that it has.
+    #[must_use]
+    pub fn usage(&self) -> Vec<PoolUsage> {
+        let row = |pool: &Pool, family| {
+            pool.family(family).map(|f| PoolUsage {
+                pool: pool.config.name.clone(),
+                v6: family == Family::Ipv6,
+                cidrs: pool.config.cidrs.iter().copied().filter(|c| Family::of(c.addr()) == family).collect(),
+                used: f.used(),
+                total: f.total(),
+            })
+        };
+        self.pools.iter().flat_map(|p| [row(p, Family::Ipv4), row(p, Family::Ipv6)]).flatten().collect()
+    }
+
+    /// The address that a request would get, without taking it; `None` when it wants none, or any of a family that the
+    /// pool lacks.
+    fn choose<A: Into<IpAddr>>(
+        &self,
+        index: usize,
+        name: &PoolName,
+        family: Family,
+        wanted: Wanted<A>,
+    ) -> Result<Option<IpAddr>, IpamError> {
+        let pool = self.pools.get(index).and_then(|p| p.family(family));
+        let name = name.clone();
+        match (wanted, pool) {
+            (Wanted::None, _) | (Wanted::Any, None) => Ok(None),
+            (Wanted::Exact(_), None) => Err(IpamError::FamilyNotInPool { pool: name, family }),
+            (Wanted::Any, Some(pool)) => match pool.next_free() {
+                Some(ip) => Ok(Some(ip)),
+                None => Err(IpamError::Exhausted { pool: name, family, used: pool.used(), total: pool.total() }),
+            },
+            (Wanted::Exact(ip), Some(pool)) => {
+                let ip = ip.into();
+                if !pool.gives_out(ip) {
+                    return Err(self.not_in_pool(ip, name));
+                }
+                match self.leases.get(&ip) {
+                    Some(held) => Err(IpamError::AlreadyLeased { ip, owner: describe_owner(&held.owner) }),
+                    None => Ok(Some(ip)),
+                }
+            }
+        }
+    }
+
+    fn insert(&mut self, index: usize, lease: Lease) {
+        if let Some(pool) = self.pools.get_mut(index).and_then(|p| p.family_mut(Family::of(lease.ip))) {
+            pool.take(lease.ip);
+        }
+        self.leases.insert(lease.ip, lease);
+    }
+
+    fn pool_of(&self, ip: IpAddr) -> Option<(usize, &PoolName)> {
+        let index = self.pools.iter().position(|p| p.family(Family::of(ip)).is_some_and(|f| f.gives_out(ip)))?;
+        self.pools.get(index).map(|p| (index, &p.config.name))
+    }
+
+    fn not_in_pool(&self, ip: IpAddr, pool: PoolName) -> IpamError {
+        let holds = self.pools.iter().find(|p| p.config.cidrs.iter().any(|c| c.contains(&ip)));
+        let why = match holds {
+            Some(p) if p.config.name != pool && self.pool_of(ip).is_some() => {
+                format!("it belongs to pool {}; ask that pool", p.config.name)
+            }
+            Some(_) => {
+                "it is the first or last address of its CIDR, which no host may have; ask for another".to_owned()
+            }
+            None => {
+                let cidrs: Vec<String> = self.cidrs().iter().map(ToString::to_string).collect();
+                format!("no pool has it (configured: {}); ask for one of those", cidrs.join(", "))
+            }
+        };
+        IpamError::NotInPool { ip, pool, why }
+    }
+}
+
+fn index_of(pools: &[Pool], name: &PoolName) -> Result<usize, IpamError> {
+    pools.iter().position(|p| p.config.name == *name).ok_or_else(|| {
+        let known: Vec<&str> = pools.iter().map(|p| p.config.name.as_str()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        IpamError::UnknownPool { pool: name.clone(), known }
+    })
+}
+
+/// An owner in words, as the CLI and errors show it.
+#[must_use]
+pub fn describe_owner(owner: &LeaseOwner) -> String {
+    match owner {
+        LeaseOwner::Attachment { attachment, epoch } => format!("{attachment} (epoch {epoch})"),
+        LeaseOwner::Caller { name } => name.clone(),
+        LeaseOwner::Node => "node".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,411 @@
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ids::{Attachment, ContainerId, Epoch, IfName, NetworkName};
+
+fn pool_name(name: &str) -> PoolName {
+    PoolName::parse(name).unwrap()
+}
+
+fn pool(name: &str, cidrs: &[&str]) -> PoolConfig {
+    PoolConfig { name: pool_name(name), cidrs: cidrs.iter().map(|c| c.parse().unwrap()).collect() }
+}
+
+fn ipam(cidrs: &[&str]) -> Ipam {
+    Ipam::new(vec![pool("default", cidrs)], pool_name("default")).unwrap()
+}
+
+fn refused(pools: Vec<PoolConfig>) -> String {
+    Ipam::new(pools, pool_name("default")).unwrap_err().to_string()
+}
+
+fn owner(n: u64) -> LeaseOwner {
+    let attachment = Attachment {
+        network: NetworkName::parse("net").unwrap(),
+        container_id: ContainerId::parse(&format!("c{n}")).unwrap(),
+        ifname: IfName::parse("eth0").unwrap(),
+    };
+    LeaseOwner::Attachment { attachment, epoch: Epoch(n) }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn exact4(text: &str) -> LeaseRequest {
+    LeaseRequest { ipv4: Wanted::Exact(text.parse().unwrap()), ipv6: Wanted::None, ..LeaseRequest::default() }
+}
+
+fn lease4(ipam: &mut Ipam, n: u64) -> Ipv4Addr {
+    let request = LeaseRequest { ipv6: Wanted::None, ..LeaseRequest::default() };
+    ipam.lease(&request, owner(n), n).unwrap().ipv4.unwrap()
+}
+
+#[test]
+fn the_router_is_the_first_usable_address_and_stays() {
+    let mut ipam = ipam(&["10.1.0.0/24", "fd00::/64", "10.2.0.0/24"]);
+    assert_eq!(ipam.router4(), Some([10, 1, 0, 1].into()));
+    assert_eq!(ipam.router6(), Some("fd00::1".parse().unwrap()));
+    assert_eq!(ipam.get(ip("10.1.0.1")).unwrap().owner, LeaseOwner::Node);
+    assert_eq!(ipam.release(ip("10.1.0.1")), None);
+    assert_eq!(ipam.release_owned(ip("fd00::1"), &LeaseOwner::Node), None);
+    assert_eq!(ipam.transfer(ip("fd00::1"), &LeaseOwner::Node, owner(1)), None);
+    assert_eq!(ipam.leases().len(), 2);
+}
+
+#[test]
+fn a_lease_holds_both_families_that_the_pool_has() {
+    let mut both = ipam(&["10.1.0.0/24", "fd00::/64"]);
+    let leased = both.lease(&LeaseRequest::default(), owner(1), 7).unwrap();
+    assert_eq!((leased.ipv4, leased.ipv6), (Some([10, 1, 0, 2].into()), Some("fd00::2".parse().unwrap())));
+    assert_eq!(both.get(ip("fd00::2")).unwrap().since_unix_ms, 7);
+
+    let mut one = ipam(&["10.1.0.0/24"]);
+    let leased = one.lease(&LeaseRequest::default(), owner(1), 7).unwrap();
+    assert_eq!((leased.ipv4, leased.ipv6), (Some([10, 1, 0, 2].into()), None));
+}
+
+#[test]
+fn a_family_that_fails_leaves_the_other_unleased() {
+    let mut ipam = ipam(&["10.1.0.0/30", "fd00::/64"]);
+    lease4(&mut ipam, 1);
+    let before = ipam.leases();
+    let error = ipam.lease(&LeaseRequest::default(), owner(2), 0).unwrap_err();
+    assert_eq!(error, IpamError::Exhausted { pool: pool_name("default"), family: Family::Ipv4, used: 2, total: 2 });
+    assert_eq!(
+        error.to_string(),
+        "lease IPv4 address from pool default: all of its 2 addresses are in use (2); delete endpoints, release leases \
+         (`wharf ipam list`), or give the pool another CIDR"
+    );
+    assert_eq!(ipam.leases(), before);
+
+    // The other way round: IPv4 has room, the wanted IPv6 address is held.
+    let mut ipam = self::ipam(&["10.1.0.0/24", "fd00::/64"]);
+    let request = LeaseRequest { ipv6: Wanted::Exact("fd00::1".parse().unwrap()), ..LeaseRequest::default() };
+    let error = ipam.lease(&request, owner(1), 0).unwrap_err();
+    assert_eq!(error.to_string(), "lease fd00::1: held by node; delete that holder first, or ask for another address");
+    assert_eq!(ipam.leases().len(), 2);
+    assert_eq!(ipam.usage().iter().map(|u| u.used).collect::<Vec<_>>(), [1, 1]);
+}
+
+#[test]
+fn requests_that_no_pool_can_answer_say_why() {
+    let mut ipam =
+        Ipam::new(vec![pool("default", &["10.1.0.0/24"]), pool("b", &["fd00::/64"])], pool_name("default")).unwrap();
+    let mut error = |request: LeaseRequest| ipam.lease(&request, owner(1), 0).unwrap_err().to_string();
+    let named = |name: &str| LeaseRequest { pool: Some(pool_name(name)), ..LeaseRequest::default() };
+    assert_eq!(error(named("c")), "find pool c: no such pool; configured are: default, b");
+    assert_eq!(
+        error(LeaseRequest { ipv4: Wanted::None, ..named("default") }),
+        "lease IPv6 address from pool default: it has no IPv6 CIDR; configure one, or ask another pool"
+    );
+    assert_eq!(
+        error(LeaseRequest { ipv4: Wanted::Exact([10, 1, 0, 9].into()), ..named("b") }),
+        "lease IPv4 address from pool b: it has no IPv4 CIDR; configure one, or ask another pool"
+    );
+    assert_eq!(
+        error(LeaseRequest { ipv4: Wanted::None, ipv6: Wanted::None, ..named("b") }),
+        "lease from pool b: no address family was asked for; ask for IPv4, IPv6 or both"
+    );
+    assert_eq!(
+        error(exact4("192.168.7.7")),
+        "lease 192.168.7.7 from pool default: no pool has it (configured: 10.1.0.0/24, fd00::/64); ask for one of those"
+    );
+    for edge in ["10.1.0.0", "10.1.0.255"] {
+        let message = error(exact4(edge));
+        assert!(message.contains("first or last address of its CIDR"), "{message}");
+    }
+}
+
+#[test]
+fn an_address_of_another_pool_is_named_as_such() {
+    let pools = vec![pool("default", &["10.1.0.0/24"]), pool("b", &["10.2.0.0/24"])];
+    let mut ipam = Ipam::new(pools, pool_name("default")).unwrap();
+    let error = ipam.lease(&exact4("10.2.0.5"), owner(1), 0).unwrap_err();
+    assert_eq!(error.to_string(), "lease 10.2.0.5 from pool default: it belongs to pool b; ask that pool");
+}
+
+#[test]
+fn pools_that_cannot_work_are_refused() {
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "configure pool default: it has no CIDR; give it at least one, or remove the pool"),
+        (
+            &["10.0.0.1/24"],
+            "configure pool default: CIDR 10.0.0.1/24 has bits set beyond its prefix; write 10.0.0.0/24",
+        ),
+        (
+            &["10.0.0.1/32"],
+            "configure pool default: CIDR 10.0.0.1/32 is too small: the node itself takes one address; use /31 or shorter",
+        ),
+        (
+            &["fd00::1/128"],
+            "configure pool default: CIDR fd00::1/128 is too small: the node itself takes one address; use /127 or shorter",
+        ),
+        (
+            &["10.0.0.0/8", "10.3.0.0/16"],
+            "configure pools: 10.0.0.0/8 (pool default) and 10.3.0.0/16 (pool default) overlap; change one of them",
+        ),
+    ];
+    for (cidrs, message) in cases {
+        assert_eq!(refused(vec![pool("default", cidrs)]), *message);
+    }
+    for (cidr, what) in [
+        ("127.0.0.0/16", "loopback"),
+        ("169.254.8.0/24", "link-local"),
+        ("224.1.0.0/16", "multicast"),
+        ("255.255.255.0/24", "class E"),
+        ("0.0.0.0/0", "this network"),
+        ("::/0", "unspecified"),
+        ("::/127", "unspecified"),
+        ("::ffff:10.0.0.0/104", "IPv4-mapped"),
+        ("fe80::/64", "link-local"),
+        ("ff02::/16", "multicast"),
+    ] {
+        let message = refused(vec![pool("default", &[cidr])]);
+        assert!(message.starts_with(&format!("configure pool default: CIDR {cidr} holds")), "{message}");
+        assert!(message.contains(what), "{message}");
+    }
+    assert_eq!(
+        refused(vec![pool("default", &["10.1.0.0/16"]), pool("b", &["fd00::/64", "10.1.2.0/24"])]),
+        "configure pools: 10.1.0.0/16 (pool default) and 10.1.2.0/24 (pool b) overlap; change one of them"
+    );
+    assert_eq!(
+        refused(vec![pool("default", &["10.1.0.0/16"]), pool("default", &["10.2.0.0/16"])]),
+        "configure pool default: the name is used twice; rename one, or join their CIDRs in one pool"
+    );
+    assert_eq!(refused(vec![pool("b", &["10.1.0.0/16"])]), "find pool default: no such pool; configured are: b");
+    assert_eq!(refused(vec![]), "find pool default: no such pool; configured are: none");
+}
+
+#[test]
+fn point_to_point_prefixes_give_out_both_addresses() {
+    let mut ipam = ipam(&["10.1.0.0/31", "fd00::/127"]);
+    assert_eq!((ipam.router4(), ipam.router6()), (Some([10, 1, 0, 0].into()), Some("fd00::".parse().unwrap())));
+    let leased = ipam.lease(&LeaseRequest::default(), owner(1), 0).unwrap();
+    assert_eq!((leased.ipv4, leased.ipv6), (Some([10, 1, 0, 1].into()), Some("fd00::1".parse().unwrap())));
+    assert_eq!(ipam.usage().iter().map(|u| (u.used, u.total)).collect::<Vec<_>>(), [(2, 2), (2, 2)]);
+}
+
+#[test]
+fn a_pool_goes_on_with_its_next_cidr_and_is_used_up_to_the_last_address() {
+    let mut ipam = ipam(&["10.1.0.0/30", "10.9.0.0/30"]);
+    let given: Vec<String> = (0..3).map(|n| lease4(&mut ipam, n).to_string()).collect();
+    assert_eq!(given, ["10.1.0.2", "10.9.0.1", "10.9.0.2"]);
+    let usage = ipam.usage();
+    assert_eq!(usage.len(), 1);
+    assert_eq!((usage[0].used, usage[0].total, usage[0].v6), (4, 4, false));
+    assert!(matches!(
+        ipam.lease(&LeaseRequest::default(), owner(9), 0),
+        Err(IpamError::Exhausted { used: 4, total: 4, .. })
+    ));
+}
+
+#[test]
+fn what_was_released_last_comes_back_last() {
+    let mut ipam = ipam(&["10.1.0.0/29"]);
+    let given: Vec<Ipv4Addr> = (0..3).map(|n| lease4(&mut ipam, n)).collect();
+    for address in [given[1], given[0], given[2]] {
+        assert!(ipam.release(address.into()).is_some());
+    }
+    // Fresh ones first (.5 and .6), then in the order of release.
+    let again: Vec<Ipv4Addr> = (0..5).map(|n| lease4(&mut ipam, n)).collect();
+    assert_eq!(again, [[10, 1, 0, 5].into(), [10, 1, 0, 6].into(), given[1], given[0], given[2]]);
+}
+
+#[test]
+fn an_exact_address_may_be_one_that_rests() {
+    let mut ipam = ipam(&["10.1.0.0/29"]);
+    let address = lease4(&mut ipam, 1);
+    ipam.release(address.into()).unwrap();
+    ipam.lease(&exact4(&address.to_string()), owner(2), 0).unwrap();
+    assert_eq!(ipam.usage()[0].used, 2);
+    let others: Vec<Ipv4Addr> = (0..4).map(|n| lease4(&mut ipam, n)).collect();
+    assert!(!others.contains(&address), "{address} was given out twice");
+}
+
+#[test]
+fn a_large_ipv6_pool_keeps_few_addresses_back() {
+    let mut ipam = ipam(&["fd00::/64"]);
+    assert_eq!(ipam.usage()[0].total, u64::MAX);
+    for n in 0..10_000 {
+        let leased = ipam.lease(&LeaseRequest::default(), owner(n), 0).unwrap();
+        ipam.release(leased.ipv6.unwrap().into()).unwrap();
+    }
+    let kept = ipam.pools[0].v6.as_ref().unwrap().kept_back();
+    assert_eq!(kept, (4096, 4096 + 1), "resting, and resting plus the router");
+}
+
+#[test]
+fn the_wrong_owner_cannot_release() {
+    let mut ipam = ipam(&["10.1.0.0/24"]);
+    let address = IpAddr::from(lease4(&mut ipam, 1));
+    assert_eq!(ipam.release_owned(address, &owner(2)), None);
+    assert_eq!(ipam.release_owned(address, &owner(1)).unwrap().owner, owner(1));
+    assert_eq!(ipam.release(address), None);
+    assert_eq!(ipam.release(ip("192.0.2.1")), None);
+}
+
+#[test]
+fn claims_are_exact_and_hold_against_others() {
+    let mut ipam = ipam(&["10.1.0.0/24"]);
+    let lease = |address: &str, n| Lease {
+        ip: ip(address),
+        pool: pool_name("renamed-since"),
+        owner: owner(n),
+        since_unix_ms: 5,
+    };
+    ipam.claim(lease("10.1.0.7", 1)).unwrap();
+    ipam.claim(lease("10.1.0.7", 1)).unwrap();
+    assert_eq!(ipam.get(ip("10.1.0.7")).unwrap().pool, pool_name("default"));
+    assert_eq!(ipam.usage()[0].used, 2);
+    assert!(matches!(ipam.claim(lease("10.1.0.7", 2)), Err(IpamError::AlreadyLeased { .. })));
+    assert!(matches!(ipam.claim(lease("10.1.0.1", 2)), Err(IpamError::AlreadyLeased { .. })));
+    assert!(matches!(ipam.claim(lease("10.2.0.7", 2)), Err(IpamError::NotInPool { .. })));
+
+    let node = |address: &str| Lease { owner: LeaseOwner::Node, ..lease(address, 0) };
+    ipam.claim(node("10.1.0.1")).unwrap();
+    let error = ipam.claim(node("10.1.0.9")).unwrap_err().to_string();
+    assert!(error.contains("not any more (today: 10.1.0.1)"), "{error}");
+}
+
+#[test]
+fn a_lease_can_change_hands_when_its_endpoint_goes() {
+    let mut ipam = ipam(&["10.1.0.0/24"]);
+    let address = IpAddr::from(lease4(&mut ipam, 1));
+    let keeper = LeaseOwner::Caller { name: "kept".to_owned() };
+    assert_eq!(ipam.transfer(address, &owner(2), keeper.clone()), None);
+    assert_eq!(ipam.transfer(address, &owner(1), keeper.clone()).unwrap().owner, keeper);
+    assert_eq!(ipam.release_owned(address, &owner(1)), None);
+    assert_eq!(ipam.owned_by(|o| *o == keeper).len(), 1);
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Lease { v4: bool, v6: bool },
+    Exact(u8),
+    Exact6(u8),
+    Release(usize),
+    ReleaseAs(usize, u64),
+    Claim(u8, u64),
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (any::<bool>(), any::<bool>()).prop_map(|(v4, v6)| Op::Lease { v4, v6 }),
+        2 => any::<u8>().prop_map(Op::Exact),
+        1 => (0u8..40).prop_map(Op::Exact6),
+        4 => any::<usize>().prop_map(Op::Release),
+        2 => (any::<usize>(), 0u64..4).prop_map(|(at, n)| Op::ReleaseAs(at, n)),
+        2 => (any::<u8>(), 0u64..4).prop_map(|(last, n)| Op::Claim(last, n)),
+    ]
+}
+
+proptest! {
+    /// Against a map of address to owner, and a plain list of the addresses that may be given out.
+    #[test]
+    fn leases_are_those_of_a_naive_set(ops in prop::collection::vec(any_op(), 1..200)) {
+        let mut ipam = ipam(&["10.0.0.0/28", "10.0.0.32/31", "fd00::/124"]);
+        let free4: Vec<IpAddr> = (1u8..15).chain(32..34).map(|n| IpAddr::from([10, 0, 0, n])).collect();
+        let free6: Vec<IpAddr> = (1u16..16).map(|n| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n])).collect();
+        let mut model: BTreeMap<IpAddr, LeaseOwner> = BTreeMap::new();
+        let mut released: Vec<IpAddr> = Vec::new();
+        model.insert(ip("10.0.0.1"), LeaseOwner::Node);
+        model.insert(ip("fd00::1"), LeaseOwner::Node);
+        for (n, op) in ops.into_iter().enumerate() {
+            let who = owner(n as u64 % 4);
+            match op {
+                Op::Lease { v4, v6 } => {
+                    let request = LeaseRequest {
+                        pool: None,
+                        ipv4: if v4 { Wanted::Any } else { Wanted::None },
+                        ipv6: if v6 { Wanted::Any } else { Wanted::None },
+                    };
+                    let has = |all: &[IpAddr]| all.iter().any(|a| !model.contains_key(a));
+                    let possible = (v4 || v6) && (!v4 || has(&free4)) && (!v6 || has(&free6));
+                    match ipam.lease(&request, who.clone(), 0) {
+                        Err(_) => prop_assert!(!possible),
+                        Ok(leased) => {
+                            prop_assert!(possible);
+                            prop_assert_eq!((leased.ipv4.is_some(), leased.ipv6.is_some()), (v4, v6));
+                            let v4 = leased.ipv4.map(IpAddr::V4);
+                            let v6 = leased.ipv6.map(IpAddr::V6);
+                            for (address, all) in [(v4, &free4), (v6, &free6)] {
+                                let Some(address) = address else { continue };
+                                prop_assert!(all.contains(&address), "{address} is not to be given out");
+                                prop_assert!(!model.contains_key(&address), "{address} was given out twice");
+                                // One that rests comes only when no other is free, and then the one that rested longest.
+                                if let Some(at) = released.iter().position(|r| *r == address) {
+                                    let fresh = all.iter().find(|a| !model.contains_key(a) && !released.contains(a));
+                                    prop_assert_eq!(fresh, None);
+                                    let family = Family::of(address);
+                                    let older = released[..at].iter().find(|r| Family::of(**r) == family);
+                                    prop_assert_eq!(older, None);
+                                    released.remove(at);
+                                }
+                                model.insert(address, who.clone());
+                            }
+                        }
+                    }
+                }
+                Op::Exact(_) | Op::Exact6(_) => {
+                    let (address, request) = match op {
+                        Op::Exact6(last) => {
+                            let address = Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)]);
+                            let request = LeaseRequest {
+                                pool: None,
+                                ipv4: Wanted::None,
+                                ipv6: Wanted::Exact(address),
+                            };
+                            (IpAddr::V6(address), request)
+                        }
+                        Op::Exact(last) => (IpAddr::from([10, 0, 0, last]), exact4(&format!("10.0.0.{last}"))),
+                        _ => unreachable!(),
+                    };
+                    let possible = (free4.contains(&address) || free6.contains(&address)) && !model.contains_key(&address);
+                    prop_assert_eq!(ipam.lease(&request, who.clone(), 0).is_ok(), possible);
+                    if possible {
+                        released.retain(|r| *r != address);
+                        model.insert(address, who);
+                    }
+                }
+                Op::Release(at) => {
+                    let address = *model.keys().nth(at % model.len()).unwrap();
+                    let expected = model.get(&address).filter(|o| **o != LeaseOwner::Node).cloned();
+                    prop_assert_eq!(ipam.release(address).map(|l| l.owner), expected.clone());
+                    if expected.is_some() {
+                        model.remove(&address);
+                        released.push(address);
+                    }
+                }
+                Op::ReleaseAs(at, n) => {
+                    let address = *model.keys().nth(at % model.len()).unwrap();
+                    let holds = model.get(&address) == Some(&owner(n));
+                    prop_assert_eq!(ipam.release_owned(address, &owner(n)).is_some(), holds);
+                    if holds {
+                        model.remove(&address);
+                        released.push(address);
+                    }
+                }
+                Op::Claim(last, n) => {
+                    let address = IpAddr::from([10, 0, 0, last]);
+                    let possible = free4.contains(&address) && model.get(&address).is_none_or(|o| *o == owner(n));
+                    let lease = Lease { ip: address, pool: pool_name("default"), owner: owner(n), since_unix_ms: 0 };
+                    prop_assert_eq!(ipam.claim(lease).is_ok(), possible);
+                    if possible {
+                        released.retain(|r| *r != address);
+                        model.insert(address, owner(n));
+                    }
+                }
+            }
+            let held: BTreeMap<IpAddr, LeaseOwner> = ipam.leases().into_iter().map(|l| (l.ip, l.owner)).collect();
+            prop_assert_eq!(&held, &model);
+            let used = |v6| model.keys().filter(|a| a.is_ipv6() == v6).count() as u64;
+            let usage: Vec<(u64, u64)> = ipam.usage().iter().map(|u| (u.used, u.total)).collect();
+            prop_assert_eq!(usage, [(used(false), 16), (used(true), 15)]);
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The steps of create and delete, in order, as data. One executor runs them.
+//!
+//! A create is undone from its end: the executor notes each step *before* it runs it, and a failure undoes what was
+//! begun in reverse ([`plan_undo`]), the half-done step included. A delete is never undone: each step is idempotent, a
+//! failure is recorded and the next step runs.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    endpoint::{EndpointRecord, IpOwner},
+    ids::EndpointId,
+};
+
+/// A step of a create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CreateStep {
+    /// Write down that side effects of this id and epoch may exist.
+    WriteIntent,
+    /// Lease the addresses (in memory; durable with [`CreateStep::Commit`]).
+    Lease,
+    /// Load and pin programs and maps, or take a set that was verified ahead of need.
+    EnsurePrograms,
+    /// Create the veth pair, both sides down.
+    EnsureLink,
+    /// Write the configuration row, with the endpoint live.
+    EnsureConfig,
+    /// Attach the programs: from here on nothing can pass unpoliced, and only then may the link come up.
+    EnsureAttached,
+    /// Addresses and routes on both sides, link up.
+    EnsureConnected,
+    /// Rows in the shared maps: others reach it.
+    EnsureReachable,
+    /// Endpoint and leases durable and the intent closed, in one transaction.
+    Commit,
+}
+
+impl CreateStep {
+    /// Every step, in order.
+    pub const ALL: [Self; 9] = [
+        Self::WriteIntent,
+        Self::Lease,
+        Self::EnsurePrograms,
+        Self::EnsureLink,
+        Self::EnsureConfig,
+        Self::EnsureAttached,
+        Self::EnsureConnected,
+        Self::EnsureReachable,
+        Self::Commit,
+    ];
+
+    /// Name in the endpoint's log and metrics' labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WriteIntent => "write-intent",
+            Self::Lease => "lease",
+            Self::EnsurePrograms => "ensure-programs",
+            Self::EnsureLink => "ensure-link",
+            Self::EnsureConfig => "ensure-config",
+            Self::EnsureAttached => "ensure-attached",
+            Self::EnsureConnected => "ensure-connected",
+            Self::EnsureReachable => "ensure-reachable",
+            Self::Commit => "commit",
+        }
+    }
+
+    /// Longest time the step may take, milliseconds. Each is a hundred times what the step takes or more: it catches
+    /// what hangs, not what is slow. All of them together stay under the 30 s after which runtimes lose patience.
+    #[must_use]
+    pub const fn deadline_ms(self) -> u64 {
+        match self {
+            // A flush to a busy disk may take a second.
+            Self::WriteIntent | Self::Commit => 3_000,
+            // Memory only.
+            Self::Lease => 500,
+            // The verifier may run, on a machine that is short of processor time.
+            Self::EnsurePrograms => 8_000,
+            // RTNL is one lock for the whole kernel: 16 creates and a flood of deletes queue behind it.
+            Self::EnsureLink | Self::EnsureConnected => 5_000,
+            Self::EnsureConfig | Self::EnsureReachable => 1_000,
+            Self::EnsureAttached => 2_000,
+        }
+    }
+}
+
+impl fmt::Display for CreateStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What takes a step of a create back. Each succeeds when there is nothing to take back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UndoStep {
+    /// Record and leases out of the store, if the commit got through.
+    RemoveRecord,
+    /// Rows out of the shared maps.
+    RemoveReachable,
+    /// Drop everything on the link until it is gone.
+    Detach,
+    /// Veth pair gone, and with it addresses and routes.
+    RemoveLink,
+    /// Unpin programs, maps and links.
+    RemovePrograms,
+    /// Give the addresses back.
+    ReleaseLeases,
+    /// Close the intent: nothing of this id and epoch exists any more.
+    CloseIntent,
+}
+
+impl UndoStep {
+    /// Name in the log.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RemoveRecord => "remove-record",
+            Self::RemoveReachable => "remove-reachable",
+            Self::Detach => "detach",
+            Self::RemoveLink => "remove-link",
+            Self::RemovePrograms => "remove-programs",
+            Self::ReleaseLeases => "release-leases",
+            Self::CloseIntent => "close-intent",
+        }
+    }
+
+    /// Longest time the step may take, milliseconds; an undo is a delete, and has a delete's time.
+    #[must_use]
+    pub const fn deadline_ms(self) -> u64 {
+        match self {
+            Self::RemoveRecord | Self::CloseIntent => DeleteStep::RemoveRecord.deadline_ms(),
+            Self::RemoveReachable => DeleteStep::RemoveReachable.deadline_ms(),
+            Self::Detach => DeleteStep::Detach.deadline_ms(),
+            Self::RemoveLink => DeleteStep::RemoveLink.deadline_ms(),
+            Self::RemovePrograms => DeleteStep::Unpin.deadline_ms(),
+            Self::ReleaseLeases => DeleteStep::ReleaseIps.deadline_ms(),
+        }
+    }
+}
+
+impl fmt::Display for UndoStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The steps of a create. Addresses that the caller leased before are not leased again, and so an undo does not release
+/// them.
+#[must_use]
+pub fn plan_create(ip_owner: IpOwner) -> Vec<CreateStep> {
+    CreateStep::ALL.into_iter().filter(|step| *step != CreateStep::Lease || ip_owner == IpOwner::Endpoint).collect()
+}
+
+/// What takes a step back; `None` when an earlier step's undo takes this one's effects along.
+#[must_use]
+pub const fn undo(step: CreateStep) -> Option<UndoStep> {
+    match step {
+        CreateStep::WriteIntent => Some(UndoStep::CloseIntent),
+        CreateStep::Lease => Some(UndoStep::ReleaseLeases),
+        CreateStep::EnsurePrograms => Some(UndoStep::RemovePrograms),
+        CreateStep::EnsureLink => Some(UndoStep::RemoveLink),
+        // The row lives in the endpoint's own map, which goes with its programs.
+        CreateStep::EnsureConfig => None,
+        CreateStep::EnsureAttached => Some(UndoStep::Detach),
+        // Addresses and routes go with the link.
+        CreateStep::EnsureConnected => None,
+        CreateStep::EnsureReachable => Some(UndoStep::RemoveReachable),
+        CreateStep::Commit => Some(UndoStep::RemoveRecord),
+    }
+}
+
+/// What undoes a create of which `begun` steps were begun, in the order they were begun: their undos in reverse.
+#[must_use]
+pub fn plan_undo(begun: &[CreateStep]) -> Vec<UndoStep> {
+    begun.iter().rev().filter_map(|step| undo(*step)).collect()
+}
+
+/// A step of a delete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeleteStep {
+    /// Write down that this endpoint goes: a restart resumes here.
+    WriteIntent,
+    /// Refuse new work and await the end of what is in flight.
+    RefuseWork,
+    /// Programs off, everything drops.
+    Detach,
+    /// Rows out of the shared maps: others no longer reach it.
+    RemoveReachable,
+    /// Remove redirects and await the proxy's completions, for a bounded time.
+    AwaitProxy,
+    /// Give the reference to its identity back.
+    ReleaseIdentity,
+    /// Unpin programs, maps and links.
+    Unpin,
+    /// Routes and veth pair gone.
+    RemoveLink,
+    /// Addresses back to the pool: only now can nothing on the node speak for them any more.
+    ReleaseIps,
+    /// Record removed and intent closed, in one transaction.
+    RemoveRecord,
+}
+
+impl DeleteStep {
+    /// Every step, in order.
+    pub const ALL: [Self; 10] = [
+        Self::WriteIntent,
+        Self::RefuseWork,
+        Self::Detach,
+        Self::RemoveReachable,
+        Self::AwaitProxy,
+        Self::ReleaseIdentity,
+        Self::Unpin,
+        Self::RemoveLink,
+        Self::ReleaseIps,
+        Self::RemoveRecord,
+    ];
+
+    /// Name in the endpoint's log, in errors of a delete and metrics' labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WriteIntent => "write-intent",
+            Self::RefuseWork => "refuse-work",
+            Self::Detach => "detach",
+            Self::RemoveReachable => "remove-reachable",
+            Self::AwaitProxy => "await-proxy",
+            Self::ReleaseIdentity => "release-identity",
+            Self::Unpin => "unpin",
+            Self::RemoveLink => "remove-link",
+            Self::ReleaseIps => "release-ips",
+            Self::RemoveRecord => "remove-record",
+        }
+    }
+
+    /// Longest time the step may take, milliseconds. A step that misses it is recorded as failed and the delete goes
+    /// on; all of them together stay under the 30 s that runtimes give a DEL.
+    #[must_use]
+    pub const fn deadline_ms(self) -> u64 {
+        match self {
+            Self::WriteIntent | Self::RemoveRecord => 3_000,
+            // A build that is cancelled ends at its next step.
+            Self::RefuseWork => 5_000,
+            Self::Detach | Self::RemoveReachable | Self::Unpin => 2_000,
+            // A proxy that is alive acknowledges in milliseconds; one that is not must not hold the delete.
+            Self::AwaitProxy => 3_000,
+            Self::ReleaseIdentity | Self::ReleaseIps => 500,
+            // The kernel waits for every processor to let go of the device, 12-16 ms each and in turn.
+            Self::RemoveLink => 8_000,
+        }
+    }
+}
+
+impl fmt::Display for DeleteStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What the one who deletes asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DeleteOptions {
+    /// NoIPRelease: the endpoint goes, its leases stay.
+    pub no_ip_release: bool,
+}
+
+impl DeleteOptions {
+    /// Are this endpoint's addresses to be given back?
+    #[must_use]
+    pub fn releases_ips(self, record: &EndpointRecord) -> bool {
+        !self.no_ip_release && record.ip_owner == IpOwner::Endpoint
+    }
+}
+
+/// The steps of the delete of one endpoint. With NoIPRelease, asked for now or because the caller owns the addresses,
+/// [`DeleteStep::ReleaseIps`] is not among them.
+#[must_use]
+pub fn plan_delete(record: &EndpointRecord, options: DeleteOptions) -> Vec<DeleteStep> {
+    DeleteStep::ALL.into_iter().filter(|step| *step != DeleteStep::ReleaseIps || options.releases_ips(record)).collect()
+}
+
+/// The steps of the delete of all of a container's endpoints: every intent first, so that a crash at any later point
+/// resumes the whole; then each endpoint; when all are gone, the addresses; then the records. `records` are those of one
+/// container, in the order they are to go.
+#[must_use]
+pub fn plan_delete_container(records: &[EndpointRecord], options: DeleteOptions) -> Vec<(EndpointId, DeleteStep)> {
+    let mut steps: Vec<(u8, EndpointId, DeleteStep)> = records
+        .iter()
+        .flat_map(|record| plan_delete(record, options).into_iter().map(|step| (phase(step), record.id, step)))
+        .collect();
+    // Stable: within a phase, endpoint by endpoint, each in the delete's own order.
+    steps.sort_by_key(|(phase, _, _)| *phase);
+    steps.into_iter().map(|(_, id, step)| (id, step)).collect()
+}
+
+/// In a batch delete, a phase begins when the one before has ended for all endpoints.
+const fn phase(step: DeleteStep) -> u8 {
+    match step {
+        DeleteStep::WriteIntent => 0,
+        DeleteStep::RefuseWork
+        | DeleteStep::Detach
+        | DeleteStep::RemoveReachable
+        | DeleteStep::AwaitProxy
+        | DeleteStep::ReleaseIdentity
+        | DeleteStep::Unpin
+        | DeleteStep::RemoveLink => 1,
+        DeleteStep::ReleaseIps => 2,
+        DeleteStep::RemoveRecord => 3,
+    }
+}
+
+#[cfg(test)]
+mod tests;

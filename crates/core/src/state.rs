@@ -1,0 +1,479 @@
+//! The endpoint's state machine: one exhaustive, pure `step`.
+//!
+//! Time comes in as a value and work goes out as [`Action`]s, so a run can be recorded and replayed. A move that makes
+//! no sense is [`Rejected`] and changes nothing; the owner counts it and shows it in the endpoint's log. The whole table
+//! is checked in (`snapshots/`) and drawn in `docs/endpoint-states.md`, which a test keeps equal to this code.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Where an endpoint stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Its labels are not resolved to an identity.
+    WaitingForIdentity,
+    /// A build is owed and waits for its turn, or for its backoff to pass.
+    WaitingToRegenerate,
+    /// A build runs.
+    Regenerating,
+    /// Realized is desired.
+    Ready,
+    /// Read from the store after a restart, not rebuilt yet; its pinned programs carry traffic meanwhile.
+    Restoring,
+    /// Being taken away.
+    Disconnecting,
+    /// Gone.
+    Disconnected,
+    /// Its create failed and was undone.
+    Invalid,
+}
+
+impl State {
+    /// Every state, in the order of the table.
+    pub const ALL: [Self; 8] = [
+        Self::WaitingForIdentity,
+        Self::WaitingToRegenerate,
+        Self::Regenerating,
+        Self::Ready,
+        Self::Restoring,
+        Self::Disconnecting,
+        Self::Disconnected,
+        Self::Invalid,
+    ];
+
+    /// Name in the API, the CLI and metrics' labels.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::WaitingForIdentity => "waiting-for-identity",
+            Self::WaitingToRegenerate => "waiting-to-regenerate",
+            Self::Regenerating => "regenerating",
+            Self::Ready => "ready",
+            Self::Restoring => "restoring",
+            Self::Disconnecting => "disconnecting",
+            Self::Disconnected => "disconnected",
+            Self::Invalid => "invalid",
+        }
+    }
+
+    /// True when nothing leads out of it; such an endpoint is counted in no gauge.
+    #[must_use]
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Disconnected | Self::Invalid)
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// How much a build renews. A datapath build does all that a policy build does, so merging two takes the greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// Maps and redirects.
+    Policy,
+    /// Programs too.
+    Datapath,
+}
+
+impl Level {
+    /// Name in the API, the CLI and metrics' labels.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::Datapath => "datapath",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What happens to an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Event {
+    /// Its labels have an identity.
+    IdentityResolved,
+    /// Its labels changed, and the identity of the new ones is not known yet.
+    IdentityLost,
+    /// Realized is to be brought to desired.
+    BuildRequested(Level),
+    /// The build pool gave it a permit.
+    BuildStarted,
+    /// The build reached the desired revision.
+    BuildSucceeded,
+    /// The build failed; the last good state is still in force.
+    BuildFailed,
+    /// It is to be rebuilt from its record.
+    RestoreStarted,
+    /// Its first build failed for good, and the create was undone.
+    CreateFailed,
+    /// It is to be taken away.
+    DeleteRequested,
+    /// Every step of the delete has been done or recorded as failed.
+    DeleteFinished,
+}
+
+impl Event {
+    /// Every event, in the order of the table.
+    pub const ALL: [Self; 11] = [
+        Self::IdentityResolved,
+        Self::IdentityLost,
+        Self::BuildRequested(Level::Policy),
+        Self::BuildRequested(Level::Datapath),
+        Self::BuildStarted,
+        Self::BuildSucceeded,
+        Self::BuildFailed,
+        Self::RestoreStarted,
+        Self::CreateFailed,
+        Self::DeleteRequested,
+        Self::DeleteFinished,
+    ];
+
+    /// Name in the endpoint's log and metrics' labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::IdentityResolved => "identity-resolved",
+            Self::IdentityLost => "identity-lost",
+            Self::BuildRequested(Level::Policy) => "build-requested(policy)",
+            Self::BuildRequested(Level::Datapath) => "build-requested(datapath)",
+            Self::BuildStarted => "build-started",
+            Self::BuildSucceeded => "build-succeeded",
+            Self::BuildFailed => "build-failed",
+            Self::RestoreStarted => "restore-started",
+            Self::CreateFailed => "create-failed",
+            Self::DeleteRequested => "delete-requested",
+            Self::DeleteFinished => "delete-finished",
+        }
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What the endpoint's owner has to do after a move, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// Queue a build; it replaces the one that is queued for this endpoint, if any.
+    QueueBuild {
+        /// Level.
+        level: Level,
+        /// Not to start before this time, on the clock that [`Fsm::step`] is given.
+        not_before_ms: u64,
+    },
+    /// Take the queued build out of the queue, or cancel the one that runs and await its end: no result of it may come
+    /// in afterwards as if it were the next one's. Nothing to do when there is neither.
+    CancelBuild,
+    /// Run the delete plan.
+    RunDelete,
+    /// Tell subscribers and the monitor that it is gone, and take it out of the tables.
+    PublishRemoval,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::QueueBuild { level, not_before_ms } => write!(f, "queue-build({level}, not before {not_before_ms})"),
+            Self::CancelBuild => f.write_str("cancel-build"),
+            Self::RunDelete => f.write_str("run-delete"),
+            Self::PublishRemoval => f.write_str("publish-removal"),
+        }
+    }
+}
+
+/// A move that was refused; the machine is as it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("{event} refused in state {state}: {why}")]
+pub struct Rejected {
+    /// State it was in, and still is.
+    pub state: State,
+    /// The event.
+    pub event: Event,
+    /// The rule.
+    pub why: &'static str,
+}
+
+/// An endpoint's place in its life: plain data. Times are milliseconds on the caller's clock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fsm {
+    /// State.
+    pub state: State,
+    /// The build that must still run, at its level. While a build runs: what was asked for since it started.
+    pub owed: Option<Level>,
+    /// Level of the build that runs; set exactly while [`State::Regenerating`].
+    pub building: Option<Level>,
+    /// Builds that failed since the last that succeeded.
+    pub failures: u32,
+    /// A build has succeeded, or the endpoint was restored from a record: its create cannot fail any more.
+    pub realized: bool,
+    /// Since when it is in this state.
+    pub since_ms: u64,
+    /// The owed build does not start before this time (backoff).
+    pub not_before_ms: u64,
+}
+
+type Step = Result<(Fsm, Vec<Action>), Rejected>;
+
+impl Fsm {
+    /// A new endpoint: it waits for its identity and owes its first build.
+    #[must_use]
+    pub fn new_created(now_ms: u64) -> Self {
+        Self {
+            state: State::WaitingForIdentity,
+            owed: Some(Level::Datapath),
+            building: None,
+            failures: 0,
+            realized: false,
+            since_ms: now_ms,
+            not_before_ms: now_ms,
+        }
+    }
+
+    /// An endpoint read from the store: it owes a rebuild, which [`Event::RestoreStarted`] (or a request) queues once
+    /// all endpoints are in.
+    #[must_use]
+    pub fn new_restored(now_ms: u64) -> Self {
+        Self { state: State::Restoring, realized: true, ..Self::new_created(now_ms) }
+    }
+
+    /// Applies an event: the machine after it and what to do, in order. Retries wait for their full delay; see
+    /// [`Fsm::step_with_jitter`].
+    ///
+    /// # Errors
+    /// [`Rejected`] when the event makes no sense in this state; nothing changes then.
+    pub fn step(&self, event: Event, now_ms: u64) -> Step {
+        self.step_with_jitter(event, now_ms, 1.0)
+    }
+
+    /// [`Fsm::step`] with a random number from 0 to 1 that spreads retries (see [`retry_delay_ms`]).
+    ///
+    /// # Errors
+    /// As [`Fsm::step`].
+    pub fn step_with_jitter(&self, event: Event, now_ms: u64, jitter: f64) -> Step {
+        match self.state {
+            State::WaitingForIdentity => self.waiting_for_identity(event, now_ms),
+            State::WaitingToRegenerate => self.waiting_to_regenerate(event, now_ms),
+            State::Regenerating => self.regenerating(event, now_ms, jitter),
+            State::Ready => self.ready(event, now_ms),
+            State::Restoring => self.restoring(event, now_ms),
+            State::Disconnecting => match event {
+                Event::DeleteFinished => Ok((self.moved(State::Disconnected, now_ms), vec![Action::PublishRemoval])),
+                Event::DeleteRequested => self.reject(event, "it is being deleted already"),
+                _ => self.reject(event, "it is being deleted"),
+            },
+            State::Disconnected => self.reject(event, "it is gone"),
+            State::Invalid => self.reject(event, "its create failed and was undone"),
+        }
+    }
+
+    fn waiting_for_identity(&self, event: Event, now_ms: u64) -> Step {
+        match event {
+            Event::IdentityResolved => {
+                // It waits here only with a build owed; were that ever lost, the whole build is the safe answer.
+                let level = self.owed.unwrap_or(Level::Datapath);
+                self.owe(State::WaitingToRegenerate, level, now_ms)
+            }
+            Event::BuildRequested(level) => Ok((Self { owed: self.owed.max(Some(level)), ..self.clone() }, vec![])),
+            Event::CreateFailed => self.create_failed(event, now_ms),
+            Event::DeleteRequested => self.delete(now_ms),
+            Event::IdentityLost => self.reject(event, "it waits for an identity already"),
+            Event::BuildStarted => self.reject(event, "it has no identity to build for"),
+            Event::RestoreStarted => self.reject(event, "it has no identity to restore with"),
+            Event::BuildSucceeded | Event::BuildFailed => self.reject(event, NO_BUILD_RUNS),
+            Event::DeleteFinished => self.reject(event, NO_DELETE_RUNS),
+        }
+    }
+
+    fn waiting_to_regenerate(&self, event: Event, now_ms: u64) -> Step {
+        match event {
+            Event::IdentityLost => self.identity_lost(now_ms),
+            Event::BuildRequested(level) if self.owed >= Some(level) => Ok((self.clone(), vec![])),
+            // The backoff stays: a stream of requests must not become a stream of failing builds.
+            Event::BuildRequested(level) => self.owe(State::WaitingToRegenerate, level, now_ms),
+            Event::BuildStarted => self.build_started(now_ms),
+            Event::RestoreStarted => self.restore_started(event, now_ms),
+            Event::CreateFailed => self.create_failed(event, now_ms),
+            Event::DeleteRequested => self.delete(now_ms),
+            Event::IdentityResolved => self.reject(event, NOT_WAITING_FOR_IDENTITY),
+            Event::BuildSucceeded | Event::BuildFailed => self.reject(event, NO_BUILD_RUNS),
+            Event::DeleteFinished => self.reject(event, NO_DELETE_RUNS),
+        }
+    }
+
+    fn regenerating(&self, event: Event, now_ms: u64, jitter: f64) -> Step {
+        match event {
+            Event::IdentityLost => self.identity_lost(now_ms),
+            // Remembered, not queued: it runs when this one ends.
+            Event::BuildRequested(level) => Ok((Self { owed: self.owed.max(Some(level)), ..self.clone() }, vec![])),
+            Event::BuildSucceeded => {
+                let done = Self { building: None, failures: 0, realized: true, not_before_ms: now_ms, ..self.clone() };
+                match self.owed {
+                    None => Ok((done.moved(State::Ready, now_ms), vec![])),
+                    Some(level) => done.owe(State::WaitingToRegenerate, level, now_ms),
+                }
+            }
+            Event::BuildFailed => {
+                let failures = self.failures.saturating_add(1);
+                let not_before_ms = now_ms.saturating_add(retry_delay_ms(failures, jitter));
+                let failed = Self { building: None, failures, not_before_ms, ..self.clone() };
+                failed.owe(State::WaitingToRegenerate, self.building.unwrap_or(Level::Datapath), now_ms)
+            }
+            Event::RestoreStarted => self.restore_started(event, now_ms),
+            Event::CreateFailed => self.create_failed(event, now_ms),
+            Event::DeleteRequested => self.delete(now_ms),
+            Event::IdentityResolved => self.reject(event, NOT_WAITING_FOR_IDENTITY),
+            Event::BuildStarted => self.reject(event, "a build of it runs already"),
+            Event::DeleteFinished => self.reject(event, NO_DELETE_RUNS),
+        }
+    }
+
+    fn ready(&self, event: Event, now_ms: u64) -> Step {
+        match event {
+            Event::IdentityLost => self.identity_lost(now_ms),
+            Event::BuildRequested(level) => self.owe(State::WaitingToRegenerate, level, now_ms),
+            Event::RestoreStarted => self.restore_started(event, now_ms),
+            Event::DeleteRequested => self.delete(now_ms),
+            Event::IdentityResolved => self.reject(event, NOT_WAITING_FOR_IDENTITY),
+            Event::BuildStarted => self.reject(event, "no build is owed"),
+            Event::BuildSucceeded | Event::BuildFailed => self.reject(event, NO_BUILD_RUNS),
+            Event::CreateFailed => self.reject(event, CREATED),
+            Event::DeleteFinished => self.reject(event, NO_DELETE_RUNS),
+        }
+    }
+
+    fn restoring(&self, event: Event, now_ms: u64) -> Step {
+        match event {
+            Event::RestoreStarted => self.owe(State::Restoring, Level::Datapath, now_ms),
+            Event::BuildRequested(level) => self.owe(State::Restoring, level, now_ms),
+            Event::BuildStarted => self.build_started(now_ms),
+            Event::DeleteRequested => self.delete(now_ms),
+            Event::IdentityResolved | Event::IdentityLost => {
+                self.reject(event, "its record says its identity; labels change after the rebuild")
+            }
+            Event::BuildSucceeded | Event::BuildFailed => self.reject(event, NO_BUILD_RUNS),
+            Event::CreateFailed => self.reject(event, CREATED),
+            Event::DeleteFinished => self.reject(event, NO_DELETE_RUNS),
+        }
+    }
+
+    /// Goes to `state` with a build owed at `level` at least, and queues it.
+    fn owe(&self, state: State, level: Level, now_ms: u64) -> Step {
+        let level = self.owed.map_or(level, |owed| owed.max(level));
+        let not_before_ms = self.not_before_ms.max(now_ms);
+        let next = Self { owed: Some(level), not_before_ms, ..self.moved(state, now_ms) };
+        Ok((next, vec![Action::QueueBuild { level, not_before_ms }]))
+    }
+
+    fn build_started(&self, now_ms: u64) -> Step {
+        let building = Some(self.owed.unwrap_or(Level::Datapath));
+        Ok((Self { building, owed: None, ..self.moved(State::Regenerating, now_ms) }, vec![]))
+    }
+
+    /// A build that is queued or runs is for labels that are no longer its own; it is owed again once they resolve.
+    fn identity_lost(&self, now_ms: u64) -> Step {
+        let owed = self.owed.max(self.building).max(Some(Level::Policy));
+        let next = Self { owed, building: None, ..self.moved(State::WaitingForIdentity, now_ms) };
+        Ok((next, if self.state == State::Ready { vec![] } else { vec![Action::CancelBuild] }))
+    }
+
+    fn restore_started(&self, event: Event, now_ms: u64) -> Step {
+        if !self.realized {
+            return self.reject(event, "its create has not ended, so there is no record to restore from");
+        }
+        let (next, mut actions) =
+            Self { building: None, ..self.clone() }.owe(State::Restoring, Level::Datapath, now_ms)?;
+        if self.state != State::Ready {
+            actions.insert(0, Action::CancelBuild);
+        }
+        Ok((next, actions))
+    }
+
+    fn create_failed(&self, event: Event, now_ms: u64) -> Step {
+        if self.realized {
+            return self.reject(event, CREATED);
+        }
+        let next = Self { owed: None, building: None, ..self.moved(State::Invalid, now_ms) };
+        Ok((next, vec![Action::CancelBuild, Action::PublishRemoval]))
+    }
+
+    fn delete(&self, now_ms: u64) -> Step {
+        let next = Self { owed: None, building: None, ..self.moved(State::Disconnecting, now_ms) };
+        Ok((next, vec![Action::CancelBuild, Action::RunDelete]))
+    }
+
+    /// The same machine in another state; `since_ms` starts anew only when the state really changes.
+    fn moved(&self, state: State, now_ms: u64) -> Self {
+        let since_ms = if state == self.state { self.since_ms } else { now_ms };
+        Self { state, since_ms, ..self.clone() }
+    }
+
+    fn reject(&self, event: Event, why: &'static str) -> Step {
+        Err(Rejected { state: self.state, event, why })
+    }
+
+    /// What it waits for, and what would end the wait; `None` when it waits for nothing.
+    #[must_use]
+    pub fn waits_for(&self, now_ms: u64) -> Option<(&'static str, &'static str)> {
+        match self.state {
+            State::WaitingForIdentity => {
+                Some(("an identity for its labels", "the identity allocator answers, or the endpoint is deleted"))
+            }
+            State::WaitingToRegenerate if now_ms < self.not_before_ms => {
+                Some(("the backoff after a failed build", "the delay passes and a build succeeds"))
+            }
+            State::WaitingToRegenerate => Some(("a permit of the build pool", "a build before it ends")),
+            State::Regenerating => Some(("the build that runs", "the build succeeds or fails")),
+            State::Restoring => Some(("its rebuild after a restart", "all endpoints are restored and its build ends")),
+            State::Disconnecting => Some(("the steps of its delete", "the last step is done or its deadline passes")),
+            State::Ready | State::Disconnected | State::Invalid => None,
+        }
+    }
+}
+
+const NO_BUILD_RUNS: &str = "no build of it runs";
+const NO_DELETE_RUNS: &str = "no delete of it runs";
+const NOT_WAITING_FOR_IDENTITY: &str = "it does not wait for an identity";
+const CREATED: &str = "its create has succeeded";
+
+/// Delay before the first retry, milliseconds: longer than a build takes (2-3 ms), so that a cause that passes at once
+/// (a busy map) has passed.
+const FIRST_RETRY_MS: u64 = 100;
+/// Longest delay, milliseconds: short enough that a node whose cause was mended heals without anyone's help within half
+/// a minute, long enough that a hundred endpoints that fail for good cost a few builds a second.
+const LONGEST_RETRY_MS: u64 = 30_000;
+
+/// How long to wait before the next build after `failures` failed ones, in milliseconds: 100 ms, doubled with each, at
+/// most 30 s. `jitter` from 0 to 1 takes the delay from half of that to all of it, so that endpoints that failed of one
+/// cause do not come back together. 0 failures, no delay; a jitter that is not a number counts as 1.
+#[must_use]
+pub fn retry_delay_ms(failures: u32, jitter: f64) -> u64 {
+    if failures == 0 {
+        return 0;
+    }
+    let doublings = (failures - 1).min(16);
+    let whole = (FIRST_RETRY_MS << doublings).min(LONGEST_RETRY_MS);
+    let jitter = if jitter.is_nan() { 1.0 } else { jitter.clamp(0.0, 1.0) };
+    let half = whole / 2;
+    // In thousandths, which a cast of a number clamped to 0..=1 cannot truncate.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let thousandths = (jitter * 1000.0) as u64;
+    half + (whole - half) * thousandths / 1000
+}
+
+#[cfg(test)]
+mod tests;
