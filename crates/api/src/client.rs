@@ -1,1 +1,388 @@
-//! HTTP over the agent's unix socket.
+//! Client of the agent's REST API: HTTP/1 over the unix socket, a connection for each request.
+//!
+//! A connection costs tens of microseconds on a unix socket and leaves no state behind, so there is no pool: a client
+//! that outlives an agent's restart needs no care. Nothing runs in the background; dropping a call's future closes its
+//! connection, which is how the agent learns that the caller gave up.
+mod error;
+mod exchange;
+mod monitor;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+mod tests;
+
+use std::{
+    fmt::Write as _,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use hyper::{Method, StatusCode};
+use serde::{Serialize, de::DeserializeOwned};
+
+pub use self::{error::ClientError, exchange::MAX_RESPONSE_BYTES, monitor::Monitor};
+use crate::{
+    AgentConfigPatch, AgentConfigView, AgentStatus, ApiError, AuditReport, BpfMap, BpfMapDump, DeleteQuery,
+    DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth, EndpointLabels,
+    EndpointLogEntry, EndpointPatch, GcRequest, IpamAllocate, IpamAllocation, IpamView, MetricRow,
+};
+
+/// How long a call may take, from connecting to the last byte of the answer, unless [`Client::with_timeout`] says
+/// otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A client of the agent behind one socket. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    socket: PathBuf,
+    timeout: Duration,
+}
+
+impl Client {
+    /// A client of the agent that listens on `socket`. Does not connect yet.
+    #[must_use]
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into(), timeout: DEFAULT_TIMEOUT }
+    }
+
+    /// The same client with another time limit for each call.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The agent's socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// `GET /v1/healthz`. An agent that is not serving answers 503 with the same body, which is no error here: look at
+    /// [`AgentStatus::serving`].
+    ///
+    /// # Errors
+    /// No answer, or one that is neither a status nor an API error.
+    pub async fn status(&self) -> Result<AgentStatus, ClientError> {
+        let call = Call::new(Method::GET, "/v1/healthz".into());
+        let (status, body) = self.exchange(&call, None).await?;
+        if status == StatusCode::SERVICE_UNAVAILABLE
+            && let Ok(parsed) = serde_json::from_slice(&body)
+        {
+            return Ok(parsed);
+        }
+        call.parse(status, &body)
+    }
+
+    /// `GET /v1/config`.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn config(&self) -> Result<AgentConfigView, ClientError> {
+        self.get("/v1/config".into()).await
+    }
+
+    /// `PATCH /v1/config`.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (400: a value that does not parse).
+    pub async fn patch_config(&self, patch: &AgentConfigPatch) -> Result<AgentConfigView, ClientError> {
+        self.send(Method::PATCH, "/v1/config".into(), patch).await
+    }
+
+    /// `GET /v1/endpoint`: endpoints that match every filter.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn endpoints(&self, filter: &EndpointFilter) -> Result<Vec<Endpoint>, ClientError> {
+        // Taken apart field by field, so that a new filter cannot be forgotten here.
+        let EndpointFilter { container_id, network, state, label, pod_name } = filter;
+        let mut query = Query::default();
+        query.add("container-id", container_id.as_deref());
+        query.add("network", network.as_deref());
+        let state = state.map(|s| serde_json::to_value(s).unwrap_or_default());
+        query.add("state", state.as_ref().and_then(|s| s.as_str()));
+        query.add("label", label.as_deref());
+        query.add("pod-name", pod_name.as_deref());
+        self.get(query.after("/v1/endpoint".into())).await
+    }
+
+    /// `GET /v1/endpoint/{id}`. Here and below an id is a number or `container-id:`, `cni-attachment-id:`, `pod-name:`,
+    /// `ipv4:`, `ipv6:` and a name; it is escaped, so any text may be passed.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (404: no such endpoint).
+    pub async fn endpoint(&self, id: &str) -> Result<Endpoint, ClientError> {
+        self.get(endpoint_path(id, "")).await
+    }
+
+    /// `PUT /v1/endpoint/{id}`: creates the endpoint and answers when it is ready.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (400, 409: it exists, 429: too much at once).
+    pub async fn put_endpoint(&self, id: &str, create: &EndpointCreate) -> Result<Endpoint, ClientError> {
+        self.send(Method::PUT, endpoint_path(id, ""), create).await
+    }
+
+    /// `PATCH /v1/endpoint/{id}`: labels, tracing, regeneration; answers when it is done.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn patch_endpoint(&self, id: &str, patch: &EndpointPatch) -> Result<Endpoint, ClientError> {
+        self.send(Method::PATCH, endpoint_path(id, ""), patch).await
+    }
+
+    /// `DELETE /v1/endpoint/{id}`: 200 and 206 are both an answer; after a 206 [`DeleteResult::errors`] names the steps
+    /// that failed.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (404: no such endpoint).
+    pub async fn delete_endpoint(&self, id: &str, query: &DeleteQuery) -> Result<DeleteResult, ClientError> {
+        self.delete(delete_query(query).after(endpoint_path(id, ""))).await
+    }
+
+    /// `DELETE /v1/endpoint?container-id=…`: every endpoint of one container. `query.container_id` is replaced by
+    /// `container_id`.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn delete_container(&self, container_id: &str, query: &DeleteQuery) -> Result<DeleteResult, ClientError> {
+        let query = DeleteQuery { container_id: Some(container_id.to_owned()), ..query.clone() };
+        self.delete(delete_query(&query).after("/v1/endpoint".into())).await
+    }
+
+    /// `GET /v1/endpoint/{id}/log`.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn endpoint_log(&self, id: &str) -> Result<Vec<EndpointLogEntry>, ClientError> {
+        self.get(endpoint_path(id, "/log")).await
+    }
+
+    /// `GET /v1/endpoint/{id}/healthz`: the agent looks at the kernel before it answers.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn endpoint_health(&self, id: &str) -> Result<EndpointHealth, ClientError> {
+        self.get(endpoint_path(id, "/healthz")).await
+    }
+
+    /// `GET /v1/endpoint/{id}/labels`.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn endpoint_labels(&self, id: &str) -> Result<EndpointLabels, ClientError> {
+        self.get(endpoint_path(id, "/labels")).await
+    }
+
+    /// `GET /v1/endpoint/{id}/config`: desired and realized side by side.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn endpoint_config(&self, id: &str) -> Result<EndpointConfigView, ClientError> {
+        self.get(endpoint_path(id, "/config")).await
+    }
+
+    /// `GET /v1/ipam`: pools and leases.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn ipam(&self) -> Result<IpamView, ClientError> {
+        self.get("/v1/ipam".into()).await
+    }
+
+    /// `POST /v1/ipam`: leases any free address of each family asked for, both or none.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (the pool is exhausted, there is no such pool).
+    pub async fn allocate_ip(&self, allocate: &IpamAllocate) -> Result<IpamAllocation, ClientError> {
+        self.send(Method::POST, "/v1/ipam".into(), allocate).await
+    }
+
+    /// `POST /v1/ipam/{ip}?owner=…`: leases this address of the default pool to `owner`.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (400: no pool has it, 409: it is leased).
+    pub async fn allocate_exact(&self, ip: IpAddr, owner: &str) -> Result<IpamAllocation, ClientError> {
+        let mut query = Query::default();
+        query.add("owner", Some(owner));
+        let call = Call::new(Method::POST, query.after(format!("/v1/ipam/{ip}")));
+        let (status, body) = self.exchange(&call, None).await?;
+        call.parse(status, &body)
+    }
+
+    /// `DELETE /v1/ipam/{ip}`: gives a lease back; an address that is not leased is no error. The answer's body is not
+    /// read.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (409: the lease belongs to a live endpoint).
+    pub async fn release_ip(&self, ip: IpAddr) -> Result<(), ClientError> {
+        let call = Call::new(Method::DELETE, format!("/v1/ipam/{ip}"));
+        let (status, body) = self.exchange(&call, None).await?;
+        if status.is_success() { Ok(()) } else { Err(call.failed(status, &body)) }
+    }
+
+    /// `GET /v1/map`: every BPF map with its fill.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn maps(&self) -> Result<Vec<BpfMap>, ClientError> {
+        self.get("/v1/map".into()).await
+    }
+
+    /// `GET /v1/map/{name}`: one map's rows.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (404: no such map).
+    pub async fn map(&self, name: &str) -> Result<BpfMapDump, ClientError> {
+        self.get(format!("/v1/map/{}", escaped(name))).await
+    }
+
+    /// `GET /v1/metrics`: packet counters by endpoint, direction and reason.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn metrics_rows(&self) -> Result<Vec<MetricRow>, ClientError> {
+        self.get("/v1/metrics".into()).await
+    }
+
+    /// `GET /v1/audit`, or `POST /v1/audit` when `repair` is set.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn audit(&self, repair: bool) -> Result<AuditReport, ClientError> {
+        let method = if repair { Method::POST } else { Method::GET };
+        let call = Call::new(method, "/v1/audit".into());
+        let (status, body) = self.exchange(&call, None).await?;
+        call.parse(status, &body)
+    }
+
+    /// `POST /v1/gc`: deletes what the runtime no longer lists.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn gc(&self, request: &GcRequest) -> Result<DeleteResult, ClientError> {
+        self.send(Method::POST, "/v1/gc".into(), request).await
+    }
+
+    /// `GET /v1/monitor`: what happens from now on. The time limit holds until the stream begins, not for its length.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn monitor(&self) -> Result<Monitor, ClientError> {
+        Monitor::open(self, Call::new(Method::GET, "/v1/monitor".into())).await
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: String) -> Result<T, ClientError> {
+        let call = Call::new(Method::GET, path);
+        let (status, body) = self.exchange(&call, None).await?;
+        call.parse(status, &body)
+    }
+
+    async fn delete(&self, path: String) -> Result<DeleteResult, ClientError> {
+        let call = Call::new(Method::DELETE, path);
+        let (status, body) = self.exchange(&call, None).await?;
+        call.parse(status, &body)
+    }
+
+    async fn send<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: String,
+        body: &B,
+    ) -> Result<T, ClientError> {
+        let call = Call::new(method, path);
+        let body =
+            serde_json::to_vec(body).map_err(|e| call.protocol(format!("the request cannot be written: {e}")))?;
+        let (status, body) = self.exchange(&call, Some(body)).await?;
+        call.parse(status, &body)
+    }
+}
+
+/// Method and path of a request; errors are named after it.
+#[derive(Debug, Clone)]
+struct Call {
+    method: Method,
+    path: String,
+}
+
+impl Call {
+    fn new(method: Method, path: String) -> Self {
+        Self { method, path }
+    }
+
+    fn operation(&self) -> String {
+        format!("{} {}", self.method, self.path)
+    }
+
+    fn protocol(&self, reason: String) -> ClientError {
+        ClientError::Protocol { operation: self.operation(), reason }
+    }
+
+    fn parse<T: DeserializeOwned>(&self, status: StatusCode, body: &[u8]) -> Result<T, ClientError> {
+        if !status.is_success() {
+            return Err(self.failed(status, body));
+        }
+        serde_json::from_slice(body).map_err(|e| self.protocol(format!("the answer is not what was asked for: {e}")))
+    }
+
+    /// The error for an answer that is no success.
+    fn failed(&self, status: StatusCode, body: &[u8]) -> ClientError {
+        match serde_json::from_slice::<ApiError>(body) {
+            Ok(error) => ClientError::Api { operation: self.operation(), status: status.as_u16(), error },
+            Err(_) => self.protocol(format!("answered {status}, not as the agent does: {:?}", excerpt(body))),
+        }
+    }
+}
+
+/// The first 120 characters, for an error message.
+fn excerpt(body: &[u8]) -> String {
+    String::from_utf8_lossy(body.get(..480).unwrap_or(body)).chars().take(120).collect()
+}
+
+fn endpoint_path(id: &str, part: &str) -> String {
+    format!("/v1/endpoint/{}{part}", escaped(id))
+}
+
+fn delete_query(query: &DeleteQuery) -> Query {
+    let DeleteQuery { container_id, no_ip_release, epoch } = query;
+    let mut out = Query::default();
+    out.add("container-id", container_id.as_deref());
+    out.add("no-ip-release", no_ip_release.map(|keep| keep.to_string()).as_deref());
+    out.add("epoch", epoch.map(|e| e.to_string()).as_deref());
+    out
+}
+
+/// A query string under construction.
+#[derive(Debug, Default)]
+struct Query(String);
+
+impl Query {
+    fn add(&mut self, key: &str, value: Option<&str>) {
+        if let Some(value) = value {
+            self.0.push(if self.0.is_empty() { '?' } else { '&' });
+            self.0.push_str(key);
+            self.0.push('=');
+            self.0.push_str(&escaped(value));
+        }
+    }
+
+    fn after(self, path: String) -> String {
+        path + &self.0
+    }
+}
+
+/// Percent-encodes everything but RFC 3986's unreserved characters and `:`, so that any text is one path segment or one
+/// query value.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b':') {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a String cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}

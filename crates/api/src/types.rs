@@ -95,9 +95,7 @@ pub struct EndpointCreate {
 }
 
 /// Endpoint state; the words are those of the state machine.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndpointState {
     /// Labels are not resolved to an identity yet.
@@ -227,9 +225,7 @@ pub struct EndpointLogEntry {
 }
 
 /// Overall or per-part health.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Health {
     /// As it should be.
@@ -381,9 +377,7 @@ pub struct IpamAllocate {
 }
 
 /// Address family.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum IpFamily {
     /// IPv4.
@@ -677,9 +671,7 @@ pub struct PreparedStatus {
 }
 
 /// Query of `GET /v1/endpoint`; all filters must match.
-#[derive(
-    Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams,
-)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EndpointFilter {
@@ -701,9 +693,7 @@ pub struct EndpointFilter {
 }
 
 /// Query of `DELETE /v1/endpoint/{id}` and `DELETE /v1/endpoint`.
-#[derive(
-    Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams,
-)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DeleteQuery {

@@ -1,0 +1,243 @@
+//! What is asked for one container: `CNI_ARGS`, and netconf's `args.cni` and `runtimeConfig`.
+//!
+//! The three say the same things in different places and ages of the specification; a runtime may use several at once
+//! (podman does). They are joined: what agrees counts once, what contradicts is an error.
+
+use std::net::IpAddr;
+
+use crate::{
+    fault::Fault,
+    json::{Object, text},
+    netconf::{NetConf, cut},
+};
+
+/// `runtimeConfig` key of the pod's annotations, sent when netconf's `capabilities` ask for it.
+const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
+/// Annotation: IPAM pool; goes before netconf's `pool`.
+const ANNOTATION_POOL: &str = "wharf/pool";
+/// Annotation: addresses, joined by commas.
+const ANNOTATION_IPS: &str = "wharf/ips";
+/// Annotation: MAC address.
+const ANNOTATION_MAC: &str = "wharf/mac";
+
+/// What a container asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ContainerArgs {
+    pub(crate) pod_name: Option<String>,
+    pub(crate) pod_namespace: Option<String>,
+    /// `source:key=value`.
+    pub(crate) labels: Vec<String>,
+    /// Six lower-case hex bytes joined by `:`.
+    pub(crate) mac: Option<String>,
+    /// At most one of each family.
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) pool: Option<String>,
+}
+
+impl ContainerArgs {
+    /// Reads all places.
+    pub(crate) fn parse(cni_args: &str, conf: &NetConf) -> Result<Self, Fault> {
+        let mut found = Self { pool: conf.pool.clone(), ..Self::default() };
+        found.add_environment(cni_args)?;
+        let root = conf.document();
+        if let Some(args) = root.object("args")?.map(|args| args.object("cni")).transpose()?.flatten() {
+            found.add_args(&args)?;
+        }
+        if let Some(runtime) = root.object("runtimeConfig")? {
+            found.add_runtime_config(&runtime)?;
+        }
+        Ok(found)
+    }
+
+    /// `CNI_ARGS`: `KEY=VALUE` joined by `;`. Keys that we do not know are passed over, with or without
+    /// `IgnoreUnknown`: runtimes add their own and do not always say so.
+    fn add_environment(&mut self, cni_args: &str) -> Result<(), Fault> {
+        for pair in cni_args.split(';').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| Fault::environment(format!("CNI_ARGS: {:?} is not KEY=VALUE", cut(pair))))?;
+            if value.is_empty() {
+                continue;
+            }
+            match key {
+                // The label keys are those that the kubelet writes on containers.
+                "K8S_POD_NAME" => {
+                    self.pod_name = Some(value.to_owned());
+                    self.label("k8s", "io.kubernetes.pod.name", value);
+                }
+                "K8S_POD_NAMESPACE" => {
+                    self.pod_namespace = Some(value.to_owned());
+                    self.label("k8s", "io.kubernetes.pod.namespace", value);
+                }
+                "K8S_POD_UID" => self.label("k8s", "io.kubernetes.pod.uid", value),
+                "IP" => self.add_ips("CNI_ARGS IP", value, Fault::environment)?,
+                "MAC" => self.add_mac("CNI_ARGS MAC", value, Fault::environment)?,
+                // K8S_POD_INFRA_CONTAINER_ID is CNI_CONTAINERID said twice.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// `args.cni`, as CNI's conventions have it.
+    fn add_args(&mut self, args: &Object<'_>) -> Result<(), Fault> {
+        for (path, item) in args.list("labels")? {
+            let label = Object::at(path, item)?;
+            let key = label.required_string("key")?;
+            let value = label.string("value")?.unwrap_or_default();
+            self.label("cni", key, value);
+        }
+        self.add_address_keys(args)
+    }
+
+    /// `runtimeConfig`: what netconf's `capabilities` asked the runtime for.
+    fn add_runtime_config(&mut self, runtime: &Object<'_>) -> Result<(), Fault> {
+        self.add_address_keys(runtime)?;
+        let Some(annotations) = runtime.object(ANNOTATIONS)? else { return Ok(()) };
+        if let Some(pool) = annotations.string(ANNOTATION_POOL)? {
+            self.pool = Some(pool.to_owned());
+        }
+        if let Some(ips) = annotations.string(ANNOTATION_IPS)? {
+            self.add_ips(&annotations.path_of(ANNOTATION_IPS), ips, Fault::config)?;
+        }
+        if let Some(mac) = annotations.string(ANNOTATION_MAC)? {
+            self.add_mac(&annotations.path_of(ANNOTATION_MAC), mac, Fault::config)?;
+        }
+        Ok(())
+    }
+
+    fn add_address_keys(&mut self, from: &Object<'_>) -> Result<(), Fault> {
+        for (path, item) in from.list("ips")? {
+            self.add_ips(&path, text(&path, item)?, Fault::config)?;
+        }
+        if let Some(mac) = from.string("mac")?.filter(|mac| !mac.is_empty()) {
+            self.add_mac(&from.path_of("mac"), mac, Fault::config)?;
+        }
+        Ok(())
+    }
+
+    fn label(&mut self, source: &str, key: &str, value: &str) {
+        self.labels.push(format!("{source}:{key}={value}"));
+    }
+
+    /// Addresses joined by commas. A prefix length, which other plugins want there, is accepted and passed over: ours
+    /// are always whole addresses.
+    fn add_ips(&mut self, place: &str, list: &str, fault: fn(String) -> Fault) -> Result<(), Fault> {
+        for item in list.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            let address = item.split_once('/').map_or(item, |(address, _)| address);
+            let ip: IpAddr =
+                address.parse().map_err(|_| fault(format!("{place}: {:?} is not an IP address", cut(item))))?;
+            if self.ips.contains(&ip) {
+                continue;
+            }
+            if let Some(other) = self.ips.iter().find(|other| other.is_ipv4() == ip.is_ipv4()) {
+                return Err(fault(format!(
+                    "{place}: {ip} is asked for beside {other}; an endpoint has one address of each family"
+                )));
+            }
+            self.ips.push(ip);
+        }
+        Ok(())
+    }
+
+    fn add_mac(&mut self, place: &str, mac: &str, fault: fn(String) -> Fault) -> Result<(), Fault> {
+        let bytes: Vec<&str> = mac.split(':').collect();
+        if bytes.len() != 6 || !bytes.iter().all(|b| b.len() == 2 && b.bytes().all(|c| c.is_ascii_hexdigit())) {
+            return Err(fault(format!("{place}: {:?} is not six two-digit hex bytes joined by ':'", cut(mac))));
+        }
+        let mac = mac.to_ascii_lowercase();
+        match &self.mac {
+            Some(other) if *other != mac => Err(fault(format!("{place}: {mac} is asked for beside {other}"))),
+            _ => {
+                self.mac = Some(mac);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fault::Code;
+
+    fn parse(cni_args: &str, keys: Value) -> Result<ContainerArgs, Fault> {
+        let mut document = json!({"cniVersion": "1.0.0", "name": "net", "type": "wharf-cni"});
+        for (key, value) in keys.as_object().unwrap() {
+            document[key] = value.clone();
+        }
+        ContainerArgs::parse(cni_args, &NetConf::parse(document.as_object().unwrap().clone()).unwrap())
+    }
+
+    #[test]
+    fn kubernetes_arguments_become_labels_and_names() {
+        let args = parse(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u-1;",
+            json!({}),
+        )
+        .unwrap();
+        assert_eq!(args.pod_name.as_deref(), Some("web-0"));
+        assert_eq!(args.pod_namespace.as_deref(), Some("shop"));
+        assert_eq!(
+            args.labels,
+            [
+                "k8s:io.kubernetes.pod.namespace=shop",
+                "k8s:io.kubernetes.pod.name=web-0",
+                "k8s:io.kubernetes.pod.uid=u-1"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_same_wish_in_every_place_is_one_wish() {
+        let args = parse(
+            "IP=10.1.0.5;MAC=02:00:00:00:00:AA",
+            json!({
+                "args": {"cni": {"ips": ["10.1.0.5", "fd00::5"], "mac": "02:00:00:00:00:aa",
+                                 "labels": [{"key": "app", "value": "web"}, {"key": "edge"}]}},
+                "runtimeConfig": {"ips": ["10.1.0.5/16"], "mac": "02:00:00:00:00:aa",
+                                  "io.kubernetes.cri.pod-annotations": {"wharf/pool": "blue", "wharf/ips": "fd00::5", "x": "y"}},
+            }),
+        )
+        .unwrap();
+        assert_eq!(args.ips, ["10.1.0.5".parse::<IpAddr>().unwrap(), "fd00::5".parse().unwrap()]);
+        assert_eq!(args.mac.as_deref(), Some("02:00:00:00:00:aa"));
+        assert_eq!(args.labels, ["cni:app=web", "cni:edge="]);
+        assert_eq!(args.pool.as_deref(), Some("blue"));
+    }
+
+    #[test]
+    fn contradictions_and_nonsense_name_their_place() {
+        for (cni_args, keys, code, place) in [
+            ("K8S_POD_NAME", json!({}), Code::Environment, "CNI_ARGS"),
+            ("IP=10.0.0.300", json!({}), Code::Environment, "CNI_ARGS IP"),
+            ("MAC=02:00", json!({}), Code::Environment, "CNI_ARGS MAC"),
+            ("MAC=02:00:00:00:00:0g", json!({}), Code::Environment, "CNI_ARGS MAC"),
+            ("", json!({"args": 5}), Code::Config, "args"),
+            ("", json!({"args": {"cni": []}}), Code::Config, "args.cni"),
+            ("", json!({"args": {"cni": {"labels": {"a": "b"}}}}), Code::Config, "args.cni.labels"),
+            ("", json!({"args": {"cni": {"labels": [{"value": "b"}]}}}), Code::Config, "args.cni.labels[0].key"),
+            ("", json!({"runtimeConfig": {"ips": "10.0.0.1"}}), Code::Config, "runtimeConfig.ips"),
+            ("IP=10.0.0.1", json!({"runtimeConfig": {"ips": ["10.0.0.2"]}}), Code::Config, "runtimeConfig.ips[0]"),
+            (
+                "MAC=02:00:00:00:00:01",
+                json!({"runtimeConfig": {"mac": "02:00:00:00:00:02"}}),
+                Code::Config,
+                "runtimeConfig.mac",
+            ),
+        ] {
+            let fault = parse(cni_args, keys.clone()).expect_err(&format!("{cni_args} {keys}"));
+            assert_eq!(fault.code, code, "{}", fault.msg);
+            assert!(fault.msg.contains(place), "{} does not name {place}", fault.msg);
+        }
+    }
+
+    #[test]
+    fn other_args_pass() {
+        let args =
+            parse("FOO=BAR;IP=", json!({"args": {"podman_labels": {"a": "b"}}, "runtimeConfig": {"portMappings": []}}));
+        assert_eq!(args, Ok(ContainerArgs::default()));
+    }
+}

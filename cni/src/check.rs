@@ -1,0 +1,251 @@
+//! CHECK's comparison: what the runtime was told at ADD, what the agent holds, what the kernel holds.
+
+use std::net::IpAddr;
+
+use wharf_api::{Endpoint, EndpointHealth, Finding, Health};
+
+use crate::{
+    fault::{Code, Fault},
+    json::Object,
+    netconf::cut,
+};
+
+/// At most this many findings are told; `wharf endpoint health` has them all.
+const MAX_TOLD: usize = 5;
+
+/// What CHECK reads of `prevResult`. Later plugins of the chain may have added to it, so what is not ours is passed over.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct PrevResult {
+    interfaces: Vec<Interface>,
+    ips: Vec<Ip>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Interface {
+    name: String,
+    mac: String,
+    sandbox: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Ip {
+    address: IpAddr,
+    /// Index into the interfaces.
+    interface: Option<usize>,
+}
+
+impl PrevResult {
+    pub(crate) fn parse(root: &Object<'_>) -> Result<Self, Fault> {
+        let prev = root
+            .object("prevResult")?
+            .ok_or_else(|| Fault::config("netconf: CHECK needs the key \"prevResult\", the result of ADD"))?;
+        let mut parsed = Self::default();
+        for (path, item) in prev.list("interfaces")? {
+            let item = Object::at(path, item)?;
+            let part = |key| item.string(key).map(|text| text.unwrap_or_default().to_owned());
+            parsed.interfaces.push(Interface { name: part("name")?, mac: part("mac")?, sandbox: part("sandbox")? });
+        }
+        for (path, item) in prev.list("ips")? {
+            let item = Object::at(path, item)?;
+            let text = item.required_string("address")?;
+            let address = text.split_once('/').map_or(text, |(address, _)| address);
+            let address = address.parse().map_err(|_| {
+                Fault::config(format!("netconf: {} {:?} is not an address", item.path_of("address"), cut(text)))
+            })?;
+            let interface = item.u32("interface")?.and_then(|index| usize::try_from(index).ok());
+            parsed.ips.push(Ip { address, interface });
+        }
+        Ok(parsed)
+    }
+
+    /// What does not match the endpoint.
+    fn differences(&self, ifname: &str, endpoint: &Endpoint) -> Vec<String> {
+        let mut differences = Vec::new();
+        let ours = self.interfaces.iter().position(|i| i.name == ifname && !i.sandbox.is_empty());
+        match ours.and_then(|index| self.interfaces.get(index)) {
+            None => differences.push(format!("prevResult has no interface {ifname} with a sandbox")),
+            Some(i) if !i.mac.is_empty() && !i.mac.eq_ignore_ascii_case(&endpoint.container_mac) => differences.push(
+                format!("prevResult has MAC {} for {ifname}, the endpoint {}", cut(&i.mac), endpoint.container_mac),
+            ),
+            Some(_) => {}
+        }
+        // The host side's name holds the epoch, so this tells a later attachment from the one that was added.
+        if !self.interfaces.iter().any(|i| i.name == endpoint.host_ifname && i.sandbox.is_empty()) {
+            differences.push(format!("prevResult does not have the endpoint's host side {}", endpoint.host_ifname));
+        }
+        let held: Vec<IpAddr> =
+            endpoint.ipv4.map(IpAddr::from).into_iter().chain(endpoint.ipv6.map(IpAddr::from)).collect();
+        for ip in &held {
+            if !self.ips.iter().any(|told| told.address == *ip) {
+                differences.push(format!("prevResult does not have the endpoint's address {ip}"));
+            }
+        }
+        for told in self.ips.iter().filter(|told| told.interface.is_some() && told.interface == ours) {
+            if !held.contains(&told.address) {
+                differences.push(format!("prevResult has {}, which the endpoint does not hold", told.address));
+            }
+        }
+        differences
+    }
+}
+
+/// The verdict: no fault, or one with the first of what was found.
+pub(crate) fn verdict(
+    subject: &str,
+    ifname: &str,
+    prev: &PrevResult,
+    endpoint: &Endpoint,
+    health: &EndpointHealth,
+) -> Result<(), Fault> {
+    let differences = prev.differences(ifname, endpoint);
+    if !differences.is_empty() {
+        return Err(fault(subject, Code::OtherAttachment, endpoint, &differences));
+    }
+    let mut findings: Vec<String> = health.findings.iter().map(finding).collect();
+    // Pending is a build under way: CHECK may come right after ADD and must allow for it.
+    if findings.is_empty() && health.overall >= Health::Degraded {
+        for (part, state) in [("bpf", health.bpf), ("policy", health.policy), ("connected", health.connected)] {
+            if state >= Health::Degraded {
+                findings.push(format!("{part} is {}", if state == Health::Failing { "failing" } else { "degraded" }));
+            }
+        }
+        if findings.is_empty() {
+            findings.push("the agent calls the endpoint unhealthy and does not say why".into());
+        }
+    }
+    if findings.is_empty() { Ok(()) } else { Err(fault(subject, Code::NotAsItShouldBe, endpoint, &findings)) }
+}
+
+fn finding(finding: &Finding) -> String {
+    format!("{} {}: {}", finding.object, finding.subject, finding.problem)
+}
+
+fn fault(subject: &str, code: Code, endpoint: &Endpoint, found: &[String]) -> Fault {
+    let told: Vec<&str> = found.iter().take(MAX_TOLD).map(String::as_str).collect();
+    let rest = found.len().saturating_sub(told.len());
+    let more = if rest == 0 { String::new() } else { format!("; and {rest} more") };
+    Fault::new(code, format!("{subject}: {}{more}", told.join("; ")))
+        .with_details(format!("all of it: wharf endpoint health {}", endpoint.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use wharf_api::{EndpointState, EndpointStatus};
+
+    use super::*;
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            id: 7,
+            epoch: 9,
+            state: EndpointState::Ready,
+            container_id: "c1".into(),
+            ifname: "eth0".into(),
+            network: "net".into(),
+            identity: 256,
+            labels: vec![],
+            ipv4: Some([10, 0, 0, 7].into()),
+            ipv6: Some("fd00::7".parse().unwrap()),
+            ifindex: 12,
+            host_ifname: "wh7-9".into(),
+            container_mac: "02:00:00:00:00:0a".into(),
+            host_mac: "02:00:00:00:00:0b".into(),
+            gateway4: None,
+            gateway6: None,
+            mtu: 1500,
+            pool: "default".into(),
+            netns: "/run/netns/c1".into(),
+            pod_name: None,
+            pod_namespace: None,
+            created_unix_ms: 1,
+            status: EndpointStatus::default(),
+        }
+    }
+
+    fn healthy() -> EndpointHealth {
+        let ok = Health::Ok;
+        EndpointHealth { overall: ok, bpf: ok, policy: ok, connected: ok, findings: vec![] }
+    }
+
+    fn prev() -> Value {
+        json!({
+            "interfaces": [
+                {"name": "wh7-9", "mac": "02:00:00:00:00:0b"},
+                {"name": "eth0", "mac": "02:00:00:00:00:0A", "sandbox": "/run/netns/c1"},
+            ],
+            "ips": [
+                {"version": "4", "address": "10.0.0.7/32", "interface": 1},
+                {"version": "6", "address": "fd00::7/128", "interface": 1},
+            ],
+        })
+    }
+
+    fn check(prev: &Value, health: &EndpointHealth) -> Result<(), Fault> {
+        let document = json!({ "prevResult": prev });
+        let prev = PrevResult::parse(&Object::root(document.as_object().unwrap()))?;
+        verdict("CHECK c1/eth0", "eth0", &prev, &endpoint(), health)
+    }
+
+    #[test]
+    fn what_was_added_and_is_well_passes() {
+        assert_eq!(check(&prev(), &healthy()), Ok(()));
+    }
+
+    #[test]
+    fn later_plugins_may_add_to_the_result() {
+        let mut prev = prev();
+        prev["interfaces"].as_array_mut().unwrap().push(json!({"name": "ifb0"}));
+        prev["ips"].as_array_mut().unwrap().push(json!({"address": "192.0.2.1/24", "interface": 2}));
+        prev["ips"].as_array_mut().unwrap().push(json!({"address": "192.0.2.2/24"}));
+        prev["routes"] = json!([{"dst": "192.0.2.0/24"}]);
+        assert_eq!(check(&prev, &healthy()), Ok(()));
+    }
+
+    #[test]
+    fn another_attachments_result_is_refused() {
+        for (pointer, value, words) in [
+            ("/interfaces/0/name", json!("wh7-8"), "host side wh7-9"),
+            ("/interfaces/1/name", json!("eth1"), "no interface eth0"),
+            ("/interfaces/1/sandbox", json!(""), "no interface eth0"),
+            ("/interfaces/1/mac", json!("02:00:00:00:00:0c"), "MAC"),
+            ("/ips/0/address", json!("10.0.0.8/32"), "10.0.0.8"),
+            ("/ips", json!([]), "fd00::7"),
+            ("/ips", Value::Null, "10.0.0.7"),
+            ("/interfaces", Value::Null, "no interface"),
+        ] {
+            let mut prev = prev();
+            *prev.pointer_mut(pointer).unwrap() = value.clone();
+            let fault = check(&prev, &healthy()).expect_err(pointer);
+            assert_eq!(fault.code, Code::OtherAttachment, "{pointer}");
+            assert!(fault.msg.contains(words), "{pointer} = {value}: {}", fault.msg);
+        }
+    }
+
+    #[test]
+    fn findings_are_told_the_first_of_them() {
+        let finding = |n: usize| Finding {
+            object: "route".into(),
+            subject: format!("r{n}"),
+            problem: "is missing".into(),
+            owner: None,
+            repairable: true,
+            repair: None,
+        };
+        let health = EndpointHealth { findings: (0..8).map(finding).collect(), ..healthy() };
+        let fault = check(&prev(), &health).unwrap_err();
+        assert_eq!(fault.code, Code::NotAsItShouldBe);
+        assert!(fault.msg.contains("route r0: is missing") && fault.msg.ends_with("and 3 more"), "{}", fault.msg);
+        assert_eq!(fault.details, "all of it: wharf endpoint health 7");
+    }
+
+    #[test]
+    fn a_part_that_fails_is_named_and_a_pending_one_passes() {
+        let failing = EndpointHealth { overall: Health::Failing, bpf: Health::Failing, ..healthy() };
+        assert!(check(&prev(), &failing).unwrap_err().msg.contains("bpf is failing"));
+        let odd = EndpointHealth { overall: Health::Degraded, ..healthy() };
+        assert_eq!(check(&prev(), &odd).unwrap_err().code, Code::NotAsItShouldBe);
+        let pending = EndpointHealth { overall: Health::Pending, policy: Health::Pending, ..healthy() };
+        assert_eq!(check(&prev(), &pending), Ok(()));
+    }
+}

@@ -1,0 +1,177 @@
+//! Errors as CNI has them: a code, a short message, details.
+
+use serde::Serialize;
+use wharf_api::{ErrorCode, client::ClientError};
+
+use crate::netconf::Version;
+
+/// Error codes. Below 100 they are the specification's (CNI 1.1.0, section 5, "Error"), from 100 on ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum Code {
+    /// The version asked for is not supported, or does not know the command.
+    IncompatibleVersion = 1,
+    /// The container is not known.
+    UnknownContainer = 3,
+    /// A `CNI_*` variable is missing or wrong; the message names it.
+    Environment = 4,
+    /// Reading, or talking to something that is not the agent.
+    Io = 5,
+    /// Stdin is not JSON.
+    Decode = 6,
+    /// The network configuration breaks a rule.
+    Config = 7,
+    /// A retry may mend it.
+    TryAgain = 11,
+    /// STATUS: ADD would fail.
+    NotAvailable = 50,
+    /// STATUS: ADD would fail or not, and containers that are there are limited.
+    Limited = 51,
+    /// CHECK: the kernel, the programs or the agent's record are not what they should be.
+    NotAsItShouldBe = 110,
+    /// CHECK: `prevResult` tells of another attachment than the one that is there.
+    OtherAttachment = 111,
+}
+
+/// What went wrong. `msg` names operation, subject and cause; `details` what may help, empty if nothing does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) code: Code,
+    pub(crate) msg: String,
+    pub(crate) details: String,
+}
+
+impl Fault {
+    pub(crate) fn new(code: Code, msg: impl Into<String>) -> Self {
+        Self { code, msg: msg.into(), details: String::new() }
+    }
+
+    pub(crate) fn config(msg: impl Into<String>) -> Self {
+        Self::new(Code::Config, msg)
+    }
+
+    pub(crate) fn environment(msg: impl Into<String>) -> Self {
+        Self::new(Code::Environment, msg)
+    }
+
+    pub(crate) fn with_details(mut self, details: impl Into<String>) -> Self {
+        self.details = details.into();
+        self
+    }
+
+    /// The fault for a failed call; `subject` names the command and what it is about.
+    pub(crate) fn of_client(subject: &str, error: &ClientError) -> Self {
+        let fault = Self::new(code_of(error), format!("{subject}: {}", message_of(error)));
+        match error {
+            ClientError::Api { error, .. } => fault.with_details(error.hint.clone().unwrap_or_default()),
+            _ => fault,
+        }
+    }
+}
+
+/// An agent's error without its hint, which has a place of its own; others as they are.
+fn message_of(error: &ClientError) -> String {
+    match error {
+        ClientError::Api { error, .. } => error.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The rule: 11 for whatever a retry may mend, 4 and 7 for what the runtime or the configuration must mend, 5 when
+/// whoever answered is not the agent. `docs/cni.md` has this table for readers: change both together.
+fn code_of(error: &ClientError) -> Code {
+    match error {
+        ClientError::Connect { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => Code::Io,
+        ClientError::Connect { .. } | ClientError::Closed { .. } | ClientError::Timeout { .. } => Code::TryAgain,
+        ClientError::Protocol { .. } => Code::Io,
+        ClientError::Api { error, .. } => match error.code {
+            // NotFound is a pool here: what DEL and CHECK do with an unknown endpoint is decided before.
+            ErrorCode::InvalidRequest | ErrorCode::NotFound => Code::Config,
+            ErrorCode::InvalidNetns | ErrorCode::Exists => Code::Environment,
+            ErrorCode::PoolExhausted
+            | ErrorCode::LimitReached
+            | ErrorCode::Overloaded
+            | ErrorCode::Busy
+            | ErrorCode::DeadlineExceeded
+            | ErrorCode::Kernel
+            | ErrorCode::Store
+            | ErrorCode::Unavailable
+            | ErrorCode::Internal => Code::TryAgain,
+        },
+    }
+}
+
+/// A fault with the version it is told in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) version: String,
+    pub(crate) fault: Fault,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    #[serde(rename = "cniVersion")]
+    cni_version: &'a str,
+    code: u16,
+    msg: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    details: &'a str,
+}
+
+impl Failure {
+    pub(crate) fn new(version: &str, fault: Fault) -> Self {
+        Self { version: version.to_owned(), fault }
+    }
+
+    /// A failure before a version was read.
+    pub(crate) fn unversioned(fault: Fault) -> Self {
+        Self::new(Version::NEWEST.as_str(), fault)
+    }
+
+    pub(crate) fn to_json(&self) -> String {
+        let Fault { code, msg, details } = &self.fault;
+        let body = Body { cni_version: &self.version, code: *code as u16, msg, details };
+        // Four plain fields cannot fail to serialise; an answer without details is still better than none.
+        serde_json::to_string(&body).unwrap_or_else(|_| format!(r#"{{"code":{},"msg":"error"}}"#, *code as u16))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use wharf_api::ApiError;
+
+    use super::*;
+
+    fn api(code: ErrorCode) -> ClientError {
+        let error = ApiError { code, message: "because".into(), hint: Some("do this".into()), retry_after_ms: None };
+        ClientError::Api { operation: "PUT /".into(), status: 500, error }
+    }
+
+    #[test]
+    fn agent_codes_map_by_who_can_mend_it() {
+        for (code, want) in [
+            (ErrorCode::InvalidRequest, Code::Config),
+            (ErrorCode::InvalidNetns, Code::Environment),
+            (ErrorCode::Exists, Code::Environment),
+            (ErrorCode::PoolExhausted, Code::TryAgain),
+            (ErrorCode::Unavailable, Code::TryAgain),
+        ] {
+            assert_eq!(Fault::of_client("ADD", &api(code)).code, want, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn message_and_hint_are_told_once_each() {
+        let fault = Fault::of_client("ADD c/eth0", &api(ErrorCode::Kernel));
+        assert_eq!((fault.msg.as_str(), fault.details.as_str()), ("ADD c/eth0: because", "do this"));
+    }
+
+    #[test]
+    fn no_permission_is_not_mended_by_a_retry() {
+        let error = |kind: io::ErrorKind| ClientError::Connect { socket: "/s".into(), source: kind.into() };
+        assert_eq!(Fault::of_client("ADD", &error(io::ErrorKind::PermissionDenied)).code, Code::Io);
+        assert_eq!(Fault::of_client("ADD", &error(io::ErrorKind::NotFound)).code, Code::TryAgain);
+    }
+}

@@ -1,0 +1,228 @@
+//! The network configuration on stdin.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use wharf_api::DEFAULT_SOCKET;
+
+use crate::{
+    fault::{Code, Fault},
+    json::Object,
+    log::Level,
+};
+
+/// Longest path of a unix socket, bytes: `sun_path` less its terminator.
+const MAX_SOCKET_BYTES: usize = 107;
+
+/// Versions of the specification that we speak, oldest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Version {
+    V0_3_1,
+    V0_4_0,
+    V1_0_0,
+    V1_1_0,
+}
+
+impl Version {
+    pub(crate) const ALL: [Self; 4] = [Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
+    pub(crate) const NEWEST: Self = Self::V1_1_0;
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::V0_3_1 => "0.3.1",
+            Self::V0_4_0 => "0.4.0",
+            Self::V1_0_0 => "1.0.0",
+            Self::V1_1_0 => "1.1.0",
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|version| version.as_str() == text)
+    }
+
+    /// All of them, for messages.
+    pub(crate) fn list() -> String {
+        Self::ALL.map(Self::as_str).join(", ")
+    }
+}
+
+/// DNS settings, passed through to the result.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Dns {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nameservers: Vec<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    domain: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    search: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    options: Vec<String>,
+}
+
+/// A configuration whose keys, but for those of one container ([`crate::args`]) and one command, are checked.
+#[derive(Debug, Clone)]
+pub(crate) struct NetConf {
+    pub(crate) version: Version,
+    /// Network.
+    pub(crate) name: String,
+    /// The agent's socket, absolute.
+    pub(crate) socket: PathBuf,
+    /// MTU, bytes; the agent's default when absent.
+    pub(crate) mtu: Option<u32>,
+    /// IPAM pool; the agent's default when absent.
+    pub(crate) pool: Option<String>,
+    pub(crate) log: Level,
+    pub(crate) dns: Dns,
+    document: Map<String, Value>,
+}
+
+impl NetConf {
+    /// Checks a decoded document.
+    pub(crate) fn parse(document: Map<String, Value>) -> Result<Self, Fault> {
+        let root = Object::root(&document);
+        let version = root.string("cniVersion")?.unwrap_or_default();
+        let Some(version) = Version::parse(version) else {
+            // A document without a version means 0.1.0, which we do not speak.
+            let asked = if version.is_empty() { "no cniVersion, which means 0.1.0" } else { version };
+            return Err(Fault::new(Code::IncompatibleVersion, format!("netconf asks for {:?}", cut(asked)))
+                .with_details(format!("supported: {}", Version::list())));
+        };
+        let name = root.required_string("name")?;
+        check_name(name).map_err(|rule| Fault::config(format!("netconf: name {:?} {rule}", cut(name))))?;
+        // The runtime found us by it; that it is there is all we need.
+        root.required_string("type")?;
+        Ok(Self {
+            version,
+            name: name.to_owned(),
+            socket: socket(&root)?,
+            // As with other plugins 0 is "no wish".
+            mtu: root.u32("mtu")?.filter(|mtu| *mtu != 0),
+            pool: root.string("pool")?.filter(|pool| !pool.is_empty()).map(str::to_owned),
+            log: log_level(&root)?,
+            dns: dns(&root)?,
+            document,
+        })
+    }
+
+    /// The document, for keys that only one command reads.
+    pub(crate) fn document(&self) -> Object<'_> {
+        Object::root(&self.document)
+    }
+}
+
+fn socket(root: &Object<'_>) -> Result<PathBuf, Fault> {
+    let path = root.string("socket")?.filter(|path| !path.is_empty()).unwrap_or(DEFAULT_SOCKET);
+    // The runtime's working directory is not ours to guess.
+    if !path.starts_with('/') || path.len() > MAX_SOCKET_BYTES || path.contains('\0') {
+        return Err(Fault::config(format!(
+            "netconf: socket {:?} must be an absolute path of at most {MAX_SOCKET_BYTES} bytes",
+            cut(path)
+        )));
+    }
+    Ok(PathBuf::from(path))
+}
+
+fn log_level(root: &Object<'_>) -> Result<Level, Fault> {
+    let name = root.string("log-level")?.filter(|name| !name.is_empty()).unwrap_or("warn");
+    Level::parse(name)
+        .ok_or_else(|| Fault::config(format!("netconf: log-level {:?} must be {}", cut(name), Level::NAMES)))
+}
+
+fn dns(root: &Object<'_>) -> Result<Dns, Fault> {
+    let Some(dns) = root.object("dns")? else { return Ok(Dns::default()) };
+    Ok(Dns {
+        nameservers: dns.strings("nameservers")?,
+        domain: dns.string("domain")?.unwrap_or_default().to_owned(),
+        search: dns.strings("search")?,
+        options: dns.strings("options")?,
+    })
+}
+
+/// CNI's alphabet for network names and container ids; the error is the rule.
+pub(crate) fn check_name(name: &str) -> Result<(), &'static str> {
+    if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return Err("must start with a letter or digit");
+    }
+    if !name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-')) {
+        return Err("may hold only letters, digits, '_', '.' and '-'");
+    }
+    Ok(())
+}
+
+/// At most 80 characters of hostile text, for a message.
+pub(crate) fn cut(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(value: Value) -> Result<NetConf, Fault> {
+        match value {
+            Value::Object(map) => NetConf::parse(map),
+            other => panic!("test document is no object: {other}"),
+        }
+    }
+
+    fn with(key: &str, value: Value) -> Result<NetConf, Fault> {
+        let mut document = json!({"cniVersion": "1.1.0", "name": "net", "type": "wharf-cni"});
+        document[key] = value;
+        parse(document)
+    }
+
+    #[test]
+    fn the_smallest_netconf_is_enough() {
+        let conf = with("socket", json!("/tmp/s")).unwrap();
+        assert_eq!(conf.socket, PathBuf::from("/tmp/s"));
+        assert_eq!((conf.mtu, conf.pool, conf.log), (None, None, Level::Warn));
+    }
+
+    #[test]
+    fn unknown_keys_pass_and_null_is_absence() {
+        let conf = with("capabilities", json!({"ips": true})).unwrap();
+        assert_eq!(conf.socket, PathBuf::from(DEFAULT_SOCKET));
+        for key in ["socket", "mtu", "pool", "log-level", "dns", "args", "runtimeConfig"] {
+            with(key, Value::Null).unwrap();
+        }
+    }
+
+    #[test]
+    fn wrong_types_and_values_are_config_errors_that_name_the_key() {
+        for (key, value) in [
+            ("name", json!(7)),
+            ("name", json!("")),
+            ("name", json!("../x")),
+            ("type", Value::Null),
+            ("type", json!([])),
+            ("socket", json!("relative")),
+            ("socket", json!(["/a"])),
+            ("socket", json!(format!("/{}", "a".repeat(MAX_SOCKET_BYTES)))),
+            ("socket", json!("/a\0b")),
+            ("mtu", json!("1500")),
+            ("mtu", json!(-1)),
+            ("mtu", json!(1500.5)),
+            ("mtu", json!(u64::from(u32::MAX) + 1)),
+            ("pool", json!({})),
+            ("log-level", json!("loud")),
+            ("dns", json!([])),
+            ("dns", json!({"nameservers": "1.1.1.1"})),
+        ] {
+            let fault = with(key, value.clone()).expect_err(&format!("{key} = {value}"));
+            assert_eq!(fault.code, Code::Config, "{key} = {value}");
+            assert!(fault.msg.contains(key), "{}", fault.msg);
+        }
+    }
+
+    #[test]
+    fn other_versions_are_incompatible_and_ours_are_listed() {
+        for version in [json!("0.2.0"), json!("9.9.9"), json!(""), Value::Null] {
+            let fault = with("cniVersion", version).unwrap_err();
+            assert_eq!(fault.code, Code::IncompatibleVersion);
+            assert_eq!(fault.details, "supported: 0.3.1, 0.4.0, 1.0.0, 1.1.0");
+        }
+    }
+}

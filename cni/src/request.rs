@@ -1,0 +1,319 @@
+//! Environment and stdin to a checked request. Nothing here touches the system but [`Env::of_process`] and the reader
+//! that [`Request::read`] is given.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    ffi::{OsStr, OsString},
+    io::Read,
+};
+
+use serde_json::{Map, Value};
+use wharf_api::GcAttachment;
+
+use crate::{
+    args::ContainerArgs,
+    check::PrevResult,
+    fault::{Code, Failure, Fault},
+    json::Object,
+    log::Level,
+    netconf::{NetConf, Version, check_name, cut},
+};
+
+/// Longest netconf that is read, bytes. A GC's list of 5,000 attachments is half of it.
+const MAX_STDIN_BYTES: u64 = 1 << 20;
+/// Keys of GC's list: the specification's, and the one that libcni 1.2.0 to 1.2.2 sent instead.
+const GC_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+
+/// The `CNI_*` variables that we read, as they are. `CNI_PATH` is not among them: we run no other plugin.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Env {
+    pub(crate) command: Option<OsString>,
+    pub(crate) container_id: Option<OsString>,
+    pub(crate) netns: Option<OsString>,
+    pub(crate) ifname: Option<OsString>,
+    pub(crate) args: Option<OsString>,
+}
+
+impl Env {
+    pub(crate) fn of_process() -> Self {
+        Self {
+            command: env::var_os("CNI_COMMAND"),
+            container_id: env::var_os("CNI_CONTAINERID"),
+            netns: env::var_os("CNI_NETNS"),
+            ifname: env::var_os("CNI_IFNAME"),
+            args: env::var_os("CNI_ARGS"),
+        }
+    }
+}
+
+/// One interface of one container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) container_id: String,
+    pub(crate) ifname: String,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone)]
+pub(crate) enum Command {
+    Add { target: Target, netns: String, args: Box<ContainerArgs> },
+    Del { target: Target },
+    Check { target: Target, prev: PrevResult },
+    Gc { valid: Vec<GcAttachment> },
+    Status,
+}
+
+/// A command for the agent, with the configuration it came with.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    pub(crate) conf: NetConf,
+    pub(crate) command: Command,
+}
+
+/// A checked request.
+#[derive(Debug, Clone)]
+pub(crate) enum Request {
+    /// Answered without the agent, whatever stdin holds.
+    Version {
+        cni_version: String,
+    },
+    Ask(Box<Ask>),
+}
+
+impl Request {
+    /// Checks the environment, then reads and checks stdin.
+    pub(crate) fn read(env: &Env, stdin: &mut dyn Read) -> Result<Self, Failure> {
+        let verb = Verb::of(env).map_err(Failure::unversioned)?;
+        if verb == Verb::Version {
+            return Ok(Self::Version { cni_version: version_of_probe(stdin) });
+        }
+        let subject = verb.subject(env).map_err(Failure::unversioned)?;
+        let document = read_document(stdin).map_err(Failure::unversioned)?;
+        let version = echoed_version(&document);
+        let ask = NetConf::parse(document)
+            .and_then(|conf| subject.with_conf(verb, conf))
+            .map_err(|fault| Failure::new(&version, fault))?;
+        Ok(Self::Ask(Box::new(ask)))
+    }
+}
+
+/// The command's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    Add,
+    Del,
+    Check,
+    Gc,
+    Status,
+    Version,
+}
+
+impl Verb {
+    fn of(env: &Env) -> Result<Self, Fault> {
+        let known = "ADD, DEL, CHECK, GC, STATUS or VERSION";
+        match env.command.as_deref().and_then(OsStr::to_str).unwrap_or_default() {
+            "ADD" => Ok(Self::Add),
+            "DEL" => Ok(Self::Del),
+            "CHECK" => Ok(Self::Check),
+            "GC" => Ok(Self::Gc),
+            "STATUS" => Ok(Self::Status),
+            "VERSION" => Ok(Self::Version),
+            "" => Err(Fault::environment(format!("CNI_COMMAND is not set; it must be {known}")).with_details(concat!(
+                "wharf-cni ",
+                env!("CARGO_PKG_VERSION"),
+                " is run by container runtimes"
+            ))),
+            other => Err(Fault::environment(format!("CNI_COMMAND {:?} must be {known}", cut(other)))),
+        }
+    }
+
+    /// The first version of the specification that has it.
+    fn since(self) -> Version {
+        match self {
+            Self::Add | Self::Del | Self::Version => Version::V0_3_1,
+            Self::Check => Version::V0_4_0,
+            Self::Gc | Self::Status => Version::V1_1_0,
+        }
+    }
+
+    fn subject(self, env: &Env) -> Result<Subject, Fault> {
+        if !matches!(self, Self::Add | Self::Del | Self::Check) {
+            return Ok(Subject::default());
+        }
+        let mut problems = Vec::new();
+        let container_id = variable("CNI_CONTAINERID", env.container_id.as_ref(), check_name, &mut problems);
+        let ifname = variable("CNI_IFNAME", env.ifname.as_ref(), check_ifname, &mut problems);
+        // DEL comes with an empty one when the container is gone already.
+        let netns = match self {
+            Self::Del => String::new(),
+            _ => variable("CNI_NETNS", env.netns.as_ref(), check_netns, &mut problems),
+        };
+        if !problems.is_empty() {
+            return Err(Fault::environment(problems.join("; ")));
+        }
+        Ok(Subject { target: Target { container_id, ifname }, netns, args: env.args.clone().unwrap_or_default() })
+    }
+}
+
+/// What the environment says; empty where the command does not need it.
+#[derive(Debug)]
+struct Subject {
+    target: Target,
+    netns: String,
+    args: OsString,
+}
+
+impl Default for Subject {
+    fn default() -> Self {
+        let target = Target { container_id: String::new(), ifname: String::new() };
+        Self { target, netns: String::new(), args: OsString::new() }
+    }
+}
+
+impl Subject {
+    fn with_conf(self, verb: Verb, conf: NetConf) -> Result<Ask, Fault> {
+        if conf.version < verb.since() {
+            return Err(Fault::new(
+                Code::IncompatibleVersion,
+                format!(
+                    "netconf asks for {}, which has no {verb:?}; it came with {}",
+                    conf.version.as_str(),
+                    verb.since().as_str()
+                ),
+            ));
+        }
+        let command = match verb {
+            Verb::Add => {
+                if conf.document().value("prevResult").is_some() {
+                    return Err(Fault::config(
+                        "netconf: prevResult is there, so another plugin made the interface; wharf-cni makes it itself",
+                    )
+                    .with_details("put wharf-cni first in the list of plugins"));
+                }
+                let args = Box::new(ContainerArgs::parse(&self.cni_args()?, &conf)?);
+                Command::Add { target: self.target, netns: self.netns, args }
+            }
+            Verb::Del => {
+                // Nothing of it is needed to delete, so nothing of it may keep us from deleting.
+                if let Err(fault) = self.cni_args().and_then(|args| ContainerArgs::parse(&args, &conf)) {
+                    conf.log.say(Level::Warn, format_args!("DEL goes on in spite of: {}", fault.msg));
+                }
+                Command::Del { target: self.target }
+            }
+            Verb::Check => {
+                let prev = PrevResult::parse(&conf.document())?;
+                Command::Check { target: self.target, prev }
+            }
+            Verb::Gc => Command::Gc { valid: valid_attachments(&conf.document())? },
+            // VERSION is answered before a configuration is read.
+            Verb::Status | Verb::Version => Command::Status,
+        };
+        Ok(Ask { conf, command })
+    }
+
+    fn cni_args(&self) -> Result<String, Fault> {
+        match self.args.to_str() {
+            Some(args) => Ok(args.to_owned()),
+            None => Err(Fault::environment("CNI_ARGS is not UTF-8")),
+        }
+    }
+}
+
+/// A required variable; a problem is noted, so that all of them are told at once.
+fn variable(
+    name: &str,
+    value: Option<&OsString>,
+    check: fn(&str) -> Result<(), &'static str>,
+    problems: &mut Vec<String>,
+) -> String {
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        problems.push(format!("{name} is not set"));
+        return String::new();
+    };
+    let text = value.to_string_lossy();
+    let verdict = if value.to_str().is_none() { Err("must be UTF-8") } else { check(&text) };
+    if let Err(rule) = verdict {
+        problems.push(format!("{name} {:?} {rule}", cut(&text)));
+    }
+    text.into_owned()
+}
+
+fn check_ifname(name: &str) -> Result<(), &'static str> {
+    if name.len() > 15 {
+        return Err("must be at most 15 bytes");
+    }
+    if name == "." || name == ".." {
+        return Err("must not be '.' or '..'");
+    }
+    if name.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
+        return Err("must not hold '/', ':', blanks or control characters");
+    }
+    Ok(())
+}
+
+fn check_netns(path: &str) -> Result<(), &'static str> {
+    // The agent opens it, and its working directory is not the runtime's.
+    if path.starts_with('/') { Ok(()) } else { Err("must be an absolute path") }
+}
+
+/// GC's list, from both keys: keeping too much mends itself at the next GC, deleting too much does not.
+fn valid_attachments(root: &Object<'_>) -> Result<Vec<GcAttachment>, Fault> {
+    let [current, old] = GC_KEYS;
+    // An empty list deletes every attachment of the network; a missing one is more likely a mistake.
+    if !root.has_key(current) && !root.has_key(old) {
+        return Err(Fault::config(format!("netconf: GC needs the key {current:?}")));
+    }
+    let mut valid = BTreeSet::new();
+    for key in GC_KEYS {
+        for (path, item) in root.list(key)? {
+            let item = Object::at(path, item)?;
+            valid.insert(GcAttachment {
+                container_id: item.required_string("containerID")?.to_owned(),
+                ifname: item.required_string("ifname")?.to_owned(),
+            });
+        }
+    }
+    Ok(valid.into_iter().collect())
+}
+
+fn read_document(stdin: &mut dyn Read) -> Result<Map<String, Value>, Fault> {
+    let mut bytes = Vec::new();
+    stdin
+        .take(MAX_STDIN_BYTES.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(|e| Fault::new(Code::Io, format!("reading netconf from stdin: {e}")))?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_STDIN_BYTES {
+        return Err(Fault::config(format!("netconf is longer than {MAX_STDIN_BYTES} bytes")));
+    }
+    match serde_json::from_slice(&bytes) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(Fault::config("netconf is not a JSON object")),
+        Err(e) => Err(Fault::new(Code::Decode, format!("netconf on stdin is not JSON: {e}"))),
+    }
+}
+
+/// The version to answer an error in: the configuration's, whatever it is, unless it is no version at all.
+fn echoed_version(document: &Map<String, Value>) -> String {
+    match document.get("cniVersion").and_then(Value::as_str) {
+        Some(text) if !text.is_empty() && text.len() <= 32 && text.bytes().all(is_version_byte) => text.to_owned(),
+        _ => Version::NEWEST.as_str().to_owned(),
+    }
+}
+
+fn is_version_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+')
+}
+
+/// A probe is answered in the version it came in if we speak it, else in our newest.
+fn version_of_probe(stdin: &mut dyn Read) -> String {
+    let version = match read_document(stdin) {
+        Ok(document) => document.get("cniVersion").and_then(Value::as_str).and_then(Version::parse),
+        Err(_) => None,
+    };
+    version.unwrap_or(Version::NEWEST).as_str().to_owned()
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,261 @@
+//! The binary as a runtime runs it: environment, stdin, stdout, exit status; the agent is a stand-in.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::{Value, json};
+use support::{Outcome, Run, endpoint, error};
+
+const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+const ID: &str = "/v1/endpoint/cni-attachment-id:c1:eth0";
+
+fn healthy() -> Value {
+    json!({"overall": "ok", "bpf": "ok", "policy": "ok", "connected": "ok", "findings": []})
+}
+
+fn status(serving: bool, components: &Value) -> Value {
+    json!({
+        "overall": "ok", "serving": serving, "version": "0.1.0", "abi_version": 1, "node_name": "n", "pid": 1,
+        "uptime_ms": 1, "router": [], "kernel": {"release": "6", "attach_mode": "tcx", "features": {}},
+        "components": components, "controllers": [], "ipam": [], "endpoints": {}, "refused_transitions": 0,
+        "bpf_maps": [], "prepared": {"ready": 0, "target": 0},
+        "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0},
+        "resident_bytes": 1,
+    })
+}
+
+fn pretty(outcome: &Outcome) -> String {
+    assert!(outcome.success, "{outcome:?}");
+    serde_json::to_string_pretty(&outcome.json()).unwrap()
+}
+
+#[test]
+fn add_result_in_every_version() {
+    for version in VERSIONS {
+        let dns = json!({"nameservers": ["10.70.0.2"], "search": ["shop.example"]});
+        let outcome = Run::new("ADD", version).key("dns", dns).answer(201, &endpoint()).go();
+        insta::assert_snapshot!(format!("add-{version}"), pretty(&outcome));
+        assert!(outcome.stderr.is_empty(), "{outcome:?}");
+    }
+}
+
+#[test]
+fn add_result_of_one_family_without_dns() {
+    let mut endpoint = endpoint();
+    endpoint["ipv6"] = Value::Null;
+    endpoint["gateway6"] = Value::Null;
+    let outcome = Run::new("ADD", "1.1.0").answer(201, &endpoint).go();
+    insta::assert_snapshot!("add-1.1.0-ipv4-only", pretty(&outcome));
+}
+
+#[test]
+fn add_is_one_request_with_everything() {
+    let outcome = Run::new("ADD", "1.0.0")
+        .var("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;IP=10.70.0.7")
+        .key("mtu", json!(1450))
+        .key("pool", json!("blue"))
+        .key("args", json!({"cni": {"labels": [{"key": "app", "value": "web"}]}}))
+        .key("runtimeConfig", json!({"mac": "02:00:00:00:00:0A", "ips": ["fd70::7/64"], "portMappings": []}))
+        .answer(201, &endpoint())
+        .go();
+    assert_eq!(outcome.requests[0].line, format!("PUT {ID}"));
+    let mut body = outcome.requests[0].body.clone();
+    let deadline = body.as_object_mut().unwrap().remove("deadline_ms").and_then(|ms| ms.as_u64());
+    assert!(deadline.is_some_and(|ms| (50_000..=60_000).contains(&ms)), "{deadline:?}");
+    insta::assert_snapshot!("add-request", serde_json::to_string_pretty(&body).unwrap());
+}
+
+#[test]
+fn add_asks_again_when_the_agent_says_later() {
+    let outcome = Run::new("ADD", "1.0.0")
+        .key("log-level", json!("info"))
+        .answer(429, &error("overloaded", Some(5)))
+        .answer(503, &error("unavailable", Some(5)))
+        .answer(201, &endpoint())
+        .go();
+    assert!(outcome.success, "{outcome:?}");
+    assert_eq!(outcome.stderr.matches("asking again").count(), 2, "{}", outcome.stderr);
+}
+
+#[test]
+fn agent_errors_become_cni_errors() {
+    for (status, code, cni) in [
+        (400, "invalid-request", 7),
+        (400, "invalid-netns", 4),
+        (409, "exists", 4),
+        (404, "not-found", 7),
+        (429, "pool-exhausted", 11),
+        (429, "limit-reached", 11),
+        (429, "overloaded", 11),
+        (429, "busy", 11),
+        (503, "deadline-exceeded", 11),
+        (500, "kernel", 11),
+        (500, "store", 11),
+        (503, "unavailable", 11),
+        (500, "internal", 11),
+    ] {
+        let outcome = Run::new("ADD", "0.4.0").answer(status, &error(code, None)).go();
+        assert_eq!(outcome.code(), cni, "{code}");
+        let body = outcome.json();
+        assert_eq!(body["cniVersion"], "0.4.0");
+        let msg = body["msg"].as_str().unwrap();
+        assert!(msg.starts_with("ADD c1/eth0 on network net: ") && msg.contains(code), "{msg}");
+        assert_eq!(msg.contains("CNI_"), cni == 4, "code 4 names the variable: {msg}");
+    }
+}
+
+#[test]
+fn agent_away_or_somebody_else_there() {
+    for (command, code) in [("ADD", 11), ("DEL", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
+        let run = || Run::new(command, "1.1.0");
+        let run = || {
+            // Keys that one command needs and the others pass over.
+            let run = run().key("cni.dev/valid-attachments", json!([]));
+            if command == "CHECK" { run.key("prevResult", json!({})) } else { run }
+        };
+        let outcome = run().go();
+        assert_eq!(outcome.code(), code, "{command}");
+        assert!(outcome.stdout.contains("is wharf-agent running"), "{}", outcome.stdout);
+        // Died with the request in hand.
+        assert_eq!(run().raw_answer(b"").go().code(), code, "{command}");
+        // Something else listens.
+        let other = if command == "STATUS" { 50 } else { 5 };
+        assert_eq!(run().raw_answer(b"220 mail ESMTP\r\n").go().code(), other, "{command}");
+        assert_eq!(run().answer(200, &json!("what?")).go().code(), other, "{command}");
+    }
+}
+
+#[test]
+fn add_refuses_to_be_second_and_asks_nobody() {
+    let outcome = Run::new("ADD", "1.0.0").key("prevResult", json!({"interfaces": []})).go();
+    assert_eq!(outcome.code(), 7);
+}
+
+#[test]
+fn del_is_silent_when_done_or_unknown() {
+    let done = json!({"deleted": [7], "errors": []});
+    for version in VERSIONS {
+        let outcome = Run::new("DEL", version).answer(200, &done).go();
+        outcome.assert_silent();
+        assert_eq!(outcome.requests[0].line, format!("DELETE {ID}"));
+        assert!(outcome.stderr.is_empty());
+    }
+    // containerd's second DEL: no netns, no prevResult.
+    Run::new("DEL", "1.0.0").var("CNI_NETNS", "").answer(404, &error("not-found", None)).go().assert_silent();
+    Run::new("DEL", "1.0.0").var("CNI_ARGS", "IP=nonsense").answer(200, &done).go().assert_silent();
+}
+
+#[test]
+fn del_in_part_is_to_be_tried_again() {
+    let step = |step: &str| json!({"step": step, "endpoint": "7", "message": "device busy"});
+    let result = json!({"deleted": [7], "errors": [step("unpin"), step("remove-link")]});
+    let outcome = Run::new("DEL", "1.0.0").answer(206, &result).go();
+    assert_eq!(outcome.code(), 11);
+    let msg = outcome.json()["msg"].as_str().unwrap().to_owned();
+    assert!(msg.contains("2 steps failed") && msg.contains("unpin of endpoint 7: device busy"), "{msg}");
+}
+
+#[test]
+fn check_compares_and_tells() {
+    for version in ["0.4.0", "1.0.0", "1.1.0"] {
+        let added = Run::new("ADD", version).answer(201, &endpoint()).go().json();
+        let check = || Run::new("CHECK", version).key("prevResult", added.clone());
+        let outcome = check().answer(200, &endpoint()).answer(200, &healthy()).go();
+        outcome.assert_silent();
+        let lines: Vec<&str> = outcome.requests.iter().map(|r| r.line.as_str()).collect();
+        assert_eq!(lines, [format!("GET {ID}"), format!("GET {ID}/healthz")]);
+
+        let mut later = endpoint();
+        later["host_ifname"] = json!("wh7x10");
+        assert_eq!(check().answer(200, &later).answer(200, &healthy()).go().code(), 111);
+
+        let mut ill = healthy();
+        ill["overall"] = json!("failing");
+        ill["findings"] = json!([{"object": "link", "subject": "wh7x9", "problem": "is down"}]);
+        let outcome = check().answer(200, &endpoint()).answer(200, &ill).go();
+        assert_eq!(outcome.code(), 110);
+        assert!(outcome.stdout.contains("link wh7x9: is down"), "{}", outcome.stdout);
+
+        assert_eq!(check().answer(404, &error("not-found", None)).go().code(), 3);
+        // Deleted between the two questions.
+        assert_eq!(check().answer(200, &endpoint()).answer(404, &error("not-found", None)).go().code(), 3);
+    }
+    assert_eq!(Run::new("CHECK", "1.0.0").go().code(), 7);
+    assert_eq!(Run::new("CHECK", "0.3.1").key("prevResult", json!({})).go().code(), 1);
+}
+
+#[test]
+fn gc_sends_what_is_to_stay() {
+    let keep = json!([{"containerID": "c1", "ifname": "eth0"}, {"containerID": "c2", "ifname": "net1"}]);
+    let done = json!({"deleted": [3], "errors": []});
+    let gc = || Run::new("GC", "1.1.0").var("CNI_CONTAINERID", "").var("CNI_IFNAME", "").var("CNI_NETNS", "");
+    let outcome = gc().key("cni.dev/valid-attachments", keep).answer(200, &done).go();
+    outcome.assert_silent();
+    assert_eq!(outcome.requests[0].line, "POST /v1/gc");
+    assert_eq!(
+        outcome.requests[0].body,
+        json!({"network": "net", "valid": [
+            {"container_id": "c1", "ifname": "eth0"}, {"container_id": "c2", "ifname": "net1"},
+        ]})
+    );
+    let outcome = gc().key("cni.dev/attachments", Value::Null).answer(200, &done).go();
+    assert_eq!(outcome.requests[0].body["valid"], json!([]));
+    assert_eq!(gc().go().code(), 7, "a missing list deletes nothing");
+    let part = json!({"deleted": [], "errors": [{"step": "unpin", "endpoint": "3", "message": "busy"}]});
+    assert_eq!(gc().key("cni.dev/valid-attachments", json!([])).answer(206, &part).go().code(), 11);
+    assert_eq!(gc().key("cniVersion", json!("1.0.0")).go().code(), 1);
+}
+
+#[test]
+fn status_is_honest() {
+    let component = |name: &str, health: &str| json!([{"name": name, "health": health, "message": "as seen"}]);
+    let run = || Run::new("STATUS", "1.1.0").var("CNI_CONTAINERID", "").var("CNI_IFNAME", "").var("CNI_NETNS", "");
+    run().answer(200, &status(true, &component("datapath", "ok"))).go().assert_silent();
+    run().answer(200, &status(true, &component("ipam", "degraded"))).go().assert_silent();
+    for (code, http, serving, name, health) in [
+        (50, 503, false, "store", "ok"),
+        (50, 503, false, "store", "failing"),
+        (50, 200, true, "ipam", "failing"),
+        (51, 200, true, "datapath", "degraded"),
+        (51, 503, false, "datapath", "failing"),
+        (51, 200, true, "proxy", "failing"),
+    ] {
+        let outcome = run().answer(http, &status(serving, &component(name, health))).go();
+        assert_eq!(outcome.code(), code, "{name} {health} {serving}");
+    }
+    // STATUS does not wait for a better answer.
+    assert_eq!(run().answer(503, &error("unavailable", Some(1))).go().code(), 50);
+}
+
+#[test]
+fn version_answers_whatever_it_is_given() {
+    let probe = |stdin: &[u8]| Run::new("VERSION", "1.0.0").var("CNI_NETNS", "dummy").stdin(stdin).go();
+    insta::assert_snapshot!("version", pretty(&probe(br#"{"cniVersion":"1.0.0"}"#)));
+    for stdin in [&b""[..], b"{", b"\xff\xfe", b"[]"] {
+        assert_eq!(probe(stdin).json()["cniVersion"], "1.1.0");
+    }
+    let bare = Run::new("VERSION", "1.0.0").var("CNI_CONTAINERID", "").var("CNI_IFNAME", "").var("CNI_NETNS", "");
+    assert!(bare.go().success);
+}
+
+#[test]
+fn bad_environment_and_netconf() {
+    assert_eq!(Run::new("", "1.0.0").go().code(), 4);
+    assert_eq!(Run::new("UPDATE", "1.0.0").go().code(), 4);
+    assert_eq!(Run::new("ADD", "1.0.0").var("CNI_NETNS", "").go().code(), 4);
+    assert_eq!(Run::new("ADD", "1.0.0").var("CNI_IFNAME", "sixteen-bytes-xx").go().code(), 4);
+    assert_eq!(Run::new("ADD", "1.0.0").stdin(b"{").go().code(), 6);
+    assert_eq!(Run::new("ADD", "1.0.0").stdin(&vec![b' '; 3 << 20]).go().code(), 7);
+    assert_eq!(Run::new("ADD", "1.0.0").key("socket", json!(5)).go().code(), 7);
+    let outcome = Run::new("ADD", "0.2.0").go();
+    assert_eq!((outcome.code(), outcome.json()["cniVersion"].clone()), (1, json!("0.2.0")));
+}
+
+#[test]
+fn a_hostile_result_cannot_break_the_frame() {
+    let mut endpoint = endpoint();
+    endpoint["host_ifname"] = json!("\"},\n{\u{0}");
+    let outcome = Run::new("ADD", "1.0.0").answer(201, &endpoint).go();
+    assert_eq!(outcome.json()["interfaces"][0]["name"], endpoint["host_ifname"]);
+    assert_eq!(outcome.stdout.lines().count(), 1);
+}

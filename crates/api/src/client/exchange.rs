@@ -1,0 +1,154 @@
+//! One request and its answer on a connection of its own.
+
+use std::{io, path::Path, pin::Pin, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    Request, Response, StatusCode,
+    body::{Body, Incoming},
+    client::conn::http1::{self, Connection, SendRequest},
+    header,
+};
+use hyper_util::rt::TokioIo;
+use tokio::{net::UnixStream, time};
+
+use super::{Call, Client, ClientError};
+
+/// Longest body that is read, bytes. A dump of the largest map stays below a tenth of it.
+pub const MAX_RESPONSE_BYTES: usize = 64 << 20;
+
+/// How long to wait before connecting again while the listener's queue is full. It is drained in microseconds.
+const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(5);
+
+/// The connection's own work, to be polled beside the request: without it no byte moves.
+pub(super) type Driver = Pin<Box<Connection<TokioIo<UnixStream>, Full<Bytes>>>>;
+
+impl Client {
+    /// Sends and reads the whole answer, all within the time limit.
+    pub(super) async fn exchange(
+        &self,
+        call: &Call,
+        body: Option<Vec<u8>>,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        self.limited(call, async {
+            let (response, mut driver) = self.begin(call, body).await?;
+            let status = response.status();
+            let body = driven(&mut driver, read_all(call, response.into_body())).await?;
+            Ok((status, body))
+        })
+        .await
+    }
+
+    /// Runs `work` under the client's time limit.
+    pub(super) async fn limited<T>(
+        &self,
+        call: &Call,
+        work: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        match time::timeout(self.timeout, work).await {
+            Ok(result) => result,
+            Err(_) => Err(ClientError::Timeout { operation: call.operation(), after: self.timeout }),
+        }
+    }
+
+    /// Sends and reads the answer's head. The driver must be polled on while the body is read; it is none when the
+    /// connection has ended already.
+    pub(super) async fn begin(
+        &self,
+        call: &Call,
+        body: Option<Vec<u8>>,
+    ) -> Result<(Response<Incoming>, Option<Driver>), ClientError> {
+        let mut request = Request::builder()
+            .method(call.method.clone())
+            .uri(&call.path)
+            // HTTP/1.1 wants one; over a unix socket its value means nothing.
+            .header(header::HOST, "wharf-agent")
+            .header(header::ACCEPT, "application/json");
+        if body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        let request = request
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
+            .map_err(|e| call.protocol(format!("the request cannot be written: {e}")))?;
+
+        let stream = connect(&self.socket)
+            .await
+            .map_err(|source| ClientError::Connect { socket: self.socket.clone(), source })?;
+        let (mut sender, connection): (SendRequest<Full<Bytes>>, _) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|e| broken(call, &e))?;
+        let mut driver = Box::pin(connection);
+        let mut answer = Box::pin(sender.send_request(request));
+        tokio::select! {
+            biased;
+            response = &mut answer => {
+                let response = response.map_err(|e| broken(call, &e))?;
+                drop(answer);
+                Ok((response, Some(driver)))
+            }
+            // The connection ended, with the answer's head in hand or without it.
+            _ = &mut driver => Ok((answer.await.map_err(|e| broken(call, &e))?, None)),
+        }
+    }
+}
+
+async fn connect(socket: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(socket).await {
+            // A unix socket's connect does not wait when the listener's queue is full (EAGAIN), so we do; the call's
+            // time limit ends it.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => time::sleep(FULL_QUEUE_PAUSE).await,
+            result => return result,
+        }
+    }
+}
+
+/// Runs `work` to its end, with the connection driven beside it. Takes the driver away once it has ended: it must not
+/// be polled again.
+pub(super) async fn driven<T>(driver: &mut Option<Driver>, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    if let Some(connection) = driver {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            // An error of the connection reaches `work` as an error of the body.
+            _ = connection => {}
+        }
+        *driver = None;
+    }
+    work.await
+}
+
+async fn read_all(call: &Call, mut body: Incoming) -> Result<Bytes, ClientError> {
+    let too_large = || call.protocol(format!("the answer is longer than {MAX_RESPONSE_BYTES} bytes"));
+    // A declared length is believed only so far as to refuse early; memory is taken as bytes arrive.
+    if body.size_hint().lower() > u64::try_from(MAX_RESPONSE_BYTES).unwrap_or(u64::MAX) {
+        return Err(too_large());
+    }
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| broken(call, &e))?;
+        if let Ok(data) = frame.into_data() {
+            if all.len().saturating_add(data.len()) > MAX_RESPONSE_BYTES {
+                return Err(too_large());
+            }
+            all.extend_from_slice(&data);
+        }
+    }
+    Ok(all.freeze())
+}
+
+/// Tells an agent that went away from an answer that is no HTTP.
+pub(super) fn broken(call: &Call, error: &hyper::Error) -> ClientError {
+    let mut reason = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        reason = format!("{reason}: {cause}");
+        source = cause.source();
+    }
+    if error.is_parse() || error.is_user() {
+        call.protocol(format!("the answer is not HTTP ({reason})"))
+    } else {
+        ClientError::Closed { operation: call.operation(), reason }
+    }
+}
