@@ -1,0 +1,185 @@
+//! Arguments of `wharf endpoint`.
+
+use clap::{ArgGroup, Args, Subcommand, ValueEnum, builder::PossibleValuesParser, builder::TypedValueParser};
+use wharf_api::{EndpointState, RegenerateLevel};
+
+use crate::target::Target;
+
+/// `wharf endpoint ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum EndpointCommand {
+    /// All endpoints, or those that match every filter.
+    #[command(
+        visible_alias = "ls",
+        after_help = "\
+Examples:
+  wharf endpoint list
+  wharf endpoint list --state waiting-for-identity
+  wharf endpoint list --label k8s:app=web --wide
+  wharf endpoint list -o json | jq -r '.[] | [.id, .epoch, .ifindex] | @tsv'"
+    )]
+    List(ListFilter),
+    /// Everything about one endpoint: what it is, what it does, what it waits for.
+    #[command(after_help = "Examples:\n  wharf endpoint get 7\n  wharf endpoint get 10.88.0.7 -o json")]
+    Get {
+        /// The endpoint (see `wharf endpoint --help`).
+        #[arg(value_name = "ID")]
+        id: Target,
+    },
+    /// What happened to an endpoint, oldest first.
+    #[command(after_help = "Example:\n  wharf endpoint log 7")]
+    Log {
+        /// The endpoint.
+        #[arg(value_name = "ID")]
+        id: Target,
+    },
+    /// Look at an endpoint's programs, maps, link, addresses and routes now. Exits 1 when something is amiss.
+    #[command(after_help = "Example:\n  wharf endpoint health 7 || wharf endpoint log 7")]
+    Health {
+        /// The endpoint.
+        #[arg(value_name = "ID")]
+        id: Target,
+    },
+    /// Show an endpoint's labels and the identity they make, or replace them.
+    #[command(after_help = "\
+Examples:
+  wharf endpoint labels 7
+  wharf endpoint labels 7 --set k8s:app=web --set k8s:tier=front   (all of them: the others go)")]
+    Labels {
+        /// The endpoint.
+        #[arg(value_name = "ID")]
+        id: Target,
+        /// A label of the new set, `source:key=value`.
+        #[arg(long, value_name = "LABEL")]
+        set: Vec<String>,
+    },
+    /// Build an endpoint anew and wait until it is done. Traffic is not interrupted.
+    #[command(after_help = "\
+Examples:
+  wharf endpoint regenerate 7                    maps only
+  wharf endpoint regenerate 7 --level datapath   programs too")]
+    Regenerate {
+        /// The endpoint.
+        #[arg(value_name = "ID")]
+        id: Target,
+        /// How much is renewed.
+        #[arg(long, value_enum, default_value_t = Level::Policy)]
+        level: Level,
+    },
+    /// Take an endpoint away: its programs, maps, link, routes and, unless told otherwise, its addresses.
+    #[command(
+        visible_alias = "disconnect",
+        after_help = "\
+Examples:
+  wharf endpoint delete 7
+  wharf endpoint delete 7 --epoch 41         only if it is still that attachment
+  wharf endpoint delete 7 --keep-ip          the addresses stay leased
+  wharf endpoint delete --container-id 3f9c51aa01b2d4e5...   all of a container's"
+    )]
+    Delete(DeleteArgs),
+    /// Desired and realized settings side by side, or switch tracing.
+    #[command(after_help = "\
+Examples:
+  wharf endpoint config 7
+  wharf endpoint config 7 --trace on    then: wharf monitor --type trace --endpoint 7")]
+    Config {
+        /// The endpoint.
+        #[arg(value_name = "ID")]
+        id: Target,
+        /// Trace forwarded packets of this endpoint.
+        #[arg(long, value_name = "on|off", value_parser = super::node::on_off())]
+        trace: Option<bool>,
+    },
+}
+
+/// Filters of `wharf endpoint list`; all must match.
+#[derive(Debug, Args)]
+pub(crate) struct ListFilter {
+    /// Of this container.
+    #[arg(long, value_name = "ID")]
+    pub(crate) container_id: Option<String>,
+    /// Of this CNI network.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) network: Option<String>,
+    /// In this state.
+    #[arg(long, value_name = "STATE", value_parser = state_parser())]
+    pub(crate) state: Option<EndpointState>,
+    /// Carrying this label, `source:key=value`.
+    #[arg(long, value_name = "LABEL")]
+    pub(crate) label: Option<String>,
+    /// Of this pod.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pod_name: Option<String>,
+    /// More columns: network, pod, epoch, host interface, age.
+    #[arg(long)]
+    pub(crate) wide: bool,
+}
+
+/// Arguments of `wharf endpoint delete`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true).args(["id", "container_id"]))]
+pub(crate) struct DeleteArgs {
+    /// The endpoint.
+    #[arg(value_name = "ID")]
+    pub(crate) id: Option<Target>,
+    /// All endpoints of this container (the whole id).
+    #[arg(long, value_name = "ID")]
+    pub(crate) container_id: Option<String>,
+    /// Keep the addresses leased (NoIPRelease).
+    #[arg(long)]
+    pub(crate) keep_ip: bool,
+    /// Only if the endpoint is of this epoch.
+    #[arg(long, value_name = "N", conflicts_with = "container_id")]
+    pub(crate) epoch: Option<u64>,
+}
+
+/// How much a regeneration renews.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Level {
+    /// Maps and redirects.
+    Policy,
+    /// Programs too.
+    Datapath,
+}
+
+impl From<Level> for RegenerateLevel {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Policy => Self::Policy,
+            Level::Datapath => Self::Datapath,
+        }
+    }
+}
+
+const STATES: [&str; 8] = [
+    "waiting-for-identity",
+    "waiting-to-regenerate",
+    "regenerating",
+    "ready",
+    "restoring",
+    "disconnecting",
+    "disconnected",
+    "invalid",
+];
+
+/// Reads a state's name as the API writes it.
+fn parse_state(name: &str) -> Result<EndpointState, serde_json::Error> {
+    serde_json::from_value(serde_json::Value::String(name.to_owned()))
+}
+
+fn state_parser() -> impl TypedValueParser<Value = EndpointState> {
+    PossibleValuesParser::new(STATES).try_map(|name| parse_state(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_name_is_the_apis() {
+        for name in STATES {
+            let state = parse_state(name).ok().and_then(|state| serde_json::to_value(state).ok());
+            assert_eq!(state, Some(serde_json::Value::String(name.to_owned())), "{name}");
+        }
+    }
+}

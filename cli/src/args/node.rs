@@ -1,0 +1,301 @@
+//! Arguments of the commands about the node as a whole.
+
+use std::{net::IpAddr, time::Duration};
+
+use clap::{
+    Args, Subcommand, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+
+use crate::target::Target;
+
+/// Arguments of `wharf status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// One word; exits 0 only when the agent serves.
+    #[arg(long, conflicts_with_all = ["verbose", "all_controllers"])]
+    pub(crate) brief: bool,
+    /// Everything: kernel features, every controller, counters.
+    #[arg(long)]
+    pub(crate) verbose: bool,
+    /// Every controller, not only those that fail.
+    #[arg(long)]
+    pub(crate) all_controllers: bool,
+}
+
+/// `wharf ipam ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum IpamCommand {
+    /// Pools with their fill, and every lease with its owner.
+    #[command(
+        visible_alias = "ls",
+        after_help = "\
+Examples:
+  wharf ipam list
+  wharf ipam list -o json | jq '.leases | length'"
+    )]
+    List,
+}
+
+/// `wharf bpf ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BpfCommand {
+    /// The shared table by which packets find their endpoint.
+    #[command(subcommand, after_help = "Example:\n  wharf bpf endpoint list")]
+    Endpoint(BpfEndpointCommand),
+    /// Counters that the programs keep.
+    #[command(subcommand, after_help = "Example:\n  wharf bpf metrics list --dropped")]
+    Metrics(BpfMetricsCommand),
+    /// Events that the programs send.
+    #[command(subcommand, after_help = "Example:\n  wharf bpf events list -n 20 --for 10s")]
+    Events(BpfEventsCommand),
+    /// BPF maps and their rows.
+    #[command(subcommand, after_help = "Examples:\n  wharf bpf map list\n  wharf bpf map get ENDPOINTS")]
+    Map(BpfMapCommand),
+}
+
+/// `wharf bpf endpoint ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BpfEndpointCommand {
+    /// Every row: address, endpoint, epoch, interface.
+    #[command(visible_alias = "ls", after_help = "Example:\n  wharf bpf endpoint list -o json")]
+    List,
+}
+
+/// `wharf bpf metrics ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BpfMetricsCommand {
+    /// Packets and bytes by endpoint, direction and reason.
+    #[command(
+        visible_alias = "ls",
+        after_help = "\
+Examples:
+  wharf bpf metrics list
+  wharf bpf metrics list --dropped --endpoint 7"
+    )]
+    List {
+        /// Only dropped packets.
+        #[arg(long)]
+        dropped: bool,
+        /// Only of this endpoint.
+        #[arg(long, value_name = "ID")]
+        endpoint: Option<Target>,
+    },
+}
+
+/// `wharf bpf events ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BpfEventsCommand {
+    /// Packet events that arrive from now on: as many as asked for, or as long as asked for, whichever ends first.
+    ///
+    /// The ring buffer is read once, by the agent, and keeps nothing behind: what was before is not shown.
+    #[command(
+        visible_alias = "ls",
+        after_help = "\
+Examples:
+  wharf bpf events list
+  wharf bpf events list --for 30s -n 100 --type drop"
+    )]
+    List(EventsArgs),
+}
+
+/// `wharf bpf map ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BpfMapCommand {
+    /// Every pinned map with its kind, fill and memory.
+    #[command(visible_alias = "ls", after_help = "Example:\n  wharf bpf map list")]
+    List,
+    /// The rows of one map in readable form.
+    #[command(after_help = "Examples:\n  wharf bpf map get ENDPOINTS\n  wharf bpf map get 7/CONFIG")]
+    Get {
+        /// As `wharf bpf map list` names it.
+        #[arg(value_parser = map_name)]
+        name: String,
+    },
+}
+
+/// Kinds of events that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EventKind {
+    /// Dropped packets.
+    Drop,
+    /// Forwarded packets of endpoints that trace.
+    Trace,
+    /// What the agent does.
+    Agent,
+}
+
+/// Which events are shown; all that are given must match, each by any of its values.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct EventFilter {
+    /// Kinds of events.
+    #[arg(long = "type", value_name = "KIND", value_enum, value_delimiter = ',')]
+    pub(crate) kinds: Vec<EventKind>,
+    /// Of this endpoint.
+    #[arg(long, value_name = "ID")]
+    pub(crate) endpoint: Option<Target>,
+    /// Packets from this address.
+    #[arg(long, value_name = "IP")]
+    pub(crate) from: Option<IpAddr>,
+    /// Packets to this address.
+    #[arg(long, value_name = "IP")]
+    pub(crate) to: Option<IpAddr>,
+    /// Packets with this reason.
+    #[arg(long = "reason", value_name = "REASON", value_delimiter = ',')]
+    pub(crate) reasons: Vec<String>,
+}
+
+/// Arguments of `wharf monitor`.
+#[derive(Debug, Args)]
+pub(crate) struct MonitorArgs {
+    #[command(flatten)]
+    pub(crate) filter: EventFilter,
+    /// End after this many events.
+    #[arg(short = 'n', long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// End after this long, for example `30s`, `500ms`, `2m`.
+    #[arg(long = "for", value_name = "TIME", value_parser = duration)]
+    pub(crate) time: Option<Duration>,
+}
+
+/// Arguments of `wharf bpf events list`.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    #[command(flatten)]
+    pub(crate) filter: EventFilter,
+    /// End after this many events.
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: u64,
+    /// End after this long.
+    #[arg(long = "for", value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub(crate) time: Duration,
+}
+
+/// Arguments of `wharf audit`.
+#[derive(Debug, Args)]
+pub(crate) struct AuditArgs {
+    /// Mend what may be mended, say what was done, and look again; the second look decides the exit status.
+    #[arg(long)]
+    pub(crate) repair: bool,
+}
+
+/// `wharf config ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Every effective setting, or one.
+    #[command(after_help = "Examples:\n  wharf config get\n  wharf config get log-level")]
+    Get {
+        /// The setting.
+        #[arg(value_name = "KEY")]
+        key: Option<String>,
+    },
+    /// Change settings of the running agent; a restart forgets them.
+    #[command(after_help = "\
+Examples:
+  wharf config set log-level=debug
+  wharf config set log-level=wharf_agent=trace,info
+  wharf config set trace=on")]
+    Set {
+        /// `log-level=LEVEL` or `trace=on|off`.
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<Setting>,
+    },
+}
+
+/// One setting that the running agent can change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Setting {
+    /// A level, or a filter of several.
+    LogLevel(String),
+    /// Trace forwarded packets of every endpoint.
+    Trace(bool),
+}
+
+impl std::str::FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, for example log-level=debug")?;
+        match key {
+            "log-level" if value.is_empty() => Err("log-level needs a value, for example debug".to_owned()),
+            "log-level" => Ok(Self::LogLevel(value.to_owned())),
+            "trace" => parse_on_off(value).map(Self::Trace).ok_or_else(|| "trace is on or off".to_owned()),
+            _ => Err("the settings that can be changed while the agent runs are log-level and trace".to_owned()),
+        }
+    }
+}
+
+fn parse_on_off(text: &str) -> Option<bool> {
+    match text {
+        "on" | "true" | "yes" => Some(true),
+        "off" | "false" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+/// Parses `on` and `off`.
+pub(super) fn on_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|text| text == "on")
+}
+
+/// The name goes into a URL path, so it must not be able to name another one.
+fn map_name(text: &str) -> Result<String, String> {
+    let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
+    match text {
+        "" => Err("a map needs a name; `wharf bpf map list` shows them".to_owned()),
+        _ if !text.chars().all(ok) || text.contains("..") => {
+            Err("a map's name holds only letters, digits, '_', '-', '.' and '/'".to_owned())
+        }
+        _ => Ok(text.to_owned()),
+    }
+}
+
+/// A whole number and a unit: `ms`, `s`, `m` or `h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let factor = match unit {
+        "ms" => 1,
+        "s" | "" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err("the unit is one of ms, s, m, h".to_owned()),
+    };
+    let number: u64 = digits.parse().map_err(|_| "expected a whole number and a unit, for example 30s".to_owned())?;
+    match number.checked_mul(factor) {
+        Some(ms) if (1..=86_400_000 * 365).contains(&ms) => Ok(Duration::from_millis(ms)),
+        _ => Err("must be more than nothing and at most a year".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("30"), Ok(Duration::from_secs(30)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "s", "0s", "-1s", "1.5s", "1d", "99999999999999999999s", "18446744073709551615h", "1ß"] {
+            assert!(duration(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn settings() {
+        assert_eq!("log-level=a=b,info".parse(), Ok(Setting::LogLevel("a=b,info".to_owned())));
+        assert_eq!("trace=off".parse(), Ok(Setting::Trace(false)));
+        for bad in ["", "trace", "trace=", "trace=maybe", "log-level=", "ipv4-pool=10.0.0.0/8", "=x"] {
+            assert!(bad.parse::<Setting>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn map_names_cannot_leave_their_path() {
+        assert!(map_name("7/CONFIG").is_ok());
+        for bad in ["", "../endpoint", "a b", "a?x=1", "a#b", "a%2f", "a\r\nHost: x", "ä"] {
+            assert!(map_name(bad).is_err(), "{bad:?}");
+        }
+    }
+}

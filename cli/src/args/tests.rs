@@ -1,0 +1,124 @@
+use clap::CommandFactory;
+
+use super::*;
+use crate::target::Target;
+
+fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from([&["wharf"], args].concat())
+}
+
+fn command(args: &[&str]) -> Option<Command> {
+    parse(args).map(|cli| cli.command).ok()
+}
+
+#[test]
+fn the_command_tree_is_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn every_help_teaches_with_an_example() {
+    fn walk(command: &clap::Command, path: &str, bare: &mut Vec<String>) {
+        let path = format!("{path} {}", command.get_name());
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        if !command.is_hide_set() && !help.contains("Example") {
+            bare.push(path.clone());
+        }
+        // An example that names another command than its own help would mislead.
+        if command.get_subcommands().next().is_none() && !command.is_hide_set() && !help.contains(path.trim()) {
+            bare.push(format!("{path}: no example of itself"));
+        }
+        for sub in command.get_subcommands() {
+            walk(sub, &path, bare);
+        }
+    }
+    let mut bare = Vec::new();
+    walk(&Cli::command(), "", &mut bare);
+    assert_eq!(bare, Vec::<String>::new());
+}
+
+#[test]
+fn every_example_parses() {
+    fn walk(command: &clap::Command, out: &mut Vec<String>) {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let examples = help.split_once("Example").map_or("", |(_, rest)| rest);
+        out.extend(examples.lines().map(str::trim).filter(|l| l.starts_with("wharf ")).map(str::to_owned));
+        command.get_subcommands().for_each(|sub| walk(sub, out));
+    }
+    let mut examples = Vec::new();
+    walk(&Cli::command(), &mut examples);
+    assert!(examples.len() > 40, "only {} examples found", examples.len());
+    for example in examples {
+        // Remarks stand two blanks behind the command; a pipe or a redirection is the shell's.
+        let line = example.split("  ").next().unwrap_or_default();
+        let line = line.split(['|', '>', ';']).next().unwrap_or_default();
+        let words: Vec<&str> = line.split_whitespace().filter(|w| !w.ends_with("...")).collect();
+        let parsed = Cli::try_parse_from(&words);
+        assert!(parsed.is_ok() || words.last() == Some(&"--container-id"), "{example}: {:?}", parsed.err());
+    }
+}
+
+#[test]
+fn global_options_stand_anywhere() {
+    for args in [["-o", "json", "endpoint", "list"], ["endpoint", "list", "-o", "json"]] {
+        assert!(matches!(parse(&args), Ok(cli) if cli.global.output == Format::Json), "{args:?}");
+    }
+    assert!(matches!(parse(&["status", "--socket", "/x.sock"]), Ok(cli) if cli.global.socket.as_os_str() == "/x.sock"));
+}
+
+#[test]
+fn endpoints_are_named_in_many_ways() {
+    for (text, id) in [("7", "7"), ("10.88.0.7", "ipv4:10.88.0.7"), ("pod-name:a/b", "pod-name:a/b")] {
+        let got = command(&["endpoint", "get", text]);
+        let as_wanted = matches!(
+            &got,
+            Some(Command::Endpoint(EndpointCommand::Get { id: Target::Api(got) })) if got == id
+        );
+        assert!(as_wanted, "{text}: {got:?}");
+    }
+}
+
+#[test]
+fn filters_take_lists() {
+    let line = ["monitor", "--type", "drop,agent", "--reason", "malformed", "--from", "fd00::1", "-n", "3"];
+    let parsed = command(&line);
+    let as_wanted = matches!(
+        &parsed,
+        Some(Command::Monitor(args))
+            if args.filter.kinds == [EventKind::Drop, EventKind::Agent]
+                && args.filter.reasons == ["malformed"]
+                && args.filter.from == "fd00::1".parse().ok()
+                && args.count == Some(3)
+                && args.time.is_none()
+    );
+    assert!(as_wanted, "{parsed:?}");
+}
+
+#[test]
+fn wrong_command_lines_are_refused() {
+    for args in [
+        &["frobnicate"] as &[&str],
+        &["endpoint"],
+        &["endpoint", "get"],
+        &["endpoint", "get", "0"],
+        &["endpoint", "get", "../config"],
+        &["endpoint", "list", "--state", "fine"],
+        &["endpoint", "regenerate", "7", "--level", "all"],
+        &["endpoint", "delete"],
+        &["endpoint", "delete", "7", "--container-id", "abc"],
+        &["endpoint", "delete", "--container-id", "abc", "--epoch", "1"],
+        &["endpoint", "delete", "7", "--epoch", "-1"],
+        &["monitor", "-n", "0"],
+        &["monitor", "--from", "10.0.0"],
+        &["monitor", "--type", "capture"],
+        &["bpf", "map", "get", "a/../b"],
+        &["config", "set"],
+        &["config", "set", "ipv4-pool=10.0.0.0/8"],
+        &["status", "--brief", "--verbose"],
+        &["status", "-o", "xml"],
+        &["completion", "tcsh"],
+    ] {
+        let refused = parse(args).err().map(|error| error.use_stderr());
+        assert_eq!(refused, Some(true), "{args:?}");
+    }
+}

@@ -1,0 +1,62 @@
+//! What each command does: ask the agent, hand the answer to a renderer, say how it went.
+
+mod audit;
+mod bpf;
+mod config;
+mod endpoint;
+mod monitor;
+mod pages;
+mod status;
+
+use std::{path::Path, time::Duration};
+
+use wharf_api::client::Client;
+
+use crate::{
+    args::{Cli, Command, IpamCommand},
+    error::{CliError, Exit},
+    output::Output,
+    render,
+};
+
+/// A build, a repair or a delete that waits for the proxy may take a while.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a status may take: it is asked by probes, and an agent that cannot say how it is, is not well.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What every command needs.
+struct Context {
+    client: Client,
+    out: Output,
+}
+
+impl Context {
+    fn new(socket: &Path, out: Output) -> Self {
+        Self { client: Client::new(socket).with_timeout(TIMEOUT), out }
+    }
+}
+
+/// Does what the command line asks.
+///
+/// # Errors
+/// When the agent cannot be reached or refuses, or the answer cannot be written.
+pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
+    let out = Output::new(cli.global.output, cli.global.color);
+    let cx = Context::new(&cli.global.socket, out);
+    match cli.command {
+        Command::Status(args) => status::run(&cx, &args).await,
+        Command::Endpoint(command) => endpoint::run(&cx, command).await,
+        Command::Ipam(IpamCommand::List) => {
+            let view = cx.client.ipam().await?;
+            cx.out.emit(&view, |style| render::ipam::list(&view, style))?;
+            Ok(Exit::Ok)
+        }
+        Command::Bpf(command) => bpf::run(&cx, command).await,
+        Command::Monitor(args) => monitor::run(&cx, args.filter, args.count, args.time).await,
+        Command::Audit(args) => audit::run(&cx, &args).await,
+        Command::Config(command) => config::run(&cx, command).await,
+        Command::Completion { shell } => pages::completion(shell),
+        Command::Man { dir } => pages::man(&dir),
+        Command::Version { client } => status::version(&cx, client).await,
+    }
+}

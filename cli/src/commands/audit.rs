@@ -1,0 +1,54 @@
+//! `wharf audit`.
+
+use serde::Serialize;
+use wharf_api::AuditReport;
+
+use super::Context;
+use crate::{
+    args::{AuditArgs, Format},
+    error::{CliError, Exit},
+    output::remark,
+    render::audit::{examined, findings},
+};
+
+/// `wharf audit --repair -o json`.
+#[derive(Debug, Serialize)]
+struct Repair<'a> {
+    /// What was found, and what became of it.
+    repaired: &'a AuditReport,
+    /// What is found when one looks again.
+    remaining: &'a AuditReport,
+}
+
+pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError> {
+    let report = if args.repair {
+        let repaired = cx.client.audit(true).await?;
+        // Whether a repair held is not for the repair to say.
+        let remaining = cx.client.audit(false).await?;
+        let both = Repair { repaired: &repaired, remaining: &remaining };
+        cx.out.emit(&both, |style| findings(&remaining, style))?;
+        if cx.out.format() == Format::Table {
+            for line in findings(&repaired, &cx.out.style()).lines() {
+                remark(&format!("repair: {line}"));
+            }
+        }
+        remaining
+    } else {
+        let report = cx.client.audit(false).await?;
+        cx.out.emit(&report, |style| findings(&report, style))?;
+        report
+    };
+    // Standard output holds findings and nothing else, so that an empty one means healthy.
+    if cx.out.format() == Format::Table {
+        let summary = if report.findings.is_empty() {
+            format!("nothing amiss ({})", examined(&report))
+        } else {
+            let repairable = report.findings.iter().filter(|f| f.repairable).count();
+            let hint =
+                if repairable > 0 && !args.repair { "; `wharf audit --repair` mends what may be mended" } else { "" };
+            format!("{} found, {repairable} repairable ({}){hint}", report.findings.len(), examined(&report))
+        };
+        remark(&summary);
+    }
+    Ok(Exit::well(report.findings.is_empty()))
+}

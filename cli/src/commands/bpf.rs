@@ -1,0 +1,58 @@
+//! `wharf bpf ...`.
+
+use wharf_api::MetricRow;
+
+use super::{Context, endpoint::resolve, monitor};
+use crate::{
+    args::{BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, EventKind},
+    error::{CliError, Exit},
+    render::bpf,
+    target::Target,
+};
+
+/// The shared map from an address to its endpoint.
+const ENDPOINTS: &str = "ENDPOINTS";
+
+pub(super) async fn run(cx: &Context, command: BpfCommand) -> Result<Exit, CliError> {
+    match command {
+        BpfCommand::Endpoint(BpfEndpointCommand::List) => dump(cx, ENDPOINTS).await,
+        BpfCommand::Metrics(BpfMetricsCommand::List { dropped, endpoint }) => {
+            metrics(cx, dropped, endpoint.as_ref()).await
+        }
+        BpfCommand::Events(BpfEventsCommand::List(mut args)) => {
+            if args.filter.kinds.is_empty() {
+                args.filter.kinds = vec![EventKind::Drop, EventKind::Trace];
+            }
+            monitor::run(cx, args.filter, Some(args.count), Some(args.time)).await
+        }
+        BpfCommand::Map(BpfMapCommand::List) => {
+            let maps = cx.client.maps().await?;
+            cx.out.emit(&maps, |style| bpf::maps(&maps, style))?;
+            Ok(Exit::Ok)
+        }
+        BpfCommand::Map(BpfMapCommand::Get { name }) => dump(cx, &name).await,
+    }
+}
+
+async fn dump(cx: &Context, name: &str) -> Result<Exit, CliError> {
+    // The name is one path segment, in which the API takes `.` for the `/` of a per-endpoint map.
+    let dump = cx.client.map(&name.replace('/', ".")).await?;
+    cx.out.emit(&dump, |style| bpf::dump(&dump, style))?;
+    Ok(Exit::Ok)
+}
+
+async fn metrics(cx: &Context, dropped: bool, endpoint: Option<&Target>) -> Result<Exit, CliError> {
+    let only = match endpoint {
+        Some(target) => Some(cx.client.endpoint(&resolve(cx, target).await?.id).await?.id),
+        None => None,
+    };
+    let rows: Vec<MetricRow> = cx
+        .client
+        .metrics_rows()
+        .await?
+        .into_iter()
+        .filter(|m| (!dropped || m.dropped) && (only.is_none() || m.endpoint == only))
+        .collect();
+    cx.out.emit(&rows, |style| bpf::metrics(&rows, style))?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,161 @@
+//! `wharf monitor` and `wharf bpf events list`.
+
+use std::{future, net::IpAddr, time::Duration};
+
+use wharf_api::{MonitorEvent, PacketEvent};
+
+use super::{Context, endpoint::resolve};
+use crate::{
+    args::{EventFilter, EventKind},
+    error::{CliError, Exit},
+    render::monitor::line,
+};
+
+/// Shows events until `count` of them were shown, `time` has passed, or the agent ends the stream (which is exit 2:
+/// nobody asked it to).
+pub(super) async fn run(
+    cx: &Context,
+    filter: EventFilter,
+    count: Option<u64>,
+    time: Option<Duration>,
+) -> Result<Exit, CliError> {
+    let wanted = Wanted::new(cx, filter).await?;
+    let mut stream = cx.client.monitor().await?;
+    let end = async {
+        match time {
+            Some(time) => tokio::time::sleep(time).await,
+            None => future::pending().await,
+        }
+    };
+    tokio::pin!(end);
+    let mut shown = 0;
+    while count.is_none_or(|max| shown < max) {
+        let event = tokio::select! {
+            // Events that are here already are shown before the time's end is looked at.
+            biased;
+            event = stream.next() => event?,
+            () = &mut end => return Ok(Exit::Ok),
+        };
+        let Some(event) = event else {
+            return Err(CliError {
+                exit: Exit::Unreachable,
+                message: "the agent ended the stream of events".to_owned(),
+                hint: Some("it was stopped or restarted; start `wharf monitor` again".to_owned()),
+            });
+        };
+        if wanted.matches(&event) {
+            cx.out.emit_line(&event, |style| line(&event, style))?;
+            // A gap in the stream is told, but it is not one of the events asked for.
+            shown += u64::from(!matches!(event, MonitorEvent::Lost { .. }));
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+/// The filter with its endpoint resolved to a number.
+struct Wanted {
+    kinds: Vec<EventKind>,
+    endpoint: Option<u16>,
+    from: Option<IpAddr>,
+    to: Option<IpAddr>,
+    reasons: Vec<String>,
+}
+
+impl Wanted {
+    async fn new(cx: &Context, filter: EventFilter) -> Result<Self, CliError> {
+        let EventFilter { kinds, endpoint, from, to, reasons } = filter;
+        let endpoint = match endpoint {
+            Some(target) => Some(cx.client.endpoint(&resolve(cx, &target).await?.id).await?.id),
+            None => None,
+        };
+        Ok(Self { kinds, endpoint, from, to, reasons })
+    }
+
+    fn matches(&self, event: &MonitorEvent) -> bool {
+        match event {
+            MonitorEvent::Drop(p) => self.wants(EventKind::Drop) && self.matches_packet(p),
+            MonitorEvent::Trace(p) => self.wants(EventKind::Trace) && self.matches_packet(p),
+            MonitorEvent::Agent(a) => {
+                // What the agent does has no addresses and no reason, so a filter on these asks for packets.
+                let packets_only = self.from.is_some() || self.to.is_some() || !self.reasons.is_empty();
+                self.wants(EventKind::Agent)
+                    && !packets_only
+                    && (self.endpoint.is_none() || a.endpoint == self.endpoint)
+            }
+            MonitorEvent::Lost { .. } => true,
+        }
+    }
+
+    fn wants(&self, kind: EventKind) -> bool {
+        self.kinds.is_empty() || self.kinds.contains(&kind)
+    }
+
+    fn matches_packet(&self, p: &PacketEvent) -> bool {
+        self.endpoint.is_none_or(|id| u32::from(id) == p.endpoint)
+            && (self.from.is_none() || p.source == self.from)
+            && (self.to.is_none() || p.destination == self.to)
+            && (self.reasons.is_empty() || self.reasons.contains(&p.reason))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_api::AgentEvent;
+
+    use super::*;
+
+    fn all() -> Wanted {
+        Wanted { kinds: Vec::new(), endpoint: None, from: None, to: None, reasons: Vec::new() }
+    }
+
+    fn packet() -> PacketEvent {
+        PacketEvent {
+            time_unix_ms: 0,
+            endpoint: 7,
+            epoch: 1,
+            identity: 5,
+            direction: "egress".to_owned(),
+            reason: "malformed".to_owned(),
+            ethertype: "IPv4".to_owned(),
+            protocol: "UDP".to_owned(),
+            source: "10.0.0.1".parse().ok(),
+            source_port: 1,
+            destination: "10.0.0.2".parse().ok(),
+            destination_port: 2,
+            length: 60,
+        }
+    }
+
+    /// Which of: a drop, a trace, an event about endpoint 7, one about the agent, a loss.
+    fn shown(wanted: &Wanted) -> [bool; 5] {
+        let agent = |endpoint| AgentEvent { time_unix_ms: 0, endpoint, event: String::new(), message: String::new() };
+        [
+            MonitorEvent::Drop(packet()),
+            MonitorEvent::Trace(packet()),
+            MonitorEvent::Agent(agent(Some(7))),
+            MonitorEvent::Agent(agent(None)),
+            MonitorEvent::Lost { count: 1 },
+        ]
+        .map(|e| wanted.matches(&e))
+    }
+
+    #[test]
+    fn filters() {
+        let ip = |s: &str| s.parse::<IpAddr>().ok();
+        assert_eq!(shown(&all()), [true; 5]);
+        assert_eq!(shown(&Wanted { kinds: vec![EventKind::Drop], ..all() }), [true, false, false, false, true]);
+        assert_eq!(
+            shown(&Wanted { kinds: vec![EventKind::Trace, EventKind::Agent], ..all() }),
+            [false, true, true, true, true]
+        );
+        assert_eq!(shown(&Wanted { endpoint: Some(7), ..all() }), [true, true, true, false, true]);
+        assert_eq!(shown(&Wanted { endpoint: Some(8), ..all() }), [false, false, false, false, true]);
+        assert_eq!(shown(&Wanted { from: ip("10.0.0.1"), ..all() }), [true, true, false, false, true]);
+        assert_eq!(shown(&Wanted { from: ip("10.0.0.2"), ..all() }), [false, false, false, false, true]);
+        assert_eq!(shown(&Wanted { to: ip("10.0.0.2"), ..all() }), [true, true, false, false, true]);
+        let reasons = vec!["multicast-unsupported".to_owned(), "malformed".to_owned()];
+        assert_eq!(shown(&Wanted { reasons, ..all() }), [true, true, false, false, true]);
+        let reasons = vec!["malform".to_owned()];
+        assert_eq!(shown(&Wanted { reasons, ..all() }), [false, false, false, false, true]);
+    }
+}

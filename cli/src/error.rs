@@ -1,0 +1,123 @@
+//! How a command ends: its exit status, and what is said when it fails.
+
+use std::{fmt, io, process::ExitCode};
+
+use wharf_api::client::ClientError;
+
+use crate::render::text::safe;
+
+/// Exit status; scripts act on it, so the numbers stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Done, and what was asked about is well.
+    Ok = 0,
+    /// What was asked about is not well, not found or refused.
+    Unwell = 1,
+    /// The agent cannot be reached.
+    Unreachable = 2,
+    /// The command line is wrong.
+    Usage = 3,
+}
+
+impl Exit {
+    /// `Ok` if `well`, else `Unwell`.
+    pub(crate) fn well(well: bool) -> Self {
+        if well { Self::Ok } else { Self::Unwell }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why a command failed. Printed as `wharf: MESSAGE` and, on a second line, what the operator can do.
+#[derive(Debug)]
+pub(crate) struct CliError {
+    /// Exit status.
+    pub(crate) exit: Exit,
+    /// Operation, subject and cause.
+    pub(crate) message: String,
+    /// What the operator can do.
+    pub(crate) hint: Option<String>,
+}
+
+impl CliError {
+    /// Refused, not found, or failed.
+    pub(crate) fn refused(message: impl Into<String>) -> Self {
+        Self { exit: Exit::Unwell, message: message.into(), hint: None }
+    }
+
+    /// The command line is wrong in a way that only showed now.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { exit: Exit::Usage, message: message.into(), hint: None }
+    }
+
+    /// Adds what the operator can do.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Standard output cannot be written. A reader that went away (`wharf ... | head`) is no failure and says nothing.
+    pub(crate) fn output(error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            Self { exit: Exit::Ok, message: String::new(), hint: None }
+        } else {
+            Self::refused(format!("writing standard output: {error}"))
+        }
+    }
+
+    /// True when there is nothing to say.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.message.is_empty()
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "wharf: {}", safe(&self.message))?;
+        match &self.hint {
+            Some(hint) => write!(f, "\n  hint: {}", safe(hint)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<ClientError> for CliError {
+    fn from(error: ClientError) -> Self {
+        let exit = if error.is_unreachable() { Exit::Unreachable } else { Exit::Unwell };
+        match error {
+            // The agent's words carry the operation already; its hint gets a line of its own.
+            ClientError::Api { error, .. } => Self { exit, message: error.message, hint: error.hint },
+            ClientError::Connect { .. } => Self {
+                exit,
+                message: error.to_string(),
+                hint: Some(
+                    "`systemctl status wharf-agent`; another agent's socket: --socket or WHARF_SOCKET".to_owned(),
+                ),
+            },
+            other => Self { exit, message: other.to_string(), hint: None },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_message_stays_on_its_line() {
+        let err = CliError::refused("no \x1b[31mred\x1b[0m\nwharf: all is well").hint("a\rb");
+        assert_eq!(err.to_string(), "wharf: no \\u{1b}[31mred\\u{1b}[0m\\nwharf: all is well\n  hint: a\\rb");
+    }
+
+    #[test]
+    fn a_reader_that_left_is_no_failure() {
+        let err = CliError::output(&io::ErrorKind::BrokenPipe.into());
+        assert!(err.is_silent());
+        assert_eq!(err.exit, Exit::Ok);
+        assert_eq!(CliError::output(&io::ErrorKind::StorageFull.into()).exit, Exit::Unwell);
+    }
+}

@@ -1,0 +1,137 @@
+//! Standard output: the format asked for, the width and colour of the terminal.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde::Serialize;
+
+use crate::{
+    args::{ColorWhen, Format},
+    error::CliError,
+    render::{
+        Style,
+        text::{escape_in_json, is_safe},
+    },
+};
+
+/// Where nobody says how wide it is.
+const DEFAULT_WIDTH: u16 = 100;
+/// Below this, columns would be a letter wide.
+const MIN_WIDTH: u16 = 60;
+
+/// Writes answers.
+#[derive(Debug)]
+pub(crate) struct Output {
+    format: Format,
+    color: bool,
+    width: u16,
+}
+
+impl Output {
+    /// For the process's standard output.
+    pub(crate) fn new(format: Format, color: ColorWhen) -> Self {
+        let terminal = io::stdout().is_terminal();
+        let color = match color {
+            ColorWhen::Always => true,
+            ColorWhen::Never => false,
+            // https://no-color.org: set and not empty means no colour.
+            ColorWhen::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+        };
+        let width = if terminal { comfy_table::Table::new().width() } else { None };
+        Self { format, color, width: width.unwrap_or(DEFAULT_WIDTH).max(MIN_WIDTH) }
+    }
+
+    /// The format asked for.
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// How to render now.
+    pub(crate) fn style(&self) -> Style {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Style { width: self.width, color: self.color, now_unix_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX) }
+    }
+
+    /// Writes `value` in the format asked for; `table` makes it readable for people.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn emit<T: Serialize>(&self, value: &T, table: impl FnOnce(&Style) -> String) -> Result<(), CliError> {
+        let written = match self.format {
+            Format::Table => write_text(&table(&self.style())),
+            Format::Json => write_text(&(to_json(value, true)? + "\n")),
+            Format::Yaml => write_text(&to_yaml(value)?),
+        };
+        match written {
+            // The whole answer is known; what it means decides the exit status, also when nobody reads to its end.
+            Err(error) if error.is_silent() => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Writes one of many objects: a line, or a YAML document.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn emit_line<T: Serialize>(
+        &self,
+        value: &T,
+        line: impl FnOnce(&Style) -> String,
+    ) -> Result<(), CliError> {
+        match self.format {
+            Format::Table => write_text(&(line(&self.style()) + "\n")),
+            Format::Json => write_text(&(to_json(value, false)? + "\n")),
+            Format::Yaml => write_text(&format!("---\n{}", to_yaml(value)?)),
+        }
+    }
+}
+
+/// A remark for people that is no part of the answer, on standard error.
+pub(crate) fn remark(text: &str) {
+    // Nobody may be left to read it; the answer and the exit status stand.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Writes to standard output and flushes, so that an error is seen here and not at exit.
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn write_text(text: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| CliError::output(&e))
+}
+
+fn to_json<T: Serialize>(value: &T, pretty: bool) -> Result<String, CliError> {
+    let text = if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
+    text.map(|t| escape_in_json(&t)).map_err(|e| CliError::refused(format!("writing JSON: {e}")))
+}
+
+/// YAML escapes control characters by itself, but prints what reorders or hides text as it is. Such an answer is written
+/// in YAML's JSON subset, which has escapes for all.
+fn to_yaml<T: Serialize>(value: &T) -> Result<String, CliError> {
+    let yaml = serde_norway::to_string(value).map_err(|e| CliError::refused(format!("writing YAML: {e}")))?;
+    if is_safe(&yaml) { Ok(yaml) } else { Ok(to_json(value, true)? + "\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_format_lets_a_label_drive_the_terminal() {
+        let hostile = vec!["a\u{1b}]0;owned\u{7}\u{9b}31m\u{7f}\u{202e}b".to_owned()];
+        let json = to_json(&hostile, false).unwrap_or_default();
+        assert_eq!(json, "[\"a\\u001b]0;owned\\u0007\\u009b31m\\u007f\\u202eb\"]");
+        let back: Vec<String> = serde_json::from_str(&json).unwrap_or_default();
+        assert_eq!(back, hostile);
+        for text in [&hostile, &vec!["a\u{202e}b".to_owned()], &vec!["a\u{9b}31m".to_owned()]] {
+            let yaml = to_yaml(text).unwrap_or_default();
+            assert!(is_safe(&yaml) && !yaml.is_empty(), "{yaml:?}");
+            let back: Vec<String> = serde_norway::from_str(&yaml).unwrap_or_default();
+            assert_eq!(&back, text);
+        }
+        assert_eq!(to_yaml(&["größe=日本🦀"]).unwrap_or_default(), "- größe=日本🦀\n");
+    }
+}

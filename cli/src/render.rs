@@ -1,0 +1,67 @@
+//! From the API's objects to text for people. Pure: nothing here reads a clock, a terminal or a socket.
+//!
+//! Every text that came from outside goes through [`text::safe`] or [`text::cut`]: a container's label must not be able
+//! to drive the operator's terminal.
+
+pub(crate) mod audit;
+pub(crate) mod bpf;
+pub(crate) mod config;
+pub(crate) mod endpoint;
+pub(crate) mod ipam;
+pub(crate) mod monitor;
+mod screen;
+pub(crate) mod status;
+mod table;
+pub(crate) mod text;
+
+#[cfg(test)]
+pub(crate) mod sample;
+
+/// For whom it is rendered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Style {
+    /// Columns.
+    pub(crate) width: u16,
+    /// Whether ANSI colours are written.
+    pub(crate) color: bool,
+    /// Now, milliseconds since the Unix epoch.
+    pub(crate) now_unix_ms: u64,
+}
+
+/// What a text says beside its words; becomes its colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// Nothing.
+    Plain,
+    /// As it should be.
+    Good,
+    /// Look here.
+    Warn,
+    /// Wrong.
+    Bad,
+    /// Less important.
+    Dim,
+    /// A heading.
+    Bold,
+}
+
+impl Style {
+    /// Wraps `text` in the tone's colour, if colours are wanted.
+    pub(crate) fn paint(&self, tone: Tone, text: &str) -> String {
+        let code = match tone {
+            Tone::Plain => return text.to_owned(),
+            Tone::Good => "32",
+            Tone::Warn => "33",
+            Tone::Bad => "31",
+            Tone::Dim => "2",
+            Tone::Bold => "1",
+        };
+        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    /// 100 columns, no colour, a fixed time.
+    #[cfg(test)]
+    pub(crate) fn plain() -> Self {
+        Self { width: 100, color: false, now_unix_ms: sample::NOW }
+    }
+}

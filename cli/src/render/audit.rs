@@ -1,0 +1,71 @@
+//! `wharf audit`: a finding, a line.
+
+use wharf_api::{AuditReport, Finding};
+
+use super::{Style, Tone, text};
+
+/// One finding in one line.
+pub(crate) fn words(f: &Finding) -> String {
+    let mut out = format!("{} {}: {}", f.object, f.subject, f.problem);
+    if let Some(owner) = &f.owner {
+        out.push_str(&format!(" (owner {owner})"));
+    }
+    if let Some(repair) = &f.repair {
+        out.push_str(&format!("; repair: {repair}"));
+    }
+    text::safe(&out)
+}
+
+/// Every finding, a line each; empty when there are none.
+pub(crate) fn findings(report: &AuditReport, style: &Style) -> String {
+    report
+        .findings
+        .iter()
+        .map(|f| {
+            let tone = if f.repairable { Tone::Warn } else { Tone::Bad };
+            style.paint(tone, &words(f)) + "\n"
+        })
+        .collect()
+}
+
+/// How much was looked at: `2 links, 14 pins examined`.
+pub(crate) fn examined(report: &AuditReport) -> String {
+    let parts: Vec<String> = report.examined.iter().map(|(kind, n)| format!("{} {n}", text::safe(kind))).collect();
+    if parts.is_empty() { "nothing examined".to_owned() } else { format!("examined: {}", parts.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::sample::HOSTILE;
+
+    #[test]
+    fn a_line_a_finding() {
+        let finding = Finding {
+            object: "link".to_owned(),
+            subject: "wh0007a1b2".to_owned(),
+            problem: "in the kernel, but no endpoint has it".to_owned(),
+            owner: Some("wharf/3f9c51aa01b2:eth0".to_owned()),
+            repairable: true,
+            repair: None,
+        };
+        let hostile =
+            Finding { subject: HOSTILE.to_owned(), owner: None, repair: Some("removed".to_owned()), ..finding.clone() };
+        let mut report = AuditReport { findings: vec![finding, hostile], ..AuditReport::default() };
+        insta::assert_snapshot!(findings(&report, &Style::plain()), @r"
+        link wh0007a1b2: in the kernel, but no endpoint has it (owner wharf/3f9c51aa01b2:eth0)
+        link k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row: in the kernel, but no endpoint has it; repair: removed
+        ");
+        report.findings.clear();
+        assert_eq!(findings(&report, &Style::plain()), "");
+    }
+
+    #[test]
+    fn what_was_examined() {
+        let mut report = AuditReport::default();
+        assert_eq!(examined(&report), "nothing examined");
+        report.examined.insert("links".to_owned(), 2);
+        report.examined.insert("pins".to_owned(), 14);
+        assert_eq!(examined(&report), "examined: links 2, pins 14");
+    }
+}

@@ -1,0 +1,41 @@
+//! `wharf config`.
+
+use wharf_api::AgentConfigView;
+
+use super::{
+    Style,
+    table::{cell, table, token},
+};
+
+/// Every setting; those that can change while the agent runs are marked.
+pub(crate) fn list(view: &AgentConfigView, style: &Style) -> String {
+    let rows = view
+        .effective
+        .iter()
+        .map(|(key, value)| {
+            let mutable = if view.mutable.contains(key) { "yes" } else { "no" };
+            vec![token(key), cell(value), token(mutable)]
+        })
+        .collect();
+    table(style, &["SETTING", "VALUE", "CHANGES AT RUN TIME"], rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::sample::HOSTILE;
+
+    #[test]
+    fn settings() {
+        let pairs = [("log-level", "info"), ("node-name", HOSTILE)];
+        let view = AgentConfigView {
+            effective: pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            mutable: vec!["log-level".to_owned()],
+        };
+        insta::assert_snapshot!(list(&view, &Style::plain()), @r"
+        SETTING    VALUE                                               CHANGES AT RUN TIME
+        log-level  info                                                yes
+        node-name  k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row  no
+        ");
+    }
+}

@@ -1,0 +1,332 @@
+//! `wharf endpoint ...`.
+
+use std::fmt::Write as _;
+
+use wharf_api::{
+    DeleteResult, Endpoint, EndpointConfigView, EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointState,
+    LogStatus,
+};
+
+use super::{
+    Style, Tone, audit,
+    screen::Screen,
+    status::health,
+    table::{Cell, cell, lines, maybe, number, table, token},
+    text,
+};
+
+/// Characters of a container id in a table; enough to tell them apart, and the CLI takes them back.
+const SHORT_ID: usize = 13;
+
+const COLUMNS: [&str; 8] = ["ID", "STATE", "IDENTITY", "CONTAINER", "IFNAME", "IPV4", "IPV6", "LABELS"];
+const NARROW_COLUMNS: [&str; 7] = ["ID", "STATE", "IDENTITY", "CONTAINER", "IFNAME", "ADDRESSES", "LABELS"];
+const WIDE_COLUMNS: [&str; 14] = [
+    "ID",
+    "EPOCH",
+    "STATE",
+    "IDENTITY",
+    "NETWORK",
+    "CONTAINER",
+    "IFNAME",
+    "POD",
+    "IPV4",
+    "IPV6",
+    "HOST IF",
+    "IFINDEX",
+    "AGE",
+    "LABELS",
+];
+/// Where addresses begin in [`COLUMNS`].
+const ADDRESSES: usize = 5;
+/// Columns below which labels are hard to read.
+const LABEL_ROOM: usize = 28;
+
+/// A state as the API writes it.
+pub(crate) fn state(state: EndpointState) -> &'static str {
+    match state {
+        EndpointState::WaitingForIdentity => "waiting-for-identity",
+        EndpointState::WaitingToRegenerate => "waiting-to-regenerate",
+        EndpointState::Regenerating => "regenerating",
+        EndpointState::Ready => "ready",
+        EndpointState::Restoring => "restoring",
+        EndpointState::Disconnecting => "disconnecting",
+        EndpointState::Disconnected => "disconnected",
+        EndpointState::Invalid => "invalid",
+    }
+}
+
+fn state_tone(state: EndpointState) -> Tone {
+    match state {
+        EndpointState::Ready => Tone::Good,
+        EndpointState::Invalid => Tone::Bad,
+        EndpointState::Disconnected => Tone::Dim,
+        _ => Tone::Warn,
+    }
+}
+
+fn state_cell(e: &Endpoint) -> Cell {
+    let word = state(e.state);
+    if e.status.failures > 0 {
+        let failures = text::count(u64::from(e.status.failures), "failure");
+        // Not escaped, so that the break stays one; nothing in it is from outside.
+        return lines(&[word, &format!("({failures})")], 2).whole().tone(Tone::Bad);
+    }
+    token(word).tone(state_tone(e.state))
+}
+
+/// The table of endpoints, by number.
+pub(crate) fn list(endpoints: &[Endpoint], style: &Style, wide: bool) -> String {
+    let mut sorted: Vec<&Endpoint> = endpoints.iter().collect();
+    sorted.sort_by_key(|e| (e.id, e.epoch));
+    if wide {
+        // For a pipe or a wide screen: it is not squeezed.
+        let style = Style { width: style.width.max(240), ..*style };
+        return table(&style, &WIDE_COLUMNS, sorted.into_iter().map(|e| wide_row(e, &style)).collect());
+    }
+    let rows: Vec<Vec<Cell>> = sorted.iter().map(|e| row(e)).collect();
+    if is_squeezed(&rows, style.width) {
+        table(style, &NARROW_COLUMNS, sorted.into_iter().map(narrow_row).collect())
+    } else {
+        table(style, &COLUMNS, rows)
+    }
+}
+
+fn row(e: &Endpoint) -> Vec<Cell> {
+    vec![
+        number(e.id),
+        state_cell(e),
+        number(e.identity),
+        token(short_id(&e.container_id)),
+        token(&e.ifname),
+        maybe(e.ipv4),
+        maybe(e.ipv6),
+        lines(&e.labels, 4),
+    ]
+}
+
+/// Both addresses in one column, one below the other.
+fn narrow_row(e: &Endpoint) -> Vec<Cell> {
+    let addresses: Vec<String> =
+        e.ipv4.map(|ip| ip.to_string()).into_iter().chain(e.ipv6.map(|ip| ip.to_string())).collect();
+    let addresses = if addresses.is_empty() { token("-") } else { lines(&addresses, 2).whole() };
+    let mut row = row(e);
+    let labels = row.pop();
+    row.truncate(ADDRESSES);
+    row.push(addresses);
+    row.extend(labels);
+    row
+}
+
+/// True when labels would be squeezed into a few letters a line.
+fn is_squeezed(rows: &[Vec<Cell>], width: u16) -> bool {
+    let columns = COLUMNS.len() - 1;
+    let fixed: usize = (0..columns)
+        .map(|i| {
+            let header = COLUMNS.get(i).map_or(0, |name| name.len());
+            2 + rows.iter().filter_map(|row| row.get(i)).map(Cell::width).fold(header, usize::max)
+        })
+        .sum();
+    let labels = rows.iter().filter_map(|row| row.last()).map(Cell::width).max().unwrap_or(0);
+    usize::from(width).saturating_sub(fixed) < labels.min(LABEL_ROOM)
+}
+
+fn wide_row(e: &Endpoint, style: &Style) -> Vec<Cell> {
+    vec![
+        number(e.id),
+        number(e.epoch),
+        state_cell(e),
+        number(e.identity),
+        token(&e.network),
+        token(short_id(&e.container_id)),
+        token(&e.ifname),
+        maybe(pod(e)),
+        maybe(e.ipv4),
+        maybe(e.ipv6),
+        token(&e.host_ifname),
+        number(e.ifindex),
+        token(text::age(style.now_unix_ms, e.created_unix_ms)),
+        lines(&e.labels, 4),
+    ]
+}
+
+/// Cut without a mark, so that it can be copied and given back.
+fn short_id(id: &str) -> String {
+    text::cut(&id.chars().take(SHORT_ID).collect::<String>(), 24)
+}
+
+fn pod(e: &Endpoint) -> Option<String> {
+    let name = e.pod_name.as_deref()?;
+    Some(match e.pod_namespace.as_deref() {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    })
+}
+
+/// Everything about one endpoint.
+pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
+    let mut screen = Screen::new(style);
+    let now = style.now_unix_ms;
+    screen.line("Endpoint", &format!("{} (epoch {})", e.id, e.epoch));
+    screen.toned("State", state_tone(e.state), state(e.state), "");
+    activity(&mut screen, e, now);
+    screen.line("Identity", &e.identity.to_string());
+    for (i, label) in e.labels.iter().enumerate() {
+        screen.line(if i == 0 { "Labels" } else { "" }, label);
+    }
+    screen.line("Container", &format!("{} {}", e.container_id, e.ifname));
+    screen.line("Network", &e.network);
+    if let Some(pod) = pod(e) {
+        screen.line("Pod", &pod);
+    }
+    screen.line("Netns", &e.netns);
+    let address = |ip: Option<String>, gateway: Option<String>| match (ip, gateway) {
+        (Some(ip), Some(gateway)) => format!("{ip}  gateway {gateway}"),
+        (Some(ip), None) => ip,
+        (None, _) => "none".to_owned(),
+    };
+    screen.line("IPv4", &address(e.ipv4.map(|ip| ip.to_string()), e.gateway4.map(|ip| ip.to_string())));
+    screen.line("IPv6", &address(e.ipv6.map(|ip| ip.to_string()), e.gateway6.map(|ip| ip.to_string())));
+    screen.line("Pool", &e.pool);
+    screen.line("MAC", &e.container_mac);
+    screen.line("MTU", &e.mtu.to_string());
+    screen.line("Host interface", &format!("{} (index {}, MAC {})", e.host_ifname, e.ifindex, e.host_mac));
+    let created = format!("{} ({})", text::timestamp(e.created_unix_ms), text::ago(now, e.created_unix_ms));
+    screen.line("Created", &created);
+    screen.finish()
+}
+
+/// What it does, what it waits for, since when, what would end the wait; how its policy stands.
+fn activity(screen: &mut Screen<'_>, e: &Endpoint, now: u64) {
+    let s = &e.status;
+    let since = text::ago(now, s.since_unix_ms);
+    if !s.phase.is_empty() {
+        screen.line("Phase", &format!("{}, began {since}", s.phase));
+    }
+    if !s.waits_for.is_empty() {
+        let ends = if s.ends_when.is_empty() { String::new() } else { format!("; ends when {}", s.ends_when) };
+        screen.line("Waits for", &format!("{}, since {since}{ends}", s.waits_for));
+    }
+    let policy = if s.realized_revision == s.desired_revision {
+        (Tone::Good, format!("revision {} in force", s.realized_revision))
+    } else {
+        (Tone::Warn, format!("revision {} in force, {} asked for", s.realized_revision, s.desired_revision))
+    };
+    screen.toned("Policy", policy.0, &policy.1, "");
+    screen.line("Builds", &format!("{} succeeded", s.regenerations));
+    if s.failures > 0 || s.last_error.is_some() {
+        let why = s.last_error.as_deref().unwrap_or("no reason given");
+        let times = format!("{} in a row:", text::count(u64::from(s.failures), "failure"));
+        screen.toned("Last build", Tone::Bad, &times, why);
+    }
+}
+
+/// The status log.
+pub(crate) fn log(entries: &[EndpointLogEntry], style: &Style) -> String {
+    let rows = entries
+        .iter()
+        .map(|e| {
+            let (tone, word) = match e.status {
+                LogStatus::Ok => (Tone::Good, "ok"),
+                LogStatus::Warning => (Tone::Warn, "warning"),
+                LogStatus::Failure => (Tone::Bad, "failure"),
+            };
+            vec![
+                token(text::timestamp(e.time_unix_ms)),
+                token(word).tone(tone),
+                token(state(e.state)),
+                token(&e.event),
+                cell(&e.message),
+            ]
+        })
+        .collect();
+    table(style, &["TIME", "STATUS", "STATE", "EVENT", "MESSAGE"], rows)
+}
+
+/// Health of one endpoint.
+pub(crate) fn endpoint_health(h: &EndpointHealth, style: &Style) -> String {
+    let mut screen = Screen::new(style);
+    for (key, value) in [("Overall", h.overall), ("BPF", h.bpf), ("Policy", h.policy), ("Connected", h.connected)] {
+        let (tone, word) = health(value);
+        screen.toned(key, tone, word, "");
+    }
+    if !h.findings.is_empty() {
+        screen.gap();
+        screen.heading("Findings:");
+        for finding in &h.findings {
+            screen.item(Tone::Warn, &audit::words(finding));
+        }
+    }
+    screen.finish()
+}
+
+/// Labels of one endpoint; those that make its identity are marked.
+pub(crate) fn labels(l: &EndpointLabels, style: &Style) -> String {
+    let rows = l
+        .labels
+        .iter()
+        .map(|label| {
+            let relevant = l.security_relevant.contains(label);
+            vec![cell(label), token(if relevant { "yes" } else { "no" })]
+        })
+        .collect();
+    let mut screen = Screen::new(style);
+    screen.line("Identity", &l.identity.to_string());
+    screen.block(&table(style, &["LABEL", "MAKES IDENTITY"], rows));
+    screen.finish()
+}
+
+/// Desired and realized settings; where they differ, the realized one is marked.
+pub(crate) fn config(c: &EndpointConfigView, style: &Style) -> String {
+    let mut keys: Vec<&String> = c.desired.keys().chain(c.realized.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    let rows = keys
+        .into_iter()
+        .map(|key| {
+            let (desired, realized) = (c.desired.get(key), c.realized.get(key));
+            let tone = if desired == realized { Tone::Plain } else { Tone::Bad };
+            let value = |v: Option<&String>| cell(v.map_or("-", String::as_str));
+            vec![token(key), value(desired), value(realized).tone(tone)]
+        })
+        .collect();
+    table(style, &["SETTING", "DESIRED", "REALIZED"], rows)
+}
+
+/// How a regeneration ended.
+pub(crate) fn regenerated(e: &Endpoint) -> String {
+    let s = &e.status;
+    match &s.last_error {
+        Some(why) => format!(
+            "endpoint {} not regenerated: {}\nrevision {} stays in force; it is tried again\n",
+            e.id,
+            text::safe(why),
+            s.realized_revision
+        ),
+        None => {
+            format!("endpoint {} regenerated, {}, revision {} in force\n", e.id, state(e.state), s.realized_revision)
+        }
+    }
+}
+
+/// What a delete did.
+pub(crate) fn deleted(d: &DeleteResult) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail, here and below.
+    for id in &d.deleted {
+        let _ = writeln!(out, "endpoint {id} deleted");
+    }
+    for ip in &d.leases_released {
+        let _ = writeln!(out, "lease {ip} released");
+    }
+    for e in &d.errors {
+        let _ =
+            writeln!(out, "failed: {} of {}: {}", text::safe(&e.step), text::safe(&e.endpoint), text::safe(&e.message));
+    }
+    if out.is_empty() {
+        out.push_str("nothing to delete\n");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

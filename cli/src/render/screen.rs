@@ -1,0 +1,130 @@
+//! Screens of `Key:  value` lines, in the manner of `cilium status`.
+
+use super::{Style, Tone, text};
+
+/// Where values begin.
+const KEY_WIDTH: usize = 20;
+
+/// A screen under construction.
+pub(super) struct Screen<'a> {
+    style: &'a Style,
+    text: String,
+}
+
+impl<'a> Screen<'a> {
+    pub(super) fn new(style: &'a Style) -> Self {
+        Self { style, text: String::new() }
+    }
+
+    /// `Key:   value`, wrapped under itself.
+    pub(super) fn line(&mut self, key: &str, value: &str) {
+        self.toned(key, Tone::Plain, "", value);
+    }
+
+    /// `Key:   HEAD  value`, the head in its tone.
+    pub(super) fn toned(&mut self, key: &str, tone: Tone, head: &str, value: &str) {
+        let head = text::safe(head);
+        let value = text::safe(value);
+        let whole = match (head.is_empty(), value.is_empty()) {
+            (true, _) => value,
+            (_, true) => head.clone(),
+            _ => format!("{head}  {value}"),
+        };
+        let label = if key.is_empty() { String::new() } else { format!("{}:", text::safe(key)) };
+        // A longer key keeps one blank before its value.
+        let label = format!("{label:<width$}", width = KEY_WIDTH - 1);
+        let room = usize::from(self.style.width).saturating_sub(KEY_WIDTH).max(20);
+        for (i, part) in wrap(&whole, room).into_iter().enumerate() {
+            if i == 0 {
+                let painted = match part.strip_prefix(head.as_str()) {
+                    Some(rest) if !head.is_empty() => self.style.paint(tone, &head) + rest,
+                    _ => part,
+                };
+                self.push(&format!("{label} {painted}"));
+            } else {
+                self.push(&format!("{:KEY_WIDTH$}{part}", ""));
+            }
+        }
+    }
+
+    /// A heading.
+    pub(super) fn heading(&mut self, words: &str) {
+        let painted = self.style.paint(Tone::Bold, words);
+        self.push(&painted);
+    }
+
+    /// An empty line.
+    pub(super) fn gap(&mut self) {
+        self.text.push('\n');
+    }
+
+    /// `- text`, wrapped under itself.
+    pub(super) fn item(&mut self, tone: Tone, words: &str) {
+        let room = usize::from(self.style.width).saturating_sub(4).max(20);
+        for (i, part) in wrap(&text::safe(words), room).into_iter().enumerate() {
+            let bullet = if i == 0 { "  - " } else { "    " };
+            let painted = self.style.paint(tone, &part);
+            self.push(&format!("{bullet}{painted}"));
+        }
+    }
+
+    /// A line below an item.
+    pub(super) fn below_item(&mut self, words: &str) {
+        let room = usize::from(self.style.width).saturating_sub(6).max(20);
+        for part in wrap(&text::safe(words), room) {
+            self.push(&format!("      {part}"));
+        }
+    }
+
+    /// Text that is rendered already.
+    pub(super) fn block(&mut self, rendered: &str) {
+        self.text.push_str(rendered);
+    }
+
+    /// The whole screen.
+    pub(super) fn finish(self) -> String {
+        self.text
+    }
+
+    fn push(&mut self, line: &str) {
+        self.text.push_str(line.trim_end());
+        self.text.push('\n');
+    }
+}
+
+/// Breaks at blanks; a word longer than a line is broken where it must be. At least one line.
+fn wrap(text: &str, room: usize) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut line = String::new();
+    let mut used = 0;
+    for word in text.split_inclusive(' ') {
+        let length = word.trim_end_matches(' ').chars().count();
+        if used > 0 && used + length > room {
+            out.push(std::mem::take(&mut line));
+            used = 0;
+        }
+        for c in word.chars() {
+            if used >= room && c != ' ' {
+                out.push(std::mem::take(&mut line));
+                used = 0;
+            }
+            line.push(c);
+            used += 1;
+        }
+    }
+    out.push(line);
+    out.iter().map(|l| l.trim_end().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrapping() {
+        assert_eq!(wrap("", 5), [""]);
+        assert_eq!(wrap("ab cd ef", 5), ["ab cd", "ef"]);
+        assert_eq!(wrap("OK  all of it", 8), ["OK  all", "of it"]);
+        assert_eq!(wrap("abcdefghijk l", 4), ["abcd", "efgh", "ijk", "l"]);
+    }
+}

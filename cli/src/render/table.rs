@@ -1,0 +1,145 @@
+//! Tables without borders, in the manner of kubectl.
+
+use comfy_table::{Attribute, CellAlignment, Color, ColumnConstraint, ContentArrangement, Table, Width, presets};
+
+use super::{Style, Tone, text};
+
+/// A cell: safe text and its tone.
+#[derive(Debug, Clone)]
+pub(super) struct Cell {
+    text: String,
+    tone: Tone,
+    right: bool,
+    /// Never broken: it is to be read, searched and copied as one.
+    whole: bool,
+}
+
+/// Longest text in a cell; what a container may choose freely must not fill the screen.
+const MAX_CELL: usize = 200;
+
+/// Longest text that is never broken; an IPv6 address has 39 characters.
+const MAX_TOKEN: usize = 40;
+
+/// Blanks between columns.
+const GAP: u16 = 2;
+
+/// Columns of the screen below which broken text is hard to read.
+const READABLE: usize = 24;
+
+/// A cell with words from outside, which may be broken into lines.
+pub(super) fn cell(text: impl AsRef<str>) -> Cell {
+    Cell { text: text::cut(text.as_ref(), MAX_CELL), tone: Tone::Plain, right: false, whole: false }
+}
+
+/// A cell with a name, an address or a word from outside, which stays on its line.
+pub(super) fn token(text: impl AsRef<str>) -> Cell {
+    Cell { text: text::cut(text.as_ref(), MAX_TOKEN), tone: Tone::Plain, right: false, whole: true }
+}
+
+/// A cell with several texts from outside, one a line, at most `max` of them.
+pub(super) fn lines<S: AsRef<str>>(texts: &[S], max: usize) -> Cell {
+    let mut shown: Vec<String> = texts.iter().take(max).map(|t| text::cut(t.as_ref(), 64)).collect();
+    if texts.len() > max {
+        shown.push(format!("(+{} more)", texts.len() - max));
+    }
+    Cell { text: shown.join("\n"), tone: Tone::Plain, right: false, whole: false }
+}
+
+/// A cell with a number, to the right.
+pub(super) fn number(n: impl ToString) -> Cell {
+    Cell { text: n.to_string(), tone: Tone::Plain, right: true, whole: true }
+}
+
+/// A cell with an optional value, `-` when there is none.
+pub(super) fn maybe<T: ToString>(value: Option<T>) -> Cell {
+    token(value.map_or_else(|| "-".to_owned(), |v| v.to_string()))
+}
+
+impl Cell {
+    /// The same with a tone.
+    pub(super) fn tone(mut self, tone: Tone) -> Self {
+        self.tone = tone;
+        self
+    }
+
+    /// The same, but never broken.
+    pub(super) fn whole(mut self) -> Self {
+        self.whole = true;
+        self
+    }
+
+    /// Columns it takes when it is not broken.
+    pub(super) fn width(&self) -> usize {
+        self.text.lines().map(|l| l.chars().count()).max().unwrap_or(0)
+    }
+}
+
+/// The table with its header; without rows, the header alone, so that a reader sees what there would be.
+pub(super) fn table(style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
+    let columns = columns(header, &rows);
+    // Where even the least does not fit, the terminal breaks the line: better than columns a letter wide.
+    let least = columns.iter().map(|c| c.least.saturating_add(GAP)).fold(0, u16::saturating_add);
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(style.width.max(least));
+    if style.color {
+        table.enforce_styling();
+    } else {
+        table.force_no_tty();
+    }
+    table.set_header(header.iter().enumerate().map(|(i, name)| {
+        let cell = comfy_table::Cell::new(name).add_attribute(Attribute::Bold);
+        if columns.get(i).is_some_and(|c| c.right) { cell.set_alignment(CellAlignment::Right) } else { cell }
+    }));
+    for row in rows {
+        table.add_row(row.into_iter().map(render));
+    }
+    for (column, known) in table.column_iter_mut().zip(&columns) {
+        column.set_padding((0, GAP));
+        column.set_constraint(if known.whole {
+            ColumnConstraint::ContentWidth
+        } else {
+            ColumnConstraint::LowerBoundary(Width::Fixed(known.least.saturating_add(GAP)))
+        });
+    }
+    // Padding of the last column would be blanks at the end of each line.
+    table.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
+}
+
+/// What is known of a column before it is laid out.
+struct Column {
+    right: bool,
+    whole: bool,
+    /// Columns of the screen it needs to be readable, without the gap.
+    least: u16,
+}
+
+fn columns(header: &[&str], rows: &[Vec<Cell>]) -> Vec<Column> {
+    let column = |(i, name): (usize, &&str)| {
+        let cells = || rows.iter().filter_map(move |row| row.get(i));
+        let whole = cells().all(|c| c.whole);
+        let widest = cells().map(Cell::width).fold(name.len(), usize::max);
+        let least = if whole { widest } else { widest.min(READABLE) };
+        Column {
+            right: cells().next().is_some_and(|c| c.right),
+            whole,
+            least: u16::try_from(least).unwrap_or(u16::MAX),
+        }
+    };
+    header.iter().enumerate().map(column).collect()
+}
+
+fn render(cell: Cell) -> comfy_table::Cell {
+    let out = comfy_table::Cell::new(cell.text);
+    let out = if cell.right { out.set_alignment(CellAlignment::Right) } else { out };
+    match cell.tone {
+        Tone::Plain => out,
+        Tone::Good => out.fg(Color::DarkGreen),
+        Tone::Warn => out.fg(Color::DarkYellow),
+        Tone::Bad => out.fg(Color::DarkRed),
+        Tone::Dim => out.add_attribute(Attribute::Dim),
+        Tone::Bold => out.add_attribute(Attribute::Bold),
+    }
+}

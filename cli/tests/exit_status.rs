@@ -1,0 +1,339 @@
+//! What scripts rely on: exit statuses, what stands on standard output and what on standard error, and the requests made.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may end so")]
+
+mod agent;
+
+use std::{os::unix::net::UnixListener, process::Stdio};
+
+use serde_json::{Value, json};
+
+use agent::{Agent, Answer, Ran, wharf};
+
+fn status(overall: &str, serving: bool) -> Value {
+    json!({
+        "overall": overall, "serving": serving, "version": "0.1.0", "abi_version": 1, "node_name": "node-a",
+        "pid": 1, "uptime_ms": 1000, "router": [],
+        "kernel": {"release": "6.18", "attach_mode": "tcx", "features": {}},
+        "components": [{"name": "store", "health": overall, "message": "as the test says"}],
+        "controllers": [], "ipam": [], "endpoints": {}, "refused_transitions": 0, "bpf_maps": [],
+        "prepared": {"ready": 0, "target": 0},
+        "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0},
+        "resident_bytes": 0
+    })
+}
+
+fn endpoint(id: u16, container: &str) -> Value {
+    json!({
+        "id": id, "epoch": 41, "state": "ready", "container_id": container, "ifname": "eth0", "network": "wharf",
+        "identity": 5, "labels": ["k8s:app=we\u{1b}[31mb"], "ipv4": "10.88.0.7", "ipv6": null, "ifindex": 12,
+        "host_ifname": "wh1", "container_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02",
+        "gateway4": "10.88.0.1", "gateway6": null, "mtu": 1500, "pool": "default", "netns": "/run/netns/a",
+        "created_unix_ms": 1_790_856_000_000_u64,
+        "status": {"phase": "", "since_unix_ms": 0, "waits_for": "", "ends_when": "", "desired_revision": 1,
+                   "realized_revision": 1, "regenerations": 1, "failures": 0}
+    })
+}
+
+fn finding(subject: &str) -> Value {
+    json!({"object": "link", "subject": subject, "problem": "no endpoint has it", "repairable": true})
+}
+
+fn not_found(request: &str) -> Answer {
+    let body = json!({"code": "not-found", "message": "no endpoint 9", "hint": "it may be gone"});
+    Answer::new(request, 404, body)
+}
+
+#[test]
+fn status_says_how_it_is() {
+    for (overall, serving, http, whole, brief, word) in [
+        ("ok", true, 200, 0, 0, "OK"),
+        ("pending", true, 200, 0, 0, "OK"),
+        ("degraded", true, 200, 1, 0, "degraded"),
+        ("failing", true, 200, 1, 0, "failing"),
+        ("ok", false, 503, 1, 1, "not-serving"),
+    ] {
+        let agent = Agent::start(vec![Answer::new("GET /v1/healthz", http, status(overall, serving))]);
+        let ran = agent.run(&["status"]);
+        assert_eq!(ran.code, Some(whole), "{overall} {serving}: {ran:?}");
+        assert!(ran.out.contains("node-a"), "{ran:?}");
+        let ran = agent.run(&["status", "--brief"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(brief), format!("{word}\n").as_str()), "{ran:?}");
+        let ran = agent.run(&["status", "-o", "json"]);
+        assert_eq!(ran.code, Some(whole));
+        assert_eq!(serde_json::from_str::<Value>(&ran.out).expect("JSON"), status(overall, serving));
+    }
+}
+
+#[test]
+fn an_agent_that_is_not_there() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let none = dir.path().join("none.sock");
+    let stale = dir.path().join("stale.sock");
+    drop(UnixListener::bind(&stale).expect("a socket"));
+    for socket in [&none, &stale] {
+        for args in
+            [&["status"] as &[&str], &["endpoint", "list"], &["audit"], &["monitor"], &["endpoint", "delete", "abc"]]
+        {
+            let ran = Ran::from(wharf(args).env("WHARF_SOCKET", socket).output().expect("runs"));
+            assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{args:?}: {ran:?}");
+            assert!(ran.err.starts_with("wharf: connecting to the agent at "), "{ran:?}");
+            assert!(ran.err.contains("\n  hint: "), "{ran:?}");
+        }
+        let ran = Ran::from(wharf(&["status", "--brief"]).env("WHARF_SOCKET", socket).output().expect("runs"));
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), "unreachable\n"));
+        let ran = Ran::from(wharf(&["version"]).env("WHARF_SOCKET", socket).output().expect("runs"));
+        assert_eq!(ran.code, Some(2));
+        assert!(ran.out.starts_with("wharf: "), "{ran:?}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_exit_one_with_a_reason() {
+    let agent = Agent::start(vec![
+        not_found("GET /v1/endpoint/9"),
+        not_found("DELETE /v1/endpoint/9"),
+        Answer::new("GET /v1/endpoint", 200, "[]"),
+        Answer::new("GET /v1/ipam", 200, "not what an agent says"),
+    ]);
+    for args in [&["endpoint", "get", "9"], &["endpoint", "delete", "9"]] {
+        let ran = agent.run(args);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""));
+        assert_eq!(ran.err, "wharf: no endpoint 9\n  hint: it may be gone\n");
+    }
+    let ran = agent.run(&["endpoint", "get", "abc"]);
+    assert_eq!((ran.code, ran.err.lines().next()), (Some(1), Some("wharf: no endpoint belongs to a container abc")));
+    let ran = agent.run(&["ipam", "list"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""), "{ran:?}");
+}
+
+#[test]
+fn a_wrong_command_line_is_exit_three_and_asks_nothing() {
+    let agent = Agent::start(Vec::new());
+    for args in [
+        &["frobnicate"] as &[&str],
+        &["endpoint", "get", "0"],
+        &["endpoint"],
+        &["config", "set", "trace=on", "trace=off"],
+    ] {
+        let ran = agent.run(args);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(3), ""), "{args:?}: {ran:?}");
+        assert!(!ran.err.is_empty());
+    }
+    assert_eq!(agent.seen(), Vec::<String>::new());
+    for args in [&["--help"] as &[&str], &["--version"], &["endpoint", "list", "--help"]] {
+        let ran = Ran::from(wharf(args).output().expect("runs"));
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn the_endpoint_list_for_scripts_is_the_apis() {
+    let all = json!([endpoint(7, "abc"), endpoint(8, "abd")]);
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/endpoint", 200, &all),
+        Answer::new("GET /v1/endpoint?state=ready&label=k8s:app%3Dweb", 200, "[]"),
+    ]);
+    let ran = agent.run(&["endpoint", "list", "-o", "json"]);
+    assert_eq!(ran.code, Some(0));
+    assert!(!ran.out.contains('\x1b'), "{:?}", ran.out);
+    let got: Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(got, all);
+    for key in ["id", "epoch", "state", "container_id", "ifname", "identity", "labels", "ipv4", "ipv6", "ifindex"] {
+        assert!(got[0].get(key).is_some(), "{key}");
+    }
+    let yaml = agent.run(&["endpoint", "list", "-o", "yaml"]);
+    assert!(yaml.out.starts_with("- id: 7\n") && !yaml.out.contains('\x1b'), "{:?}", yaml.out);
+    let table = agent.run(&["endpoint", "list"]);
+    assert!(table.out.starts_with("ID  STATE  ") && !table.out.contains('\x1b'), "{:?}", table.out);
+    let coloured = agent.run(&["endpoint", "list", "--color", "always"]);
+    assert!(coloured.out.contains("\x1b["), "{:?}", coloured.out);
+    let none = agent.run(&["endpoint", "list", "--state", "ready", "--label", "k8s:app=web", "-o", "json"]);
+    assert_eq!((none.code, none.out.as_str()), (Some(0), "[]\n"), "{none:?}");
+}
+
+#[test]
+fn audit_prints_findings_and_nothing_else() {
+    let healthy = json!({"findings": [], "examined": {"links": 2}});
+    let agent = Agent::start(vec![Answer::new("GET /v1/audit", 200, &healthy)]);
+    let ran = agent.run(&["audit"]);
+    assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (Some(0), "", "nothing amiss (examined: links 2)\n"));
+    let ran = agent.run(&["audit", "-o", "json"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    assert_eq!(serde_json::from_str::<Value>(&ran.out).expect("JSON"), healthy);
+
+    let sick = json!({"findings": [finding("wh1"), finding("wh2\nlink wh3")], "examined": {}});
+    let agent = Agent::start(vec![Answer::new("GET /v1/audit", 200, &sick)]);
+    let ran = agent.run(&["audit"]);
+    assert_eq!(ran.code, Some(1));
+    assert_eq!(ran.out, "link wh1: no endpoint has it\nlink wh2\\nlink wh3: no endpoint has it\n");
+    assert_eq!(agent.run(&["audit", "-o", "yaml"]).code, Some(1));
+}
+
+#[test]
+fn a_repair_is_judged_by_a_second_look() {
+    let found = json!({"findings": [finding("wh1")], "examined": {}});
+    let none = json!({"findings": [], "examined": {}});
+    let agent = Agent::start(vec![
+        Answer::new("POST /v1/audit", 200, &found),
+        Answer::new("GET /v1/audit", 200, &none),
+        Answer::new("GET /v1/audit", 200, &found),
+    ]);
+    let ran = agent.run(&["audit", "--repair"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""));
+    assert!(ran.err.contains("repair: link wh1"), "{ran:?}");
+    let ran = agent.run(&["audit", "--repair", "-o", "json"]);
+    assert_eq!(ran.code, Some(1), "what the second look still finds is not well");
+    let both: Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(both["remaining"]["findings"].as_array().map(Vec::len), Some(1));
+    assert_eq!(agent.seen(), ["POST /v1/audit", "GET /v1/audit", "POST /v1/audit", "GET /v1/audit"]);
+}
+
+#[test]
+fn a_delete_by_a_cut_container_id_names_the_epoch() {
+    let gone = json!({"deleted": [7], "leases_released": [], "errors": []});
+    let partly = json!({"deleted": [7], "leases_released": [],
+                        "errors": [{"step": "unpin", "endpoint": "7", "message": "busy"}]});
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abcdef"), endpoint(8, "xyz")])),
+        Answer::new("DELETE /v1/endpoint/7?epoch=41", 200, &gone),
+        Answer::new("DELETE /v1/endpoint/7?no-ip-release=true&epoch=5", 206, &partly),
+        Answer::new("DELETE /v1/endpoint?container-id=abcdef", 200, &gone),
+    ]);
+    let ran = agent.run(&["endpoint", "delete", "abc"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "endpoint 7 deleted\n"), "{ran:?}");
+    let ran = agent.run(&["endpoint", "delete", "7", "--keep-ip", "--epoch", "5"]);
+    assert_eq!(ran.code, Some(1), "a step failed: {ran:?}");
+    assert!(ran.out.contains("failed: unpin of 7: busy"), "{ran:?}");
+    let ran = agent.run(&["endpoint", "delete", "--container-id", "abcdef"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
+fn health_and_regeneration_tell_by_exit_status() {
+    let health =
+        |overall: &str| json!({"overall": overall, "bpf": "ok", "policy": "ok", "connected": overall, "findings": []});
+    let mut failed = endpoint(7, "abc");
+    failed["status"]["last_error"] = json!("no such device");
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/endpoint/7/healthz", 200, health("ok")),
+        Answer::new("GET /v1/endpoint/7/healthz", 200, health("failing")),
+        Answer::new("PATCH /v1/endpoint/7", 200, endpoint(7, "abc")),
+        Answer::new("PATCH /v1/endpoint/7", 200, failed),
+    ]);
+    assert_eq!(agent.run(&["endpoint", "health", "7"]).code, Some(0));
+    assert_eq!(agent.run(&["endpoint", "health", "7"]).code, Some(1));
+    assert_eq!(agent.run(&["endpoint", "regenerate", "7", "--level", "datapath"]).code, Some(0));
+    let ran = agent.run(&["endpoint", "regenerate", "7"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.out.contains("no such device"), "{ran:?}");
+    let patches: Vec<String> = agent.seen().into_iter().filter(|r| r.starts_with("PATCH")).collect();
+    assert_eq!(
+        patches,
+        [r#"PATCH /v1/endpoint/7 {"regenerate":"datapath"}"#, r#"PATCH /v1/endpoint/7 {"regenerate":"policy"}"#,]
+    );
+}
+
+#[test]
+fn settings_are_changed_in_one_request() {
+    let view = json!({"effective": {"log-level": "debug", "trace": "true"}, "mutable": ["log-level", "trace"]});
+    let agent = Agent::start(vec![
+        Answer::new("PATCH /v1/config", 200, &view),
+        Answer::new("GET /v1/config", 200, &view),
+        Answer::new(
+            "GET /v1/map/7.CONFIG",
+            200,
+            json!({
+                "map": {"name": "7/CONFIG", "kind": "array", "entries": 1, "max_entries": 1, "memlock_bytes": 0},
+                "rows": [{"key": "0", "flags": "gate"}]
+            }),
+        ),
+    ]);
+    assert_eq!(agent.run(&["config", "set", "log-level=debug", "trace=on"]).code, Some(0));
+    assert_eq!(agent.seen(), [r#"PATCH /v1/config {"log_level":"debug","trace":true}"#]);
+    let ran = agent.run(&["config", "get", "log-level"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "debug\n"));
+    assert_eq!(agent.run(&["config", "get", "colour"]).code, Some(1));
+    let ran = agent.run(&["bpf", "map", "get", "7/CONFIG"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "KEY  FLAGS\n0    gate\n"), "{ran:?}");
+}
+
+fn drop_event(reason: &str) -> Value {
+    json!({"type": "drop", "time_unix_ms": 0, "endpoint": 7, "epoch": 1, "identity": 5, "direction": "egress",
+           "reason": reason, "ethertype": "IPv4", "protocol": "UDP", "source": "10.0.0.1", "source_port": 1,
+           "destination": "10.0.0.2", "destination_port": 2, "length": 60})
+}
+
+#[test]
+fn monitor_ends_when_it_was_asked_to() {
+    let agent_event =
+        json!({"type": "agent", "time_unix_ms": 0, "endpoint": null, "event": "agent-started", "message": "x"});
+    let events = [
+        agent_event,
+        json!({"type": "lost", "count": 3}),
+        drop_event("malformed"),
+        drop_event("multicast-unsupported"),
+    ];
+    let agent = Agent::start(vec![Answer::open_stream("GET /v1/monitor", &events)]);
+    let ran = agent.run(&["monitor", "--type", "drop", "-n", "1"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let lines: Vec<&str> = ran.out.lines().collect();
+    assert_eq!(lines.len(), 2, "a gap and a drop: {lines:?}");
+    assert_eq!(lines.first(), Some(&"-- 3 events lost here --"));
+    assert!(lines.last().is_some_and(|l| l.contains(" drop  endpoint 7 egress malformed: ")), "{lines:?}");
+
+    let ran = agent.run(&["monitor", "--reason", "multicast-unsupported", "-n", "1", "-o", "json"]);
+    let last: Value = serde_json::from_str(ran.out.lines().last().unwrap_or_default()).expect("a line is an object");
+    assert_eq!(last, drop_event("multicast-unsupported"));
+
+    // Of four events two are about packets, which is all that the programs tell.
+    let ran = agent.run(&["bpf", "events", "list", "--for", "1h", "-n", "2"]);
+    assert_eq!((ran.code, ran.out.lines().count()), (Some(0), 3), "{ran:?}");
+    // Fewer events than asked for: the time ends it.
+    let ran = agent.run(&["monitor", "--for", "50ms", "-n", "100"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{ran:?}");
+}
+
+#[test]
+fn a_stream_that_the_agent_ends_is_exit_two() {
+    let agent = Agent::start(vec![Answer::stream("GET /v1/monitor", &[drop_event("malformed")])]);
+    let ran = agent.run(&["monitor"]);
+    assert_eq!((ran.code, ran.out.lines().count()), (Some(2), 1), "{ran:?}");
+    assert!(ran.err.starts_with("wharf: the agent ended the stream"), "{ran:?}");
+}
+
+#[test]
+fn a_reader_that_left_is_a_silent_end() {
+    let sick = json!({"findings": [finding("wh1")], "examined": {}});
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abc")])),
+        Answer::new("GET /v1/audit", 200, &sick),
+        Answer::open_stream("GET /v1/monitor", &[drop_event("malformed")]),
+    ]);
+    for (args, code) in [(&["endpoint", "list"] as &[&str], 0), (&["monitor"], 0), (&["audit", "-o", "json"], 1)] {
+        // The read end is closed before the program starts, so its first write fails.
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = agent.command(args).stdout(writer).stderr(Stdio::piped()).output().expect("runs");
+        let ran = Ran::from(output);
+        assert_eq!((ran.code, ran.err.as_str()), (Some(code), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn completions_and_man_pages() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = Ran::from(wharf(&["completion", shell]).output().expect("runs"));
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+        assert!(ran.out.contains("regenerate"), "{shell}");
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().to_str().expect("UTF-8");
+    assert_eq!(Ran::from(wharf(&["man", path]).output().expect("runs")).code, Some(0));
+    for page in ["wharf.1", "wharf-status.1", "wharf-endpoint-delete.1", "wharf-bpf-map-get.1"] {
+        let text = std::fs::read_to_string(dir.path().join(page)).expect(page);
+        assert!(text.contains("SYNOPSIS"), "{page}");
+    }
+    let ran = Ran::from(wharf(&["man", "/nonexistent/dir"]).output().expect("runs"));
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("/nonexistent/dir"), "{ran:?}");
+}
