@@ -1,0 +1,358 @@
+//! Settings: low arguments (flags, environment, TOML) become one checked [`AgentConfig`].
+//!
+//! A flag wins over its `WHARF_*` variable, which wins over the file, which wins over the default. Unknown keys of the
+//! file are errors: a misspelt setting that is silently ignored is worse than an agent that does not start.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use clap::Parser;
+use ipnet::IpNet;
+use serde::Deserialize;
+use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode};
+
+/// Name of the pool that `--ipv4-pool` and `--ipv6-pool` make.
+pub const DEFAULT_POOL: &str = "default";
+
+const EXAMPLES: &str = "Examples:
+  wharf-agent                                      serve this network namespace with the defaults
+  wharf-agent --ipv4-pool 10.12.0.0/20 --ipv6-pool fd12::/64 --metrics-listen 127.0.0.1:9478
+  wharf-agent --config /etc/wharf/agent.toml       the same keys in TOML, plus [[pool]] tables for named pools
+
+Every flag is also an environment variable (WHARF_RUN_DIR, ...) and a key of the TOML file (run-dir, ...).";
+
+/// The Wharf node agent: gives containers their network, each with BPF programs and maps of its own.
+#[derive(Debug, Parser)]
+#[command(version, after_help = EXAMPLES)]
+pub struct Flags {
+    /// Directory for the socket and the store; what is in it dies with the boot [default: /run/wharf]
+    #[arg(long, env = "WHARF_RUN_DIR", value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Directory for the few facts that outlive a boot [default: /var/lib/wharf]
+    #[arg(long, env = "WHARF_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Mounted BPF file system; pins go under DIR/wharf [default: /sys/fs/bpf]
+    #[arg(long, env = "WHARF_BPFFS", value_name = "DIR")]
+    pub bpffs: Option<PathBuf>,
+    /// TOML file with any of these settings, and [[pool]] tables
+    #[arg(long, env = "WHARF_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// IPv4 CIDR of the default pool; may be repeated [default: 10.87.0.0/16]
+    #[arg(long, env = "WHARF_IPV4_POOL", value_name = "CIDR", value_delimiter = ',')]
+    pub ipv4_pool: Option<Vec<IpNet>>,
+    /// IPv6 CIDR of the default pool; may be repeated [default: fd57:4a7f:e8f::/64]
+    #[arg(long, env = "WHARF_IPV6_POOL", value_name = "CIDR", value_delimiter = ',')]
+    pub ipv6_pool: Option<Vec<IpNet>>,
+    /// Name of this node in status and metrics [default: the host name]
+    #[arg(long, env = "WHARF_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Address and port for Prometheus metrics; they are always on the socket as GET /metrics too
+    #[arg(long, env = "WHARF_METRICS_LISTEN", value_name = "ADDR:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Log filter: error, warn, info, debug, trace, or target=level pairs [default: info]
+    #[arg(long, env = "WHARF_LOG_LEVEL", value_name = "FILTER")]
+    pub log_level: Option<String>,
+    /// Log lines as text or JSON [default: text]
+    #[arg(long, env = "WHARF_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// MTU of containers that ask for none, bytes [default: 1500]
+    #[arg(long, env = "WHARF_MTU", value_name = "BYTES")]
+    pub mtu: Option<u32>,
+    /// How programs are attached: auto, tcx or clsact [default: auto]
+    #[arg(long, env = "WHARF_ATTACH_MODE", value_name = "MODE")]
+    pub attach_mode: Option<AttachChoice>,
+    /// Program sets kept verified ahead of need [default: 32]
+    #[arg(long, env = "WHARF_PREPARED_PROGRAMS", value_name = "N")]
+    pub prepared_programs: Option<usize>,
+    /// How long a delete waits for the proxy to let go, milliseconds [default: 3000]
+    #[arg(long, env = "WHARF_PROXY_TIMEOUT_MS", value_name = "MS")]
+    pub proxy_timeout_ms: Option<u64>,
+    /// Load the programs with debug log records compiled in (slow; for developers)
+    #[arg(long, env = "WHARF_DEBUG_PROGRAMS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub debug_programs: Option<bool>,
+}
+
+/// Log line format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// Wish for the attach mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachChoice {
+    /// tcx where the kernel has it, else clsact.
+    Auto,
+    /// tcx or fail.
+    Tcx,
+    /// clsact.
+    Clsact,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    run_dir: Option<PathBuf>,
+    state_dir: Option<PathBuf>,
+    bpffs: Option<PathBuf>,
+    ipv4_pool: Option<Vec<IpNet>>,
+    ipv6_pool: Option<Vec<IpNet>>,
+    node_name: Option<String>,
+    metrics_listen: Option<SocketAddr>,
+    log_level: Option<String>,
+    log_format: Option<LogFormat>,
+    mtu: Option<u32>,
+    attach_mode: Option<AttachChoice>,
+    prepared_programs: Option<usize>,
+    proxy_timeout_ms: Option<u64>,
+    debug_programs: Option<bool>,
+    #[serde(default)]
+    pool: Vec<FilePool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct FilePool {
+    name: String,
+    cidrs: Vec<IpNet>,
+}
+
+/// Why the settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("read configuration {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// The file does not parse.
+    #[error("parse configuration {}: {message}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What and where.
+        message: String,
+    },
+    /// A setting breaks a rule.
+    #[error("setting {name}: {message}")]
+    Setting {
+        /// Its name as a flag without the dashes.
+        name: &'static str,
+        /// The rule.
+        message: String,
+    },
+}
+
+/// Checked settings.
+#[derive(Debug, Clone)]
+pub struct AgentConfig {
+    /// Socket and store.
+    pub run_dir: PathBuf,
+    /// What outlives a boot.
+    pub state_dir: PathBuf,
+    /// BPF file system.
+    pub bpffs: PathBuf,
+    /// Pools, the default pool first.
+    pub pools: Vec<PoolConfig>,
+    /// The pool used when a request names none.
+    pub default_pool: PoolName,
+    /// Node name.
+    pub node_name: String,
+    /// Prometheus listener.
+    pub metrics_listen: Option<SocketAddr>,
+    /// Log filter.
+    pub log_level: String,
+    /// Log format.
+    pub log_format: LogFormat,
+    /// Default MTU, bytes.
+    pub mtu: u32,
+    /// Attach mode asked for; `None` is auto.
+    pub attach_mode: Option<AttachMode>,
+    /// Program sets kept ready.
+    pub prepared_programs: usize,
+    /// Bound of the wait for the proxy at delete.
+    pub proxy_timeout: std::time::Duration,
+    /// Debug programs.
+    pub debug_programs: bool,
+}
+
+impl AgentConfig {
+    /// Reads the file named by the flags, if any, and merges.
+    ///
+    /// # Errors
+    /// When the file cannot be read or parsed, or a setting breaks its rule.
+    pub fn load(flags: Flags) -> Result<Self, ConfigError> {
+        let file = match &flags.config {
+            Some(path) => read_file(path)?,
+            None => File::default(),
+        };
+        merge(flags, file)
+    }
+
+    /// The unix socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join("wharf.sock")
+    }
+
+    /// The store's file.
+    #[must_use]
+    pub fn store(&self) -> PathBuf {
+        self.run_dir.join("state.redb")
+    }
+}
+
+fn read_file(path: &Path) -> Result<File, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    toml::from_str(&text)
+        .map_err(|e| ConfigError::Parse { path: path.to_owned(), message: e.to_string().trim().to_owned() })
+}
+
+fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
+    let v4 = flags.ipv4_pool.or(file.ipv4_pool).unwrap_or_else(|| vec![DEFAULT_V4]);
+    let v6 = flags.ipv6_pool.or(file.ipv6_pool).unwrap_or_else(|| vec![DEFAULT_V6]);
+    if let Some(bad) = v4.iter().find(|c| c.addr().is_ipv6()) {
+        return Err(setting("ipv4-pool", format!("{bad} is not an IPv4 CIDR")));
+    }
+    if let Some(bad) = v6.iter().find(|c| c.addr().is_ipv4()) {
+        return Err(setting("ipv6-pool", format!("{bad} is not an IPv6 CIDR")));
+    }
+    let default_pool = pool_name(DEFAULT_POOL)?;
+    let mut pools =
+        vec![PoolConfig { name: default_pool.clone(), cidrs: v4.into_iter().chain(v6).map(|c| c.trunc()).collect() }];
+    for p in file.pool {
+        pools.push(PoolConfig { name: pool_name(&p.name)?, cidrs: p.cidrs.iter().map(IpNet::trunc).collect() });
+    }
+    let mtu = flags.mtu.or(file.mtu).unwrap_or(1500);
+    if !(1280..=65_535).contains(&mtu) {
+        return Err(setting("mtu", format!("{mtu} is not within 1280 (IPv6's least) to 65535")));
+    }
+    let prepared_programs = flags.prepared_programs.or(file.prepared_programs).unwrap_or(32);
+    if prepared_programs > 1024 {
+        return Err(setting("prepared-programs", format!("{prepared_programs} is above 1024")));
+    }
+    Ok(AgentConfig {
+        run_dir: flags.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/wharf".into()),
+        state_dir: flags.state_dir.or(file.state_dir).unwrap_or_else(|| "/var/lib/wharf".into()),
+        bpffs: flags.bpffs.or(file.bpffs).unwrap_or_else(|| "/sys/fs/bpf".into()),
+        pools,
+        default_pool,
+        node_name: match flags.node_name.or(file.node_name) {
+            Some(name) if name.is_empty() || name.len() > 253 || name.chars().any(char::is_control) => {
+                return Err(setting("node-name", "must be 1 to 253 bytes without control characters".into()));
+            }
+            Some(name) => name,
+            None => nix::unistd::gethostname()
+                .map_err(|e| setting("node-name", format!("read the host name: {e}")))?
+                .to_string_lossy()
+                .into_owned(),
+        },
+        metrics_listen: flags.metrics_listen.or(file.metrics_listen),
+        log_level: flags.log_level.or(file.log_level).unwrap_or_else(|| "info".into()),
+        log_format: flags.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
+        mtu,
+        attach_mode: match flags.attach_mode.or(file.attach_mode).unwrap_or(AttachChoice::Auto) {
+            AttachChoice::Auto => None,
+            AttachChoice::Tcx => Some(AttachMode::Tcx),
+            AttachChoice::Clsact => Some(AttachMode::Clsact),
+        },
+        prepared_programs,
+        proxy_timeout: std::time::Duration::from_millis(
+            flags.proxy_timeout_ms.or(file.proxy_timeout_ms).unwrap_or(3_000),
+        ),
+        debug_programs: flags.debug_programs.or(file.debug_programs).unwrap_or(false),
+    })
+}
+
+const DEFAULT_V4: IpNet = IpNet::V4(ipnet::Ipv4Net::new_assert(std::net::Ipv4Addr::new(10, 87, 0, 0), 16));
+const DEFAULT_V6: IpNet =
+    IpNet::V6(ipnet::Ipv6Net::new_assert(std::net::Ipv6Addr::new(0xfd57, 0x4a7f, 0x0e8f, 0, 0, 0, 0, 0), 64));
+
+fn pool_name(name: &str) -> Result<PoolName, ConfigError> {
+    PoolName::parse(name).map_err(|e| setting("pool", e.to_string()))
+}
+
+fn setting(name: &'static str, message: String) -> ConfigError {
+    ConfigError::Setting { name, message }
+}
+
+/// The settings as `GET /v1/config` shows them.
+#[must_use]
+pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, String> {
+    let family = |v6: bool| {
+        let cidrs = config.pools.first().map(|p| p.cidrs.as_slice()).unwrap_or_default();
+        let texts: Vec<String> =
+            cidrs.iter().filter(|c| matches!(c.addr(), IpAddr::V6(_)) == v6).map(ToString::to_string).collect();
+        texts.join(",")
+    };
+    let mut map = std::collections::BTreeMap::from([
+        ("run-dir".to_owned(), config.run_dir.display().to_string()),
+        ("state-dir".to_owned(), config.state_dir.display().to_string()),
+        ("bpffs".to_owned(), config.bpffs.display().to_string()),
+        ("ipv4-pool".to_owned(), family(false)),
+        ("ipv6-pool".to_owned(), family(true)),
+        ("node-name".to_owned(), config.node_name.clone()),
+        ("metrics-listen".to_owned(), config.metrics_listen.map(|a| a.to_string()).unwrap_or_default()),
+        ("mtu".to_owned(), config.mtu.to_string()),
+        ("attach-mode".to_owned(), config.attach_mode.map_or_else(|| "auto".to_owned(), |m| m.to_string())),
+        ("prepared-programs".to_owned(), config.prepared_programs.to_string()),
+        ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
+        ("debug-programs".to_owned(), config.debug_programs.to_string()),
+    ]);
+    for pool in config.pools.iter().skip(1) {
+        let cidrs: Vec<String> = pool.cidrs.iter().map(ToString::to_string).collect();
+        map.insert(format!("pool.{}", pool.name), cidrs.join(","));
+    }
+    map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(args: &[&str]) -> Flags {
+        Flags::try_parse_from(std::iter::once(&"wharf-agent").chain(args)).expect("flags parse")
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file() {
+        let file: File = toml::from_str("mtu = 1400\nnode-name = 'from-file'").expect("file parses");
+        let config = merge(flags(&["--mtu", "9000"]), file).expect("merges");
+        assert_eq!((config.mtu, config.node_name.as_str()), (9000, "from-file"));
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_names_it() {
+        let error = toml::from_str::<File>("ipv4-pol = ['10.0.0.0/8']").expect_err("refused");
+        assert!(error.to_string().contains("ipv4-pol"), "{error}");
+    }
+
+    #[test]
+    fn pools_of_the_file_follow_the_default_pool() {
+        let file: File = toml::from_str("[[pool]]\nname = 'blue'\ncidrs = ['10.9.0.7/24']").expect("file parses");
+        let config = merge(flags(&[]), file).expect("merges");
+        assert_eq!(config.pools.len(), 2);
+        assert_eq!(config.pools[1].cidrs[0].to_string(), "10.9.0.0/24");
+    }
+
+    #[test]
+    fn a_family_mixed_up_is_refused() {
+        let error = merge(flags(&["--ipv4-pool", "fd00::/64"]), File::default()).expect_err("refused");
+        assert_eq!(error.to_string(), "setting ipv4-pool: fd00::/64 is not an IPv4 CIDR");
+    }
+
+    #[test]
+    fn an_mtu_too_small_for_ipv6_is_refused() {
+        assert!(merge(flags(&["--mtu", "1279"]), File::default()).is_err());
+    }
+}

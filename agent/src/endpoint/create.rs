@@ -1,0 +1,578 @@
+//! Create: the plan's steps, each undone in reverse when one fails, the deadline passes, the caller goes away or a
+//! delete comes.
+
+use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, mpsc, oneshot},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use wharf_api::{ApiError, EndpointStatus, ErrorCode, LogStatus};
+use wharf_core::{
+    endpoint::{EndpointRecord, IpOwner, host_ifname},
+    identity::Label,
+    ids::{Attachment, IfIndex, IfName, MacAddr, PoolName},
+    ipam::{LeaseRequest, Wanted},
+    kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec, ProgramSpec},
+    plan::{CreateStep, UndoStep, plan_create, plan_undo},
+    state::{Event, Fsm},
+    store::{Change, Intent, Lease, LeaseOwner},
+};
+
+use crate::{
+    clock,
+    endpoint::{
+        Handle, build,
+        task::{EndpointTask, MAILBOX},
+        view::{Shared, View, api_endpoint},
+    },
+    node::Node,
+    prepared::{ProgramSet, random_macs},
+    sync::lock,
+};
+
+/// What a create asks for, parsed.
+#[derive(Debug, Clone)]
+pub struct CreateSpec {
+    /// CNI key.
+    pub attachment: Attachment,
+    /// The container's network namespace.
+    pub netns: PathBuf,
+    /// Pool; the default one when absent.
+    pub pool: Option<PoolName>,
+    /// MTU, bytes.
+    pub mtu: u32,
+    /// MAC asked for.
+    pub mac: Option<MacAddr>,
+    /// Addresses asked for, at most one of each family.
+    pub ips: Vec<IpAddr>,
+    /// Labels.
+    pub labels: std::collections::BTreeSet<Label>,
+    /// Pod name.
+    pub pod_name: Option<String>,
+    /// Pod namespace.
+    pub pod_namespace: Option<String>,
+    /// When the caller gives up.
+    pub deadline: Instant,
+}
+
+type Reply = oneshot::Sender<Result<wharf_api::Endpoint, ApiError>>;
+
+/// Creates an endpoint and answers when traffic can flow.
+///
+/// Dropping the returned future is how a caller goes away: the endpoint's task then takes back what nobody claimed.
+///
+/// # Errors
+/// In the API's words; whatever was begun is undone.
+pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, ApiError> {
+    let Ok(admitted) = Arc::clone(&node.admitted).try_acquire_owned() else {
+        return Err(ApiError {
+            code: ErrorCode::Overloaded,
+            message: format!(
+                "create endpoint {}: {} creates are under way",
+                spec.attachment,
+                crate::node::ADMITTED_CREATES
+            ),
+            hint: None,
+            retry_after_ms: Some(1_000),
+        });
+    };
+    let (reply, answer) = oneshot::channel();
+    let attachment = spec.attachment.clone();
+    node.endpoints.spawn(run(Arc::clone(node), spec, reply, admitted));
+    answer.await.unwrap_or_else(|_| {
+        Err(error(ErrorCode::Unavailable, format!("create endpoint {attachment}: the agent is stopping")))
+    })
+}
+
+async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply, admitted: OwnedSemaphorePermit) {
+    let started = Instant::now();
+    let begun = begin(&node, &spec).await;
+    let mut task = match begun {
+        Ok(task) => task,
+        Err(error) => {
+            node.metrics.create(started.elapsed(), false);
+            reply.send(Err(error)).ok(); // a caller that went away has nothing to undo: nothing was begun
+            return;
+        }
+    };
+    let id = task.shared.read(|v| v.record.id);
+    let mut reply = Some(reply);
+    let result = {
+        let _guard = node.working_on(id);
+        steps(&mut task, &spec, &mut reply).await
+    };
+    node.metrics.create(started.elapsed(), result.is_ok());
+    drop(admitted);
+    match result {
+        Ok(()) => {
+            let endpoint = task.shared.read(api_endpoint);
+            node.monitor.agent(Some(id), "endpoint-created", format!("{} {:?}", spec.attachment, started.elapsed()));
+            if reply.is_none_or(|r| r.send(Ok(endpoint)).is_err()) {
+                // Nobody knows of this endpoint, so nobody will ever delete it.
+                task.shared.log(LogStatus::Warning, "unclaimed", "the caller went away before the answer; taken back");
+                super::delete::spawn_unclaimed(&node, task.handle());
+            }
+            task.run().await;
+        }
+        Err(failed) => {
+            if let Some(reply) = reply {
+                reply.send(Err(failed)).ok(); // the caller went away, and all is undone already
+            }
+            task.end_after_failed_create().await;
+        }
+    }
+}
+
+/// What can be refused without any side effect, then the reservations: id, epoch, identity, a place in the registry.
+async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<EndpointTask<K>, ApiError> {
+    let a = &spec.attachment;
+    if let Some(there) = node.registry.by_interface(&a.container_id, &a.ifname) {
+        return Err(exists(a, &there));
+    }
+    let netns = node.kernel.observe_netns(&spec.netns).await.map_err(|e| match e.kind {
+        KernelErrorKind::NotFound | KernelErrorKind::NotANetns | KernelErrorKind::Permission => ApiError {
+            code: ErrorCode::InvalidNetns,
+            message: e.to_string(),
+            hint: Some("give the path of the container's network namespace, for example /run/netns/NAME".into()),
+            retry_after_ms: None,
+        },
+        _ => kernel_error(&e),
+    })?;
+    let (ip_owner, requested) = requested_addresses(node, spec)?;
+    let epoch = node.store.next_epoch().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
+    let set = match spec.mac {
+        None => node.prepared.take(),
+        Some(_) => None,
+    };
+    let (set, prepared) = match set {
+        Some(set) => (set, true),
+        None => {
+            let Some(id) = node.registry.take_id() else {
+                return Err(error(
+                    ErrorCode::LimitReached,
+                    format!("create endpoint {a}: every endpoint id of this node is in use"),
+                ));
+            };
+            let (container_mac, host_mac) = random_macs();
+            (ProgramSet { id, container_mac: spec.mac.unwrap_or(container_mac), host_mac }, false)
+        }
+    };
+    let give_back = || if prepared { node.prepared.give_back(set) } else { node.registry.free_id(set.id) };
+    let host_ifname = match IfName::parse(&host_ifname(set.id, epoch)) {
+        Ok(name) => name,
+        Err(e) => {
+            give_back();
+            return Err(error(ErrorCode::Internal, e.to_string()));
+        }
+    };
+    let identity = match lock(&node.identities).acquire(&spec.labels) {
+        Ok(identity) => identity,
+        Err(e) => {
+            give_back();
+            return Err(error(ErrorCode::LimitReached, format!("create endpoint {a}: {e}")));
+        }
+    };
+    let (gateway4, gateway6) = {
+        let ipam = lock(&node.ipam);
+        (ipam.router4(), ipam.router6())
+    };
+    let record = EndpointRecord {
+        id: set.id,
+        epoch,
+        attachment: a.clone(),
+        netns,
+        pool: spec.pool.clone().unwrap_or_else(|| node.config.default_pool.clone()),
+        ip_owner,
+        ipv4: requested.0,
+        ipv6: requested.1,
+        gateway4,
+        gateway6,
+        host_ifname,
+        host_ifindex: IfIndex(0),
+        container_ifindex: IfIndex(0),
+        container_mac: set.container_mac,
+        host_mac: set.host_mac,
+        mtu: spec.mtu,
+        labels: spec.labels.clone(),
+        identity,
+        pod_name: spec.pod_name.clone(),
+        pod_namespace: spec.pod_namespace.clone(),
+        created_unix_ms: clock::unix_ms(),
+    };
+    let now = clock::unix_ms();
+    let view =
+        View { record, fsm: Fsm::new_created(now), status: EndpointStatus::default(), trace: false, committed: false };
+    let (sender, mailbox) = mpsc::channel(MAILBOX);
+    let handle =
+        Handle { id: set.id, epoch, mailbox: sender, shared: Shared::new(view), cancel: CancellationToken::new() };
+    if let Err(there) = node.registry.insert(handle.clone()) {
+        give_back();
+        lock(&node.identities).release(identity);
+        return Err(exists(a, &there));
+    }
+    let task = EndpointTask::new(Arc::clone(node), &handle, mailbox, prepared);
+    task.shared.log(LogStatus::Ok, "created", format!("{a}, identity {identity}"));
+    Ok(task)
+}
+
+/// At most one address of each family.
+type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
+
+/// Addresses asked for: who owns them, and which they are when the caller leased them before.
+fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), ApiError> {
+    let ipam = lock(&node.ipam);
+    let by_caller = |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| matches!(l.owner, LeaseOwner::Caller { .. }));
+    let leased = spec.ips.iter().filter(|ip| by_caller(ip)).count();
+    if leased == 0 {
+        return Ok((IpOwner::Endpoint, (None, None)));
+    }
+    if leased < spec.ips.len() {
+        return Err(error(
+            ErrorCode::InvalidRequest,
+            format!(
+                "create endpoint {}: of the addresses asked for some are leased by the caller and some are not",
+                spec.attachment
+            ),
+        ));
+    }
+    let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
+    let v6 = spec.ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
+    Ok((IpOwner::Caller, (v4, v6)))
+}
+
+async fn steps<K: Kernel>(
+    task: &mut EndpointTask<K>,
+    spec: &CreateSpec,
+    reply: &mut Option<Reply>,
+) -> Result<(), ApiError> {
+    let node = Arc::clone(&task.node);
+    let ip_owner = task.shared.read(|v| v.record.ip_owner);
+    task.transition(Event::IdentityResolved);
+    let permit = tokio::select! {
+        permit = node.create_permits.acquire() => permit,
+        () = tokio::time::sleep_until(spec.deadline) => {
+            let waited = error(ErrorCode::DeadlineExceeded, format!("create endpoint {}: waited for its turn until the deadline", spec.attachment));
+            return Err(fail(task, &[], waited).await);
+        }
+    };
+    task.transition(Event::BuildStarted);
+    let mut begun: Vec<CreateStep> = Vec::new();
+    for step in plan_create(ip_owner) {
+        if let Some(refused) = give_up(task, spec, reply) {
+            return Err(fail(task, &begun, refused).await);
+        }
+        begun.push(step);
+        let before = Instant::now();
+        let result = watch(task, spec, step, reply).await;
+        node.metrics.phase("create", step.name(), before.elapsed());
+        if let Err(failed) = result {
+            return Err(fail(task, &begun, failed).await);
+        }
+    }
+    drop(permit);
+    task.transition(Event::BuildSucceeded);
+    task.shared.update(|v| {
+        v.committed = true;
+        v.status.phase = String::new();
+        v.status.regenerations += 1;
+        v.status.realized_revision = v.status.desired_revision;
+    });
+    Ok(())
+}
+
+/// Whether to stop before the next step.
+fn give_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &Option<Reply>) -> Option<ApiError> {
+    let what = format!("create endpoint {}", spec.attachment);
+    if task.cancel.is_cancelled() {
+        return Some(error(ErrorCode::Busy, format!("{what}: a delete came while it was being created")));
+    }
+    if task.node.stop.is_cancelled() {
+        return Some(error(ErrorCode::Unavailable, format!("{what}: the agent is stopping")));
+    }
+    if reply.as_ref().is_none_or(oneshot::Sender::is_closed) {
+        return Some(error(ErrorCode::DeadlineExceeded, format!("{what}: the caller went away")));
+    }
+    if Instant::now() >= spec.deadline {
+        return Some(error(ErrorCode::DeadlineExceeded, format!("{what}: its deadline passed")));
+    }
+    None
+}
+
+/// Runs a step. When it overruns its deadline the caller is answered, but the step is awaited to its end all the same:
+/// a kernel call cannot be taken back half-way, and undoing beside it would leave what it makes afterwards.
+async fn watch<K: Kernel>(
+    task: &mut EndpointTask<K>,
+    spec: &CreateSpec,
+    step: CreateStep,
+    reply: &mut Option<Reply>,
+) -> Result<(), ApiError> {
+    let shared = Arc::clone(&task.shared);
+    shared.update(|v| {
+        v.status.phase = step.name().into();
+        v.status.since_unix_ms = clock::unix_ms();
+    });
+    let bound = (Instant::now() + Duration::from_millis(step.deadline_ms())).min(spec.deadline);
+    let work = one(task, spec, step);
+    tokio::pin!(work);
+    tokio::select! {
+        result = &mut work => return result,
+        () = tokio::time::sleep_until(bound) => {}
+    }
+    let late = error(
+        ErrorCode::DeadlineExceeded,
+        format!(
+            "create endpoint {}: step {step} did not end in time; it is undone as soon as it ends",
+            spec.attachment
+        ),
+    );
+    shared.log(LogStatus::Failure, step.name(), late.message.clone());
+    shared.update(|v| {
+        v.status.waits_for = format!("step {step}");
+        v.status.ends_when = "the kernel or the store answers".into();
+    });
+    if let Some(reply) = reply.take() {
+        reply.send(Err(late.clone())).ok(); // gone or not, the undo is the same
+    }
+    match work.await {
+        Ok(()) => Err(late),
+        Err(failed) => Err(failed),
+    }
+}
+
+async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateStep) -> Result<(), ApiError> {
+    let (node, shared) = (&task.node, &task.shared);
+    let record = shared.read(|v| v.record.clone());
+    let kernel = |e: KernelError| match (step, e.kind) {
+        (CreateStep::EnsureLink, KernelErrorKind::Exists) => ApiError {
+            code: ErrorCode::Exists,
+            message: format!("create endpoint {}: {e}", spec.attachment),
+            hint: Some("choose another CNI_IFNAME, or delete the interface that is there".into()),
+            retry_after_ms: None,
+        },
+        (_, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => ApiError {
+            code: ErrorCode::InvalidNetns,
+            message: format!("create endpoint {}: {e}", spec.attachment),
+            hint: Some("the container's network namespace went away; create the container anew".into()),
+            retry_after_ms: None,
+        },
+        _ => kernel_error(&e),
+    };
+    match step {
+        CreateStep::WriteIntent => {
+            let intent =
+                Intent::Create { attachment: record.attachment.clone(), netns_path: record.netns.path.clone() };
+            node.store
+                .commit(vec![Change::PutIntent(record.id, record.epoch, intent)])
+                .await
+                .map_err(|e| store_error(&e))
+        }
+        CreateStep::Lease => {
+            let request = lease_request(spec);
+            let leased = lock(&node.ipam).lease(&request, owner(&record), clock::unix_ms());
+            let leased = leased
+                .map_err(|e| crate::rest::error::from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
+            shared.update(|v| {
+                (v.record.ipv4, v.record.ipv6, v.record.pool) = (leased.ipv4, leased.ipv6, leased.pool);
+                // No gateway of a family the endpoint does not speak.
+                v.record.gateway4 = v.record.gateway4.filter(|_| leased.ipv4.is_some());
+                v.record.gateway6 = v.record.gateway6.filter(|_| leased.ipv6.is_some());
+            });
+            Ok(())
+        }
+        CreateStep::EnsurePrograms if task.prepared => Ok(()),
+        CreateStep::EnsurePrograms => {
+            let spec = ProgramSpec {
+                id: record.id,
+                container_mac: record.container_mac,
+                host_mac: record.host_mac,
+                debug: node.config.debug_programs,
+            };
+            node.kernel.ensure_programs(&spec).await.map(drop).map_err(kernel)
+        }
+        CreateStep::EnsureLink => {
+            let link = LinkSpec {
+                id: record.id,
+                epoch: record.epoch,
+                host_ifname: record.host_ifname.clone(),
+                netns: record.netns.clone(),
+                ifname: record.attachment.ifname.clone(),
+                container_mac: record.container_mac,
+                host_mac: record.host_mac,
+                mtu: record.mtu,
+            };
+            let link = node.kernel.ensure_link(&link).await.map_err(kernel)?;
+            shared.update(|v| {
+                v.record.host_ifindex = link.host_ifindex;
+                v.record.container_ifindex = link.container_ifindex;
+            });
+            Ok(())
+        }
+        CreateStep::EnsureConfig => {
+            let config = build::desired_config(node, &record, task.shared.read(|v| v.trace));
+            node.kernel.ensure_config(record.id, &config).await.map_err(kernel)
+        }
+        CreateStep::EnsureAttached => node.kernel.ensure_attached(&link_ref(&record)).await.map(drop).map_err(kernel),
+        CreateStep::EnsureConnected => node.kernel.ensure_connected(&record).await.map_err(kernel),
+        CreateStep::EnsureReachable => node.kernel.ensure_reachable(&record).await.map_err(kernel),
+        CreateStep::Commit => {
+            let mut changes = vec![Change::RemoveIntent(record.id, record.epoch)];
+            if record.ip_owner == IpOwner::Endpoint {
+                changes.extend(leases(&record).into_iter().map(Change::PutLease));
+            }
+            changes.push(Change::PutEndpoint(Box::new(record)));
+            node.store.commit(changes).await.map_err(|e| store_error(&e))
+        }
+    }
+}
+
+/// Undoes what was begun and says what failed. Undo steps that fail are named too; the intent then stays open, and the
+/// next start undoes what is left.
+async fn fail<K: Kernel>(task: &mut EndpointTask<K>, begun: &[CreateStep], cause: ApiError) -> ApiError {
+    task.shared.log(LogStatus::Failure, "create", cause.message.clone());
+    let record = task.shared.read(|v| v.record.clone());
+    let node = Arc::clone(&task.node);
+    let mut undos = plan_undo(begun);
+    if task.prepared && !undos.contains(&UndoStep::RemovePrograms) {
+        undos.push(UndoStep::RemovePrograms);
+    }
+    let mut failed: Vec<String> = Vec::new();
+    for undo in undos {
+        if undo == UndoStep::CloseIntent && !failed.is_empty() {
+            continue;
+        }
+        let result = match undo {
+            UndoStep::RemoveRecord => {
+                let removals = removals(&record, record.ip_owner == IpOwner::Endpoint);
+                node.store.commit(removals).await.map_err(|e| e.to_string())
+            }
+            UndoStep::RemoveReachable => node.kernel.remove_reachable(&record).await.map_err(|e| e.to_string()),
+            UndoStep::Detach => node.kernel.remove_attached(&link_ref(&record)).await.map_err(|e| e.to_string()),
+            UndoStep::RemoveLink => node.kernel.remove_link(&link_ref(&record)).await.map_err(|e| e.to_string()),
+            UndoStep::RemovePrograms => {
+                node.kernel.remove_programs(record.id).await.map(drop).map_err(|e| e.to_string())
+            }
+            UndoStep::ReleaseLeases if failed.is_empty() => {
+                let owner = owner(&record);
+                let mut ipam = lock(&node.ipam);
+                for ip in record.addresses() {
+                    ipam.release_owned(ip, &owner);
+                }
+                Ok(())
+            }
+            // Something of it may still speak with the address: kept until the next start has cleaned up.
+            UndoStep::ReleaseLeases => Ok(()),
+            UndoStep::CloseIntent => {
+                node.store.commit(vec![Change::RemoveIntent(record.id, record.epoch)]).await.map_err(|e| e.to_string())
+            }
+        };
+        if let Err(e) = result {
+            task.shared.log(LogStatus::Failure, undo.name(), e.clone());
+            tracing::error!(
+                endpoint = record.id.get(),
+                epoch = record.epoch.0,
+                step = undo.name(),
+                "undo of a create: {e}"
+            );
+            failed.push(format!("{undo}: {e}"));
+        }
+    }
+    lock(&node.identities).release(record.identity);
+    // An intent that could not be closed names only this epoch; it holds nothing of the id.
+    task.undone = failed.iter().all(|f| f.starts_with(UndoStep::CloseIntent.name()));
+    task.transition(Event::CreateFailed);
+    tracing::warn!(endpoint = record.id.get(), epoch = record.epoch.0, code = ?cause.code, "{}", cause.message);
+    if failed.is_empty() {
+        cause
+    } else {
+        ApiError { message: format!("{}; and undoing it: {}", cause.message, failed.join("; ")), ..cause }
+    }
+}
+
+/// An address that was asked for exactly; any of the other family, if the pool has it.
+fn lease_request(spec: &CreateSpec) -> LeaseRequest {
+    let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
+    let v6 = spec.ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
+    LeaseRequest {
+        pool: spec.pool.clone(),
+        ipv4: v4.map_or(Wanted::Any, Wanted::Exact),
+        ipv6: v6.map_or(Wanted::Any, Wanted::Exact),
+    }
+}
+
+/// The owner of an endpoint's leases.
+#[must_use]
+pub fn owner(record: &EndpointRecord) -> LeaseOwner {
+    LeaseOwner::Attachment { attachment: record.attachment.clone(), epoch: record.epoch }
+}
+
+/// The leases an endpoint's record stands for.
+#[must_use]
+pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
+    let lease =
+        |ip| Lease { ip, pool: record.pool.clone(), owner: owner(record), since_unix_ms: record.created_unix_ms };
+    record.addresses().map(lease).collect()
+}
+
+/// The store's changes that remove an endpoint, with its leases or without.
+#[must_use]
+pub fn removals(record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
+    let mut changes =
+        vec![Change::RemoveEndpoint(record.id, record.epoch), Change::RemoveIntent(record.id, record.epoch)];
+    if release_ips {
+        changes.extend(record.addresses().map(Change::RemoveLease));
+    }
+    changes
+}
+
+/// What names an endpoint's link.
+#[must_use]
+pub fn link_ref(record: &EndpointRecord) -> LinkRef {
+    LinkRef {
+        id: record.id,
+        epoch: record.epoch,
+        host_ifname: record.host_ifname.clone(),
+        host_ifindex: (record.host_ifindex.0 != 0).then_some(record.host_ifindex),
+    }
+}
+
+/// An error without a hint.
+#[must_use]
+pub fn error(code: ErrorCode, message: String) -> ApiError {
+    ApiError { code, message, hint: None, retry_after_ms: None }
+}
+
+fn exists(attachment: &Attachment, there: &Handle) -> ApiError {
+    let (id, state) = there.shared.read(|v| (v.record.id, v.fsm.state));
+    ApiError {
+        code: ErrorCode::Exists,
+        message: format!("create endpoint {attachment}: endpoint {id} has this interface already ({state})"),
+        hint: Some("delete that one first".into()),
+        retry_after_ms: None,
+    }
+}
+
+/// A kernel error in the API's words.
+#[must_use]
+pub fn kernel_error(e: &KernelError) -> ApiError {
+    ApiError {
+        code: match e.kind {
+            KernelErrorKind::NotANetns => ErrorCode::InvalidNetns,
+            KernelErrorKind::Exhausted => ErrorCode::LimitReached,
+            _ => ErrorCode::Kernel,
+        },
+        message: e.to_string(),
+        hint: None,
+        retry_after_ms: None,
+    }
+}
+
+fn store_error(e: &crate::store::StoreError) -> ApiError {
+    ApiError {
+        code: ErrorCode::Store,
+        message: e.to_string(),
+        hint: Some("check the space and the health of the file system that holds the run directory".into()),
+        retry_after_ms: Some(1_000),
+    }
+}

@@ -1,0 +1,247 @@
+//! Delete, in the order of the plan.
+//!
+//! Two phases. *Teardown* is the endpoint's own: programs off, rows out, proxy awaited, unpinned, link gone; each step
+//! is idempotent, a failure is recorded and the next step runs. *Release* is for all endpoints of the request at once:
+//! addresses and records go in one transaction. An endpoint whose teardown left something in the kernel keeps its
+//! record, addresses and id, and the next delete resumes it: an address is never given out while something could still
+//! speak for its old owner.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout},
+};
+use wharf_api::{DeleteResult, LogStatus, StepError};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    kernel::Kernel,
+    plan::{DeleteOptions, DeleteStep, plan_delete},
+    store::{Change, Intent, Lease, LeaseOwner},
+};
+
+use crate::{
+    clock,
+    endpoint::{
+        Handle,
+        create::{link_ref, owner, removals},
+        task::Command,
+        view::Shared,
+    },
+    node::Node,
+    sync::lock,
+};
+
+/// How a teardown ended.
+#[derive(Debug, Clone)]
+pub struct Torn {
+    /// What the endpoint was.
+    pub record: EndpointRecord,
+    /// Steps that failed.
+    pub errors: Vec<StepError>,
+    /// Nothing of it is left in the kernel: addresses and record may go.
+    pub clean: bool,
+}
+
+/// Deletes endpoints, and answers when they are gone or have to be tried again. Runs as a task of its own, so that a
+/// client that goes away does not leave a delete half done.
+pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, options: DeleteOptions) -> DeleteResult {
+    let (reply, answer) = oneshot::channel();
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        let result = delete_all(&owned, handles, options).await;
+        reply.send(result).ok(); // the client may have gone; the delete was done all the same
+    });
+    answer.await.unwrap_or_default()
+}
+
+/// Takes back an endpoint whose creator went away before it was told.
+pub fn spawn_unclaimed<K: Kernel>(node: &Arc<Node<K>>, handle: Handle) {
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        let result = delete_all(&owned, vec![handle], DeleteOptions::default()).await;
+        for e in result.errors {
+            tracing::error!(endpoint = e.endpoint, step = e.step, "take back an unclaimed endpoint: {}", e.message);
+        }
+    });
+}
+
+async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, options: DeleteOptions) -> DeleteResult {
+    let mut result = DeleteResult::default();
+    let _guards: Vec<_> = handles.iter().map(|h| node.working_on(h.id)).collect();
+    let started = Instant::now();
+
+    // A create or build that runs ends at its next step, long before the teardown's turn comes.
+    handles.iter().for_each(|h| h.cancel.cancel());
+    let intent = Intent::Delete { no_ip_release: options.no_ip_release };
+    let committed = handles.iter().filter(|h| h.shared.read(|v| v.committed));
+    let intents: Vec<_> = committed.map(|h| Change::PutIntent(h.id, h.epoch, intent.clone())).collect();
+    if let Err(error) = node.store.commit(intents).await {
+        // Without the intent a crash half-way would be repaired from the record alone, which is still right, only
+        // without NoIPRelease; so the delete goes on.
+        handles.iter().for_each(|h| result.errors.push(step_error(h, DeleteStep::WriteIntent, error.to_string())));
+    }
+
+    let mut asked = Vec::with_capacity(handles.len());
+    for handle in handles {
+        let (reply, answer) = oneshot::channel();
+        // An endpoint whose task has ended is gone.
+        if handle.mailbox.send(Command::Teardown(options, reply)).await.is_ok() {
+            asked.push((handle, answer));
+        }
+    }
+    let (mut clean, mut changes) = (Vec::new(), Vec::new());
+    for (handle, answer) in asked {
+        let Ok(torn) = answer.await else { continue };
+        result.errors.extend(torn.errors.iter().cloned());
+        if torn.clean {
+            let releases = options.releases_ips(&torn.record);
+            changes.extend(removals(&torn.record, releases));
+            let kept = if releases { Vec::new() } else { kept_leases(node, &torn.record) };
+            changes.extend(kept.iter().cloned().map(Change::PutLease));
+            clean.push((handle, torn, kept));
+        }
+    }
+
+    if let Err(error) = node.store.commit(changes).await {
+        for (handle, ..) in &clean {
+            result.errors.push(step_error(handle, DeleteStep::RemoveRecord, error.to_string()));
+        }
+        return result;
+    }
+    for (handle, torn, kept) in clean {
+        let owner = owner(&torn.record);
+        {
+            let mut ipam = lock(&node.ipam);
+            if options.releases_ips(&torn.record) {
+                torn.record.addresses().for_each(|ip| drop(ipam.release_owned(ip, &owner)));
+            }
+            for lease in kept {
+                ipam.transfer(lease.ip, &owner, lease.owner);
+            }
+        }
+        let (reply, answer) = oneshot::channel();
+        if handle.mailbox.send(Command::Finish(reply)).await.is_ok() {
+            answer.await.ok(); // a task that has ended has finished
+        }
+        result.deleted.push(handle.id.get());
+    }
+    node.metrics.delete(started.elapsed(), result.errors.is_empty());
+    result
+}
+
+/// Phase one, run by the endpoint's task.
+pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, options: DeleteOptions) -> Torn {
+    let record = shared.read(|v| v.record.clone());
+    let mut errors = Vec::new();
+    let mut clean = true;
+    for step in plan_delete(&record, options) {
+        let bound = match step {
+            DeleteStep::AwaitProxy => node.config.proxy_timeout,
+            _ => Duration::from_millis(step.deadline_ms()),
+        };
+        shared.update(|v| {
+            v.status.phase = step.name().into();
+            v.status.since_unix_ms = clock::unix_ms();
+        });
+        let since = Instant::now();
+        let result = match timeout(bound, one(node, &record, step)).await {
+            Ok(result) => result,
+            Err(_) => Err(format!("no answer within {bound:?}")),
+        };
+        node.metrics.phase("delete", step.name(), since.elapsed());
+        match result {
+            Ok(()) => shared.log(LogStatus::Ok, step.name(), format!("{:?}", since.elapsed())),
+            Err(message) => {
+                tracing::error!(
+                    endpoint = record.id.get(),
+                    epoch = record.epoch.0,
+                    step = step.name(),
+                    "delete: {message}"
+                );
+                shared.log(LogStatus::Failure, step.name(), message.clone());
+                errors.push(StepError { step: step.name().into(), endpoint: record.attachment.to_string(), message });
+                if matches!(step, DeleteStep::RemoveReachable | DeleteStep::Unpin | DeleteStep::RemoveLink) {
+                    clean = false;
+                }
+            }
+        }
+    }
+    if clean {
+        lock(&node.identities).release(record.identity);
+    }
+    shared.update(|v| {
+        v.status.phase = String::new();
+        if !clean {
+            v.status.waits_for = "another delete".into();
+            v.status.ends_when = "a delete whose steps all succeed".into();
+        }
+    });
+    Torn { record, errors, clean }
+}
+
+async fn one<K: Kernel>(node: &Arc<Node<K>>, record: &EndpointRecord, step: DeleteStep) -> Result<(), String> {
+    match step {
+        // The deleter has done the first and will do the last two, for all endpoints of the request together; the
+        // task that runs this refuses work by its state, and gives up the identity when nothing can speak for it.
+        DeleteStep::WriteIntent
+        | DeleteStep::RefuseWork
+        | DeleteStep::ReleaseIdentity
+        | DeleteStep::ReleaseIps
+        | DeleteStep::RemoveRecord => Ok(()),
+        DeleteStep::Detach => node.kernel.remove_attached(&link_ref(record)).await.map_err(|e| e.to_string()),
+        DeleteStep::RemoveReachable => node.kernel.remove_reachable(record).await.map_err(|e| e.to_string()),
+        DeleteStep::AwaitProxy => await_proxy(node, record).await,
+        DeleteStep::Unpin => {
+            let counters = node.kernel.remove_programs(record.id).await.map_err(|e| e.to_string())?;
+            node.keep_counters(&counters);
+            Ok(())
+        }
+        DeleteStep::RemoveLink => node.kernel.remove_link(&link_ref(record)).await.map_err(|e| e.to_string()),
+    }
+}
+
+/// Waits for every completion; the step's deadline bounds it. A completion that is never given is counted and passed.
+async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, record: &EndpointRecord) -> Result<(), String> {
+    struct Pending<'a> {
+        counters: &'a crate::node::Completions,
+        left: u64,
+    }
+    impl Drop for Pending<'_> {
+        fn drop(&mut self) {
+            self.counters.pending.fetch_sub(self.left, Ordering::Relaxed);
+            self.counters.timed_out.fetch_add(self.left, Ordering::Relaxed);
+        }
+    }
+    let completions = node.redirects.remove_redirects(record.id, record.epoch);
+    let left = completions.len() as u64;
+    node.completions.pending.fetch_add(left, Ordering::Relaxed);
+    let mut pending = Pending { counters: &node.completions, left };
+    let mut failed = Vec::new();
+    for (redirect, completion) in completions {
+        if let Err(why) = completion.await {
+            failed.push(format!("redirect {redirect}: {why}"));
+        }
+        pending.left -= 1;
+        node.completions.pending.fetch_sub(1, Ordering::Relaxed);
+    }
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+}
+
+/// NoIPRelease on addresses that the endpoint leased itself: they pass to a caller's name, so that no lease is left
+/// whose owner is gone. `DELETE /v1/ipam/{ip}` gives them back, and a create may ask for them.
+fn kept_leases<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> Vec<Lease> {
+    let old = owner(record);
+    let ipam = lock(&node.ipam);
+    let held = record.addresses().filter_map(|ip| ipam.get(ip).filter(|l| l.owner == old).cloned());
+    let name = format!("kept:{}:{}", record.attachment.container_id, record.attachment.ifname);
+    held.map(|lease| Lease { owner: LeaseOwner::Caller { name: name.clone() }, ..lease }).collect()
+}
+
+fn step_error(handle: &Handle, step: DeleteStep, message: String) -> StepError {
+    let endpoint = handle.shared.read(|v| v.record.attachment.to_string());
+    StepError { step: step.name().into(), endpoint, message }
+}

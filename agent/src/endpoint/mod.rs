@@ -1,0 +1,14 @@
+//! An endpoint's life: one task owns it, others send it commands and read its picture.
+//!
+//! | task | inputs | outputs |
+//! |---|---|---|
+//! | endpoint | mailbox ([`task::Command`]), build permits, stop token | kernel and store changes, [`view::Shared`], replies |
+//! | deleter ([`delete`]) | the endpoints to delete | one store transaction for all of them, the client's answer |
+
+pub mod build;
+pub mod create;
+pub mod delete;
+pub mod task;
+pub mod view;
+
+pub use view::Handle;

@@ -1,0 +1,311 @@
+//! The task that owns an endpoint.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use wharf_api::LogStatus;
+use wharf_core::{
+    identity::Label,
+    kernel::Kernel,
+    plan::DeleteOptions,
+    state::{Action, Event, Level, State},
+};
+
+use crate::{
+    clock,
+    endpoint::{
+        Handle, build,
+        delete::{Torn, teardown},
+        view::Shared,
+    },
+    node::Node,
+    sync::lock,
+};
+
+/// Commands that may wait for an endpoint: a client each; a full mailbox is "busy" to the next.
+pub const MAILBOX: usize = 8;
+
+/// Answer to a command that changes the endpoint.
+pub type Done = oneshot::Sender<Result<(), String>>;
+
+/// What others may ask of an endpoint.
+#[derive(Debug)]
+pub enum Command {
+    /// Regenerate, and answer when it is realized.
+    Regenerate(Level, Done),
+    /// Replace the labels; the identity follows.
+    Relabel(BTreeSet<Label>, Done),
+    /// Trace forwarded packets.
+    Trace(bool, Done),
+    /// Phase one of a delete: everything but addresses and record. The intent is written.
+    Teardown(DeleteOptions, oneshot::Sender<Torn>),
+    /// Phase two has ended: the record is gone. The task ends.
+    Finish(oneshot::Sender<()>),
+}
+
+/// The one owner of an endpoint.
+pub struct EndpointTask<K: Kernel> {
+    /// What all tasks share.
+    pub node: Arc<Node<K>>,
+    /// What others see.
+    pub shared: Arc<Shared>,
+    /// Set by a delete.
+    pub cancel: CancellationToken,
+    /// The programs were verified ahead of need.
+    pub prepared: bool,
+    /// The undo of a failed create left nothing.
+    pub undone: bool,
+    handle: Handle,
+    mailbox: mpsc::Receiver<Command>,
+    queued: Option<(Level, tokio::time::Instant)>,
+    waiting: Vec<Done>,
+    torn: Option<Torn>,
+}
+
+impl<K: Kernel> EndpointTask<K> {
+    /// A task for an endpoint that is in the registry.
+    #[must_use]
+    pub fn new(node: Arc<Node<K>>, handle: &Handle, mailbox: mpsc::Receiver<Command>, prepared: bool) -> Self {
+        let desired = node.policy_revision.load(Ordering::Relaxed);
+        handle.shared.update(|v| v.status.desired_revision = desired);
+        Self {
+            node,
+            shared: Arc::clone(&handle.shared),
+            cancel: handle.cancel.clone(),
+            prepared,
+            undone: false,
+            handle: handle.clone(),
+            mailbox,
+            queued: None,
+            waiting: Vec::new(),
+            torn: None,
+        }
+    }
+
+    /// How others reach it.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Moves the state machine, and does what it asks for. A refused move is counted and logged, never silent.
+    pub fn transition(&mut self, event: Event) -> bool {
+        let now = clock::unix_ms();
+        let step = self.shared.read(|v| v.fsm.step_with_jitter(event, now, rand::random()));
+        match step {
+            Ok((fsm, actions)) => {
+                let state = fsm.state;
+                let wait = fsm.waits_for(now).unwrap_or_default();
+                self.shared.update(|v| {
+                    if v.fsm.state != state {
+                        v.status.since_unix_ms = now;
+                    }
+                    v.status.failures = fsm.failures;
+                    (v.status.waits_for, v.status.ends_when) = (wait.0.to_owned(), wait.1.to_owned());
+                    v.fsm = fsm;
+                });
+                self.shared.log(LogStatus::Ok, event.name(), state.as_str());
+                for action in actions {
+                    self.act(action, now);
+                }
+                true
+            }
+            Err(refused) => {
+                self.node.refused_transitions.fetch_add(1, Ordering::Relaxed);
+                self.shared.log(LogStatus::Warning, event.name(), refused.to_string());
+                false
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action, now_ms: u64) {
+        match action {
+            Action::QueueBuild { level, not_before_ms } => {
+                let wait = Duration::from_millis(not_before_ms.saturating_sub(now_ms));
+                self.queued = Some((level, tokio::time::Instant::now() + wait));
+            }
+            Action::CancelBuild => self.queued = None,
+            // The delete runs where its command is handled; the removal is published by its end.
+            Action::RunDelete | Action::PublishRemoval => {}
+        }
+    }
+
+    /// Serves commands and builds until the endpoint is gone or the agent ends.
+    pub async fn run(mut self) {
+        self.queued = self.queued.filter(|_| self.shared.read(|v| v.fsm.state) != State::Ready);
+        let node = Arc::clone(&self.node);
+        loop {
+            let queued = self.queued;
+            let permit = async {
+                match queued {
+                    Some((_, not_before)) => {
+                        tokio::time::sleep_until(not_before).await;
+                        node.build_permits.acquire().await
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = node.halt.cancelled() => return,
+                command = self.mailbox.recv() => match command {
+                    Some(command) => if self.on_command(command).await { return },
+                    // Every handle is gone: the registry has forgotten this endpoint.
+                    None => return,
+                },
+                permit = permit, if queued.is_some() => {
+                    if let (Ok(_permit), Some((level, _))) = (permit, self.queued.take()) {
+                        self.on_permit(level).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn on_permit(&mut self, level: Level) {
+        if !self.transition(Event::BuildStarted) {
+            return;
+        }
+        let node = Arc::clone(&self.node);
+        let _guard = node.working_on(self.handle.id);
+        let desired = self.shared.read(|v| v.status.desired_revision);
+        let started = tokio::time::Instant::now();
+        let result = build::build(&node, &self.shared, level).await;
+        node.metrics.regeneration(level, started.elapsed(), result.is_ok());
+        match result {
+            Ok(()) => {
+                self.shared.update(|v| {
+                    v.status.phase = String::new();
+                    v.status.last_error = None;
+                    v.status.regenerations += 1;
+                    v.status.realized_revision = desired;
+                });
+                self.transition(Event::BuildSucceeded);
+                node.monitor.agent(
+                    Some(self.handle.id),
+                    "endpoint-regenerated",
+                    format!("{level} in {:?}", started.elapsed()),
+                );
+                if self.queued.is_none() {
+                    self.answer_waiting(&Ok(()));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(endpoint = self.handle.id.get(), epoch = self.handle.epoch.0, "regenerate: {error}");
+                self.shared.update(|v| {
+                    v.status.phase = String::new();
+                    v.status.last_error = Some(error.clone());
+                });
+                self.shared.log(LogStatus::Failure, "build", error.clone());
+                self.transition(Event::BuildFailed);
+                node.monitor.agent(Some(self.handle.id), "endpoint-regeneration-failed", error.clone());
+                self.answer_waiting(&Err(format!("{error}; the last good state stays in force, and it is retried")));
+            }
+        }
+    }
+
+    fn answer_waiting(&mut self, result: &Result<(), String>) {
+        for done in self.waiting.drain(..) {
+            done.send(result.clone()).ok(); // the client may have gone; the build was for the endpoint, not for it
+        }
+    }
+
+    /// True when the task is to end.
+    async fn on_command(&mut self, command: Command) -> bool {
+        match command {
+            Command::Regenerate(level, done) => self.request(level, done),
+            Command::Trace(on, done) => {
+                self.shared.update(|v| v.trace = on);
+                self.request(Level::Policy, done);
+            }
+            Command::Relabel(labels, done) => match self.relabel(labels).await {
+                Ok(()) => self.request(Level::Policy, done),
+                Err(error) => drop(done.send(Err(error))),
+            },
+            Command::Teardown(options, reply) => {
+                self.answer_waiting(&Err("the endpoint is being deleted".into()));
+                let torn = match self.torn.take() {
+                    Some(torn) if torn.clean => torn,
+                    _ => {
+                        if self.shared.read(|v| v.fsm.state) != State::Disconnecting {
+                            self.transition(Event::DeleteRequested);
+                        }
+                        teardown(&self.node, &self.shared, options).await
+                    }
+                };
+                self.torn = Some(torn.clone());
+                reply.send(torn).ok(); // a deleter that went away left the intent; the next delete resumes
+            }
+            Command::Finish(reply) => {
+                self.transition(Event::DeleteFinished);
+                self.gone();
+                reply.send(()).ok(); // as above: the record is gone already
+                return true;
+            }
+        }
+        false
+    }
+
+    fn request(&mut self, level: Level, done: Done) {
+        if self.transition(Event::BuildRequested(level)) {
+            // Bounded by the clients that wait, which the listener bounds.
+            self.waiting.push(done);
+        } else {
+            let state = self.shared.read(|v| v.fsm.state);
+            done.send(Err(format!("regenerate refused: the endpoint is {state}"))).ok();
+        }
+    }
+
+    /// New labels and their identity, durable before they are in force.
+    async fn relabel(&mut self, labels: BTreeSet<Label>) -> Result<(), String> {
+        let old = self.shared.read(|v| v.record.clone());
+        let identity = lock(&self.node.identities).acquire(&labels).map_err(|e| e.to_string())?;
+        let mut record = old.clone();
+        (record.labels, record.identity) = (labels, identity);
+        let change = wharf_core::store::Change::PutEndpoint(Box::new(record.clone()));
+        if let Err(error) = self.node.store.commit(vec![change]).await {
+            lock(&self.node.identities).release(identity);
+            return Err(error.to_string());
+        }
+        lock(&self.node.identities).release(old.identity);
+        self.shared.update(|v| v.record = record);
+        self.shared.log(LogStatus::Ok, "relabel", format!("identity {} -> {identity}", old.identity));
+        Ok(())
+    }
+
+    /// Out of the tables; the id is free from here on.
+    fn gone(&mut self) {
+        self.mailbox.close();
+        self.node.registry.remove(self.handle.id);
+        self.node.registry.free_id(self.handle.id);
+        let what = self.shared.read(|v| v.record.attachment.to_string());
+        self.node.monitor.agent(Some(self.handle.id), "endpoint-deleted", what);
+    }
+
+    /// The end of an endpoint whose create was undone: deletes that came meanwhile have nothing left to do.
+    pub async fn end_after_failed_create(mut self) {
+        self.mailbox.close();
+        self.node.registry.remove(self.handle.id);
+        if self.undone {
+            self.node.registry.free_id(self.handle.id);
+        }
+        while let Some(command) = self.mailbox.recv().await {
+            match command {
+                Command::Teardown(_, reply) => {
+                    let torn =
+                        Torn { record: self.shared.read(|v| v.record.clone()), errors: Vec::new(), clean: self.undone };
+                    drop(reply.send(torn));
+                }
+                Command::Finish(reply) => drop(reply.send(())),
+                Command::Regenerate(_, done) | Command::Relabel(_, done) | Command::Trace(_, done) => {
+                    drop(done.send(Err("the endpoint's create failed".into())));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What others may see of an endpoint: written by its task alone, read by REST handlers and the audit.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    ids::{EndpointId, Epoch},
+    state::{Fsm, State},
+};
+
+use crate::{clock, endpoint::task::Command, sync::lock};
+
+/// Lines kept of an endpoint's log; about 10 KiB when full.
+const LOG_LINES: usize = 64;
+
+/// Present picture of an endpoint.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// Its facts; interface indexes are 0 until the link exists.
+    pub record: EndpointRecord,
+    /// Its place in the state machine.
+    pub fsm: Fsm,
+    /// What it is doing.
+    pub status: EndpointStatus,
+    /// Forwarded packets are traced.
+    pub trace: bool,
+    /// The record is in the store.
+    pub committed: bool,
+}
+
+/// The part of an endpoint that is shared.
+#[derive(Debug)]
+pub struct Shared {
+    view: Mutex<View>,
+    log: Mutex<VecDeque<EndpointLogEntry>>,
+}
+
+impl Shared {
+    /// A new endpoint's.
+    #[must_use]
+    pub fn new(view: View) -> Arc<Self> {
+        Arc::new(Self { view: Mutex::new(view), log: Mutex::new(VecDeque::new()) })
+    }
+
+    /// A copy of the picture.
+    #[must_use]
+    pub fn view(&self) -> View {
+        lock(&self.view).clone()
+    }
+
+    /// Looks at the picture without copying it.
+    pub fn read<T>(&self, f: impl FnOnce(&View) -> T) -> T {
+        f(&lock(&self.view))
+    }
+
+    /// Changes the picture; called by the endpoint's task only.
+    pub fn update<T>(&self, f: impl FnOnce(&mut View) -> T) -> T {
+        f(&mut lock(&self.view))
+    }
+
+    /// Adds a line to the log.
+    pub fn log(&self, status: LogStatus, event: &str, message: impl Into<String>) {
+        let state = self.read(|v| v.fsm.state);
+        let mut log = lock(&self.log);
+        if log.len() == LOG_LINES {
+            log.pop_front();
+        }
+        log.push_back(EndpointLogEntry {
+            time_unix_ms: clock::unix_ms(),
+            status,
+            state: api_state(state),
+            event: event.to_owned(),
+            message: message.into(),
+        });
+    }
+
+    /// The log, oldest first.
+    #[must_use]
+    pub fn log_lines(&self) -> Vec<EndpointLogEntry> {
+        lock(&self.log).iter().cloned().collect()
+    }
+}
+
+/// How others reach an endpoint: its mailbox and its picture.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    /// Id.
+    pub id: EndpointId,
+    /// Epoch.
+    pub epoch: Epoch,
+    /// Mailbox of its task.
+    pub mailbox: mpsc::Sender<Command>,
+    /// Picture.
+    pub shared: Arc<Shared>,
+    /// Set by a delete: a create or build that runs ends at its next step.
+    pub cancel: CancellationToken,
+}
+
+/// The state machine's state in the API's words.
+#[must_use]
+pub fn api_state(state: State) -> wharf_api::EndpointState {
+    use wharf_api::EndpointState as Api;
+    match state {
+        State::WaitingForIdentity => Api::WaitingForIdentity,
+        State::WaitingToRegenerate => Api::WaitingToRegenerate,
+        State::Regenerating => Api::Regenerating,
+        State::Ready => Api::Ready,
+        State::Restoring => Api::Restoring,
+        State::Disconnecting => Api::Disconnecting,
+        State::Disconnected => Api::Disconnected,
+        State::Invalid => Api::Invalid,
+    }
+}
+
+/// An endpoint in the API's words.
+#[must_use]
+pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
+    let r = &view.record;
+    wharf_api::Endpoint {
+        id: r.id.get(),
+        epoch: r.epoch.0,
+        state: api_state(view.fsm.state),
+        container_id: r.attachment.container_id.to_string(),
+        ifname: r.attachment.ifname.to_string(),
+        network: r.attachment.network.to_string(),
+        identity: r.identity.0,
+        labels: r.labels.iter().map(ToString::to_string).collect(),
+        ipv4: r.ipv4,
+        ipv6: r.ipv6,
+        ifindex: r.host_ifindex.0,
+        host_ifname: r.host_ifname.to_string(),
+        container_mac: r.container_mac.to_string(),
+        host_mac: r.host_mac.to_string(),
+        gateway4: r.gateway4,
+        gateway6: r.gateway6,
+        mtu: r.mtu,
+        pool: r.pool.to_string(),
+        netns: r.netns.path.display().to_string(),
+        pod_name: r.pod_name.clone(),
+        pod_namespace: r.pod_namespace.clone(),
+        created_unix_ms: r.created_unix_ms,
+        status: view.status.clone(),
+    }
+}

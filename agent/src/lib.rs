@@ -1,0 +1,193 @@
+//! The Wharf node agent.
+//!
+//! | task | inputs | outputs |
+//! |---|---|---|
+//! | api ([`serve`]) | requests on the unix socket | commands to endpoints, answers |
+//! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, its picture |
+//! | delete, one for each request | the endpoints | teardown commands, one store transaction |
+//! | store writer ([`store`], a thread) | change sets | commits |
+//! | events | the ring buffer of the programs | [`monitor`] |
+//! | controllers ([`controller`]): prepared programs, node datapath, watchdog | time, what was taken | kernel changes, their rows in status |
+//!
+//! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
+//! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
+
+pub mod audit;
+pub mod clock;
+pub mod config;
+pub mod controller;
+pub mod endpoint;
+pub mod metrics;
+pub mod monitor;
+pub mod node;
+pub mod prepared;
+pub mod proxy;
+pub mod registry;
+pub mod rest;
+pub mod restore;
+pub mod serve;
+pub mod store;
+pub mod sync;
+pub mod telemetry;
+
+use std::{path::Path, sync::Arc, sync::atomic::Ordering, time::Duration};
+
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+use wharf_core::{ipam::Ipam, kernel::Kernel as _};
+use wharf_datapath::{LinuxKernel, OpenOptions};
+
+use crate::{config::AgentConfig, node::Node, proxy::NoProxy, rest::LinuxNode, store::Store, telemetry::LogFilter};
+
+/// How long requests and operations that run may take at a stop.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// Runs an agent until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot start: the operation, its subject, the cause, and what to do.
+pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let kernel = LinuxKernel::open(OpenOptions { bpffs: config.bpffs.clone(), attach_mode: config.attach_mode })?;
+    make_directory(&config.run_dir)?;
+    make_directory(&config.state_dir)?;
+    let opened = Store::open(&config.store(), &boot_id()?)?;
+    if let Some(aside) = &opened.set_aside {
+        tracing::warn!("the store could not be used and was put aside: {aside}");
+    }
+    let events = kernel.events()?;
+    let listener = serve::bind(&config.socket()).await?;
+    let metrics_listener = match config.metrics_listen {
+        Some(address) => {
+            Some(tokio::net::TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?)
+        }
+        None => None,
+    };
+
+    let (socket, node_name) = (config.socket(), config.node_name.clone());
+    let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
+    let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), node.stop.clone()));
+    node.kernel.ensure_node(&node.spec()).await?;
+    restore::restore(&node, opened.snapshot).await?;
+    node.tasks.spawn(read_events(Arc::clone(&node), events));
+    start_controllers(&node);
+    if let Some(listener) = metrics_listener {
+        let (router, stop) = (rest::metrics_router(Arc::clone(&node)), node.stop.clone());
+        node.tasks.spawn(async move {
+            if let Err(error) = serve::metrics(listener, router, stop).await {
+                tracing::error!("serve metrics: {error}");
+            }
+        });
+    }
+    node.serving.store(true, Ordering::Release);
+    tracing::info!(socket = %socket.display(), node = node_name, version = env!("CARGO_PKG_VERSION"), "serving");
+    node.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));
+    notify(&[sd_notify::NotifyState::Ready]);
+
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
+    }
+    notify(&[sd_notify::NotifyState::Stopping]);
+    stop(node, api, opened.writer).await;
+    std::fs::remove_file(&socket).with_context(|| format!("remove {}", socket.display()))
+}
+
+/// See the top of this file for the order.
+async fn stop(
+    node: Arc<LinuxNode>,
+    api: tokio::task::JoinHandle<std::io::Result<()>>,
+    writer: std::thread::JoinHandle<()>,
+) {
+    node.stop.cancel();
+    match tokio::time::timeout(GRACE, api).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => tracing::error!("serve the API: {error}"),
+        Ok(Err(error)) => tracing::error!("serve the API: {error}"),
+        Err(_) => tracing::warn!("requests were still running after {GRACE:?}"),
+    }
+    node.tasks.close();
+    if tokio::time::timeout(GRACE, node.tasks.wait()).await.is_err() {
+        tracing::warn!("operations were still running after {GRACE:?}; the next start resumes them");
+    }
+    node.halt.cancel();
+    node.endpoints.close();
+    if tokio::time::timeout(GRACE, node.endpoints.wait()).await.is_err() {
+        tracing::warn!("endpoints were still busy after {GRACE:?}; the next start resumes them");
+    }
+    prepared::drain(&node).await;
+    drop(node);
+    // Ends when the last handle to the store is gone; everything queued is committed first.
+    if tokio::task::spawn_blocking(move || writer.join()).await.is_err() {
+        tracing::warn!("the store's thread could not be joined");
+    }
+    tracing::info!("stopped; endpoints keep their programs");
+}
+
+fn start_controllers(node: &Arc<LinuxNode>) {
+    let prepare = Arc::clone(node);
+    node.tasks.spawn(async move {
+        let (controllers, stop) = (prepare.controllers.clone(), prepare.stop.clone());
+        loop {
+            let failed = controllers.record("prepared-programs", prepared::refill(&prepare).await);
+            let retry = wharf_core::state::retry_delay_ms(u32::try_from(failed).unwrap_or(u32::MAX), rand::random());
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = prepare.prepared.taken(), if failed == 0 => {}
+                () = tokio::time::sleep(Duration::from_millis(retry)), if failed > 0 => {}
+            }
+        }
+    });
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        let work = || async { owned.kernel.ensure_node(&owned.spec()).await.map_err(|e| e.to_string()) };
+        owned.controllers.run("node-datapath", Duration::from_secs(60), owned.stop.clone(), work).await;
+    });
+    let Some(interval) = sd_notify::watchdog_enabled() else { return };
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        // Fed only while the store answers and the tables are not locked up.
+        let work = || async {
+            owned.store.snapshot().await.map_err(|e| e.to_string())?;
+            let endpoints = owned.registry.len();
+            tracing::trace!(endpoints, "alive");
+            notify(&[sd_notify::NotifyState::Watchdog]);
+            Ok(())
+        };
+        owned.controllers.run("watchdog", interval / 3, owned.stop.clone(), work).await;
+    });
+}
+
+async fn read_events(node: Arc<LinuxNode>, mut events: wharf_datapath::EventReader) {
+    loop {
+        let result = tokio::select! {
+            () = node.stop.cancelled() => return,
+            result = events.next() => result,
+        };
+        match result {
+            Ok(batch) => node.monitor.packets(&batch),
+            Err(error) => {
+                node.controllers.record("events", Err(error.to_string()));
+                tracing::error!("read events: {error}; `wharf monitor` shows no packets until the agent is restarted");
+                return;
+            }
+        }
+    }
+}
+
+fn notify(state: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!("tell systemd: {error}");
+    }
+}
+
+fn make_directory(path: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(path).with_context(|| format!("make directory {}", path.display()))
+}
+
+/// Identifies this boot (random(4), /proc/sys/kernel/random/boot_id).
+fn boot_id() -> anyhow::Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    Ok(std::fs::read_to_string(path).with_context(|| format!("read {path}"))?.trim().to_owned())
+}

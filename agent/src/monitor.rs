@@ -1,0 +1,131 @@
+//! Events to whoever listens: drops and traces from the programs, and what the agent did.
+//!
+//! One broadcast channel of bounded depth; a reader that is too slow loses the oldest and is told how many.
+
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use tokio::sync::broadcast;
+use wharf_api::{AgentEvent, MonitorEvent, PacketEvent};
+use wharf_common::{Direction, DropReason, Event, EventKind};
+use wharf_core::ids::EndpointId;
+
+use crate::clock;
+
+/// Events a slow reader may be behind before it loses some: about four seconds of one endpoint's full event rate.
+const DEPTH: usize = 1024;
+
+/// Sender side; cheap to clone.
+#[derive(Clone)]
+pub struct Monitor {
+    sender: broadcast::Sender<Arc<MonitorEvent>>,
+    packets: Arc<AtomicU64>,
+}
+
+impl Default for Monitor {
+    fn default() -> Self {
+        Self { sender: broadcast::channel(DEPTH).0, packets: Arc::default() }
+    }
+}
+
+impl Monitor {
+    /// A new reader; sees what happens from now on.
+    #[must_use]
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<MonitorEvent>> {
+        self.sender.subscribe()
+    }
+
+    /// Tells what the agent did.
+    pub fn agent(&self, endpoint: Option<EndpointId>, event: &str, message: String) {
+        tracing::debug!(endpoint = endpoint.map(EndpointId::get), event, "{message}");
+        self.send(MonitorEvent::Agent(AgentEvent {
+            time_unix_ms: clock::unix_ms(),
+            endpoint: endpoint.map(EndpointId::get),
+            event: event.to_owned(),
+            message,
+        }));
+    }
+
+    /// Tells of packets; the clock's offset turns the kernel's monotonic time into wall time.
+    pub fn packets(&self, events: &[Event]) {
+        self.packets.fetch_add(events.len() as u64, Ordering::Relaxed);
+        if self.sender.receiver_count() == 0 {
+            return;
+        }
+        let offset = wall_clock_offset_ms();
+        for event in events {
+            if let Some(event) = readable(event, offset) {
+                self.send(event);
+            }
+        }
+    }
+
+    /// Packet events read from the ring buffer since start.
+    #[must_use]
+    pub fn packet_events(&self) -> u64 {
+        self.packets.load(Ordering::Relaxed)
+    }
+
+    /// Readers now.
+    #[must_use]
+    pub fn readers(&self) -> usize {
+        self.sender.receiver_count()
+    }
+
+    fn send(&self, event: MonitorEvent) {
+        // An error means that nobody listens, which is the normal case.
+        self.sender.send(Arc::new(event)).ok();
+    }
+}
+
+/// Wall clock minus CLOCK_MONOTONIC, milliseconds.
+fn wall_clock_offset_ms() -> i64 {
+    let monotonic = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map_or(0, |t| t.tv_sec() * 1000 + t.tv_nsec() / 1_000_000);
+    i64::try_from(clock::unix_ms()).unwrap_or(i64::MAX) - monotonic
+}
+
+/// The record in words; `None` for a kind of another version.
+fn readable(event: &Event, offset_ms: i64) -> Option<MonitorEvent> {
+    let kind = EventKind::from_u32(event.kind)?;
+    let time = i64::try_from(event.timestamp_ns / 1_000_000).unwrap_or(i64::MAX).saturating_add(offset_ms);
+    let ethertype = u16::from_be_bytes(event.ethertype);
+    let ip = matches!(ethertype, 0x0800 | 0x86dd | 0x0806);
+    let address =
+        |bytes: [u8; 16]| (ip && bytes != [0; 16]).then(|| IpAddr::from(Ipv6Addr::from(bytes)).to_canonical());
+    let packet = PacketEvent {
+        time_unix_ms: u64::try_from(time).unwrap_or(0),
+        endpoint: event.endpoint_id,
+        epoch: event.epoch,
+        identity: event.identity,
+        direction: Direction::from_u32(event.direction)
+            .map_or_else(|| event.direction.to_string(), |d| d.as_str().into()),
+        reason: DropReason::from_u32(event.reason).map_or_else(|| event.reason.to_string(), |r| r.as_str().into()),
+        ethertype: match ethertype {
+            0x0800 => "IPv4".into(),
+            0x86dd => "IPv6".into(),
+            0x0806 => "ARP".into(),
+            other => format!("{other:#06x}"),
+        },
+        protocol: match (ethertype, event.protocol) {
+            (0x0800 | 0x86dd, 1) => "ICMP".into(),
+            (0x0800 | 0x86dd, 6) => "TCP".into(),
+            (0x0800 | 0x86dd, 17) => "UDP".into(),
+            (0x0800 | 0x86dd, 58) => "ICMPv6".into(),
+            (0x0800 | 0x86dd, other) => other.to_string(),
+            _ => String::new(),
+        },
+        source: address(event.source),
+        source_port: u16::from_be_bytes(event.source_port),
+        destination: address(event.destination),
+        destination_port: u16::from_be_bytes(event.destination_port),
+        length: event.length,
+    };
+    Some(match kind {
+        EventKind::Drop => MonitorEvent::Drop(packet),
+        EventKind::Trace => MonitorEvent::Trace(packet),
+    })
+}

@@ -1,0 +1,175 @@
+//! What the agent's tasks share.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64},
+    },
+    time::Instant,
+};
+
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use wharf_core::{
+    identity_allocator::IdentityAllocator,
+    ids::EndpointId,
+    ipam::Ipam,
+    kernel::{CounterRow, Kernel, NodeSpec},
+};
+
+use crate::{
+    config::AgentConfig, controller::Controllers, metrics::Metrics, monitor::Monitor, prepared::Prepared,
+    proxy::Redirects, registry::Registry, store::Store, sync::lock,
+};
+
+/// Creates that may run or wait at once; beyond it the answer is 429. At 3 ms each the last of them waits about a
+/// second, well within any runtime's patience.
+pub const ADMITTED_CREATES: usize = 256;
+/// Creates that touch the kernel at once. The kernel serialises most of it (RTNL); more would only make each slower.
+const RUNNING_CREATES: usize = 8;
+
+/// Everything the tasks share; one for each agent.
+pub struct Node<K: Kernel> {
+    /// Settings.
+    pub config: AgentConfig,
+    /// The kernel.
+    pub kernel: Arc<K>,
+    /// The store.
+    pub store: Store,
+    /// Addresses. Locked for one decision at a time.
+    pub ipam: Mutex<Ipam>,
+    /// Identities. Locked for one decision at a time.
+    pub identities: Mutex<IdentityAllocator>,
+    /// Endpoints.
+    pub registry: Registry,
+    /// Program sets verified ahead of need.
+    pub prepared: Prepared,
+    /// Events.
+    pub monitor: Monitor,
+    /// Controllers.
+    pub controllers: Controllers,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// The proxy.
+    pub redirects: Arc<dyn Redirects>,
+    /// Regenerations that may run at once: the cores, at least 2.
+    pub build_permits: Semaphore,
+    /// Creates that may touch the kernel at once.
+    pub create_permits: Semaphore,
+    /// Creates admitted.
+    pub admitted: Arc<Semaphore>,
+    /// Operations (deletes, controllers, readers): awaited at a stop.
+    pub tasks: TaskTracker,
+    /// Endpoint tasks: ended after the operations, which need them.
+    pub endpoints: TaskTracker,
+    /// Set when the agent stops: no new work.
+    pub stop: CancellationToken,
+    /// Set when the operations have ended: endpoint tasks end too. The endpoints themselves stay as they are.
+    pub halt: CancellationToken,
+    /// Set once restore is done.
+    pub serving: AtomicBool,
+    /// Policy revision desired by the node.
+    pub policy_revision: AtomicU64,
+    /// Forwarded packets of every endpoint are traced.
+    pub trace_all: AtomicBool,
+    /// Moves the state machine refused since start.
+    pub refused_transitions: AtomicU64,
+    /// Completions awaited now, and passed without an answer.
+    pub completions: Completions,
+    /// Counters of endpoints that are gone, so that the node's totals never go back.
+    pub past_counters: Mutex<BTreeMap<(String, String), (u64, u64)>>,
+    /// Ids that a create or delete is working on: the audit does not judge them.
+    pub in_flight: Mutex<std::collections::BTreeSet<EndpointId>>,
+    /// When the agent started.
+    pub started: Instant,
+}
+
+/// Proxy completions, counted.
+#[derive(Debug, Default)]
+pub struct Completions {
+    /// Awaited now.
+    pub pending: AtomicU64,
+    /// Never given, and passed.
+    pub timed_out: AtomicU64,
+}
+
+impl<K: Kernel> Node<K> {
+    /// Puts the parts together.
+    #[must_use]
+    pub fn new(config: AgentConfig, kernel: K, store: Store, ipam: Ipam, redirects: Arc<dyn Redirects>) -> Arc<Self> {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        Arc::new(Self {
+            prepared: Prepared::new(config.prepared_programs),
+            config,
+            kernel: Arc::new(kernel),
+            store,
+            ipam: Mutex::new(ipam),
+            identities: Mutex::new(IdentityAllocator::new()),
+            registry: Registry::default(),
+            monitor: Monitor::default(),
+            controllers: Controllers::default(),
+            metrics: Metrics::default(),
+            redirects,
+            build_permits: Semaphore::new(cores.max(2)),
+            create_permits: Semaphore::new(RUNNING_CREATES),
+            admitted: Arc::new(Semaphore::new(ADMITTED_CREATES)),
+            tasks: TaskTracker::new(),
+            endpoints: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            halt: CancellationToken::new(),
+            serving: AtomicBool::new(false),
+            policy_revision: AtomicU64::new(1),
+            trace_all: AtomicBool::new(false),
+            refused_transitions: AtomicU64::new(0),
+            completions: Completions::default(),
+            past_counters: Mutex::default(),
+            in_flight: Mutex::default(),
+            started: Instant::now(),
+        })
+    }
+
+    /// The node's own part of the datapath.
+    #[must_use]
+    pub fn spec(&self) -> NodeSpec {
+        let ipam = lock(&self.ipam);
+        NodeSpec { router4: ipam.router4(), router6: ipam.router6(), cidrs: ipam.cidrs(), mtu: self.config.mtu }
+    }
+
+    /// Router addresses, IPv4 first.
+    #[must_use]
+    pub fn routers(&self) -> Vec<IpAddr> {
+        let ipam = lock(&self.ipam);
+        ipam.router4().map(IpAddr::V4).into_iter().chain(ipam.router6().map(IpAddr::V6)).collect()
+    }
+
+    /// Adds a deleted endpoint's last counters to the node's totals.
+    pub fn keep_counters(&self, rows: &[CounterRow]) {
+        let mut past = lock(&self.past_counters);
+        for row in rows {
+            let total = past.entry((row.direction.clone(), row.reason.clone())).or_default();
+            total.0 += row.packets;
+            total.1 += row.bytes;
+        }
+    }
+
+    /// Marks an id as worked on until the guard is dropped.
+    #[must_use]
+    pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight<K> {
+        lock(&self.in_flight).insert(id);
+        InFlight { node: Arc::clone(self), id }
+    }
+}
+
+/// See [`Node::working_on`].
+pub struct InFlight<K: Kernel> {
+    node: Arc<Node<K>>,
+    id: EndpointId,
+}
+
+impl<K: Kernel> Drop for InFlight<K> {
+    fn drop(&mut self) {
+        lock(&self.node.in_flight).remove(&self.id);
+    }
+}

@@ -1,0 +1,124 @@
+//! Program sets verified ahead of need.
+//!
+//! Verifying an endpoint's three programs is the largest part of an ADD, and nothing in them depends on the container:
+//! their constants are the endpoint's id and MAC pair, which the agent chooses. So a controller keeps some loaded and
+//! pinned under ids of their own, and a create takes one. With none ready, the create loads its own; nothing waits.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::{Arc, Mutex},
+};
+
+use tokio::sync::Notify;
+use wharf_core::{
+    ids::{EndpointId, MacAddr},
+    kernel::{Kernel, ProgramSpec},
+};
+
+use crate::{node::Node, sync::lock};
+
+/// A loaded and pinned program set that no endpoint has yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramSet {
+    /// The id it is pinned under, taken in the registry.
+    pub id: EndpointId,
+    /// Constant of its programs.
+    pub container_mac: MacAddr,
+    /// Constant of its programs.
+    pub host_mac: MacAddr,
+}
+
+/// The sets that are ready. At most `target`, by the controller's own bound.
+pub struct Prepared {
+    ready: Mutex<VecDeque<ProgramSet>>,
+    taken: Notify,
+    target: usize,
+}
+
+impl Prepared {
+    /// None ready yet.
+    #[must_use]
+    pub fn new(target: usize) -> Self {
+        Self { ready: Mutex::default(), taken: Notify::new(), target }
+    }
+
+    /// Takes one, if any is ready.
+    pub fn take(&self) -> Option<ProgramSet> {
+        let set = lock(&self.ready).pop_front();
+        self.taken.notify_one();
+        set
+    }
+
+    /// Gives one back that was not used.
+    pub fn give_back(&self, set: ProgramSet) {
+        lock(&self.ready).push_front(set);
+    }
+
+    /// Ids of those that are ready.
+    #[must_use]
+    pub fn ids(&self) -> BTreeSet<EndpointId> {
+        lock(&self.ready).iter().map(|s| s.id).collect()
+    }
+
+    /// How many are ready, and how many are wanted.
+    #[must_use]
+    pub fn fill(&self) -> (usize, usize) {
+        (lock(&self.ready).len(), self.target)
+    }
+
+    /// Waits until one was taken.
+    pub async fn taken(&self) {
+        self.taken.notified().await;
+    }
+}
+
+/// A random pair of locally administered unicast addresses (IEEE 802: bit 1 of the first octet set, bit 0 clear).
+#[must_use]
+pub fn random_macs() -> (MacAddr, MacAddr) {
+    let one = || {
+        let mut mac: [u8; 6] = rand::random();
+        mac[0] = (mac[0] | 0x02) & 0xfe;
+        MacAddr(mac)
+    };
+    (one(), one())
+}
+
+/// Loads sets until as many are ready as wanted.
+///
+/// # Errors
+/// When one does not load; what was loaded stays.
+pub async fn refill<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
+    loop {
+        let (ready, target) = node.prepared.fill();
+        if ready >= target || node.stop.is_cancelled() {
+            return Ok(());
+        }
+        // Leave ids for endpoints when the node is nearly full.
+        let Some(id) = node.registry.take_id() else { return Ok(()) };
+        let _guard = node.working_on(id);
+        let (container_mac, host_mac) = random_macs();
+        let spec = ProgramSpec { id, container_mac, host_mac, debug: node.config.debug_programs };
+        match node.kernel.ensure_programs(&spec).await {
+            Ok(_) => lock(&node.prepared.ready).push_back(ProgramSet { id, container_mac, host_mac }),
+            Err(error) => {
+                if let Err(undo) = node.kernel.remove_programs(id).await {
+                    return Err(format!("{error}; and undoing it: {undo} (id {id} stays reserved)"));
+                }
+                node.registry.free_id(id);
+                return Err(error.to_string());
+            }
+        }
+    }
+}
+
+/// Unpins every set that is ready; at a graceful stop.
+pub async fn drain<K: Kernel>(node: &Arc<Node<K>>) {
+    loop {
+        let Some(set) = lock(&node.prepared.ready).pop_front() else { return };
+        match node.kernel.remove_programs(set.id).await {
+            Ok(_) => node.registry.free_id(set.id),
+            // The next start finds its pins without a record and removes them.
+            Err(error) => tracing::warn!(endpoint = set.id.get(), "unpin prepared programs: {error}"),
+        }
+    }
+}

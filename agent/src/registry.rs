@@ -1,0 +1,126 @@
+//! Who is here: endpoints by id and by attachment, and which ids are free.
+//!
+//! One lock, held only for map operations. An id and an attachment are reserved before the first side effect of a
+//! create and given back after the last of a delete, so that two creates of one attachment cannot both run, and a
+//! late clean-up can never meet a new endpoint under its id.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Mutex,
+};
+
+use wharf_core::ids::{ContainerId, EndpointId, IfName, MAX_ENDPOINT_ID};
+
+use crate::{endpoint::Handle, sync::lock};
+
+/// The registry.
+#[derive(Default)]
+pub struct Registry {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    by_id: BTreeMap<EndpointId, Handle>,
+    by_interface: HashMap<(ContainerId, IfName), EndpointId>,
+    /// Ids in use by something: an endpoint, a prepared program set, a clean-up.
+    taken: BTreeSet<EndpointId>,
+    /// Ids that were used and are free again, oldest first: an id rests as long as others are free.
+    released: VecDeque<EndpointId>,
+    next_unused: u16,
+}
+
+impl Registry {
+    /// Takes a free id. Never-used ids first, then the one that is free longest.
+    #[must_use]
+    pub fn take_id(&self) -> Option<EndpointId> {
+        let mut inner = lock(&self.inner);
+        while inner.next_unused < MAX_ENDPOINT_ID {
+            inner.next_unused += 1;
+            if let Ok(id) = EndpointId::try_from(inner.next_unused)
+                && inner.taken.insert(id)
+            {
+                return Some(id);
+            }
+        }
+        let id = inner.released.pop_front()?;
+        inner.taken.insert(id);
+        Some(id)
+    }
+
+    /// Marks an id that a record or a leftover of an earlier run uses; false when it is taken already.
+    pub fn claim_id(&self, id: EndpointId) -> bool {
+        lock(&self.inner).taken.insert(id)
+    }
+
+    /// Gives an id back; the last act of a delete.
+    pub fn free_id(&self, id: EndpointId) {
+        let mut inner = lock(&self.inner);
+        if inner.taken.remove(&id) {
+            inner.released.push_back(id);
+        }
+    }
+
+    /// Puts an endpoint in, unless its container already has an interface of that name: then who has it.
+    ///
+    /// # Errors
+    /// The handle of the endpoint that is there.
+    pub fn insert(&self, handle: Handle) -> Result<(), Box<Handle>> {
+        let key = interface_key(&handle);
+        let mut inner = lock(&self.inner);
+        if let Some(there) = inner.by_interface.get(&key).and_then(|id| inner.by_id.get(id)) {
+            return Err(Box::new(there.clone()));
+        }
+        inner.by_interface.insert(key, handle.id);
+        inner.by_id.insert(handle.id, handle);
+        Ok(())
+    }
+
+    /// Takes an endpoint out; its id stays taken until [`Self::free_id`].
+    pub fn remove(&self, id: EndpointId) -> Option<Handle> {
+        let mut inner = lock(&self.inner);
+        let handle = inner.by_id.remove(&id)?;
+        let key = interface_key(&handle);
+        if inner.by_interface.get(&key) == Some(&id) {
+            inner.by_interface.remove(&key);
+        }
+        Some(handle)
+    }
+
+    /// By id.
+    #[must_use]
+    pub fn get(&self, id: EndpointId) -> Option<Handle> {
+        lock(&self.inner).by_id.get(&id).cloned()
+    }
+
+    /// By container and interface.
+    #[must_use]
+    pub fn by_interface(&self, container: &ContainerId, ifname: &IfName) -> Option<Handle> {
+        let inner = lock(&self.inner);
+        let id = inner.by_interface.get(&(container.clone(), ifname.clone()))?;
+        inner.by_id.get(id).cloned()
+    }
+
+    /// All, by id.
+    #[must_use]
+    pub fn list(&self) -> Vec<Handle> {
+        lock(&self.inner).by_id.values().cloned().collect()
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        lock(&self.inner).by_id.len()
+    }
+
+    /// None at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// An interface name is unique in a container whatever the network, so the network is not part of the key.
+fn interface_key(handle: &Handle) -> (ContainerId, IfName) {
+    handle.shared.read(|v| (v.record.attachment.container_id.clone(), v.record.attachment.ifname.clone()))
+}

@@ -1,0 +1,58 @@
+//! `/v1/audit` and `/v1/gc`.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use axum::{Json, extract::State, http::StatusCode};
+use wharf_api::{ApiError, AuditReport, DeleteResult, GcAttachment, GcRequest};
+use wharf_core::{ids::NetworkName, plan::DeleteOptions};
+
+use crate::{
+    audit,
+    endpoint::{Handle, delete},
+    rest::{
+        LinuxNode,
+        endpoint::accepts_work,
+        error::{Answer, Body, Failure},
+    },
+};
+
+/// What the kernel, the bpffs and the store hold that does not match. Changes nothing.
+#[utoipa::path(get, path = "/v1/audit", tag = "agent", responses((status = 200, body = AuditReport), (status = 500, body = ApiError)))]
+pub async fn look(State(node): State<Arc<LinuxNode>>) -> Answer<Json<AuditReport>> {
+    Ok(Json(audit::audit(&node, false).await?))
+}
+
+/// The same, and mends what is provably ours.
+#[utoipa::path(post, path = "/v1/audit", tag = "agent",
+    responses((status = 200, body = AuditReport), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn repair(State(node): State<Arc<LinuxNode>>) -> Answer<Json<AuditReport>> {
+    accepts_work(&node, "repair")?;
+    Ok(Json(audit::audit(&node, true).await?))
+}
+
+/// Deletes every endpoint of a network whose attachment the runtime no longer knows.
+#[utoipa::path(post, path = "/v1/gc", tag = "endpoint", request_body = GcRequest,
+    responses((status = 200, body = DeleteResult), (status = 206, body = DeleteResult), (status = 400, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn gc(
+    State(node): State<Arc<LinuxNode>>,
+    Body(body): Body<GcRequest>,
+) -> Answer<(StatusCode, Json<DeleteResult>)> {
+    let network = NetworkName::parse(&body.network)
+        .map_err(|e| Failure::new(wharf_api::ErrorCode::InvalidRequest, format!("collect garbage: {e}")))?;
+    accepts_work(&node, "collect garbage")?;
+    let valid: BTreeSet<GcAttachment> = body.valid.into_iter().collect();
+    let stale = |h: &Handle| {
+        h.shared.read(|v| {
+            let a = &v.record.attachment;
+            // An endpoint that is being created is not stale: the runtime could not have listed it yet.
+            v.committed
+                && a.network == network
+                && !valid
+                    .contains(&GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
+        })
+    };
+    let handles: Vec<Handle> = node.registry.list().into_iter().filter(stale).collect();
+    let result = delete::delete(&node, handles, DeleteOptions::default()).await;
+    let status = if result.errors.is_empty() { StatusCode::OK } else { StatusCode::PARTIAL_CONTENT };
+    Ok((status, Json(result)))
+}

@@ -1,0 +1,372 @@
+//! `/v1/endpoint`.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use axum::{Json, extract::State, http::StatusCode};
+use tokio::{sync::oneshot, time::Instant};
+use wharf_api::{
+    ApiError, DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth,
+    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Finding, Health, RegenerateLevel,
+};
+use wharf_core::{
+    identity::Label,
+    identity_allocator::{RESERVED_SOURCE, security_relevant},
+    ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName},
+    kernel::{Kernel as _, Mismatch},
+    plan::DeleteOptions,
+    state::{Level, State as EndpointState},
+};
+
+use crate::{
+    endpoint::{
+        Handle, build,
+        create::{self, CreateSpec},
+        delete,
+        task::{Command, Done},
+        view::{View, api_endpoint, api_state},
+    },
+    rest::{
+        LinuxNode,
+        error::{Answer, Body, Failure, Query, Segment},
+        id::{self, IdRef},
+    },
+};
+
+/// A create that names no deadline gives up after this; runtimes give an ADD a minute or more.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
+const MAX_DEADLINE: Duration = Duration::from_secs(600);
+/// Labels of an endpoint: Kubernetes objects carry a few dozen.
+const MAX_LABELS: usize = 256;
+
+/// Endpoints that match every filter, by id.
+#[utoipa::path(get, path = "/v1/endpoint", tag = "endpoint", params(EndpointFilter),
+    responses((status = 200, body = [Endpoint]), (status = 400, body = ApiError)))]
+pub async fn list(
+    State(node): State<Arc<LinuxNode>>,
+    Query(filter): Query<EndpointFilter>,
+) -> Answer<Json<Vec<Endpoint>>> {
+    let label = match &filter.label {
+        Some(text) => Some(text.parse::<Label>().map_err(|e| invalid(format!("list endpoints: {e}")))?),
+        None => None,
+    };
+    let fits = |v: &View| {
+        let r = &v.record;
+        filter.container_id.as_ref().is_none_or(|c| r.attachment.container_id.as_str() == c)
+            && filter.network.as_ref().is_none_or(|n| r.attachment.network.as_str() == n)
+            && filter.state.is_none_or(|s| s == api_state(v.fsm.state))
+            && label.as_ref().is_none_or(|l| r.labels.contains(l))
+            && filter.pod_name.as_ref().is_none_or(|p| r.pod_name.as_ref() == Some(p))
+    };
+    let all = node.registry.list();
+    Ok(Json(all.iter().filter_map(|h| h.shared.read(|v| fits(v).then(|| api_endpoint(v)))).collect()))
+}
+
+/// Creates an endpoint: addresses, link, programs, maps, all of it or nothing. The id is `cni-attachment-id:ID:IFNAME`.
+#[utoipa::path(put, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)), request_body = EndpointCreate,
+    responses((status = 201, body = Endpoint), (status = 400, body = ApiError), (status = 409, body = ApiError),
+        (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn put(
+    State(node): State<Arc<LinuxNode>>,
+    Segment(text): Segment,
+    Body(body): Body<EndpointCreate>,
+) -> Answer<(StatusCode, Json<Endpoint>)> {
+    let spec = create_spec(&node, &text, body)?;
+    accepts_work(&node, "create endpoint")?;
+    Ok((StatusCode::CREATED, Json(create::create(&node, spec).await?)))
+}
+
+/// One endpoint.
+#[utoipa::path(get, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)),
+    responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
+pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Endpoint>> {
+    Ok(Json(handle(&node, &text)?.shared.read(api_endpoint)))
+}
+
+/// Changes labels or tracing, or regenerates; answers when it is realized.
+#[utoipa::path(patch, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)), request_body = EndpointPatch,
+    responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError),
+        (status = 409, body = ApiError), (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn patch(
+    State(node): State<Arc<LinuxNode>>,
+    Segment(text): Segment,
+    Body(body): Body<EndpointPatch>,
+) -> Answer<Json<Endpoint>> {
+    let handle = handle(&node, &text)?;
+    accepts_work(&node, "change endpoint")?;
+    if let Some(labels) = &body.labels {
+        let labels = parse_labels(labels)?;
+        ask(&handle, |done| Command::Relabel(labels, done)).await?;
+    }
+    if let Some(trace) = body.trace {
+        ask(&handle, |done| Command::Trace(trace, done)).await?;
+    }
+    if let Some(level) = body.regenerate {
+        let level = match level {
+            RegenerateLevel::Policy => Level::Policy,
+            RegenerateLevel::Datapath => Level::Datapath,
+        };
+        ask(&handle, |done| Command::Regenerate(level, done)).await?;
+    }
+    Ok(Json(handle.shared.read(api_endpoint)))
+}
+
+/// Deletes one endpoint.
+#[utoipa::path(delete, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path), DeleteQuery),
+    responses((status = 200, body = DeleteResult), (status = 206, body = DeleteResult), (status = 400, body = ApiError),
+        (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 429, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn remove(
+    State(node): State<Arc<LinuxNode>>,
+    Segment(text): Segment,
+    Query(query): Query<DeleteQuery>,
+) -> Answer<(StatusCode, Json<DeleteResult>)> {
+    if query.container_id.is_some() {
+        return Err(invalid("delete endpoint: container-id belongs to DELETE /v1/endpoint".into()));
+    }
+    // Before the look-up: while the tables are being restored, "unknown" would be a lie that the shim takes for done.
+    accepts_work(&node, "delete endpoint")?;
+    let handle = handle(&node, &text)?;
+    if let Some(epoch) = query.epoch
+        && handle.epoch.0 != epoch
+    {
+        return Err(Failure::new(
+            ErrorCode::NotFound,
+            format!("delete endpoint {text}: it is of epoch {}, not {epoch}", handle.epoch),
+        ));
+    }
+    let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
+    Ok(deleted(delete::delete(&node, vec![handle], options).await))
+}
+
+/// Deletes all endpoints of one container: all endpoints first, then their addresses, then the records.
+#[utoipa::path(delete, path = "/v1/endpoint", tag = "endpoint", params(DeleteQuery),
+    responses((status = 200, body = DeleteResult), (status = 206, body = DeleteResult), (status = 400, body = ApiError),
+        (status = 404, body = ApiError), (status = 429, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn remove_container(
+    State(node): State<Arc<LinuxNode>>,
+    Query(query): Query<DeleteQuery>,
+) -> Answer<(StatusCode, Json<DeleteResult>)> {
+    let Some(container) = &query.container_id else {
+        return Err(invalid("delete endpoints: container-id=ID is required".into()));
+    };
+    if query.epoch.is_some() {
+        return Err(invalid("delete endpoints: epoch names one endpoint; use DELETE /v1/endpoint/{id}".into()));
+    }
+    let container = ContainerId::parse(container).map_err(|e| invalid(format!("delete endpoints: {e}")))?;
+    accepts_work(&node, "delete endpoints")?;
+    let all = node.registry.list();
+    let handles: Vec<Handle> =
+        all.into_iter().filter(|h| h.shared.read(|v| v.record.attachment.container_id == container)).collect();
+    if handles.is_empty() {
+        return Err(Failure::new(
+            ErrorCode::NotFound,
+            format!("delete endpoints of container {container}: it has none"),
+        ));
+    }
+    let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
+    Ok(deleted(delete::delete(&node, handles, options).await))
+}
+
+/// The endpoint's status log, oldest first.
+#[utoipa::path(get, path = "/v1/endpoint/{id}/log", tag = "endpoint", params(("id" = String, Path)),
+    responses((status = 200, body = [EndpointLogEntry]), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
+pub async fn log(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Vec<EndpointLogEntry>>> {
+    Ok(Json(handle(&node, &text)?.shared.log_lines()))
+}
+
+/// What the kernel holds for the endpoint against what it should hold, looked at now.
+#[utoipa::path(get, path = "/v1/endpoint/{id}/healthz", tag = "endpoint", params(("id" = String, Path)),
+    responses((status = 200, body = EndpointHealth), (status = 400, body = ApiError), (status = 404, body = ApiError),
+        (status = 409, body = ApiError), (status = 500, body = ApiError)))]
+pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointHealth>> {
+    let view = handle(&node, &text)?.shared.view();
+    if !matches!(
+        view.fsm.state,
+        EndpointState::Ready | EndpointState::WaitingToRegenerate | EndpointState::Regenerating
+    ) || !view.committed
+    {
+        let pending = Health::Pending;
+        return Ok(Json(EndpointHealth {
+            overall: pending,
+            bpf: pending,
+            policy: pending,
+            connected: pending,
+            findings: Vec::new(),
+        }));
+    }
+    let mismatches = node.kernel.observe_endpoint(&view.record).await.map_err(|e| create::kernel_error(&e))?;
+    let in_bpf = |m: &Mismatch| {
+        matches!(m.object.as_str(), "program" | "map" | "pin" | "endpoint-row" | "attachment" | "config" | "call-slot")
+    };
+    let of = |any: bool| if any { Health::Failing } else { Health::Ok };
+    let bpf = of(mismatches.iter().any(in_bpf));
+    let connected = of(mismatches.iter().any(|m| !in_bpf(m)));
+    let status = &view.status;
+    let policy = match (status.realized_revision >= status.desired_revision, &status.last_error) {
+        (true, None) => Health::Ok,
+        (_, Some(_)) => Health::Degraded,
+        (false, None) => Health::Pending,
+    };
+    let finding = |m: Mismatch| Finding {
+        object: m.object,
+        subject: m.subject,
+        problem: m.problem,
+        owner: Some(view.record.attachment.to_string()),
+        repairable: true,
+        repair: None,
+    };
+    let findings: Vec<Finding> = mismatches.into_iter().map(finding).collect();
+    let overall = bpf.max(connected).max(policy);
+    Ok(Json(EndpointHealth { overall, bpf, policy, connected, findings }))
+}
+
+/// The endpoint's labels and which of them make its identity.
+#[utoipa::path(get, path = "/v1/endpoint/{id}/labels", tag = "endpoint", params(("id" = String, Path)),
+    responses((status = 200, body = EndpointLabels), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
+pub async fn labels(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointLabels>> {
+    Ok(Json(handle(&node, &text)?.shared.read(|v| EndpointLabels {
+        labels: v.record.labels.iter().map(ToString::to_string).collect(),
+        security_relevant: security_relevant(&v.record.labels).iter().map(ToString::to_string).collect(),
+        identity: v.record.identity.0,
+    })))
+}
+
+/// What the agent wants of the endpoint's configuration row, and what the kernel holds.
+#[utoipa::path(get, path = "/v1/endpoint/{id}/config", tag = "endpoint", params(("id" = String, Path)),
+    responses((status = 200, body = EndpointConfigView), (status = 400, body = ApiError), (status = 404, body = ApiError),
+        (status = 409, body = ApiError), (status = 500, body = ApiError)))]
+pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointConfigView>> {
+    let view = handle(&node, &text)?.shared.view();
+    let want = build::desired_config(&node, &view.record, view.trace);
+    let address = |a: Option<std::net::IpAddr>| a.map(|a| a.to_string()).unwrap_or_default();
+    let desired = BTreeMap::from([
+        ("epoch".to_owned(), want.epoch.to_string()),
+        ("ifindex".to_owned(), want.host_ifindex.to_string()),
+        ("identity".to_owned(), want.identity.to_string()),
+        ("ipv4".to_owned(), address(want.ipv4.map(Into::into))),
+        ("ipv6".to_owned(), address(want.ipv6.map(Into::into))),
+        ("gateway4".to_owned(), address(want.gateway4.map(Into::into))),
+        ("gateway6".to_owned(), address(want.gateway6.map(Into::into))),
+        ("live".to_owned(), want.live.to_string()),
+        ("trace".to_owned(), want.trace.to_string()),
+    ]);
+    let rows =
+        node.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await.map_err(|e| create::kernel_error(&e))?;
+    Ok(Json(EndpointConfigView { desired, realized: rows.into_iter().next().unwrap_or_default() }))
+}
+
+fn handle(node: &LinuxNode, text: &str) -> Answer<Handle> {
+    id::find(node, &id::parse(text)?, text)
+}
+
+/// New work is refused until restore is done and from the moment the agent stops.
+pub fn accepts_work(node: &LinuxNode, what: &str) -> Answer<()> {
+    let (serving, stopping) = (node.serving.load(std::sync::atomic::Ordering::Acquire), node.stop.is_cancelled());
+    if serving && !stopping {
+        return Ok(());
+    }
+    let state = if stopping { "stopping" } else { "starting" };
+    Err(Failure(ApiError {
+        code: ErrorCode::Unavailable,
+        message: format!("{what}: the agent is {state}"),
+        hint: None,
+        retry_after_ms: Some(200),
+    }))
+}
+
+fn deleted(result: DeleteResult) -> (StatusCode, Json<DeleteResult>) {
+    let status = if result.errors.is_empty() { StatusCode::OK } else { StatusCode::PARTIAL_CONTENT };
+    (status, Json(result))
+}
+
+async fn ask(handle: &Handle, command: impl FnOnce(Done) -> Command) -> Answer<()> {
+    let (done, answer) = oneshot::channel();
+    let id = handle.id;
+    handle.mailbox.try_send(command(done)).map_err(|e| match e {
+        tokio::sync::mpsc::error::TrySendError::Full(_) => Failure(ApiError {
+            code: ErrorCode::Busy,
+            message: format!("change endpoint {id}: it has too much to do already"),
+            hint: None,
+            retry_after_ms: Some(200),
+        }),
+        tokio::sync::mpsc::error::TrySendError::Closed(_) => gone(handle),
+    })?;
+    match answer.await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(why)) => Err(Failure::new(ErrorCode::Kernel, format!("change endpoint {id}: {why}"))),
+        Err(_) => Err(gone(handle)),
+    }
+}
+
+fn gone(handle: &Handle) -> Failure {
+    Failure::new(ErrorCode::NotFound, format!("change endpoint {}: it is gone", handle.id))
+}
+
+fn invalid(message: String) -> Failure {
+    Failure::new(ErrorCode::InvalidRequest, message)
+}
+
+fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> {
+    if labels.len() > MAX_LABELS {
+        return Err(invalid(format!("read labels: {} of them, at most {MAX_LABELS} are taken", labels.len())));
+    }
+    let parse = |text: &String| {
+        let label: Label = text.parse().map_err(|e| invalid(format!("read labels: {e}")))?;
+        if label.source == RESERVED_SOURCE {
+            return Err(invalid(format!("read labels: {label}: only the agent gives {RESERVED_SOURCE} labels")));
+        }
+        Ok(label)
+    };
+    labels.iter().map(parse).collect()
+}
+
+fn create_spec(node: &LinuxNode, text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
+    let bad = |e: wharf_core::ids::IdError| invalid(format!("create endpoint: {e}"));
+    let attachment = Attachment {
+        network: NetworkName::parse(&body.network).map_err(bad)?,
+        container_id: ContainerId::parse(&body.container_id).map_err(bad)?,
+        ifname: IfName::parse(&body.ifname).map_err(bad)?,
+    };
+    match id::parse(text)? {
+        IdRef::Attachment(c, i) if c == attachment.container_id && i == attachment.ifname => {}
+        IdRef::Attachment(..) => {
+            return Err(invalid(format!("create endpoint {attachment}: the id in the path names another attachment")));
+        }
+        _ => return Err(invalid(format!("create endpoint {attachment}: the id must be cni-attachment-id:ID:IFNAME"))),
+    }
+    if !body.netns.starts_with('/') || body.netns.len() > 4096 || body.netns.contains('\0') {
+        return Err(Failure::new(
+            ErrorCode::InvalidNetns,
+            format!("create endpoint {attachment}: netns must be an absolute path of at most 4096 bytes"),
+        ));
+    }
+    let mtu = body.mtu.unwrap_or(node.config.mtu);
+    if !(1280..=65_535).contains(&mtu) {
+        return Err(invalid(format!("create endpoint {attachment}: mtu {mtu} is not within 1280 to 65535")));
+    }
+    let of_family = |v6: bool| body.ips.iter().filter(|ip| ip.is_ipv6() == v6).count();
+    if of_family(false) > 1 || of_family(true) > 1 {
+        return Err(invalid(format!(
+            "create endpoint {attachment}: at most one address of each family can be asked for"
+        )));
+    }
+    for (name, value) in [("pod_name", &body.pod_name), ("pod_namespace", &body.pod_namespace)] {
+        if value.as_ref().is_some_and(|v| v.len() > 253 || v.chars().any(char::is_control)) {
+            return Err(invalid(format!(
+                "create endpoint {attachment}: {name} must be at most 253 bytes without control characters"
+            )));
+        }
+    }
+    let deadline = body.deadline_ms.map_or(DEFAULT_DEADLINE, Duration::from_millis).min(MAX_DEADLINE);
+    Ok(CreateSpec {
+        pool: body.pool.as_deref().map(PoolName::parse).transpose().map_err(bad)?,
+        mac: body.mac.as_deref().map(str::parse::<MacAddr>).transpose().map_err(bad)?,
+        labels: parse_labels(&body.labels)?,
+        netns: body.netns.into(),
+        mtu,
+        ips: body.ips,
+        pod_name: body.pod_name,
+        pod_namespace: body.pod_namespace,
+        deadline: Instant::now() + deadline,
+        attachment,
+    })
+}

@@ -1,0 +1,126 @@
+//! Errors as answers.
+
+use axum::{
+    Json,
+    extract::{FromRequest, FromRequestParts, Request, rejection::JsonRejection},
+    http::{HeaderValue, StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
+};
+use serde::de::DeserializeOwned;
+use wharf_api::{ApiError, ErrorCode};
+use wharf_core::ipam::IpamError;
+
+/// An error on its way to the client.
+#[derive(Debug)]
+pub struct Failure(pub ApiError);
+
+/// Result of a handler.
+pub type Answer<T> = Result<T, Failure>;
+
+impl Failure {
+    /// With a code and a message.
+    #[must_use]
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self(ApiError { code, message: message.into(), hint: None, retry_after_ms: None })
+    }
+
+    /// Says what the user can do.
+    #[must_use]
+    pub fn hint(mut self, hint: &str) -> Self {
+        self.0.hint = Some(hint.to_owned());
+        self
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(e: ApiError) -> Self {
+        Self(e)
+    }
+}
+
+/// The HTTP status of each code.
+#[must_use]
+pub fn status(code: ErrorCode) -> StatusCode {
+    match code {
+        ErrorCode::InvalidRequest | ErrorCode::InvalidNetns => StatusCode::BAD_REQUEST,
+        ErrorCode::Exists => StatusCode::CONFLICT,
+        ErrorCode::NotFound => StatusCode::NOT_FOUND,
+        // All of these may pass by themselves or by an operator's hand: the client is to come again.
+        ErrorCode::PoolExhausted | ErrorCode::LimitReached | ErrorCode::Overloaded | ErrorCode::Busy => {
+            StatusCode::TOO_MANY_REQUESTS
+        }
+        ErrorCode::Unavailable | ErrorCode::DeadlineExceeded => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::Kernel | ErrorCode::Store | ErrorCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let retry = self.0.retry_after_ms;
+        let mut response = (status(self.0.code), Json(self.0)).into_response();
+        if let Some(ms) = retry {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000)));
+        }
+        response
+    }
+}
+
+/// A JSON body; what does not parse is answered with 400 and says where.
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        match Json::<T>::from_request(request, state).await {
+            Ok(Json(value)) => Ok(Self(value)),
+            Err(JsonRejection::MissingJsonContentType(_)) => {
+                Err(Failure::new(ErrorCode::InvalidRequest, "read body: content-type must be application/json"))
+            }
+            Err(e) => Err(Failure::new(ErrorCode::InvalidRequest, format!("read body: {}", e.body_text()))),
+        }
+    }
+}
+
+/// Query parameters; what does not parse is answered with 400.
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        match axum::extract::Query::<T>::from_request_parts(parts, state).await {
+            Ok(axum::extract::Query(value)) => Ok(Self(value)),
+            Err(e) => Err(Failure::new(ErrorCode::InvalidRequest, format!("read query: {}", e.body_text()))),
+        }
+    }
+}
+
+/// A path parameter; what is not UTF-8 after decoding is answered with 400.
+pub struct Segment(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Segment {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        match axum::extract::Path::<String>::from_request_parts(parts, state).await {
+            Ok(axum::extract::Path(value)) => Ok(Self(value)),
+            Err(e) => Err(Failure::new(ErrorCode::InvalidRequest, format!("read path: {}", e.body_text()))),
+        }
+    }
+}
+
+/// An IPAM error in the API's words.
+#[must_use]
+pub fn from_ipam(operation: &str, e: &IpamError) -> ApiError {
+    ApiError {
+        code: match e {
+            IpamError::Exhausted { .. } => ErrorCode::PoolExhausted,
+            IpamError::AlreadyLeased { .. } => ErrorCode::Exists,
+            _ => ErrorCode::InvalidRequest,
+        },
+        message: format!("{operation}: {e}"),
+        hint: None,
+        retry_after_ms: None,
+    }
+}

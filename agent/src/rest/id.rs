@@ -1,0 +1,137 @@
+//! What an endpoint may be called by: a number, or a prefixed name.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use wharf_api::ErrorCode;
+use wharf_core::{
+    ids::{ContainerId, EndpointId, IfName},
+    kernel::Kernel,
+};
+
+use crate::{endpoint::Handle, node::Node, rest::error::Failure};
+
+/// A parsed id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IdRef {
+    /// `7`
+    Number(EndpointId),
+    /// `container-id:abc`: the container's only endpoint.
+    Container(ContainerId),
+    /// `cni-attachment-id:abc:eth0`
+    Attachment(ContainerId, IfName),
+    /// `pod-name:default/web` or `pod-name:web`
+    Pod(Option<String>, String),
+    /// `ipv4:10.0.0.7`, `ipv6:fd00::7`
+    Ip(IpAddr),
+}
+
+const FORMS: &str = "an id is a number, container-id:ID, cni-attachment-id:ID:IFNAME, pod-name:[NAMESPACE/]NAME, ipv4:ADDRESS or ipv6:ADDRESS";
+
+/// Parses an id.
+///
+/// # Errors
+/// 400 with the form that was expected.
+pub fn parse(text: &str) -> Result<IdRef, Failure> {
+    let bad = |why: String| Failure::new(ErrorCode::InvalidRequest, format!("read endpoint id: {why}")).hint(FORMS);
+    let shown: String = text.chars().take(80).collect();
+    let Some((prefix, rest)) = text.split_once(':') else {
+        return text.parse().map(IdRef::Number).map_err(|e: wharf_core::ids::IdError| bad(e.to_string()));
+    };
+    match prefix {
+        "container-id" => ContainerId::parse(rest).map(IdRef::Container).map_err(|e| bad(e.to_string())),
+        "cni-attachment-id" => {
+            let (container, ifname) =
+                rest.split_once(':').ok_or_else(|| bad(format!("{shown:?} lacks the interface name")))?;
+            let container = ContainerId::parse(container).map_err(|e| bad(e.to_string()))?;
+            Ok(IdRef::Attachment(container, IfName::parse(ifname).map_err(|e| bad(e.to_string()))?))
+        }
+        "pod-name" => match rest.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
+                Ok(IdRef::Pod(Some(namespace.to_owned()), name.to_owned()))
+            }
+            None if !rest.is_empty() => Ok(IdRef::Pod(None, rest.to_owned())),
+            _ => Err(bad(format!("{shown:?} lacks the pod's name"))),
+        },
+        "ipv4" => rest.parse::<Ipv4Addr>().map(|a| IdRef::Ip(a.into())).map_err(|e| bad(format!("{shown:?}: {e}"))),
+        "ipv6" => rest.parse::<Ipv6Addr>().map(|a| IdRef::Ip(a.into())).map_err(|e| bad(format!("{shown:?}: {e}"))),
+        _ => Err(bad(format!("{shown:?} has a prefix that is not known"))),
+    }
+}
+
+/// Finds the endpoint.
+///
+/// # Errors
+/// 404 when there is none, 409 when the name fits several.
+pub fn find<K: Kernel>(node: &Node<K>, id: &IdRef, text: &str) -> Result<Handle, Failure> {
+    let matches: Vec<Handle> = match id {
+        IdRef::Number(id) => node.registry.get(*id).into_iter().collect(),
+        IdRef::Attachment(container, ifname) => node.registry.by_interface(container, ifname).into_iter().collect(),
+        IdRef::Container(container) => select(node, |r| r.attachment.container_id == *container),
+        IdRef::Pod(namespace, name) => select(node, |r| {
+            r.pod_name.as_ref() == Some(name) && (namespace.is_none() || r.pod_namespace == *namespace)
+        }),
+        IdRef::Ip(ip) => select(node, |r| r.addresses().any(|a| a == *ip)),
+    };
+    let shown: String = text.chars().take(300).collect();
+    match matches.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => Err(Failure::new(ErrorCode::NotFound, format!("find endpoint {shown}: no such endpoint"))
+            .hint("`wharf endpoint list` shows those that are there")),
+        many => {
+            let ids: Vec<String> = many.iter().map(|h| h.id.to_string()).collect();
+            Err(Failure::new(ErrorCode::Exists, format!("find endpoint {shown}: fits endpoints {}", ids.join(", ")))
+                .hint("use the number, or cni-attachment-id:ID:IFNAME"))
+        }
+    }
+}
+
+fn select<K: Kernel>(node: &Node<K>, fits: impl Fn(&wharf_core::endpoint::EndpointRecord) -> bool) -> Vec<Handle> {
+    node.registry.list().into_iter().filter(|h| h.shared.read(|v| fits(&v.record))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_parses() {
+        for (text, kind) in [
+            ("7", "Number"),
+            ("container-id:c1", "Container"),
+            ("cni-attachment-id:c1:eth0", "Attachment"),
+            ("pod-name:web", "Pod"),
+            ("pod-name:default/web", "Pod"),
+            ("ipv4:10.0.0.1", "Ip"),
+            ("ipv6:fd00::1", "Ip"),
+        ] {
+            let parsed = parse(text).expect(text);
+            assert!(format!("{parsed:?}").starts_with(kind), "{text}: {parsed:?}");
+        }
+    }
+
+    #[test]
+    fn hostile_ids_are_refused_and_not_echoed_whole() {
+        let long = format!("container-id:{}", "a".repeat(100_000));
+        for text in [
+            "",
+            "0",
+            "16384",
+            "-1",
+            "nope:x",
+            "container-id:",
+            "container-id:../etc",
+            "cni-attachment-id:c1",
+            "cni-attachment-id:c1:0123456789abcdef",
+            "cni-attachment-id:c1:a/b",
+            "pod-name:",
+            "pod-name:/",
+            "ipv4:::1",
+            "ipv6:1.2.3.4",
+            long.as_str(),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert_eq!(error.0.code, ErrorCode::InvalidRequest);
+            assert!(error.0.message.len() < 300, "{}", error.0.message.len());
+        }
+    }
+}

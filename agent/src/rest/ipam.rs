@@ -1,0 +1,160 @@
+//! `/v1/ipam`: addresses that a caller holds without an endpoint.
+
+use std::{net::IpAddr, sync::Arc};
+
+use axum::{Json, extract::State, http::StatusCode};
+use serde::Deserialize;
+use wharf_api::{ApiError, ErrorCode, IpFamily, IpamAllocate, IpamAllocation, IpamLease, IpamView, PoolView};
+use wharf_core::{
+    ids::PoolName,
+    ipam::{LeaseRequest, Wanted, describe_owner},
+    store::{Change, Lease, LeaseOwner},
+};
+
+use crate::{
+    clock,
+    rest::{
+        LinuxNode,
+        endpoint::accepts_work,
+        error::{Answer, Body, Failure, Query, Segment, from_ipam},
+    },
+    sync::lock,
+};
+
+/// Pools with their fill, and every lease.
+#[utoipa::path(get, path = "/v1/ipam", tag = "ipam", responses((status = 200, body = IpamView)))]
+pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
+    let leases = lock(&node.ipam).leases().iter().map(api_lease).collect();
+    Json(IpamView { pools: pools(&node), leases })
+}
+
+/// Leases an address of each family, or of one, to a caller.
+#[utoipa::path(post, path = "/v1/ipam", tag = "ipam", request_body = IpamAllocate,
+    responses((status = 201, body = IpamAllocation), (status = 400, body = ApiError), (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn allocate(
+    State(node): State<Arc<LinuxNode>>,
+    Body(body): Body<IpamAllocate>,
+) -> Answer<(StatusCode, Json<IpamAllocation>)> {
+    let pool = match &body.pool {
+        Some(name) => Some(PoolName::parse(name).map_err(|e| invalid(format!("lease address: {e}")))?),
+        None => None,
+    };
+    let (ipv4, ipv6) = match body.family {
+        Some(IpFamily::Ipv4) => (Wanted::Any, Wanted::None),
+        Some(IpFamily::Ipv6) => (Wanted::None, Wanted::Any),
+        None => (Wanted::Any, Wanted::Any),
+    };
+    lease(&node, LeaseRequest { pool, ipv4, ipv6 }, body.owner).await
+}
+
+/// Who an exact address is for.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct OwnerQuery {
+    /// Name of the holder; shown in `wharf ipam list`.
+    owner: String,
+    /// Pool; the default pool when absent.
+    pool: Option<String>,
+}
+
+/// Leases one given address to a caller.
+#[utoipa::path(post, path = "/v1/ipam/{ip}", tag = "ipam", params(("ip" = String, Path), OwnerQuery),
+    responses((status = 201, body = IpamAllocation), (status = 400, body = ApiError), (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn allocate_exact(
+    State(node): State<Arc<LinuxNode>>,
+    Segment(ip): Segment,
+    Query(query): Query<OwnerQuery>,
+) -> Answer<(StatusCode, Json<IpamAllocation>)> {
+    let pool = match &query.pool {
+        Some(name) => Some(PoolName::parse(name).map_err(|e| invalid(format!("lease address: {e}")))?),
+        None => None,
+    };
+    let (ipv4, ipv6) = match parse_ip(&ip)? {
+        IpAddr::V4(a) => (Wanted::Exact(a), Wanted::None),
+        IpAddr::V6(a) => (Wanted::None, Wanted::Exact(a)),
+    };
+    lease(&node, LeaseRequest { pool, ipv4, ipv6 }, query.owner).await
+}
+
+async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer<(StatusCode, Json<IpamAllocation>)> {
+    accepts_work(node, "lease address")?;
+    if owner.is_empty() || owner.len() > 253 || owner.chars().any(char::is_control) {
+        return Err(invalid("lease address: owner must be 1 to 253 bytes without control characters".into()));
+    }
+    let owner = LeaseOwner::Caller { name: owner };
+    let leases: Vec<Lease> = {
+        let mut ipam = lock(&node.ipam);
+        let leased =
+            ipam.lease(&request, owner.clone(), clock::unix_ms()).map_err(|e| from_ipam("lease address", &e))?;
+        let ips = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6));
+        ips.filter_map(|ip| ipam.get(ip).cloned()).collect()
+    };
+    if let Err(error) = node.store.commit(leases.iter().cloned().map(Change::PutLease).collect()).await {
+        let mut ipam = lock(&node.ipam);
+        leases.iter().for_each(|l| drop(ipam.release_owned(l.ip, &owner)));
+        return Err(Failure::new(ErrorCode::Store, error.to_string()));
+    }
+    Ok((StatusCode::CREATED, Json(IpamAllocation { leases: leases.iter().map(api_lease).collect() })))
+}
+
+/// Gives an address back. An address that is not leased is a success; one that an endpoint or the node holds is not.
+#[utoipa::path(delete, path = "/v1/ipam/{ip}", tag = "ipam", params(("ip" = String, Path)),
+    responses((status = 200, description = "not leased any more"), (status = 400, body = ApiError), (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<StatusCode> {
+    accepts_work(&node, "release address")?;
+    let ip = parse_ip(&text)?;
+    let Some(lease) = lock(&node.ipam).get(ip).cloned() else { return Ok(StatusCode::OK) };
+    let in_use = || {
+        Failure::new(ErrorCode::Exists, format!("release {ip}: held by {}", describe_owner(&lease.owner)))
+            .hint("an endpoint's address goes with the endpoint: delete that")
+    };
+    if !matches!(lease.owner, LeaseOwner::Caller { .. }) {
+        return Err(in_use());
+    }
+    // An endpoint that was created on a caller's address still speaks with it.
+    if let Some(user) = node.registry.list().iter().find(|h| h.shared.read(|v| v.record.addresses().any(|a| a == ip))) {
+        return Err(Failure::new(ErrorCode::Exists, format!("release {ip}: endpoint {} uses it", user.id))
+            .hint("delete the endpoint first"));
+    }
+    node.store
+        .commit(vec![Change::RemoveLease(ip)])
+        .await
+        .map_err(|e| Failure::new(ErrorCode::Store, e.to_string()))?;
+    lock(&node.ipam).release_owned(ip, &lease.owner);
+    Ok(StatusCode::OK)
+}
+
+/// Pools with their fill.
+#[must_use]
+pub fn pools(node: &LinuxNode) -> Vec<PoolView> {
+    let usage = lock(&node.ipam).usage();
+    usage
+        .into_iter()
+        .map(|u| PoolView {
+            name: u.pool.to_string(),
+            family: if u.v6 { IpFamily::Ipv6 } else { IpFamily::Ipv4 },
+            cidrs: u.cidrs.iter().map(ToString::to_string).collect(),
+            used: u.used,
+            total: u.total,
+        })
+        .collect()
+}
+
+fn api_lease(lease: &Lease) -> IpamLease {
+    IpamLease {
+        ip: lease.ip,
+        pool: lease.pool.to_string(),
+        owner: describe_owner(&lease.owner),
+        since_unix_ms: lease.since_unix_ms,
+    }
+}
+
+fn parse_ip(text: &str) -> Answer<IpAddr> {
+    let shown: String = text.chars().take(80).collect();
+    text.parse().map_err(|e| invalid(format!("read address {shown:?}: {e}")))
+}
+
+fn invalid(message: String) -> Failure {
+    Failure::new(ErrorCode::InvalidRequest, message)
+}

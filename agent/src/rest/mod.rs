@@ -1,0 +1,99 @@
+//! The REST API: routes, and the document they make.
+
+pub mod audit;
+pub mod config;
+pub mod endpoint;
+pub mod error;
+pub mod id;
+pub mod ipam;
+pub mod map;
+pub mod monitor;
+pub mod status;
+
+use std::sync::Arc;
+
+use axum::{Extension, Json, Router, extract::DefaultBodyLimit};
+use utoipa::OpenApi;
+use utoipa_axum::{router::OpenApiRouter, routes};
+use wharf_datapath::LinuxKernel;
+
+use crate::{node::Node, telemetry::LogFilter};
+
+/// The node that REST serves.
+pub type LinuxNode = Node<LinuxKernel>;
+
+/// Largest request body; a GC list of 10,000 attachments fits.
+const MAX_BODY: usize = 2 * 1024 * 1024;
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Wharf agent",
+    description = "Container networking on this node. Served on a unix socket, <run-dir>/wharf.sock.",
+    license(name = "Apache-2.0", identifier = "Apache-2.0")
+))]
+struct Document;
+
+fn api() -> OpenApiRouter<Arc<LinuxNode>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(status::healthz))
+        .routes(routes!(status::rows))
+        .routes(routes!(status::prometheus))
+        .routes(routes!(config::get, config::patch))
+        .routes(routes!(endpoint::list, endpoint::remove_container))
+        .routes(routes!(endpoint::put, endpoint::get, endpoint::patch, endpoint::remove))
+        .routes(routes!(endpoint::log))
+        .routes(routes!(endpoint::health))
+        .routes(routes!(endpoint::labels))
+        .routes(routes!(endpoint::config))
+        .routes(routes!(ipam::view, ipam::allocate))
+        .routes(routes!(ipam::allocate_exact, ipam::release))
+        .routes(routes!(map::list))
+        .routes(routes!(map::get))
+        .routes(routes!(monitor::stream_events))
+        .routes(routes!(audit::look, audit::repair))
+        .routes(routes!(audit::gc))
+}
+
+/// The OpenAPI document, as `crates/api/openapi.json` holds it.
+#[must_use]
+pub fn document() -> utoipa::openapi::OpenApi {
+    api().into_openapi()
+}
+
+/// Every route, for the socket.
+pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
+    let (router, document) = api().split_for_parts();
+    router
+        .route("/v1/openapi.json", axum::routing::get(move || std::future::ready(Json(document.clone()))))
+        .fallback(|| async {
+            error::Failure::new(
+                wharf_api::ErrorCode::NotFound,
+                "find route: no such path; GET /v1/openapi.json lists them",
+            )
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(Extension(log))
+        .with_state(node)
+}
+
+/// Metrics alone, for the TCP listener: nothing else of the API is reachable from the network.
+pub fn metrics_router(node: Arc<LinuxNode>) -> Router {
+    Router::new().route("/metrics", axum::routing::get(status::prometheus)).with_state(node)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_checked_in_document_is_what_the_routes_make() {
+        let made = super::document().to_pretty_json().expect("document serialises") + "\n";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/api/openapi.json");
+        if std::env::var_os("WHARF_UPDATE_OPENAPI").is_some() {
+            std::fs::write(path, &made).expect("write openapi.json");
+        }
+        let kept = std::fs::read_to_string(path).expect("read openapi.json");
+        assert!(
+            kept == made,
+            "crates/api/openapi.json is stale: run `WHARF_UPDATE_OPENAPI=1 cargo test -p wharf-agent openapi` and review the difference"
+        );
+    }
+}

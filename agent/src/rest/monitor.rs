@@ -1,0 +1,51 @@
+//! `/v1/monitor`: events as newline-delimited JSON, until the client goes or the agent stops.
+
+use std::sync::Arc;
+
+use axum::{
+    body::{Body, Bytes},
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use futures::stream;
+use tokio::sync::broadcast::error::RecvError;
+use wharf_api::{ApiError, ErrorCode, MonitorEvent};
+
+use crate::rest::{
+    LinuxNode,
+    error::{Answer, Failure},
+};
+
+/// Readers at once; each costs a copy of every event.
+const MAX_READERS: usize = 16;
+
+/// Streams events from now on. A reader that is too slow is told how many it lost.
+#[utoipa::path(get, path = "/v1/monitor", tag = "agent",
+    responses((status = 200, body = MonitorEvent, content_type = "application/x-ndjson"), (status = 429, body = ApiError)))]
+pub async fn stream_events(State(node): State<Arc<LinuxNode>>) -> Answer<Response> {
+    if node.monitor.readers() >= MAX_READERS {
+        return Err(Failure::new(ErrorCode::Overloaded, format!("monitor: {MAX_READERS} readers already")));
+    }
+    let receiver = node.monitor.subscribe();
+    let stop = node.stop.clone();
+    let lines = stream::unfold((receiver, stop), |(mut receiver, stop)| async move {
+        let event = tokio::select! {
+            () = stop.cancelled() => return None,
+            event = receiver.recv() => event,
+        };
+        let line = match event {
+            Ok(event) => encode(&event),
+            Err(RecvError::Lagged(count)) => encode(&MonitorEvent::Lost { count }),
+            Err(RecvError::Closed) => return None,
+        };
+        Some((line, (receiver, stop)))
+    });
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
+}
+
+fn encode(event: &MonitorEvent) -> Result<Bytes, serde_json::Error> {
+    let mut line = serde_json::to_vec(event)?;
+    line.push(b'\n');
+    Ok(line.into())
+}

@@ -1,0 +1,163 @@
+//! Restart: what the store says, held against what the kernel has.
+//!
+//! Programs are pinned, so traffic flowed while no agent ran. Order: leases claimed, every living endpoint put in
+//! before any is rebuilt, interrupted creates undone, interrupted and dead ones deleted, what nobody explains removed,
+//! then the rebuilds run from the bounded pool by live update.
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use wharf_api::{EndpointStatus, LogStatus};
+use wharf_core::{
+    endpoint::{EndpointRecord, host_ifname},
+    ids::{EndpointId, Epoch, IfName},
+    kernel::{Kernel, LinkRef},
+    plan::DeleteOptions,
+    state::{Event, Fsm},
+    store::{Change, Intent, Snapshot},
+};
+
+use crate::{
+    audit, clock,
+    endpoint::{
+        Handle, delete,
+        task::{EndpointTask, MAILBOX},
+        view::{Shared, View},
+    },
+    node::Node,
+    sync::lock,
+};
+
+/// Brings back what was there. Failures are logged and left to the audit; an agent that can serve new containers must
+/// not stay down for one old one.
+///
+/// # Errors
+/// When the kernel cannot be read at all.
+pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot) -> anyhow::Result<()> {
+    let dump = node.kernel.dump().await?;
+    let links: HashMap<&str, u32> = dump.links.iter().map(|l| (l.name.as_str(), l.ifindex.0)).collect();
+
+    let mut unclaimed: Vec<IpAddr> = Vec::new();
+    for lease in snapshot.leases {
+        let ip = lease.ip;
+        if let Err(error) = lock(&node.ipam).claim(lease) {
+            tracing::warn!(%ip, "restore lease: {error}");
+            unclaimed.push(ip);
+        }
+    }
+
+    let interrupted: HashMap<(EndpointId, Epoch), bool> = snapshot
+        .intents
+        .iter()
+        .filter_map(|(id, epoch, intent)| match intent {
+            Intent::Delete { no_ip_release } => Some(((*id, *epoch), *no_ip_release)),
+            Intent::Create { .. } => None,
+        })
+        .collect();
+    let (mut living, mut dead) = (Vec::new(), Vec::new());
+    for record in snapshot.endpoints.iter().cloned() {
+        let alive = links.get(record.host_ifname.as_str()) == Some(&record.host_ifindex.0);
+        let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
+        let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
+        let Some((task, handle)) = insert(node, record) else { continue };
+        match (alive, delete_asked) {
+            (true, None) => living.push(task),
+            (alive, asked) => {
+                let why = if alive { "its delete was interrupted" } else { "its link is gone" };
+                task.shared.log(LogStatus::Warning, "restore", why);
+                dead.push((task, handle, DeleteOptions { no_ip_release: asked.unwrap_or(false) || leases_lost }));
+            }
+        }
+    }
+    tracing::info!(living = living.len(), dead = dead.len(), intents = snapshot.intents.len(), "restoring");
+
+    for (id, epoch, intent) in snapshot.intents {
+        if matches!(intent, Intent::Create { .. }) {
+            undo_create(node, id, epoch).await;
+        }
+    }
+    let mut to_delete = Vec::new();
+    for (task, handle, options) in dead {
+        node.endpoints.spawn(task.run());
+        to_delete.push((handle, options));
+    }
+    for options in [DeleteOptions { no_ip_release: false }, DeleteOptions { no_ip_release: true }] {
+        let handles: Vec<Handle> = to_delete.iter().filter(|(_, o)| *o == options).map(|(h, _)| h.clone()).collect();
+        for error in delete::delete(node, handles, options).await.errors {
+            tracing::warn!(endpoint = error.endpoint, step = error.step, "restore: delete: {}", error.message);
+        }
+    }
+    let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
+    for mut task in living {
+        task.transition(Event::RestoreStarted);
+        node.endpoints.spawn(task.run());
+    }
+    remove_unexplained(node, &rebuilt).await;
+    Ok(())
+}
+
+/// Puts an endpoint into the tables; `None` when the store contradicts itself, which the audit then shows.
+fn insert<K: Kernel>(node: &Arc<Node<K>>, record: EndpointRecord) -> Option<(EndpointTask<K>, Handle)> {
+    let (id, epoch) = (record.id, record.epoch);
+    if !node.registry.claim_id(id) {
+        tracing::error!(
+            endpoint = id.get(),
+            epoch = epoch.0,
+            "restore: two records have this id; the later one is left out"
+        );
+        return None;
+    }
+    if let Err(error) = lock(&node.identities).claim(record.identity, &record.labels) {
+        tracing::warn!(endpoint = id.get(), "restore identity: {error}");
+    }
+    let view = View {
+        fsm: Fsm::new_restored(clock::unix_ms()),
+        status: EndpointStatus { since_unix_ms: clock::unix_ms(), ..EndpointStatus::default() },
+        trace: false,
+        committed: true,
+        record,
+    };
+    let (sender, mailbox) = mpsc::channel(MAILBOX);
+    let handle = Handle { id, epoch, mailbox: sender, shared: Shared::new(view), cancel: CancellationToken::new() };
+    if node.registry.insert(handle.clone()).is_err() {
+        tracing::error!(
+            endpoint = id.get(),
+            epoch = epoch.0,
+            "restore: two records have this attachment; the later one is left out"
+        );
+        return None;
+    }
+    Some((EndpointTask::new(Arc::clone(node), &handle, mailbox, false), handle))
+}
+
+/// Takes back what a create made before the agent died. Its id may have another endpoint by now, so only what carries
+/// the epoch is touched here; pins under an id without a record go with what nobody explains.
+async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoch) {
+    let Ok(name) = IfName::parse(&host_ifname(id, epoch)) else { return };
+    let link = LinkRef { id, epoch, host_ifname: name, host_ifindex: None };
+    if let Err(error) = node.kernel.remove_link(&link).await {
+        tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: undo a create: {error}; its intent stays open");
+        return;
+    }
+    match node.store.commit(vec![Change::RemoveIntent(id, epoch)]).await {
+        Ok(()) => tracing::info!(endpoint = id.get(), epoch = epoch.0, "restore: undid an interrupted create"),
+        Err(error) => tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: close intent: {error}"),
+    }
+}
+
+/// Removes leftovers that are provably ours: program sets that were ready ahead of need, rows of interrupted creates.
+async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[EndpointId]) {
+    // What is being rebuilt mends itself.
+    let guards: Vec<_> = rebuilding.iter().map(|id| node.working_on(*id)).collect();
+    match audit::audit(node, true).await {
+        Ok(report) => {
+            for f in report.findings {
+                let repair = f.repair.unwrap_or_else(|| "left alone".into());
+                tracing::info!(object = f.object, subject = f.subject, "restore: {}: {repair}", f.problem);
+            }
+        }
+        Err(error) => tracing::warn!("restore: audit: {}", error.message),
+    }
+    drop(guards);
+}
