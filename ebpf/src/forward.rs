@@ -1,0 +1,77 @@
+//! Where a packet of the container's goes: to a local endpoint, or into the node's stack.
+//!
+//! Between two endpoints the node is a router: the TTL goes down by one, also so that no neighbour message of one
+//! endpoint (valid only with a hop limit of 255) ever works on another. A packet whose last hop this would be goes into
+//! the stack instead, which drops it and tells the sender (traceroute then shows the node), with the kernel's own rate
+//! limit. One that arrives with nothing left should not exist and is dropped.
+//!
+//! An endpoint that sends to its own address through the link is delivered to like any other; its own stack, which would
+//! never have sent such a packet, then judges it.
+
+use aya_ebpf::programs::TcContext;
+use wharf_common::{Direction, DropReason, EndpointKey, EventKind};
+
+use crate::{
+    config::Config,
+    event,
+    maps::{CALLS, ENDPOINTS},
+    metrics,
+    parse::{Framed, Ipv4, Ipv6, Ipv6Address},
+    verdict::{Decision, Forward},
+};
+
+/// Forwards an IPv4 packet whose source is proven.
+#[inline(always)]
+pub fn ipv4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>, bytes: u32) -> Decision {
+    let Some(endpoint) = local(Ipv6Address::mapped(packet.destination())) else {
+        return Ok(Forward::STACK);
+    };
+    match packet.ttl() {
+        0 => Err(DropReason::TtlExceeded),
+        1 => Ok(Forward::STACK),
+        _ => {
+            packet.decrement_ttl();
+            deliver(ctx, config, endpoint, bytes)
+        }
+    }
+}
+
+/// Forwards an IPv6 packet whose source is proven.
+#[inline(always)]
+pub fn ipv6(ctx: &TcContext, config: Config, packet: Framed<Ipv6>, bytes: u32) -> Decision {
+    let Some(endpoint) = local(packet.destination()) else {
+        return Ok(Forward::STACK);
+    };
+    match packet.hop_limit() {
+        0 => Err(DropReason::TtlExceeded),
+        1 => Ok(Forward::STACK),
+        _ => {
+            packet.decrement_hop_limit();
+            deliver(ctx, config, endpoint, bytes)
+        }
+    }
+}
+
+/// Id of the local endpoint that has this address.
+#[inline(always)]
+fn local(destination: Ipv6Address) -> Option<u32> {
+    // SAFETY: same size, and a byte array asks for no alignment.
+    let key = unsafe { &*(&raw const destination).cast::<EndpointKey>() };
+    // SAFETY: rows are freed after an RCU grace period, so the row outlives this run; user space replaces rows whole.
+    unsafe { ENDPOINTS.get(key) }.map(|row| row.endpoint_id)
+}
+
+/// Gives the packet to the receiver's `deliver`. Comes back only when there is none; the packet is then a drop, and not
+/// a forwarded one.
+#[inline(always)]
+fn deliver(ctx: &TcContext, config: Config, endpoint: u32, bytes: u32) -> Decision {
+    let counted = metrics::count(Direction::Egress, DropReason::ForwardedLocal, bytes);
+    if config.trace() {
+        event::emit(ctx, EventKind::Trace, Direction::Egress, DropReason::ForwardedLocal);
+    }
+    event::debug(ctx, Direction::Egress, DropReason::ForwardedLocal);
+    // SAFETY: everything this run holds is on its stack; the call does not come back when it succeeds.
+    unsafe { CALLS.tail_call(ctx, endpoint) };
+    counted.undo(bytes);
+    Err(DropReason::NoTailCallTarget)
+}

@@ -1,0 +1,81 @@
+//! tcx ingress on the host side of the veth: what the container sends (the endpoint's egress).
+//!
+//! What leaves here is provably the endpoint's: its Ethernet source is the one MAC it was given, its IP source the one
+//! address of that family. Link-local IPv6 sources pass only in neighbour messages, which never leave this program.
+
+use aya_ebpf::programs::TcContext;
+use wharf_common::{Direction, DropReason};
+
+use crate::{
+    config::{self, Config},
+    forward, neighbour,
+    parse::{self, EtherType, Framed, Ipv4, Ipv6},
+    verdict::{self, Decision},
+};
+
+/// Runs the program.
+#[inline(always)]
+pub fn run(ctx: &TcContext) -> i32 {
+    let bytes = ctx.len();
+    let config = Config::load();
+    let decision = match config {
+        Some(config) => decide(ctx, config, bytes),
+        None => Err(DropReason::NoConfig),
+    };
+    verdict::conclude(ctx, config, Direction::Egress, bytes, decision)
+}
+
+#[inline(always)]
+fn decide(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
+    if !config.live() {
+        return Err(DropReason::EndpointNotReady);
+    }
+    parse::gather(ctx)?;
+    let frame = parse::ethernet(ctx)?;
+    if !frame.source_mac().equals(config::container_mac()) {
+        return Err(DropReason::InvalidSourceMac);
+    }
+    match EtherType::of(ctx, frame)? {
+        EtherType::Ipv4 => ipv4(ctx, config, bytes),
+        EtherType::Ipv6 => ipv6(ctx, config, bytes),
+        EtherType::Arp => neighbour::arp(ctx, config),
+    }
+}
+
+#[inline(always)]
+fn ipv4(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
+    let packet: Framed<Ipv4> = parse::ipv4(ctx)?;
+    if packet.destination_mac().is_group() || parse::is_group4(packet.destination()) {
+        return Err(DropReason::Multicast);
+    }
+    if !config.owns4(packet.source()) {
+        return Err(DropReason::InvalidSourceIp);
+    }
+    addressed_to_host(packet)?;
+    forward::ipv4(ctx, config, packet, bytes)
+}
+
+#[inline(always)]
+fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
+    let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
+    // Before the multicast rule (solicitations are multicast) and the source rule (they come from link-local addresses).
+    if packet.is_icmp() {
+        if let Some(kind) = neighbour::kind(ctx)? {
+            return neighbour::discovery(ctx, config, kind);
+        }
+    }
+    if packet.destination_mac().is_group() || packet.destination().is_multicast() {
+        return Err(DropReason::Multicast);
+    }
+    if !config.owns6(packet.source()) {
+        return Err(DropReason::InvalidSourceIp);
+    }
+    addressed_to_host(packet)?;
+    forward::ipv6(ctx, config, packet, bytes)
+}
+
+/// A frame to any other unicast MAC would be passed over by the stack it ends in, and be counted here as forwarded.
+#[inline(always)]
+fn addressed_to_host<T>(packet: Framed<T>) -> Result<(), DropReason> {
+    if packet.destination_mac().equals(config::host_mac()) { Ok(()) } else { Err(DropReason::InvalidDestinationMac) }
+}

@@ -1,0 +1,290 @@
+//! ARP and IPv6 neighbour discovery of the container: questions for the gateway are answered here, in place; all other
+//! neighbour messages end here. Nothing of it reaches the node or another endpoint, so nothing needs broadcast, and no
+//! one can be told a wrong address.
+//!
+//! The answer takes the way any local packet takes: `bpf_redirect_peer` puts it into the container's side of the veth. It
+//! meets no other hook, so no program has to recognise it and let it through.
+//!
+//! Checksums and options beyond the first of a solicitation are not looked at: the answer depends on nothing but the
+//! target, and goes to none but the one who asked.
+
+use aya_ebpf::{
+    helpers::{bpf_skb_change_tail, bpf_skb_change_type},
+    programs::TcContext,
+};
+use wharf_common::DropReason;
+
+use crate::{
+    config::{self, Config},
+    deliver::redirect_peer,
+    parse::{ETHERNET_BYTES, Framed, ICMPV6, Ipv6, Ipv6Address, Mac},
+    verdict::{Decision, Forward},
+};
+
+/// ARP for IPv4 over Ethernet (RFC 826). Integers in network byte order; addresses in words, being two bytes off.
+#[repr(C)]
+struct Arp {
+    hardware: u16,
+    protocol: u16,
+    hardware_bytes: u8,
+    protocol_bytes: u8,
+    operation: u16,
+    sender_mac: Mac,
+    sender: [u16; 2],
+    target_mac: Mac,
+    target: [u16; 2],
+}
+
+/// A neighbour solicitation or advertisement (RFC 4861, 4.3 and 4.4) without options.
+#[repr(C)]
+struct Message {
+    ip: Ipv6,
+    kind: u8,
+    code: u8,
+    checksum: u16,
+    flags: u32,
+    target: Ipv6Address,
+}
+
+/// The same with one option, a link-layer address (RFC 4861, 4.6.1).
+#[repr(C)]
+pub struct MessageWithOption {
+    message: Message,
+    option: u8,
+    /// In units of eight bytes.
+    option_words: u8,
+    mac: Mac,
+}
+
+/// The part of an ICMPv6 message that all of them have.
+#[repr(C)]
+struct IcmpHead {
+    ip: Ipv6,
+    kind: u8,
+    _code: u8,
+    _checksum: u16,
+    _body: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Arp>() == 28);
+    assert!(size_of::<IcmpHead>() == 48);
+    assert!(size_of::<Message>() == 64);
+    assert!(size_of::<MessageWithOption>() == 72);
+};
+
+/// `linux/if_packet.h`: to this host.
+const PACKET_HOST: u32 = 0;
+const ARP_REQUEST: u16 = 1;
+const ARP_REPLY: u16 = 2;
+const SOURCE_LINK_LAYER: u8 = 1;
+const TARGET_LINK_LAYER: u8 = 2;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+/// Router, solicited, override (RFC 4861, 4.4).
+const ADVERTISED_FLAGS: u32 = 0xe000_0000;
+/// Bytes of an answer's ICMPv6 part.
+const ADVERTISED_BYTES: u16 = (size_of::<MessageWithOption>() - size_of::<Ipv6>()) as u16;
+/// Only a neighbour can send a packet that arrives with this.
+const NEIGHBOUR_HOP_LIMIT: u8 = 255;
+
+/// Answers an ARP request for the gateway.
+///
+/// # Errors
+///
+/// The reason to drop any other ARP packet.
+#[inline(always)]
+pub fn arp(ctx: &TcContext, config: Config) -> Decision {
+    let packet: Framed<Arp> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
+    // SAFETY: bounds checked; nothing moves the packet while this reference lives.
+    let arp = unsafe { &mut *packet.payload };
+    let operation = u16::from_be(arp.operation);
+    if arp.hardware != 1_u16.to_be()
+        || arp.protocol != 0x0800_u16.to_be()
+        || arp.hardware_bytes != 6
+        || arp.protocol_bytes != 4
+        || (operation != ARP_REQUEST && operation != ARP_REPLY)
+    {
+        return Err(DropReason::Malformed);
+    }
+    let sender = joined(arp.sender);
+    // A sender of zero asks whether an address is taken (RFC 5227) and claims nothing.
+    if !arp.sender_mac.equals(config::container_mac()) || !(config.owns4(sender) || sender == 0) {
+        return Err(DropReason::NeighbourSpoof);
+    }
+    if operation != ARP_REQUEST || !config.is_gateway4(joined(arp.target)) {
+        return Err(DropReason::NeighbourUnknown);
+    }
+    (arp.sender, arp.target) = (arp.target, arp.sender);
+    arp.operation = ARP_REPLY.to_be();
+    arp.sender_mac = config::host_mac();
+    arp.target_mac = config::container_mac();
+    packet.address_to_container();
+    answer(ctx, config)
+}
+
+#[inline(always)]
+fn joined(address: [u16; 2]) -> u32 {
+    u32::from(address[0]) | u32::from(address[1]) << 16
+}
+
+/// The neighbour discovery messages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    RouterSolicitation,
+    RouterAdvertisement,
+    Solicitation,
+    Advertisement,
+    Redirect,
+}
+
+/// Which neighbour discovery message an ICMPv6 packet is, if one.
+///
+/// # Errors
+///
+/// `Malformed` when it is too short for any ICMPv6 message.
+#[inline(always)]
+pub fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
+    let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
+    // SAFETY: bounds checked.
+    Ok(match unsafe { (*packet.payload).kind } {
+        133 => Some(Kind::RouterSolicitation),
+        134 => Some(Kind::RouterAdvertisement),
+        135 => Some(Kind::Solicitation),
+        NEIGHBOUR_ADVERTISEMENT => Some(Kind::Advertisement),
+        137 => Some(Kind::Redirect),
+        _ => None,
+    })
+}
+
+/// Answers a neighbour solicitation for the gateway.
+///
+/// # Errors
+///
+/// The reason to drop any other neighbour discovery message.
+#[inline(always)]
+pub fn discovery(ctx: &TcContext, config: Config, kind: Kind) -> Decision {
+    let packet: Framed<Message> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
+    // SAFETY: bounds checked; nothing moves the packet while this reference lives.
+    let message = unsafe { &*packet.payload };
+    match kind {
+        Kind::RouterSolicitation if message.ip.destination.is_multicast() => return Err(DropReason::Multicast),
+        Kind::RouterSolicitation => return Err(DropReason::NeighbourUnknown),
+        // Either would make the container a router.
+        Kind::RouterAdvertisement | Kind::Redirect => return Err(DropReason::NeighbourSpoof),
+        Kind::Solicitation | Kind::Advertisement => {}
+    }
+    let payload = u16::from_be(message.ip.payload_bytes);
+    if payload < (size_of::<Message>() - size_of::<Ipv6>()) as u16
+        || message.ip.hop_limit != NEIGHBOUR_HOP_LIMIT
+        || message.code != 0
+    {
+        return Err(DropReason::Malformed);
+    }
+    let (source, target) = (message.ip.source, message.target);
+    if source.is_unspecified() {
+        // Duplicate address detection: a multicast question which, unanswered, is answered.
+        return Err(DropReason::Multicast);
+    }
+    // Link-local addresses are the container's own affair: they are valid on its link only, where nobody else is.
+    if !config.owns6(source) && !source.is_link_local() {
+        return Err(DropReason::NeighbourSpoof);
+    }
+    if kind == Kind::Advertisement && !config.owns6(target) && !target.is_link_local() {
+        return Err(DropReason::NeighbourSpoof);
+    }
+    if payload >= ADVERTISED_BYTES {
+        let packet: Framed<MessageWithOption> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
+        // SAFETY: bounds checked.
+        let (option, mac) = unsafe { ((*packet.payload).option, (*packet.payload).mac) };
+        if (option == SOURCE_LINK_LAYER || option == TARGET_LINK_LAYER) && !mac.equals(config::container_mac()) {
+            return Err(DropReason::NeighbourSpoof);
+        }
+    }
+    if kind == Kind::Advertisement || !config.is_gateway6(target) {
+        return Err(DropReason::NeighbourUnknown);
+    }
+    advertise(ctx, source, target)?;
+    answer(ctx, config)
+}
+
+/// Makes the packet an advertisement of `target` for `asker`.
+#[inline(always)]
+fn advertise(ctx: &TcContext, asker: Ipv6Address, target: Ipv6Address) -> Result<(), DropReason> {
+    let bytes = (ETHERNET_BYTES + size_of::<MessageWithOption>()) as u32;
+    // The question may carry no option, or more than one.
+    if ctx.len() != bytes {
+        // SAFETY: the context the program was called with; every pointer into the packet is taken anew below.
+        if unsafe { bpf_skb_change_tail(ctx.skb.skb, bytes, 0) } != 0 {
+            return Err(DropReason::PacketWrite);
+        }
+    }
+    let packet: Framed<MessageWithOption> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
+    let mac = config::host_mac();
+    // SAFETY: bounds checked; nothing moves the packet while this reference lives.
+    let answer = unsafe { &mut *packet.payload };
+    answer.message = Message {
+        ip: Ipv6 {
+            version_class_flow: 0x6000_0000_u32.to_be(),
+            payload_bytes: ADVERTISED_BYTES.to_be(),
+            next_header: ICMPV6,
+            hop_limit: NEIGHBOUR_HOP_LIMIT,
+            source: target,
+            destination: asker,
+        },
+        kind: NEIGHBOUR_ADVERTISEMENT,
+        code: 0,
+        checksum: checksum(asker, target, mac),
+        flags: ADVERTISED_FLAGS.to_be(),
+        target,
+    };
+    answer.option = TARGET_LINK_LAYER;
+    answer.option_words = 1;
+    answer.mac = mac;
+    packet.address_to_container();
+    Ok(())
+}
+
+/// The advertisement's ICMPv6 checksum (RFC 4443, 2.3): over its pseudo-header and itself. Every part lies at an even
+/// offset, so words are added as they stand in memory, in any order.
+#[inline(always)]
+fn checksum(asker: Ipv6Address, target: Ipv6Address, mac: Mac) -> u16 {
+    // The target is the source address too, hence twice.
+    let mut sum = 2 * address_sum(target) + address_sum(asker);
+    for constant in [
+        ADVERTISED_BYTES,
+        u16::from(ICMPV6),
+        u16::from_be_bytes([NEIGHBOUR_ADVERTISEMENT, 0]),
+        (ADVERTISED_FLAGS >> 16) as u16,
+        u16::from_be_bytes([TARGET_LINK_LAYER, 1]),
+    ] {
+        sum += u64::from(constant.to_be());
+    }
+    for word in mac.words() {
+        sum += u64::from(word);
+    }
+    // At most 24 + 8 words of 16 bits went in: 21 bits, so two folds do.
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    !(sum as u16)
+}
+
+#[inline(always)]
+fn address_sum(address: Ipv6Address) -> u64 {
+    let mut sum = 0;
+    for word in address.words() {
+        sum += (word & 0xffff) + (word >> 16 & 0xffff) + (word >> 32 & 0xffff) + (word >> 48);
+    }
+    sum
+}
+
+/// Sends the packet back to where it came from.
+#[inline(always)]
+fn answer(ctx: &TcContext, config: Config) -> Decision {
+    // The question was probably multicast and is marked so; an answer marked so is believed less (ARP entries then start
+    // out as stale).
+    // SAFETY: the context the program was called with.
+    if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
+        return Err(DropReason::PacketWrite);
+    }
+    Ok(Forward { reason: DropReason::NeighbourAnswered, action: redirect_peer(config.ifindex()) })
+}

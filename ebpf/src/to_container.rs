@@ -1,0 +1,30 @@
+//! tcx egress on the host side of the veth: what the node's stack sends to the container (the endpoint's ingress).
+//!
+//! The interface has no ARP, so the stack puts no useful address on the frame; this program does.
+
+use aya_ebpf::programs::TcContext;
+use wharf_common::{Direction, DropReason};
+
+use crate::{
+    config::Config,
+    receive,
+    verdict::{self, Decision, Forward},
+};
+
+/// Runs the program.
+#[inline(always)]
+pub fn run(ctx: &TcContext) -> i32 {
+    let bytes = ctx.len();
+    let config = Config::load();
+    let decision = match config {
+        Some(config) => decide(ctx, config),
+        None => Err(DropReason::NoConfig),
+    };
+    verdict::conclude(ctx, config, Direction::Ingress, bytes, decision)
+}
+
+#[inline(always)]
+fn decide(ctx: &TcContext, config: Config) -> Decision {
+    receive::accept(ctx, config)?;
+    Ok(Forward::STACK)
+}
