@@ -1,1 +1,46 @@
+//! The only room that touches the kernel.
+//!
+//! [`LinuxKernel`] is the real body of [`wharf_core::kernel::Kernel`]: BPF programs and maps by aya, links, addresses
+//! and routes by netlink, network namespaces by a thread of their own. [`FakeKernel`] is the same edge in memory, for
+//! tests without root. `tests/contract.rs` holds both to one contract.
+//!
+//! | part | does |
+//! |---|---|
+//! | [`linux`] | the trait's body: one method, one blocking job |
+//! | `bpf` | objects, pins, maps, attaching, the drop-all sink |
+//! | `netlink` | synchronous batches: several requests in one `sendmsg`, answers matched by sequence number |
+//! | `netns` | the one thread that visits other network namespaces |
+//! | `reaper` | the one thread that deletes links, many in one kernel wait |
+//! | [`events`] | the reader of the event ring buffer |
+//!
+//! Everything that can wait for the kernel runs on tokio's blocking threads or on one of the two threads above: link
+//! operations hold the kernel's RTNL lock for milliseconds, and a runtime worker must not stand in that queue. A call
+//! that is dropped half-way still runs to its end in the kernel; every call is idempotent, so the next one mends it.
 
+mod bpf;
+mod connect;
+mod error;
+pub mod events;
+pub mod fake;
+mod features;
+pub mod linux;
+mod netlink;
+mod netns;
+mod node;
+mod observe;
+mod reaper;
+
+pub use events::EventReader;
+pub use fake::FakeKernel;
+pub use linux::{LinuxKernel, OpenOptions};
+
+/// Protocol number of every route that Wharf makes (`ip route show proto 87`): how its routes are known from others'.
+pub const ROUTE_PROTOCOL: u8 = 87;
+
+/// Name of the interface that carries the router addresses.
+pub const ROUTER_IFNAME: &str = "wharf0";
+
+/// Name of its other end, which carries nothing.
+pub const ROUTER_PEER_IFNAME: &str = "wharf0p";
+
+const _: () = assert!(wharf_core::ids::MAX_ENDPOINT_ID as u32 == wharf_common::MAX_ENDPOINT_ID);

@@ -1,0 +1,36 @@
+//! Finds the BPF objects and says where they are, so that `bpf/objects.rs` can embed them.
+//!
+//! They come from another target and another workspace (`ebpf/`), which `cargo xtask build` builds first and places in
+//! `target/bpf`; `WHARF_BPF_DIR` names another place.
+
+use std::{env, error::Error, fs, path::PathBuf};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-env-changed=WHARF_BPF_DIR");
+    let dir = match env::var_os("WHARF_BPF_DIR") {
+        Some(dir) => PathBuf::from(dir),
+        None => PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../target/bpf"),
+    };
+    let dir = dir.canonicalize().unwrap_or(dir);
+    let mut code = String::new();
+    for (name, constant) in [("endpoint.o", "ENDPOINT"), ("sink.o", "SINK")] {
+        let path = dir.join(name);
+        println!("cargo::rerun-if-changed={}", path.display());
+        if path.is_file() {
+            code += &format!("pub(crate) static {constant}: &[u8] = aya::include_bytes_aligned!({path:?});\n");
+        } else {
+            println!("cargo::error=BPF object {} is missing; run `cargo xtask build`", path.display());
+        }
+    }
+    // Programs with log records: only in builds that asked for them.
+    let debug = dir.join("endpoint-debug.o");
+    println!("cargo::rerun-if-changed={}", debug.display());
+    code += &match debug.is_file() {
+        true => {
+            format!("pub(crate) static ENDPOINT_DEBUG: Option<&[u8]> = Some(aya::include_bytes_aligned!({debug:?}));\n")
+        }
+        false => "pub(crate) static ENDPOINT_DEBUG: Option<&[u8]> = None;\n".to_owned(),
+    };
+    fs::write(PathBuf::from(env::var("OUT_DIR")?).join("objects.rs"), code)?;
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! An endpoint's programs, maps and counters.
+
+use std::fs;
+
+use wharf_common::{
+    ABI_VERSION, Direction, DropReason, EndpointConfig, EndpointConsts,
+    drop_reason::REASONS,
+    map::{self, FLAG_LIVE, FLAG_TRACE, METRICS_MAX},
+};
+use wharf_core::{
+    ids::EndpointId,
+    kernel::{ConfigSpec, CounterRow, KernelErrorKind, ProgramSpec, Programs, Result},
+};
+
+use super::{
+    Bpf, loader, maps, objects,
+    pins::{self, LINKS, LOGS, MAPS, PROGRAMS, upcoming},
+    shared::pin_upcoming,
+};
+use crate::error::{fail, wrap};
+
+fn about(id: EndpointId) -> String {
+    format!("endpoint {id}")
+}
+
+impl Bpf {
+    /// Loads an endpoint's programs and pins them. Maps that are pinned already are used again, counters and all.
+    pub(crate) fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs> {
+        let dir = self.pins.endpoint_dir(spec.id);
+        let fresh = match fs::create_dir(&dir) {
+            Ok(()) => true,
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => false,
+            Err(e) => return Err(wrap("make pin directory", dir.display().to_string(), &e)),
+        };
+        let loaded = self.load_and_pin(spec);
+        if loaded.is_err()
+            && fresh
+            && let Err(error) = self.unpin_all(spec.id)
+        {
+            tracing::warn!(endpoint = %spec.id, %error, "left-over pins after a failed load");
+        }
+        loaded
+    }
+
+    fn load_and_pin(&self, spec: &ProgramSpec) -> Result<Programs> {
+        let mut paths = Vec::with_capacity(6);
+        for name in pins::SHARED_MAPS {
+            paths.push((name, self.pins.shared(name)));
+        }
+        for name in MAPS {
+            let path = self.pins.endpoint(spec.id, name);
+            self.check_pinned(&path, name)?;
+            paths.push((name, path));
+        }
+        let object = match (spec.debug, objects::ENDPOINT_DEBUG) {
+            (false, _) => objects::ENDPOINT,
+            (true, Some(object)) => {
+                // One buffer of log records for all: a new set of programs writes where the reader already reads.
+                paths.push((LOGS, self.pins.shared(LOGS)));
+                object
+            }
+            (true, None) => {
+                let cause = "this build has no programs with log records; build with `cargo xtask build --debug-log`";
+                return Err(fail("load programs", about(spec.id), KernelErrorKind::Unsupported, cause));
+            }
+        };
+        let consts = EndpointConsts {
+            abi_version: ABI_VERSION,
+            endpoint_id: u32::from(spec.id.get()),
+            container_mac: spec.container_mac.0,
+            host_mac: spec.host_mac.0,
+            debug: u32::from(spec.debug),
+        };
+        let load = |e: &aya::EbpfError| wrap("load programs", about(spec.id), e);
+        let mut ebpf = self.loader.load(object, Some(&consts), paths).map_err(|e| load(&e))?;
+        let mut memlock_bytes = 0;
+        let mut program_ids = [0; 3];
+        for (name, id) in PROGRAMS.iter().zip(&mut program_ids) {
+            let subject = format!("{name} of endpoint {}", spec.id);
+            let program = loader::classifier(&mut ebpf, name)?;
+            program.load().map_err(|e| loader::load_error(subject.clone(), &e))?;
+            let info = program.info().map_err(|e| wrap("read program", &subject, &e))?;
+            *id = info.id();
+            memlock_bytes += maps::memlock(program.fd().map_err(|e| wrap("read program", &subject, &e))?)?;
+        }
+        let mut map_ids = [0; 2];
+        for (name, id) in MAPS.iter().zip(&mut map_ids) {
+            let path = self.pins.endpoint(spec.id, name);
+            let data = maps::open(&path, name)?;
+            *id = data.info().map_err(|e| wrap("read map", path.display().to_string(), &e))?.id();
+            memlock_bytes += maps::memlock(data.fd())?;
+        }
+        // All are pinned beside their places before the first takes its place.
+        let mut ready = Vec::with_capacity(PROGRAMS.len());
+        for name in PROGRAMS {
+            let path = self.pins.endpoint(spec.id, name);
+            ready.push((pin_upcoming(loader::classifier(&mut ebpf, name)?, &path)?, path));
+        }
+        for (next, path) in ready {
+            pins::replace(&next, &path)?;
+        }
+        Ok(Programs { program_ids, map_ids, memlock_bytes })
+    }
+
+    /// Writes an endpoint's configuration row.
+    pub(crate) fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> Result<()> {
+        let path = self.pins.endpoint(id, map::CONFIG);
+        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+        let config = EndpointConfig {
+            epoch: spec.epoch.0,
+            ifindex: spec.host_ifindex.0,
+            flags: flag(spec.live, FLAG_LIVE) | flag(spec.trace, FLAG_TRACE),
+            identity: spec.identity.0,
+            ipv4: spec.ipv4.map_or([0; 4], |a| a.octets()),
+            gateway4: spec.gateway4.map_or([0; 4], |a| a.octets()),
+            _pad: [0; 4],
+            ipv6: spec.ipv6.map_or([0; 16], |a| a.octets()),
+            gateway6: spec.gateway6.map_or([0; 16], |a| a.octets()),
+        };
+        maps::config(&path)?.set(0, config, 0).map_err(|e| wrap("write configuration", about(id), &e))
+    }
+
+    /// An endpoint's configuration row.
+    pub(crate) fn config(&self, id: EndpointId) -> Result<EndpointConfig> {
+        let path = self.pins.endpoint(id, map::CONFIG);
+        maps::config(&path)?.get(&0, 0).map_err(|e| wrap("read configuration", about(id), &e))
+    }
+
+    /// The endpoint's counters that are not zero, summed over CPUs.
+    pub(crate) fn counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
+        let metrics = maps::metrics(&self.pins.endpoint(id, map::METRICS))?;
+        let mut rows = Vec::new();
+        for index in 0..METRICS_MAX {
+            let values = metrics.get(&index, 0).map_err(|e| wrap("read counters", about(id), &e))?;
+            let packets = values.iter().fold(0u64, |sum, c| sum.wrapping_add(c.packets));
+            let bytes = values.iter().fold(0u64, |sum, c| sum.wrapping_add(c.bytes));
+            if packets != 0 || bytes != 0 {
+                let (direction, reason) = counter_names(index);
+                rows.push(CounterRow { direction, reason, packets, bytes });
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Unpins an endpoint's links, programs and maps; returns its last counters. Nothing there is success.
+    pub(crate) fn remove_programs(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
+        let counters = match self.counters(id) {
+            Ok(rows) => rows,
+            Err(e) if e.kind == KernelErrorKind::NotFound => Vec::new(),
+            Err(error) => {
+                // What cannot be read must still be removed.
+                tracing::warn!(endpoint = %id, %error, "last counters lost");
+                Vec::new()
+            }
+        };
+        self.unpin_all(id)?;
+        Ok(counters)
+    }
+
+    fn unpin_all(&self, id: EndpointId) -> Result<()> {
+        for name in LINKS.into_iter().chain(PROGRAMS).chain(MAPS) {
+            pins::unpin(&self.pins.endpoint(id, name))?;
+        }
+        for name in PROGRAMS {
+            pins::unpin(&self.pins.endpoint(id, &upcoming(name)))?;
+        }
+        pins::remove_dir(&self.pins.endpoint_dir(id))
+    }
+}
+
+/// Direction and reason of a row of `METRICS`. Reasons of a newer version have a number for a name.
+pub(super) fn counter_names(index: u32) -> (String, String) {
+    let direction = Direction::from_u32(index / REASONS).map_or("unknown", Direction::as_str);
+    let number = index % REASONS;
+    let reason = DropReason::from_u32(number).map_or_else(|| format!("reason-{number}"), |r| r.as_str().to_owned());
+    (direction.to_owned(), reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_common::drop_reason::metrics_index;
+
+    use super::*;
+
+    #[test]
+    fn every_row_of_the_counters_has_the_name_it_was_written_under() {
+        for direction in Direction::ALL {
+            for reason in DropReason::ALL {
+                let names = counter_names(metrics_index(direction, *reason));
+                assert_eq!(names, (direction.as_str().to_owned(), reason.as_str().to_owned()));
+            }
+        }
+        assert_eq!(counter_names(REASONS + 31), ("egress".to_owned(), "reason-31".to_owned()));
+    }
+}

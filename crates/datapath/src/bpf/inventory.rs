@@ -1,0 +1,206 @@
+//! What the pin tree and the maps hold, for restore, audit and people.
+
+use std::{collections::BTreeMap, path::Path};
+
+use aya::maps::MapData;
+use wharf_common::map::{self, FLAG_LIVE, FLAG_TRACE};
+use wharf_core::{
+    ids::EndpointId,
+    kernel::{KernelDump, KernelErrorKind, MapInfo, Result},
+};
+
+use super::{
+    Bpf, maps,
+    pins::{self, LINKS, LOGS, MAPS, PROGRAMS, SHARED_MAPS, SINK, upcoming},
+};
+use crate::error::{fail, wrap};
+
+/// A row as column names and values.
+type Row = BTreeMap<String, String>;
+
+fn row<const N: usize>(columns: [(&str, String); N]) -> Row {
+    columns.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn ipv4(octets: [u8; 4]) -> String {
+    if octets == [0; 4] { String::new() } else { std::net::Ipv4Addr::from(octets).to_string() }
+}
+
+fn ipv6(octets: [u8; 16]) -> String {
+    if octets == [0; 16] { String::new() } else { std::net::Ipv6Addr::from(octets).to_string() }
+}
+
+fn is_ours(name: &str) -> bool {
+    LINKS.contains(&name)
+        || MAPS.contains(&name)
+        || PROGRAMS.iter().any(|program| *program == name || upcoming(program) == name)
+}
+
+impl Bpf {
+    /// Rows, slots and pins; what is under the root and not of our making is named.
+    pub(crate) fn dump(&self) -> Result<KernelDump> {
+        let mut dump = KernelDump {
+            endpoint_rows: unless_removed(self.endpoint_rows())?,
+            call_slots: unless_removed(self.call_slots())?.into_iter().map(|(slot, _)| slot).collect(),
+            ..KernelDump::default()
+        };
+        self.dump_directories(&self.pins.endpoints_dir(), "", |name| name.parse::<EndpointId>().is_ok(), &mut dump)?;
+        self.dump_directories(&self.pins.closing_dir(), "closing/", |_| true, &mut dump)?;
+        let shared = |name: &str| SHARED_MAPS.contains(&name) || [SINK, LOGS].contains(&name) || name == upcoming(SINK);
+        let top = |name: &str| ["shared", "endpoints", "closing"].contains(&name);
+        for (dir, ours) in [(self.pins.shared_dir(), &shared as &dyn Fn(&str) -> bool), (self.pins.root().into(), &top)]
+        {
+            let foreign = pins::names(&dir)?.into_iter().filter(|name| !ours(name)).map(|name| dir.join(name));
+            dump.foreign_pins.extend(foreign);
+        }
+        dump.foreign_pins.sort();
+        Ok(dump)
+    }
+
+    fn dump_directories(
+        &self,
+        parent: &Path,
+        prefix: &str,
+        ours: impl Fn(&str) -> bool,
+        dump: &mut KernelDump,
+    ) -> Result<()> {
+        for name in pins::names(parent)? {
+            let dir = parent.join(&name);
+            if !ours(&name) || !dir.is_dir() {
+                dump.foreign_pins.push(dir);
+                continue;
+            }
+            let (known, foreign): (Vec<_>, Vec<_>) = pins::names(&dir)?.into_iter().partition(|n| is_ours(n));
+            dump.foreign_pins.extend(foreign.into_iter().map(|n| dir.join(n)));
+            dump.pins.push((format!("{prefix}{name}"), known));
+        }
+        Ok(())
+    }
+
+    /// Endpoints that have a pin directory.
+    fn pinned_endpoints(&self) -> Result<Vec<EndpointId>> {
+        let mut ids: Vec<EndpointId> =
+            pins::names(&self.pins.endpoints_dir())?.iter().filter_map(|n| n.parse().ok()).collect();
+        ids.sort();
+        Ok(ids)
+    }
+
+    /// Every map with its fill.
+    pub(crate) fn map_infos(&self) -> Result<Vec<MapInfo>> {
+        let mut infos = Vec::new();
+        for name in SHARED_MAPS {
+            let entries = match name {
+                map::ENDPOINTS => Some(self.endpoint_rows()?.len()),
+                map::CALLS => Some(self.call_slots()?.len()),
+                _ => None,
+            };
+            infos.push(info(name.to_owned(), &maps::open(&self.pins.shared(name), name)?, entries)?);
+        }
+        for id in self.pinned_endpoints()? {
+            for name in MAPS {
+                let data = match maps::open(&self.pins.endpoint(id, name), name) {
+                    Ok(data) => data,
+                    // Its endpoint is being deleted.
+                    Err(e) if e.kind == KernelErrorKind::NotFound => continue,
+                    Err(e) => return Err(e),
+                };
+                // An array's rows are all there from the start.
+                let rows = data.info().map_err(|e| wrap("read map", name, &e))?.max_entries() as usize;
+                infos.push(info(format!("{id}/{name}"), &data, Some(rows))?);
+            }
+        }
+        Ok(infos)
+    }
+
+    /// The rows of one map in readable form.
+    pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
+        let unknown = || {
+            let cause = "there is no such map; names are ENDPOINTS, CALLS, <endpoint id>/CONFIG, <endpoint id>/METRICS";
+            fail("dump map", name, KernelErrorKind::NotFound, cause)
+        };
+        match name {
+            map::ENDPOINTS => Ok(self
+                .endpoint_rows()?
+                .iter()
+                .map(|r| {
+                    row([
+                        ("address", r.address.to_string()),
+                        ("endpoint", r.endpoint_id.to_string()),
+                        ("epoch", r.epoch.to_string()),
+                        ("ifindex", r.ifindex.to_string()),
+                        ("identity", r.identity.to_string()),
+                        ("mac", r.mac.to_string()),
+                    ])
+                })
+                .collect()),
+            map::CALLS => Ok(self
+                .call_slots()?
+                .into_iter()
+                .map(|(slot, program)| row([("slot", slot.to_string()), ("program", program.to_string())]))
+                .collect()),
+            map::EVENTS => {
+                let cause = "a ring buffer has no rows; watch it with `wharf monitor`";
+                Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
+            }
+            _ => match name.split_once('/') {
+                Some((id, kind)) => {
+                    let id: EndpointId = id.parse().map_err(|_| unknown())?;
+                    match kind {
+                        map::CONFIG => Ok(vec![self.config_row(id)?]),
+                        map::METRICS => self.metric_rows(id),
+                        _ => Err(unknown()),
+                    }
+                }
+                None => Err(unknown()),
+            },
+        }
+    }
+
+    fn config_row(&self, id: EndpointId) -> Result<Row> {
+        let c = self.config(id)?;
+        let flags = [(FLAG_LIVE, "live"), (FLAG_TRACE, "trace")];
+        let flags: Vec<&str> = flags.iter().filter(|(bit, _)| c.flags & bit != 0).map(|(_, name)| *name).collect();
+        Ok(row([
+            ("epoch", c.epoch.to_string()),
+            ("ifindex", c.ifindex.to_string()),
+            ("flags", flags.join(",")),
+            ("identity", c.identity.to_string()),
+            ("ipv4", ipv4(c.ipv4)),
+            ("gateway4", ipv4(c.gateway4)),
+            ("ipv6", ipv6(c.ipv6)),
+            ("gateway6", ipv6(c.gateway6)),
+        ]))
+    }
+
+    fn metric_rows(&self, id: EndpointId) -> Result<Vec<Row>> {
+        let rows = self.counters(id)?.into_iter().map(|c| {
+            row([
+                ("direction", c.direction),
+                ("reason", c.reason),
+                ("packets", c.packets.to_string()),
+                ("bytes", c.bytes.to_string()),
+            ])
+        });
+        Ok(rows.collect())
+    }
+}
+
+/// After the node's part was removed there is no map, and so there are no rows.
+fn unless_removed<T>(rows: Result<Vec<T>>) -> Result<Vec<T>> {
+    match rows {
+        Err(e) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+fn info(name: String, data: &MapData, entries: Option<usize>) -> Result<MapInfo> {
+    let info = data.info().map_err(|e| wrap("read map", &name, &e))?;
+    let kind = info.map_type().map_or("unknown", maps::kind_name).to_owned();
+    Ok(MapInfo {
+        name,
+        kind,
+        entries: entries.map(|n| n as u64),
+        max_entries: u64::from(info.max_entries()),
+        memlock_bytes: maps::memlock(data.fd())?,
+    })
+}

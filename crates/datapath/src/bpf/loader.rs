@@ -1,0 +1,89 @@
+//! Loading and pinning.
+
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader, VerifierLogLevel,
+    programs::{ProgramError, SchedClassifier},
+};
+use wharf_common::EndpointConsts;
+use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
+
+use crate::error::{fail, wrap};
+
+/// Name of the programs' constants.
+const CONSTS: &str = "CONSTS";
+
+/// Lines of the verifier's log that an error carries: its last words say what it refused.
+const VERIFIER_LINES: usize = 12;
+
+/// The one aya loader. Making one parses the kernel's whole BTF (tens of milliseconds), which the programs, having no
+/// relocations against kernel types, never use; so one is made at start and kept, without the BTF.
+pub(crate) struct Loader(Mutex<EbpfLoader<'static>>);
+
+/// Points the loader's constants back at a static when a load ends, also by a panic.
+struct Reset<'a>(&'a mut EbpfLoader<'static>);
+
+impl Drop for Reset<'_> {
+    fn drop(&mut self) {
+        static NO_CONSTS: EndpointConsts =
+            EndpointConsts { abi_version: 0, endpoint_id: 0, container_mac: [0; 6], host_mac: [0; 6], debug: 0 };
+        self.0.override_global(CONSTS, &NO_CONSTS, false);
+    }
+}
+
+impl Loader {
+    pub(crate) fn new() -> Self {
+        let mut loader = EbpfLoader::new();
+        loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
+        Self(Mutex::new(loader))
+    }
+
+    /// Parses an object, sets its constants, makes its maps, or takes those pinned at the paths given (their shapes
+    /// must have been compared before). Programs are not loaded yet.
+    pub(crate) fn load(
+        &self,
+        object: &[u8],
+        consts: Option<&EndpointConsts>,
+        map_pins: Vec<(&'static str, PathBuf)>,
+    ) -> std::result::Result<Ebpf, EbpfError> {
+        let mut loader = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let reset = Reset(&mut loader);
+        for (name, path) in map_pins {
+            reset.0.map_pin_path(name, Cow::<'static, Path>::Owned(path));
+        }
+        if let Some(consts) = consts {
+            // SAFETY: the loader reads the constants only inside `load` below; `reset` points it elsewhere before
+            // `consts` can end, on every way out of this function.
+            let consts: &'static EndpointConsts = unsafe { &*std::ptr::from_ref(consts) };
+            reset.0.override_global(CONSTS, consts, true);
+        }
+        reset.0.load(object)
+    }
+}
+
+/// The classifier of a name in a loaded object.
+pub(crate) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
+    let operation = "find program";
+    let Some(program) = ebpf.program_mut(name) else {
+        return Err(fail(operation, name, KernelErrorKind::NotFound, "the embedded object has no such program"));
+    };
+    program.try_into().map_err(|e: ProgramError| wrap(operation, name, &e))
+}
+
+/// A refused load, with the end of what the verifier said.
+pub(crate) fn load_error(subject: String, error: &ProgramError) -> KernelError {
+    let mut told = wrap("load program", subject, error);
+    if let ProgramError::LoadError { io_error, verifier_log } = error {
+        let log = verifier_log.to_string();
+        let lines: Vec<&str> = log.lines().filter(|l| !l.trim().is_empty()).collect();
+        let end = lines.get(lines.len().saturating_sub(VERIFIER_LINES)..).unwrap_or_default().join(" | ");
+        told.cause = format!("{io_error}; the verifier said: {end}");
+        told.kind = crate::error::kind_of(io_error);
+    }
+    told
+}

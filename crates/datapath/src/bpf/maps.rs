@@ -1,0 +1,146 @@
+//! Pinned maps, opened only after their shape was compared with this version's.
+//!
+//! The kernel lets anyone open a pinned map of any shape, and a read into a value that is too small overruns user
+//! memory. So every open goes through here.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+};
+
+use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf};
+use wharf_common::{Counter, EndpointConfig, EndpointKey, EndpointRow, map};
+use wharf_core::kernel::{KernelErrorKind, Result};
+
+use crate::error::{fail, wrap};
+
+const BPF_F_NO_PREALLOC: u32 = 1;
+
+/// What a map must be.
+struct Shape {
+    kind: MapType,
+    key: usize,
+    value: usize,
+    max_entries: u32,
+    flags: u32,
+}
+
+/// Shape of each map of `wharf_common::map`, by name.
+fn shape(name: &str) -> Option<Shape> {
+    let number = size_of::<u32>();
+    Some(match name {
+        map::ENDPOINTS => Shape {
+            kind: MapType::Hash,
+            key: size_of::<EndpointKey>(),
+            value: size_of::<EndpointRow>(),
+            max_entries: map::ENDPOINTS_MAX,
+            flags: BPF_F_NO_PREALLOC,
+        },
+        map::CALLS => {
+            Shape { kind: MapType::ProgramArray, key: number, value: number, max_entries: map::CALLS_MAX, flags: 0 }
+        }
+        map::EVENTS => Shape { kind: MapType::RingBuf, key: 0, value: 0, max_entries: map::EVENTS_BYTES, flags: 0 },
+        map::CONFIG => {
+            Shape { kind: MapType::Array, key: number, value: size_of::<EndpointConfig>(), max_entries: 1, flags: 0 }
+        }
+        map::METRICS => Shape {
+            kind: MapType::PerCpuArray,
+            key: number,
+            value: size_of::<Counter>(),
+            max_entries: map::METRICS_MAX,
+            flags: 0,
+        },
+        _ => return None,
+    })
+}
+
+/// The kernel's word for a kind of map.
+pub(crate) fn kind_name(kind: MapType) -> &'static str {
+    match kind {
+        MapType::Hash => "hash",
+        MapType::Array => "array",
+        MapType::PerCpuArray => "percpu_array",
+        MapType::ProgramArray => "prog_array",
+        MapType::RingBuf => "ringbuf",
+        _ => "other",
+    }
+}
+
+fn describe(kind: Option<MapType>, key: usize, value: usize, max_entries: u32, flags: u32) -> String {
+    let kind = kind.map_or("unknown", kind_name);
+    format!("{kind}, key {key} bytes, value {value} bytes, {max_entries} entries, flags {flags:#x}")
+}
+
+/// Opens a pinned map. `name` is its name in `wharf_common::map`.
+///
+/// # Errors
+/// `NotFound` when it is not pinned, `Conflict` when its shape is not this version's.
+pub(crate) fn open(path: &Path, name: &str) -> Result<MapData> {
+    let operation = "open map";
+    let subject = || path.display().to_string();
+    let data = MapData::from_pin(path).map_err(|e| wrap(operation, subject(), &e))?;
+    let info = data.info().map_err(|e| wrap(operation, subject(), &e))?;
+    let Some(want) = shape(name) else {
+        return Err(fail(operation, subject(), KernelErrorKind::NotFound, "there is no map of that name"));
+    };
+    let kind = info.map_type().ok();
+    let (key, value) = (info.key_size() as usize, info.value_size() as usize);
+    let same = kind == Some(want.kind)
+        && key == want.key
+        && value == want.value
+        && info.max_entries() == want.max_entries
+        && info.map_flags() == want.flags;
+    if same {
+        return Ok(data);
+    }
+    let cause = format!(
+        "the pinned map has another layout than this version's ({}; expected {}); it was left alone: remove it, or run \
+         the version that made it",
+        describe(kind, key, value, info.max_entries(), info.map_flags()),
+        describe(Some(want.kind), want.key, want.value, want.max_entries, want.flags),
+    );
+    Err(fail(operation, subject(), KernelErrorKind::Conflict, cause))
+}
+
+fn typed<T>(path: &Path, map: std::result::Result<T, MapError>) -> Result<T> {
+    map.map_err(|e| wrap("open map", path.display().to_string(), &e))
+}
+
+/// Opens the shared endpoint table.
+pub(crate) fn endpoints(path: &Path) -> Result<HashMap<MapData, EndpointKey, EndpointRow>> {
+    typed(path, HashMap::try_from(Map::HashMap(open(path, map::ENDPOINTS)?)))
+}
+
+/// Opens the shared program array, to write.
+pub(crate) fn calls(path: &Path) -> Result<ProgramArray<MapData>> {
+    typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::CALLS)?)))
+}
+
+/// Opens the shared program array, to read: to user space its values are program ids.
+pub(crate) fn call_ids(path: &Path) -> Result<Array<MapData, u32>> {
+    typed(path, Array::try_from(Map::Array(open(path, map::CALLS)?)))
+}
+
+/// Opens the shared event ring buffer. Its consumer position is shared: one reader at a time.
+pub(crate) fn events(path: &Path) -> Result<RingBuf<MapData>> {
+    typed(path, RingBuf::try_from(Map::RingBuf(open(path, map::EVENTS)?)))
+}
+
+/// Opens an endpoint's configuration.
+pub(crate) fn config(path: &Path) -> Result<Array<MapData, EndpointConfig>> {
+    typed(path, Array::try_from(Map::Array(open(path, map::CONFIG)?)))
+}
+
+/// Opens an endpoint's counters.
+pub(crate) fn metrics(path: &Path) -> Result<PerCpuArray<MapData, Counter>> {
+    typed(path, PerCpuArray::try_from(Map::PerCpuArray(open(path, map::METRICS)?)))
+}
+
+/// Kernel memory of a BPF object, bytes: what its descriptor's `fdinfo` says.
+pub(crate) fn memlock(fd: &impl AsFd) -> Result<u64> {
+    let path = format!("/proc/thread-self/fdinfo/{}", fd.as_fd().as_raw_fd());
+    let text = fs::read_to_string(&path).map_err(|e: io::Error| wrap("read BPF object's memory", &path, &e))?;
+    let value = text.lines().find_map(|l| l.strip_prefix("memlock:")).and_then(|v| v.trim().parse().ok());
+    value.ok_or_else(|| fail("read BPF object's memory", path, KernelErrorKind::Other, "no memlock line"))
+}

@@ -1,0 +1,43 @@
+//! Programs and maps.
+
+mod attach;
+mod clsact;
+mod endpoint;
+mod inventory;
+mod loader;
+pub(crate) mod maps;
+mod objects;
+pub(crate) mod pins;
+pub(crate) mod rows;
+mod shared;
+
+use std::{path::Path, sync::Mutex};
+
+use wharf_core::kernel::{AttachMode, Result};
+
+use loader::Loader;
+use pins::PinTree;
+
+/// The BPF side of the kernel.
+pub(crate) struct Bpf {
+    pins: PinTree,
+    loader: Loader,
+    mode: AttachMode,
+    /// Held while rows of the shared maps are compared and written, so that a late delete cannot take the row that a
+    /// create wrote between its look and its act.
+    tables: Mutex<()>,
+}
+
+impl Bpf {
+    /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
+    pub(crate) fn open(bpffs: &Path, mode: AttachMode) -> Result<Self> {
+        let bpf = Self { pins: PinTree::open(bpffs)?, loader: Loader::new(), mode, tables: Mutex::new(()) };
+        bpf.ensure_shared()?;
+        bpf.sweep_closed()?;
+        Ok(bpf)
+    }
+
+    pub(crate) fn pins(&self) -> &PinTree {
+        &self.pins
+    }
+}

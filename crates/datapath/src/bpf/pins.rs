@@ -1,0 +1,153 @@
+//! Where things are pinned.
+//!
+//! ```text
+//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,EVENTS,sink}
+//! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,link_*}
+//! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
+//! ```
+//! `closing` holds the attachments that now drop everything, of endpoints that are being deleted: their link must keep
+//! dropping when the endpoint's own directory is gone already. bpffs allows no dot in a name.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statfs::statfs;
+use wharf_common::map;
+use wharf_core::{
+    ids::{EndpointId, IfName},
+    kernel::{KernelErrorKind, Result},
+};
+
+use crate::error::{fail, wrap};
+
+/// `BPF_FS_MAGIC` of `linux/magic.h`.
+const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+
+/// Program pins of an endpoint, in the order of `Programs::program_ids`.
+pub(crate) const PROGRAMS: [&str; 3] = ["from_container", "to_container", "deliver"];
+/// Map pins of an endpoint, in the order of `Programs::map_ids`.
+pub(crate) const MAPS: [&str; 2] = [map::CONFIG, map::METRICS];
+/// Link pins of an endpoint: of the first two programs.
+pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
+/// Shared maps.
+pub(crate) const SHARED_MAPS: [&str; 3] = [map::ENDPOINTS, map::CALLS, map::EVENTS];
+/// Name of the sink's pin, and of its program.
+pub(crate) const SINK: &str = "sink";
+/// Shared map of log records, there only when programs with log records were loaded.
+pub(crate) const LOGS: &str = "AYA_LOGS";
+
+/// Name under which a new program is pinned before it takes its place.
+pub(crate) fn upcoming(name: &str) -> String {
+    format!("next_{name}")
+}
+
+/// The pin tree.
+#[derive(Debug, Clone)]
+pub(crate) struct PinTree {
+    root: PathBuf,
+}
+
+impl PinTree {
+    /// Makes sure that `bpffs` is one; changes nothing.
+    pub(crate) fn open(bpffs: &Path) -> Result<Self> {
+        let operation = "open bpffs";
+        let subject = bpffs.display().to_string();
+        let hint = format!("mount one with `mount -t bpf bpf {subject}`, or name another with --bpffs");
+        let fs = statfs(bpffs).map_err(|e| {
+            let cause = format!("{e}; {hint}");
+            fail(operation, &subject, KernelErrorKind::NotFound, cause)
+        })?;
+        if fs.filesystem_type().0 != BPF_FS_MAGIC {
+            let cause = format!("it is there, but it is not a bpffs; {hint}");
+            return Err(fail(operation, subject, KernelErrorKind::NotFound, cause));
+        }
+        Ok(Self { root: bpffs.join("wharf").join(format!("v{}", wharf_common::ABI_VERSION)) })
+    }
+
+    /// Makes the tree's directories.
+    pub(crate) fn ensure_directories(&self) -> Result<()> {
+        for dir in [self.shared_dir(), self.endpoints_dir(), self.closing_dir()] {
+            fs::create_dir_all(&dir).map_err(|e| wrap("make pin directory", dir.display().to_string(), &e))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn shared_dir(&self) -> PathBuf {
+        self.root.join("shared")
+    }
+
+    pub(crate) fn shared(&self, name: &str) -> PathBuf {
+        self.shared_dir().join(name)
+    }
+
+    pub(crate) fn endpoints_dir(&self) -> PathBuf {
+        self.root.join("endpoints")
+    }
+
+    pub(crate) fn endpoint_dir(&self, id: EndpointId) -> PathBuf {
+        self.endpoints_dir().join(id.to_string())
+    }
+
+    pub(crate) fn endpoint(&self, id: EndpointId, name: &str) -> PathBuf {
+        self.endpoint_dir(id).join(name)
+    }
+
+    pub(crate) fn closing_dir(&self) -> PathBuf {
+        self.root.join("closing")
+    }
+
+    /// Directory of a closing link. An interface name may hold a dot, which bpffs does not allow; ours never do.
+    pub(crate) fn closing(&self, host: &IfName) -> PathBuf {
+        self.closing_dir().join(host.as_str().replace('.', "_"))
+    }
+}
+
+/// Names in a directory, sorted; none when it is not there.
+pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
+    let failed = |e: &io::Error| wrap("list pins", dir.display().to_string(), e);
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(failed(&e)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        names.push(entry.map_err(|e| failed(&e))?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Removes a pin; gone already is success. True when it was there.
+pub(crate) fn unpin(path: &Path) -> Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(wrap("unpin", path.display().to_string(), &e)),
+    }
+}
+
+/// Removes an empty directory; gone already is success.
+pub(crate) fn remove_dir(path: &Path) -> Result<()> {
+    match fs::remove_dir(path) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) if e.raw_os_error() == Some(libc::ENOTEMPTY) => {
+            let left = names(path)?.join(", ");
+            let cause = format!("it holds what is not ours: {left}; it was left alone");
+            Err(fail("remove pin directory", path.display().to_string(), KernelErrorKind::Conflict, cause))
+        }
+        Err(e) => Err(wrap("remove pin directory", path.display().to_string(), &e)),
+    }
+}
+
+/// Moves a pin over another in one step.
+pub(crate) fn replace(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(|e| wrap("move pin", to.display().to_string(), &e))
+}

@@ -1,0 +1,226 @@
+//! Rows of the shared maps: who reaches an endpoint.
+
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::{MutexGuard, PoisonError},
+};
+
+use aya::{maps::MapError, programs::SchedClassifier};
+use wharf_common::{EndpointKey, EndpointRow, map};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    ids::{EndpointId, Epoch, IfIndex, MacAddr},
+    kernel::{EndpointTableRow, KernelErrorKind, Result},
+};
+
+use super::{Bpf, maps};
+use crate::error::{fail, wrap};
+
+/// Name of the program that stands in `CALLS`.
+const DELIVER: &str = "deliver";
+
+pub(super) fn key_of(address: IpAddr) -> EndpointKey {
+    match address {
+        IpAddr::V4(a) => EndpointKey::v4(a.octets()),
+        IpAddr::V6(a) => EndpointKey::v6(a.octets()),
+    }
+}
+
+pub(super) fn address_of(key: &EndpointKey) -> IpAddr {
+    let address = Ipv6Addr::from(key.addr);
+    address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
+}
+
+fn row_of(record: &EndpointRecord) -> EndpointRow {
+    EndpointRow {
+        epoch: record.epoch.0,
+        endpoint_id: u32::from(record.id.get()),
+        ifindex: record.host_ifindex.0,
+        identity: record.identity.0,
+        mac: record.container_mac.0,
+        _pad: [0; 6],
+    }
+}
+
+/// A row as the edge speaks of it.
+pub(super) fn table_row(key: &EndpointKey, row: &EndpointRow) -> EndpointTableRow {
+    EndpointTableRow {
+        address: address_of(key),
+        endpoint_id: row.endpoint_id,
+        epoch: Epoch(row.epoch),
+        ifindex: IfIndex(row.ifindex),
+        identity: row.identity,
+        mac: MacAddr(row.mac),
+    }
+}
+
+/// The row a record is to have for one of its addresses.
+pub(crate) fn expected_row(record: &EndpointRecord, address: IpAddr) -> EndpointTableRow {
+    table_row(&key_of(address), &row_of(record))
+}
+
+/// Removing what is not there is success.
+fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Result<(), MapError> {
+    match result {
+        Err(MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        Err(MapError::KeyNotFound) => Ok(()),
+        other => other,
+    }
+}
+
+impl Bpf {
+    fn lock_tables(&self) -> MutexGuard<'_, ()> {
+        // It guards no data of ours: a panic elsewhere leaves nothing half-done here.
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn deliver(&self, id: EndpointId) -> Result<SchedClassifier> {
+        let path = self.pins.endpoint(id, DELIVER);
+        SchedClassifier::from_pin(&path).map_err(|e| wrap("open program", path.display().to_string(), &e))
+    }
+
+    /// Puts the endpoint's rows in, `CALLS` first, so that whoever finds the address finds the program.
+    pub(crate) fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
+        let operation = "make reachable";
+        let subject = || format!("endpoint {}", record.id);
+        let _tables = self.lock_tables();
+        self.set_slot(record.id)?;
+        let mut endpoints = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
+        for address in record.addresses() {
+            endpoints.insert(key_of(address), row_of(record), 0).map_err(|e| {
+                let mut told = wrap(operation, format!("{address} ({})", subject()), &e);
+                if told.kind == KernelErrorKind::Exhausted {
+                    told.cause = format!("{}: the endpoint table is full ({} rows)", told.cause, map::ENDPOINTS_MAX);
+                }
+                told
+            })?;
+        }
+        Ok(())
+    }
+
+    fn set_slot(&self, id: EndpointId) -> Result<()> {
+        let fail = |e: &(dyn std::error::Error + 'static)| wrap("fill call slot", format!("endpoint {id}"), e);
+        let deliver = self.deliver(id)?;
+        let mut calls = maps::calls(&self.pins.shared(map::CALLS))?;
+        calls.set(u32::from(id.get()), deliver.fd().map_err(|e| fail(&e))?, 0).map_err(|e| fail(&e))
+    }
+
+    /// After new programs were attached: an endpoint that is reachable is from now on reached by its new `deliver`.
+    pub(super) fn refresh_slot(&self, id: EndpointId) -> Result<()> {
+        let _tables = self.lock_tables();
+        match self.call_slot(u32::from(id.get()))? {
+            Some(_) => self.set_slot(id),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the endpoint's rows out, those of its own epoch; what a successor wrote stays.
+    pub(crate) fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
+        let _tables = self.lock_tables();
+        for address in record.addresses() {
+            self.remove_row(address, record.epoch)?;
+        }
+        // The slot has no epoch of its own; the configuration beside it has one. A set that was never configured is
+        // not in use yet, so its slot, if there is one, is a predecessor's.
+        let successor = match self.config(record.id) {
+            Ok(config) => config.epoch > record.epoch.0,
+            Err(e) if e.kind == KernelErrorKind::NotFound => false,
+            Err(e) => return Err(e),
+        };
+        if successor { Ok(()) } else { self.clear_slot(u32::from(record.id.get())) }
+    }
+
+    fn remove_row(&self, address: IpAddr, epoch: Epoch) -> Result<()> {
+        let subject = || format!("{address} of epoch {epoch}");
+        let mut endpoints = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
+        match endpoints.get(&key_of(address), 0) {
+            Ok(row) if row.epoch == epoch.0 => {}
+            Ok(_) | Err(MapError::KeyNotFound) => return Ok(()),
+            Err(e) => return Err(wrap("remove endpoint row", subject(), &e)),
+        }
+        unless_missing(endpoints.remove(&key_of(address))).map_err(|e| wrap("remove endpoint row", subject(), &e))
+    }
+
+    fn clear_slot(&self, slot: u32) -> Result<()> {
+        let mut calls = maps::calls(&self.pins.shared(map::CALLS))?;
+        unless_missing(calls.clear_index(&slot)).map_err(|e| wrap("empty call slot", slot.to_string(), &e))
+    }
+
+    /// Takes one row out, if it is of that epoch.
+    pub(crate) fn remove_endpoint_row(&self, address: IpAddr, epoch: Epoch) -> Result<()> {
+        let _tables = self.lock_tables();
+        self.remove_row(address, epoch)
+    }
+
+    /// Empties one slot.
+    pub(crate) fn remove_call_slot(&self, slot: u32) -> Result<()> {
+        if slot >= map::CALLS_MAX {
+            let cause = format!("there are slots 0 to {}", map::CALLS_MAX - 1);
+            return Err(fail("empty call slot", slot.to_string(), KernelErrorKind::NotFound, cause));
+        }
+        let _tables = self.lock_tables();
+        self.clear_slot(slot)
+    }
+
+    /// Id of the program in a slot; `None` when it is empty.
+    pub(crate) fn call_slot(&self, slot: u32) -> Result<Option<u32>> {
+        read_slot(&maps::call_ids(&self.pins.shared(map::CALLS))?, slot)
+    }
+
+    /// Every filled slot with its program's id, in order.
+    pub(super) fn call_slots(&self) -> Result<Vec<(u32, u32)>> {
+        let calls = maps::call_ids(&self.pins.shared(map::CALLS))?;
+        let mut filled = Vec::new();
+        for slot in 0..map::CALLS_MAX {
+            if let Some(program) = read_slot(&calls, slot)? {
+                filled.push((slot, program));
+            }
+        }
+        Ok(filled)
+    }
+
+    /// Every row of the endpoint table.
+    pub(super) fn endpoint_rows(&self) -> Result<Vec<EndpointTableRow>> {
+        let endpoints = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
+        let mut rows = Vec::new();
+        for row in endpoints.iter() {
+            let (key, row) = row.map_err(|e| wrap("read endpoint table", map::ENDPOINTS, &e))?;
+            rows.push(table_row(&key, &row));
+        }
+        rows.sort();
+        Ok(rows)
+    }
+
+    /// The row of one address.
+    pub(crate) fn endpoint_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
+        let endpoints = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
+        let key = key_of(address);
+        match endpoints.get(&key, 0) {
+            Ok(row) => Ok(Some(table_row(&key, &row))),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(e) => Err(wrap("read endpoint table", address.to_string(), &e)),
+        }
+    }
+}
+
+fn read_slot(calls: &aya::maps::Array<aya::maps::MapData, u32>, slot: u32) -> Result<Option<u32>> {
+    match calls.get(&slot, 0) {
+        Ok(program) => Ok(Some(program)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(e) => Err(wrap("read call slot", slot.to_string(), &e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_reads_back_as_the_address_it_was_made_of() {
+        for text in ["10.0.0.1", "0.0.0.0", "255.255.255.255", "fd00::1", "::", "2001:db8::ffff:10.0.0.1"] {
+            let address: IpAddr = text.parse().unwrap_or(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
+            assert_eq!(address_of(&key_of(address)), address, "{text}");
+        }
+    }
+}

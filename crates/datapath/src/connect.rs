@@ -1,0 +1,201 @@
+//! Addresses and routes of an endpoint, on both sides, and both sides up.
+
+use std::{fs, io, net::IpAddr};
+
+use ipnet::IpNet;
+use rtnetlink::LinkUnspec;
+use wharf_core::{
+    endpoint::EndpointRecord,
+    kernel::{KernelErrorKind, Result},
+};
+
+use crate::{
+    error::{fail, wrap},
+    netlink::{
+        Connection, Refusal, Request, address, link,
+        route::{self, Route},
+    },
+    netns::NetnsThread,
+};
+
+const OPERATION: &str = "connect endpoint";
+
+/// Metric of the routes of an interface that finds another's in its place, before its index is added. Worse than IPv6's
+/// default of 1024.
+const SECOND_METRIC: u32 = 2048;
+
+/// A request and what it is for.
+struct Step {
+    request: Request,
+    subject: String,
+    /// Of an address; none for the link itself.
+    ipv6: bool,
+    /// A route of the container, which may find another interface's in its place.
+    route: Option<Route>,
+}
+
+impl Step {
+    fn link(request: Request, name: &str) -> Self {
+        Self { request, subject: name.to_owned(), ipv6: false, route: None }
+    }
+
+    fn of(address: IpAddr, request: Request, subject: String) -> Self {
+        Self { request, subject, ipv6: address.is_ipv6(), route: None }
+    }
+
+    fn route(address: IpAddr, route: Route, subject: String) -> Self {
+        Self { request: route.add(), subject, ipv6: address.is_ipv6(), route: Some(route) }
+    }
+}
+
+/// What came of a batch of steps.
+#[derive(Default)]
+struct Outcome {
+    /// The namespace refuses IPv6 addresses.
+    ipv6_off: bool,
+    /// Routes that were not put in as something is there already.
+    in_the_way: Vec<Route>,
+}
+
+/// Gives the container its addresses and routes, the node its routes to it, and brings both sides up.
+pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
+    let mut inside = thread.connect(OPERATION, &record.netns)?;
+    let name = record.attachment.ifname.as_str();
+    match link::look_up(&mut inside, name)? {
+        Some(seen) if seen.ifindex == record.container_ifindex => {}
+        other => {
+            let found = other.map_or("nothing".to_owned(), |l| format!("index {}", l.ifindex));
+            let cause = format!("expected index {} in the container, found {found}", record.container_ifindex);
+            return Err(fail(OPERATION, about(record, name), KernelErrorKind::NotFound, cause));
+        }
+    }
+    let mut outcome = run(&mut inside, container_steps(record), record)?;
+    if outcome.ipv6_off {
+        // Some runtimes start containers with IPv6 off; a network that gives an IPv6 address means it to work.
+        enable_ipv6(thread, record)?;
+        outcome = run(&mut inside, container_steps(record), record)?;
+        if outcome.ipv6_off {
+            let cause = "IPv6 stays off in the container (net.ipv6.conf.*.disable_ipv6); use a pool without IPv6";
+            return Err(fail(OPERATION, about(record, name), KernelErrorKind::Unsupported, cause));
+        }
+    }
+    stand_behind(&mut inside, outcome.in_the_way, record)?;
+    let mut host = Connection::open()?;
+    let host_name = record.host_ifname.as_str();
+    match link::look_up(&mut host, host_name)? {
+        Some(seen) if seen.ifindex == record.host_ifindex => {}
+        other => {
+            let found = other.map_or("nothing".to_owned(), |l| format!("index {}", l.ifindex));
+            let cause = format!("expected index {} in the node, found {found}", record.host_ifindex);
+            return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::NotFound, cause));
+        }
+    }
+    if run(&mut host, host_steps(record), record)?.ipv6_off {
+        let cause = "IPv6 is off on the node (net.ipv6.conf.all.disable_ipv6); turn it on or use no IPv6 pool";
+        return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::Unsupported, cause));
+    }
+    Ok(())
+}
+
+fn about(record: &EndpointRecord, what: &str) -> String {
+    format!("{what} (endpoint {}, epoch {})", record.id, record.epoch)
+}
+
+fn gateway_of(record: &EndpointRecord, address: IpAddr) -> Option<IpAddr> {
+    match address {
+        IpAddr::V4(_) => record.gateway4.map(IpAddr::V4),
+        IpAddr::V6(_) => record.gateway6.map(IpAddr::V6),
+    }
+}
+
+/// Loopback up, addresses, link up, and for each family the gateway on the link and everything by the gateway.
+fn container_steps(record: &EndpointRecord) -> Vec<Step> {
+    let index = record.container_ifindex;
+    let mut steps = vec![Step::link(link::set(LinkUnspec::new_with_name("lo").up().build()), "lo")];
+    for a in record.addresses() {
+        steps.push(Step::of(a, address::ensure(index, a), format!("address {a}")));
+    }
+    steps.push(Step::link(link::up(index), record.attachment.ifname.as_str()));
+    for (a, gateway) in record.addresses().filter_map(|a| Some((a, gateway_of(record, a)?))) {
+        let on_link = Route::direct(IpNet::from(gateway), index, None);
+        steps.push(Step::route(a, on_link, format!("route to gateway {gateway}")));
+        let default = Route::default_via(gateway, index);
+        steps.push(Step::route(a, default, format!("default route by {gateway}")));
+    }
+    steps
+}
+
+/// Link up, and a route to each address that speaks from the router's.
+fn host_steps(record: &EndpointRecord) -> Vec<Step> {
+    let index = record.host_ifindex;
+    let mut steps = vec![Step::link(link::up(index), record.host_ifname.as_str())];
+    for a in record.addresses() {
+        // In place of a predecessor's: an address belongs to one endpoint at a time, and that is this one.
+        let to = Route::direct(IpNet::from(a), index, gateway_of(record, a));
+        steps.push(Step::of(a, to.ensure(), format!("route to {a}")));
+    }
+    steps
+}
+
+/// Runs steps in one batch.
+fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -> Result<Outcome> {
+    let mut requests = Vec::with_capacity(steps.len());
+    let mut purposes = Vec::with_capacity(steps.len());
+    for Step { request, subject, ipv6, route } in steps {
+        requests.push(request);
+        purposes.push((subject, ipv6, route));
+    }
+    let mut outcome = Outcome::default();
+    for (answer, (subject, ipv6, route)) in connection.batch(requests)?.into_iter().zip(purposes) {
+        let Err(refusal) = answer else { continue };
+        if ipv6 && (outcome.ipv6_off || ipv6_is_off(&refusal)) {
+            // Whatever comes after it follows from it.
+            outcome.ipv6_off = true;
+            continue;
+        }
+        match route {
+            Some(route) if refusal.is(libc::EEXIST) => outcome.in_the_way.push(route),
+            // The gateway's own route was not put in, just before.
+            Some(route) if refusal.is(libc::ENETUNREACH) || refusal.is(libc::EHOSTUNREACH) => {
+                outcome.in_the_way.push(route);
+            }
+            _ => return Err(refusal.into_error(OPERATION, about(record, &subject))),
+        }
+    }
+    Ok(outcome)
+}
+
+/// Routes that found others in their place: ours from before are as wanted; those of another interface stay, and this
+/// interface's stand behind them (a container's second interface does not take over its default route).
+fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &EndpointRecord) -> Result<()> {
+    if in_the_way.is_empty() {
+        return Ok(());
+    }
+    let there = route::list(connection, None)?;
+    for mut route in in_the_way {
+        if there.iter().any(|r| r.destination == route.destination && r.ifindex == route.ifindex) {
+            continue;
+        }
+        route.metric = Some(SECOND_METRIC + record.container_ifindex.0);
+        if let Some(Err(refusal)) = connection.batch(vec![route.add()])?.pop() {
+            return Err(refusal.into_error(OPERATION, about(record, &format!("route to {}", route.destination))));
+        }
+    }
+    Ok(())
+}
+
+/// `addrconf` refuses addresses with EACCES where `disable_ipv6` is set, and `IPv6 is disabled on this device`.
+fn ipv6_is_off(refusal: &Refusal) -> bool {
+    refusal.is(libc::EACCES) || refusal.is(libc::EAFNOSUPPORT) || refusal.is(libc::EOPNOTSUPP)
+}
+
+fn enable_ipv6(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
+    let netns = thread.open(OPERATION, &record.netns)?;
+    let name = record.attachment.ifname.to_string();
+    // `/proc/sys/net` shows the namespace of the thread that opens it.
+    let path = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+    let file = path.clone();
+    let written: io::Result<()> =
+        thread.visit(OPERATION, &about(record, &name), &netns, move || fs::write(file, "0"))?;
+    written.map_err(|e| wrap(OPERATION, about(record, &path), &e))
+}

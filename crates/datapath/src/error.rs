@@ -1,0 +1,93 @@
+//! How failures of the kernel become [`KernelError`]s: operation, subject, cause, kind.
+
+use std::{error::Error, io};
+
+use wharf_core::kernel::{KernelError, KernelErrorKind};
+
+/// An error of our own making.
+pub(crate) fn fail(
+    operation: &'static str,
+    subject: impl Into<String>,
+    kind: KernelErrorKind,
+    cause: impl Into<String>,
+) -> KernelError {
+    KernelError { operation, subject: subject.into(), cause: cause.into(), kind }
+}
+
+/// What an errno means to a caller.
+pub(crate) fn kind_of(error: &io::Error) -> KernelErrorKind {
+    match error.raw_os_error() {
+        Some(libc::EEXIST) => KernelErrorKind::Exists,
+        Some(libc::ENOENT | libc::ENODEV | libc::ESRCH | libc::ENXIO | libc::ENOLINK) => KernelErrorKind::NotFound,
+        Some(libc::EPERM | libc::EACCES) => KernelErrorKind::Permission,
+        Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EAFNOSUPPORT) => KernelErrorKind::Unsupported,
+        Some(
+            libc::ENOMEM
+            | libc::ENOSPC
+            | libc::E2BIG
+            | libc::EBUSY
+            | libc::EAGAIN
+            | libc::ENFILE
+            | libc::EMFILE
+            | libc::ENOBUFS,
+        ) => KernelErrorKind::Exhausted,
+        _ => KernelErrorKind::Other,
+    }
+}
+
+/// The first `io::Error` in an error's chain of sources: aya wraps the errno several layers deep.
+pub(crate) fn io_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
+    let mut next = Some(error);
+    while let Some(e) = next {
+        if let Some(io) = e.downcast_ref::<io::Error>() {
+            return Some(io);
+        }
+        next = e.source();
+    }
+    None
+}
+
+/// Turns any error into a [`KernelError`]; its sources are told once each, from the outside in.
+pub(crate) fn wrap(operation: &'static str, subject: impl Into<String>, error: &(dyn Error + 'static)) -> KernelError {
+    let kind = io_cause(error).map_or(KernelErrorKind::Other, kind_of);
+    let mut cause = String::new();
+    let mut next = Some(error);
+    while let Some(e) = next {
+        let text = e.to_string();
+        // Transparent wrappers repeat their source.
+        if !cause.contains(&text) {
+            if !cause.is_empty() {
+                cause.push_str(": ");
+            }
+            cause.push_str(&text);
+        }
+        next = e.source();
+    }
+    KernelError { operation, subject: subject.into(), cause, kind }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] io::Error);
+
+    #[test]
+    fn the_errno_deep_in_the_chain_decides_the_kind() {
+        let e = wrap("test", "x", &Outer(io::Error::from_raw_os_error(libc::ENOSPC)));
+        assert_eq!(e.kind, KernelErrorKind::Exhausted);
+        assert!(e.cause.starts_with("outer: No space left"), "{}", e.cause);
+    }
+
+    #[test]
+    fn a_transparent_wrapper_is_not_told_twice() {
+        #[derive(Debug, thiserror::Error)]
+        #[error(transparent)]
+        struct Same(#[from] Outer);
+        let e = wrap("test", "x", &Same(Outer(io::Error::from_raw_os_error(libc::EPERM))));
+        assert_eq!(e.cause.matches("outer").count(), 1);
+        assert_eq!(e.kind, KernelErrorKind::Permission);
+    }
+}

@@ -1,0 +1,106 @@
+//! The reader of the event ring buffer.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, RawFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use aya::maps::{MapData, RingBuf};
+use tokio::io::{Interest, unix::AsyncFd};
+use wharf_common::Event;
+use wharf_core::kernel::{KernelErrorKind, Result};
+use zerocopy::FromBytes as _;
+
+use crate::error::{fail, wrap};
+
+/// Events a call to [`EventReader::next`] returns at most.
+pub const BATCH: usize = 256;
+
+/// The one reader of the event ring buffer (its consumer position is shared by all who open it, so there can be only
+/// one). The buffer lives on in the kernel when this is dropped; what nobody reads is lost when it is full, and the
+/// programs never wait.
+pub struct EventReader {
+    ring: AsyncFd<Ring>,
+    /// Records of another size than [`Event`]: never in a healthy node.
+    malformed: u64,
+    _turn: Turn,
+}
+
+/// Holds the node's only reading turn; gives it back when dropped.
+pub(crate) struct Turn(Arc<AtomicBool>);
+
+impl Turn {
+    /// Takes the turn, if nobody has it.
+    pub(crate) fn take(taken: &Arc<AtomicBool>) -> Result<Self> {
+        if taken.swap(true, Ordering::AcqRel) {
+            return Err(fail(
+                "read events",
+                wharf_common::map::EVENTS,
+                KernelErrorKind::Exhausted,
+                "the event ring buffer has its one reader already",
+            ));
+        }
+        Ok(Self(Arc::clone(taken)))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Owns the map and with it the descriptor that the runtime polls.
+struct Ring(RingBuf<MapData>);
+
+impl AsRawFd for Ring {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl EventReader {
+    pub(crate) fn new(ring: RingBuf<MapData>, turn: Turn) -> Result<Self> {
+        // SAFETY: `Ring` owns the descriptor, never replaces it, and `ring` is not handed out by value.
+        let ring = unsafe { AsyncFd::register_with_interest(Ring(ring), Interest::READABLE) }
+            .map_err(|e| wrap("read events", wharf_common::map::EVENTS, &io::Error::from(e)))?;
+        Ok(Self { ring, malformed: 0, _turn: turn })
+    }
+
+    /// Waits until there is at least one event, and returns what is there, at most [`BATCH`] at a time, oldest first.
+    /// Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// When the runtime can no longer poll the descriptor; the reader is of no use then.
+    pub async fn next(&mut self) -> Result<Vec<Event>> {
+        loop {
+            let mut guard =
+                self.ring.readable_mut().await.map_err(|e| wrap("read events", wharf_common::map::EVENTS, &e))?;
+            let mut events = Vec::new();
+            let ring = &mut guard.get_inner_mut().0;
+            while events.len() < BATCH {
+                let Some(record) = ring.next() else { break };
+                match Event::read_from_bytes(&record) {
+                    Ok(event) => events.push(event),
+                    Err(_) => self.malformed = self.malformed.saturating_add(1),
+                }
+            }
+            if events.len() < BATCH {
+                guard.clear_ready();
+            }
+            if !events.is_empty() {
+                return Ok(events);
+            }
+        }
+    }
+
+    /// Records skipped because they were not of the size this version knows.
+    #[must_use]
+    pub fn malformed(&self) -> u64 {
+        self.malformed
+    }
+}

@@ -1,0 +1,151 @@
+//! What a test can do to the fake: make calls fail, hold them, count them.
+
+use std::collections::{HashMap, VecDeque};
+
+use tokio::sync::watch;
+use wharf_core::kernel::KernelErrorKind;
+
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)+) => {
+        /// The verbs of the edge.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[allow(missing_docs, reason = "each is the trait's method of that name")]
+        pub enum Operation { $($(#[$doc])* $name,)+ }
+
+        impl Operation {
+            /// All, in the trait's order.
+            pub const ALL: &'static [Self] = &[$(Self::$name),+];
+
+            /// The method's name.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)+ }
+            }
+        }
+    };
+}
+
+operations! {
+    EnsureNode = "ensure_node",
+    ObserveNetns = "observe_netns",
+    EnsurePrograms = "ensure_programs",
+    EnsureLink = "ensure_link",
+    EnsureConfig = "ensure_config",
+    EnsureAttached = "ensure_attached",
+    EnsureConnected = "ensure_connected",
+    EnsureReachable = "ensure_reachable",
+    RemoveReachable = "remove_reachable",
+    RemoveAttached = "remove_attached",
+    RemovePrograms = "remove_programs",
+    RemoveLink = "remove_link",
+    ObserveEndpoint = "observe_endpoint",
+    ObserveCounters = "observe_counters",
+    ObserveMaps = "observe_maps",
+    DumpMap = "dump_map",
+    RemoveEndpointRow = "remove_endpoint_row",
+    RemoveCallSlot = "remove_call_slot",
+    RemoveRoute = "remove_route",
+    Dump = "dump",
+    RemoveNode = "remove_node",
+}
+
+/// A failure that a test asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Failure {
+    pub(super) kind: KernelErrorKind,
+    pub(super) after_effect: bool,
+}
+
+/// State of a hold: how many calls wait at it, and whether it still holds.
+#[derive(Debug, Clone, Copy, Default)]
+struct HoldState {
+    waiting: u64,
+    released: bool,
+}
+
+/// Holds the calls of one operation. Dropping it releases them.
+pub struct Hold {
+    state: watch::Sender<HoldState>,
+}
+
+impl Hold {
+    /// Waits until a call stands at the hold.
+    pub async fn reached(&self) {
+        let mut seen = self.state.subscribe();
+        // The sender lives in `self`, so the wait cannot fail.
+        let _held = seen.wait_for(|s| s.waiting > 0).await;
+    }
+
+    /// Lets the calls go on.
+    pub fn release(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.state.send_modify(|s| s.released = true);
+    }
+}
+
+/// A call's view of a hold.
+pub(super) struct Waiter(watch::Sender<HoldState>);
+
+impl Waiter {
+    /// Waits for the release. A call that is dropped meanwhile no longer counts as waiting.
+    pub(super) async fn wait(self) {
+        struct Leave(watch::Sender<HoldState>);
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                self.0.send_modify(|s| s.waiting = s.waiting.saturating_sub(1));
+            }
+        }
+        let mut seen = self.0.subscribe();
+        self.0.send_modify(|s| s.waiting += 1);
+        let leave = Leave(self.0);
+        // The sender lives in `leave`, so the wait cannot fail.
+        let _released = seen.wait_for(|s| s.released).await;
+        drop(leave);
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Controls {
+    pub(super) log: Vec<(Operation, String)>,
+    once: HashMap<Operation, VecDeque<Failure>>,
+    always: HashMap<Operation, KernelErrorKind>,
+    holds: HashMap<Operation, watch::Sender<HoldState>>,
+}
+
+impl Controls {
+    pub(super) fn fail(&mut self, operation: Operation, kind: KernelErrorKind, after_effect: bool) {
+        self.once.entry(operation).or_default().push_back(Failure { kind, after_effect });
+    }
+
+    pub(super) fn fail_always(&mut self, operation: Operation, kind: Option<KernelErrorKind>) {
+        match kind {
+            Some(kind) => self.always.insert(operation, kind),
+            None => self.always.remove(&operation),
+        };
+    }
+
+    pub(super) fn hold(&mut self, operation: Operation) -> Hold {
+        let (state, _) = watch::channel(HoldState::default());
+        self.holds.insert(operation, state.clone());
+        Hold { state }
+    }
+
+    /// Notes a call; says what it must wait for.
+    pub(super) fn enter(&mut self, operation: Operation, subject: &str) -> Option<Waiter> {
+        self.log.push((operation, subject.to_owned()));
+        self.holds.get(&operation).filter(|s| !s.borrow().released).cloned().map(Waiter)
+    }
+
+    /// The failure that this call is to have.
+    pub(super) fn failure(&mut self, operation: Operation) -> Option<Failure> {
+        self.once
+            .get_mut(&operation)
+            .and_then(VecDeque::pop_front)
+            .or_else(|| self.always.get(&operation).map(|kind| Failure { kind: *kind, after_effect: false }))
+    }
+}

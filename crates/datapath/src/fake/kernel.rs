@@ -1,0 +1,473 @@
+//! The fake's body of the edge.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+};
+
+use wharf_core::{
+    endpoint::{EndpointRecord, NetnsRef},
+    ids::{EndpointId, Epoch, IfIndex},
+    kernel::{
+        Attached, ConfigSpec, CounterRow, EndpointTableRow, Kernel, KernelDump, KernelError, KernelErrorKind,
+        KernelFeatures, Link, LinkRef, LinkRow, LinkSpec, MapInfo, Mismatch, NodeSpec, ProgramSpec, Programs, Result,
+        RouteRow,
+    },
+};
+
+use super::{
+    FakeKernel, Operation,
+    state::{Hook, HostSide, Inside, Pinned, State, host_net},
+};
+use crate::error::fail;
+
+impl FakeKernel {
+    /// Notes the call, waits at a hold, fails if told so, and applies the effect.
+    async fn call<T>(
+        &self,
+        operation: Operation,
+        subject: String,
+        effect: impl FnOnce(&mut State) -> Result<T> + Send,
+    ) -> Result<T> {
+        let waiter = self.controls().enter(operation, &subject);
+        if let Some(waiter) = waiter {
+            waiter.wait().await;
+        }
+        let asked = |kind| fail(operation.as_str(), subject.clone(), kind, "the test asked for this failure");
+        match self.controls().failure(operation) {
+            Some(f) if f.after_effect => {
+                effect(&mut self.state())?;
+                Err(asked(f.kind))
+            }
+            Some(f) => Err(asked(f.kind)),
+            None => effect(&mut self.state()),
+        }
+    }
+}
+
+fn endpoint(id: EndpointId) -> String {
+    format!("endpoint {id}")
+}
+
+fn not_found(operation: Operation, subject: String, cause: &str) -> KernelError {
+    fail(operation.as_str(), subject, KernelErrorKind::NotFound, cause)
+}
+
+fn mismatch(found: &mut Vec<Mismatch>, object: &str, subject: impl Into<String>, problem: impl Into<String>) {
+    found.push(Mismatch { object: object.to_owned(), subject: subject.into(), problem: problem.into() });
+}
+
+impl Kernel for FakeKernel {
+    fn features(&self) -> &KernelFeatures {
+        &self.features
+    }
+
+    async fn ensure_node(&self, spec: &NodeSpec) -> Result<()> {
+        self.call(Operation::EnsureNode, "node".to_owned(), |s| {
+            s.routes.retain(|_, via| via.is_some());
+            for cidr in &spec.cidrs {
+                s.routes.entry(cidr.trunc()).or_insert(None);
+            }
+            s.node = Some(spec.clone());
+            Ok(())
+        })
+        .await
+    }
+
+    async fn observe_netns(&self, path: &Path) -> Result<NetnsRef> {
+        self.call(Operation::ObserveNetns, path.display().to_string(), |s| {
+            if let Some(ns) = s.namespaces.get(path) {
+                return Ok(ns.identity.clone());
+            }
+            let subject = path.display().to_string();
+            if s.plain_files.contains(path) {
+                let cause = "not a network namespace";
+                return Err(fail("open network namespace", subject, KernelErrorKind::NotANetns, cause));
+            }
+            Err(not_found(Operation::ObserveNetns, subject, "no such file"))
+        })
+        .await
+    }
+
+    async fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs> {
+        self.call(Operation::EnsurePrograms, endpoint(spec.id), |s| {
+            let program_ids = [s.fresh(), s.fresh(), s.fresh()];
+            let map_ids = match s.pins.get(&spec.id) {
+                Some(old) => old.map_ids,
+                None => [s.fresh(), s.fresh()],
+            };
+            match s.pins.get_mut(&spec.id) {
+                Some(old) => old.program_ids = program_ids,
+                None => {
+                    let new = Pinned { program_ids, map_ids, config: None, counters: Vec::new(), links: false };
+                    s.pins.insert(spec.id, new);
+                }
+            }
+            Ok(Programs { program_ids, map_ids, memlock_bytes: 3 * 8192 })
+        })
+        .await
+    }
+
+    async fn ensure_link(&self, spec: &LinkSpec) -> Result<Link> {
+        self.call(Operation::EnsureLink, endpoint(spec.id), |s| {
+            let host = spec.host_ifname.as_str();
+            let name = spec.ifname.as_str();
+            let same = |l: &HostSide| {
+                l.inode == spec.netns.inode
+                    && l.container_ifname == spec.ifname
+                    && l.container_mac == spec.container_mac
+                    && l.host_mac == spec.host_mac
+                    && l.mtu == spec.mtu
+            };
+            if let Some(l) = s.links.get(host)
+                && same(l)
+                && s.netns(&spec.netns).is_some()
+            {
+                return Ok(Link { host_ifindex: l.ifindex, container_ifindex: l.container_ifindex });
+            }
+            s.remove_link_named(host);
+            let (host_ifindex, container_ifindex) = (IfIndex(s.fresh()), IfIndex(s.fresh()));
+            let Some(ns) = s.netns_mut(&spec.netns) else {
+                let subject = spec.netns.path.display().to_string();
+                return Err(not_found(Operation::EnsureLink, subject, "the namespace is gone"));
+            };
+            if ns.interfaces.contains_key(name) {
+                let cause = format!("the container already has an interface {name}");
+                return Err(fail("create link", endpoint(spec.id), KernelErrorKind::Exists, cause));
+            }
+            let inside = Inside {
+                ifindex: container_ifindex,
+                host: Some(spec.host_ifname.clone()),
+                up: false,
+                addresses: BTreeSet::new(),
+            };
+            ns.interfaces.insert(name.to_owned(), inside);
+            s.links.insert(
+                host.to_owned(),
+                HostSide {
+                    ifindex: host_ifindex,
+                    container_ifindex,
+                    container_ifname: spec.ifname.clone(),
+                    inode: spec.netns.inode,
+                    container_mac: spec.container_mac,
+                    host_mac: spec.host_mac,
+                    mtu: spec.mtu,
+                    up: false,
+                    attached: None,
+                },
+            );
+            Ok(Link { host_ifindex, container_ifindex })
+        })
+        .await
+    }
+
+    async fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> Result<()> {
+        self.call(Operation::EnsureConfig, endpoint(id), |s| match s.pins.get_mut(&id) {
+            Some(pinned) => {
+                pinned.config = Some(spec.clone());
+                Ok(())
+            }
+            None => Err(not_found(Operation::EnsureConfig, endpoint(id), "its maps are not pinned")),
+        })
+        .await
+    }
+
+    async fn ensure_attached(&self, link: &LinkRef) -> Result<Attached> {
+        self.call(Operation::EnsureAttached, endpoint(link.id), |s| {
+            let Some(pinned) = s.pins.get_mut(&link.id) else {
+                return Err(not_found(Operation::EnsureAttached, endpoint(link.id), "its programs are not pinned"));
+            };
+            let Some(host) = s
+                .links
+                .get_mut(link.host_ifname.as_str())
+                .filter(|l| link.host_ifindex.is_none_or(|want| want == l.ifindex))
+            else {
+                return Err(not_found(Operation::EnsureAttached, link.host_ifname.to_string(), "the link is gone"));
+            };
+            let before = host.attached.replace(Hook::Programs(pinned.program_ids[0]));
+            pinned.links = true;
+            if let Some(slot) = s.calls.get_mut(&link.id) {
+                *slot = pinned.program_ids[2];
+            }
+            Ok(if before.is_some() { Attached::Replaced } else { Attached::New })
+        })
+        .await
+    }
+
+    async fn ensure_connected(&self, record: &EndpointRecord) -> Result<()> {
+        self.call(Operation::EnsureConnected, endpoint(record.id), |s| {
+            let gone = |what: &str| Err(not_found(Operation::EnsureConnected, endpoint(record.id), what));
+            if !s.links.get(record.host_ifname.as_str()).is_some_and(|l| l.ifindex == record.host_ifindex) {
+                return gone("the link is gone");
+            }
+            let Some(ns) = s.netns_mut(&record.netns) else { return gone("the namespace is gone") };
+            let Some(inside) = ns
+                .interfaces
+                .get_mut(record.attachment.ifname.as_str())
+                .filter(|i| i.host.as_ref() == Some(&record.host_ifname))
+            else {
+                return gone("the container's side of the link is gone");
+            };
+            inside.up = true;
+            inside.addresses.extend(record.addresses());
+            if let Some(host) = s.links.get_mut(record.host_ifname.as_str()) {
+                host.up = true;
+            }
+            for address in record.addresses() {
+                s.routes.insert(host_net(address), Some(record.host_ifindex));
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
+        self.call(Operation::EnsureReachable, endpoint(record.id), |s| {
+            let Some(pinned) = s.pins.get(&record.id) else {
+                return Err(not_found(Operation::EnsureReachable, endpoint(record.id), "its programs are not pinned"));
+            };
+            s.calls.insert(record.id, pinned.program_ids[2]);
+            for address in record.addresses() {
+                s.rows.insert(address, table_row(record, address));
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
+        self.call(Operation::RemoveReachable, endpoint(record.id), |s| {
+            for address in record.addresses() {
+                if s.rows.get(&address).is_some_and(|r| r.epoch == record.epoch) {
+                    s.rows.remove(&address);
+                }
+            }
+            if s.config_epoch(record.id).is_none_or(|e| e <= record.epoch) {
+                s.calls.remove(&record.id);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_attached(&self, link: &LinkRef) -> Result<()> {
+        self.call(Operation::RemoveAttached, endpoint(link.id), |s| {
+            if let Some(host) = s.links.get_mut(link.host_ifname.as_str()) {
+                host.attached = Some(Hook::Sink);
+                if let Some(pinned) = s.pins.get_mut(&link.id) {
+                    pinned.links = false;
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_programs(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
+        self.call(Operation::RemovePrograms, endpoint(id), |s| {
+            Ok(s.pins.remove(&id).map(|p| p.counters).unwrap_or_default())
+        })
+        .await
+    }
+
+    async fn remove_link(&self, link: &LinkRef) -> Result<()> {
+        self.call(Operation::RemoveLink, endpoint(link.id), |s| {
+            s.remove_link_named(link.host_ifname.as_str());
+            Ok(())
+        })
+        .await
+    }
+
+    async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<Mismatch>> {
+        self.call(Operation::ObserveEndpoint, endpoint(record.id), |s| Ok(observe(s, record))).await
+    }
+
+    async fn observe_counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
+        self.call(Operation::ObserveCounters, endpoint(id), |s| match s.pins.get(&id) {
+            Some(pinned) => Ok(pinned.counters.clone()),
+            None => Err(not_found(Operation::ObserveCounters, endpoint(id), "its maps are not pinned")),
+        })
+        .await
+    }
+
+    async fn observe_maps(&self) -> Result<Vec<MapInfo>> {
+        self.call(Operation::ObserveMaps, "maps".to_owned(), |s| {
+            let info = |name: String, kind: &str, entries: Option<usize>, max: u32| MapInfo {
+                name,
+                kind: kind.to_owned(),
+                entries: entries.map(|n| n as u64),
+                max_entries: u64::from(max),
+                memlock_bytes: 4096,
+            };
+            use wharf_common::map;
+            let mut maps = vec![
+                info(map::ENDPOINTS.to_owned(), "hash", Some(s.rows.len()), map::ENDPOINTS_MAX),
+                info(map::CALLS.to_owned(), "prog_array", Some(s.calls.len()), map::CALLS_MAX),
+                info(map::EVENTS.to_owned(), "ringbuf", None, map::EVENTS_BYTES),
+            ];
+            for (id, pinned) in &s.pins {
+                maps.push(info(format!("{id}/{}", map::CONFIG), "array", Some(1), 1));
+                let counted = pinned.counters.len();
+                maps.push(info(format!("{id}/{}", map::METRICS), "percpu_array", Some(counted), map::METRICS_MAX));
+            }
+            Ok(maps)
+        })
+        .await
+    }
+
+    async fn dump_map(&self, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
+        self.call(Operation::DumpMap, name.to_owned(), |s| dump_map(s, name)).await
+    }
+
+    async fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> Result<()> {
+        self.call(Operation::RemoveEndpointRow, ip.to_string(), |s| {
+            if s.rows.get(&ip).is_some_and(|r| r.epoch == epoch) {
+                s.rows.remove(&ip);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_call_slot(&self, slot: u32) -> Result<()> {
+        self.call(Operation::RemoveCallSlot, slot.to_string(), |s| {
+            s.calls.retain(|id, _| u32::from(id.get()) != slot);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_route(&self, route: &RouteRow) -> Result<()> {
+        self.call(Operation::RemoveRoute, route.destination.to_string(), |s| {
+            if s.routes.get(&route.destination) == Some(&route.ifindex) {
+                s.routes.remove(&route.destination);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn dump(&self) -> Result<KernelDump> {
+        self.call(Operation::Dump, "node".to_owned(), |s| {
+            let links = s.links.iter().map(|(name, l)| LinkRow { name: name.clone(), ifindex: l.ifindex }).collect();
+            let routes = s.routes.iter().map(|(d, via)| RouteRow { destination: *d, ifindex: *via }).collect();
+            let pins = s
+                .pins
+                .iter()
+                .map(|(id, p)| {
+                    let mut names = vec!["CONFIG", "METRICS", "deliver", "from_container"];
+                    if p.links {
+                        names.extend(["link_from_container", "link_to_container"]);
+                    }
+                    names.push("to_container");
+                    (id.to_string(), names.into_iter().map(str::to_owned).collect())
+                })
+                .collect();
+            Ok(KernelDump {
+                links,
+                routes,
+                endpoint_rows: s.rows.values().cloned().collect(),
+                call_slots: s.calls.keys().map(|id| u32::from(id.get())).collect(),
+                pins,
+                foreign_pins: Vec::new(),
+            })
+        })
+        .await
+    }
+
+    async fn remove_node(&self) -> Result<()> {
+        self.call(Operation::RemoveNode, "node".to_owned(), |s| {
+            s.routes.retain(|_, via| via.is_some());
+            s.node = None;
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn table_row(record: &EndpointRecord, address: IpAddr) -> EndpointTableRow {
+    EndpointTableRow {
+        address,
+        endpoint_id: u32::from(record.id.get()),
+        epoch: record.epoch,
+        ifindex: record.host_ifindex,
+        identity: record.identity.0,
+        mac: record.container_mac,
+    }
+}
+
+fn dump_map(s: &State, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
+    let row = |columns: &[(&str, String)]| columns.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
+    match name {
+        "ENDPOINTS" => Ok(s
+            .rows
+            .values()
+            .map(|r| row(&[("address", r.address.to_string()), ("endpoint", r.endpoint_id.to_string())]))
+            .collect()),
+        "CALLS" => {
+            Ok(s.calls.iter().map(|(id, p)| row(&[("slot", id.to_string()), ("program", p.to_string())])).collect())
+        }
+        _ => {
+            let pinned = name.split_once('/').and_then(|(id, kind)| Some((s.pins.get(&id.parse().ok()?)?, kind)));
+            match pinned {
+                Some((p, "CONFIG")) => Ok(p.config.iter().map(|c| row(&[("epoch", c.epoch.to_string())])).collect()),
+                Some((p, "METRICS")) => Ok(p
+                    .counters
+                    .iter()
+                    .map(|c| row(&[("reason", c.reason.clone()), ("packets", c.packets.to_string())]))
+                    .collect()),
+                _ => Err(not_found(Operation::DumpMap, name.to_owned(), "there is no such map")),
+            }
+        }
+    }
+}
+
+fn observe(s: &State, record: &EndpointRecord) -> Vec<Mismatch> {
+    let mut found = Vec::new();
+    let host = record.host_ifname.as_str();
+    let pinned = s.pins.get(&record.id);
+    match s.links.get(host) {
+        None => mismatch(&mut found, "link", host, "expected to be there, is gone"),
+        Some(l) => {
+            if !l.up {
+                mismatch(&mut found, "link", host, "expected up, is down");
+            }
+            if l.mtu != record.mtu {
+                mismatch(&mut found, "mtu", host, format!("expected {}, is {}", record.mtu, l.mtu));
+            }
+            if l.attached != pinned.map(|p| Hook::Programs(p.program_ids[0])) {
+                mismatch(&mut found, "program", host, "what is attached is not what is pinned");
+            }
+        }
+    }
+    let ifname = record.attachment.ifname.as_str();
+    match s.netns(&record.netns).and_then(|ns| ns.interfaces.get(ifname)) {
+        None => mismatch(&mut found, "link", ifname, "expected in the container, is not there"),
+        Some(inside) => {
+            for address in record.addresses().filter(|a| !inside.addresses.contains(a)) {
+                mismatch(&mut found, "address", address.to_string(), "expected in the container, is not there");
+            }
+            if !inside.up {
+                mismatch(&mut found, "link", ifname, "expected up, is down");
+            }
+        }
+    }
+    if pinned.is_none() {
+        mismatch(&mut found, "pin", endpoint(record.id), "expected programs and maps, there are none");
+    } else if s.config_epoch(record.id) != Some(record.epoch) {
+        mismatch(&mut found, "map", format!("{}/CONFIG", record.id), format!("expected epoch {}", record.epoch));
+    }
+    for address in record.addresses() {
+        if s.routes.get(&host_net(address)) != Some(&Some(record.host_ifindex)) {
+            mismatch(&mut found, "route", address.to_string(), format!("expected through {host}, is not"));
+        }
+        if s.rows.get(&address) != Some(&table_row(record, address)) {
+            mismatch(&mut found, "endpoint-row", address.to_string(), "differs from the record or is missing");
+        }
+    }
+    if s.calls.get(&record.id).copied() != pinned.map(|p| p.program_ids[2]) {
+        mismatch(&mut found, "map", format!("CALLS[{}]", record.id), "does not hold the pinned deliver program");
+    }
+    found
+}

@@ -1,0 +1,160 @@
+//! A kernel in memory.
+//!
+//! What a green run on it does **not** prove: that the programs load or police anything (there are no packets); that
+//! netlink messages are well formed; that a link's deletion takes its routes, attachments and peers with it exactly as
+//! Linux does (here it does so at once and without RTNL); limits, permissions and old kernels; what other programs on
+//! the machine do meanwhile; bpffs; time (a call takes none unless a test holds it). What it does model: names,
+//! indexes and epochs; which namespace holds what; pins, attachments, rows and routes and the order they must come in;
+//! failures, before or after the effect; calls that hang.
+
+mod control;
+mod kernel;
+mod state;
+
+pub use control::{Hold, Operation};
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use wharf_common::Event;
+use wharf_core::{
+    endpoint::NetnsRef,
+    ids::EndpointId,
+    kernel::{CounterRow, KernelErrorKind, KernelFeatures},
+};
+
+use control::Controls;
+use state::State;
+
+/// The fake. Clones share one kernel, as processes do: a clone that outlives another stands for a restarted agent.
+#[derive(Clone)]
+pub struct FakeKernel {
+    features: Arc<KernelFeatures>,
+    state: Arc<Mutex<State>>,
+    controls: Arc<Mutex<Controls>>,
+}
+
+impl Default for FakeKernel {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FakeKernel {
+    /// A kernel that offers everything and holds nothing of ours.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            features: Arc::new(state::features()),
+            state: Arc::new(Mutex::new(State::default())),
+            controls: Arc::new(Mutex::new(Controls::default())),
+        }
+    }
+
+    /// Makes a network namespace and binds it to a path; what the path led to before is unreachable but not gone.
+    pub fn add_netns(&self, path: impl Into<PathBuf>) -> NetnsRef {
+        self.state().add_netns(path.into())
+    }
+
+    /// Ends the namespace at a path: its interfaces go, and with them the host sides of their pairs.
+    pub fn remove_netns(&self, path: &Path) {
+        self.state().remove_netns(path);
+    }
+
+    /// Puts a file that is not a namespace at a path.
+    pub fn add_plain_file(&self, path: impl Into<PathBuf>) {
+        self.state().plain_files.insert(path.into());
+    }
+
+    /// Puts an interface that is not ours into the namespace at a path. False when there is no such namespace.
+    pub fn add_foreign_interface(&self, netns: &Path, ifname: &str) -> bool {
+        self.state().add_foreign_interface(netns, ifname)
+    }
+
+    /// Takes a route to an address away behind the agent's back. False when there is none.
+    pub fn remove_route_behind_the_back(&self, address: IpAddr) -> bool {
+        self.state().routes.remove(&state::host_net(address)).is_some()
+    }
+
+    /// Takes a link away behind the agent's back, by its host side's name. False when there is none.
+    pub fn remove_link_behind_the_back(&self, host_ifname: &str) -> bool {
+        self.state().remove_link_named(host_ifname)
+    }
+
+    /// Sets what the endpoint's programs have counted. False when it has no maps.
+    pub fn set_counters(&self, id: EndpointId, rows: Vec<CounterRow>) -> bool {
+        self.state().set_counters(id, rows)
+    }
+
+    /// Adds an event, as if a program had sent it.
+    pub fn push_event(&self, event: Event) {
+        self.state().events.push(event);
+    }
+
+    /// Takes the events pushed so far.
+    #[must_use]
+    pub fn take_events(&self) -> Vec<Event> {
+        std::mem::take(&mut self.state().events)
+    }
+
+    /// The next call of this operation fails with this kind, before it has any effect.
+    pub fn fail_next(&self, operation: Operation, kind: KernelErrorKind) {
+        self.controls().fail(operation, kind, false);
+    }
+
+    /// The next call of this operation takes effect and then reports a failure, as when an answer is lost.
+    pub fn fail_next_after_effect(&self, operation: Operation, kind: KernelErrorKind) {
+        self.controls().fail(operation, kind, true);
+    }
+
+    /// Every call of this operation fails with this kind until [`FakeKernel::mend`].
+    pub fn fail_always(&self, operation: Operation, kind: KernelErrorKind) {
+        self.controls().fail_always(operation, Some(kind));
+    }
+
+    /// Ends [`FakeKernel::fail_always`].
+    pub fn mend(&self, operation: Operation) {
+        self.controls().fail_always(operation, None);
+    }
+
+    /// Calls of this operation wait, before they have any effect, until the returned hold is released or dropped.
+    #[must_use]
+    pub fn hold(&self, operation: Operation) -> Hold {
+        self.controls().hold(operation)
+    }
+
+    /// How often an operation was called, failed calls included.
+    #[must_use]
+    pub fn calls(&self, operation: Operation) -> u64 {
+        self.controls().log.iter().filter(|(o, _)| *o == operation).count() as u64
+    }
+
+    /// Every call so far, oldest first, with its subject (`endpoint 7`, a path, `node`).
+    #[must_use]
+    pub fn call_log(&self) -> Vec<(Operation, String)> {
+        self.controls().log.clone()
+    }
+
+    /// Forgets the calls so far.
+    pub fn clear_call_log(&self) {
+        self.controls().log.clear();
+    }
+
+    /// True when nothing of ours is left, the node's own part aside.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.state().is_clean()
+    }
+
+    /// A panic of one test thread must not hide the state from the others: it is plain data, never half-written.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn controls(&self) -> MutexGuard<'_, Controls> {
+        self.controls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

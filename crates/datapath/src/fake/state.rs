@@ -1,0 +1,169 @@
+//! What the fake kernel holds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use ipnet::IpNet;
+use wharf_common::Event;
+use wharf_core::{
+    endpoint::NetnsRef,
+    ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
+    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec},
+};
+
+pub(super) fn features() -> KernelFeatures {
+    KernelFeatures {
+        release: "6.12.0-fake".to_owned(),
+        attach_mode: AttachMode::Tcx,
+        tcx: true,
+        netkit: false,
+        redirect_peer: true,
+        btf: true,
+        netns_cookie: true,
+    }
+}
+
+/// The route to one address.
+pub(super) fn host_net(address: IpAddr) -> IpNet {
+    IpNet::from(address)
+}
+
+/// An interface inside a container.
+#[derive(Debug, Clone)]
+pub(super) struct Inside {
+    pub(super) ifindex: IfIndex,
+    /// Host side's name; none for an interface that is not ours.
+    pub(super) host: Option<IfName>,
+    pub(super) up: bool,
+    pub(super) addresses: BTreeSet<IpAddr>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Namespace {
+    pub(super) identity: NetnsRef,
+    pub(super) interfaces: BTreeMap<String, Inside>,
+}
+
+/// The host side of a pair.
+#[derive(Debug, Clone)]
+pub(super) struct HostSide {
+    pub(super) ifindex: IfIndex,
+    pub(super) container_ifindex: IfIndex,
+    pub(super) container_ifname: IfName,
+    pub(super) inode: u64,
+    pub(super) container_mac: MacAddr,
+    pub(super) host_mac: MacAddr,
+    pub(super) mtu: u32,
+    pub(super) up: bool,
+    /// What stands on its hooks.
+    pub(super) attached: Option<Hook>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hook {
+    /// The endpoint's programs, by the id of the first.
+    Programs(u32),
+    /// The program that drops everything.
+    Sink,
+}
+
+/// What is pinned for an endpoint.
+#[derive(Debug, Clone)]
+pub(super) struct Pinned {
+    pub(super) program_ids: [u32; 3],
+    pub(super) map_ids: [u32; 2],
+    pub(super) config: Option<ConfigSpec>,
+    pub(super) counters: Vec<CounterRow>,
+    pub(super) links: bool,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) namespaces: BTreeMap<PathBuf, Namespace>,
+    pub(super) plain_files: HashSet<PathBuf>,
+    pub(super) links: BTreeMap<String, HostSide>,
+    pub(super) pins: BTreeMap<EndpointId, Pinned>,
+    pub(super) rows: BTreeMap<IpAddr, EndpointTableRow>,
+    pub(super) calls: BTreeMap<EndpointId, u32>,
+    pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
+    pub(super) node: Option<NodeSpec>,
+    pub(super) events: Vec<Event>,
+    next_id: u32,
+}
+
+impl State {
+    /// A number that was never given out before: inodes, indexes, program and map ids.
+    pub(super) fn fresh(&mut self) -> u32 {
+        self.next_id += 1;
+        1000 + self.next_id
+    }
+
+    pub(super) fn add_netns(&mut self, path: PathBuf) -> NetnsRef {
+        let n = u64::from(self.fresh());
+        let identity = NetnsRef { path: path.clone(), dev: 4, inode: 4_026_532_000 + n, cookie: 1 + n };
+        self.namespaces.insert(path, Namespace { identity: identity.clone(), interfaces: BTreeMap::new() });
+        identity
+    }
+
+    pub(super) fn remove_netns(&mut self, path: &Path) {
+        let Some(gone) = self.namespaces.remove(path) else { return };
+        let hosts: Vec<String> =
+            self.links.iter().filter(|(_, l)| l.inode == gone.identity.inode).map(|(n, _)| n.clone()).collect();
+        for host in hosts {
+            self.remove_link_named(&host);
+        }
+    }
+
+    pub(super) fn add_foreign_interface(&mut self, netns: &Path, ifname: &str) -> bool {
+        let ifindex = IfIndex(self.fresh());
+        let Some(ns) = self.namespaces.get_mut(netns) else { return false };
+        let inside = Inside { ifindex, host: None, up: true, addresses: BTreeSet::new() };
+        ns.interfaces.insert(ifname.to_owned(), inside);
+        true
+    }
+
+    /// The namespace that a reference means, if its path still leads to it.
+    pub(super) fn netns_mut(&mut self, wanted: &NetnsRef) -> Option<&mut Namespace> {
+        self.namespaces.get_mut(&wanted.path).filter(|ns| ns.identity.same(wanted))
+    }
+
+    pub(super) fn netns(&self, wanted: &NetnsRef) -> Option<&Namespace> {
+        self.namespaces.get(&wanted.path).filter(|ns| ns.identity.same(wanted))
+    }
+
+    /// Deletes a pair and the routes through it.
+    pub(super) fn remove_link_named(&mut self, host_ifname: &str) -> bool {
+        let Some(link) = self.links.remove(host_ifname) else { return false };
+        self.routes.retain(|_, via| *via != Some(link.ifindex));
+        for ns in self.namespaces.values_mut().filter(|ns| ns.identity.inode == link.inode) {
+            ns.interfaces.retain(|_, i| i.ifindex != link.container_ifindex);
+        }
+        true
+    }
+
+    pub(super) fn set_counters(&mut self, id: EndpointId, rows: Vec<CounterRow>) -> bool {
+        match self.pins.get_mut(&id) {
+            Some(pinned) => {
+                pinned.counters = rows;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Epoch of the configuration row, when there is one.
+    pub(super) fn config_epoch(&self, id: EndpointId) -> Option<Epoch> {
+        self.pins.get(&id).and_then(|p| p.config.as_ref()).map(|c| c.epoch)
+    }
+
+    pub(super) fn is_clean(&self) -> bool {
+        self.links.is_empty()
+            && self.pins.is_empty()
+            && self.rows.is_empty()
+            && self.calls.is_empty()
+            && self.routes.values().all(Option::is_none)
+    }
+}

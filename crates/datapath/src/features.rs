@@ -1,0 +1,121 @@
+//! What the kernel offers and what this process may do, checked once at start, before anything is changed.
+
+use std::{fs, io, path::Path};
+
+use aya::programs::{SchedClassifier, TcAttachType};
+use nix::sys::utsname::uname;
+use wharf_core::kernel::{AttachMode, KernelErrorKind, KernelFeatures, Result};
+
+use crate::{
+    error::{fail, wrap},
+    netns,
+};
+
+/// Oldest kernel: `bpf_redirect_peer` came with it.
+const MINIMUM: (u32, u32) = (5, 10);
+
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_PERFMON: u32 = 38;
+const CAP_BPF: u32 = 39;
+
+/// Makes sure that this thread has the capabilities that loading, attaching and visiting namespaces need.
+pub(crate) fn check_capabilities() -> Result<()> {
+    let operation = "check capabilities";
+    let path = "/proc/thread-self/status";
+    let status = fs::read_to_string(path).map_err(|e| wrap(operation, path, &e))?;
+    let effective = status
+        .lines()
+        .find_map(|l| l.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .ok_or_else(|| fail(operation, path, KernelErrorKind::Other, "no CapEff line"))?;
+    let missing = missing_capabilities(effective);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let cause = format!("{} missing; run as root, or grant them to the service", missing.join(", "));
+    Err(fail(operation, "this process", KernelErrorKind::Permission, cause))
+}
+
+fn missing_capabilities(effective: u64) -> Vec<&'static str> {
+    let has = |capability: u32| effective >> capability & 1 == 1;
+    // CAP_SYS_ADMIN is for setns; it stands for the two newer ones as well.
+    [
+        ("CAP_NET_ADMIN", has(CAP_NET_ADMIN)),
+        ("CAP_SYS_ADMIN", has(CAP_SYS_ADMIN)),
+        ("CAP_BPF", has(CAP_BPF) || has(CAP_SYS_ADMIN)),
+        ("CAP_PERFMON", has(CAP_PERFMON) || has(CAP_SYS_ADMIN)),
+    ]
+    .into_iter()
+    .filter_map(|(name, there)| (!there).then_some(name))
+    .collect()
+}
+
+/// Major and minor of `uname -r`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// Probes the kernel; nothing is changed.
+pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
+    let operation = "probe kernel";
+    let uname = uname().map_err(|e| wrap(operation, "uname", &io::Error::from(e)))?;
+    let release = uname.release().to_string_lossy().into_owned();
+    let version = version(&release);
+    if version.is_none_or(|v| v < MINIMUM) {
+        let (major, minor) = MINIMUM;
+        let cause = format!("the kernel is too old; Linux {major}.{minor} or newer is needed");
+        return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
+    }
+    // Asks which programs stand on loopback's tcx hook: a kernel without tcx does not know the question.
+    let tcx = SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok();
+    let attach_mode = match wanted {
+        Some(AttachMode::Tcx) if !tcx => {
+            let cause = "the kernel has no tcx (Linux 6.6); let the agent choose, or ask for clsact";
+            return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
+        }
+        Some(mode) => mode,
+        None if tcx => AttachMode::Tcx,
+        None => AttachMode::Clsact,
+    };
+    if version.is_some_and(|v| v < (5, 11)) {
+        raise_memlock()?;
+    }
+    Ok(KernelFeatures {
+        release,
+        attach_mode,
+        tcx,
+        netkit: netns::probe_netkit(),
+        redirect_peer: true,
+        btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
+        netns_cookie: netns::has_cookie()?,
+    })
+}
+
+/// Before Linux 5.11 BPF memory counts against RLIMIT_MEMLOCK, whose default is a few maps' worth.
+fn raise_memlock() -> Result<()> {
+    use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
+        .map_err(|e| wrap("raise limit", "RLIMIT_MEMLOCK", &io::Error::from(e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_read_as_distributions_write_them() {
+        assert_eq!(version("6.18.44-fc-v657"), Some((6, 18)));
+        assert_eq!(version("5.10.0-32-cloud-amd64"), Some((5, 10)));
+        assert_eq!(version("6.1"), Some((6, 1)));
+        assert_eq!(version("banana"), None);
+    }
+
+    #[test]
+    fn sys_admin_stands_for_the_newer_capabilities_but_not_for_net_admin() {
+        assert_eq!(missing_capabilities(1 << CAP_SYS_ADMIN), ["CAP_NET_ADMIN"]);
+        assert_eq!(missing_capabilities(1 << CAP_NET_ADMIN).len(), 3);
+        assert!(missing_capabilities(1 << CAP_NET_ADMIN | 1 << CAP_SYS_ADMIN).is_empty());
+    }
+}

@@ -1,0 +1,215 @@
+//! The real kernel.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use wharf_core::{
+    endpoint::{EndpointRecord, NetnsRef},
+    ids::{EndpointId, Epoch},
+    kernel::{
+        AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
+        LinkRef, LinkSpec, MapInfo, Mismatch, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
+    },
+};
+
+use crate::{
+    bpf::Bpf,
+    connect,
+    error::fail,
+    events::{EventReader, Turn},
+    features, netlink,
+    netns::{self, NetnsThread},
+    node, observe,
+    reaper::Reaper,
+};
+
+/// How to open the kernel.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// Where a bpffs is mounted (`/sys/fs/bpf`). Pins go to `<bpffs>/wharf/v<ABI version>`.
+    pub bpffs: PathBuf,
+    /// How to attach programs; `None` takes tcx where the kernel has it, else clsact.
+    pub attach_mode: Option<AttachMode>,
+}
+
+/// The real kernel, for the network namespace of the thread that opened it. Every thread that calls it must be in
+/// that namespace, and in a tokio runtime. Clones share one.
+#[derive(Clone)]
+pub struct LinuxKernel {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    features: KernelFeatures,
+    bpf: Bpf,
+    netns: NetnsThread,
+    reaper: Reaper,
+    events_taken: Arc<AtomicBool>,
+}
+
+impl LinuxKernel {
+    /// Checks that the kernel has what Wharf needs, opens or makes the shared maps and the sink, and starts the two
+    /// threads. Blocks for some milliseconds.
+    ///
+    /// # Errors
+    /// `Permission` without root's capabilities, `NotFound` when `bpffs` is not a mounted bpffs, `Unsupported` when the
+    /// kernel is too old or lacks the attach mode asked for, `Conflict` when a shared map is pinned with a layout other
+    /// than this version's. Nothing is changed when a check fails.
+    pub fn open(options: OpenOptions) -> Result<Self> {
+        features::check_capabilities()?;
+        let features = features::probe(options.attach_mode)?;
+        let bpf = Bpf::open(&options.bpffs, features.attach_mode)?;
+        let netns = NetnsThread::start()?;
+        let reaper = Reaper::start()?;
+        let inner = Inner { features, bpf, netns, reaper, events_taken: Arc::new(AtomicBool::new(false)) };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Opens the event ring buffer. There can be one reader at a time. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// `Exhausted` when there is a reader already.
+    pub fn events(&self) -> Result<EventReader> {
+        let turn = Turn::take(&self.inner.events_taken)?;
+        EventReader::new(self.inner.bpf.event_ring()?, turn)
+    }
+
+    /// Runs a job that may wait for the kernel on a blocking thread. When the caller goes away the job still runs to
+    /// its end.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        job: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let inner = Arc::clone(&self.inner);
+        match tokio::task::spawn_blocking(move || job(&inner)).await {
+            Ok(result) => result,
+            Err(e) => Err(fail(operation, "blocking job", KernelErrorKind::Other, e.to_string())),
+        }
+    }
+}
+
+impl Kernel for LinuxKernel {
+    fn features(&self) -> &KernelFeatures {
+        &self.inner.features
+    }
+
+    async fn ensure_node(&self, spec: &NodeSpec) -> Result<()> {
+        let spec = spec.clone();
+        self.blocking("set up node", move |k| {
+            k.bpf.ensure_shared()?;
+            node::ensure_node(&spec)
+        })
+        .await
+    }
+
+    async fn observe_netns(&self, path: &Path) -> Result<NetnsRef> {
+        let path = path.to_owned();
+        self.blocking("open network namespace", move |k| netns::observe(&k.netns, &path)).await
+    }
+
+    async fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs> {
+        let spec = spec.clone();
+        self.blocking("load programs", move |k| k.bpf.ensure_programs(&spec)).await
+    }
+
+    async fn ensure_link(&self, spec: &LinkSpec) -> Result<Link> {
+        let spec = spec.clone();
+        self.blocking("create link", move |k| netlink::link::ensure_link(&k.netns, &spec)).await
+    }
+
+    async fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> Result<()> {
+        let spec = spec.clone();
+        self.blocking("write configuration", move |k| k.bpf.ensure_config(id, &spec)).await
+    }
+
+    async fn ensure_attached(&self, link: &LinkRef) -> Result<Attached> {
+        let link = link.clone();
+        self.blocking("attach programs", move |k| k.bpf.ensure_attached(&link)).await
+    }
+
+    async fn ensure_connected(&self, record: &EndpointRecord) -> Result<()> {
+        let record = record.clone();
+        self.blocking("connect endpoint", move |k| connect::ensure_connected(&k.netns, &record)).await
+    }
+
+    async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
+        let record = record.clone();
+        self.blocking("make reachable", move |k| k.bpf.ensure_reachable(&record)).await
+    }
+
+    async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
+        let record = record.clone();
+        self.blocking("make unreachable", move |k| k.bpf.remove_reachable(&record)).await
+    }
+
+    async fn remove_attached(&self, link: &LinkRef) -> Result<()> {
+        let link = link.clone();
+        self.blocking("detach programs", move |k| k.bpf.remove_attached(&link)).await
+    }
+
+    async fn remove_programs(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
+        self.blocking("unpin programs", move |k| k.bpf.remove_programs(id)).await
+    }
+
+    async fn remove_link(&self, link: &LinkRef) -> Result<()> {
+        self.inner.reaper.remove(link).await?;
+        // Only now: until the link was gone its sink had to stay attached.
+        let link = link.clone();
+        self.blocking("remove link", move |k| k.bpf.forget_closed(&link)).await
+    }
+
+    async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<Mismatch>> {
+        let record = record.clone();
+        self.blocking("observe endpoint", move |k| observe::observe_endpoint(&k.netns, &k.bpf, &record)).await
+    }
+
+    async fn observe_counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
+        self.blocking("read counters", move |k| k.bpf.counters(id)).await
+    }
+
+    async fn observe_maps(&self) -> Result<Vec<MapInfo>> {
+        self.blocking("observe maps", move |k| k.bpf.map_infos()).await
+    }
+
+    /// `ENDPOINTS`, `CALLS`, `<endpoint id>/CONFIG` or `<endpoint id>/METRICS`; `EVENTS` has no rows (`Unsupported`).
+    async fn dump_map(&self, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
+        let name = name.to_owned();
+        self.blocking("dump map", move |k| k.bpf.dump_map(&name)).await
+    }
+
+    async fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> Result<()> {
+        self.blocking("remove endpoint row", move |k| k.bpf.remove_endpoint_row(ip, epoch)).await
+    }
+
+    async fn remove_call_slot(&self, slot: u32) -> Result<()> {
+        self.blocking("empty call slot", move |k| k.bpf.remove_call_slot(slot)).await
+    }
+
+    async fn remove_route(&self, route: &RouteRow) -> Result<()> {
+        let route = route.clone();
+        self.blocking("remove route", move |_| netlink::route::remove_row(&route)).await
+    }
+
+    async fn dump(&self) -> Result<KernelDump> {
+        self.blocking("dump kernel state", move |k| {
+            let mut dump = k.bpf.dump()?;
+            netlink::dump::dump_into(&mut dump)?;
+            Ok(dump)
+        })
+        .await
+    }
+
+    async fn remove_node(&self) -> Result<()> {
+        self.blocking("remove node", move |k| {
+            k.bpf.check_unused()?;
+            node::remove_node()?;
+            k.bpf.remove_shared()
+        })
+        .await
+    }
+}

@@ -1,0 +1,79 @@
+//! Addresses.
+
+use std::net::IpAddr;
+
+use rtnetlink::{
+    AddressMessageBuilder,
+    packet_core::{NLM_F_CREATE, NLM_F_REPLACE},
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope},
+    },
+};
+use wharf_core::{ids::IfIndex, kernel::Result};
+
+use super::{Connection, Request};
+
+fn message(ifindex: IfIndex, address: IpAddr) -> AddressMessage {
+    match address {
+        // /32 and /128: nothing but the address itself is on the link; everything is routed.
+        IpAddr::V4(a) => AddressMessageBuilder::<std::net::Ipv4Addr>::new().index(ifindex.0).address(a, 32).build(),
+        IpAddr::V6(a) => {
+            let mut m = AddressMessageBuilder::<std::net::Ipv6Addr>::new().index(ifindex.0).address(a, 128).build();
+            // The datapath lets nobody else have the address, so a second's wait to detect a duplicate is in vain.
+            m.header.flags = AddressHeaderFlags::Nodad;
+            m.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+            m
+        }
+    }
+}
+
+/// Gives an interface an address as a single host (/32 or /128), or leaves it there.
+pub(crate) fn ensure(ifindex: IfIndex, address: IpAddr) -> Request {
+    Request::new(RouteNetlinkMessage::NewAddress(message(ifindex, address)), NLM_F_CREATE | NLM_F_REPLACE)
+}
+
+/// Takes a single host's address from an interface.
+pub(crate) fn remove(ifindex: IfIndex, address: IpAddr) -> Request {
+    Request::new(RouteNetlinkMessage::DelAddress(message(ifindex, address)), 0)
+}
+
+/// An address as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) address: IpAddr,
+    pub(crate) prefix_len: u8,
+    pub(crate) link_local: bool,
+}
+
+/// The addresses of an interface.
+pub(crate) fn list(connection: &mut Connection, ifindex: IfIndex) -> Result<Vec<Address>> {
+    let mut found = Vec::new();
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut request = AddressMessage::default();
+        request.header.family = family;
+        request.header.index = ifindex.0;
+        let answer = connection.dump(&RouteNetlinkMessage::GetAddress(request))?;
+        // An interface that has gone, or a kernel without the family, has no addresses.
+        let Ok(messages) = answer else { continue };
+        for message in messages {
+            let RouteNetlinkMessage::NewAddress(m) = message else { continue };
+            if m.header.index != ifindex.0 {
+                continue;
+            }
+            let own = m.attributes.iter().find_map(|a| match a {
+                AddressAttribute::Local(a) => Some(*a),
+                _ => None,
+            });
+            let any = m.attributes.iter().find_map(|a| match a {
+                AddressAttribute::Address(a) => Some(*a),
+                _ => None,
+            });
+            if let Some(address) = own.or(any) {
+                let link_local = m.header.scope == AddressScope::Link;
+                found.push(Address { address, prefix_len: m.header.prefix_len, link_local });
+            }
+        }
+    }
+    Ok(found)
+}

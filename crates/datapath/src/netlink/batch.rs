@@ -1,0 +1,345 @@
+//! Several requests in one `sendmsg`, answers matched by sequence number.
+
+use std::{io, os::fd::AsRawFd, time::Duration};
+
+use nix::sys::{
+    socket::{setsockopt, sockopt},
+    time::TimeVal,
+};
+use rtnetlink::{
+    packet_core::{
+        NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+    },
+    packet_route::RouteNetlinkMessage,
+    sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE},
+};
+use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
+
+use crate::error::{fail, kind_of, wrap};
+
+/// Requests in one `sendmsg`. Their answers must fit the socket's receive buffer (208 KiB by default, and an answer
+/// about a link is charged about 4 KiB of it): what does not fit is lost.
+const CHUNK: usize = 32;
+/// The kernel answers before `sendmsg` returns; this only bounds a wait that a bug would make endless.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A dump that changes under the reader is asked for again, this often.
+const DUMP_TRIES: usize = 5;
+
+const HEADER_LEN: usize = 16;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+/// `NLMSGERR_ATTR_MSG`: the kernel's reason in words.
+const ATTR_MSG: u16 = 1;
+
+/// One request.
+pub(crate) struct Request {
+    message: RouteNetlinkMessage,
+    flags: u16,
+}
+
+impl Request {
+    /// A request; `flags` beside `NLM_F_REQUEST` and `NLM_F_ACK`, which every request has.
+    pub(crate) fn new(message: RouteNetlinkMessage, flags: u16) -> Self {
+        Self { message, flags: flags | NLM_F_REQUEST | NLM_F_ACK }
+    }
+}
+
+/// The kernel's refusal of one request.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) errno: io::Error,
+    /// The kernel's own words, where it has some.
+    pub(crate) reason: Option<String>,
+}
+
+impl Refusal {
+    pub(crate) fn is(&self, errno: i32) -> bool {
+        self.errno.raw_os_error() == Some(errno)
+    }
+
+    /// The refusal as the edge's error.
+    pub(crate) fn into_error(self, operation: &'static str, subject: impl Into<String>) -> KernelError {
+        let kind = kind_of(&self.errno);
+        let cause = match self.reason {
+            Some(reason) => format!("{} ({reason})", self.errno),
+            None => self.errno.to_string(),
+        };
+        fail(operation, subject, kind, cause)
+    }
+}
+
+/// What came of a request: the messages it brought (none for a change), or the refusal.
+pub(crate) type Answer = std::result::Result<Vec<RouteNetlinkMessage>, Refusal>;
+
+/// A socket and its next sequence number.
+pub(crate) struct Connection {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Connection {
+    /// Opens a socket in the calling thread's network namespace.
+    pub(crate) fn open() -> Result<Self> {
+        Self::try_open().map_err(|e| wrap("open netlink socket", "NETLINK_ROUTE", &e))
+    }
+
+    fn try_open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        socket.set_ext_ack(true)?;
+        socket.set_cap_ack(true)?;
+        // Lets dumps be filtered by the kernel; since Linux 4.20.
+        socket.set_netlink_get_strict_chk(true)?;
+        let timeout = TimeVal::new(ANSWER_TIMEOUT.as_secs().cast_signed(), 0);
+        setsockopt(&socket, sockopt::ReceiveTimeout, &timeout)?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// The descriptor, for socket options that tell of the namespace.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Sends the requests in order, and returns their answers in order. The kernel goes on after a refused one.
+    ///
+    /// # Errors
+    /// Only when the socket itself fails; what became of the requests is unknown then.
+    pub(crate) fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<Answer>> {
+        let mut answers = Vec::with_capacity(requests.len());
+        let mut left = requests.into_iter().peekable();
+        while left.peek().is_some() {
+            let chunk: Vec<Request> = left.by_ref().take(CHUNK).collect();
+            self.exchange(chunk, &mut answers).map_err(|e| wrap("talk to kernel", "NETLINK_ROUTE", &e))?;
+        }
+        Ok(answers)
+    }
+
+    /// One request, its answer.
+    pub(crate) fn one(&mut self, message: RouteNetlinkMessage, flags: u16) -> Result<Answer> {
+        let mut answers = self.batch(vec![Request::new(message, flags)])?;
+        answers.pop().ok_or_else(|| fail("talk to kernel", "NETLINK_ROUTE", KernelErrorKind::Other, "no answer"))
+    }
+
+    fn exchange(&mut self, chunk: Vec<Request>, answers: &mut Vec<Answer>) -> io::Result<()> {
+        let first = self.sequence.wrapping_add(1);
+        let count = chunk.len();
+        let mut buffer = Vec::with_capacity(256 * count);
+        for request in chunk {
+            self.append(&mut buffer, request.message, request.flags);
+        }
+        self.send(&buffer)?;
+        let mut open: Vec<Option<Answer>> = (0..count).map(|_| None).collect();
+        let mut brought: Vec<Vec<RouteNetlinkMessage>> = (0..count).map(|_| Vec::new()).collect();
+        while open.iter().any(Option::is_none) {
+            for frame in self.receive()? {
+                let at = frame.sequence.wrapping_sub(first) as usize;
+                let (Some(slot), Some(messages)) = (open.get_mut(at), brought.get_mut(at)) else { continue };
+                match frame.body {
+                    Body::Done => {}
+                    Body::Ack => *slot = Some(Ok(std::mem::take(messages))),
+                    Body::Refused(refusal) => *slot = Some(Err(refusal)),
+                    Body::Message(bytes) => messages.extend(parse(&bytes)),
+                }
+            }
+        }
+        answers.extend(open.into_iter().flatten());
+        Ok(())
+    }
+
+    /// Everything of a kind, as one consistent view. A message this crate's parser does not know is left out: it tells
+    /// of something that is not ours.
+    pub(crate) fn dump(
+        &mut self,
+        request: &RouteNetlinkMessage,
+    ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, Refusal>> {
+        for _ in 0..DUMP_TRIES {
+            let seen = self.try_dump(request.clone()).map_err(|e| wrap("dump", "NETLINK_ROUTE", &e))?;
+            if let Some(answer) = seen {
+                return Ok(answer);
+            }
+        }
+        Err(fail("dump", "NETLINK_ROUTE", KernelErrorKind::Exhausted, "it changed each time it was read; try again"))
+    }
+
+    /// `None` when the kernel says that the dump is not consistent.
+    fn try_dump(&mut self, request: RouteNetlinkMessage) -> io::Result<Option<Answer>> {
+        let mut buffer = Vec::with_capacity(128);
+        self.append(&mut buffer, request, NLM_F_REQUEST | NLM_F_DUMP);
+        self.send(&buffer)?;
+        let mut messages = Vec::new();
+        let mut consistent = true;
+        loop {
+            for frame in self.receive()? {
+                if frame.sequence != self.sequence {
+                    continue;
+                }
+                consistent &= !frame.interrupted;
+                match frame.body {
+                    Body::Message(bytes) => messages.extend(parse(&bytes)),
+                    Body::Refused(refusal) => return Ok(Some(Err(refusal))),
+                    Body::Done | Body::Ack => return Ok(consistent.then_some(Ok(messages))),
+                }
+            }
+        }
+    }
+
+    fn append(&mut self, buffer: &mut Vec<u8>, message: RouteNetlinkMessage, flags: u16) {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut packet = NetlinkMessage::from(message);
+        packet.header.sequence_number = self.sequence;
+        packet.header.flags = flags;
+        packet.finalize();
+        let start = buffer.len();
+        let end = start + packet.buffer_len().next_multiple_of(4);
+        buffer.resize(end, 0);
+        if let Some(room) = buffer.get_mut(start..) {
+            packet.serialize(room);
+        }
+    }
+
+    fn send(&self, buffer: &[u8]) -> io::Result<()> {
+        let sent = self.socket.send(buffer, 0)?;
+        if sent == buffer.len() { Ok(()) } else { Err(io::Error::other("the kernel took only a part of the request")) }
+    }
+
+    fn receive(&self) -> io::Result<Vec<Frame>> {
+        let (datagram, _) = loop {
+            match self.socket.recv_from_full() {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
+        if datagram.is_empty() {
+            return Err(io::Error::other(format!("empty answer on socket {}", self.socket.as_raw_fd())));
+        }
+        frames(&datagram)
+    }
+}
+
+enum Body {
+    Ack,
+    Done,
+    Refused(Refusal),
+    Message(Vec<u8>),
+}
+
+struct Frame {
+    sequence: u32,
+    /// The dump it belongs to changed while it was read.
+    interrupted: bool,
+    body: Body,
+}
+
+/// Cuts a datagram into its messages.
+fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
+    let mut frames = Vec::new();
+    while datagram.len() >= HEADER_LEN {
+        let cut = || io::Error::other("answer cut short");
+        let length = read_u32(datagram, 0).ok_or_else(cut)? as usize;
+        let kind = read_u16(datagram, 4).ok_or_else(cut)?;
+        let flags = read_u16(datagram, 6).ok_or_else(cut)?;
+        let sequence = read_u32(datagram, 8).ok_or_else(cut)?;
+        let message = datagram.get(..length).filter(|m| m.len() >= HEADER_LEN).ok_or_else(cut)?;
+        let body = match kind {
+            NLMSG_ERROR => refusal(message, flags).map_or(Body::Ack, Body::Refused),
+            // A dump ends with its errno where an ACK would have it.
+            NLMSG_DONE => refusal(message, flags).map_or(Body::Done, Body::Refused),
+            _ => Body::Message(message.to_vec()),
+        };
+        frames.push(Frame { sequence, interrupted: flags & NLM_F_DUMP_INTR != 0, body });
+        datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(frames)
+}
+
+/// Reads an errno and, where there is one, the kernel's reason. `None` for success.
+fn refusal(message: &[u8], flags: u16) -> Option<Refusal> {
+    let code = read_u32(message, HEADER_LEN)?.cast_signed();
+    if code == 0 {
+        return None;
+    }
+    let mut reason = None;
+    if flags & NLM_F_ACK_TLVS != 0 {
+        // The refused request's header follows the errno; its payload does not (NETLINK_CAP_ACK).
+        let mut attributes = message.get(2 * HEADER_LEN + 4..).unwrap_or_default();
+        while let (Some(length), Some(kind)) = (read_u16(attributes, 0), read_u16(attributes, 2)) {
+            let Some(value) = attributes.get(4..usize::from(length)) else { break };
+            if kind == ATTR_MSG {
+                reason = Some(String::from_utf8_lossy(value).trim_end_matches('\0').to_owned());
+            }
+            attributes = attributes.get(usize::from(length).next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+    Some(Refusal { errno: io::Error::from_raw_os_error(code.saturating_neg()), reason })
+}
+
+fn parse(bytes: &[u8]) -> Option<RouteNetlinkMessage> {
+    match NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes).map(NetlinkMessage::into_parts) {
+        Ok((_, NetlinkPayload::InnerMessage(message))) => Some(message),
+        Ok(_) => None,
+        Err(error) => {
+            tracing::debug!(%error, "netlink message left out");
+            None
+        }
+    }
+}
+
+fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
+}
+
+fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error_frame(code: i32, reason: Option<&str>) -> Vec<u8> {
+        let mut tlv = Vec::new();
+        if let Some(reason) = reason {
+            let length = 4 + reason.len() + 1;
+            tlv.extend(u16::try_from(length).unwrap_or(0).to_ne_bytes());
+            tlv.extend(ATTR_MSG.to_ne_bytes());
+            tlv.extend(reason.as_bytes());
+            tlv.push(0);
+            tlv.resize(length.next_multiple_of(4), 0);
+        }
+        let mut frame = Vec::new();
+        frame.extend(u32::try_from(36 + tlv.len()).unwrap_or(0).to_ne_bytes());
+        frame.extend(NLMSG_ERROR.to_ne_bytes());
+        frame.extend((if reason.is_some() { NLM_F_ACK_TLVS } else { 0 }).to_ne_bytes());
+        frame.extend(7u32.to_ne_bytes());
+        frame.extend(0u32.to_ne_bytes());
+        frame.extend(code.to_ne_bytes());
+        frame.extend([0; HEADER_LEN]);
+        frame.extend(tlv);
+        frame
+    }
+
+    #[test]
+    fn a_refusal_carries_errno_and_the_kernels_words() {
+        let mut datagram = error_frame(-libc::EEXIST, Some("File is there"));
+        datagram.extend(error_frame(0, None));
+        let frames = frames(&datagram).unwrap_or_default();
+        assert_eq!(frames.len(), 2);
+        match frames.first().map(|f| (&f.body, f.sequence)) {
+            Some((Body::Refused(r), 7)) => {
+                assert!(r.is(libc::EEXIST));
+                assert_eq!(r.reason.as_deref(), Some("File is there"));
+            }
+            _ => unreachable!("the first frame is a refusal of request 7"),
+        }
+        assert!(matches!(frames.get(1).map(|f| &f.body), Some(Body::Ack)));
+    }
+
+    #[test]
+    fn a_cut_datagram_is_an_error_not_a_panic() {
+        let whole = error_frame(-libc::EEXIST, Some("reason"));
+        for length in HEADER_LEN..whole.len() {
+            assert!(frames(whole.get(..length).unwrap_or_default()).is_err(), "cut at {length}");
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Everything of ours that route netlink knows.
+
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use wharf_core::{
+    endpoint::parse_host_ifname,
+    kernel::{KernelDump, LinkRow, Result, RouteRow},
+};
+
+use super::{Connection, link, route};
+use crate::ROUTE_PROTOCOL;
+
+/// Adds the host sides of our veth pairs and our routes.
+pub(crate) fn dump_into(dump: &mut KernelDump) -> Result<()> {
+    let mut connection = Connection::open()?;
+    for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
+        let RouteNetlinkMessage::NewLink(m) = message else { continue };
+        let seen = link::read(&m);
+        if seen.veth && parse_host_ifname(&seen.name).is_some() {
+            dump.links.push(LinkRow { name: seen.name, ifindex: seen.ifindex });
+        }
+    }
+    for route in route::list(&mut connection, Some(ROUTE_PROTOCOL))? {
+        dump.routes.push(RouteRow { destination: route.destination, ifindex: route.ifindex });
+    }
+    dump.links.sort();
+    dump.routes.sort();
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! Links: reading them, and making veth pairs.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use rtnetlink::{
+    LinkMessageBuilder, LinkUnspec, LinkVeth,
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{
+            AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask,
+            LinkFlags, LinkInfo, LinkMessage,
+        },
+    },
+};
+use wharf_core::{
+    ids::{EndpointId, Epoch, IfIndex, MacAddr},
+    kernel::{KernelErrorKind, Link, LinkSpec, Result},
+};
+
+use super::{Connection, Request, batch::Answer};
+use crate::{error::fail, netns::NetnsThread};
+
+const OPERATION: &str = "create link";
+
+/// What the kernel says of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LinkSeen {
+    pub(crate) name: String,
+    pub(crate) ifindex: IfIndex,
+    /// The other end's index, in its own namespace.
+    pub(crate) peer: IfIndex,
+    pub(crate) up: bool,
+    pub(crate) mtu: u32,
+    pub(crate) mac: Option<MacAddr>,
+    pub(crate) alias: Option<String>,
+    pub(crate) veth: bool,
+    pub(crate) group: u32,
+}
+
+/// Reads the parts of a link that matter here.
+pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
+    let ifindex = IfIndex(m.header.index);
+    let mut seen = LinkSeen {
+        name: String::new(),
+        ifindex,
+        // Kernels before 5.8 leave the peer's index out where it equals the link's own.
+        peer: ifindex,
+        up: m.header.flags.contains(LinkFlags::Up),
+        mtu: 0,
+        mac: None,
+        alias: None,
+        veth: false,
+        group: 0,
+    };
+    for attribute in &m.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => seen.name.clone_from(name),
+            LinkAttribute::Link(peer) => seen.peer = IfIndex(*peer),
+            LinkAttribute::Mtu(mtu) => seen.mtu = *mtu,
+            LinkAttribute::Address(mac) => seen.mac = mac.as_slice().try_into().ok().map(MacAddr),
+            LinkAttribute::IfAlias(alias) => seen.alias = Some(alias.clone()),
+            LinkAttribute::Group(group) => seen.group = *group,
+            LinkAttribute::LinkInfo(infos) => {
+                seen.veth = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Veth)));
+            }
+            _ => {}
+        }
+    }
+    seen
+}
+
+/// The alias that tells a person what a host side is for.
+pub(crate) fn alias(id: EndpointId, epoch: Epoch) -> String {
+    format!("wharf:{id}:{epoch}")
+}
+
+/// Asks for one link by name.
+pub(crate) fn get_by_name(name: &str) -> Request {
+    let message = LinkUnspec::new_with_name(name)
+        .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
+        .build();
+    Request::new(RouteNetlinkMessage::GetLink(message), 0)
+}
+
+/// Asks for all veth links: the kernel leaves the others out.
+pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
+    let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
+        .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
+        .build();
+    RouteNetlinkMessage::GetLink(message)
+}
+
+/// Asks for all links.
+pub(crate) fn get_all() -> RouteNetlinkMessage {
+    let message = LinkMessageBuilder::<LinkUnspec>::new()
+        .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
+        .build();
+    RouteNetlinkMessage::GetLink(message)
+}
+
+/// The link in an answer to a question for one; `None` when there is none of that name.
+pub(crate) fn found(answer: Answer, name: &str) -> Result<Option<LinkSeen>> {
+    match answer {
+        Ok(messages) => Ok(messages.iter().find_map(|m| match m {
+            RouteNetlinkMessage::NewLink(m) => Some(read(m)),
+            _ => None,
+        })),
+        Err(refusal) if refusal.is(libc::ENODEV) => Ok(None),
+        Err(refusal) => Err(refusal.into_error("look up link", name)),
+    }
+}
+
+/// Looks one link up by name.
+pub(crate) fn look_up(connection: &mut Connection, name: &str) -> Result<Option<LinkSeen>> {
+    let mut answers = connection.batch(vec![get_by_name(name)])?;
+    match answers.pop() {
+        Some(answer) => found(answer, name),
+        None => Ok(None),
+    }
+}
+
+/// No IPv6 address comes by itself on this link. Must be said before the link is first up.
+pub(crate) fn no_generated_addresses() -> LinkAttribute {
+    LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)])])
+}
+
+/// Changes a link: `RTM_SETLINK`.
+pub(crate) fn set(message: LinkMessage) -> Request {
+    Request::new(RouteNetlinkMessage::SetLink(message), 0)
+}
+
+/// Brings a link up.
+pub(crate) fn up(ifindex: IfIndex) -> Request {
+    set(LinkUnspec::new_with_index(ifindex.0).up().build())
+}
+
+/// Deletes one link by index.
+pub(crate) fn delete(ifindex: IfIndex) -> Request {
+    Request::new(RouteNetlinkMessage::DelLink(LinkUnspec::new_with_index(ifindex.0).build()), 0)
+}
+
+fn describe(spec: &LinkSpec) -> String {
+    format!("{} (endpoint {}, epoch {})", spec.host_ifname, spec.id, spec.epoch)
+}
+
+/// Creates the pair, names the host side's owner, and asks for the indexes: one `sendmsg`.
+fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
+    let peer = LinkUnspec::new_with_name(spec.ifname.as_str())
+        .address(spec.container_mac.0.to_vec())
+        .mtu(spec.mtu)
+        .setns_by_fd(netns.as_fd().as_raw_fd())
+        .build();
+    let host = spec.host_ifname.as_str();
+    let create = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
+        .name(host)
+        .address(spec.host_mac.0.to_vec())
+        .mtu(spec.mtu)
+        // The programs answer the container's ARP; the node never asks, it writes what the programs replace.
+        .arp(false)
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+        .build();
+    let name_owner = LinkUnspec::new_with_name(host)
+        .alias(alias(spec.id, spec.epoch))
+        .append_extra_attribute(no_generated_addresses())
+        .build();
+    vec![
+        Request::new(RouteNetlinkMessage::NewLink(create), NLM_F_CREATE | NLM_F_EXCL),
+        set(name_owner),
+        get_by_name(host),
+    ]
+}
+
+/// Creates an endpoint's veth pair, both sides down, the container side born in its namespace.
+pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link> {
+    let netns = thread.open(OPERATION, &spec.netns)?;
+    let mut host = Connection::open()?;
+    // A second try only after a left-over of a crash was removed.
+    for last in [false, true] {
+        let mut answers = host.batch(create_batch(spec, &netns))?.into_iter();
+        let (Some(created), Some(owned), Some(got)) = (answers.next(), answers.next(), answers.next()) else {
+            return Err(fail(
+                OPERATION,
+                describe(spec),
+                KernelErrorKind::Other,
+                "the kernel left a request unanswered",
+            ));
+        };
+        let there = found(got, spec.host_ifname.as_str())?;
+        match (created, there) {
+            (Ok(_), Some(link)) => {
+                if let Err(refusal) = owned
+                    && !no_ipv6(&refusal)
+                {
+                    host.batch(vec![delete(link.ifindex)])?;
+                    return Err(refusal.into_error("configure link", describe(spec)));
+                }
+                return Ok(Link { host_ifindex: link.ifindex, container_ifindex: link.peer });
+            }
+            (Ok(_), None) => {
+                let cause = "the pair went away as soon as it was made; is the container ending?";
+                return Err(fail(OPERATION, describe(spec), KernelErrorKind::NotFound, cause));
+            }
+            (Err(refusal), Some(link)) if refusal.is(libc::EEXIST) => {
+                if let Some(same) = same_pair(thread, spec, &link)? {
+                    return Ok(same);
+                }
+                if !link.veth || last {
+                    let cause = format!(
+                        "an interface of that name is there already (index {}, alias {:?}) and is not this endpoint's",
+                        link.ifindex, link.alias
+                    );
+                    return Err(fail(OPERATION, describe(spec), KernelErrorKind::Conflict, cause));
+                }
+                if let Some(Err(refusal)) = host.batch(vec![delete(link.ifindex)])?.pop()
+                    && !refusal.is(libc::ENODEV)
+                {
+                    return Err(refusal.into_error("remove left-over link", describe(spec)));
+                }
+            }
+            (Err(refusal), None) if refusal.is(libc::EEXIST) => {
+                let cause = format!("the container already has an interface {}; choose another name", spec.ifname);
+                return Err(fail(OPERATION, describe(spec), KernelErrorKind::Exists, cause));
+            }
+            (Err(refusal), _) => return Err(refusal.into_error(OPERATION, describe(spec))),
+        }
+    }
+    Err(fail(OPERATION, describe(spec), KernelErrorKind::Conflict, "an interface of that name keeps coming back"))
+}
+
+/// A kernel without IPv6 (or with `ipv6.disable=1`) refuses its settings and needs none.
+fn no_ipv6(refusal: &super::Refusal) -> bool {
+    refusal.is(libc::EAFNOSUPPORT)
+}
+
+/// The pair as this very spec would have made it, if that is what is there: an ensure that was asked for before.
+fn same_pair(thread: &NetnsThread, spec: &LinkSpec, link: &LinkSeen) -> Result<Option<Link>> {
+    let wanted = alias(spec.id, spec.epoch);
+    if !link.veth || link.mac != Some(spec.host_mac) || link.mtu != spec.mtu || link.alias.as_ref() != Some(&wanted) {
+        return Ok(None);
+    }
+    let mut inside = thread.connect(OPERATION, &spec.netns)?;
+    let same = look_up(&mut inside, spec.ifname.as_str())?
+        .is_some_and(|i| i.ifindex == link.peer && i.mac == Some(spec.container_mac) && i.mtu == spec.mtu);
+    Ok(same.then_some(Link { host_ifindex: link.ifindex, container_ifindex: link.peer }))
+}

@@ -1,0 +1,164 @@
+//! Routes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use rtnetlink::{
+    RouteMessageBuilder,
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE},
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType},
+    },
+};
+use wharf_core::{
+    ids::IfIndex,
+    kernel::{Result, RouteRow},
+};
+
+use super::{Connection, Request};
+use crate::ROUTE_PROTOCOL;
+
+/// A route in the main table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(crate) destination: IpNet,
+    /// Outgoing interface; none when unreachable.
+    pub(crate) ifindex: Option<IfIndex>,
+    pub(crate) gateway: Option<IpAddr>,
+    pub(crate) source: Option<IpAddr>,
+    /// Of routes to one destination the lowest wins. None: the family's default, 0 or 1024.
+    pub(crate) metric: Option<u32>,
+}
+
+fn destination(net: IpNet) -> RouteMessage {
+    match net {
+        IpNet::V4(n) => RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(n.network(), n.prefix_len()).build(),
+        IpNet::V6(n) => RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(n.network(), n.prefix_len()).build(),
+    }
+}
+
+impl Route {
+    /// Straight out of an interface.
+    pub(crate) fn direct(to: IpNet, ifindex: IfIndex, source: Option<IpAddr>) -> Self {
+        Self { destination: to, ifindex: Some(ifindex), gateway: None, source, metric: None }
+    }
+
+    /// Everything, by a gateway.
+    pub(crate) fn default_via(gateway: IpAddr, ifindex: IfIndex) -> Self {
+        let everything = match gateway {
+            IpAddr::V4(_) => IpNet::V4(ipnet::Ipv4Net::default()),
+            IpAddr::V6(_) => IpNet::V6(ipnet::Ipv6Net::default()),
+        };
+        Self { destination: everything, ifindex: Some(ifindex), gateway: Some(gateway), source: None, metric: None }
+    }
+
+    /// To nowhere, with an ICMP error for the sender.
+    pub(crate) fn unreachable(to: IpNet) -> Self {
+        Self { destination: to.trunc(), ifindex: None, gateway: None, source: None, metric: None }
+    }
+
+    fn message(&self) -> RouteMessage {
+        let mut m = destination(self.destination);
+        m.header.protocol = RouteProtocol::from(ROUTE_PROTOCOL);
+        if self.destination.prefix_len() == 0 {
+            // The default route is the one without a destination.
+            m.attributes.clear();
+        }
+        match self.ifindex {
+            Some(ifindex) => m.attributes.push(RouteAttribute::Oif(ifindex.0)),
+            None => m.header.kind = RouteType::Unreachable,
+        }
+        match self.gateway {
+            Some(gateway) => m.attributes.push(RouteAttribute::Gateway(RouteAddress::from(gateway))),
+            None if self.ifindex.is_some() && self.destination.addr().is_ipv4() => m.header.scope = RouteScope::Link,
+            None => {}
+        }
+        if let Some(metric) = self.metric {
+            m.attributes.push(RouteAttribute::Priority(metric));
+        }
+        if let Some(source) = self.source {
+            m.attributes.push(RouteAttribute::PrefSource(RouteAddress::from(source)));
+        }
+        m
+    }
+
+    /// Puts the route in, in place of one to the same destination.
+    pub(crate) fn ensure(&self) -> Request {
+        Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_REPLACE)
+    }
+
+    /// Puts the route in unless there is one to the same destination.
+    pub(crate) fn add(&self) -> Request {
+        Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Takes the route out.
+    pub(crate) fn remove(&self) -> Request {
+        Request::new(RouteNetlinkMessage::DelRoute(self.message()), 0)
+    }
+}
+
+/// The main table's routes of one protocol number, or of all.
+pub(crate) fn list(connection: &mut Connection, protocol: Option<u8>) -> Result<Vec<Route>> {
+    let mut found = Vec::new();
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut request = RouteMessage::default();
+        request.header.address_family = family;
+        request.header.table = RouteHeader::RT_TABLE_MAIN;
+        request.header.protocol = RouteProtocol::from(protocol.unwrap_or(0));
+        // A kernel without the family has no routes of it.
+        let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRoute(request))? else { continue };
+        found.extend(messages.iter().filter_map(|m| read(m, protocol)));
+    }
+    Ok(found)
+}
+
+/// Removes a route of ours; gone already is success. A route with another protocol number never matches.
+pub(crate) fn remove_row(row: &RouteRow) -> Result<()> {
+    let route = Route { destination: row.destination, ifindex: row.ifindex, gateway: None, source: None, metric: None };
+    let mut connection = Connection::open()?;
+    match connection.batch(vec![route.remove()])?.pop() {
+        Some(Err(refusal)) if !refusal.is(libc::ESRCH) && !refusal.is(libc::ENODEV) => {
+            Err(refusal.into_error("remove route", row.destination.to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read(message: &RouteNetlinkMessage, protocol: Option<u8>) -> Option<Route> {
+    let RouteNetlinkMessage::NewRoute(m) = message else { return None };
+    let mut table = u32::from(m.header.table);
+    let (mut to, mut ifindex, mut gateway, mut source, mut metric) = (None, None, None, None, None);
+    for attribute in &m.attributes {
+        match attribute {
+            RouteAttribute::Table(t) => table = *t,
+            RouteAttribute::Destination(a) => to = ip(a),
+            RouteAttribute::Oif(i) => ifindex = Some(IfIndex(*i)),
+            RouteAttribute::Gateway(a) => gateway = ip(a),
+            RouteAttribute::PrefSource(a) => source = ip(a),
+            RouteAttribute::Priority(m) => metric = Some(*m),
+            _ => {}
+        }
+    }
+    if table != u32::from(RouteHeader::RT_TABLE_MAIN) || protocol.is_some_and(|p| u8::from(m.header.protocol) != p) {
+        return None;
+    }
+    let nowhere = match m.header.address_family {
+        AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        _ => return None,
+    };
+    let destination = IpNet::new(to.unwrap_or(nowhere), m.header.destination_prefix_length).ok()?;
+    // IPv6 hangs its unreachable routes on `lo`.
+    let ifindex = ifindex.filter(|_| m.header.kind == RouteType::Unicast);
+    Some(Route { destination, ifindex, gateway, source, metric })
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(a) => Some(IpAddr::V4(*a)),
+        RouteAddress::Inet6(a) => Some(IpAddr::V6(*a)),
+        _ => None,
+    }
+}

@@ -1,0 +1,236 @@
+//! Network namespaces: looking at them, and visiting them.
+//!
+//! `setns` changes the calling thread for good, so it never happens on a runtime's thread. One thread of our own goes
+//! there, opens a socket (which speaks for that namespace wherever it is used later), and comes back.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread,
+};
+
+use nix::{
+    fcntl::{OFlag, open},
+    sched::{CloneFlags, setns},
+    sys::{stat::Mode, statfs::fstatfs},
+};
+use wharf_core::{
+    endpoint::NetnsRef,
+    kernel::{KernelError, KernelErrorKind, Result},
+};
+
+use crate::{
+    error::{fail, wrap},
+    netlink::Connection,
+};
+
+/// `NSFS_MAGIC` of `linux/magic.h`.
+const NSFS_MAGIC: i64 = 0x6e73_6673;
+/// `NS_GET_NSTYPE` of `linux/nsfs.h`: `_IO(0xb7, 0x3)`.
+const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+/// `SO_NETNS_COOKIE` of `asm-generic/socket.h` (Linux 5.14).
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// Visits that may wait for the thread. A visit takes tens of microseconds; the callers are blocking threads, which
+/// wait for their turn here.
+const QUEUE: usize = 64;
+
+const OBSERVE: &str = "open network namespace";
+
+/// An open network namespace, known to be one.
+pub(crate) struct Netns {
+    fd: OwnedFd,
+    dev: u64,
+    inode: u64,
+}
+
+impl AsFd for Netns {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Netns {
+    /// Opens a path and makes sure that it is a network namespace.
+    fn open(operation: &'static str, path: &Path) -> Result<Self> {
+        let subject = || path.display().to_string();
+        // O_PATH first: it opens nothing, so a FIFO cannot hang us and a device does not notice.
+        let handle = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+            .map_err(|e| wrap(operation, subject(), &io::Error::from(e)))?;
+        let not_one = |what: &str| {
+            let cause = format!("{what}; give the path of a network namespace (/run/netns/NAME or /proc/PID/ns/net)");
+            fail(operation, subject(), KernelErrorKind::NotANetns, cause)
+        };
+        let fs = fstatfs(&handle).map_err(|e| wrap(operation, subject(), &io::Error::from(e)))?;
+        if fs.filesystem_type().0 != NSFS_MAGIC {
+            return Err(not_one("it is not a namespace"));
+        }
+        let real = PathBuf::from(format!("/proc/thread-self/fd/{}", handle.as_raw_fd()));
+        let fd = open(&real, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
+            .map_err(|e| wrap(operation, subject(), &io::Error::from(e)))?;
+        // SAFETY: NS_GET_NSTYPE takes no argument and only reads; `fd` is open.
+        let kind = unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE) };
+        if kind != libc::CLONE_NEWNET {
+            return Err(not_one("it is a namespace of another kind"));
+        }
+        let meta = File::from(fd.try_clone().map_err(|e| wrap(operation, subject(), &e))?)
+            .metadata()
+            .map_err(|e| wrap(operation, subject(), &e))?;
+        Ok(Self { fd, dev: meta.dev(), inode: meta.ino() })
+    }
+}
+
+/// `SO_NETNS_COOKIE` of a socket's namespace; 0 where the kernel has none.
+fn cookie(socket: &impl AsRawFd) -> u64 {
+    let mut value = 0u64;
+    let mut length = libc::socklen_t::try_from(size_of::<u64>()).unwrap_or_default();
+    // SAFETY: `value` and `length` live through the call and `length` is the size of `value`.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    if rc == 0 { value } else { 0 }
+}
+
+/// True when the kernel tells namespaces apart by cookie.
+pub(crate) fn has_cookie() -> Result<bool> {
+    Ok(cookie(Connection::open()?.socket()) != 0)
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+struct Visit {
+    netns: OwnedFd,
+    job: Job,
+    reply: SyncSender<io::Result<()>>,
+}
+
+/// The thread `wharf-netns`: the only one that visits other namespaces. It ends when this is dropped.
+pub(crate) struct NetnsThread {
+    queue: SyncSender<Visit>,
+    /// The node's own namespace.
+    home: (u64, u64),
+}
+
+impl NetnsThread {
+    /// Starts the thread in the caller's namespace, which is the node's from then on.
+    pub(crate) fn start() -> Result<Self> {
+        let start = |e: &io::Error| wrap("start namespace thread", "wharf-netns", e);
+        let home = File::open("/proc/thread-self/ns/net").map_err(|e| start(&e))?;
+        let meta = home.metadata().map_err(|e| start(&e))?;
+        let (queue, visits) = sync_channel(QUEUE);
+        thread::Builder::new()
+            .name("wharf-netns".to_owned())
+            .spawn(move || serve(&visits, &home))
+            .map_err(|e| start(&e))?;
+        Ok(Self { queue, home: (meta.dev(), meta.ino()) })
+    }
+
+    /// Opens the namespace that a reference means. The path may lead to another by now: then that one is not touched.
+    pub(crate) fn open(&self, operation: &'static str, wanted: &NetnsRef) -> Result<Netns> {
+        let netns = Netns::open(operation, &wanted.path)?;
+        if (netns.dev, netns.inode) != (wanted.dev, wanted.inode) {
+            return Err(moved(operation, wanted));
+        }
+        Ok(netns)
+    }
+
+    /// A netlink socket that speaks for the namespace a reference means.
+    pub(crate) fn connect(&self, operation: &'static str, wanted: &NetnsRef) -> Result<Connection> {
+        let netns = self.open(operation, wanted)?;
+        let subject = wanted.path.display().to_string();
+        let connection = self.visit(operation, &subject, &netns, Connection::open)??;
+        // An inode number can be used again once its namespace is gone; a cookie never is.
+        if cookie(connection.socket()) != wanted.cookie {
+            return Err(moved(operation, wanted));
+        }
+        Ok(connection)
+    }
+
+    /// Runs a short job inside a namespace and brings its result back.
+    pub(crate) fn visit<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        subject: &str,
+        netns: &Netns,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        let ended = || {
+            let cause = "the namespace thread has ended; restart the agent";
+            fail(operation, subject, KernelErrorKind::Other, cause)
+        };
+        let fd = netns.fd.try_clone().map_err(|e| wrap(operation, subject, &e))?;
+        let (result, outcome) = sync_channel(1);
+        let (reply, answer) = sync_channel(1);
+        let job: Job = Box::new(move || {
+            // Nobody waits for the outcome any more: then nobody needs it.
+            let _unwanted = result.try_send(job());
+        });
+        self.queue.send(Visit { netns: fd, job, reply }).map_err(|_| ended())?;
+        answer.recv().map_err(|_| ended())?.map_err(|e| wrap(operation, subject, &e))?;
+        outcome.recv().map_err(|_| ended())
+    }
+}
+
+fn moved(operation: &'static str, wanted: &NetnsRef) -> KernelError {
+    let cause = "the namespace is gone; the path now leads to another";
+    fail(operation, wanted.path.display().to_string(), KernelErrorKind::NotFound, cause)
+}
+
+fn serve(visits: &Receiver<Visit>, home: &File) {
+    while let Ok(visit) = visits.recv() {
+        if let Err(e) = setns(&visit.netns, CloneFlags::CLONE_NEWNET) {
+            // The caller went away: it does not want to know.
+            let _unwanted = visit.reply.try_send(Err(io::Error::from(e)));
+            continue;
+        }
+        (visit.job)();
+        if let Err(e) = setns(home, CloneFlags::CLONE_NEWNET) {
+            // From a wrong namespace nothing may be done: the thread ends, and every later visit fails with that.
+            tracing::error!(error = %e, "cannot return to the node's network namespace");
+            return;
+        }
+        let _unwanted = visit.reply.try_send(Ok(()));
+    }
+}
+
+/// Opens a path and says which network namespace it is.
+pub(crate) fn observe(thread: &NetnsThread, path: &Path) -> Result<NetnsRef> {
+    let netns = Netns::open(OBSERVE, path)?;
+    let subject = path.display().to_string();
+    if (netns.dev, netns.inode) == thread.home {
+        let cause = "it is the node's own network namespace; a container needs one of its own";
+        return Err(fail(OBSERVE, subject, KernelErrorKind::NotANetns, cause));
+    }
+    let connection = thread.visit(OBSERVE, &subject, &netns, Connection::open)??;
+    let cookie = cookie(connection.socket());
+    Ok(NetnsRef { path: path.to_owned(), dev: netns.dev, inode: netns.inode, cookie })
+}
+
+/// True when the kernel can make netkit devices: makes a pair in a namespace that goes with the thread that tries it.
+pub(crate) fn probe_netkit() -> bool {
+    use nix::sched::unshare;
+    use rtnetlink::{
+        LinkMessageBuilder, LinkUnspec,
+        packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+        packet_route::{RouteNetlinkMessage, link::InfoKind},
+    };
+    let attempt = || -> Option<bool> {
+        unshare(CloneFlags::CLONE_NEWNET).ok()?;
+        let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Netkit).name("probe0").build();
+        let answer = Connection::open().ok()?.one(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL);
+        Some(matches!(answer, Ok(Ok(_))))
+    };
+    thread::spawn(attempt).join().ok().flatten().unwrap_or(false)
+}

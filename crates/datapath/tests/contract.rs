@@ -1,0 +1,369 @@
+//! The contract of `wharf_core::kernel::Kernel`, on the fake and on the real kernel with both attach modes.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod support;
+
+use std::path::Path;
+
+use support::*;
+use wharf_core::{
+    ids::{Epoch, IfName},
+    kernel::{AttachMode, Attached, Kernel, KernelErrorKind, RouteRow},
+};
+
+/// Makes a test of each function below for each world.
+macro_rules! contract {
+    ($($name:ident),+ $(,)?) => {
+        mod fake { $( #[test] fn $name() { super::in_fake_world(super::$name) } )+ }
+        mod linux_tcx {
+            $( #[test] fn $name() { super::in_linux_world(Some(super::AttachMode::Tcx), super::$name) } )+
+        }
+        mod linux_clsact {
+            $( #[test] fn $name() { super::in_linux_world(Some(super::AttachMode::Clsact), super::$name) } )+
+        }
+    };
+}
+
+contract! {
+    full_life,
+    every_ensure_and_remove_can_be_repeated,
+    removing_what_never_was_succeeds,
+    a_taken_interface_name_is_told_apart,
+    a_failed_create_is_undone_in_any_state,
+    what_is_not_a_namespace_is_refused,
+    a_path_that_leads_to_another_namespace_is_not_followed,
+    a_late_delete_leaves_the_successor_alone,
+    twenty_links_go_together,
+    regeneration_replaces_and_keeps_the_maps,
+    a_link_that_went_by_itself_is_told_and_cleaned_up,
+    an_ended_namespace_is_told_and_cleaned_up,
+    repair_verbs_take_only_what_they_name,
+    the_node_follows_its_spec,
+    maps_and_rows_can_be_read,
+}
+
+async fn full_life<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let a = new_endpoint(&w, 1, 10).await;
+    let b = new_endpoint(&w, 2, 11).await;
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+    assert_eq!(k.observe_endpoint(&b).await.expect("observe"), []);
+    let dump = k.dump().await.expect("dump");
+    assert_eq!(dump.links.len(), 2);
+    assert_eq!(dump.endpoint_rows.len(), 4);
+    assert_eq!(dump.call_slots, [1, 2]);
+    assert_eq!(dump.pins.iter().map(|(d, _)| d.as_str()).collect::<Vec<_>>(), ["1", "2"]);
+    assert_eq!(dump.routes.iter().filter(|r| r.ifindex == Some(a.host_ifindex)).count(), 2);
+    delete(k, &a).await;
+    assert_eq!(k.observe_endpoint(&b).await.expect("observe"), [], "the neighbour is as before");
+    delete(k, &b).await;
+    assert_no_endpoints(k).await;
+    k.remove_node().await.expect("node gone");
+}
+
+async fn every_ensure_and_remove_can_be_repeated<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    k.ensure_node(&node_spec()).await.expect("node again");
+    let a = new_endpoint(&w, 1, 10).await;
+    let mut again = a.clone();
+    create(k, &mut again).await;
+    assert_eq!((again.host_ifindex, again.container_ifindex), (a.host_ifindex, a.container_ifindex), "same pair");
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+    for _ in 0..2 {
+        k.remove_attached(&link_ref(&a)).await.expect("detach");
+    }
+    for _ in 0..2 {
+        k.remove_reachable(&a).await.expect("unreachable");
+    }
+    for _ in 0..2 {
+        k.remove_programs(a.id).await.expect("programs");
+    }
+    // The order of a delete that resumes: its first steps run again after its later ones.
+    k.remove_attached(&link_ref(&a)).await.expect("detach again");
+    for _ in 0..2 {
+        k.remove_link(&link_ref(&a)).await.expect("link");
+    }
+    k.remove_attached(&link_ref(&a)).await.expect("detach when gone");
+    assert_no_endpoints(k).await;
+    k.remove_node().await.expect("node gone");
+    k.remove_node().await.expect("node gone already");
+}
+
+async fn removing_what_never_was_succeeds<W: World>(w: W) {
+    let k = w.kernel();
+    let path = w.add_netns("c");
+    let netns = k.observe_netns(&path).await.expect("netns");
+    let r = record(7, 3, &netns, "eth0");
+    k.remove_attached(&link_ref(&r)).await.expect("detach");
+    k.remove_reachable(&r).await.expect("unreachable");
+    assert_eq!(k.remove_programs(r.id).await.expect("programs"), []);
+    k.remove_link(&link_ref(&r)).await.expect("link");
+    k.remove_endpoint_row(first_address(&r), Epoch(3)).await.expect("row");
+    k.remove_call_slot(7).await.expect("slot");
+    let route = RouteRow { destination: first_address(&r).into(), ifindex: None };
+    k.remove_route(&route).await.expect("route");
+    assert_no_endpoints(k).await;
+}
+
+async fn a_taken_interface_name_is_told_apart<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let a = new_endpoint(&w, 1, 10).await;
+    // Another endpoint wants the same name in the same container.
+    let b = record(2, 11, &a.netns, "eth0");
+    let refused = k.ensure_link(&link_spec(&b)).await.expect_err("name is taken");
+    assert_eq!(refused.kind, KernelErrorKind::Exists, "{refused}");
+    assert!(refused.to_string().contains("eth0"), "{refused}");
+    // Somebody else's interface has the name.
+    w.add_foreign_interface(&a.netns.path, "eth1");
+    let c = record(3, 12, &a.netns, "eth1");
+    let refused = k.ensure_link(&link_spec(&c)).await.expect_err("name is taken");
+    assert_eq!(refused.kind, KernelErrorKind::Exists, "{refused}");
+    // A second interface with a name of its own.
+    let mut d = record(4, 13, &a.netns, "net1");
+    create(k, &mut d).await;
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "nothing happened to the first");
+    assert_eq!(k.observe_endpoint(&d).await.expect("observe"), []);
+    assert_eq!(k.dump().await.expect("dump").links.len(), 2, "the refused left nothing");
+    delete(k, &d).await;
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+    delete(k, &a).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn a_failed_create_is_undone_in_any_state<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let path = w.add_netns("c");
+    let netns = k.observe_netns(&path).await.expect("netns");
+    for steps in 0..6 {
+        let mut r = record(1, 10 + steps, &netns, "eth0");
+        if steps > 0 {
+            k.ensure_programs(&program_spec(&r)).await.expect("programs");
+        }
+        if steps > 1 {
+            let link = k.ensure_link(&link_spec(&r)).await.expect("link");
+            (r.host_ifindex, r.container_ifindex) = (link.host_ifindex, link.container_ifindex);
+        }
+        if steps > 2 {
+            k.ensure_config(r.id, &config_spec(&r)).await.expect("config");
+        }
+        if steps > 3 {
+            k.ensure_attached(&link_ref(&r)).await.expect("attached");
+        }
+        if steps > 4 {
+            k.ensure_connected(&r).await.expect("connected");
+        }
+        delete(k, &r).await;
+        assert_no_endpoints(k).await;
+    }
+}
+
+async fn what_is_not_a_namespace_is_refused<W: World>(w: W) {
+    let k = w.kernel();
+    let missing = k.observe_netns(Path::new("/run/netns/never-was")).await.expect_err("missing");
+    assert_eq!(missing.kind, KernelErrorKind::NotFound, "{missing}");
+    let plain = k.observe_netns(&w.plain_file()).await.expect_err("plain file");
+    assert_eq!(plain.kind, KernelErrorKind::NotANetns, "{plain}");
+}
+
+async fn a_path_that_leads_to_another_namespace_is_not_followed<W: World>(w: W) {
+    let k = w.kernel();
+    let path = w.add_netns("c");
+    let old = k.observe_netns(&path).await.expect("netns");
+    assert_eq!(k.observe_netns(&path).await.expect("netns"), old, "the same every time");
+    w.end_netns(&path);
+    assert_eq!(w.add_netns("c"), path);
+    let new = k.observe_netns(&path).await.expect("netns");
+    assert!(!new.same(&old));
+    let r = record(1, 10, &old, "eth0");
+    let refused = k.ensure_link(&link_spec(&r)).await.expect_err("another namespace");
+    assert_eq!(refused.kind, KernelErrorKind::NotFound, "{refused}");
+    assert_no_endpoints(k).await;
+}
+
+async fn a_late_delete_leaves_the_successor_alone<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let old = new_endpoint(&w, 1, 10).await;
+    delete(k, &old).await;
+    // The same id and the same addresses, one epoch on.
+    let new = new_endpoint(&w, 1, 11).await;
+    k.remove_attached(&link_ref(&old)).await.expect("late detach");
+    k.remove_reachable(&old).await.expect("late unreachable");
+    k.remove_link(&link_ref(&old)).await.expect("late link");
+    // The index may have become the successor's: the name says whose it is.
+    let mut confused = link_ref(&old);
+    confused.host_ifindex = Some(new.host_ifindex);
+    k.remove_attached(&confused).await.expect("late detach");
+    k.remove_link(&confused).await.expect("late link");
+    assert_eq!(k.observe_endpoint(&new).await.expect("observe"), []);
+    delete(k, &new).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn twenty_links_go_together<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let mut records = Vec::new();
+    for n in 1..=21 {
+        records.push(new_endpoint(&w, n, u64::from(n)).await);
+    }
+    let stays = records.pop().expect("the last");
+    let refs: Vec<_> = records.iter().map(link_ref).collect();
+    for r in &records {
+        k.remove_attached(&link_ref(r)).await.expect("detach");
+        k.remove_reachable(r).await.expect("unreachable");
+        k.remove_programs(r.id).await.expect("programs");
+    }
+    for result in futures_join(refs.iter().map(|l| k.remove_link(l))).await {
+        result.expect("link");
+    }
+    let dump = k.dump().await.expect("dump");
+    assert_eq!(dump.links.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), [stays.host_ifname.as_str()]);
+    assert_eq!(dump.routes.iter().filter(|r| r.ifindex.is_some()).count(), 2, "routes went with their links");
+    assert_eq!(k.observe_endpoint(&stays).await.expect("observe"), []);
+    delete(k, &stays).await;
+    assert_no_endpoints(k).await;
+}
+
+/// Polls all at once, as many tasks of an agent do.
+async fn futures_join<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut pinned: Vec<_> = futures.into_iter().map(|f| (Box::pin(f), None)).collect();
+    std::future::poll_fn(move |cx| {
+        let mut pending = false;
+        for (future, output) in &mut pinned {
+            if output.is_none() {
+                match future.as_mut().poll(cx) {
+                    std::task::Poll::Ready(value) => *output = Some(value),
+                    std::task::Poll::Pending => pending = true,
+                }
+            }
+        }
+        if pending {
+            return std::task::Poll::Pending;
+        }
+        std::task::Poll::Ready(pinned.iter_mut().filter_map(|(_, output)| output.take()).collect())
+    })
+    .await
+}
+
+async fn regeneration_replaces_and_keeps_the_maps<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let path = w.add_netns("c");
+    let netns = k.observe_netns(&path).await.expect("netns");
+    let mut r = record(1, 10, &netns, "eth0");
+    let first = k.ensure_programs(&program_spec(&r)).await.expect("programs");
+    assert!(first.memlock_bytes > 0);
+    let link = k.ensure_link(&link_spec(&r)).await.expect("link");
+    (r.host_ifindex, r.container_ifindex) = (link.host_ifindex, link.container_ifindex);
+    k.ensure_config(r.id, &config_spec(&r)).await.expect("config");
+    assert_eq!(k.ensure_attached(&link_ref(&r)).await.expect("attached"), Attached::New);
+    k.ensure_connected(&r).await.expect("connected");
+    k.ensure_reachable(&r).await.expect("reachable");
+    let second = k.ensure_programs(&program_spec(&r)).await.expect("programs again");
+    assert_ne!(second.program_ids, first.program_ids);
+    assert_eq!(second.map_ids, first.map_ids, "configuration and counters stay");
+    let between = k.observe_endpoint(&r).await.expect("observe");
+    assert!(between.iter().any(|m| m.object == "program"), "old programs are attached still: {between:?}");
+    assert_eq!(k.ensure_attached(&link_ref(&r)).await.expect("attached"), Attached::Replaced);
+    assert_eq!(k.observe_endpoint(&r).await.expect("observe"), [], "the slot has the new program too");
+    delete(k, &r).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn a_link_that_went_by_itself_is_told_and_cleaned_up<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let a = new_endpoint(&w, 1, 10).await;
+    w.delete_link(a.host_ifname.as_str());
+    let wrong = k.observe_endpoint(&a).await.expect("observe");
+    assert!(wrong.iter().any(|m| m.object == "link" && m.subject == a.host_ifname.as_str()), "{wrong:?}");
+    let refused = k.ensure_attached(&link_ref(&a)).await.expect_err("nothing to attach to");
+    assert_eq!(refused.kind, KernelErrorKind::NotFound, "{refused}");
+    let refused = k.ensure_connected(&a).await.expect_err("nothing to connect");
+    assert_eq!(refused.kind, KernelErrorKind::NotFound, "{refused}");
+    // Made again for the same endpoint: pins of the attachment that is gone are no obstacle.
+    let mut again = a.clone();
+    create(k, &mut again).await;
+    assert_eq!(k.observe_endpoint(&again).await.expect("observe"), []);
+    delete(k, &again).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn an_ended_namespace_is_told_and_cleaned_up<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let a = new_endpoint(&w, 1, 10).await;
+    w.end_netns(&a.netns.path);
+    let wrong = k.observe_endpoint(&a).await.expect("observe");
+    assert_ne!(wrong, []);
+    delete(k, &a).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn repair_verbs_take_only_what_they_name<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let a = new_endpoint(&w, 1, 10).await;
+    let address = first_address(&a);
+    k.remove_endpoint_row(address, Epoch(9)).await.expect("another epoch's row");
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "the row is of epoch 10");
+    k.remove_endpoint_row(address, Epoch(10)).await.expect("row");
+    k.remove_call_slot(1).await.expect("slot");
+    let route = RouteRow { destination: address.into(), ifindex: Some(a.host_ifindex) };
+    k.remove_route(&route).await.expect("route");
+    let wrong = k.observe_endpoint(&a).await.expect("observe");
+    let mut objects: Vec<&str> = wrong.iter().map(|m| m.object.as_str()).collect();
+    objects.sort_unstable();
+    assert_eq!(objects, ["endpoint-row", "map", "route"], "{wrong:?}");
+    k.ensure_connected(&a).await.expect("connect again");
+    k.ensure_reachable(&a).await.expect("reachable again");
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "mended");
+    delete(k, &a).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn the_node_follows_its_spec<W: World>(w: W) {
+    let k = w.kernel();
+    let unreachable = async || {
+        let routes = k.dump().await.expect("dump").routes;
+        routes.iter().filter(|r| r.ifindex.is_none()).map(|r| r.destination.to_string()).collect::<Vec<_>>()
+    };
+    k.ensure_node(&node_spec()).await.expect("node");
+    assert_eq!(unreachable().await, ["10.77.0.0/16", "fd77::/64"]);
+    let mut other = node_spec();
+    other.cidrs = vec!["10.77.0.0/16".parse().unwrap(), "10.99.0.0/24".parse().unwrap()];
+    k.ensure_node(&other).await.expect("another spec");
+    assert_eq!(unreachable().await, ["10.77.0.0/16", "10.99.0.0/24"]);
+    k.remove_node().await.expect("node gone");
+    let left = unreachable().await;
+    assert_eq!(left, Vec::<String>::new());
+}
+
+async fn maps_and_rows_can_be_read<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let a = new_endpoint(&w, 1, 10).await;
+    let maps = k.observe_maps().await.expect("maps");
+    let names: Vec<&str> = maps.iter().map(|m| m.name.as_str()).collect();
+    assert_eq!(names, ["ENDPOINTS", "CALLS", "EVENTS", "1/CONFIG", "1/METRICS"]);
+    let fill = |name: &str| maps.iter().find(|m| m.name == name).expect("map").entries;
+    assert_eq!((fill("ENDPOINTS"), fill("CALLS"), fill("EVENTS")), (Some(2), Some(1), None));
+    assert!(maps.iter().all(|m| m.memlock_bytes > 0), "{maps:?}");
+    let rows = k.dump_map("ENDPOINTS").await.expect("rows");
+    let addresses: Vec<&str> = rows.iter().filter_map(|r| r.get("address")).map(String::as_str).collect();
+    assert_eq!(addresses, ["10.77.0.2", "fd77::2"]);
+    let config = k.dump_map("1/CONFIG").await.expect("config");
+    assert_eq!(config.first().and_then(|c| c.get("epoch")).map(String::as_str), Some("10"));
+    for bad in ["", "NOPE", "2/CONFIG", "1/NOPE", "x/CONFIG", "1/../1/CONFIG", "99999/CONFIG"] {
+        let refused = k.dump_map(bad).await.expect_err(bad);
+        assert_eq!(refused.kind, KernelErrorKind::NotFound, "{bad}: {refused}");
+    }
+    assert!(IfName::parse(a.host_ifname.as_str()).is_ok());
+    delete(k, &a).await;
+    assert_no_endpoints(k).await;
+}

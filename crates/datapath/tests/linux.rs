@@ -1,0 +1,308 @@
+//! What only the real kernel can show: checks at start, real packets, what survives the agent.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod support;
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::Path,
+    time::Duration,
+};
+
+use aya::maps::{Array, MapData};
+use support::*;
+use wharf_core::kernel::{AttachMode, Kernel, KernelErrorKind};
+use wharf_datapath::{LinuxKernel, OpenOptions};
+
+const PORT: u16 = 7700;
+
+fn open(bpffs: &Path) -> wharf_core::kernel::Result<LinuxKernel> {
+    LinuxKernel::open(OpenOptions { bpffs: bpffs.to_owned(), attach_mode: None })
+}
+
+fn refused(bpffs: &Path) -> wharf_core::kernel::KernelError {
+    match open(bpffs) {
+        Ok(_) => panic!("opening {} should have been refused", bpffs.display()),
+        Err(e) => e,
+    }
+}
+
+#[test]
+fn a_directory_that_is_no_bpffs_is_refused_and_nothing_is_made_in_it() {
+    in_namespaces(|dir| {
+        let plain = dir.join("plain");
+        fs::create_dir(&plain).expect("directory");
+        let e = refused(&plain);
+        assert_eq!(e.kind, KernelErrorKind::NotFound, "{e}");
+        assert!(e.to_string().contains("mount -t bpf"), "{e}");
+        assert_eq!(fs::read_dir(&plain).expect("list").count(), 0);
+        let e = refused(&dir.join("missing"));
+        assert_eq!(e.kind, KernelErrorKind::NotFound, "{e}");
+    });
+}
+
+#[test]
+fn a_pinned_map_of_another_layout_is_refused_and_left_alone() {
+    in_namespaces(|dir| {
+        let bpffs = dir.join("bpf");
+        drop(open(&bpffs).expect("first open"));
+        let endpoints = bpffs.join("wharf/v1/shared/ENDPOINTS");
+        fs::remove_file(&endpoints).expect("unpin");
+        let other = Array::<MapData, u32>::create(7, 0).expect("map");
+        other.pin(&endpoints).expect("pin");
+        let e = refused(&bpffs);
+        assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
+        for part in ["array", "value 4 bytes", "7 entries", "hash", "value 32 bytes"] {
+            assert!(e.to_string().contains(part), "{part} is missing in: {e}");
+        }
+        assert!(endpoints.exists());
+    });
+}
+
+#[test]
+fn shared_maps_and_endpoints_outlive_the_agent() {
+    in_linux_world(None, |w| async move {
+        w.kernel.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let bpffs = w.bpffs();
+        let LinuxWorld { dir: _dir, kernel } = w;
+        drop(kernel);
+        let again = open(&bpffs).expect("open again");
+        assert_eq!(again.observe_endpoint(&a).await.expect("observe"), [], "as the first agent left it");
+        delete(&again, &a).await;
+        assert_no_endpoints(&again).await;
+        again.remove_node().await.expect("node gone");
+        assert!(!bpffs.join("wharf").exists(), "nothing of ours is left in the bpffs");
+    });
+}
+
+/// A server that echoes one TCP connection and one datagram at an address, in the calling thread's namespace.
+fn echo_once(address: IpAddr) -> impl FnOnce() + Send + 'static {
+    let at = SocketAddr::new(address, PORT);
+    let tcp = TcpListener::bind(at).expect("TCP listener");
+    let udp = UdpSocket::bind(at).expect("UDP socket");
+    move || {
+        let (mut stream, _) = tcp.accept().expect("connection");
+        let mut text = [0; 4];
+        stream.read_exact(&mut text).expect("request");
+        stream.write_all(&text).expect("answer");
+        let (n, peer) = udp.recv_from(&mut text).expect("datagram");
+        udp.send_to(&text[..n], peer).expect("answer");
+    }
+}
+
+/// Talks TCP and UDP to an address from the calling thread's namespace; says from which address it spoke.
+fn talk_to(address: IpAddr) -> IpAddr {
+    let at = SocketAddr::new(address, PORT);
+    let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(5)).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+    stream.write_all(b"ping").expect("request");
+    let mut text = [0; 4];
+    stream.read_exact(&mut text).expect("answer");
+    assert_eq!(&text, b"ping");
+    let own = stream.local_addr().expect("own address").ip();
+    let udp = UdpSocket::bind(SocketAddr::new(own, 0)).expect("UDP socket");
+    udp.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+    udp.connect(at).expect("connect");
+    udp.send(b"ping").expect("datagram");
+    assert_eq!(udp.recv(&mut text).expect("datagram"), 4);
+    own
+}
+
+/// A TCP and a UDP conversation between two namespaces (none: the node's).
+fn converse(from: Option<&Path>, to: Option<&Path>, address: IpAddr) -> IpAddr {
+    let bound = match to {
+        Some(to) => {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let to = to.to_owned();
+            let server = std::thread::spawn(move || {
+                LinuxWorld::inside(&to, move || {
+                    let serve = echo_once(address);
+                    sender.send(()).expect("ready");
+                    serve();
+                });
+            });
+            receiver.recv().expect("server is ready");
+            server
+        }
+        None => std::thread::spawn(echo_once(address)),
+    };
+    let own = match from {
+        Some(from) => LinuxWorld::inside(from, move || talk_to(address)),
+        None => talk_to(address),
+    };
+    bound.join().expect("server");
+    own
+}
+
+fn packets_flow_everywhere(mode: AttachMode) {
+    in_linux_world(Some(mode), |w| async move {
+        w.kernel.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let b = new_endpoint(&w, 2, 11).await;
+        let (in_a, in_b) = (a.netns.path.as_path(), b.netns.path.as_path());
+        for (of_a, of_b, router) in [
+            (IpAddr::V4(a.ipv4.unwrap()), IpAddr::V4(b.ipv4.unwrap()), IpAddr::V4(ROUTER4)),
+            (IpAddr::V6(a.ipv6.unwrap()), IpAddr::V6(b.ipv6.unwrap()), IpAddr::V6(ROUTER6)),
+        ] {
+            assert_eq!(converse(Some(in_a), Some(in_b), of_b), of_a, "endpoint to endpoint");
+            assert_eq!(converse(Some(in_a), None, router), of_a, "endpoint to node");
+            assert_eq!(converse(None, Some(in_a), of_a), router, "node to endpoint");
+        }
+        let counters = w.kernel.observe_counters(a.id).await.expect("counters");
+        let count = |direction: &str, reason: &str| {
+            counters.iter().find(|c| c.direction == direction && c.reason == reason).map_or(0, |c| c.packets)
+        };
+        assert!(count("egress", "forwarded-local") > 0, "{counters:?}");
+        assert!(count("ingress", "forwarded-local") > 0, "{counters:?}");
+        assert!(count("egress", "forwarded-stack") > 0, "{counters:?}");
+        delete(&w.kernel, &a).await;
+        delete(&w.kernel, &b).await;
+        assert_no_endpoints(&w.kernel).await;
+    });
+}
+
+#[test]
+fn packets_flow_everywhere_with_tcx() {
+    packets_flow_everywhere(AttachMode::Tcx);
+}
+
+#[test]
+fn packets_flow_everywhere_with_clsact() {
+    packets_flow_everywhere(AttachMode::Clsact);
+}
+
+/// True when a datagram from the container reaches the node within a short time.
+fn reaches_node(from: &Path) -> bool {
+    let server = UdpSocket::bind(SocketAddr::new(ROUTER4.into(), PORT)).expect("UDP socket");
+    server.set_read_timeout(Some(Duration::from_millis(200))).expect("timeout");
+    LinuxWorld::inside(from, || {
+        let client = UdpSocket::bind("0.0.0.0:0").expect("UDP socket");
+        // Without ARP's answer it goes nowhere, which is what the caller asks.
+        let _sent = client.send_to(b"ping", SocketAddr::new(ROUTER4.into(), PORT));
+    });
+    let mut text = [0; 4];
+    server.recv_from(&mut text).is_ok()
+}
+
+fn nothing_passes_between_detach_and_deletion(mode: AttachMode) {
+    in_linux_world(Some(mode), |w| async move {
+        w.kernel.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let path = a.netns.path.clone();
+        assert!(reaches_node(&path), "before");
+        w.kernel.remove_attached(&link_ref(&a)).await.expect("detach");
+        assert!(!reaches_node(&path), "after detach");
+        w.kernel.remove_reachable(&a).await.expect("unreachable");
+        w.kernel.remove_programs(a.id).await.expect("programs");
+        assert!(!reaches_node(&path), "after the programs' pins are gone");
+        // A delete that resumes in another agent finds the link and closes it once more.
+        w.kernel.remove_attached(&link_ref(&a)).await.expect("detach again");
+        assert!(!reaches_node(&path), "after a second detach");
+        w.kernel.remove_link(&link_ref(&a)).await.expect("link");
+        assert_no_endpoints(&w.kernel).await;
+    });
+}
+
+#[test]
+fn nothing_passes_between_detach_and_deletion_with_tcx() {
+    nothing_passes_between_detach_and_deletion(AttachMode::Tcx);
+}
+
+#[test]
+fn nothing_passes_between_detach_and_deletion_with_clsact() {
+    nothing_passes_between_detach_and_deletion(AttachMode::Clsact);
+}
+
+#[test]
+fn drops_arrive_as_events_and_there_is_one_reader() {
+    in_linux_world(None, |w| async move {
+        w.kernel.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let mut events = w.kernel.events().expect("reader");
+        let second = w.kernel.events().err().expect("one reader only");
+        assert_eq!(second.kind, KernelErrorKind::Exhausted, "{second}");
+        let path = a.netns.path.clone();
+        // So that the forged packet need not ask for the gateway's MAC, which would be refused before it.
+        assert!(reaches_node(&path), "an honest packet");
+        LinuxWorld::inside(&path, || {
+            run("ip", &["addr", "add", "10.77.9.9/32", "dev", "eth0"]);
+            let forger = UdpSocket::bind("10.77.9.9:0").expect("UDP socket");
+            forger.send_to(b"ping", SocketAddr::new(ROUTER4.into(), PORT)).expect("send");
+        });
+        let reason = wharf_common::DropReason::InvalidSourceIp as u32;
+        let forged = async {
+            loop {
+                let batch = events.next().await.expect("events");
+                if let Some(e) = batch.into_iter().find(|e| e.reason == reason) {
+                    return e;
+                }
+            }
+        };
+        let event = tokio::time::timeout(Duration::from_secs(10), forged).await.expect("the drop is told of");
+        assert_eq!((event.endpoint_id, event.epoch, event.identity), (1, 10, 257));
+        assert_eq!(event.source[12..], [10, 77, 9, 9]);
+        assert_eq!(events.malformed(), 0);
+        drop(events);
+        w.kernel.events().expect("the turn is free again");
+        delete(&w.kernel, &a).await;
+    });
+}
+
+#[test]
+fn the_nodes_own_namespace_is_refused() {
+    in_linux_world(None, |w| async move {
+        let own = Path::new("/proc/thread-self/ns/net");
+        let e = w.kernel.observe_netns(own).await.expect_err("own namespace");
+        assert_eq!(e.kind, KernelErrorKind::NotANetns, "{e}");
+        assert!(e.to_string().contains("node's own"), "{e}");
+        let e = w.kernel.observe_netns(Path::new("/proc/thread-self/ns/mnt")).await.expect_err("mount namespace");
+        assert_eq!(e.kind, KernelErrorKind::NotANetns, "{e}");
+        let fifo = w.dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).expect("fifo");
+        let e = w.kernel.observe_netns(&fifo).await.expect_err("a FIFO does not hang us");
+        assert_eq!(e.kind, KernelErrorKind::NotANetns, "{e}");
+    });
+}
+
+#[test]
+fn ipv6_that_is_off_in_the_container_is_turned_on_for_its_interface() {
+    in_linux_world(None, |w| async move {
+        w.kernel.ensure_node(&node_spec()).await.expect("node");
+        let path = w.add_netns("c");
+        LinuxWorld::inside(&path, || {
+            for which in ["all", "default"] {
+                fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1").expect("sysctl");
+            }
+        });
+        let netns = w.kernel.observe_netns(&path).await.expect("netns");
+        let mut a = record(1, 10, &netns, "eth0");
+        create(&w.kernel, &mut a).await;
+        assert_eq!(w.kernel.observe_endpoint(&a).await.expect("observe"), []);
+        delete(&w.kernel, &a).await;
+    });
+}
+
+#[test]
+fn foreign_things_are_named_and_never_touched() {
+    in_linux_world(None, |w| async move {
+        let root = w.bpffs().join("wharf/v1");
+        for path in ["shared/theirs", "theirs"] {
+            let map = Array::<MapData, u32>::create(1, 0).expect("map");
+            map.pin(root.join(path)).expect("pin");
+        }
+        fs::create_dir(root.join("endpoints/not-an-id")).expect("directory");
+        let dump = w.kernel.dump().await.expect("dump");
+        let named: Vec<_> = dump.foreign_pins.iter().map(|p| p.strip_prefix(&root).unwrap().to_owned()).collect();
+        assert_eq!(named, ["endpoints/not-an-id", "shared/theirs", "theirs"].map(Path::new));
+        // A link that has the name of ours but is no veth is not ours.
+        run("ip", &["link", "add", "wharf0", "type", "bridge"]);
+        let e = w.kernel.ensure_node(&node_spec()).await.expect_err("a foreign wharf0");
+        assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
+        run("ip", &["link", "show", "wharf0"]);
+        assert!(root.join("shared/theirs").exists());
+        MapData::from_pin(root.join("theirs")).expect("theirs is there still");
+    });
+}

@@ -1,0 +1,323 @@
+//! Worlds that the contract runs in: the fake, and the real kernel inside namespaces that the test makes.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+};
+
+use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sched::{CloneFlags, setns, unshare},
+};
+use wharf_core::{
+    endpoint::{EndpointRecord, IpOwner, NetnsRef, host_ifname},
+    identity::Identity,
+    ids::{Attachment, ContainerId, EndpointId, Epoch, IfIndex, IfName, MacAddr, NetworkName, PoolName},
+    kernel::{AttachMode, ConfigSpec, Kernel, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
+};
+use wharf_datapath::{FakeKernel, LinuxKernel, OpenOptions};
+
+/// A place to test in.
+pub(crate) trait World: Send + Sync + 'static {
+    /// Its kernel.
+    type K: Kernel;
+    /// The kernel.
+    fn kernel(&self) -> &Self::K;
+    /// Makes a container's namespace; the name may be used again after it ended.
+    fn add_netns(&self, name: &str) -> PathBuf;
+    /// Ends a namespace and takes its path away.
+    fn end_netns(&self, path: &Path);
+    /// Puts an interface that is not ours into a namespace.
+    fn add_foreign_interface(&self, netns: &Path, ifname: &str);
+    /// A file that is no namespace.
+    fn plain_file(&self) -> PathBuf;
+    /// Deletes a host side behind the agent's back.
+    fn delete_link(&self, host_ifname: &str);
+}
+
+/// The fake as a world.
+#[derive(Default)]
+pub(crate) struct FakeWorld(FakeKernel);
+
+impl World for FakeWorld {
+    type K = FakeKernel;
+    fn kernel(&self) -> &FakeKernel {
+        &self.0
+    }
+    fn add_netns(&self, name: &str) -> PathBuf {
+        let path = PathBuf::from(format!("/run/netns/{name}"));
+        self.0.add_netns(&path);
+        path
+    }
+    fn end_netns(&self, path: &Path) {
+        self.0.remove_netns(path);
+    }
+    fn add_foreign_interface(&self, netns: &Path, ifname: &str) {
+        assert!(self.0.add_foreign_interface(netns, ifname));
+    }
+    fn plain_file(&self) -> PathBuf {
+        self.0.add_plain_file("/etc/hostname");
+        PathBuf::from("/etc/hostname")
+    }
+    fn delete_link(&self, host_ifname: &str) {
+        assert!(self.0.remove_link_behind_the_back(host_ifname));
+    }
+}
+
+/// The real kernel, in a network and a mount namespace of this test's own. Everything in it goes when the test's
+/// threads end.
+pub(crate) struct LinuxWorld {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) kernel: LinuxKernel,
+}
+
+impl LinuxWorld {
+    pub(crate) fn bpffs(&self) -> PathBuf {
+        self.dir.path().join("bpf")
+    }
+
+    /// Runs a job in the namespace at a path.
+    pub(crate) fn inside<T: Send + 'static>(path: &Path, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let ns = File::open(path).expect("open netns");
+        let visitor = thread::spawn(move || {
+            setns(ns, CloneFlags::CLONE_NEWNET).expect("setns");
+            job()
+        });
+        visitor.join().expect("job in namespace")
+    }
+}
+
+impl World for LinuxWorld {
+    type K = LinuxKernel;
+    fn kernel(&self) -> &LinuxKernel {
+        &self.kernel
+    }
+    fn add_netns(&self, name: &str) -> PathBuf {
+        let path = self.dir.path().join(name);
+        File::create(&path).expect("file to bind a namespace to");
+        let target = path.clone();
+        let maker = thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("new network namespace");
+            let here = Path::new("/proc/thread-self/ns/net");
+            mount(Some(here), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind namespace");
+        });
+        maker.join().expect("make namespace");
+        path
+    }
+    fn end_netns(&self, path: &Path) {
+        umount2(path, MntFlags::MNT_DETACH).expect("unbind namespace");
+        fs::remove_file(path).expect("remove namespace file");
+    }
+    fn add_foreign_interface(&self, netns: &Path, ifname: &str) {
+        let ifname = ifname.to_owned();
+        LinuxWorld::inside(netns, move || {
+            run("ip", &["link", "add", &ifname, "type", "veth", "peer", "name", "other0"])
+        });
+    }
+    fn plain_file(&self) -> PathBuf {
+        let path = self.dir.path().join("plain");
+        File::create(&path).expect("plain file");
+        path
+    }
+    fn delete_link(&self, host_ifname: &str) {
+        run("ip", &["link", "del", host_ifname]);
+    }
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().expect("run command");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{program} {arguments:?}: {told}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Makes the namespaces and the bpffs on this thread; the threads it starts are born into them.
+fn isolate() -> tempfile::TempDir {
+    assert!(nix::unistd::geteuid().is_root(), "this test makes namespaces: run it as root");
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("new namespaces");
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
+    let dir = tempfile::tempdir().expect("temp dir");
+    let bpffs = dir.path().join("bpf");
+    fs::create_dir(&bpffs).expect("bpffs dir");
+    mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), none).expect("mount bpffs");
+    dir
+}
+
+/// Runs a test on a thread of its own inside fresh namespaces, with a runtime born there.
+pub(crate) fn in_linux_world<F>(mode: Option<AttachMode>, test: impl FnOnce(LinuxWorld) -> F + Send + 'static)
+where
+    F: Future<Output = ()>,
+{
+    let isolated = thread::spawn(move || {
+        let dir = isolate();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
+        runtime.block_on(async {
+            let options = OpenOptions { bpffs: dir.path().join("bpf"), attach_mode: mode };
+            let kernel = LinuxKernel::open(options).expect("open kernel");
+            test(LinuxWorld { dir, kernel }).await;
+        });
+    });
+    if let Err(panic) = isolated.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs a job on a thread of its own inside fresh namespaces, with a bpffs at `bpf` in the directory given.
+pub(crate) fn in_namespaces(job: impl FnOnce(&Path) + Send + 'static) {
+    let isolated = thread::spawn(move || {
+        let dir = isolate();
+        job(dir.path());
+    });
+    if let Err(panic) = isolated.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs a test on the fake.
+pub(crate) fn in_fake_world<F: Future<Output = ()>>(test: impl FnOnce(FakeWorld) -> F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+    runtime.block_on(test(FakeWorld::default()));
+}
+
+pub(crate) const ROUTER4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub(crate) const ROUTER6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
+
+pub(crate) fn id(n: u16) -> EndpointId {
+    EndpointId::try_from(n).expect("endpoint id")
+}
+
+pub(crate) fn node_spec() -> NodeSpec {
+    NodeSpec {
+        router4: Some(ROUTER4),
+        router6: Some(ROUTER6),
+        cidrs: vec!["10.77.0.0/16".parse().expect("cidr"), "fd77::/64".parse().expect("cidr")],
+        mtu: 1500,
+    }
+}
+
+/// The record of endpoint `n` in a namespace; its link's indexes are not known yet. Address `n + 1` of the pools.
+pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> EndpointRecord {
+    let [high, low] = (n + 1).to_be_bytes();
+    let name = format!("container-{n}");
+    EndpointRecord {
+        id: id(n),
+        epoch: Epoch(epoch),
+        attachment: Attachment {
+            network: NetworkName::parse("test").expect("network"),
+            container_id: ContainerId::parse(&name).expect("container id"),
+            ifname: IfName::parse(ifname).expect("ifname"),
+        },
+        netns: netns.clone(),
+        pool: PoolName::parse("default").expect("pool"),
+        ip_owner: IpOwner::Endpoint,
+        ipv4: Some(Ipv4Addr::new(10, 77, high, low)),
+        ipv6: Some(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, n + 1)),
+        gateway4: Some(ROUTER4),
+        gateway6: Some(ROUTER6),
+        host_ifname: IfName::parse(&host_ifname(id(n), Epoch(epoch))).expect("host ifname"),
+        host_ifindex: IfIndex(0),
+        container_ifindex: IfIndex(0),
+        container_mac: MacAddr([2, 0x77, 0, 0, high, low]),
+        host_mac: MacAddr([2, 0x77, 0, 1, high, low]),
+        mtu: 1500,
+        labels: BTreeSet::new(),
+        identity: Identity(256 + u32::from(n)),
+        pod_name: None,
+        pod_namespace: None,
+        created_unix_ms: 0,
+    }
+}
+
+pub(crate) fn program_spec(r: &EndpointRecord) -> ProgramSpec {
+    ProgramSpec { id: r.id, container_mac: r.container_mac, host_mac: r.host_mac, debug: false }
+}
+
+pub(crate) fn link_spec(r: &EndpointRecord) -> LinkSpec {
+    LinkSpec {
+        id: r.id,
+        epoch: r.epoch,
+        host_ifname: r.host_ifname.clone(),
+        netns: r.netns.clone(),
+        ifname: r.attachment.ifname.clone(),
+        container_mac: r.container_mac,
+        host_mac: r.host_mac,
+        mtu: r.mtu,
+    }
+}
+
+pub(crate) fn link_ref(r: &EndpointRecord) -> LinkRef {
+    LinkRef {
+        id: r.id,
+        epoch: r.epoch,
+        host_ifname: r.host_ifname.clone(),
+        host_ifindex: Some(r.host_ifindex).filter(|i| i.0 != 0),
+    }
+}
+
+pub(crate) fn config_spec(r: &EndpointRecord) -> ConfigSpec {
+    ConfigSpec {
+        epoch: r.epoch,
+        host_ifindex: r.host_ifindex,
+        identity: r.identity,
+        ipv4: r.ipv4,
+        ipv6: r.ipv6,
+        gateway4: r.gateway4,
+        gateway6: r.gateway6,
+        live: true,
+        trace: false,
+    }
+}
+
+/// Creates an endpoint in the order the agent does; fills in the link's indexes.
+pub(crate) async fn create<K: Kernel>(kernel: &K, record: &mut EndpointRecord) {
+    kernel.ensure_programs(&program_spec(record)).await.expect("programs");
+    let link = kernel.ensure_link(&link_spec(record)).await.expect("link");
+    record.host_ifindex = link.host_ifindex;
+    record.container_ifindex = link.container_ifindex;
+    kernel.ensure_config(record.id, &config_spec(record)).await.expect("config");
+    kernel.ensure_attached(&link_ref(record)).await.expect("attached");
+    kernel.ensure_connected(record).await.expect("connected");
+    kernel.ensure_reachable(record).await.expect("reachable");
+}
+
+/// Deletes an endpoint in the order the agent does.
+pub(crate) async fn delete<K: Kernel>(kernel: &K, record: &EndpointRecord) {
+    kernel.remove_attached(&link_ref(record)).await.expect("detached");
+    kernel.remove_reachable(record).await.expect("unreachable");
+    kernel.remove_programs(record.id).await.expect("programs gone");
+    kernel.remove_link(&link_ref(record)).await.expect("link gone");
+}
+
+/// Creates an endpoint in a fresh namespace.
+pub(crate) async fn new_endpoint<W: World>(world: &W, n: u16, epoch: u64) -> EndpointRecord {
+    let path = world.add_netns(&format!("ns-{n}-{epoch}"));
+    let netns = world.kernel().observe_netns(&path).await.expect("netns");
+    let mut record = record(n, epoch, &netns, "eth0");
+    create(world.kernel(), &mut record).await;
+    record
+}
+
+/// Asserts that nothing of any endpoint is left.
+pub(crate) async fn assert_no_endpoints<K: Kernel>(kernel: &K) {
+    let dump = kernel.dump().await.expect("dump");
+    assert_eq!(dump.links, [], "links");
+    assert_eq!(dump.routes.iter().filter(|r| r.ifindex.is_some()).collect::<Vec<_>>(), Vec::<&_>::new(), "routes");
+    assert_eq!(dump.endpoint_rows, [], "rows");
+    assert_eq!(dump.call_slots, [], "slots");
+    assert_eq!(dump.pins, [], "pins");
+    assert_eq!(dump.foreign_pins, Vec::<PathBuf>::new(), "foreign pins");
+}
+
+/// The address as text, with the scope of its family.
+pub(crate) fn first_address(record: &EndpointRecord) -> IpAddr {
+    record.addresses().next().expect("an address")
+}
