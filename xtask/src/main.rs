@@ -1,1 +1,74 @@
-fn main() {}
+//! Every command of Wharf for users and developers. `cargo xtask --help` is the manual; docs/toolchain.md tells how
+//! the BPF programs get built.
+
+mod args;
+mod build;
+mod checks;
+mod core_sources;
+mod doc_links;
+mod install;
+mod launch;
+mod licences;
+mod linker;
+mod manifest;
+mod packages;
+mod privilege;
+mod progress;
+mod rustc;
+mod setup;
+mod test_results;
+mod tests_run;
+mod uninstall;
+mod workspace;
+
+use std::process::{ExitCode, ExitStatus};
+
+use anyhow::Result;
+use clap::Parser;
+
+use crate::{
+    args::{Cli, Task},
+    privilege::Privilege,
+    progress::Progress,
+    workspace::Workspace,
+};
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    let verbose = cli.verbose;
+    let workspace = Workspace::find()?;
+    let privilege = Privilege::detect()?;
+    match cli.command {
+        Task::Setup(arguments) => {
+            let mut progress = Progress::new(setup::STEPS, verbose, &privilege);
+            setup::ensure(&mut progress, &workspace, &privilege, &[], arguments.core_sources)?;
+        }
+        Task::Build => launch::build(&workspace, &privilege, verbose)?,
+        Task::Demo(passed) => return Ok(exit_code(launch::demo(&workspace, &privilege, verbose, &passed)?)),
+        Task::Bench(passed) => return Ok(exit_code(launch::bench(&workspace, &privilege, verbose, &passed)?)),
+        Task::Run(passed) => match launch::agent(&workspace, &privilege, verbose, &passed)? {},
+        Task::Test(arguments) => return tests_run::test(&workspace, &privilege, verbose, &arguments),
+        Task::Install(arguments) => install::install(&workspace, &privilege, verbose, &arguments)?,
+        Task::Uninstall(arguments) => uninstall::uninstall(&privilege, &arguments)?,
+        Task::Fmt(arguments) => return checks::fmt(&workspace, verbose, arguments.check),
+        Task::Lint => return tests_run::lint(&workspace, &privilege, verbose),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A child's exit status as ours; one that a signal ended is a failure.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    match status.code().map(u8::try_from) {
+        Some(Ok(code)) => ExitCode::from(code),
+        Some(Err(_)) | None => ExitCode::FAILURE,
+    }
+}

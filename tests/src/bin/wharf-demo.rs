@@ -1,0 +1,234 @@
+//! The main job on real traffic, in a network namespace of its own: start, attach, talk, regenerate under load, delete,
+//! nothing left. The exit status says whether all of it held.
+
+use std::{
+    io,
+    net::IpAddr,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use wharf_api::{EndpointPatch, RegenerateLevel};
+use wharf_tests::{
+    Attached, Node, NodeConfig, Sandbox,
+    echo::{self, EchoServer},
+    icmp::{Ping, ping},
+    programs,
+    report::{Report, Style},
+    stream::{TcpFlow, UdpStream},
+};
+
+type Stdout = Report<io::Stdout>;
+
+/// Packets each second of each stream while an endpoint regenerates.
+const RATE: u32 = 2_000;
+/// Regenerations under load.
+const REGENERATIONS: usize = 20;
+
+/// A container of the demo and its endpoint.
+struct Ship {
+    sandbox: Sandbox,
+    endpoint: Attached,
+}
+
+fn main() -> ExitCode {
+    let mut report = Report::new(io::stdout(), Style::detect());
+    match demo(&mut report).and_then(|()| report.end()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("wharf-demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn demo(report: &mut Stdout) -> Result<()> {
+    report
+        .line("Wharf: each container gets an address, BPF programs and maps of its own, and leaves nothing behind.")?;
+    report
+        .line("Everything here happens in network namespaces that end with this demo; your network is not touched.")?;
+
+    report.heading("1. A node: a network namespace with an agent in it")?;
+    let Some(mut node) = start(report)? else { return Ok(()) };
+
+    report.heading("2. Three containers, attached through wharf-cni by the CNI protocol")?;
+    let mut ships = Vec::new();
+    for name in ["brigantine", "schooner", "yawl"] {
+        ships.extend(attach(report, &node, name)?);
+    }
+
+    report.heading("3. They talk: to each other and to the node, IPv4 and IPv6")?;
+    if let [a, b, c] = ships.as_slice() {
+        talk(report, a, b)?;
+        talk(report, b, c)?;
+        talk(report, c, a)?;
+        talk_to_node(report, &node, a)?;
+
+        report.heading("4. One endpoint gets new programs, again and again, under load")?;
+        regenerate(report, &node, a, b, c)?;
+    }
+
+    report.heading("5. What the operator sees")?;
+    show(report, &node, &["status"])?;
+    show(report, &node, &["endpoint", "list"])?;
+
+    report.heading("6. The containers go, and nothing stays")?;
+    for ship in &ships {
+        let start = Instant::now();
+        let gone = node.detach(&ship.endpoint);
+        report.check(&format!("DEL {}", ship.sandbox.name()), gone.map(|()| ((), took(start))))?;
+    }
+    nothing_left(report, &mut node)?;
+    if !report.all_held() {
+        report.shown("the agent's log", &node.log())?;
+    }
+    Ok(())
+}
+
+fn start(report: &mut Stdout) -> Result<Option<Node>> {
+    let config = NodeConfig { flags: vec!["--node-name".into(), "demo".into()], toml: None };
+    let begin = Instant::now();
+    let outcome = Node::start(config).and_then(|node| {
+        let took = took(begin);
+        let status = node.ask(async |c| c.status().await)?;
+        ensure!(status.serving, "the agent says it does not serve: {:?}", status.components);
+        let finding = format!(
+            "version {}, kernel {}, programs attached by {}, ready {took}",
+            status.version, status.kernel.release, status.kernel.attach_mode
+        );
+        Ok((node, finding))
+    });
+    report.check("wharf-agent serves", outcome)
+}
+
+fn attach(report: &mut Stdout, node: &Node, name: &str) -> Result<Option<Ship>> {
+    let outcome = node.sandbox(name).and_then(|sandbox| {
+        let begin = Instant::now();
+        let endpoint = node.attach(&sandbox)?;
+        let took = took(begin);
+        let [v4, v6] = endpoint.both()?;
+        let finding = format!("{} {v4} {v6}, {took}", endpoint.ifname);
+        Ok((Ship { sandbox, endpoint }, finding))
+    });
+    report.check(&format!("ADD {name}"), outcome)
+}
+
+fn talk(report: &mut Stdout, from: &Ship, to: &Ship) -> Result<()> {
+    let title = format!("{} \u{2192} {}", from.sandbox.name(), to.sandbox.name());
+    let server = EchoServer::start(to.sandbox.space()?)?;
+    for address in to.endpoint.both()? {
+        report.check(&format!("{title} {}", family(address)), exchange(from, &server, address))?;
+    }
+    Ok(())
+}
+
+fn talk_to_node(report: &mut Stdout, node: &Node, ship: &Ship) -> Result<()> {
+    let server = EchoServer::start(node.space())?;
+    for address in ship.endpoint.gateways()? {
+        let title = format!("{} \u{2192} node {}", ship.sandbox.name(), family(address));
+        report.check(&title, exchange(ship, &server, address))?;
+    }
+    let server = EchoServer::start(ship.sandbox.space()?)?;
+    for address in ship.endpoint.both()? {
+        let outcome = (|| {
+            ping(node.space(), address)?.must_answer()?;
+            echo::tcp(node.space(), server.tcp_at(address), 1 << 20)?;
+            echo::udp(node.space(), server.udp_at(address), 8_000)?;
+            Ok(((), "ping, TCP 1 MiB, UDP 8000 bytes in fragments".to_owned()))
+        })();
+        report.check(&format!("node \u{2192} {} {}", ship.sandbox.name(), family(address)), outcome)?;
+    }
+    Ok(())
+}
+
+/// Ping, plain and in fragments; TCP; UDP, plain and in fragments.
+fn exchange(from: &Ship, server: &EchoServer, address: IpAddr) -> Result<((), String)> {
+    let space = from.sandbox.space()?;
+    ping(space, address)?.must_answer()?;
+    Ping { to: address, count: 1, payload: 4_000 }.run(space)?.must_answer()?;
+    echo::tcp(space, server.tcp_at(address), 1 << 20)?;
+    echo::udp(space, server.udp_at(address), 1_000)?;
+    echo::udp(space, server.udp_at(address), 8_000)?;
+    Ok(((), "ping 56 and 4000 bytes, TCP 1 MiB, UDP 1000 and 8000 bytes".to_owned()))
+}
+
+/// `b` regenerates while it receives from `a`, sends to `c`, and answers a TCP client.
+fn regenerate(report: &mut Stdout, node: &Node, a: &Ship, b: &Ship, c: &Ship) -> Result<()> {
+    let (from, through, to) = (a.sandbox.space()?, b.sandbox.space()?, c.sandbox.space()?);
+    let streams = (
+        UdpStream::start(from, through, b.endpoint.v4()?.into(), RATE)?,
+        UdpStream::start(through, to, c.endpoint.v6()?.into(), RATE)?,
+        TcpFlow::start(from, through, b.endpoint.v6()?.into())?,
+    );
+    let outcome = renew(node, b, &streams.0);
+    let name = b.sandbox.name();
+    report.check(&format!("{name} regenerated {REGENERATIONS} times"), outcome)?;
+    let (into, out_of, tcp) = (streams.0.stop()?, streams.1.stop()?, streams.2.stop()?);
+    for (title, counts) in [("received over IPv4", into), ("sent over IPv6", out_of)] {
+        let finding = format!("{} packets, {} lost, {} out of order", counts.sent, counts.lost(), counts.reordered);
+        let held = counts.must_be_perfect().map(|()| ((), finding));
+        report.check(&format!("UDP that {name} {title}"), held)?;
+    }
+    let finding = format!("{} exchanges on one connection, the longest {}", tcp.exchanges, millis(tcp.longest));
+    report.check(&format!("TCP with {name}"), tcp.must_be_whole().map(|()| ((), finding)))?;
+    Ok(())
+}
+
+fn renew(node: &Node, ship: &Ship, load: &UdpStream) -> Result<((), String)> {
+    let id = ship.endpoint.id();
+    let link = node.endpoint(&ship.endpoint)?.host_ifname;
+    let patch = EndpointPatch { regenerate: Some(RegenerateLevel::Datapath), ..EndpointPatch::default() };
+    let before = programs::attached(node.space(), &link)?;
+    let mut last = before.clone();
+    for round in 1..=REGENERATIONS {
+        node.ask(async |client| client.patch_endpoint(&id, &patch).await).with_context(|| format!("round {round}"))?;
+        let now = programs::attached(node.space(), &link)?;
+        ensure!(now != last, "the programs on {link} are still {last:?} after round {round}");
+        last = now;
+        // Traffic between two replacements, so that every set of programs has carried some.
+        load.await_more(100)?;
+    }
+    Ok(((), format!("programs in the kernel: {} \u{2192} {}", ids(&before), ids(&last))))
+}
+
+fn ids(programs: &[Vec<u32>; 2]) -> String {
+    programs.iter().flatten().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn show(report: &mut Stdout, node: &Node, arguments: &[&str]) -> Result<()> {
+    let outcome = node.wharf(arguments).and_then(wharf_tests::process::Finished::ok);
+    let call = format!("wharf {}", arguments.join(" "));
+    match outcome {
+        Ok(text) => report.shown(&call, &text),
+        Err(error) => report.check::<()>(&call, Err(error)).map(|_| ()),
+    }
+}
+
+fn nothing_left(report: &mut Stdout, node: &mut Node) -> Result<()> {
+    let audit = node.wharf(&["audit"]).and_then(|finished| {
+        ensure!(finished.status.success(), "{}", finished.describe());
+        Ok(((), "empty".to_owned()))
+    });
+    report.check("wharf audit", audit)?;
+    let left = node.left_behind().and_then(|left| {
+        ensure!(left.is_empty(), "{}", left.join("\n"));
+        Ok(((), "no interfaces, no attached programs, no pins, no endpoints, no leases".to_owned()))
+    });
+    report.check("kernel, bpffs and store", left)?;
+    report.check("the agent ends in good order", node.finish().map(|()| ((), String::new())))?;
+    Ok(())
+}
+
+fn family(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+fn took(since: Instant) -> String {
+    format!("in {}", millis(since.elapsed()))
+}
+
+fn millis(duration: Duration) -> String {
+    format!("{:.1} ms", duration.as_secs_f64() * 1e3)
+}

@@ -1,0 +1,429 @@
+//! A node: a network namespace with an agent that serves it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use wharf_api::{
+    AuditReport, EndpointFilter, MetricRow,
+    client::{Client, ClientError},
+};
+
+use crate::{
+    agent::{Agent, Dirs, read_log},
+    attached::Attached,
+    cni::{Call, NetConf},
+    http,
+    process::{Finished, bin, command_in, run},
+    sandbox::Sandbox,
+    scratch,
+    space::Space,
+    wait,
+};
+
+/// Longest the operator's CLI may take.
+const CLI_LIMIT: Duration = Duration::from_secs(60);
+
+/// How a node's agent is started.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Flags besides those that name the node's directories.
+    pub flags: Vec<String>,
+    /// Text of the file given as `--config`; no file when `None`.
+    pub toml: Option<String>,
+}
+
+impl Default for NodeConfig {
+    /// Few programs ahead of need: tests run side by side and each has few endpoints.
+    fn default() -> Self {
+        Self { flags: vec!["--node-name".into(), "quay".into(), "--prepared-programs".into(), "4".into()], toml: None }
+    }
+}
+
+impl NodeConfig {
+    /// Adds flags.
+    #[must_use]
+    pub fn flags(mut self, flags: &[&str]) -> Self {
+        self.flags.extend(flags.iter().map(|f| (*f).to_owned()));
+        self
+    }
+
+    /// Sets the configuration file's text.
+    #[must_use]
+    pub fn toml(mut self, text: &str) -> Self {
+        self.toml = Some(text.to_owned());
+        self
+    }
+}
+
+/// Runs a scenario on a fresh node. Whatever the outcome nothing stays behind; when it fails, the agent's log is printed;
+/// when it succeeds, the node must be clean ([`Node::finish`]).
+///
+/// # Errors
+/// Those of the scenario, and of a node that is not clean after it.
+pub fn scenario(config: NodeConfig, body: impl FnOnce(&mut Node) -> Result<()>) -> Result<()> {
+    let mut node = Node::start(config)?;
+    let outcome = body(&mut node).and_then(|()| node.finish());
+    if outcome.is_err() {
+        node.print_log();
+    }
+    node.told = true;
+    outcome
+}
+
+/// A node namespace and the agent in it.
+#[derive(Debug)]
+pub struct Node {
+    space: Space,
+    dirs: Dirs,
+    flags: Vec<String>,
+    agent: Option<Agent>,
+    told: bool,
+}
+
+impl Node {
+    /// Makes the namespace and the directories, and starts the agent.
+    ///
+    /// # Errors
+    /// Without root, without the binaries, or when the agent does not get ready.
+    pub fn start(config: NodeConfig) -> Result<Self> {
+        let mut node = Self::without_agent(config)?;
+        node.start_agent()?;
+        Ok(node)
+    }
+
+    /// Makes the namespace and the directories only.
+    ///
+    /// # Errors
+    /// Without root, or when the kernel refuses.
+    pub fn without_agent(config: NodeConfig) -> Result<Self> {
+        let dirs = Dirs::under(&scratch::fresh_dir("node")?);
+        fs::create_dir(&dirs.run).context("create the run directory")?;
+        fs::create_dir(&dirs.state).context("create the state directory")?;
+        scratch::mount_bpffs(&dirs.bpffs)?;
+        let mut flags = config.flags;
+        if let Some(text) = config.toml {
+            let path = dirs.root.join("agent.toml");
+            fs::write(&path, text).context("write the configuration file")?;
+            flags.extend(["--config".to_owned(), path.display().to_string()]);
+        }
+        Ok(Self { space: Space::create()?, dirs, flags, agent: None, told: false })
+    }
+
+    /// The node's network namespace.
+    #[must_use]
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
+    /// The node's directories.
+    #[must_use]
+    pub fn dirs(&self) -> &Dirs {
+        &self.dirs
+    }
+
+    /// Process id of the agent.
+    ///
+    /// # Errors
+    /// When no agent runs.
+    pub fn agent_pid(&self) -> Result<u32> {
+        Ok(self.agent.as_ref().context("no agent runs")?.pid())
+    }
+
+    /// Starts the agent and waits until it is ready.
+    ///
+    /// # Errors
+    /// When one runs already, or it does not get ready.
+    pub fn start_agent(&mut self) -> Result<()> {
+        ensure!(self.agent.is_none(), "an agent runs already");
+        self.agent = Some(Agent::start(&self.space, &self.dirs, &self.flags)?);
+        Ok(())
+    }
+
+    /// Ends the agent with SIGTERM; it must end with 0.
+    ///
+    /// # Errors
+    /// When none runs, or it does not end well.
+    pub fn stop_agent(&mut self) -> Result<()> {
+        let status = self.agent.take().context("no agent runs")?.stop()?;
+        ensure!(status.success(), "the agent ended with {status} after SIGTERM");
+        Ok(())
+    }
+
+    /// Ends the agent with SIGKILL.
+    ///
+    /// # Errors
+    /// When none runs.
+    pub fn kill_agent(&mut self) -> Result<()> {
+        self.agent.take().context("no agent runs")?.kill()
+    }
+
+    /// What the agent wrote so far, over all its starts.
+    #[must_use]
+    pub fn log(&self) -> String {
+        read_log(&self.dirs)
+    }
+
+    fn print_log(&mut self) {
+        self.told = true;
+        eprintln!("---- log of the node's agent\n{}---- end of the log", self.log());
+    }
+
+    // ---- containers
+
+    /// A new sandbox. Its name is its container id.
+    ///
+    /// # Errors
+    /// When the name is taken.
+    pub fn sandbox(&self, name: &str) -> Result<Sandbox> {
+        Sandbox::create(&self.dirs.root.join("netns"), name)
+    }
+
+    /// A netconf for this node's agent.
+    #[must_use]
+    pub fn netconf(&self) -> NetConf {
+        NetConf::new(&self.dirs.socket())
+    }
+
+    /// A call of the CNI plugin from this node.
+    #[must_use]
+    pub fn cni(&self, command: &str) -> Call<'_> {
+        Call::new(&self.space, command)
+    }
+
+    /// CNI ADD of `eth0` with the plainest netconf.
+    ///
+    /// # Errors
+    /// When ADD fails.
+    pub fn attach(&self, sandbox: &Sandbox) -> Result<Attached> {
+        self.attach_with(sandbox, "eth0", &self.netconf())
+    }
+
+    /// CNI ADD.
+    ///
+    /// # Errors
+    /// When ADD fails.
+    pub fn attach_with(&self, sandbox: &Sandbox, ifname: &str, conf: &NetConf) -> Result<Attached> {
+        let answer = self.cni("ADD").of(sandbox.name(), sandbox.path(), ifname).conf(conf).run()?;
+        Ok(Attached {
+            container: sandbox.name().to_owned(),
+            netns: sandbox.path().to_owned(),
+            ifname: ifname.to_owned(),
+            conf: conf.clone(),
+            result: answer.result()?,
+        })
+    }
+
+    /// CNI DEL, given what ADD answered.
+    ///
+    /// # Errors
+    /// When DEL fails.
+    pub fn detach(&self, attached: &Attached) -> Result<()> {
+        let conf = attached.conf.clone().after(&attached.result);
+        self.cni("DEL").of(&attached.container, &attached.netns, &attached.ifname).conf(&conf).run()?.silent()
+    }
+
+    /// CNI CHECK, given what ADD answered.
+    ///
+    /// # Errors
+    /// When the plugin cannot be run.
+    pub fn check(&self, attached: &Attached) -> Result<crate::cni::Answer> {
+        let conf = attached.conf.clone().after(&attached.result);
+        self.cni("CHECK").of(&attached.container, &attached.netns, &attached.ifname).conf(&conf).run()
+    }
+
+    // ---- the agent's interfaces
+
+    /// A client of the agent's API.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        Client::new(self.dirs.socket())
+    }
+
+    /// Asks the agent's API and waits for the answer.
+    ///
+    /// # Errors
+    /// Those of the client; `ask`'s error is kept whole for `downcast_ref`.
+    pub fn ask<T>(&self, ask: impl AsyncFnOnce(Client) -> Result<T, ClientError>) -> Result<T> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a tokio runtime")?;
+        Ok(runtime.block_on(ask(self.client()))?)
+    }
+
+    /// Every endpoint.
+    ///
+    /// # Errors
+    /// When the agent does not answer.
+    pub fn endpoints(&self) -> Result<Vec<wharf_api::Endpoint>> {
+        self.ask(async |client| client.endpoints(&EndpointFilter::default()).await)
+    }
+
+    /// The endpoint of an attachment.
+    ///
+    /// # Errors
+    /// When the agent does not know it.
+    pub fn endpoint(&self, attached: &Attached) -> Result<wharf_api::Endpoint> {
+        let id = attached.id();
+        self.ask(async |client| client.endpoint(&id).await)
+    }
+
+    /// Packets an endpoint counted for a direction and reason (names as in `wharf bpf metrics list`).
+    ///
+    /// # Errors
+    /// When the agent does not answer.
+    pub fn packets(&self, endpoint: u16, direction: &str, reason: &str) -> Result<u64> {
+        let rows: Vec<MetricRow> = self.ask(async |client| client.metrics_rows().await)?;
+        let of = |r: &&MetricRow| r.endpoint == Some(endpoint) && r.direction == direction && r.reason == reason;
+        Ok(rows.iter().find(of).map_or(0, |r| r.packets))
+    }
+
+    /// The agent's audit.
+    ///
+    /// # Errors
+    /// When the agent does not answer.
+    pub fn audit(&self) -> Result<AuditReport> {
+        self.ask(async |client| client.audit(false).await)
+    }
+
+    /// One plain HTTP request to the agent.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn http(&self, method: &str, target: &str, body: Option<&str>) -> Result<http::Response> {
+        http::request(&self.dirs.socket(), method, target, body)
+    }
+
+    /// Runs the operator's CLI against this node's agent.
+    ///
+    /// # Errors
+    /// When it cannot be started or does not end.
+    pub fn wharf(&self, arguments: &[&str]) -> Result<Finished> {
+        let mut command = self.command(bin("wharf")?)?;
+        command.arg("--socket").arg(self.dirs.socket()).args(arguments).env("NO_COLOR", "1");
+        run(command, b"", CLI_LIMIT)
+    }
+
+    /// A command that runs inside the node's namespace.
+    ///
+    /// # Errors
+    /// When the namespace's descriptor cannot be copied.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
+        command_in(&self.space, program)
+    }
+
+    /// Runs the agent's binary to its end, with this node's directories: for starts that must fail.
+    ///
+    /// # Errors
+    /// When it cannot be started, or has not ended after ten seconds.
+    pub fn run_agent_to_end(&self, flags: &[&str]) -> Result<Finished> {
+        let mut command = self.command(bin("wharf-agent")?)?;
+        command.args(self.dirs.flags()).args(&self.flags).args(flags).env("NO_COLOR", "1");
+        run(command, b"", wait::PATIENCE)
+    }
+
+    // ---- what is left
+
+    /// What of ours is still there, by the test's own look at the kernel and the bpffs, and by the agent's audit. Empty
+    /// when nothing is left but the node's own part: router interface, its addresses, programs made ahead of need.
+    ///
+    /// # Errors
+    /// When something cannot be looked at.
+    pub fn left_behind(&self) -> Result<Vec<String>> {
+        let mut left: Vec<String> =
+            self.endpoint_links()?.into_iter().map(|name| format!("interface {name}")).collect();
+        left.extend(self.attached_pins()?.into_iter().map(|path| format!("pin {}", path.display())));
+        if self.agent.is_some() {
+            let endpoints = self.endpoints()?;
+            left.extend(endpoints.iter().map(|e| format!("endpoint {} ({}:{})", e.id, e.container_id, e.ifname)));
+            let leases = self.ask(async |client| client.ipam().await)?.leases;
+            left.extend(leases.iter().filter(|l| l.owner != "node").map(|l| format!("lease {} of {}", l.ip, l.owner)));
+            left.extend(
+                self.audit()?.findings.iter().map(|f| format!("audit: {} {}: {}", f.object, f.subject, f.problem)),
+            );
+        }
+        Ok(left)
+    }
+
+    /// Host sides of veth pairs that carry an endpoint's name (`wh` and twelve hex digits).
+    ///
+    /// # Errors
+    /// When the namespace cannot be looked at.
+    pub fn endpoint_links(&self) -> Result<Vec<String>> {
+        let ours = |name: &String| {
+            name.strip_prefix("wh").is_some_and(|hex| hex.len() == 12 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
+        };
+        Ok(self.space.links()?.into_iter().filter(ours).collect())
+    }
+
+    /// Pins of attached programs. A set made ahead of need has programs and maps, but no link.
+    ///
+    /// # Errors
+    /// When the bpffs cannot be read.
+    pub fn attached_pins(&self) -> Result<BTreeSet<PathBuf>> {
+        let mut pins = BTreeSet::new();
+        let root = self.dirs.endpoint_pins();
+        if !root.is_dir() {
+            return Ok(pins);
+        }
+        for directory in read_dir(&root)? {
+            let links = read_dir(&directory)?.into_iter().filter(|p| name_of(p).starts_with("link_"));
+            pins.extend(links);
+        }
+        Ok(pins)
+    }
+
+    /// The end of a scenario that went well: nothing is left, and the agent ends in good order.
+    ///
+    /// # Errors
+    /// When something is left, or the agent does not end well.
+    pub fn finish(&mut self) -> Result<()> {
+        let left = self.left_behind()?;
+        if !left.is_empty() {
+            bail!("left behind:\n  {}", left.join("\n  "));
+        }
+        if self.agent.is_some() {
+            self.stop_agent()?;
+        }
+        let left = self.left_behind()?;
+        ensure!(left.is_empty(), "left behind after the agent ended:\n  {}", left.join("\n  "));
+        ensure!(!self.dirs.socket().exists(), "the agent left its socket behind");
+        let sets = self.dirs.endpoint_pins();
+        let pinned = if sets.is_dir() { read_dir(&sets)? } else { Vec::new() };
+        ensure!(pinned.is_empty(), "left pinned after the agent ended: {pinned:?}");
+        Ok(())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.told {
+            self.print_log();
+        }
+    }
+}
+
+/// Makes a copy of a binary that any user may run.
+///
+/// # Errors
+/// When it cannot be copied.
+pub fn runnable_by_all(name: &str) -> Result<PathBuf> {
+    let copy = scratch::fresh_dir("bin")?.join(name);
+    fs::copy(bin(name)?, &copy).with_context(|| format!("copy {name}"))?;
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).with_context(|| format!("chmod {name}"))?;
+    Ok(copy)
+}
+
+fn read_dir(path: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(path).with_context(|| format!("read {}", path.display()))?;
+    entries.map(|e| Ok(e.with_context(|| format!("read {}", path.display()))?.path())).collect()
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}

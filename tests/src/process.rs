@@ -1,0 +1,188 @@
+//! Running programs to their end, inside a namespace, with a deadline.
+
+use std::{
+    env,
+    fs::File,
+    io::{Read, Seek, SeekFrom, Write},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::PathBuf,
+    process::{Child, Command, ExitStatus},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::{prctl::set_pdeathsig, signal::Signal},
+    unistd::{Gid, Uid, setgid, setgroups, setuid},
+};
+
+use crate::space::Space;
+
+/// Where the binaries under test are: `WHARF_BIN_DIR`, or `target/release` of the workspace.
+#[must_use]
+pub fn bin_dir() -> PathBuf {
+    env::var_os("WHARF_BIN_DIR")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release")))
+}
+
+/// Path of one of the binaries under test.
+///
+/// # Errors
+/// When it was not built.
+pub fn bin(name: &str) -> Result<PathBuf> {
+    let path = bin_dir().join(name);
+    ensure!(path.is_file(), "{} is not there: build it with `cargo xtask build`, or set WHARF_BIN_DIR", path.display());
+    path.canonicalize().with_context(|| format!("resolve {}", path.display()))
+}
+
+/// A command that runs inside the namespace, dies with this thread, and inherits no `WHARF_*` setting.
+///
+/// # Errors
+/// When the namespace's descriptor cannot be copied.
+pub fn command_in(space: &Space, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
+    use std::os::fd::AsFd;
+    let netns = space.as_fd().try_clone_to_owned().context("copy the namespace's descriptor")?;
+    let mut command = Command::new(program);
+    for (name, _) in env::vars_os() {
+        if name.to_string_lossy().starts_with("WHARF_") || name == "NOTIFY_SOCKET" || name == "RUST_LOG" {
+            command.env_remove(name);
+        }
+    }
+    let enter = move || {
+        set_pdeathsig(Signal::SIGKILL)?;
+        setns(&netns, CloneFlags::CLONE_NEWNET)?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes two system calls on values it owns; it allocates nothing.
+    unsafe { command.pre_exec(enter) };
+    Ok(command)
+}
+
+/// Lets a command drop all privileges (user and group nobody, no capability) after it has entered its namespace. The
+/// standard library's own `uid` would drop them before, and the namespace could not be entered any more.
+pub fn as_nobody(command: &mut Command) {
+    const NOBODY: u32 = 65_534;
+    let drop_privileges = || {
+        setgroups(&[])?;
+        setgid(Gid::from_raw(NOBODY))?;
+        setuid(Uid::from_raw(NOBODY))?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes three system calls on constants; it allocates nothing.
+    unsafe { command.pre_exec(drop_privileges) };
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// How it was called, for messages.
+    pub call: String,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it wrote, as text.
+    pub stdout: String,
+    /// What it wrote to standard error, as text.
+    pub stderr: String,
+    /// From just before it was started until it was seen to have ended.
+    pub took: Duration,
+}
+
+impl Finished {
+    /// Exit code; -1 when it was killed.
+    #[must_use]
+    pub fn code(&self) -> i32 {
+        self.status.code().unwrap_or(-1)
+    }
+
+    /// Standard output, of a program that ended with 0.
+    ///
+    /// # Errors
+    /// When it ended with anything else; the message holds everything it wrote.
+    pub fn ok(self) -> Result<String> {
+        ensure!(self.status.success(), "{}", self.describe());
+        Ok(self.stdout)
+    }
+
+    /// All of it in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        format!("`{}` ended with {}\nstdout: {}\nstderr: {}", self.call, self.status, self.stdout, self.stderr)
+    }
+}
+
+/// Runs a command to its end. Output goes to unlinked files, so no pipe can fill up.
+///
+/// # Errors
+/// When it cannot be started, or has not ended after `limit` (it is killed then).
+pub fn run(mut command: Command, stdin: &[u8], limit: Duration) -> Result<Finished> {
+    let call = format!("{:?}", command.get_program()).replace('"', "")
+        + &command.get_args().map(|a| format!(" {}", a.to_string_lossy())).collect::<String>();
+    let (mut input, mut out, mut err) = (unlinked()?, unlinked()?, unlinked()?);
+    input.write_all(stdin).and_then(|()| input.seek(SeekFrom::Start(0))).context("write standard input")?;
+    command.stdin(input).stdout(out.try_clone()?).stderr(err.try_clone()?);
+    let start = Instant::now();
+    let mut child = command.spawn().with_context(|| format!("start `{call}`"))?;
+    let ended = wait(&mut child, limit)?;
+    let took = start.elapsed();
+    let (stdout, stderr) = (read_back(&mut out)?, read_back(&mut err)?);
+    let Some(status) = ended else {
+        bail!("`{call}` had not ended after {limit:?} and was killed\nstdout: {stdout}\nstderr: {stderr}");
+    };
+    Ok(Finished { call, status, stdout, stderr, took })
+}
+
+/// Waits for a child of ours; kills it and gives `None` when `limit` passes.
+///
+/// # Errors
+/// When the kernel refuses to wait.
+pub fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let pid = i32::try_from(child.id()).context("process id")?;
+    // SAFETY: the call takes two integers; the child is not reaped yet, so the number is still its own.
+    let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let raw = i32::try_from(raw).context("pidfd")?;
+    if raw < 0 {
+        return Err(std::io::Error::last_os_error()).context("pidfd_open");
+    }
+    // SAFETY: the kernel has just given us this descriptor and nobody else has it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(raw) };
+    let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let millis = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+    let ready = loop {
+        // SAFETY: one valid pollfd, count 1.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, millis) };
+        if ready >= 0 || std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+            break ready;
+        }
+    };
+    if ready > 0 {
+        return child.wait().map(Some).context("wait for the child");
+    }
+    child.kill().context("kill the child")?;
+    child.wait().context("wait for the killed child")?;
+    Ok(None)
+}
+
+fn unlinked() -> Result<File> {
+    tempfile::tempfile().context("make an unlinked file")
+}
+
+fn read_back(file: &mut File) -> Result<String> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut bytes)).context("read a program's output")?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Runs `ip` (iproute2) inside a namespace, its arguments separated by blanks.
+///
+/// # Errors
+/// When it is not installed, or fails.
+pub fn ip(space: &Space, arguments: &str) -> Result<String> {
+    let mut command = command_in(space, "ip")?;
+    command.args(arguments.split_whitespace());
+    run(command, b"", Duration::from_secs(10))?.ok()
+}

@@ -1,0 +1,51 @@
+//! Waiting with a deadline, for what the kernel does in its own time.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+
+/// How long a scenario waits for something that takes milliseconds on an idle machine.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Asks until the answer is `Some`, at most [`PATIENCE`] long. The pause between two questions keeps the processor free
+/// for what is waited for; nothing depends on its length.
+///
+/// # Errors
+/// The deadline passed (with the last words of `what`), or `ask` failed.
+pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask()? {
+            return Ok(answer);
+        }
+        if Instant::now() >= end {
+            bail!("waited {PATIENCE:?} in vain for {what}");
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until `observe` gives `expected`.
+///
+/// # Errors
+/// The deadline passed; the message names the last value seen.
+pub fn until_equal<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    expected: &T,
+    mut observe: impl FnMut() -> Result<T>,
+) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let seen = observe()?;
+        if seen == *expected {
+            return Ok(());
+        }
+        if Instant::now() >= end {
+            bail!("{what}: expected {expected:?}, after {PATIENCE:?} still {seen:?}");
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,208 @@
+//! What the programs tell of packets.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use anyhow::{Context, Result};
+use wharf_common::{
+    Direction::{self, Egress, Ingress},
+    DropReason::{self, *},
+    Event, EventKind,
+    map::{EVENTS, EVENTS_PER_SECOND},
+};
+use wharf_tests::frame;
+
+use crate::fixture::{
+    A, B, ELSEWHERE4, ELSEWHERE6, Endpoint, FROM_CONTAINER, GATEWAY4, GATEWAY6, SHOT, TO_CONTAINER, Who, pair, udp,
+    with,
+};
+
+/// Enough for more events than the budget has, few enough for a fraction of its second.
+const FLOOD: u32 = EVENTS_PER_SECOND + 44;
+
+fn the_only(mut events: Vec<Event>) -> Result<Event> {
+    assert_eq!(events.len(), 1, "{events:?}");
+    events.pop().context("an event")
+}
+
+fn mapped(address: impl Into<IpAddr>) -> [u8; 16] {
+    match address.into() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// What an event about a packet of `length` bytes must say, besides the packet's own fields.
+fn about(who: &Who, kind: EventKind, direction: Direction, reason: DropReason, length: usize) -> Result<Event> {
+    Ok(Event {
+        epoch: who.epoch,
+        kind: kind as u32,
+        reason: reason as u32,
+        direction: direction as u32,
+        endpoint_id: who.id,
+        identity: who.identity,
+        length: u32::try_from(length)?,
+        ..Event::default()
+    })
+}
+
+/// Everything but the time, which must be set.
+fn check(seen: Event, expected: Event, name: &str) {
+    assert!(seen.timestamp_ns > 0, "{name}");
+    assert_eq!(Event { timestamp_ns: 0, ..seen }, expected, "{name}");
+}
+
+#[test]
+fn a_drop_is_told_with_what_the_packet_is() -> Result<()> {
+    let mut a = Endpoint::load(A)?;
+    let drop = |packet: &[u8], reason| about(&A, EventKind::Drop, Egress, reason, packet.len());
+
+    let packet = udp(B.v4, ELSEWHERE4);
+    let mut expected = drop(&packet, InvalidSourceIp)?;
+    expected.source = mapped(B.v4);
+    expected.destination = mapped(ELSEWHERE4);
+    expected.source_port = 4000_u16.to_be_bytes();
+    expected.destination_port = 53_u16.to_be_bytes();
+    expected.ethertype = [8, 0];
+    expected.protocol = 17;
+    a.run(FROM_CONTAINER, &packet)?;
+    check(the_only(a.events()?)?, expected, "v4");
+
+    // A later fragment has no ports, whatever its bytes look like.
+    a.run(FROM_CONTAINER, &with(packet.clone(), 20, &[0x20, 185]))?;
+    check(the_only(a.events()?)?, Event { source_port: [0; 2], destination_port: [0; 2], ..expected }, "fragment");
+
+    // Ports behind options.
+    let mut options = with(packet.clone(), 14, &[0x46]);
+    options.splice(34..34, [1, 1, 1, 0]);
+    let expected_options = Event { length: expected.length + 4, ..expected };
+    a.run(FROM_CONTAINER, &options)?;
+    check(the_only(a.events()?)?, expected_options, "options");
+
+    // An ICMP type is not a port.
+    a.run(FROM_CONTAINER, &with(with(packet, 23, &[1]), 34, &[8, 0]))?;
+    let expected_icmp = Event { protocol: 1, source_port: [8, 0], destination_port: [0; 2], ..expected };
+    check(the_only(a.events()?)?, expected_icmp, "ICMP");
+
+    let packet = udp(B.v6, ELSEWHERE6);
+    let mut expected = drop(&packet, InvalidSourceIp)?;
+    expected.source = mapped(B.v6);
+    expected.destination = mapped(ELSEWHERE6);
+    expected.source_port = 4000_u16.to_be_bytes();
+    expected.destination_port = 53_u16.to_be_bytes();
+    expected.ethertype = [0x86, 0xdd];
+    expected.protocol = 17;
+    a.run(FROM_CONTAINER, &packet)?;
+    check(the_only(a.events()?)?, expected, "v6");
+
+    let arp = frame::arp(2, (A.mac, GATEWAY4), ([0; 6], B.v4));
+    let packet = frame::ethernet(frame::BROADCAST, A.mac, frame::ARP, &arp);
+    let mut expected = drop(&packet, NeighbourSpoof)?;
+    expected.source = mapped(GATEWAY4);
+    expected.destination = mapped(B.v4);
+    expected.ethertype = [8, 6];
+    a.run(FROM_CONTAINER, &packet)?;
+    check(the_only(a.events()?)?, expected, "ARP");
+
+    let mut packet = frame::ethernet(A.host_mac, A.mac, 0x88cc, &[0; 50]);
+    let mut expected = drop(&packet, UnsupportedL2)?;
+    expected.ethertype = [0x88, 0xcc];
+    a.run(FROM_CONTAINER, &packet)?;
+    check(the_only(a.events()?)?, expected, "another protocol");
+
+    // What a short packet does not have is zero.
+    packet = with(udp(A.v6, B.v6), 4 + 14, &[0xff, 0xff]);
+    packet.truncate(56);
+    let mut expected = drop(&packet, Malformed)?;
+    expected.source = mapped(A.v6);
+    expected.destination = mapped(B.v6);
+    expected.ethertype = [0x86, 0xdd];
+    expected.protocol = 17;
+    a.run(FROM_CONTAINER, &packet)?;
+    check(the_only(a.events()?)?, expected, "cut in the ports");
+    Ok(())
+}
+
+#[test]
+fn forwarding_is_told_only_when_asked() -> Result<()> {
+    let (mut a, mut b) = pair()?;
+    let packet = udp(A.v6, B.v6);
+    a.run(FROM_CONTAINER, &packet)?;
+    a.run(FROM_CONTAINER, &udp(A.v4, ELSEWHERE4))?;
+    a.run(TO_CONTAINER, &udp(GATEWAY6, A.v6))?;
+    assert_eq!((a.events()?, b.events()?), (vec![], vec![]));
+
+    a.trace()?;
+    b.trace()?;
+    a.run(FROM_CONTAINER, &packet)?;
+    let mut expected = about(&A, EventKind::Trace, Egress, ForwardedLocal, packet.len())?;
+    expected.source = A.v6.octets();
+    expected.destination = B.v6.octets();
+    expected.source_port = 4000_u16.to_be_bytes();
+    expected.destination_port = 53_u16.to_be_bytes();
+    expected.ethertype = [0x86, 0xdd];
+    expected.protocol = 17;
+    check(the_only(a.events()?)?, expected, "the sender");
+    let receiver = about(&B, EventKind::Trace, Ingress, ForwardedLocal, packet.len())?;
+    let expected = Event {
+        epoch: receiver.epoch,
+        direction: receiver.direction,
+        endpoint_id: receiver.endpoint_id,
+        identity: receiver.identity,
+        ..expected
+    };
+    check(the_only(b.events()?)?, expected, "the receiver");
+
+    a.run(TO_CONTAINER, &udp(Ipv6Addr::from(GATEWAY6), A.v6))?;
+    let event = the_only(a.events()?)?;
+    assert_eq!(
+        (event.kind, event.reason, event.direction),
+        (EventKind::Trace as u32, ForwardedStack as u32, Ingress as u32)
+    );
+    Ok(())
+}
+
+#[test]
+fn a_flood_is_counted_but_not_told() -> Result<()> {
+    let mut a = Endpoint::load(A)?;
+    let packet = udp(B.v4, ELSEWHERE4);
+    let before = a.counters()?;
+    let (outcome, _) = a.run_times(FROM_CONTAINER, &packet, FLOOD)?;
+    assert_eq!(outcome.action, SHOT);
+    let (flood, budget) = (u64::from(FLOOD), u64::from(EVENTS_PER_SECOND));
+    assert_eq!(
+        a.counters()?.since(&before)?,
+        [
+            (Egress, EventSuppressed, flood - budget, 0),
+            (Egress, InvalidSourceIp, flood, flood * u64::try_from(packet.len())?)
+        ]
+    );
+    assert_eq!(u64::try_from(a.events()?.len())?, budget);
+    Ok(())
+}
+
+#[test]
+fn a_full_ring_is_counted_and_blocks_nothing() -> Result<()> {
+    let mut a = Endpoint::load_with(A, |loader| {
+        loader.map_max_entries(EVENTS, 4096);
+    })?;
+    let packet = udp(B.v4, ELSEWHERE4);
+    let before = a.counters()?;
+    a.run_times(FROM_CONTAINER, &packet, EVENTS_PER_SECOND)?;
+    // Each record has a header of 8 bytes, and the ring always keeps one byte free.
+    let kept = 4095 / (8 + size_of::<Event>());
+    let lost = u64::from(EVENTS_PER_SECOND) - u64::try_from(kept)?;
+    assert_eq!(
+        a.counters()?.since(&before)?,
+        [
+            (Egress, EventLost, lost, 0),
+            (
+                Egress,
+                InvalidSourceIp,
+                u64::from(EVENTS_PER_SECOND),
+                u64::from(EVENTS_PER_SECOND) * u64::try_from(packet.len())?
+            )
+        ]
+    );
+    assert_eq!(a.events()?.len(), kept);
+    Ok(())
+}

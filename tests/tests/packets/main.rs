@@ -1,0 +1,15 @@
+//! The endpoint's programs, packet by packet, without an interface: `BPF_PROG_TEST_RUN` on the very object that ships.
+//!
+//! Each case names a packet, the hook it meets, and all that may come of it: the verdict, the bytes that leave, and the
+//! **exact** change of every counter of every endpoint concerned. What the kernel's test run cannot make (packets that
+//! arrive somewhere, VLAN tags that the kernel took off the frame, packets in several pieces) is in `live`, on veth pairs.
+
+mod deliver;
+mod events;
+mod fixture;
+mod from_container;
+mod hostile;
+mod live;
+mod neighbours;
+mod size;
+mod to_container;

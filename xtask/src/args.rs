@@ -1,0 +1,165 @@
+//! The command line. What `--help` says is the manual.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Builds, tests, shows and installs Wharf.
+///
+/// Each command does all of its own set-up first: missing Debian packages, the sources of Rust's core library, the BPF
+/// linker, the build. A second run finds them there and starts at once. Run it as root, or as a user with sudo: the
+/// build is the user's, sudo is used only for what needs root (packages, network namespaces, installing).
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    version,
+    after_help = "Start here:\n  cargo xtask demo      see containers connected, on real traffic, in namespaces of their own\n  \
+                  cargo xtask test      every test; what continuous integration runs\n\nThen:\n  cargo xtask run       serve this machine in the foreground\n  \
+                  cargo xtask install   put binaries, CNI network and systemd unit in place"
+)]
+pub(crate) struct Cli {
+    /// Show the output of every child command, not only of one that fails.
+    #[arg(long, short, global = true)]
+    pub(crate) verbose: bool,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Task,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Prepare the BPF toolchain under target/ebpf-toolchain (about 100 s, once)
+    Setup(SetupArgs),
+    /// Build target/bpf/*.o and target/release/{wharf-agent,wharf-cni,wharf}
+    Build,
+    /// Show the main job in a network namespace of its own: attach, talk, regenerate, delete
+    Demo(Passed),
+    /// Run every check and every test
+    ///
+    /// Quick checks come first (formatting, licences, documentation links), then the build, clippy and the tests. With
+    /// FILTERS only the tests whose names contain one of them run, and no checks.
+    Test(TestArgs),
+    /// Measure against other CNI plugins, side by side; tables and plots under target/bench
+    Bench(Passed),
+    /// Serve this machine for real: build, then run wharf-agent in the foreground
+    ///
+    /// Arguments go to the agent as they are, e.g. `cargo xtask run -- --ipv4-pool 10.88.0.0/16`. Stop it with Ctrl-C.
+    Run(Passed),
+    /// Put binaries, CNI network, configuration, manual pages and systemd unit in place
+    Install(InstallArgs),
+    /// Take away exactly what `install` put there
+    Uninstall(UninstallArgs),
+    /// Format the sources
+    Fmt(FmtArgs),
+    /// Check formatting, licences, documentation links and clippy
+    Lint,
+}
+
+/// Arguments of `setup`.
+#[derive(Debug, Args)]
+pub(crate) struct SetupArgs {
+    /// Where core's sources come from.
+    #[arg(long, value_enum, default_value_t = CoreSources::Auto)]
+    pub(crate) core_sources: CoreSources,
+}
+
+/// Ways to the sources of Rust's core library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CoreSources {
+    /// The toolchain's own, else rustup's component, else Debian's package.
+    Auto,
+    /// Debian's package, even where the toolchain has its own.
+    Debian,
+}
+
+/// Arguments for the program that a command starts.
+#[derive(Debug, Args)]
+pub(crate) struct Passed {
+    /// Passed on as they are.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) args: Vec<String>,
+}
+
+/// Arguments of `test`.
+#[derive(Debug, Args)]
+pub(crate) struct TestArgs {
+    /// Go on to the tests when a check has failed.
+    #[arg(long)]
+    pub(crate) keep_going: bool,
+    /// Run only tests whose names contain one of these.
+    pub(crate) filters: Vec<String>,
+}
+
+/// Arguments of `fmt`.
+#[derive(Debug, Args)]
+pub(crate) struct FmtArgs {
+    /// Change nothing; fail when something would change.
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+/// Where an installation lives; the same for `install` and `uninstall`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Layout {
+    /// Put everything under this directory, as if it were `/` (for packages; touches nothing else).
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    /// Where programs and manual pages go.
+    #[arg(long, value_name = "DIR", default_value = "/usr/local")]
+    pub(crate) prefix: PathBuf,
+}
+
+/// Arguments of `install`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct InstallArgs {
+    /// Where to.
+    #[command(flatten)]
+    pub(crate) layout: Layout,
+    /// Where the container runtime looks for CNI plugins (Debian's podman: /usr/lib/cni).
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+    pub(crate) cni_bin_dir: PathBuf,
+    /// Where the container runtime looks for CNI networks.
+    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
+    pub(crate) cni_conf_dir: PathBuf,
+    /// Start the service at once, and at every boot.
+    #[arg(long, conflicts_with = "root")]
+    pub(crate) now: bool,
+    /// Do not build: install what target/release holds.
+    #[arg(long)]
+    pub(crate) prebuilt: bool,
+}
+
+/// Arguments of `uninstall`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct UninstallArgs {
+    /// Where from.
+    #[command(flatten)]
+    pub(crate) layout: Layout,
+    /// Also remove configuration that was edited, and the agent's saved state.
+    #[arg(long)]
+    pub(crate) purge: bool,
+    /// Stop and disable the service first.
+    #[arg(long, conflicts_with = "root")]
+    pub(crate) now: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_of_the_agent_pass_through_run() {
+        let cli = Cli::try_parse_from(["xtask", "run", "--run-dir", "/tmp/x", "-h"]).map(|cli| cli.command);
+        assert!(matches!(cli, Ok(Task::Run(passed)) if passed.args == ["--run-dir", "/tmp/x", "-h"]));
+    }
+}

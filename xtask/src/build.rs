@@ -1,0 +1,125 @@
+//! The BPF objects, then the programs that carry them.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    progress::{Progress, Step},
+    rustc::cargo_target_variable,
+    setup::Toolchain,
+    workspace::{Workspace, bare_cargo, write_if_changed},
+};
+
+/// Steps that [`ensure`] shows.
+pub(crate) const STEPS: usize = 2;
+
+/// The target of the BPF build.
+const BPF_TARGET: &str = "bpfel-unknown-none";
+
+/// The packages whose binaries are the product.
+const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
+
+/// Builds objects and programs, and `extra` binaries of the package that holds the scenarios.
+pub(crate) fn ensure(
+    progress: &mut Progress,
+    workspace: &Workspace,
+    toolchain: &Toolchain,
+    extra: &[&str],
+) -> Result<()> {
+    objects(progress, workspace, toolchain)?;
+    programs(progress, workspace, extra)
+}
+
+/// Builds `target/bpf/{endpoint,sink,endpoint-debug}.o`.
+pub(crate) fn objects(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    progress.step("BPF programs (half a minute the first time)", |step| build_objects(step, workspace, toolchain))
+}
+
+/// Builds the product's programs and `extra` binaries of the scenarios' package.
+pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[&str]) -> Result<()> {
+    progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
+}
+
+fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    let objects = workspace.bpf_objects();
+    let mut changed = 0;
+    // The second build differs in one feature; what both share is compiled once.
+    for (features, copies) in [
+        (None, [("endpoint", "endpoint.o"), ("sink", "sink.o")].as_slice()),
+        (Some("debug-log"), [("endpoint", "endpoint-debug.o")].as_slice()),
+    ] {
+        let mut command = bpf_cargo(workspace, toolchain, "build")?;
+        command.args(["--release", "--locked"]);
+        if let Some(features) = features {
+            command.args(["--features", features]);
+        }
+        step.run(&mut command)?;
+        for (built, object) in copies {
+            let built = bpf_target(workspace).join(BPF_TARGET).join("release").join(built);
+            let bytes = fs::read(&built).with_context(|| format!("read the BPF object {}", built.display()))?;
+            changed += usize::from(write_if_changed(&objects.join(object), &bytes)?);
+        }
+    }
+    step.note(if changed == 0 { "unchanged".to_owned() } else { format!("{changed} objects new") });
+    Ok(())
+}
+
+/// `cargo VERB` for the BPF programs, with the settings that only this child may see: they let a stable compiler
+/// build core, and name the linker and the instruction set.
+pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str) -> Result<Command> {
+    // v3 has the atomics; --btf keeps the types that maps and line info need.
+    let flags = format!(
+        "--cfg=bpf_target_arch=\"{}\" -Ctarget-cpu=v3 -Cdebuginfo=2 -Clink-arg=--btf",
+        toolchain.rustc.bpf_target_arch()?
+    );
+    let mut command = bare_cargo();
+    command
+        .current_dir(workspace.root().join("ebpf"))
+        .arg(verb)
+        .args(["--target", BPF_TARGET, "-Z", "build-std=core"])
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_TARGET_DIR", bpf_target(workspace))
+        .env(cargo_target_variable(BPF_TARGET, "LINKER"), &toolchain.linker)
+        .env(cargo_target_variable(BPF_TARGET, "RUSTFLAGS"), flags)
+        // These would take the place of the flags above.
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("CARGO_BUILD_RUSTFLAGS");
+    if toolchain.core_sources != toolchain.rustc.own_library() {
+        command.env("__CARGO_TESTS_ONLY_SRC_ROOT", &toolchain.core_sources);
+    }
+    Ok(command)
+}
+
+fn bpf_target(workspace: &Workspace) -> PathBuf {
+    workspace.target().join("ebpf")
+}
+
+fn build_programs(step: &Step, workspace: &Workspace, extra: &[&str]) -> Result<()> {
+    let mut command = workspace.cargo();
+    command.args(["build", "--release", "--locked"]);
+    for package in PRODUCT {
+        command.args(["--package", package]);
+    }
+    step.run(&mut command)?;
+    if !extra.is_empty() {
+        // A command of its own: the product's binaries are then the same with and without it.
+        let mut command = workspace.cargo();
+        command.args(["build", "--release", "--locked", "--package", "wharf-tests"]);
+        for name in extra {
+            command.args(["--bin", name]);
+        }
+        step.run(&mut command)?;
+    }
+    for name in PRODUCT.iter().chain(extra) {
+        let binary = workspace.release().join(name);
+        if !binary.is_file() {
+            bail!(
+                "build {name}: cargo succeeded, yet {} is not there; does a `build.target` in your cargo config move it?",
+                binary.display()
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! Checks that need no running test: formatting, licences, links, clippy.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::{
+    build::bpf_cargo,
+    doc_links, licences,
+    privilege::Privilege,
+    progress::{Progress, Step},
+    rustc::Rustc,
+    setup::Toolchain,
+    workspace::{Workspace, bare_cargo, find_program},
+};
+
+/// A check by name.
+pub(crate) type Check = (&'static str, fn(&Step, &Workspace) -> Result<()>);
+
+/// Checks that take a second and need no build: they come first.
+pub(crate) const QUICK: &[Check] = &[("Formatting", formatting), ("Licences", licences), ("Links in documents", links)];
+
+/// Formats everything, or tells whether anything would change.
+pub(crate) fn fmt(workspace: &Workspace, verbose: bool, check: bool) -> Result<ExitCode> {
+    let mut progress = Progress::new(1, verbose, &Privilege::Root);
+    progress
+        .step("Formatting", |step| if check { formatting(step, workspace) } else { format(step, workspace, false) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn formatting(step: &Step, workspace: &Workspace) -> Result<()> {
+    if find_program("rustfmt").is_none() {
+        step.note("not checked: no rustfmt (`rustup component add rustfmt`)");
+        return Ok(());
+    }
+    format(step, workspace, true)
+}
+
+fn format(step: &Step, workspace: &Workspace, check: bool) -> Result<()> {
+    for manifest in ["Cargo.toml", "ebpf/Cargo.toml"] {
+        let mut command = workspace.cargo();
+        command.args(["fmt", "--all", "--manifest-path", manifest]);
+        if check {
+            command.arg("--check");
+        }
+        step.run(&mut command)?;
+    }
+    Ok(())
+}
+
+fn licences(step: &Step, workspace: &Workspace) -> Result<()> {
+    // Crates for other platforms are neither built nor fetched.
+    let host = Rustc::detect()?.host;
+    let mut crates = 0;
+    for folder in [workspace.root().to_path_buf(), workspace.root().join("ebpf")] {
+        let mut metadata = bare_cargo();
+        metadata.current_dir(folder).args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--locked",
+            "--quiet",
+            "--filter-platform",
+            &host,
+        ]);
+        crates += licences::check(&mut metadata)?;
+    }
+    step.note(format!("{crates} crates"));
+    // Knows more (advisories need its own database, so only what works offline).
+    if find_program("cargo-deny").is_some() {
+        step.run(workspace.cargo().args(["deny", "--offline", "check", "bans", "licenses", "sources"]))?;
+        step.note(format!("{crates} crates, cargo deny too"));
+    }
+    Ok(())
+}
+
+fn links(step: &Step, workspace: &Workspace) -> Result<()> {
+    step.note(format!("{} links", doc_links::check(workspace.root())?));
+    Ok(())
+}
+
+/// Clippy over every target, warnings refused. Needs the BPF objects, which the agent's build embeds.
+pub(crate) fn clippy(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    if find_program("cargo-clippy").is_none() {
+        step.note("not checked: no clippy (`rustup component add clippy`)");
+        return Ok(());
+    }
+    step.run(workspace.cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))?;
+    let mut command = bpf_cargo(workspace, toolchain, "clippy")?;
+    command.args(["--release", "--locked", "--", "-D", "warnings"]);
+    step.run(&mut command)
+}
+
+/// The documentation, with broken links between items refused.
+pub(crate) fn rustdoc(step: &Step, workspace: &Workspace) -> Result<()> {
+    let mut command = workspace.cargo();
+    command.args(["doc", "--workspace", "--no-deps", "--locked", "--document-private-items"]);
+    step.run(command.env("RUSTDOCFLAGS", "-D warnings"))
+}

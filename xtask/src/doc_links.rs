@@ -1,0 +1,98 @@
+//! Links between the documents of the checkout: each must lead to a file that is there.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// Folders that hold no documents of ours.
+const SKIPPED: &[&str] = &["target", ".git", "node_modules"];
+
+/// Checks every `.md` below `root`; gives how many links were followed.
+pub(crate) fn check(root: &Path) -> Result<usize> {
+    let mut documents = Vec::new();
+    collect(root, &mut documents)?;
+    let mut followed = 0;
+    let mut broken = Vec::new();
+    for document in &documents {
+        let text = fs::read_to_string(document).with_context(|| format!("read {}", document.display()))?;
+        let folder = document.parent().unwrap_or(root);
+        for link in links(&text) {
+            followed += 1;
+            if !folder.join(&link).exists() {
+                let document = document.strip_prefix(root).unwrap_or(document);
+                broken.push(format!("{} -> {link}", document.display()));
+            }
+        }
+    }
+    if !broken.is_empty() {
+        bail!("links to files that are not there: {}", broken.join("; "));
+    }
+    Ok(followed)
+}
+
+fn collect(folder: &Path, documents: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
+        let entry = entry.with_context(|| format!("list {}", folder.display()))?;
+        let kind = entry.file_type().with_context(|| format!("look at {}", entry.path().display()))?;
+        let name = entry.file_name();
+        if kind.is_dir() && !SKIPPED.iter().any(|skipped| name == *skipped) {
+            collect(&entry.path(), documents)?;
+        } else if kind.is_file() && entry.path().extension().is_some_and(|extension| extension == "md") {
+            documents.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// Targets of `[text](target)` outside code, without anchors; addresses elsewhere are not ours to check.
+fn links(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut fenced = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+            continue;
+        }
+        if fenced {
+            continue;
+        }
+        // Every second piece between backticks is code.
+        for prose in line.split('`').step_by(2) {
+            for piece in prose.split("](").skip(1) {
+                let target = piece.split([')', ' ', '#']).next().unwrap_or_default();
+                if !target.is_empty() && !target.contains(':') {
+                    found.push(target.to_owned());
+                }
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_found_where_they_are_links() {
+        let text = "See [a](docs/a.md#part) and [b](b.md \"title\"), [c](https://c.example/x), [d](#here), `[e](e.md)`.\n\
+                    ```\n[f](f.md)\n```\n![g](g.svg)";
+        assert_eq!(links(text), ["docs/a.md", "b.md", "g.svg"]);
+    }
+
+    #[test]
+    fn a_broken_link_is_named_with_its_document() -> Result<()> {
+        let root = tempfile::tempdir()?;
+        fs::create_dir_all(root.path().join("docs"))?;
+        fs::write(root.path().join("docs/a.md"), "[up](../README.md)")?;
+        fs::write(root.path().join("README.md"), "[a](docs/a.md)")?;
+        assert_eq!(check(root.path())?, 2);
+        fs::write(root.path().join("README.md"), "[a](docs/b.md)")?;
+        let message = check(root.path()).map_err(|error| error.to_string());
+        assert_eq!(message, Err("links to files that are not there: README.md -> docs/b.md".to_owned()));
+        Ok(())
+    }
+}

@@ -1,0 +1,342 @@
+//! `install`: everything is read and checked first, then the manifest is written, then the files, each whole or not
+//! at all. What it did not put there it does not replace.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    args::InstallArgs,
+    launch,
+    manifest::{Kind, Manifest, below, plain},
+    privilege::Privilege,
+    uninstall,
+    workspace::Workspace,
+};
+
+/// The group whose members may use the agent's socket.
+pub(crate) const GROUP: &str = "wharf";
+
+/// The unit, and the name systemctl knows it by.
+pub(crate) const UNIT: &str = "wharf-agent.service";
+
+/// Where the manifest is, and with it the configuration as it was delivered.
+pub(crate) fn share(prefix: &Path) -> PathBuf {
+    prefix.join("share/wharf")
+}
+
+/// The manifest's file.
+pub(crate) fn manifest_file(prefix: &Path) -> PathBuf {
+    share(prefix).join("manifest")
+}
+
+/// The copy that tells whether a configuration file was edited.
+pub(crate) fn delivered(prefix: &Path, config: &Path) -> PathBuf {
+    let name = config.file_name().unwrap_or(config.as_os_str());
+    share(prefix).join("delivered").join(name)
+}
+
+/// Where the pieces come from.
+#[derive(Debug)]
+struct Sources {
+    /// Built programs.
+    release: PathBuf,
+    /// Unit, conflist, sample configuration.
+    dist: PathBuf,
+    /// Manual pages and completions, written by `wharf` itself.
+    generated: PathBuf,
+}
+
+impl Sources {
+    fn of(workspace: &Workspace) -> Self {
+        Self {
+            release: workspace.release(),
+            dist: workspace.root().join("dist"),
+            generated: workspace.target().join("install"),
+        }
+    }
+}
+
+/// One file to be.
+#[derive(Debug)]
+struct Item {
+    kind: Kind,
+    path: PathBuf,
+    bytes: Vec<u8>,
+    mode: u32,
+}
+
+/// Completions: the shell, and where it looks below the prefix.
+const COMPLETIONS: &[(&str, &str)] = &[
+    ("bash", "share/bash-completion/completions/wharf"),
+    ("zsh", "share/zsh/site-functions/_wharf"),
+    ("fish", "share/fish/vendor_completions.d/wharf.fish"),
+];
+
+/// The command.
+pub(crate) fn install(
+    workspace: &Workspace,
+    privilege: &Privilege,
+    verbose: bool,
+    arguments: &InstallArgs,
+) -> Result<()> {
+    let staged = arguments.layout.root.is_some();
+    if !staged {
+        privilege.confirm("installing")?;
+    }
+    let sources = Sources::of(workspace);
+    if !arguments.prebuilt {
+        launch::build(workspace, privilege, verbose)?;
+        generate(&sources)?;
+    }
+    if !staged && *privilege != Privilege::Root {
+        return as_root(workspace, privilege, arguments);
+    }
+
+    let items = plan(&sources, arguments)?;
+    let mut report = apply(&items, arguments)?;
+    if !staged {
+        ensure_group(arguments, &mut report)?;
+    }
+    for line in report {
+        println!("{line}");
+    }
+    if staged { Ok(()) } else { service(arguments.now) }
+}
+
+/// Runs this same command again as root, without building.
+fn as_root(workspace: &Workspace, privilege: &Privilege, arguments: &InstallArgs) -> Result<()> {
+    let this = std::env::current_exe().context("find this program's own file")?;
+    let mut command = privilege.command(&this, &[("CARGO_MANIFEST_DIR", workspace.root().join("xtask").into())]);
+    command.args(["install", "--prebuilt", "--prefix"]).arg(&arguments.layout.prefix);
+    command.arg("--cni-bin-dir").arg(&arguments.cni_bin_dir).arg("--cni-conf-dir").arg(&arguments.cni_conf_dir);
+    if arguments.now {
+        command.arg("--now");
+    }
+    let status = command.status().context("install as root: run sudo")?;
+    if !status.success() {
+        bail!("install as root: it failed ({status}); its message is above");
+    }
+    Ok(())
+}
+
+/// Has `wharf` write its manual pages and completions.
+fn generate(sources: &Sources) -> Result<()> {
+    let wharf = sources.release.join("wharf");
+    match fs::remove_dir_all(&sources.generated) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("remove {}", sources.generated.display()));
+        }
+        _ => {}
+    }
+    let pages = sources.generated.join("man");
+    fs::create_dir_all(&pages).with_context(|| format!("create {}", pages.display()))?;
+    output(Command::new(&wharf).arg("man").arg(&pages)).context("write the manual pages")?;
+    for (shell, _) in COMPLETIONS {
+        let script = output(Command::new(&wharf).args(["completion", shell]))
+            .with_context(|| format!("write the completions for {shell}"))?;
+        let file = sources.generated.join(shell);
+        fs::write(&file, script).with_context(|| format!("write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command.stdin(Stdio::null()).output().context("run wharf")?;
+    if !output.status.success() {
+        bail!("wharf failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
+}
+
+/// Reads all that is to be installed. Nothing is written.
+fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Item>> {
+    let prefix = &arguments.layout.prefix;
+    for path in [prefix, &arguments.cni_bin_dir, &arguments.cni_conf_dir] {
+        if !plain(path) {
+            bail!("install below {}: give an absolute path without `..`", path.display());
+        }
+    }
+    let read = |path: PathBuf| fs::read(&path).with_context(|| format!("read {}", path.display()));
+    let mut items = Vec::new();
+    let mut add = |kind, path: PathBuf, mode, bytes| items.push(Item { kind, path, bytes, mode });
+
+    for name in ["wharf-agent", "wharf"] {
+        add(Kind::File, prefix.join("bin").join(name), 0o755, read(sources.release.join(name))?);
+    }
+    add(Kind::File, arguments.cni_bin_dir.join("wharf-cni"), 0o755, read(sources.release.join("wharf-cni"))?);
+
+    let pages = sources.generated.join("man");
+    for page in fs::read_dir(&pages).with_context(|| format!("list {}; install without --prebuilt", pages.display()))? {
+        let page = page.with_context(|| format!("list {}", pages.display()))?;
+        add(Kind::File, prefix.join("share/man/man1").join(page.file_name()), 0o644, read(page.path())?);
+    }
+    for (shell, place) in COMPLETIONS {
+        add(Kind::File, prefix.join(place), 0o644, read(sources.generated.join(shell))?);
+    }
+
+    let unit = String::from_utf8(read(sources.dist.join(UNIT))?).context("read the unit: it is not text")?;
+    let unit = unit.replace("@prefix@", prefix.to_str().unwrap_or_default());
+    add(Kind::File, Path::new("/etc/systemd/system").join(UNIT), 0o644, unit.into_bytes());
+
+    for (source, path) in [
+        ("agent.toml", PathBuf::from("/etc/wharf/agent.toml")),
+        ("10-wharf.conflist", arguments.cni_conf_dir.join("10-wharf.conflist")),
+    ] {
+        let bytes = read(sources.dist.join(source))?;
+        add(Kind::File, delivered(prefix, &path), 0o644, bytes.clone());
+        add(Kind::Config, path, 0o644, bytes);
+    }
+    Ok(items)
+}
+
+/// Puts the items in place; gives lines that tell what was done.
+fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
+    let prefix = &arguments.layout.prefix;
+    let root = arguments.layout.root.as_deref();
+    let manifest_path = below(root, &manifest_file(prefix));
+    let earlier = Manifest::read(&manifest_path)?.unwrap_or_default();
+
+    let foreign: Vec<_> = items
+        .iter()
+        .filter(|item| item.kind == Kind::File && !earlier.contains(Kind::File, &item.path))
+        .filter(|item| differs(&below(root, &item.path), &item.bytes))
+        .map(|item| item.path.display().to_string())
+        .collect();
+    if !foreign.is_empty() {
+        bail!("install: these files are there and are not Wharf's; move them away first: {}", foreign.join(", "));
+    }
+
+    // Which configuration stays is decided before the delivered copies are replaced.
+    let mut manifest = Manifest::default();
+    let mut kept = Vec::new();
+    for item in items {
+        let place = below(root, &item.path);
+        let ours = earlier.contains(item.kind, &item.path) || !place.exists();
+        if item.kind == Kind::Config && place.exists() && !uninstall::unedited(root, prefix, &item.path) {
+            kept.push(&item.path);
+        }
+        if ours || item.kind == Kind::File {
+            manifest.add(item.kind, &item.path);
+        }
+    }
+    manifest.add(Kind::File, &manifest_file(prefix));
+    for path in items.iter().map(|item| item.path.as_path()).chain([manifest_file(prefix).as_path()]) {
+        for folder in path.ancestors().skip(1).filter(|folder| folder.parent().is_some()) {
+            if !below(root, folder).exists() {
+                manifest.add(Kind::Directory, folder);
+            }
+        }
+    }
+    let obsolete = obsolete(&earlier, &manifest);
+    for folder in earlier.of(Kind::Directory) {
+        manifest.add(Kind::Directory, folder);
+    }
+    for group in earlier.of(Kind::Group) {
+        manifest.add(Kind::Group, group);
+    }
+
+    // The manifest goes first: an install that is cut short can be repeated or taken away.
+    put(&manifest_path, manifest.text().as_bytes(), 0o644)?;
+    let mut report = Vec::new();
+    for item in items {
+        if kept.contains(&&item.path) {
+            report.push(format!("kept      {} (yours)", item.path.display()));
+            continue;
+        }
+        put(&below(root, &item.path), &item.bytes, item.mode)?;
+        // Dozens of pages, and copies that only uninstall reads, would hide what matters.
+        if !item.path.starts_with(prefix.join("share")) {
+            report.push(format!("installed {}", item.path.display()));
+        }
+    }
+    report.push(format!("installed manual pages and completions below {}", prefix.join("share").display()));
+    report.extend(uninstall::remove_items(root, prefix, &obsolete, false)?);
+    Ok(report)
+}
+
+/// What an earlier install put there and this one no longer does.
+fn obsolete(earlier: &Manifest, now: &Manifest) -> Manifest {
+    let mut obsolete = Manifest::default();
+    for kind in [Kind::File, Kind::Config] {
+        for path in earlier.of(kind).filter(|path| !now.contains(kind, path)) {
+            obsolete.add(kind, path);
+        }
+    }
+    obsolete
+}
+
+/// Whether something else than these bytes is there.
+fn differs(path: &Path, bytes: &[u8]) -> bool {
+    match fs::read(path) {
+        Ok(present) => present != bytes,
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
+/// Writes a file by rename: a running program keeps its old file, a reader sees one or the other.
+fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+    let folder = path.parent().with_context(|| format!("write {}: it has no directory", path.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let fresh = folder.join(format!(".{name}.wharf-new"));
+    fs::write(&fresh, bytes).with_context(|| format!("write {}", fresh.display()))?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))
+        .with_context(|| format!("set the mode of {}", fresh.display()))?;
+    fs::rename(&fresh, path).with_context(|| format!("rename {} to {}", fresh.display(), path.display()))
+}
+
+/// Makes the socket's group; it goes into the manifest only when it was not there.
+fn ensure_group(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<()> {
+    let known = Command::new("getent").args(["group", GROUP]).stdout(Stdio::null()).status();
+    if known.context("look for the group wharf: run getent")?.success() {
+        return Ok(());
+    }
+    let status = Command::new("groupadd").args(["--system", GROUP]).status().context("make the group wharf")?;
+    if !status.success() {
+        bail!("make the group {GROUP}: groupadd failed ({status})");
+    }
+    let file = manifest_file(&arguments.layout.prefix);
+    let mut manifest = Manifest::read(&file)?.unwrap_or_default();
+    manifest.add(Kind::Group, Path::new(GROUP));
+    put(&file, manifest.text().as_bytes(), 0o644)?;
+    report.push(format!("made      the group {GROUP}; its members may use the socket: usermod -aG {GROUP} USER"));
+    Ok(())
+}
+
+/// Starts the service, or says how.
+fn service(now: bool) -> Result<()> {
+    if !now {
+        println!(
+            "\nto start it, now and at every boot:  systemctl daemon-reload && systemctl enable --now {UNIT}\n\
+             after an upgrade:                    systemctl daemon-reload && systemctl restart {UNIT}\n\
+             (containers keep their network while it restarts)"
+        );
+        return Ok(());
+    }
+    systemctl(&["daemon-reload"])?;
+    systemctl(&["enable", "--now", UNIT])?;
+    println!("\n{UNIT} runs; `wharf status` shows it");
+    Ok(())
+}
+
+/// Runs systemctl.
+pub(crate) fn systemctl(arguments: &[&str]) -> Result<()> {
+    let status = Command::new("systemctl")
+        .args(arguments)
+        .status()
+        .with_context(|| format!("run systemctl {}", arguments.join(" ")))?;
+    if !status.success() {
+        bail!("systemctl {} failed ({status}); `journalctl -u {UNIT}` may say why", arguments.join(" "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "install_tests.rs"]
+mod tests;

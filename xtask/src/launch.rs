@@ -1,0 +1,90 @@
+//! Commands that build and then start one program: the demo, the bench, the agent.
+
+use std::{
+    ffi::OsString,
+    os::unix::process::CommandExt,
+    process::{Command, ExitStatus},
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    args::{CoreSources, Passed},
+    build,
+    packages::{self, Need},
+    privilege::Privilege,
+    progress::{Progress, describe},
+    setup,
+    workspace::Workspace,
+};
+
+/// What `setup` and `build` show together.
+const STEPS: usize = setup::STEPS + build::STEPS;
+
+/// Sets up and builds; nothing more.
+pub(crate) fn build(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Result<()> {
+    prepare(workspace, privilege, verbose, &[], &[])
+}
+
+/// Builds and runs the demo; its exit status says whether all held.
+pub(crate) fn demo(workspace: &Workspace, privilege: &Privilege, verbose: bool, passed: &Passed) -> Result<ExitStatus> {
+    privilege.confirm("the demo (it makes network namespaces)")?;
+    prepare(workspace, privilege, verbose, packages::DEMO, &["wharf-demo"])?;
+    eprintln!();
+    run(as_root(workspace, privilege, "wharf-demo", passed))
+}
+
+/// Builds and runs the bench.
+pub(crate) fn bench(
+    workspace: &Workspace,
+    privilege: &Privilege,
+    verbose: bool,
+    passed: &Passed,
+) -> Result<ExitStatus> {
+    privilege.confirm("the bench (it makes network namespaces)")?;
+    prepare(workspace, privilege, verbose, packages::BENCH, &["wharf-bench"])?;
+    eprintln!();
+    let status = run(as_root(workspace, privilege, "wharf-bench", passed))?;
+    privilege.give_back(&workspace.target().join("bench"))?;
+    Ok(status)
+}
+
+/// Builds, then becomes the agent. Returns only when that fails.
+pub(crate) fn agent(
+    workspace: &Workspace,
+    privilege: &Privilege,
+    verbose: bool,
+    passed: &Passed,
+) -> Result<std::convert::Infallible> {
+    privilege.confirm("the agent (it configures this machine's network)")?;
+    prepare(workspace, privilege, verbose, &[], &[])?;
+    let mut command = as_root(workspace, privilege, "wharf-agent", passed);
+    eprintln!("\nstarting {}; Ctrl-C stops it, containers keep their network", describe(&command));
+    let error = command.exec();
+    Err(error).with_context(|| format!("start `{}`", describe(&command)))
+}
+
+fn prepare(workspace: &Workspace, privilege: &Privilege, verbose: bool, needs: &[Need], extra: &[&str]) -> Result<()> {
+    let mut progress = Progress::new(STEPS, verbose, privilege);
+    let toolchain = setup::ensure(&mut progress, workspace, privilege, needs, CoreSources::Auto)?;
+    build::ensure(&mut progress, workspace, &toolchain, extra)
+}
+
+fn as_root(workspace: &Workspace, privilege: &Privilege, name: &str, passed: &Passed) -> Command {
+    let binaries = workspace.release();
+    let mut variables =
+        vec![("WHARF_BIN_DIR", OsString::from(&binaries)), ("WHARF_TARGET_DIR", OsString::from(workspace.target()))];
+    // What sudo would drop and the programs honour.
+    for name in ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM", "LANG", "LC_ALL"] {
+        if let Some(value) = std::env::var_os(name) {
+            variables.push((name, value));
+        }
+    }
+    let mut command = privilege.command(&binaries.join(name), &variables);
+    command.args(&passed.args);
+    command
+}
+
+fn run(mut command: Command) -> Result<ExitStatus> {
+    command.status().with_context(|| format!("start `{}`", describe(&command)))
+}

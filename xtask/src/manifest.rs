@@ -1,0 +1,132 @@
+//! What an installation put where: written by `install`, obeyed by `uninstall`.
+//!
+//! One line an item, `kind path`. Paths are as the machine will see them (without `--root`), so that a staged tree can
+//! be packed as it is. The file is `<prefix>/share/wharf/manifest`.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Component, Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// What one item is, and so how it is taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// A folder that was not there before: removed when empty.
+    Directory,
+    /// A file of ours: replaced by the next install, removed by uninstall.
+    File,
+    /// A file that is the user's to edit: kept when it was.
+    Config,
+    /// The group that may use the socket.
+    Group,
+}
+
+impl Kind {
+    const ALL: [(Self, &'static str); 4] =
+        [(Self::Directory, "dir"), (Self::File, "file"), (Self::Config, "config"), (Self::Group, "group")];
+
+    fn word(self) -> &'static str {
+        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, word)| word)
+    }
+
+    fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind)
+    }
+}
+
+/// The items of one installation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    items: BTreeSet<(Kind, PathBuf)>,
+}
+
+impl Manifest {
+    /// Adds an item; what is there already stays once.
+    pub(crate) fn add(&mut self, kind: Kind, path: &Path) {
+        self.items.insert((kind, path.to_path_buf()));
+    }
+
+    pub(crate) fn contains(&self, kind: Kind, path: &Path) -> bool {
+        self.items.contains(&(kind, path.to_path_buf()))
+    }
+
+    /// Items of one kind, folders before what they hold.
+    pub(crate) fn of(&self, kind: Kind) -> impl DoubleEndedIterator<Item = &Path> {
+        self.items.iter().filter(move |(found, _)| *found == kind).map(|(_, path)| path.as_path())
+    }
+
+    /// Reads a manifest; `None` where there is none.
+    pub(crate) fn read(file: &Path) -> Result<Option<Self>> {
+        match fs::read_to_string(file) {
+            Ok(text) => Self::parse(&text).map(Some).with_context(|| format!("read {}", file.display())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("read {}", file.display())),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut manifest = Self::default();
+        for line in text.lines() {
+            let item = line.split_once(' ').and_then(|(word, path)| Some((Kind::from_word(word)?, Path::new(path))));
+            // Obeyed by root: a line that could lead elsewhere than it says is refused, not repaired.
+            match item {
+                Some((Kind::Group, name)) if name.components().count() == 1 => manifest.add(Kind::Group, name),
+                Some((kind, path)) if kind != Kind::Group && plain(path) => manifest.add(kind, path),
+                _ => bail!("line `{}` is not an item of a manifest", line.escape_debug()),
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// The manifest as a file holds it.
+    pub(crate) fn text(&self) -> String {
+        self.items.iter().map(|(kind, path)| format!("{} {}\n", kind.word(), path.display())).collect()
+    }
+}
+
+/// Whether a path is absolute, goes only downwards, and fits on a line of a manifest.
+pub(crate) fn plain(path: &Path) -> bool {
+    path.is_absolute()
+        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        && path.to_str().is_some_and(|text| !text.chars().any(char::is_control))
+}
+
+/// Where `path` lies below `root`, or `path` itself.
+pub(crate) fn below(root: Option<&Path>, path: &Path) -> PathBuf {
+    match root {
+        Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
+        None => path.to_path_buf(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_comes_back_as_it_was_written() -> Result<()> {
+        let mut manifest = Manifest::default();
+        manifest.add(Kind::File, Path::new("/usr/local/bin/wharf"));
+        manifest.add(Kind::Directory, Path::new("/etc/wharf"));
+        manifest.add(Kind::Config, Path::new("/etc/wharf/agent with blank.toml"));
+        manifest.add(Kind::Group, Path::new("wharf"));
+        assert_eq!(Manifest::parse(&manifest.text())?, manifest);
+        Ok(())
+    }
+
+    #[test]
+    fn lines_that_lead_elsewhere_are_refused() {
+        for line in ["file ../etc/passwd", "file /usr/../etc/passwd", "file", "link /x", "file relative", "group a/b"] {
+            assert!(Manifest::parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn paths_move_below_a_root() {
+        assert_eq!(below(Some(Path::new("/stage")), Path::new("/etc/x")), Path::new("/stage/etc/x"));
+        assert_eq!(below(None, Path::new("/etc/x")), Path::new("/etc/x"));
+    }
+}

@@ -1,0 +1,123 @@
+//! Debian packages: what each command needs beyond cargo, installed only when missing.
+
+use std::{path::Path, process::Command};
+
+use anyhow::{Result, bail};
+
+use crate::{privilege::Privilege, progress::Step, workspace::find_program};
+
+/// How to see that a package is there, on any distribution.
+#[derive(Debug, Clone, Copy)]
+enum Probe {
+    Program(&'static str),
+    File(&'static str),
+}
+
+/// A package, and what of it is used.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Need {
+    package: &'static str,
+    probe: Probe,
+}
+
+impl Need {
+    const fn program(package: &'static str, program: &'static str) -> Self {
+        Self { package, probe: Probe::Program(program) }
+    }
+
+    const fn file(package: &'static str, file: &'static str) -> Self {
+        Self { package, probe: Probe::File(file) }
+    }
+
+    fn met(&self) -> bool {
+        match self.probe {
+            Probe::Program(name) => find_program(name).is_some(),
+            Probe::File(path) => Path::new(path).exists(),
+        }
+    }
+}
+
+/// To build: Rust links through the C compiler. (dpkg-deb and apt's own download helper, which may fetch core's
+/// sources, are part of every Debian.)
+pub(crate) const BUILD: &[Need] = &[Need::program("gcc", "cc"), Need::program("libc6-dev", "cc")];
+
+/// To run the demo.
+pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip")];
+
+/// To run every test: also a real container runtime, its image, and other CNI plugins as neighbours.
+pub(crate) const TEST: &[Need] = &[
+    Need::program("iproute2", "ip"),
+    Need::program("podman", "podman"),
+    Need::program("runc", "runc"),
+    Need::program("conmon", "conmon"),
+    Need::program("busybox-static", "busybox"),
+    Need::file("containernetworking-plugins", "/usr/lib/cni/host-local"),
+];
+
+/// To measure against other CNI plugins.
+pub(crate) const BENCH: &[Need] =
+    &[Need::program("iproute2", "ip"), Need::file("containernetworking-plugins", "/usr/lib/cni/ptp")];
+
+/// The packages of these lists that are missing, each once.
+pub(crate) fn missing(lists: &[&[Need]]) -> Vec<&'static str> {
+    let mut packages: Vec<_> =
+        lists.iter().copied().flatten().filter(|need| !need.met()).map(|need| need.package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    packages
+}
+
+/// Makes sure that all of these lists are there, installing what is not.
+pub(crate) fn ensure(step: &Step, privilege: &Privilege, lists: &[&[Need]]) -> Result<()> {
+    let packages = missing(lists);
+    if packages.is_empty() {
+        step.note("all there");
+        return Ok(());
+    }
+    let names = packages.join(" ");
+    let Some(apt_get) = find_program("apt-get") else {
+        bail!("install {names}: this machine has no apt-get; install what these Debian packages hold, then try again");
+    };
+    privilege.confirm(&format!("installing {names}"))?;
+
+    let install = || {
+        let mut command = apt(privilege, &apt_get);
+        command.args(["install", "--yes", "--no-install-recommends"]).args(&packages);
+        command
+    };
+    // Most machines know their packages; the index is fetched only where it is missing or too old to be of use.
+    if step.run_quietly(&mut install())?.is_err() {
+        step.run(apt(privilege, &apt_get).arg("update"))?;
+        step.run(&mut install())?;
+    }
+    let still = missing(lists);
+    if !still.is_empty() {
+        bail!("install {names}: apt-get succeeded, yet {} cannot be found", still.join(" "));
+    }
+    step.note(format!("installed {names}"));
+    Ok(())
+}
+
+fn apt(privilege: &Privilege, apt_get: &Path) -> Command {
+    let mut command = privilege.command(apt_get, &[("DEBIAN_FRONTEND", "noninteractive".into())]);
+    // Another apt (unattended upgrades on a fresh machine) may hold the lock for a while.
+    command.args(["-o", "DPkg::Lock::Timeout=300"]);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_missing_is_named_and_once() {
+        let needs = [
+            Need::program("dash", "sh"),
+            Need::program("zzz", "no-such-program-anywhere"),
+            Need::file("zzz", "/no/such/file"),
+            Need::file("base-files", "/etc"),
+        ];
+        assert_eq!(missing(&[&needs, &needs]), ["zzz"]);
+        assert!(missing(&[&needs[..1]]).is_empty());
+    }
+}

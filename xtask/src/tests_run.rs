@@ -1,0 +1,279 @@
+//! `test` and `lint`: quick failures first, then what takes long; one line at the end says it all.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    args::{CoreSources, TestArgs},
+    build, checks, packages,
+    privilege::Privilege,
+    progress::{Progress, Step, describe, spell},
+    rustc::{Rustc, cargo_target_variable},
+    setup,
+    test_results::{Tally, forget_junit, parse_libtest, read_junit},
+    workspace::{Workspace, find_program},
+};
+
+/// What happened so far.
+struct Report<'a> {
+    progress: Progress,
+    workspace: &'a Workspace,
+    phases: Vec<(&'static str, Duration, String)>,
+    tally: Tally,
+}
+
+impl Report<'_> {
+    /// Runs a check; its failure is told and counted, not returned.
+    fn check(&mut self, name: &'static str, work: impl FnOnce(&Step, &Workspace) -> Result<()>) {
+        let started = Instant::now();
+        let workspace = self.workspace;
+        let result = self.progress.step(name, |step| work(step, workspace));
+        let verdict = match &result {
+            Ok(()) => {
+                self.tally.passed += 1;
+                "ok".to_owned()
+            }
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                self.tally.failed += 1;
+                "FAILED".to_owned()
+            }
+        };
+        self.phases.push((name, started.elapsed(), verdict));
+    }
+
+    /// Runs test binaries; their own counts are added.
+    fn tests(&mut self, name: &'static str, work: impl FnOnce(&Step, &Workspace) -> Result<(Tally, bool)>) {
+        let started = Instant::now();
+        let workspace = self.workspace;
+        let mut counted = Tally::default();
+        let result = self.progress.step(name, |step| {
+            let (tally, good) = work(step, workspace)?;
+            counted = tally;
+            step.note(format!("{} passed, {} failed, {} ignored", tally.passed, tally.failed, tally.ignored));
+            // A runner that is unhappy although no test failed: one did not build, or it was stopped.
+            anyhow::ensure!(good, if tally.failed > 0 { "some tests failed" } else { "the test runner failed" });
+            Ok(())
+        });
+        self.tally += counted;
+        let verdict = match result {
+            Ok(()) => format!("{} passed", counted.passed),
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                if counted.failed == 0 {
+                    self.tally.failed += 1;
+                }
+                format!("{} passed, FAILED {}", counted.passed, counted.failed.max(1))
+            }
+        };
+        self.phases.push((name, started.elapsed(), verdict));
+    }
+
+    /// Steps that everything after depends on: their failure ends the run.
+    fn prepare<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Progress) -> Result<T>) -> Result<T> {
+        let started = Instant::now();
+        let result = work(&mut self.progress);
+        let verdict = if result.is_ok() { "ok" } else { "FAILED" };
+        self.phases.push((name, started.elapsed(), verdict.to_owned()));
+        if result.is_err() {
+            self.tally.failed += 1;
+        }
+        result
+    }
+
+    fn finish(self, total: Duration) -> ExitCode {
+        println!();
+        for (name, time, verdict) in &self.phases {
+            println!("{name:<28} {:>12}  {verdict}", spell(*time));
+        }
+        if self.tally.ignored > 0 {
+            println!("{} tests are marked as ignored and did not run", self.tally.ignored);
+        }
+        println!("{} passed, {} failed  (in {})", self.tally.passed, self.tally.failed, spell(total));
+        if self.tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+/// Everything: checks, builds, tests.
+pub(crate) fn test(
+    workspace: &Workspace,
+    privilege: &Privilege,
+    verbose: bool,
+    arguments: &TestArgs,
+) -> Result<ExitCode> {
+    let started = Instant::now();
+    privilege.confirm("testing (tests make network namespaces)")?;
+    let everything = arguments.filters.is_empty();
+    let quick = if everything { checks::QUICK } else { &[] };
+    // Test build and tests; else also clippy, rustdoc, the demo, and with nextest the documentation's tests.
+    let own = match (everything, has_nextest()) {
+        (false, _) => 2,
+        (true, false) => 5,
+        (true, true) => 6,
+    };
+    let steps = quick.len() + setup::STEPS + build::STEPS + own;
+    let mut report = Report {
+        progress: Progress::new(steps, verbose, privilege),
+        workspace,
+        phases: Vec::new(),
+        tally: Tally::default(),
+    };
+    let outcome = phases(&mut report, privilege, quick, everything, arguments);
+    if let Err(error) = outcome {
+        eprintln!("error: {error:#}");
+    }
+    Ok(report.finish(started.elapsed()))
+}
+
+fn phases(
+    report: &mut Report<'_>,
+    privilege: &Privilege,
+    quick: &[checks::Check],
+    everything: bool,
+    arguments: &TestArgs,
+) -> Result<()> {
+    let workspace = report.workspace;
+    for (name, check) in quick {
+        report.check(name, check);
+    }
+    if report.tally.failed > 0 && !arguments.keep_going {
+        eprintln!("a quick check failed: no test was run (`--keep-going` runs them all the same)");
+        return Ok(());
+    }
+    let toolchain = report.prepare("Toolchain", |progress| {
+        setup::ensure(progress, workspace, privilege, packages::TEST, CoreSources::Auto)
+    })?;
+    report.prepare("BPF programs", |progress| build::objects(progress, workspace, &toolchain))?;
+    if everything {
+        report.check("Clippy", |step, workspace| checks::clippy(step, workspace, &toolchain));
+        report.check("Rustdoc", checks::rustdoc);
+        if report.tally.failed > 0 && !arguments.keep_going {
+            eprintln!("a check failed: no test was run (`--keep-going` runs them all the same)");
+            return Ok(());
+        }
+    }
+    report.prepare("Release build", |progress| build::programs(progress, workspace, &[]))?;
+
+    let rustc = &toolchain.rustc;
+    report.prepare("Test build", |progress| {
+        progress.step("Test binaries (a few minutes the first time)", |step| {
+            step.run(runner(workspace, privilege, rustc, &[]).arg("--no-run"))
+        })
+    })?;
+    report.tests("Tests", |step, workspace| run_tests(step, workspace, privilege, rustc, &arguments.filters));
+    if everything {
+        report.check("The demo", |step, workspace| demo(step, workspace, privilege));
+    }
+    if everything && has_nextest() {
+        // nextest leaves these to cargo.
+        report.tests("Examples in documentation", |step, workspace| {
+            let mut command = workspace.cargo();
+            command.args(["test", "--doc", "--workspace", "--locked", "--quiet"]);
+            run_libtest(step, &mut command)
+        });
+    }
+    Ok(())
+}
+
+/// The checks alone.
+pub(crate) fn lint(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Result<ExitCode> {
+    let started = Instant::now();
+    let mut report = Report {
+        progress: Progress::new(checks::QUICK.len() + setup::STEPS + 3, verbose, privilege),
+        workspace,
+        phases: Vec::new(),
+        tally: Tally::default(),
+    };
+    for (name, check) in checks::QUICK {
+        report.check(name, check);
+    }
+    let outcome = (|| {
+        let toolchain = report
+            .prepare("Toolchain", |progress| setup::ensure(progress, workspace, privilege, &[], CoreSources::Auto))?;
+        report.prepare("BPF programs", |progress| build::objects(progress, workspace, &toolchain))?;
+        report.check("Clippy", |step, workspace| checks::clippy(step, workspace, &toolchain));
+        report.check("Rustdoc", checks::rustdoc);
+        anyhow::Ok(())
+    })();
+    if let Err(error) = outcome {
+        eprintln!("error: {error:#}");
+    }
+    Ok(report.finish(started.elapsed()))
+}
+
+/// Runs what the README promises first. The test build has made it; what it shows are the release binaries.
+fn demo(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
+    let program = workspace.target().join("debug/wharf-demo");
+    step.run(&mut privilege.command(&program, &[("WHARF_BIN_DIR", workspace.release().into())]))
+}
+
+fn has_nextest() -> bool {
+    find_program("cargo-nextest").is_some()
+}
+
+/// The command that builds and runs all tests: nextest where it is installed, else cargo's own runner.
+fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: &[String]) -> Command {
+    let mut command = workspace.cargo();
+    if has_nextest() {
+        command.args(["nextest", "run"]);
+    } else {
+        command.args(["test", "--no-fail-fast"]);
+    }
+    command
+        .args(["--workspace", "--locked"])
+        .env("WHARF_BIN_DIR", workspace.release())
+        // Snapshots that differ fail; they are never rewritten by a test run.
+        .env("INSTA_UPDATE", "no");
+    if let Some(runner) = privilege.test_runner() {
+        command.env(cargo_target_variable(&rustc.host, "RUNNER"), runner);
+    }
+    if !filters.is_empty() {
+        command.arg("--").args(filters);
+    }
+    command
+}
+
+fn run_tests(
+    step: &Step,
+    workspace: &Workspace,
+    privilege: &Privilege,
+    rustc: &Rustc,
+    filters: &[String],
+) -> Result<(Tally, bool)> {
+    let mut command = runner(workspace, privilege, rustc, filters);
+    if !has_nextest() {
+        return run_libtest(step, &mut command);
+    }
+    let junit = workspace.target().join("nextest/default/junit.xml");
+    forget_junit(&junit)?;
+    let status = step.run_open(&mut command)?;
+    Ok((read_junit(&junit)?, status.success()))
+}
+
+/// Runs a libtest-style runner, passing its output through while counting.
+fn run_libtest(step: &Step, command: &mut Command) -> Result<(Tally, bool)> {
+    step.clear_line();
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("start `{}`", describe(command)))?;
+    let output = child.stdout.take().context("read the test runner's output")?;
+    let mut tally = Tally::default();
+    let mut terminal = std::io::stdout().lock();
+    let mut reader = BufReader::new(output);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if reader.read_until(b'\n', &mut line).context("read the test runner's output")? == 0 {
+            break;
+        }
+        terminal.write_all(&line).context("write to standard output")?;
+        if let Some(counted) = parse_libtest(String::from_utf8_lossy(&line).trim_end()) {
+            tally += counted;
+        }
+    }
+    let status = child.wait().context("wait for the test runner")?;
+    Ok((tally, status.success()))
+}

@@ -1,0 +1,153 @@
+//! `uninstall`: takes away what the manifest lists, and nothing else.
+
+use std::{
+    fs, io,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    args::UninstallArgs,
+    install::{UNIT, delivered, manifest_file, systemctl},
+    manifest::{Kind, Manifest, below},
+    privilege::Privilege,
+    workspace::find_program,
+};
+
+/// What the agent itself keeps across boots.
+const STATE: &str = "/var/lib/wharf";
+
+/// The command.
+pub(crate) fn uninstall(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
+    let layout = &arguments.layout;
+    let staged = layout.root.is_some();
+    if !staged && *privilege != Privilege::Root {
+        privilege.confirm("uninstalling")?;
+        return as_root(privilege, arguments);
+    }
+    let file = below(layout.root.as_deref(), &manifest_file(&layout.prefix));
+    let Some(manifest) = Manifest::read(&file)? else {
+        bail!("uninstall: {} is not there; was Wharf installed with another --prefix?", file.display());
+    };
+    let systemd = !staged && find_program("systemctl").is_some();
+    if systemd && running() {
+        if !arguments.now {
+            bail!("uninstall: {UNIT} runs; stop it with `systemctl disable --now {UNIT}`, or pass --now");
+        }
+        systemctl(&["disable", "--now", UNIT])?;
+    }
+    for line in take_away(&manifest, arguments)? {
+        println!("{line}");
+    }
+    if !staged {
+        remove_groups(&manifest)?;
+    }
+    if systemd && arguments.now {
+        systemctl(&["daemon-reload"])?;
+    }
+    Ok(())
+}
+
+fn as_root(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
+    let this = std::env::current_exe().context("find this program's own file")?;
+    let mut command = privilege.command(&this, &[]);
+    command.args(["uninstall", "--prefix"]).arg(&arguments.layout.prefix);
+    for (flag, set) in [("--purge", arguments.purge), ("--now", arguments.now)] {
+        if set {
+            command.arg(flag);
+        }
+    }
+    let status = command.status().context("uninstall as root: run sudo")?;
+    if !status.success() {
+        bail!("uninstall as root: it failed ({status}); its message is above");
+    }
+    Ok(())
+}
+
+fn running() -> bool {
+    Command::new("systemctl")
+        .args(["--quiet", "is-active", UNIT])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Removes the files of the manifest; gives lines that tell what was done.
+pub(crate) fn take_away(manifest: &Manifest, arguments: &UninstallArgs) -> Result<Vec<String>> {
+    let root = arguments.layout.root.as_deref();
+    let mut report = remove_items(root, &arguments.layout.prefix, manifest, arguments.purge)?;
+    if arguments.purge {
+        let state = below(root, Path::new(STATE));
+        match fs::remove_dir_all(&state) {
+            Ok(()) => report.push(format!("removed   {STATE}")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("remove {}", state.display())),
+        }
+    }
+    Ok(report)
+}
+
+/// Whether a configuration file is still as it was delivered.
+pub(crate) fn unedited(root: Option<&Path>, prefix: &Path, config: &Path) -> bool {
+    let read = |path: &Path| fs::read(below(root, path)).ok();
+    read(config).is_some_and(|now| read(&delivered(prefix, config)).is_some_and(|then| then == now))
+}
+
+/// Removes configuration (unless it was edited), then files, then folders that are empty. What is gone already is fine.
+pub(crate) fn remove_items(
+    root: Option<&Path>,
+    prefix: &Path,
+    manifest: &Manifest,
+    purge: bool,
+) -> Result<Vec<String>> {
+    let mut report = Vec::new();
+    let mut remove = |path: &Path| -> Result<()> {
+        let place = below(root, path);
+        match fs::remove_file(&place) {
+            Ok(()) => report.push(format!("removed   {}", path.display())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("remove {}", place.display())),
+        }
+        Ok(())
+    };
+    let mut kept = Vec::new();
+    for config in manifest.of(Kind::Config) {
+        if purge || unedited(root, prefix, config) || !below(root, config).exists() {
+            remove(config)?;
+        } else {
+            kept.push(format!("kept      {} (edited; --purge removes it)", config.display()));
+        }
+    }
+    // The manifest goes last of the files: while anything is left, it can be found again.
+    let own = manifest_file(prefix);
+    for file in manifest.of(Kind::File).filter(|file| **file != *own) {
+        remove(file)?;
+    }
+    if manifest.contains(Kind::File, &own) {
+        remove(&own)?;
+    }
+    for folder in manifest.of(Kind::Directory).rev() {
+        let place = below(root, folder);
+        match fs::remove_dir(&place) {
+            Ok(()) => report.push(format!("removed   {}/", folder.display())),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {}
+            Err(error) => return Err(error).with_context(|| format!("remove {}", place.display())),
+        }
+    }
+    report.extend(kept);
+    Ok(report)
+}
+
+fn remove_groups(manifest: &Manifest) -> Result<()> {
+    for group in manifest.of(Kind::Group) {
+        let status = Command::new("groupdel").arg(group).status().context("remove the group: run groupdel")?;
+        // 6: there is no such group.
+        if !status.success() && status.code() != Some(6) {
+            bail!("remove the group {}: groupdel failed ({status}); `groupdel` it by hand", group.display());
+        }
+        println!("removed   the group {}", group.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Where things are in the checkout.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+/// The checkout. All paths are absolute; everything that is built lies under its `target/`, wherever the user's own
+/// cargo settings point, so that commands run as root find what the user built.
+#[derive(Debug, Clone)]
+pub(crate) struct Workspace {
+    root: PathBuf,
+}
+
+impl Workspace {
+    /// Finds the checkout that this command belongs to.
+    pub(crate) fn find() -> Result<Self> {
+        // cargo tells where the package is now; the compiled-in path serves when xtask is run by hand.
+        let package =
+            std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| OsString::from(env!("CARGO_MANIFEST_DIR")));
+        let package = PathBuf::from(package);
+        let Some(root) = package.parent().filter(|root| root.join("xtask/Cargo.toml").is_file()) else {
+            bail!("find the checkout: {} is not its xtask folder; run `cargo xtask` inside it", package.display());
+        };
+        Ok(Self { root: root.to_path_buf() })
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn target(&self) -> PathBuf {
+        self.root.join("target")
+    }
+
+    /// BPF objects, where `wharf-datapath`'s build looks for them.
+    pub(crate) fn bpf_objects(&self) -> PathBuf {
+        self.target().join("bpf")
+    }
+
+    /// The BPF toolchain that `setup` makes.
+    pub(crate) fn bpf_toolchain(&self) -> PathBuf {
+        self.target().join("ebpf-toolchain")
+    }
+
+    /// Release binaries.
+    pub(crate) fn release(&self) -> PathBuf {
+        self.target().join("release")
+    }
+
+    /// `cargo` in the checkout's root, free of the settings that would move or change what it builds.
+    pub(crate) fn cargo(&self) -> Command {
+        let mut command = bare_cargo();
+        command.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target());
+        command
+    }
+}
+
+/// `cargo` without the environment that the outer `cargo run` and the user's shell lay on builds.
+pub(crate) fn bare_cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    for name in ["CARGO_BUILD_TARGET", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR", "WHARF_BPF_DIR"] {
+        command.env_remove(name);
+    }
+    // Set by the outer cargo for this program; a child build must not see them as its own.
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Writes a file when its bytes differ, whole or not at all; tells whether it did.
+///
+/// A file that stays as it was keeps its time, so that cargo does not rebuild what includes it.
+pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<bool> {
+    match fs::read(path) {
+        Ok(present) if present == bytes => return Ok(false),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+    }
+    let parent = path.parent().with_context(|| format!("write {}: it has no directory", path.display()))?;
+    fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let fresh = PathBuf::from(name);
+    fs::write(&fresh, bytes).with_context(|| format!("write {}", fresh.display()))?;
+    fs::rename(&fresh, path).with_context(|| format!("rename {} to {}", fresh.display(), path.display()))?;
+    Ok(true)
+}
+
+/// Where a program is, looking where root's programs lie too: a user's PATH often has no sbin.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from))
+        .map(|directory| directory.join(name))
+        .find(|candidate| is_executable(candidate))
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unchanged_bytes_leave_the_file_alone() -> Result<()> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("deep/object.o");
+        assert!(write_if_changed(&path, b"one")?);
+        let inode = |path: &Path| fs::metadata(path).map(|m| std::os::unix::fs::MetadataExt::ino(&m));
+        let before = inode(&path)?;
+        assert!(!write_if_changed(&path, b"one")?);
+        assert_eq!(inode(&path)?, before);
+        assert!(write_if_changed(&path, b"two")?);
+        assert_eq!(fs::read(&path)?, b"two");
+        assert_eq!(fs::read_dir(directory.path().join("deep"))?.count(), 1, "no temporary file stays");
+        Ok(())
+    }
+
+    #[test]
+    fn programs_are_found_and_files_that_are_not_programs_are_not() {
+        assert!(find_program("sh").is_some());
+        assert_eq!(find_program("no-such-program-anywhere"), None);
+    }
+}
