@@ -85,6 +85,30 @@ pub fn api_map(m: MapInfo) -> BpfMap {
     }
 }
 
+/// The shared maps as they are, and one row for all endpoints' maps of a name (`*/CONFIG`): a screen stays a screen
+/// with a thousand endpoints. `GET /v1/map` has them one by one.
+fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
+    let (mut rows, mut sums) = (Vec::new(), BTreeMap::<String, BpfMap>::new());
+    for map in maps {
+        let Some((_, name)) = map.name.split_once('/') else {
+            rows.push(api_map(map));
+            continue;
+        };
+        let name = format!("*/{name}");
+        let sum = sums.entry(name.clone()).or_insert_with(|| BpfMap {
+            name,
+            kind: map.kind,
+            entries: Some(0),
+            max_entries: u64::from(wharf_common::MAX_ENDPOINT_ID),
+            memlock_bytes: 0,
+        });
+        sum.entries = sum.entries.map(|n| n + 1);
+        sum.memlock_bytes += map.memlock_bytes;
+    }
+    rows.extend(sums.into_values());
+    rows
+}
+
 async fn status(node: &LinuxNode) -> AgentStatus {
     let serving = node.serving.load(Ordering::Acquire) && !node.stop.is_cancelled();
     let mut endpoints: BTreeMap<String, u64> = BTreeMap::new();
@@ -99,7 +123,7 @@ async fn status(node: &LinuxNode) -> AgentStatus {
     }
     let (bpf_maps, datapath) = match node.kernel.observe_maps().await {
         Ok(maps) => (
-            maps.into_iter().map(api_map).collect(),
+            summary(maps),
             component("datapath", Health::Ok, node.kernel.features().attach_mode.to_string()),
         ),
         Err(e) => (Vec::new(), component("datapath", Health::Failing, e.to_string())),
