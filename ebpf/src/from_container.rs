@@ -59,10 +59,10 @@ fn ipv4(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
 fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
     let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
     // Before the multicast rule (solicitations are multicast) and the source rule (they come from link-local addresses).
-    if packet.is_icmp() {
-        if let Some(kind) = neighbour::kind(ctx)? {
-            return neighbour::discovery(ctx, config, kind);
-        }
+    if packet.is_icmp()
+        && let Some(kind) = neighbour::kind(ctx)?
+    {
+        return neighbour::discovery(ctx, config, kind);
     }
     if packet.destination_mac().is_group() || packet.destination().is_multicast() {
         return Err(DropReason::Multicast);

@@ -163,16 +163,22 @@ pub fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
 /// The reason to drop any other neighbour discovery message.
 #[inline(always)]
 pub fn discovery(ctx: &TcContext, config: Config, kind: Kind) -> Decision {
-    let packet: Framed<Message> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
-    // SAFETY: bounds checked; nothing moves the packet while this reference lives.
-    let message = unsafe { &*packet.payload };
     match kind {
-        Kind::RouterSolicitation if message.ip.destination.is_multicast() => return Err(DropReason::Multicast),
-        Kind::RouterSolicitation => return Err(DropReason::NeighbourUnknown),
+        // Shorter than the messages below, so judged by what all of them have.
+        Kind::RouterSolicitation => {
+            let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
+            // SAFETY: bounds checked.
+            let destination = unsafe { (*packet.payload).ip.destination };
+            let group = destination.is_multicast();
+            return Err(if group { DropReason::Multicast } else { DropReason::NeighbourUnknown });
+        }
         // Either would make the container a router.
         Kind::RouterAdvertisement | Kind::Redirect => return Err(DropReason::NeighbourSpoof),
         Kind::Solicitation | Kind::Advertisement => {}
     }
+    let packet: Framed<Message> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
+    // SAFETY: bounds checked; nothing moves the packet while this reference lives.
+    let message = unsafe { &*packet.payload };
     let payload = u16::from_be(message.ip.payload_bytes);
     if payload < (size_of::<Message>() - size_of::<Ipv6>()) as u16
         || message.ip.hop_limit != NEIGHBOUR_HOP_LIMIT
@@ -281,7 +287,7 @@ fn address_sum(address: Ipv6Address) -> u64 {
 #[inline(always)]
 fn answer(ctx: &TcContext, config: Config) -> Decision {
     // The question was probably multicast and is marked so; an answer marked so is believed less (ARP entries then start
-    // out as stale).
+    // out as stale). Recent kernels do this themselves for a packet that goes to the peer, older ones do not.
     // SAFETY: the context the program was called with.
     if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
         return Err(DropReason::PacketWrite);

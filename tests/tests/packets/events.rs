@@ -1,6 +1,6 @@
 //! What the programs tell of packets.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use wharf_common::{
@@ -152,7 +152,7 @@ fn forwarding_is_told_only_when_asked() -> Result<()> {
     };
     check(the_only(b.events()?)?, expected, "the receiver");
 
-    a.run(TO_CONTAINER, &udp(Ipv6Addr::from(GATEWAY6), A.v6))?;
+    a.run(TO_CONTAINER, &udp(GATEWAY6, A.v6))?;
     let event = the_only(a.events()?)?;
     assert_eq!(
         (event.kind, event.reason, event.direction),

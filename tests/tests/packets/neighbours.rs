@@ -141,6 +141,12 @@ fn icmp(kind: u8, from: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
     with(solicitation(from, to, GATEWAY6, A.mac), 54, &[kind])
 }
 
+fn real_router_solicitation() -> Vec<u8> {
+    let mut frame = icmp(133, LINK_LOCAL, ALL_ROUTERS);
+    frame.truncate(14 + 40 + 16);
+    with(frame, 18, &16_u16.to_be_bytes())
+}
+
 #[test]
 fn drops_every_other_neighbour_message() -> Result<()> {
     let question = solicitation(A.v6, SOLICITED_NODE, GATEWAY6, A.mac);
@@ -155,6 +161,8 @@ fn drops_every_other_neighbour_message() -> Result<()> {
         drop("as another endpoint", solicitation(B.v6, SOLICITED_NODE, GATEWAY6, A.mac), NeighbourSpoof),
         drop("with another's MAC", solicitation(A.v6, SOLICITED_NODE, GATEWAY6, B.mac), NeighbourSpoof),
         drop("router solicitation", icmp(133, LINK_LOCAL, ALL_ROUTERS), Multicast),
+        // Sixteen bytes of ICMPv6, as Linux sends it (RFC 4861, 4.1): shorter than any message that names a target.
+        drop("router solicitation of its real size", real_router_solicitation(), Multicast),
         drop("router solicitation by unicast", icmp(133, A.v6, GATEWAY6), NeighbourUnknown),
         drop("router advertisement", icmp(134, LINK_LOCAL, ALL_NODES), NeighbourSpoof),
         drop("router advertisement by unicast", icmp(134, LINK_LOCAL, B.v6), NeighbourSpoof),

@@ -1,18 +1,23 @@
 //! What the programs cost: to verify, to run, to hold. Numbers that depend on nothing but the object have a limit here;
 //! times are printed (`--no-capture` shows them), as the benchmark is the place to judge them.
 
-use std::time::{Duration, Instant};
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use aya::{
     EbpfLoader,
+    maps::{Array, Map},
     programs::{SchedClassifier, TestRun, TestRunOptions},
 };
+use wharf_common::{ABI_VERSION, EndpointConfig, EndpointConsts, map};
 use wharf_tests::frame;
 
 use crate::fixture::{
-    A, B, ELSEWHERE4, Endpoint, FROM_CONTAINER, GATEWAY4, PROGRAMS, REDIRECT, SHOT, TO_CONTAINER, Who, object, pair,
-    udp, with,
+    A, B, DELIVER, ELSEWHERE4, Endpoint, FROM_CONTAINER, GATEWAY4, OK, PROGRAMS, REDIRECT, SHOT, TO_CONTAINER, Who,
+    object, pair, udp, with,
 };
 
 /// Instructions the verifier walks, at about ten for a microsecond.
@@ -42,7 +47,70 @@ fn programs_stay_small() -> Result<()> {
         ensure!(instructions < INSTRUCTIONS_MAX, "{name}: {instructions} instructions");
     }
     for (name, map) in ebpf.maps() {
-        println!("{name}: {map:?}");
+        println!("{name}: {} bytes", map_bytes(map)?);
+    }
+    Ok(())
+}
+
+/// Kernel memory of a map, as the kernel itself reckons it.
+fn map_bytes(map: &Map) -> Result<u64> {
+    let data = match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::ProgramArray(data)
+        | Map::RingBuf(data) => data,
+        other => bail!("a kind of map that no program needs: {other:?}"),
+    };
+    let fdinfo = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", data.fd().as_fd().as_raw_fd()))?;
+    let bytes = fdinfo.lines().find_map(|line| line.strip_prefix("memlock:")).context("memlock of a map")?;
+    Ok(bytes.trim().parse()?)
+}
+
+/// What an endpoint costs the kernel beyond what all endpoints share, whatever the number of processors it has.
+#[test]
+fn an_endpoints_maps_stay_small() -> Result<()> {
+    let endpoint = Endpoint::load(A)?;
+    let mut bytes = 0;
+    for name in [map::CONFIG, map::METRICS, map::EVENT_BUDGET] {
+        bytes += map_bytes(endpoint.map(name)?)?;
+    }
+    let processors = u64::try_from(aya::util::nr_cpus().map_err(|(what, error)| anyhow!("{what}: {error}"))?)?;
+    let counters = u64::from(map::METRICS_MAX) * 16 * processors;
+    ensure!(bytes < 4096 + counters, "{bytes} bytes");
+    Ok(())
+}
+
+/// The object with log records must load as well, and a verdict must be the same in it.
+#[test]
+fn programs_with_log_records_decide_the_same() -> Result<()> {
+    for debug in [0, 1] {
+        let consts = EndpointConsts {
+            abi_version: ABI_VERSION,
+            endpoint_id: A.id,
+            container_mac: A.mac,
+            host_mac: A.host_mac,
+            debug,
+        };
+        let mut loader = EbpfLoader::new();
+        loader.override_global("CONSTS", &consts, true);
+        let mut ebpf = loader.load(&object("endpoint-debug.o")?)?;
+        let mut rows: Array<_, EndpointConfig> = ebpf.map_mut(map::CONFIG).context("CONFIG")?.try_into()?;
+        rows.set(0, A.config(), 0)?;
+        for (name, packet, action) in [
+            (FROM_CONTAINER, udp(A.v4, ELSEWHERE4), OK),
+            (FROM_CONTAINER, udp(B.v4, ELSEWHERE4), SHOT),
+            (TO_CONTAINER, udp(B.v6, A.v6), OK),
+            (DELIVER, udp(B.v6, A.v6), REDIRECT),
+            (DELIVER, udp(A.v6, B.v6), SHOT),
+        ] {
+            let program: &mut SchedClassifier = ebpf.program_mut(name).context(name)?.try_into()?;
+            if program.fd().is_err() {
+                program.load().with_context(|| format!("verify {name} of endpoint-debug.o"))?;
+            }
+            let result = program.test_run(TestRunOptions { data_in: Some(&packet), ..TestRunOptions::default() })?;
+            ensure!(result.return_value == action, "{name} with debug {debug}: {}", result.return_value);
+        }
     }
     Ok(())
 }
