@@ -60,7 +60,7 @@ pub struct Flags {
     /// MTU of containers that ask for none, bytes [default: 1500]
     #[arg(long, env = "WHARF_MTU", value_name = "BYTES")]
     pub mtu: Option<u32>,
-    /// How programs are attached: auto, tcx or clsact [default: auto]
+    /// How programs are attached: auto (clsact: attaches and detaches without waiting), tcx or clsact [default: auto]
     #[arg(long, env = "WHARF_ATTACH_MODE", value_name = "MODE")]
     pub attach_mode: Option<AttachChoice>,
     /// Program sets kept verified ahead of need [default: 32]
@@ -88,7 +88,7 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachChoice {
-    /// tcx where the kernel has it, else clsact.
+    /// The mode with the shorter ADD and DEL: clsact (docs/attach-modes.md).
     Auto,
     /// tcx or fail.
     Tcx,

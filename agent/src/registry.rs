@@ -6,12 +6,22 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    net::IpAddr,
     sync::Mutex,
 };
 
 use wharf_core::ids::{ContainerId, EndpointId, IfName, MAX_ENDPOINT_ID};
 
 use crate::{endpoint::Handle, sync::lock};
+
+/// Why an endpoint cannot be put in.
+#[derive(Debug)]
+pub enum Taken {
+    /// The container has this interface already, as this endpoint.
+    Interface(Box<Handle>),
+    /// This endpoint speaks with that address.
+    Address(IpAddr, Box<Handle>),
+}
 
 /// The registry.
 #[derive(Default)]
@@ -61,15 +71,24 @@ impl Registry {
         }
     }
 
-    /// Puts an endpoint in, unless its container already has an interface of that name: then who has it.
+    /// Puts an endpoint in, unless another has its place.
     ///
     /// # Errors
-    /// The handle of the endpoint that is there.
-    pub fn insert(&self, handle: Handle) -> Result<(), Box<Handle>> {
+    /// Who has the container's interface of that name, or one of the addresses the endpoint brings along (those that
+    /// its caller leased before; addresses of the endpoint's own are leased later, by IPAM).
+    pub fn insert(&self, handle: Handle) -> Result<(), Taken> {
         let key = interface_key(&handle);
+        let addresses: Vec<IpAddr> = addresses_of(&handle).collect();
         let mut inner = lock(&self.inner);
         if let Some(there) = inner.by_interface.get(&key).and_then(|id| inner.by_id.get(id)) {
-            return Err(Box::new(there.clone()));
+            return Err(Taken::Interface(Box::new(there.clone())));
+        }
+        if !addresses.is_empty() {
+            for there in inner.by_id.values() {
+                if let Some(ip) = addresses_of(there).find(|ip| addresses.contains(ip)) {
+                    return Err(Taken::Address(ip, Box::new(there.clone())));
+                }
+            }
         }
         inner.by_interface.insert(key, handle.id);
         inner.by_id.insert(handle.id, handle);
@@ -118,6 +137,10 @@ impl Registry {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+fn addresses_of(handle: &Handle) -> impl Iterator<Item = IpAddr> + use<> {
+    handle.shared.read(|v| v.record.addresses())
 }
 
 /// An interface name is unique in a container whatever the network, so the network is not part of the key.

@@ -67,6 +67,9 @@ pub async fn build<K: Kernel>(node: &Node<K>, shared: &Arc<Shared>, level: Level
     if level == Level::Datapath {
         let since = step("ensure-attached");
         ended("ensure-attached", since, node.kernel.ensure_attached(&link_ref(&record)).await.map(drop))?;
+        // Addresses and routes that somebody took away come back too; what is there stays as it is.
+        let since = step("ensure-connected");
+        ended("ensure-connected", since, node.kernel.ensure_connected(&record).await)?;
     }
     let since = step("ensure-reachable");
     ended("ensure-reachable", since, node.kernel.ensure_reachable(&record).await)

@@ -29,6 +29,7 @@ use crate::{
     },
     node::Node,
     prepared::{ProgramSet, random_macs},
+    registry::Taken,
     sync::lock,
 };
 
@@ -207,10 +208,18 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
     let (sender, mailbox) = mpsc::channel(MAILBOX);
     let handle =
         Handle { id: set.id, epoch, mailbox: sender, shared: Shared::new(view), cancel: CancellationToken::new() };
-    if let Err(there) = node.registry.insert(handle.clone()) {
+    if let Err(taken) = node.registry.insert(handle.clone()) {
         give_back();
         lock(&node.identities).release(identity);
-        return Err(exists(a, &there));
+        return Err(match taken {
+            Taken::Interface(there) => exists(a, &there),
+            Taken::Address(ip, there) => ApiError {
+                code: ErrorCode::Exists,
+                message: format!("create endpoint {a}: endpoint {} has the address {ip} already", there.id),
+                hint: Some("delete that one first, or ask for another address".into()),
+                retry_after_ms: None,
+            },
+        });
     }
     let task = EndpointTask::new(Arc::clone(node), &handle, mailbox, prepared);
     task.shared.log(LogStatus::Ok, "created", format!("{a}, identity {identity}"));

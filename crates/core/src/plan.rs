@@ -241,10 +241,14 @@ impl DeleteStep {
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
-            Self::WriteIntent | Self::RemoveRecord => 3_000,
-            // A build that is cancelled ends at its next step.
-            Self::RefuseWork => 5_000,
-            Self::Detach | Self::RemoveReachable | Self::Unpin => 2_000,
+            Self::WriteIntent | Self::RemoveRecord => 2_000,
+            // A build that is cancelled ends at its next step, which has deadlines of its own.
+            Self::RefuseWork => 1_000,
+            Self::RemoveReachable => 1_000,
+            // Changing what is attached takes RTNL, which on a busy machine is held by one link deletion after another.
+            Self::Detach => 7_000,
+            // Letting go of a link's pin may take RTNL too.
+            Self::Unpin => 4_000,
             // A proxy that is alive acknowledges in milliseconds; one that is not must not hold the delete.
             Self::AwaitProxy => 3_000,
             Self::ReleaseIdentity | Self::ReleaseIps => 500,

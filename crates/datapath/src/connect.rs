@@ -3,7 +3,7 @@
 use std::{fs, io, net::IpAddr};
 
 use ipnet::IpNet;
-use rtnetlink::LinkUnspec;
+use rtnetlink::{LinkUnspec, packet_route::RouteNetlinkMessage};
 use wharf_core::{
     endpoint::EndpointRecord,
     kernel::{KernelErrorKind, Result},
@@ -94,7 +94,39 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         let cause = "IPv6 is off on the node (net.ipv6.conf.all.disable_ipv6); turn it on or use no IPv6 pool";
         return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::Unsupported, cause));
     }
-    Ok(())
+    await_running(&mut inside, record)
+}
+
+/// Waits until the container's side carries packets. It came up before its peer, so the kernel activates it later, from a
+/// work queue that needs the RTNL lock; what is sent before that is lost. Since Linux 6.8 asking for the link is enough
+/// to have it done.
+fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
+    let name = record.attachment.ifname.as_str();
+    if link::look_up(inside, name)?.is_some_and(|l| l.running) {
+        return Ok(());
+    }
+    inside.hear_links()?;
+    // It may have happened between the question and the listening.
+    if link::look_up(inside, name)?.is_some_and(|l| l.running) {
+        return Ok(());
+    }
+    loop {
+        for message in inside.heard()? {
+            match message {
+                RouteNetlinkMessage::NewLink(m) => {
+                    let seen = link::read(&m);
+                    if seen.ifindex == record.container_ifindex && seen.running {
+                        return Ok(());
+                    }
+                }
+                RouteNetlinkMessage::DelLink(m) if m.header.index == record.container_ifindex.0 => {
+                    let cause = "the interface went away while it came up";
+                    return Err(fail(OPERATION, about(record, name), KernelErrorKind::NotFound, cause));
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 fn about(record: &EndpointRecord, what: &str) -> String {

@@ -76,7 +76,8 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
             return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
         }
         Some(mode) => mode,
-        None if tcx => AttachMode::Tcx,
+        // Also where tcx is there: its attach waits for an RCU grace period under RTNL for each hook, at create and
+        // again at delete, and deletes in one group wait one by one (docs/attach-modes.md has the figures).
         None => AttachMode::Clsact,
     };
     if version.is_some_and(|v| v < (5, 11)) {

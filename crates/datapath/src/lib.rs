@@ -11,7 +11,7 @@
 //! | `netlink` | synchronous batches: several requests in one `sendmsg`, answers matched by sequence number |
 //! | `netns` | the one thread that visits other network namespaces |
 //! | `reaper` | the one thread that deletes links, many in one kernel wait |
-//! | [`events`] | the reader of the event ring buffer |
+//! | [`events`], [`program_log`] | the readers of the ring buffers |
 //!
 //! Everything that can wait for the kernel runs on tokio's blocking threads or on one of the two threads above: link
 //! operations hold the kernel's RTNL lock for milliseconds, and a runtime worker must not stand in that queue. A call
@@ -28,11 +28,13 @@ mod netlink;
 mod netns;
 mod node;
 mod observe;
+pub mod program_log;
 mod reaper;
 
 pub use events::EventReader;
 pub use fake::FakeKernel;
 pub use linux::{LinuxKernel, OpenOptions};
+pub use program_log::ProgramLog;
 
 /// Protocol number of every route that Wharf makes (`ip route show proto 87`): how its routes are known from others'.
 pub const ROUTE_PROTOCOL: u8 = 87;

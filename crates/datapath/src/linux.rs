@@ -24,6 +24,7 @@ use crate::{
     features, netlink,
     netns::{self, NetnsThread},
     node, observe,
+    program_log::ProgramLog,
     reaper::Reaper,
 };
 
@@ -32,7 +33,7 @@ use crate::{
 pub struct OpenOptions {
     /// Where a bpffs is mounted (`/sys/fs/bpf`). Pins go to `<bpffs>/wharf/v<ABI version>`.
     pub bpffs: PathBuf,
-    /// How to attach programs; `None` takes tcx where the kernel has it, else clsact.
+    /// How to attach programs; `None` takes clsact, which every kernel has and which attaches without waiting.
     pub attach_mode: Option<AttachMode>,
 }
 
@@ -49,6 +50,7 @@ struct Inner {
     netns: NetnsThread,
     reaper: Reaper,
     events_taken: Arc<AtomicBool>,
+    log_taken: Arc<AtomicBool>,
 }
 
 impl LinuxKernel {
@@ -65,7 +67,8 @@ impl LinuxKernel {
         let bpf = Bpf::open(&options.bpffs, features.attach_mode)?;
         let netns = NetnsThread::start()?;
         let reaper = Reaper::start()?;
-        let inner = Inner { features, bpf, netns, reaper, events_taken: Arc::new(AtomicBool::new(false)) };
+        let (events_taken, log_taken) = Default::default();
+        let inner = Inner { features, bpf, netns, reaper, events_taken, log_taken };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -76,6 +79,16 @@ impl LinuxKernel {
     pub fn events(&self) -> Result<EventReader> {
         let turn = Turn::take(&self.inner.events_taken)?;
         EventReader::new(self.inner.bpf.event_ring()?, turn)
+    }
+
+    /// Opens the log of the programs that were loaded with debug on; `program_id` is any one of theirs. There can be one
+    /// reader at a time.
+    ///
+    /// # Errors
+    /// `NotFound` when the program is gone or was loaded without debug, `Exhausted` when there is a reader already.
+    pub async fn program_log(&self, program_id: u32) -> Result<ProgramLog> {
+        let records = self.blocking("read program log", move |_| ProgramLog::find(program_id)).await?;
+        ProgramLog::new(records, &self.inner.log_taken)
     }
 
     /// Runs a job that may wait for the kernel on a blocking thread. When the caller goes away the job still runs to

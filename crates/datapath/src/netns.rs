@@ -12,7 +12,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::mpsc::{Receiver, SyncSender, sync_channel},
-    thread,
+    thread::{self, JoinHandle},
 };
 
 use nix::{
@@ -118,7 +118,9 @@ struct Visit {
 
 /// The thread `wharf-netns`: the only one that visits other namespaces. It ends when this is dropped.
 pub(crate) struct NetnsThread {
-    queue: SyncSender<Visit>,
+    /// None only while this is dropped: its end is what ends the thread.
+    queue: Option<SyncSender<Visit>>,
+    thread: Option<JoinHandle<()>>,
     /// The node's own namespace.
     home: (u64, u64),
 }
@@ -130,11 +132,11 @@ impl NetnsThread {
         let home = File::open("/proc/thread-self/ns/net").map_err(|e| start(&e))?;
         let meta = home.metadata().map_err(|e| start(&e))?;
         let (queue, visits) = sync_channel(QUEUE);
-        thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("wharf-netns".to_owned())
             .spawn(move || serve(&visits, &home))
             .map_err(|e| start(&e))?;
-        Ok(Self { queue, home: (meta.dev(), meta.ino()) })
+        Ok(Self { queue: Some(queue), thread: Some(thread), home: (meta.dev(), meta.ino()) })
     }
 
     /// Opens the namespace that a reference means. The path may lead to another by now: then that one is not touched.
@@ -177,9 +179,18 @@ impl NetnsThread {
             // Nobody waits for the outcome any more: then nobody needs it.
             let _unwanted = result.try_send(job());
         });
-        self.queue.send(Visit { netns: fd, job, reply }).map_err(|_| ended())?;
+        let queue = self.queue.as_ref().ok_or_else(ended)?;
+        queue.send(Visit { netns: fd, job, reply }).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?.map_err(|e| wrap(operation, subject, &e))?;
         outcome.recv().map_err(|_| ended())
+    }
+}
+
+impl Drop for NetnsThread {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        // A thread that panicked has ended too.
+        let _ended = self.thread.take().map(JoinHandle::join);
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     collections::HashSet,
     io,
     sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
-    thread,
+    thread::{self, JoinHandle},
 };
 
 use rtnetlink::{LinkUnspec, packet_route::RouteNetlinkMessage};
@@ -39,9 +39,19 @@ struct Order {
     reply: oneshot::Sender<Result<()>>,
 }
 
-/// The thread `wharf-reaper`. It ends when this is dropped.
+/// The thread `wharf-reaper`. It ends when this is dropped, with the batch it has in hand.
 pub(crate) struct Reaper {
-    queue: SyncSender<Order>,
+    /// None only while this is dropped: its end is what ends the thread.
+    queue: Option<SyncSender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        // A thread that panicked has ended too.
+        let _ended = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 impl Reaper {
@@ -49,18 +59,19 @@ impl Reaper {
     pub(crate) fn start() -> Result<Self> {
         let connection = Connection::open()?;
         let (queue, orders) = sync_channel(QUEUE);
-        thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("wharf-reaper".to_owned())
             .spawn(move || serve(&orders, connection))
             .map_err(|e: io::Error| wrap("start reaper", "wharf-reaper", &e))?;
-        Ok(Self { queue })
+        Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 
     /// Deletes a link; gone already is success.
     pub(crate) async fn remove(&self, link: &LinkRef) -> Result<()> {
         let subject = link.host_ifname.to_string();
         let (reply, answer) = oneshot::channel();
-        match self.queue.try_send(Order { link: link.clone(), reply }) {
+        let Some(queue) = &self.queue else { return Err(ended(subject)) };
+        match queue.try_send(Order { link: link.clone(), reply }) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
                 let cause = format!("{QUEUE} deletes wait already; try again");

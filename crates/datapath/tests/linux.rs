@@ -177,7 +177,7 @@ fn packets_flow_everywhere_with_clsact() {
 /// True when a datagram from the container reaches the node within a short time.
 fn reaches_node(from: &Path) -> bool {
     let server = UdpSocket::bind(SocketAddr::new(ROUTER4.into(), PORT)).expect("UDP socket");
-    server.set_read_timeout(Some(Duration::from_millis(200))).expect("timeout");
+    server.set_read_timeout(Some(Duration::from_millis(300))).expect("timeout");
     LinuxWorld::inside(from, || {
         let client = UdpSocket::bind("0.0.0.0:0").expect("UDP socket");
         // Without ARP's answer it goes nowhere, which is what the caller asks.
@@ -304,5 +304,29 @@ fn foreign_things_are_named_and_never_touched() {
         run("ip", &["link", "show", "wharf0"]);
         assert!(root.join("shared/theirs").exists());
         MapData::from_pin(root.join("theirs")).expect("theirs is there still");
+    });
+}
+
+#[test]
+fn programs_with_log_records_are_read_by_one_reader() {
+    in_linux_world(None, |w| async move {
+        w.kernel.ensure_node(&node_spec()).await.expect("node");
+        let path = w.add_netns("c");
+        let netns = w.kernel.observe_netns(&path).await.expect("netns");
+        let mut a = record(1, 10, &netns, "eth0");
+        create(&w.kernel, &mut a).await;
+        let quiet = w.kernel.ensure_programs(&program_spec(&a)).await.expect("programs");
+        let e = w.kernel.program_log(quiet.program_ids[0]).await.err().expect("no records in these");
+        assert_eq!(e.kind, KernelErrorKind::NotFound, "{e}");
+        let mut spec = program_spec(&a);
+        spec.debug = true;
+        let told = w.kernel.ensure_programs(&spec).await.expect("`cargo xtask build` makes endpoint-debug.o");
+        w.kernel.ensure_attached(&link_ref(&a)).await.expect("attached");
+        let mut log = w.kernel.program_log(told.program_ids[0]).await.expect("log");
+        let e = w.kernel.program_log(told.program_ids[0]).await.err().expect("one reader only");
+        assert_eq!(e.kind, KernelErrorKind::Exhausted, "{e}");
+        assert!(reaches_node(&path), "a packet to tell of");
+        tokio::time::timeout(Duration::from_secs(10), log.next()).await.expect("a record").expect("read");
+        delete(&w.kernel, &a).await;
     });
 }

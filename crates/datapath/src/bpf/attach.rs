@@ -153,8 +153,9 @@ impl Bpf {
                 AttachMode::Clsact => clsact::ensure(&mut sink, ifname, hook).map(drop),
             };
             match done {
-                // It went away meanwhile.
-                Err(e) if e.kind == KernelErrorKind::NotFound && !present(link)? => return Ok(()),
+                // It went away meanwhile, or is on its way out with its namespace: it still has its name then, but the
+                // kernel refuses to attach to it, and nothing passes through it any more.
+                Err(e) if e.kind == KernelErrorKind::NotFound => return Ok(()),
                 Err(e) => return Err(KernelError { operation: DETACH, ..e }),
                 Ok(()) => {}
             }
@@ -169,7 +170,11 @@ impl Bpf {
         if let Err(e) = fs::create_dir(&closing)
             && e.kind() != io::ErrorKind::AlreadyExists
         {
-            return Err(wrap("make pin directory", closing.display().to_string(), &e));
+            // Never `NotFound`: that is said of the interface alone here.
+            return Err(KernelError {
+                kind: KernelErrorKind::Other,
+                ..wrap("make pin directory", closing.display().to_string(), &e)
+            });
         }
         if let Some(old) = open_link(&closed)?
             && is_on(&old, ifname, hook)?

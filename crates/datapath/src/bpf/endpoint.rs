@@ -60,7 +60,8 @@ impl Bpf {
                 object
             }
             (true, None) => {
-                let cause = "this build has no programs with log records; build with `cargo xtask build --debug-log`";
+                let cause =
+                    "this build has no programs with log records (endpoint-debug.o); `cargo xtask build` makes them";
                 return Err(fail("load programs", about(spec.id), KernelErrorKind::Unsupported, cause));
             }
         };

@@ -72,8 +72,8 @@ impl Hold {
     /// Waits until a call stands at the hold.
     pub async fn reached(&self) {
         let mut seen = self.state.subscribe();
-        // The sender lives in `self`, so the wait cannot fail.
-        let _held = seen.wait_for(|s| s.waiting > 0).await;
+        // The sender lives in `self`, so the wait cannot fail. What it returns is a lock on the state.
+        drop(seen.wait_for(|s| s.waiting > 0).await);
     }
 
     /// Lets the calls go on.
@@ -103,8 +103,9 @@ impl Waiter {
         let mut seen = self.0.subscribe();
         self.0.send_modify(|s| s.waiting += 1);
         let leave = Leave(self.0);
-        // The sender lives in `leave`, so the wait cannot fail.
-        let _released = seen.wait_for(|s| s.released).await;
+        // The sender lives in `leave`, so the wait cannot fail. What it returns is a lock on the state, which `leave`
+        // takes too.
+        drop(seen.wait_for(|s| s.released).await);
         drop(leave);
     }
 }

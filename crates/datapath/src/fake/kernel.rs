@@ -198,7 +198,7 @@ impl Kernel for FakeKernel {
     async fn ensure_connected(&self, record: &EndpointRecord) -> Result<()> {
         self.call(Operation::EnsureConnected, endpoint(record.id), |s| {
             let gone = |what: &str| Err(not_found(Operation::EnsureConnected, endpoint(record.id), what));
-            if !s.links.get(record.host_ifname.as_str()).is_some_and(|l| l.ifindex == record.host_ifindex) {
+            if s.links.get(record.host_ifname.as_str()).is_none_or(|l| l.ifindex != record.host_ifindex) {
                 return gone("the link is gone");
             }
             let Some(ns) = s.netns_mut(&record.netns) else { return gone("the namespace is gone") };

@@ -25,6 +25,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A dump that changes under the reader is asked for again, this often.
 const DUMP_TRIES: usize = 5;
 
+/// Multicast group of changes of links (`linux/rtnetlink.h`).
+const RTNLGRP_LINK: u32 = 1;
 const HEADER_LEN: usize = 16;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
@@ -147,6 +149,23 @@ impl Connection {
         Ok(())
     }
 
+    /// From now on the socket also hears of every change of a link in its namespace.
+    pub(crate) fn hear_links(&mut self) -> Result<()> {
+        self.socket.add_membership(RTNLGRP_LINK).map_err(|e| wrap("listen to links", "NETLINK_ROUTE", &e))
+    }
+
+    /// The next messages that are heard. Blocks for [`ANSWER_TIMEOUT`] at most, then fails with `Exhausted` (EAGAIN).
+    pub(crate) fn heard(&mut self) -> Result<Vec<RouteNetlinkMessage>> {
+        let (frames, _) = self.receive_any().map_err(|e| wrap("listen to links", "NETLINK_ROUTE", &e))?;
+        Ok(frames
+            .into_iter()
+            .filter_map(|frame| match frame.body {
+                Body::Message(bytes) => parse(&bytes),
+                _ => None,
+            })
+            .collect())
+    }
+
     /// Everything of a kind, as one consistent view. A message this crate's parser does not know is left out: it tells
     /// of something that is not ours.
     pub(crate) fn dump(
@@ -203,8 +222,18 @@ impl Connection {
         if sent == buffer.len() { Ok(()) } else { Err(io::Error::other("the kernel took only a part of the request")) }
     }
 
+    /// The next answer; what is merely heard ([`Self::hear_links`]) is passed over, as its sequence numbers are others'.
     fn receive(&self) -> io::Result<Vec<Frame>> {
-        let (datagram, _) = loop {
+        loop {
+            if let (frames, false) = self.receive_any()? {
+                return Ok(frames);
+            }
+        }
+    }
+
+    /// The next datagram, and whether it went to a group.
+    fn receive_any(&self) -> io::Result<(Vec<Frame>, bool)> {
+        let (datagram, from) = loop {
             match self.socket.recv_from_full() {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 other => break other?,
@@ -213,7 +242,7 @@ impl Connection {
         if datagram.is_empty() {
             return Err(io::Error::other(format!("empty answer on socket {}", self.socket.as_raw_fd())));
         }
-        frames(&datagram)
+        Ok((frames(&datagram)?, from.multicast_groups() != 0))
     }
 }
 

@@ -9,7 +9,7 @@ use rtnetlink::{
         RouteNetlinkMessage,
         link::{
             AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask,
-            LinkFlags, LinkInfo, LinkMessage,
+            LinkFlags, LinkInfo, LinkMessage, State,
         },
     },
 };
@@ -30,7 +30,10 @@ pub(crate) struct LinkSeen {
     pub(crate) ifindex: IfIndex,
     /// The other end's index, in its own namespace.
     pub(crate) peer: IfIndex,
+    /// Wanted up (`IFF_UP`).
     pub(crate) up: bool,
+    /// Carries packets: it and its peer are up, and the kernel has taken note of that.
+    pub(crate) running: bool,
     pub(crate) mtu: u32,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) alias: Option<String>,
@@ -47,6 +50,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         // Kernels before 5.8 leave the peer's index out where it equals the link's own.
         peer: ifindex,
         up: m.header.flags.contains(LinkFlags::Up),
+        running: false,
         mtu: 0,
         mac: None,
         alias: None,
@@ -60,6 +64,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
             LinkAttribute::Mtu(mtu) => seen.mtu = *mtu,
             LinkAttribute::Address(mac) => seen.mac = mac.as_slice().try_into().ok().map(MacAddr),
             LinkAttribute::IfAlias(alias) => seen.alias = Some(alias.clone()),
+            LinkAttribute::OperState(state) => seen.running = *state == State::Up,
             LinkAttribute::Group(group) => seen.group = *group,
             LinkAttribute::LinkInfo(infos) => {
                 seen.veth = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Veth)));

@@ -73,8 +73,26 @@ impl World for FakeWorld {
 /// The real kernel, in a network and a mount namespace of this test's own. Everything in it goes when the test's
 /// threads end.
 pub(crate) struct LinuxWorld {
-    pub(crate) dir: tempfile::TempDir,
+    pub(crate) dir: Scratch,
     pub(crate) kernel: LinuxKernel,
+}
+
+/// A directory with a tmpfs on it that only this test's mount namespace sees, and a bpffs at `bpf` inside.
+pub(crate) struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // With it go the bpffs and the bound namespaces; then the directory can be removed.
+        if let Err(e) = umount2(self.path(), MntFlags::MNT_DETACH) {
+            eprintln!("cannot unmount {}: {e}", self.path().display());
+        }
+    }
 }
 
 impl LinuxWorld {
@@ -139,12 +157,14 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
 }
 
 /// Makes the namespaces and the bpffs on this thread; the threads it starts are born into them.
-fn isolate() -> tempfile::TempDir {
+fn isolate() -> Scratch {
     assert!(nix::unistd::geteuid().is_root(), "this test makes namespaces: run it as root");
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("new namespaces");
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
     let dir = tempfile::tempdir().expect("temp dir");
+    mount(Some("tmpfs"), dir.path(), Some("tmpfs"), MsFlags::empty(), none).expect("mount tmpfs");
+    let dir = Scratch(dir);
     let bpffs = dir.path().join("bpf");
     fs::create_dir(&bpffs).expect("bpffs dir");
     mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), none).expect("mount bpffs");
