@@ -7,6 +7,7 @@
 //! | delete, one for each request | the endpoints | teardown commands, one store transaction |
 //! | store writer ([`store`], a thread) | change sets | commits |
 //! | events | the ring buffer of the programs | [`monitor`] |
+//! | program log, with `--debug-programs` | the log buffer of the programs | the agent's log |
 //! | controllers ([`controller`]): prepared programs, node datapath, watchdog | time, what was taken | kernel changes, their rows in status |
 //!
 //! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
@@ -71,6 +72,9 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     node.kernel.ensure_node(&node.spec()).await?;
     restore::restore(&node, opened.snapshot).await?;
     node.tasks.spawn(read_events(Arc::clone(&node), events));
+    if node.config.debug_programs {
+        node.tasks.spawn(read_program_log(Arc::clone(&node)));
+    }
     start_controllers(&node);
     if let Some(listener) = metrics_listener {
         let (router, stop) = (rest::metrics_router(Arc::clone(&node)), node.stop.clone());
@@ -118,9 +122,11 @@ async fn stop(
     }
     prepared::drain(&node).await;
     drop(node);
-    // Ends when the last handle to the store is gone; everything queued is committed first.
-    if tokio::task::spawn_blocking(move || writer.join()).await.is_err() {
-        tracing::warn!("the store's thread could not be joined");
+    // Ends when the last handle to the store is gone; everything queued is committed first. What overran its grace above
+    // may hold one still.
+    let joined = tokio::time::timeout(GRACE, tokio::task::spawn_blocking(move || writer.join())).await;
+    if !matches!(joined, Ok(Ok(Ok(())))) {
+        tracing::warn!("the store's thread did not end; what it was asked to write is in the store or not, as a whole");
     }
     tracing::info!("stopped; endpoints keep their programs");
 }
@@ -173,6 +179,28 @@ async fn read_events(node: Arc<LinuxNode>, mut events: wharf_datapath::EventRead
                 return;
             }
         }
+    }
+}
+
+/// Only with `--debug-programs`: what the programs log goes to the agent's log. All of them write to one buffer, which
+/// is found through any of them, so a set is prepared for the purpose and then used as any other.
+async fn read_program_log(node: Arc<LinuxNode>) {
+    let read = async {
+        let (set, programs, guard) = prepared::load(&node).await?;
+        node.prepared.give_back(set);
+        drop(guard);
+        let mut log = node.kernel.program_log(programs.program_ids[0]).await.map_err(|e| e.to_string())?;
+        loop {
+            log.next().await.map_err(|e| e.to_string())?;
+        }
+    };
+    let result: Result<(), String> = tokio::select! {
+        () = node.stop.cancelled() => return,
+        result = read => result,
+    };
+    if let Err(error) = result {
+        node.controllers.record("program-log", Err(error.clone()));
+        tracing::error!("read the programs' log: {error}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! `wharf-agent`: settings, logs, pools, runtime, agent.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context;
 use clap::Parser as _;
@@ -24,11 +24,14 @@ fn run() -> anyhow::Result<()> {
     let config = AgentConfig::load(Flags::parse())?;
     let log = telemetry::init(&config.log_level, config.log_format)?;
     let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone())?;
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // requests are short; what waits for the kernel runs on blocking threads
         .max_blocking_threads(64)
         .enable_all()
         .build()
-        .context("start the runtime")?
-        .block_on(wharf_agent::agent(config, ipam, log))
+        .context("start the runtime")?;
+    let result = runtime.block_on(wharf_agent::agent(config, ipam, log));
+    // A kernel call that never returns must not keep a stopped agent alive.
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    result
 }

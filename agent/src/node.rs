@@ -58,6 +58,8 @@ pub struct Node<K: Kernel> {
     pub build_permits: Semaphore,
     /// Creates that may touch the kernel at once.
     pub create_permits: Semaphore,
+    /// Creates asked for since start.
+    pub creates: AtomicU64,
     /// Creates admitted.
     pub admitted: Arc<Semaphore>,
     /// Operations (deletes, controllers, readers): awaited at a stop.
@@ -114,6 +116,7 @@ impl<K: Kernel> Node<K> {
             redirects,
             build_permits: Semaphore::new(cores.max(2)),
             create_permits: Semaphore::new(RUNNING_CREATES),
+            creates: AtomicU64::new(0),
             admitted: Arc::new(Semaphore::new(ADMITTED_CREATES)),
             tasks: TaskTracker::new(),
             endpoints: TaskTracker::new(),

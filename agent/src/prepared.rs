@@ -6,16 +6,20 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
 };
 
 use tokio::sync::Notify;
 use wharf_core::{
     ids::{EndpointId, MacAddr},
-    kernel::{Kernel, ProgramSpec},
+    kernel::{Kernel, ProgramSpec, Programs},
 };
 
-use crate::{node::Node, sync::lock};
+use crate::{
+    node::{ADMITTED_CREATES, InFlight, Node},
+    sync::lock,
+};
 
 /// A loaded and pinned program set that no endpoint has yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,20 +97,59 @@ pub async fn refill<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
         if ready >= target || node.stop.is_cancelled() {
             return Ok(());
         }
-        // Leave ids for endpoints when the node is nearly full.
-        let Some(id) = node.registry.take_id() else { return Ok(()) };
-        let _guard = node.working_on(id);
-        let (container_mac, host_mac) = random_macs();
-        let spec = ProgramSpec { id, container_mac, host_mac, debug: node.config.debug_programs };
-        match node.kernel.ensure_programs(&spec).await {
-            Ok(_) => lock(&node.prepared.ready).push_back(ProgramSet { id, container_mac, host_mac }),
-            Err(error) => {
-                if let Err(undo) = node.kernel.remove_programs(id).await {
-                    return Err(format!("{error}; and undoing it: {undo} (id {id} stays reserved)"));
-                }
-                node.registry.free_id(id);
-                return Err(error.to_string());
+        if node.registry.is_full() {
+            // Every id is an endpoint's; when one goes, the next create loads its own.
+            return Ok(());
+        }
+        quiet(node).await;
+        let (set, _, _guard) = load(node).await?;
+        lock(&node.prepared.ready).push_back(set);
+    }
+}
+
+/// Waits for a moment without creates. Verifying takes three milliseconds of a processor: taken during a burst of creates
+/// it would slow down the very requests it is to make fast. When few sets are left it is done all the same, because the
+/// next creates would have to do it themselves.
+async fn quiet<K: Kernel>(node: &Arc<Node<K>>) {
+    const QUIET: Duration = Duration::from_millis(50);
+    loop {
+        let (ready, target) = node.prepared.fill();
+        if ready <= target / 4 || node.stop.is_cancelled() {
+            return;
+        }
+        let seen = node.creates.load(Ordering::Relaxed);
+        tokio::select! {
+            () = node.stop.cancelled() => return,
+            () = tokio::time::sleep(QUIET) => {}
+        }
+        let idle = node.admitted.available_permits() == ADMITTED_CREATES;
+        if idle && node.creates.load(Ordering::Relaxed) == seen {
+            return;
+        }
+    }
+}
+
+/// A set, what the kernel says of it, and the guard of its id.
+pub type Loaded<K> = (ProgramSet, Programs, InFlight<K>);
+
+/// Loads one set under an id of its own, which counts as worked on while the guard lives: keep it until the set has its
+/// place, or the audit would meet pins that nobody explains.
+///
+/// # Errors
+/// When there is no id, or the programs do not load; then nothing is left of it.
+pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, String> {
+    let id = node.registry.take_id().ok_or("every endpoint id is in use")?;
+    let guard = node.working_on(id);
+    let (container_mac, host_mac) = random_macs();
+    let spec = ProgramSpec { id, container_mac, host_mac, debug: node.config.debug_programs };
+    match node.kernel.ensure_programs(&spec).await {
+        Ok(programs) => Ok((ProgramSet { id, container_mac, host_mac }, programs, guard)),
+        Err(error) => {
+            if let Err(undo) = node.kernel.remove_programs(id).await {
+                return Err(format!("{error}; and undoing it: {undo} (id {id} stays reserved)"));
             }
+            node.registry.free_id(id);
+            Err(error.to_string())
         }
     }
 }

@@ -58,6 +58,12 @@ impl Registry {
         Some(id)
     }
 
+    /// No id is free.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        lock(&self.inner).taken.len() >= usize::from(MAX_ENDPOINT_ID)
+    }
+
     /// Marks an id that a record or a leftover of an earlier run uses; false when it is taken already.
     pub fn claim_id(&self, id: EndpointId) -> bool {
         lock(&self.inner).taken.insert(id)

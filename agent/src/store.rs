@@ -11,7 +11,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, TableError};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::{mpsc, oneshot};
 use wharf_core::{
@@ -93,46 +93,31 @@ impl Store {
     /// # Errors
     /// When the file cannot be opened or made, is held by another agent, or is of a newer schema.
     pub fn open(path: &Path, boot_id: &str) -> Result<Opened, StoreError> {
+        Self::open_with(path, boot_id, |path| Database::create(path))
+    }
+
+    /// [`Self::open`], with another way to open a redb file, or make it: for tests whose disk is full or slow.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(
+        path: &Path,
+        boot_id: &str,
+        opener: impl Fn(&Path) -> Result<Database, DatabaseError> + Send + 'static,
+    ) -> Result<Opened, StoreError> {
         let fail = |cause: String| StoreError { operation: "open", path: path.to_owned(), cause };
+        let aside = |why: &str| put_aside(path, why).map_err(|e| fail(format!("put it aside ({why}): {e}")));
         let mut set_aside = None;
-        let mut database = match Database::create(path) {
-            Ok(database) => database,
-            Err(redb::DatabaseError::DatabaseAlreadyOpen) => {
-                return Err(fail("another agent has it open; stop that one, or use another --run-dir".into()));
+        let (database, found, snapshot) = match load(&opener, path, boot_id) {
+            Ok(loaded) => loaded,
+            Err(Unusable::Refused(cause)) => return Err(fail(cause)),
+            Err(Unusable::OtherBoot(found)) => {
+                set_aside = Some(format!("{}: it is of another boot", aside("other-boot")?));
+                (opener(path).map_err(|e| fail(e.to_string()))?, found, Snapshot::default())
             }
-            Err(error @ redb::DatabaseError::Storage(redb::StorageError::Corrupted(_)))
-            | Err(error @ redb::DatabaseError::RepairAborted) => {
-                set_aside = Some(put_aside(path, "damaged").map_err(|e| fail(format!("{error}; put it aside: {e}")))?);
-                Database::create(path).map_err(|e| fail(e.to_string()))?
-            }
-            Err(error) if is_not_a_database(&error) => {
-                set_aside = Some(put_aside(path, "damaged").map_err(|e| fail(format!("{error}; put it aside: {e}")))?);
-                Database::create(path).map_err(|e| fail(e.to_string()))?
-            }
-            Err(error) => return Err(fail(error.to_string())),
-        };
-        let found = read_meta(&database).map_err(fail)?;
-        if let Some(schema) = found.schema
-            && schema != SCHEMA_VERSION
-        {
-            return Err(fail(format!(
-                "its schema is version {schema}, this agent knows {SCHEMA_VERSION}; run the agent that wrote it, or move the file away"
-            )));
-        }
-        if found.boot_id.as_deref().is_some_and(|b| b != boot_id) {
-            drop(database);
-            set_aside = Some(put_aside(path, "other-boot").map_err(|e| fail(format!("put it aside: {e}")))?);
-            database = Database::create(path).map_err(|e| fail(e.to_string()))?;
-        }
-        let snapshot = match read_snapshot(&database) {
-            Ok(snapshot) => snapshot,
-            Err(ReadError::Store(e)) => return Err(fail(e)),
-            Err(ReadError::Decode(what)) => {
-                drop(database);
-                let aside = put_aside(path, "damaged").map_err(|e| fail(format!("{what}; put it aside: {e}")))?;
-                set_aside = Some(format!("{aside}: {what}"));
-                database = Database::create(path).map_err(|e| fail(e.to_string()))?;
-                Snapshot::default()
+            Err(Unusable::Damaged(what, found)) => {
+                set_aside = Some(format!("{}: {what}", aside("damaged")?));
+                (opener(path).map_err(|e| fail(e.to_string()))?, found, Snapshot::default())
             }
         };
         let first_epoch = found.epoch_high + 1;
@@ -143,10 +128,11 @@ impl Store {
         let (jobs, receiver) = mpsc::channel(QUEUE);
         let stats = Arc::new(Stats { healthy: AtomicBool::new(true), ..Stats::default() });
         let writer = {
-            let (path, stats) = (path.to_owned(), Arc::clone(&stats));
+            let stats = Arc::clone(&stats);
+            let file = File { database: Some(database), path: path.to_owned(), opener: Box::new(opener) };
             std::thread::Builder::new()
                 .name("wharf-store".into())
-                .spawn(move || write_loop(&database, receiver, &path, &stats))
+                .spawn(move || write_loop(file, receiver, &stats))
                 .map_err(|e| fail(format!("start its thread: {e}")))?
         };
         let epochs = Epochs { next: AtomicU64::new(first_epoch), reserved: tokio::sync::Mutex::new(reserved) };
@@ -213,7 +199,38 @@ impl Store {
     }
 }
 
-fn write_loop(database: &Database, mut jobs: mpsc::Receiver<Job>, path: &Path, stats: &Stats) {
+/// Opens a redb file, or makes it.
+type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
+
+/// The open file.
+struct File {
+    /// `None` after a failure: an I/O error leaves redb refusing everything until the file is opened anew, and a disk
+    /// that was full for a second must not cost the agent its store.
+    database: Option<Database>,
+    path: PathBuf,
+    opener: Opener,
+}
+
+impl File {
+    fn with<T>(
+        &mut self,
+        operation: &'static str,
+        f: impl FnOnce(&Database) -> Result<T, String>,
+    ) -> Result<T, StoreError> {
+        let fail = |cause| StoreError { operation, path: self.path.clone(), cause };
+        let database = match self.database.take() {
+            Some(database) => database,
+            // Opening would make a new, empty one, and the agent would think that it has no endpoints.
+            None if !self.path.exists() => return Err(fail("the file is gone; restart the agent".into())),
+            None => (self.opener)(&self.path).map_err(|e| fail(format!("open it again after a failure: {e}")))?,
+        };
+        let value = f(&database).map_err(fail)?;
+        self.database = Some(database);
+        Ok(value)
+    }
+}
+
+fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
     let mut queued = Vec::new();
     while jobs.blocking_recv_many(&mut queued, QUEUE) > 0 {
         let (mut commits, mut reads) = (Vec::new(), Vec::new());
@@ -223,12 +240,9 @@ fn write_loop(database: &Database, mut jobs: mpsc::Receiver<Job>, path: &Path, s
                 Job::Read { reply } => reads.push(reply),
             }
         }
-        commit_all(database, commits, path, stats);
+        commit_all(&mut file, commits, stats);
         for reply in reads {
-            let result = read_snapshot(database).map_err(|e| {
-                let (ReadError::Store(cause) | ReadError::Decode(cause)) = e;
-                StoreError { operation: "read", path: path.to_owned(), cause }
-            });
+            let result = file.with("read", |database| read_snapshot(database).map_err(|e| e.cause().to_owned()));
             reply.send(result).ok(); // a reader that went away needs no answer
         }
     }
@@ -237,12 +251,13 @@ fn write_loop(database: &Database, mut jobs: mpsc::Receiver<Job>, path: &Path, s
 /// A change set and who awaits its commit.
 type Commit = (Vec<Change>, oneshot::Sender<Result<(), StoreError>>);
 
-fn commit_all(database: &Database, commits: Vec<Commit>, path: &Path, stats: &Stats) {
+fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) {
     if commits.is_empty() {
         return;
     }
     // A caller that went away has its change durable all the same; its task will look again.
-    if apply(database, commits.iter().flat_map(|(changes, _)| changes)).is_ok() {
+    let all = file.with("commit", |database| apply(database, commits.iter().flat_map(|(changes, _)| changes)));
+    if all.is_ok() {
         stats.commits.fetch_add(1, Ordering::Relaxed);
         stats.healthy.store(true, Ordering::Relaxed);
         commits.into_iter().for_each(|(_, reply)| drop(reply.send(Ok(()))));
@@ -250,11 +265,7 @@ fn commit_all(database: &Database, commits: Vec<Commit>, path: &Path, stats: &St
     }
     // One caller's change may be what cannot be stored: try each alone, so that only that one fails.
     for (changes, reply) in commits {
-        let result = apply(database, changes.iter()).map_err(|cause| StoreError {
-            operation: "commit",
-            path: path.to_owned(),
-            cause,
-        });
+        let result = file.with("commit", |database| apply(database, changes.iter()));
         stats.healthy.store(result.is_ok(), Ordering::Relaxed);
         let counter = if result.is_ok() { &stats.commits } else { &stats.failures };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -292,24 +303,74 @@ fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a Change>) -> 
     txn.commit().map_err(words)
 }
 
+/// Why a file that is there cannot be used.
+enum Unusable {
+    /// It stays where it is, and the agent does not start.
+    Refused(String),
+    /// What it tells died with that boot.
+    OtherBoot(Meta),
+    /// What is wrong with it, and what could be read all the same.
+    Damaged(String, Meta),
+}
+
+fn load(
+    opener: &impl Fn(&Path) -> Result<Database, DatabaseError>,
+    path: &Path,
+    boot_id: &str,
+) -> Result<(Database, Meta, Snapshot), Unusable> {
+    let database = opener(path).map_err(|error| match error {
+        DatabaseError::DatabaseAlreadyOpen => {
+            Unusable::Refused("another agent has it open; stop that one, or use another --run-dir".into())
+        }
+        DatabaseError::RepairAborted | DatabaseError::Storage(redb::StorageError::Corrupted(_)) => {
+            Unusable::Damaged(error.to_string(), Meta::default())
+        }
+        error if is_not_a_database(&error) => Unusable::Damaged(error.to_string(), Meta::default()),
+        error => Unusable::Refused(error.to_string()),
+    })?;
+    let found = read_meta(&database).map_err(|e| match e {
+        ReadError::Store(cause) => Unusable::Refused(cause),
+        ReadError::Damaged(what) => Unusable::Damaged(what, Meta::default()),
+    })?;
+    if let Some(schema) = found.schema
+        && schema != SCHEMA_VERSION
+    {
+        return Err(Unusable::Refused(format!(
+            "its schema is version {schema}, this agent knows {SCHEMA_VERSION}; run the agent that wrote it, or move the file away"
+        )));
+    }
+    if found.boot_id.as_deref().is_some_and(|b| b != boot_id) {
+        return Err(Unusable::OtherBoot(found));
+    }
+    match read_snapshot(&database) {
+        Ok(snapshot) => Ok((database, found, snapshot)),
+        Err(ReadError::Store(cause)) => Err(Unusable::Refused(cause)),
+        Err(ReadError::Damaged(what)) => Err(Unusable::Damaged(what, found)),
+    }
+}
+
+#[derive(Default)]
 struct Meta {
     schema: Option<u64>,
     boot_id: Option<String>,
     epoch_high: u64,
 }
 
-fn read_meta(database: &Database) -> Result<Meta, String> {
-    let txn = database.begin_read().map_err(words)?;
+fn read_meta(database: &Database) -> Result<Meta, ReadError> {
+    let txn = database.begin_read()?;
     let table = match txn.open_table(META) {
         Ok(table) => table,
-        Err(TableError::TableDoesNotExist(_)) => return Ok(Meta { schema: None, boot_id: None, epoch_high: 0 }),
-        Err(e) => return Err(words(e)),
+        Err(TableError::TableDoesNotExist(_)) => return Ok(Meta::default()),
+        Err(e) => return Err(e.into()),
     };
-    let number = |key: &str| -> Result<Option<u64>, String> {
-        let value = table.get(key).map_err(words)?;
-        Ok(value.and_then(|v| v.value().try_into().ok().map(u64::from_le_bytes)))
+    let number = |key: &str| -> Result<Option<u64>, ReadError> {
+        let Some(value) = table.get(key)? else { return Ok(None) };
+        let bytes = value.value().try_into();
+        bytes
+            .map(|b| Some(u64::from_le_bytes(b)))
+            .map_err(|_| ReadError::Damaged(format!("meta row {key}: not a number")))
     };
-    let boot_id = table.get("boot-id").map_err(words)?;
+    let boot_id = table.get("boot-id")?;
     Ok(Meta {
         schema: number("schema")?,
         boot_id: boot_id.map(|v| String::from_utf8_lossy(v.value()).into_owned()),
@@ -337,41 +398,58 @@ fn write_meta(database: &Database, boot_id: &str, epoch_high: u64) -> Result<(),
     txn.commit().map_err(words)
 }
 
+/// Why reading failed.
 enum ReadError {
+    /// The disk, or the like: it may pass.
     Store(String),
-    Decode(String),
+    /// What is stored is not what this agent stores.
+    Damaged(String),
+}
+
+impl ReadError {
+    fn cause(&self) -> &str {
+        let (Self::Store(cause) | Self::Damaged(cause)) = self;
+        cause
+    }
+}
+
+impl<E: Into<redb::Error>> From<E> for ReadError {
+    fn from(error: E) -> Self {
+        let error: redb::Error = error.into();
+        match error {
+            redb::Error::Io(_) | redb::Error::PreviousIo => Self::Store(error.to_string()),
+            _ => Self::Damaged(error.to_string()),
+        }
+    }
 }
 
 fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> {
-    fn store(e: impl std::fmt::Display) -> ReadError {
-        ReadError::Store(e.to_string())
-    }
-    let txn = database.begin_read().map_err(store)?;
+    let txn = database.begin_read()?;
     let mut snapshot = Snapshot::default();
-    let bad = |table: &str, key: String, e: serde_json::Error| ReadError::Decode(format!("{table} row {key}: {e}"));
+    let bad = |table: &str, key: String, e: serde_json::Error| ReadError::Damaged(format!("{table} row {key}: {e}"));
     match txn.open_table(ENDPOINTS) {
         Ok(table) => {
-            for row in table.iter().map_err(store)? {
-                let (key, value) = row.map_err(store)?;
+            for row in table.iter()? {
+                let (key, value) = row?;
                 snapshot
                     .endpoints
                     .push(decode(value.value()).map_err(|e| bad("endpoints", key.value().to_string(), e))?);
             }
         }
         Err(TableError::TableDoesNotExist(_)) => return Ok(snapshot),
-        Err(e) => return Err(store(e)),
+        Err(e) => return Err(e.into()),
     }
-    let leases = txn.open_table(LEASES).map_err(store)?;
-    for row in leases.iter().map_err(store)? {
-        let (key, value) = row.map_err(store)?;
+    let leases = txn.open_table(LEASES)?;
+    for row in leases.iter()? {
+        let (key, value) = row?;
         snapshot.leases.push(decode(value.value()).map_err(|e| bad("leases", key.value().to_owned(), e))?);
     }
-    let intents = txn.open_table(INTENTS).map_err(store)?;
-    for row in intents.iter().map_err(store)? {
-        let (key, value) = row.map_err(store)?;
+    let intents = txn.open_table(INTENTS)?;
+    for row in intents.iter()? {
+        let (key, value) = row?;
         let (id, epoch) = key.value();
         let intent: Intent = decode(value.value()).map_err(|e| bad("intents", format!("{id}@{epoch}"), e))?;
-        let id = EndpointId::try_from(id).map_err(|e| ReadError::Decode(format!("intents row: {e}")))?;
+        let id = EndpointId::try_from(id).map_err(|e| ReadError::Damaged(format!("intents row: {e}")))?;
         snapshot.intents.push((id, Epoch(epoch), intent));
     }
     Ok(snapshot)
@@ -391,8 +469,8 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
 }
 
 /// redb answers an I/O error of kind InvalidData for a file that is not one of its own.
-fn is_not_a_database(error: &redb::DatabaseError) -> bool {
-    matches!(error, redb::DatabaseError::Storage(redb::StorageError::Io(e)) if e.kind() == std::io::ErrorKind::InvalidData)
+fn is_not_a_database(error: &DatabaseError) -> bool {
+    matches!(error, DatabaseError::Storage(redb::StorageError::Io(e)) if e.kind() == std::io::ErrorKind::InvalidData)
 }
 
 fn put_aside(path: &Path, why: &str) -> std::io::Result<String> {

@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use crate::{
     fault::Fault,
     json::{Object, text},
-    netconf::{NetConf, cut},
+    netconf::NetConf,
+    rules::{self, cut},
 };
 
 /// `runtimeConfig` key of the pod's annotations, sent when netconf's `capabilities` ask for it.
@@ -94,7 +95,7 @@ impl ContainerArgs {
     fn add_runtime_config(&mut self, runtime: &Object<'_>) -> Result<(), Fault> {
         self.add_address_keys(runtime)?;
         let Some(annotations) = runtime.object(ANNOTATIONS)? else { return Ok(()) };
-        if let Some(pool) = annotations.string(ANNOTATION_POOL)? {
+        if let Some(pool) = annotations.string(ANNOTATION_POOL)?.filter(|pool| !pool.is_empty()) {
             self.pool = Some(pool.to_owned());
         }
         if let Some(ips) = annotations.string(ANNOTATION_IPS)? {
@@ -120,13 +121,10 @@ impl ContainerArgs {
         self.labels.push(format!("{source}:{key}={value}"));
     }
 
-    /// Addresses joined by commas. A prefix length, which other plugins want there, is accepted and passed over: ours
-    /// are always whole addresses.
+    /// Addresses joined by commas.
     fn add_ips(&mut self, place: &str, list: &str, fault: fn(String) -> Fault) -> Result<(), Fault> {
         for item in list.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            let address = item.split_once('/').map_or(item, |(address, _)| address);
-            let ip: IpAddr =
-                address.parse().map_err(|_| fault(format!("{place}: {:?} is not an IP address", cut(item))))?;
+            let ip = rules::address(item).map_err(|rule| fault(format!("{place}: {:?} {rule}", cut(item))))?;
             if self.ips.contains(&ip) {
                 continue;
             }
@@ -141,11 +139,7 @@ impl ContainerArgs {
     }
 
     fn add_mac(&mut self, place: &str, mac: &str, fault: fn(String) -> Fault) -> Result<(), Fault> {
-        let bytes: Vec<&str> = mac.split(':').collect();
-        if bytes.len() != 6 || !bytes.iter().all(|b| b.len() == 2 && b.bytes().all(|c| c.is_ascii_hexdigit())) {
-            return Err(fault(format!("{place}: {:?} is not six two-digit hex bytes joined by ':'", cut(mac))));
-        }
-        let mac = mac.to_ascii_lowercase();
+        let mac = rules::mac(mac).map_err(|rule| fault(format!("{place}: MAC address {:?} {rule}", cut(mac))))?;
         match &self.mac {
             Some(other) if *other != mac => Err(fault(format!("{place}: {mac} is asked for beside {other}"))),
             _ => {
@@ -215,6 +209,8 @@ mod tests {
             ("IP=10.0.0.300", json!({}), Code::Environment, "CNI_ARGS IP"),
             ("MAC=02:00", json!({}), Code::Environment, "CNI_ARGS MAC"),
             ("MAC=02:00:00:00:00:0g", json!({}), Code::Environment, "CNI_ARGS MAC"),
+            ("MAC=01:00:5e:00:00:01", json!({}), Code::Environment, "CNI_ARGS MAC"),
+            ("IP=10.0.0.1/33", json!({}), Code::Environment, "CNI_ARGS IP"),
             ("", json!({"args": 5}), Code::Config, "args"),
             ("", json!({"args": {"cni": []}}), Code::Config, "args.cni"),
             ("", json!({"args": {"cni": {"labels": {"a": "b"}}}}), Code::Config, "args.cni.labels"),
@@ -236,8 +232,10 @@ mod tests {
 
     #[test]
     fn other_args_pass() {
-        let args =
-            parse("FOO=BAR;IP=", json!({"args": {"podman_labels": {"a": "b"}}, "runtimeConfig": {"portMappings": []}}));
+        let args = parse(
+            "FOO=BAR;IP=;MAC=",
+            json!({"args": {"podman_labels": {"a": "b"}}, "runtimeConfig": {"portMappings": []}}),
+        );
         assert_eq!(args, Ok(ContainerArgs::default()));
     }
 }

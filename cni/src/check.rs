@@ -5,13 +5,11 @@ use std::net::IpAddr;
 use wharf_api::{Endpoint, EndpointHealth, Finding, Health};
 
 use crate::{
-    fault::{Code, Fault},
+    fault::{Code, Fault, first_of},
     json::Object,
-    netconf::cut,
+    request::Target,
+    rules::{self, cut},
 };
-
-/// At most this many findings are told; `wharf endpoint health` has them all.
-const MAX_TOLD: usize = 5;
 
 /// What CHECK reads of `prevResult`. Later plugins of the chain may have added to it, so what is not ours is passed over.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,9 +46,8 @@ impl PrevResult {
         for (path, item) in prev.list("ips")? {
             let item = Object::at(path, item)?;
             let text = item.required_string("address")?;
-            let address = text.split_once('/').map_or(text, |(address, _)| address);
-            let address = address.parse().map_err(|_| {
-                Fault::config(format!("netconf: {} {:?} is not an address", item.path_of("address"), cut(text)))
+            let address = rules::address(text).map_err(|rule| {
+                Fault::config(format!("netconf: key {:?}: {:?} {rule}", item.path_of("address"), cut(text)))
             })?;
             let interface = item.u32("interface")?.and_then(|index| usize::try_from(index).ok());
             parsed.ips.push(Ip { address, interface });
@@ -92,12 +89,16 @@ impl PrevResult {
 /// The verdict: no fault, or one with the first of what was found.
 pub(crate) fn verdict(
     subject: &str,
-    ifname: &str,
+    network: &str,
+    target: &Target,
     prev: &PrevResult,
     endpoint: &Endpoint,
     health: &EndpointHealth,
 ) -> Result<(), Fault> {
-    let differences = prev.differences(ifname, endpoint);
+    let mut differences = prev.differences(&target.ifname, endpoint);
+    if endpoint.network != network {
+        differences.insert(0, format!("the endpoint is on network {}", endpoint.network));
+    }
     if !differences.is_empty() {
         return Err(fault(subject, Code::OtherAttachment, endpoint, &differences));
     }
@@ -121,10 +122,7 @@ fn finding(finding: &Finding) -> String {
 }
 
 fn fault(subject: &str, code: Code, endpoint: &Endpoint, found: &[String]) -> Fault {
-    let told: Vec<&str> = found.iter().take(MAX_TOLD).map(String::as_str).collect();
-    let rest = found.len().saturating_sub(told.len());
-    let more = if rest == 0 { String::new() } else { format!("; and {rest} more") };
-    Fault::new(code, format!("{subject}: {}{more}", told.join("; ")))
+    Fault::new(code, format!("{subject}: {}", first_of(found)))
         .with_details(format!("all of it: wharf endpoint health {}", endpoint.id))
 }
 
@@ -184,7 +182,11 @@ mod tests {
     fn check(prev: &Value, health: &EndpointHealth) -> Result<(), Fault> {
         let document = json!({ "prevResult": prev });
         let prev = PrevResult::parse(&Object::root(document.as_object().unwrap()))?;
-        verdict("CHECK c1/eth0", "eth0", &prev, &endpoint(), health)
+        verdict("CHECK c1/eth0", "net", &target(), &prev, &endpoint(), health)
+    }
+
+    fn target() -> Target {
+        Target { container_id: "c1".into(), ifname: "eth0".into() }
     }
 
     #[test]
@@ -220,6 +222,15 @@ mod tests {
             assert_eq!(fault.code, Code::OtherAttachment, "{pointer}");
             assert!(fault.msg.contains(words), "{pointer} = {value}: {}", fault.msg);
         }
+    }
+
+    #[test]
+    fn an_endpoint_of_another_network_is_not_the_one_that_was_added() {
+        let document = json!({ "prevResult": prev() });
+        let prev = PrevResult::parse(&Object::root(document.as_object().unwrap())).unwrap();
+        let fault = verdict("CHECK c1/eth0", "other", &target(), &prev, &endpoint(), &healthy()).unwrap_err();
+        assert_eq!(fault.code, Code::OtherAttachment);
+        assert!(fault.msg.contains("on network net"), "{}", fault.msg);
     }
 
     #[test]

@@ -3,30 +3,26 @@
 use std::time::{Duration, Instant};
 
 use wharf_api::{
-    AgentStatus, DeleteQuery, DeleteResult, EndpointCreate, ErrorCode, GcAttachment, GcRequest, Health,
+    DeleteQuery, DeleteResult, EndpointCreate, ErrorCode, GcAttachment, GcRequest,
     client::{Client, ClientError},
 };
 
 use crate::{
     args::ContainerArgs,
     check::{self, PrevResult},
-    fault::{Code, Fault},
+    fault::{Code, Fault, first_of},
     log::Level,
     netconf::NetConf,
     request::{Ask, Command, Target},
-    result, retry,
+    result, retry, status,
 };
 
 /// Time for a command that changes something. Runtimes give a sandbox two minutes and more.
 const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 /// Time for a command that only looks.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
-/// How much longer than its deadline the agent has to answer that it passed, and has undone what it did.
+/// How much longer than ADD's deadline the agent has to answer that it passed, and that all is undone.
 const GRACE: Duration = Duration::from_secs(5);
-/// At most this many failed steps are told.
-const MAX_TOLD: usize = 5;
-/// Components of the agent without which endpoints that exist are limited.
-const CARRIES_TRAFFIC: [&str; 2] = ["datapath", "proxy"];
 
 /// Runs the command; what it returns goes to stdout.
 pub(crate) fn run(ask: &Ask) -> Result<Option<String>, Fault> {
@@ -35,7 +31,8 @@ pub(crate) fn run(ask: &Ask) -> Result<Option<String>, Fault> {
         .build()
         .map_err(|e| Fault::new(Code::TryAgain, format!("starting: {e}")))?;
     let agent = Agent { client: Client::new(&ask.conf.socket), conf: &ask.conf };
-    runtime.block_on(async {
+    let started = Instant::now();
+    let outcome = runtime.block_on(async {
         match &ask.command {
             Command::Add { target, netns, args } => agent.add(target, netns, args).await.map(Some),
             Command::Del { target } => agent.del(target).await.map(|()| None),
@@ -43,7 +40,10 @@ pub(crate) fn run(ask: &Ask) -> Result<Option<String>, Fault> {
             Command::Gc { valid } => agent.gc(valid).await.map(|()| None),
             Command::Status => agent.status().await.map(|()| None),
         }
-    })
+    });
+    let took = started.elapsed().as_micros();
+    ask.conf.log.say(Level::Debug, format_args!("asking the agent at {:?} took {took} µs", ask.conf.socket));
+    outcome
 }
 
 struct Agent<'a> {
@@ -71,7 +71,7 @@ impl Agent<'_> {
         let id = id(target);
         let answer = retry::until(Instant::now() + CHANGE_LIMIT, self.conf.log, async |left| {
             create.deadline_ms = u64::try_from(left.as_millis()).ok();
-            self.within(left).put_endpoint(&id, &create).await
+            self.within(left.saturating_add(GRACE)).put_endpoint(&id, &create).await
         })
         .await;
         let endpoint = answer.map_err(|e| explained(&subject, args, &e))?;
@@ -83,8 +83,10 @@ impl Agent<'_> {
     async fn del(&self, target: &Target) -> Result<(), Fault> {
         let subject = self.subject("DEL", target);
         let id = id(target);
+        // The interface may be another network's: an ADD that was refused for that is followed by a DEL all the same.
+        let query = DeleteQuery { network: Some(self.conf.name.clone()), ..DeleteQuery::default() };
         let answer = retry::until(Instant::now() + CHANGE_LIMIT, self.conf.log, async |left| {
-            self.within(left).delete_endpoint(&id, &DeleteQuery::default()).await
+            self.within(left).delete_endpoint(&id, &query).await
         })
         .await;
         match answer {
@@ -112,7 +114,7 @@ impl Agent<'_> {
         let endpoint = endpoint.map_err(failed)?;
         let health =
             retry::until(deadline, self.conf.log, async |left| self.within(left).endpoint_health(&id).await).await;
-        check::verdict(&subject, &target.ifname, prev, &endpoint, &health.map_err(failed)?)
+        check::verdict(&subject, &self.conf.name, target, prev, &endpoint, &health.map_err(failed)?)
     }
 
     async fn gc(&self, valid: &[GcAttachment]) -> Result<(), Fault> {
@@ -128,15 +130,16 @@ impl Agent<'_> {
     }
 
     async fn status(&self) -> Result<(), Fault> {
+        let subject = format!("STATUS of network {}", self.conf.name);
         // Not asked again: "not now" is the answer that STATUS is there to give.
         match self.within(LOOK_LIMIT).status().await {
-            Ok(status) => readiness(&status, self.conf.log),
-            Err(e) => Err(Fault { code: Code::NotAvailable, ..Fault::of_client("STATUS", &e) }),
+            Ok(status) => status::verdict(&subject, self.conf, &status),
+            Err(e) => Err(Fault { code: Code::NotAvailable, ..Fault::of_client(&subject, &e) }),
         }
     }
 
-    fn within(&self, left: Duration) -> Client {
-        self.client.clone().with_timeout(left.saturating_add(GRACE))
+    fn within(&self, limit: Duration) -> Client {
+        self.client.clone().with_timeout(limit)
     }
 
     fn subject(&self, command: &str, target: &Target) -> String {
@@ -167,34 +170,9 @@ fn finished(subject: &str, done: &DeleteResult) -> Result<(), Fault> {
     if done.errors.is_empty() {
         return Ok(());
     }
-    let told: Vec<String> = (done.errors.iter().take(MAX_TOLD))
-        .map(|e| format!("{} of endpoint {}: {}", e.step, e.endpoint, e.message))
-        .collect();
-    let rest = done.errors.len().saturating_sub(told.len());
-    let more = if rest == 0 { String::new() } else { format!("; and {rest} more") };
-    let count = done.errors.len();
-    let steps = if count == 1 { "1 step" } else { &format!("{count} steps") };
-    Err(Fault::new(Code::TryAgain, format!("{subject}: {steps} failed, the rest is done: {}{more}", told.join("; ")))
-        .with_details("what failed is tried again by the next one"))
-}
-
-/// STATUS: 51 when existing endpoints are limited, 50 when ADD would fail, else nothing.
-fn readiness(status: &AgentStatus, log: Level) -> Result<(), Fault> {
-    let unwell: Vec<String> = (status.components.iter())
-        .filter(|c| c.health >= Health::Degraded)
-        .map(|c| format!("{}: {}", c.name, c.message))
-        .collect();
-    let reasons = if unwell.is_empty() { "it is starting or stopping".into() } else { unwell.join("; ") };
-    let limited =
-        status.components.iter().any(|c| c.health >= Health::Degraded && CARRIES_TRAFFIC.contains(&c.name.as_str()));
-    if limited {
-        return Err(Fault::new(Code::Limited, format!("STATUS: existing endpoints may be limited: {reasons}")));
-    }
-    if !status.serving || status.components.iter().any(|c| c.health == Health::Failing) {
-        return Err(Fault::new(Code::NotAvailable, format!("STATUS: the agent takes no new endpoints: {reasons}")));
-    }
-    if !unwell.is_empty() {
-        log.say(Level::Warn, format_args!("STATUS: {reasons}"));
-    }
-    Ok(())
+    let failed: Vec<String> =
+        done.errors.iter().map(|e| format!("{} of endpoint {}: {}", e.step, e.endpoint, e.message)).collect();
+    let steps = if failed.len() == 1 { "1 step" } else { &format!("{} steps", failed.len()) };
+    Err(Fault::new(Code::TryAgain, format!("{subject}: {steps} failed, the rest is done: {}", first_of(&failed)))
+        .with_details("the next DEL or GC tries again what failed"))
 }

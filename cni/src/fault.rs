@@ -25,12 +25,23 @@ pub(crate) enum Code {
     TryAgain = 11,
     /// STATUS: ADD would fail.
     NotAvailable = 50,
-    /// STATUS: ADD would fail or not, and containers that are there are limited.
+    /// STATUS: containers that are there may be limited, whether ADD would work or not.
     Limited = 51,
     /// CHECK: the kernel, the programs or the agent's record are not what they should be.
     NotAsItShouldBe = 110,
     /// CHECK: `prevResult` tells of another attachment than the one that is there.
     OtherAttachment = 111,
+}
+
+/// At most this many items of a list are told in one message.
+const MAX_TOLD: usize = 5;
+
+/// The first of a list, and how many more there are.
+pub(crate) fn first_of(items: &[String]) -> String {
+    let told: Vec<&str> = items.iter().take(MAX_TOLD).map(String::as_str).collect();
+    let rest = items.len().saturating_sub(told.len());
+    let more = if rest == 0 { String::new() } else { format!("; and {rest} more") };
+    told.join("; ") + &more
 }
 
 /// What went wrong. `msg` names operation, subject and cause; `details` what may help, empty if nothing does.

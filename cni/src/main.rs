@@ -2,8 +2,8 @@
 //!
 //! No policy, no netlink, no state. In order of use:
 //! - [`request`]: environment and stdin to a checked [`request::Request`] (pure), by way of
-//!   [`netconf`] (the network configuration), [`args`] (what is asked for this one container) and [`json`];
-//! - [`commands`]: each command's request to the agent, with [`retry`]; [`check`] compares for CHECK;
+//!   [`netconf`] (the network configuration), [`args`] (what is asked for this one container), [`json`] and [`rules`];
+//! - [`commands`]: each command's request to the agent, with [`retry`]; [`check`] and [`status`] judge its answer;
 //! - [`result`]: the result of ADD in the version asked for; [`fault`]: errors and their CNI codes;
 //! - [`log`]: lines on stderr.
 //!
@@ -21,6 +21,8 @@ mod netconf;
 mod request;
 mod result;
 mod retry;
+mod rules;
+mod status;
 
 use std::{
     io::{self, Write},

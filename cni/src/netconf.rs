@@ -10,6 +10,7 @@ use crate::{
     fault::{Code, Fault},
     json::Object,
     log::Level,
+    rules::{self, cut},
 };
 
 /// Longest path of a unix socket, bytes: `sun_path` less its terminator.
@@ -89,7 +90,7 @@ impl NetConf {
                 .with_details(format!("supported: {}", Version::list())));
         };
         let name = root.required_string("name")?;
-        check_name(name).map_err(|rule| Fault::config(format!("netconf: name {:?} {rule}", cut(name))))?;
+        rules::name(name).map_err(|rule| Fault::config(format!("netconf: name {:?} {rule}", cut(name))))?;
         // The runtime found us by it; that it is there is all we need.
         root.required_string("type")?;
         Ok(Self {
@@ -139,22 +140,6 @@ fn dns(root: &Object<'_>) -> Result<Dns, Fault> {
     })
 }
 
-/// CNI's alphabet for network names and container ids; the error is the rule.
-pub(crate) fn check_name(name: &str) -> Result<(), &'static str> {
-    if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-        return Err("must start with a letter or digit");
-    }
-    if !name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-')) {
-        return Err("may hold only letters, digits, '_', '.' and '-'");
-    }
-    Ok(())
-}
-
-/// At most 80 characters of hostile text, for a message.
-pub(crate) fn cut(text: &str) -> String {
-    text.chars().take(80).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -196,6 +181,7 @@ mod tests {
             ("name", json!(7)),
             ("name", json!("")),
             ("name", json!("../x")),
+            ("name", json!("n".repeat(254))),
             ("type", Value::Null),
             ("type", json!([])),
             ("socket", json!("relative")),

@@ -17,7 +17,8 @@ use crate::{
     fault::{Code, Failure, Fault},
     json::Object,
     log::Level,
-    netconf::{NetConf, Version, check_name, cut},
+    netconf::{NetConf, Version},
+    rules::{self, cut},
 };
 
 /// Longest netconf that is read, bytes. A GC's list of 5,000 attachments is half of it.
@@ -48,7 +49,7 @@ impl Env {
 }
 
 /// One interface of one container.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) container_id: String,
     pub(crate) ifname: String,
@@ -84,10 +85,9 @@ pub(crate) enum Request {
 impl Request {
     /// Checks the environment, then reads and checks stdin.
     pub(crate) fn read(env: &Env, stdin: &mut dyn Read) -> Result<Self, Failure> {
-        let verb = Verb::of(env).map_err(Failure::unversioned)?;
-        if verb == Verb::Version {
+        let Some(verb) = Verb::of(env).map_err(Failure::unversioned)? else {
             return Ok(Self::Version { cni_version: version_of_probe(stdin) });
-        }
+        };
         let subject = verb.subject(env).map_err(Failure::unversioned)?;
         let document = read_document(stdin).map_err(Failure::unversioned)?;
         let version = echoed_version(&document);
@@ -98,7 +98,7 @@ impl Request {
     }
 }
 
-/// The command's name.
+/// A command that needs a configuration: all but VERSION.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
     Add,
@@ -106,19 +106,19 @@ enum Verb {
     Check,
     Gc,
     Status,
-    Version,
 }
 
 impl Verb {
-    fn of(env: &Env) -> Result<Self, Fault> {
+    /// None is VERSION.
+    fn of(env: &Env) -> Result<Option<Self>, Fault> {
         let known = "ADD, DEL, CHECK, GC, STATUS or VERSION";
         match env.command.as_deref().and_then(OsStr::to_str).unwrap_or_default() {
-            "ADD" => Ok(Self::Add),
-            "DEL" => Ok(Self::Del),
-            "CHECK" => Ok(Self::Check),
-            "GC" => Ok(Self::Gc),
-            "STATUS" => Ok(Self::Status),
-            "VERSION" => Ok(Self::Version),
+            "ADD" => Ok(Some(Self::Add)),
+            "DEL" => Ok(Some(Self::Del)),
+            "CHECK" => Ok(Some(Self::Check)),
+            "GC" => Ok(Some(Self::Gc)),
+            "STATUS" => Ok(Some(Self::Status)),
+            "VERSION" => Ok(None),
             "" => Err(Fault::environment(format!("CNI_COMMAND is not set; it must be {known}")).with_details(concat!(
                 "wharf-cni ",
                 env!("CARGO_PKG_VERSION"),
@@ -128,10 +128,20 @@ impl Verb {
         }
     }
 
-    /// The first version of the specification that has it.
-    fn since(self) -> Version {
+    const fn name(self) -> &'static str {
         match self {
-            Self::Add | Self::Del | Self::Version => Version::V0_3_1,
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+            Self::Check => "CHECK",
+            Self::Gc => "GC",
+            Self::Status => "STATUS",
+        }
+    }
+
+    /// The first version of those we speak that has it.
+    const fn since(self) -> Version {
+        match self {
+            Self::Add | Self::Del => Version::V0_3_1,
             Self::Check => Version::V0_4_0,
             Self::Gc | Self::Status => Version::V1_1_0,
         }
@@ -142,12 +152,12 @@ impl Verb {
             return Ok(Subject::default());
         }
         let mut problems = Vec::new();
-        let container_id = variable("CNI_CONTAINERID", env.container_id.as_ref(), check_name, &mut problems);
-        let ifname = variable("CNI_IFNAME", env.ifname.as_ref(), check_ifname, &mut problems);
+        let container_id = variable("CNI_CONTAINERID", env.container_id.as_ref(), rules::name, &mut problems);
+        let ifname = variable("CNI_IFNAME", env.ifname.as_ref(), rules::ifname, &mut problems);
         // DEL comes with an empty one when the container is gone already.
         let netns = match self {
             Self::Del => String::new(),
-            _ => variable("CNI_NETNS", env.netns.as_ref(), check_netns, &mut problems),
+            _ => variable("CNI_NETNS", env.netns.as_ref(), rules::netns, &mut problems),
         };
         if !problems.is_empty() {
             return Err(Fault::environment(problems.join("; ")));
@@ -157,18 +167,11 @@ impl Verb {
 }
 
 /// What the environment says; empty where the command does not need it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Subject {
     target: Target,
     netns: String,
     args: OsString,
-}
-
-impl Default for Subject {
-    fn default() -> Self {
-        let target = Target { container_id: String::new(), ifname: String::new() };
-        Self { target, netns: String::new(), args: OsString::new() }
-    }
 }
 
 impl Subject {
@@ -177,8 +180,9 @@ impl Subject {
             return Err(Fault::new(
                 Code::IncompatibleVersion,
                 format!(
-                    "netconf asks for {}, which has no {verb:?}; it came with {}",
+                    "netconf asks for {}, which has no {}; it came with {}",
                     conf.version.as_str(),
+                    verb.name(),
                     verb.since().as_str()
                 ),
             ));
@@ -206,8 +210,7 @@ impl Subject {
                 Command::Check { target: self.target, prev }
             }
             Verb::Gc => Command::Gc { valid: valid_attachments(&conf.document())? },
-            // VERSION is answered before a configuration is read.
-            Verb::Status | Verb::Version => Command::Status,
+            Verb::Status => Command::Status,
         };
         Ok(Ask { conf, command })
     }
@@ -220,44 +223,25 @@ impl Subject {
     }
 }
 
+/// A check of [`rules`]; the error is the rule that was broken.
+type Rule = fn(&str) -> Result<(), &'static str>;
+
 /// A required variable; a problem is noted, so that all of them are told at once.
-fn variable(
-    name: &str,
-    value: Option<&OsString>,
-    check: fn(&str) -> Result<(), &'static str>,
-    problems: &mut Vec<String>,
-) -> String {
+fn variable(name: &str, value: Option<&OsString>, rule: Rule, problems: &mut Vec<String>) -> String {
     let Some(value) = value.filter(|value| !value.is_empty()) else {
         problems.push(format!("{name} is not set"));
         return String::new();
     };
     let text = value.to_string_lossy();
-    let verdict = if value.to_str().is_none() { Err("must be UTF-8") } else { check(&text) };
-    if let Err(rule) = verdict {
-        problems.push(format!("{name} {:?} {rule}", cut(&text)));
+    let verdict = if value.to_str().is_none() { Err("must be UTF-8") } else { rule(&text) };
+    if let Err(broken) = verdict {
+        problems.push(format!("{name} {:?} {broken}", cut(&text)));
     }
     text.into_owned()
 }
 
-fn check_ifname(name: &str) -> Result<(), &'static str> {
-    if name.len() > 15 {
-        return Err("must be at most 15 bytes");
-    }
-    if name == "." || name == ".." {
-        return Err("must not be '.' or '..'");
-    }
-    if name.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
-        return Err("must not hold '/', ':', blanks or control characters");
-    }
-    Ok(())
-}
-
-fn check_netns(path: &str) -> Result<(), &'static str> {
-    // The agent opens it, and its working directory is not the runtime's.
-    if path.starts_with('/') { Ok(()) } else { Err("must be an absolute path") }
-}
-
-/// GC's list, from both keys: keeping too much mends itself at the next GC, deleting too much does not.
+/// GC's list, from both keys: keeping too much mends itself at the next GC, deleting too much does not. For the same
+/// reason an entry that can name no attachment is an error: whatever it stands for would be deleted.
 fn valid_attachments(root: &Object<'_>) -> Result<Vec<GcAttachment>, Fault> {
     let [current, old] = GC_KEYS;
     // An empty list deletes every attachment of the network; a missing one is more likely a mistake.
@@ -268,10 +252,14 @@ fn valid_attachments(root: &Object<'_>) -> Result<Vec<GcAttachment>, Fault> {
     for key in GC_KEYS {
         for (path, item) in root.list(key)? {
             let item = Object::at(path, item)?;
-            valid.insert(GcAttachment {
-                container_id: item.required_string("containerID")?.to_owned(),
-                ifname: item.required_string("ifname")?.to_owned(),
-            });
+            let checked = |key, rule: Rule| {
+                let text = item.required_string(key)?;
+                let broken =
+                    |rule| Fault::config(format!("netconf: key {:?}: {:?} {rule}", item.path_of(key), cut(text)));
+                rule(text).map(|()| text.to_owned()).map_err(broken)
+            };
+            let container_id = checked("containerID", rules::name)?;
+            valid.insert(GcAttachment { container_id, ifname: checked("ifname", rules::ifname)? });
         }
     }
     Ok(valid.into_iter().collect())

@@ -92,6 +92,8 @@ fn bad_variables_are_refused_with_their_rule() {
     for (env, name) in [
         (Env { container_id: Some("-c".into()), ..env("ADD") }, "CNI_CONTAINERID"),
         (Env { container_id: Some("a/b".into()), ..env("ADD") }, "CNI_CONTAINERID"),
+        (Env { container_id: Some("c".repeat(254).into()), ..env("ADD") }, "CNI_CONTAINERID"),
+        (Env { container_id: Some("c".repeat(300).into()), ..env("DEL") }, "CNI_CONTAINERID"),
         (Env { container_id: Some(not_utf8.clone()), ..env("DEL") }, "CNI_CONTAINERID"),
         (Env { ifname: Some("sixteen-bytes-xx".into()), ..env("ADD") }, "CNI_IFNAME"),
         (Env { ifname: Some("..".into()), ..env("DEL") }, "CNI_IFNAME"),
@@ -103,8 +105,10 @@ fn bad_variables_are_refused_with_their_rule() {
         let fault = read(&env, &conf(json!({}))).unwrap_err().fault;
         assert_eq!(fault.code, Code::Environment, "{}", fault.msg);
         assert!(fault.msg.contains(name), "{} does not name {name}", fault.msg);
+        assert!(fault.msg.len() < 200, "{}", fault.msg);
     }
     assert!(read(&Env { ifname: Some("fifteen-bytes-x".into()), ..env("ADD") }, &conf(json!({}))).is_ok());
+    assert!(read(&Env { container_id: Some("c".repeat(253).into()), ..env("ADD") }, &conf(json!({}))).is_ok());
 }
 
 #[test]
@@ -176,6 +180,7 @@ fn commands_older_versions_do_not_have() {
         let fault =
             refused(&env(verb), json!({"cniVersion": version, "prevResult": {}, "cni.dev/valid-attachments": []}));
         assert_eq!(fault.code, Code::IncompatibleVersion, "{verb} {version}");
+        assert!(fault.msg.contains(&format!("has no {verb};")), "{}", fault.msg);
     }
     assert!(matches!(command(&env("CHECK"), json!({"cniVersion": "0.4.0", "prevResult": {}})), Command::Check { .. }));
     assert!(matches!(command(&env("STATUS"), json!({})), Command::Status));
@@ -226,9 +231,14 @@ fn gc_lists() {
         json!({"cni.dev/valid-attachments": [{"containerID": "a"}]}),
         json!({"cni.dev/valid-attachments": [{"containerID": 5, "ifname": "eth0"}]}),
         json!({"cni.dev/valid-attachments": ["a"]}),
+        json!({"cni.dev/valid-attachments": [one("a"), one("a/b")]}),
+        json!({"cni.dev/attachments": [one(&"a".repeat(254))]}),
+        json!({"cni.dev/attachments": [{"containerID": "a", "ifname": "sixteen-bytes-xx"}]}),
     ] {
         assert_eq!(refused(&env("GC"), keys.clone()).code, Code::Config, "{keys}");
     }
+    let fault = refused(&env("GC"), json!({"cni.dev/valid-attachments": [one("a"), one("a/b")]}));
+    assert!(fault.msg.contains("cni.dev/valid-attachments[1].containerID"), "{}", fault.msg);
     // GC and STATUS come without a container.
     let bare = Env { command: Some("GC".into()), ..Env::default() };
     assert!(matches!(command(&bare, json!({"cni.dev/valid-attachments": []})), Command::Gc { .. }));

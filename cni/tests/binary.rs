@@ -13,11 +13,21 @@ fn healthy() -> Value {
     json!({"overall": "ok", "bpf": "ok", "policy": "ok", "connected": "ok", "findings": []})
 }
 
-fn status(serving: bool, components: &Value) -> Value {
+/// A pool's row.
+fn pool(name: &str, family: &str, used: u64, total: u64) -> Value {
+    let cidr = if family == "ipv4" { "10.70.0.0/30" } else { "fd70::/126" };
+    json!({"name": name, "family": family, "cidrs": [cidr], "used": used, "total": total})
+}
+
+fn roomy() -> Value {
+    json!([pool("default", "ipv4", 1, 2), pool("default", "ipv6", 1, u64::MAX)])
+}
+
+fn status(serving: bool, components: &Value, ipam: &Value) -> Value {
     json!({
         "overall": "ok", "serving": serving, "version": "0.1.0", "abi_version": 1, "node_name": "n", "pid": 1,
         "uptime_ms": 1, "router": [], "kernel": {"release": "6", "attach_mode": "tcx", "features": {}},
-        "components": components, "controllers": [], "ipam": [], "endpoints": {}, "refused_transitions": 0,
+        "components": components, "controllers": [], "ipam": ipam, "endpoints": {}, "refused_transitions": 0,
         "bpf_maps": [], "prepared": {"ready": 0, "target": 0},
         "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0},
         "resident_bytes": 1,
@@ -75,6 +85,15 @@ fn add_asks_again_when_the_agent_says_later() {
         .go();
     assert!(outcome.success, "{outcome:?}");
     assert_eq!(outcome.stderr.matches("asking again").count(), 2, "{}", outcome.stderr);
+}
+
+#[test]
+fn debug_tells_how_long_the_agent_took() {
+    let outcome = Run::new("ADD", "1.0.0").key("log-level", json!("debug")).answer(201, &endpoint()).go();
+    let lines: Vec<&str> = outcome.stderr.lines().collect();
+    let [info, debug] = lines.as_slice() else { panic!("two lines, not {lines:?}") };
+    assert!(info.ends_with("info: ADD c1/eth0 on network net: endpoint 7"), "{info}");
+    assert!(debug.contains("debug: asking the agent at ") && debug.ends_with(" µs"), "{debug}");
 }
 
 #[test]
@@ -210,8 +229,8 @@ fn gc_sends_what_is_to_stay() {
 fn status_is_honest() {
     let component = |name: &str, health: &str| json!([{"name": name, "health": health, "message": "as seen"}]);
     let run = || Run::new("STATUS", "1.1.0").var("CNI_CONTAINERID", "").var("CNI_IFNAME", "").var("CNI_NETNS", "");
-    run().answer(200, &status(true, &component("datapath", "ok"))).go().assert_silent();
-    run().answer(200, &status(true, &component("ipam", "degraded"))).go().assert_silent();
+    run().answer(200, &status(true, &component("datapath", "ok"), &roomy())).go().assert_silent();
+    run().answer(200, &status(true, &component("ipam", "degraded"), &roomy())).go().assert_silent();
     for (code, http, serving, name, health) in [
         (50, 503, false, "store", "ok"),
         (50, 503, false, "store", "failing"),
@@ -220,11 +239,46 @@ fn status_is_honest() {
         (51, 503, false, "datapath", "failing"),
         (51, 200, true, "proxy", "failing"),
     ] {
-        let outcome = run().answer(http, &status(serving, &component(name, health))).go();
+        let outcome = run().answer(http, &status(serving, &component(name, health), &roomy())).go();
         assert_eq!(outcome.code(), code, "{name} {health} {serving}");
     }
     // STATUS does not wait for a better answer.
     assert_eq!(run().answer(503, &error("unavailable", Some(1))).go().code(), 50);
+}
+
+#[test]
+fn status_tells_of_a_pool_that_add_could_not_use() {
+    let pools = json!([
+        pool("default", "ipv4", 2, 2),
+        pool("default", "ipv6", 1, 3),
+        pool("blue", "ipv4", 1, 2),
+        pool("green", "ipv4", 1, 2),
+        pool("green", "ipv6", 3, 3),
+    ]);
+    let answer = status(true, &json!([{"name": "ipam", "health": "degraded", "message": "exhausted"}]), &pools);
+    let run = |pool: Value| Run::new("STATUS", "1.1.0").key("pool", pool).answer(200, &answer).go();
+    // Whatever other pools lack.
+    run(json!("blue")).assert_silent();
+    let full = "no free IPv4 address: 2 of 2 are in use (10.70.0.0/30)";
+    for (key, words) in [
+        (Value::Null, ["pool default", full]),
+        (json!(""), ["pool default", full]),
+        (json!("default"), ["pool default", full]),
+        (json!("green"), ["pool green", "no free IPv6 address: 3 of 3 are in use (fd70::/126)"]),
+        (json!("atlantis"), ["no pool \"atlantis\"", "blue; default; green"]),
+        (json!("../default"), ["no pool \"../default\"", "its pools: blue"]),
+    ] {
+        let outcome = run(key.clone());
+        assert_eq!(outcome.code(), 50, "{key}");
+        let body = outcome.json();
+        let msg = body["msg"].as_str().unwrap();
+        assert!(msg.starts_with("STATUS of network net: "), "{msg}");
+        assert!(words.iter().all(|word| msg.contains(word)), "{key}: {msg}");
+        assert!(body["details"].as_str().is_some_and(|details| details.contains("pool")), "{body}");
+    }
+    // What is worse goes first: 51 though the pool is full too.
+    let ill = status(true, &json!([{"name": "datapath", "health": "failing", "message": "gone"}]), &pools);
+    assert_eq!(Run::new("STATUS", "1.1.0").answer(200, &ill).go().code(), 51);
 }
 
 #[test]
@@ -244,6 +298,12 @@ fn bad_environment_and_netconf() {
     assert_eq!(Run::new("UPDATE", "1.0.0").go().code(), 4);
     assert_eq!(Run::new("ADD", "1.0.0").var("CNI_NETNS", "").go().code(), 4);
     assert_eq!(Run::new("ADD", "1.0.0").var("CNI_IFNAME", "sixteen-bytes-xx").go().code(), 4);
+    for command in ["ADD", "DEL", "CHECK"] {
+        let outcome = Run::new(command, "1.0.0").var("CNI_CONTAINERID", &"c".repeat(254)).go();
+        assert_eq!(outcome.code(), 4, "{command}");
+        assert!(outcome.stdout.contains("CNI_CONTAINERID"), "{}", outcome.stdout);
+    }
+    assert_eq!(Run::new("DEL", "1.0.0").key("name", json!("n".repeat(254))).go().code(), 7);
     assert_eq!(Run::new("ADD", "1.0.0").stdin(b"{").go().code(), 6);
     assert_eq!(Run::new("ADD", "1.0.0").stdin(&vec![b' '; 3 << 20]).go().code(), 7);
     assert_eq!(Run::new("ADD", "1.0.0").key("socket", json!(5)).go().code(), 7);

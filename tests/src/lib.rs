@@ -14,7 +14,7 @@
 //! scenario(NodeConfig::default(), |node| {
 //!     let (web, db) = (node.sandbox("web")?, node.sandbox("db")?);
 //!     let (web_ep, db_ep) = (node.attach(&web)?, node.attach(&db)?);
-//!     wharf_tests::icmp::ping(web.space()?, db_ep.v4()?.into()).must_answer()?;
+//!     wharf_tests::icmp::ping(web.space()?, db_ep.v4()?.into())?.must_answer()?;
 //!     node.detach(&web_ep)?;
 //!     node.detach(&db_ep)
 //! })
@@ -23,12 +23,15 @@
 
 pub mod agent;
 pub mod attached;
+pub mod bench;
 pub mod cni;
 pub mod echo;
 pub mod frame;
 pub mod http;
 pub mod icmp;
+pub mod leftover;
 pub mod node;
+pub mod podman;
 pub mod process;
 pub mod programs;
 pub mod report;

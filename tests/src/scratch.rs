@@ -46,7 +46,7 @@ pub fn fresh_dir(name: &str) -> Result<PathBuf> {
 fn private_tmpfs() -> Result<PathBuf> {
     ensure!(
         nix::unistd::geteuid().is_root(),
-        "this test makes network namespaces and needs root: run it through `cargo xtask test` (which uses sudo), or as root"
+        "making network namespaces needs root: use `cargo xtask test` or `cargo xtask demo`, which call sudo, or be root"
     );
     unshare(CloneFlags::CLONE_NEWNS).context("unshare the mount namespace")?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)

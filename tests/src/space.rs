@@ -32,6 +32,16 @@ impl Space {
         })
     }
 
+    /// One that is there already: a file that a namespace is bound to, or `/proc/<pid>/ns/net`.
+    ///
+    /// # Errors
+    /// When there is no such file, or it is not a network namespace.
+    pub fn open(path: &Path) -> Result<Self> {
+        let space = Self { file: File::open(path).with_context(|| format!("open {}", path.display()))? };
+        space.run(|| ()).with_context(|| format!("{} is not a network namespace", path.display()))?;
+        Ok(space)
+    }
+
     /// Gives it a name: binds it to a new file, as container runtimes do.
     ///
     /// # Errors

@@ -27,18 +27,28 @@ fn no_ip_release_deletes_the_endpoint_and_keeps_its_addresses() -> Result<()> {
         ensure!(a.space()?.links()? == ["lo"] && node.endpoints()?.is_empty());
         ensure!(leased(node)? == addresses, "leased are {:?}", leased(node)?);
 
-        let b = node.sandbox("b")?;
+        let (b, c) = (node.sandbox("b")?, node.sandbox("c")?);
+        let eb = node.attach(&b)?;
+        ensure!(eb.both()?.iter().all(|ip| !addresses.contains(ip)), "a kept address went to who asked for any");
+        node.detach(&eb)?;
+
+        // Who kept them may use them again, and its delete keeps them again.
         let wish = node.netconf().with("runtimeConfig", json!({"ips": addresses}));
-        let held = node.cni("ADD").of("b", b.path(), "eth0").conf(&wish).run()?.failure()?;
-        ensure!(held.text().contains(&addresses[0].to_string()), "{held:?}");
+        let ec = node.attach_with(&c, "eth0", &wish)?;
+        ensure!(ec.both()? == addresses, "{}", ec.result);
+        ping(node.space(), ec.v4()?.into())?.must_answer()?;
+        let twice = node.cni("ADD").of("b", b.path(), "eth0").conf(&wish).run()?.failure()?;
+        ensure!(twice.text().contains(&addresses[0].to_string()), "two endpoints with one address: {twice:?}");
+        let refused = node.ask(async |c| c.release_ip(addresses[0]).await);
+        ensure!(refused.is_err(), "an address was released under an endpoint that speaks with it");
+        node.detach(&ec)?;
+        ensure!(leased(node)? == addresses, "leased are {:?}", leased(node)?);
 
         for address in addresses {
             node.ask(async |c| c.release_ip(address).await)?;
         }
         ensure!(leased(node)?.is_empty(), "{:?}", leased(node)?);
-        let eb = node.attach_with(&b, "eth0", &wish)?;
-        ensure!(eb.both()? == addresses, "{}", eb.result);
-        node.detach(&eb)
+        Ok(())
     })
 }
 

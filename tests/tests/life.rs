@@ -78,6 +78,24 @@ fn a_container_reaches_its_own_addresses() -> Result<()> {
 }
 
 #[test]
+fn the_addresses_work_from_the_moment_add_answers() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let a = node.sandbox("a")?;
+        for round in 0..40 {
+            let ea = node.attach(&a)?;
+            // IPv6 first: the kernel completes an address of that family on a work queue, after the request for it was
+            // acknowledged, and a container that starts at once must not lose its first packet to that.
+            for address in [ea.v6()?.into(), ea.v4()?.into()] {
+                let once = Ping { to: address, count: 1, payload: 56 }.run(a.space()?)?;
+                once.must_answer().with_context(|| format!("round {round}"))?;
+            }
+            node.detach(&ea)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
 fn add_answers_with_what_the_container_has() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let a = node.sandbox("a")?;

@@ -79,6 +79,7 @@ pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<
             retry_after_ms: Some(1_000),
         });
     };
+    node.creates.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (reply, answer) = oneshot::channel();
     let attachment = spec.attachment.clone();
     node.endpoints.spawn(run(Arc::clone(node), spec, reply, admitted));

@@ -133,6 +133,14 @@ pub async fn remove(
             format!("delete endpoint {text}: it is of epoch {}, not {epoch}", handle.epoch),
         ));
     }
+    let network = handle.shared.read(|v| v.record.attachment.network.to_string());
+    if let Some(wanted) = &query.network
+        && *wanted != network
+    {
+        let shown: String = wanted.chars().take(80).collect();
+        let message = format!("delete endpoint {text}: it is of network {network}, not {shown}");
+        return Err(Failure::new(ErrorCode::NotFound, message));
+    }
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
     Ok(deleted(delete::delete(&node, vec![handle], options).await))
 }
@@ -154,8 +162,13 @@ pub async fn remove_container(
     let container = ContainerId::parse(container).map_err(|e| invalid(format!("delete endpoints: {e}")))?;
     accepts_work(&node, "delete endpoints")?;
     let all = node.registry.list();
-    let handles: Vec<Handle> =
-        all.into_iter().filter(|h| h.shared.read(|v| v.record.attachment.container_id == container)).collect();
+    let fits = |h: &Handle| {
+        h.shared.read(|v| {
+            let a = &v.record.attachment;
+            a.container_id == container && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
+        })
+    };
+    let handles: Vec<Handle> = all.into_iter().filter(fits).collect();
     if handles.is_empty() {
         return Err(Failure::new(
             ErrorCode::NotFound,

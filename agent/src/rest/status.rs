@@ -122,10 +122,7 @@ async fn status(node: &LinuxNode) -> AgentStatus {
         }
     }
     let (bpf_maps, datapath) = match node.kernel.observe_maps().await {
-        Ok(maps) => (
-            summary(maps),
-            component("datapath", Health::Ok, node.kernel.features().attach_mode.to_string()),
-        ),
+        Ok(maps) => (summary(maps), component("datapath", Health::Ok, node.kernel.features().attach_mode.to_string())),
         Err(e) => (Vec::new(), component("datapath", Health::Failing, e.to_string())),
     };
     let controllers = node.controllers.list();

@@ -87,7 +87,7 @@ async fn regenerate(cx: &Context, id: &Target, level: Level) -> Result<Exit, Cli
 
 async fn delete(cx: &Context, args: DeleteArgs) -> Result<Exit, CliError> {
     let DeleteArgs { id, container_id, keep_ip, epoch } = args;
-    let mut query = DeleteQuery { container_id: None, no_ip_release: keep_ip.then_some(true), epoch };
+    let mut query = DeleteQuery { no_ip_release: keep_ip.then_some(true), epoch, ..DeleteQuery::default() };
     let result = match (id, container_id) {
         (Some(target), _) => {
             let resolved = resolve(cx, &target).await?;

@@ -345,10 +345,11 @@ fn endpoint_path(id: &str, part: &str) -> String {
 }
 
 fn delete_query(query: &DeleteQuery) -> Query {
-    let DeleteQuery { container_id, no_ip_release, epoch } = query;
+    let DeleteQuery { container_id, no_ip_release, network, epoch } = query;
     let mut out = Query::default();
     out.add("container-id", container_id.as_deref());
     out.add("no-ip-release", no_ip_release.map(|keep| keep.to_string()).as_deref());
+    out.add("network", network.as_deref());
     out.add("epoch", epoch.map(|e| e.to_string()).as_deref());
     out
 }

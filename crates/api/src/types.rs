@@ -703,6 +703,10 @@ pub struct DeleteQuery {
     /// Keep the leases (NoIPRelease).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_ip_release: Option<bool>,
+    /// Delete only if the endpoint is of this network: an interface name is unique in a container, so the id alone would
+    /// also fit an endpoint that another network gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
     /// Delete only if the endpoint is of this epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,

@@ -229,7 +229,11 @@ impl FromStr for MacAddr {
         let mut mac = [0; 6];
         let mut parts = s.split(':');
         for byte in &mut mac {
-            match parts.next().filter(|p| p.len() == 2).map(|p| u8::from_str_radix(p, 16)) {
+            match parts
+                .next()
+                .filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))
+                .map(|p| u8::from_str_radix(p, 16))
+            {
                 Some(Ok(b)) => *byte = b,
                 _ => {
                     return reject("MAC address", s, "must be six two-digit hex bytes joined by ':'");

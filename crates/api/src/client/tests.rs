@@ -138,7 +138,7 @@ fn routes() {
         "GET /v1/endpoint?container-id=c%26x%3D1&network=n&state=waiting-to-regenerate&label=k8s:app%3Dweb&pod-name=p",
         "GET /v1/endpoint/1%2F..%2F..%3Fx%23%25%20%C3%A9",
         "PATCH /v1/endpoint/1",
-        "DELETE /v1/endpoint/1?no-ip-release=true&epoch=3",
+        "DELETE /v1/endpoint/1?no-ip-release=true&network=harbour&epoch=3",
         "DELETE /v1/endpoint?container-id=c1",
         "GET /v1/endpoint/1/log",
         "GET /v1/endpoint/1/healthz",
@@ -165,7 +165,7 @@ fn routes() {
         label: Some("k8s:app=web".into()),
         pod_name: Some("p".into()),
     };
-    let delete = DeleteQuery { container_id: None, no_ip_release: Some(true), epoch: Some(3) };
+    let delete = DeleteQuery { network: Some("harbour".into()), no_ip_release: Some(true), epoch: Some(3), container_id: None };
     let allocate = IpamAllocate { pool: None, family: Some(IpFamily::Ipv4), owner: "me".into() };
     let gc = GcRequest {
         network: "n".into(),

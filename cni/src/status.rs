@@ -1,0 +1,71 @@
+//! STATUS: would an ADD with this configuration work now?
+
+use std::collections::BTreeSet;
+
+use wharf_api::{AgentStatus, Health, IpFamily, PoolView};
+
+use crate::{
+    fault::{Code, Fault, first_of},
+    log::Level,
+    netconf::NetConf,
+    rules::cut,
+};
+
+/// Components of the agent without which endpoints that exist are limited.
+const CARRIES_TRAFFIC: [&str; 2] = ["datapath", "proxy"];
+/// The pool that the agent uses when netconf names none.
+const DEFAULT_POOL: &str = "default";
+
+/// 51 when existing endpoints are limited, 50 when ADD would fail, else nothing.
+pub(crate) fn verdict(subject: &str, conf: &NetConf, status: &AgentStatus) -> Result<(), Fault> {
+    let unwell: Vec<String> = (status.components.iter())
+        .filter(|c| c.health >= Health::Degraded)
+        .map(|c| format!("{}: {}", c.name, c.message))
+        .collect();
+    let reasons = if unwell.is_empty() { "it is starting or stopping".into() } else { first_of(&unwell) };
+    let limited =
+        status.components.iter().any(|c| c.health >= Health::Degraded && CARRIES_TRAFFIC.contains(&c.name.as_str()));
+    if limited {
+        return Err(Fault::new(Code::Limited, format!("{subject}: existing endpoints may be limited: {reasons}")));
+    }
+    if !status.serving || status.components.iter().any(|c| c.health == Health::Failing) {
+        return Err(Fault::new(Code::NotAvailable, format!("{subject}: the agent takes no new endpoints: {reasons}")));
+    }
+    addresses(subject, conf, &status.ipam)?;
+    if !unwell.is_empty() {
+        conf.log.say(Level::Warn, format_args!("{subject}: {reasons}"));
+    }
+    Ok(())
+}
+
+/// ADD takes an address of each family that the pool has, so one family without a free one is enough to fail it. A pod
+/// that asks for another pool by annotation is not known here.
+fn addresses(subject: &str, conf: &NetConf, rows: &[PoolView]) -> Result<(), Fault> {
+    let pool = conf.pool.as_deref().unwrap_or(DEFAULT_POOL);
+    let mut families = rows.iter().filter(|row| row.name == pool).peekable();
+    if families.peek().is_none() {
+        let known: BTreeSet<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        let known: Vec<String> = known.into_iter().map(str::to_owned).collect();
+        let known = if known.is_empty() { "none".into() } else { first_of(&known) };
+        let origin = if conf.pool.is_some() { "netconf's key \"pool\"" } else { "netconf names none" };
+        return Err(Fault::new(
+            Code::NotAvailable,
+            format!("{subject}: the agent has no pool {:?} ({origin}); its pools: {known}", cut(pool)),
+        )
+        .with_details("name one of the agent's pools in the network configuration, or configure that pool"));
+    }
+    let full: Vec<String> = families.filter(|row| row.used >= row.total).map(in_use).collect();
+    if full.is_empty() {
+        return Ok(());
+    }
+    Err(Fault::new(Code::NotAvailable, format!("{subject}: pool {pool} has {}", full.join("; ")))
+        .with_details("delete endpoints, release leases (see `wharf ipam list`), or give the pool another CIDR"))
+}
+
+fn in_use(row: &PoolView) -> String {
+    let family = match row.family {
+        IpFamily::Ipv4 => "IPv4",
+        IpFamily::Ipv6 => "IPv6",
+    };
+    format!("no free {family} address: {} of {} are in use ({})", row.used, row.total, first_of(&row.cidrs))
+}

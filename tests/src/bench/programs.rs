@@ -1,0 +1,236 @@
+//! What one packet costs in the endpoint's own programs, by `BPF_PROG_TEST_RUN` on the programs as the agent pinned them.
+
+use std::{fs, net::IpAddr, path::PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Array, Map, MapData, ProgramArray},
+    programs::{SchedClassifier, TestRun, TestRunOptions},
+};
+use wharf_api::Endpoint;
+use wharf_common::{ABI_VERSION, EndpointConfig, EndpointConsts, map};
+
+use super::findings::{Better, Group, Part};
+use crate::{
+    Node, NodeConfig,
+    frame::{self, Mac},
+};
+
+/// Verdicts of `linux/pkt_cls.h`.
+const OK: u32 = 0;
+const REDIRECT: u32 = 7;
+/// Runs of one sample.
+const REPEAT: u32 = 1_000_000;
+/// Hops that a packet can lose: runs of one call when each run takes one.
+const HOPS: u32 = 250;
+
+/// Nanoseconds a packet.
+///
+/// # Errors
+/// When a program does not decide as it should, so that something else would be measured.
+pub fn measure(agent: &NodeConfig, rounds: usize, quick: bool) -> Result<Part> {
+    let mut node = Node::start(agent.clone())?;
+    let (left, right) = (node.sandbox("left")?, node.sandbox("right")?);
+    let attached = [node.attach(&left)?, node.attach(&right)?];
+    let [a, b] = &attached;
+    let group = on_endpoints(&node, &node.endpoint(a)?, &node.endpoint(b)?, rounds, quick)?;
+    attached.iter().try_for_each(|one| node.detach(one))?;
+    node.finish()?;
+    Ok((vec![group], Vec::new()))
+}
+
+fn on_endpoints(node: &Node, a: &Endpoint, b: &Endpoint, rounds: usize, quick: bool) -> Result<Group> {
+    let repeat = if quick { REPEAT / 20 } else { REPEAT };
+    let calls = if quick { 20 } else { 400 };
+    let mut group = Group::new("one packet in the programs", "ns", Better::Lower);
+    let packets = Packets::between(a, b)?;
+    for (name, endpoint, program, packet, verdict) in [
+        ("from_container, to the node, IPv4", a, "from_container", packets.to_node(false)?, OK),
+        ("from_container, to the node, IPv6", a, "from_container", packets.to_node(true)?, OK),
+        ("deliver, IPv4", b, "deliver", packets.delivered(false)?, REDIRECT),
+        ("deliver, IPv6", b, "deliver", packets.delivered(true)?, REDIRECT),
+        ("to_container, IPv4", b, "to_container", packets.sent_by_node(false)?, OK),
+        ("to_container, IPv6", b, "to_container", packets.sent_by_node(true)?, OK),
+    ] {
+        let program = pinned(node, endpoint, program)?;
+        let samples = (0..rounds).map(|_| run(&program, &packet, repeat, verdict)).collect::<Result<_>>();
+        group.add(name, samples.with_context(|| name.to_owned())?)?;
+    }
+    let mirror = Mirror::of(node, a, b)?;
+    let program = pinned(node, a, "from_container")?;
+    for (name, v6) in [("from_container and deliver, IPv4", false), ("from_container and deliver, IPv6", true)] {
+        let packet = packets.to_endpoint(v6)?;
+        let round = || -> Result<f64> {
+            let all = (0..calls).map(|_| run(&program, &packet, HOPS, REDIRECT)).collect::<Result<Vec<_>>>()?;
+            Ok(super::stats::Summary::of(&all).context("no runs")?.median)
+        };
+        let samples = (0..rounds).map(|_| round()).collect::<Result<_>>();
+        group.add(name, samples.with_context(|| name.to_owned())?)?;
+    }
+    mirror.remove()?;
+    group.note("the kernel's fixed cost of a test run, about 19 ns, is in every number");
+    group.note(format!(
+        "{repeat} runs a sample on the pinned programs; where a run changes the packet, runs of {HOPS} on a packet that \
+         has as many hops to lose"
+    ));
+    Ok(group)
+}
+
+fn pinned(node: &Node, endpoint: &Endpoint, name: &str) -> Result<SchedClassifier> {
+    let path = node.dirs().endpoint_pins().join(endpoint.id.to_string()).join(name);
+    SchedClassifier::from_pin(&path).with_context(|| format!("open {}", path.display()))
+}
+
+/// Runs a program on a packet; nanoseconds a run.
+fn run(program: &SchedClassifier, packet: &[u8], repeat: u32, verdict: u32) -> Result<f64> {
+    let options = TestRunOptions { data_in: Some(packet), repeat, ..TestRunOptions::default() };
+    let result = program.test_run(options).context("BPF_PROG_TEST_RUN")?;
+    ensure!(result.return_value == verdict, "the verdict is {}, not {verdict}", result.return_value);
+    Ok(result.duration.as_secs_f64() * 1e9)
+}
+
+/// Frames as they look where the programs meet them.
+struct Packets {
+    a: (Mac, Mac),
+    b: (Mac, Mac),
+    a_addresses: [IpAddr; 2],
+    b_addresses: [IpAddr; 2],
+    gateways: [IpAddr; 2],
+}
+
+impl Packets {
+    fn between(a: &Endpoint, b: &Endpoint) -> Result<Self> {
+        let addresses = |e: &Endpoint| -> Result<[IpAddr; 2]> {
+            Ok([e.ipv4.context("no IPv4 address")?.into(), e.ipv6.context("no IPv6 address")?.into()])
+        };
+        Ok(Self {
+            a: macs(a)?,
+            b: macs(b)?,
+            a_addresses: addresses(a)?,
+            b_addresses: addresses(b)?,
+            gateways: [a.gateway4.context("no gateway")?.into(), a.gateway6.context("no gateway")?.into()],
+        })
+    }
+
+    /// From A's container to the node.
+    fn to_node(&self, v6: bool) -> Result<Vec<u8>> {
+        let (container, host) = self.a;
+        frame(host, container, pick(self.a_addresses, v6), pick(self.gateways, v6))
+    }
+
+    /// From A's container to B, with all the hops there can be.
+    fn to_endpoint(&self, v6: bool) -> Result<Vec<u8>> {
+        let (container, host) = self.a;
+        let mut frame = frame(host, container, pick(self.a_addresses, v6), pick(self.b_addresses, v6))?;
+        // The programs do not look at the IPv4 header's checksum, they only keep it as true as it was.
+        *frame.get_mut(if v6 { 21 } else { 22 }).context("a hop count")? = 255;
+        Ok(frame)
+    }
+
+    /// From A, at B's `deliver`.
+    fn delivered(&self, v6: bool) -> Result<Vec<u8>> {
+        let (container, host) = self.a;
+        frame(host, container, pick(self.a_addresses, v6), pick(self.b_addresses, v6))
+    }
+
+    /// From the node, at B's `to_container`.
+    fn sent_by_node(&self, v6: bool) -> Result<Vec<u8>> {
+        let (container, host) = self.b;
+        frame(container, host, pick(self.gateways, v6), pick(self.b_addresses, v6))
+    }
+}
+
+fn pick([v4, v6]: [IpAddr; 2], is_v6: bool) -> IpAddr {
+    if is_v6 { v6 } else { v4 }
+}
+
+/// UDP with 32 bytes.
+fn frame(to: Mac, from: Mac, source: IpAddr, destination: IpAddr) -> Result<Vec<u8>> {
+    ensure!(source.is_ipv4() == destination.is_ipv4(), "addresses of two families");
+    let datagram = frame::udp(source, destination, (4000, 4001), &[0; 32]);
+    let ethertype = if source.is_ipv4() { frame::IPV4 } else { frame::IPV6 };
+    Ok(frame::ethernet(to, from, ethertype, &frame::ip(source, destination, 17, &datagram)))
+}
+
+fn macs(endpoint: &Endpoint) -> Result<(Mac, Mac)> {
+    Ok((mac(&endpoint.container_mac)?, mac(&endpoint.host_mac)?))
+}
+
+fn mac(text: &str) -> Result<Mac> {
+    let octets: Vec<u8> = text
+        .split(':')
+        .map(|o| u8::from_str_radix(o, 16))
+        .collect::<Result<_, _>>()
+        .with_context(|| text.to_owned())?;
+    octets.try_into().map_err(|_| anyhow::anyhow!("{text} is not a MAC address"))
+}
+
+/// A stand-in for B's `deliver`, the same program but for its constants: it gives a packet of A's the Ethernet addresses
+/// it came with. So A's `from_container`, run again on the packet that it has just sent, finds it as it was but for the
+/// hop that it lost.
+struct Mirror {
+    calls: ProgramArray<MapData>,
+    slot: u32,
+    own: SchedClassifier,
+    _loaded: Ebpf,
+}
+
+impl Mirror {
+    fn of(node: &Node, a: &Endpoint, b: &Endpoint) -> Result<Self> {
+        let (container, host) = macs(a)?;
+        let consts = EndpointConsts {
+            abi_version: ABI_VERSION,
+            endpoint_id: b.id.into(),
+            container_mac: host,
+            host_mac: container,
+            debug: 0,
+        };
+        let mut loader = EbpfLoader::new();
+        loader.override_global("CONSTS", &consts, true);
+        let mut loaded = loader.load(&object()?).context("load endpoint.o")?;
+        let deliver: &mut SchedClassifier = loaded.program_mut("deliver").context("deliver")?.try_into()?;
+        deliver.load().context("verify deliver")?;
+        let mirror = deliver.fd().context("deliver's descriptor")?.try_clone().context("copy a descriptor")?;
+
+        let pins = node.dirs().endpoint_pins();
+        let theirs = MapData::from_pin(pins.join(b.id.to_string()).join(map::CONFIG)).context("open CONFIG")?;
+        let theirs: Array<MapData, EndpointConfig> = Map::Array(theirs).try_into().context("read CONFIG")?;
+        let row = theirs.get(&0, 0).context("read CONFIG")?;
+        let mut own: Array<&mut MapData, EndpointConfig> =
+            loaded.map_mut(map::CONFIG).context("map CONFIG")?.try_into().context("write CONFIG")?;
+        own.set(0, row, 0).context("write CONFIG")?;
+
+        let calls = pins.parent().context("no pins")?.join("shared").join(map::CALLS);
+        let calls = MapData::from_pin(&calls).with_context(|| format!("open {}", calls.display()))?;
+        let mut calls: ProgramArray<MapData> = Map::ProgramArray(calls).try_into().context("open CALLS")?;
+        let slot = b.id.into();
+        calls.set(slot, &mirror, 0).context("set CALLS")?;
+        Ok(Self { calls, slot, own: pinned(node, b, "deliver")?, _loaded: loaded })
+    }
+
+    /// Puts B's own program back.
+    fn remove(mut self) -> Result<()> {
+        let own = self.own.fd().context("deliver's descriptor")?;
+        self.calls.set(self.slot, own, 0).context("set CALLS")
+    }
+}
+
+/// The object that the agent carries, where the build leaves it.
+fn object() -> Result<Vec<u8>> {
+    let dir = std::env::var_os("WHARF_BPF_DIR").map_or_else(|| super::target_dir().join("bpf"), PathBuf::from);
+    let path = dir.join("endpoint.o");
+    fs::read(&path).with_context(|| format!("read {}; `cargo xtask build` makes it", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mac_address_is_six_octets() {
+        assert_eq!(mac("02:00:00:aa:bb:0c").unwrap(), [2, 0, 0, 0xaa, 0xbb, 0x0c]);
+        assert!(mac("02:00:00:aa:bb").is_err());
+        assert!(mac("02:00:00:aa:bb:zz").is_err());
+    }
+}

@@ -1,0 +1,168 @@
+//! A thousand endpoints: whether the last comes as fast as the first, and what they cost in memory.
+
+use std::{collections::BTreeSet, fs, os::fd::AsFd, os::fd::AsRawFd, time::Instant};
+
+use anyhow::{Context, Result, ensure};
+use aya::{maps::MapInfo, programs::ProgramInfo};
+
+use super::{
+    churn::{at_once, ms},
+    findings::{Better, Group, Mark, Part},
+    phases::Phases,
+    plugin::{Plugin, settle},
+};
+use crate::{Node, NodeConfig};
+
+/// Adds at each end of the row that are compared.
+const WINDOW: usize = 20;
+/// What a kernel's memory is told in.
+const KIB: f64 = 1024.0;
+/// Maps of the node that an endpoint's programs also use.
+const SHARED: [&str; 3] = [wharf_common::map::ENDPOINTS, wharf_common::map::CALLS, wharf_common::map::EVENTS];
+
+/// Adds that many endpoints one after another, and deletes them.
+///
+/// # Errors
+/// When an ADD or DEL fails.
+pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
+    ensure!(endpoints > 3 * WINDOW, "{endpoints} endpoints are too few to compare {WINDOW} with {WINDOW}");
+    let plugin = Plugin::wharf(agent)?;
+    let node = plugin.node().context("wharf has a node")?;
+    let sandboxes = plugin.sandboxes("scale", endpoints)?;
+    settle(node)?;
+    let (empty, before) = (Memory::of(node)?, Phases::of(node)?);
+
+    let (mut times, mut added) = (Vec::with_capacity(endpoints), Vec::with_capacity(endpoints));
+    let start = Instant::now();
+    let last = endpoints - WINDOW;
+    for sandbox in sandboxes.iter().take(last) {
+        let (took, result) = plugin.add(sandbox)?;
+        times.push(ms(took));
+        added.push(result);
+    }
+    let in_a_row = start.elapsed();
+    // The first found the agent with programs at hand; so shall the last.
+    settle(node)?;
+    let full_before = Phases::of(node)?;
+    for sandbox in sandboxes.iter().skip(last) {
+        let (took, result) = plugin.add(sandbox)?;
+        times.push(ms(took));
+        added.push(result);
+    }
+    let full_after = Phases::of(node)?;
+    settle(node)?;
+    let full = Memory::of(node)?;
+    let listed = node.endpoints()?.len();
+    ensure!(listed == endpoints, "{listed} endpoints are listed, {endpoints} were added");
+    let kernel = kernel_memory(node)?;
+
+    let window = |from: usize| times.iter().skip(from).take(WINDOW).copied().collect::<Vec<_>>();
+    let mut adds = Group::new(&format!("ADD, {endpoints} in a row"), "ms", Better::Lower);
+    let first = format!("first {WINDOW}");
+    let late = format!("last {WINDOW}");
+    adds.add(&first, window(0))?;
+    adds.add(&format!("all but the last {WINDOW}"), times.iter().take(last).copied().collect())?;
+    adds.add(&format!("{WINDOW} before the last {WINDOW}"), window(last - WINDOW))?;
+    adds.add(&late, window(last))?;
+    adds.compare_to(&first)?;
+    adds.note("first and last found the agent with programs verified ahead of need; those between had to wait for it");
+    // A thousand at most: exact.
+    let rate = last as f64 / in_a_row.as_secs_f64();
+    adds.note(format!("one after another without a pause: {rate:.0} a second"));
+
+    let pairs: Vec<_> = sandboxes.iter().zip(&added).collect();
+    let (took, dels) = at_once(&pairs, |(sandbox, added)| plugin.del(sandbox, added))?;
+    let mut gone = Group::new(&format!("DEL of {endpoints}, 16 at once"), "ms each", Better::Lower);
+    gone.add("wharf", dels.into_iter().map(ms).collect())?;
+    gone.note(format!(
+        "all of them in {:.2} s, {:.0} a second",
+        took.as_secs_f64(),
+        endpoints as f64 / took.as_secs_f64()
+    ));
+
+    let each = |now: f64, then: f64| (now - then) / endpoints as f64;
+    let mut memory = Group::new("memory of the agent", "KiB", Better::Lower);
+    for (name, value) in [
+        ("resident, no endpoints".to_owned(), empty.rss),
+        ("proportional share, no endpoints".to_owned(), empty.pss),
+        (format!("resident, {endpoints} endpoints"), full.rss),
+        (format!("proportional share, {endpoints} endpoints"), full.pss),
+        ("resident, for each endpoint".to_owned(), each(full.rss, empty.rss)),
+        ("proportional share, for each endpoint".to_owned(), each(full.pss, empty.pss)),
+    ] {
+        memory.add(&name, vec![value])?;
+    }
+    let (slope, mebi) = (memory.median("resident, for each endpoint")?, empty.rss / KIB);
+    let ratio = adds.median(&late)? / adds.median(&first)?;
+    let marks = vec![
+        Mark::judge(&format!("ADD number {endpoints}: within 1.5 of the first"), "x", Better::Lower, ratio, 1.5),
+        Mark::judge("the agent at rest: under 40 MiB resident", "MiB", Better::Lower, mebi, 40.0),
+        Mark::judge("the agent, each endpoint: 64 KiB more", "KiB", Better::Lower, slope, 64.0),
+    ];
+    let groups = vec![
+        adds,
+        full_after.group(&full_before, "create", &format!("where the last {WINDOW} ADDs' time goes in the agent"))?,
+        full_before.group(&before, "create", "where the time of ADDs in a row goes in the agent")?,
+        gone,
+        memory,
+        kernel,
+    ];
+    drop(sandboxes);
+    plugin.finish()?;
+    Ok((groups, marks))
+}
+
+/// Memory of a process, KiB.
+struct Memory {
+    rss: f64,
+    pss: f64,
+}
+
+impl Memory {
+    fn of(node: &Node) -> Result<Self> {
+        let path = format!("/proc/{}/smaps_rollup", node.agent_pid()?);
+        let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let field = |name: &str| {
+            let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|l| l.split_whitespace().next()?.parse().ok()).with_context(|| format!("{path}: no {name}"))
+        };
+        Ok(Self { rss: field("Rss")?, pss: field("Pss")? })
+    }
+}
+
+/// What the kernel holds for one endpoint's programs and for the maps that only they use, by the kernel's own account.
+fn kernel_memory(node: &Node) -> Result<Group> {
+    let endpoint = node.endpoints()?.into_iter().next().context("no endpoint")?;
+    let pins = node.dirs().endpoint_pins().join(endpoint.id.to_string());
+    let mut group = Group::new("kernel memory of one endpoint", "KiB", Better::Lower);
+    let (mut total, mut maps) = (0.0, BTreeSet::new());
+    for name in ["from_container", "to_container", "deliver"] {
+        let path = pins.join(name);
+        let info = ProgramInfo::from_pin(&path).with_context(|| format!("open {}", path.display()))?;
+        let size = f64::from(info.memory_locked().with_context(|| format!("size of {name}"))?) / KIB;
+        total += size;
+        group.add(&format!("program {name}"), vec![size])?;
+        maps.extend(info.map_ids().with_context(|| format!("maps of {name}"))?.unwrap_or_default());
+    }
+    for id in maps {
+        let info = MapInfo::from_id(id).with_context(|| format!("open map {id}"))?;
+        let name = info.name_as_str().unwrap_or_default().to_owned();
+        if SHARED.contains(&name.as_str()) {
+            continue;
+        }
+        let size = memlock(&info.fd().with_context(|| format!("open map {name}"))?)? / KIB;
+        total += size;
+        group.add(&format!("map {name}"), vec![size])?;
+    }
+    group.add("all of it", vec![total])?;
+    group.note("memlock of fdinfo; programs also hold their JIT image, metadata and line information beside it");
+    Ok(group)
+}
+
+/// `memlock` of a map, bytes.
+fn memlock(map: &impl AsFd) -> Result<f64> {
+    let path = format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd());
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = text.lines().find_map(|l| l.strip_prefix("memlock:"));
+    line.and_then(|l| l.trim().parse().ok()).with_context(|| format!("{path}: no memlock"))
+}

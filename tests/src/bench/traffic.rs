@@ -1,0 +1,217 @@
+//! What two containers get out of a wire: transactions a second on one connection, and bulk throughput.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::{
+    sched::{CpuSet, sched_getaffinity},
+    unistd::Pid,
+};
+
+use super::{
+    ends::{Answerer, Kind, bind},
+    findings::{Better, Group, Mark, Part},
+    stats::Summary,
+    wires::{DIRECT, WHARF, Wire},
+};
+use crate::{NodeConfig, wait};
+
+/// Transactions that are not counted, at the start of each connection.
+const WARM_UP: u32 = 200;
+/// Transactions between two looks at the clock.
+const BATCH: u32 = 64;
+/// Bytes of one write of a bulk sender.
+const CHUNK: usize = 256 << 10;
+
+/// What is measured on a wire: name, unit, how.
+type Traffic = (&'static str, &'static str, fn(&Wire, Duration, Cpus) -> Result<f64>);
+
+const TRAFFIC: [Traffic; 3] = [
+    ("TCP request/response, 1 byte, two processes on one CPU", "transactions/s", tcp_round_trips),
+    ("UDP request/response, 1 byte, two processes on one CPU", "transactions/s", udp_round_trips),
+    ("TCP bulk, each end on a CPU of its own", "Gbit/s", bulk),
+];
+
+/// All kinds of traffic on all wires, `span` each time, in rounds whose order rotates.
+///
+/// # Errors
+/// When a wire cannot be made or breaks.
+pub fn measure(agent: &NodeConfig, rounds: usize, span: Duration) -> Result<Part> {
+    let cpus = Cpus::of_this_process()?;
+    let wires = Wire::all(agent)?;
+    let mut groups = Vec::new();
+    for (title, unit, kind) in TRAFFIC {
+        let mut samples = vec![Vec::new(); wires.len()];
+        for round in 0..rounds {
+            for turn in 0..wires.len() {
+                let place = (round + turn) % wires.len();
+                if let (Some(wire), Some(samples)) = (wires.get(place), samples.get_mut(place)) {
+                    samples.push(kind(wire, span, cpus).with_context(|| format!("{title}: {}", wire.name()))?);
+                }
+            }
+        }
+        let mut group = Group::new(title, unit, Better::Higher);
+        for (wire, samples) in wires.iter().zip(samples) {
+            group.add(wire.name(), samples)?;
+        }
+        group.compare_to(DIRECT)?;
+        if let Some(spread) = paired(&group) {
+            let text = format!("wharf to {DIRECT} within each round: quartiles {:.3} - {:.3}", spread.q1, spread.q3);
+            group.note(text);
+        }
+        groups.push(group);
+    }
+    let first = groups.first().context("no groups")?;
+    let ratio = first.median(WHARF)? / first.median(DIRECT)?;
+    let target = "TCP request/response: 0.95 of a direct veth pair";
+    let marks = vec![Mark::judge(target, "x", Better::Higher, ratio, 0.95)];
+    wires.into_iter().try_for_each(Wire::finish)?;
+    Ok((groups, marks))
+}
+
+/// Ratio of the samples that were taken in the same round.
+fn paired(group: &Group) -> Option<Summary> {
+    let samples = |name: &str| group.series.iter().find(|s| s.name == name).map(|s| s.samples.as_slice());
+    let ratios: Vec<f64> = samples(WHARF)?.iter().zip(samples(DIRECT)?).map(|(ours, base)| ours / base).collect();
+    Summary::of(&ratios)
+}
+
+/// The CPUs that ends are bound to: one for both, or two.
+#[derive(Debug, Clone, Copy)]
+struct Cpus {
+    one: usize,
+    other: usize,
+}
+
+impl Cpus {
+    fn of_this_process() -> Result<Self> {
+        let allowed = sched_getaffinity(Pid::from_raw(0)).context("ask which CPUs may be used")?;
+        let mut cpus = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+        let one = cpus.next().context("no CPU may be used")?;
+        Ok(Self { one, other: cpus.next().unwrap_or(one) })
+    }
+}
+
+/// Runs a closure on a thread that is bound to a CPU.
+fn on_cpu<T: Send>(cpu: usize, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let thread = scope.spawn(move || bind(cpu).and_then(|()| f()));
+        thread.join().map_err(|_| anyhow!("an end panicked"))?
+    })
+}
+
+/// A connection from left to right.
+fn connect(wire: &Wire) -> Result<(TcpStream, TcpStream)> {
+    let at = SocketAddr::new(wire.address(), 0);
+    let listener = wire.right()?.run(|| TcpListener::bind(at))?.context("bind a listener")?;
+    let at = listener.local_addr().context("ask for the listener's address")?;
+    let left = wire.left()?.run(|| TcpStream::connect_timeout(&at, wait::PATIENCE))?;
+    let left = left.with_context(|| format!("connect {at}"))?;
+    let (right, _) = listener.accept().context("accept")?;
+    for stream in [&left, &right] {
+        stream.set_nodelay(true).context("set TCP_NODELAY")?;
+        stream.set_read_timeout(Some(wait::PATIENCE)).context("set a time limit")?;
+        stream.set_write_timeout(Some(wait::PATIENCE)).context("set a time limit")?;
+    }
+    Ok((left, right))
+}
+
+/// Calls `trip` for `span` after a warm-up; calls a second.
+fn count(span: Duration, mut trip: impl FnMut() -> Result<()>) -> Result<f64> {
+    for _ in 0..WARM_UP {
+        trip()?;
+    }
+    let start = Instant::now();
+    let mut trips = 0_u32;
+    loop {
+        for _ in 0..BATCH {
+            trip()?;
+        }
+        trips += BATCH;
+        let took = start.elapsed();
+        if took >= span {
+            return Ok(f64::from(trips) / took.as_secs_f64());
+        }
+    }
+}
+
+fn tcp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
+    let (mut left, right) = connect(wire)?;
+    let answerer = Answerer::start(Kind::Tcp, right.into(), cpus.one)?;
+    let ask = move || {
+        let mut byte = [1];
+        count(span, || {
+            left.write_all(&byte).context("ask")?;
+            left.read_exact(&mut byte).context("wait for an answer")
+        })
+    };
+    let rate = on_cpu(cpus.one, ask)?;
+    answerer.finish()?;
+    Ok(rate)
+}
+
+fn udp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
+    let at = SocketAddr::new(wire.address(), 0);
+    let right = wire.right()?.run(|| UdpSocket::bind(at))?.context("bind a socket")?;
+    let at = right.local_addr().context("ask for the socket's address")?;
+    let left = wire.left()?.run(|| UdpSocket::bind("0.0.0.0:0"))?.context("bind a socket")?;
+    left.connect(at).with_context(|| format!("connect {at}"))?;
+    for socket in [&left, &right] {
+        socket.set_read_timeout(Some(wait::PATIENCE)).context("set a time limit")?;
+    }
+    let answerer = Answerer::start(Kind::Udp, right.into(), cpus.one)?;
+    let ask = move || {
+        let mut byte = [1];
+        let rate = count(span, || {
+            left.send(&byte).context("ask")?;
+            left.recv(&mut byte).map(|_| ()).context("wait for an answer")
+        });
+        left.send(&[]).context("end")?; // an empty datagram: the other end's sign to stop
+        rate
+    };
+    let rate = on_cpu(cpus.one, ask)?;
+    answerer.finish()?;
+    Ok(rate)
+}
+
+fn bulk(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
+    let (mut left, mut right) = connect(wire)?;
+    let receive = move || {
+        let mut buffer = vec![0; 4 * CHUNK];
+        let (mut bytes, mut start) = (0_u64, None);
+        loop {
+            let n = right.read(&mut buffer).context("receive")?;
+            match start {
+                // What came before the clock ran is not counted.
+                None => start = Some(Instant::now()),
+                Some(_) => bytes += u64::try_from(n).context("bytes")?,
+            }
+            if n == 0 {
+                break;
+            }
+        }
+        let took = start.context("nothing came")?.elapsed();
+        ensure!(bytes > 0, "nothing came");
+        // Exact up to 2^53 bytes.
+        Ok(bytes as f64 * 8.0 / took.as_secs_f64() / 1e9)
+    };
+    let send = move || {
+        let chunk = vec![0; CHUNK];
+        let start = Instant::now();
+        while start.elapsed() < span {
+            left.write_all(&chunk).context("send")?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| on_cpu(cpus.one, send));
+        let rate = on_cpu(cpus.other, receive);
+        sender.join().map_err(|_| anyhow!("an end panicked"))??;
+        rate
+    })
+}

@@ -1,0 +1,92 @@
+//! What is left of endpoints that are gone: the test's own look at the kernel and the bpffs, beside the agent's audit.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::node::Node;
+
+impl Node {
+    /// What of ours is still there, by the test's own look at the kernel and the bpffs, and by the agent's audit. Empty
+    /// when nothing is left but the node's own part: router interface, its addresses, programs made ahead of need.
+    ///
+    /// # Errors
+    /// When something cannot be looked at.
+    pub fn left_behind(&self) -> Result<Vec<String>> {
+        let mut left: Vec<String> =
+            self.endpoint_links()?.into_iter().map(|name| format!("interface {name}")).collect();
+        left.extend(self.attached_pins()?.into_iter().map(|path| format!("pin {}", path.display())));
+        if self.has_agent() {
+            let endpoints = self.endpoints()?;
+            left.extend(endpoints.iter().map(|e| format!("endpoint {} ({}:{})", e.id, e.container_id, e.ifname)));
+            let leases = self.ask(async |client| client.ipam().await)?.leases;
+            left.extend(leases.iter().filter(|l| l.owner != "node").map(|l| format!("lease {} of {}", l.ip, l.owner)));
+            left.extend(
+                self.audit()?.findings.iter().map(|f| format!("audit: {} {}: {}", f.object, f.subject, f.problem)),
+            );
+        }
+        Ok(left)
+    }
+
+    /// Host sides of veth pairs that carry an endpoint's name (`wh` and twelve hex digits).
+    ///
+    /// # Errors
+    /// When the namespace cannot be looked at.
+    pub fn endpoint_links(&self) -> Result<Vec<String>> {
+        let ours = |name: &String| {
+            name.strip_prefix("wh").is_some_and(|hex| hex.len() == 12 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
+        };
+        Ok(self.space().links()?.into_iter().filter(ours).collect())
+    }
+
+    /// Pins of attached programs. A set made ahead of need has programs and maps, but no link.
+    ///
+    /// # Errors
+    /// When the bpffs cannot be read.
+    pub fn attached_pins(&self) -> Result<BTreeSet<PathBuf>> {
+        let mut pins = BTreeSet::new();
+        let root = self.dirs().endpoint_pins();
+        if !root.is_dir() {
+            return Ok(pins);
+        }
+        for directory in read_dir(&root)? {
+            let links = read_dir(&directory)?.into_iter().filter(|p| name_of(p).starts_with("link_"));
+            pins.extend(links);
+        }
+        Ok(pins)
+    }
+
+    /// The end of a scenario that went well: nothing is left, and the agent ends in good order.
+    ///
+    /// # Errors
+    /// When something is left, or the agent does not end well.
+    pub fn finish(&mut self) -> Result<()> {
+        let left = self.left_behind()?;
+        if !left.is_empty() {
+            bail!("left behind:\n  {}", left.join("\n  "));
+        }
+        if self.has_agent() {
+            self.stop_agent()?;
+        }
+        let left = self.left_behind()?;
+        ensure!(left.is_empty(), "left behind after the agent ended:\n  {}", left.join("\n  "));
+        ensure!(!self.dirs().socket().exists(), "the agent left its socket behind");
+        let sets = self.dirs().endpoint_pins();
+        let pinned = if sets.is_dir() { read_dir(&sets)? } else { Vec::new() };
+        ensure!(pinned.is_empty(), "left pinned after the agent ended: {pinned:?}");
+        Ok(())
+    }
+}
+
+fn read_dir(path: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(path).with_context(|| format!("read {}", path.display()))?;
+    entries.map(|e| Ok(e.with_context(|| format!("read {}", path.display()))?.path())).collect()
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}

@@ -1,0 +1,149 @@
+//! An agent that cannot serve says why before it has made anything, and one that finds damage loses nothing.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use wharf_tests::{
+    Node, NodeConfig,
+    node::runnable_by_all,
+    process::{Finished, as_nobody, run},
+    scenario,
+};
+
+fn refused(node: &Node, flags: &[&str], words: &[&str]) -> Result<()> {
+    let finished = node.run_agent_to_end(flags)?;
+    says(&finished, words)
+}
+
+fn says(finished: &Finished, words: &[&str]) -> Result<()> {
+    ensure!(finished.code() > 0, "the agent was to refuse: {}", finished.describe());
+    let text = format!("{}{}", finished.stdout, finished.stderr);
+    let missing: Vec<_> = words.iter().filter(|w| !text.to_lowercase().contains(&w.to_lowercase())).collect();
+    ensure!(missing.is_empty(), "the error lacks {missing:?}: {}", finished.describe());
+    ensure!(!text.contains("panicked") && !text.contains("RUST_BACKTRACE"), "{text}");
+    Ok(())
+}
+
+fn nothing_was_made(node: &Node) -> Result<()> {
+    ensure!(node.space().links()? == ["lo"], "{:?}", node.space().links()?);
+    ensure!(!node.dirs().bpffs.join("wharf").exists(), "something was pinned");
+    ensure!(!node.dirs().socket().exists(), "a socket was made");
+    Ok(())
+}
+
+#[test]
+fn bad_settings_are_refused_before_anything_is_made() -> Result<()> {
+    let node = Node::without_agent(NodeConfig::default())?;
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--ipv4-pool", "10.0.0.0/33"], &["10.0.0.0/33"]),
+        (&["--ipv4-pool", "fd00::/64"], &["ipv4-pool", "fd00::/64"]),
+        (&["--ipv4-pool", "10.0.0.0/16", "--ipv4-pool", "10.0.3.0/24"], &["10.0.0.0/16", "10.0.3.0/24", "overlap"]),
+        (&["--ipv4-pool", "127.0.0.0/8"], &["127.0.0.0/8"]),
+        (&["--ipv4-pool", "224.0.0.0/8"], &["224.0.0.0/8"]),
+        (&["--ipv6-pool", "fe80::/64"], &["fe80::/64"]),
+        (&["--mtu", "100"], &["mtu", "100"]),
+        (&["--mtu", "x"], &["mtu"]),
+        (&["--metrics-listen", "everywhere"], &["metrics-listen"]),
+        (&["--attach-mode", "magic"], &["attach-mode", "magic"]),
+        (&["--log-level", "=[=["], &["log"]),
+        (&["--node-name", ""], &["node-name"]),
+        (&["--no-such-flag"], &["no-such-flag"]),
+    ];
+    for (flags, words) in cases {
+        // clap takes a flag only once, so the node's own defaults are not passed.
+        let mut command = node.command(wharf_tests::process::bin("wharf-agent")?)?;
+        command.args(node.dirs().flags()).args(*flags);
+        let finished = run(command, b"", Duration::from_secs(10))?;
+        says(&finished, words).with_context(|| format!("{flags:?}"))?;
+        nothing_was_made(&node).with_context(|| format!("{flags:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_bad_configuration_file_is_refused_and_named() -> Result<()> {
+    let node = Node::without_agent(NodeConfig::default())?;
+    let file = node.dirs().root.join("wharf.toml");
+    let path = file.display().to_string();
+    let cases: &[(&str, &[&str])] = &[
+        ("mtu = ", &["wharf.toml", "line 1"]),
+        ("ipv4-pol = ['10.0.0.0/8']", &["wharf.toml", "ipv4-pol"]),
+        ("mtu = 'big'", &["wharf.toml", "mtu"]),
+        ("[[pool]]\nname = 'a'\ncidrs = ['10.87.3.0/24']", &["10.87.0.0/16", "10.87.3.0/24", "overlap"]),
+        ("[[pool]]\nname = 'a'\ncidrs = []", &["pool a", "CIDR"]),
+        (
+            "[[pool]]\nname = 'a'\ncidrs = ['10.1.0.0/24']\n[[pool]]\nname = 'a'\ncidrs = ['10.2.0.0/24']",
+            &["pool a", "twice"],
+        ),
+        ("[[pool]]\nname = 'a b'\ncidrs = ['10.1.0.0/24']", &["pool", "a b"]),
+        ("[[pool]]\nname = 'a'\ncidrs = ['10.1.0.0/24']\ncolour = 'blue'", &["wharf.toml", "colour"]),
+    ];
+    for (text, words) in cases {
+        fs::write(&file, text)?;
+        refused(&node, &["--config", &path], words).with_context(|| format!("{text:?}"))?;
+        nothing_was_made(&node)?;
+    }
+    fs::remove_file(&file)?;
+    refused(&node, &["--config", &path], &["wharf.toml", "No such file"])?;
+    fs::create_dir(&file)?;
+    refused(&node, &["--config", &path], &["wharf.toml", "directory"])?;
+    nothing_was_made(&node)
+}
+
+#[test]
+fn a_file_system_that_is_no_bpffs_is_refused_with_the_remedy() -> Result<()> {
+    let node = Node::without_agent(NodeConfig::default())?;
+    let plain = node.dirs().root.join("plain");
+    fs::create_dir(&plain)?;
+    for path in [plain.display().to_string(), node.dirs().root.join("nothing").display().to_string()] {
+        let mut command = node.command(wharf_tests::process::bin("wharf-agent")?)?;
+        command.arg("--run-dir").arg(&node.dirs().run).arg("--state-dir").arg(&node.dirs().state);
+        command.args(["--bpffs", &path]);
+        says(&run(command, b"", Duration::from_secs(10))?, &[&path, "mount -t bpf"])?;
+        ensure!(node.space().links()? == ["lo"]);
+        ensure!(!node.dirs().socket().exists());
+    }
+    ensure!(fs::read_dir(&plain)?.next().is_none(), "something was put into a directory that is no bpffs");
+    Ok(())
+}
+
+#[test]
+fn without_root_the_agent_says_so() -> Result<()> {
+    let node = Node::without_agent(NodeConfig::default())?;
+    let mut command = node.command(runnable_by_all("wharf-agent")?)?;
+    as_nobody(command.args(node.dirs().flags()));
+    says(&run(command, b"", Duration::from_secs(10))?, &["root", "CAP_"])?;
+    nothing_was_made(&node)
+}
+
+#[test]
+fn a_second_agent_on_the_same_run_directory_is_refused_and_the_first_serves_on() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let sandbox = node.sandbox("a")?;
+        let attached = node.attach(&sandbox)?;
+        let before = node.endpoints()?;
+        let finished = node.run_agent_to_end(&[])?;
+        says(&finished, &[&node.dirs().run.display().to_string()])?;
+        ensure!(node.endpoints()? == before);
+        wharf_tests::icmp::ping(sandbox.space()?, attached.gateways()?[0])?.must_answer()?;
+        node.detach(&attached)
+    })
+}
+
+#[test]
+fn a_damaged_store_is_put_aside_and_the_containers_live_on() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let sandbox = node.sandbox("a")?;
+        let attached = node.attach(&sandbox)?;
+        node.kill_agent()?;
+        fs::write(node.dirs().run.join("state.redb"), b"this is not a store")?;
+        node.start_agent()?;
+        ensure!(node.log().contains("put aside") || node.log().contains("set aside"), "the log does not tell of it");
+        let kept: Vec<_> = fs::read_dir(&node.dirs().run)?.filter_map(|e| e.ok()).map(|e| e.file_name()).collect();
+        ensure!(kept.len() > 3 || kept.iter().any(|n| n.to_string_lossy().starts_with("state.redb.")), "{kept:?}");
+        // What the store no longer explains is not guessed at; DEL and a repair clean it.
+        node.detach(&attached)?;
+        node.wharf(&["audit", "--repair"])?;
+        Ok(())
+    })
+}

@@ -1,0 +1,57 @@
+//! The benchmark itself: its smoke run measures every part and writes every file. What it measures is not judged here.
+
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use wharf_tests::{
+    process::{bin_dir, run},
+    wait,
+};
+
+/// Twice what the smoke run may take on an idle machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn texts<'a>(findings: &'a Value, list: &str, key: &'a str) -> Vec<&'a str> {
+    let items = findings.get(list).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    items.iter().filter_map(|item| item.get(key)?.as_str()).collect()
+}
+
+#[test]
+fn the_smoke_run_measures_everything() -> Result<()> {
+    let out = tempfile::tempdir()?;
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_wharf-bench"));
+    command.args(["--quick", "--out"]).arg(out.path()).env("WHARF_BIN_DIR", bin_dir());
+    let finished = run(command, b"", LIMIT)?;
+    let printed = finished.ok()?;
+
+    let read = |name: &str| fs::read_to_string(out.path().join(name)).with_context(|| name.to_owned());
+    let findings: Value = serde_json::from_str(&read("bench.json")?)?;
+    let groups = texts(&findings, "groups", "title");
+    for title in ["ADD, one at a time", "DEL, one at a time", "one packet in the programs", "memory of the agent"] {
+        ensure!(groups.contains(&title), "{title} was not measured: {groups:?}");
+    }
+    ensure!(groups.iter().collect::<BTreeSet<_>>().len() == groups.len(), "a title stands twice: {groups:?}");
+    let text = read("bench.txt")?;
+    let svg = read("bench.svg")?;
+    for title in &groups {
+        ensure!(printed.contains(title) && text.contains(title), "{title} was not printed");
+    }
+    ensure!(svg.matches("font-size=\"14\"").count() == groups.len(), "not every group was drawn");
+    let marks = texts(&findings, "marks", "target");
+    ensure!(marks.len() == 8, "marks: {marks:?}");
+    for mark in marks {
+        ensure!(printed.contains(mark), "the mark `{mark}` was not printed");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_part_that_does_not_exist_is_refused() -> Result<()> {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_wharf-bench"));
+    command.args(["--only", "everything"]);
+    let finished = run(command, b"", wait::PATIENCE)?;
+    ensure!(finished.code() == 2 && finished.stderr.contains("traffic"), "{}", finished.describe());
+    ensure!(!Path::new("everything").exists(), "it wrote something");
+    Ok(())
+}
