@@ -36,7 +36,7 @@ pub struct Flags {
     /// Mounted BPF file system; pins go under DIR/wharf [default: /sys/fs/bpf]
     #[arg(long, env = "WHARF_BPFFS", value_name = "DIR")]
     pub bpffs: Option<PathBuf>,
-    /// TOML file with any of these settings, and [[pool]] tables
+    /// TOML file with any of these settings, and `[[pool]]` tables
     #[arg(long, env = "WHARF_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// IPv4 CIDR of the default pool; may be repeated [default: 10.87.0.0/16]

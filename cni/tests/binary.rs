@@ -156,7 +156,7 @@ fn del_is_silent_when_done_or_unknown() {
     for version in VERSIONS {
         let outcome = Run::new("DEL", version).answer(200, &done).go();
         outcome.assert_silent();
-        assert_eq!(outcome.requests[0].line, format!("DELETE {ID}"));
+        assert_eq!(outcome.requests[0].line, format!("DELETE {ID}?network=net"));
         assert!(outcome.stderr.is_empty());
     }
     // containerd's second DEL: no netns, no prevResult.

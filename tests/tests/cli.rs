@@ -1,10 +1,8 @@
 //! The operator's CLI against a real agent: exit codes, and what scripts rely on.
 
-use std::fs;
-
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use wharf_tests::{Attached, Node, NodeConfig, Sandbox, process::ip, scenario, wait};
+use wharf_tests::{Attached, Node, NodeConfig, Sandbox, process::ip, programs, scenario, wait};
 
 /// Keys of `wharf endpoint list -o json` that are promised.
 const PROMISED: [&str; 10] =
@@ -164,8 +162,8 @@ const LEAKS: &[Leak] = &[
     (
         "a program taken off",
         |node, endpoint| {
-            let id = node.endpoint(endpoint)?.id.to_string();
-            fs::remove_file(node.dirs().endpoint_pins().join(id).join("link_from_container")).context("unpin a link")
+            let link = node.endpoint(endpoint)?.host_ifname;
+            programs::take_off(node.space(), &link, "ingress")
         },
         "",
     ),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use wharf_tests::{Attached, Node, NodeConfig, Sandbox, icmp::ping, process::ip, scenario};
+use wharf_tests::{Attached, Node, NodeConfig, Sandbox, icmp::ping, process::ip, programs, scenario};
 
 const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
@@ -200,14 +200,18 @@ const TAMPERINGS: &[Tampering] = &[
         |n, _, e| on_node(n, e, &format!("-6 route del {}/128 dev LINK", e.v6()?)),
         &["route"],
     ),
-    ("program on the way out detached", |n, _, e| unpin(n, e, "link_from_container"), &["program", "pin"]),
-    ("program on the way in detached", |n, _, e| unpin(n, e, "link_to_container"), &["program", "pin"]),
+    ("program on the way out detached", |n, _, e| take_off(n, e, "ingress"), &["program"]),
+    ("program on the way in detached", |n, _, e| take_off(n, e, "egress"), &["program"]),
     ("map unpinned", |n, _, e| unpin(n, e, "CONFIG"), &["map", "pin"]),
     ("link deleted", |n, _, e| on_node(n, e, "link del LINK"), &["link"]),
 ];
 
 fn in_sandbox(sandbox: &Sandbox, arguments: &str) -> Result<()> {
     ip(sandbox.space()?, arguments).map(drop)
+}
+
+fn take_off(node: &Node, endpoint: &Attached, direction: &str) -> Result<()> {
+    programs::take_off(node.space(), &node.endpoint(endpoint)?.host_ifname, direction)
 }
 
 fn on_node(node: &Node, endpoint: &Attached, arguments: &str) -> Result<()> {

@@ -17,7 +17,16 @@ fn regenerate(node: &Node, id: &str, level: RegenerateLevel) -> Result<wharf_api
 
 #[test]
 fn no_packet_is_lost_while_programs_are_replaced() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
+    replaced_under_load("clsact")
+}
+
+#[test]
+fn no_packet_is_lost_while_programs_are_replaced_in_tcx_mode() -> Result<()> {
+    replaced_under_load("tcx")
+}
+
+fn replaced_under_load(mode: &str) -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--attach-mode", mode]), |node| {
         let (a, b, c) = (node.sandbox("a")?, node.sandbox("b")?, node.sandbox("c")?);
         let (ea, eb, ec) = (node.attach(&a)?, node.attach(&b)?, node.attach(&c)?);
         let (sa, sb, sc) = (a.space()?, b.space()?, c.space()?);

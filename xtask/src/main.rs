@@ -8,6 +8,7 @@ mod core_sources;
 mod doc_links;
 mod install;
 mod launch;
+mod libtest;
 mod licences;
 mod linker;
 mod manifest;

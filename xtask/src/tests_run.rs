@@ -1,21 +1,20 @@
 //! `test` and `lint`: quick failures first, then what takes long; one line at the end says it all.
 
 use std::{
-    io::{BufRead, BufReader, Write},
-    process::{Command, ExitCode, Stdio},
+    process::{Command, ExitCode},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::{
     args::{CoreSources, TestArgs},
-    build, checks, packages,
+    build, checks, libtest, packages,
     privilege::Privilege,
-    progress::{Progress, Step, describe, spell},
+    progress::{Progress, Step, spell},
     rustc::{Rustc, cargo_target_variable},
     setup,
-    test_results::{Tally, forget_junit, parse_libtest, read_junit},
+    test_results::{Tally, forget_junit, read_junit},
     workspace::{Workspace, find_program},
 };
 
@@ -174,7 +173,7 @@ fn phases(
         report.tests("Examples in documentation", |step, workspace| {
             let mut command = workspace.cargo();
             command.args(["test", "--doc", "--workspace", "--locked", "--quiet"]);
-            run_libtest(step, &mut command)
+            libtest::run(step, privilege, &mut command)
         });
     }
     Ok(())
@@ -247,33 +246,10 @@ fn run_tests(
 ) -> Result<(Tally, bool)> {
     let mut command = runner(workspace, privilege, rustc, filters);
     if !has_nextest() {
-        return run_libtest(step, &mut command);
+        return libtest::run(step, privilege, &mut command);
     }
     let junit = workspace.target().join("nextest/default/junit.xml");
     forget_junit(&junit)?;
     let status = step.run_open(&mut command)?;
     Ok((read_junit(&junit)?, status.success()))
-}
-
-/// Runs a libtest-style runner, passing its output through while counting.
-fn run_libtest(step: &Step, command: &mut Command) -> Result<(Tally, bool)> {
-    step.clear_line();
-    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("start `{}`", describe(command)))?;
-    let output = child.stdout.take().context("read the test runner's output")?;
-    let mut tally = Tally::default();
-    let mut terminal = std::io::stdout().lock();
-    let mut reader = BufReader::new(output);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        if reader.read_until(b'\n', &mut line).context("read the test runner's output")? == 0 {
-            break;
-        }
-        terminal.write_all(&line).context("write to standard output")?;
-        if let Some(counted) = parse_libtest(String::from_utf8_lossy(&line).trim_end()) {
-            tally += counted;
-        }
-    }
-    let status = child.wait().context("wait for the test runner")?;
-    Ok((tally, status.success()))
 }

@@ -165,7 +165,8 @@ fn routes() {
         label: Some("k8s:app=web".into()),
         pod_name: Some("p".into()),
     };
-    let delete = DeleteQuery { network: Some("harbour".into()), no_ip_release: Some(true), epoch: Some(3), container_id: None };
+    let delete =
+        DeleteQuery { network: Some("harbour".into()), no_ip_release: Some(true), epoch: Some(3), container_id: None };
     let allocate = IpamAllocate { pool: None, family: Some(IpFamily::Ipv4), owner: "me".into() };
     let gc = GcRequest {
         network: "n".into(),
