@@ -71,7 +71,12 @@ pub enum Change {
     PutLease(Lease),
     /// Remove a lease if it is there.
     RemoveLease(IpAddr),
-    /// Write an intent.
+    /// Remove a lease if this owner holds it: a delete that comes late never takes the lease of the one who came after.
+    RemoveOwnedLease(IpAddr, LeaseOwner),
+    /// Replace a lease if this owner holds it.
+    ReplaceOwnedLease(Lease, LeaseOwner),
+    /// Write an intent. One to delete is written only where there is a record of this epoch: without one there is nothing
+    /// to resume, and nobody would ever close it.
     PutIntent(EndpointId, Epoch, Intent),
     /// Close an intent.
     RemoveIntent(EndpointId, Epoch),

@@ -1,6 +1,10 @@
 //! Addresses and routes of an endpoint, on both sides, and both sides up.
 
-use std::{fs, io, net::IpAddr};
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv6Addr},
+    time::{Duration, Instant},
+};
 
 use ipnet::IpNet;
 use rtnetlink::{LinkUnspec, packet_route::RouteNetlinkMessage};
@@ -16,13 +20,13 @@ use crate::{
         route::{self, Route},
     },
     netns::NetnsThread,
+    source_rule::{self, SECOND_METRIC, gateway_of},
 };
 
 const OPERATION: &str = "connect endpoint";
 
-/// Metric of the routes of an interface that finds another's in its place, before its index is added. Worse than IPv6's
-/// default of 1024.
-const SECOND_METRIC: u32 = 2048;
+/// The work queue answers in well under a millisecond; this is for a machine on its knees.
+const LOCAL_ROUTE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A request and what it is for.
 struct Step {
@@ -79,7 +83,7 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
             return Err(fail(OPERATION, about(record, name), KernelErrorKind::Unsupported, cause));
         }
     }
-    stand_behind(&mut inside, outcome.in_the_way, record)?;
+    let behind = stand_behind(&mut inside, outcome.in_the_way, record)?;
     let mut host = Connection::open()?;
     let host_name = record.host_ifname.as_str();
     match link::look_up(&mut host, host_name)? {
@@ -94,7 +98,12 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         let cause = "IPv6 is off on the node (net.ipv6.conf.all.disable_ipv6); turn it on or use no IPv6 pool";
         return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::Unsupported, cause));
     }
-    await_running(&mut inside, record)
+    await_running(&mut inside, record)?;
+    if let Some(address) = record.ipv6 {
+        await_local(&mut inside, address)?;
+    }
+    // Last: what comes before goes with the link when it is undone, rules do not.
+    source_rule::ensure(&mut inside, record, &behind)
 }
 
 /// Waits until the container's side carries packets. It came up before its peer, so the kernel activates it later, from a
@@ -129,15 +138,31 @@ fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()>
     }
 }
 
-fn about(record: &EndpointRecord, what: &str) -> String {
-    format!("{what} (endpoint {}, epoch {})", record.id, record.epoch)
+/// Waits until the container takes packets to its IPv6 address. The kernel acknowledges an address first and puts in
+/// its local route afterwards, from a work queue, also where duplicate address detection is off; what arrives before
+/// that is answered with "no route", or not at all.
+fn await_local(inside: &mut Connection, address: Ipv6Addr) -> Result<()> {
+    if route::is_local(inside, address)? {
+        return Ok(());
+    }
+    inside.hear_ipv6_routes()?;
+    // It may have happened between the question and the listening; what happens after the second one is heard.
+    if route::is_local(inside, address)? {
+        return Ok(());
+    }
+    let until = Instant::now() + LOCAL_ROUTE_TIMEOUT;
+    while !inside.heard()?.iter().any(|m| route::is_local_route_to(m, Some(address))) {
+        // Others' changes must not keep this going.
+        if Instant::now() > until {
+            let cause = format!("the kernel did not put in its local route within {LOCAL_ROUTE_TIMEOUT:?}");
+            return Err(fail(OPERATION, address.to_string(), KernelErrorKind::Exhausted, cause));
+        }
+    }
+    Ok(())
 }
 
-fn gateway_of(record: &EndpointRecord, address: IpAddr) -> Option<IpAddr> {
-    match address {
-        IpAddr::V4(_) => record.gateway4.map(IpAddr::V4),
-        IpAddr::V6(_) => record.gateway6.map(IpAddr::V6),
-    }
+fn about(record: &EndpointRecord, what: &str) -> String {
+    format!("{what} (endpoint {}, epoch {})", record.id, record.epoch)
 }
 
 /// Loopback up, addresses, link up, and for each family the gateway on the link and everything by the gateway.
@@ -198,22 +223,28 @@ fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -
 }
 
 /// Routes that found others in their place: ours from before are as wanted; those of another interface stay, and this
-/// interface's stand behind them (a container's second interface does not take over its default route).
-fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &EndpointRecord) -> Result<()> {
+/// interface's stand behind them (a container's second interface does not take over its default route). Returns the
+/// addresses of the families in which they do, each with its gateway.
+fn stand_behind(
+    connection: &mut Connection,
+    in_the_way: Vec<Route>,
+    record: &EndpointRecord,
+) -> Result<Vec<(IpAddr, IpAddr)>> {
     if in_the_way.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
-    let there = route::list(connection, None)?;
+    let mut there = route::list(connection, None)?;
     for mut route in in_the_way {
         if there.iter().any(|r| r.destination == route.destination && r.ifindex == route.ifindex) {
             continue;
         }
-        route.metric = Some(SECOND_METRIC + record.container_ifindex.0);
+        route.metric = Some(SECOND_METRIC.saturating_add(record.container_ifindex.0));
         if let Some(Err(refusal)) = connection.batch(vec![route.add()])?.pop() {
             return Err(refusal.into_error(OPERATION, about(record, &format!("route to {}", route.destination))));
         }
+        there.push(route);
     }
-    Ok(())
+    Ok(source_rule::behind(&there, record))
 }
 
 /// `addrconf` refuses addresses with EACCES where `disable_ipv6` is set, and `IPv6 is disabled on this device`.

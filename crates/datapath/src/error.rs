@@ -2,6 +2,7 @@
 
 use std::{error::Error, io};
 
+use aya::programs::{ProgramError, tc::TcError};
 use wharf_core::kernel::{KernelError, KernelErrorKind};
 
 /// An error of our own making.
@@ -42,6 +43,10 @@ pub(crate) fn io_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::E
         if let Some(io) = e.downcast_ref::<io::Error>() {
             return Some(io);
         }
+        // Transparent twice over, and thereby not among its own sources.
+        if let Some(ProgramError::TcError(TcError::IoError(io))) = e.downcast_ref::<ProgramError>() {
+            return Some(io);
+        }
         next = e.source();
     }
     None
@@ -79,6 +84,13 @@ mod tests {
         let e = wrap("test", "x", &Outer(io::Error::from_raw_os_error(libc::ENOSPC)));
         assert_eq!(e.kind, KernelErrorKind::Exhausted);
         assert!(e.cause.starts_with("outer: No space left"), "{}", e.cause);
+    }
+
+    #[test]
+    fn the_errno_of_an_interface_that_went_away_is_found() {
+        let gone = io::Error::from_raw_os_error(libc::ENODEV);
+        let e = wrap("test", "x", &ProgramError::from(TcError::from(gone)));
+        assert_eq!(e.kind, KernelErrorKind::NotFound, "{e}");
     }
 
     #[test]

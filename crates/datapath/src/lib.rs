@@ -10,6 +10,7 @@
 //! | `bpf` | objects, pins, maps, attaching, the drop-all sink |
 //! | `netlink` | synchronous batches: several requests in one `sendmsg`, answers matched by sequence number |
 //! | `netns` | the one thread that visits other network namespaces |
+//! | `source_rule` | routes by source address in a container with more than one interface |
 //! | `reaper` | the one thread that deletes links, many in one kernel wait |
 //! | [`events`], [`program_log`] | the readers of the ring buffers |
 //!
@@ -30,6 +31,7 @@ mod node;
 mod observe;
 pub mod program_log;
 mod reaper;
+mod source_rule;
 
 pub use events::EventReader;
 pub use fake::FakeKernel;

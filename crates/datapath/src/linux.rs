@@ -26,6 +26,7 @@ use crate::{
     node, observe,
     program_log::ProgramLog,
     reaper::Reaper,
+    source_rule,
 };
 
 /// How to open the kernel.
@@ -157,7 +158,13 @@ impl Kernel for LinuxKernel {
 
     async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
-        self.blocking("make unreachable", move |k| k.bpf.remove_reachable(&record)).await
+        self.blocking("make unreachable", move |k| {
+            let rows = k.bpf.remove_reachable(&record);
+            // Also when the rows could not be removed: each does its best, the first failure is told.
+            let rules = source_rule::remove(&k.netns, &record);
+            rows.and(rules)
+        })
+        .await
     }
 
     async fn remove_attached(&self, link: &LinkRef) -> Result<()> {

@@ -1,8 +1,6 @@
 //! What the kernel holds for an endpoint, compared with what its record says. Tolerant of what others added later
 //! (addresses, routes, programs): it asks only whether ours is there.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -18,6 +16,7 @@ use crate::{
         route::{self, Route},
     },
     netns::NetnsThread,
+    source_rule::{self, gateway_of},
 };
 
 const OPERATION: &str = "observe endpoint";
@@ -66,9 +65,7 @@ fn observe_host(record: &EndpointRecord, bpf: &Bpf, findings: &mut Findings) -> 
     observe_link(&seen, record.host_ifindex.0, record.host_mac, record.mtu, findings);
     let alias = link::alias(record.id, record.epoch);
     findings.same("link", name, "alias", &Some(alias), &seen.alias);
-    for (program, problem) in bpf.attached_mismatches(record.id, name)? {
-        findings.add("program", program, problem);
-    }
+    findings.0.extend(bpf.attached_mismatches(record)?);
     let routes = route::list(&mut host, Some(ROUTE_PROTOCOL))?;
     for address in record.addresses() {
         let to = IpNet::from(address);
@@ -111,11 +108,7 @@ fn observe_container(thread: &NetnsThread, record: &EndpointRecord, findings: &m
     }
     let routes = route::list(&mut inside, None)?;
     for address in record.addresses() {
-        let gateway = match address {
-            IpAddr::V4(_) => record.gateway4.map(IpAddr::V4),
-            IpAddr::V6(_) => record.gateway6.map(IpAddr::V6),
-        };
-        let Some(gateway) = gateway else { continue };
+        let Some(gateway) = gateway_of(record, address) else { continue };
         for wanted in [Route::direct(gateway.into(), seen.ifindex, None), Route::default_via(gateway, seen.ifindex)] {
             let same = |r: &&Route| r.destination == wanted.destination && r.ifindex == wanted.ifindex;
             if !routes.iter().any(|r| same(&r)) {
@@ -123,6 +116,10 @@ fn observe_container(thread: &NetnsThread, record: &EndpointRecord, findings: &m
                 findings.add("route", wanted.destination.to_string(), problem);
             }
         }
+    }
+    let behind = source_rule::behind(&routes, record);
+    for (subject, problem) in source_rule::missing(&mut inside, record, &behind)? {
+        findings.add("route", subject, problem);
     }
     Ok(())
 }

@@ -59,6 +59,12 @@ async fn full_life<W: World>(w: W) {
     assert_eq!(k.observe_endpoint(&b).await.expect("observe"), [], "the neighbour is as before");
     delete(k, &b).await;
     assert_no_endpoints(k).await;
+    k.ensure_node(&node_spec()).await.expect("node again, after endpoints came and went");
+    assert_no_endpoints(k).await;
+    k.remove_node().await.expect("node gone");
+    k.ensure_node(&node_spec()).await.expect("node after it was gone");
+    delete(k, &new_endpoint(&w, 1, 12).await).await;
+    assert_no_endpoints(k).await;
     k.remove_node().await.expect("node gone");
 }
 

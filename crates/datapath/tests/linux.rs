@@ -5,18 +5,18 @@ mod support;
 
 use std::{
     fs,
-    io::{Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     path::Path,
     time::Duration,
 };
 
 use aya::maps::{Array, MapData};
-use support::*;
+use support::{
+    traffic::{PORT, converse, reaches_node},
+    *,
+};
 use wharf_core::kernel::{AttachMode, Kernel, KernelErrorKind};
 use wharf_datapath::{LinuxKernel, OpenOptions};
-
-const PORT: u16 = 7700;
 
 fn open(bpffs: &Path) -> wharf_core::kernel::Result<LinuxKernel> {
     LinuxKernel::open(OpenOptions { bpffs: bpffs.to_owned(), attach_mode: None })
@@ -78,65 +78,6 @@ fn shared_maps_and_endpoints_outlive_the_agent() {
     });
 }
 
-/// A server that echoes one TCP connection and one datagram at an address, in the calling thread's namespace.
-fn echo_once(address: IpAddr) -> impl FnOnce() + Send + 'static {
-    let at = SocketAddr::new(address, PORT);
-    let tcp = TcpListener::bind(at).expect("TCP listener");
-    let udp = UdpSocket::bind(at).expect("UDP socket");
-    move || {
-        let (mut stream, _) = tcp.accept().expect("connection");
-        let mut text = [0; 4];
-        stream.read_exact(&mut text).expect("request");
-        stream.write_all(&text).expect("answer");
-        let (n, peer) = udp.recv_from(&mut text).expect("datagram");
-        udp.send_to(&text[..n], peer).expect("answer");
-    }
-}
-
-/// Talks TCP and UDP to an address from the calling thread's namespace; says from which address it spoke.
-fn talk_to(address: IpAddr) -> IpAddr {
-    let at = SocketAddr::new(address, PORT);
-    let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(5)).expect("connect");
-    stream.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
-    stream.write_all(b"ping").expect("request");
-    let mut text = [0; 4];
-    stream.read_exact(&mut text).expect("answer");
-    assert_eq!(&text, b"ping");
-    let own = stream.local_addr().expect("own address").ip();
-    let udp = UdpSocket::bind(SocketAddr::new(own, 0)).expect("UDP socket");
-    udp.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
-    udp.connect(at).expect("connect");
-    udp.send(b"ping").expect("datagram");
-    assert_eq!(udp.recv(&mut text).expect("datagram"), 4);
-    own
-}
-
-/// A TCP and a UDP conversation between two namespaces (none: the node's).
-fn converse(from: Option<&Path>, to: Option<&Path>, address: IpAddr) -> IpAddr {
-    let bound = match to {
-        Some(to) => {
-            let (sender, receiver) = std::sync::mpsc::channel();
-            let to = to.to_owned();
-            let server = std::thread::spawn(move || {
-                LinuxWorld::inside(&to, move || {
-                    let serve = echo_once(address);
-                    sender.send(()).expect("ready");
-                    serve();
-                });
-            });
-            receiver.recv().expect("server is ready");
-            server
-        }
-        None => std::thread::spawn(echo_once(address)),
-    };
-    let own = match from {
-        Some(from) => LinuxWorld::inside(from, move || talk_to(address)),
-        None => talk_to(address),
-    };
-    bound.join().expect("server");
-    own
-}
-
 fn packets_flow_everywhere(mode: AttachMode) {
     in_linux_world(Some(mode), |w| async move {
         w.kernel.ensure_node(&node_spec()).await.expect("node");
@@ -174,17 +115,91 @@ fn packets_flow_everywhere_with_clsact() {
     packets_flow_everywhere(AttachMode::Clsact);
 }
 
-/// True when a datagram from the container reaches the node within a short time.
-fn reaches_node(from: &Path) -> bool {
-    let server = UdpSocket::bind(SocketAddr::new(ROUTER4.into(), PORT)).expect("UDP socket");
-    server.set_read_timeout(Some(Duration::from_millis(300))).expect("timeout");
-    LinuxWorld::inside(from, || {
-        let client = UdpSocket::bind("0.0.0.0:0").expect("UDP socket");
-        // Without ARP's answer it goes nowhere, which is what the caller asks.
-        let _sent = client.send_to(b"ping", SocketAddr::new(ROUTER4.into(), PORT));
+/// Rules of ours in a container, both families.
+fn rules(netns: &Path) -> String {
+    LinuxWorld::inside(netns, || {
+        ["-4", "-6"].map(|family| run("ip", &[family, "rule", "show", "pref", "30000"])).concat()
+    })
+}
+
+#[test]
+fn a_container_with_two_interfaces_answers_from_both_addresses() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let first = new_endpoint(&w, 1, 10).await;
+        let mut second = record(2, 11, &first.netns, "net1");
+        create(k, &mut second).await;
+        let other = new_endpoint(&w, 3, 12).await;
+        let (both, elsewhere) = (first.netns.path.as_path(), other.netns.path.as_path());
+        for _ in 0..2 {
+            assert_eq!(rules(both).lines().count(), 2, "one for each family, of the second interface: {}", rules(both));
+            for inside in [&first, &second] {
+                for (address, of_other, router) in [
+                    (IpAddr::V4(inside.ipv4.unwrap()), IpAddr::V4(other.ipv4.unwrap()), IpAddr::V4(ROUTER4)),
+                    (IpAddr::V6(inside.ipv6.unwrap()), IpAddr::V6(other.ipv6.unwrap()), IpAddr::V6(ROUTER6)),
+                ] {
+                    assert_eq!(converse(Some(elsewhere), Some(both), address), of_other, "endpoint to {address}");
+                    assert_eq!(converse(None, Some(both), address), router, "node to {address}");
+                }
+                assert_eq!(k.observe_endpoint(inside).await.expect("observe"), []);
+            }
+            // What an agent does again after its restart changes nothing.
+            k.ensure_connected(&first).await.expect("connect again");
+            k.ensure_connected(&second).await.expect("connect again");
+        }
+        let packets = k.observe_counters(second.id).await.expect("counters");
+        let out = packets.iter().find(|c| c.direction == "egress" && c.reason == "forwarded-local");
+        assert!(out.is_some_and(|c| c.packets > 0), "answers left by the second interface: {packets:?}");
+        // A rule or a route that someone removed is told of and mended.
+        let address = second.ipv4.unwrap().to_string();
+        LinuxWorld::inside(both, move || run("ip", &["rule", "del", "from", &address]));
+        let told = k.observe_endpoint(&second).await.expect("observe");
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].subject.starts_with("from 10.77."), "{told:?}");
+        let table = (0x7768_0000 + second.container_ifindex.0).to_string();
+        LinuxWorld::inside(both, move || run("ip", &["-6", "route", "flush", "table", &table]));
+        assert_eq!(k.observe_endpoint(&second).await.expect("observe").len(), 3, "both routes of the table, too");
+        k.ensure_connected(&second).await.expect("mended");
+        assert_eq!(k.observe_endpoint(&second).await.expect("observe"), []);
+        // The rules go with the endpoint, and others' stay.
+        LinuxWorld::inside(both, || {
+            run("ip", &["rule", "add", "from", "192.0.2.1", "lookup", "main", "pref", "29999"])
+        });
+        delete(k, &second).await;
+        assert_eq!(rules(both), "");
+        let theirs = LinuxWorld::inside(both, || run("ip", &["rule", "show", "pref", "29999"]));
+        assert!(theirs.contains("192.0.2.1"), "{theirs}");
+        assert_eq!(k.observe_endpoint(&first).await.expect("observe"), []);
+        assert_eq!(converse(Some(elsewhere), Some(both), first.ipv4.unwrap().into()), IpAddr::V4(other.ipv4.unwrap()));
+        delete(k, &first).await;
+        delete(k, &other).await;
+        assert_no_endpoints(k).await;
     });
-    let mut text = [0; 4];
-    server.recv_from(&mut text).is_ok()
+}
+
+#[test]
+fn a_second_interface_goes_on_when_the_first_goes() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let first = new_endpoint(&w, 1, 10).await;
+        let path = first.netns.path.clone();
+        let mut second = record(2, 11, &first.netns, "net1");
+        create(k, &mut second).await;
+        delete(k, &first).await;
+        let (own4, own6) = (IpAddr::V4(second.ipv4.unwrap()), IpAddr::V6(second.ipv6.unwrap()));
+        for again in [false, true] {
+            assert_eq!(k.observe_endpoint(&second).await.expect("observe"), [], "connected again: {again}");
+            assert_eq!(converse(Some(&path), None, ROUTER4.into()), own4);
+            assert_eq!(converse(Some(&path), None, ROUTER6.into()), own6);
+            assert_eq!(converse(None, Some(&path), own4), IpAddr::V4(ROUTER4));
+            k.ensure_connected(&second).await.expect("connect again");
+        }
+        delete(k, &second).await;
+        assert_eq!(rules(&path), "");
+        assert_no_endpoints(k).await;
+    });
 }
 
 fn nothing_passes_between_detach_and_deletion(mode: AttachMode) {

@@ -1,100 +1,70 @@
 //! What stands on an interface's hooks: an endpoint's programs, or the sink.
+//!
+//! There are two modes. An agent may find attachments of the other one, made before its mode was changed. It first puts
+//! its own in place and then takes the others away, so that at every moment one of them polices. On a hook with both, tcx
+//! runs first and, as our programs always decide, alone.
 
 use std::{fs, io, path::Path};
 
-use aya::programs::{
-    LinkOrder, ProgramError, SchedClassifier, TcAttachType,
-    links::{FdLink, LinkError, PinnedLink},
-    tc::{SchedClassifierLink, TcAttachOptions, TcError},
-};
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use nix::{errno::Errno, net::if_::if_nametoindex};
 use wharf_core::{
+    endpoint::EndpointRecord,
     ids::EndpointId,
-    kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Result},
+    kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Mismatch, Result},
 };
 
 use super::{
-    Bpf, clsact,
+    Bpf,
+    clsact::{self, Wanted},
     pins::{self, LINKS, PROGRAMS, SINK},
+    tcx,
 };
-use crate::error::{fail, io_cause, wrap};
+use crate::error::{fail, wrap};
 
-const ATTACH: &str = "attach programs";
+pub(super) const ATTACH: &str = "attach programs";
 const DETACH: &str = "detach programs";
 
-/// The hooks, with the index of their program's and link's pin names. The host side's ingress is what the container
-/// sends.
-pub(crate) const HOOKS: [(TcAttachType, &str, &str); 2] =
-    [(TcAttachType::Ingress, PROGRAMS[0], LINKS[0]), (TcAttachType::Egress, PROGRAMS[1], LINKS[1])];
+/// A hook of the host side.
+#[derive(Clone, Copy)]
+pub(super) struct Hook {
+    pub(super) attach: TcAttachType,
+    /// Name of its program, and of the program's pin.
+    pub(super) program: &'static str,
+    /// Name of the tcx link's pin.
+    pub(super) link: &'static str,
+}
+
+/// The hooks. The host side's ingress is what the container sends.
+pub(super) const HOOKS: [Hook; 2] = [
+    Hook { attach: TcAttachType::Ingress, program: PROGRAMS[0], link: LINKS[0] },
+    Hook { attach: TcAttachType::Egress, program: PROGRAMS[1], link: LINKS[1] },
+];
 
 fn about(link: &LinkRef) -> String {
     format!("{} (endpoint {}, epoch {})", link.host_ifname, link.id, link.epoch)
 }
 
-/// True when the interface is there and, where its index is known, is that very one.
-fn present(link: &LinkRef) -> Result<bool> {
-    match if_nametoindex(link.host_ifname.as_str()) {
-        Ok(index) => Ok(link.host_ifindex.is_none_or(|want| want.0 == index)),
-        Err(Errno::ENODEV | Errno::ENXIO) => Ok(false),
-        Err(e) => Err(wrap("look up link", about(link), &io::Error::from(e))),
+/// Index of an interface; `None` when it is not there.
+pub(super) fn index_of(ifname: &str) -> Result<Option<u32>> {
+    match if_nametoindex(ifname) {
+        Ok(index) => Ok(Some(index)),
+        Err(Errno::ENODEV | Errno::ENXIO) => Ok(None),
+        Err(e) => Err(wrap("look up link", ifname, &io::Error::from(e))),
     }
 }
 
-/// Ids of the programs on a tcx hook; none when the interface is gone.
-pub(crate) fn tcx_programs(ifname: &str, hook: TcAttachType) -> Result<Vec<u32>> {
-    match SchedClassifier::query_tcx(ifname, hook) {
-        Ok((_, programs)) => Ok(programs.iter().map(|p| p.id()).collect()),
-        Err(e) => match io_cause(&e).and_then(io::Error::raw_os_error) {
-            Some(libc::ENODEV | libc::ENXIO | libc::ENOENT) => Ok(Vec::new()),
-            _ => Err(wrap("query attached programs", ifname, &e)),
-        },
-    }
+/// True when the interface is there and, where its index is known, is that very one.
+fn present(link: &LinkRef) -> Result<bool> {
+    let index = index_of(link.host_ifname.as_str())?;
+    Ok(index.is_some_and(|is| link.host_ifindex.is_none_or(|want| want.0 == is)))
 }
 
 fn open_program(path: &Path) -> Result<SchedClassifier> {
     SchedClassifier::from_pin(path).map_err(|e| wrap("open program", path.display().to_string(), &e))
 }
 
-/// Opens a pinned link; `None` when it is not pinned.
-fn open_link(path: &Path) -> Result<Option<FdLink>> {
-    match PinnedLink::from_pin(path) {
-        Ok(link) => Ok(Some(FdLink::from(link))),
-        Err(LinkError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        Err(e) => Err(wrap("open link pin", path.display().to_string(), &e)),
-    }
-}
-
-/// Puts a program behind a link that is pinned, in one step. False when the link's interface is gone.
-fn put_behind(program: &mut SchedClassifier, link: FdLink, subject: &str) -> Result<bool> {
-    let error = |e: &(dyn std::error::Error + 'static)| wrap(ATTACH, subject, e);
-    let link = SchedClassifierLink::try_from(link).map_err(|e| error(&e))?;
-    match program.attach_to_link(link) {
-        Ok(id) => {
-            // The pin keeps the attachment; this descriptor of it may go.
-            drop(program.take_link(id).map_err(|e| error(&e))?);
-            Ok(true)
-        }
-        Err(ProgramError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOLINK) => Ok(false),
-        Err(e) => Err(error(&e)),
-    }
-}
-
-/// Attaches a program anew and pins the attachment.
-fn attach_new(program: &mut SchedClassifier, ifname: &str, hook: TcAttachType, pin: &Path) -> Result<()> {
-    let error = |e: &(dyn std::error::Error + 'static)| wrap(ATTACH, ifname, e);
-    let options = TcAttachOptions::TcxOrder(LinkOrder::default());
-    let id = program.attach_with_options(ifname, hook, options).map_err(|e| match e {
-        // aya looks the index up by name just before.
-        ProgramError::TcError(TcError::IoError(_)) => gone(ATTACH, ifname.to_owned()),
-        e => error(&e),
-    })?;
-    let link = program.take_link(id).map_err(|e| error(&e))?;
-    let link = FdLink::try_from(link).map_err(|e| error(&e))?;
-    link.pin(pin).map_err(|e| wrap("pin attachment", pin.display().to_string(), &e))?;
-    Ok(())
-}
-
-fn gone(operation: &'static str, subject: String) -> KernelError {
+pub(super) fn gone(operation: &'static str, subject: String) -> KernelError {
     fail(operation, subject, KernelErrorKind::NotFound, "the interface is gone, or its index is another's")
 }
 
@@ -105,39 +75,57 @@ impl Bpf {
             return Err(gone(ATTACH, about(link)));
         }
         self.reopen_closed(link)?;
-        let mut outcome = Attached::Replaced;
-        for (hook, program, pin) in HOOKS {
-            let mut program = open_program(&self.pins.endpoint(link.id, program))?;
-            let replaced = match self.mode {
-                AttachMode::Tcx => self.ensure_tcx(&mut program, link, hook, &self.pins.endpoint(link.id, pin))?,
-                AttachMode::Clsact => clsact::ensure(&mut program, link.host_ifname.as_str(), hook)?,
-            };
-            if !replaced {
-                outcome = Attached::New;
-            }
+        let mut programs = Vec::with_capacity(HOOKS.len());
+        for hook in HOOKS {
+            programs.push((hook, open_program(&self.pins.endpoint(link.id, hook.program))?));
         }
+        let replaced = match self.mode {
+            AttachMode::Tcx => self.ensure_tcx(link, &mut programs)?,
+            AttachMode::Clsact => self.ensure_clsact(link, &mut programs)?,
+        };
         self.refresh_slot(link.id)?;
-        Ok(outcome)
+        Ok(if replaced { Attached::Replaced } else { Attached::New })
     }
 
-    /// True when an attachment was there and now has the new program.
-    fn ensure_tcx(
-        &self,
-        program: &mut SchedClassifier,
-        link: &LinkRef,
-        hook: TcAttachType,
-        pin: &Path,
-    ) -> Result<bool> {
+    /// True when programs stood on every hook.
+    fn ensure_tcx(&self, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
         let ifname = link.host_ifname.as_str();
-        if let Some(old) = open_link(pin)? {
-            // A pin outlives its interface, and may be of another one: then it is worth nothing here.
-            if is_on(&old, ifname, hook)? && put_behind(program, old, &about(link))? {
-                return Ok(true);
+        let mut replaced = true;
+        for (hook, program) in programs {
+            let pin = self.pins.endpoint(link.id, hook.link);
+            if let Some(old) = tcx::open_on(&pin, ifname, hook.attach)?
+                && tcx::put_behind(program, old, &about(link))?
+            {
+                continue;
             }
-            pins::unpin(pin)?;
+            // What is pinned, if anything, is of an interface that is gone.
+            pins::unpin(&pin)?;
+            tcx::attach(program, ifname, hook.attach, LinkOrder::default(), &pin)?;
+            replaced = false;
         }
-        attach_new(program, ifname, hook, pin)?;
-        Ok(false)
+        let filtered = clsact::release(ifname)?;
+        Ok(replaced || filtered)
+    }
+
+    /// True when programs stood on every hook.
+    fn ensure_clsact(&self, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
+        let mut linked = 0;
+        for (hook, program) in &mut *programs {
+            // Of the other mode: the new program goes behind it too, as some kernels let go of a link a little later.
+            let pin = self.pins.endpoint(link.id, hook.link);
+            if let Some(old) = tcx::open_on(&pin, link.host_ifname.as_str(), hook.attach)?
+                && tcx::put_behind(program, old, &about(link))?
+            {
+                linked += 1;
+            }
+        }
+        let wanted: Vec<_> =
+            programs.iter().map(|(hook, program)| Wanted { hook: hook.attach, program, name: hook.program }).collect();
+        let filtered = clsact::ensure(link.host_ifname.as_str(), &wanted)?;
+        for hook in HOOKS {
+            tcx::release(&self.pins.endpoint(link.id, hook.link))?;
+        }
+        Ok(filtered || linked == HOOKS.len())
     }
 
     /// Puts the sink in the place of the endpoint's programs.
@@ -146,27 +134,21 @@ impl Bpf {
             return Ok(());
         }
         let mut sink = open_program(&self.pins.shared(SINK))?;
-        for (hook, _, pin) in HOOKS {
-            let ifname = link.host_ifname.as_str();
-            let done = match self.mode {
-                AttachMode::Tcx => self.sink_tcx(&mut sink, link, hook, pin),
-                AttachMode::Clsact => clsact::ensure(&mut sink, ifname, hook).map(drop),
-            };
-            match done {
-                // It went away meanwhile, or is on its way out with its namespace: it still has its name then, but the
-                // kernel refuses to attach to it, and nothing passes through it any more.
-                Err(e) if e.kind == KernelErrorKind::NotFound => return Ok(()),
-                Err(e) => return Err(KernelError { operation: DETACH, ..e }),
-                Ok(()) => {}
-            }
+        let done = match self.mode {
+            AttachMode::Tcx => self.sink_tcx(&mut sink, link),
+            AttachMode::Clsact => self.sink_clsact(&mut sink, link),
+        };
+        match done {
+            // It went away meanwhile, or is on its way out with its namespace: it still has its name then, but the kernel
+            // refuses to attach to it, and nothing passes through it any more.
+            Err(e) if e.kind == KernelErrorKind::NotFound => Ok(()),
+            Err(e) => Err(KernelError { operation: DETACH, ..e }),
+            Ok(()) => Ok(()),
         }
-        Ok(())
     }
 
-    fn sink_tcx(&self, sink: &mut SchedClassifier, link: &LinkRef, hook: TcAttachType, pin: &str) -> Result<()> {
-        let ifname = link.host_ifname.as_str();
+    fn sink_tcx(&self, sink: &mut SchedClassifier, link: &LinkRef) -> Result<()> {
         let closing = self.pins.closing(&link.host_ifname);
-        let closed = closing.join(pin);
         if let Err(e) = fs::create_dir(&closing)
             && e.kind() != io::ErrorKind::AlreadyExists
         {
@@ -176,25 +158,54 @@ impl Bpf {
                 ..wrap("make pin directory", closing.display().to_string(), &e)
             });
         }
-        if let Some(old) = open_link(&closed)?
-            && is_on(&old, ifname, hook)?
-        {
-            // Closed before; once more costs nothing and makes sure.
-            return put_behind(sink, old, &about(link)).map(drop);
+        for hook in HOOKS {
+            self.sink_tcx_hook(sink, link, hook, &closing.join(hook.link))?;
         }
-        pins::unpin(&closed)?;
-        let open = self.pins.endpoint(link.id, pin);
-        if let Some(old) = open_link(&open)?
-            && is_on(&old, ifname, hook)?
-        {
-            if put_behind(sink, old, &about(link))? {
+        clsact::release(link.host_ifname.as_str()).map(drop)
+    }
+
+    fn sink_tcx_hook(&self, sink: &mut SchedClassifier, link: &LinkRef, hook: Hook, closed: &Path) -> Result<()> {
+        let ifname = link.host_ifname.as_str();
+        if let Some(old) = tcx::open_on(closed, ifname, hook.attach)? {
+            // Closed before; once more costs nothing and makes sure.
+            return tcx::put_behind(sink, old, &about(link)).map(drop);
+        }
+        pins::unpin(closed)?;
+        let open = self.pins.endpoint(link.id, hook.link);
+        if let Some(old) = tcx::open_on(&open, ifname, hook.attach)? {
+            if tcx::put_behind(sink, old, &about(link))? {
                 // Out of the endpoint's directory, which is about to go; the attachment has to stay until its link goes.
-                return pins::replace(&open, &closed);
+                return pins::replace(&open, closed);
             }
             return Ok(());
         }
-        // Nothing of the endpoint's stands there (never attached, or a successor's pins have its place).
-        attach_new(sink, ifname, hook, &closed)
+        // Nothing of the endpoint's stands there that is pinned (never attached, or a successor's pins have its place).
+        // Before whatever does.
+        tcx::attach(sink, ifname, hook.attach, LinkOrder::first(), closed)
+    }
+
+    fn sink_clsact(&self, sink: &mut SchedClassifier, link: &LinkRef) -> Result<()> {
+        let ifname = link.host_ifname.as_str();
+        let closing = self.pins.closing(&link.host_ifname);
+        // Of the other mode: closed at once, as they run first, and let go of when the filters stand.
+        let mut linked = Vec::new();
+        for hook in HOOKS {
+            for pin in [self.pins.endpoint(link.id, hook.link), closing.join(hook.link)] {
+                if let Some(old) = tcx::open_on(&pin, ifname, hook.attach)? {
+                    tcx::put_behind(sink, old, &about(link))?;
+                    linked.push(pin);
+                }
+            }
+        }
+        let wanted = HOOKS.map(|hook| Wanted { hook: hook.attach, program: sink, name: SINK });
+        clsact::ensure(ifname, &wanted)?;
+        if linked.is_empty() {
+            return Ok(());
+        }
+        for pin in linked {
+            tcx::release(&pin)?;
+        }
+        self.forget_closed(link)
     }
 
     /// Takes the pins of a closed link back into the endpoint's directory, so that its programs take the sink's place.
@@ -204,8 +215,8 @@ impl Bpf {
         if names.is_empty() {
             return Ok(());
         }
-        for (_, _, pin) in HOOKS.into_iter().filter(|(_, _, pin)| names.iter().any(|n| n == pin)) {
-            pins::replace(&closing.join(pin), &self.pins.endpoint(link.id, pin))?;
+        for hook in HOOKS.into_iter().filter(|hook| names.iter().any(|n| n == hook.link)) {
+            pins::replace(&closing.join(hook.link), &self.pins.endpoint(link.id, hook.link))?;
         }
         pins::remove_dir(&closing)
     }
@@ -225,7 +236,7 @@ impl Bpf {
     /// At start: forgets closed links whose interface went while no agent ran.
     pub(super) fn sweep_closed(&self) -> Result<()> {
         for name in pins::names(&self.pins.closing_dir())? {
-            if let Err(Errno::ENODEV | Errno::ENXIO) = if_nametoindex(name.as_str()) {
+            if index_of(&name)?.is_none() {
                 self.forget_closed_dir(&self.pins.closing_dir().join(name))?;
             }
         }
@@ -241,26 +252,58 @@ impl Bpf {
         }
     }
 
-    /// What should stand on the hooks but does not: the hook's program name and what is wrong.
-    pub(crate) fn attached_mismatches(&self, id: EndpointId, ifname: &str) -> Result<Vec<(&'static str, String)>> {
+    /// What should stand on the hooks but does not, and what does but should not.
+    pub(crate) fn attached_mismatches(&self, record: &EndpointRecord) -> Result<Vec<Mismatch>> {
+        let ifname = record.host_ifname.as_str();
         let mut wrong = Vec::new();
-        for (hook, program, _) in HOOKS {
-            let Some(wanted) = self.pinned_program_id(id, program)? else { continue };
-            let there = match self.mode {
-                AttachMode::Tcx => tcx_programs(ifname, hook)?,
-                AttachMode::Clsact => clsact::programs(ifname, hook)?,
-            };
-            if !there.contains(&wanted) {
-                wrong.push((program, format!("expected program id {wanted} on {ifname}, found {there:?}")));
+        let mut add = |object: &str, subject: String, problem: String| {
+            wrong.push(Mismatch { object: object.to_owned(), subject, problem });
+        };
+        for hook in HOOKS {
+            let pin = self.pins.endpoint(record.id, hook.link);
+            let filter = clsact::program(ifname, hook.attach)?;
+            // None is told as a missing pin.
+            let wanted = self.pinned_program_id(record.id, hook.program)?;
+            match self.mode {
+                AttachMode::Tcx => {
+                    let link = tcx::open(&pin)?;
+                    let behind = link.map(|l| tcx::program_of(&l, ifname)).transpose()?;
+                    let there = tcx::programs(ifname, hook.attach)?;
+                    if let Some(wanted) = wanted.filter(|w| !there.contains(w)) {
+                        let problem = format!("expected program id {wanted} on {ifname}, found {there:?}");
+                        add("program", hook.program.to_owned(), problem);
+                    }
+                    let subject = || format!("{}/{}", record.id, hook.link);
+                    match behind {
+                        None => add("pin", subject(), "expected, is not there".to_owned()),
+                        Some(is) if wanted.is_some_and(|w| w != is) => {
+                            add("pin", subject(), format!("expected program id {wanted:?} behind it, found {is}"));
+                        }
+                        Some(_) => {}
+                    }
+                    if let Some(filter) = filter {
+                        let problem = format!("a clsact filter with program id {filter} is left, the mode is tcx");
+                        add("program", hook.program.to_owned(), problem);
+                    }
+                }
+                AttachMode::Clsact => {
+                    if let Some(wanted) = wanted.filter(|w| filter != Some(*w)) {
+                        let is = filter.map_or_else(
+                            || "no filter of ours (was the clsact qdisc removed?)".to_owned(),
+                            |is| format!("program id {is}"),
+                        );
+                        let problem = format!("expected program id {wanted} in a filter on {ifname}, found {is}");
+                        add("program", hook.program.to_owned(), problem);
+                    }
+                    for pin in [pin, self.pins.closing(&record.host_ifname).join(hook.link)] {
+                        if tcx::open(&pin)?.is_some() {
+                            let problem = "a tcx link is left, the mode is clsact".to_owned();
+                            add("pin", pin.display().to_string(), problem);
+                        }
+                    }
+                }
             }
         }
         Ok(wrong)
     }
-}
-
-/// True when a link's program stands on that hook of that interface: the kernel does not say which interface a link is
-/// of other than in text, but it says which programs an interface has.
-fn is_on(link: &FdLink, ifname: &str, hook: TcAttachType) -> Result<bool> {
-    let program = link.info().map_err(|e| wrap("read link", ifname, &e))?.program_id();
-    Ok(tcx_programs(ifname, hook)?.contains(&program))
 }

@@ -1,80 +1,358 @@
-//! Attaching where there is no tcx (before Linux 6.6): one filter on each side of the `clsact` qdisc, replaced in place.
+//! Attaching by filters: one on each side of the `clsact` qdisc, replaced in place. Every kernel has it, and it is the
+//! default (docs/attach-modes.md).
 //!
-//! A filter lives and dies with its interface, so it needs no pin.
+//! A filter lives and dies with its interface, so it needs no pin. The interface is ours, but the qdisc on it may be
+//! shared: a filter is taken for ours only when kind, priority, protocol, handle and name all are, and no other is ever
+//! replaced or removed.
 
-use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 
-use aya::programs::{
-    ProgramError, SchedClassifier, TcAttachType,
-    tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
+use aya::programs::{SchedClassifier, TcAttachType};
+use rtnetlink::{
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+    packet_route::{
+        RouteNetlinkMessage,
+        tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcHeader, TcMessage, TcOption},
+    },
 };
-use nix::net::if_::if_nametoindex;
-use rtnetlink::packet_route::{
-    RouteNetlinkMessage,
-    tc::{TcAttribute, TcFilterBpfOption, TcHandle as Parent, TcMessage, TcOption},
+use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
+
+use super::attach::{ATTACH, HOOKS, gone, index_of};
+use crate::{
+    error::{fail, wrap},
+    netlink::{Connection, Refusal, Request},
 };
-use wharf_core::kernel::Result;
 
-use crate::{error::wrap, netlink::Connection};
+const RELEASE: &str = "remove filters";
 
-const ATTACH: &str = "attach programs";
 /// Our filter's place on the hook: the first.
-const PRIORITY: u16 = 1;
-const HANDLE: TcHandle = TcHandle::new(0, 1);
+const PRIORITY: u32 = 1;
+/// `ETH_P_ALL` of `linux/if_ether.h`.
+const ALL_PROTOCOLS: u16 = 3;
+/// Handles that the kernel chooses, and those that people do, are small.
+const HANDLE: u32 = 0x7768_0001;
+/// What the names of our filters begin with (`tc filter show` tells them).
+const NAME_PREFIX: &str = "wharf/";
+/// Kind of a filter that is a BPF program.
+const BPF: &str = "bpf";
+/// Kind of the qdisc.
+const CLSACT: &str = "clsact";
 
-fn errno(error: &ProgramError) -> Option<i32> {
-    match error {
-        ProgramError::TcError(TcError::NetlinkError(e)) | ProgramError::NetlinkError(e) => e.raw_os_error(),
-        _ => None,
+/// A filter that is to stand on a hook.
+pub(super) struct Wanted<'a> {
+    pub(super) hook: TcAttachType,
+    pub(super) program: &'a SchedClassifier,
+    /// The program's name.
+    pub(super) name: &'a str,
+}
+
+/// Puts the filters on their hooks, or programs in place of those that are there. True when all were there.
+///
+/// # Errors
+/// `NotFound` only when the interface is gone; `Conflict` when something that is not ours has our place.
+pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
+    let mut device = Device::open(ifname)?.ok_or_else(|| gone(ATTACH, ifname.to_owned()))?;
+    let mut outcome = device.attach(wanted)?;
+    if outcome.as_ref().is_err_and(|r| [libc::ENOENT, libc::EEXIST, libc::EINVAL].iter().any(|e| r.is(*e))) {
+        // Someone added or removed a filter or the qdisc between the look and the act.
+        outcome = device.attach(wanted)?;
+    }
+    outcome.map_err(|refusal| {
+        let device_gone = refusal.is(libc::ENODEV);
+        let told = refusal.into_error(ATTACH, ifname);
+        match told.kind {
+            _ if device_gone => gone(ATTACH, ifname.to_owned()),
+            // Something is missing in the kernel, or is there that should not be: not the interface.
+            KernelErrorKind::NotFound | KernelErrorKind::Exists => {
+                let cause = format!(
+                    "{}; the kernel must have the clsact qdisc and the bpf classifier (CONFIG_NET_SCH_INGRESS, \
+                     CONFIG_NET_CLS_BPF), or use --attach-mode tcx",
+                    told.cause
+                );
+                KernelError { kind: KernelErrorKind::Unsupported, cause, ..told }
+            }
+            _ => told,
+        }
+    })
+}
+
+/// Id of our filter's program on a hook; `None` when there is no such filter.
+pub(super) fn program(ifname: &str, hook: TcAttachType) -> Result<Option<u32>> {
+    match Device::open(ifname)? {
+        Some(mut device) => Ok(device.look(hook)?.ours().and_then(|f| f.program)),
+        None => Ok(None),
     }
 }
 
-/// Attaches a program, or puts it in the place of the one that is there. True when one was there.
-pub(super) fn ensure(program: &mut SchedClassifier, ifname: &str, hook: TcAttachType) -> Result<bool> {
-    match tc::qdisc_add_clsact(ifname) {
-        Ok(()) => {}
-        Err(TcError::NetlinkError(e)) if e.raw_os_error() == Some(libc::EEXIST) => {}
-        Err(e) => return Err(wrap(ATTACH, ifname, &e)),
-    }
-    let there = SchedClassifierLink::attached(ifname, hook, PRIORITY, HANDLE, None)
-        .map_err(|e: io::Error| wrap(ATTACH, ifname, &e))?;
-    let (id, replaced) = match program.attach_to_link(there) {
-        Ok(id) => (id, true),
-        Err(e) if errno(&e) == Some(libc::ENOENT) => {
-            let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
-            let new = program.attach_with_options(ifname, hook, TcAttachOptions::Netlink(options));
-            (new.map_err(|e| wrap(ATTACH, ifname, &e))?, false)
+/// Removes our filters. The qdisc goes with the last filter if one of ours was in it: then this endpoint made it, or
+/// would have, and nobody else has a use for it. True when a filter of ours stood on every hook.
+pub(super) fn release(ifname: &str) -> Result<bool> {
+    let Some(mut device) = Device::open(ifname)? else { return Ok(false) };
+    let mut ours = Vec::with_capacity(HOOKS.len());
+    for hook in HOOKS {
+        if device.look(hook.attach)?.ours().is_some() {
+            ours.push(device.remove_filter(hook.attach));
         }
-        Err(e) => return Err(wrap(ATTACH, ifname, &e)),
-    };
-    let link = program.take_link(id).map_err(|e| wrap(ATTACH, ifname, &e))?;
-    // Dropping it would take the filter away; it holds no memory and no descriptor.
-    std::mem::forget(link);
-    Ok(replaced)
+    }
+    if ours.is_empty() {
+        return Ok(false);
+    }
+    let everywhere = ours.len() == HOOKS.len();
+    let refused = device.connection.batch(ours)?.into_iter().find_map(std::result::Result::err);
+    let mut empty = true;
+    for hook in HOOKS {
+        let left = device.look(hook.attach)?;
+        match refused {
+            Some(refusal) if left.ours().is_some() => return Err(refusal.into_error(RELEASE, ifname)),
+            // Refused, as it was gone by then.
+            _ => empty &= left.is_empty(),
+        }
+    }
+    if empty && let Some(Err(refusal)) = device.connection.batch(vec![device.remove_qdisc()])?.pop() {
+        // An empty qdisc does no harm, and none at all is as wanted.
+        tracing::debug!(ifname, error = %refusal.errno, "the clsact qdisc was not removed");
+    }
+    Ok(everywhere)
 }
 
-/// Ids of the programs on a hook; none when the interface or its qdisc is gone.
-pub(super) fn programs(ifname: &str, hook: TcAttachType) -> Result<Vec<u32>> {
-    let Ok(index) = if_nametoindex(ifname) else { return Ok(Vec::new()) };
-    let minor = match hook {
-        TcAttachType::Ingress => Parent::MIN_INGRESS,
-        _ => Parent::MIN_EGRESS,
-    };
-    let mut request = TcMessage::default();
-    request.header.index = i32::try_from(index).unwrap_or_default();
-    request.header.parent = Parent { major: u16::MAX, minor };
-    let answer = Connection::open()?.dump(&RouteNetlinkMessage::GetTrafficFilter(request))?;
-    let Ok(filters) = answer else { return Ok(Vec::new()) };
-    let mut found = Vec::new();
-    for filter in filters {
-        let RouteNetlinkMessage::NewTrafficFilter(filter) = filter else { continue };
-        for attribute in filter.attributes {
-            let TcAttribute::Options(options) = attribute else { continue };
-            found.extend(options.iter().filter_map(|o| match o {
-                TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
-                _ => None,
-            }));
+/// A filter on a hook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Filter {
+    /// Priority in the upper half, protocol in the lower, as the kernel has it.
+    info: u32,
+    /// 0: the row that stands for all filters of one priority.
+    handle: u32,
+    kind: String,
+    name: String,
+    program: Option<u32>,
+}
+
+impl Filter {
+    fn read(message: TcMessage) -> Self {
+        let TcMessage { header, attributes, .. } = message;
+        let mut filter = Self {
+            info: header.info,
+            handle: header.handle.into(),
+            kind: String::new(),
+            name: String::new(),
+            program: None,
+        };
+        for attribute in attributes {
+            match attribute {
+                TcAttribute::Kind(kind) => filter.kind = kind,
+                TcAttribute::Options(options) => {
+                    for option in options {
+                        match option {
+                            TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => filter.name = name,
+                            TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => filter.program = Some(id),
+                            _ => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        filter
+    }
+
+    fn is_ours(&self) -> bool {
+        self.info == info()
+            && self.handle == HANDLE
+            && self.kind == BPF
+            && self.name.strip_prefix(NAME_PREFIX).is_some_and(|program| !program.is_empty())
+    }
+
+    /// It is not ours, and ours could not stand beside it: one priority has filters of one kind and protocol only.
+    fn excludes_ours(&self) -> bool {
+        self.info >> 16 == PRIORITY
+            && !self.is_ours()
+            && (self.kind != BPF || self.info != info() || self.handle == HANDLE)
+    }
+}
+
+/// What stands on a hook.
+struct Filters {
+    known: Vec<Filter>,
+    /// Filters of kinds that this crate's parser does not know.
+    unknown: usize,
+}
+
+impl Filters {
+    fn ours(&self) -> Option<&Filter> {
+        self.known.iter().find(|f| f.is_ours())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.known.is_empty() && self.unknown == 0
+    }
+}
+
+/// Priority and protocol of our filters, as `tcm_info` has them.
+fn info() -> u32 {
+    PRIORITY << 16 | u32::from(ALL_PROTOCOLS.to_be())
+}
+
+/// An interface, by the index that it had when it was opened.
+struct Device<'a> {
+    connection: Connection,
+    ifname: &'a str,
+    index: i32,
+}
+
+impl<'a> Device<'a> {
+    /// `None` when there is no such interface.
+    fn open(ifname: &'a str) -> Result<Option<Self>> {
+        let Some(index) = index_of(ifname)? else { return Ok(None) };
+        let index = i32::try_from(index).map_err(|e| wrap(ATTACH, ifname, &e))?;
+        Ok(Some(Self { connection: Connection::open()?, ifname, index }))
+    }
+
+    /// The refusal of the inner result is the kernel's, to be judged by whoever asked.
+    fn attach(&mut self, wanted: &[Wanted<'_>]) -> Result<std::result::Result<bool, Refusal>> {
+        // Without NLM_F_EXCL: a clsact qdisc that is there is as wanted, and one of the older kind `ingress`, which has the
+        // same handle but one hook for both directions, is refused.
+        let qdisc = Request::new(RouteNetlinkMessage::NewQueueDiscipline(self.qdisc()), NLM_F_CREATE);
+        match self.connection.batch(vec![qdisc])?.pop() {
+            Some(Err(refusal)) if refusal.is(libc::EINVAL) => {
+                let told = refusal.into_error(ATTACH, self.ifname);
+                let cause = format!(
+                    "{}; a qdisc of another kind is in clsact's place: remove it (`tc qdisc del dev {} ingress`) or use \
+                     --attach-mode tcx",
+                    told.cause, self.ifname
+                );
+                return Err(KernelError { kind: KernelErrorKind::Conflict, cause, ..told });
+            }
+            Some(Err(refusal)) => return Ok(Err(refusal)),
+            _ => {}
+        }
+        // A new endpoint's interface has no filters: no look is needed, which would take RTNL for each hook.
+        let new = NLM_F_CREATE | NLM_F_EXCL;
+        let requests = wanted.iter().map(|w| self.put_filter(w, new)).collect::<Result<_>>()?;
+        let answers = self.connection.batch(requests)?;
+        let mut replacements = Vec::with_capacity(wanted.len());
+        for (filter, answer) in wanted.iter().zip(answers) {
+            let Err(refusal) = answer else { continue };
+            let there = self.look(filter.hook)?;
+            if there.ours().is_some() {
+                // Only a replacement: whatever came or went meanwhile is not touched.
+                replacements.push(self.put_filter(filter, 0)?);
+            } else if let Some(other) = there.known.iter().find(|f| f.excludes_ours()) {
+                let cause = format!(
+                    "a filter that is not ours has our place (kind {}, name {:?}, priority {PRIORITY}, handle {:#x}); \
+                     give it another priority or use --attach-mode tcx",
+                    other.kind, other.name, other.handle
+                );
+                return Err(fail(ATTACH, self.ifname, KernelErrorKind::Conflict, cause));
+            } else {
+                return Ok(Err(refusal));
+            }
+        }
+        let replaced = replacements.len() == wanted.len();
+        let refused = self.connection.batch(replacements)?.into_iter().find_map(std::result::Result::err);
+        Ok(refused.map_or(Ok(replaced), Err))
+    }
+
+    /// The filters on a hook, in the order they run in.
+    fn look(&mut self, hook: TcAttachType) -> Result<Filters> {
+        let request = TcMessage::from_parts(TcHeader { info: 0, ..self.on_hook(hook) }, Vec::new());
+        let dump = match self.connection.dump_whole(&RouteNetlinkMessage::GetTrafficFilter(request))? {
+            Ok(dump) => dump,
+            Err(refusal) if refusal.is(libc::ENODEV) => return Ok(Filters { known: Vec::new(), unknown: 0 }),
+            Err(refusal) => return Err(refusal.into_error("list filters", self.ifname)),
+        };
+        let known = dump.known.into_iter().filter_map(|m| match m {
+            RouteNetlinkMessage::NewTrafficFilter(m) => Some(Filter::read(m)),
+            _ => None,
+        });
+        Ok(Filters { known: known.collect(), unknown: dump.left_out })
+    }
+
+    fn on_hook(&self, hook: TcAttachType) -> TcHeader {
+        let minor = match hook {
+            TcAttachType::Ingress => TcHandle::MIN_INGRESS,
+            _ => TcHandle::MIN_EGRESS,
+        };
+        let parent = TcHandle { major: TcHandle::CLSACT.major, minor };
+        TcHeader { index: self.index, parent, info: info(), ..TcHeader::default() }
+    }
+
+    fn put_filter(&self, wanted: &Wanted<'_>, flags: u16) -> Result<Request> {
+        let error = |e: &(dyn std::error::Error + 'static)| wrap(ATTACH, self.ifname, e);
+        // The kernel takes its own reference to the program while the request is sent.
+        let program = wanted.program.fd().map_err(|e| error(&e))?.as_fd().as_raw_fd();
+        let program = u32::try_from(program).map_err(|e| error(&e))?;
+        let options = vec![
+            TcFilterBpfOption::ProgFd(program),
+            TcFilterBpfOption::ProgName(format!("{NAME_PREFIX}{}", wanted.name)),
+            TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
+        ];
+        let options = options.into_iter().map(TcOption::Bpf).collect();
+        let header = TcHeader { handle: HANDLE.into(), ..self.on_hook(wanted.hook) };
+        let attributes = vec![TcAttribute::Kind(BPF.to_owned()), TcAttribute::Options(options)];
+        let message = TcMessage::from_parts(header, attributes);
+        Ok(Request::new(RouteNetlinkMessage::NewTrafficFilter(message), flags))
+    }
+
+    fn remove_filter(&self, hook: TcAttachType) -> Request {
+        let header = TcHeader { handle: HANDLE.into(), ..self.on_hook(hook) };
+        let message = TcMessage::from_parts(header, vec![TcAttribute::Kind(BPF.to_owned())]);
+        Request::new(RouteNetlinkMessage::DelTrafficFilter(message), 0)
+    }
+
+    fn qdisc(&self) -> TcMessage {
+        let handle = TcHandle { minor: 0, ..TcHandle::CLSACT };
+        let header = TcHeader { index: self.index, handle, parent: TcHandle::CLSACT, ..TcHeader::default() };
+        TcMessage::from_parts(header, vec![TcAttribute::Kind(CLSACT.to_owned())])
+    }
+
+    fn remove_qdisc(&self) -> Request {
+        Request::new(RouteNetlinkMessage::DelQueueDiscipline(self.qdisc()), 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ours() -> Filter {
+        Filter {
+            info: info(),
+            handle: HANDLE,
+            kind: BPF.to_owned(),
+            name: "wharf/from_container".to_owned(),
+            program: Some(7),
         }
     }
-    Ok(found)
+
+    #[test]
+    fn a_filter_is_ours_only_when_everything_about_it_is() {
+        assert!(ours().is_ours() && !ours().excludes_ours());
+        let others = [
+            Filter { info: 2 << 16 | (info() & 0xffff), ..ours() },
+            Filter { info: PRIORITY << 16 | u32::from(0x0800u16.to_be()), ..ours() },
+            Filter { handle: 1, ..ours() },
+            Filter { kind: "u32".to_owned(), ..ours() },
+            Filter { name: "theirs".to_owned(), ..ours() },
+            Filter { name: "wharf/".to_owned(), ..ours() },
+        ];
+        for other in others {
+            assert!(!other.is_ours(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_the_kernel_or_we_would_mistake_for_ours_is_in_the_way() {
+        let beside = [Filter { info: 2 << 16 | (info() & 0xffff), ..ours() }, Filter { handle: 1, ..ours() }];
+        for other in beside {
+            assert!(!other.excludes_ours(), "{other:?}");
+        }
+        let in_the_way = [
+            Filter { info: PRIORITY << 16 | u32::from(0x0800u16.to_be()), handle: 1, ..ours() },
+            Filter { handle: 0x8000_0800, kind: "u32".to_owned(), ..ours() },
+            Filter { name: "theirs".to_owned(), ..ours() },
+        ];
+        for other in in_the_way {
+            assert!(other.excludes_ours(), "{other:?}");
+        }
+    }
 }

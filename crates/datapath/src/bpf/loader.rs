@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -23,7 +24,33 @@ const VERIFIER_LINES: usize = 12;
 
 /// The one aya loader. Making one parses the kernel's whole BTF (tens of milliseconds), which the programs, having no
 /// relocations against kernel types, never use; so one is made at start and kept, without the BTF.
-pub(crate) struct Loader(Mutex<EbpfLoader<'static>>);
+pub(crate) struct Loader(Mutex<Kept>);
+
+struct Kept {
+    loader: EbpfLoader<'static>,
+    /// Names of the maps that it knows a pin of: it cannot forget one.
+    pinned: BTreeSet<&'static str>,
+}
+
+impl Kept {
+    fn new() -> Self {
+        let mut loader = EbpfLoader::new();
+        loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
+        Self { loader, pinned: BTreeSet::new() }
+    }
+
+    /// Makes the pins given the only ones that it knows: another load's would give this one the maps of an endpoint.
+    fn set_pins(&mut self, pins: Vec<(&'static str, PathBuf)>) {
+        let names: BTreeSet<_> = pins.iter().map(|(name, _)| *name).collect();
+        if !self.pinned.is_subset(&names) {
+            *self = Self::new();
+        }
+        for (name, path) in pins {
+            self.loader.map_pin_path(name, Cow::<'static, Path>::Owned(path));
+        }
+        self.pinned = names;
+    }
+}
 
 /// Points the loader's constants back at a static when a load ends, also by a panic.
 struct Reset<'a>(&'a mut EbpfLoader<'static>);
@@ -38,9 +65,7 @@ impl Drop for Reset<'_> {
 
 impl Loader {
     pub(crate) fn new() -> Self {
-        let mut loader = EbpfLoader::new();
-        loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
-        Self(Mutex::new(loader))
+        Self(Mutex::new(Kept::new()))
     }
 
     /// Parses an object, sets its constants, makes its maps, or takes those pinned at the paths given (their shapes
@@ -51,11 +76,9 @@ impl Loader {
         consts: Option<&EndpointConsts>,
         map_pins: Vec<(&'static str, PathBuf)>,
     ) -> std::result::Result<Ebpf, EbpfError> {
-        let mut loader = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let reset = Reset(&mut loader);
-        for (name, path) in map_pins {
-            reset.0.map_pin_path(name, Cow::<'static, Path>::Owned(path));
-        }
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.set_pins(map_pins);
+        let reset = Reset(&mut kept.loader);
         if let Some(consts) = consts {
             // SAFETY: the loader reads the constants only inside `load` below; `reset` points it elsewhere before
             // `consts` can end, on every way out of this function.

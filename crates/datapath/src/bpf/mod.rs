@@ -10,6 +10,7 @@ mod objects;
 pub(crate) mod pins;
 pub(crate) mod rows;
 mod shared;
+mod tcx;
 
 use std::{path::Path, sync::Mutex};
 
@@ -32,7 +33,7 @@ impl Bpf {
     /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode) -> Result<Self> {
         let bpf = Self { pins: PinTree::open(bpffs)?, loader: Loader::new(), mode, tables: Mutex::new(()) };
-        bpf.ensure_shared()?;
+        bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;
         Ok(bpf)
     }

@@ -1,6 +1,6 @@
 //! The node-wide maps and the sink.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use aya::{
     maps::{MapData, RingBuf},
@@ -16,39 +16,59 @@ use super::{
 use crate::error::{fail, wrap};
 
 impl Bpf {
-    /// Makes the shared maps, or compares those that are there with what this version expects; then pins this
-    /// version's sink in place of an older one.
+    /// Makes what is missing of the shared maps and the sink, and compares what is there with what this version expects.
+    /// Costs little when all is well.
     pub(crate) fn ensure_shared(&self) -> Result<()> {
-        let operation = "make shared maps";
-        self.pins.ensure_directories()?;
-        for name in SHARED_MAPS {
-            self.check_pinned(&self.pins.shared(name), name)?;
+        self.ensure_shared_maps()?;
+        match SchedClassifier::from_pin(self.pins.shared(SINK)) {
+            Ok(_) => Ok(()),
+            Err(_) => self.renew_sink(),
         }
-        // Parsing the object makes those that are missing; its programs are not loaded, and its other maps go at once.
-        let paths = SHARED_MAPS.map(|name| (name, self.pins.shared(name))).to_vec();
-        let made = self.loader.load(objects::ENDPOINT, None, paths);
-        made.map_err(|e| wrap(operation, self.pins.shared_dir().display().to_string(), &e))?;
+    }
+
+    /// The same at start: pins this version's sink in place of an older one.
+    pub(super) fn ensure_shared_anew(&self) -> Result<()> {
+        self.ensure_shared_maps()?;
+        self.renew_sink()
+    }
+
+    fn ensure_shared_maps(&self) -> Result<()> {
+        self.pins.ensure_directories()?;
+        let mut missing = false;
+        for name in SHARED_MAPS {
+            missing |= !self.check_pinned(&self.pins.shared(name), name)?;
+        }
+        if missing {
+            // Parsing the object makes them; its programs are not loaded, and its other maps go at once.
+            let made = self.loader.load(objects::ENDPOINT, None, self.shared_pins());
+            made.map_err(|e| wrap("make shared maps", self.pins.shared_dir().display().to_string(), &e))?;
+        }
         for name in SHARED_MAPS {
             maps::open(&self.pins.shared(name), name)?;
         }
-        self.ensure_sink()
+        Ok(())
     }
 
-    fn ensure_sink(&self) -> Result<()> {
+    fn shared_pins(&self) -> Vec<(&'static str, PathBuf)> {
+        SHARED_MAPS.map(|name| (name, self.pins.shared(name))).to_vec()
+    }
+
+    fn renew_sink(&self) -> Result<()> {
         let path = self.pins.shared(SINK);
         let subject = || path.display().to_string();
-        let mut ebpf =
-            self.loader.load(objects::SINK, None, Vec::new()).map_err(|e| wrap("load sink", subject(), &e))?;
+        // It has no maps; the pins are the same as the maps' so that the loader is kept.
+        let pins = self.shared_pins();
+        let mut ebpf = self.loader.load(objects::SINK, None, pins).map_err(|e| wrap("load sink", subject(), &e))?;
         let program = loader::classifier(&mut ebpf, SINK)?;
         program.load().map_err(|e| loader::load_error(subject(), &e))?;
         pin_program(program, &path)
     }
 
-    /// Nothing, when nothing is pinned there; an error when what is pinned is not what this version expects.
-    pub(super) fn check_pinned(&self, path: &Path, name: &str) -> Result<()> {
+    /// False when nothing is pinned there; an error when what is pinned is not what this version expects.
+    pub(super) fn check_pinned(&self, path: &Path, name: &str) -> Result<bool> {
         match maps::open(path, name) {
-            Ok(_) => Ok(()),
-            Err(e) if e.kind == KernelErrorKind::NotFound => Ok(()),
+            Ok(_) => Ok(true),
+            Err(e) if e.kind == KernelErrorKind::NotFound => Ok(false),
             Err(e) => Err(e),
         }
     }
@@ -95,7 +115,7 @@ pub(super) fn pin_program(program: &mut SchedClassifier, path: &Path) -> Result<
 }
 
 /// Pins a program beside its place.
-pub(super) fn pin_upcoming(program: &mut SchedClassifier, path: &Path) -> Result<std::path::PathBuf> {
+pub(super) fn pin_upcoming(program: &mut SchedClassifier, path: &Path) -> Result<PathBuf> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let next = path.with_file_name(upcoming(&name));
     // Left over by a crash between the two steps.

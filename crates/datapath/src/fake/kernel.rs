@@ -253,7 +253,8 @@ impl Kernel for FakeKernel {
 
     async fn remove_attached(&self, link: &LinkRef) -> Result<()> {
         self.call(Operation::RemoveAttached, endpoint(link.id), |s| {
-            if let Some(host) = s.links.get_mut(link.host_ifname.as_str()) {
+            let known = s.links.get_mut(link.host_ifname.as_str());
+            if let Some(host) = known.filter(|l| link.host_ifindex.is_none_or(|want| want == l.ifindex)) {
                 host.attached = Some(Hook::Sink);
                 if let Some(pinned) = s.pins.get_mut(&link.id) {
                     pinned.links = false;

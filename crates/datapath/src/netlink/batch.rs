@@ -27,6 +27,8 @@ const DUMP_TRIES: usize = 5;
 
 /// Multicast group of changes of links (`linux/rtnetlink.h`).
 const RTNLGRP_LINK: u32 = 1;
+/// Multicast group of changes of IPv6 routes.
+const RTNLGRP_IPV6_ROUTE: u32 = 11;
 const HEADER_LEN: usize = 16;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
@@ -72,6 +74,13 @@ impl Refusal {
 
 /// What came of a request: the messages it brought (none for a change), or the refusal.
 pub(crate) type Answer = std::result::Result<Vec<RouteNetlinkMessage>, Refusal>;
+
+/// What a dump brought.
+pub(crate) struct Dump {
+    pub(crate) known: Vec<RouteNetlinkMessage>,
+    /// Messages that could not be parsed.
+    pub(crate) left_out: usize,
+}
 
 /// A socket and its next sequence number.
 pub(crate) struct Connection {
@@ -154,9 +163,14 @@ impl Connection {
         self.socket.add_membership(RTNLGRP_LINK).map_err(|e| wrap("listen to links", "NETLINK_ROUTE", &e))
     }
 
+    /// From now on the socket also hears of every change of an IPv6 route in its namespace.
+    pub(crate) fn hear_ipv6_routes(&mut self) -> Result<()> {
+        self.socket.add_membership(RTNLGRP_IPV6_ROUTE).map_err(|e| wrap("listen to IPv6 routes", "NETLINK_ROUTE", &e))
+    }
+
     /// The next messages that are heard. Blocks for [`ANSWER_TIMEOUT`] at most, then fails with `Exhausted` (EAGAIN).
     pub(crate) fn heard(&mut self) -> Result<Vec<RouteNetlinkMessage>> {
-        let (frames, _) = self.receive_any().map_err(|e| wrap("listen to links", "NETLINK_ROUTE", &e))?;
+        let (frames, _) = self.receive_any().map_err(|e| wrap("listen to changes", "NETLINK_ROUTE", &e))?;
         Ok(frames
             .into_iter()
             .filter_map(|frame| match frame.body {
@@ -168,10 +182,12 @@ impl Connection {
 
     /// Everything of a kind, as one consistent view. A message this crate's parser does not know is left out: it tells
     /// of something that is not ours.
-    pub(crate) fn dump(
-        &mut self,
-        request: &RouteNetlinkMessage,
-    ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, Refusal>> {
+    pub(crate) fn dump(&mut self, request: &RouteNetlinkMessage) -> Result<Answer> {
+        Ok(self.dump_whole(request)?.map(|whole| whole.known))
+    }
+
+    /// The same, with the number of messages that were left out, for who must know that there is nothing.
+    pub(crate) fn dump_whole(&mut self, request: &RouteNetlinkMessage) -> Result<std::result::Result<Dump, Refusal>> {
         for _ in 0..DUMP_TRIES {
             let seen = self.try_dump(request.clone()).map_err(|e| wrap("dump", "NETLINK_ROUTE", &e))?;
             if let Some(answer) = seen {
@@ -182,11 +198,11 @@ impl Connection {
     }
 
     /// `None` when the kernel says that the dump is not consistent.
-    fn try_dump(&mut self, request: RouteNetlinkMessage) -> io::Result<Option<Answer>> {
+    fn try_dump(&mut self, request: RouteNetlinkMessage) -> io::Result<Option<std::result::Result<Dump, Refusal>>> {
         let mut buffer = Vec::with_capacity(128);
         self.append(&mut buffer, request, NLM_F_REQUEST | NLM_F_DUMP);
         self.send(&buffer)?;
-        let mut messages = Vec::new();
+        let mut dump = Dump { known: Vec::new(), left_out: 0 };
         let mut consistent = true;
         loop {
             for frame in self.receive()? {
@@ -195,9 +211,12 @@ impl Connection {
                 }
                 consistent &= !frame.interrupted;
                 match frame.body {
-                    Body::Message(bytes) => messages.extend(parse(&bytes)),
+                    Body::Message(bytes) => match parse(&bytes) {
+                        Some(message) => dump.known.push(message),
+                        None => dump.left_out += 1,
+                    },
                     Body::Refused(refusal) => return Ok(Some(Err(refusal))),
-                    Body::Done | Body::Ack => return Ok(consistent.then_some(Ok(messages))),
+                    Body::Done | Body::Ack => return Ok(consistent.then_some(Ok(dump))),
                 }
             }
         }

@@ -9,5 +9,6 @@ pub(crate) mod batch;
 pub(crate) mod dump;
 pub(crate) mod link;
 pub(crate) mod route;
+pub(crate) mod rule;
 
 pub(crate) use batch::{Connection, Refusal, Request};

@@ -19,9 +19,11 @@ use wharf_core::{
 use super::{Connection, Request};
 use crate::ROUTE_PROTOCOL;
 
-/// A route in the main table.
+/// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
+    /// None: the main table.
+    pub(crate) table: Option<u32>,
     pub(crate) destination: IpNet,
     /// Outgoing interface; none when unreachable.
     pub(crate) ifindex: Option<IfIndex>,
@@ -41,7 +43,7 @@ fn destination(net: IpNet) -> RouteMessage {
 impl Route {
     /// Straight out of an interface.
     pub(crate) fn direct(to: IpNet, ifindex: IfIndex, source: Option<IpAddr>) -> Self {
-        Self { destination: to, ifindex: Some(ifindex), gateway: None, source, metric: None }
+        Self { ifindex: Some(ifindex), source, ..Self::to(to) }
     }
 
     /// Everything, by a gateway.
@@ -50,12 +52,21 @@ impl Route {
             IpAddr::V4(_) => IpNet::V4(ipnet::Ipv4Net::default()),
             IpAddr::V6(_) => IpNet::V6(ipnet::Ipv6Net::default()),
         };
-        Self { destination: everything, ifindex: Some(ifindex), gateway: Some(gateway), source: None, metric: None }
+        Self { ifindex: Some(ifindex), gateway: Some(gateway), ..Self::to(everything) }
     }
 
     /// To nowhere, with an ICMP error for the sender.
     pub(crate) fn unreachable(to: IpNet) -> Self {
-        Self { destination: to.trunc(), ifindex: None, gateway: None, source: None, metric: None }
+        Self::to(to.trunc())
+    }
+
+    fn to(destination: IpNet) -> Self {
+        Self { table: None, destination, ifindex: None, gateway: None, source: None, metric: None }
+    }
+
+    /// The same route in another table.
+    pub(crate) fn in_table(self, table: u32) -> Self {
+        Self { table: Some(table), ..self }
     }
 
     fn message(&self) -> RouteMessage {
@@ -73,6 +84,10 @@ impl Route {
             Some(gateway) => m.attributes.push(RouteAttribute::Gateway(RouteAddress::from(gateway))),
             None if self.ifindex.is_some() && self.destination.addr().is_ipv4() => m.header.scope = RouteScope::Link,
             None => {}
+        }
+        if let Some(table) = self.table {
+            m.header.table = RouteHeader::RT_TABLE_UNSPEC;
+            m.attributes.push(RouteAttribute::Table(table));
         }
         if let Some(metric) = self.metric {
             m.attributes.push(RouteAttribute::Priority(metric));
@@ -101,22 +116,48 @@ impl Route {
 
 /// The main table's routes of one protocol number, or of all.
 pub(crate) fn list(connection: &mut Connection, protocol: Option<u8>) -> Result<Vec<Route>> {
+    list_table(connection, None, protocol)
+}
+
+/// A table's routes (none: the main table's) of one protocol number, or of all.
+pub(crate) fn list_table(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>) -> Result<Vec<Route>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut request = RouteMessage::default();
         request.header.address_family = family;
-        request.header.table = RouteHeader::RT_TABLE_MAIN;
+        match table {
+            Some(table) => request.attributes.push(RouteAttribute::Table(table)),
+            None => request.header.table = RouteHeader::RT_TABLE_MAIN,
+        }
         request.header.protocol = RouteProtocol::from(protocol.unwrap_or(0));
-        // A kernel without the family has no routes of it.
+        // A kernel without the family, or a table that nobody made, has no routes.
         let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRoute(request))? else { continue };
-        found.extend(messages.iter().filter_map(|m| read(m, protocol)));
+        found.extend(messages.iter().filter_map(|m| read(m, table, protocol)));
     }
     Ok(found)
 }
 
+/// Whether packets to the address end in the connection's own namespace.
+pub(crate) fn is_local(connection: &mut Connection, address: Ipv6Addr) -> Result<bool> {
+    let mut question = RouteMessage::default();
+    question.header.address_family = AddressFamily::Inet6;
+    question.header.destination_prefix_length = 128;
+    question.attributes.push(RouteAttribute::Destination(RouteAddress::Inet6(address)));
+    let answer = connection.one(RouteNetlinkMessage::GetRoute(question), 0)?;
+    // Refused: no route at all yet.
+    Ok(answer.is_ok_and(|messages| messages.iter().any(|m| is_local_route_to(m, None))))
+}
+
+/// Whether a message tells of a route that ends here, to `address` if one is named.
+pub(crate) fn is_local_route_to(message: &RouteNetlinkMessage, address: Option<Ipv6Addr>) -> bool {
+    let RouteNetlinkMessage::NewRoute(m) = message else { return false };
+    let to = |a: Ipv6Addr| m.attributes.contains(&RouteAttribute::Destination(RouteAddress::Inet6(a)));
+    m.header.kind == RouteType::Local && address.is_none_or(to)
+}
+
 /// Removes a route of ours; gone already is success. A route with another protocol number never matches.
 pub(crate) fn remove_row(row: &RouteRow) -> Result<()> {
-    let route = Route { destination: row.destination, ifindex: row.ifindex, gateway: None, source: None, metric: None };
+    let route = Route { ifindex: row.ifindex, ..Route::to(row.destination) };
     let mut connection = Connection::open()?;
     match connection.batch(vec![route.remove()])?.pop() {
         Some(Err(refusal)) if !refusal.is(libc::ESRCH) && !refusal.is(libc::ENODEV) => {
@@ -126,7 +167,7 @@ pub(crate) fn remove_row(row: &RouteRow) -> Result<()> {
     }
 }
 
-fn read(message: &RouteNetlinkMessage, protocol: Option<u8>) -> Option<Route> {
+fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>) -> Option<Route> {
     let RouteNetlinkMessage::NewRoute(m) = message else { return None };
     let mut table = u32::from(m.header.table);
     let (mut to, mut ifindex, mut gateway, mut source, mut metric) = (None, None, None, None, None);
@@ -141,7 +182,8 @@ fn read(message: &RouteNetlinkMessage, protocol: Option<u8>) -> Option<Route> {
             _ => {}
         }
     }
-    if table != u32::from(RouteHeader::RT_TABLE_MAIN) || protocol.is_some_and(|p| u8::from(m.header.protocol) != p) {
+    let here = wanted.unwrap_or(u32::from(RouteHeader::RT_TABLE_MAIN));
+    if table != here || protocol.is_some_and(|p| u8::from(m.header.protocol) != p) {
         return None;
     }
     let nowhere = match m.header.address_family {
@@ -152,7 +194,7 @@ fn read(message: &RouteNetlinkMessage, protocol: Option<u8>) -> Option<Route> {
     let destination = IpNet::new(to.unwrap_or(nowhere), m.header.destination_prefix_length).ok()?;
     // IPv6 hangs its unreachable routes on `lo`.
     let ifindex = ifindex.filter(|_| m.header.kind == RouteType::Unicast);
-    Some(Route { destination, ifindex, gateway, source, metric })
+    Some(Route { table: wanted, destination, ifindex, gateway, source, metric })
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {

@@ -2,6 +2,8 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod traffic;
+
 use std::{
     collections::BTreeSet,
     fs::{self, File},

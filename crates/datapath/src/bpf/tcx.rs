@@ -1,0 +1,98 @@
+//! Attaching by tcx links (Linux 6.6): pinned, replaced by link update, and run before any filter on their hook.
+
+use std::{error::Error, io, path::Path};
+
+use aya::programs::{
+    LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+    links::{FdLink, LinkError, PinnedLink},
+    tc::{SchedClassifierLink, TcAttachOptions, TcError},
+};
+use wharf_core::kernel::{KernelErrorKind, Result};
+
+use super::{
+    attach::{ATTACH, gone},
+    pins,
+};
+use crate::error::{fail, io_cause, wrap};
+
+/// Ids of the programs on a hook; none when the interface is gone.
+pub(super) fn programs(ifname: &str, hook: TcAttachType) -> Result<Vec<u32>> {
+    match SchedClassifier::query_tcx(ifname, hook) {
+        Ok((_, programs)) => Ok(programs.iter().map(|p| p.id()).collect()),
+        Err(e) => match io_cause(&e).and_then(io::Error::raw_os_error) {
+            Some(libc::ENODEV | libc::ENXIO | libc::ENOENT) => Ok(Vec::new()),
+            _ => Err(wrap("query attached programs", ifname, &e)),
+        },
+    }
+}
+
+/// Opens a pinned link; `None` when it is not pinned.
+pub(super) fn open(pin: &Path) -> Result<Option<FdLink>> {
+    match PinnedLink::from_pin(pin) {
+        Ok(link) => Ok(Some(FdLink::from(link))),
+        Err(LinkError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(e) => Err(wrap("open link pin", pin.display().to_string(), &e)),
+    }
+}
+
+/// Id of the program behind a link.
+pub(super) fn program_of(link: &FdLink, subject: &str) -> Result<u32> {
+    Ok(link.info().map_err(|e| wrap("read link", subject, &e))?.program_id())
+}
+
+/// The link of a pin, if its program stands on that hook of that interface. (The kernel tells which interface a link is
+/// of only in text, but tells which programs an interface has.) A pin outlives its interface; `None` then, too.
+pub(super) fn open_on(pin: &Path, ifname: &str, hook: TcAttachType) -> Result<Option<FdLink>> {
+    let Some(link) = open(pin)? else { return Ok(None) };
+    let program = program_of(&link, ifname)?;
+    Ok(programs(ifname, hook)?.contains(&program).then_some(link))
+}
+
+/// Puts a program behind a link that is pinned, in one step. False when the link's interface is gone.
+pub(super) fn put_behind(program: &mut SchedClassifier, link: FdLink, subject: &str) -> Result<bool> {
+    let error = |e: &(dyn Error + 'static)| wrap(ATTACH, subject, e);
+    let link = SchedClassifierLink::try_from(link).map_err(|e| error(&e))?;
+    match program.attach_to_link(link) {
+        Ok(id) => {
+            // The pin keeps the attachment; this descriptor of it may go.
+            drop(program.take_link(id).map_err(|e| error(&e))?);
+            Ok(true)
+        }
+        Err(ProgramError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOLINK) => Ok(false),
+        Err(e) => Err(error(&e)),
+    }
+}
+
+/// Attaches a program anew and pins the attachment.
+pub(super) fn attach(
+    program: &mut SchedClassifier,
+    ifname: &str,
+    hook: TcAttachType,
+    order: LinkOrder,
+    pin: &Path,
+) -> Result<()> {
+    let error = |e: &(dyn Error + 'static)| wrap(ATTACH, ifname, e);
+    let id = program.attach_with_options(ifname, hook, TcAttachOptions::TcxOrder(order)).map_err(|e| match e {
+        // aya looks the index up by name just before.
+        ProgramError::TcError(TcError::IoError(_)) => gone(ATTACH, ifname.to_owned()),
+        ProgramError::SyscallError(e) if e.io_error.raw_os_error() == Some(libc::EEXIST) => {
+            let cause = "the program is attached by a link that has no pin of ours; the kernel lets go of it in a moment, \
+                         unless a process holds it open: try again";
+            fail(ATTACH, ifname, KernelErrorKind::Exhausted, cause)
+        }
+        e => error(&e),
+    })?;
+    let link = program.take_link(id).map_err(|e| error(&e))?;
+    let link = FdLink::try_from(link).map_err(|e| error(&e))?;
+    link.pin(pin).map_err(|e| wrap("pin attachment", pin.display().to_string(), &e))?;
+    Ok(())
+}
+
+/// Lets go of a pinned link, and thereby of its attachment; not pinned is success. Older kernels detach a moment later.
+pub(super) fn release(pin: &Path) -> Result<()> {
+    let last = open(pin)?;
+    pins::unpin(pin)?;
+    // After the pin, so that it is this close that detaches, here, and not the kernel's clean-up of the inode.
+    drop(last);
+    Ok(())
+}

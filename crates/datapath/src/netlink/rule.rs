@@ -1,0 +1,82 @@
+//! Rules: which table routes what an address sends.
+
+use std::net::IpAddr;
+
+use rtnetlink::{
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        route::RouteProtocol,
+        rule::{RuleAction, RuleAttribute, RuleMessage},
+    },
+};
+use wharf_core::kernel::Result;
+
+use super::{Connection, Request};
+use crate::ROUTE_PROTOCOL;
+
+/// Place of our rules: before the main table's, which is 32766.
+const PRIORITY: u32 = 30_000;
+
+/// What one address sends is routed by a table. Known as ours by protocol number and priority.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) source: IpAddr,
+    pub(crate) table: u32,
+}
+
+impl Rule {
+    fn message(&self) -> RuleMessage {
+        let mut m = RuleMessage::default();
+        (m.header.family, m.header.src_len) = match self.source {
+            IpAddr::V4(_) => (AddressFamily::Inet, 32),
+            IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+        };
+        m.header.action = RuleAction::ToTable;
+        m.attributes = vec![
+            RuleAttribute::Source(self.source),
+            RuleAttribute::Table(self.table),
+            RuleAttribute::Priority(PRIORITY),
+            RuleAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL)),
+        ];
+        m
+    }
+
+    /// Puts the rule in; refused with EEXIST when it is there.
+    pub(crate) fn add(&self) -> Request {
+        Request::new(RouteNetlinkMessage::NewRule(self.message()), NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Takes the rule out; refused with ENOENT when it is not there.
+    pub(crate) fn remove(&self) -> Request {
+        Request::new(RouteNetlinkMessage::DelRule(self.message()), 0)
+    }
+}
+
+/// Our rules.
+pub(crate) fn list(connection: &mut Connection) -> Result<Vec<Rule>> {
+    let mut found = Vec::new();
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut request = RuleMessage::default();
+        request.header.family = family;
+        // A kernel without the family, or without rules, has none.
+        let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRule(request))? else { continue };
+        found.extend(messages.iter().filter_map(read));
+    }
+    Ok(found)
+}
+
+fn read(message: &RouteNetlinkMessage) -> Option<Rule> {
+    let RouteNetlinkMessage::NewRule(m) = message else { return None };
+    let (mut source, mut table, mut priority, mut protocol) = (None, u32::from(m.header.table), 0, 0);
+    for attribute in &m.attributes {
+        match attribute {
+            RuleAttribute::Source(a) => source = Some(*a),
+            RuleAttribute::Table(t) => table = *t,
+            RuleAttribute::Priority(p) => priority = *p,
+            RuleAttribute::Protocol(p) => protocol = u8::from(*p),
+            _ => {}
+        }
+    }
+    (priority == PRIORITY && protocol == ROUTE_PROTOCOL).then_some(Rule { source: source?, table })
+}

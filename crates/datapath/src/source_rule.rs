@@ -1,0 +1,163 @@
+//! A container's further interfaces.
+//!
+//! The main table has one best default route, that of the container's first interface. What another interface's address
+//! answers would leave by the first, whose programs drop it as forged. So an interface whose default route stands behind
+//! another's has a table with a default route of its own, and a rule that routes by it what its address sends. The routes
+//! go with the interface; the rule does not, and is removed when the endpoint is made unreachable.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use wharf_core::{
+    endpoint::EndpointRecord,
+    kernel::{KernelErrorKind, Result},
+};
+
+use crate::{
+    ROUTE_PROTOCOL,
+    netlink::{
+        Connection, Request,
+        route::{self, Route},
+        rule::{self, Rule},
+    },
+    netns::NetnsThread,
+};
+
+const ENSURE: &str = "route by source address";
+const REMOVE: &str = "remove rules";
+
+/// Metric of the routes of an interface that finds another's in its place, before its index is added. Worse than IPv6's
+/// default of 1024.
+pub(crate) const SECOND_METRIC: u32 = 2048;
+
+/// Number of a further interface's table, before its index is added: far from those that people choose.
+const TABLE_BASE: u32 = 0x7768_0000;
+
+fn table_of(record: &EndpointRecord) -> u32 {
+    TABLE_BASE.saturating_add(record.container_ifindex.0)
+}
+
+/// The gateway of an address's family.
+pub(crate) fn gateway_of(record: &EndpointRecord, address: IpAddr) -> Option<IpAddr> {
+    match address {
+        IpAddr::V4(_) => record.gateway4.map(IpAddr::V4),
+        IpAddr::V6(_) => record.gateway6.map(IpAddr::V6),
+    }
+}
+
+/// The endpoint's addresses, each with its gateway, whose default route stands behind another interface's in the
+/// container's main table.
+pub(crate) fn behind(main: &[Route], record: &EndpointRecord) -> Vec<(IpAddr, IpAddr)> {
+    let stands_behind = |address: &IpAddr| {
+        let own = main.iter().filter(|r| {
+            r.ifindex == Some(record.container_ifindex)
+                && r.destination.prefix_len() == 0
+                && r.destination.addr().is_ipv4() == address.is_ipv4()
+        });
+        own.map(|r| r.metric.unwrap_or(0)).min().is_some_and(|best| best >= SECOND_METRIC)
+    };
+    record.addresses().filter(stands_behind).filter_map(|a| Some((a, gateway_of(record, a)?))).collect()
+}
+
+fn routes(record: &EndpointRecord, gateway: IpAddr) -> [Route; 2] {
+    let index = record.container_ifindex;
+    [Route::direct(IpNet::from(gateway), index, None), Route::default_via(gateway, index)]
+        .map(|r| r.in_table(table_of(record)))
+}
+
+/// Gives each of the addresses its table and its rule. After a failure none of the endpoint's rules is left.
+pub(crate) fn ensure(inside: &mut Connection, record: &EndpointRecord, behind: &[(IpAddr, IpAddr)]) -> Result<()> {
+    if behind.is_empty() {
+        return Ok(());
+    }
+    let done = try_ensure(inside, record, behind);
+    if done.is_err()
+        && let Err(error) = remove_in(inside, record)
+    {
+        tracing::warn!(endpoint = %record.id, %error, "rules are left in the container after a failure");
+    }
+    done
+}
+
+fn try_ensure(inside: &mut Connection, record: &EndpointRecord, behind: &[(IpAddr, IpAddr)]) -> Result<()> {
+    let table = table_of(record);
+    let there = rule::list(inside)?;
+    // Each with what it is about and the refusal that means "as wanted already".
+    let mut steps: Vec<(Request, String, i32)> = Vec::new();
+    for (address, gateway) in behind {
+        for route in routes(record, *gateway) {
+            let subject = format!("route to {} in table {table}", route.destination);
+            steps.push((route.ensure(), subject, libc::EEXIST));
+        }
+        // Of an interface that had the address before.
+        for old in there.iter().filter(|r| r.source == *address && r.table != table) {
+            steps.push((old.remove(), format!("old rule from {address}"), libc::ENOENT));
+        }
+        let rule = Rule { source: *address, table };
+        steps.push((rule.add(), format!("rule from {address} lookup {table}"), libc::EEXIST));
+    }
+    let (requests, about): (Vec<_>, Vec<_>) = steps.into_iter().map(|(r, s, fine)| (r, (s, fine))).unzip();
+    for (answer, (subject, fine)) in inside.batch(requests)?.into_iter().zip(about) {
+        if let Err(refusal) = answer
+            && !refusal.is(fine)
+        {
+            return Err(refusal.into_error(ENSURE, format!("{subject} (endpoint {})", record.id)));
+        }
+    }
+    Ok(())
+}
+
+/// Removes the endpoint's rules from its container; gone already, with the container or without it, is success.
+pub(crate) fn remove(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
+    match thread.connect(REMOVE, &record.netns) {
+        Ok(mut inside) => remove_in(&mut inside, record),
+        Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+fn remove_in(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
+    let table = table_of(record);
+    let ours = |r: &Rule| r.table == table && record.addresses().any(|a| a == r.source);
+    let rules: Vec<Rule> = rule::list(inside)?.into_iter().filter(ours).collect();
+    if rules.is_empty() {
+        return Ok(());
+    }
+    let answers = inside.batch(rules.iter().map(Rule::remove).collect())?;
+    for (answer, rule) in answers.into_iter().zip(rules) {
+        if let Err(refusal) = answer
+            && !refusal.is(libc::ENOENT)
+        {
+            return Err(refusal.into_error(REMOVE, format!("rule from {} (endpoint {})", rule.source, record.id)));
+        }
+    }
+    Ok(())
+}
+
+/// What is missing of the tables and rules of the addresses: what, and what is wrong with it.
+pub(crate) fn missing(
+    inside: &mut Connection,
+    record: &EndpointRecord,
+    behind: &[(IpAddr, IpAddr)],
+) -> Result<Vec<(String, String)>> {
+    if behind.is_empty() {
+        return Ok(Vec::new());
+    }
+    let table = table_of(record);
+    let there = route::list_table(inside, Some(table), Some(ROUTE_PROTOCOL))?;
+    let rules = rule::list(inside)?;
+    let mut missing = Vec::new();
+    for (address, gateway) in behind {
+        for wanted in routes(record, *gateway) {
+            if !there.iter().any(|r| r.destination == wanted.destination && r.ifindex == wanted.ifindex) {
+                let problem = format!("expected in the container's table {table} (by {gateway}), is not there");
+                missing.push((wanted.destination.to_string(), problem));
+            }
+        }
+        if !rules.contains(&Rule { source: *address, table }) {
+            let problem = format!("expected a rule in the container that looks in table {table}, is not there");
+            missing.push((format!("from {address}"), problem));
+        }
+    }
+    Ok(missing)
+}
