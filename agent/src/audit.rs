@@ -1,13 +1,18 @@
 //! The audit: kernel against store, and the executor of its repairs.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use wharf_api::{ApiError, AuditReport, ErrorCode, Finding};
 use wharf_core::{
     audit::{AuditFinding, AuditView, Repair},
+    ids::EndpointId,
     kernel::Kernel,
-    state::Level,
-    store::{Change, LeaseOwner},
+    state::{Level, State},
+    store::{Change, LeaseOwner, Snapshot},
 };
 
 use crate::{
@@ -25,12 +30,12 @@ use crate::{
 /// When the kernel or the store cannot be read.
 pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<AuditReport, ApiError> {
     // What works now is not judged; taken before the dump, so that what starts after it is judged by neither side.
-    let before = lock(&node.in_flight).clone();
+    let before = node.in_flight();
     let prepared_before = node.prepared.ids();
     let snapshot = node.store.snapshot().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
     let dump = node.kernel.dump().await.map_err(|e| kernel_error(&e))?;
-    let after = lock(&node.in_flight).clone();
-    let mut in_flight: std::collections::BTreeSet<_> = before.union(&after).copied().collect();
+    let after = node.in_flight();
+    let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
     // Records that changed while we looked are in flight too, even if their work has ended meanwhile.
     let later = node.store.snapshot().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
     for record in snapshot.endpoints.iter().chain(&later.endpoints) {
@@ -40,7 +45,7 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
             in_flight.insert(record.id);
         }
     }
-    let prepared: std::collections::BTreeSet<_> = prepared_before.union(&node.prepared.ids()).copied().collect();
+    let prepared: BTreeSet<_> = prepared_before.union(&node.prepared.ids()).copied().collect();
     let (cidrs, router) = {
         let ipam = lock(&node.ipam);
         (ipam.cidrs(), [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)])
@@ -55,6 +60,8 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
     };
     let mut findings = wharf_core::audit::audit(&view);
     findings.extend(memory_against_store(node, &later));
+    let seen: BTreeSet<EndpointId> = findings.iter().filter_map(|f| repaired_endpoint(f.repair.as_ref()?)).collect();
+    findings.extend(endpoints_against_kernel(node, &in_flight, &seen).await?);
     let mut report = AuditReport {
         findings: Vec::with_capacity(findings.len()),
         examined: BTreeMap::from([
@@ -68,11 +75,29 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
             ("intents".to_owned(), later.intents.len() as u64),
         ]),
     };
+    let mut all_mended = true;
+    let mut renewed: BTreeMap<EndpointId, Result<(), String>> = BTreeMap::new();
     for finding in findings {
         let outcome = match (&finding.repair, repair) {
-            (Some(action), true) => Some(match mend(node, action).await {
+            // One regeneration mends all that is amiss with an endpoint.
+            (Some(Repair::Regenerate(id)), true) => {
+                if !renewed.contains_key(id) {
+                    renewed.insert(*id, mend(node, &Repair::Regenerate(*id), &later).await);
+                }
+                Some(match renewed.get(id) {
+                    Some(Err(why)) => format!("not mended: {why}"),
+                    _ => "mended".to_owned(),
+                })
+            }
+            (Some(Repair::CloseIntent(..)), true) if !all_mended => {
+                Some("not mended: what it tells of may still be there".to_owned())
+            }
+            (Some(action), true) => Some(match mend(node, action, &later).await {
                 Ok(()) => "mended".to_owned(),
-                Err(why) => format!("not mended: {why}"),
+                Err(why) => {
+                    all_mended = false;
+                    format!("not mended: {why}")
+                }
             }),
             _ => None,
         };
@@ -88,11 +113,56 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
     Ok(report)
 }
 
-/// Leases in memory and in the store tell the same, and every endpoint in memory has its record.
-fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &wharf_core::store::Snapshot) -> Vec<AuditFinding> {
+/// Whose object a repair would renew.
+fn repaired_endpoint(repair: &Repair) -> Option<EndpointId> {
+    match repair {
+        Repair::Regenerate(id) => Some(*id),
+        _ => None,
+    }
+}
+
+/// What only a close look at each endpoint shows: programs on its hooks, rows of its maps, addresses, MTU. Endpoints in
+/// `seen` have a finding already, which the same regeneration mends.
+async fn endpoints_against_kernel<K: Kernel>(
+    node: &Arc<Node<K>>,
+    in_flight: &BTreeSet<EndpointId>,
+    seen: &BTreeSet<EndpointId>,
+) -> Result<Vec<AuditFinding>, ApiError> {
     let mut findings = Vec::new();
-    let busy = lock(&node.in_flight).clone();
-    if !busy.is_empty() {
+    for handle in node.registry.list() {
+        let view = handle.shared.view();
+        let settled = view.committed && view.fsm.state == State::Ready;
+        if !settled || in_flight.contains(&handle.id) || seen.contains(&handle.id) {
+            continue;
+        }
+        let mismatches = node.kernel.observe_endpoint(&view.record).await.map_err(|e| kernel_error(&e))?;
+        // A change that began meanwhile explains what was seen.
+        let unchanged = handle.shared.read(|v| v.fsm == view.fsm) && !node.in_flight().contains(&handle.id);
+        if unchanged {
+            findings.extend(mismatches.into_iter().map(|m| AuditFinding {
+                object: object_word(&m.object),
+                subject: m.subject,
+                problem: m.problem,
+                owner: Some(format!("endpoint {} ({})", handle.id, view.record.attachment)),
+                repair: Some(Repair::Regenerate(handle.id)),
+            }));
+        }
+    }
+    Ok(findings)
+}
+
+/// The audit's words for what the datapath looks at.
+fn object_word(object: &str) -> &'static str {
+    ["link", "address", "route", "rule", "mtu", "program", "map", "endpoint-row", "call-slot", "pin"]
+        .into_iter()
+        .find(|word| *word == object)
+        .unwrap_or("datapath")
+}
+
+/// Leases in memory and in the store tell the same, and every endpoint in memory has its record.
+fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<AuditFinding> {
+    let mut findings = Vec::new();
+    if !node.in_flight().is_empty() {
         // Leases move between memory and store in two steps while something works.
         return findings;
     }
@@ -124,18 +194,27 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &wharf_core::store:
     findings
 }
 
-async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair) -> Result<(), String> {
+async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapshot) -> Result<(), String> {
     let kernel = |e: wharf_core::kernel::KernelError| e.to_string();
     tracing::info!("audit repairs: {repair:?}");
     match repair {
         Repair::RemoveLink(link) => node.kernel.remove_link(link).await.map_err(kernel),
-        Repair::RemovePins(id) => node.kernel.remove_programs(*id).await.map(drop).map_err(kernel),
+        Repair::RemovePins(id) => {
+            let _held = Held::take(node, *id)?;
+            node.kernel.remove_programs(*id).await.map(drop).map_err(kernel)
+        }
         Repair::RemoveEndpointRow(ip, epoch) => node.kernel.remove_endpoint_row(*ip, *epoch).await.map_err(kernel),
-        Repair::RemoveCallSlot(slot) => node.kernel.remove_call_slot(*slot).await.map_err(kernel),
+        Repair::RemoveCallSlot(slot) => {
+            let id = u16::try_from(*slot).ok().and_then(|n| EndpointId::try_from(n).ok());
+            let _held = id.map(|id| Held::take(node, id)).transpose()?;
+            node.kernel.remove_call_slot(*slot).await.map_err(kernel)
+        }
         Repair::RemoveRoute(route) => node.kernel.remove_route(route).await.map_err(kernel),
         Repair::ReleaseLease(ip) => {
-            node.store.commit(vec![Change::RemoveLease(*ip)]).await.map_err(|e| e.to_string())?;
-            lock(&node.ipam).release(*ip);
+            let Some(lease) = snapshot.leases.iter().find(|l| l.ip == *ip) else { return Ok(()) };
+            let change = Change::RemoveOwnedLease(*ip, lease.owner.clone());
+            node.store.commit(vec![change]).await.map_err(|e| e.to_string())?;
+            lock(&node.ipam).release_owned(*ip, &lease.owner);
             Ok(())
         }
         Repair::CloseIntent(id, epoch) => {
@@ -150,6 +229,35 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair) -> Result<(), Str
                 .await
                 .map_err(|_| "the endpoint is gone")?;
             answer.await.map_err(|_| "the endpoint is gone")?
+        }
+    }
+}
+
+/// An id whose leftovers are being removed: nobody gets it meanwhile.
+struct Held<K: Kernel> {
+    node: Arc<Node<K>>,
+    id: EndpointId,
+    was_free: bool,
+}
+
+impl<K: Kernel> Held<K> {
+    /// Pins and call slots carry no epoch, so what was found under an id may be a new user's by now.
+    fn take(node: &Arc<Node<K>>, id: EndpointId) -> Result<Self, String> {
+        let was_free = node.registry.claim_id(id);
+        let in_use =
+            node.registry.get(id).is_some() || node.in_flight().contains(&id) || node.prepared.ids().contains(&id);
+        // Neither free nor in use: reserved, because the undo of a create left something.
+        if !was_free && in_use {
+            return Err(format!("id {id} is in use again"));
+        }
+        Ok(Self { node: Arc::clone(node), id, was_free })
+    }
+}
+
+impl<K: Kernel> Drop for Held<K> {
+    fn drop(&mut self) {
+        if self.was_free {
+            self.node.registry.free_id(self.id);
         }
     }
 }

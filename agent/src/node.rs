@@ -1,7 +1,7 @@
 //! What the agent's tasks share.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::{
         Arc, Mutex,
@@ -82,8 +82,8 @@ pub struct Node<K: Kernel> {
     pub completions: Completions,
     /// Counters of endpoints that are gone, so that the node's totals never go back.
     pub past_counters: Mutex<BTreeMap<(String, String), (u64, u64)>>,
-    /// Ids that a create or delete is working on: the audit does not judge them.
-    pub in_flight: Mutex<std::collections::BTreeSet<EndpointId>>,
+    /// Ids that something works on, and how many do: a delete may follow a build that has not ended.
+    in_flight: Mutex<BTreeMap<EndpointId, u32>>,
     /// When the agent started.
     pub started: Instant,
 }
@@ -160,8 +160,14 @@ impl<K: Kernel> Node<K> {
     /// Marks an id as worked on until the guard is dropped.
     #[must_use]
     pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight<K> {
-        lock(&self.in_flight).insert(id);
+        *lock(&self.in_flight).entry(id).or_default() += 1;
         InFlight { node: Arc::clone(self), id }
+    }
+
+    /// Ids that a create, build, delete or refill works on: the audit does not judge them.
+    #[must_use]
+    pub fn in_flight(&self) -> BTreeSet<EndpointId> {
+        lock(&self.in_flight).keys().copied().collect()
     }
 }
 
@@ -173,6 +179,12 @@ pub struct InFlight<K: Kernel> {
 
 impl<K: Kernel> Drop for InFlight<K> {
     fn drop(&mut self) {
-        lock(&self.node.in_flight).remove(&self.id);
+        let mut in_flight = lock(&self.node.in_flight);
+        if let Some(works) = in_flight.get_mut(&self.id) {
+            *works -= 1;
+            if *works == 0 {
+                in_flight.remove(&self.id);
+            }
+        }
     }
 }

@@ -53,9 +53,12 @@ impl Registry {
                 return Some(id);
             }
         }
-        let id = inner.released.pop_front()?;
-        inner.taken.insert(id);
-        Some(id)
+        while let Some(id) = inner.released.pop_front() {
+            if inner.taken.insert(id) {
+                return Some(id);
+            }
+        }
+        None
     }
 
     /// No id is free.
@@ -72,7 +75,8 @@ impl Registry {
     /// Gives an id back; the last act of a delete.
     pub fn free_id(&self, id: EndpointId) {
         let mut inner = lock(&self.inner);
-        if inner.taken.remove(&id) {
+        // One that was claimed and never given out is still to come among the never-used ones.
+        if inner.taken.remove(&id) && id.get() <= inner.next_unused {
             inner.released.push_back(id);
         }
     }

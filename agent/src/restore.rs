@@ -10,9 +10,9 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use wharf_api::{EndpointStatus, LogStatus};
 use wharf_core::{
-    endpoint::{EndpointRecord, host_ifname},
+    endpoint::{EndpointRecord, host_ifname, parse_host_ifname},
     ids::{EndpointId, Epoch, IfName},
-    kernel::{Kernel, LinkRef},
+    kernel::{Kernel, KernelDump, LinkRef},
     plan::DeleteOptions,
     state::{Event, Fsm},
     store::{Change, Intent, Snapshot},
@@ -36,6 +36,7 @@ use crate::{
 /// When the kernel cannot be read at all.
 pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot) -> anyhow::Result<()> {
     let dump = node.kernel.dump().await?;
+    node.store.skip_epochs(last_epoch(&dump));
     let links: HashMap<&str, u32> = dump.links.iter().map(|l| (l.name.as_str(), l.ifindex.0)).collect();
 
     let mut unclaimed: Vec<IpAddr> = Vec::new();
@@ -55,12 +56,15 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot) -> anyh
             Intent::Create { .. } => None,
         })
         .collect();
-    let (mut living, mut dead) = (Vec::new(), Vec::new());
+    let (mut living, mut dead, mut resolved) = (Vec::new(), Vec::new(), Vec::new());
     for record in snapshot.endpoints.iter().cloned() {
         let alive = links.get(record.host_ifname.as_str()) == Some(&record.host_ifindex.0);
         let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
         let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
-        let Some((task, handle)) = insert(node, record) else { continue };
+        let Some((task, handle, renumbered)) = insert(node, record) else { continue };
+        if renumbered {
+            resolved.push(Change::PutEndpoint(Box::new(handle.shared.read(|v| v.record.clone()))));
+        }
         match (alive, delete_asked) {
             (true, None) => living.push(task),
             (alive, asked) => {
@@ -72,6 +76,9 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot) -> anyh
     }
     tracing::info!(living = living.len(), dead = dead.len(), intents = snapshot.intents.len(), "restoring");
 
+    if let Err(error) = node.store.commit(resolved).await {
+        tracing::warn!("restore identities: {error}; the rebuilds put the new ones in force all the same");
+    }
     for (id, epoch, intent) in snapshot.intents {
         if matches!(intent, Intent::Create { .. }) {
             undo_create(node, id, epoch).await;
@@ -97,8 +104,17 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot) -> anyh
     Ok(())
 }
 
-/// Puts an endpoint into the tables; `None` when the store contradicts itself, which the audit then shows.
-fn insert<K: Kernel>(node: &Arc<Node<K>>, record: EndpointRecord) -> Option<(EndpointTask<K>, Handle)> {
+/// The last epoch that anything in the kernel carries. The store knows a later one, unless it was lost.
+fn last_epoch(dump: &KernelDump) -> Epoch {
+    // No node comes this far; a number beyond it was written by somebody else, and must not use up the epochs there are.
+    const BEYOND: u64 = 1 << 48;
+    let links = dump.links.iter().filter_map(|l| parse_host_ifname(&l.name)).map(|(_, low)| u64::from(low));
+    Epoch(links.chain(dump.endpoint_rows.iter().map(|r| r.epoch.0)).filter(|e| *e < BEYOND).max().unwrap_or(0))
+}
+
+/// Puts an endpoint into the tables, and says whether its identity is a new one; `None` when the store contradicts
+/// itself, which the audit then shows.
+fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<(EndpointTask<K>, Handle, bool)> {
     let (id, epoch) = (record.id, record.epoch);
     if !node.registry.claim_id(id) {
         tracing::error!(
@@ -108,8 +124,16 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, record: EndpointRecord) -> Option<(End
         );
         return None;
     }
-    if let Err(error) = lock(&node.identities).claim(record.identity, &record.labels) {
-        tracing::warn!(endpoint = id.get(), "restore identity: {error}");
+    let mut renumbered = false;
+    {
+        let mut identities = lock(&node.identities);
+        if let Err(error) = identities.claim(record.identity, &record.labels) {
+            tracing::warn!(endpoint = id.get(), "restore identity: {error}");
+            match identities.acquire(&record.labels) {
+                Ok(identity) => (record.identity, renumbered) = (identity, true),
+                Err(error) => tracing::error!(endpoint = id.get(), "restore identity: {error}"),
+            }
+        }
     }
     let view = View {
         fsm: Fsm::new_restored(clock::unix_ms()),
@@ -128,7 +152,7 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, record: EndpointRecord) -> Option<(End
         );
         return None;
     }
-    Some((EndpointTask::new(Arc::clone(node), &handle, mailbox, false), handle))
+    Some((EndpointTask::new(Arc::clone(node), &handle, mailbox, false), handle, renumbered))
 }
 
 /// Takes back what a create made before the agent died. Its id may have another endpoint by now, so only what carries

@@ -5,19 +5,23 @@
 //! whole or not at all (a redb transaction is atomic), which makes sixteen creates at once cost two commits and not
 //! thirty-two.
 
+mod opening;
+mod tables;
+
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, TableError};
-use serde::{Serialize, de::DeserializeOwned};
+use redb::{Database, DatabaseError};
 use tokio::sync::{mpsc, oneshot};
 use wharf_core::{
-    ids::{EndpointId, Epoch},
-    store::{Change, Intent, Snapshot},
+    ids::Epoch,
+    store::{Change, Snapshot},
 };
+
+use tables::{apply, read_snapshot, write_meta};
 
 /// Version of the tables' content; a store of a newer one is refused and left as it is.
 pub const SCHEMA_VERSION: u64 = 1;
@@ -26,11 +30,6 @@ pub const SCHEMA_VERSION: u64 = 1;
 const QUEUE: usize = 256;
 /// Epochs reserved with one write, so that a create need not commit just to get its number.
 const EPOCH_BLOCK: u64 = 4096;
-
-const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
-const ENDPOINTS: TableDefinition<u16, &[u8]> = TableDefinition::new("endpoints");
-const LEASES: TableDefinition<&str, &[u8]> = TableDefinition::new("leases");
-const INTENTS: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("intents");
 
 /// Why the store refused.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -106,24 +105,11 @@ impl Store {
         opener: impl Fn(&Path) -> Result<Database, DatabaseError> + Send + 'static,
     ) -> Result<Opened, StoreError> {
         let fail = |cause: String| StoreError { operation: "open", path: path.to_owned(), cause };
-        let aside = |why: &str| put_aside(path, why).map_err(|e| fail(format!("put it aside ({why}): {e}")));
-        let mut set_aside = None;
-        let (database, found, snapshot) = match load(&opener, path, boot_id) {
-            Ok(loaded) => loaded,
-            Err(Unusable::Refused(cause)) => return Err(fail(cause)),
-            Err(Unusable::OtherBoot(found)) => {
-                set_aside = Some(format!("{}: it is of another boot", aside("other-boot")?));
-                (opener(path).map_err(|e| fail(e.to_string()))?, found, Snapshot::default())
-            }
-            Err(Unusable::Damaged(what, found)) => {
-                set_aside = Some(format!("{}: {what}", aside("damaged")?));
-                (opener(path).map_err(|e| fail(e.to_string()))?, found, Snapshot::default())
-            }
-        };
-        let first_epoch = found.epoch_high + 1;
+        let opening::Found { database, meta, snapshot, set_aside } =
+            opening::open(&opener, path, boot_id).map_err(fail)?;
+        let first_epoch = meta.epoch_high + 1;
         let reserved = first_epoch + EPOCH_BLOCK;
         write_meta(&database, boot_id, reserved).map_err(fail)?;
-        restrict_mode(path).map_err(|e| fail(format!("set its mode to 0600: {e}")))?;
 
         let (jobs, receiver) = mpsc::channel(QUEUE);
         let stats = Arc::new(Stats { healthy: AtomicBool::new(true), ..Stats::default() });
@@ -145,6 +131,9 @@ impl Store {
     /// # Errors
     /// When the commit failed; then none of the changes is in the store.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
         let (reply, answer) = oneshot::channel();
         let gone = || StoreError {
             operation: "commit",
@@ -184,6 +173,12 @@ impl Store {
             *reserved = high;
         }
         Ok(Epoch(epoch))
+    }
+
+    /// No epoch up to this one is given out from here on: something in the kernel carries it, and the store that knew
+    /// was lost.
+    pub fn skip_epochs(&self, up_to: Epoch) {
+        self.epochs.next.fetch_max(up_to.0.saturating_add(1), Ordering::Relaxed);
     }
 
     /// Counters.
@@ -271,216 +266,4 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) {
         counter.fetch_add(1, Ordering::Relaxed);
         drop(reply.send(result));
     }
-}
-
-fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a Change>) -> Result<(), String> {
-    let txn = database.begin_write().map_err(words)?;
-    {
-        let mut meta = txn.open_table(META).map_err(words)?;
-        let mut endpoints = txn.open_table(ENDPOINTS).map_err(words)?;
-        let mut leases = txn.open_table(LEASES).map_err(words)?;
-        let mut intents = txn.open_table(INTENTS).map_err(words)?;
-        for change in changes {
-            match change {
-                Change::PutEndpoint(r) => endpoints.insert(r.id.get(), encode(r)?.as_slice()).map(drop),
-                Change::RemoveEndpoint(id, epoch) => {
-                    let same = endpoints.get(id.get()).map_err(words)?.is_some_and(|v| {
-                        decode::<wharf_core::endpoint::EndpointRecord>(v.value()).is_ok_and(|r| r.epoch == *epoch)
-                    });
-                    if same { endpoints.remove(id.get()).map(drop) } else { Ok(()) }
-                }
-                Change::PutLease(l) => leases.insert(l.ip.to_string().as_str(), encode(l)?.as_slice()).map(drop),
-                Change::RemoveLease(ip) => leases.remove(ip.to_string().as_str()).map(drop),
-                Change::PutIntent(id, epoch, intent) => {
-                    intents.insert((id.get(), epoch.0), encode(intent)?.as_slice()).map(drop)
-                }
-                Change::RemoveIntent(id, epoch) => intents.remove((id.get(), epoch.0)).map(drop),
-                Change::ReserveEpochs(high) => meta.insert("epoch-high", high.0.to_le_bytes().as_slice()).map(drop),
-            }
-            .map_err(words)?;
-        }
-    }
-    txn.commit().map_err(words)
-}
-
-/// Why a file that is there cannot be used.
-enum Unusable {
-    /// It stays where it is, and the agent does not start.
-    Refused(String),
-    /// What it tells died with that boot.
-    OtherBoot(Meta),
-    /// What is wrong with it, and what could be read all the same.
-    Damaged(String, Meta),
-}
-
-fn load(
-    opener: &impl Fn(&Path) -> Result<Database, DatabaseError>,
-    path: &Path,
-    boot_id: &str,
-) -> Result<(Database, Meta, Snapshot), Unusable> {
-    let database = opener(path).map_err(|error| match error {
-        DatabaseError::DatabaseAlreadyOpen => {
-            Unusable::Refused("another agent has it open; stop that one, or use another --run-dir".into())
-        }
-        DatabaseError::RepairAborted | DatabaseError::Storage(redb::StorageError::Corrupted(_)) => {
-            Unusable::Damaged(error.to_string(), Meta::default())
-        }
-        error if is_not_a_database(&error) => Unusable::Damaged(error.to_string(), Meta::default()),
-        error => Unusable::Refused(error.to_string()),
-    })?;
-    let found = read_meta(&database).map_err(|e| match e {
-        ReadError::Store(cause) => Unusable::Refused(cause),
-        ReadError::Damaged(what) => Unusable::Damaged(what, Meta::default()),
-    })?;
-    if let Some(schema) = found.schema
-        && schema != SCHEMA_VERSION
-    {
-        return Err(Unusable::Refused(format!(
-            "its schema is version {schema}, this agent knows {SCHEMA_VERSION}; run the agent that wrote it, or move the file away"
-        )));
-    }
-    if found.boot_id.as_deref().is_some_and(|b| b != boot_id) {
-        return Err(Unusable::OtherBoot(found));
-    }
-    match read_snapshot(&database) {
-        Ok(snapshot) => Ok((database, found, snapshot)),
-        Err(ReadError::Store(cause)) => Err(Unusable::Refused(cause)),
-        Err(ReadError::Damaged(what)) => Err(Unusable::Damaged(what, found)),
-    }
-}
-
-#[derive(Default)]
-struct Meta {
-    schema: Option<u64>,
-    boot_id: Option<String>,
-    epoch_high: u64,
-}
-
-fn read_meta(database: &Database) -> Result<Meta, ReadError> {
-    let txn = database.begin_read()?;
-    let table = match txn.open_table(META) {
-        Ok(table) => table,
-        Err(TableError::TableDoesNotExist(_)) => return Ok(Meta::default()),
-        Err(e) => return Err(e.into()),
-    };
-    let number = |key: &str| -> Result<Option<u64>, ReadError> {
-        let Some(value) = table.get(key)? else { return Ok(None) };
-        let bytes = value.value().try_into();
-        bytes
-            .map(|b| Some(u64::from_le_bytes(b)))
-            .map_err(|_| ReadError::Damaged(format!("meta row {key}: not a number")))
-    };
-    let boot_id = table.get("boot-id")?;
-    Ok(Meta {
-        schema: number("schema")?,
-        boot_id: boot_id.map(|v| String::from_utf8_lossy(v.value()).into_owned()),
-        epoch_high: number("epoch-high")?.unwrap_or(0),
-    })
-}
-
-fn write_meta(database: &Database, boot_id: &str, epoch_high: u64) -> Result<(), String> {
-    let txn = database.begin_write().map_err(words)?;
-    {
-        let mut meta = txn.open_table(META).map_err(words)?;
-        for (key, value) in [
-            ("schema", SCHEMA_VERSION.to_le_bytes().as_slice()),
-            ("boot-id", boot_id.as_bytes()),
-            ("epoch-high", epoch_high.to_le_bytes().as_slice()),
-        ] {
-            meta.insert(key, value).map_err(words)?;
-        }
-        for open in
-            [txn.open_table(ENDPOINTS).map(drop), txn.open_table(LEASES).map(drop), txn.open_table(INTENTS).map(drop)]
-        {
-            open.map_err(words)?;
-        }
-    }
-    txn.commit().map_err(words)
-}
-
-/// Why reading failed.
-enum ReadError {
-    /// The disk, or the like: it may pass.
-    Store(String),
-    /// What is stored is not what this agent stores.
-    Damaged(String),
-}
-
-impl ReadError {
-    fn cause(&self) -> &str {
-        let (Self::Store(cause) | Self::Damaged(cause)) = self;
-        cause
-    }
-}
-
-impl<E: Into<redb::Error>> From<E> for ReadError {
-    fn from(error: E) -> Self {
-        let error: redb::Error = error.into();
-        match error {
-            redb::Error::Io(_) | redb::Error::PreviousIo => Self::Store(error.to_string()),
-            _ => Self::Damaged(error.to_string()),
-        }
-    }
-}
-
-fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> {
-    let txn = database.begin_read()?;
-    let mut snapshot = Snapshot::default();
-    let bad = |table: &str, key: String, e: serde_json::Error| ReadError::Damaged(format!("{table} row {key}: {e}"));
-    match txn.open_table(ENDPOINTS) {
-        Ok(table) => {
-            for row in table.iter()? {
-                let (key, value) = row?;
-                snapshot
-                    .endpoints
-                    .push(decode(value.value()).map_err(|e| bad("endpoints", key.value().to_string(), e))?);
-            }
-        }
-        Err(TableError::TableDoesNotExist(_)) => return Ok(snapshot),
-        Err(e) => return Err(e.into()),
-    }
-    let leases = txn.open_table(LEASES)?;
-    for row in leases.iter()? {
-        let (key, value) = row?;
-        snapshot.leases.push(decode(value.value()).map_err(|e| bad("leases", key.value().to_owned(), e))?);
-    }
-    let intents = txn.open_table(INTENTS)?;
-    for row in intents.iter()? {
-        let (key, value) = row?;
-        let (id, epoch) = key.value();
-        let intent: Intent = decode(value.value()).map_err(|e| bad("intents", format!("{id}@{epoch}"), e))?;
-        let id = EndpointId::try_from(id).map_err(|e| ReadError::Damaged(format!("intents row: {e}")))?;
-        snapshot.intents.push((id, Epoch(epoch), intent));
-    }
-    Ok(snapshot)
-}
-
-/// JSON: a record can be read by a person with any redb tool, and fields can be added without a migration.
-fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
-    serde_json::to_vec(value).map_err(words)
-}
-
-fn words(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
-    serde_json::from_slice(bytes)
-}
-
-/// redb answers an I/O error of kind InvalidData for a file that is not one of its own.
-fn is_not_a_database(error: &DatabaseError) -> bool {
-    matches!(error, DatabaseError::Storage(redb::StorageError::Io(e)) if e.kind() == std::io::ErrorKind::InvalidData)
-}
-
-fn put_aside(path: &Path, why: &str) -> std::io::Result<String> {
-    let stamp = crate::clock::unix_ms();
-    let aside = path.with_extension(format!("redb.{why}-{stamp}"));
-    std::fs::rename(path, &aside)?;
-    Ok(aside.display().to_string())
-}
-
-fn restrict_mode(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
 }

@@ -4,12 +4,17 @@
 //! their place by one atomic update of each link and of the program array. Nothing is detached in between, so no
 //! packet is lost and none passes unpoliced; when any step fails, the old state is still in force.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use wharf_core::{
     endpoint::EndpointRecord,
     kernel::{ConfigSpec, Kernel, KernelError, ProgramSpec},
+    plan::CreateStep,
     state::Level,
 };
 
@@ -34,43 +39,59 @@ pub fn desired_config<K: Kernel>(node: &Node<K>, record: &EndpointRecord, trace:
     }
 }
 
-/// Runs a build to its end.
+/// Runs a build to its end, or to the next step once a delete has come.
 ///
 /// # Errors
-/// The step that failed and why; the last good state is in force.
-pub async fn build<K: Kernel>(node: &Node<K>, shared: &Arc<Shared>, level: Level) -> Result<(), String> {
+/// The step that failed or hung and why; the last good state is in force.
+pub async fn build<K: Kernel>(
+    node: &Node<K>,
+    shared: &Arc<Shared>,
+    cancel: &CancellationToken,
+    level: Level,
+) -> Result<(), String> {
     let (record, trace) = shared.read(|v| (v.record.clone(), v.trace));
-    let step = |name: &'static str| {
-        shared.update(|v| {
-            v.status.phase = name.into();
-            v.status.since_unix_ms = crate::clock::unix_ms();
-        });
-        Instant::now()
-    };
-    let ended = |name: &'static str, since: Instant, result: Result<(), KernelError>| {
-        node.metrics.phase("regenerate", name, since.elapsed());
-        result.map_err(|e| format!("{name}: {e}"))
-    };
+    let run = Run { node, shared, cancel };
     if level == Level::Datapath {
-        let since = step("ensure-programs");
         let spec = ProgramSpec {
             id: record.id,
             container_mac: record.container_mac,
             host_mac: record.host_mac,
             debug: node.config.debug_programs,
         };
-        ended("ensure-programs", since, node.kernel.ensure_programs(&spec).await.map(drop))?;
+        run.step(CreateStep::EnsurePrograms, node.kernel.ensure_programs(&spec)).await?;
     }
-    let since = step("ensure-config");
     let config = desired_config(node, &record, trace);
-    ended("ensure-config", since, node.kernel.ensure_config(record.id, &config).await)?;
+    run.step(CreateStep::EnsureConfig, node.kernel.ensure_config(record.id, &config)).await?;
     if level == Level::Datapath {
-        let since = step("ensure-attached");
-        ended("ensure-attached", since, node.kernel.ensure_attached(&link_ref(&record)).await.map(drop))?;
+        run.step(CreateStep::EnsureAttached, node.kernel.ensure_attached(&link_ref(&record))).await?;
         // Addresses and routes that somebody took away come back too; what is there stays as it is.
-        let since = step("ensure-connected");
-        ended("ensure-connected", since, node.kernel.ensure_connected(&record).await)?;
+        run.step(CreateStep::EnsureConnected, node.kernel.ensure_connected(&record)).await?;
     }
-    let since = step("ensure-reachable");
-    ended("ensure-reachable", since, node.kernel.ensure_reachable(&record).await)
+    run.step(CreateStep::EnsureReachable, node.kernel.ensure_reachable(&record)).await
+}
+
+struct Run<'a, K: Kernel> {
+    node: &'a Node<K>,
+    shared: &'a Shared,
+    cancel: &'a CancellationToken,
+}
+
+impl<K: Kernel> Run<'_, K> {
+    /// Runs a step within the time that a create has for it: a build that hangs must not hold up a delete.
+    async fn step<T>(&self, step: CreateStep, work: impl Future<Output = Result<T, KernelError>>) -> Result<T, String> {
+        if self.cancel.is_cancelled() {
+            return Err(format!("{step}: not begun, a delete came"));
+        }
+        self.shared.update(|v| {
+            v.status.phase = step.name().into();
+            v.status.since_unix_ms = crate::clock::unix_ms();
+        });
+        let (since, bound) = (Instant::now(), Duration::from_millis(step.deadline_ms()));
+        let result = timeout(bound, work).await;
+        self.node.metrics.phase("regenerate", step.name(), since.elapsed());
+        match result {
+            Ok(result) => result.map_err(|e| format!("{step}: {e}")),
+            Err(_) => Err(format!("{step}: no answer within {bound:?}")),
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
-    time::Instant,
+    time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use wharf_api::{ApiError, EndpointStatus, ErrorCode, LogStatus};
@@ -15,7 +15,7 @@ use wharf_core::{
     ids::{Attachment, IfIndex, IfName, MacAddr, PoolName},
     ipam::{LeaseRequest, Wanted},
     kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec, ProgramSpec},
-    plan::{CreateStep, UndoStep, plan_create, plan_undo},
+    plan::{CreateStep, plan_create},
     state::{Event, Fsm},
     store::{Change, Intent, Lease, LeaseOwner},
 };
@@ -24,8 +24,10 @@ use crate::{
     clock,
     endpoint::{
         Handle, build,
+        claim::Claim,
         task::{EndpointTask, MAILBOX},
-        view::{Shared, View, api_endpoint},
+        undo::fail,
+        view::{Shared, View},
     },
     node::Node,
     prepared::{ProgramSet, random_macs},
@@ -58,7 +60,11 @@ pub struct CreateSpec {
     pub deadline: Instant,
 }
 
-type Reply = oneshot::Sender<Result<wharf_api::Endpoint, ApiError>>;
+/// How much later than its deadline a caller is answered at the latest: the endpoint's own task, which knows what it was
+/// doing, gets to speak first.
+const ANSWER_GRACE: Duration = Duration::from_millis(100);
+
+type Reply<K> = oneshot::Sender<Result<Claim<K>, ApiError>>;
 
 /// Creates an endpoint and answers when traffic can flow.
 ///
@@ -81,16 +87,27 @@ pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<
     };
     node.creates.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (reply, answer) = oneshot::channel();
-    let attachment = spec.attachment.clone();
+    let (attachment, deadline) = (spec.attachment.clone(), spec.deadline);
     node.endpoints.spawn(run(Arc::clone(node), spec, reply, admitted));
-    answer.await.unwrap_or_else(|_| {
-        Err(error(ErrorCode::Unavailable, format!("create endpoint {attachment}: the agent is stopping")))
-    })
+    match timeout_at(deadline + ANSWER_GRACE, answer).await {
+        Ok(Ok(result)) => result.map(Claim::accept),
+        Ok(Err(_)) => {
+            Err(error(ErrorCode::Unavailable, format!("create endpoint {attachment}: the agent is stopping")))
+        }
+        Err(_) => Err(error(
+            ErrorCode::DeadlineExceeded,
+            format!("create endpoint {attachment}: its deadline passed; what was begun is being undone"),
+        )),
+    }
 }
 
-async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply, admitted: OwnedSemaphorePermit) {
+async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, admitted: OwnedSemaphorePermit) {
     let started = Instant::now();
-    let begun = begin(&node, &spec).await;
+    // Dropped at any point, it has reserved nothing: the reservations are its last act and wait for nothing.
+    let begun = timeout_at(spec.deadline, begin(&node, &spec)).await.unwrap_or_else(|_| {
+        let what = format!("create endpoint {}: its namespace {}", spec.attachment, spec.netns.display());
+        Err(error(ErrorCode::DeadlineExceeded, format!("{what} or the store did not answer before the deadline")))
+    });
     let mut task = match begun {
         Ok(task) => task,
         Err(error) => {
@@ -109,12 +126,10 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply, admi
     drop(admitted);
     match result {
         Ok(()) => {
-            let endpoint = task.shared.read(api_endpoint);
             node.monitor.agent(Some(id), "endpoint-created", format!("{} {:?}", spec.attachment, started.elapsed()));
-            if reply.is_none_or(|r| r.send(Ok(endpoint)).is_err()) {
-                // Nobody knows of this endpoint, so nobody will ever delete it.
-                task.shared.log(LogStatus::Warning, "unclaimed", "the caller went away before the answer; taken back");
-                super::delete::spawn_unclaimed(&node, task.handle());
+            let claim = Claim::new(&node, task.handle());
+            if let Some(reply) = reply {
+                reply.send(Ok(claim)).ok(); // not accepted, it is dropped, which takes the endpoint back
             }
             task.run().await;
         }
@@ -178,7 +193,12 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
     };
     let (gateway4, gateway6) = {
         let ipam = lock(&node.ipam);
-        (ipam.router4(), ipam.router6())
+        // Of the caller's addresses the families are known here; of others, when they are leased.
+        let speaks = |known: bool| known || ip_owner == IpOwner::Endpoint;
+        (
+            ipam.router4().filter(|_| speaks(requested.0.is_some())),
+            ipam.router6().filter(|_| speaks(requested.1.is_some())),
+        )
     };
     let record = EndpointRecord {
         id: set.id,
@@ -255,7 +275,7 @@ fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(
 async fn steps<K: Kernel>(
     task: &mut EndpointTask<K>,
     spec: &CreateSpec,
-    reply: &mut Option<Reply>,
+    reply: &mut Option<Reply<K>>,
 ) -> Result<(), ApiError> {
     let node = Arc::clone(&task.node);
     let ip_owner = task.shared.read(|v| v.record.ip_owner);
@@ -293,7 +313,7 @@ async fn steps<K: Kernel>(
 }
 
 /// Whether to stop before the next step.
-fn give_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &Option<Reply>) -> Option<ApiError> {
+fn give_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &Option<Reply<K>>) -> Option<ApiError> {
     let what = format!("create endpoint {}", spec.attachment);
     if task.cancel.is_cancelled() {
         return Some(error(ErrorCode::Busy, format!("{what}: a delete came while it was being created")));
@@ -316,7 +336,7 @@ async fn watch<K: Kernel>(
     task: &mut EndpointTask<K>,
     spec: &CreateSpec,
     step: CreateStep,
-    reply: &mut Option<Reply>,
+    reply: &mut Option<Reply<K>>,
 ) -> Result<(), ApiError> {
     let shared = Arc::clone(&task.shared);
     shared.update(|v| {
@@ -437,69 +457,6 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
     }
 }
 
-/// Undoes what was begun and says what failed. Undo steps that fail are named too; the intent then stays open, and the
-/// next start undoes what is left.
-async fn fail<K: Kernel>(task: &mut EndpointTask<K>, begun: &[CreateStep], cause: ApiError) -> ApiError {
-    task.shared.log(LogStatus::Failure, "create", cause.message.clone());
-    let record = task.shared.read(|v| v.record.clone());
-    let node = Arc::clone(&task.node);
-    let mut undos = plan_undo(begun);
-    if task.prepared && !undos.contains(&UndoStep::RemovePrograms) {
-        undos.push(UndoStep::RemovePrograms);
-    }
-    let mut failed: Vec<String> = Vec::new();
-    for undo in undos {
-        if undo == UndoStep::CloseIntent && !failed.is_empty() {
-            continue;
-        }
-        let result = match undo {
-            UndoStep::RemoveRecord => {
-                let removals = removals(&record, record.ip_owner == IpOwner::Endpoint);
-                node.store.commit(removals).await.map_err(|e| e.to_string())
-            }
-            UndoStep::RemoveReachable => node.kernel.remove_reachable(&record).await.map_err(|e| e.to_string()),
-            UndoStep::Detach => node.kernel.remove_attached(&link_ref(&record)).await.map_err(|e| e.to_string()),
-            UndoStep::RemoveLink => node.kernel.remove_link(&link_ref(&record)).await.map_err(|e| e.to_string()),
-            UndoStep::RemovePrograms => {
-                node.kernel.remove_programs(record.id).await.map(drop).map_err(|e| e.to_string())
-            }
-            UndoStep::ReleaseLeases if failed.is_empty() => {
-                let owner = owner(&record);
-                let mut ipam = lock(&node.ipam);
-                for ip in record.addresses() {
-                    ipam.release_owned(ip, &owner);
-                }
-                Ok(())
-            }
-            // Something of it may still speak with the address: kept until the next start has cleaned up.
-            UndoStep::ReleaseLeases => Ok(()),
-            UndoStep::CloseIntent => {
-                node.store.commit(vec![Change::RemoveIntent(record.id, record.epoch)]).await.map_err(|e| e.to_string())
-            }
-        };
-        if let Err(e) = result {
-            task.shared.log(LogStatus::Failure, undo.name(), e.clone());
-            tracing::error!(
-                endpoint = record.id.get(),
-                epoch = record.epoch.0,
-                step = undo.name(),
-                "undo of a create: {e}"
-            );
-            failed.push(format!("{undo}: {e}"));
-        }
-    }
-    lock(&node.identities).release(record.identity);
-    // An intent that could not be closed names only this epoch; it holds nothing of the id.
-    task.undone = failed.iter().all(|f| f.starts_with(UndoStep::CloseIntent.name()));
-    task.transition(Event::CreateFailed);
-    tracing::warn!(endpoint = record.id.get(), epoch = record.epoch.0, code = ?cause.code, "{}", cause.message);
-    if failed.is_empty() {
-        cause
-    } else {
-        ApiError { message: format!("{}; and undoing it: {}", cause.message, failed.join("; ")), ..cause }
-    }
-}
-
 /// An address that was asked for exactly; any of the other family, if the pool has it.
 fn lease_request(spec: &CreateSpec) -> LeaseRequest {
     let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
@@ -531,7 +488,8 @@ pub fn removals(record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
     let mut changes =
         vec![Change::RemoveEndpoint(record.id, record.epoch), Change::RemoveIntent(record.id, record.epoch)];
     if release_ips {
-        changes.extend(record.addresses().map(Change::RemoveLease));
+        let owner = owner(record);
+        changes.extend(record.addresses().map(|ip| Change::RemoveOwnedLease(ip, owner.clone())));
     }
     changes
 }

@@ -49,6 +49,9 @@ pub struct Torn {
 /// Deletes endpoints, and answers when they are gone or have to be tried again. Runs as a task of its own, so that a
 /// client that goes away does not leave a delete half done.
 pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, options: DeleteOptions) -> DeleteResult {
+    if handles.is_empty() {
+        return DeleteResult::default();
+    }
     let (reply, answer) = oneshot::channel();
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
@@ -101,7 +104,8 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
             let releases = options.releases_ips(&torn.record);
             changes.extend(removals(&torn.record, releases));
             let kept = if releases { Vec::new() } else { kept_leases(node, &torn.record) };
-            changes.extend(kept.iter().cloned().map(Change::PutLease));
+            let old = owner(&torn.record);
+            changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
             clean.push((handle, torn, kept));
         }
     }
@@ -110,6 +114,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         for (handle, ..) in &clean {
             result.errors.push(step_error(handle, DeleteStep::RemoveRecord, error.to_string()));
         }
+        node.metrics.delete(started.elapsed(), false);
         return result;
     }
     for (handle, torn, kept) in clean {
@@ -204,30 +209,33 @@ async fn one<K: Kernel>(node: &Arc<Node<K>>, record: &EndpointRecord, step: Dele
     }
 }
 
-/// Waits for every completion; the step's deadline bounds it. A completion that is never given is counted and passed.
+/// Waits for every completion, of all redirects at once; the step's deadline bounds it. A completion that is never given
+/// is counted and passed.
 async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, record: &EndpointRecord) -> Result<(), String> {
     struct Pending<'a> {
         counters: &'a crate::node::Completions,
-        left: u64,
+        answered: bool,
     }
     impl Drop for Pending<'_> {
         fn drop(&mut self) {
-            self.counters.pending.fetch_sub(self.left, Ordering::Relaxed);
-            self.counters.timed_out.fetch_add(self.left, Ordering::Relaxed);
+            self.counters.pending.fetch_sub(1, Ordering::Relaxed);
+            if !self.answered {
+                self.counters.timed_out.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
     let completions = node.redirects.remove_redirects(record.id, record.epoch);
-    let left = completions.len() as u64;
-    node.completions.pending.fetch_add(left, Ordering::Relaxed);
-    let mut pending = Pending { counters: &node.completions, left };
-    let mut failed = Vec::new();
-    for (redirect, completion) in completions {
-        if let Err(why) = completion.await {
-            failed.push(format!("redirect {redirect}: {why}"));
+    let waits = completions.into_iter().map(|(redirect, completion)| {
+        node.completions.pending.fetch_add(1, Ordering::Relaxed);
+        let pending = Pending { counters: &node.completions, answered: false };
+        async move {
+            let mut pending = pending; // all of it moves in, not only the field that is set below
+            let result = completion.await;
+            pending.answered = true;
+            result.err().map(|why| format!("redirect {redirect}: {why}"))
         }
-        pending.left -= 1;
-        node.completions.pending.fetch_sub(1, Ordering::Relaxed);
-    }
+    });
+    let failed: Vec<String> = futures::future::join_all(waits).await.into_iter().flatten().collect();
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 

@@ -6,9 +6,11 @@
 //! | deleter ([`delete`]) | the endpoints to delete | one store transaction for all of them, the client's answer |
 
 pub mod build;
+mod claim;
 pub mod create;
 pub mod delete;
 pub mod task;
+mod undo;
 pub mod view;
 
 pub use view::Handle;

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
-use wharf_api::LogStatus;
+use wharf_api::{LogStatus, StepError};
 use wharf_core::{
     identity::Label,
     kernel::Kernel,
@@ -58,8 +58,8 @@ pub struct EndpointTask<K: Kernel> {
     pub cancel: CancellationToken,
     /// The programs were verified ahead of need.
     pub prepared: bool,
-    /// The undo of a failed create left nothing.
-    pub undone: bool,
+    /// What the undo of a failed create could not take back; its id stays reserved then.
+    pub left: Vec<StepError>,
     handle: Handle,
     mailbox: mpsc::Receiver<Command>,
     queued: Option<(Level, tokio::time::Instant)>,
@@ -78,7 +78,7 @@ impl<K: Kernel> EndpointTask<K> {
             shared: Arc::clone(&handle.shared),
             cancel: handle.cancel.clone(),
             prepared,
-            undone: false,
+            left: Vec::new(),
             handle: handle.clone(),
             mailbox,
             queued: None,
@@ -175,7 +175,7 @@ impl<K: Kernel> EndpointTask<K> {
         let _guard = node.working_on(self.handle.id);
         let desired = self.shared.read(|v| v.status.desired_revision);
         let started = tokio::time::Instant::now();
-        let result = build::build(&node, &self.shared, level).await;
+        let result = build::build(&node, &self.shared, &self.cancel, level).await;
         node.metrics.regeneration(level, started.elapsed(), result.is_ok());
         match result {
             Ok(()) => {
@@ -194,6 +194,11 @@ impl<K: Kernel> EndpointTask<K> {
                 if self.queued.is_none() {
                     self.answer_waiting(&Ok(()));
                 }
+            }
+            Err(_) if self.cancel.is_cancelled() => {
+                self.shared.update(|v| v.status.phase = String::new());
+                self.transition(Event::BuildFailed);
+                self.answer_waiting(&Err("the endpoint is being deleted".into()));
             }
             Err(error) => {
                 tracing::warn!(endpoint = self.handle.id.get(), epoch = self.handle.epoch.0, "regenerate: {error}");
@@ -263,6 +268,11 @@ impl<K: Kernel> EndpointTask<K> {
 
     /// New labels and their identity, durable before they are in force.
     async fn relabel(&mut self, labels: BTreeSet<Label>) -> Result<(), String> {
+        let state = self.shared.read(|v| v.fsm.state);
+        if state == State::Disconnecting || state.is_terminal() {
+            // Its record may be gone from the store already, and must not come back.
+            return Err(format!("relabel refused: the endpoint is {state}"));
+        }
         let old = self.shared.read(|v| v.record.clone());
         let identity = lock(&self.node.identities).acquire(&labels).map_err(|e| e.to_string())?;
         let mut record = old.clone();
@@ -291,14 +301,14 @@ impl<K: Kernel> EndpointTask<K> {
     pub async fn end_after_failed_create(mut self) {
         self.mailbox.close();
         self.node.registry.remove(self.handle.id);
-        if self.undone {
+        if self.left.is_empty() {
             self.node.registry.free_id(self.handle.id);
         }
         while let Some(command) = self.mailbox.recv().await {
             match command {
                 Command::Teardown(_, reply) => {
-                    let torn =
-                        Torn { record: self.shared.read(|v| v.record.clone()), errors: Vec::new(), clean: self.undone };
+                    let record = self.shared.read(|v| v.record.clone());
+                    let torn = Torn { record, errors: self.left.clone(), clean: self.left.is_empty() };
                     drop(reply.send(torn));
                 }
                 Command::Finish(reply) => drop(reply.send(())),

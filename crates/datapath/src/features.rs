@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn releases_are_read_as_distributions_write_them() {
-        assert_eq!(version("6.18.44-fc-v657"), Some((6, 18)));
+        assert_eq!(version("6.18.44-cloud-amd64"), Some((6, 18)));
         assert_eq!(version("5.10.0-32-cloud-amd64"), Some((5, 10)));
         assert_eq!(version("6.1"), Some((6, 1)));
         assert_eq!(version("banana"), None);

@@ -1,0 +1,154 @@
+//! From a path to an open file, whatever is there: nothing, a store, one of another boot, a damaged one.
+
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use redb::{Database, DatabaseError};
+use wharf_core::store::Snapshot;
+
+use super::{
+    SCHEMA_VERSION,
+    tables::{Meta, ReadError, read_meta, read_snapshot},
+};
+
+/// Starts that may die over a file before it is held to be damaged. redb's own walk through a damaged file may panic,
+/// which ends the process; an agent that is killed while it starts must not lose its store at once, though.
+const FATAL_OPENINGS: usize = 3;
+
+/// What came of opening.
+pub(super) struct Found {
+    pub(super) database: Database,
+    pub(super) meta: Meta,
+    pub(super) snapshot: Snapshot,
+    /// Set when a file was put aside, with the reason.
+    pub(super) set_aside: Option<String>,
+}
+
+/// Opens the file, or makes it; puts aside what cannot be used.
+pub(super) fn open(
+    opener: &impl Fn(&Path) -> Result<Database, DatabaseError>,
+    path: &Path,
+    boot_id: &str,
+) -> Result<Found, String> {
+    let attempt = Attempt::begin(path).map_err(|e| format!("note that it is being opened: {e}"))?;
+    let loaded = if attempt.earlier < FATAL_OPENINGS {
+        load(opener, path, boot_id)
+    } else {
+        let times = attempt.earlier;
+        Err(Unusable::Damaged(format!("the last {times} starts ended while it was opened"), Meta::default()))
+    };
+    let fresh = |why: &str, what: &str, meta: Meta| {
+        let aside = put_aside(path, why).map_err(|e| format!("put it aside ({what}): {e}"))?;
+        let database = opener(path).map_err(|e| e.to_string())?;
+        Ok(Found { database, meta, snapshot: Snapshot::default(), set_aside: Some(format!("{aside}: {what}")) })
+    };
+    let found = match loaded {
+        Ok((database, meta, snapshot)) => Ok(Found { database, meta, snapshot, set_aside: None }),
+        Err(Unusable::Refused(cause)) => Err(cause),
+        Err(Unusable::OtherBoot(meta)) => fresh("other-boot", "it is of another boot", meta),
+        Err(Unusable::Damaged(what, meta)) => fresh("damaged", &what, meta),
+    }?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .map_err(|e| format!("set its mode to 0600: {e}"))?;
+    Ok(found)
+}
+
+/// A file beside the store that says, by its length, how often opening was begun and never ended.
+struct Attempt {
+    marker: PathBuf,
+    earlier: usize,
+}
+
+impl Attempt {
+    fn begin(path: &Path) -> std::io::Result<Self> {
+        let marker = path.with_extension("opening");
+        let earlier = std::fs::metadata(&marker).map_or(0, |m| usize::try_from(m.len()).unwrap_or(usize::MAX));
+        let earlier = earlier.min(FATAL_OPENINGS);
+        std::fs::write(&marker, vec![b'x'; earlier + 1])?;
+        Ok(Self { marker, earlier })
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        // An opening that panics has not ended, though it comes by here where panics unwind.
+        if !std::thread::panicking()
+            && let Err(error) = std::fs::remove_file(&self.marker)
+        {
+            tracing::warn!("remove {}: {error}", self.marker.display());
+        }
+    }
+}
+
+/// Why a file that is there cannot be used.
+enum Unusable {
+    /// It stays where it is, and the agent does not start.
+    Refused(String),
+    /// What it tells died with that boot.
+    OtherBoot(Meta),
+    /// What is wrong with it, and what could be read all the same.
+    Damaged(String, Meta),
+}
+
+fn load(
+    opener: &impl Fn(&Path) -> Result<Database, DatabaseError>,
+    path: &Path,
+    boot_id: &str,
+) -> Result<(Database, Meta, Snapshot), Unusable> {
+    let mut database = opener(path).map_err(|error| match error {
+        DatabaseError::DatabaseAlreadyOpen => {
+            Unusable::Refused("another agent has it open; stop that one, or use another --run-dir".into())
+        }
+        DatabaseError::RepairAborted | DatabaseError::Storage(redb::StorageError::Corrupted(_)) => {
+            Unusable::Damaged(error.to_string(), Meta::default())
+        }
+        error if is_not_a_database(&error) => Unusable::Damaged(error.to_string(), Meta::default()),
+        error => Unusable::Refused(error.to_string()),
+    })?;
+    // Reads every page: what is damaged must be known before anything relies on it, and redb itself relies on pages
+    // whose checksums it has not looked at.
+    match database.check_integrity() {
+        Ok(_) => {}
+        Err(DatabaseError::Storage(redb::StorageError::Io(error))) if !is_damage(&error) => {
+            return Err(Unusable::Refused(error.to_string()));
+        }
+        Err(error) => return Err(Unusable::Damaged(error.to_string(), Meta::default())),
+    }
+    let found = read_meta(&database).map_err(|e| match e {
+        ReadError::Store(cause) => Unusable::Refused(cause),
+        ReadError::Damaged(what) => Unusable::Damaged(what, Meta::default()),
+    })?;
+    if let Some(schema) = found.schema
+        && schema != SCHEMA_VERSION
+    {
+        return Err(Unusable::Refused(format!(
+            "its schema is version {schema}, this agent knows {SCHEMA_VERSION}; run the agent that wrote it, or move the file away"
+        )));
+    }
+    if found.boot_id.as_deref().is_some_and(|b| b != boot_id) {
+        return Err(Unusable::OtherBoot(found));
+    }
+    match read_snapshot(&database) {
+        Ok(snapshot) => Ok((database, found, snapshot)),
+        Err(ReadError::Store(cause)) => Err(Unusable::Refused(cause)),
+        Err(ReadError::Damaged(what)) => Err(Unusable::Damaged(what, found)),
+    }
+}
+
+fn is_not_a_database(error: &DatabaseError) -> bool {
+    matches!(error, DatabaseError::Storage(redb::StorageError::Io(e)) if is_damage(e))
+}
+
+/// redb answers such I/O errors for a file that is not one of its own, and for one that was cut off.
+fn is_damage(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
+}
+
+fn put_aside(path: &Path, why: &str) -> std::io::Result<String> {
+    let stamp = crate::clock::unix_ms();
+    let aside = path.with_extension(format!("redb.{why}-{stamp}"));
+    std::fs::rename(path, &aside)?;
+    Ok(aside.display().to_string())
+}

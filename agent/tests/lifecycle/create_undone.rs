@@ -1,0 +1,234 @@
+//! Creates that fail half-way leave nothing.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use wharf_agent::sync::lock;
+use wharf_api::ErrorCode;
+use wharf_core::{
+    kernel::KernelErrorKind as Kind,
+    plan::CreateStep,
+    store::{Intent, LeaseOwner},
+};
+use wharf_datapath::fake::Operation as Op;
+
+use crate::support::*;
+
+/// The kernel's part of a create, in order.
+pub(crate) const STEPS: [Op; 6] = [
+    Op::EnsurePrograms,
+    Op::EnsureLink,
+    Op::EnsureConfig,
+    Op::EnsureAttached,
+    Op::EnsureConnected,
+    Op::EnsureReachable,
+];
+
+#[test]
+fn a_failure_of_any_step_before_or_after_its_effect_leaves_nothing() {
+    let kinds = [
+        Kind::Exists,
+        Kind::NotFound,
+        Kind::NotANetns,
+        Kind::Permission,
+        Kind::Unsupported,
+        Kind::Exhausted,
+        Kind::Conflict,
+        Kind::Other,
+    ];
+    Machine::new().life(async |agent| {
+        for step in STEPS {
+            for kind in kinds {
+                for after_effect in [false, true] {
+                    if after_effect {
+                        agent.kernel.fail_next_after_effect(step, kind);
+                    } else {
+                        agent.kernel.fail_next(step, kind);
+                    }
+                    let error = agent.try_create(agent.container("c1")).await.expect_err("asked for");
+                    assert!(error.message.contains("the test asked for this failure"), "{}", error.message);
+                    assert!(!error.message.contains("undoing"), "{}", error.message);
+                    agent.assert_nothing_left().await;
+                }
+            }
+        }
+        agent.create("c1").await;
+        agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn a_failure_says_what_the_caller_may_do_about_it() {
+    let expected = [
+        (Kind::Exists, ErrorCode::Exists),
+        (Kind::NotFound, ErrorCode::InvalidNetns),
+        (Kind::NotANetns, ErrorCode::InvalidNetns),
+        (Kind::Permission, ErrorCode::Kernel),
+        (Kind::Unsupported, ErrorCode::Kernel),
+        (Kind::Exhausted, ErrorCode::LimitReached),
+        (Kind::Conflict, ErrorCode::Kernel),
+        (Kind::Other, ErrorCode::Kernel),
+    ];
+    Machine::new().life(async |agent| {
+        for (kind, code) in expected {
+            agent.kernel.fail_next(Op::EnsureLink, kind);
+            let error = agent.try_create(agent.container("c1")).await.expect_err("asked for");
+            assert_eq!(error.code, code, "{kind:?}: {}", error.message);
+            agent.quiet().await;
+        }
+    });
+}
+
+#[test]
+fn a_full_disk_at_the_intent_stops_the_create_before_its_first_side_effect() {
+    Machine::new().life(async |agent| {
+        agent.disk.fill();
+        let error = agent.try_create(agent.container("c1")).await.expect_err("no intent, no create");
+        assert_eq!(error.code, ErrorCode::Store);
+        assert_eq!(agent.operations(), [], "nothing was done in the kernel");
+        agent.disk.mend();
+        agent.assert_nothing_left().await;
+        agent.create("c1").await;
+        agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn a_disk_that_fills_before_the_commit_takes_the_endpoint_back() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        let hold = agent.kernel.hold(Op::EnsureReachable);
+        let create = agent.spawn_create(agent.container("c1"));
+        hold.reached().await;
+        agent.disk.fill();
+        hold.release();
+        let error = create.await.expect("task").expect_err("not durable, not created");
+        assert_eq!(error.code, ErrorCode::Store);
+        agent.quiet().await;
+        assert!(agent.node.registry.is_empty());
+        assert!(agent.kernel.is_clean(), "the kernel's part is undone without the disk");
+        agent.disk.mend();
+        // Nobody knows whether the commit got through, so the id is not given out again by this agent.
+        assert!(!agent.is_free(id(1)));
+        assert_eq!(agent.create("c1").await.id, id(2));
+    });
+    machine.life(async |agent| {
+        agent.assert_healthy().await;
+        agent.delete(&agent.handle(2)).await;
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn an_undo_that_fails_is_named_and_keeps_what_it_could_not_take_back_from_others() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureReachable, Kind::Other);
+        agent.kernel.fail_next(Op::RemoveLink, Kind::Exhausted);
+        let error = agent.try_create(agent.container("c1")).await.expect_err("asked for");
+        assert!(error.message.contains("undoing it: remove-link"), "{}", error.message);
+        agent.quiet().await;
+        assert!(!agent.is_free(id(1)), "its link is still there");
+        let held = lock(&agent.node.ipam).owned_by(|o| matches!(o, LeaseOwner::Attachment { .. }));
+        assert_eq!(held.len(), 2, "its link may still speak with them");
+        let intents = agent.snapshot().await.intents;
+        assert!(matches!(intents[..], [(_, _, Intent::Create { .. })]), "{intents:?}");
+        assert!(!agent.kernel.is_clean());
+    });
+    machine.life(async |agent| agent.assert_nothing_left().await);
+}
+
+#[test]
+fn a_step_that_hangs_is_answered_at_its_deadline_and_its_late_result_undone() {
+    for step in STEPS {
+        for fails in [false, true] {
+            Machine::new().life(async |agent| {
+                if fails {
+                    agent.kernel.fail_next_after_effect(step, Kind::Other);
+                }
+                let hold = agent.kernel.hold(step);
+                let create = agent.spawn_create(agent.container("c1"));
+                hold.reached().await;
+                let error = after(Duration::from_secs(20), create).await.expect("task").expect_err("late");
+                assert_eq!(error.code, ErrorCode::DeadlineExceeded, "{}", error.message);
+                assert_eq!(agent.node.registry.len(), 1, "the step still runs");
+                let view = agent.handle(1).shared.view();
+                assert!(view.status.waits_for.starts_with("step"), "{:?}", view.status);
+                hold.release();
+                agent.assert_nothing_left().await;
+            });
+        }
+    }
+}
+
+#[test]
+fn the_callers_deadline_counts_when_it_is_the_shorter_one() {
+    Machine::new().life(async |agent| {
+        let hold = agent.kernel.hold(Op::EnsurePrograms);
+        let mut spec = agent.container("c1");
+        let patience = Duration::from_millis(CreateStep::EnsurePrograms.deadline_ms() - 2_000);
+        spec.deadline = Instant::now() + patience;
+        let create = agent.spawn_create(spec);
+        hold.reached().await;
+        let error = after(patience, create).await.expect("task").expect_err("late");
+        assert_eq!(error.code, ErrorCode::DeadlineExceeded, "{}", error.message);
+        hold.release();
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn a_commit_that_ends_after_its_deadline_is_taken_back() {
+    Machine::new().life(async |agent| {
+        let hold = agent.kernel.hold(Op::EnsureReachable);
+        let create = agent.spawn_create(agent.container("c1"));
+        hold.reached().await;
+        agent.disk.hold();
+        hold.release();
+        agent.disk.reached().await;
+        let error = after(Duration::from_secs(20), create).await.expect("task").expect_err("late");
+        assert_eq!(error.code, ErrorCode::DeadlineExceeded);
+        agent.disk.mend();
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn a_namespace_that_does_not_answer_does_not_hold_the_caller_beyond_its_deadline() {
+    Machine::new().life(async |agent| {
+        let hold = agent.kernel.hold(Op::ObserveNetns);
+        let mut spec = agent.container("c1");
+        spec.deadline = Instant::now() + Duration::from_millis(20);
+        let answer = tokio::time::timeout(Duration::from_secs(10), agent.try_create(spec)).await.expect("answered");
+        assert_eq!(answer.expect_err("late").code, ErrorCode::DeadlineExceeded);
+        hold.release();
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn an_undo_that_hangs_does_not_hold_the_caller_beyond_its_deadline() {
+    Machine::new().life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureAttached, Kind::Other);
+        let hold = agent.kernel.hold(Op::RemoveLink);
+        let mut spec = agent.container("c1");
+        spec.deadline = Instant::now() + Duration::from_millis(100);
+        let answer = tokio::time::timeout(Duration::from_secs(10), agent.try_create(spec)).await.expect("answered");
+        answer.expect_err("asked for");
+        hold.release();
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn an_agent_that_stops_takes_back_what_it_had_begun() {
+    Machine::new().life(async |agent| {
+        let hold = agent.kernel.hold(Op::EnsureConfig);
+        let create = agent.spawn_create(agent.container("c1"));
+        hold.reached().await;
+        agent.node.stop.cancel();
+        hold.release();
+        assert_eq!(create.await.expect("task").expect_err("stopping").code, ErrorCode::Unavailable);
+        agent.assert_nothing_left().await;
+    });
+}

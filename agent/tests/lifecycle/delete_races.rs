@@ -1,0 +1,139 @@
+//! Deletes that meet other work on the same endpoint.
+
+use std::time::Duration;
+
+use wharf_core::{plan::DeleteOptions, state::Level, store::LeaseOwner};
+use wharf_datapath::fake::Operation as Op;
+
+use crate::support::*;
+
+#[test]
+fn of_two_deletes_at_once_both_succeed_and_the_kernel_is_asked_once() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        let hold = agent.kernel.hold(Op::RemoveAttached);
+        let both = [(); 2].map(|()| agent.spawn_delete(&[&handle], DeleteOptions::default()));
+        hold.reached().await;
+        let_all_run().await;
+        hold.release();
+        for delete in both {
+            assert_eq!(delete.await.expect("task").errors, []);
+        }
+        assert_eq!(agent.kernel.calls(Op::RemoveLink), 1);
+        agent.assert_nothing_left().await;
+    });
+}
+
+/// A batch that also names an endpoint which another delete has finished, and whose address has a new owner by then.
+#[test]
+fn a_slow_delete_does_not_take_the_lease_of_the_endpoint_that_came_after() {
+    for no_ip_release in [false, true] {
+        // One IPv4 and one IPv6 address for the first endpoint, one each for the second; the router has the others.
+        let machine = Machine::new().with_cidrs(&["10.88.0.0/29", "fd88::/64"]);
+        machine.life(async |agent| {
+            let mut spec = agent.container("c1");
+            spec.ips = vec!["10.88.0.5".parse().expect("address")];
+            let first = agent.handle(agent.try_create(spec).await.expect("created").id);
+            let second = agent.create("c2").await;
+            let acknowledge_first = agent.proxy.answers_late(first.id, "slow");
+            let acknowledge_second = agent.proxy.answers_late(second.id, "slower");
+            let quick = agent.spawn_delete(&[&first], DeleteOptions::default());
+            let slow = agent.spawn_delete(&[&first, &second], DeleteOptions { no_ip_release });
+            let pending = &agent.node.completions.pending;
+            eventually("both are awaited", || pending.load(std::sync::atomic::Ordering::Relaxed) == 2).await;
+            let_all_run().await;
+            acknowledge_first.send(()).expect("awaited");
+            assert_eq!(quick.await.expect("task").errors, []);
+
+            let mut spec = agent.container("c3");
+            spec.ips = vec!["10.88.0.5".parse().expect("address")];
+            let third = agent.handle(agent.try_create(spec).await.expect("the address is free").id);
+            acknowledge_second.send(()).expect("awaited");
+            assert_eq!(slow.await.expect("task").errors, []);
+
+            let ip = addresses(&third)[0];
+            let stored = agent.snapshot().await.leases.into_iter().find(|l| l.ip == ip);
+            let owner = stored.map(|l| l.owner);
+            assert!(
+                matches!(&owner, Some(LeaseOwner::Attachment { epoch, .. }) if *epoch == third.epoch),
+                "the store says {owner:?}"
+            );
+            assert_eq!(agent.lease_owner(ip), owner);
+            agent.assert_healthy().await;
+        });
+    }
+}
+
+#[test]
+fn a_delete_ends_a_build_at_its_next_step() {
+    let steps = [Op::EnsurePrograms, Op::EnsureConfig, Op::EnsureAttached, Op::EnsureConnected];
+    for step in steps {
+        Machine::new().life(async |agent| {
+            let handle = agent.create("c1").await;
+            let hold = agent.kernel.hold(step);
+            let built = agent.request(&handle, Level::Datapath).await;
+            hold.reached().await;
+            let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
+            let_all_run().await;
+            agent.kernel.clear_call_log();
+            hold.release();
+            let refused = built.await.expect("answered").expect_err("deleted meanwhile");
+            assert!(refused.contains("delete"), "{refused}");
+            let result = delete.await.expect("task");
+            assert_eq!((result.deleted.len(), result.errors), (1, vec![]));
+            assert_eq!(
+                agent.operations(),
+                [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink],
+                "no further step of the build"
+            );
+            agent.assert_nothing_left().await;
+        });
+    }
+}
+
+#[test]
+fn a_build_that_hangs_does_not_hold_a_delete_for_ever() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        let hold = agent.kernel.hold(Op::EnsureConfig);
+        let built = agent.request(&handle, Level::Policy).await;
+        hold.reached().await;
+        let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
+        eventually("the delete has begun", || handle.cancel.is_cancelled()).await;
+        agent.snapshot().await; // the intent is written when this is answered
+        let result = after(Duration::from_secs(120), delete).await.expect("task");
+        assert_eq!(result.deleted, [handle.id.get()]);
+        built.await.expect("answered").expect_err("it never ended");
+        hold.release();
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn a_regeneration_asked_for_during_a_delete_is_refused() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        let hold = agent.kernel.hold(Op::RemoveReachable);
+        let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
+        hold.reached().await;
+        let answer = agent.request(&handle, Level::Datapath).await;
+        hold.release();
+        assert_eq!(delete.await.expect("task").errors, []);
+        // Refused by the endpoint, or dropped unanswered with it.
+        assert!(answer.await.is_ok_and(|r| r.is_err()), "a client is told");
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn what_waits_for_its_backoff_is_deleted_without_waiting() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        agent.kernel.fail_always(Op::EnsureConfig, wharf_core::kernel::KernelErrorKind::Other);
+        agent.request(&handle, Level::Policy).await.await.expect("answered").expect_err("asked for");
+        let result = agent.delete(&handle).await;
+        assert_eq!((result.deleted.len(), result.errors), (1, vec![]));
+        agent.kernel.mend(Op::EnsureConfig);
+        agent.assert_nothing_left().await;
+    });
+}

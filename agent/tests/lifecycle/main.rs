@@ -1,0 +1,20 @@
+//! The life of endpoints, on the fake kernel and a real store.
+//!
+//! What is proven here is the agent's own order, undo, bounds and memory; what the kernel makes of its calls is proven
+//! by the scenarios of the crate `tests`. Time: nothing here sleeps to let something happen; calls are held and
+//! released, and where a deadline is the subject it is a short one or tokio's clock is moved by hand.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod audit;
+mod build;
+mod crash;
+mod create;
+mod create_undone;
+mod delete;
+mod delete_many;
+mod delete_races;
+mod gone_caller;
+mod identifiers;
+mod restore;
+mod store;
+mod support;

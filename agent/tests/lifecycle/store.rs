@@ -1,0 +1,287 @@
+//! The store's file: of another boot, damaged, of a newer agent; and the numbers that must never come back.
+
+use std::{
+    collections::BTreeSet,
+    os::unix::fs::FileExt as _,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use redb::{Database, TableDefinition};
+use wharf_core::store::Change;
+
+use crate::support::*;
+
+const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
+const ENDPOINTS: TableDefinition<u16, &[u8]> = TableDefinition::new("endpoints");
+
+fn put_meta(machine: &Machine, key: &str, value: &[u8]) {
+    let database = Database::create(machine.store_path()).expect("open");
+    let txn = database.begin_write().expect("begin");
+    txn.open_table(META).expect("table").insert(key, value).expect("insert");
+    txn.commit().expect("commit");
+}
+
+#[test]
+fn a_store_of_another_boot_is_set_aside_and_the_slate_is_clean() {
+    let mut machine = Machine::new();
+    let first = machine.life(async |agent| agent.create("c1").await.epoch);
+    machine.boot_id = "second boot".into();
+    machine.kernel = wharf_datapath::FakeKernel::new();
+    machine.life(async |agent| {
+        assert!(agent.set_aside.as_ref().is_some_and(|a| a.contains("another boot")), "{:?}", agent.set_aside);
+        agent.assert_nothing_left().await;
+        assert!(agent.create("c1").await.epoch > first, "epochs go on");
+    });
+    assert!(machine.files().iter().any(|f| f.contains("other-boot")), "{:?}", machine.files());
+    machine.life(async |agent| {
+        assert_eq!(agent.set_aside, None);
+        agent.assert_healthy().await;
+        assert_eq!(agent.node.registry.len(), 1);
+    });
+}
+
+#[test]
+fn an_empty_file_is_no_state() {
+    let machine = Machine::new();
+    std::fs::write(machine.store_path(), b"").expect("write");
+    machine.life(async |agent| {
+        assert_eq!(agent.set_aside, None);
+        agent.create("c1").await;
+        agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn a_file_that_is_no_store_is_set_aside_with_a_message_and_the_agent_serves() {
+    let machine = Machine::new();
+    std::fs::write(machine.store_path(), b"this is not a database at all, but it is long enough to be one".repeat(200))
+        .expect("write");
+    machine.life(async |agent| {
+        assert!(agent.set_aside.is_some());
+        agent.create("c1").await;
+        agent.assert_healthy().await;
+    });
+    assert!(machine.files().iter().any(|f| f.contains("damaged")), "{:?}", machine.files());
+}
+
+#[test]
+fn a_row_that_does_not_decode_sets_the_whole_file_aside() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+    });
+    {
+        let database = Database::create(machine.store_path()).expect("open");
+        let txn = database.begin_write().expect("begin");
+        txn.open_table(ENDPOINTS).expect("table").insert(7, b"{\"id\":7".as_slice()).expect("insert");
+        txn.commit().expect("commit");
+    }
+    machine.life(async |agent| {
+        let why = agent.set_aside.clone().expect("set aside");
+        assert!(why.contains("endpoints row 7"), "{why}");
+        agent.create("c2").await;
+        agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn a_record_under_another_endpoints_key_sets_the_file_aside() {
+    let machine = Machine::new();
+    let record = machine.life(async |agent| agent.create("c1").await.shared.read(|v| v.record.clone()));
+    {
+        let database = Database::create(machine.store_path()).expect("open");
+        let txn = database.begin_write().expect("begin");
+        let bytes = serde_json::to_vec(&record).expect("encode");
+        txn.open_table(ENDPOINTS).expect("table").insert(7, bytes.as_slice()).expect("insert");
+        txn.commit().expect("commit");
+    }
+    machine.life(async |agent| {
+        assert!(agent.set_aside.is_some(), "two records have one id");
+        agent.create("c2").await;
+    });
+}
+
+#[test]
+fn a_table_of_another_shape_sets_the_file_aside() {
+    let machine = Machine::new();
+    {
+        let database = Database::create(machine.store_path()).expect("open");
+        let txn = database.begin_write().expect("begin");
+        let other: TableDefinition<u64, u64> = TableDefinition::new("meta");
+        txn.open_table(other).expect("table").insert(1, 1).expect("insert");
+        txn.commit().expect("commit");
+    }
+    machine.life(async |agent| {
+        assert!(agent.set_aside.is_some());
+        agent.create("c1").await;
+    });
+}
+
+/// Every page in turn: whatever is hit, the agent starts with what is whole, or with nothing and a message; where the
+/// damage makes redb itself panic, after three starts that ended over it.
+#[test]
+fn a_file_with_any_page_overwritten_does_not_keep_the_agent_down() {
+    let whole = Machine::new();
+    whole.life(async |agent| {
+        agent.create("c1").await;
+        agent.create("c2").await;
+    });
+    let bytes = std::fs::read(whole.store_path()).expect("read");
+    let mut set_aside = 0;
+    for page in (0..bytes.len().min(64 * 4096)).step_by(4096) {
+        let machine = Machine::new();
+        std::fs::write(machine.store_path(), &bytes).expect("write");
+        let file = std::fs::OpenOptions::new().write(true).open(machine.store_path()).expect("open");
+        file.write_all_at(&[0xa5; 4096], page as u64).expect("overwrite");
+        let start = || {
+            machine.life(async |agent| {
+                assert!(agent.node.registry.is_empty(), "the links of its endpoints are not there");
+                agent.create("c3").await;
+                agent.assert_healthy().await;
+                agent.set_aside
+            })
+        };
+        let starts = (0..4).find_map(|_| catch_unwind(AssertUnwindSafe(start)).ok());
+        let aside = starts.unwrap_or_else(|| panic!("page at {page}: four starts failed"));
+        set_aside += usize::from(aside.is_some());
+    }
+    assert!(set_aside > 0, "no page mattered");
+}
+
+#[test]
+fn a_store_over_which_three_starts_ended_is_set_aside_and_one_over_which_two_did_is_not() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+    });
+    let marker = machine.store_path().with_extension("opening");
+    std::fs::write(&marker, b"xx").expect("write");
+    machine.life(async |agent| {
+        assert_eq!(agent.set_aside, None);
+        assert_eq!(agent.node.registry.len(), 1);
+    });
+    assert!(!marker.exists(), "a start that gets through wipes the slate");
+    std::fs::write(&marker, b"xxx").expect("write");
+    machine.life(async |agent| {
+        let why = agent.set_aside.clone().expect("set aside");
+        assert!(why.contains("3 starts"), "{why}");
+        agent.create("c2").await;
+        agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn a_truncated_file_never_keeps_the_agent_down() {
+    let whole = Machine::new();
+    whole.life(async |agent| {
+        agent.create("c1").await;
+    });
+    let bytes = std::fs::read(whole.store_path()).expect("read");
+    for length in [1, 100, 4096, 8192, bytes.len() / 2, bytes.len() - 4096] {
+        let machine = Machine::new();
+        std::fs::write(machine.store_path(), &bytes[..length]).expect("write");
+        machine.life(async |agent| {
+            agent.create("c3").await;
+            agent.assert_healthy().await;
+        });
+    }
+}
+
+#[test]
+fn a_store_of_a_newer_agent_is_refused_and_stays_where_it_is() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+    });
+    put_meta(&machine, "schema", &2_u64.to_le_bytes());
+    let error = machine.try_life(async |_| ()).expect_err("refused");
+    assert!(error.to_string().contains("schema is version 2"), "{error}");
+    assert_eq!(machine.files(), ["state.redb"], "not set aside");
+    put_meta(&machine, "schema", &1_u64.to_le_bytes());
+    machine.life(async |agent| {
+        assert_eq!(agent.set_aside, None);
+        agent.assert_healthy().await;
+        assert_eq!(agent.node.registry.len(), 1, "all is still in it");
+    });
+}
+
+#[test]
+fn an_epoch_never_comes_back() {
+    let mut machine = Machine::new();
+    let mut seen = BTreeSet::new();
+    for life in 0..6 {
+        // More than one block of epochs in some lives; a crash right after the first in others; another boot; damage.
+        let many = if life % 2 == 0 { 10_000 } else { 1 };
+        if life == 3 {
+            machine.boot_id = "second boot".into();
+        }
+        machine.life(async |agent| {
+            for _ in 0..many {
+                let epoch = agent.node.store.next_epoch().await.expect("epoch");
+                assert!(seen.insert(epoch), "epoch {epoch} came twice");
+                assert!(seen.last() == Some(&epoch), "epochs grow");
+            }
+        });
+    }
+}
+
+#[test]
+fn an_epoch_that_the_kernel_still_knows_is_not_given_out_after_the_store_is_lost() {
+    let machine = Machine::new();
+    let last = machine.life(async |agent| {
+        for _ in 0..50 {
+            agent.node.store.next_epoch().await.expect("epoch");
+        }
+        agent.create("c1").await.epoch
+    });
+    std::fs::write(machine.store_path(), vec![0xa5; 65_536]).expect("overwrite");
+    machine.life(async |agent| {
+        assert!(agent.set_aside.is_some());
+        let next = agent.create("c2").await.epoch;
+        assert!(next > last, "{next} after {last}");
+    });
+}
+
+#[test]
+fn an_epoch_is_not_given_out_before_it_is_durable() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.disk.fill();
+        let mut given = 0;
+        while agent.node.store.next_epoch().await.is_ok() {
+            given += 1;
+        }
+        assert!(given <= 4096, "{given} without a write");
+        agent.disk.mend();
+        agent.node.store.next_epoch().await.expect("after the disk is mended");
+    });
+}
+
+#[test]
+fn a_disk_that_was_full_for_a_while_does_not_cost_the_agent_its_store() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.disk.fill();
+        agent.node.store.commit(vec![Change::RemoveIntent(id(9), wharf_core::ids::Epoch(9))]).await.expect_err("full");
+        assert!(!agent.node.store.stats().healthy.load(std::sync::atomic::Ordering::Relaxed));
+        agent.disk.mend();
+        agent.create("c2").await;
+        assert!(agent.node.store.stats().healthy.load(std::sync::atomic::Ordering::Relaxed));
+        agent.assert_healthy().await;
+    });
+    machine.life(async |agent| {
+        assert_eq!(agent.node.registry.len(), 2);
+        agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn a_store_that_another_agent_holds_is_refused() {
+    let machine = Machine::new();
+    let held = wharf_agent::store::Store::open(&machine.store_path(), "boot").expect("open");
+    let refused = wharf_agent::store::Store::open(&machine.store_path(), "boot").err().expect("held");
+    assert!(refused.to_string().contains("another agent has it open"), "{refused}");
+    drop(held.store);
+    held.writer.join().expect("ends");
+}

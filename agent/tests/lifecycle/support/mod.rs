@@ -1,0 +1,365 @@
+//! A machine with one agent on it, which can be started, crashed and started again.
+
+mod disk;
+mod proxy;
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use tempfile::TempDir;
+use tokio::{sync::oneshot, time::Instant};
+use wharf_agent::{
+    audit,
+    config::{AgentConfig, LogFormat},
+    endpoint::{
+        Handle,
+        create::{self, CreateSpec},
+        delete,
+        task::Command,
+    },
+    node::Node,
+    restore,
+    store::{Store, StoreError},
+    sync::lock,
+};
+use wharf_api::{ApiError, DeleteResult, Endpoint, Finding};
+use wharf_core::{
+    ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName, PoolName},
+    ipam::{Ipam, LeaseRequest, PoolConfig, Wanted},
+    kernel::Kernel as _,
+    plan::DeleteOptions,
+    state::{Level, State},
+    store::{Change, Lease, LeaseOwner, Snapshot},
+};
+use wharf_datapath::{FakeKernel, fake::Operation};
+
+pub(crate) use disk::Disk;
+pub(crate) use proxy::Proxy;
+
+/// Longest wait for something that is bound to happen; a failure, not a pace.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What outlives an agent: its files, the kernel, the disk, the proxy.
+pub(crate) struct Machine {
+    pub(crate) kernel: FakeKernel,
+    pub(crate) disk: Disk,
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) config: AgentConfig,
+    pub(crate) boot_id: String,
+    writers: Mutex<Vec<JoinHandle<()>>>,
+    directory: TempDir,
+}
+
+impl Machine {
+    /// Pools of 253 IPv4 addresses and many IPv6 ones, no programs ahead of need, a proxy without redirects.
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().expect("make directory");
+        let default_pool = PoolName::parse("default").expect("pool name");
+        let cidrs = ["10.88.0.0/24", "fd88::/64"].map(|c| c.parse().expect("CIDR")).to_vec();
+        let config = AgentConfig {
+            run_dir: directory.path().to_owned(),
+            state_dir: directory.path().to_owned(),
+            bpffs: directory.path().to_owned(),
+            pools: vec![PoolConfig { name: default_pool.clone(), cidrs }],
+            default_pool,
+            node_name: "test".into(),
+            metrics_listen: None,
+            log_level: "info".into(),
+            log_format: LogFormat::Text,
+            mtu: 1500,
+            attach_mode: None,
+            prepared_programs: 0,
+            proxy_timeout: PATIENCE,
+            debug_programs: false,
+        };
+        Self {
+            kernel: FakeKernel::new(),
+            disk: Disk::default(),
+            proxy: Arc::default(),
+            config,
+            boot_id: "first boot".into(),
+            writers: Mutex::default(),
+            directory,
+        }
+    }
+
+    pub(crate) fn with_cidrs(mut self, cidrs: &[&str]) -> Self {
+        self.config.pools[0].cidrs = cidrs.iter().map(|c| c.parse().expect("CIDR")).collect();
+        self
+    }
+
+    pub(crate) fn store_path(&self) -> PathBuf {
+        self.config.store()
+    }
+
+    /// Files beside the store.
+    pub(crate) fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.directory.path()).expect("read directory");
+        let mut names: Vec<String> =
+            entries.map(|e| e.expect("entry").file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// An agent's life, from start and restore to its end, which comes as by SIGKILL when `life` returns: every task
+    /// ends where it stands. Only what was handed to the store is still written, as a kernel would.
+    pub(crate) fn life<T>(&self, life: impl AsyncFnOnce(Agent) -> T) -> T {
+        self.try_life(life).expect("agent starts")
+    }
+
+    /// The same, for agents that may refuse to start.
+    pub(crate) fn try_life<T>(&self, life: impl AsyncFnOnce(Agent) -> T) -> Result<T, StoreError> {
+        let disk = self.disk.clone();
+        let opened = Store::open_with(&self.store_path(), &self.boot_id, move |path| disk.open(path))?;
+        lock(&self.writers).push(opened.writer);
+        self.kernel.clear_call_log();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+        let result = runtime.block_on(async {
+            let ipam = Ipam::new(self.config.pools.clone(), self.config.default_pool.clone()).expect("pools");
+            let node =
+                Node::new(self.config.clone(), self.kernel.clone(), opened.store, ipam, Arc::clone(&self.proxy) as _);
+            node.kernel.ensure_node(&node.spec()).await.expect("node part");
+            restore::restore(&node, opened.snapshot).await.expect("restore");
+            let agent = Agent {
+                node,
+                kernel: self.kernel.clone(),
+                disk: self.disk.clone(),
+                proxy: Arc::clone(&self.proxy),
+                set_aside: opened.set_aside,
+            };
+            life(agent).await
+        });
+        drop(runtime);
+        self.disk.mend();
+        for writer in lock(&self.writers).drain(..) {
+            writer.join().expect("the store's thread ends");
+        }
+        Ok(result)
+    }
+}
+
+/// A running agent.
+#[derive(Clone)]
+pub(crate) struct Agent {
+    pub(crate) node: Arc<Node<FakeKernel>>,
+    pub(crate) kernel: FakeKernel,
+    pub(crate) disk: Disk,
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) set_aside: Option<String>,
+}
+
+/// Where a container's namespace is.
+pub(crate) fn netns_path(container: &str) -> PathBuf {
+    Path::new("/run/netns").join(container)
+}
+
+pub(crate) fn attachment(container: &str, ifname: &str) -> Attachment {
+    Attachment {
+        network: NetworkName::parse("net").expect("network"),
+        container_id: ContainerId::parse(container).expect("container id"),
+        ifname: IfName::parse(ifname).expect("interface name"),
+    }
+}
+
+pub(crate) fn id(n: u16) -> EndpointId {
+    EndpointId::try_from(n).expect("endpoint id")
+}
+
+impl Agent {
+    /// A new container, and the request to attach it.
+    pub(crate) fn container(&self, name: &str) -> CreateSpec {
+        self.kernel.add_netns(netns_path(name));
+        Self::spec(name, "eth0")
+    }
+
+    /// The request for another interface of a container.
+    pub(crate) fn spec(name: &str, ifname: &str) -> CreateSpec {
+        CreateSpec {
+            attachment: attachment(name, ifname),
+            netns: netns_path(name),
+            pool: None,
+            mtu: 1500,
+            mac: None,
+            ips: Vec::new(),
+            labels: BTreeSet::from(["k8s:app=web".parse().expect("label")]),
+            pod_name: None,
+            pod_namespace: None,
+            deadline: Instant::now() + PATIENCE,
+        }
+    }
+
+    pub(crate) async fn try_create(&self, spec: CreateSpec) -> Result<Endpoint, ApiError> {
+        create::create(&self.node, spec).await
+    }
+
+    /// Creates a container with an endpoint.
+    pub(crate) async fn create(&self, name: &str) -> Handle {
+        let endpoint = self.try_create(self.container(name)).await.expect("created");
+        self.handle(endpoint.id)
+    }
+
+    /// Starts a create that may wait. Aborting it is the caller's going away.
+    pub(crate) fn spawn_create(&self, spec: CreateSpec) -> tokio::task::JoinHandle<Result<Endpoint, ApiError>> {
+        let node = Arc::clone(&self.node);
+        tokio::spawn(async move { create::create(&node, spec).await })
+    }
+
+    pub(crate) async fn delete(&self, handle: &Handle) -> DeleteResult {
+        delete::delete(&self.node, vec![handle.clone()], DeleteOptions::default()).await
+    }
+
+    pub(crate) fn spawn_delete(
+        &self,
+        handles: &[&Handle],
+        options: DeleteOptions,
+    ) -> tokio::task::JoinHandle<DeleteResult> {
+        let node = Arc::clone(&self.node);
+        let handles: Vec<Handle> = handles.iter().map(|h| (*h).clone()).collect();
+        tokio::spawn(async move { delete::delete(&node, handles, options).await })
+    }
+
+    /// Asks for a build; the answer comes when it is realized.
+    pub(crate) async fn request(&self, handle: &Handle, level: Level) -> oneshot::Receiver<Result<(), String>> {
+        let (done, answer) = oneshot::channel();
+        handle.mailbox.send(Command::Regenerate(level, done)).await.expect("the endpoint is there");
+        answer
+    }
+
+    pub(crate) fn handle(&self, n: u16) -> Handle {
+        self.node.registry.get(id(n)).expect("endpoint is there")
+    }
+
+    pub(crate) async fn snapshot(&self) -> Snapshot {
+        self.node.store.snapshot().await.expect("store reads")
+    }
+
+    pub(crate) async fn commit(&self, changes: Vec<Change>) {
+        self.node.store.commit(changes).await.expect("store writes");
+    }
+
+    /// Who holds an address, in memory.
+    pub(crate) fn lease_owner(&self, ip: IpAddr) -> Option<LeaseOwner> {
+        lock(&self.node.ipam).get(ip).map(|l| l.owner.clone())
+    }
+
+    /// Leases an IPv4 address to a caller, as `POST /v1/ipam` does.
+    pub(crate) async fn lease_to_caller(&self, name: &str) -> Lease {
+        let owner = LeaseOwner::Caller { name: name.into() };
+        let request = LeaseRequest { pool: None, ipv4: Wanted::Any, ipv6: Wanted::None };
+        let leased = lock(&self.node.ipam).lease(&request, owner, 0).expect("leased");
+        let ip = IpAddr::V4(leased.ipv4.expect("IPv4"));
+        let lease = lock(&self.node.ipam).get(ip).cloned().expect("lease");
+        self.commit(vec![Change::PutLease(lease.clone())]).await;
+        lease
+    }
+
+    /// The operations called so far, observations and the node's own part left out.
+    pub(crate) fn operations(&self) -> Vec<Operation> {
+        let observing = [Operation::ObserveNetns, Operation::Dump, Operation::ObserveEndpoint, Operation::EnsureNode];
+        self.kernel.call_log().into_iter().map(|(o, _)| o).filter(|o| !observing.contains(o)).collect()
+    }
+
+    /// Waits until every create and delete has ended; endpoints that live are not waited for.
+    pub(crate) async fn quiet(&self) {
+        eventually("creates and deletes end", || {
+            self.node.admitted.available_permits() == wharf_agent::node::ADMITTED_CREATES
+                && self.node.tasks.is_empty()
+                && self.node.endpoints.len() == self.node.registry.len()
+                && self.node.registry.list().iter().all(|h| !is_changing(h))
+        })
+        .await;
+    }
+
+    pub(crate) async fn findings(&self, repair: bool) -> Vec<Finding> {
+        audit::audit(&self.node, repair).await.expect("audit").findings
+    }
+
+    /// Nothing is amiss, and nothing works.
+    pub(crate) async fn assert_healthy(&self) {
+        self.quiet().await;
+        assert_eq!(self.findings(false).await, [], "audit");
+        for handle in self.node.registry.list() {
+            let record = handle.shared.read(|v| v.record.clone());
+            assert_eq!(self.kernel.observe_endpoint(&record).await.expect("observe"), [], "{}", record.attachment);
+        }
+    }
+
+    /// As if no endpoint had ever been: in memory, in the store, in the kernel.
+    pub(crate) async fn assert_nothing_left(&self) {
+        self.quiet().await;
+        let left: Vec<_> = self.node.registry.list().iter().map(log_of).collect();
+        assert!(left.is_empty(), "registry: {left:#?}");
+        assert_eq!(self.snapshot().await, Snapshot::default(), "store");
+        let leases = lock(&self.node.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        assert_eq!(leases, [], "leases in memory");
+        assert_eq!(lock(&self.node.identities).list(), [], "identities");
+        self.remove_prepared().await;
+        assert!(self.kernel.is_clean(), "kernel: {:?}", self.kernel.dump().await.expect("dump"));
+        assert_eq!(self.findings(false).await, [], "audit");
+        assert!(self.is_free(id(1)), "an id stays reserved");
+    }
+
+    /// True when a create could get this id.
+    pub(crate) fn is_free(&self, id: EndpointId) -> bool {
+        let free = self.node.registry.claim_id(id);
+        if free {
+            self.node.registry.free_id(id);
+        }
+        free
+    }
+
+    async fn remove_prepared(&self) {
+        wharf_agent::prepared::drain(&self.node).await;
+    }
+}
+
+fn is_changing(handle: &Handle) -> bool {
+    let state = handle.shared.read(|v| v.fsm.state);
+    matches!(state, State::WaitingToRegenerate | State::Regenerating | State::Restoring | State::WaitingForIdentity)
+}
+
+pub(crate) fn state(handle: &Handle) -> State {
+    handle.shared.read(|v| v.fsm.state)
+}
+
+/// Its addresses.
+pub(crate) fn addresses(handle: &Handle) -> Vec<IpAddr> {
+    handle.shared.read(|v| v.record.addresses().collect())
+}
+
+/// Messages of the endpoint's log.
+pub(crate) fn log_of(handle: &Handle) -> Vec<String> {
+    handle.shared.log_lines().into_iter().map(|l| format!("{}: {}", l.event, l.message)).collect()
+}
+
+/// Lets the tasks run until the condition holds.
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "in vain: {what}");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Lets every task that can run do so; what still stands waits for something that the test controls.
+pub(crate) async fn let_all_run() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Moves the clock, and then waits for something that the deadlines that passed have made ready. Nothing that runs may
+/// need the disk meanwhile: a clock that is moved by hand does not wait for threads.
+pub(crate) async fn after<T>(time: Duration, something: impl Future<Output = T>) -> T {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    let outcome = something.await;
+    tokio::time::resume();
+    outcome
+}

@@ -1,0 +1,68 @@
+//! A proxy that acknowledges as it is told to.
+
+use std::{collections::VecDeque, future::pending, sync::Mutex};
+
+use tokio::sync::oneshot;
+use wharf_agent::{
+    proxy::{Completion, Redirects},
+    sync::lock,
+};
+use wharf_core::ids::{EndpointId, Epoch};
+
+/// Redirects in force, and who was asked to remove theirs.
+#[derive(Default)]
+pub(crate) struct Proxy {
+    redirects: Mutex<VecDeque<(EndpointId, String, Completion)>>,
+    asked: Mutex<Vec<(EndpointId, Epoch)>>,
+}
+
+impl Proxy {
+    fn add(&self, id: EndpointId, name: &str, completion: Completion) {
+        lock(&self.redirects).push_back((id, name.to_owned(), completion));
+    }
+
+    /// A redirect whose removal is acknowledged at once.
+    pub(crate) fn answers(&self, id: EndpointId, name: &str) {
+        self.add(id, name, Box::pin(async { Ok(()) }));
+    }
+
+    /// A redirect whose removal the proxy refuses.
+    pub(crate) fn refuses(&self, id: EndpointId, name: &str, why: &'static str) {
+        self.add(id, name, Box::pin(async move { Err(why.to_owned()) }));
+    }
+
+    /// A redirect whose removal is acknowledged when the test says so.
+    pub(crate) fn answers_late(&self, id: EndpointId, name: &str) -> oneshot::Sender<()> {
+        let (acknowledge, acknowledged) = oneshot::channel();
+        self.add(id, name, Box::pin(async move { acknowledged.await.map_err(|_| "the proxy ended".to_owned()) }));
+        acknowledge
+    }
+
+    /// A redirect whose removal is never acknowledged.
+    pub(crate) fn never_answers(&self, id: EndpointId, name: &str) {
+        self.add(id, name, Box::pin(pending()));
+    }
+
+    /// Endpoints whose redirects were asked away, oldest first.
+    pub(crate) fn asked(&self) -> Vec<(EndpointId, Epoch)> {
+        lock(&self.asked).clone()
+    }
+}
+
+impl Redirects for Proxy {
+    fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {
+        lock(&self.asked).push((id, epoch));
+        let mut all = lock(&self.redirects);
+        let (mine, others): (VecDeque<_>, VecDeque<_>) = all.drain(..).partition(|(of, ..)| *of == id);
+        *all = others;
+        mine.into_iter().map(|(_, name, completion)| (name, completion)).collect()
+    }
+
+    fn count(&self) -> u64 {
+        lock(&self.redirects).len() as u64
+    }
+
+    fn enabled(&self) -> bool {
+        true
+    }
+}
