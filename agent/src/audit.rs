@@ -11,11 +11,13 @@ use wharf_core::{
     audit::{AuditFinding, AuditView, Repair},
     ids::EndpointId,
     kernel::Kernel,
+    plan::CreateStep,
     state::{Level, State},
     store::{Change, LeaseOwner, Snapshot},
 };
 
 use crate::{
+    clock,
     endpoint::{
         create::{error, kernel_error},
         task::Command,
@@ -166,8 +168,11 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
         // Leases move between memory and store in two steps while something works.
         return findings;
     }
+    // A lease is given out first and made durable then: a young one may be on its way.
+    let old = clock::unix_ms().saturating_sub(CreateStep::Commit.deadline_ms());
     for lease in lock(&node.ipam).leases() {
         if lease.owner != LeaseOwner::Node
+            && lease.since_unix_ms < old
             && !snapshot.leases.iter().any(|l| l.ip == lease.ip && l.owner == lease.owner)
         {
             findings.push(AuditFinding {

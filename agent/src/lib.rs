@@ -21,6 +21,7 @@ pub mod endpoint;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
+pub mod orphan;
 pub mod prepared;
 pub mod proxy;
 pub mod registry;
@@ -70,7 +71,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
     let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), node.stop.clone()));
     node.kernel.ensure_node(&node.spec()).await?;
-    restore::restore(&node, opened.snapshot).await?;
+    restore::restore(&node, opened.snapshot, opened.lost).await?;
     node.tasks.spawn(read_events(Arc::clone(&node), events));
     if node.config.debug_programs {
         node.tasks.spawn(read_program_log(Arc::clone(&node)));

@@ -26,22 +26,30 @@ use crate::{
         view::{Shared, View},
     },
     node::Node,
+    orphan,
     sync::lock,
 };
 
 /// Brings back what was there. Failures are logged and left to the audit; an agent that can serve new containers must
 /// not stay down for one old one.
 ///
+/// With the records `lost` (the store was damaged), what the kernel holds is kept: see [`orphan`].
+///
 /// # Errors
 /// When the kernel cannot be read at all.
-pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot) -> anyhow::Result<()> {
+pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: bool) -> anyhow::Result<()> {
     let dump = node.kernel.dump().await?;
     node.store.skip_epochs(last_epoch(&dump));
     let links: HashMap<&str, u32> = dump.links.iter().map(|l| (l.name.as_str(), l.ifindex.0)).collect();
 
     let mut unclaimed: Vec<IpAddr> = Vec::new();
+    let mut outlived: Vec<Change> = Vec::new();
     for lease in snapshot.leases {
         let ip = lease.ip;
+        if orphan::link_of(&lease).is_some_and(|link| !links.contains_key(link)) {
+            outlived.push(Change::RemoveLease(ip));
+            continue;
+        }
         if let Err(error) = lock(&node.ipam).claim(lease) {
             tracing::warn!(%ip, "restore lease: {error}");
             unclaimed.push(ip);
@@ -76,8 +84,9 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot) -> anyh
     }
     tracing::info!(living = living.len(), dead = dead.len(), intents = snapshot.intents.len(), "restoring");
 
+    resolved.extend(outlived);
     if let Err(error) = node.store.commit(resolved).await {
-        tracing::warn!("restore identities: {error}; the rebuilds put the new ones in force all the same");
+        tracing::warn!("restore: {error}; new identities are in force all the same");
     }
     for (id, epoch, intent) in snapshot.intents {
         if matches!(intent, Intent::Create { .. }) {
@@ -100,7 +109,11 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot) -> anyh
         task.transition(Event::RestoreStarted);
         node.endpoints.spawn(task.run());
     }
-    remove_unexplained(node, &rebuilt).await;
+    if lost && !dump.links.is_empty() {
+        orphan::keep(node, &dump).await;
+    } else {
+        remove_unexplained(node, &rebuilt).await;
+    }
     Ok(())
 }
 

@@ -81,6 +81,8 @@ pub struct Opened {
     pub snapshot: Snapshot,
     /// Set when a file was put aside, with the reason.
     pub set_aside: Option<String>,
+    /// The file that was put aside told of this boot: endpoints may live that the store does not know.
+    pub lost: bool,
     /// The writer thread; joined at shutdown after every [`Store`] is dropped.
     pub writer: std::thread::JoinHandle<()>,
 }
@@ -105,7 +107,7 @@ impl Store {
         opener: impl Fn(&Path) -> Result<Database, DatabaseError> + Send + 'static,
     ) -> Result<Opened, StoreError> {
         let fail = |cause: String| StoreError { operation: "open", path: path.to_owned(), cause };
-        let opening::Found { database, meta, snapshot, set_aside } =
+        let opening::Found { database, meta, snapshot, set_aside, lost } =
             opening::open(&opener, path, boot_id).map_err(fail)?;
         let first_epoch = meta.epoch_high + 1;
         let reserved = first_epoch + EPOCH_BLOCK;
@@ -123,7 +125,7 @@ impl Store {
         };
         let epochs = Epochs { next: AtomicU64::new(first_epoch), reserved: tokio::sync::Mutex::new(reserved) };
         let store = Self { jobs, path: Arc::new(path.to_owned()), epochs: Arc::new(epochs), stats };
-        Ok(Opened { store, snapshot, set_aside, writer })
+        Ok(Opened { store, snapshot, set_aside, lost, writer })
     }
 
     /// Makes all changes durable, together or not at all.

@@ -5,6 +5,7 @@ use std::{fs, time::Duration};
 use anyhow::{Context, Result, ensure};
 use wharf_tests::{
     Node, NodeConfig,
+    icmp::Ping,
     node::runnable_by_all,
     process::{Finished, as_nobody, run},
     scenario,
@@ -141,9 +142,21 @@ fn a_damaged_store_is_put_aside_and_the_containers_live_on() -> Result<()> {
         ensure!(node.log().contains("put aside") || node.log().contains("set aside"), "the log does not tell of it");
         let kept: Vec<_> = fs::read_dir(&node.dirs().run)?.filter_map(|e| e.ok()).map(|e| e.file_name()).collect();
         ensure!(kept.len() > 3 || kept.iter().any(|n| n.to_string_lossy().starts_with("state.redb.")), "{kept:?}");
-        // What the store no longer explains is not guessed at; DEL and a repair clean it.
+        // The container is not cut off, its address is not given to another, and the audit tells of it.
+        let ping = Ping { to: attached.gateways()?[0], count: 3, payload: 56 };
+        ping.run(sandbox.space()?)?.must_answer()?;
+        let other = node.sandbox("b")?;
+        let neighbour = node.attach(&other)?;
+        ensure!(neighbour.v4()? != attached.v4()? && neighbour.v6()? != attached.v6()?, "{neighbour:?}");
+        ping.run(other.space()?)?.must_answer()?;
+        let told = node.wharf(&["audit"])?;
+        ensure!(told.code() == 1, "{}", told.describe());
+        node.detach(&neighbour)?;
+        // Unknown to the agent: done, says DEL. What is left goes when the operator says so.
         node.detach(&attached)?;
         node.wharf(&["audit", "--repair"])?;
-        Ok(())
+        // The address was held for a link that is gone now.
+        node.stop_agent()?;
+        node.start_agent()
     })
 }

@@ -35,6 +35,10 @@ use crate::{
     sync::lock,
 };
 
+/// How long a delete waits for an endpoint's task: longer than all steps of a teardown may take together, so it is
+/// reached only when a kernel call of an earlier create or build never returns.
+const TEARDOWN_BOUND: Duration = Duration::from_secs(40);
+
 /// How a teardown ended.
 #[derive(Debug, Clone)]
 pub struct Torn {
@@ -92,13 +96,23 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     for handle in handles {
         let (reply, answer) = oneshot::channel();
         // An endpoint whose task has ended is gone.
-        if handle.mailbox.send(Command::Teardown(options, reply)).await.is_ok() {
-            asked.push((handle, answer));
+        match timeout(TEARDOWN_BOUND, handle.mailbox.send(Command::Teardown(options, reply))).await {
+            Ok(Ok(())) => asked.push((handle, answer)),
+            Ok(Err(_)) => {}
+            Err(_) => result.errors.push(still_busy(&handle)),
         }
     }
     let (mut clean, mut changes) = (Vec::new(), Vec::new());
     for (handle, answer) in asked {
-        let Ok(torn) = answer.await else { continue };
+        let torn = match timeout(TEARDOWN_BOUND, answer).await {
+            Ok(Ok(torn)) => torn,
+            // Its task has ended: it is gone.
+            Ok(Err(_)) => continue,
+            Err(_) => {
+                result.errors.push(still_busy(&handle));
+                continue;
+            }
+        };
         result.errors.extend(torn.errors.iter().cloned());
         if torn.clean {
             let releases = options.releases_ips(&torn.record);
@@ -247,6 +261,12 @@ fn kept_leases<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> Vec<Lease>
     let held = record.addresses().filter_map(|ip| ipam.get(ip).filter(|l| l.owner == old).cloned());
     let name = format!("kept:{}:{}", record.attachment.container_id, record.attachment.ifname);
     held.map(|lease| Lease { owner: LeaseOwner::Caller { name: name.clone() }, ..lease }).collect()
+}
+
+fn still_busy(handle: &Handle) -> StepError {
+    let phase = handle.shared.read(|v| v.status.phase.clone());
+    let message = format!("still busy with {phase:?} after {TEARDOWN_BOUND:?}; the next delete resumes");
+    step_error(handle, DeleteStep::RefuseWork, message)
 }
 
 fn step_error(handle: &Handle, step: DeleteStep, message: String) -> StepError {

@@ -24,6 +24,8 @@ pub(super) struct Found {
     pub(super) snapshot: Snapshot,
     /// Set when a file was put aside, with the reason.
     pub(super) set_aside: Option<String>,
+    /// What was put aside told of this boot: there may be endpoints that nothing tells of any more.
+    pub(super) lost: bool,
 }
 
 /// Opens the file, or makes it; puts aside what cannot be used.
@@ -39,16 +41,16 @@ pub(super) fn open(
         let times = attempt.earlier;
         Err(Unusable::Damaged(format!("the last {times} starts ended while it was opened"), Meta::default()))
     };
-    let fresh = |why: &str, what: &str, meta: Meta| {
+    let fresh = |why: &str, what: &str, meta: Meta, lost: bool| {
         let aside = put_aside(path, why).map_err(|e| format!("put it aside ({what}): {e}"))?;
         let database = opener(path).map_err(|e| e.to_string())?;
-        Ok(Found { database, meta, snapshot: Snapshot::default(), set_aside: Some(format!("{aside}: {what}")) })
+        Ok(Found { database, meta, snapshot: Snapshot::default(), set_aside: Some(format!("{aside}: {what}")), lost })
     };
     let found = match loaded {
-        Ok((database, meta, snapshot)) => Ok(Found { database, meta, snapshot, set_aside: None }),
+        Ok((database, meta, snapshot)) => Ok(Found { database, meta, snapshot, set_aside: None, lost: false }),
         Err(Unusable::Refused(cause)) => Err(cause),
-        Err(Unusable::OtherBoot(meta)) => fresh("other-boot", "it is of another boot", meta),
-        Err(Unusable::Damaged(what, meta)) => fresh("damaged", &what, meta),
+        Err(Unusable::OtherBoot(meta)) => fresh("other-boot", "it is of another boot", meta, false),
+        Err(Unusable::Damaged(what, meta)) => fresh("damaged", &what, meta, true),
     }?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
         .map_err(|e| format!("set its mode to 0600: {e}"))?;

@@ -125,7 +125,7 @@ impl Machine {
             let node =
                 Node::new(self.config.clone(), self.kernel.clone(), opened.store, ipam, Arc::clone(&self.proxy) as _);
             node.kernel.ensure_node(&node.spec()).await.expect("node part");
-            restore::restore(&node, opened.snapshot).await.expect("restore");
+            restore::restore(&node, opened.snapshot, opened.lost).await.expect("restore");
             let agent = Agent {
                 node,
                 kernel: self.kernel.clone(),
@@ -288,6 +288,20 @@ impl Agent {
             let record = handle.shared.read(|v| v.record.clone());
             assert_eq!(self.kernel.observe_endpoint(&record).await.expect("observe"), [], "{}", record.attachment);
         }
+    }
+
+    /// An endpoint whose record was lost lives on: its link is there and its addresses are held for it, the audit shows
+    /// it, and a repair takes it away.
+    pub(crate) async fn assert_lost_but_living(&self) {
+        self.quiet().await;
+        let links = self.kernel.dump().await.expect("dump").links.len();
+        assert_eq!(links, self.node.registry.len() + 1, "one link more than there are endpoints");
+        let held = lock(&self.node.ipam)
+            .owned_by(|o| matches!(o, LeaseOwner::Caller { name } if name.starts_with("lost-record:")));
+        assert_eq!(held.len(), 2, "its two addresses: {held:?}");
+        assert!(self.findings(false).await.iter().any(|f| f.object == "link" && f.repairable), "the audit shows it");
+        self.findings(true).await;
+        self.assert_healthy().await;
     }
 
     /// As if no endpoint had ever been: in memory, in the store, in the kernel.
