@@ -2,8 +2,8 @@
 //!
 //! | program | hook | sees |
 //! |---|---|---|
-//! | [`from_container`] | tcx (or clsact) ingress, host side of the veth | what the container sends |
-//! | [`to_container`] | tcx (or clsact) egress, host side of the veth | what the node's stack sends to the container |
+//! | [`from_container`] | clsact (or tcx) ingress, host side of the veth | what the container sends |
+//! | [`to_container`] | clsact (or tcx) egress, host side of the veth | what the node's stack sends to the container |
 //! | [`deliver`] | tail call from the **sender's** `from_container` | what another local endpoint sends to the container |
 //!
 //! Every program runs the same way: gate, parse, decide, then [`verdict::conclude`] counts the one verdict and tells of

@@ -1,4 +1,4 @@
-//! tcx ingress on the host side of the veth: what the container sends (the endpoint's egress).
+//! Ingress hook (clsact or tcx) on the host side of the veth: what the container sends (the endpoint's egress).
 //!
 //! What leaves here is provably the endpoint's: its Ethernet source is the one MAC it was given, its IP source the one
 //! address of that family. Link-local IPv6 sources pass only in neighbour messages, which never leave this program.

@@ -1,4 +1,4 @@
-//! tcx egress on the host side of the veth: what the node's stack sends to the container (the endpoint's ingress).
+//! Egress hook (clsact or tcx) on the host side of the veth: what the node's stack sends to the container (the endpoint's ingress).
 //!
 //! The interface has no ARP, so the stack puts no useful address on the frame; this program does.
 
