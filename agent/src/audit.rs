@@ -31,6 +31,10 @@ use crate::{
 /// # Errors
 /// When the kernel or the store cannot be read.
 pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<AuditReport, ApiError> {
+    if repair {
+        // The node's own part first: endpoints' routes speak from its addresses.
+        node.kernel.ensure_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
+    }
     // What works now is not judged; taken before the dump, so that what starts after it is judged by neither side.
     let before = node.in_flight();
     let prepared_before = node.prepared.ids();
@@ -78,16 +82,26 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
         ]),
     };
     let mut all_mended = true;
-    let mut renewed: BTreeMap<EndpointId, Result<(), String>> = BTreeMap::new();
+    let mut renewed: BTreeMap<EndpointId, Result<BTreeSet<String>, String>> = BTreeMap::new();
     for finding in findings {
         let outcome = match (&finding.repair, repair) {
             // One regeneration mends all that is amiss with an endpoint.
             (Some(Repair::Regenerate(id)), true) => {
                 if !renewed.contains_key(id) {
-                    renewed.insert(*id, mend(node, &Repair::Regenerate(*id), &later).await);
+                    let mended = mend(node, &Repair::Regenerate(*id), &later).await;
+                    renewed.insert(
+                        *id,
+                        match mended {
+                            Ok(()) => still_amiss(node, *id).await,
+                            Err(why) => Err(why),
+                        },
+                    );
                 }
                 Some(match renewed.get(id) {
                     Some(Err(why)) => format!("not mended: {why}"),
+                    Some(Ok(left)) if left.contains(&finding.problem) => {
+                        "not mended: a regeneration does not change it; create the container anew".to_owned()
+                    }
                     _ => "mended".to_owned(),
                 })
             }
@@ -113,6 +127,14 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
         });
     }
     Ok(report)
+}
+
+/// What a second look at a regenerated endpoint finds.
+async fn still_amiss<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<BTreeSet<String>, String> {
+    let handle = node.registry.get(id).ok_or("the endpoint is gone")?;
+    let record = handle.shared.read(|v| v.record.clone());
+    let mismatches = node.kernel.observe_endpoint(&record).await.map_err(|e| e.to_string())?;
+    Ok(mismatches.into_iter().map(|m| m.problem).collect())
 }
 
 /// Whose object a repair would renew.

@@ -67,6 +67,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         None => None,
     };
 
+    restore::fits(&opened.snapshot, &ipam)?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
     let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), node.stop.clone()));
@@ -79,11 +80,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     start_controllers(&node);
     if let Some(listener) = metrics_listener {
         let (router, stop) = (rest::metrics_router(Arc::clone(&node)), node.stop.clone());
-        node.tasks.spawn(async move {
-            if let Err(error) = serve::metrics(listener, router, stop).await {
-                tracing::error!("serve metrics: {error}");
-            }
-        });
+        node.tasks.spawn(serve::metrics(listener, router, stop));
     }
     node.serving.store(true, Ordering::Release);
     tracing::info!(socket = %socket.display(), node = node_name, version = env!("CARGO_PKG_VERSION"), "serving");
@@ -100,15 +97,10 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
 }
 
 /// See the top of this file for the order.
-async fn stop(
-    node: Arc<LinuxNode>,
-    api: tokio::task::JoinHandle<std::io::Result<()>>,
-    writer: std::thread::JoinHandle<()>,
-) {
+async fn stop(node: Arc<LinuxNode>, api: tokio::task::JoinHandle<()>, writer: std::thread::JoinHandle<()>) {
     node.stop.cancel();
     match tokio::time::timeout(GRACE, api).await {
-        Ok(Ok(Ok(()))) => {}
-        Ok(Ok(Err(error))) => tracing::error!("serve the API: {error}"),
+        Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::error!("serve the API: {error}"),
         Err(_) => tracing::warn!("requests were still running after {GRACE:?}"),
     }

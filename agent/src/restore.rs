@@ -4,7 +4,11 @@
 //! before any is rebuilt, interrupted creates undone, interrupted and dead ones deleted, what nobody explains removed,
 //! then the rebuilds run from the bounded pool by live update.
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -12,6 +16,7 @@ use wharf_api::{EndpointStatus, LogStatus};
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname, parse_host_ifname},
     ids::{EndpointId, Epoch, IfName},
+    ipam::Ipam,
     kernel::{Kernel, KernelDump, LinkRef},
     plan::DeleteOptions,
     state::{Event, Fsm},
@@ -29,6 +34,32 @@ use crate::{
     orphan,
     sync::lock,
 };
+
+/// Refuses settings that would cut living endpoints off: their containers route by the gateway they were given, and
+/// the node's routes to them speak from it.
+///
+/// # Errors
+/// Which addresses no longer fit, and what to do.
+pub fn fits(snapshot: &Snapshot, ipam: &Ipam) -> anyhow::Result<()> {
+    let (router4, router6) = (ipam.router4(), ipam.router6());
+    let stranger = snapshot
+        .endpoints
+        .iter()
+        .find(|r| (r.gateway4.is_some() && r.gateway4 != router4) || (r.gateway6.is_some() && r.gateway6 != router6));
+    let Some(record) = stranger else { return Ok(()) };
+    let show = |v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>| {
+        let all: Vec<String> = v4.map(|a| a.to_string()).into_iter().chain(v6.map(|a| a.to_string())).collect();
+        all.join(", ")
+    };
+    anyhow::bail!(
+        "start with these pools: endpoint {} ({}) has the gateway {}, the default pool now makes it {}; start with the pools \
+         of before, delete the endpoints that are there, and change the pools then",
+        record.id,
+        record.attachment,
+        show(record.gateway4, record.gateway6),
+        show(router4, router6)
+    );
+}
 
 /// Brings back what was there. Failures are logged and left to the audit; an agent that can serve new containers must
 /// not stay down for one old one.

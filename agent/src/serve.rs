@@ -1,22 +1,30 @@
 //! Listeners: the unix socket, and the metrics port when one is asked for.
 
 use std::{
+    fs::File,
     io,
-    os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::fs::{FileTypeExt as _, PermissionsExt as _},
+    },
     path::Path,
-    pin::Pin,
     sync::Arc,
-    task::{Context as TaskContext, Poll},
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
 use axum::{Router, serve::Listener};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
 };
-use tokio_util::sync::CancellationToken;
+use tokio::{
+    net::{TcpListener, UnixListener, UnixStream},
+    sync::Semaphore,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Connections at once; a shim or a CLI needs one each.
 const MAX_CONNECTIONS: usize = 1024;
@@ -24,8 +32,52 @@ const MAX_CONNECTIONS: usize = 1024;
 /// Connections at once on the metrics port.
 const MAX_SCRAPERS: usize = 64;
 
+/// Longest time for a request's head, and for the pause between two requests on one connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Name in the network namespace's table of abstract unix sockets (unix(7)) that the node's one agent holds.
+const TURN: &[u8] = b"wharf-agent";
+
 /// Group that may talk to the agent, when the system has it.
 const GROUP: &str = "wharf";
+
+/// The right to be the agent of a network namespace and of a bpffs. Held while this lives; the kernel gives both back
+/// when the process ends, however it ends.
+#[derive(Debug)]
+pub struct Turn {
+    _namespace: std::os::unix::net::UnixListener,
+    _bpffs: File,
+}
+
+impl Turn {
+    /// Takes it. Two agents of one namespace would each remove what only the other's records explain.
+    ///
+    /// # Errors
+    /// When another agent has it.
+    pub fn take(bpffs: &Path) -> anyhow::Result<Self> {
+        let name = std::os::unix::net::SocketAddr::from_abstract_name(TURN).context("name the agent's turn")?;
+        let namespace = match std::os::unix::net::UnixListener::bind_addr(&name) {
+            Ok(socket) => socket,
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                bail!(
+                    "start: another agent serves this network namespace; stop that one (its --run-dir does not matter)"
+                )
+            }
+            Err(e) => return Err(e).context("take the agent's turn in this network namespace"),
+        };
+        let directory = File::open(bpffs).with_context(|| format!("open {}", bpffs.display()))?;
+        match directory.try_lock() {
+            Ok(()) => Ok(Self { _namespace: namespace, _bpffs: directory }),
+            Err(std::fs::TryLockError::WouldBlock) => {
+                bail!(
+                    "start: another agent uses the bpffs {}; give each its own (mount -t bpf bpf DIR)",
+                    bpffs.display()
+                )
+            }
+            Err(std::fs::TryLockError::Error(e)) => Err(e).with_context(|| format!("lock {}", bpffs.display())),
+        }
+    }
+}
 
 /// Binds the socket: mode 0660, group `wharf` where there is one. A stale socket file is replaced; a live one is not.
 ///
@@ -56,74 +108,47 @@ pub async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
 }
 
 /// Serves the API until told to stop; requests that run are answered first.
-///
-/// # Errors
-/// When the listener fails.
-pub async fn api(listener: UnixListener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    axum::serve(Limited::new(listener, MAX_CONNECTIONS), router).with_graceful_shutdown(stop.cancelled_owned()).await
+pub async fn api(listener: UnixListener, router: Router, stop: CancellationToken) {
+    serve(listener, MAX_CONNECTIONS, router, stop).await;
 }
 
 /// Serves metrics until told to stop.
-///
-/// # Errors
-/// When the listener fails.
-pub async fn metrics(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    axum::serve(Limited::new(listener, MAX_SCRAPERS), router).with_graceful_shutdown(stop.cancelled_owned()).await
+pub async fn metrics(listener: TcpListener, router: Router, stop: CancellationToken) {
+    serve(listener, MAX_SCRAPERS, router, stop).await;
 }
 
-/// A listener that has at most so many connections; further ones wait in the kernel's backlog.
-struct Limited<L> {
-    listener: L,
-    places: Arc<Semaphore>,
-}
-
-impl<L> Limited<L> {
-    fn new(listener: L, connections: usize) -> Self {
-        Self { listener, places: Arc::new(Semaphore::new(connections)) }
-    }
-}
-
-impl<L: Listener> Listener for Limited<L>
+/// Accepts as many connections as there are places; further ones wait in the kernel's backlog. A client that takes longer
+/// than [`HEADER_TIMEOUT`] for a request's head, or sends none, loses its place.
+async fn serve<L: Listener>(mut listener: L, places: usize, router: Router, stop: CancellationToken)
 where
     L::Io: Unpin,
 {
-    type Io = Connection<L::Io>;
-    type Addr = L::Addr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        // The semaphore is never closed, so there is always a place in the end.
-        let place = Arc::clone(&self.places).acquire_owned().await.ok();
-        let (io, address) = self.listener.accept().await;
-        (Connection { io, _place: place }, address)
+    let places = Arc::new(Semaphore::new(places));
+    let (graceful, tasks) = (GracefulShutdown::new(), TaskTracker::new());
+    loop {
+        let accept = async {
+            // The semaphore is never closed, so there is always a place in the end.
+            let place = Arc::clone(&places).acquire_owned().await.ok();
+            (listener.accept().await.0, place)
+        };
+        let (io, place) = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = accept => accepted,
+        };
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIMEOUT)
+            .serve_connection(TokioIo::new(io), TowerToHyperService::new(router.clone()));
+        let connection = graceful.watch(connection);
+        tasks.spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!("connection: {error}");
+            }
+            drop(place);
+        });
     }
-
-    fn local_addr(&self) -> io::Result<Self::Addr> {
-        self.listener.local_addr()
-    }
-}
-
-/// A connection that gives its place back when it ends.
-struct Connection<T> {
-    io: T,
-    _place: Option<OwnedSemaphorePermit>,
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Connection<T> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Connection<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
+    drop(listener);
+    graceful.shutdown().await;
+    tasks.close();
+    tasks.wait().await;
 }

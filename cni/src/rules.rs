@@ -34,6 +34,10 @@ pub(crate) fn ifname(text: &str) -> Result<(), &'static str> {
     if text == "." || text == ".." {
         return Err("must not be '.' or '..'");
     }
+    if text == "all" || text == "default" || text.contains('%') {
+        // The kernel's own names below net.ipv6.conf, and its mark for "any free number".
+        return Err("must not be 'all' or 'default', nor hold '%'");
+    }
     if text.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
         return Err("must not hold '/', ':', blanks or control characters");
     }

@@ -413,13 +413,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::EnsurePrograms if task.prepared => Ok(()),
         CreateStep::EnsurePrograms => {
-            let spec = ProgramSpec {
-                id: record.id,
-                container_mac: record.container_mac,
-                host_mac: record.host_mac,
-                debug: node.config.debug_programs,
-            };
-            node.kernel.ensure_programs(&spec).await.map(drop).map_err(kernel)
+            node.kernel.ensure_programs(&program_spec(node, &record)).await.map(drop).map_err(kernel)
         }
         CreateStep::EnsureLink => {
             let link = LinkSpec {
@@ -441,7 +435,14 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::EnsureConfig => {
             let config = build::desired_config(node, &record, task.shared.read(|v| v.trace));
-            node.kernel.ensure_config(record.id, &config).await.map_err(kernel)
+            match node.kernel.ensure_config(record.id, &config).await {
+                // Somebody removed the pins of a set that was ready: then this create loads its own.
+                Err(e) if task.prepared && e.kind == KernelErrorKind::NotFound => {
+                    node.kernel.ensure_programs(&program_spec(node, &record)).await.map_err(kernel)?;
+                    node.kernel.ensure_config(record.id, &config).await.map_err(kernel)
+                }
+                result => result.map_err(kernel),
+            }
         }
         CreateStep::EnsureAttached => node.kernel.ensure_attached(&link_ref(&record)).await.map(drop).map_err(kernel),
         CreateStep::EnsureConnected => node.kernel.ensure_connected(&record).await.map_err(kernel),
@@ -454,6 +455,15 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             changes.push(Change::PutEndpoint(Box::new(record)));
             node.store.commit(changes).await.map_err(|e| store_error(&e))
         }
+    }
+}
+
+fn program_spec<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> ProgramSpec {
+    ProgramSpec {
+        id: record.id,
+        container_mac: record.container_mac,
+        host_mac: record.host_mac,
+        debug: node.config.debug_programs,
     }
 }
 

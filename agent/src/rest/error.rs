@@ -1,5 +1,7 @@
 //! Errors as answers.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     extract::{FromRequest, FromRequestParts, Request, rejection::JsonRejection},
@@ -7,6 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 use wharf_api::{ApiError, ErrorCode};
 use wharf_core::ipam::IpamError;
 
@@ -65,6 +68,9 @@ impl IntoResponse for Failure {
     }
 }
 
+/// Longest time for a request's body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A JSON body; what does not parse is answered with 400 and says where.
 pub struct Body<T>(pub T);
 
@@ -72,7 +78,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        match Json::<T>::from_request(request, state).await {
+        let read = timeout(BODY_TIMEOUT, Json::<T>::from_request(request, state)).await.map_err(|_| {
+            Failure::new(ErrorCode::InvalidRequest, format!("read body: it did not arrive within {BODY_TIMEOUT:?}"))
+        })?;
+        match read {
             Ok(Json(value)) => Ok(Self(value)),
             Err(JsonRejection::MissingJsonContentType(_)) => {
                 Err(Failure::new(ErrorCode::InvalidRequest, "read body: content-type must be application/json"))

@@ -12,7 +12,7 @@ pub mod status;
 
 use std::sync::Arc;
 
-use axum::{Extension, Json, Router, extract::DefaultBodyLimit};
+use axum::{Extension, Router, body::Bytes, extract::DefaultBodyLimit, http::header};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 use wharf_datapath::LinuxKernel;
@@ -63,8 +63,14 @@ pub fn document() -> utoipa::openapi::OpenApi {
 /// Every route, for the socket.
 pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
     let (router, document) = api().split_for_parts();
+    // As bytes: the document itself is a megabyte of small objects, and every connection gets a copy of the router.
+    let document = Bytes::from(document.to_json().unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}")));
+    let document = move || {
+        let body = document.clone();
+        async move { ([(header::CONTENT_TYPE, "application/json")], body) }
+    };
     router
-        .route("/v1/openapi.json", axum::routing::get(move || std::future::ready(Json(document.clone()))))
+        .route("/v1/openapi.json", axum::routing::get(document))
         .fallback(|| async {
             error::Failure::new(
                 wharf_api::ErrorCode::NotFound,

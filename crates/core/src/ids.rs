@@ -171,6 +171,10 @@ fn check_ifname(s: &str) -> Result<(), &'static str> {
     if s == "." || s == ".." {
         return Err("must not be '.' or '..'");
     }
+    if s == "all" || s == "default" || s.contains('%') {
+        // The kernel's own names below net.ipv6.conf, and its mark for "any free number".
+        return Err("must not be 'all' or 'default', nor hold '%'");
+    }
     if s.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
         return Err("must not hold '/', ':', blanks or control characters");
     }
