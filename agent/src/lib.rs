@@ -52,6 +52,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let kernel = LinuxKernel::open(OpenOptions { bpffs: config.bpffs.clone(), attach_mode: config.attach_mode })?;
+    let _turn = serve::Turn::take(&config.bpffs)?;
     make_directory(&config.run_dir)?;
     make_directory(&config.state_dir)?;
     let opened = Store::open(&config.store(), &boot_id()?)?;

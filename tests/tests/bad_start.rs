@@ -7,8 +7,8 @@ use wharf_tests::{
     Node, NodeConfig,
     icmp::Ping,
     node::runnable_by_all,
-    process::{Finished, as_nobody, run},
-    scenario,
+    process::{Finished, as_nobody, bin, run},
+    scenario, wait,
 };
 
 fn refused(node: &Node, flags: &[&str], words: &[&str]) -> Result<()> {
@@ -123,9 +123,43 @@ fn a_second_agent_on_the_same_run_directory_is_refused_and_the_first_serves_on()
         let sandbox = node.sandbox("a")?;
         let attached = node.attach(&sandbox)?;
         let before = node.endpoints()?;
-        let finished = node.run_agent_to_end(&[])?;
-        says(&finished, &[&node.dirs().run.display().to_string()])?;
+        // Its own run directory would not help: it would meet links that its records do not explain, and remove them.
+        let other = node.dirs().root.join("other");
+        fs::create_dir(&other)?;
+        says(&node.run_agent_to_end(&[])?, &["another agent", "network namespace"])?;
+        let mut apart = node.command(bin("wharf-agent")?)?;
+        apart.arg("--run-dir").arg(&other).arg("--state-dir").arg(&other).arg("--bpffs").arg(&node.dirs().bpffs);
+        says(&run(apart, b"", wait::PATIENCE)?, &["another agent", "network namespace"])?;
         ensure!(node.endpoints()? == before);
+        wharf_tests::icmp::ping(sandbox.space()?, attached.gateways()?[0])?.must_answer()?;
+        node.detach(&attached)
+    })
+}
+
+#[test]
+fn pools_that_would_take_the_gateway_away_from_living_containers_are_refused() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let sandbox = node.sandbox("a")?;
+        let attached = node.attach(&sandbox)?;
+        node.stop_agent()?;
+        let finished = node.run_agent_to_end(&["--ipv4-pool", "10.99.0.0/24"])?;
+        says(&finished, &["10.87.0.1", "10.99.0.1", "the pools"])?;
+        wharf_tests::icmp::ping(sandbox.space()?, attached.gateways()?[0])?.must_answer()?;
+        node.start_agent()?;
+        node.detach(&attached)
+    })
+}
+
+#[test]
+fn program_sets_whose_pins_somebody_removed_do_not_fail_creates() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let pins = node.dirs().endpoint_pins();
+        wait::until("program sets are ready", || Ok((fs::read_dir(&pins)?.count() >= 4).then_some(())))?;
+        for set in fs::read_dir(&pins)? {
+            fs::remove_dir_all(set?.path())?;
+        }
+        let sandbox = node.sandbox("a")?;
+        let attached = node.attach(&sandbox)?;
         wharf_tests::icmp::ping(sandbox.space()?, attached.gateways()?[0])?.must_answer()?;
         node.detach(&attached)
     })
