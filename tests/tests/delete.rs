@@ -5,7 +5,7 @@ use std::{net::IpAddr, thread};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use wharf_api::{DeleteQuery, DeleteResult};
-use wharf_tests::{Attached, Node, NodeConfig, Sandbox, icmp::ping, scenario};
+use wharf_tests::{Attached, Node, NodeConfig, Sandbox, icmp::ping, process::ip, scenario};
 
 fn keep_ip() -> DeleteQuery {
     DeleteQuery { no_ip_release: Some(true), ..DeleteQuery::default() }
@@ -14,6 +14,20 @@ fn keep_ip() -> DeleteQuery {
 fn leased(node: &Node) -> Result<Vec<IpAddr>> {
     let leases = node.ask(async |c| c.ipam().await)?.leases;
     Ok(leases.into_iter().filter(|l| l.owner != "node").map(|l| l.ip).collect())
+}
+
+#[test]
+fn a_link_that_somebody_renamed_goes_with_its_endpoint() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let a = node.sandbox("a")?;
+        let ea = node.attach(&a)?;
+        let link = node.endpoint(&ea)?.host_ifname;
+        ip(node.space(), &format!("link set {link} down"))?;
+        ip(node.space(), &format!("link set {link} name elsewhere"))?;
+        node.detach(&ea)?;
+        ensure!(a.space()?.links()? == ["lo"], "{:?}", a.space()?.links()?);
+        Ok(())
+    })
 }
 
 #[test]

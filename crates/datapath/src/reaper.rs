@@ -138,7 +138,7 @@ fn delete_all(connection: &mut Connection, group: u32, batch: &[Order]) -> Resul
                 let cause = "it is not a veth link, so it is not ours; it was left alone";
                 Err(fail(OPERATION, name, KernelErrorKind::Conflict, cause))
             }
-            Ok(None) => Ok(()),
+            Ok(None) => renamed(connection, &order.link).map(|found| doomed.extend(found.map(|ifindex| (at, ifindex)))),
             Err(e) => Err(e),
         });
     }
@@ -157,6 +157,14 @@ fn delete_all(connection: &mut Connection, group: u32, batch: &[Order]) -> Resul
         }
     }
     Ok(results)
+}
+
+/// The link, if somebody gave it another name: it then still has its index, and the alias that names this attachment.
+fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex>> {
+    let Some(ifindex) = link.host_ifindex else { return Ok(None) };
+    let seen = link::look_up_index(connection, ifindex)?;
+    let ours = |l: &link::LinkSeen| l.veth && l.alias.as_deref() == Some(link::alias(link.id, link.epoch).as_str());
+    Ok(seen.filter(ours).map(|l| l.ifindex))
 }
 
 /// Deletes several links in one kernel wait. False when that cannot be done safely, or failed: then none is sure to be

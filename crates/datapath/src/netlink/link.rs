@@ -88,6 +88,14 @@ pub(crate) fn get_by_name(name: &str) -> Request {
     Request::new(RouteNetlinkMessage::GetLink(message), 0)
 }
 
+/// Looks one link up by index.
+pub(crate) fn look_up_index(connection: &mut Connection, ifindex: IfIndex) -> Result<Option<LinkSeen>> {
+    let message = LinkUnspec::new_with_index(ifindex.0)
+        .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
+        .build();
+    found(connection.one(RouteNetlinkMessage::GetLink(message), 0)?, &format!("index {ifindex}"))
+}
+
 /// Asks for all veth links: the kernel leaves the others out.
 pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
     let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
