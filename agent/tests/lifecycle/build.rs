@@ -171,11 +171,12 @@ fn the_build_pool_bounds_how_many_regenerate_at_once() {
         for handle in &handles {
             answers.push(agent.request(handle, Level::Policy).await);
         }
-        hold.reached().await;
+        // A build begins by a timer, whose grain is a millisecond: wait for them all, then look for one too many.
+        let builds = || agent.kernel.calls(Op::EnsureConfig);
+        let waiting = || handles.iter().filter(|h| state(h) == State::WaitingToRegenerate).count();
+        eventually("every permit is taken", || builds() == permits as u64 && waiting() == 3).await;
         let_all_run().await;
-        assert_eq!(agent.kernel.calls(Op::EnsureConfig), permits as u64);
-        let waiting = handles.iter().filter(|h| state(h) == State::WaitingToRegenerate).count();
-        assert_eq!(waiting, 3);
+        assert_eq!((builds(), waiting()), (permits as u64, 3));
         hold.release();
         for answer in answers {
             answer.await.expect("answered").expect("built");
