@@ -12,16 +12,32 @@ use std::{
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use wharf_handover::mark::Mark;
+
 use crate::{
     endpoint::{EndpointRecord, IpOwner, parse_host_ifname},
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName},
     ipam::describe_owner,
-    kernel::{EndpointTableRow, KernelDump, LinkRef, LinkRow, RouteRow},
-    store::{Intent, Lease, LeaseOwner, Snapshot},
+    kernel::{EndpointTableRow, KernelDump, LinkRef, LinkRow, Mismatch, RouteRow},
+    store::{Intent, Lease, LeaseOwner, Quarantined, Snapshot},
 };
 
+mod aside;
 mod leaked;
 mod missing;
+
+/// A file of the deletion queue, as far as the audit wants to know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueFile {
+    /// Its name in the queue's directory.
+    pub name: String,
+    /// How long ago it was written, milliseconds.
+    pub age_ms: u64,
+    /// The attachment whose delete it asks for, in words, where it can be read.
+    pub owner: Option<String>,
+    /// Why it is of no use; none when it can be read.
+    pub problem: Option<String>,
+}
 
 /// What an audit looks at.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +54,10 @@ pub struct AuditView<'a> {
     pub pool_cidrs: &'a [IpNet],
     /// The node's router addresses.
     pub router: [Option<IpAddr>; 2],
+    /// What is amiss with the node's own part, as the kernel layer sees it.
+    pub node: &'a [Mismatch],
+    /// Files of the deletion queue.
+    pub queue: &'a [QueueFile],
 }
 
 /// What mends a finding. Each names its object beyond doubt, so that one that comes late does no harm.
@@ -60,12 +80,23 @@ pub enum Repair {
     Regenerate(EndpointId),
     /// Close an intent, after everything of its id and epoch that has no record was removed.
     CloseIntent(EndpointId, Epoch),
+    /// Put the node's own part in place.
+    EnsureNode,
+    /// Work off the deletion queue.
+    DrainQueue,
+    /// Remove a file of the deletion queue, by name, that is of no use.
+    RemoveQueueFile(String),
+    /// Forget that an address rests.
+    ForgetRest(IpAddr),
+    /// Remove what the kernel holds for a record that is out of service, give its addresses back and forget it.
+    ReleaseQuarantined(EndpointId),
 }
 
 /// Something that does not match.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditFinding {
-    /// Kind of object: `link`, `pin`, `endpoint-row`, `call-slot`, `route`, `lease`, `endpoint`, `intent`.
+    /// Kind of object: `link`, `pin`, `endpoint-row`, `call-slot`, `route`, `lease`, `rest`, `node`, `endpoint`, `record`,
+    /// `queue-file`, `intent`.
     pub object: &'static str,
     /// Which one.
     pub subject: String,
@@ -94,6 +125,10 @@ pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
     auditor.call_slots(&mut findings);
     auditor.routes(&mut findings);
     auditor.leases(&mut findings);
+    auditor.rests(&mut findings);
+    auditor.records_aside(&mut findings);
+    auditor.queue_files(&mut findings);
+    auditor.node(&mut findings);
     auditor.missing_pool_routes(&mut findings);
     for record in auditor.judged_records() {
         auditor.missing(record, &mut findings);
@@ -107,10 +142,17 @@ pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
 struct Auditor<'a> {
     view: &'a AuditView<'a>,
     records: BTreeMap<EndpointId, &'a EndpointRecord>,
+    /// Records out of service, by id, and their addresses: what there is of them is explained.
+    quarantined: BTreeMap<EndpointId, &'a Quarantined>,
+    quarantined_addresses: BTreeSet<IpAddr>,
+    /// Ids under which the table of endpoints has a row that cannot be read.
+    unreadable: BTreeSet<EndpointId>,
     record_of_ifindex: BTreeMap<IfIndex, &'a EndpointRecord>,
     record_of_attachment: BTreeMap<(&'a Attachment, Epoch), &'a EndpointRecord>,
     /// Endpoint id that a host side's name carries, by index; only names that parse.
     link_ids: BTreeMap<IfIndex, EndpointId>,
+    /// Marks on host sides, by what their names carry; only marks that say what the name says.
+    marks: BTreeMap<(EndpointId, u32), Mark>,
     link_names: BTreeSet<&'a str>,
     pins: BTreeMap<EndpointId, &'a [String]>,
     rows: BTreeMap<IpAddr, &'a EndpointTableRow>,
@@ -123,13 +165,18 @@ impl<'a> Auditor<'a> {
     fn new(view: &'a AuditView<'a>) -> Self {
         let (dump, snapshot) = (view.dump, view.snapshot);
         let link_id = |link: &LinkRow| parse_host_ifname(&link.name).map(|(id, _)| (link.ifindex, id));
+        let unreadable = snapshot.unreadable.iter().filter_map(|(key, ..)| EndpointId::try_from(*key).ok());
         let pins = |(directory, names): &'a (String, Vec<String>)| Some((directory.parse().ok()?, names.as_slice()));
         Self {
             view,
             records: snapshot.endpoints.iter().map(|r| (r.id, r)).collect(),
+            quarantined: snapshot.quarantined.iter().map(|q| (q.id, q)).collect(),
+            quarantined_addresses: snapshot.quarantined.iter().flat_map(|q| q.addresses.iter().copied()).collect(),
+            unreadable: unreadable.collect(),
             record_of_ifindex: snapshot.endpoints.iter().map(|r| (r.host_ifindex, r)).collect(),
             record_of_attachment: snapshot.endpoints.iter().map(|r| ((&r.attachment, r.epoch), r)).collect(),
             link_ids: dump.links.iter().filter_map(link_id).collect(),
+            marks: dump.links.iter().filter_map(marked).collect(),
             link_names: dump.links.iter().map(|l| l.name.as_str()).collect(),
             pins: dump.pins.iter().filter_map(pins).collect(),
             rows: dump.endpoint_rows.iter().map(|r| (r.address, r)).collect(),
@@ -143,19 +190,55 @@ impl<'a> Auditor<'a> {
         self.view.in_flight.contains(&id)
     }
 
-    fn judged_records(&self) -> impl Iterator<Item = &'a EndpointRecord> {
-        self.records.values().copied().filter(|r| !self.in_flight(r.id))
+    /// Not to be judged: something works on it, or its record is known to be amiss and is reported itself.
+    fn is_unjudged(&self, id: EndpointId) -> bool {
+        self.in_flight(id) || self.quarantined.contains_key(&id) || self.is_unreadable(id)
     }
 
-    /// Who an object of which no record tells belonged to, as far as an open intent says. `low` is what is known of its
-    /// epoch.
+    /// A row of the table of endpoints that cannot be read explains what there is of its id, unless a record does.
+    fn is_unreadable(&self, id: EndpointId) -> bool {
+        self.unreadable.contains(&id) && !self.records.contains_key(&id)
+    }
+
+    fn judged_records(&self) -> impl Iterator<Item = &'a EndpointRecord> {
+        self.records.values().copied().filter(|r| !self.is_unjudged(r.id))
+    }
+
+    /// Who an object of which no record tells belonged to, as far as an open intent or the mark on a link says. `low` is
+    /// what is known of its epoch.
     fn former_owner(&self, id: EndpointId, low: Option<u32>) -> Option<String> {
-        self.view.snapshot.intents.iter().find_map(|(of, epoch, intent)| match intent {
+        let intended = self.view.snapshot.intents.iter().find_map(|(of, epoch, intent)| match intent {
             Intent::Create { attachment, .. } if *of == id && low.is_none_or(|low| low == low_half(*epoch)) => {
                 Some(format!("{attachment} (epoch {epoch})"))
             }
             _ => None,
-        })
+        });
+        intended.or_else(|| self.mark(id, low).map(|m| format!("{} (epoch {})", in_words(m), m.epoch)))
+    }
+
+    /// The mark on a link of this id; where the epoch is not known, only if there is no other link of the id.
+    fn mark(&self, id: EndpointId, low: Option<u32>) -> Option<&Mark> {
+        if let Some(low) = low {
+            return self.marks.get(&(id, low));
+        }
+        let mut marks = self.marks.range((id, 0)..=(id, u32::MAX)).map(|(_, mark)| mark);
+        marks.next().filter(|_| marks.next().is_none())
+    }
+}
+
+/// A link's mark, by what its name carries. Anyone with the right to may write an alias: it counts where it says what the
+/// name says.
+fn marked(link: &LinkRow) -> Option<((EndpointId, u32), Mark)> {
+    let (id, low) = parse_host_ifname(&link.name)?;
+    let mark = Mark::parse(link.alias.as_deref()?)?;
+    (mark.id == id.get() && low_half(Epoch(mark.epoch)) == low).then_some(((id, low), mark))
+}
+
+/// Written as an attachment is, as far as the mark holds it.
+fn in_words(mark: &Mark) -> String {
+    match mark.attachment() {
+        Some((network, container_id, ifname)) => format!("{network}/{container_id}:{ifname}"),
+        None => mark.owner.clone(),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Named pools of addresses, and who holds which.
 //!
 //! Pure and in memory: the agent leases here, and makes the lease durable in one transaction with the endpoint that
-//! owns it. Addresses are given out next-fit, and one that was released comes back as late as can be, so that whatever
-//! still speaks of its old owner has long forgotten.
+//! owns it. Addresses are given out next-fit. One that was released rests first, see [`Ipam::release`], and comes back as
+//! late as can be: whatever still speaks for its old owner is to have forgotten it. Each address of a pool is free,
+//! leased or resting, never two of these.
 
 use std::{
     collections::BTreeMap,
@@ -19,9 +20,14 @@ use crate::{
 };
 
 mod cidr;
+mod error;
 mod family;
+mod quarantine;
+mod rest;
 
+pub use error::IpamError;
 use family::FamilyPool;
+pub use quarantine::RestView;
 
 /// Address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -107,104 +113,10 @@ pub struct PoolUsage {
     pub cidrs: Vec<IpNet>,
     /// Addresses that are given out, the router's included.
     pub used: u64,
+    /// Addresses that were given back and are not free yet.
+    pub resting: u64,
     /// Addresses that can be given out at all; the greatest `u64` stands for more.
     pub total: u64,
-}
-
-/// Why IPAM refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum IpamError {
-    /// Every address is given out.
-    #[error(
-        "lease {family} address from pool {pool}: all of its {total} addresses are in use ({used}); delete endpoints, \
-         release leases (`wharf ipam list`), or give the pool another CIDR"
-    )]
-    Exhausted {
-        /// Pool.
-        pool: PoolName,
-        /// Family.
-        family: Family,
-        /// Given out.
-        used: u64,
-        /// Of so many.
-        total: u64,
-    },
-    /// No pool of that name.
-    #[error("find pool {pool}: no such pool; configured are: {known}")]
-    UnknownPool {
-        /// The name asked for.
-        pool: PoolName,
-        /// Names of the pools there are.
-        known: String,
-    },
-    /// The address is not one that the pool gives out.
-    #[error("lease {ip} from pool {pool}: {why}")]
-    NotInPool {
-        /// Address.
-        ip: IpAddr,
-        /// Pool.
-        pool: PoolName,
-        /// What it is instead, and what to do.
-        why: String,
-    },
-    /// Somebody else holds it.
-    #[error("lease {ip}: held by {owner}; delete that holder first, or ask for another address")]
-    AlreadyLeased {
-        /// Address.
-        ip: IpAddr,
-        /// Holder, in words.
-        owner: String,
-    },
-    /// The pool has no addresses of that family.
-    #[error("lease {family} address from pool {pool}: it has no {family} CIDR; configure one, or ask another pool")]
-    FamilyNotInPool {
-        /// Pool.
-        pool: PoolName,
-        /// Family.
-        family: Family,
-    },
-    /// Neither family was wanted.
-    #[error("lease from pool {pool}: no address family was asked for; ask for IPv4, IPv6 or both")]
-    NothingWanted {
-        /// Pool.
-        pool: PoolName,
-    },
-    /// Two CIDRs share addresses.
-    #[error(
-        "configure pools: {first} (pool {first_pool}) and {second} (pool {second_pool}) overlap; change one of them"
-    )]
-    Overlap {
-        /// One.
-        first: IpNet,
-        /// Its pool.
-        first_pool: PoolName,
-        /// The other.
-        second: IpNet,
-        /// Its pool.
-        second_pool: PoolName,
-    },
-    /// A CIDR that cannot be a pool's.
-    #[error("configure pool {pool}: CIDR {cidr} {why}")]
-    BadCidr {
-        /// Pool.
-        pool: PoolName,
-        /// CIDR.
-        cidr: IpNet,
-        /// The rule it breaks, and what to do.
-        why: String,
-    },
-    /// A pool without CIDRs.
-    #[error("configure pool {pool}: it has no CIDR; give it at least one, or remove the pool")]
-    EmptyPool {
-        /// Pool.
-        pool: PoolName,
-    },
-    /// Two pools of one name.
-    #[error("configure pool {pool}: the name is used twice; rename one, or join their CIDRs in one pool")]
-    DuplicatePool {
-        /// Pool.
-        pool: PoolName,
-    },
 }
 
 /// A pool at work.
@@ -239,6 +151,12 @@ pub struct Ipam {
     router4: Option<Ipv4Addr>,
     router6: Option<Ipv6Addr>,
     leases: BTreeMap<IpAddr, Lease>,
+    /// How long an address rests at least, milliseconds.
+    rest_ms: u64,
+    /// The latest time heard of, milliseconds since the Unix epoch.
+    latest_ms: u64,
+    /// Releases and failed checks so far: numbers them in the order they came.
+    turns: u64,
 }
 
 impl Ipam {
@@ -258,8 +176,16 @@ impl Ipam {
             })
             .collect();
         let default_index = index_of(&pools, &default_pool)?;
-        let mut ipam =
-            Self { pools, default_pool: default_pool.clone(), router4: None, router6: None, leases: BTreeMap::new() };
+        let mut ipam = Self {
+            pools,
+            default_pool: default_pool.clone(),
+            router4: None,
+            router6: None,
+            leases: BTreeMap::new(),
+            rest_ms: quarantine::DEFAULT_REST_MS,
+            latest_ms: 0,
+            turns: 0,
+        };
         for family in [Family::Ipv4, Family::Ipv6] {
             let router = ipam.pools.get(default_index).and_then(|p| p.family(family)).and_then(FamilyPool::first);
             match router {
@@ -301,11 +227,13 @@ impl Ipam {
         self.pools.iter().flat_map(|p| p.config.cidrs.iter().copied()).collect()
     }
 
-    /// Leases an address of each family that is wanted. `now_ms`: milliseconds since the Unix epoch.
+    /// Leases an address of each family that is wanted, never one that rests. `now_ms`: milliseconds since the Unix
+    /// epoch.
     ///
     /// # Errors
-    /// [`IpamError::UnknownPool`], [`IpamError::Exhausted`], [`IpamError::NotInPool`], [`IpamError::AlreadyLeased`],
-    /// [`IpamError::FamilyNotInPool`], [`IpamError::NothingWanted`]; nothing is leased then, of either family.
+    /// [`IpamError::Exhausted`] and [`IpamError::Resting`], after which [`Self::early`] names the addresses whose rest may
+    /// be cut short; [`IpamError::UnknownPool`], [`IpamError::NotInPool`], [`IpamError::AlreadyLeased`],
+    /// [`IpamError::FamilyNotInPool`], [`IpamError::NothingWanted`]. Nothing is leased then, of either family.
     pub fn lease(&mut self, req: &LeaseRequest, owner: LeaseOwner, now_ms: u64) -> Result<Leased, IpamError> {
         let pool = req.pool.as_ref().unwrap_or(&self.default_pool).clone();
         let index = index_of(&self.pools, &pool)?;
@@ -327,8 +255,8 @@ impl Ipam {
         Ok(Leased { ipv4, ipv6, pool })
     }
 
-    /// Takes back a lease that was stored or found in the kernel. The same owner may claim again; the lease is filed
-    /// under the pool whose CIDR holds the address today, whatever the stored name.
+    /// Takes back a lease that was stored or found in the kernel. The same owner may claim again; a rest of the address
+    /// ends, because a lease says that somebody speaks for it today. The lease is filed under the pool whose CIDR holds the address today, whatever the stored name.
     ///
     /// # Errors
     /// [`IpamError::AlreadyLeased`] when another owner holds it, [`IpamError::NotInPool`] when no pool gives it out any
@@ -353,27 +281,6 @@ impl Ipam {
         }
         self.insert(index, Lease { pool, ..lease });
         Ok(())
-    }
-
-    /// Gives an address back, whoever holds it. `None` when nobody does, and for the router's, which stays.
-    pub fn release(&mut self, ip: IpAddr) -> Option<Lease> {
-        if self.leases.get(&ip)?.owner == LeaseOwner::Node {
-            return None;
-        }
-        let lease = self.leases.remove(&ip)?;
-        let index = self.pool_of(ip).map(|(index, _)| index);
-        if let Some(pool) = index.and_then(|i| self.pools.get_mut(i)).and_then(|p| p.family_mut(Family::of(ip))) {
-            pool.release(ip);
-        }
-        Some(lease)
-    }
-
-    /// Gives an address back if this owner holds it: a late release never takes the address of the one who came after.
-    pub fn release_owned(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Option<Lease> {
-        if self.leases.get(&ip)?.owner != *owner {
-            return None;
-        }
-        self.release(ip)
     }
 
     /// Hands a lease to another owner if `from` holds it, and returns the lease as it is now. NoIPRelease needs it: when
@@ -410,6 +317,7 @@ impl Ipam {
                 v6: family == Family::Ipv6,
                 cidrs: pool.config.cidrs.iter().copied().filter(|c| Family::of(c.addr()) == family).collect(),
                 used: f.used(),
+                resting: u64::try_from(f.resting().len()).unwrap_or(u64::MAX),
                 total: f.total(),
             })
         };
@@ -432,15 +340,33 @@ impl Ipam {
             (Wanted::Exact(_), None) => Err(IpamError::FamilyNotInPool { pool: name, family }),
             (Wanted::Any, Some(pool)) => match pool.next_free() {
                 Some(ip) => Ok(Some(ip)),
-                None => Err(IpamError::Exhausted { pool: name, family, used: pool.used(), total: pool.total() }),
+                None => {
+                    let resting = pool.resting();
+                    Err(IpamError::Exhausted {
+                        pool: name,
+                        family,
+                        used: pool.used(),
+                        resting: u64::try_from(resting.len()).unwrap_or(u64::MAX),
+                        total: pool.total(),
+                        why: resting.blocked().find_map(|(_, s)| Some(format!("{}: {}", s.rest.ip, s.why()?))),
+                    })
+                }
             },
             (Wanted::Exact(ip), Some(pool)) => {
                 let ip = ip.into();
                 if !pool.gives_out(ip) {
                     return Err(self.not_in_pool(ip, name));
                 }
-                match self.leases.get(&ip) {
-                    Some(held) => Err(IpamError::AlreadyLeased { ip, owner: describe_owner(&held.owner) }),
+                if let Some(held) = self.leases.get(&ip) {
+                    return Err(IpamError::AlreadyLeased { ip, owner: describe_owner(&held.owner) });
+                }
+                match pool.sleeper(ip) {
+                    Some(sleeper) => Err(IpamError::Resting {
+                        ip,
+                        pool: name,
+                        last_owner: sleeper.rest.last_owner.clone(),
+                        why: sleeper.why().map(str::to_owned),
+                    }),
                     None => Ok(Some(ip)),
                 }
             }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     endpoint::{EndpointRecord, NetnsRef},
     identity::Identity,
-    ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
+    ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
 };
 
 /// What kind of failure it was; decides what the caller may do about it.
@@ -93,6 +93,8 @@ pub struct KernelFeatures {
     pub btf: bool,
     /// `SO_NETNS_COOKIE` is there (Linux 5.14).
     pub netns_cookie: bool,
+    /// Connections are tracked on the node: `nf_conntrack` is there. It may come later, when somebody loads it.
+    pub conntrack: bool,
 }
 
 /// The node's own part of the datapath.
@@ -139,6 +141,8 @@ pub struct LinkSpec {
     pub id: EndpointId,
     /// Epoch, for messages.
     pub epoch: Epoch,
+    /// Whose it is: with id and epoch it makes the owner's mark, the alias of the host side.
+    pub attachment: Attachment,
     /// Host side's name in the node's namespace.
     pub host_ifname: IfName,
     /// Where the container side is born.
@@ -263,6 +267,8 @@ pub struct LinkRow {
     pub name: String,
     /// Index.
     pub ifindex: IfIndex,
+    /// Alias, where it has one: the owner's mark if it is ours.
+    pub alias: Option<String>,
 }
 
 /// A row of the shared endpoint table.
@@ -364,6 +370,28 @@ pub trait Kernel: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<std::collections::BTreeMap<String, String>>>> + Send {
         let subject = name.to_owned();
         async move { Err(unsupported("dump map", subject)) }
+    }
+
+    /// Compares the node's own part (router interface and addresses, routes of the pools, shared pins) with what it should
+    /// be; empty when all is well.
+    fn observe_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<Vec<Mismatch>>> + Send {
+        let subject = format!("{} pools", spec.cidrs.len());
+        async move { Err(unsupported("observe node", subject)) }
+    }
+
+    /// What in the kernel can still speak for an address that no endpoint has: rows of the shared maps, routes, in words
+    /// that name each. Empty: the address may be given out again. Connections are not among them, see
+    /// [`Self::remove_connections`].
+    fn observe_speakers(&self, ip: IpAddr) -> impl Future<Output = Result<Vec<String>>> + Send {
+        async move { Err(unsupported("observe speakers for", ip.to_string())) }
+    }
+
+    /// Removes the node's conntrack rows in which any of the addresses occurs, in either direction, and says how many there
+    /// were: 0 where the kernel tracks nothing. One pass over the table for all of the addresses, never on the path of an
+    /// ADD or a DEL that has free addresses.
+    fn remove_connections(&self, ips: &[IpAddr]) -> impl Future<Output = Result<u64>> + Send {
+        let subject = format!("{} addresses", ips.len());
+        async move { Err(unsupported("remove connections of", subject)) }
     }
 
     /// Everything of ours.

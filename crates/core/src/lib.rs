@@ -3,6 +3,7 @@
 //! ([`kernel::Kernel`], the changes of [`store`]) speak the domain's verbs.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod audit;
 pub mod endpoint;
 #[cfg(test)]

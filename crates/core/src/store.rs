@@ -42,6 +42,44 @@ pub struct Lease {
     pub since_unix_ms: u64,
 }
 
+/// An address that was given back and rests: whatever still speaks for its old owner is to forget it first.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Rest {
+    /// Address.
+    pub ip: IpAddr,
+    /// Pool it comes from.
+    pub pool: PoolName,
+    /// Who held it, in words.
+    pub last_owner: String,
+    /// When it was given back, milliseconds since the Unix epoch.
+    pub since_unix_ms: u64,
+}
+
+/// How often an endpoint could not be brought back at a start, since it last could.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreFailure {
+    /// Starts in a row.
+    pub times: u32,
+    /// What failed last, and why.
+    pub why: String,
+}
+
+/// A record that was taken out of service after it failed at three starts: kept, shown, and not tried again. Its id and
+/// addresses stay reserved, and what the kernel holds for it stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantined {
+    /// Id, as the row's key says.
+    pub id: EndpointId,
+    /// The record as it was stored (JSON, as far as it is text).
+    pub record: String,
+    /// Its addresses, as far as they can be told.
+    pub addresses: Vec<IpAddr>,
+    /// Why it was taken out.
+    pub why: String,
+    /// When, milliseconds since the Unix epoch.
+    pub since_unix_ms: u64,
+}
+
 /// What the agent is about to do, written before it does it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "intent")]
@@ -80,6 +118,18 @@ pub enum Change {
     PutIntent(EndpointId, Epoch, Intent),
     /// Close an intent.
     RemoveIntent(EndpointId, Epoch),
+    /// An address begins to rest.
+    PutRest(Rest),
+    /// An address has rested, or was leased again.
+    RemoveRest(IpAddr),
+    /// An endpoint could not be brought back at a start.
+    PutRestoreFailure(EndpointId, RestoreFailure),
+    /// An endpoint was brought back, or is gone.
+    RemoveRestoreFailure(EndpointId),
+    /// Takes whatever record has this id out of service.
+    Quarantine(Box<Quarantined>),
+    /// Forgets a quarantined record.
+    RemoveQuarantined(EndpointId),
     /// Epochs below this one may be in use; none of them is given out after a restart.
     ReserveEpochs(Epoch),
 }
@@ -93,4 +143,12 @@ pub struct Snapshot {
     pub leases: Vec<Lease>,
     /// Open intents.
     pub intents: Vec<(EndpointId, Epoch, Intent)>,
+    /// Addresses that rest.
+    pub resting: Vec<Rest>,
+    /// Endpoints that could not be brought back at the last start, by id.
+    pub failures: Vec<(EndpointId, RestoreFailure)>,
+    /// Records out of service.
+    pub quarantined: Vec<Quarantined>,
+    /// Rows of the table of endpoints that cannot be read: key, text as far as it is text, and what is wrong.
+    pub unreadable: Vec<(u16, String, String)>,
 }

@@ -11,7 +11,7 @@ impl Auditor<'_> {
         for link in &self.view.dump.links {
             // A name that carries no id is the router's pair, or somebody else's by chance: not ours to judge.
             let Some((id, epoch)) = parse_host_ifname(&link.name) else { continue };
-            if self.in_flight(id) {
+            if self.is_unjudged(id) {
                 continue;
             }
             let subject = format!("{} (ifindex {})", link.name, link.ifindex);
@@ -50,10 +50,11 @@ impl Auditor<'_> {
         }
     }
 
-    /// The epoch whose low half a link's name carries: known in full where an intent tells it.
+    /// The epoch whose low half a link's name carries: known in full where an intent or the link's mark tells it.
     fn full_epoch(&self, id: EndpointId, low: u32) -> Epoch {
         let known = self.view.snapshot.intents.iter().find(|(of, epoch, _)| *of == id && low_half(*epoch) == low);
-        known.map_or(Epoch(u64::from(low)), |(_, epoch, _)| *epoch)
+        let intended = known.map(|(_, epoch, _)| *epoch);
+        intended.or_else(|| self.mark(id, Some(low)).map(|m| Epoch(m.epoch))).unwrap_or(Epoch(u64::from(low)))
     }
 
     pub(super) fn pins(&self, findings: &mut Vec<AuditFinding>) {
@@ -78,7 +79,7 @@ impl Auditor<'_> {
                 });
                 continue;
             };
-            if self.in_flight(id) {
+            if self.is_unjudged(id) {
                 continue;
             }
             if !self.records.contains_key(&id) && !self.view.prepared.contains(&id) {
@@ -108,7 +109,7 @@ impl Auditor<'_> {
     pub(super) fn endpoint_rows(&self, findings: &mut Vec<AuditFinding>) {
         for row in &self.view.dump.endpoint_rows {
             let id = endpoint_id(row.endpoint_id);
-            if id.is_some_and(|id| self.in_flight(id)) {
+            if id.is_some_and(|id| self.is_unjudged(id)) {
                 continue;
             }
             let subject = format!("{} (endpoint {}, epoch {})", row.address, row.endpoint_id, row.epoch);
@@ -148,7 +149,7 @@ impl Auditor<'_> {
     pub(super) fn call_slots(&self, findings: &mut Vec<AuditFinding>) {
         for slot in &self.view.dump.call_slots {
             let id = endpoint_id(*slot);
-            if id.is_some_and(|id| self.in_flight(id) || self.records.contains_key(&id)) {
+            if id.is_some_and(|id| self.is_unjudged(id) || self.records.contains_key(&id)) {
                 continue;
             }
             findings.push(AuditFinding {
@@ -194,12 +195,12 @@ impl Auditor<'_> {
         }
     }
 
-    /// A route of an endpoint in flight; or one over a link that the dump, taken in several looks, does not know, while
+    /// A route of an endpoint that is not judged; or one over a link that the dump, taken in several looks, does not know, while
     /// something is in flight that it may belong to.
     fn is_route_unjudged(&self, route: &RouteRow) -> bool {
         let Some(ifindex) = route.ifindex else { return false };
         match self.link_ids.get(&ifindex) {
-            Some(id) => self.in_flight(*id),
+            Some(id) => self.is_unjudged(*id),
             None => !self.view.in_flight.is_empty(),
         }
     }
@@ -223,17 +224,17 @@ impl Auditor<'_> {
         }
     }
 
-    /// An endpoint has it, or one in flight may.
+    /// An endpoint has it, or one in flight may, or one whose record is known to be amiss.
     fn is_lease_explained(&self, lease: &Lease) -> bool {
         let LeaseOwner::Attachment { attachment, epoch } = &lease.owner else { return false };
         let held = self.record_of_attachment.get(&(attachment, *epoch)).is_some_and(|r| is_lease_of(lease, r));
         let may_be_held = self.view.snapshot.intents.iter().any(|(id, e, _)| e == epoch && self.in_flight(*id));
-        held || may_be_held
+        held || may_be_held || self.is_of_record_aside(lease)
     }
 
     pub(super) fn intents(&self, findings: &mut Vec<AuditFinding>) {
         for (id, epoch, intent) in &self.view.snapshot.intents {
-            if self.in_flight(*id) {
+            if self.is_unjudged(*id) {
                 continue;
             }
             let record = self.records.get(id).filter(|r| r.epoch == *epoch);

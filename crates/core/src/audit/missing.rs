@@ -11,20 +11,21 @@ use super::{
 use crate::endpoint::EndpointRecord;
 
 impl Auditor<'_> {
-    /// The pools' own routes.
+    /// The pools' own routes, where the look at the node's part has not named them.
     pub(super) fn missing_pool_routes(&self, findings: &mut Vec<AuditFinding>) {
         for cidr in self.view.pool_cidrs {
             let wanted = RouteRow { destination: *cidr, ifindex: None };
-            if !self.routes.contains(&wanted) {
+            let is_it = |word: &str| word.parse() == Ok(*cidr);
+            let mut routes = self.view.node.iter().filter(|m| m.object == "route");
+            let named = routes.any(|m| m.subject.split_whitespace().any(is_it));
+            if !named && !self.routes.contains(&wanted) {
                 findings.push(AuditFinding {
                     object: "route",
                     subject: format!("{cidr} (unreachable)"),
-                    problem:
-                        "missing: traffic to addresses of the pool that no endpoint has leaves the node; restart the \
-                              agent, which puts it back"
-                            .to_owned(),
+                    problem: "missing: traffic to addresses of the pool that no endpoint has leaves the node"
+                        .to_owned(),
                     owner: Some("node".to_owned()),
-                    repair: None,
+                    repair: Some(Repair::EnsureNode),
                 });
             }
         }

@@ -8,6 +8,8 @@ use crate::{
     ids::{MacAddr, PoolName},
 };
 
+mod aside;
+
 /// A node with endpoints 1 (epoch 10) and 2 (epoch 20), in which everything is as it should be.
 struct Node {
     dump: KernelDump,
@@ -15,6 +17,8 @@ struct Node {
     prepared: BTreeSet<EndpointId>,
     in_flight: BTreeSet<EndpointId>,
     pool_cidrs: Vec<IpNet>,
+    node: Vec<Mismatch>,
+    queue: Vec<QueueFile>,
 }
 
 impl Node {
@@ -25,6 +29,8 @@ impl Node {
             prepared: BTreeSet::new(),
             in_flight: BTreeSet::new(),
             pool_cidrs: vec!["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
+            node: Vec::new(),
+            queue: Vec::new(),
         };
         let unreachable = |cidr: &IpNet| RouteRow { destination: *cidr, ifindex: None };
         node.dump.routes = node.pool_cidrs.iter().map(unreachable).collect();
@@ -38,7 +44,11 @@ impl Node {
     }
 
     fn add(&mut self, record: EndpointRecord) {
-        self.dump.links.push(LinkRow { name: record.host_ifname.to_string(), ifindex: record.host_ifindex });
+        self.dump.links.push(LinkRow {
+            name: record.host_ifname.to_string(),
+            ifindex: record.host_ifindex,
+            alias: None,
+        });
         self.dump.pins.push((record.id.to_string(), names(&[&REQUIRED_PINS[..], &LINK_PINS].concat())));
         self.dump.call_slots.push(u32::from(record.id.get()));
         for address in record.addresses() {
@@ -65,6 +75,8 @@ impl Node {
             in_flight: &self.in_flight,
             pool_cidrs: &self.pool_cidrs,
             router: [Some(ip("10.0.0.254")), Some(ip("fd00::fe"))],
+            node: &self.node,
+            queue: &self.queue,
         })
     }
 
@@ -87,6 +99,11 @@ fn name(repair: &Repair) -> String {
         Repair::RemoveRoute(route) => format!("remove-route {}", route.destination),
         Repair::Regenerate(id) => format!("regenerate {id}"),
         Repair::CloseIntent(id, epoch) => format!("close-intent {id} epoch {epoch}"),
+        Repair::EnsureNode => "ensure-node".to_owned(),
+        Repair::DrainQueue => "drain-queue".to_owned(),
+        Repair::RemoveQueueFile(name) => format!("remove-file {name}"),
+        Repair::ForgetRest(ip) => format!("forget-rest {ip}"),
+        Repair::ReleaseQuarantined(id) => format!("release-quarantined {id}"),
     }
 }
 
@@ -139,6 +156,8 @@ fn empty_view() -> AuditView<'static> {
         in_flight: &NONE,
         pool_cidrs: &[],
         router: [None; 2],
+        node: &[],
+        queue: &[],
     }
 }
 
@@ -251,7 +270,7 @@ fn what_is_not_ours_is_named_and_never_touched() {
     node.dump.pins.push(("99999".to_owned(), vec![]));
     // The router's pair and links of the same prefix carry no id.
     for (n, name) in (900..).zip(["wharf0", "wharf0p", "whatever", "wh000000000001", "whffff00000001"]) {
-        node.dump.links.push(LinkRow { name: name.to_owned(), ifindex: IfIndex(n) });
+        node.dump.links.push(LinkRow { name: name.to_owned(), ifindex: IfIndex(n), alias: None });
     }
     assert_eq!(
         node.found(),
@@ -267,7 +286,7 @@ fn what_is_not_ours_is_named_and_never_touched() {
 fn an_old_epochs_leftovers_do_not_touch_the_endpoint_that_came_after() {
     let mut node = Node::healthy();
     let old = record(2, 19);
-    node.dump.links.push(LinkRow { name: old.host_ifname.to_string(), ifindex: IfIndex(77) });
+    node.dump.links.push(LinkRow { name: old.host_ifname.to_string(), ifindex: IfIndex(77), alias: None });
     node.dump.routes.push(RouteRow { destination: "10.0.0.2/32".parse().unwrap(), ifindex: Some(IfIndex(77)) });
     node.dump.endpoint_rows.retain(|r| r.address != ip("10.0.0.2"));
     node.dump.endpoint_rows.push(EndpointTableRow { ifindex: IfIndex(77), ..row(&old, ip("10.0.0.2")) });
@@ -328,7 +347,7 @@ fn routes_of_pools_are_expected_exactly() {
         [
             "route 10.8.0.0/24 (unreachable): remove-route 10.8.0.0/24",
             "route 10.0.0.0/24 (dev ifindex 101): remove-route 10.0.0.0/24",
-            "route 10.7.0.0/24 (unreachable): no repair",
+            "route 10.7.0.0/24 (unreachable): ensure-node",
         ]
     );
 }
@@ -426,7 +445,7 @@ fn an_open_intent_tells_whose_a_leak_was_and_its_whole_epoch() {
     let epoch = 0x7_0000_0021;
     let mut node = Node::healthy();
     let leaked = record(7, epoch);
-    node.dump.links.push(LinkRow { name: leaked.host_ifname.to_string(), ifindex: leaked.host_ifindex });
+    node.dump.links.push(LinkRow { name: leaked.host_ifname.to_string(), ifindex: leaked.host_ifindex, alias: None });
     node.snapshot.intents.push(create_intent(7, epoch));
     let findings = node.audit();
     assert_eq!(findings[0].owner.as_deref(), Some("net/c7:eth0 (epoch 30064771105)"));

@@ -1,18 +1,22 @@
 //! The addresses of one family in one pool: which are taken, which comes next.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use ipnet::IpNet;
 use roaring::RoaringBitmap;
 
-use super::Family;
+use super::{
+    Family,
+    rest::{Release, Rested, Resting, Sleeper, set_clock_back},
+};
+use crate::store::Rest;
 
-/// How many released addresses are kept back at least before one is given out again, where the pool is that large.
-/// Bounds the memory that releases cost in an IPv6 pool, which never runs out of fresh ones.
-const RESTING_MAX: usize = 4096;
+/// How many addresses that have rested are kept back at least before one is given out again, where the pool is that
+/// large. Bounds the memory that releases cost in an IPv6 pool, which never runs out of fresh ones.
+const RESTED_MAX: usize = 4096;
 
 /// Addresses as numbers: IPv4 in the low 32 bits.
 fn number(ip: IpAddr) -> u128 {
@@ -107,48 +111,15 @@ impl Range {
     }
 }
 
-/// Released addresses that are not given out while there are fresh ones, oldest release first.
-#[derive(Debug, Clone, Default)]
-struct Resting {
-    by_release: BTreeMap<u64, u128>,
-    release_of: HashMap<u128, u64>,
-    releases: u64,
-}
-
-impl Resting {
-    /// Adds an address; returns the one that has rested longest when there are too many.
-    fn push(&mut self, n: u128) -> Option<u128> {
-        self.releases += 1;
-        self.by_release.insert(self.releases, n);
-        self.release_of.insert(n, self.releases);
-        if self.by_release.len() <= RESTING_MAX {
-            return None;
-        }
-        let (_, oldest) = self.by_release.pop_first()?;
-        self.release_of.remove(&oldest);
-        Some(oldest)
-    }
-
-    fn remove(&mut self, n: u128) -> bool {
-        match self.release_of.remove(&n) {
-            Some(release) => self.by_release.remove(&release).is_some(),
-            None => false,
-        }
-    }
-
-    fn oldest(&self) -> Option<u128> {
-        self.by_release.first_key_value().map(|(_, n)| *n)
-    }
-}
-
 /// One family of a pool.
 #[derive(Debug, Clone)]
 pub(super) struct FamilyPool {
     family: Family,
     ranges: Vec<Range>,
-    /// Given out or resting: what next-fit passes over.
+    /// Given out, resting or rested: what next-fit passes over.
     passed_over: AddressSet,
     resting: Resting,
+    rested: Rested,
     /// Where next-fit goes on: a range, and a number in it.
     cursor: (usize, u128),
     used: u64,
@@ -163,7 +134,15 @@ impl FamilyPool {
             Family::Ipv4 => AddressSet::V4(RoaringBitmap::new()),
             Family::Ipv6 => AddressSet::V6(BTreeSet::new()),
         };
-        Some(Self { family, ranges, passed_over, resting: Resting::default(), cursor, used: 0 })
+        Some(Self {
+            family,
+            ranges,
+            passed_over,
+            resting: Resting::default(),
+            rested: Rested::default(),
+            cursor,
+            used: 0,
+        })
     }
 
     fn address(&self, n: u128) -> Option<IpAddr> {
@@ -188,6 +167,16 @@ impl FamilyPool {
         self.used
     }
 
+    /// Addresses that rest.
+    pub(super) fn resting(&self) -> &Resting {
+        &self.resting
+    }
+
+    /// The rest of an address.
+    pub(super) fn sleeper(&self, ip: IpAddr) -> Option<&Sleeper> {
+        self.resting.get(number(ip)).filter(|s| s.rest.ip == ip)
+    }
+
     /// Addresses there are, at most the greatest `u64`.
     pub(super) fn total(&self) -> u64 {
         let total = self.ranges.iter().fold(0u128, |sum, r| sum.saturating_add((r.last - r.first).saturating_add(1)));
@@ -197,7 +186,7 @@ impl FamilyPool {
     /// The address that comes next, not taken yet: a fresh one from the cursor on and around, else the one that was
     /// released longest ago.
     pub(super) fn next_free(&self) -> Option<IpAddr> {
-        self.next_fresh().or_else(|| self.resting.oldest()).and_then(|n| self.address(n))
+        self.next_fresh().or_else(|| self.rested.oldest()).and_then(|n| self.address(n))
     }
 
     fn next_fresh(&self) -> Option<u128> {
@@ -210,11 +199,11 @@ impl FamilyPool {
             .or_else(|| self.passed_over.first_absent(current.first, current.last))
     }
 
-    /// Takes an address, whether it was chosen or named. One that is taken already stays so.
+    /// Takes an address, whether it was chosen or named; if it rests, its rest ends. One that is taken already stays so.
     pub(super) fn take(&mut self, ip: IpAddr) {
         let n = number(ip);
-        let rested = self.resting.remove(n);
-        if !self.passed_over.insert(n) && !rested {
+        let was_ours = self.rested.remove(n) || self.resting.remove(n).is_some();
+        if !self.passed_over.insert(n) && !was_ours {
             return;
         }
         self.used += 1;
@@ -224,23 +213,58 @@ impl FamilyPool {
         }
     }
 
-    /// Lets an address rest; it must be taken.
-    pub(super) fn release(&mut self, ip: IpAddr) {
+    /// Gives back an address that is taken: it rests.
+    pub(super) fn release(&mut self, rest: Rest, release: Release) {
         self.used = self.used.saturating_sub(1);
-        if let Some(rested) = self.resting.push(number(ip)) {
-            self.passed_over.remove(rested);
+        self.resting.push(number(rest.ip), rest, release);
+    }
+
+    /// Gives back an address that is taken: it is free at once, and given out after all others.
+    pub(super) fn release_unused(&mut self, ip: IpAddr, release: Release) {
+        self.used = self.used.saturating_sub(1);
+        self.push_rested(number(ip), release);
+    }
+
+    /// Lets an address rest that is not taken, as it did before a restart.
+    pub(super) fn claim_rest(&mut self, rest: Rest, release: Release) {
+        let n = number(rest.ip);
+        self.rested.remove(n);
+        self.passed_over.insert(n);
+        self.resting.push(n, rest, release);
+    }
+
+    /// Ends a rest.
+    pub(super) fn wake(&mut self, ip: IpAddr) -> Option<Rest> {
+        let n = number(ip);
+        let sleeper = self.resting.remove(n)?;
+        self.push_rested(n, sleeper.release);
+        Some(sleeper.rest)
+    }
+
+    /// Notes why a rest cannot end.
+    pub(super) fn block(&mut self, ip: IpAddr, why: String, check: u64) -> bool {
+        self.resting.block(number(ip), why, check)
+    }
+
+    pub(super) fn set_clock_back(&mut self, now_ms: u64) {
+        set_clock_back(&mut self.resting, &mut self.rested, now_ms);
+    }
+
+    fn push_rested(&mut self, n: u128, release: Release) {
+        if let Some(fresh) = self.rested.push(n, release, RESTED_MAX) {
+            self.passed_over.remove(fresh);
         }
     }
 }
 
 #[cfg(test)]
 impl FamilyPool {
-    /// Addresses that rest, and addresses that next-fit passes over.
+    /// Addresses that have rested, and addresses that next-fit passes over.
     pub(super) fn kept_back(&self) -> (usize, usize) {
         let passed_over = match &self.passed_over {
             AddressSet::V4(set) => usize::try_from(set.len()).unwrap_or(usize::MAX),
             AddressSet::V6(set) => set.len(),
         };
-        (self.resting.by_release.len(), passed_over)
+        (self.rested.len(), passed_over)
     }
 }

@@ -1,11 +1,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
-
-use proptest::prelude::*;
-
 use super::*;
 use crate::ids::{Attachment, ContainerId, Epoch, IfName, NetworkName};
+
+mod model;
+mod rest;
 
 fn pool_name(name: &str) -> PoolName {
     PoolName::parse(name).unwrap()
@@ -51,8 +50,10 @@ fn the_router_is_the_first_usable_address_and_stays() {
     assert_eq!(ipam.router4(), Some([10, 1, 0, 1].into()));
     assert_eq!(ipam.router6(), Some("fd00::1".parse().unwrap()));
     assert_eq!(ipam.get(ip("10.1.0.1")).unwrap().owner, LeaseOwner::Node);
-    assert_eq!(ipam.release(ip("10.1.0.1")), None);
-    assert_eq!(ipam.release_owned(ip("fd00::1"), &LeaseOwner::Node), None);
+    assert_eq!(ipam.release(ip("10.1.0.1"), 0), None);
+    assert_eq!(ipam.release_owned(ip("fd00::1"), &LeaseOwner::Node, 0), None);
+    assert_eq!(ipam.release_unused(ip("fd00::1"), &LeaseOwner::Node), None);
+    assert_eq!(ipam.peek_rest(ip("fd00::1"), &LeaseOwner::Node, 0), None);
     assert_eq!(ipam.transfer(ip("fd00::1"), &LeaseOwner::Node, owner(1)), None);
     assert_eq!(ipam.leases().len(), 2);
 }
@@ -75,7 +76,8 @@ fn a_family_that_fails_leaves_the_other_unleased() {
     lease4(&mut ipam, 1);
     let before = ipam.leases();
     let error = ipam.lease(&LeaseRequest::default(), owner(2), 0).unwrap_err();
-    assert_eq!(error, IpamError::Exhausted { pool: pool_name("default"), family: Family::Ipv4, used: 2, total: 2 });
+    let (pool, family) = (pool_name("default"), Family::Ipv4);
+    assert_eq!(error, IpamError::Exhausted { pool, family, used: 2, resting: 0, total: 2, why: None });
     assert_eq!(
         error.to_string(),
         "lease IPv4 address from pool default: all of its 2 addresses are in use (2); delete endpoints, release leases \
@@ -205,22 +207,11 @@ fn a_pool_goes_on_with_its_next_cidr_and_is_used_up_to_the_last_address() {
 }
 
 #[test]
-fn what_was_released_last_comes_back_last() {
-    let mut ipam = ipam(&["10.1.0.0/29"]);
-    let given: Vec<Ipv4Addr> = (0..3).map(|n| lease4(&mut ipam, n)).collect();
-    for address in [given[1], given[0], given[2]] {
-        assert!(ipam.release(address.into()).is_some());
-    }
-    // Fresh ones first (.5 and .6), then in the order of release.
-    let again: Vec<Ipv4Addr> = (0..5).map(|n| lease4(&mut ipam, n)).collect();
-    assert_eq!(again, [[10, 1, 0, 5].into(), [10, 1, 0, 6].into(), given[1], given[0], given[2]]);
-}
-
-#[test]
-fn an_exact_address_may_be_one_that_rests() {
+fn an_address_that_has_rested_may_be_asked_for() {
     let mut ipam = ipam(&["10.1.0.0/29"]);
     let address = lease4(&mut ipam, 1);
-    ipam.release(address.into()).unwrap();
+    ipam.release(address.into(), 0).unwrap();
+    ipam.wake(address.into()).unwrap();
     ipam.lease(&exact4(&address.to_string()), owner(2), 0).unwrap();
     assert_eq!(ipam.usage()[0].used, 2);
     let others: Vec<Ipv4Addr> = (0..4).map(|n| lease4(&mut ipam, n)).collect();
@@ -233,20 +224,23 @@ fn a_large_ipv6_pool_keeps_few_addresses_back() {
     assert_eq!(ipam.usage()[0].total, u64::MAX);
     for n in 0..10_000 {
         let leased = ipam.lease(&LeaseRequest::default(), owner(n), 0).unwrap();
-        ipam.release(leased.ipv6.unwrap().into()).unwrap();
+        ipam.release(leased.ipv6.unwrap().into(), 0).unwrap();
+        ipam.wake(leased.ipv6.unwrap().into()).unwrap();
     }
     let kept = ipam.pools[0].v6.as_ref().unwrap().kept_back();
-    assert_eq!(kept, (4096, 4096 + 1), "resting, and resting plus the router");
+    assert_eq!(kept, (4096, 4096 + 1), "rested, and rested plus the router");
 }
 
 #[test]
 fn the_wrong_owner_cannot_release() {
     let mut ipam = ipam(&["10.1.0.0/24"]);
     let address = IpAddr::from(lease4(&mut ipam, 1));
-    assert_eq!(ipam.release_owned(address, &owner(2)), None);
-    assert_eq!(ipam.release_owned(address, &owner(1)).unwrap().owner, owner(1));
-    assert_eq!(ipam.release(address), None);
-    assert_eq!(ipam.release(ip("192.0.2.1")), None);
+    assert_eq!(ipam.peek_rest(address, &owner(2), 0), None);
+    assert_eq!(ipam.release_owned(address, &owner(2), 0), None);
+    assert_eq!(ipam.release_unused(address, &owner(2)), None);
+    assert_eq!(ipam.release_owned(address, &owner(1), 0).unwrap().0.owner, owner(1));
+    assert_eq!(ipam.release(address, 0), None);
+    assert_eq!(ipam.release(ip("192.0.2.1"), 0), None);
 }
 
 #[test]
@@ -279,133 +273,6 @@ fn a_lease_can_change_hands_when_its_endpoint_goes() {
     let keeper = LeaseOwner::Caller { name: "kept".to_owned() };
     assert_eq!(ipam.transfer(address, &owner(2), keeper.clone()), None);
     assert_eq!(ipam.transfer(address, &owner(1), keeper.clone()).unwrap().owner, keeper);
-    assert_eq!(ipam.release_owned(address, &owner(1)), None);
+    assert_eq!(ipam.release_owned(address, &owner(1), 0), None);
     assert_eq!(ipam.owned_by(|o| *o == keeper).len(), 1);
-}
-
-#[derive(Debug, Clone)]
-enum Op {
-    Lease { v4: bool, v6: bool },
-    Exact(u8),
-    Exact6(u8),
-    Release(usize),
-    ReleaseAs(usize, u64),
-    Claim(u8, u64),
-}
-
-fn any_op() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        6 => (any::<bool>(), any::<bool>()).prop_map(|(v4, v6)| Op::Lease { v4, v6 }),
-        2 => any::<u8>().prop_map(Op::Exact),
-        1 => (0u8..40).prop_map(Op::Exact6),
-        4 => any::<usize>().prop_map(Op::Release),
-        2 => (any::<usize>(), 0u64..4).prop_map(|(at, n)| Op::ReleaseAs(at, n)),
-        2 => (any::<u8>(), 0u64..4).prop_map(|(last, n)| Op::Claim(last, n)),
-    ]
-}
-
-proptest! {
-    /// Against a map of address to owner, and a plain list of the addresses that may be given out.
-    #[test]
-    fn leases_are_those_of_a_naive_set(ops in prop::collection::vec(any_op(), 1..200)) {
-        let mut ipam = ipam(&["10.0.0.0/28", "10.0.0.32/31", "fd00::/124"]);
-        let free4: Vec<IpAddr> = (1u8..15).chain(32..34).map(|n| IpAddr::from([10, 0, 0, n])).collect();
-        let free6: Vec<IpAddr> = (1u16..16).map(|n| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n])).collect();
-        let mut model: BTreeMap<IpAddr, LeaseOwner> = BTreeMap::new();
-        let mut released: Vec<IpAddr> = Vec::new();
-        model.insert(ip("10.0.0.1"), LeaseOwner::Node);
-        model.insert(ip("fd00::1"), LeaseOwner::Node);
-        for (n, op) in ops.into_iter().enumerate() {
-            let who = owner(n as u64 % 4);
-            match op {
-                Op::Lease { v4, v6 } => {
-                    let request = LeaseRequest {
-                        pool: None,
-                        ipv4: if v4 { Wanted::Any } else { Wanted::None },
-                        ipv6: if v6 { Wanted::Any } else { Wanted::None },
-                    };
-                    let has = |all: &[IpAddr]| all.iter().any(|a| !model.contains_key(a));
-                    let possible = (v4 || v6) && (!v4 || has(&free4)) && (!v6 || has(&free6));
-                    match ipam.lease(&request, who.clone(), 0) {
-                        Err(_) => prop_assert!(!possible),
-                        Ok(leased) => {
-                            prop_assert!(possible);
-                            prop_assert_eq!((leased.ipv4.is_some(), leased.ipv6.is_some()), (v4, v6));
-                            let v4 = leased.ipv4.map(IpAddr::V4);
-                            let v6 = leased.ipv6.map(IpAddr::V6);
-                            for (address, all) in [(v4, &free4), (v6, &free6)] {
-                                let Some(address) = address else { continue };
-                                prop_assert!(all.contains(&address), "{address} is not to be given out");
-                                prop_assert!(!model.contains_key(&address), "{address} was given out twice");
-                                // One that rests comes only when no other is free, and then the one that rested longest.
-                                if let Some(at) = released.iter().position(|r| *r == address) {
-                                    let fresh = all.iter().find(|a| !model.contains_key(a) && !released.contains(a));
-                                    prop_assert_eq!(fresh, None);
-                                    let family = Family::of(address);
-                                    let older = released[..at].iter().find(|r| Family::of(**r) == family);
-                                    prop_assert_eq!(older, None);
-                                    released.remove(at);
-                                }
-                                model.insert(address, who.clone());
-                            }
-                        }
-                    }
-                }
-                Op::Exact(_) | Op::Exact6(_) => {
-                    let (address, request) = match op {
-                        Op::Exact6(last) => {
-                            let address = Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)]);
-                            let request = LeaseRequest {
-                                pool: None,
-                                ipv4: Wanted::None,
-                                ipv6: Wanted::Exact(address),
-                            };
-                            (IpAddr::V6(address), request)
-                        }
-                        Op::Exact(last) => (IpAddr::from([10, 0, 0, last]), exact4(&format!("10.0.0.{last}"))),
-                        _ => unreachable!(),
-                    };
-                    let possible = (free4.contains(&address) || free6.contains(&address)) && !model.contains_key(&address);
-                    prop_assert_eq!(ipam.lease(&request, who.clone(), 0).is_ok(), possible);
-                    if possible {
-                        released.retain(|r| *r != address);
-                        model.insert(address, who);
-                    }
-                }
-                Op::Release(at) => {
-                    let address = *model.keys().nth(at % model.len()).unwrap();
-                    let expected = model.get(&address).filter(|o| **o != LeaseOwner::Node).cloned();
-                    prop_assert_eq!(ipam.release(address).map(|l| l.owner), expected.clone());
-                    if expected.is_some() {
-                        model.remove(&address);
-                        released.push(address);
-                    }
-                }
-                Op::ReleaseAs(at, n) => {
-                    let address = *model.keys().nth(at % model.len()).unwrap();
-                    let holds = model.get(&address) == Some(&owner(n));
-                    prop_assert_eq!(ipam.release_owned(address, &owner(n)).is_some(), holds);
-                    if holds {
-                        model.remove(&address);
-                        released.push(address);
-                    }
-                }
-                Op::Claim(last, n) => {
-                    let address = IpAddr::from([10, 0, 0, last]);
-                    let possible = free4.contains(&address) && model.get(&address).is_none_or(|o| *o == owner(n));
-                    let lease = Lease { ip: address, pool: pool_name("default"), owner: owner(n), since_unix_ms: 0 };
-                    prop_assert_eq!(ipam.claim(lease).is_ok(), possible);
-                    if possible {
-                        released.retain(|r| *r != address);
-                        model.insert(address, owner(n));
-                    }
-                }
-            }
-            let held: BTreeMap<IpAddr, LeaseOwner> = ipam.leases().into_iter().map(|l| (l.ip, l.owner)).collect();
-            prop_assert_eq!(&held, &model);
-            let used = |v6| model.keys().filter(|a| a.is_ipv6() == v6).count() as u64;
-            let usage: Vec<(u64, u64)> = ipam.usage().iter().map(|u| (u.used, u.total)).collect();
-            prop_assert_eq!(usage, [(used(false), 16), (used(true), 15)]);
-        }
-    }
 }

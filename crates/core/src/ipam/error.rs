@@ -1,0 +1,129 @@
+//! Why IPAM refused.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::Family;
+use crate::ids::PoolName;
+
+/// Why IPAM refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IpamError {
+    /// No address is free: each is given out, or rests.
+    #[error("lease {family} address from pool {pool}: {}", exhausted(*.used, *.resting, *.total, .why.as_deref()))]
+    Exhausted {
+        /// Pool.
+        pool: PoolName,
+        /// Family.
+        family: Family,
+        /// Given out.
+        used: u64,
+        /// Given back, and not free yet.
+        resting: u64,
+        /// Of so many.
+        total: u64,
+        /// What still speaks for one of those that rest, where the checks found something.
+        why: Option<String>,
+    },
+    /// The address was given back and is not free yet.
+    #[error(
+        "lease {ip} from pool {pool}: it rests since {last_owner} gave it back{}; ask again later, or for another address",
+        .why.as_ref().map_or_else(String::new, |why| format!(", and cannot be woken ({why})"))
+    )]
+    Resting {
+        /// Address.
+        ip: IpAddr,
+        /// Pool.
+        pool: PoolName,
+        /// Who held it, in words.
+        last_owner: String,
+        /// What still speaks for it, where the checks found something.
+        why: Option<String>,
+    },
+    /// No pool of that name.
+    #[error("find pool {pool}: no such pool; configured are: {known}")]
+    UnknownPool {
+        /// The name asked for.
+        pool: PoolName,
+        /// Names of the pools there are.
+        known: String,
+    },
+    /// The address is not one that the pool gives out.
+    #[error("lease {ip} from pool {pool}: {why}")]
+    NotInPool {
+        /// Address.
+        ip: IpAddr,
+        /// Pool.
+        pool: PoolName,
+        /// What it is instead, and what to do.
+        why: String,
+    },
+    /// Somebody else holds it.
+    #[error("lease {ip}: held by {owner}; delete that holder first, or ask for another address")]
+    AlreadyLeased {
+        /// Address.
+        ip: IpAddr,
+        /// Holder, in words.
+        owner: String,
+    },
+    /// The pool has no addresses of that family.
+    #[error("lease {family} address from pool {pool}: it has no {family} CIDR; configure one, or ask another pool")]
+    FamilyNotInPool {
+        /// Pool.
+        pool: PoolName,
+        /// Family.
+        family: Family,
+    },
+    /// Neither family was wanted.
+    #[error("lease from pool {pool}: no address family was asked for; ask for IPv4, IPv6 or both")]
+    NothingWanted {
+        /// Pool.
+        pool: PoolName,
+    },
+    /// Two CIDRs share addresses.
+    #[error(
+        "configure pools: {first} (pool {first_pool}) and {second} (pool {second_pool}) overlap; change one of them"
+    )]
+    Overlap {
+        /// One.
+        first: IpNet,
+        /// Its pool.
+        first_pool: PoolName,
+        /// The other.
+        second: IpNet,
+        /// Its pool.
+        second_pool: PoolName,
+    },
+    /// A CIDR that cannot be a pool's.
+    #[error("configure pool {pool}: CIDR {cidr} {why}")]
+    BadCidr {
+        /// Pool.
+        pool: PoolName,
+        /// CIDR.
+        cidr: IpNet,
+        /// The rule it breaks, and what to do.
+        why: String,
+    },
+    /// A pool without CIDRs.
+    #[error("configure pool {pool}: it has no CIDR; give it at least one, or remove the pool")]
+    EmptyPool {
+        /// Pool.
+        pool: PoolName,
+    },
+    /// Two pools of one name.
+    #[error("configure pool {pool}: the name is used twice; rename one, or join their CIDRs in one pool")]
+    DuplicatePool {
+        /// Pool.
+        pool: PoolName,
+    },
+}
+
+fn exhausted(used: u64, resting: u64, total: u64, why: Option<&str>) -> String {
+    const MEND: &str = "delete endpoints, release leases (`wharf ipam list`), or give the pool another CIDR";
+    if resting == 0 {
+        return format!("all of its {total} addresses are in use ({used}); {MEND}");
+    }
+    let why = why.map_or_else(String::new, |why| format!(": {why}"));
+    format!("of its {total} addresses {used} are in use, and {resting} rest and could not be woken{why}; {MEND}")
+}

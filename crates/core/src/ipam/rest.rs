@@ -1,0 +1,145 @@
+//! Addresses of one family that were given back: those that rest, and those that have rested and are free again.
+//!
+//! Both are ordered by release. One that was woken late, because something spoke for its old owner, takes the place that
+//! its release gave it, so that the newest-released is reused last whatever the checks took.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::store::Rest;
+
+/// When an address was released: milliseconds since the Unix epoch, and a number that tells two of one millisecond apart.
+pub(super) type Release = (u64, u64);
+
+/// Free addresses that are given out only when no fresh one is left, oldest release first.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rested {
+    by_release: BTreeMap<Release, u128>,
+    release_of: HashMap<u128, Release>,
+}
+
+impl Rested {
+    /// Adds an address; returns the one of the oldest release when there are more than `most`.
+    pub(super) fn push(&mut self, n: u128, release: Release, most: usize) -> Option<u128> {
+        self.by_release.insert(release, n);
+        self.release_of.insert(n, release);
+        if self.by_release.len() <= most {
+            return None;
+        }
+        let (_, oldest) = self.by_release.pop_first()?;
+        self.release_of.remove(&oldest);
+        Some(oldest)
+    }
+
+    pub(super) fn remove(&mut self, n: u128) -> bool {
+        self.release_of.remove(&n).is_some_and(|release| self.by_release.remove(&release).is_some())
+    }
+
+    pub(super) fn oldest(&self) -> Option<u128> {
+        self.by_release.first_key_value().map(|(_, n)| *n)
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.by_release.len()
+    }
+
+    fn set_clock_back(&mut self, now_ms: u64) {
+        self.by_release = earlier(&self.by_release, now_ms);
+        self.release_of = self.by_release.iter().map(|(release, n)| (*n, *release)).collect();
+    }
+}
+
+/// An address that rests.
+#[derive(Debug, Clone)]
+pub(super) struct Sleeper {
+    pub(super) rest: Rest,
+    pub(super) release: Release,
+    /// When it was last found to be spoken for, as a number that grows with each check, and by whom.
+    blocked: Option<(u64, String)>,
+}
+
+impl Sleeper {
+    pub(super) fn why(&self) -> Option<&str> {
+        self.blocked.as_ref().map(|(_, why)| why.as_str())
+    }
+}
+
+/// Addresses that rest.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Resting {
+    sleepers: HashMap<u128, Sleeper>,
+    /// Those of which no check has failed, oldest release first.
+    by_release: BTreeMap<Release, u128>,
+    /// Those of which one has, the one that was looked at longest ago first.
+    by_check: BTreeMap<u64, u128>,
+}
+
+impl Resting {
+    pub(super) fn len(&self) -> usize {
+        self.sleepers.len()
+    }
+
+    pub(super) fn get(&self, n: u128) -> Option<&Sleeper> {
+        self.sleepers.get(&n)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Sleeper> {
+        self.sleepers.values()
+    }
+
+    pub(super) fn push(&mut self, n: u128, rest: Rest, release: Release) {
+        self.remove(n);
+        self.by_release.insert(release, n);
+        self.sleepers.insert(n, Sleeper { rest, release, blocked: None });
+    }
+
+    pub(super) fn remove(&mut self, n: u128) -> Option<Sleeper> {
+        let sleeper = self.sleepers.remove(&n)?;
+        match &sleeper.blocked {
+            Some((check, _)) => self.by_check.remove(check),
+            None => self.by_release.remove(&sleeper.release),
+        };
+        Some(sleeper)
+    }
+
+    /// Notes that something speaks for an address that rests: it is tried again after all others. `check` grows with
+    /// each check and names no two.
+    pub(super) fn block(&mut self, n: u128, why: String, check: u64) -> bool {
+        let Some(sleeper) = self.sleepers.get_mut(&n) else { return false };
+        match &sleeper.blocked {
+            Some((earlier, _)) => self.by_check.remove(earlier),
+            None => self.by_release.remove(&sleeper.release),
+        };
+        sleeper.blocked = Some((check, why));
+        self.by_check.insert(check, n);
+        true
+    }
+
+    /// Those of which no check has failed, oldest release first.
+    pub(super) fn unblocked(&self) -> impl Iterator<Item = &Sleeper> {
+        self.by_release.values().filter_map(|n| self.sleepers.get(n))
+    }
+
+    /// The others with the number of their check, the one that was looked at longest ago first.
+    pub(super) fn blocked(&self) -> impl Iterator<Item = (u64, &Sleeper)> {
+        self.by_check.iter().filter_map(|(check, n)| Some((*check, self.sleepers.get(n)?)))
+    }
+
+    fn set_clock_back(&mut self, now_ms: u64) {
+        self.by_release = earlier(&self.by_release, now_ms);
+        for sleeper in self.sleepers.values_mut() {
+            sleeper.release.0 = sleeper.release.0.min(now_ms);
+        }
+    }
+}
+
+/// Begins the rests of a time that has not come yet anew, in the order they had: after the clock was set back an address
+/// would rest until the clock is where it was, however long that takes.
+pub(super) fn set_clock_back(resting: &mut Resting, rested: &mut Rested, now_ms: u64) {
+    resting.set_clock_back(now_ms);
+    rested.set_clock_back(now_ms);
+}
+
+fn earlier(by_release: &BTreeMap<Release, u128>, now_ms: u64) -> BTreeMap<Release, u128> {
+    by_release.iter().map(|((ms, number), n)| (((*ms).min(now_ms), *number), *n)).collect()
+}

@@ -1,0 +1,105 @@
+//! Crash points: where the tests kill Wharf between two side effects.
+//!
+//! [`point`] stands between every two acts that outlive the process (a kernel object, a pin, a file, a commit). In a
+//! build without the feature `armed`, which is every build but the crash tests' own, it is an empty function. With it:
+//!
+//! - `WHARF_CRASH_POINT=NAME` or `NAME:N`: the process kills itself by SIGKILL when it comes to that point for the Nth
+//!   time (the first without `:N`). Nothing of Rust runs after that: no destructor, no flush, no answer.
+//! - `WHARF_CRASH_FILE=FILE`: the same, read from the file at every point, so that a process that runs already can be
+//!   told. It counts from where the file's text changed; an empty or missing file is no wish.
+//! - `WHARF_CRASH_TRACE=FILE`: each point that is passed appends its name to the file, a line each. The crash tests
+//!   learn from it which points there are, so their list cannot fall behind the code.
+
+/// A point between two side effects, `operation/where` in kebab-case: `create/after-lease`. Names are unique.
+#[cfg(not(feature = "armed"))]
+#[inline(always)]
+pub fn point(_name: &str) {}
+
+#[cfg(feature = "armed")]
+pub use armed::point;
+
+#[cfg(feature = "armed")]
+mod armed {
+    use std::{
+        io::Write as _,
+        sync::{
+            LazyLock, Mutex, PoisonError,
+            atomic::{AtomicU64, Ordering},
+        },
+    };
+
+    use nix::{
+        sys::signal::{Signal, kill},
+        unistd::Pid,
+    };
+
+    struct Wish {
+        name: String,
+        left: AtomicU64,
+    }
+
+    static WISH: LazyLock<Option<Wish>> = LazyLock::new(|| {
+        let text = std::env::var("WHARF_CRASH_POINT").ok()?;
+        let (name, nth) = parse(&text)?;
+        Some(Wish { name: name.to_owned(), left: AtomicU64::new(nth) })
+    });
+
+    static FILE: LazyLock<Option<std::path::PathBuf>> =
+        LazyLock::new(|| std::env::var_os("WHARF_CRASH_FILE").map(Into::into));
+
+    /// The file's text, and how often its point is still to be passed.
+    static TOLD: Mutex<(String, u64)> = Mutex::new((String::new(), 0));
+
+    /// `NAME` or `NAME:N`.
+    fn parse(text: &str) -> Option<(&str, u64)> {
+        match text.rsplit_once(':') {
+            Some((name, nth)) => Some((name, nth.parse().ok()?)),
+            None => Some((text, 1)),
+        }
+    }
+
+    /// Does the file say that this is where to end?
+    fn is_told(name: &str) -> bool {
+        let Some(path) = &*FILE else { return false };
+        // Held while it is read, so that two threads agree on what was there first.
+        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let Some((wanted, nth)) = parse(text.trim()) else { return false };
+        if told.0 != text {
+            *told = (text.clone(), nth);
+        }
+        if wanted != name || told.1 == 0 {
+            return false;
+        }
+        told.1 -= 1;
+        told.1 == 0
+    }
+
+    fn end() {
+        // It does not return; if it could not be sent, the test sees that the process lives.
+        kill(Pid::this(), Signal::SIGKILL).ok();
+        std::thread::sleep(std::time::Duration::from_secs(60));
+    }
+
+    static TRACE: LazyLock<Option<std::path::PathBuf>> =
+        LazyLock::new(|| std::env::var_os("WHARF_CRASH_TRACE").map(Into::into));
+
+    /// See the top of this crate.
+    #[allow(clippy::panic, reason = "a trace that is not written would make the crash tests miss points")]
+    pub fn point(name: &str) {
+        if let Some(path) = &*TRACE {
+            // Opened each time and appended in one write, so that processes and threads may share the file.
+            let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+            if let Err(error) = opened.and_then(|mut f| f.write_all(format!("{name}\n").as_bytes())) {
+                panic!("trace crash point {name} to {}: {error}", path.display());
+            }
+        }
+        if is_told(name) {
+            end();
+        }
+        let Some(wish) = &*WISH else { return };
+        if wish.name == name && wish.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            end();
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The deletion queue: durable records of DELs that found no agent, a file each in `<run-dir>/deletions`.
+//!
+//! A shim [puts](Queue::put) a record and succeeds once it is on disk; the agent [lists](Queue::list) them, serves them,
+//! and [removes](Queue::remove) each only after its delete succeeded. A record comes into being by a rename, so a reader
+//! sees all of it or nothing; a writer that is killed leaves a temporary file, which the agent [sweeps](Queue::sweep).
+//! The file's name is a hash of the attachment: a second DEL of the same attachment replaces the record of the first.
+//!
+//! There is no lock: two writers of one attachment write the same record but for its time, and writers of several may
+//! go beyond the cap by as many as they are. Whatever lies in the directory is hostile until it was parsed.
+
+mod error;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    hash::{BuildHasher as _, RandomState},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+pub use self::{
+    error::QueueError,
+    record::{Deletion, EndpointRef, VERSION},
+};
+use self::{error::io, record::Found};
+
+/// The queue's directory in the agent's run directory.
+pub const DIRECTORY: &str = "deletions";
+/// Records that wait at most; a DEL beyond it is refused, so that a runtime that retries for days cannot fill the disk.
+pub const MAX_RECORDS: usize = 4096;
+/// Largest record that is read, bytes; those that are written have less than 1 KiB.
+pub const MAX_RECORD_BYTES: u64 = 8192;
+/// Where unusable files are kept for a person to look at, in the queue's directory.
+pub const BAD: &str = "bad";
+/// Unusable files that are kept; the oldest go.
+pub const MAX_BAD: usize = 64;
+
+/// Names of files that are being written.
+const TEMPORARY: &str = ".tmp-";
+/// Files that one look at the directory takes in: more than writers leave, fewer than would cost a restart seconds.
+const MAX_LOOKED_AT: usize = 2 * MAX_RECORDS;
+/// Longest part of an unusable file's name that is kept, characters of at most four bytes: the whole stays below 255.
+const MAX_BAD_NAME_CHARS: usize = 48;
+
+/// A file of the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name in the directory.
+    pub name: String,
+    /// When the delete was first asked for; of an unusable file when that was last modified. Milliseconds since the
+    /// Unix epoch.
+    pub written_unix_ms: u64,
+    /// The record, or why it cannot be used.
+    pub content: Result<Deletion, String>,
+}
+
+/// The queue of one run directory.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    path: PathBuf,
+}
+
+impl Queue {
+    /// The queue in this run directory. Nothing is touched yet.
+    #[must_use]
+    pub fn new(run_dir: &Path) -> Self {
+        Self { path: run_dir.join(DIRECTORY) }
+    }
+
+    /// The queue beside the agent's socket.
+    #[must_use]
+    pub fn of_socket(socket: &Path) -> Self {
+        Self::new(socket.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The run directory that it lies in.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// Makes the directory (0700), and the run directory too (0755) where it is missing.
+    ///
+    /// # Errors
+    /// The file system refuses, or something else has the name.
+    pub fn ensure_directory(&self) -> Result<(), QueueError> {
+        let run_dir = self.run_dir();
+        if !run_dir.exists() {
+            make(run_dir, 0o755)?;
+            wharf_crash::point("queue/after-run-directory");
+        }
+        match fs::symlink_metadata(&self.path) {
+            Ok(there) if !there.is_dir() => Err(QueueError::NotADirectory { directory: self.path.clone() }),
+            Ok(there) if there.permissions().mode() & 0o7777 != 0o700 => {
+                let operation = "set permissions of deletion queue";
+                fs::set_permissions(&self.path, Permissions::from_mode(0o700)).map_err(io(operation, &self.path))
+            }
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                make(&self.path, 0o700)?;
+                wharf_crash::point("queue/after-directory");
+                sync_directory(run_dir)
+            }
+            Err(e) => Err(io("look at deletion queue", &self.path)(e)),
+        }
+    }
+
+    /// Writes a record so that it outlives the machine's death, and returns its file's name. A record of the same
+    /// attachment is replaced; the time of the older stays, because that is how long the delete waits (of writers that
+    /// race, either's: they differ by the length of a put).
+    ///
+    /// # Errors
+    /// The record breaks a rule, the queue is full, or the file system refuses; nothing is left in each case but, when
+    /// the last step fails, the record itself.
+    pub fn put(&self, deletion: &Deletion) -> Result<String, QueueError> {
+        deletion.check().map_err(|why| QueueError::Invalid { why })?;
+        self.ensure_directory()?;
+        let name = deletion.file_name();
+        let path = self.path.join(&name);
+        let mut record = deletion.clone();
+        match record::read(&path, &name) {
+            Found::Record(before) if before.boot_id == record.boot_id => {
+                record.written_unix_ms = record.written_unix_ms.min(before.written_unix_ms);
+            }
+            Found::Record(_) => {}
+            Found::Nothing if self.is_full()? => return Err(QueueError::Full { directory: self.path.clone() }),
+            Found::Nothing => {}
+            // A file would be replaced as well, a directory not.
+            Found::Unusable { .. } => self.set_aside(&name)?,
+        }
+        let bytes = serde_json::to_vec(&record)
+            .map_err(|e| QueueError::Invalid { why: format!("it cannot be written as JSON: {e}") })?;
+        let temporary = self.path.join(format!("{TEMPORARY}{}", token()));
+        let placed = write(&temporary, &bytes).and_then(|()| {
+            fs::rename(&temporary, &path).map_err(io("rename deletion record to", &path))?;
+            wharf_crash::point("queue/after-rename");
+            Ok(())
+        });
+        if let Err(error) = placed {
+            // What stays behind is swept later; the first error is the one that tells.
+            let _ = fs::remove_file(&temporary);
+            return Err(error);
+        }
+        sync_directory(&self.path)?;
+        wharf_crash::point("queue/after-directory-sync");
+        Ok(name)
+    }
+
+    /// The name of an attachment's file.
+    #[must_use]
+    pub fn file_name(network: &str, container_id: &str, ifname: &str) -> String {
+        record::file_name(network, container_id, ifname)
+    }
+
+    /// Is there a record of this attachment? One `lstat`. A directory that cannot be looked at counts as empty: nobody
+    /// could serve what is in it either.
+    #[must_use]
+    pub fn contains(&self, network: &str, container_id: &str, ifname: &str) -> bool {
+        let path = self.path.join(Self::file_name(network, container_id, ifname));
+        fs::symlink_metadata(path).is_ok_and(|there| there.is_file())
+    }
+
+    /// What is there, oldest first; nothing when there is no directory. At most twice [`MAX_RECORDS`] files.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn list(&self) -> Result<Vec<Entry>, QueueError> {
+        let mut entries = Vec::new();
+        for name in self.names()?.into_iter().filter_map(|name| name.into_string().ok()) {
+            if name == BAD || name.starts_with(TEMPORARY) {
+                continue;
+            }
+            let (written_unix_ms, content) = match record::read(&self.path.join(&name), &name) {
+                // Served by somebody else since.
+                Found::Nothing => continue,
+                Found::Unusable { why, modified_unix_ms } => (modified_unix_ms, Err(why)),
+                Found::Record(deletion) => (deletion.written_unix_ms, Ok(deletion)),
+            };
+            entries.push(Entry { name, written_unix_ms, content });
+        }
+        entries.sort_by(|a, b| (a.written_unix_ms, &a.name).cmp(&(b.written_unix_ms, &b.name)));
+        Ok(entries)
+    }
+
+    /// Removes a record; one that is gone already is no error.
+    ///
+    /// # Errors
+    /// No record has such a name, or the file system refuses.
+    pub fn remove(&self, name: &str) -> Result<(), QueueError> {
+        let path = self.path_of("remove deletion record", name)?;
+        wharf_crash::point("queue/before-remove");
+        match fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(e) if is_gone(&e) => return Ok(()),
+            Err(e) => return Err(io("remove deletion record", path)(e)),
+        }
+        wharf_crash::point("queue/after-remove");
+        sync_directory(&self.path)?;
+        wharf_crash::point("queue/after-remove-sync");
+        Ok(())
+    }
+
+    /// Moves an unusable file to [`BAD`], where at most [`MAX_BAD`] are kept; one that is gone already is no error.
+    ///
+    /// # Errors
+    /// No file of the queue has such a name, or the file system refuses.
+    pub fn set_aside(&self, name: &str) -> Result<(), QueueError> {
+        let path = self.path_of("set aside deletion record", name)?;
+        self.move_to_bad(&path, name)
+    }
+
+    /// Removes temporary files that are older than this, left by writers that were killed, and sets aside files whose
+    /// names are no text. Returns how many files went.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or a file not removed; the others are tried all the same.
+    pub fn sweep(&self, older_than: Duration) -> Result<usize, QueueError> {
+        let (mut swept, mut problem) = (0, None);
+        for name in self.names()? {
+            let path = self.path.join(&name);
+            let text = name.to_string_lossy();
+            let done = if name.to_str().is_none() {
+                self.move_to_bad(&path, &text)
+            } else if text.starts_with(TEMPORARY) && is_older(&path, older_than) {
+                remove_any(&path)
+            } else {
+                continue;
+            };
+            match done {
+                Ok(()) => swept += 1,
+                Err(error) => problem = problem.or(Some(error)),
+            }
+        }
+        problem.map_or(Ok(swept), Err)
+    }
+
+    /// Names in the directory, at most [`MAX_LOOKED_AT`].
+    fn names(&self) -> Result<Vec<std::ffi::OsString>, QueueError> {
+        let failed = |e| io("read deletion queue", &self.path)(e);
+        match fs::symlink_metadata(&self.path) {
+            Err(e) if is_gone(&e) => return Ok(Vec::new()),
+            Err(e) => return Err(failed(e)),
+            Ok(there) if !there.is_dir() => return Err(QueueError::NotADirectory { directory: self.path.clone() }),
+            Ok(_) => {}
+        }
+        let mut names = Vec::new();
+        let listing = match fs::read_dir(&self.path) {
+            Err(e) if is_gone(&e) => return Ok(names),
+            other => other.map_err(failed)?,
+        };
+        for item in listing.take(MAX_LOOKED_AT) {
+            names.push(item.map_err(failed)?.file_name());
+        }
+        Ok(names)
+    }
+
+    fn is_full(&self) -> Result<bool, QueueError> {
+        let is_record =
+            |name: &std::ffi::OsString| name != BAD && !name.to_str().is_some_and(|name| name.starts_with(TEMPORARY));
+        Ok(self.names()?.iter().filter(|name| is_record(name)).count() >= MAX_RECORDS)
+    }
+
+    fn path_of(&self, operation: &'static str, name: &str) -> Result<PathBuf, QueueError> {
+        let impossible = name.is_empty() || name == "." || name == ".." || name == BAD || name.contains(['/', '\0']);
+        if impossible {
+            return Err(QueueError::Name { operation, name: name.chars().take(80).collect() });
+        }
+        Ok(self.path.join(name))
+    }
+
+    fn move_to_bad(&self, path: &Path, name: &str) -> Result<(), QueueError> {
+        let bad = self.path.join(BAD);
+        match fs::symlink_metadata(&bad) {
+            Ok(there) if there.is_dir() => {}
+            Ok(_) => {
+                remove_any(&bad)?;
+                make(&bad, 0o700)?;
+            }
+            Err(e) if is_gone(&e) => make(&bad, 0o700)?,
+            Err(e) => return Err(io("look at", bad)(e)),
+        }
+        wharf_crash::point("queue/before-set-aside");
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let name: String = name.chars().take(MAX_BAD_NAME_CHARS).collect();
+        // The time goes first, so that the names' order is that in which they came.
+        match fs::rename(path, bad.join(format!("{now:016}-{}-{name}", token()))) {
+            Ok(()) => {}
+            Err(e) if is_gone(&e) => return Ok(()),
+            Err(e) => return Err(io("set aside", path)(e)),
+        }
+        wharf_crash::point("queue/after-set-aside");
+        let mut kept = Vec::new();
+        for item in fs::read_dir(&bad).map_err(io("read", &bad))? {
+            kept.push(item.map_err(io("read", &bad))?.file_name());
+        }
+        kept.sort();
+        let too_many = kept.len().saturating_sub(MAX_BAD);
+        kept.iter().take(too_many).try_for_each(|name| remove_any(&bad.join(name)))
+    }
+}
+
+/// Makes a directory, with those above it.
+fn make(path: &Path, mode: u32) -> Result<(), QueueError> {
+    let failed = |e| io("make directory", path)(e);
+    DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
+    // Whatever the umask of whoever runs us.
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)
+}
+
+/// Makes the file with these bytes on disk.
+fn write(path: &Path, bytes: &[u8]) -> Result<(), QueueError> {
+    let failed = |e| io("write deletion record", path)(e);
+    wharf_crash::point("queue/before-write");
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+    wharf_crash::point("queue/after-create");
+    file.write_all(bytes).map_err(failed)?;
+    wharf_crash::point("queue/after-write");
+    file.sync_all().map_err(failed)?;
+    wharf_crash::point("queue/after-sync");
+    Ok(())
+}
+
+fn sync_directory(path: &Path) -> Result<(), QueueError> {
+    File::open(path).and_then(|directory| directory.sync_all()).map_err(io("sync directory", path))
+}
+
+/// Removes a file, a link, or a directory with what is in it, without following links.
+fn remove_any(path: &Path) -> Result<(), QueueError> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(there) if there.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    match removed {
+        Err(e) if !is_gone(&e) => Err(io("remove", path)(e)),
+        _ => Ok(()),
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+}
+
+/// A file whose age cannot be told is not old.
+fn is_older(path: &Path, age: Duration) -> bool {
+    let modified = fs::symlink_metadata(path).and_then(|there| there.modified());
+    modified.ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
+}
+
+/// Tells files of writers apart. The standard library seeds its hash maps from the kernel, and each map otherwise.
+fn token() -> String {
+    format!("{:08x}-{:016x}", std::process::id(), RandomState::new().hash_one(0_u8))
+}

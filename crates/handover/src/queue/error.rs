@@ -1,0 +1,90 @@
+//! What can go wrong with the queue.
+
+use std::{io, path::PathBuf};
+
+use super::MAX_RECORDS;
+
+/// Why an operation on the queue failed. Displayed with what can be done about it; the parts are [`Self::problem`] and
+/// [`Self::hint`].
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    /// There are as many records as there may be.
+    Full {
+        /// The queue.
+        directory: PathBuf,
+    },
+    /// The record breaks a rule, so nobody could act on it.
+    Invalid {
+        /// The rule.
+        why: String,
+    },
+    /// A name that no file of the queue can have.
+    Name {
+        /// What was to be done.
+        operation: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// The queue's path is taken by something that is no directory.
+    NotADirectory {
+        /// The queue.
+        directory: PathBuf,
+    },
+    /// The file system refused.
+    Io {
+        /// What was to be done.
+        operation: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl QueueError {
+    /// Operation, subject and cause.
+    #[must_use]
+    pub fn problem(&self) -> String {
+        match self {
+            Self::Full { directory } => {
+                format!("put deletion record into {}: {MAX_RECORDS} records wait there already", directory.display())
+            }
+            Self::Invalid { why } => format!("put deletion record: {why}"),
+            Self::Name { operation, name } => {
+                format!("{operation} {name:?}: no file of the deletion queue has such a name")
+            }
+            Self::NotADirectory { directory } => {
+                format!("open deletion queue {}: it is not a directory", directory.display())
+            }
+            Self::Io { operation, path, source } => format!("{operation} {}: {source}", path.display()),
+        }
+    }
+
+    /// What the user can do.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Full { .. } => "start wharf-agent, which takes them up (see `systemctl status wharf-agent`)",
+            Self::Invalid { .. } | Self::Name { .. } => "correct the name",
+            Self::NotADirectory { .. } => "move it out of the way; the directory is made when it is needed",
+            Self::Io { source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space on that file system",
+                io::ErrorKind::PermissionDenied => "run as root: the deletion queue is root's alone",
+                io::ErrorKind::ReadOnlyFilesystem => "mount that file system writable",
+                _ => "look at the file system that holds the run directory",
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for QueueError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.problem(), self.hint())
+    }
+}
+
+/// Names operation and path of what the file system refuses.
+pub(super) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> QueueError {
+    let path = path.into();
+    move |source| QueueError::Io { operation, path, source }
+}
