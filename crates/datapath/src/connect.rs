@@ -12,6 +12,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     kernel::{KernelErrorKind, Result},
 };
+use wharf_crash as crash;
 
 use crate::{
     error::{fail, wrap},
@@ -73,10 +74,13 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
             return Err(fail(OPERATION, about(record, name), KernelErrorKind::NotFound, cause));
         }
     }
+    crash::point("datapath/connect/before-container");
     let mut outcome = run(&mut inside, container_steps(record), record)?;
+    crash::point("datapath/connect/after-container");
     if outcome.ipv6_off {
         // Some runtimes start containers with IPv6 off; a network that gives an IPv6 address means it to work.
         enable_ipv6(thread, record)?;
+        crash::point("datapath/connect/after-ipv6-on");
         outcome = run(&mut inside, container_steps(record), record)?;
         if outcome.ipv6_off {
             let cause = "IPv6 stays off in the container (net.ipv6.conf.*.disable_ipv6); use a pool without IPv6";
@@ -84,26 +88,32 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         }
     }
     let behind = stand_behind(&mut inside, outcome.in_the_way, record)?;
+    crash::point("datapath/connect/after-behind");
     let mut host = Connection::open()?;
     let host_name = record.host_ifname.as_str();
-    match link::look_up(&mut host, host_name)? {
-        Some(seen) if seen.ifindex == record.host_ifindex => {}
+    let alias = match link::look_up(&mut host, host_name)? {
+        Some(seen) if seen.ifindex == record.host_ifindex => seen.alias,
         other => {
             let found = other.map_or("nothing".to_owned(), |l| format!("index {}", l.ifindex));
             let cause = format!("expected index {} in the node, found {found}", record.host_ifindex);
             return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::NotFound, cause));
         }
-    }
-    if run(&mut host, host_steps(record), record)?.ipv6_off {
+    };
+    crash::point("datapath/connect/before-host");
+    if run(&mut host, host_steps(record, alias.as_deref()), record)?.ipv6_off {
         let cause = "IPv6 is off on the node (net.ipv6.conf.all.disable_ipv6); turn it on or use no IPv6 pool";
         return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::Unsupported, cause));
     }
+    crash::point("datapath/connect/after-host");
     await_running(&mut inside, record)?;
     if let Some(address) = record.ipv6 {
         await_local(&mut inside, address)?;
     }
+    crash::point("datapath/connect/before-rules");
     // Last: what comes before goes with the link when it is undone, rules do not.
-    source_rule::ensure(&mut inside, record, &behind)
+    source_rule::ensure(&mut inside, record, &behind)?;
+    crash::point("datapath/connect/after-rules");
+    Ok(())
 }
 
 /// Waits until the container's side carries packets. It came up before its peer, so the kernel activates it later, from a
@@ -182,10 +192,16 @@ fn container_steps(record: &EndpointRecord) -> Vec<Step> {
     steps
 }
 
-/// Link up, and a route to each address that speaks from the router's.
-fn host_steps(record: &EndpointRecord) -> Vec<Step> {
+/// The owner's mark where it is another, link up, and a route to each address that speaks from the router's.
+fn host_steps(record: &EndpointRecord, alias: Option<&str>) -> Vec<Step> {
     let index = record.host_ifindex;
-    let mut steps = vec![Step::link(link::up(index), record.host_ifname.as_str())];
+    let name = record.host_ifname.as_str();
+    let mut steps = Vec::new();
+    let mark = link::mark(record.id, record.epoch, &record.attachment);
+    if alias != Some(mark.as_str()) {
+        steps.push(Step::link(link::set_mark(index, mark), name));
+    }
+    steps.push(Step::link(link::up(index), name));
     for a in record.addresses() {
         // In place of a predecessor's: an address belongs to one endpoint at a time, and that is this one.
         let to = Route::direct(IpNet::from(a), index, gateway_of(record, a));

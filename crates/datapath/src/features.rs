@@ -2,12 +2,16 @@
 
 use std::{fs, io, path::Path};
 
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::{
+    programs::{ProgramType, SchedClassifier, TcAttachType},
+    sys::{BpfHelper, is_helper_supported},
+};
 use nix::sys::utsname::uname;
 use wharf_core::kernel::{AttachMode, KernelErrorKind, KernelFeatures, Result};
 
 use crate::{
     error::{fail, wrap},
+    netlink::conntrack,
     netns,
 };
 
@@ -83,14 +87,21 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
     if version.is_some_and(|v| v < (5, 11)) {
         raise_memlock()?;
     }
+    let redirect_peer = is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_redirect_peer)
+        .map_err(|e| wrap(operation, "bpf_redirect_peer", &e))?;
+    if !redirect_peer {
+        let cause = "the kernel has no bpf_redirect_peer, by which packets come to a container (Linux 5.10)";
+        return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
+    }
     Ok(KernelFeatures {
         release,
         attach_mode,
         tcx,
         netkit: netns::probe_netkit(),
-        redirect_peer: true,
+        redirect_peer,
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         netns_cookie: netns::has_cookie()?,
+        conntrack: conntrack::is_there(),
     })
 }
 

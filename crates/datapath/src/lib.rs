@@ -29,9 +29,11 @@ mod netlink;
 mod netns;
 mod node;
 mod observe;
+pub mod outside;
 pub mod program_log;
 mod reaper;
 mod source_rule;
+mod speakers;
 
 pub use events::EventReader;
 pub use fake::FakeKernel;

@@ -15,6 +15,7 @@ use wharf_core::{
         LinkRef, LinkSpec, MapInfo, Mismatch, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
 };
+use wharf_crash as crash;
 
 use crate::{
     bpf::Bpf,
@@ -26,7 +27,7 @@ use crate::{
     node, observe,
     program_log::ProgramLog,
     reaper::Reaper,
-    source_rule,
+    source_rule, speakers,
 };
 
 /// How to open the kernel.
@@ -116,6 +117,7 @@ impl Kernel for LinuxKernel {
         let spec = spec.clone();
         self.blocking("set up node", move |k| {
             k.bpf.ensure_shared()?;
+            crash::point("datapath/node/after-shared");
             node::ensure_node(&spec)
         })
         .await
@@ -160,6 +162,7 @@ impl Kernel for LinuxKernel {
         let record = record.clone();
         self.blocking("make unreachable", move |k| {
             let rows = k.bpf.remove_reachable(&record);
+            crash::point("datapath/unreachable/after-slot");
             // Also when the rows could not be removed: each does its best, the first failure is told.
             let rules = source_rule::remove(&k.netns, &record);
             rows.and(rules)
@@ -178,6 +181,7 @@ impl Kernel for LinuxKernel {
 
     async fn remove_link(&self, link: &LinkRef) -> Result<()> {
         self.inner.reaper.remove(link).await?;
+        crash::point("datapath/unlink/after-delete");
         // Only now: until the link was gone its sink had to stay attached.
         let link = link.clone();
         self.blocking("remove link", move |k| k.bpf.forget_closed(&link)).await
@@ -213,6 +217,35 @@ impl Kernel for LinuxKernel {
     async fn remove_route(&self, route: &RouteRow) -> Result<()> {
         let route = route.clone();
         self.blocking("remove route", move |_| netlink::route::remove_row(&route)).await
+    }
+
+    async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<Mismatch>> {
+        let spec = spec.clone();
+        self.blocking("observe node", move |k| {
+            let mut wrong = node::observe(&spec)?;
+            wrong.extend(k.bpf.shared_mismatches());
+            Ok(wrong)
+        })
+        .await
+    }
+
+    async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {
+        self.blocking("observe speakers", move |k| {
+            let mut found = Vec::new();
+            if let Some(row) = k.bpf.speaking_row(ip)? {
+                found.push(speakers::row(&row));
+            }
+            if let Some(route) = netlink::route::of_address(&mut netlink::Connection::open()?, ip)? {
+                found.push(speakers::route(ip, route.ifindex));
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64> {
+        let ips = ips.to_vec();
+        self.blocking("remove connections", move |_| netlink::conntrack::remove(&ips)).await
     }
 
     async fn dump(&self) -> Result<KernelDump> {

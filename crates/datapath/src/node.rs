@@ -13,8 +13,9 @@ use rtnetlink::{
 };
 use wharf_core::{
     ids::IfIndex,
-    kernel::{KernelErrorKind, NodeSpec, Result},
+    kernel::{KernelErrorKind, Mismatch, NodeSpec, Result},
 };
+use wharf_crash as crash;
 
 use crate::{
     ROUTE_PROTOCOL, ROUTER_IFNAME, ROUTER_PEER_IFNAME,
@@ -36,6 +37,7 @@ fn routers(spec: &NodeSpec) -> Vec<IpAddr> {
 pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
     let mut connection = Connection::open()?;
     let router = ensure_router(&mut connection, spec.mtu)?;
+    crash::point("datapath/node/after-router");
     let wanted = routers(spec);
     let mut steps = Vec::new();
     for old in address::list(&mut connection, router)? {
@@ -124,6 +126,7 @@ fn ensure_router(connection: &mut Connection, mtu: u32) -> Result<IfIndex> {
     {
         return Err(refusal.into_error(OPERATION, ROUTER_IFNAME));
     }
+    crash::point("datapath/node/after-pair");
     for name in [ROUTER_IFNAME, ROUTER_PEER_IFNAME] {
         match link::look_up(connection, name)? {
             Some(seen) if seen.veth => {}
@@ -155,6 +158,59 @@ fn ensure_router(connection: &mut Connection, mtu: u32) -> Result<IfIndex> {
         Some(seen) => Ok(seen.ifindex),
         None => Err(fail(OPERATION, ROUTER_IFNAME, KernelErrorKind::NotFound, "it went away as soon as it was made")),
     }
+}
+
+/// Compares the router interface, its addresses and the pools' routes with what [`ensure_node`] makes. What others added
+/// is passed over.
+pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<Mismatch>> {
+    let mut wrong = Vec::new();
+    let mut add = |object: &str, subject: String, problem: String| {
+        wrong.push(Mismatch { object: object.to_owned(), subject, problem });
+    };
+    let mut connection = Connection::open()?;
+    for name in [ROUTER_IFNAME, ROUTER_PEER_IFNAME] {
+        let Some(seen) = link::look_up(&mut connection, name)? else {
+            add("link", name.to_owned(), "expected on the node, is not there".to_owned());
+            continue;
+        };
+        if !seen.veth {
+            add("link", name.to_owned(), "expected a veth of ours, found another kind".to_owned());
+            continue;
+        }
+        if !seen.up {
+            add("link", name.to_owned(), "expected up, is down".to_owned());
+        }
+        if seen.mtu != spec.mtu {
+            add("mtu", name.to_owned(), format!("expected {}, found {}", spec.mtu, seen.mtu));
+        }
+        if name != ROUTER_IFNAME {
+            continue;
+        }
+        let there = address::list(&mut connection, seen.ifindex)?;
+        for wanted in routers(spec) {
+            let single = if wanted.is_ipv4() { 32 } else { 128 };
+            match there.iter().find(|a| a.address == wanted) {
+                Some(a) if a.prefix_len == single => {}
+                Some(a) => {
+                    let problem = format!("expected prefix length {single} on {name}, found {}", a.prefix_len);
+                    add("address", wanted.to_string(), problem);
+                }
+                None => add("address", wanted.to_string(), format!("expected on {name}, is not there")),
+            }
+        }
+    }
+    let routes = route::list(&mut connection, Some(ROUTE_PROTOCOL))?;
+    for cidr in spec.cidrs.iter().map(|c| c.trunc()) {
+        match routes.iter().find(|r| r.destination == cidr) {
+            Some(r) if r.ifindex.is_none() => {}
+            Some(r) => {
+                let is = r.ifindex.map_or(0, |i| i.0);
+                add("route", cidr.to_string(), format!("expected unreachable, goes to interface {is}"));
+            }
+            None => add("route", cidr.to_string(), "expected unreachable, is not there".to_owned()),
+        }
+    }
+    Ok(wrong)
 }
 
 /// Removes the router interface and the unreachable routes; what is gone already is as wanted.

@@ -63,9 +63,13 @@ fn observe_host(record: &EndpointRecord, bpf: &Bpf, findings: &mut Findings) -> 
         return Ok(());
     };
     observe_link(&seen, record.host_ifindex.0, record.host_mac, record.mtu, findings);
-    let alias = link::alias(record.id, record.epoch);
-    findings.same("link", name, "alias", &Some(alias), &seen.alias);
+    // One that names no owner yet is brought up to date when the endpoint is connected again.
+    if !link::is_unowned(seen.alias.as_deref(), record.id, record.epoch) {
+        let mark = link::mark(record.id, record.epoch, &record.attachment);
+        findings.same("link", name, "alias", &Some(mark), &seen.alias);
+    }
     findings.0.extend(bpf.attached_mismatches(record)?);
+    findings.0.extend(bpf.map_mismatches(record.id)?);
     let routes = route::list(&mut host, Some(ROUTE_PROTOCOL))?;
     for address in record.addresses() {
         let to = IpNet::from(address);

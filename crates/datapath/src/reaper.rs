@@ -17,6 +17,7 @@ use wharf_core::{
     ids::IfIndex,
     kernel::{KernelErrorKind, LinkRef, Result},
 };
+use wharf_crash as crash;
 
 use crate::{
     error::{fail, wrap},
@@ -144,6 +145,7 @@ fn delete_all(connection: &mut Connection, group: u32, batch: &[Order]) -> Resul
     }
     doomed.sort_by_key(|(_, ifindex)| *ifindex);
     doomed.dedup_by_key(|(_, ifindex)| *ifindex);
+    crash::point("datapath/reaper/before-delete");
     if doomed.len() > 1 && delete_group(connection, group, &doomed)? {
         return Ok(results);
     }
@@ -159,11 +161,11 @@ fn delete_all(connection: &mut Connection, group: u32, batch: &[Order]) -> Resul
     Ok(results)
 }
 
-/// The link, if somebody gave it another name: it then still has its index, and the alias that names this attachment.
+/// The link, if somebody gave it another name: it then still has its index, and the mark that names its endpoint.
 fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex>> {
     let Some(ifindex) = link.host_ifindex else { return Ok(None) };
     let seen = link::look_up_index(connection, ifindex)?;
-    let ours = |l: &link::LinkSeen| l.veth && l.alias.as_deref() == Some(link::alias(link.id, link.epoch).as_str());
+    let ours = |l: &link::LinkSeen| l.veth && link::names(l.alias.as_deref(), link.id, link.epoch);
     Ok(seen.filter(ours).map(|l| l.ifindex))
 }
 
@@ -176,6 +178,7 @@ fn delete_group(connection: &mut Connection, group: u32, doomed: &[(usize, IfInd
         .collect();
     // One that went away meanwhile is refused, and is gone: as wanted.
     connection.batch(requests)?;
+    crash::point("datapath/reaper/after-group");
     let ours: HashSet<IfIndex> = doomed.iter().map(|(_, ifindex)| *ifindex).collect();
     let Ok(links) = connection.dump(&link::get_all())? else { return Ok(false) };
     let foreign = links.iter().any(|m| match m {

@@ -379,3 +379,24 @@ fn a_missing_link_pin_is_told_of_and_mended() {
         assert_no_endpoints(k).await;
     });
 }
+
+#[test]
+fn an_empty_closing_directory_goes_when_the_programs_are_attached() {
+    in_linux_world(Some(AttachMode::Tcx), |w| async move {
+        w.kernel.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        // As a crash leaves it that comes when the pins are back in the endpoint's directory.
+        let closing = w.bpffs().join("wharf/v1/closing").join(a.host_ifname.as_str());
+        std::fs::create_dir(&closing).expect("directory");
+        w.kernel.ensure_attached(&link_ref(&a)).await.expect("attached");
+        assert!(!closing.exists());
+        // The sink left in front of the programs is told of.
+        w.kernel.remove_attached(&link_ref(&a)).await.expect("detach");
+        let told = w.kernel.observe_endpoint(&a).await.expect("observe");
+        assert!(told.iter().any(|m| m.object == "program" && m.problem.contains("sink")), "{told:?}");
+        assert_eq!(w.kernel.ensure_attached(&link_ref(&a)).await.expect("attached"), Attached::Replaced);
+        assert_eq!(w.kernel.observe_endpoint(&a).await.expect("observe"), []);
+        delete(&w.kernel, &a).await;
+        assert_no_endpoints(&w.kernel).await;
+    });
+}

@@ -3,13 +3,14 @@
 
 mod support;
 
-use std::path::Path;
+use std::{net::IpAddr, path::Path};
 
 use support::*;
 use wharf_core::{
-    ids::{Epoch, IfName},
-    kernel::{AttachMode, Attached, Kernel, KernelErrorKind, RouteRow},
+    ids::{ContainerId, Epoch, IfName},
+    kernel::{AttachMode, Attached, Kernel, KernelErrorKind, NodeSpec, RouteRow},
 };
+use wharf_handover::mark::Mark;
 
 /// Makes a test of each function below for each world.
 macro_rules! contract {
@@ -40,6 +41,11 @@ contract! {
     repair_verbs_take_only_what_they_name,
     the_node_follows_its_spec,
     maps_and_rows_can_be_read,
+    the_owners_mark_is_on_the_link_and_stays_there,
+    the_nodes_part_is_observed_and_mended,
+    what_speaks_for_an_address_is_named,
+    connections_go_with_their_addresses_alone,
+    a_left_over_pair_makes_room,
 }
 
 async fn full_life<W: World>(w: W) {
@@ -371,5 +377,145 @@ async fn maps_and_rows_can_be_read<W: World>(w: W) {
     }
     assert!(IfName::parse(a.host_ifname.as_str()).is_ok());
     delete(k, &a).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn the_owners_mark_is_on_the_link_and_stays_there<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let mut a = new_endpoint(&w, 1, 10).await;
+    let host = a.host_ifname.as_str().to_owned();
+    let mark = Mark::new(1, 10, "test", "container-1", "eth0").to_string();
+    let alias = async || k.dump().await.expect("dump").links.first().and_then(|l| l.alias.clone());
+    assert_eq!(alias().await.as_ref(), Some(&mark));
+    // As the version before marks named an owner left it: ours, and brought up to date.
+    for ensure in ["link", "connected"] {
+        w.set_alias(&host, "wharf:1:10");
+        assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "still ours");
+        match ensure {
+            "link" => {
+                let link = k.ensure_link(&link_spec(&a)).await.expect("the same link");
+                assert_eq!((link.host_ifindex, link.container_ifindex), (a.host_ifindex, a.container_ifindex));
+            }
+            _ => k.ensure_connected(&a).await.expect("connected"),
+        }
+        assert_eq!(alias().await.as_ref(), Some(&mark), "after ensure {ensure}");
+    }
+    // Another's mark is told of, and mended.
+    w.set_alias(&host, "wharf:1:10:test/another/eth0");
+    let wrong = k.observe_endpoint(&a).await.expect("observe");
+    assert_eq!(wrong.iter().map(|m| m.object.as_str()).collect::<Vec<_>>(), ["link"], "{wrong:?}");
+    k.ensure_connected(&a).await.expect("connected");
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+    delete(k, &a).await;
+    // The longest id a container may have: the mark is cut off, and is the same on both sides.
+    a.attachment.container_id = ContainerId::parse(&"c".repeat(253)).expect("container id");
+    create(k, &mut a).await;
+    let cut = alias().await.expect("an alias");
+    assert!(Mark::parse(&cut).is_some_and(|m| m.is_of("test", a.attachment.container_id.as_str(), "eth0")), "{cut}");
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+    delete(k, &a).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn the_nodes_part_is_observed_and_mended<W: World>(w: W) {
+    let k = w.kernel();
+    let told = async |spec: &NodeSpec| {
+        let mut objects: Vec<String> =
+            k.observe_node(spec).await.expect("observe").into_iter().map(|m| m.object).collect();
+        objects.dedup();
+        objects
+    };
+    let spec = node_spec();
+    assert!(told(&spec).await.contains(&"link".to_owned()), "not made yet");
+    k.ensure_node(&spec).await.expect("node");
+    assert_eq!(k.observe_node(&spec).await.expect("observe"), []);
+    w.break_node();
+    assert!(told(&spec).await.contains(&"link".to_owned()), "the router interface is down");
+    k.ensure_node(&spec).await.expect("mended");
+    assert_eq!(k.observe_node(&spec).await.expect("observe"), []);
+    let mut other = spec.clone();
+    other.mtu = 1400;
+    assert_eq!(told(&other).await, ["mtu"], "another MTU");
+    other = spec.clone();
+    other.router4 = Some([10, 77, 0, 9].into());
+    assert_eq!(told(&other).await, ["address"], "another router address");
+    other = spec.clone();
+    other.cidrs.push("10.99.0.0/24".parse().expect("cidr"));
+    assert_eq!(told(&other).await, ["route"], "another pool");
+    let route = RouteRow { destination: spec.cidrs[0], ifindex: None };
+    k.remove_route(&route).await.expect("route");
+    assert_eq!(told(&spec).await, ["route"]);
+    k.ensure_node(&spec).await.expect("mended");
+    assert_eq!(k.observe_node(&spec).await.expect("observe"), []);
+    k.remove_node().await.expect("node gone");
+    k.ensure_node(&spec).await.expect("node after it was gone");
+    assert_eq!(k.observe_node(&spec).await.expect("observe"), []);
+}
+
+async fn what_speaks_for_an_address_is_named<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let a = new_endpoint(&w, 1, 10).await;
+    let none: [String; 0] = [];
+    for address in a.addresses() {
+        let speakers = k.observe_speakers(address).await.expect("observe");
+        assert_eq!(speakers.len(), 2, "{speakers:?}");
+        assert!(speakers.iter().all(|s| s.contains(&address.to_string())), "{speakers:?}");
+        assert!(speakers[0].contains("row") && speakers[0].contains("epoch 10"), "{speakers:?}");
+        assert!(speakers[1].contains("route"), "{speakers:?}");
+        k.remove_endpoint_row(address, Epoch(10)).await.expect("row");
+        assert_eq!(k.observe_speakers(address).await.expect("observe").len(), 1, "the route is left");
+    }
+    // A neighbour, an address of no pool, the router's own.
+    for quiet in ["10.77.0.3", "fd77::3", "192.0.2.1", "2001:db8::1", "10.77.0.1", "fd77::1"] {
+        assert_eq!(k.observe_speakers(quiet.parse().unwrap()).await.expect("observe"), none, "{quiet}");
+    }
+    delete(k, &a).await;
+    for address in a.addresses() {
+        assert_eq!(k.observe_speakers(address).await.expect("observe"), none, "{address}");
+    }
+    k.remove_node().await.expect("node gone");
+    assert_eq!(k.observe_speakers(first_address(&a)).await.expect("observe"), none, "without a node");
+}
+
+async fn connections_go_with_their_addresses_alone<W: World>(w: W) {
+    let k = w.kernel();
+    let ip = |text: &str| -> IpAddr { text.parse().expect("address") };
+    let [a4, b4, c4] = ["10.77.0.2", "10.77.0.3", "10.77.0.4"].map(ip);
+    let [a6, b6, c6] = ["fd77::2", "fd77::3", "fd77::4"].map(ip);
+    assert_eq!(k.remove_connections(&[a4, a6]).await.expect("no rows"), 0);
+    if !w.add_connection(a4, b4) {
+        // A kernel that tracks nothing has nothing to remove.
+        assert!(!k.features().conntrack);
+        assert_eq!(k.remove_connections(&[a4]).await.expect("no conntrack"), 0);
+        return;
+    }
+    for (source, destination) in [(c4, a4), (b4, c4), (a6, b6), (c6, a6), (c6, b6)] {
+        assert!(w.add_connection(source, destination));
+    }
+    assert_eq!(k.remove_connections(&[]).await.expect("no addresses"), 0);
+    assert_eq!(k.remove_connections(&[ip("10.77.0.9"), ip("fd77::9")]).await.expect("other addresses"), 0);
+    assert_eq!(k.remove_connections(&[a4, a6]).await.expect("rows of a"), 4);
+    assert_eq!(k.remove_connections(&[a4, a6]).await.expect("gone"), 0);
+    assert_eq!(k.remove_connections(&[b4]).await.expect("row of b"), 1, "the neighbours' row had stayed");
+    assert_eq!(k.remove_connections(&[b6]).await.expect("row of b"), 1, "the neighbours' row had stayed");
+}
+
+async fn a_left_over_pair_makes_room<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let path = w.add_netns("c");
+    let netns = k.observe_netns(&path).await.expect("netns");
+    let mut r = record(1, 10, &netns, "eth0");
+    // A crash came between; the create that is tried again chose another address for the interface.
+    let mut before = link_spec(&r);
+    before.container_mac.0[5] ^= 0x80;
+    let old = k.ensure_link(&before).await.expect("link");
+    create(k, &mut r).await;
+    assert_ne!(r.host_ifindex, old.host_ifindex, "another pair");
+    assert_eq!(k.dump().await.expect("dump").links.len(), 1);
+    assert_eq!(k.observe_endpoint(&r).await.expect("observe"), []);
+    delete(k, &r).await;
     assert_no_endpoints(k).await;
 }

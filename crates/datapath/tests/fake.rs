@@ -4,7 +4,11 @@
 mod support;
 
 use support::*;
-use wharf_core::kernel::{Kernel, KernelErrorKind};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    ids::Epoch,
+    kernel::{Kernel, KernelErrorKind, RouteRow},
+};
 use wharf_datapath::{FakeKernel, fake::Operation};
 
 fn run<F: Future<Output = ()>>(test: F) {
@@ -79,5 +83,63 @@ fn clones_are_one_kernel() {
         assert!(!restarted.is_clean());
         delete(&restarted, &r).await;
         assert!(restarted.is_clean());
+    });
+}
+
+/// Calls a verb; every one of [`Operation::ALL`] has an arm here.
+async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf_core::kernel::Result<()> {
+    let ip = first_address(r);
+    match operation {
+        Operation::EnsureNode => k.ensure_node(&node_spec()).await,
+        Operation::ObserveNetns => k.observe_netns(&r.netns.path).await.map(drop),
+        Operation::EnsurePrograms => k.ensure_programs(&program_spec(r)).await.map(drop),
+        Operation::EnsureLink => k.ensure_link(&link_spec(r)).await.map(drop),
+        Operation::EnsureConfig => k.ensure_config(r.id, &config_spec(r)).await,
+        Operation::EnsureAttached => k.ensure_attached(&link_ref(r)).await.map(drop),
+        Operation::EnsureConnected => k.ensure_connected(r).await,
+        Operation::EnsureReachable => k.ensure_reachable(r).await,
+        Operation::RemoveReachable => k.remove_reachable(r).await,
+        Operation::RemoveAttached => k.remove_attached(&link_ref(r)).await,
+        Operation::RemovePrograms => k.remove_programs(r.id).await.map(drop),
+        Operation::RemoveLink => k.remove_link(&link_ref(r)).await,
+        Operation::ObserveEndpoint => k.observe_endpoint(r).await.map(drop),
+        Operation::ObserveCounters => k.observe_counters(r.id).await.map(drop),
+        Operation::ObserveMaps => k.observe_maps().await.map(drop),
+        Operation::DumpMap => k.dump_map("ENDPOINTS").await.map(drop),
+        Operation::RemoveEndpointRow => k.remove_endpoint_row(ip, Epoch(9)).await,
+        Operation::RemoveCallSlot => k.remove_call_slot(9).await,
+        Operation::RemoveRoute => k.remove_route(&RouteRow { destination: ip.into(), ifindex: None }).await,
+        Operation::ObserveNode => k.observe_node(&node_spec()).await.map(drop),
+        Operation::ObserveSpeakers => k.observe_speakers(ip).await.map(drop),
+        Operation::RemoveConnections => k.remove_connections(&[ip]).await.map(drop),
+        Operation::Dump => k.dump().await.map(drop),
+        Operation::RemoveNode => k.remove_node().await,
+    }
+}
+
+#[test]
+fn every_verb_fails_with_each_kind_that_is_asked_for() {
+    run(async {
+        let kinds = [KernelErrorKind::Permission, KernelErrorKind::Exhausted, KernelErrorKind::Other];
+        for operation in Operation::ALL.iter().copied() {
+            let k = FakeKernel::new();
+            let netns = k.add_netns("/run/netns/c");
+            let mut r = record(1, 10, &netns, "eth0");
+            create(&k, &mut r).await;
+            for kind in kinds {
+                k.clear_call_log();
+                k.fail_next(operation, kind);
+                let e = call(&k, operation, &r).await.expect_err("asked for");
+                assert_eq!((e.kind, e.operation), (kind, operation.as_str()));
+                k.fail_always(operation, kind);
+                for _ in 0..2 {
+                    assert_eq!(call(&k, operation, &r).await.expect_err("asked for").kind, kind);
+                }
+                k.mend(operation);
+                assert_eq!(k.calls(operation), 3, "the failed calls of {} count", operation.as_str());
+                assert_eq!(k.observe_endpoint(&r).await.expect("observe"), [], "{} had no effect", operation.as_str());
+            }
+            call(&k, operation, &r).await.expect("mended");
+        }
     });
 }

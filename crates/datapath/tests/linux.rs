@@ -11,11 +11,15 @@ use std::{
 };
 
 use aya::maps::{Array, MapData};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use support::{
     traffic::{PORT, converse, reaches_node},
     *,
 };
-use wharf_core::kernel::{AttachMode, Kernel, KernelErrorKind};
+use wharf_core::{
+    ids::Epoch,
+    kernel::{AttachMode, Kernel, KernelErrorKind, LinkRef},
+};
 use wharf_datapath::{LinuxKernel, OpenOptions};
 
 fn open(bpffs: &Path) -> wharf_core::kernel::Result<LinuxKernel> {
@@ -343,5 +347,183 @@ fn programs_with_log_records_are_read_by_one_reader() {
         assert!(reaches_node(&path), "a packet to tell of");
         tokio::time::timeout(Duration::from_secs(10), log.next()).await.expect("a record").expect("read");
         delete(&w.kernel, &a).await;
+    });
+}
+
+#[test]
+fn endpoints_of_another_abi_version_keep_the_agent_from_starting() {
+    in_namespaces(|dir| {
+        let bpffs = dir.join("bpf");
+        // An empty tree is nobody's; neither is a directory of another name.
+        for path in ["wharf/v9/shared", "wharf/v9/endpoints", "wharf/theirs/endpoints/1"] {
+            fs::create_dir_all(bpffs.join(path)).expect("directory");
+        }
+        drop(open(&bpffs).expect("nothing of theirs is in use"));
+        fs::remove_dir_all(bpffs.join("wharf/v1")).expect("directory");
+        for path in ["wharf/v9/endpoints/7", "wharf/v9/closing/wh00070000000a"] {
+            fs::create_dir_all(bpffs.join(path)).expect("directory");
+            let e = refused(&bpffs);
+            assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
+            for part in ["v9", "run the version that made them", path.rsplit('/').next().unwrap()] {
+                assert!(e.to_string().contains(part), "{part} is missing in: {e}");
+            }
+            assert!(!bpffs.join("wharf/v1").exists(), "nothing was made");
+            fs::remove_dir(bpffs.join(path)).expect("directory");
+        }
+    });
+}
+
+#[test]
+fn each_shared_map_of_another_layout_is_refused_before_anything_is_made() {
+    in_namespaces(|dir| {
+        let bpffs = dir.join("bpf");
+        let shared = bpffs.join("wharf/v1/shared");
+        fs::create_dir_all(&shared).expect("directory");
+        for name in ["ENDPOINTS", "CALLS", "EVENTS"] {
+            let other = Array::<MapData, u32>::create(7, 0).expect("map");
+            other.pin(shared.join(name)).expect("pin");
+            let e = refused(&bpffs);
+            assert_eq!(e.kind, KernelErrorKind::Conflict, "{name}: {e}");
+            assert!(e.to_string().contains(name) && e.to_string().contains("remove it"), "{e}");
+            let there: Vec<_> = fs::read_dir(&shared).expect("list").map(|f| f.expect("pin").file_name()).collect();
+            assert_eq!(there, [name], "nothing else was made");
+            fs::remove_file(shared.join(name)).expect("unpin");
+        }
+    });
+}
+
+#[test]
+fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let b = new_endpoint(&w, 2, 11).await;
+        let id = |name: &str| {
+            MapData::from_pin(w.bpffs().join("wharf/v1/shared").join(name)).expect("map").info().expect("info").id()
+        };
+        let names = ["ENDPOINTS", "CALLS", "EVENTS"];
+        let before = names.map(id);
+        let bpffs = w.bpffs();
+        mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount over it");
+        let told = k.observe_node(&node_spec()).await.expect("observe");
+        assert_eq!(told.iter().filter(|m| m.object == "pin").count(), 4, "three maps and the sink: {told:?}");
+        let speakers = k.observe_speakers(first_address(&a)).await.expect("observe");
+        assert_eq!(speakers.len(), 2, "the row is in the table that the programs use: {speakers:?}");
+        // Made again there: the same maps, so that what is attached and what is written are one.
+        k.ensure_node(&node_spec()).await.expect("node again");
+        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), []);
+        assert_eq!(names.map(id), before);
+        umount2(&bpffs, MntFlags::MNT_DETACH).expect("unmount");
+        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), [], "the old pins are the same maps");
+        assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+        // Something that is no bpffs.
+        mount(Some("tmpfs"), &bpffs, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("mount over it");
+        let told = k.observe_node(&node_spec()).await.expect("observe");
+        assert!(told.iter().any(|m| m.object == "bpffs" && m.problem.contains("not a bpffs")), "{told:?}");
+        let e = k.ensure_node(&node_spec()).await.expect_err("no bpffs");
+        assert_eq!(e.kind, KernelErrorKind::NotFound, "{e}");
+        assert_eq!(fs::read_dir(&bpffs).expect("list").count(), 0, "nothing was made in it");
+        umount2(&bpffs, MntFlags::MNT_DETACH).expect("unmount");
+        delete(k, &a).await;
+        delete(k, &b).await;
+        assert_no_endpoints(k).await;
+    });
+}
+
+#[test]
+fn a_shared_map_that_was_replaced_is_told_and_never_used() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let mut a = new_endpoint(&w, 1, 10).await;
+        let endpoints = w.bpffs().join("wharf/v1/shared/ENDPOINTS");
+        fs::remove_file(&endpoints).expect("unpin");
+        // Another agent, which knows nothing of the first one's maps, makes a new one of the same layout.
+        let second = open(&w.bpffs()).expect("second agent");
+        let told = k.observe_node(&node_spec()).await.expect("observe");
+        assert_eq!(told.iter().map(|m| m.object.as_str()).collect::<Vec<_>>(), ["map"], "{told:?}");
+        assert!(told[0].subject.ends_with("ENDPOINTS") && told[0].problem.contains("replaced"), "{told:?}");
+        for e in [
+            k.ensure_node(&node_spec()).await.expect_err("another map"),
+            k.ensure_programs(&program_spec(&a)).await.expect_err("another map"),
+        ] {
+            assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
+            assert!(e.to_string().contains("remove the pin"), "{e}");
+        }
+        // To the second agent the map is the right one and the endpoint's programs are not.
+        assert_eq!(second.observe_node(&node_spec()).await.expect("observe"), []);
+        let told = second.observe_endpoint(&a).await.expect("observe");
+        assert!(told.iter().any(|m| m.object == "map" && m.subject == "1/ENDPOINTS"), "{told:?}");
+        create(&second, &mut a).await;
+        assert_eq!(second.observe_endpoint(&a).await.expect("observe"), [], "built anew, on the pinned map");
+        delete(&second, &a).await;
+        // What the first agent was told to do.
+        fs::remove_file(&endpoints).expect("unpin");
+        k.ensure_node(&node_spec()).await.expect("its own map is pinned again");
+        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), []);
+    });
+}
+
+#[test]
+fn connections_of_every_protocol_and_zone_go_with_their_address() {
+    in_linux_world(None, |w| async move {
+        use support::ctnetlink::{self, ICMP, ICMP6, TCP, UDP};
+        let ip = |text: &str| -> IpAddr { text.parse().expect("address") };
+        let [a, b, c] = ["10.77.0.2", "10.77.0.3", "10.77.0.4"].map(ip);
+        let [a6, b6, c6] = ["fd77::2", "fd77::3", "fd77::4"].map(ip);
+        if !ctnetlink::add(a, b, UDP, 0) {
+            assert!(!w.kernel.features().conntrack, "a kernel that tracks nothing says so");
+            return;
+        }
+        assert!(open(&w.bpffs()).expect("open").features().conntrack, "a kernel that tracks says so");
+        for zone in [0, 7] {
+            for protocol in [ICMP, TCP, UDP] {
+                for (source, destination) in [(a, b), (c, a), (b, c)] {
+                    if (zone, protocol, source) != (0, UDP, a) {
+                        assert!(ctnetlink::add(source, destination, protocol, zone));
+                    }
+                }
+            }
+            for protocol in [ICMP6, TCP, UDP] {
+                for (source, destination) in [(a6, b6), (b6, c6)] {
+                    assert!(ctnetlink::add(source, destination, protocol, zone));
+                }
+            }
+        }
+        assert_eq!(ctnetlink::count(), 30);
+        assert_eq!(w.kernel.remove_connections(&[a, a6]).await.expect("remove"), 18);
+        assert_eq!(ctnetlink::count(), 12, "the others' rows stay");
+        // More than one datagram of answers, and more than one batch of deletes.
+        for n in 0..=255u8 {
+            assert!(ctnetlink::add(a, IpAddr::from([10, 78, 0, n]), TCP, 0));
+        }
+        assert_eq!(w.kernel.remove_connections(&[a]).await.expect("remove"), 256);
+        assert_eq!(w.kernel.remove_connections(&[c, c6]).await.expect("remove"), 12);
+        assert_eq!(ctnetlink::count(), 0);
+    });
+}
+
+#[test]
+fn a_renamed_link_goes_with_its_endpoint_and_anothers_stays() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        for (n, alias) in [(1, None), (2, Some("wharf:2:10"))] {
+            let a = new_endpoint(&w, n, 10).await;
+            if let Some(alias) = alias {
+                w.set_alias(a.host_ifname.as_str(), alias);
+            }
+            run("ip", &["link", "set", "dev", a.host_ifname.as_str(), "name", "renamed0"]);
+            // A delete of another epoch, or of another endpoint, that has the index of this link.
+            for (id, epoch) in [(a.id, Epoch(9)), (id(9), a.epoch)] {
+                k.remove_link(&LinkRef { id, epoch, ..link_ref(&a) }).await.expect("nothing of theirs");
+                run("ip", &["link", "show", "renamed0"]);
+            }
+            delete(k, &a).await;
+            let left = std::process::Command::new("ip").args(["link", "show", "renamed0"]).output().expect("run ip");
+            assert!(!left.status.success(), "it went with endpoint {n}");
+        }
+        assert_no_endpoints(k).await;
     });
 }

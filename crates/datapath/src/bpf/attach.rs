@@ -4,7 +4,7 @@
 //! its own in place and then takes the others away, so that at every moment one of them polices. On a hook with both, tcx
 //! runs first and, as our programs always decide, alone.
 
-use std::{fs, io, path::Path};
+use std::{collections::BTreeSet, fs, io, path::Path};
 
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use nix::{errno::Errno, net::if_::if_nametoindex};
@@ -13,11 +13,13 @@ use wharf_core::{
     ids::EndpointId,
     kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Mismatch, Result},
 };
+use wharf_crash as crash;
 
 use super::{
     Bpf,
     clsact::{self, Wanted},
-    pins::{self, LINKS, PROGRAMS, SINK},
+    maps,
+    pins::{self, LINKS, MAPS, PROGRAMS, SHARED_MAPS, SINK},
     tcx,
 };
 use crate::error::{fail, wrap};
@@ -33,12 +35,27 @@ pub(super) struct Hook {
     pub(super) program: &'static str,
     /// Name of the tcx link's pin.
     pub(super) link: &'static str,
+    /// Crash points: the programs stand on it, the sink stands on it.
+    attached: &'static str,
+    closed: &'static str,
 }
 
 /// The hooks. The host side's ingress is what the container sends.
 pub(super) const HOOKS: [Hook; 2] = [
-    Hook { attach: TcAttachType::Ingress, program: PROGRAMS[0], link: LINKS[0] },
-    Hook { attach: TcAttachType::Egress, program: PROGRAMS[1], link: LINKS[1] },
+    Hook {
+        attach: TcAttachType::Ingress,
+        program: PROGRAMS[0],
+        link: LINKS[0],
+        attached: "datapath/attach/after-ingress",
+        closed: "datapath/detach/after-ingress",
+    },
+    Hook {
+        attach: TcAttachType::Egress,
+        program: PROGRAMS[1],
+        link: LINKS[1],
+        attached: "datapath/attach/after-egress",
+        closed: "datapath/detach/after-egress",
+    },
 ];
 
 fn about(link: &LinkRef) -> String {
@@ -83,6 +100,7 @@ impl Bpf {
             AttachMode::Tcx => self.ensure_tcx(link, &mut programs)?,
             AttachMode::Clsact => self.ensure_clsact(link, &mut programs)?,
         };
+        crash::point("datapath/attach/before-slot");
         self.refresh_slot(link.id)?;
         Ok(if replaced { Attached::Replaced } else { Attached::New })
     }
@@ -96,11 +114,13 @@ impl Bpf {
             if let Some(old) = tcx::open_on(&pin, ifname, hook.attach)?
                 && tcx::put_behind(program, old, &about(link))?
             {
+                crash::point(hook.attached);
                 continue;
             }
             // What is pinned, if anything, is of an interface that is gone.
             pins::unpin(&pin)?;
             tcx::attach(program, ifname, hook.attach, LinkOrder::default(), &pin)?;
+            crash::point(hook.attached);
             replaced = false;
         }
         let filtered = clsact::release(ifname)?;
@@ -122,6 +142,7 @@ impl Bpf {
         let wanted: Vec<_> =
             programs.iter().map(|(hook, program)| Wanted { hook: hook.attach, program, name: hook.program }).collect();
         let filtered = clsact::ensure(link.host_ifname.as_str(), &wanted)?;
+        crash::point("datapath/attach/after-filters");
         for hook in HOOKS {
             tcx::release(&self.pins.endpoint(link.id, hook.link))?;
         }
@@ -158,8 +179,10 @@ impl Bpf {
                 ..wrap("make pin directory", closing.display().to_string(), &e)
             });
         }
+        crash::point("datapath/detach/after-directory");
         for hook in HOOKS {
             self.sink_tcx_hook(sink, link, hook, &closing.join(hook.link))?;
+            crash::point(hook.closed);
         }
         clsact::release(link.host_ifname.as_str()).map(drop)
     }
@@ -174,6 +197,7 @@ impl Bpf {
         let open = self.pins.endpoint(link.id, hook.link);
         if let Some(old) = tcx::open_on(&open, ifname, hook.attach)? {
             if tcx::put_behind(sink, old, &about(link))? {
+                crash::point("datapath/detach/before-pin-moves");
                 // Out of the endpoint's directory, which is about to go; the attachment has to stay until its link goes.
                 return pins::replace(&open, closed);
             }
@@ -199,6 +223,7 @@ impl Bpf {
         }
         let wanted = HOOKS.map(|hook| Wanted { hook: hook.attach, program: sink, name: SINK });
         clsact::ensure(ifname, &wanted)?;
+        crash::point("datapath/detach/after-filters");
         if linked.is_empty() {
             return Ok(());
         }
@@ -213,11 +238,13 @@ impl Bpf {
         let closing = self.pins.closing(&link.host_ifname);
         let names = pins::names(&closing)?;
         if names.is_empty() {
-            return Ok(());
+            // Left over, empty, by a crash after the pins had moved.
+            return pins::remove_dir(&closing);
         }
         for hook in HOOKS.into_iter().filter(|hook| names.iter().any(|n| n == hook.link)) {
             pins::replace(&closing.join(hook.link), &self.pins.endpoint(link.id, hook.link))?;
         }
+        crash::point("datapath/attach/after-reopen");
         pins::remove_dir(&closing)
     }
 
@@ -230,6 +257,7 @@ impl Bpf {
         for pin in LINKS {
             pins::unpin(&closing.join(pin))?;
         }
+        crash::point("datapath/closing/before-directory");
         pins::remove_dir(closing)
     }
 
@@ -250,6 +278,38 @@ impl Bpf {
             Err(e) if e.kind == KernelErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
         }
+    }
+
+    /// Where the pinned programs do not use the pinned maps: then they read what nobody writes.
+    pub(crate) fn map_mismatches(&self, id: EndpointId) -> Result<Vec<Mismatch>> {
+        let mut used = BTreeSet::new();
+        for name in PROGRAMS {
+            match open_program(&self.pins.endpoint(id, name)) {
+                Ok(program) => {
+                    let info = program.info().map_err(|e| wrap("read program", name, &e))?;
+                    used.extend(info.map_ids().map_err(|e| wrap("read program", name, &e))?.into_iter().flatten());
+                }
+                // Told as a missing pin.
+                Err(e) if e.kind == KernelErrorKind::NotFound => return Ok(Vec::new()),
+                Err(e) => return Err(e),
+            }
+        }
+        let shared = SHARED_MAPS.into_iter().map(|name| (name, self.pins.shared(name)));
+        let own = MAPS.into_iter().map(|name| (name, self.pins.endpoint(id, name)));
+        let mut wrong = Vec::new();
+        for (name, path) in shared.chain(own) {
+            let pinned = match maps::open(&path, name) {
+                Ok(data) => maps::id(&data, &path)?,
+                // Told as a missing or a wrong pin.
+                Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::Conflict) => continue,
+                Err(e) => return Err(e),
+            };
+            if !used.contains(&pinned) {
+                let problem = format!("pinned is map id {pinned}, the endpoint's programs use {used:?}");
+                wrong.push(Mismatch { object: "map".to_owned(), subject: format!("{id}/{name}"), problem });
+            }
+        }
+        Ok(wrong)
     }
 
     /// What should stand on the hooks but does not, and what does but should not.
@@ -280,6 +340,12 @@ impl Bpf {
                             add("pin", subject(), format!("expected program id {wanted:?} behind it, found {is}"));
                         }
                         Some(_) => {}
+                    }
+                    let closed = self.pins.closing(&record.host_ifname).join(hook.link);
+                    if let Some(sink) = tcx::open_on(&closed, ifname, hook.attach)? {
+                        let problem =
+                            format!("the sink (program id {}) still drops everything", tcx::program_of(&sink, ifname)?);
+                        add("program", hook.program.to_owned(), problem);
                     }
                     if let Some(filter) = filter {
                         let problem = format!("a clsact filter with program id {filter} is left, the mode is tcx");

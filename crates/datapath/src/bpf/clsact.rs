@@ -16,6 +16,7 @@ use rtnetlink::{
     },
 };
 use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
+use wharf_crash as crash;
 
 use super::attach::{ATTACH, HOOKS, gone, index_of};
 use crate::{
@@ -225,10 +226,12 @@ impl<'a> Device<'a> {
             Some(Err(refusal)) => return Ok(Err(refusal)),
             _ => {}
         }
+        crash::point("datapath/filters/after-qdisc");
         // A new endpoint's interface has no filters: no look is needed, which would take RTNL for each hook.
         let new = NLM_F_CREATE | NLM_F_EXCL;
         let requests = wanted.iter().map(|w| self.put_filter(w, new)).collect::<Result<_>>()?;
         let answers = self.connection.batch(requests)?;
+        crash::point("datapath/filters/after-new");
         let mut replacements = Vec::with_capacity(wanted.len());
         for (filter, answer) in wanted.iter().zip(answers) {
             let Err(refusal) = answer else { continue };

@@ -11,6 +11,7 @@ use wharf_core::{
     ids::EndpointId,
     kernel::{ConfigSpec, CounterRow, KernelErrorKind, ProgramSpec, Programs, Result},
 };
+use wharf_crash as crash;
 
 use super::{
     Bpf, loader, maps, objects,
@@ -18,6 +19,19 @@ use super::{
     shared::pin_upcoming,
 };
 use crate::error::{fail, wrap};
+
+/// Crash points of [`PROGRAMS`], each pinned beside its place.
+const AFTER_PIN: [&str; 3] = [
+    "datapath/programs/after-pin-from-container",
+    "datapath/programs/after-pin-to-container",
+    "datapath/programs/after-pin-deliver",
+];
+/// Crash points of [`PROGRAMS`], each in its place.
+const AFTER_MOVE: [&str; 3] = [
+    "datapath/programs/after-move-from-container",
+    "datapath/programs/after-move-to-container",
+    "datapath/programs/after-move-deliver",
+];
 
 fn about(id: EndpointId) -> String {
     format!("endpoint {id}")
@@ -32,6 +46,7 @@ impl Bpf {
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => false,
             Err(e) => return Err(wrap("make pin directory", dir.display().to_string(), &e)),
         };
+        crash::point("datapath/programs/after-directory");
         let loaded = self.load_and_pin(spec);
         if loaded.is_err()
             && fresh
@@ -43,6 +58,7 @@ impl Bpf {
     }
 
     fn load_and_pin(&self, spec: &ProgramSpec) -> Result<Programs> {
+        self.check_shared()?;
         let mut paths = Vec::with_capacity(6);
         for name in pins::SHARED_MAPS {
             paths.push((name, self.pins.shared(name)));
@@ -74,6 +90,8 @@ impl Bpf {
         };
         let load = |e: &aya::EbpfError| wrap("load programs", about(spec.id), e);
         let mut ebpf = self.loader.load(object, Some(&consts), paths).map_err(|e| load(&e))?;
+        // The maps are pinned as they are made.
+        crash::point("datapath/programs/after-maps");
         let mut memlock_bytes = 0;
         let mut program_ids = [0; 3];
         for (name, id) in PROGRAMS.iter().zip(&mut program_ids) {
@@ -93,12 +111,14 @@ impl Bpf {
         }
         // All are pinned beside their places before the first takes its place.
         let mut ready = Vec::with_capacity(PROGRAMS.len());
-        for name in PROGRAMS {
+        for (name, point) in PROGRAMS.into_iter().zip(AFTER_PIN) {
             let path = self.pins.endpoint(spec.id, name);
             ready.push((pin_upcoming(loader::classifier(&mut ebpf, name)?, &path)?, path));
+            crash::point(point);
         }
-        for (next, path) in ready {
+        for ((next, path), point) in ready.into_iter().zip(AFTER_MOVE) {
             pins::replace(&next, &path)?;
+            crash::point(point);
         }
         Ok(Programs { program_ids, map_ids, memlock_bytes })
     }
@@ -118,7 +138,9 @@ impl Bpf {
             ipv6: spec.ipv6.map_or([0; 16], |a| a.octets()),
             gateway6: spec.gateway6.map_or([0; 16], |a| a.octets()),
         };
-        maps::config(&path)?.set(0, config, 0).map_err(|e| wrap("write configuration", about(id), &e))
+        maps::config(&path)?.set(0, config, 0).map_err(|e| wrap("write configuration", about(id), &e))?;
+        crash::point("datapath/config/after-write");
+        Ok(())
     }
 
     /// An endpoint's configuration row.
@@ -159,12 +181,19 @@ impl Bpf {
     }
 
     fn unpin_all(&self, id: EndpointId) -> Result<()> {
-        for name in LINKS.into_iter().chain(PROGRAMS).chain(MAPS) {
+        for name in LINKS {
             pins::unpin(&self.pins.endpoint(id, name))?;
         }
+        crash::point("datapath/unpin/after-links");
         for name in PROGRAMS {
+            pins::unpin(&self.pins.endpoint(id, name))?;
             pins::unpin(&self.pins.endpoint(id, &upcoming(name)))?;
         }
+        crash::point("datapath/unpin/after-programs");
+        for name in MAPS {
+            pins::unpin(&self.pins.endpoint(id, name))?;
+        }
+        crash::point("datapath/unpin/after-maps");
         pins::remove_dir(&self.pins.endpoint_dir(id))
     }
 }

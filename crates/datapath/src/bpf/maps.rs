@@ -103,6 +103,11 @@ pub(crate) fn open(path: &Path, name: &str) -> Result<MapData> {
     Err(fail(operation, subject(), KernelErrorKind::Conflict, cause))
 }
 
+/// Kernel id of a map that was opened from `path`.
+pub(crate) fn id(data: &MapData, path: &Path) -> Result<u32> {
+    Ok(data.info().map_err(|e| wrap("read map", path.display().to_string(), &e))?.id())
+}
+
 fn typed<T>(path: &Path, map: std::result::Result<T, MapError>) -> Result<T> {
     map.map_err(|e| wrap("open map", path.display().to_string(), &e))
 }

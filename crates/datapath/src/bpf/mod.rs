@@ -18,6 +18,7 @@ use wharf_core::kernel::{AttachMode, Result};
 
 use loader::Loader;
 use pins::PinTree;
+use shared::SharedMap;
 
 /// The BPF side of the kernel.
 pub(crate) struct Bpf {
@@ -27,12 +28,16 @@ pub(crate) struct Bpf {
     /// Held while rows of the shared maps are compared and written, so that a late delete cannot take the row that a
     /// create wrote between its look and its act.
     tables: Mutex<()>,
+    /// The shared maps that the programs loaded here use, open as long as this process runs.
+    shared: Mutex<Vec<SharedMap>>,
 }
 
 impl Bpf {
     /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode) -> Result<Self> {
-        let bpf = Self { pins: PinTree::open(bpffs)?, loader: Loader::new(), mode, tables: Mutex::new(()) };
+        let (tables, shared) = Default::default();
+        let bpf = Self { pins: PinTree::open(bpffs)?, loader: Loader::new(), mode, tables, shared };
+        bpf.pins.check_versions()?;
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;
         Ok(bpf)

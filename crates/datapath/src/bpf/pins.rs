@@ -25,6 +25,9 @@ use crate::error::{fail, wrap};
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
+const ENDPOINTS_DIR: &str = "endpoints";
+const CLOSING_DIR: &str = "closing";
+
 /// Program pins of an endpoint, in the order of `Programs::program_ids`.
 pub(crate) const PROGRAMS: [&str; 3] = ["from_container", "to_container", "deliver"];
 /// Map pins of an endpoint, in the order of `Programs::map_ids`.
@@ -46,24 +49,61 @@ pub(crate) fn upcoming(name: &str) -> String {
 /// The pin tree.
 #[derive(Debug, Clone)]
 pub(crate) struct PinTree {
+    bpffs: PathBuf,
     root: PathBuf,
+}
+
+fn check_bpffs(bpffs: &Path) -> Result<()> {
+    let operation = "open bpffs";
+    let subject = bpffs.display().to_string();
+    let hint = format!("mount one with `mount -t bpf bpf {subject}`, or name another with --bpffs");
+    let fs = statfs(bpffs).map_err(|e| {
+        let cause = format!("{e}; {hint}");
+        fail(operation, &subject, KernelErrorKind::NotFound, cause)
+    })?;
+    if fs.filesystem_type().0 != BPF_FS_MAGIC {
+        let cause = format!("it is there, but it is not a bpffs; {hint}");
+        return Err(fail(operation, subject, KernelErrorKind::NotFound, cause));
+    }
+    Ok(())
 }
 
 impl PinTree {
     /// Makes sure that `bpffs` is one; changes nothing.
     pub(crate) fn open(bpffs: &Path) -> Result<Self> {
-        let operation = "open bpffs";
-        let subject = bpffs.display().to_string();
-        let hint = format!("mount one with `mount -t bpf bpf {subject}`, or name another with --bpffs");
-        let fs = statfs(bpffs).map_err(|e| {
-            let cause = format!("{e}; {hint}");
-            fail(operation, &subject, KernelErrorKind::NotFound, cause)
-        })?;
-        if fs.filesystem_type().0 != BPF_FS_MAGIC {
-            let cause = format!("it is there, but it is not a bpffs; {hint}");
-            return Err(fail(operation, subject, KernelErrorKind::NotFound, cause));
+        check_bpffs(bpffs)?;
+        let root = bpffs.join("wharf").join(format!("v{}", wharf_common::ABI_VERSION));
+        Ok(Self { bpffs: bpffs.to_owned(), root })
+    }
+
+    /// Makes sure that the bpffs is one still: somebody may have unmounted it, or mounted something over it.
+    pub(crate) fn check_bpffs(&self) -> Result<()> {
+        check_bpffs(&self.bpffs)
+    }
+
+    /// Makes sure that no endpoints of another ABI version are pinned; changes nothing. Their programs and maps have
+    /// layouts that this version does not know, and their links, which it does know, no record of its own explains.
+    pub(crate) fn check_versions(&self) -> Result<()> {
+        let Some(parent) = self.root.parent() else { return Ok(()) };
+        for name in names(parent)? {
+            let tree = parent.join(&name);
+            let other = name.strip_prefix('v').is_some_and(|v| v.parse::<u32>().is_ok()) && tree != self.root;
+            if !other {
+                continue;
+            }
+            let mut left = names(&tree.join(ENDPOINTS_DIR))?;
+            left.extend(names(&tree.join(CLOSING_DIR))?);
+            if !left.is_empty() {
+                let cause = format!(
+                    "endpoints of ABI {name} are pinned there ({}), this version's is v{}; run the version that made them, \
+                     or delete them with it first",
+                    left.join(", "),
+                    wharf_common::ABI_VERSION
+                );
+                return Err(fail("open pins", tree.display().to_string(), KernelErrorKind::Conflict, cause));
+            }
         }
-        Ok(Self { root: bpffs.join("wharf").join(format!("v{}", wharf_common::ABI_VERSION)) })
+        Ok(())
     }
 
     /// Makes the tree's directories.
@@ -87,7 +127,7 @@ impl PinTree {
     }
 
     pub(crate) fn endpoints_dir(&self) -> PathBuf {
-        self.root.join("endpoints")
+        self.root.join(ENDPOINTS_DIR)
     }
 
     pub(crate) fn endpoint_dir(&self, id: EndpointId) -> PathBuf {
@@ -99,7 +139,7 @@ impl PinTree {
     }
 
     pub(crate) fn closing_dir(&self) -> PathBuf {
-        self.root.join("closing")
+        self.root.join(CLOSING_DIR)
     }
 
     /// Directory of a closing link. An interface name may hold a dot, which bpffs does not allow; ours never do.

@@ -5,13 +5,17 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
-use aya::{maps::MapError, programs::SchedClassifier};
+use aya::{
+    maps::{HashMap, Map, MapData, MapError},
+    programs::SchedClassifier,
+};
 use wharf_common::{EndpointKey, EndpointRow, map};
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch, IfIndex, MacAddr},
     kernel::{EndpointTableRow, KernelErrorKind, Result},
 };
+use wharf_crash as crash;
 
 use super::{Bpf, maps};
 use crate::error::{fail, wrap};
@@ -43,7 +47,7 @@ fn row_of(record: &EndpointRecord) -> EndpointRow {
 }
 
 /// A row as the edge speaks of it.
-pub(super) fn table_row(key: &EndpointKey, row: &EndpointRow) -> EndpointTableRow {
+pub(crate) fn table_row(key: &EndpointKey, row: &EndpointRow) -> EndpointTableRow {
     EndpointTableRow {
         address: address_of(key),
         endpoint_id: row.endpoint_id,
@@ -85,6 +89,7 @@ impl Bpf {
         let subject = || format!("endpoint {}", record.id);
         let _tables = self.lock_tables();
         self.set_slot(record.id)?;
+        crash::point("datapath/reachable/after-slot");
         let mut endpoints = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
         for address in record.addresses() {
             endpoints.insert(key_of(address), row_of(record), 0).map_err(|e| {
@@ -94,6 +99,12 @@ impl Bpf {
                 }
                 told
             })?;
+            let point = if address.is_ipv4() {
+                "datapath/reachable/after-row-ipv4"
+            } else {
+                "datapath/reachable/after-row-ipv6"
+            };
+            crash::point(point);
         }
         Ok(())
     }
@@ -119,6 +130,12 @@ impl Bpf {
         let _tables = self.lock_tables();
         for address in record.addresses() {
             self.remove_row(address, record.epoch)?;
+            let point = if address.is_ipv4() {
+                "datapath/unreachable/after-row-ipv4"
+            } else {
+                "datapath/unreachable/after-row-ipv6"
+            };
+            crash::point(point);
         }
         // The slot has no epoch of its own; the configuration beside it has one. A set that was never configured is
         // not in use yet, so its slot, if there is one, is a predecessor's.
@@ -193,17 +210,29 @@ impl Bpf {
 
     /// The row of one address.
     pub(crate) fn endpoint_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
-        let endpoints = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
-        let key = key_of(address);
-        match endpoints.get(&key, 0) {
-            Ok(row) => Ok(Some(table_row(&key, &row))),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(e) => Err(wrap("read endpoint table", address.to_string(), &e)),
-        }
+        read_row(&maps::endpoints(&self.pins.shared(map::ENDPOINTS))?, address)
+    }
+
+    /// The row of one address in the table that the programs use, wherever its pin is now.
+    pub(crate) fn speaking_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
+        let Some(data) = self.held_map(map::ENDPOINTS)? else { return Ok(None) };
+        let endpoints = HashMap::try_from(Map::HashMap(data)).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;
+        read_row(&endpoints, address)
     }
 }
 
-fn read_slot(calls: &aya::maps::Array<aya::maps::MapData, u32>, slot: u32) -> Result<Option<u32>> {
+type Endpoints = HashMap<MapData, EndpointKey, EndpointRow>;
+
+fn read_row(endpoints: &Endpoints, address: IpAddr) -> Result<Option<EndpointTableRow>> {
+    let key = key_of(address);
+    match endpoints.get(&key, 0) {
+        Ok(row) => Ok(Some(table_row(&key, &row))),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(e) => Err(wrap("read endpoint table", address.to_string(), &e)),
+    }
+}
+
+fn read_slot(calls: &aya::maps::Array<MapData, u32>, slot: u32) -> Result<Option<u32>> {
     match calls.get(&slot, 0) {
         Ok(program) => Ok(Some(program)),
         Err(MapError::KeyNotFound) => Ok(None),

@@ -1,19 +1,41 @@
 //! The node-wide maps and the sink.
 
-use std::path::{Path, PathBuf};
+use std::{
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    sync::{MutexGuard, PoisonError},
+};
 
 use aya::{
     maps::{MapData, RingBuf},
     programs::SchedClassifier,
 };
 use wharf_common::map;
-use wharf_core::kernel::{KernelErrorKind, Result};
+use wharf_core::kernel::{KernelErrorKind, Mismatch, Result};
+use wharf_crash as crash;
 
 use super::{
     Bpf, loader, maps, objects,
     pins::{self, SHARED_MAPS, SINK, upcoming},
 };
 use crate::error::{fail, wrap};
+
+/// A shared map that this process has open.
+pub(super) struct SharedMap {
+    name: &'static str,
+    id: u32,
+    data: MapData,
+}
+
+impl SharedMap {
+    /// What is wrong when another map is pinned in its place.
+    fn another(&self, is: u32) -> String {
+        format!(
+            "expected map id {}, which the programs use, found {is}: a bpffs was mounted over ours, or the pin was replaced",
+            self.id
+        )
+    }
+}
 
 impl Bpf {
     /// Makes what is missing of the shared maps and the sink, and compares what is there with what this version expects.
@@ -33,20 +55,118 @@ impl Bpf {
     }
 
     fn ensure_shared_maps(&self) -> Result<()> {
-        self.pins.ensure_directories()?;
+        self.pins.check_bpffs()?;
+        let mut held = self.held();
         let mut missing = false;
+        let mut unpinned = Vec::new();
+        // All are compared before anything is made.
         for name in SHARED_MAPS {
-            missing |= !self.check_pinned(&self.pins.shared(name), name)?;
+            let path = self.pins.shared(name);
+            let own = held.iter().find(|map| map.name == name);
+            match (self.pinned_map_id(name)?, own) {
+                (Some(is), Some(own)) if is != own.id => {
+                    let cause = format!("{}; remove the pin, and the agent pins its own again", own.another(is));
+                    return Err(fail("open map", path.display().to_string(), KernelErrorKind::Conflict, cause));
+                }
+                (Some(_), _) => {}
+                (None, Some(own)) => unpinned.push((own, path)),
+                (None, None) => missing = true,
+            }
+        }
+        self.pins.ensure_directories()?;
+        crash::point("datapath/shared/after-directories");
+        for (own, path) in unpinned {
+            // The programs go on using it, so a new one in its place would be written to in vain.
+            own.data.pin(&path).map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
         }
         if missing {
             // Parsing the object makes them; its programs are not loaded, and its other maps go at once.
             let made = self.loader.load(objects::ENDPOINT, None, self.shared_pins());
             made.map_err(|e| wrap("make shared maps", self.pins.shared_dir().display().to_string(), &e))?;
+            crash::point("datapath/shared/after-maps");
         }
         for name in SHARED_MAPS {
-            maps::open(&self.pins.shared(name), name)?;
+            let path = self.pins.shared(name);
+            let data = maps::open(&path, name)?;
+            if held.iter().all(|map| map.name != name) {
+                let id = maps::id(&data, &path)?;
+                held.push(SharedMap { name, id, data });
+            }
         }
         Ok(())
+    }
+
+    fn held(&self) -> MutexGuard<'_, Vec<SharedMap>> {
+        // What is in it is complete after each push.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Id of a pinned shared map; `None` when it is not pinned.
+    pub(super) fn pinned_map_id(&self, name: &str) -> Result<Option<u32>> {
+        let path = self.pins.shared(name);
+        match maps::open(&path, name) {
+            Ok(data) => maps::id(&data, &path).map(Some),
+            Err(e) if e.kind == KernelErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// A shared map that this process has open, to read, wherever its pin is now. `None` when the node's part was removed.
+    pub(super) fn held_map(&self, name: &str) -> Result<Option<MapData>> {
+        let held = self.held();
+        let Some(own) = held.iter().find(|map| map.name == name) else { return Ok(None) };
+        let fd = own.data.fd().as_fd().try_clone_to_owned().map_err(|e| wrap("open map", name, &e))?;
+        MapData::from_fd(fd).map(Some).map_err(|e| wrap("open map", name, &e))
+    }
+
+    /// Makes sure that what is pinned are the maps that this process has open: programs with others in their place would
+    /// be written to in vain.
+    pub(super) fn check_shared(&self) -> Result<()> {
+        for own in self.held().iter() {
+            if let Some(is) = self.pinned_map_id(own.name)?
+                && is != own.id
+            {
+                let path = self.pins.shared(own.name).display().to_string();
+                let cause = format!("{}; remove the pin, and the agent pins its own again", own.another(is));
+                return Err(fail("open map", path, KernelErrorKind::Conflict, cause));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the bpffs and the shared pins: they are to be the maps that this process has open.
+    pub(crate) fn shared_mismatches(&self) -> Vec<Mismatch> {
+        let mut wrong = Vec::new();
+        let mut add = |object: &str, subject: String, problem: String| {
+            wrong.push(Mismatch { object: object.to_owned(), subject, problem });
+        };
+        if let Err(e) = self.pins.check_bpffs() {
+            add("bpffs", e.subject, e.cause);
+            return wrong;
+        }
+        let held = self.held();
+        for name in SHARED_MAPS {
+            let subject = || self.pins.shared(name).display().to_string();
+            match (self.pinned_map_id(name), held.iter().find(|map| map.name == name)) {
+                (Ok(None), _) => add("pin", subject(), "expected, is not there".to_owned()),
+                (Ok(Some(is)), Some(own)) if is != own.id => add("map", subject(), own.another(is)),
+                (Ok(Some(_)), _) => {}
+                (Err(e), _) => add("map", subject(), e.cause),
+            }
+        }
+        let sink = self.pins.shared(SINK);
+        match SchedClassifier::from_pin(&sink) {
+            Ok(_) => {}
+            Err(e) => {
+                let told = wrap("open program", sink.display().to_string(), &e);
+                let problem = match told.kind {
+                    KernelErrorKind::NotFound => "expected, is not there".to_owned(),
+                    _ => told.cause,
+                };
+                add("pin", told.subject, problem);
+            }
+        }
+        wrong
     }
 
     fn shared_pins(&self) -> Vec<(&'static str, PathBuf)> {
@@ -61,7 +181,9 @@ impl Bpf {
         let mut ebpf = self.loader.load(objects::SINK, None, pins).map_err(|e| wrap("load sink", subject(), &e))?;
         let program = loader::classifier(&mut ebpf, SINK)?;
         program.load().map_err(|e| loader::load_error(subject(), &e))?;
-        pin_program(program, &path)
+        pin_program(program, &path)?;
+        crash::point("datapath/shared/after-sink");
+        Ok(())
     }
 
     /// False when nothing is pinned there; an error when what is pinned is not what this version expects.
@@ -91,6 +213,7 @@ impl Bpf {
 
     /// Removes the shared pins and the tree, as far as nothing else is in it.
     pub(crate) fn remove_shared(&self) -> Result<()> {
+        self.held().clear();
         for name in SHARED_MAPS.into_iter().chain([SINK, pins::LOGS]) {
             pins::unpin(&self.pins.shared(name))?;
         }
@@ -111,6 +234,7 @@ impl Bpf {
 /// Pins a program under a name that may be taken, in one step: whoever opens the pin sees the old program or the new.
 pub(super) fn pin_program(program: &mut SchedClassifier, path: &Path) -> Result<()> {
     let next = pin_upcoming(program, path)?;
+    crash::point("datapath/shared/before-sink-moves");
     pins::replace(&next, path)
 }
 

@@ -8,6 +8,7 @@ use aya::programs::{
     tc::{SchedClassifierLink, TcAttachOptions, TcError},
 };
 use wharf_core::kernel::{KernelErrorKind, Result};
+use wharf_crash as crash;
 
 use super::{
     attach::{ATTACH, gone},
@@ -84,6 +85,7 @@ pub(super) fn attach(
     })?;
     let link = program.take_link(id).map_err(|e| error(&e))?;
     let link = FdLink::try_from(link).map_err(|e| error(&e))?;
+    crash::point("datapath/tcx/before-pin");
     link.pin(pin).map_err(|e| wrap("pin attachment", pin.display().to_string(), &e))?;
     Ok(())
 }

@@ -45,6 +45,9 @@ operations! {
     RemoveEndpointRow = "remove_endpoint_row",
     RemoveCallSlot = "remove_call_slot",
     RemoveRoute = "remove_route",
+    ObserveNode = "observe_node",
+    ObserveSpeakers = "observe_speakers",
+    RemoveConnections = "remove_connections",
     Dump = "dump",
     RemoveNode = "remove_node",
 }
@@ -63,6 +66,13 @@ struct HoldState {
     released: bool,
 }
 
+/// Waits for a state of a hold. What tokio's wait returns is a lock on the state, and whoever changes the state while it
+/// has that lock stands still for ever: so it ends here.
+async fn wait_until(state: &watch::Sender<HoldState>, reached: impl Fn(&HoldState) -> bool) {
+    // The sender lives in `state`, so the wait cannot fail.
+    drop(state.subscribe().wait_for(|s| reached(s)).await);
+}
+
 /// Holds the calls of one operation. Dropping it releases them.
 pub struct Hold {
     state: watch::Sender<HoldState>,
@@ -71,9 +81,7 @@ pub struct Hold {
 impl Hold {
     /// Waits until a call stands at the hold.
     pub async fn reached(&self) {
-        let mut seen = self.state.subscribe();
-        // The sender lives in `self`, so the wait cannot fail. What it returns is a lock on the state.
-        drop(seen.wait_for(|s| s.waiting > 0).await);
+        wait_until(&self.state, |s| s.waiting > 0).await;
     }
 
     /// Lets the calls go on.
@@ -100,13 +108,9 @@ impl Waiter {
                 self.0.send_modify(|s| s.waiting = s.waiting.saturating_sub(1));
             }
         }
-        let mut seen = self.0.subscribe();
         self.0.send_modify(|s| s.waiting += 1);
         let leave = Leave(self.0);
-        // The sender lives in `leave`, so the wait cannot fail. What it returns is a lock on the state, which `leave`
-        // takes too.
-        drop(seen.wait_for(|s| s.released).await);
-        drop(leave);
+        wait_until(&leave.0, |s| s.released).await;
     }
 }
 

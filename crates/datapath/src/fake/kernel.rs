@@ -10,17 +10,16 @@ use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
     ids::{EndpointId, Epoch, IfIndex},
     kernel::{
-        Attached, ConfigSpec, CounterRow, EndpointTableRow, Kernel, KernelDump, KernelError, KernelErrorKind,
-        KernelFeatures, Link, LinkRef, LinkRow, LinkSpec, MapInfo, Mismatch, NodeSpec, ProgramSpec, Programs, Result,
-        RouteRow,
+        Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, Link,
+        LinkRef, LinkRow, LinkSpec, MapInfo, Mismatch, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
 };
 
 use super::{
-    FakeKernel, Operation,
+    FakeKernel, Operation, observe,
     state::{Hook, HostSide, Inside, Pinned, State, host_net},
 };
-use crate::error::fail;
+use crate::{error::fail, netlink::link};
 
 impl FakeKernel {
     /// Notes the call, waits at a hold, fails if told so, and applies the effect.
@@ -46,16 +45,12 @@ impl FakeKernel {
     }
 }
 
-fn endpoint(id: EndpointId) -> String {
+pub(super) fn endpoint(id: EndpointId) -> String {
     format!("endpoint {id}")
 }
 
 fn not_found(operation: Operation, subject: String, cause: &str) -> KernelError {
     fail(operation.as_str(), subject, KernelErrorKind::NotFound, cause)
-}
-
-fn mismatch(found: &mut Vec<Mismatch>, object: &str, subject: impl Into<String>, problem: impl Into<String>) {
-    found.push(Mismatch { object: object.to_owned(), subject: subject.into(), problem: problem.into() });
 }
 
 impl Kernel for FakeKernel {
@@ -70,6 +65,7 @@ impl Kernel for FakeKernel {
                 s.routes.entry(cidr.trunc()).or_insert(None);
             }
             s.node = Some(spec.clone());
+            s.broken.clear();
             Ok(())
         })
         .await
@@ -113,17 +109,21 @@ impl Kernel for FakeKernel {
         self.call(Operation::EnsureLink, endpoint(spec.id), |s| {
             let host = spec.host_ifname.as_str();
             let name = spec.ifname.as_str();
+            let mark = link::mark(spec.id, spec.epoch, &spec.attachment);
             let same = |l: &HostSide| {
                 l.inode == spec.netns.inode
                     && l.container_ifname == spec.ifname
                     && l.container_mac == spec.container_mac
                     && l.host_mac == spec.host_mac
                     && l.mtu == spec.mtu
+                    && (l.alias.as_ref() == Some(&mark) || link::is_unowned(l.alias.as_deref(), spec.id, spec.epoch))
             };
-            if let Some(l) = s.links.get(host)
+            let container_lives = s.netns(&spec.netns).is_some();
+            if let Some(l) = s.links.get_mut(host)
                 && same(l)
-                && s.netns(&spec.netns).is_some()
+                && container_lives
             {
+                l.alias = Some(mark);
                 return Ok(Link { host_ifindex: l.ifindex, container_ifindex: l.container_ifindex });
             }
             s.remove_link_named(host);
@@ -153,6 +153,7 @@ impl Kernel for FakeKernel {
                     container_mac: spec.container_mac,
                     host_mac: spec.host_mac,
                     mtu: spec.mtu,
+                    alias: Some(mark),
                     up: false,
                     attached: None,
                 },
@@ -213,6 +214,7 @@ impl Kernel for FakeKernel {
             inside.addresses.extend(record.addresses());
             if let Some(host) = s.links.get_mut(record.host_ifname.as_str()) {
                 host.up = true;
+                host.alias = Some(link::mark(record.id, record.epoch, &record.attachment));
             }
             for address in record.addresses() {
                 s.routes.insert(host_net(address), Some(record.host_ifindex));
@@ -229,7 +231,7 @@ impl Kernel for FakeKernel {
             };
             s.calls.insert(record.id, pinned.program_ids[2]);
             for address in record.addresses() {
-                s.rows.insert(address, table_row(record, address));
+                s.rows.insert(address, observe::table_row(record, address));
             }
             Ok(())
         })
@@ -281,7 +283,8 @@ impl Kernel for FakeKernel {
     }
 
     async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<Mismatch>> {
-        self.call(Operation::ObserveEndpoint, endpoint(record.id), |s| Ok(observe(s, record))).await
+        self.call(Operation::ObserveEndpoint, endpoint(record.id), |s| Ok(observe::endpoint_mismatches(s, record)))
+            .await
     }
 
     async fn observe_counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
@@ -349,9 +352,30 @@ impl Kernel for FakeKernel {
         .await
     }
 
+    async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<Mismatch>> {
+        self.call(Operation::ObserveNode, "node".to_owned(), |s| Ok(observe::node_mismatches(s, spec))).await
+    }
+
+    async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {
+        self.call(Operation::ObserveSpeakers, ip.to_string(), |s| Ok(observe::speakers_of(s, ip))).await
+    }
+
+    async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64> {
+        self.call(Operation::RemoveConnections, format!("{} addresses", ips.len()), |s| {
+            let before = s.connections.len();
+            s.connections.retain(|(a, b)| !ips.contains(a) && !ips.contains(b));
+            Ok(before.abs_diff(s.connections.len()) as u64)
+        })
+        .await
+    }
+
     async fn dump(&self) -> Result<KernelDump> {
         self.call(Operation::Dump, "node".to_owned(), |s| {
-            let links = s.links.iter().map(|(name, l)| LinkRow { name: name.clone(), ifindex: l.ifindex }).collect();
+            let links = s
+                .links
+                .iter()
+                .map(|(name, l)| LinkRow { name: name.clone(), ifindex: l.ifindex, alias: l.alias.clone() })
+                .collect();
             let routes = s.routes.iter().map(|(d, via)| RouteRow { destination: *d, ifindex: *via }).collect();
             let pins = s
                 .pins
@@ -381,20 +405,10 @@ impl Kernel for FakeKernel {
         self.call(Operation::RemoveNode, "node".to_owned(), |s| {
             s.routes.retain(|_, via| via.is_some());
             s.node = None;
+            s.broken.clear();
             Ok(())
         })
         .await
-    }
-}
-
-fn table_row(record: &EndpointRecord, address: IpAddr) -> EndpointTableRow {
-    EndpointTableRow {
-        address,
-        endpoint_id: u32::from(record.id.get()),
-        epoch: record.epoch,
-        ifindex: record.host_ifindex,
-        identity: record.identity.0,
-        mac: record.container_mac,
     }
 }
 
@@ -422,53 +436,4 @@ fn dump_map(s: &State, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
             }
         }
     }
-}
-
-fn observe(s: &State, record: &EndpointRecord) -> Vec<Mismatch> {
-    let mut found = Vec::new();
-    let host = record.host_ifname.as_str();
-    let pinned = s.pins.get(&record.id);
-    match s.links.get(host) {
-        None => mismatch(&mut found, "link", host, "expected to be there, is gone"),
-        Some(l) => {
-            if !l.up {
-                mismatch(&mut found, "link", host, "expected up, is down");
-            }
-            if l.mtu != record.mtu {
-                mismatch(&mut found, "mtu", host, format!("expected {}, is {}", record.mtu, l.mtu));
-            }
-            if l.attached != pinned.map(|p| Hook::Programs(p.program_ids[0])) {
-                mismatch(&mut found, "program", host, "what is attached is not what is pinned");
-            }
-        }
-    }
-    let ifname = record.attachment.ifname.as_str();
-    match s.netns(&record.netns).and_then(|ns| ns.interfaces.get(ifname)) {
-        None => mismatch(&mut found, "link", ifname, "expected in the container, is not there"),
-        Some(inside) => {
-            for address in record.addresses().filter(|a| !inside.addresses.contains(a)) {
-                mismatch(&mut found, "address", address.to_string(), "expected in the container, is not there");
-            }
-            if !inside.up {
-                mismatch(&mut found, "link", ifname, "expected up, is down");
-            }
-        }
-    }
-    if pinned.is_none() {
-        mismatch(&mut found, "pin", endpoint(record.id), "expected programs and maps, there are none");
-    } else if s.config_epoch(record.id) != Some(record.epoch) {
-        mismatch(&mut found, "map", format!("{}/CONFIG", record.id), format!("expected epoch {}", record.epoch));
-    }
-    for address in record.addresses() {
-        if s.routes.get(&host_net(address)) != Some(&Some(record.host_ifindex)) {
-            mismatch(&mut found, "route", address.to_string(), format!("expected through {host}, is not"));
-        }
-        if s.rows.get(&address) != Some(&table_row(record, address)) {
-            mismatch(&mut found, "endpoint-row", address.to_string(), "differs from the record or is missing");
-        }
-    }
-    if s.calls.get(&record.id).copied() != pinned.map(|p| p.program_ids[2]) {
-        mismatch(&mut found, "map", format!("CALLS[{}]", record.id), "does not hold the pinned deliver program");
-    }
-    found
 }

@@ -4,11 +4,12 @@
 //! netlink messages are well formed; that a link's deletion takes its routes, attachments and peers with it exactly as
 //! Linux does (here it does so at once and without RTNL); limits, permissions and old kernels; what other programs on
 //! the machine do meanwhile; bpffs; attach modes; routes and rules inside a container; time (a call takes none unless a
-//! test holds it). What it does model: names, indexes and epochs; which namespace holds what; pins, attachments, rows and
+//! test holds it); protocols and zones of connections. What it does model: names, indexes and epochs; which namespace holds what; pins, attachments, rows and
 //! routes and the order they must come in; failures, before or after the effect; calls that hang.
 
 mod control;
 mod kernel;
+mod observe;
 mod state;
 
 pub use control::{Hold, Operation};
@@ -22,8 +23,8 @@ use std::{
 use wharf_common::Event;
 use wharf_core::{
     endpoint::NetnsRef,
-    ids::EndpointId,
-    kernel::{CounterRow, KernelErrorKind, KernelFeatures},
+    ids::{EndpointId, IfIndex},
+    kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures, Mismatch},
 };
 
 use control::Controls;
@@ -82,6 +83,45 @@ impl FakeKernel {
     /// Takes a link away behind the agent's back, by its host side's name. False when there is none.
     pub fn remove_link_behind_the_back(&self, host_ifname: &str) -> bool {
         self.state().remove_link_named(host_ifname)
+    }
+
+    /// Gives a link another alias behind the agent's back, or none. False when there is no such link.
+    pub fn set_alias_behind_the_back(&self, host_ifname: &str, alias: Option<&str>) -> bool {
+        match self.state().links.get_mut(host_ifname) {
+            Some(link) => {
+                link.alias = alias.map(str::to_owned);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Puts a route of ours to an address in behind the agent's back.
+    pub fn add_route_behind_the_back(&self, address: IpAddr, ifindex: IfIndex) {
+        self.state().routes.insert(state::host_net(address), Some(ifindex));
+    }
+
+    /// Puts a row into the endpoint table behind the agent's back.
+    pub fn add_row_behind_the_back(&self, row: EndpointTableRow) {
+        self.state().rows.insert(row.address, row);
+    }
+
+    /// Breaks the node's part: [`Kernel::observe_node`](wharf_core::kernel::Kernel::observe_node) tells of this problem
+    /// until the node's part is made again.
+    pub fn break_node(&self, problem: &str) {
+        let (object, subject) = ("link".to_owned(), crate::ROUTER_IFNAME.to_owned());
+        self.state().broken.push(Mismatch { object, subject, problem: problem.to_owned() });
+    }
+
+    /// Adds a conntrack row.
+    pub fn add_connection(&self, source: IpAddr, destination: IpAddr) {
+        self.state().connections.push((source, destination));
+    }
+
+    /// The conntrack rows, source and destination.
+    #[must_use]
+    pub fn connections(&self) -> Vec<(IpAddr, IpAddr)> {
+        self.state().connections.clone()
     }
 
     /// Sets what the endpoint's programs have counted. False when it has no maps.

@@ -11,7 +11,7 @@ use wharf_common::Event;
 use wharf_core::{
     endpoint::NetnsRef,
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
-    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec},
+    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, Mismatch, NodeSpec},
 };
 
 pub(super) fn features() -> KernelFeatures {
@@ -23,6 +23,7 @@ pub(super) fn features() -> KernelFeatures {
         redirect_peer: true,
         btf: true,
         netns_cookie: true,
+        conntrack: true,
     }
 }
 
@@ -57,6 +58,7 @@ pub(super) struct HostSide {
     pub(super) container_mac: MacAddr,
     pub(super) host_mac: MacAddr,
     pub(super) mtu: u32,
+    pub(super) alias: Option<String>,
     pub(super) up: bool,
     /// What stands on its hooks.
     pub(super) attached: Option<Hook>,
@@ -90,6 +92,10 @@ pub(super) struct State {
     pub(super) calls: BTreeMap<EndpointId, u32>,
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
+    /// What a test broke of the node's part.
+    pub(super) broken: Vec<Mismatch>,
+    /// Conntrack rows, source and destination.
+    pub(super) connections: Vec<(IpAddr, IpAddr)>,
     pub(super) events: Vec<Event>,
     next_id: u32,
 }

@@ -29,7 +29,8 @@ const DUMP_TRIES: usize = 5;
 const RTNLGRP_LINK: u32 = 1;
 /// Multicast group of changes of IPv6 routes.
 const RTNLGRP_IPV6_ROUTE: u32 = 11;
-const HEADER_LEN: usize = 16;
+/// Length of `struct nlmsghdr`.
+pub(super) const HEADER_LEN: usize = 16;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 /// `NLMSGERR_ATTR_MSG`: the kernel's reason in words.
@@ -265,22 +266,24 @@ impl Connection {
     }
 }
 
-enum Body {
+/// What a message says.
+pub(super) enum Body {
     Ack,
     Done,
     Refused(Refusal),
     Message(Vec<u8>),
 }
 
-struct Frame {
-    sequence: u32,
+/// A message of a datagram.
+pub(super) struct Frame {
+    pub(super) sequence: u32,
     /// The dump it belongs to changed while it was read.
     interrupted: bool,
-    body: Body,
+    pub(super) body: Body,
 }
 
 /// Cuts a datagram into its messages.
-fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
+pub(super) fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
     let mut frames = Vec::new();
     while datagram.len() >= HEADER_LEN {
         let cut = || io::Error::other("answer cut short");
@@ -299,6 +302,17 @@ fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
         datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     Ok(frames)
+}
+
+/// What a datagram says, for [`crate::outside`].
+pub(crate) fn in_words(datagram: &[u8]) -> io::Result<Vec<(u32, Option<String>)>> {
+    let words = |body| match body {
+        Body::Ack => Some("ack".to_owned()),
+        Body::Done => Some("done".to_owned()),
+        Body::Refused(refusal) => Some(format!("{refusal:?}")),
+        Body::Message(bytes) => parse(&bytes).map(|message| format!("{message:?}")),
+    };
+    Ok(frames(datagram)?.into_iter().map(|frame| (frame.sequence, words(frame.body))).collect())
 }
 
 /// Reads an errno and, where there is one, the kernel's reason. `None` for success.

@@ -16,7 +16,7 @@ pub(crate) fn dump_into(dump: &mut KernelDump) -> Result<()> {
         let RouteNetlinkMessage::NewLink(m) = message else { continue };
         let seen = link::read(&m);
         if seen.veth && parse_host_ifname(&seen.name).is_some() {
-            dump.links.push(LinkRow { name: seen.name, ifindex: seen.ifindex });
+            dump.links.push(LinkRow { name: seen.name, ifindex: seen.ifindex, alias: seen.alias.clone() });
         }
     }
     for route in route::list(&mut connection, Some(ROUTE_PROTOCOL))? {

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rtnetlink::{
     LinkMessageBuilder, LinkUnspec, LinkVeth,
-    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+    packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL},
     packet_route::{
         RouteNetlinkMessage,
         link::{
@@ -14,9 +14,11 @@ use rtnetlink::{
     },
 };
 use wharf_core::{
-    ids::{EndpointId, Epoch, IfIndex, MacAddr},
+    ids::{Attachment, EndpointId, Epoch, IfIndex, MacAddr},
     kernel::{KernelErrorKind, Link, LinkSpec, Result},
 };
+use wharf_crash as crash;
+use wharf_handover::mark::Mark;
 
 use super::{Connection, Request, batch::Answer};
 use crate::{error::fail, netns::NetnsThread};
@@ -75,9 +77,32 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
     seen
 }
 
-/// The alias that tells a person what a host side is for.
-pub(crate) fn alias(id: EndpointId, epoch: Epoch) -> String {
-    format!("wharf:{id}:{epoch}")
+/// The owner's mark that an endpoint's host side has for its alias.
+pub(crate) fn mark(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> String {
+    let Attachment { network, container_id, ifname } = attachment;
+    Mark::new(id.get(), epoch.0, network.as_str(), container_id.as_str(), ifname.as_str()).to_string()
+}
+
+/// Whether an alias names that endpoint, whoever owns it. Links made before marks named an owner have `wharf:ID:EPOCH`;
+/// connecting the endpoint again brings them up to date.
+pub(crate) fn names(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
+    let marked = |m: Mark| m.id == id.get() && m.epoch == epoch.0;
+    is_unowned(alias, id, epoch) || alias.and_then(Mark::parse).is_some_and(marked)
+}
+
+/// Whether an alias is that endpoint's, in the form that names no owner.
+pub(crate) fn is_unowned(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
+    alias.is_some_and(|alias| alias == format!("wharf:{id}:{epoch}"))
+}
+
+/// The alias as an attribute. Without a zero at its end, for which the longest mark leaves no room.
+fn alias_attribute(mark: String) -> LinkAttribute {
+    LinkAttribute::Other(DefaultNla::new(libc::IFLA_IFALIAS, mark.into_bytes()))
+}
+
+/// Gives a host side its owner's mark.
+pub(crate) fn set_mark(ifindex: IfIndex, mark: String) -> Request {
+    set(LinkUnspec::new_with_index(ifindex.0).append_extra_attribute(alias_attribute(mark)).build())
 }
 
 /// Asks for one link by name.
@@ -174,7 +199,7 @@ fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .build();
     let name_owner = LinkUnspec::new_with_name(host)
-        .alias(alias(spec.id, spec.epoch))
+        .append_extra_attribute(alias_attribute(mark(spec.id, spec.epoch, &spec.attachment)))
         .append_extra_attribute(no_generated_addresses())
         .build();
     vec![
@@ -190,6 +215,7 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
     let mut host = Connection::open()?;
     // A second try only after a left-over of a crash was removed.
     for last in [false, true] {
+        crash::point("datapath/link/before-create");
         let mut answers = host.batch(create_batch(spec, &netns))?.into_iter();
         let (Some(created), Some(owned), Some(got)) = (answers.next(), answers.next(), answers.next()) else {
             return Err(fail(
@@ -199,6 +225,7 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
                 "the kernel left a request unanswered",
             ));
         };
+        crash::point("datapath/link/after-create");
         let there = found(got, spec.host_ifname.as_str())?;
         match (created, there) {
             (Ok(_), Some(link)) => {
@@ -216,6 +243,8 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
             }
             (Err(refusal), Some(link)) if refusal.is(libc::EEXIST) => {
                 if let Some(same) = same_pair(thread, spec, &link)? {
+                    crash::point("datapath/link/before-mark");
+                    ensure_mark(&mut host, spec, &link)?;
                     return Ok(same);
                 }
                 if !link.veth || last {
@@ -230,6 +259,7 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
                 {
                     return Err(refusal.into_error("remove left-over link", describe(spec)));
                 }
+                crash::point("datapath/link/after-left-over");
             }
             (Err(refusal), None) if refusal.is(libc::EEXIST) => {
                 let cause = format!("the container already has an interface {}; choose another name", spec.ifname);
@@ -248,12 +278,25 @@ fn no_ipv6(refusal: &super::Refusal) -> bool {
 
 /// The pair as this very spec would have made it, if that is what is there: an ensure that was asked for before.
 fn same_pair(thread: &NetnsThread, spec: &LinkSpec, link: &LinkSeen) -> Result<Option<Link>> {
-    let wanted = alias(spec.id, spec.epoch);
-    if !link.veth || link.mac != Some(spec.host_mac) || link.mtu != spec.mtu || link.alias.as_ref() != Some(&wanted) {
+    let marked = link.alias == Some(mark(spec.id, spec.epoch, &spec.attachment));
+    let ours = marked || is_unowned(link.alias.as_deref(), spec.id, spec.epoch);
+    if !link.veth || !ours || link.mac != Some(spec.host_mac) || link.mtu != spec.mtu {
         return Ok(None);
     }
     let mut inside = thread.connect(OPERATION, &spec.netns)?;
     let same = look_up(&mut inside, spec.ifname.as_str())?
         .is_some_and(|i| i.ifindex == link.peer && i.mac == Some(spec.container_mac) && i.mtu == spec.mtu);
     Ok(same.then_some(Link { host_ifindex: link.ifindex, container_ifindex: link.peer }))
+}
+
+/// Brings the mark of a pair that was there up to date.
+fn ensure_mark(host: &mut Connection, spec: &LinkSpec, link: &LinkSeen) -> Result<()> {
+    let mark = mark(spec.id, spec.epoch, &spec.attachment);
+    if link.alias.as_ref() == Some(&mark) {
+        return Ok(());
+    }
+    match host.batch(vec![set_mark(link.ifindex, mark)])?.pop() {
+        Some(Err(refusal)) => Err(refusal.into_error("configure link", describe(spec))),
+        _ => Ok(()),
+    }
 }

@@ -6,6 +6,7 @@
 
 pub(crate) mod address;
 pub(crate) mod batch;
+pub(crate) mod conntrack;
 pub(crate) mod dump;
 pub(crate) mod link;
 pub(crate) mod route;

@@ -8,7 +8,9 @@ use rtnetlink::{
     packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE},
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
-        route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType},
+        route::{
+            RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
+        },
     },
 };
 use wharf_core::{
@@ -153,6 +155,31 @@ pub(crate) fn is_local_route_to(message: &RouteNetlinkMessage, address: Option<I
     let RouteNetlinkMessage::NewRoute(m) = message else { return false };
     let to = |a: Ipv6Addr| m.attributes.contains(&RouteAttribute::Destination(RouteAddress::Inet6(a)));
     m.header.kind == RouteType::Local && address.is_none_or(to)
+}
+
+/// The route of ours that leads to one address, if there is one. Looks the address up, and reads the table only where
+/// another one (a rule's) answers.
+pub(crate) fn of_address(connection: &mut Connection, address: IpAddr) -> Result<Option<Route>> {
+    let to = IpNet::from(address);
+    let mut question = RouteMessage::default();
+    question.header.address_family = match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    question.header.destination_prefix_length = to.prefix_len();
+    // The route itself and not what the lookup makes of it.
+    question.header.flags = RouteFlags::FibMatch;
+    question.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
+    let answer = connection.one(RouteNetlinkMessage::GetRoute(question), 0)?;
+    // Refused: there is none, or the pool's unreachable one.
+    let Ok(messages) = answer else { return Ok(None) };
+    let main = messages.iter().find_map(|m| read(m, None, None));
+    let ours = messages.iter().find_map(|m| read(m, None, Some(ROUTE_PROTOCOL)));
+    match (main, ours) {
+        (_, Some(route)) if route.destination == to => Ok(Some(route)),
+        (Some(_), _) => Ok(None),
+        (None, _) => Ok(list(connection, Some(ROUTE_PROTOCOL))?.into_iter().find(|r| r.destination == to)),
+    }
 }
 
 /// Removes a route of ours; gone already is success. A route with another protocol number never matches.

@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod ctnetlink;
 pub(crate) mod traffic;
 
 use std::{
@@ -41,6 +42,12 @@ pub(crate) trait World: Send + Sync + 'static {
     fn plain_file(&self) -> PathBuf;
     /// Deletes a host side behind the agent's back.
     fn delete_link(&self, host_ifname: &str);
+    /// Gives a host side another alias behind the agent's back.
+    fn set_alias(&self, host_ifname: &str, alias: &str);
+    /// Takes something of the node's own part away behind the agent's back.
+    fn break_node(&self);
+    /// Adds a conntrack row of the node's. False where the kernel tracks nothing.
+    fn add_connection(&self, source: IpAddr, destination: IpAddr) -> bool;
 }
 
 /// The fake as a world.
@@ -69,6 +76,16 @@ impl World for FakeWorld {
     }
     fn delete_link(&self, host_ifname: &str) {
         assert!(self.0.remove_link_behind_the_back(host_ifname));
+    }
+    fn set_alias(&self, host_ifname: &str, alias: &str) {
+        assert!(self.0.set_alias_behind_the_back(host_ifname, Some(alias)));
+    }
+    fn break_node(&self) {
+        self.0.break_node("the router interface is down");
+    }
+    fn add_connection(&self, source: IpAddr, destination: IpAddr) -> bool {
+        self.0.add_connection(source, destination);
+        true
     }
 }
 
@@ -147,6 +164,15 @@ impl World for LinuxWorld {
     }
     fn delete_link(&self, host_ifname: &str) {
         run("ip", &["link", "del", host_ifname]);
+    }
+    fn set_alias(&self, host_ifname: &str, alias: &str) {
+        run("ip", &["link", "set", "dev", host_ifname, "alias", alias]);
+    }
+    fn break_node(&self) {
+        run("ip", &["link", "set", "dev", "wharf0", "down"]);
+    }
+    fn add_connection(&self, source: IpAddr, destination: IpAddr) -> bool {
+        ctnetlink::add(source, destination, ctnetlink::UDP, 0)
     }
 }
 
@@ -267,6 +293,7 @@ pub(crate) fn link_spec(r: &EndpointRecord) -> LinkSpec {
     LinkSpec {
         id: r.id,
         epoch: r.epoch,
+        attachment: r.attachment.clone(),
         host_ifname: r.host_ifname.clone(),
         netns: r.netns.clone(),
         ifname: r.attachment.ifname.clone(),
@@ -334,7 +361,7 @@ pub(crate) async fn assert_no_endpoints<K: Kernel>(kernel: &K) {
     assert_eq!(dump.links, [], "links");
     assert_eq!(dump.routes.iter().filter(|r| r.ifindex.is_some()).collect::<Vec<_>>(), Vec::<&_>::new(), "routes");
     assert_eq!(dump.endpoint_rows, [], "rows");
-    assert_eq!(dump.call_slots, [], "slots");
+    assert_eq!(dump.call_slots, Vec::<u32>::new(), "slots");
     assert_eq!(dump.pins, [], "pins");
     assert_eq!(dump.foreign_pins, Vec::<PathBuf>::new(), "foreign pins");
 }

@@ -1,0 +1,34 @@
+//! Bytes from outside as this room reads them, with no kernel behind: what the fuzz targets drive.
+//!
+//! Each function is the reading half of something that asks the kernel; that half takes whatever bytes it gets.
+
+use std::{collections::HashSet, io, net::IpAddr};
+
+use wharf_common::{EndpointKey, EndpointRow};
+use wharf_core::kernel::EndpointTableRow;
+use zerocopy::FromBytes as _;
+
+use crate::{bpf::rows::table_row, netlink};
+
+/// A datagram of netlink's: for each message its sequence number, and what it says (in Rust's debug notation; `None` for
+/// a message that is left out because it cannot be read).
+///
+/// # Errors
+/// The datagram does not end where its messages do.
+pub fn netlink_datagram(datagram: &[u8]) -> io::Result<Vec<(u32, Option<String>)>> {
+    netlink::batch::in_words(datagram)
+}
+
+/// A message of ctnetlink's: whether one of the addresses occurs in the row that it tells of. `None` when it tells of
+/// no row that can be read.
+#[must_use]
+pub fn conntrack_message(message: &[u8], wanted: &HashSet<IpAddr>) -> Option<bool> {
+    netlink::conntrack::is_of(message, wanted)
+}
+
+/// A row of the endpoint table, as key and value stand in the map. `None` for bytes of another length.
+#[must_use]
+pub fn endpoint_row(key: &[u8], value: &[u8]) -> Option<EndpointTableRow> {
+    let (key, value) = (EndpointKey::read_from_bytes(key).ok()?, EndpointRow::read_from_bytes(value).ok()?);
+    Some(table_row(&key, &value))
+}
