@@ -9,28 +9,54 @@ use wharf_api::{
 
 use crate::{
     args::ContainerArgs,
+    away,
     check::{self, PrevResult},
-    fault::{Code, Fault, first_of},
+    fault::{Code, Fault, first_of, is_absent},
     log::Level,
     netconf::NetConf,
     request::{Ask, Command, Target},
-    result, retry, status,
+    result,
+    retry::{self, Absence},
+    status,
 };
 
-/// Time for a command that changes something. Runtimes give a sandbox two minutes and more.
-const CHANGE_LIMIT: Duration = Duration::from_secs(60);
-/// Time for a command that only looks.
-const LOOK_LIMIT: Duration = Duration::from_secs(10);
-/// How much longer than ADD's deadline the agent has to answer that it passed, and that all is undone.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long things may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// A command that changes something. Runtimes give a sandbox two minutes and more.
+    pub(crate) change: Duration,
+    /// A command that only looks.
+    pub(crate) look: Duration,
+    /// How much longer than ADD's deadline the agent has to answer that it passed, and that all is undone.
+    pub(crate) grace: Duration,
+    /// How long ADD waits for an agent that is not there. A runtime that is told "later" comes back by itself.
+    pub(crate) add_absent: Duration,
+    /// The same of DEL, which has another way when this is over.
+    pub(crate) del_absent: Duration,
+    /// How long DEL waits for one answer of an agent that is there.
+    pub(crate) del_answer: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            change: Duration::from_secs(60),
+            look: Duration::from_secs(10),
+            grace: Duration::from_secs(5),
+            add_absent: Duration::from_secs(1),
+            del_absent: Duration::from_secs(2),
+            del_answer: Duration::from_secs(20),
+        }
+    }
+}
 
 /// Runs the command; what it returns goes to stdout.
-pub(crate) fn run(ask: &Ask) -> Result<Option<String>, Fault> {
+pub(crate) fn run(ask: &Ask, limits: &Limits) -> Result<Option<String>, Fault> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Fault::new(Code::TryAgain, format!("starting: {e}")))?;
-    let agent = Agent { client: Client::new(&ask.conf.socket), conf: &ask.conf };
+    let agent = Agent { client: Client::new(&ask.conf.socket), conf: &ask.conf, limits };
     let started = Instant::now();
     let outcome = runtime.block_on(async {
         match &ask.command {
@@ -49,6 +75,7 @@ pub(crate) fn run(ask: &Ask) -> Result<Option<String>, Fault> {
 struct Agent<'a> {
     client: Client,
     conf: &'a NetConf,
+    limits: &'a Limits,
 }
 
 impl Agent<'_> {
@@ -69,11 +96,15 @@ impl Agent<'_> {
             deadline_ms: None,
         };
         let id = id(target);
-        let answer = retry::until(Instant::now() + CHANGE_LIMIT, self.conf.log, async |left| {
+        // Only while it is certain that nothing was begun: what an agent did that went away meanwhile is not known.
+        let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
+        wharf_crash::point("shim/add/before-ask");
+        let answer = retry::until(Instant::now() + self.limits.change, absence, self.conf.log, async |left| {
             create.deadline_ms = u64::try_from(left.as_millis()).ok();
-            self.within(left.saturating_add(GRACE)).put_endpoint(&id, &create).await
+            self.within(left.saturating_add(self.limits.grace)).put_endpoint(&id, &create).await
         })
         .await;
+        wharf_crash::point("shim/add/after-answer");
         let endpoint = answer.map_err(|e| explained(&subject, args, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: endpoint {}", endpoint.id));
         result::added(self.conf, netns, &endpoint)
@@ -85,19 +116,34 @@ impl Agent<'_> {
         let id = id(target);
         // The interface may be another network's: an ADD that was refused for that is followed by a DEL all the same.
         let query = DeleteQuery { network: Some(self.conf.name.clone()), ..DeleteQuery::default() };
-        let answer = retry::until(Instant::now() + CHANGE_LIMIT, self.conf.log, async |left| {
-            self.within(left).delete_endpoint(&id, &query).await
+        let absence = Absence { patience: self.limits.del_absent, shows: |e| is_absent(e) || went_away(e) };
+        wharf_crash::point("shim/del/before-ask");
+        let answer = retry::until(Instant::now() + self.limits.change, absence, self.conf.log, async |left| {
+            self.within(left.min(self.limits.del_answer)).delete_endpoint(&id, &query).await
         })
         .await;
+        wharf_crash::point("shim/del/after-answer");
         match answer {
-            Ok(done) => finished(&subject, &done),
+            Ok(done) => {
+                self.conf.log.say(Level::Info, format_args!("{subject}: deleted endpoints {:?}", done.deleted));
+                finished(&subject, &done)
+            }
             // Never added, or deleted before: both are what DEL is for.
             Err(e) if e.is_not_found() => {
                 self.conf.log.say(Level::Info, format_args!("{subject}: not known to the agent"));
                 Ok(())
             }
+            Err(e) if is_absent(&e) || went_away(&e) || self.is_stuck(&e) => {
+                away::delete(&subject, self.conf, target, &e).await
+            }
             Err(e) => Err(Fault::of_client(&subject, &e)),
         }
+    }
+
+    /// The agent had DEL's whole time for an answer and gave none. A shorter wait, at the end of a minute in which it
+    /// said "not now", tells nothing of the kind.
+    fn is_stuck(&self, error: &ClientError) -> bool {
+        matches!(error, ClientError::Timeout { after, .. } if *after >= self.limits.del_answer)
     }
 
     async fn check(&self, target: &Target, prev: &PrevResult) -> Result<(), Fault> {
@@ -109,18 +155,20 @@ impl Agent<'_> {
             e => Fault::of_client(&subject, e),
         };
         let id = id(target);
-        let deadline = Instant::now() + LOOK_LIMIT;
-        let endpoint = retry::until(deadline, self.conf.log, async |left| self.within(left).endpoint(&id).await).await;
-        let endpoint = endpoint.map_err(failed)?;
+        let deadline = Instant::now() + self.limits.look;
+        let log = self.conf.log;
+        let endpoint = retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint(&id).await);
+        let endpoint = endpoint.await.map_err(failed)?;
         let health =
-            retry::until(deadline, self.conf.log, async |left| self.within(left).endpoint_health(&id).await).await;
+            retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint_health(&id).await)
+                .await;
         check::verdict(&subject, &self.conf.name, target, prev, &endpoint, &health.map_err(failed)?)
     }
 
     async fn gc(&self, valid: &[GcAttachment]) -> Result<(), Fault> {
         let subject = format!("GC of network {}", self.conf.name);
         let request = GcRequest { network: self.conf.name.clone(), valid: valid.to_vec() };
-        let answer = retry::until(Instant::now() + CHANGE_LIMIT, self.conf.log, async |left| {
+        let answer = retry::until(Instant::now() + self.limits.change, Absence::FINAL, self.conf.log, async |left| {
             self.within(left).gc(&request).await
         })
         .await;
@@ -132,7 +180,7 @@ impl Agent<'_> {
     async fn status(&self) -> Result<(), Fault> {
         let subject = format!("STATUS of network {}", self.conf.name);
         // Not asked again: "not now" is the answer that STATUS is there to give.
-        match self.within(LOOK_LIMIT).status().await {
+        match self.within(self.limits.look).status().await {
             Ok(status) => status::verdict(&subject, self.conf, &status),
             Err(e) => Err(Fault { code: Code::NotAvailable, ..Fault::of_client(&subject, &e) }),
         }
@@ -150,6 +198,12 @@ impl Agent<'_> {
 /// An interface's name is unique in its container, so container and interface name the attachment whatever its network.
 fn id(target: &Target) -> String {
     format!("cni-attachment-id:{}:{}", target.container_id, target.ifname)
+}
+
+/// The agent took the request and ended before it answered. DEL may be asked again all the same: it names what is to be
+/// gone, and gone twice is gone.
+fn went_away(error: &ClientError) -> bool {
+    matches!(error, ClientError::Closed { .. })
 }
 
 /// Names the variable at fault, which code 4 asks for.
@@ -176,3 +230,7 @@ fn finished(subject: &str, done: &DeleteResult) -> Result<(), Fault> {
     Err(Fault::new(Code::TryAgain, format!("{subject}: {steps} failed, the rest is done: {}", first_of(&failed)))
         .with_details("the next DEL or GC tries again what failed"))
 }
+
+#[cfg(test)]
+#[path = "commands_tests.rs"]
+mod tests;

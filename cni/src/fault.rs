@@ -33,6 +33,8 @@ pub(crate) enum Code {
     OtherAttachment = 111,
 }
 
+/// What to do when no agent is there.
+const START_IT: &str = "nothing was changed; see why the agent is away: `systemctl status wharf-agent`";
 /// At most this many items of a list are told in one message.
 const MAX_TOLD: usize = 5;
 
@@ -75,9 +77,16 @@ impl Fault {
         let fault = Self::new(code_of(error), format!("{subject}: {}", message_of(error)));
         match error {
             ClientError::Api { error, .. } => fault.with_details(error.hint.clone().unwrap_or_default()),
+            error if is_absent(error) => fault.with_details(START_IT),
             _ => fault,
         }
     }
+}
+
+/// No agent listens on the socket. Whatever was asked, nothing of it was done.
+pub(crate) fn is_absent(error: &ClientError) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    matches!(error, ClientError::Connect { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused))
 }
 
 /// An agent's error without its hint, which has a place of its own; others as they are.
@@ -114,7 +123,7 @@ fn code_of(error: &ClientError) -> Code {
 
 /// A fault with the version it is told in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub struct Failure {
     pub(crate) version: String,
     pub(crate) fault: Fault,
 }
@@ -139,7 +148,9 @@ impl Failure {
         Self::new(Version::NEWEST.as_str(), fault)
     }
 
-    pub(crate) fn to_json(&self) -> String {
+    /// What goes to stdout.
+    #[must_use]
+    pub fn to_json(&self) -> String {
         let Fault { code, msg, details } = &self.fault;
         let body = Body { cni_version: &self.version, code: *code as u16, msg, details };
         // Four plain fields cannot fail to serialise; an answer without details is still better than none.

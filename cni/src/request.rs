@@ -28,16 +28,23 @@ const GC_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
 /// The `CNI_*` variables that we read, as they are. `CNI_PATH` is not among them: we run no other plugin.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Env {
-    pub(crate) command: Option<OsString>,
-    pub(crate) container_id: Option<OsString>,
-    pub(crate) netns: Option<OsString>,
-    pub(crate) ifname: Option<OsString>,
-    pub(crate) args: Option<OsString>,
+pub struct Env {
+    /// `CNI_COMMAND`.
+    pub command: Option<OsString>,
+    /// `CNI_CONTAINERID`.
+    pub container_id: Option<OsString>,
+    /// `CNI_NETNS`.
+    pub netns: Option<OsString>,
+    /// `CNI_IFNAME`.
+    pub ifname: Option<OsString>,
+    /// `CNI_ARGS`.
+    pub args: Option<OsString>,
 }
 
 impl Env {
-    pub(crate) fn of_process() -> Self {
+    /// Those of this process.
+    #[must_use]
+    pub fn of_process() -> Self {
         Self {
             command: env::var_os("CNI_COMMAND"),
             container_id: env::var_os("CNI_CONTAINERID"),
@@ -67,24 +74,29 @@ pub(crate) enum Command {
 
 /// A command for the agent, with the configuration it came with.
 #[derive(Debug, Clone)]
-pub(crate) struct Ask {
+pub struct Ask {
     pub(crate) conf: NetConf,
     pub(crate) command: Command,
 }
 
 /// A checked request.
 #[derive(Debug, Clone)]
-pub(crate) enum Request {
+pub enum Request {
     /// Answered without the agent, whatever stdin holds.
     Version {
+        /// The version to answer in.
         cni_version: String,
     },
+    /// Everything else.
     Ask(Box<Ask>),
 }
 
 impl Request {
     /// Checks the environment, then reads and checks stdin.
-    pub(crate) fn read(env: &Env, stdin: &mut dyn Read) -> Result<Self, Failure> {
+    ///
+    /// # Errors
+    /// Either breaks a rule; the failure is in the version that stdin asks for, where that is known.
+    pub fn read(env: &Env, stdin: &mut dyn Read) -> Result<Self, Failure> {
         let Some(verb) = Verb::of(env).map_err(Failure::unversioned)? else {
             return Ok(Self::Version { cni_version: version_of_probe(stdin) });
         };

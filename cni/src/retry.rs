@@ -1,4 +1,4 @@
-//! Asking again when the agent says that it is too busy.
+//! Asking again when the agent says that it is too busy, or is not there.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -13,48 +13,104 @@ use crate::log::Level;
 const MIN_WAIT: Duration = Duration::from_millis(20);
 /// Longest wait, also when the agent asks for more: within a deadline of a minute that still leaves several tries.
 const MAX_WAIT: Duration = Duration::from_secs(5);
+/// Longest wait before an absent agent is looked for again, less what is added to spread it: it should not be kept
+/// waiting for once it is there.
+const MAX_ABSENT_WAIT: Duration = Duration::from_millis(130);
 /// Statuses that mean "not now": too many requests, service unavailable.
 const NOT_NOW: [u16; 2] = [429, 503];
 
+/// An agent that is not there: a restart takes less than a second or two, so it may be back before the wait is over.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Absence {
+    /// How long it is waited for in all; zero is not at all.
+    pub(crate) patience: Duration,
+    /// Does this error say that it is not there, and may the command be asked again after it?
+    pub(crate) shows: fn(&ClientError) -> bool,
+}
+
+impl Absence {
+    /// It is not waited for.
+    pub(crate) const FINAL: Self = Self { patience: Duration::ZERO, shows: |_| false };
+}
+
 /// Calls `ask` with the time that is left until it answers otherwise than "not now", or the next wait would pass the
-/// deadline.
+/// deadline. An agent that is not there is waited for as `absence` says.
 pub(crate) async fn until<T>(
     deadline: Instant,
+    absence: Absence,
     log: Level,
     mut ask: impl AsyncFnMut(Duration) -> Result<T, ClientError>,
 ) -> Result<T, ClientError> {
-    let mut tries = 0;
+    let mut tries: u32 = 0;
+    let mut absent = Streak::default();
     loop {
         let error = match ask(deadline.saturating_duration_since(Instant::now())).await {
             Err(error) => error,
             answer => return answer,
         };
-        let left = deadline.saturating_duration_since(Instant::now());
-        let Some(wait) = wait_after(&error, tries, jitter()).filter(|wait| *wait < left) else {
-            return Err(error);
+        let now = Instant::now();
+        let left = deadline.saturating_duration_since(now);
+        let (wait, left) = if (absence.shows)(&error) {
+            let (since, tries) = absent.again(now);
+            if tries == 0 && !absence.patience.is_zero() {
+                // Once: it is looked for a dozen times.
+                let patience = absence.patience.as_millis();
+                log.say(Level::Info, format_args!("{error}; waiting up to {patience} ms for it"));
+            }
+            let patience = absence.patience.saturating_sub(now.saturating_duration_since(since));
+            (Some(spread(doubled(tries).min(MAX_ABSENT_WAIT), jitter())), patience.min(left))
+        } else {
+            absent = Streak::default();
+            let before = tries;
+            tries = before.saturating_add(1);
+            let wait = wait_after(&error, before, jitter()).filter(|wait| *wait < left);
+            if let Some(wait) = wait {
+                log.say(Level::Info, format_args!("{error}; asking again in {} ms", wait.as_millis()));
+            }
+            (wait, left)
         };
-        log.say(Level::Info, format_args!("{error}; asking again in {} ms", wait.as_millis()));
+        let Some(wait) = wait.filter(|wait| *wait < left) else { return Err(error) };
         tokio::time::sleep(wait).await;
         // On a busy machine a sleep may last too long. The agent's answer then says more than a call without time would.
         if Instant::now() >= deadline {
             return Err(error);
         }
-        tries = tries.saturating_add(1);
+    }
+}
+
+/// Calls in a row that found no agent.
+#[derive(Default)]
+struct Streak {
+    began: Option<Instant>,
+    length: u32,
+}
+
+impl Streak {
+    /// One more; returns when the row began, and how many there were before.
+    fn again(&mut self, now: Instant) -> (Instant, u32) {
+        let before = self.length;
+        self.length = before.saturating_add(1);
+        (*self.began.get_or_insert(now), before)
     }
 }
 
 /// How long to wait before asking again; none when asking again is no use. The agent's own wish, and at least a wait
-/// that doubles, so that a crowd of shims thins out; up to half of it more by `jitter` (0 to 255), so that they do not
-/// come back together.
+/// that doubles, so that a crowd of shims thins out.
 fn wait_after(error: &ClientError, tries: u32, jitter: u8) -> Option<Duration> {
     let ClientError::Api { status, .. } = error else { return None };
     if !NOT_NOW.contains(status) {
         return None;
     }
-    let asked = error.retry_after()?;
-    let doubled = MIN_WAIT.saturating_mul(2_u32.saturating_pow(tries));
-    let wait = asked.max(doubled).min(MAX_WAIT);
-    Some(wait.saturating_add(wait.saturating_mul(u32::from(jitter)) / 512))
+    Some(spread(error.retry_after()?.max(doubled(tries)).min(MAX_WAIT), jitter))
+}
+
+fn doubled(tries: u32) -> Duration {
+    MIN_WAIT.saturating_mul(2_u32.saturating_pow(tries))
+}
+
+/// Up to half of it more by `jitter` (0 to 255), so that shims do not come back together.
+fn spread(wait: Duration, jitter: u8) -> Duration {
+    wait.saturating_add(wait.saturating_mul(u32::from(jitter)) / 512)
 }
 
 /// A random byte. The standard library seeds its hash maps from the kernel, which is random enough for this.
@@ -101,7 +157,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let mut tries = 0;
         let deadline = Instant::now() + Duration::from_secs(1);
-        let answer: Result<(), _> = runtime.block_on(until(deadline, Level::Error, async |left| {
+        let answer: Result<(), _> = runtime.block_on(until(deadline, Absence::FINAL, Level::Error, async |left| {
             assert!(!left.is_zero(), "asked without time to answer");
             tries += 1;
             Err(error(429, Some(10)))
@@ -109,5 +165,53 @@ mod tests {
         assert!(answer.is_err_and(|e| e.code() == Some(ErrorCode::Overloaded)), "the agent's own answer is told");
         // Waits double from 20 ms on, so a second holds six tries.
         assert!((2..=6).contains(&tries), "{tries} tries");
+    }
+
+    fn absent() -> ClientError {
+        ClientError::Connect { socket: "/s".into(), source: std::io::ErrorKind::NotFound.into() }
+    }
+
+    /// Calls with these answers in turn, the last again and again; returns the answer and how many calls were made.
+    fn calls(patience: Duration, answers: &[fn() -> Result<(), ClientError>]) -> (Result<(), ClientError>, usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let absence = Absence { patience, shows: |e| matches!(e, ClientError::Connect { .. }) };
+        let mut made = 0;
+        let answer =
+            runtime.block_on(until(Instant::now() + Duration::from_secs(600), absence, Level::Error, async |_| {
+                made += 1;
+                answers[(made - 1).min(answers.len() - 1)]()
+            }));
+        (answer, made)
+    }
+
+    #[test]
+    fn an_absent_agent_is_waited_for_as_long_as_patience_lasts() {
+        let (answer, made) = calls(Duration::from_secs(600), &[|| Err(absent()), || Err(absent()), || Ok(())]);
+        assert!(answer.is_ok() && made == 3, "{answer:?} after {made}");
+        let (answer, made) = calls(Duration::ZERO, &[|| Err(absent())]);
+        assert!(matches!(answer, Err(ClientError::Connect { .. })) && made == 1, "{answer:?} after {made}");
+        // Waits of 20, 40, 80 and 130 ms at least, so 300 ms hold five calls.
+        let (answer, made) = calls(Duration::from_millis(300), &[|| Err(absent())]);
+        assert!(answer.is_err() && (2..=5).contains(&made), "{made}");
+    }
+
+    #[test]
+    fn an_agent_that_was_there_in_between_is_waited_for_anew() {
+        let answers: [fn() -> Result<(), ClientError>; 4] =
+            [|| Err(absent()), || Err(error(429, Some(1))), || Err(absent()), || Ok(())];
+        let (answer, made) = calls(Duration::from_secs(600), &answers);
+        assert!(answer.is_ok() && made == 4, "{answer:?} after {made}");
+        let mut streak = Streak::default();
+        let start = Instant::now();
+        assert_eq!(streak.again(start), (start, 0));
+        assert_eq!(streak.again(start + Duration::from_secs(1)), (start, 1));
+    }
+
+    #[test]
+    fn waits_for_an_absent_agent_stay_within_their_bounds() {
+        for (tries, jitter) in [(0, 0), (0, 255), (9, 0), (u32::MAX, 255)] {
+            let wait = spread(doubled(tries).min(MAX_ABSENT_WAIT), jitter);
+            assert!((MIN_WAIT..=Duration::from_millis(200)).contains(&wait), "{wait:?}");
+        }
     }
 }

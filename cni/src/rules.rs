@@ -1,48 +1,11 @@
 //! Rules for texts from outside, so that what breaks one is refused here, under the name of the variable or key it came
-//! in. Those for names, interface names and MAC addresses are the agent's own (`wharf_core::ids`), said again because the
-//! shim does not link the agent's rooms; a test holds the two against each other. Each error is the rule that was broken.
+//! in. Those for names and interface names are the deletion record's too (`wharf_handover::names`); they and that for MAC
+//! addresses are the agent's own (`wharf_core::ids`), said again because the shim does not link the agent's rooms; a test
+//! holds the two against each other. Each error is the rule that was broken.
 
 use std::net::IpAddr;
 
-/// Longest container id or network name, bytes.
-const MAX_NAME_BYTES: usize = 253;
-/// Longest interface name, bytes: `IFNAMSIZ` less its terminator.
-const MAX_IFNAME_BYTES: usize = 15;
-
-/// Container ids and network names.
-pub(crate) fn name(text: &str) -> Result<(), &'static str> {
-    if text.len() > MAX_NAME_BYTES {
-        return Err("must be at most 253 bytes");
-    }
-    if !text.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-        return Err("must start with a letter or digit");
-    }
-    if !text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-')) {
-        return Err("may hold only letters, digits, '_', '.' and '-'");
-    }
-    Ok(())
-}
-
-/// Interface names, as the kernel takes them.
-pub(crate) fn ifname(text: &str) -> Result<(), &'static str> {
-    if text.is_empty() {
-        return Err("must not be empty");
-    }
-    if text.len() > MAX_IFNAME_BYTES {
-        return Err("must be at most 15 bytes");
-    }
-    if text == "." || text == ".." {
-        return Err("must not be '.' or '..'");
-    }
-    if text == "all" || text == "default" || text.contains('%') {
-        // The kernel's own names below net.ipv6.conf, and its mark for "any free number".
-        return Err("must not be 'all' or 'default', nor hold '%'");
-    }
-    if text.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
-        return Err("must not hold '/', ':', blanks or control characters");
-    }
-    Ok(())
-}
+pub(crate) use wharf_handover::names::{ifname, name};
 
 /// Paths of network namespaces: the agent opens them, and its working directory is not the runtime's.
 pub(crate) fn netns(path: &str) -> Result<(), &'static str> {

@@ -5,6 +5,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::{Outcome, Run, endpoint, error};
+use wharf_handover::queue::MAX_RECORDS;
 
 const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const ID: &str = "/v1/endpoint/cni-attachment-id:c1:eth0";
@@ -125,7 +126,8 @@ fn agent_errors_become_cni_errors() {
 
 #[test]
 fn agent_away_or_somebody_else_there() {
-    for (command, code) in [("ADD", 11), ("DEL", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
+    // What DEL does is shown below.
+    for (command, code) in [("ADD", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
         let run = || Run::new(command, "1.1.0");
         let run = || {
             // Keys that one command needs and the others pass over.
@@ -135,6 +137,8 @@ fn agent_away_or_somebody_else_there() {
         let outcome = run().go();
         assert_eq!(outcome.code(), code, "{command}");
         assert!(outcome.stdout.contains("is wharf-agent running"), "{}", outcome.stdout);
+        assert!(outcome.stdout.contains("systemctl status wharf-agent"), "{}", outcome.stdout);
+        assert!(!outcome.queue().path().exists(), "{command} leaves nothing");
         // Died with the request in hand.
         assert_eq!(run().raw_answer(b"").go().code(), code, "{command}");
         // Something else listens.
@@ -142,6 +146,73 @@ fn agent_away_or_somebody_else_there() {
         assert_eq!(run().raw_answer(b"220 mail ESMTP\r\n").go().code(), other, "{command}");
         assert_eq!(run().answer(200, &json!("what?")).go().code(), other, "{command}");
     }
+}
+
+/// A DEL of a container of which nobody has a link, in whatever namespace the tests run.
+fn lonely_del() -> Run {
+    Run::new("DEL", "1.0.0").var("CNI_CONTAINERID", "wharf-cni-binary-test").key("log-level", json!("info"))
+}
+
+#[test]
+fn del_without_an_agent_succeeds_and_two_of_them_are_one_record() {
+    // No socket, no netns: all that DEL has to go by is the attachment.
+    let first = lonely_del().var("CNI_NETNS", "").go();
+    first.assert_silent();
+    assert!(first.stderr.contains("going on without the agent"), "{}", first.stderr);
+    assert!(first.stderr.contains("the agent will finish it"), "{}", first.stderr);
+    let before = first.queue().list().unwrap();
+    let [entry] = before.as_slice() else { panic!("one record, not {before:?}") };
+    let record = entry.content.as_ref().unwrap();
+    assert_eq!((record.network.as_str(), record.container_id.as_str()), ("net", "wharf-cni-binary-test"));
+    assert_eq!((record.ifname.as_str(), record.endpoint), ("eth0", None));
+
+    // A socket that a killed agent left, and a netns that is nonsense.
+    drop(std::os::unix::net::UnixListener::bind(first.dir.path().join("wharf.sock")).unwrap());
+    let second = lonely_del().var("CNI_NETNS", "/proc/self/environ").after(first).go();
+    second.assert_silent();
+    assert_eq!(second.queue().list().unwrap(), before, "the same record, with the time of the first");
+}
+
+#[test]
+fn del_whose_agent_dies_with_the_request_in_hand_is_queued() {
+    let outcome = lonely_del().raw_answer(b"").go();
+    outcome.assert_silent();
+    assert_eq!(outcome.queue().list().unwrap().len(), 1);
+}
+
+#[test]
+fn del_that_finds_somebody_else_there_is_an_error() {
+    for run in [lonely_del().raw_answer(b"220 mail ESMTP\r\n"), lonely_del().answer(200, &json!("what?"))] {
+        let outcome = run.go();
+        assert_eq!(outcome.code(), 5);
+        assert!(!outcome.queue().path().exists());
+    }
+}
+
+#[test]
+fn del_with_a_full_queue_is_to_be_tried_again() {
+    let run = lonely_del();
+    let queue = run.queue();
+    queue.ensure_directory().unwrap();
+    for n in 0..MAX_RECORDS {
+        std::fs::write(queue.path().join(format!("{n:064x}.json")), "").unwrap();
+    }
+    let outcome = run.go();
+    assert_eq!(outcome.code(), 11);
+    let body = outcome.json();
+    assert!(body["msg"].as_str().is_some_and(|msg| msg.contains("4096 records wait there already")), "{body}");
+    assert!(body["details"].as_str().is_some_and(|details| details.contains("start wharf-agent")), "{body}");
+    assert_eq!(std::fs::read_dir(queue.path()).unwrap().count(), MAX_RECORDS, "nothing temporary is left");
+}
+
+#[test]
+fn del_before_any_agent_ran_in_this_boot_is_done() {
+    let run = lonely_del();
+    let run_dir = run.socket().parent().unwrap().join("none");
+    let outcome = run.key("socket", json!(run_dir.join("wharf.sock"))).go();
+    outcome.assert_silent();
+    assert!(outcome.stderr.contains("no agent has run in this boot"), "{}", outcome.stderr);
+    assert!(!run_dir.exists());
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use wharf_handover::queue::Queue;
 
 /// A request as the stand-in got it.
 #[derive(Debug)]
@@ -34,9 +35,16 @@ pub(crate) struct Outcome {
     pub(crate) stderr: String,
     /// What the stand-in was asked.
     pub(crate) requests: Vec<Request>,
+    /// The run directory, with the socket and what was left beside it.
+    pub(crate) dir: TempDir,
 }
 
 impl Outcome {
+    /// The deletion queue.
+    pub(crate) fn queue(&self) -> Queue {
+        Queue::new(self.dir.path())
+    }
+
     /// Stdout as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("stdout is not JSON ({e}): {self:?}"))
@@ -80,6 +88,13 @@ impl Run {
         Self { dir, vars, conf, stdin: None, answers: Vec::new() }
     }
 
+    /// Runs in the run directory of a run before.
+    pub(crate) fn after(mut self, before: Outcome) -> Self {
+        self.dir = before.dir;
+        self.conf["socket"] = json!(self.socket());
+        self
+    }
+
     /// Sets a variable; an empty one is taken away.
     pub(crate) fn var(mut self, name: &'static str, value: &str) -> Self {
         self.vars.retain(|(other, _)| *other != name);
@@ -114,6 +129,11 @@ impl Run {
         self
     }
 
+    /// The deletion queue beside it.
+    pub(crate) fn queue(&self) -> Queue {
+        Queue::of_socket(&self.socket())
+    }
+
     /// Where the stand-in listens.
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("wharf.sock")
@@ -121,7 +141,8 @@ impl Run {
 
     /// Runs it to its end. Every answer must have been asked for.
     pub(crate) fn go(self) -> Outcome {
-        let agent = (!self.answers.is_empty()).then(|| serve(&self.socket(), self.answers.clone()));
+        let socket = self.socket();
+        let agent = (!self.answers.is_empty()).then(|| serve(&socket, self.answers.clone()));
         let mut child = Command::new(env!("CARGO_BIN_EXE_wharf-cni"))
             .env_clear()
             .envs(self.vars.iter().map(|(name, value)| (name, value)))
@@ -142,12 +163,13 @@ impl Run {
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),
             requests: Vec::new(),
+            dir: self.dir,
         };
         assert_eq!(output.status.code(), Some(i32::from(!outcome.success)), "0 and 1 are all there is: {outcome:?}");
         if let Some(agent) = agent {
             // Answers that nobody asked for: a connection without a request lets the thread come to its end.
             while !agent.is_finished() {
-                drop(UnixStream::connect(self.socket()));
+                drop(UnixStream::connect(&socket));
             }
             outcome.requests = agent.join().unwrap();
             let asked = outcome.requests.len();

@@ -1,0 +1,224 @@
+//! The shim's only netlink: the container's link in the node's own namespace, found by its owner's mark.
+//!
+//! No namespace is entered, so it does not matter what `CNI_NETNS` says or whose that path is by now. A link is taken
+//! for Wharf's own, and for this container's, only when it is a veth, its alias is the mark of that attachment, and its
+//! name is the one that goes with the mark; with its host side a pair's other side goes too.
+
+use std::{fmt, io, time::Duration};
+
+use futures::StreamExt as _;
+use rtnetlink::{
+    Error, Handle, LinkMessageBuilder, LinkUnspec, new_connection_with_strict_check,
+    packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{InfoKind, LinkAttribute, LinkExtentMask, LinkInfo, LinkMessage},
+    },
+};
+use wharf_handover::{mark::Mark, names::MAX_ENDPOINT_ID};
+
+use crate::{netconf::NetConf, request::Target};
+
+/// Bounds a wait that a fault would make endless: the kernel answers in milliseconds, a busy one in a second.
+const KERNEL_LIMIT: Duration = Duration::from_secs(10);
+/// A list that changed while it was read is asked for again, this often.
+const LIST_TRIES: usize = 5;
+
+/// A link that is an attachment's beyond doubt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Marked {
+    index: u32,
+    name: String,
+    pub(crate) mark: Mark,
+}
+
+impl fmt::Display for Marked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// What became of a link that was to be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removal {
+    Removed,
+    /// It was gone, or its index is another link's by now.
+    Gone,
+}
+
+/// The links of an attachment: one, or none; several where something went wrong before.
+pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>, String> {
+    let links = in_kernel(async |mut handle| {
+        for _ in 0..LIST_TRIES {
+            if let Some(links) = try_list(&mut handle).await? {
+                return Ok(links);
+            }
+        }
+        Err("it changed each time it was read".into())
+    });
+    let links = links.await.map_err(|why| format!("list links: {why}"))?;
+    Ok(links.iter().filter_map(|link| marked(link, conf, target)).collect())
+}
+
+/// Removes a link, if it is still the one that was found.
+pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Result<Removal, String> {
+    let removed = in_kernel(async |handle| {
+        // An index is given out again, so the link is looked at as late as can be.
+        let mut found = std::pin::pin!(handle.link().get().match_index(link.index).execute());
+        let there = match found.next().await {
+            Some(Ok(message)) => marked(&message, conf, target),
+            Some(Err(error)) if is_gone(&error) => None,
+            Some(Err(error)) => return Err(format!("look at it: {error}")),
+            None => return Err("look at it: no answer".into()),
+        };
+        if there.as_ref() != Some(link) {
+            return Ok(Removal::Gone);
+        }
+        match handle.link().del(link.index).execute().await {
+            Ok(()) => Ok(Removal::Removed),
+            Err(error) if is_gone(&error) => Ok(Removal::Gone),
+            Err(error) => Err(error.to_string()),
+        }
+    });
+    removed.await.map_err(|why| format!("remove link {link}: {why}"))
+}
+
+/// Runs `work` on a connection of its own, with the connection driven beside it.
+async fn in_kernel<T>(work: impl AsyncFnOnce(Handle) -> Result<T, String>) -> Result<T, String> {
+    // What nobody asked for is dropped with the receiver, at the end.
+    let (mut connection, handle, _unasked) =
+        new_connection_with_strict_check().map_err(|e| format!("open netlink socket: {e}"))?;
+    // The end of a list says whether the list is whole.
+    connection.set_forward_done(true);
+    tokio::select! {
+        biased;
+        result = work(handle) => result,
+        () = connection => Err("the netlink socket was closed".into()),
+        () = tokio::time::sleep(KERNEL_LIMIT) => Err(format!("no answer within {} s", KERNEL_LIMIT.as_secs())),
+    }
+}
+
+/// All veth links; `None` when the list changed while it was read, so that one may be missing.
+async fn try_list(handle: &mut Handle) -> Result<Option<Vec<LinkMessage>>, String> {
+    let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
+        .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
+        .build();
+    let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetLink(message));
+    request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let mut answers = std::pin::pin!(handle.request(request).map_err(|e| e.to_string())?);
+    let (mut links, mut whole) = (Vec::new(), true);
+    while let Some(answer) = answers.next().await {
+        whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
+        match answer.payload {
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => links.push(link),
+            NetlinkPayload::Done(done) if done.code == 0 => return Ok(whole.then_some(links)),
+            NetlinkPayload::Done(done) => {
+                return Err(io::Error::from_raw_os_error(done.code.saturating_neg()).to_string());
+            }
+            NetlinkPayload::Error(error) => return Err(error.to_io().to_string()),
+            NetlinkPayload::Overrun(_) => return Ok(None),
+            _ => {}
+        }
+    }
+    Err("the answer was cut short".into())
+}
+
+/// The link as this attachment's, if it is that.
+fn marked(link: &LinkMessage, conf: &NetConf, target: &Target) -> Option<Marked> {
+    let (mut name, mut alias, mut veth) = (None, None, false);
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::IfName(text) => name = Some(text),
+            LinkAttribute::IfAlias(text) => alias = Some(text),
+            LinkAttribute::LinkInfo(infos) => {
+                veth = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth)));
+            }
+            _ => {}
+        }
+    }
+    let (name, mark) = (name?, Mark::parse(alias?)?);
+    let ours = veth
+        && (1..=MAX_ENDPOINT_ID).contains(&mark.id)
+        && *name == host_ifname(&mark)
+        && mark.is_of(&conf.name, &target.container_id, &target.ifname);
+    ours.then(|| Marked { index: link.header.index, name: name.clone(), mark })
+}
+
+/// The name that the agent gives the host side of an endpoint's link (`wharf_core::endpoint::host_ifname`).
+fn host_ifname(mark: &Mark) -> String {
+    format!("wh{:04x}{:08x}", mark.id, mark.epoch & 0xffff_ffff)
+}
+
+fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::NetlinkError(e) if e.to_io().raw_os_error() == Some(libc::ENODEV))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+    use wharf_core::ids::{EndpointId, Epoch};
+
+    use super::*;
+
+    fn conf() -> NetConf {
+        let document = json!({"cniVersion": "1.1.0", "name": "net", "type": "wharf-cni"});
+        NetConf::parse(document.as_object().unwrap().clone()).unwrap()
+    }
+
+    fn target() -> Target {
+        Target { container_id: "c1".into(), ifname: "eth0".into() }
+    }
+
+    fn link(name: &str, alias: Option<&str>, kind: InfoKind) -> LinkMessage {
+        let mut message = LinkMessage::default();
+        message.header.index = 9;
+        message.attributes.push(LinkAttribute::IfName(name.into()));
+        message.attributes.extend(alias.map(|alias| LinkAttribute::IfAlias(alias.into())));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]));
+        message
+    }
+
+    #[test]
+    fn the_containers_own_link_is_known_by_kind_mark_and_name() {
+        let found = marked(&link("wh000700000009", Some("wharf:7:9:net/c1/eth0"), InfoKind::Veth), &conf(), &target());
+        let mark = Mark::new(7, 9, "net", "c1", "eth0");
+        assert_eq!(found, Some(Marked { index: 9, name: "wh000700000009".into(), mark }));
+    }
+
+    #[test]
+    fn anything_less_is_not_ours() {
+        let ours = "wharf:7:9:net/c1/eth0";
+        for (name, alias, kind) in [
+            ("wh000700000009", None, InfoKind::Veth),
+            ("wh000000000009", Some("wharf:0:9:net/c1/eth0"), InfoKind::Veth),
+            ("wh400000000009", Some("wharf:16384:9:net/c1/eth0"), InfoKind::Veth),
+            ("wh000700000009", Some(""), InfoKind::Veth),
+            ("wh000700000009", Some("wharf:7:9"), InfoKind::Veth),
+            ("wh000700000009", Some(ours), InfoKind::Bridge),
+            ("wh00070000000a", Some(ours), InfoKind::Veth),
+            ("wh000800000009", Some(ours), InfoKind::Veth),
+            ("eth0", Some(ours), InfoKind::Veth),
+            ("wh000700000009", Some("wharf:7:9:net/c1/eth1"), InfoKind::Veth),
+            ("wh000700000009", Some("wharf:7:9:net/c2/eth0"), InfoKind::Veth),
+            ("wh000700000009", Some("wharf:7:9:other/c1/eth0"), InfoKind::Veth),
+            ("wh000700000009", Some("wharf:7:9:net/c1/eth0/"), InfoKind::Veth),
+            ("wh000700000009", Some("a wharf:7:9:net/c1/eth0"), InfoKind::Veth),
+        ] {
+            assert_eq!(marked(&link(name, alias, kind.clone()), &conf(), &target()), None, "{name} {alias:?} {kind:?}");
+        }
+        assert_eq!(marked(&LinkMessage::default(), &conf(), &target()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_name_and_the_ids_are_the_agents(id: u16, epoch: u64) {
+            let agents = EndpointId::try_from(id);
+            prop_assert_eq!(agents.is_ok(), (1..=MAX_ENDPOINT_ID).contains(&id));
+            if let Ok(agents) = agents {
+                let name = wharf_core::endpoint::host_ifname(agents, Epoch(epoch));
+                prop_assert_eq!(host_ifname(&Mark::new(id, epoch, "n", "c", "i")), name);
+            }
+        }
+    }
+}
