@@ -8,7 +8,7 @@ use std::{
 
 use wharf_api::{ApiError, AuditReport, ErrorCode, Finding};
 use wharf_core::{
-    audit::{AuditFinding, AuditView, Repair},
+    audit::{AuditFinding, AuditView, QueueFile, Repair},
     ids::EndpointId,
     kernel::Kernel,
     plan::CreateStep,
@@ -17,12 +17,13 @@ use wharf_core::{
 };
 
 use crate::{
-    clock,
+    clock, deletions,
     endpoint::{
         create::{error, kernel_error},
         task::Command,
     },
     node::Node,
+    orphan, quarantine, resting,
     sync::lock,
 };
 
@@ -31,7 +32,89 @@ use crate::{
 /// # Errors
 /// When the kernel or the store cannot be read.
 pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<AuditReport, ApiError> {
-    if repair {
+    audit_and(node, &if repair { Mend::All } else { Mend::Nothing }).await
+}
+
+/// A finding as one audit and the next both name it.
+pub type Key = (String, String, String);
+
+/// What is to be mended.
+#[derive(Debug, Clone)]
+pub enum Mend {
+    /// Only look.
+    Nothing,
+    /// Everything that can be.
+    All,
+    /// These.
+    Only(BTreeSet<Key>),
+}
+
+impl Mend {
+    fn wants(&self, finding: &AuditFinding) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::All => true,
+            Self::Only(keys) => keys.contains(&key_of(finding)),
+        }
+    }
+}
+
+fn key_of(finding: &AuditFinding) -> Key {
+    (finding.object.to_owned(), finding.subject.clone(), finding.problem.clone())
+}
+
+/// The leak audit: compares at a gentle pace, and mends what two audits in a row have named. What only an operator can
+/// decide (endpoints whose records were lost, records out of service) it leaves alone.
+#[derive(Debug, Default)]
+pub struct Reconcile {
+    last: BTreeSet<Key>,
+}
+
+impl Reconcile {
+    /// One round.
+    ///
+    /// # Errors
+    /// When the kernel or the store cannot be read.
+    pub async fn run<K: Kernel>(&mut self, node: &Arc<Node<K>>) -> Result<(), String> {
+        let mut kept: BTreeSet<EndpointId> = orphan::ids(node);
+        kept.extend(lock(&node.unreadable).iter().copied());
+        kept.extend(lock(&node.quarantined).iter().map(|q| q.id));
+        let guards: Vec<_> = kept.into_iter().map(|id| node.working_on(id)).collect();
+        let report = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await.map_err(|e| e.message)?;
+        drop(guards);
+        let mut left = 0;
+        for f in report.findings {
+            let mended = f.repair.as_deref() == Some("mended");
+            match &f.repair {
+                Some(outcome) => tracing::warn!(
+                    object = f.object,
+                    subject = f.subject,
+                    owner = f.owner,
+                    "leak audit: {}: {outcome}",
+                    f.problem
+                ),
+                None => {
+                    tracing::info!(object = f.object, subject = f.subject, owner = f.owner, "leak audit: {}", f.problem)
+                }
+            }
+            if !mended {
+                left += 1;
+                if f.repairable && f.object != "record" {
+                    self.last.insert((f.object, f.subject, f.problem));
+                }
+            }
+        }
+        *lock(&node.audit_findings) = Some(left);
+        orphan::forget_gone(node).await
+    }
+}
+
+/// Compares, and mends what is asked for.
+///
+/// # Errors
+/// When the kernel or the store cannot be read.
+pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<AuditReport, ApiError> {
+    if matches!(repair, Mend::All) {
         // The node's own part first: endpoints' routes speak from its addresses.
         node.kernel.ensure_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
     }
@@ -52,6 +135,8 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
         }
     }
     let prepared: BTreeSet<_> = prepared_before.union(&node.prepared.ids()).copied().collect();
+    let node_part = node.kernel.observe_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
+    let queue = queue_files(node).await.map_err(|why| error(ErrorCode::Store, why))?;
     let (cidrs, router) = {
         let ipam = lock(&node.ipam);
         (ipam.cidrs(), [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)])
@@ -63,6 +148,8 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
         in_flight: &in_flight,
         pool_cidrs: &cidrs,
         router,
+        node: &node_part,
+        queue: &queue,
     };
     let mut findings = wharf_core::audit::audit(&view);
     findings.extend(memory_against_store(node, &later));
@@ -79,12 +166,14 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
             ("endpoints".to_owned(), later.endpoints.len() as u64),
             ("leases".to_owned(), later.leases.len() as u64),
             ("intents".to_owned(), later.intents.len() as u64),
+            ("resting-addresses".to_owned(), later.resting.len() as u64),
+            ("deletion-records".to_owned(), queue.len() as u64),
         ]),
     };
     let mut all_mended = true;
     let mut renewed: BTreeMap<EndpointId, Result<BTreeSet<String>, String>> = BTreeMap::new();
     for finding in findings {
-        let outcome = match (&finding.repair, repair) {
+        let outcome = match (&finding.repair, repair.wants(&finding)) {
             // One regeneration mends all that is amiss with an endpoint.
             (Some(Repair::Regenerate(id)), true) => {
                 if !renewed.contains_key(id) {
@@ -202,7 +291,8 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
                 subject: lease.ip.to_string(),
                 problem: "held in memory, not in the store".into(),
                 owner: Some(wharf_core::ipam::describe_owner(&lease.owner)),
-                repair: None,
+                // Of a create whose undo failed: no endpoint will ever give it back.
+                repair: is_nobodys(node, &lease.owner).then_some(Repair::ReleaseLease(lease.ip)),
             });
         }
     }
@@ -221,6 +311,17 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
     findings
 }
 
+/// No endpoint of that attachment and epoch is there.
+fn is_nobodys<K: Kernel>(node: &Node<K>, owner: &LeaseOwner) -> bool {
+    match owner {
+        LeaseOwner::Attachment { attachment, epoch } => node
+            .registry
+            .by_interface(&attachment.container_id, &attachment.ifname)
+            .is_none_or(|handle| handle.epoch != *epoch),
+        LeaseOwner::Caller { .. } | LeaseOwner::Node => false,
+    }
+}
+
 async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapshot) -> Result<(), String> {
     let kernel = |e: wharf_core::kernel::KernelError| e.to_string();
     tracing::info!("audit repairs: {repair:?}");
@@ -237,15 +338,30 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
             node.kernel.remove_call_slot(*slot).await.map_err(kernel)
         }
         Repair::RemoveRoute(route) => node.kernel.remove_route(route).await.map_err(kernel),
-        Repair::ReleaseLease(ip) => {
-            let Some(lease) = snapshot.leases.iter().find(|l| l.ip == *ip) else { return Ok(()) };
-            let change = Change::RemoveOwnedLease(*ip, lease.owner.clone());
-            node.store.commit(vec![change]).await.map_err(|e| e.to_string())?;
-            lock(&node.ipam).release_owned(*ip, &lease.owner);
-            Ok(())
-        }
+        Repair::ReleaseLease(ip) => match snapshot.leases.iter().find(|l| l.ip == *ip) {
+            Some(lease) => {
+                resting::release(node, std::slice::from_ref(lease), Vec::new()).await.map_err(|e| e.to_string())
+            }
+            None => {
+                let lease = lock(&node.ipam).get(*ip).filter(|l| is_nobodys(node, &l.owner)).cloned();
+                resting::in_memory(node, lease.as_slice());
+                Ok(())
+            }
+        },
+        Repair::EnsureNode => node.kernel.ensure_node(&node.spec()).await.map_err(kernel),
+        Repair::DrainQueue => match deletions::drain(node, deletions::Cause::Tick).await? {
+            0 => Ok(()),
+            left => Err(format!("{left} deletes could not be finished yet")),
+        },
+        Repair::ForgetRest(ip) => node.store.commit(vec![Change::RemoveRest(*ip)]).await.map_err(|e| e.to_string()),
+        Repair::RemoveQueueFile(name) => deletions::discard(node, name).await,
+        Repair::ReleaseQuarantined(id) => quarantine::release(node, *id).await.map(drop),
         Repair::CloseIntent(id, epoch) => {
-            node.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await.map_err(|e| e.to_string())
+            node.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await.map_err(|e| e.to_string())?;
+            if lock(&node.reserved).remove(id) {
+                node.registry.free_id(*id);
+            }
+            Ok(())
         }
         Repair::Regenerate(id) => {
             let handle = node.registry.get(*id).ok_or("the endpoint is gone")?;
@@ -258,6 +374,24 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
             answer.await.map_err(|_| "the endpoint is gone")?
         }
     }
+}
+
+/// The deletion queue in the audit's words.
+async fn queue_files<K: Kernel>(node: &Node<K>) -> Result<Vec<QueueFile>, String> {
+    let now = clock::unix_ms();
+    let files = deletions::entries(node)
+        .await?
+        .into_iter()
+        .filter(|e| e.content.as_ref().is_ok_and(|d| d.canary.is_none()) || e.content.is_err());
+    Ok(files
+        .map(|entry| {
+            let (owner, problem) = match entry.content {
+                Ok(d) => (Some(format!("{}/{} on network {}", d.container_id, d.ifname, d.network)), None),
+                Err(why) => (None, Some(why)),
+            };
+            QueueFile { name: entry.name, age_ms: now.saturating_sub(entry.written_unix_ms), owner, problem }
+        })
+        .collect())
 }
 
 /// An id whose leftovers are being removed: nobody gets it meanwhile.

@@ -1,4 +1,5 @@
-//! Wall-clock time, for people; nothing is decided by it.
+//! Wall-clock time, for people. All that is decided by it is how long an address rests: a clock that jumps makes a rest
+//! longer or shorter, and the checks at its end are made all the same.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -69,6 +69,12 @@ pub struct Flags {
     /// How long a delete waits for the proxy to let go, milliseconds [default: 3000]
     #[arg(long, env = "WHARF_PROXY_TIMEOUT_MS", value_name = "MS")]
     pub proxy_timeout_ms: Option<u64>,
+    /// How long an address rests after it was given back, milliseconds; cut short when a pool runs out [default: 30000]
+    #[arg(long, env = "WHARF_IP_REST_MS", value_name = "MS")]
+    pub ip_rest_ms: Option<u64>,
+    /// How often kernel and store are compared and leaks removed, milliseconds; 0 is never [default: 60000]
+    #[arg(long, env = "WHARF_AUDIT_INTERVAL_MS", value_name = "MS")]
+    pub audit_interval_ms: Option<u64>,
     /// Load the programs with debug log records compiled in (slow; for developers)
     #[arg(long, env = "WHARF_DEBUG_PROGRAMS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub debug_programs: Option<bool>,
@@ -112,6 +118,8 @@ struct File {
     attach_mode: Option<AttachChoice>,
     prepared_programs: Option<usize>,
     proxy_timeout_ms: Option<u64>,
+    ip_rest_ms: Option<u64>,
+    audit_interval_ms: Option<u64>,
     debug_programs: Option<bool>,
     #[serde(default)]
     pool: Vec<FilePool>,
@@ -182,6 +190,10 @@ pub struct AgentConfig {
     pub prepared_programs: usize,
     /// Bound of the wait for the proxy at delete.
     pub proxy_timeout: std::time::Duration,
+    /// Rest of an address that was given back, milliseconds.
+    pub ip_rest_ms: u64,
+    /// Pace of the leak audit; zero is never.
+    pub audit_interval: std::time::Duration,
     /// Debug programs.
     pub debug_programs: bool,
 }
@@ -241,6 +253,13 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
     if prepared_programs > 1024 {
         return Err(setting("prepared-programs", format!("{prepared_programs} is above 1024")));
     }
+    let audit_interval_ms = flags.audit_interval_ms.or(file.audit_interval_ms).unwrap_or(60_000);
+    if (1..1_000).contains(&audit_interval_ms) {
+        return Err(setting(
+            "audit-interval-ms",
+            format!("{audit_interval_ms} is neither 0 (never) nor 1000 and more"),
+        ));
+    }
     Ok(AgentConfig {
         run_dir: flags.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/wharf".into()),
         state_dir: flags.state_dir.or(file.state_dir).unwrap_or_else(|| "/var/lib/wharf".into()),
@@ -270,6 +289,8 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
         proxy_timeout: std::time::Duration::from_millis(
             flags.proxy_timeout_ms.or(file.proxy_timeout_ms).unwrap_or(3_000),
         ),
+        ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
+        audit_interval: std::time::Duration::from_millis(audit_interval_ms),
         debug_programs: flags.debug_programs.or(file.debug_programs).unwrap_or(false),
     })
 }
@@ -307,6 +328,8 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("attach-mode".to_owned(), config.attach_mode.map_or_else(|| "auto".to_owned(), |m| m.to_string())),
         ("prepared-programs".to_owned(), config.prepared_programs.to_string()),
         ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
+        ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),
+        ("audit-interval-ms".to_owned(), config.audit_interval.as_millis().to_string()),
         ("debug-programs".to_owned(), config.debug_programs.to_string()),
     ]);
     for pool in config.pools.iter().skip(1) {

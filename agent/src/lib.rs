@@ -8,29 +8,39 @@
 //! | store writer ([`store`], a thread) | change sets | commits |
 //! | events | the ring buffer of the programs | [`monitor`] |
 //! | program log, with `--debug-programs` | the log buffer of the programs | the agent's log |
-//! | controllers ([`controller`]): prepared programs, node datapath, watchdog | time, what was taken | kernel changes, their rows in status |
+//! | deletion queue ([`deletions`]) | the directory's events, a tick | deletes |
+//! | stuck steps ([`stuck`]) | time | the log, the monitor |
+//! | controllers ([`controller`]): prepared programs, node datapath, address rest, leak audit, watchdog | time, what was taken | kernel changes, their rows in status |
 //!
 //! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
 //! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
 
 pub mod audit;
 pub mod clock;
+pub mod collect;
 pub mod config;
 pub mod controller;
+pub mod deletions;
 pub mod endpoint;
+pub mod gate;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
 pub mod orphan;
 pub mod prepared;
+pub mod process;
 pub mod proxy;
+pub mod quarantine;
 pub mod registry;
 pub mod rest;
+pub mod resting;
 pub mod restore;
 pub mod serve;
 pub mod store;
+pub mod stuck;
 pub mod sync;
 pub mod telemetry;
+pub mod unknown;
 
 use std::{path::Path, sync::Arc, sync::atomic::Ordering, time::Duration};
 
@@ -39,7 +49,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use wharf_core::{ipam::Ipam, kernel::Kernel as _};
 use wharf_datapath::{LinuxKernel, OpenOptions};
 
-use crate::{config::AgentConfig, node::Node, proxy::NoProxy, rest::LinuxNode, store::Store, telemetry::LogFilter};
+use crate::{
+    config::AgentConfig, node::Node, proxy::NoProxy, rest::LinuxNode, store::Store, sync::lock, telemetry::LogFilter,
+};
 
 /// How long requests and operations that run may take at a stop.
 const GRACE: Duration = Duration::from_secs(15);
@@ -73,7 +85,13 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
     let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), node.stop.clone()));
     node.kernel.ensure_node(&node.spec()).await?;
+    lock(&node.ipam).set_rest(node.config.ip_rest_ms);
     restore::restore(&node, opened.snapshot, opened.lost).await?;
+    // Before anything is served: what was deleted while no agent ran must be gone when its container is added again.
+    if let Err(why) = deletions::drain(&node, deletions::Cause::Start).await {
+        tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
+    }
+    wharf_crash::point("start/after-drain");
     node.tasks.spawn(read_events(Arc::clone(&node), events));
     if node.config.debug_programs {
         node.tasks.spawn(read_program_log(Arc::clone(&node)));
@@ -139,6 +157,30 @@ fn start_controllers(node: &Arc<LinuxNode>) {
             }
         }
     });
+    node.tasks.spawn(deletions::watch(Arc::clone(node)));
+    node.tasks.spawn(stuck::watch(Arc::clone(node)));
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        let work = || resting::wake(&owned);
+        owned.controllers.run("address-rest", resting::TICK, owned.stop.clone(), work).await;
+    });
+    if !node.config.audit_interval.is_zero() {
+        let owned = Arc::clone(node);
+        node.tasks.spawn(async move {
+            let mut reconcile = audit::Reconcile::default();
+            loop {
+                tokio::select! {
+                    () = owned.stop.cancelled() => return,
+                    () = tokio::time::sleep(owned.config.audit_interval) => {}
+                }
+                let result = reconcile.run(&owned).await;
+                if let Err(why) = &result {
+                    tracing::warn!(controller = "leak-audit", "{why}");
+                }
+                owned.controllers.record("leak-audit", result);
+            }
+        });
+    }
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
         let work = || async { owned.kernel.ensure_node(&owned.spec()).await.map_err(|e| e.to_string()) };

@@ -1,37 +1,5 @@
-//! `wharf-agent`: settings, logs, pools, runtime, agent.
+//! `wharf-agent`.
 
-use std::{process::ExitCode, time::Duration};
-
-use anyhow::Context;
-use clap::Parser as _;
-use wharf_agent::{
-    config::{AgentConfig, Flags},
-    telemetry,
-};
-use wharf_core::ipam::Ipam;
-
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("wharf-agent: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> anyhow::Result<()> {
-    let config = AgentConfig::load(Flags::parse())?;
-    let log = telemetry::init(&config.log_level, config.log_format)?;
-    let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone())?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2) // requests are short; what waits for the kernel runs on blocking threads
-        .max_blocking_threads(64)
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
-    let result = runtime.block_on(wharf_agent::agent(config, ipam, log));
-    // A kernel call that never returns must not keep a stopped agent alive.
-    runtime.shutdown_timeout(Duration::from_secs(5));
-    result
+fn main() -> std::process::ExitCode {
+    wharf_agent::process::main()
 }

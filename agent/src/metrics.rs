@@ -136,6 +136,20 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
         "Completions never given and passed",
         status.proxy.timed_out_completions,
     );
+    let queue = &status.deletion_queue;
+    single(registry, "deletion_queue_records", "Deletion records that wait", queue.records);
+    single(
+        registry,
+        "deletion_queue_oldest_age_milliseconds",
+        "Age of the oldest deletion record",
+        queue.oldest_age_ms,
+    );
+    single(registry, "deletion_queue_unusable", "Deletion records put aside since start", queue.unusable);
+    single(registry, "stuck_steps", "Steps that have not ended in their time", status.stuck.len() as u64);
+    single(registry, "quarantined_records", "Records out of service", status.quarantined.len() as u64);
+    single(registry, "audit_findings", "Findings that the last leak audit left", status.audit_findings.unwrap_or(0));
+    single(registry, "creates_waiting", "Creates that wait for their turn", status.admission.waiting);
+    single(registry, "creates_refused", "Creates told to come again since start", status.admission.refused);
     let failing = status.controllers.iter().filter(|c| c.consecutive_failures > 0).count();
     single(registry, "controllers_failing", "Controllers whose last run failed", failing as u64);
 
@@ -146,6 +160,7 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
     registry.register("endpoint_state", "Endpoints by state", states);
 
     let (capacity, used) = (Family::<PoolLabel, Gauge>::default(), Family::<PoolLabel, Gauge>::default());
+    let resting = Family::<PoolLabel, Gauge>::default();
     for pool in &status.ipam {
         let family = match pool.family {
             wharf_api::IpFamily::Ipv4 => "ipv4",
@@ -154,9 +169,11 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
         let label = PoolLabel { pool: pool.name.clone(), family };
         capacity.get_or_create(&label).set(number(pool.total));
         used.get_or_create(&label).set(number(pool.used));
+        resting.get_or_create(&label).set(number(pool.resting));
     }
     registry.register("ipam_capacity", "Addresses a pool can give out", capacity);
     registry.register("ip_addresses", "Addresses given out", used);
+    registry.register("ip_addresses_resting", "Addresses given back that rest", resting);
 
     let pressure = Family::<One, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
     for map in &status.bpf_maps {

@@ -17,18 +17,13 @@ use wharf_core::{
     ids::EndpointId,
     ipam::Ipam,
     kernel::{CounterRow, Kernel, NodeSpec},
+    store::Quarantined,
 };
 
 use crate::{
-    config::AgentConfig, controller::Controllers, metrics::Metrics, monitor::Monitor, prepared::Prepared,
-    proxy::Redirects, registry::Registry, store::Store, sync::lock,
+    config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate, metrics::Metrics, monitor::Monitor,
+    orphan::Orphan, prepared::Prepared, proxy::Redirects, registry::Registry, store::Store, sync::lock,
 };
-
-/// Creates that may run or wait at once; beyond it the answer is 429. At 3 ms each the last of them waits about a
-/// second, well within any runtime's patience.
-pub const ADMITTED_CREATES: usize = 256;
-/// Creates that touch the kernel at once. The kernel serialises most of it (RTNL); more would only make each slower.
-const RUNNING_CREATES: usize = 8;
 
 /// Everything the tasks share; one for each agent.
 pub struct Node<K: Kernel> {
@@ -56,12 +51,15 @@ pub struct Node<K: Kernel> {
     pub redirects: Arc<dyn Redirects>,
     /// Regenerations that may run at once: the cores, at least 2.
     pub build_permits: Semaphore,
-    /// Creates that may touch the kernel at once.
-    pub create_permits: Semaphore,
+    /// Whose turn it is to look at resting addresses: one at a time, so that none is woken by what was seen before its
+    /// last lease. Held across kernel calls and a commit, each bounded.
+    pub checks: tokio::sync::Mutex<()>,
+    /// Which creates may run.
+    pub gate: Arc<Gate>,
     /// Creates asked for since start.
     pub creates: AtomicU64,
-    /// Creates admitted.
-    pub admitted: Arc<Semaphore>,
+    /// What the last leak audit left; none before the first.
+    pub audit_findings: Mutex<Option<u64>>,
     /// Operations (deletes, controllers, readers): awaited at a stop.
     pub tasks: TaskTracker,
     /// Endpoint tasks: ended after the operations, which need them.
@@ -82,6 +80,16 @@ pub struct Node<K: Kernel> {
     pub completions: Completions,
     /// Counters of endpoints that are gone, so that the node's totals never go back.
     pub past_counters: Mutex<BTreeMap<(String, String), (u64, u64)>>,
+    /// Deletion records of shims that found no agent.
+    pub deletions: Deletions,
+    /// Endpoints whose records were lost: at most as many as there are ids.
+    pub orphans: Mutex<Vec<Orphan>>,
+    /// Records out of service: at most as many as there are ids.
+    pub quarantined: Mutex<Vec<Quarantined>>,
+    /// Ids that stay taken because the undo of a create left something; the audit frees them when that is gone.
+    pub reserved: Mutex<BTreeSet<EndpointId>>,
+    /// Endpoints whose records cannot be read, and which are not out of service yet.
+    pub unreadable: Mutex<BTreeSet<EndpointId>>,
     /// Ids that something works on, and how many do: a delete may follow a build that has not ended.
     in_flight: Mutex<BTreeMap<EndpointId, u32>>,
     /// When the agent started.
@@ -103,6 +111,11 @@ impl<K: Kernel> Node<K> {
     pub fn new(config: AgentConfig, kernel: K, store: Store, ipam: Ipam, redirects: Arc<dyn Redirects>) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Arc::new(Self {
+            deletions: Deletions::new(&config.run_dir),
+            orphans: Mutex::default(),
+            quarantined: Mutex::default(),
+            reserved: Mutex::default(),
+            unreadable: Mutex::default(),
             prepared: Prepared::new(config.prepared_programs),
             config,
             kernel: Arc::new(kernel),
@@ -115,9 +128,10 @@ impl<K: Kernel> Node<K> {
             metrics: Metrics::default(),
             redirects,
             build_permits: Semaphore::new(cores.max(2)),
-            create_permits: Semaphore::new(RUNNING_CREATES),
+            checks: tokio::sync::Mutex::default(),
+            gate: Arc::default(),
             creates: AtomicU64::new(0),
-            admitted: Arc::new(Semaphore::new(ADMITTED_CREATES)),
+            audit_findings: Mutex::default(),
             tasks: TaskTracker::new(),
             endpoints: TaskTracker::new(),
             stop: CancellationToken::new(),

@@ -3,22 +3,30 @@
 //! Their containers live, and their programs police them as before; removing what no record explains would cut them
 //! off. So they stay as they are: their ids are not given out again, their addresses are held under the name of their
 //! link, and `wharf audit` shows them, so that `wharf audit --repair` takes them away when the operator wants it.
-//! A runtime's DEL finds nothing and succeeds; the link then goes with the container's namespace, and its address at
-//! the agent's next start.
+//! The mark on the link says whose it is: a runtime's DEL for that container takes it away like any other endpoint.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use wharf_core::{
     endpoint::parse_host_ifname,
-    ids::EndpointId,
-    kernel::{Kernel, KernelDump},
+    ids::{Attachment, ContainerId, EndpointId, Epoch, IfName, NetworkName},
+    kernel::{Kernel, KernelDump, LinkRef, LinkRow},
     store::{Change, Lease, LeaseOwner},
 };
+use wharf_handover::mark::Mark;
 
-use crate::{clock, node::Node, sync::lock};
+use crate::{clock, node::Node, resting, sync::lock, unknown::Wanted};
 
 /// Owner of an address whose endpoint's record was lost, before the link's name.
 const PREFIX: &str = "lost-record:";
+
+/// An endpoint without a record.
+#[derive(Debug, Clone)]
+pub struct Orphan {
+    link: LinkRef,
+    attachment: Option<Attachment>,
+    rows: Vec<(IpAddr, Epoch)>,
+}
 
 /// The link that a lost endpoint's address is held for.
 #[must_use]
@@ -34,12 +42,14 @@ pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
     let mut living = BTreeSet::new();
     let mut held = Vec::new();
     for link in &dump.links {
-        let Some((id, _)) = parse_host_ifname(&link.name) else { continue };
+        let Some(orphan) = orphan(dump, link) else { continue };
+        let id = orphan.link.id;
         living.insert(id);
         node.registry.claim_id(id);
-        for row in dump.endpoint_rows.iter().filter(|r| r.ifindex == link.ifindex) {
-            held.extend(hold(node, row.address, &link.name));
+        for (ip, _) in &orphan.rows {
+            held.extend(hold(node, *ip, &link.name));
         }
+        lock(&node.orphans).push(orphan);
     }
     tracing::warn!(
         links = living.len(),
@@ -57,6 +67,92 @@ pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
             tracing::warn!(endpoint = id.get(), "remove programs that nothing uses: {error}");
         }
     }
+}
+
+/// Recognises, at a later start, those whose addresses are still held.
+pub fn recognise<K: Kernel>(node: &Node<K>, dump: &KernelDump, leases: &[Lease]) {
+    let held: BTreeSet<&str> = leases.iter().filter_map(link_of).collect();
+    for link in dump.links.iter().filter(|l| held.contains(l.name.as_str())) {
+        let Some(orphan) = orphan(dump, link) else { continue };
+        node.registry.claim_id(orphan.link.id);
+        lock(&node.orphans).push(orphan);
+    }
+}
+
+fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
+    let (id, low) = parse_host_ifname(&link.name)?;
+    let host_ifname = IfName::parse(&link.name).ok()?;
+    // The mark may be somebody else's text: it counts only where it says what the name says.
+    let mark = link.alias.as_deref().and_then(Mark::parse);
+    let mark = mark.filter(|m| m.id == id.get() && m.epoch & 0xffff_ffff == u64::from(low));
+    let epoch = Epoch(mark.as_ref().map_or(u64::from(low), |m| m.epoch));
+    let attachment = mark.as_ref().and_then(Mark::attachment).and_then(|(network, container_id, ifname)| {
+        Some(Attachment {
+            network: NetworkName::parse(network).ok()?,
+            container_id: ContainerId::parse(container_id).ok()?,
+            ifname: IfName::parse(ifname).ok()?,
+        })
+    });
+    let rows = dump.endpoint_rows.iter().filter(|r| r.ifindex == link.ifindex).map(|r| (r.address, r.epoch)).collect();
+    Some(Orphan { link: LinkRef { id, epoch, host_ifname, host_ifindex: Some(link.ifindex) }, attachment, rows })
+}
+
+/// Ids of those that are meant.
+pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
+    let all = lock(&node.orphans);
+    all.iter().filter(|o| o.attachment.as_ref().is_some_and(|a| wanted.fits(a))).map(|o| o.link.id).collect()
+}
+
+/// Whose they are, where the mark says it.
+pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
+    lock(&node.orphans).iter().filter_map(|o| o.attachment.clone()).collect()
+}
+
+/// Their ids.
+pub fn ids<K: Kernel>(node: &Node<K>) -> BTreeSet<EndpointId> {
+    lock(&node.orphans).iter().map(|o| o.link.id).collect()
+}
+
+/// Takes one away, and gives its addresses back.
+///
+/// # Errors
+/// What could not be removed and why; the next delete of the container tries again.
+pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
+    let Some(orphan) = lock(&node.orphans).iter().find(|o| o.link.id == id).cloned() else { return Ok(Vec::new()) };
+    let _guard = node.working_on(id);
+    let words = |e: wharf_core::kernel::KernelError| e.to_string();
+    node.kernel.remove_attached(&orphan.link).await.map_err(words)?;
+    for (ip, epoch) in &orphan.rows {
+        node.kernel.remove_endpoint_row(*ip, *epoch).await.map_err(words)?;
+    }
+    node.kernel.remove_call_slot(u32::from(id.get())).await.map_err(words)?;
+    node.kernel.remove_programs(id).await.map_err(words)?;
+    node.kernel.remove_link(&orphan.link).await.map_err(words)?;
+    let name = format!("{PREFIX}{}", orphan.link.host_ifname);
+    let held = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Caller { name: holder } if *holder == name);
+    let leases = lock(&node.ipam).owned_by(held);
+    resting::release(node, &leases, Vec::new()).await.map_err(|e| e.to_string())?;
+    lock(&node.orphans).retain(|o| o.link.id != id);
+    node.registry.free_id(id);
+    Ok(leases.iter().map(|l| l.ip).collect())
+}
+
+/// Those whose link went with their container: nothing will ask for them any more.
+///
+/// # Errors
+/// What could not be removed and why.
+pub async fn forget_gone<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
+    if lock(&node.orphans).is_empty() {
+        return Ok(());
+    }
+    let dump = node.kernel.dump().await.map_err(|e| e.to_string())?;
+    let living: BTreeSet<u32> = dump.links.iter().map(|l| l.ifindex.0).collect();
+    let is_gone = |o: &&Orphan| o.link.host_ifindex.is_some_and(|index| !living.contains(&index.0));
+    let gone: Vec<EndpointId> = lock(&node.orphans).iter().filter(is_gone).map(|o| o.link.id).collect();
+    for id in gone {
+        remove(node, id).await?;
+    }
+    Ok(())
 }
 
 /// Holds an address in memory; the change that makes it durable.

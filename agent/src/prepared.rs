@@ -17,7 +17,7 @@ use wharf_core::{
 };
 
 use crate::{
-    node::{ADMITTED_CREATES, InFlight, Node},
+    node::{InFlight, Node},
     sync::lock,
 };
 
@@ -122,7 +122,7 @@ async fn quiet<K: Kernel>(node: &Arc<Node<K>>) {
             () = node.stop.cancelled() => return,
             () = tokio::time::sleep(QUIET) => {}
         }
-        let idle = node.admitted.available_permits() == ADMITTED_CREATES;
+        let idle = node.gate.has_no_creates();
         if idle && node.creates.load(Ordering::Relaxed) == seen {
             return;
         }

@@ -3,7 +3,7 @@
 //! A redirect is removed by asking the proxy; it answers with a completion. Until a proxy is there, [`NoProxy`] has no
 //! redirects and every wait is over at once; tests put a source here that answers, answers late, or never does.
 
-use std::{future::Future, pin::Pin};
+use std::{future::Future, net::IpAddr, pin::Pin};
 
 use wharf_core::ids::{EndpointId, Epoch};
 
@@ -20,6 +20,9 @@ pub trait Redirects: Send + Sync + 'static {
 
     /// Whether there is a proxy at all.
     fn enabled(&self) -> bool;
+
+    /// Listeners that still speak for an address which no endpoint has, in words: it is not given out again before.
+    fn speakers(&self, ip: IpAddr) -> Vec<String>;
 }
 
 /// No proxy on this node.
@@ -37,5 +40,9 @@ impl Redirects for NoProxy {
 
     fn enabled(&self) -> bool {
         false
+    }
+
+    fn speakers(&self, _: IpAddr) -> Vec<String> {
+        Vec::new()
     }
 }

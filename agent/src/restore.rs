@@ -20,7 +20,7 @@ use wharf_core::{
     kernel::{Kernel, KernelDump, LinkRef},
     plan::DeleteOptions,
     state::{Event, Fsm},
-    store::{Change, Intent, Snapshot},
+    store::{Change, Intent, Quarantined, RestoreFailure, Snapshot},
 };
 
 use crate::{
@@ -31,7 +31,7 @@ use crate::{
         view::{Shared, View},
     },
     node::Node,
-    orphan,
+    orphan, quarantine,
     sync::lock,
 };
 
@@ -61,8 +61,8 @@ pub fn fits(snapshot: &Snapshot, ipam: &Ipam) -> anyhow::Result<()> {
     );
 }
 
-/// Brings back what was there. Failures are logged and left to the audit; an agent that can serve new containers must
-/// not stay down for one old one.
+/// Brings back what was there. Failures are counted, logged and left to the audit; an agent that can serve new containers
+/// must not stay down for one old one.
 ///
 /// With the records `lost` (the store was damaged), what the kernel holds is kept: see [`orphan`].
 ///
@@ -71,21 +71,13 @@ pub fn fits(snapshot: &Snapshot, ipam: &Ipam) -> anyhow::Result<()> {
 pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: bool) -> anyhow::Result<()> {
     let dump = node.kernel.dump().await?;
     node.store.skip_epochs(last_epoch(&dump));
+    wharf_crash::point("restore/after-dump");
     let links: HashMap<&str, u32> = dump.links.iter().map(|l| (l.name.as_str(), l.ifindex.0)).collect();
-
-    let mut unclaimed: Vec<IpAddr> = Vec::new();
-    let mut outlived: Vec<Change> = Vec::new();
-    for lease in snapshot.leases {
-        let ip = lease.ip;
-        if orphan::link_of(&lease).is_some_and(|link| !links.contains_key(link)) {
-            outlived.push(Change::RemoveLease(ip));
-            continue;
-        }
-        if let Err(error) = lock(&node.ipam).claim(lease) {
-            tracing::warn!(%ip, "restore lease: {error}");
-            unclaimed.push(ip);
-        }
-    }
+    let mut changes = Vec::new();
+    orphan::recognise(node, &dump, &snapshot.leases);
+    let unclaimed = claim_addresses(node, &snapshot, &links, &mut changes);
+    let out_of_service = unreadable(node, &snapshot, &dump, &mut changes);
+    quarantine::hold(node, snapshot.quarantined.clone());
 
     let interrupted: HashMap<(EndpointId, Epoch), bool> = snapshot
         .intents
@@ -95,14 +87,14 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
             Intent::Create { .. } => None,
         })
         .collect();
-    let (mut living, mut dead, mut resolved) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut living, mut dead) = (Vec::new(), Vec::new());
     for record in snapshot.endpoints.iter().cloned() {
         let alive = links.get(record.host_ifname.as_str()) == Some(&record.host_ifindex.0);
         let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
         let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
         let Some((task, handle, renumbered)) = insert(node, record) else { continue };
         if renumbered {
-            resolved.push(Change::PutEndpoint(Box::new(handle.shared.read(|v| v.record.clone()))));
+            changes.push(Change::PutEndpoint(Box::new(handle.shared.read(|v| v.record.clone()))));
         }
         match (alive, delete_asked) {
             (true, None) => living.push(task),
@@ -115,26 +107,27 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     }
     tracing::info!(living = living.len(), dead = dead.len(), intents = snapshot.intents.len(), "restoring");
 
-    resolved.extend(outlived);
-    if let Err(error) = node.store.commit(resolved).await {
-        tracing::warn!("restore: {error}; new identities are in force all the same");
+    let failed_before: HashMap<EndpointId, u32> = snapshot.failures.iter().map(|(id, f)| (*id, f.times)).collect();
+    for task in &living {
+        if failed_before.contains_key(&task.handle().id) {
+            changes.push(Change::RemoveRestoreFailure(task.handle().id));
+        }
     }
+    // Counted before it is tried: what ends the agent itself must be counted too.
+    changes.extend(dead.iter().map(|(_, handle, _)| failure(handle.id, &failed_before, "the agent ended over it")));
+    if let Err(error) = node.store.commit(changes).await {
+        tracing::warn!("restore: {error}; what it tells is in force all the same");
+    }
+    quarantine::hold(node, out_of_service);
+    wharf_crash::point("restore/after-claims");
     for (id, epoch, intent) in snapshot.intents {
         if matches!(intent, Intent::Create { .. }) {
             undo_create(node, id, epoch).await;
         }
     }
-    let mut to_delete = Vec::new();
-    for (task, handle, options) in dead {
-        node.endpoints.spawn(task.run());
-        to_delete.push((handle, options));
-    }
-    for options in [DeleteOptions { no_ip_release: false }, DeleteOptions { no_ip_release: true }] {
-        let handles: Vec<Handle> = to_delete.iter().filter(|(_, o)| *o == options).map(|(h, _)| h.clone()).collect();
-        for error in delete::delete(node, handles, options).await.errors {
-            tracing::warn!(endpoint = error.endpoint, step = error.step, "restore: delete: {}", error.message);
-        }
-    }
+    wharf_crash::point("restore/after-undo");
+    clean_up(node, dead, &failed_before).await;
+    wharf_crash::point("restore/after-clean-up");
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
     for mut task in living {
         task.transition(Event::RestoreStarted);
@@ -145,7 +138,134 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     } else {
         remove_unexplained(node, &rebuilt).await;
     }
+    wharf_crash::point("restore/after-unexplained");
     Ok(())
+}
+
+/// Takes leases and rests back into memory. Returns the addresses whose lease could not be claimed again; they are not
+/// this node's to release.
+fn claim_addresses<K: Kernel>(
+    node: &Node<K>,
+    snapshot: &Snapshot,
+    links: &HashMap<&str, u32>,
+    changes: &mut Vec<Change>,
+) -> Vec<IpAddr> {
+    let mut unclaimed = Vec::new();
+    let mut ipam = lock(&node.ipam);
+    for lease in &snapshot.leases {
+        if orphan::link_of(lease).is_some_and(|link| !links.contains_key(link)) {
+            changes.push(Change::RemoveLease(lease.ip));
+        } else if let Err(error) = ipam.claim(lease.clone()) {
+            tracing::warn!(ip = %lease.ip, "restore lease: {error}");
+            unclaimed.push(lease.ip);
+        }
+    }
+    for rest in &snapshot.resting {
+        if let Err(error) = ipam.claim_rest(rest.clone()) {
+            tracing::debug!(ip = %rest.ip, "forget a rest: {error}");
+            changes.push(Change::RemoveRest(rest.ip));
+        }
+    }
+    unclaimed
+}
+
+/// Counts records that cannot be read; those that could not be for the last time go out of service.
+fn unreadable<K: Kernel>(
+    node: &Node<K>,
+    snapshot: &Snapshot,
+    dump: &KernelDump,
+    changes: &mut Vec<Change>,
+) -> Vec<Quarantined> {
+    let failed_before: HashMap<EndpointId, u32> = snapshot.failures.iter().map(|(id, f)| (*id, f.times)).collect();
+    let mut out_of_service = Vec::new();
+    for (key, text, why) in &snapshot.unreadable {
+        let Ok(id) = EndpointId::try_from(*key) else {
+            tracing::error!("restore: the record filed under {key} has no valid id: {why}");
+            continue;
+        };
+        // Its link lives on, and nobody else may have its id.
+        node.registry.claim_id(id);
+        tracing::error!(endpoint = id.get(), "restore: {why}");
+        if failed_before.get(&id).map_or(1, |times| times + 1) < quarantine::PATIENCE {
+            changes.push(failure(id, &failed_before, why));
+            lock(&node.unreadable).insert(id);
+            continue;
+        }
+        let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
+        let quarantined = Quarantined {
+            id,
+            record: text.clone(),
+            addresses: rows.map(|r| r.address).collect(),
+            why: why.clone(),
+            since_unix_ms: clock::unix_ms(),
+        };
+        changes.push(Change::Quarantine(Box::new(quarantined.clone())));
+        out_of_service.push(quarantined);
+    }
+    out_of_service
+}
+
+fn failure(id: EndpointId, before: &HashMap<EndpointId, u32>, why: &str) -> Change {
+    let times = before.get(&id).map_or(1, |times| times.saturating_add(1));
+    Change::PutRestoreFailure(id, RestoreFailure { times, why: why.to_owned() })
+}
+
+/// Endpoints that are gone, or were being deleted: their deletes are finished. One whose delete fails at start after
+/// start goes out of service.
+async fn clean_up<K: Kernel>(
+    node: &Arc<Node<K>>,
+    dead: Vec<(EndpointTask<K>, Handle, DeleteOptions)>,
+    failed_before: &HashMap<EndpointId, u32>,
+) {
+    let mut to_delete = Vec::new();
+    for (task, handle, options) in dead {
+        node.endpoints.spawn(task.run());
+        to_delete.push((handle, options));
+    }
+    let mut failed: HashMap<String, String> = HashMap::new();
+    for options in [DeleteOptions { no_ip_release: false }, DeleteOptions { no_ip_release: true }] {
+        let handles: Vec<Handle> = to_delete.iter().filter(|(_, o)| *o == options).map(|(h, _)| h.clone()).collect();
+        for error in delete::delete(node, handles, options).await.errors {
+            tracing::warn!(endpoint = error.endpoint, step = error.step, "restore: delete: {}", error.message);
+            failed.insert(error.endpoint, format!("{}: {}", error.step, error.message));
+        }
+    }
+    let mut changes = Vec::new();
+    for (handle, _) in to_delete {
+        let record = handle.shared.read(|v| v.record.clone());
+        let still_there = node.registry.get(handle.id).is_some_and(|there| there.epoch == handle.epoch);
+        if !still_there {
+            changes.push(Change::RemoveRestoreFailure(handle.id));
+            continue;
+        }
+        let why = failed.get(&record.attachment.to_string()).cloned().unwrap_or_else(|| "it did not end".into());
+        if failed_before.get(&handle.id).map_or(1, |times| times + 1) < quarantine::PATIENCE {
+            changes.push(failure(handle.id, failed_before, &why));
+            continue;
+        }
+        let record_text = match serde_json::to_string(&record) {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::error!(endpoint = handle.id.get(), "restore: write its record down: {error}");
+                continue;
+            }
+        };
+        let quarantined = Quarantined {
+            id: handle.id,
+            record: record_text,
+            addresses: record.addresses().collect(),
+            why: format!("its delete failed at {} starts; last: {why}", quarantine::PATIENCE),
+            since_unix_ms: clock::unix_ms(),
+        };
+        changes.push(Change::RemoveIntent(handle.id, handle.epoch));
+        changes.push(Change::Quarantine(Box::new(quarantined.clone())));
+        // Its task ends when the registry has forgotten it; its id stays taken.
+        node.registry.remove(handle.id);
+        quarantine::hold(node, vec![quarantined]);
+    }
+    if let Err(error) = node.store.commit(changes).await {
+        tracing::warn!("restore: {error}; failures are counted anew at the next start");
+    }
 }
 
 /// The last epoch that anything in the kernel carries. The store knows a later one, unless it was lost.
@@ -217,7 +337,12 @@ async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoc
 /// Removes leftovers that are provably ours: program sets that were ready ahead of need, rows of interrupted creates.
 async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[EndpointId]) {
     // What is being rebuilt mends itself.
-    let guards: Vec<_> = rebuilding.iter().map(|id| node.working_on(*id)).collect();
+    let mut guards: Vec<_> = rebuilding.iter().map(|id| node.working_on(*id)).collect();
+    // Containers behind these live; they are shown, and go when their delete comes or the operator says so.
+    let mut kept = orphan::ids(node);
+    kept.extend(lock(&node.unreadable).iter().copied());
+    kept.extend(lock(&node.quarantined).iter().map(|q| q.id));
+    guards.extend(kept.into_iter().map(|id| node.working_on(id)));
     match audit::audit(node, true).await {
         Ok(report) => {
             for f in report.findings {

@@ -23,13 +23,19 @@ use wharf_core::{
 
 use tables::{apply, read_snapshot, write_meta};
 
-/// Version of the tables' content; a store of a newer one is refused and left as it is.
-pub const SCHEMA_VERSION: u64 = 1;
+/// Version of the tables' content. A store of a newer one is refused and left as it is; one of the version before is
+/// migrated when it is opened (1 -> 2: the tables of rests, restore failures and quarantine are new and begin empty).
+pub const SCHEMA_VERSION: u64 = 2;
+/// The oldest version that is migrated.
+const OLDEST_SCHEMA: u64 = 1;
 /// Changes that may wait for the writer: more than the admission limit lets through at once, so a full channel means
 /// the disk is stuck, and callers then wait (bounded by their own deadlines).
 const QUEUE: usize = 256;
 /// Epochs reserved with one write, so that a create need not commit just to get its number.
 const EPOCH_BLOCK: u64 = 4096;
+
+/// A commit that takes longer than this is shown in status.
+const SLOW: std::time::Duration = std::time::Duration::from_secs(3);
 
 /// Why the store refused.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -53,6 +59,7 @@ enum Job {
 pub struct Store {
     jobs: mpsc::Sender<Job>,
     path: Arc<PathBuf>,
+    boot_id: Arc<str>,
     epochs: Arc<Epochs>,
     stats: Arc<Stats>,
 }
@@ -66,6 +73,18 @@ pub struct Stats {
     pub failures: AtomicU64,
     /// The last commit succeeded.
     pub healthy: AtomicBool,
+    /// When the work that the disk is at now began, milliseconds since the Unix epoch; 0 when it rests.
+    pub busy_since: AtomicU64,
+}
+
+impl Stats {
+    /// For how long the disk has been at one piece of work, when that is too long.
+    #[must_use]
+    pub fn writing_for(&self) -> Option<std::time::Duration> {
+        let since = self.busy_since.load(Ordering::Relaxed);
+        let busy = std::time::Duration::from_millis(crate::clock::unix_ms().saturating_sub(since));
+        (since > 0 && busy > SLOW).then_some(busy)
+    }
 }
 
 struct Epochs {
@@ -124,7 +143,8 @@ impl Store {
                 .map_err(|e| fail(format!("start its thread: {e}")))?
         };
         let epochs = Epochs { next: AtomicU64::new(first_epoch), reserved: tokio::sync::Mutex::new(reserved) };
-        let store = Self { jobs, path: Arc::new(path.to_owned()), epochs: Arc::new(epochs), stats };
+        let path = Arc::new(path.to_owned());
+        let store = Self { jobs, path, boot_id: boot_id.into(), epochs: Arc::new(epochs), stats };
         Ok(Opened { store, snapshot, set_aside, lost, writer })
     }
 
@@ -189,6 +209,12 @@ impl Store {
         &self.stats
     }
 
+    /// The boot that everything in it belongs to.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
     /// The file.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -230,6 +256,7 @@ impl File {
 fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
     let mut queued = Vec::new();
     while jobs.blocking_recv_many(&mut queued, QUEUE) > 0 {
+        stats.busy_since.store(crate::clock::unix_ms(), Ordering::Relaxed);
         let (mut commits, mut reads) = (Vec::new(), Vec::new());
         for job in queued.drain(..) {
             match job {
@@ -242,6 +269,7 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
             let result = file.with("read", |database| read_snapshot(database).map_err(|e| e.cause().to_owned()));
             reply.send(result).ok(); // a reader that went away needs no answer
         }
+        stats.busy_since.store(0, Ordering::Relaxed);
     }
 }
 

@@ -19,7 +19,10 @@ use wharf_core::{
 };
 
 use crate::{
-    endpoint::{create::link_ref, view::Shared},
+    endpoint::{
+        create::{crash_point, link_ref},
+        view::Shared,
+    },
     node::Node,
 };
 
@@ -67,7 +70,9 @@ pub async fn build<K: Kernel>(
         // Addresses and routes that somebody took away come back too; what is there stays as it is.
         run.step(CreateStep::EnsureConnected, node.kernel.ensure_connected(&record)).await?;
     }
-    run.step(CreateStep::EnsureReachable, node.kernel.ensure_reachable(&record)).await
+    run.step(CreateStep::EnsureReachable, node.kernel.ensure_reachable(&record)).await?;
+    crash_point("regenerate", "realized");
+    Ok(())
 }
 
 struct Run<'a, K: Kernel> {
@@ -86,6 +91,7 @@ impl<K: Kernel> Run<'_, K> {
             v.status.phase = step.name().into();
             v.status.since_unix_ms = crate::clock::unix_ms();
         });
+        crash_point("regenerate", step.name());
         let (since, bound) = (Instant::now(), Duration::from_millis(step.deadline_ms()));
         let result = timeout(bound, work).await;
         self.node.metrics.phase("regenerate", step.name(), since.elapsed());

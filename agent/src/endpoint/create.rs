@@ -4,7 +4,7 @@
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
@@ -21,7 +21,7 @@ use wharf_core::{
 };
 
 use crate::{
-    clock,
+    clock, deletions,
     endpoint::{
         Handle, build,
         claim::Claim,
@@ -29,9 +29,11 @@ use crate::{
         undo::fail,
         view::{Shared, View},
     },
+    gate::Place,
     node::Node,
     prepared::{ProgramSet, random_macs},
     registry::Taken,
+    resting,
     sync::lock,
 };
 
@@ -73,22 +75,20 @@ type Reply<K> = oneshot::Sender<Result<Claim<K>, ApiError>>;
 /// # Errors
 /// In the API's words; whatever was begun is undone.
 pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, ApiError> {
-    let Ok(admitted) = Arc::clone(&node.admitted).try_acquire_owned() else {
-        return Err(ApiError {
-            code: ErrorCode::Overloaded,
-            message: format!(
-                "create endpoint {}: {} creates are under way",
-                spec.attachment,
-                crate::node::ADMITTED_CREATES
-            ),
-            hint: None,
-            retry_after_ms: Some(1_000),
-        });
-    };
+    let patience = spec.deadline.saturating_duration_since(Instant::now());
+    let place = node.gate.offer(patience).map_err(|refusal| ApiError {
+        code: ErrorCode::Overloaded,
+        message: format!(
+            "create endpoint {}: {} creates wait, and this one would wait about {} ms",
+            spec.attachment, refusal.waiting, refusal.predicted_wait_ms
+        ),
+        hint: None,
+        retry_after_ms: Some(refusal.retry_after_ms),
+    })?;
     node.creates.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (reply, answer) = oneshot::channel();
     let (attachment, deadline) = (spec.attachment.clone(), spec.deadline);
-    node.endpoints.spawn(run(Arc::clone(node), spec, reply, admitted));
+    node.endpoints.spawn(run(Arc::clone(node), spec, reply, place));
     match timeout_at(deadline + ANSWER_GRACE, answer).await {
         Ok(Ok(result)) => result.map(Claim::accept),
         Ok(Err(_)) => {
@@ -101,7 +101,7 @@ pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<
     }
 }
 
-async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, admitted: OwnedSemaphorePermit) {
+async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, place: Place) {
     let started = Instant::now();
     // Dropped at any point, it has reserved nothing: the reservations are its last act and wait for nothing.
     let begun = timeout_at(spec.deadline, begin(&node, &spec)).await.unwrap_or_else(|_| {
@@ -120,10 +120,9 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, a
     let mut reply = Some(reply);
     let result = {
         let _guard = node.working_on(id);
-        steps(&mut task, &spec, &mut reply).await
+        steps(&mut task, &spec, &mut reply, place).await
     };
     node.metrics.create(started.elapsed(), result.is_ok());
-    drop(admitted);
     match result {
         Ok(()) => {
             node.monitor.agent(Some(id), "endpoint-created", format!("{} {:?}", spec.attachment, started.elapsed()));
@@ -145,6 +144,7 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, a
 /// What can be refused without any side effect, then the reservations: id, epoch, identity, a place in the registry.
 async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<EndpointTask<K>, ApiError> {
     let a = &spec.attachment;
+    deletions::settle(node, a).await?;
     if let Some(there) = node.registry.by_interface(&a.container_id, &a.ifname) {
         return Err(exists(a, &there));
     }
@@ -276,12 +276,13 @@ async fn steps<K: Kernel>(
     task: &mut EndpointTask<K>,
     spec: &CreateSpec,
     reply: &mut Option<Reply<K>>,
+    place: Place,
 ) -> Result<(), ApiError> {
     let node = Arc::clone(&task.node);
     let ip_owner = task.shared.read(|v| v.record.ip_owner);
     task.transition(Event::IdentityResolved);
-    let permit = tokio::select! {
-        permit = node.create_permits.acquire() => permit,
+    let running = tokio::select! {
+        running = place.start() => running,
         () = tokio::time::sleep_until(spec.deadline) => {
             let waited = error(ErrorCode::DeadlineExceeded, format!("create endpoint {}: waited for its turn until the deadline", spec.attachment));
             return Err(fail(task, &[], waited).await);
@@ -294,6 +295,7 @@ async fn steps<K: Kernel>(
             return Err(fail(task, &begun, refused).await);
         }
         begun.push(step);
+        crash_point("create", step.name());
         let before = Instant::now();
         let result = watch(task, spec, step, reply).await;
         node.metrics.phase("create", step.name(), before.elapsed());
@@ -301,7 +303,8 @@ async fn steps<K: Kernel>(
             return Err(fail(task, &begun, failed).await);
         }
     }
-    drop(permit);
+    crash_point("create", "answer");
+    drop(running);
     task.transition(Event::BuildSucceeded);
     task.shared.update(|v| {
         v.committed = true;
@@ -400,8 +403,8 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::Lease => {
             let request = lease_request(spec);
-            let leased = lock(&node.ipam).lease(&request, owner(&record), clock::unix_ms());
-            let leased = leased
+            let leased = resting::lease(node, &request, &owner(&record))
+                .await
                 .map_err(|e| crate::rest::error::from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
             shared.update(|v| {
                 (v.record.ipv4, v.record.ipv6, v.record.pool) = (leased.ipv4, leased.ipv6, leased.pool);
@@ -419,6 +422,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             let link = LinkSpec {
                 id: record.id,
                 epoch: record.epoch,
+                attachment: record.attachment.clone(),
                 host_ifname: record.host_ifname.clone(),
                 netns: record.netns.clone(),
                 ifname: record.attachment.ifname.clone(),
@@ -494,14 +498,22 @@ pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
 
 /// The store's changes that remove an endpoint, with its leases or without.
 #[must_use]
-pub fn removals(record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
+pub fn removals<K: Kernel>(node: &Node<K>, record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
     let mut changes =
         vec![Change::RemoveEndpoint(record.id, record.epoch), Change::RemoveIntent(record.id, record.epoch)];
+    // Counted against whoever has the id next, otherwise.
+    changes.push(Change::RemoveRestoreFailure(record.id));
     if release_ips {
-        let owner = owner(record);
-        changes.extend(record.addresses().map(|ip| Change::RemoveOwnedLease(ip, owner.clone())));
+        changes.extend(resting::changes_of(node, &leases(record)));
     }
     changes
+}
+
+/// A crash point before a step.
+pub(super) fn crash_point(operation: &str, step: &str) {
+    if cfg!(feature = "crash-points") {
+        wharf_crash::point(&format!("{operation}/before-{step}"));
+    }
 }
 
 /// What names an endpoint's link.

@@ -24,14 +24,15 @@ use wharf_core::{
 };
 
 use crate::{
-    clock,
+    clock, deletions,
     endpoint::{
         Handle,
-        create::{link_ref, owner, removals},
+        create::{crash_point, leases, link_ref, owner, removals},
         task::Command,
         view::Shared,
     },
     node::Node,
+    resting,
     sync::lock,
 };
 
@@ -56,13 +57,18 @@ pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     if handles.is_empty() {
         return DeleteResult::default();
     }
+    let what = handles.iter().map(|h| h.id.to_string()).collect::<Vec<_>>().join(", ");
     let (reply, answer) = oneshot::channel();
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
         let result = delete_all(&owned, handles, options).await;
         reply.send(result).ok(); // the client may have gone; the delete was done all the same
     });
-    answer.await.unwrap_or_default()
+    answer.await.unwrap_or_else(|_| {
+        let message = "its task ended without an answer; the next delete resumes".to_owned();
+        let error = StepError { step: DeleteStep::RefuseWork.name().into(), endpoint: what, message };
+        DeleteResult { errors: vec![error], ..DeleteResult::default() }
+    })
 }
 
 /// Takes back an endpoint whose creator went away before it was told.
@@ -79,11 +85,13 @@ pub fn spawn_unclaimed<K: Kernel>(node: &Arc<Node<K>>, handle: Handle) {
 async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, options: DeleteOptions) -> DeleteResult {
     let mut result = DeleteResult::default();
     let _guards: Vec<_> = handles.iter().map(|h| node.working_on(h.id)).collect();
+    let _deletes = node.gate.deletes(handles.len());
     let started = Instant::now();
 
     // A create or build that runs ends at its next step, long before the teardown's turn comes.
     handles.iter().for_each(|h| h.cancel.cancel());
     let intent = Intent::Delete { no_ip_release: options.no_ip_release };
+    crash_point("delete", DeleteStep::WriteIntent.name());
     let committed = handles.iter().filter(|h| h.shared.read(|v| v.committed));
     let intents: Vec<_> = committed.map(|h| Change::PutIntent(h.id, h.epoch, intent.clone())).collect();
     if let Err(error) = node.store.commit(intents).await {
@@ -116,7 +124,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         result.errors.extend(torn.errors.iter().cloned());
         if torn.clean {
             let releases = options.releases_ips(&torn.record);
-            changes.extend(removals(&torn.record, releases));
+            changes.extend(removals(node, &torn.record, releases));
             let kept = if releases { Vec::new() } else { kept_leases(node, &torn.record) };
             let old = owner(&torn.record);
             changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
@@ -124,6 +132,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         }
     }
 
+    crash_point("delete", DeleteStep::RemoveRecord.name());
     if let Err(error) = node.store.commit(changes).await {
         for (handle, ..) in &clean {
             result.errors.push(step_error(handle, DeleteStep::RemoveRecord, error.to_string()));
@@ -131,13 +140,14 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         node.metrics.delete(started.elapsed(), false);
         return result;
     }
+    let gone: Vec<_> = clean.iter().map(|(_, torn, _)| torn.record.attachment.clone()).collect();
     for (handle, torn, kept) in clean {
         let owner = owner(&torn.record);
+        if options.releases_ips(&torn.record) {
+            resting::in_memory(node, &leases(&torn.record));
+        }
         {
             let mut ipam = lock(&node.ipam);
-            if options.releases_ips(&torn.record) {
-                torn.record.addresses().for_each(|ip| drop(ipam.release_owned(ip, &owner)));
-            }
             for lease in kept {
                 ipam.transfer(lease.ip, &owner, lease.owner);
             }
@@ -148,6 +158,8 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         }
         result.deleted.push(handle.id.get());
     }
+    crash_point("delete", "forget-queued");
+    deletions::served(node, &gone).await;
     node.metrics.delete(started.elapsed(), result.errors.is_empty());
     result
 }
@@ -166,6 +178,9 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, opti
             v.status.phase = step.name().into();
             v.status.since_unix_ms = clock::unix_ms();
         });
+        if !matches!(step, DeleteStep::WriteIntent | DeleteStep::RemoveRecord) {
+            crash_point("delete", step.name());
+        }
         let since = Instant::now();
         let result = match timeout(bound, one(node, &record, step)).await {
             Ok(result) => result,

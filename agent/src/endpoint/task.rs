@@ -303,6 +303,8 @@ impl<K: Kernel> EndpointTask<K> {
         self.node.registry.remove(self.handle.id);
         if self.left.is_empty() {
             self.node.registry.free_id(self.handle.id);
+        } else {
+            lock(&self.node.reserved).insert(self.handle.id);
         }
         while let Some(command) = self.mailbox.recv().await {
             match command {

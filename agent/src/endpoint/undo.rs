@@ -14,10 +14,11 @@ use wharf_core::{
 
 use crate::{
     endpoint::{
-        create::{link_ref, owner, removals},
+        create::{crash_point, leases, link_ref, removals},
         task::EndpointTask,
     },
     node::Node,
+    resting,
     sync::lock,
 };
 
@@ -36,6 +37,7 @@ pub(super) async fn fail<K: Kernel>(task: &mut EndpointTask<K>, begun: &[CreateS
         if undo == UndoStep::CloseIntent && !failed.is_empty() {
             continue;
         }
+        crash_point("undo", undo.name());
         let bound = Duration::from_millis(undo.deadline_ms());
         let result = timeout(bound, take_back(&node, &record, undo, failed.is_empty())).await;
         if let Err(e) = result.unwrap_or_else(|_| Err(format!("no answer within {bound:?}"))) {
@@ -73,7 +75,7 @@ async fn take_back<K: Kernel>(
 ) -> Result<(), String> {
     let result = match undo {
         UndoStep::RemoveRecord => {
-            let removals = removals(record, record.ip_owner == IpOwner::Endpoint);
+            let removals = removals(node, record, record.ip_owner == IpOwner::Endpoint);
             return node.store.commit(removals).await.map_err(|e| e.to_string());
         }
         UndoStep::RemoveReachable => node.kernel.remove_reachable(record).await,
@@ -81,11 +83,7 @@ async fn take_back<K: Kernel>(
         UndoStep::RemoveLink => node.kernel.remove_link(&link_ref(record)).await,
         UndoStep::RemovePrograms => node.kernel.remove_programs(record.id).await.map(drop),
         UndoStep::ReleaseLeases if all_gone => {
-            let owner = owner(record);
-            let mut ipam = lock(&node.ipam);
-            for ip in record.addresses() {
-                ipam.release_owned(ip, &owner);
-            }
+            resting::in_memory(node, &leases(record));
             Ok(())
         }
         // Something of it may still speak with the address: kept until the next start has cleaned up.

@@ -4,11 +4,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use axum::{Json, extract::State, http::StatusCode};
 use wharf_api::{ApiError, AuditReport, DeleteResult, GcAttachment, GcRequest};
-use wharf_core::{ids::NetworkName, plan::DeleteOptions};
+use wharf_core::ids::NetworkName;
 
 use crate::{
-    audit,
-    endpoint::{Handle, delete},
+    audit, collect,
     rest::{
         LinuxNode,
         endpoint::accepts_work,
@@ -30,7 +29,7 @@ pub async fn repair(State(node): State<Arc<LinuxNode>>) -> Answer<Json<AuditRepo
     Ok(Json(audit::audit(&node, true).await?))
 }
 
-/// Deletes every endpoint of a network whose attachment the runtime no longer knows.
+/// Deletes every endpoint of a network whose attachment the runtime no longer knows, and what is left of others.
 #[utoipa::path(post, path = "/v1/gc", tag = "endpoint", request_body = GcRequest,
     responses((status = 200, body = DeleteResult), (status = 206, body = DeleteResult), (status = 400, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn gc(
@@ -41,18 +40,7 @@ pub async fn gc(
         .map_err(|e| Failure::new(wharf_api::ErrorCode::InvalidRequest, format!("collect garbage: {e}")))?;
     accepts_work(&node, "collect garbage")?;
     let valid: BTreeSet<GcAttachment> = body.valid.into_iter().collect();
-    let stale = |h: &Handle| {
-        h.shared.read(|v| {
-            let a = &v.record.attachment;
-            // An endpoint that is being created is not stale: the runtime could not have listed it yet.
-            v.committed
-                && a.network == network
-                && !valid
-                    .contains(&GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
-        })
-    };
-    let handles: Vec<Handle> = node.registry.list().into_iter().filter(stale).collect();
-    let result = delete::delete(&node, handles, DeleteOptions::default()).await;
+    let result = collect::collect(&node, &network, &valid).await;
     let status = if result.errors.is_empty() { StatusCode::OK } else { StatusCode::PARTIAL_CONTENT };
     Ok((status, Json(result)))
 }

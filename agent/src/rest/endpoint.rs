@@ -30,6 +30,7 @@ use crate::{
         error::{Answer, Body, Failure, Query, Segment},
         id::{self, IdRef},
     },
+    unknown,
 };
 
 /// A create that names no deadline gives up after this; runtimes give an ADD a minute or more.
@@ -70,7 +71,7 @@ pub async fn put(
     Segment(text): Segment,
     Body(body): Body<EndpointCreate>,
 ) -> Answer<(StatusCode, Json<Endpoint>)> {
-    let spec = create_spec(&node, &text, body)?;
+    let spec = create_spec(node.config.mtu, &text, body)?;
     accepts_work(&node, "create endpoint")?;
     Ok((StatusCode::CREATED, Json(create::create(&node, spec).await?)))
 }
@@ -124,7 +125,13 @@ pub async fn remove(
     }
     // Before the look-up: while the tables are being restored, "unknown" would be a lie that the shim takes for done.
     accepts_work(&node, "delete endpoint")?;
-    let handle = handle(&node, &text)?;
+    let handle = match handle(&node, &text) {
+        Err(Failure(unknown)) if unknown.code == ErrorCode::NotFound => {
+            let left = leftovers(&node, &text, query.network.as_deref()).await?;
+            return left.map(deleted).ok_or(Failure(unknown));
+        }
+        found => found?,
+    };
     if let Some(epoch) = query.epoch
         && handle.epoch.0 != epoch
     {
@@ -169,14 +176,33 @@ pub async fn remove_container(
         })
     };
     let handles: Vec<Handle> = all.into_iter().filter(fits).collect();
-    if handles.is_empty() {
+    let network = query.network.as_deref().map(network).transpose()?;
+    let wanted = unknown::Wanted { network, container_id: container.clone(), ifname: None };
+    let left = unknown::remove(&node, &wanted).await;
+    if handles.is_empty() && left == DeleteResult::default() {
         return Err(Failure::new(
             ErrorCode::NotFound,
             format!("delete endpoints of container {container}: it has none"),
         ));
     }
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
-    Ok(deleted(delete::delete(&node, handles, options).await))
+    let mut result = delete::delete(&node, handles, options).await;
+    result.deleted.extend(left.deleted);
+    result.leases_released.extend(left.leases_released);
+    result.errors.extend(left.errors);
+    Ok(deleted(result))
+}
+
+/// What is left of an attachment that has no endpoint; `None` when nothing is.
+async fn leftovers(node: &Arc<LinuxNode>, text: &str, of: Option<&str>) -> Answer<Option<DeleteResult>> {
+    let IdRef::Attachment(container_id, ifname) = id::parse(text)? else { return Ok(None) };
+    let wanted = unknown::Wanted { network: of.map(network).transpose()?, container_id, ifname: Some(ifname) };
+    let result = unknown::remove(node, &wanted).await;
+    Ok((result != DeleteResult::default()).then_some(result))
+}
+
+fn network(name: &str) -> Answer<NetworkName> {
+    NetworkName::parse(name).map_err(|e| invalid(format!("delete endpoint: {e}")))
 }
 
 /// The endpoint's status log, oldest first.
@@ -332,7 +358,11 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
     labels.iter().map(parse).collect()
 }
 
-fn create_spec(node: &LinuxNode, text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
+/// What a create asks for, checked: `text` is the id in the path, `default_mtu` bytes where the body names none.
+///
+/// # Errors
+/// 400 with the rule that the body breaks.
+pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
     let bad = |e: wharf_core::ids::IdError| invalid(format!("create endpoint: {e}"));
     let attachment = Attachment {
         network: NetworkName::parse(&body.network).map_err(bad)?,
@@ -352,7 +382,7 @@ fn create_spec(node: &LinuxNode, text: &str, body: EndpointCreate) -> Answer<Cre
             format!("create endpoint {attachment}: netns must be an absolute path of at most 4096 bytes"),
         ));
     }
-    let mtu = body.mtu.unwrap_or(node.config.mtu);
+    let mtu = body.mtu.unwrap_or(default_mtu);
     if !(1280..=65_535).contains(&mtu) {
         return Err(invalid(format!("create endpoint {attachment}: mtu {mtu} is not within 1280 to 65535")));
     }

@@ -126,10 +126,11 @@ pub fn from_ipam(operation: &str, e: &IpamError) -> ApiError {
         code: match e {
             IpamError::Exhausted { .. } => ErrorCode::PoolExhausted,
             IpamError::AlreadyLeased { .. } => ErrorCode::Exists,
+            IpamError::Resting { .. } => ErrorCode::Busy,
             _ => ErrorCode::InvalidRequest,
         },
         message: format!("{operation}: {e}"),
         hint: None,
-        retry_after_ms: None,
+        retry_after_ms: matches!(e, IpamError::Resting { .. }).then_some(1_000),
     }
 }

@@ -4,7 +4,9 @@ use std::{net::IpAddr, sync::Arc};
 
 use axum::{Json, extract::State, http::StatusCode};
 use serde::Deserialize;
-use wharf_api::{ApiError, ErrorCode, IpFamily, IpamAllocate, IpamAllocation, IpamLease, IpamView, PoolView};
+use wharf_api::{
+    ApiError, ErrorCode, IpFamily, IpamAllocate, IpamAllocation, IpamLease, IpamView, PoolView, RestingAddress,
+};
 use wharf_core::{
     ids::PoolName,
     ipam::{LeaseRequest, Wanted, describe_owner},
@@ -12,20 +14,33 @@ use wharf_core::{
 };
 
 use crate::{
-    clock,
     rest::{
         LinuxNode,
         endpoint::accepts_work,
         error::{Answer, Body, Failure, Query, Segment, from_ipam},
     },
+    resting,
     sync::lock,
 };
 
 /// Pools with their fill, and every lease.
 #[utoipa::path(get, path = "/v1/ipam", tag = "ipam", responses((status = 200, body = IpamView)))]
 pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
-    let leases = lock(&node.ipam).leases().iter().map(api_lease).collect();
-    Json(IpamView { pools: pools(&node), leases })
+    let (leases, resting) = {
+        let ipam = lock(&node.ipam);
+        (ipam.leases().iter().map(api_lease).collect(), ipam.resting())
+    };
+    let resting = resting
+        .into_iter()
+        .map(|r| RestingAddress {
+            ip: r.rest.ip,
+            pool: r.rest.pool.to_string(),
+            last_owner: r.rest.last_owner,
+            since_unix_ms: r.rest.since_unix_ms,
+            blocked: r.blocked,
+        })
+        .collect();
+    Json(IpamView { pools: pools(&node), leases, resting })
 }
 
 /// Leases an address of each family, or of one, to a caller.
@@ -83,16 +98,14 @@ async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer
         return Err(invalid("lease address: owner must be 1 to 253 bytes without control characters".into()));
     }
     let owner = LeaseOwner::Caller { name: owner };
+    let leased = resting::lease(node, &request, &owner).await.map_err(|e| from_ipam("lease address", &e))?;
     let leases: Vec<Lease> = {
-        let mut ipam = lock(&node.ipam);
-        let leased =
-            ipam.lease(&request, owner.clone(), clock::unix_ms()).map_err(|e| from_ipam("lease address", &e))?;
+        let ipam = lock(&node.ipam);
         let ips = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6));
         ips.filter_map(|ip| ipam.get(ip).cloned()).collect()
     };
     if let Err(error) = node.store.commit(leases.iter().cloned().map(Change::PutLease).collect()).await {
-        let mut ipam = lock(&node.ipam);
-        leases.iter().for_each(|l| drop(ipam.release_owned(l.ip, &owner)));
+        resting::in_memory(node, &leases);
         return Err(Failure::new(ErrorCode::Store, error.to_string()));
     }
     Ok((StatusCode::CREATED, Json(IpamAllocation { leases: leases.iter().map(api_lease).collect() })))
@@ -117,11 +130,9 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
         return Err(Failure::new(ErrorCode::Exists, format!("release {ip}: endpoint {} uses it", user.id))
             .hint("delete the endpoint first"));
     }
-    node.store
-        .commit(vec![Change::RemoveLease(ip)])
+    resting::release(&node, std::slice::from_ref(&lease), Vec::new())
         .await
         .map_err(|e| Failure::new(ErrorCode::Store, e.to_string()))?;
-    lock(&node.ipam).release_owned(ip, &lease.owner);
     Ok(StatusCode::OK)
 }
 
@@ -136,6 +147,7 @@ pub fn pools(node: &LinuxNode) -> Vec<PoolView> {
             family: if u.v6 { IpFamily::Ipv6 } else { IpFamily::Ipv4 },
             cidrs: u.cidrs.iter().map(ToString::to_string).collect(),
             used: u.used,
+            resting: u.resting,
             total: u.total,
         })
         .collect()

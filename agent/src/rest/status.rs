@@ -13,6 +13,7 @@ use axum::{
 };
 use wharf_api::{
     AgentStatus, ApiError, BpfMap, ComponentStatus, Health, KernelStatus, MetricRow, PreparedStatus, ProxyStatus,
+    QuarantinedRecord,
 };
 use wharf_common::DropReason;
 use wharf_core::{
@@ -23,6 +24,7 @@ use wharf_core::{
 use crate::{
     endpoint::create::kernel_error,
     rest::{LinuxNode, error::Answer, ipam::pools},
+    stuck,
     sync::lock,
 };
 
@@ -134,7 +136,14 @@ async fn status(node: &LinuxNode) -> AgentStatus {
     let of = |bad: bool, worse: Health| if bad { worse } else { Health::Ok };
     let failed_controllers: Vec<&str> =
         controllers.iter().filter(|c| c.consecutive_failures > 0).map(|c| c.name.as_str()).collect();
-    let components = vec![
+    let (deletion_queue, queue_health, queue_message) = node.deletions.status();
+    let stuck = stuck::stuck(node);
+    let quarantined = quarantined(node);
+    let lost = lock(&node.orphans).len();
+    let unreadable = lock(&node.unreadable).len();
+    let admission = node.gate.status();
+    let audit_findings = *lock(&node.audit_findings);
+    let mut components = vec![
         component(
             "agent",
             of(!serving, Health::Pending),
@@ -149,8 +158,13 @@ async fn status(node: &LinuxNode) -> AgentStatus {
         ),
         component(
             "store",
-            of(!stats.healthy.load(Ordering::Relaxed), Health::Failing),
-            format!("{commits} commits, {failures} failed"),
+            of(!stats.healthy.load(Ordering::Relaxed) || stats.writing_for().is_some(), Health::Failing),
+            match stats.writing_for() {
+                Some(busy) => {
+                    format!("{commits} commits, {failures} failed; one has been under way for {} s", busy.as_secs())
+                }
+                None => format!("{commits} commits, {failures} failed"),
+            },
         ),
         datapath,
         component(
@@ -180,7 +194,39 @@ async fn status(node: &LinuxNode) -> AgentStatus {
                 format!("failing: {}", failed_controllers.join(", "))
             },
         ),
+        component("deletion-queue", queue_health, queue_message),
+        component(
+            "leaks",
+            of(audit_findings.is_some_and(|n| n > 0), Health::Degraded),
+            match audit_findings {
+                None => "not looked for yet".into(),
+                Some(0) => "none".into(),
+                Some(n) => format!("{n} findings; see `wharf audit`"),
+            },
+        ),
     ];
+    // Only while there is something to tell.
+    if !stuck.is_empty() {
+        let first = stuck.iter().map(|s| format!("endpoint {} in {} for {} s", s.endpoint, s.step, s.for_ms / 1_000));
+        let shown: Vec<String> = first.take(3).collect();
+        let message = format!("{} of them: {}", stuck.len(), shown.join(", "));
+        components.push(component("stuck-steps", Health::Degraded, message));
+    }
+    if admission.waiting > 0 {
+        let message = format!(
+            "{} creates wait, {} run beside {} deletes, one ends every {} ms",
+            admission.waiting, admission.running, admission.deletes, admission.cost_ms
+        );
+        components.push(component("admission", Health::Ok, message));
+    }
+    let kept = quarantined.len() + lost + unreadable;
+    if kept > 0 {
+        let message = format!(
+            "{} out of service, {unreadable} unreadable, {lost} endpoints without one; see `wharf audit`",
+            quarantined.len()
+        );
+        components.push(component("records", Health::Degraded, message));
+    }
     let features = node.kernel.features();
     let (ready, target) = node.prepared.fill();
     AgentStatus {
@@ -201,12 +247,18 @@ async fn status(node: &LinuxNode) -> AgentStatus {
                 ("redirect-peer".to_owned(), features.redirect_peer),
                 ("btf".to_owned(), features.btf),
                 ("netns-cookie".to_owned(), features.netns_cookie),
+                ("conntrack".to_owned(), features.conntrack),
             ]),
         },
         components,
         controllers,
         ipam,
         endpoints,
+        stuck,
+        quarantined,
+        deletion_queue,
+        admission,
+        audit_findings,
         refused_transitions: node.refused_transitions.load(Ordering::Relaxed),
         bpf_maps,
         prepared: PreparedStatus { ready: ready as u64, target: target as u64 },
@@ -218,6 +270,18 @@ async fn status(node: &LinuxNode) -> AgentStatus {
         },
         resident_bytes: resident_bytes(),
     }
+}
+
+fn quarantined(node: &LinuxNode) -> Vec<QuarantinedRecord> {
+    let all = lock(&node.quarantined);
+    all.iter()
+        .map(|q| QuarantinedRecord {
+            endpoint: q.id.get(),
+            addresses: q.addresses.clone(),
+            why: q.why.clone(),
+            since_unix_ms: q.since_unix_ms,
+        })
+        .collect()
 }
 
 fn component(name: &str, health: Health, message: String) -> ComponentStatus {

@@ -5,11 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use redb::{Database, DatabaseError};
+use redb::{Database, DatabaseError, ReadOnlyDatabase};
 use wharf_core::store::Snapshot;
 
 use super::{
-    SCHEMA_VERSION,
+    OLDEST_SCHEMA, SCHEMA_VERSION,
     tables::{Meta, ReadError, read_meta, read_snapshot},
 };
 
@@ -99,6 +99,10 @@ fn load(
     path: &Path,
     boot_id: &str,
 ) -> Result<(Database, Meta, Snapshot), Unusable> {
+    // Before anything else, because opening a file to write changes it.
+    if let Some(schema) = peek_schema(path) {
+        refuse_unknown(schema)?;
+    }
     let mut database = opener(path).map_err(|error| match error {
         DatabaseError::DatabaseAlreadyOpen => {
             Unusable::Refused("another agent has it open; stop that one, or use another --run-dir".into())
@@ -122,12 +126,8 @@ fn load(
         ReadError::Store(cause) => Unusable::Refused(cause),
         ReadError::Damaged(what) => Unusable::Damaged(what, Meta::default()),
     })?;
-    if let Some(schema) = found.schema
-        && schema != SCHEMA_VERSION
-    {
-        return Err(Unusable::Refused(format!(
-            "its schema is version {schema}, this agent knows {SCHEMA_VERSION}; run the agent that wrote it, or move the file away"
-        )));
+    if let Some(schema) = found.schema {
+        refuse_unknown(schema)?;
     }
     if found.boot_id.as_deref().is_some_and(|b| b != boot_id) {
         return Err(Unusable::OtherBoot(found));
@@ -137,6 +137,22 @@ fn load(
         Err(ReadError::Store(cause)) => Err(Unusable::Refused(cause)),
         Err(ReadError::Damaged(what)) => Err(Unusable::Damaged(what, found)),
     }
+}
+
+/// The version of a file's content, where it can be told without writing to it: not of one that was never closed.
+fn peek_schema(path: &Path) -> Option<u64> {
+    let database = ReadOnlyDatabase::open(path).ok()?;
+    read_meta(&database).ok()?.schema
+}
+
+fn refuse_unknown(schema: u64) -> Result<(), Unusable> {
+    if (OLDEST_SCHEMA..=SCHEMA_VERSION).contains(&schema) {
+        return Ok(());
+    }
+    Err(Unusable::Refused(format!(
+        "its schema is version {schema}, this agent knows {OLDEST_SCHEMA} to {SCHEMA_VERSION}; it stays as it is: run the \
+         agent that wrote it, or move the file away"
+    )))
 }
 
 fn is_not_a_database(error: &DatabaseError) -> bool {

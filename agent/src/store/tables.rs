@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch},
-    store::{Change, Intent, Lease, LeaseOwner, Snapshot},
+    store::{Change, Intent, Lease, LeaseOwner, Quarantined, Rest, RestoreFailure, Snapshot},
 };
 
 use super::SCHEMA_VERSION;
@@ -16,15 +16,25 @@ const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 const ENDPOINTS: TableDefinition<u16, &[u8]> = TableDefinition::new("endpoints");
 const LEASES: TableDefinition<&str, &[u8]> = TableDefinition::new("leases");
 const INTENTS: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("intents");
+/// Since schema 2: addresses that rest.
+const RESTS: TableDefinition<&str, &[u8]> = TableDefinition::new("rests");
+/// Since schema 2: endpoints that could not be brought back.
+const FAILURES: TableDefinition<u16, &[u8]> = TableDefinition::new("restore-failures");
+/// Since schema 2: records out of service.
+const QUARANTINE: TableDefinition<u16, &[u8]> = TableDefinition::new("quarantine");
 
 /// Makes all changes in one transaction.
 pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a Change>) -> Result<(), String> {
+    wharf_crash::point("store/before-transaction");
     let txn = database.begin_write().map_err(words)?;
     {
         let mut meta = txn.open_table(META).map_err(words)?;
         let mut endpoints = txn.open_table(ENDPOINTS).map_err(words)?;
         let mut leases = txn.open_table(LEASES).map_err(words)?;
         let mut intents = txn.open_table(INTENTS).map_err(words)?;
+        let mut rests = txn.open_table(RESTS).map_err(words)?;
+        let mut failures = txn.open_table(FAILURES).map_err(words)?;
+        let mut quarantine = txn.open_table(QUARANTINE).map_err(words)?;
         for change in changes {
             match change {
                 Change::PutEndpoint(r) => endpoints.insert(r.id.get(), encode(r)?.as_slice()).map(drop),
@@ -35,7 +45,11 @@ pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a C
                         Ok(())
                     }
                 }
-                Change::PutLease(l) => leases.insert(l.ip.to_string().as_str(), encode(l)?.as_slice()).map(drop),
+                Change::PutLease(l) => {
+                    // A lease ends a rest.
+                    rests.remove(l.ip.to_string().as_str()).map_err(words)?;
+                    leases.insert(l.ip.to_string().as_str(), encode(l)?.as_slice()).map(drop)
+                }
                 Change::RemoveLease(ip) => leases.remove(ip.to_string().as_str()).map(drop),
                 Change::RemoveOwnedLease(ip, owner) => {
                     let held = is_held_by(&leases, *ip, owner)?;
@@ -54,12 +68,27 @@ pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a C
                     intents.insert((id.get(), epoch.0), encode(intent)?.as_slice()).map(drop)
                 }
                 Change::RemoveIntent(id, epoch) => intents.remove((id.get(), epoch.0)).map(drop),
+                // Of two deletes that end together one is the later, and the address may have a new owner by then.
+                Change::PutRest(r) if leases.get(r.ip.to_string().as_str()).map_err(words)?.is_some() => Ok(()),
+                Change::PutRest(r) => rests.insert(r.ip.to_string().as_str(), encode(r)?.as_slice()).map(drop),
+                Change::RemoveRest(ip) => rests.remove(ip.to_string().as_str()).map(drop),
+                Change::PutRestoreFailure(id, f) => failures.insert(id.get(), encode(f)?.as_slice()).map(drop),
+                Change::RemoveRestoreFailure(id) => failures.remove(id.get()).map(drop),
+                Change::Quarantine(q) => {
+                    endpoints.remove(q.id.get()).map_err(words)?;
+                    failures.remove(q.id.get()).map_err(words)?;
+                    quarantine.insert(q.id.get(), encode(q)?.as_slice()).map(drop)
+                }
+                Change::RemoveQuarantined(id) => quarantine.remove(id.get()).map(drop),
                 Change::ReserveEpochs(high) => meta.insert("epoch-high", high.0.to_le_bytes().as_slice()).map(drop),
             }
             .map_err(words)?;
         }
     }
-    txn.commit().map_err(words)
+    wharf_crash::point("store/before-commit");
+    txn.commit().map_err(words)?;
+    wharf_crash::point("store/after-commit");
+    Ok(())
 }
 
 fn has_record(
@@ -80,6 +109,9 @@ fn is_held_by(
     Ok(row.is_some_and(|v| decode::<Lease>(v.value()).is_ok_and(|l| l.owner == *owner)))
 }
 
+/// Highest epoch that is believed: counting on from it never comes round to an epoch that was in use.
+const MAX_EPOCH: u64 = u64::MAX / 2;
+
 /// What the file says of itself.
 #[derive(Default)]
 pub(super) struct Meta {
@@ -88,7 +120,7 @@ pub(super) struct Meta {
     pub(super) epoch_high: u64,
 }
 
-pub(super) fn read_meta(database: &Database) -> Result<Meta, ReadError> {
+pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, ReadError> {
     let txn = database.begin_read()?;
     let table = match txn.open_table(META) {
         Ok(table) => table,
@@ -102,11 +134,15 @@ pub(super) fn read_meta(database: &Database) -> Result<Meta, ReadError> {
             .map(|b| Some(u64::from_le_bytes(b)))
             .map_err(|_| ReadError::Damaged(format!("meta row {key}: not a number")))
     };
+    let epoch_high = number("epoch-high")?.unwrap_or(0);
+    if epoch_high > MAX_EPOCH {
+        return Err(ReadError::Damaged(format!("meta row epoch-high: {epoch_high} is more than any node comes to")));
+    }
     let boot_id = table.get("boot-id")?;
     Ok(Meta {
         schema: number("schema")?,
         boot_id: boot_id.map(|v| String::from_utf8_lossy(v.value()).into_owned()),
-        epoch_high: number("epoch-high")?.unwrap_or(0),
+        epoch_high,
     })
 }
 
@@ -121,9 +157,14 @@ pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64) ->
         ] {
             meta.insert(key, value).map_err(words)?;
         }
-        for open in
-            [txn.open_table(ENDPOINTS).map(drop), txn.open_table(LEASES).map(drop), txn.open_table(INTENTS).map(drop)]
-        {
+        for open in [
+            txn.open_table(ENDPOINTS).map(drop),
+            txn.open_table(LEASES).map(drop),
+            txn.open_table(INTENTS).map(drop),
+            txn.open_table(RESTS).map(drop),
+            txn.open_table(FAILURES).map(drop),
+            txn.open_table(QUARANTINE).map(drop),
+        ] {
             open.map_err(words)?;
         }
     }
@@ -163,12 +204,14 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
         Ok(table) => {
             for row in table.iter()? {
                 let (key, value) = row?;
-                let record: EndpointRecord =
-                    decode(value.value()).map_err(|e| bad("endpoints", key.value().to_string(), e))?;
-                if record.id.get() != key.value() {
-                    return Err(ReadError::Damaged(format!("endpoints row {}: its id is {}", key.value(), record.id)));
+                // One record that cannot be read is that endpoint's misfortune, not the node's.
+                match read_record(key.value(), value.value()) {
+                    Ok(record) => snapshot.endpoints.push(record),
+                    Err(why) => {
+                        let text = String::from_utf8_lossy(value.value()).into_owned();
+                        snapshot.unreadable.push((key.value(), text, why));
+                    }
                 }
-                snapshot.endpoints.push(record);
             }
         }
         Err(TableError::TableDoesNotExist(_)) => return Ok(snapshot),
@@ -177,7 +220,9 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
     let leases = txn.open_table(LEASES)?;
     for row in leases.iter()? {
         let (key, value) = row?;
-        snapshot.leases.push(decode(value.value()).map_err(|e| bad("leases", key.value().to_owned(), e))?);
+        let lease: Lease = decode(value.value()).map_err(|e| bad("leases", key.value().to_owned(), e))?;
+        filed_under("leases", key.value(), lease.ip)?;
+        snapshot.leases.push(lease);
     }
     let intents = txn.open_table(INTENTS)?;
     for row in intents.iter()? {
@@ -187,7 +232,53 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
         let id = EndpointId::try_from(id).map_err(|e| ReadError::Damaged(format!("intents row: {e}")))?;
         snapshot.intents.push((id, Epoch(epoch), intent));
     }
+    // A file of schema 1 has none of these; it gets them when it is first written to.
+    if let Some(rests) = since_schema_2(txn.open_table(RESTS))? {
+        for row in rests.iter()? {
+            let (key, value) = row?;
+            let rest: Rest = decode(value.value()).map_err(|e| bad("rests", key.value().to_owned(), e))?;
+            filed_under("rests", key.value(), rest.ip)?;
+            snapshot.resting.push(rest);
+        }
+    }
+    let id_of = |n: u16| EndpointId::try_from(n).map_err(|e| ReadError::Damaged(format!("row {n}: {e}")));
+    if let Some(failures) = since_schema_2(txn.open_table(FAILURES))? {
+        for row in failures.iter()? {
+            let (key, value) = row?;
+            let failure: RestoreFailure =
+                decode(value.value()).map_err(|e| bad("restore-failures", key.value().to_string(), e))?;
+            snapshot.failures.push((id_of(key.value())?, failure));
+        }
+    }
+    if let Some(quarantine) = since_schema_2(txn.open_table(QUARANTINE))? {
+        for row in quarantine.iter()? {
+            let (key, value) = row?;
+            let quarantined: Quarantined =
+                decode(value.value()).map_err(|e| bad("quarantine", key.value().to_string(), e))?;
+            filed_under("quarantine", key.value(), quarantined.id)?;
+            snapshot.quarantined.push(quarantined);
+        }
+    }
     Ok(snapshot)
+}
+
+fn read_record(key: u16, value: &[u8]) -> Result<EndpointRecord, String> {
+    let record: EndpointRecord = decode(value).map_err(|e| format!("it cannot be read: {e}"))?;
+    if record.id.get() == key { Ok(record) } else { Err(format!("it is filed under {key} and says {}", record.id)) }
+}
+
+/// A row of another key than its content's would come back as two, and be removed by neither.
+fn filed_under(table: &str, key: impl ToString, says: impl ToString) -> Result<(), ReadError> {
+    let (key, says) = (key.to_string(), says.to_string());
+    if key == says { Ok(()) } else { Err(ReadError::Damaged(format!("{table} row {key}: it says {says}"))) }
+}
+
+fn since_schema_2<T>(table: Result<T, TableError>) -> Result<Option<T>, ReadError> {
+    match table {
+        Ok(table) => Ok(Some(table)),
+        Err(TableError::TableDoesNotExist(_)) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// JSON: a record can be read by a person with any redb tool, and fields can be added without a migration.

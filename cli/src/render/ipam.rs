@@ -1,11 +1,11 @@
 //! `wharf ipam list`.
 
-use wharf_api::{IpFamily, IpamView};
+use wharf_api::{IpFamily, IpamView, RestingAddress};
 
 use super::{
     Style, Tone,
     screen::Screen,
-    table::{cell, lines, table, token},
+    table::{cell, lines, number, table, token},
     text,
 };
 
@@ -20,7 +20,13 @@ pub(crate) fn list(view: &IpamView, style: &Style) -> String {
                 IpFamily::Ipv6 => "IPv6",
             };
             let tone = if p.used >= p.total { Tone::Bad } else { Tone::Plain };
-            vec![token(&p.name), token(family), token(text::fill(p.used, p.total)).tone(tone), lines(&p.cidrs, 8)]
+            vec![
+                token(&p.name),
+                token(family),
+                token(text::fill(p.used, p.total)).tone(tone),
+                number(p.resting),
+                lines(&p.cidrs, 8),
+            ]
         })
         .collect();
     let mut sorted: Vec<_> = view.leases.iter().collect();
@@ -37,9 +43,23 @@ pub(crate) fn list(view: &IpamView, style: &Style) -> String {
         })
         .collect();
     let mut screen = Screen::new(style);
-    screen.block(&table(style, &["POOL", "FAMILY", "LEASED", "CIDRS"], pools));
+    screen.block(&table(style, &["POOL", "FAMILY", "LEASED", "RESTING", "CIDRS"], pools));
     screen.gap();
     screen.block(&table(style, &["ADDRESS", "POOL", "AGE", "OWNER"], leases));
+    if !view.resting.is_empty() {
+        let row = |r: &RestingAddress| {
+            vec![
+                token(r.ip.to_string()),
+                token(&r.pool),
+                token(text::age(style.now_unix_ms, r.since_unix_ms)),
+                cell(&r.last_owner),
+                cell(r.blocked.as_deref().unwrap_or("")).tone(Tone::Warn),
+            ]
+        };
+        screen.gap();
+        let rows = view.resting.iter().map(row).collect();
+        screen.block(&table(style, &["RESTING", "POOL", "FOR", "LAST OWNER", "STILL SPOKEN FOR BY"], rows));
+    }
     screen.finish()
 }
 
@@ -64,26 +84,37 @@ mod tests {
                 family: IpFamily::Ipv4,
                 cidrs: vec!["10.88.0.0/30".to_owned(), "10.89.0.0/31".to_owned()],
                 used: 3,
+                resting: 1,
                 total: 3,
+            }],
+            resting: vec![RestingAddress {
+                ip: [10, 88, 0, 3].into(),
+                pool: "default".to_owned(),
+                last_owner: "wharf/77d0aa01b2:eth0".to_owned(),
+                since_unix_ms: NOW - 40_000,
+                blocked: Some("route 10.88.0.3/32".to_owned()),
             }],
             leases: vec![lease(10, HOSTILE), lease(2, "wharf/3f9c51aa01b2:eth0"), lease(1, "node")],
         };
         insta::assert_snapshot!(list(&view, &Style::plain()), @r"
-        POOL     FAMILY  LEASED        CIDRS
-        default  IPv4    3/3 (100.0%)  10.88.0.0/30
-                                       10.89.0.0/31
+        POOL     FAMILY  LEASED        RESTING  CIDRS
+        default  IPv4    3/3 (100.0%)        1  10.88.0.0/30
+                                                10.89.0.0/31
 
         ADDRESS     POOL     AGE  OWNER
         10.88.0.1   default  12s  node
         10.88.0.2   default  12s  wharf/3f9c51aa01b2:eth0
         10.88.0.10  default  12s  k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
+
+        RESTING    POOL     FOR  LAST OWNER             STILL SPOKEN FOR BY
+        10.88.0.3  default  40s  wharf/77d0aa01b2:eth0  route 10.88.0.3/32
         ");
     }
 
     #[test]
     fn nothing_leased() {
         insta::assert_snapshot!(list(&IpamView::default(), &Style::plain()), @r"
-        POOL  FAMILY  LEASED  CIDRS
+        POOL  FAMILY  LEASED  RESTING  CIDRS
 
         ADDRESS  POOL  AGE  OWNER
         ");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use wharf_api::{
-    AgentStatus, BpfMap, ComponentStatus, ControllerStatus, Endpoint, EndpointState, EndpointStatus, Health, IpFamily,
+    AdmissionStatus, DeletionQueueStatus, AgentStatus, BpfMap, ComponentStatus, ControllerStatus, Endpoint, EndpointState, EndpointStatus, Health, IpFamily,
     KernelStatus, PoolView, PreparedStatus, ProxyStatus,
 };
 
@@ -74,6 +74,7 @@ pub(crate) fn status() -> AgentStatus {
         family,
         cidrs: vec![cidr.to_owned()],
         used,
+        resting: 0,
         total,
     };
     AgentStatus {
@@ -102,6 +103,11 @@ pub(crate) fn status() -> AgentStatus {
         controllers: vec![controller("deletion-queue"), controller("lease-audit")],
         ipam: vec![pool(IpFamily::Ipv4, "10.88.0.0/24", 12, 253), pool(IpFamily::Ipv6, "fd00:88::/64", 12, u64::MAX)],
         endpoints: BTreeMap::from([("ready".to_owned(), 10), ("regenerating".to_owned(), 2)]),
+        stuck: Vec::new(),
+        quarantined: Vec::new(),
+        deletion_queue: DeletionQueueStatus { canary: "came out after 3 ms".to_owned(), ..Default::default() },
+        admission: AdmissionStatus::default(),
+        audit_findings: Some(0),
         refused_transitions: 3,
         bpf_maps: vec![
             map("ENDPOINTS", "hash", Some(24), 32_768),

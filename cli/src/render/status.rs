@@ -56,6 +56,12 @@ pub(crate) fn status(s: &AgentStatus, style: &Style, detail: Detail) -> String {
     ipam(&mut screen, s);
     endpoints(&mut screen, s, detail);
     maps(&mut screen, s);
+    if s.admission.waiting > 0 || s.admission.refused > 0 || detail.verbose {
+        let a = &s.admission;
+        let deletes = text::count(a.deletes, "delete");
+        let admission = format!("{} waiting, {} running beside {deletes}, {} refused", a.waiting, a.running, a.refused);
+        screen.line("Creates", &admission);
+    }
     screen.line("Prepared programs", &format!("{}/{}", s.prepared.ready, s.prepared.target));
     screen.line("Proxy", &proxy(s));
     screen.line("Memory", &format!("{} resident", text::bytes(s.resident_bytes)));
@@ -134,7 +140,9 @@ fn ipam(screen: &mut Screen<'_>, s: &AgentStatus) {
         };
         let tone = if pool.used >= pool.total { Tone::Bad } else { Tone::Plain };
         let key = format!("  {} {family}", text::cut(&pool.name, 24));
-        screen.toned(&key, tone, &text::fill(pool.used, pool.total), &pool.cidrs.join(", "));
+        let resting = if pool.resting > 0 { format!("; {} resting", pool.resting) } else { String::new() };
+        let rest = format!("{}{resting}", pool.cidrs.join(", "));
+        screen.toned(&key, tone, &text::fill(pool.used, pool.total), &rest);
     }
 }
 

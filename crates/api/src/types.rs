@@ -414,6 +414,9 @@ pub struct IpamView {
     pub pools: Vec<PoolView>,
     /// Every lease, by address.
     pub leases: Vec<IpamLease>,
+    /// Addresses that rest, by address.
+    #[serde(default)]
+    pub resting: Vec<RestingAddress>,
 }
 
 /// A pool's fill, one row for each family.
@@ -427,6 +430,9 @@ pub struct PoolView {
     pub cidrs: Vec<String>,
     /// Addresses given out.
     pub used: u64,
+    /// Addresses that were given back and rest.
+    #[serde(default)]
+    pub resting: u64,
     /// Addresses that can be given out in all (capped at `u64::MAX`).
     pub total: u64,
 }
@@ -595,6 +601,81 @@ pub struct ControllerStatus {
     pub last_error: Option<String>,
 }
 
+/// The deletion queue: records of shims that found no agent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeletionQueueStatus {
+    /// Records that wait.
+    pub records: u64,
+    /// Age of the oldest, milliseconds; 0 when there is none.
+    pub oldest_age_ms: u64,
+    /// Records put aside since start because they could not be used.
+    pub unusable: u64,
+    /// Records served since start, the canary's included.
+    pub drained: u64,
+    /// What became of this start's canary, in words.
+    pub canary: String,
+}
+
+/// A step that has not ended in its time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StuckStep {
+    /// Endpoint id.
+    pub endpoint: u16,
+    /// Attachment.
+    pub attachment: String,
+    /// Step.
+    pub step: String,
+    /// Milliseconds since it began.
+    pub for_ms: u64,
+    /// Its bound, milliseconds.
+    pub bound_ms: u64,
+}
+
+/// How much is asked of the agent, and what it costs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AdmissionStatus {
+    /// Creates that wait for their turn.
+    pub waiting: u64,
+    /// Creates at work in the kernel.
+    pub running: u64,
+    /// Deletes under way.
+    pub deletes: u64,
+    /// Milliseconds from one create's end to the next while some wait, as measured.
+    pub cost_ms: u64,
+    /// Creates refused since start because they would have waited too long.
+    pub refused: u64,
+}
+
+/// An address that was given back and is not given out again yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RestingAddress {
+    /// Address.
+    #[schema(value_type = String)]
+    pub ip: IpAddr,
+    /// Pool.
+    pub pool: String,
+    /// Who held it.
+    pub last_owner: String,
+    /// When it was given back, milliseconds since the Unix epoch.
+    pub since_unix_ms: u64,
+    /// What still speaks for it, when its rest is over and it is not free.
+    pub blocked: Option<String>,
+}
+
+/// A record out of service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QuarantinedRecord {
+    /// Endpoint id.
+    pub endpoint: u16,
+    /// Addresses that stay reserved.
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<IpAddr>,
+    /// Why.
+    pub why: String,
+    /// When, milliseconds since the Unix epoch.
+    pub since_unix_ms: u64,
+}
+
 /// What the kernel gives.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KernelStatus {
@@ -649,6 +730,21 @@ pub struct AgentStatus {
     pub ipam: Vec<PoolView>,
     /// Endpoints by state.
     pub endpoints: BTreeMap<String, u64>,
+    /// Steps that have not ended in their time.
+    #[serde(default)]
+    pub stuck: Vec<StuckStep>,
+    /// Records out of service.
+    #[serde(default)]
+    pub quarantined: Vec<QuarantinedRecord>,
+    /// Deletion queue.
+    #[serde(default)]
+    pub deletion_queue: DeletionQueueStatus,
+    /// Admission of creates.
+    #[serde(default)]
+    pub admission: AdmissionStatus,
+    /// What the last leak audit found and left; none before the first.
+    #[serde(default)]
+    pub audit_findings: Option<u64>,
     /// Refused moves of the state machine since start.
     pub refused_transitions: u64,
     /// Shared maps, and the sum of the per-endpoint ones.

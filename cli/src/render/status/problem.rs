@@ -69,6 +69,10 @@ fn component_next(name: &str) -> &'static str {
         "ipam" => "wharf ipam list",
         "datapath" => "wharf audit; wharf bpf map list",
         "endpoints" => "wharf endpoint list; wharf endpoint log ID",
+        "deletion-queue" => "wharf audit; the directory deletions beside the agent's socket; the agent's log",
+        "leaks" => "wharf audit; wharf audit --repair",
+        "records" => "wharf audit names them; wharf audit --repair takes them away",
+        "stuck-steps" => "wharf endpoint log ID; the agent's log: journalctl -u wharf-agent -e",
         "store" => "wharf audit; the agent's log: journalctl -u wharf-agent -e",
         _ => "the agent's log: journalctl -u wharf-agent -e",
     }

@@ -55,6 +55,7 @@ fn a_healthy_node_in_full() {
       ENDPOINTS:        24/32768 (0.1%)  hash, 1.0 MiB
       EVENTS:           1.0 MiB  ringbuf, 1.0 MiB
       endpoints/*:      24 rows  array, 1.0 MiB
+    Creates:            0 waiting, 0 running beside 0 deletes, 0 refused
     Prepared programs:  4/4
     Proxy:              none
     Memory:             21.2 MiB resident

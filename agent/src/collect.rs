@@ -1,0 +1,55 @@
+//! CNI's GC: what a network has and the runtime no longer knows.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
+
+use wharf_api::{DeleteResult, GcAttachment};
+use wharf_core::{
+    ids::{Attachment, NetworkName},
+    kernel::Kernel,
+    plan::DeleteOptions,
+    store::LeaseOwner,
+};
+
+use crate::{
+    endpoint::{Handle, delete},
+    node::Node,
+    orphan, quarantine,
+    sync::lock,
+    unknown,
+};
+
+/// Deletes every endpoint of the network that is not listed, and what is left of others: endpoints whose records were
+/// lost or are out of service, leases without an endpoint.
+pub async fn collect<K: Kernel>(
+    node: &Arc<Node<K>>,
+    network: &NetworkName,
+    valid: &BTreeSet<GcAttachment>,
+) -> DeleteResult {
+    let is_stale = |a: &Attachment| {
+        a.network == *network
+            && !valid.contains(&GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
+    };
+    // An endpoint that is being created is not stale: the runtime could not have listed it yet.
+    let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
+    let handles: Vec<Handle> = node.registry.list().into_iter().filter(stale).collect();
+    let mut result = delete::delete(node, handles, DeleteOptions::default()).await;
+
+    let mut left: HashSet<Attachment> = orphan::attachments(node).into_iter().collect();
+    left.extend(quarantine::attachments(node));
+    left.extend(lock(&node.ipam).owned_by(|_| true).into_iter().filter_map(|lease| match lease.owner {
+        LeaseOwner::Attachment { attachment, .. } => Some(attachment),
+        LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
+    }));
+    // What an endpoint stands for is not left over, whatever its state.
+    left.retain(|a| is_stale(a) && node.registry.by_interface(&a.container_id, &a.ifname).is_none());
+    for attachment in left {
+        let more = unknown::remove(node, &unknown::Wanted::of(&attachment)).await;
+        result.deleted.extend(more.deleted);
+        result.leases_released.extend(more.leases_released);
+        result.errors.extend(more.errors);
+    }
+    result
+}

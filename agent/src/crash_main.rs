@@ -1,0 +1,5 @@
+//! `wharf-agent-crash`: the agent with its crash points armed, for the crash tests alone.
+
+fn main() -> std::process::ExitCode {
+    wharf_agent::process::main()
+}

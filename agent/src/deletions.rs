@@ -1,0 +1,413 @@
+//! Deletion records: what shims left that found no agent.
+//!
+//! The directory is watched before it is listed, so that nothing falls between the two; a slow tick looks again, for
+//! records that could not be served and for events that were lost. A record is removed only after the delete it asks
+//! for succeeded. At every start the agent leaves a record of its own, the canary, the way a shim would: if it does not
+//! come out by the live path, `wharf status` says so, because a safety net that nobody has seen work is none.
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::StreamExt as _;
+use inotify::{EventMask, Inotify, WatchMask};
+use wharf_api::{DeletionQueueStatus, ErrorCode, Health};
+use wharf_core::{
+    ids::{Attachment, ContainerId, IfName, NetworkName},
+    kernel::Kernel,
+    plan::DeleteOptions,
+};
+use wharf_handover::queue::{Deletion, Entry, Queue, QueueError};
+
+use crate::{
+    clock,
+    endpoint::{Handle, create::error, delete},
+    node::Node,
+    sync::lock,
+    unknown,
+};
+
+/// How often the directory is looked at without being told: the longest that a record waits when its event was lost.
+const TICK: Duration = Duration::from_secs(10);
+/// When the canary is held to be lost.
+const CANARY_PATIENCE_MS: u64 = 5_000;
+/// Temporary files of writers that were killed; no writer needs this long.
+const LEFTOVER: Duration = Duration::from_secs(60);
+
+/// What is known of the queue.
+pub struct Deletions {
+    /// The directory.
+    pub queue: Queue,
+    /// Who drains: two at once would only ask for the same deletes twice. Held across awaits by design, and bounded by
+    /// the deletes' own bounds.
+    turn: tokio::sync::Mutex<()>,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    records: u64,
+    oldest_unix_ms: Option<u64>,
+    unusable: u64,
+    drained: u64,
+    canary: Canary,
+}
+
+#[derive(Default)]
+enum Canary {
+    #[default]
+    NotYet,
+    Out {
+        nonce: String,
+        since_unix_ms: u64,
+    },
+    Back {
+        after_ms: u64,
+        live: bool,
+    },
+    Failed(String),
+}
+
+/// What made somebody look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The agent starts.
+    Start,
+    /// A record was put there.
+    Event,
+    /// The tick.
+    Tick,
+}
+
+impl Deletions {
+    /// The queue of a run directory.
+    #[must_use]
+    pub fn new(run_dir: &Path) -> Self {
+        Self { queue: Queue::new(run_dir), turn: tokio::sync::Mutex::new(()), seen: Mutex::default() }
+    }
+
+    /// For status and metrics.
+    #[must_use]
+    pub fn status(&self) -> (DeletionQueueStatus, Health, String) {
+        let now = clock::unix_ms();
+        let seen = lock(&self.seen);
+        let oldest_age_ms = seen.oldest_unix_ms.map(|t| now.saturating_sub(t));
+        let (mut health, canary) = match &seen.canary {
+            Canary::NotYet => (Health::Ok, "not sent yet".to_owned()),
+            Canary::Out { since_unix_ms, .. } if now.saturating_sub(*since_unix_ms) < CANARY_PATIENCE_MS => {
+                (Health::Ok, "on its way".to_owned())
+            }
+            Canary::Out { since_unix_ms, .. } => {
+                let age = now.saturating_sub(*since_unix_ms) / 1_000;
+                (Health::Failing, format!("has not come out for {age} s: records of deletes may not be taken up"))
+            }
+            Canary::Back { after_ms, live: true } => (Health::Ok, format!("came out after {after_ms} ms")),
+            Canary::Back { live: false, .. } => {
+                (Health::Degraded, "came out by the tick only: the directory's events do not arrive".to_owned())
+            }
+            Canary::Failed(why) => (Health::Failing, format!("could not be sent: {why}")),
+        };
+        if seen.unusable > 0 || oldest_age_ms.is_some_and(|age| age > 60_000) {
+            health = health.max(Health::Degraded);
+        }
+        let waiting = match (seen.records, oldest_age_ms) {
+            (0, _) | (_, None) => "empty".to_owned(),
+            (n, Some(age)) => format!("{n} waiting, the oldest for {} s", age / 1_000),
+        };
+        let unusable =
+            if seen.unusable > 0 { format!(", {} put aside as unusable", seen.unusable) } else { String::new() };
+        let message = format!("{waiting}{unusable}; canary {canary}");
+        let status = DeletionQueueStatus {
+            records: seen.records,
+            oldest_age_ms: oldest_age_ms.unwrap_or(0),
+            unusable: seen.unusable,
+            drained: seen.drained,
+            canary,
+        };
+        (status, health, message)
+    }
+}
+
+/// Takes up everything that is there, and says how many records stay because their delete could not be finished.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub async fn drain<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, String> {
+    let _turn = node.deletions.turn.lock().await;
+    let entries = blocking(node, |queue| {
+        queue.sweep(LEFTOVER)?;
+        queue.list()
+    })
+    .await?;
+    let (mut asked, mut unusable, mut problems) = (Vec::new(), 0, Vec::new());
+    for entry in entries {
+        match entry.content {
+            Ok(deletion) => asked.push((entry.name, entry.written_unix_ms, deletion)),
+            Err(why) => {
+                tracing::warn!(file = entry.name, "deletion record: {why}; it is put aside");
+                unusable += 1;
+                let name = entry.name;
+                if let Err(error) = blocking(node, move |queue| queue.set_aside(&name)).await {
+                    problems.push(error);
+                }
+            }
+        }
+    }
+    wharf_crash::point("drain/after-list");
+    let stay = serve(node, asked, cause).await;
+    {
+        let mut seen = lock(&node.deletions.seen);
+        seen.records = stay.len() as u64;
+        seen.oldest_unix_ms = stay.iter().map(|(_, written)| *written).min();
+        seen.unusable += unusable;
+    }
+    match problems.into_iter().next() {
+        Some(problem) => Err(problem),
+        None => Ok(stay.len()),
+    }
+}
+
+/// Serves the deletion of one attachment first, if there is a record of it: a container that is added again must not be
+/// taken away by a delete that was meant for the one before.
+///
+/// # Errors
+/// `Busy` when the delete could not be finished.
+pub async fn settle<K: Kernel>(node: &Arc<Node<K>>, a: &Attachment) -> Result<(), wharf_api::ApiError> {
+    let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
+    // One stat of a file in the run directory, which is memory (tmpfs).
+    if !node.deletions.queue.contains(network, container, ifname) {
+        return Ok(());
+    }
+    if let Err(why) = drain(node, Cause::Event).await {
+        tracing::warn!("drain the deletion queue: {why}");
+    }
+    if node.deletions.queue.contains(network, container, ifname) {
+        let what = format!("create endpoint {a}: a delete of the one before is still to be finished");
+        return Err(wharf_api::ApiError { retry_after_ms: Some(500), ..error(ErrorCode::Busy, what) });
+    }
+    Ok(())
+}
+
+/// Forgets the records of attachments that are gone: a delete that came by the direct way has served them.
+pub async fn served<K: Kernel>(node: &Arc<Node<K>>, attachments: &[Attachment]) {
+    let waiting = attachments.iter().filter(|a| {
+        let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
+        node.deletions.queue.contains(network, container, ifname)
+    });
+    for a in waiting {
+        let name = Queue::file_name(a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
+        if let Err(error) = blocking(node, move |queue| queue.remove(&name)).await {
+            tracing::warn!(%a, "{error}; it is served again, which does no harm");
+        }
+    }
+}
+
+/// The records that stay, with when they were written.
+async fn serve<K: Kernel>(
+    node: &Arc<Node<K>>,
+    asked: Vec<(String, u64, Deletion)>,
+    cause: Cause,
+) -> Vec<(String, u64)> {
+    let (mut stay, mut done) = (Vec::new(), Vec::new());
+    let (mut known, mut handles): (Vec<(String, u64, Handle)>, Vec<Handle>) = (Vec::new(), Vec::new());
+    for (name, written, deletion) in asked {
+        if let Some(nonce) = &deletion.canary {
+            canary_came(node, nonce, cause);
+            done.push(name);
+        } else if deletion.boot_id != node.store.boot_id() {
+            // What it asks for died with that boot.
+            done.push(name);
+        } else {
+            match find(node, &deletion) {
+                Found::Endpoint(handle) => {
+                    handles.push((*handle).clone());
+                    known.push((name, written, *handle));
+                }
+                Found::Other => done.push(name),
+                Found::Nothing(attachment) => {
+                    let result = unknown::remove(node, &unknown::Wanted::of(&attachment)).await;
+                    for e in &result.errors {
+                        tracing::warn!(step = e.step, %attachment, "deletion record: {}", e.message);
+                    }
+                    if result.errors.is_empty() { done.push(name) } else { stay.push((name, written)) }
+                }
+            }
+        }
+    }
+    for e in delete::delete(node, handles, DeleteOptions::default()).await.errors {
+        tracing::warn!(endpoint = e.endpoint, step = e.step, "deletion record: {}", e.message);
+    }
+    wharf_crash::point("drain/after-delete");
+    for (name, written, handle) in known {
+        // Gone, or another's by now.
+        if node.registry.get(handle.id).is_none_or(|there| there.epoch != handle.epoch) {
+            done.push(name);
+        } else {
+            stay.push((name, written));
+        }
+    }
+    for name in done {
+        let (file, removed) = (name.clone(), blocking(node, move |queue| queue.remove(&name)).await);
+        if let Err(error) = removed {
+            tracing::warn!(file, "{error}");
+            stay.push((file, clock::unix_ms()));
+        } else {
+            lock(&node.deletions.seen).drained += 1;
+        }
+        wharf_crash::point("drain/after-remove");
+    }
+    stay
+}
+
+enum Found {
+    Endpoint(Box<Handle>),
+    /// The interface is there, of another network or epoch: what the record asks for is gone.
+    Other,
+    Nothing(Attachment),
+}
+
+fn find<K: Kernel>(node: &Node<K>, deletion: &Deletion) -> Found {
+    let parsed = (
+        NetworkName::parse(&deletion.network),
+        ContainerId::parse(&deletion.container_id),
+        IfName::parse(&deletion.ifname),
+    );
+    let (Ok(network), Ok(container_id), Ok(ifname)) = parsed else {
+        // The queue refuses such names, so nothing was ever made under them.
+        return Found::Other;
+    };
+    match node.registry.by_interface(&container_id, &ifname) {
+        None => Found::Nothing(Attachment { network, container_id, ifname }),
+        Some(handle) => {
+            let same_network = handle.shared.read(|v| v.record.attachment.network == network);
+            let same_epoch = deletion.endpoint.as_ref().is_none_or(|e| e.epoch == handle.epoch.0);
+            if same_network && same_epoch { Found::Endpoint(Box::new(handle)) } else { Found::Other }
+        }
+    }
+}
+
+fn canary_came<K: Kernel>(node: &Node<K>, nonce: &str, cause: Cause) {
+    let mut seen = lock(&node.deletions.seen);
+    if let Canary::Out { nonce: ours, since_unix_ms } = &seen.canary
+        && ours == nonce
+    {
+        let after_ms = clock::unix_ms().saturating_sub(*since_unix_ms);
+        seen.canary = Canary::Back { after_ms, live: cause == Cause::Event };
+    }
+}
+
+/// Watches the directory until the agent stops.
+pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
+    let mut canary_sent = false;
+    loop {
+        let result = tokio::select! {
+            () = node.stop.cancelled() => return,
+            result = watch_once(&node, &mut canary_sent) => result,
+        };
+        let Err(why) = result;
+        node.controllers.record("deletion-queue", Err(why.clone()));
+        tracing::warn!("watch the deletion queue: {why}; it is set up anew");
+        tokio::select! {
+            () = node.stop.cancelled() => return,
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+        }
+    }
+}
+
+/// Ends when the watch does.
+async fn watch_once<K: Kernel>(
+    node: &Arc<Node<K>>,
+    canary_sent: &mut bool,
+) -> Result<std::convert::Infallible, String> {
+    blocking(node, |queue| queue.ensure_directory()).await?;
+    let path = node.deletions.queue.path();
+    let words = |e: std::io::Error| format!("watch {}: {e}", path.display());
+    let inotify = Inotify::init().map_err(words)?;
+    let wanted = WatchMask::MOVED_TO
+        | WatchMask::CLOSE_WRITE
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF
+        | WatchMask::ONLYDIR;
+    inotify.watches().add(path, wanted).map_err(words)?;
+    let mut events = inotify.into_event_stream([0_u8; 4096]).map_err(words)?;
+    look(node, Cause::Tick).await;
+    if !*canary_sent {
+        *canary_sent = true;
+        send_canary(node).await;
+    }
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    tick.reset();
+    loop {
+        tokio::select! {
+            event = events.next() => match event {
+                Some(Ok(event)) if event.mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF) => {
+                    return Err("the directory was removed or moved".into());
+                }
+                Some(Ok(_)) => look(node, Cause::Event).await,
+                Some(Err(error)) => return Err(words(error)),
+                None => return Err("its events ended".into()),
+            },
+            _ = tick.tick() => look(node, Cause::Tick).await,
+        }
+    }
+}
+
+async fn look<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) {
+    let result = drain(node, cause).await;
+    if let Err(why) = &result {
+        tracing::warn!("drain the deletion queue: {why}");
+    }
+    node.controllers.record("deletion-queue", result.map(drop));
+}
+
+async fn send_canary<K: Kernel>(node: &Arc<Node<K>>) {
+    let nonce = format!("{:016x}", rand::random::<u64>());
+    let since_unix_ms = clock::unix_ms();
+    let deletion = Deletion {
+        version: 1,
+        network: "canary".into(),
+        container_id: "canary".into(),
+        ifname: "canary".into(),
+        endpoint: None,
+        boot_id: node.store.boot_id().to_owned(),
+        written_unix_ms: since_unix_ms,
+        canary: Some(nonce.clone()),
+    };
+    lock(&node.deletions.seen).canary = Canary::Out { nonce, since_unix_ms };
+    if let Err(why) = blocking(node, move |queue| queue.put(&deletion).map(drop)).await {
+        tracing::warn!("send the canary through the deletion queue: {why}");
+        lock(&node.deletions.seen).canary = Canary::Failed(why);
+    }
+}
+
+/// Runs file work where it may block.
+async fn blocking<K: Kernel, T: Send + 'static>(
+    node: &Node<K>,
+    work: impl FnOnce(&Queue) -> Result<T, QueueError> + Send + 'static,
+) -> Result<T, String> {
+    let queue = node.deletions.queue.clone();
+    match tokio::task::spawn_blocking(move || work(&queue)).await {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(error) => Err(format!("deletion queue {}: {error}", node.deletions.queue.path().display())),
+    }
+}
+
+/// The records that are there now, for the audit.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, String> {
+    blocking(node, Queue::list).await
+}
+
+/// Removes a record that the audit found unusable.
+///
+/// # Errors
+/// When it cannot be removed.
+pub async fn discard<K: Kernel>(node: &Node<K>, name: &str) -> Result<(), String> {
+    let name = name.to_owned();
+    blocking(node, move |queue| queue.set_aside(&name)).await
+}

@@ -1,0 +1,178 @@
+//! The gate: which create may run now, and which is told to come again.
+//!
+//! [`Admission`] decides, by what creates have cost; this drives it. Creates pass a turnstile one by one, in the order
+//! they came, and the first waits there until there is room in the kernel. Deletes never wait here, and while some run
+//! fewer creates are let in, because deletes free what creates need.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::{Notify, Semaphore};
+use wharf_api::AdmissionStatus;
+use wharf_core::admission::{Admission, AdmissionConfig, Refusal, Ticket};
+
+use crate::sync::lock;
+
+/// How often the first that waits looks whether it has starved long enough to start beside deletes; everything else that
+/// lets it start is an event.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The gate of a node.
+pub struct Gate {
+    admission: Mutex<Admission>,
+    /// Something ended, or gave its place up.
+    changed: Notify,
+    /// Semaphores are fair: who came first goes first.
+    turnstile: Semaphore,
+    refused: AtomicU64,
+    started: std::time::Instant,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self::new(AdmissionConfig::default())
+    }
+}
+
+impl Gate {
+    /// A gate with these limits.
+    #[must_use]
+    pub fn new(config: AdmissionConfig) -> Self {
+        Self {
+            admission: Mutex::new(Admission::new(config)),
+            changed: Notify::new(),
+            turnstile: Semaphore::new(1),
+            refused: AtomicU64::new(0),
+            started: std::time::Instant::now(),
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// A place for a create whose caller waits so long.
+    ///
+    /// # Errors
+    /// When it would wait longer than its caller or than is sensible; it says when to come again.
+    pub fn offer(self: &Arc<Self>, patience: Duration) -> Result<Place, Refusal> {
+        let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        match lock(&self.admission).offer(patience_ms, self.now_ms()) {
+            Ok(ticket) => Ok(Place { gate: Arc::clone(self), ticket: Some(ticket) }),
+            Err(refusal) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Deletes begin; creates make room while the guard lives.
+    #[must_use]
+    pub fn deletes(self: &Arc<Self>, count: usize) -> Deletes {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        lock(&self.admission).delete_began(count, self.now_ms());
+        Deletes { gate: Arc::clone(self), count }
+    }
+
+    /// Nothing waits and nothing runs.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let view = lock(&self.admission).view(self.now_ms());
+        view.waiting == 0 && view.running == 0 && view.deletes == 0
+    }
+
+    /// No create waits or runs.
+    #[must_use]
+    pub fn has_no_creates(&self) -> bool {
+        let view = lock(&self.admission).view(self.now_ms());
+        view.waiting == 0 && view.running == 0
+    }
+
+    /// For status and metrics.
+    #[must_use]
+    pub fn status(&self) -> AdmissionStatus {
+        let view = lock(&self.admission).view(self.now_ms());
+        AdmissionStatus {
+            waiting: view.waiting.into(),
+            running: view.running.into(),
+            deletes: view.deletes.into(),
+            cost_ms: view.cost_ms,
+            refused: self.refused.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A create's place in the queue; given up when dropped.
+pub struct Place {
+    gate: Arc<Gate>,
+    ticket: Option<Ticket>,
+}
+
+impl Place {
+    /// Waits for its turn, and for room.
+    pub async fn start(mut self) -> Running {
+        let gate = Arc::clone(&self.gate);
+        // Never closed, so it cannot fail.
+        let _turn = gate.turnstile.acquire().await;
+        loop {
+            let changed = gate.changed.notified();
+            tokio::pin!(changed);
+            // From here on a change is not missed, though it is awaited only below.
+            changed.as_mut().enable();
+            let now = gate.now_ms();
+            {
+                let mut admission = lock(&gate.admission);
+                if admission.may_start(now)
+                    && let Some(ticket) = self.ticket.take()
+                {
+                    let ticket = Some(admission.on_start(ticket, now));
+                    drop(admission);
+                    return Running { gate: Arc::clone(&gate), ticket };
+                }
+            }
+            tokio::time::timeout(LOOK, changed).await.ok();
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            lock(&self.gate.admission).on_abandon(ticket, self.gate.now_ms());
+            self.gate.changed.notify_waiters();
+        }
+    }
+}
+
+/// A create at work in the kernel.
+pub struct Running {
+    gate: Arc<Gate>,
+    ticket: Option<Ticket>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            lock(&self.gate.admission).on_end(ticket, self.gate.now_ms());
+            self.gate.changed.notify_waiters();
+        }
+    }
+}
+
+/// Deletes under way.
+pub struct Deletes {
+    gate: Arc<Gate>,
+    count: u32,
+}
+
+impl Drop for Deletes {
+    fn drop(&mut self) {
+        lock(&self.gate.admission).delete_ended(self.count, self.gate.now_ms());
+        self.gate.changed.notify_waiters();
+    }
+}

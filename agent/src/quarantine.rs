@@ -1,0 +1,112 @@
+//! Records out of service.
+//!
+//! A record that could not be brought back at three starts in a row is set aside: its id and addresses stay reserved,
+//! what the kernel holds for it stays as it is, and it is shown in `wharf status` and `wharf audit`. It goes when its
+//! container is deleted, or by `wharf audit --repair`.
+
+use std::{net::IpAddr, sync::Arc};
+
+use wharf_core::{
+    endpoint::{EndpointRecord, parse_host_ifname},
+    ids::{Attachment, EndpointId, Epoch, IfName},
+    kernel::{Kernel, LinkRef},
+    store::{Change, Lease, LeaseOwner, Quarantined},
+};
+
+use crate::{endpoint::create::link_ref, node::Node, resting, sync::lock, unknown::Wanted};
+
+/// Starts at which a record may fail before it is taken out of service.
+pub const PATIENCE: u32 = 3;
+
+/// The record, if it can be read at all.
+fn record_of(quarantined: &Quarantined) -> Option<EndpointRecord> {
+    serde_json::from_str::<EndpointRecord>(&quarantined.record).ok().filter(|r| r.id == quarantined.id)
+}
+
+/// Puts records that the store has out of service into the tables: reserved, and nothing else.
+pub fn hold<K: Kernel>(node: &Node<K>, quarantined: Vec<Quarantined>) {
+    for q in &quarantined {
+        node.registry.claim_id(q.id);
+        tracing::warn!(endpoint = q.id.get(), "a record is out of service: {}", q.why);
+    }
+    lock(&node.quarantined).extend(quarantined);
+}
+
+/// Ids of records that are meant.
+pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
+    let all = lock(&node.quarantined).clone();
+    all.iter().filter(|q| attachment_of(node, q).is_some_and(|a| wanted.fits(&a))).map(|q| q.id).collect()
+}
+
+/// Whose it is: the record says so, or the leases of its addresses where that cannot be read.
+fn attachment_of<K: Kernel>(node: &Node<K>, quarantined: &Quarantined) -> Option<Attachment> {
+    if let Some(record) = record_of(quarantined) {
+        return Some(record.attachment);
+    }
+    let ipam = lock(&node.ipam);
+    quarantined.addresses.iter().find_map(|ip| match &ipam.get(*ip)?.owner {
+        LeaseOwner::Attachment { attachment, .. } => Some(attachment.clone()),
+        LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
+    })
+}
+
+/// Whose they are, where the record can be read.
+pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
+    lock(&node.quarantined).iter().filter_map(|q| Some(record_of(q)?.attachment)).collect()
+}
+
+/// Does one of them hold this address?
+pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
+    lock(&node.quarantined).iter().any(|q| q.addresses.contains(&ip))
+}
+
+/// Removes what the kernel holds for such a record, then its leases and the record itself. Returns the addresses that
+/// are free of it.
+///
+/// # Errors
+/// What could not be removed and why; the record stays out of service then.
+pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
+    let Some(quarantined) = lock(&node.quarantined).iter().find(|q| q.id == id).cloned() else { return Ok(Vec::new()) };
+    let _guard = node.working_on(id);
+    let words = |e: wharf_core::kernel::KernelError| e.to_string();
+    match record_of(&quarantined) {
+        Some(record) => {
+            node.kernel.remove_attached(&link_ref(&record)).await.map_err(words)?;
+            node.kernel.remove_reachable(&record).await.map_err(words)?;
+            node.kernel.remove_programs(id).await.map_err(words)?;
+            node.kernel.remove_link(&link_ref(&record)).await.map_err(words)?;
+        }
+        None => remove_by_id(node, id).await.map_err(words)?,
+    }
+    let ours = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Attachment { .. });
+    let leases: Vec<Lease> =
+        lock(&node.ipam).owned_by(ours).into_iter().filter(|l| quarantined.addresses.contains(&l.ip)).collect();
+    resting::release(node, &leases, vec![Change::RemoveQuarantined(id)]).await.map_err(|e| e.to_string())?;
+    lock(&node.quarantined).retain(|q| q.id != id);
+    node.registry.free_id(id);
+    Ok(leases.iter().map(|l| l.ip).collect())
+}
+
+/// The record cannot be read, but everything of an endpoint carries its id.
+async fn remove_by_id<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<(), wharf_core::kernel::KernelError> {
+    let dump = node.kernel.dump().await?;
+    let of_id = |name: &str| parse_host_ifname(name).filter(|(of, _)| *of == id);
+    let links = dump.links.iter().filter_map(|l| {
+        let (_, low) = of_id(&l.name)?;
+        let host_ifname = IfName::parse(&l.name).ok()?;
+        Some(LinkRef { id, epoch: Epoch(u64::from(low)), host_ifname, host_ifindex: Some(l.ifindex) })
+    });
+    let links: Vec<LinkRef> = links.collect();
+    for link in &links {
+        node.kernel.remove_attached(link).await?;
+    }
+    for row in dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get())) {
+        node.kernel.remove_endpoint_row(row.address, row.epoch).await?;
+    }
+    node.kernel.remove_call_slot(u32::from(id.get())).await?;
+    node.kernel.remove_programs(id).await?;
+    for link in &links {
+        node.kernel.remove_link(link).await?;
+    }
+    Ok(())
+}

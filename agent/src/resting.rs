@@ -1,0 +1,125 @@
+//! Addresses that were given back.
+//!
+//! An address rests before it is given out again, and not before nothing on the node speaks for its old owner: rows of
+//! the shared maps, routes, conntrack rows (those are removed), redirects of the proxy. The checks run in the
+//! background when the rest is over; when a pool has no free address left, the rest is cut short for the oldest ones and
+//! the checks run at once, so an address never comes back unchecked.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+use wharf_core::{
+    ipam::{IpamError, LeaseRequest, Leased},
+    kernel::Kernel,
+    store::{Change, Lease, LeaseOwner},
+};
+
+use crate::{clock, node::Node, store::StoreError, sync::lock};
+
+/// How often rested addresses are looked at.
+pub const TICK: Duration = Duration::from_secs(1);
+/// Addresses looked at in one tick: conntrack is read once for all of them.
+const BATCH: usize = 512;
+/// Addresses woken early for one request: enough for several creates that come together.
+const EARLY: usize = 8;
+/// Longest time for the checks of a request that waits for an address.
+const EARLY_BOUND: Duration = Duration::from_secs(2);
+
+/// Releases leases: first in the store, together with `also`, then in memory. The addresses begin to rest.
+///
+/// # Errors
+/// When the store refuses; nothing is released then.
+pub async fn release<K: Kernel>(node: &Node<K>, leases: &[Lease], also: Vec<Change>) -> Result<(), StoreError> {
+    let mut changes = also;
+    changes.extend(changes_of(node, leases));
+    node.store.commit(changes).await?;
+    in_memory(node, leases);
+    Ok(())
+}
+
+/// The store's part of a release.
+#[must_use]
+pub fn changes_of<K: Kernel>(node: &Node<K>, leases: &[Lease]) -> Vec<Change> {
+    let now = clock::unix_ms();
+    let ipam = lock(&node.ipam);
+    let mut changes = Vec::with_capacity(leases.len() * 2);
+    for lease in leases {
+        changes.push(Change::RemoveOwnedLease(lease.ip, lease.owner.clone()));
+        changes.extend(ipam.peek_rest(lease.ip, &lease.owner, now).map(Change::PutRest));
+    }
+    changes
+}
+
+/// The memory's part of a release, after the store's.
+pub fn in_memory<K: Kernel>(node: &Node<K>, leases: &[Lease]) {
+    let now = clock::unix_ms();
+    let mut ipam = lock(&node.ipam);
+    for lease in leases {
+        ipam.release_owned(lease.ip, &lease.owner, now);
+    }
+}
+
+/// Leases addresses; wakes resting ones when no other is free.
+///
+/// # Errors
+/// As [`wharf_core::ipam::Ipam::lease`].
+pub async fn lease<K: Kernel>(node: &Node<K>, request: &LeaseRequest, owner: &LeaseOwner) -> Result<Leased, IpamError> {
+    let lease = || lock(&node.ipam).lease(request, owner.clone(), clock::unix_ms());
+    let first = lease();
+    let Err(IpamError::Exhausted { .. } | IpamError::Resting { .. }) = first else { return first };
+    let woken = timeout(EARLY_BOUND, async {
+        let _turn = node.checks.lock().await;
+        // The one before may have woken enough for two.
+        let again = lease();
+        let Err(IpamError::Exhausted { .. } | IpamError::Resting { .. }) = again else { return again };
+        let candidates = lock(&node.ipam).early(request, EARLY);
+        if candidates.is_empty() {
+            return again;
+        }
+        if let Err(error) = check_and_wake(node, &candidates).await {
+            tracing::warn!("look at resting addresses: {error}");
+        }
+        lease()
+    });
+    woken.await.unwrap_or_else(|_| {
+        tracing::warn!("resting addresses could not be looked at within {EARLY_BOUND:?}");
+        first
+    })
+}
+
+/// Wakes what has rested and is spoken for by nobody.
+///
+/// # Errors
+/// When conntrack cannot be read, or the store refuses: the addresses rest on.
+pub async fn wake<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
+    let _turn = node.checks.lock().await;
+    let rested = lock(&node.ipam).rested(clock::unix_ms(), BATCH);
+    if rested.is_empty() { Ok(()) } else { check_and_wake(node, &rested).await }
+}
+
+/// Looks at addresses that rest; those that nobody speaks for are free, in the store first: one that is given out and
+/// back again at once begins a new rest, which must not be taken for the old one. The caller holds the turn, so that no
+/// address is woken by what was seen before its last lease.
+async fn check_and_wake<K: Kernel>(node: &Node<K>, ips: &[IpAddr]) -> Result<(), String> {
+    let removed = node.kernel.remove_connections(ips).await.map_err(|e| e.to_string())?;
+    if removed > 0 {
+        tracing::debug!(removed, "removed conntrack rows of addresses that rested");
+    }
+    let mut clear = Vec::with_capacity(ips.len());
+    for ip in ips {
+        let mut speakers = node.kernel.observe_speakers(*ip).await.map_err(|e| e.to_string())?;
+        speakers.extend(node.redirects.speakers(*ip));
+        if speakers.is_empty() {
+            clear.push(*ip);
+        } else {
+            lock(&node.ipam).block(*ip, speakers.join(", "));
+        }
+    }
+    let changes = clear.iter().copied().map(Change::RemoveRest).collect();
+    node.store.commit(changes).await.map_err(|e| e.to_string())?;
+    let mut ipam = lock(&node.ipam);
+    for ip in clear {
+        ipam.wake(ip);
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! The watchdog: steps that have not ended in their time.
+//!
+//! A step's deadline frees its caller; this names what still hangs, since when, and of whom, until it ends.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use wharf_api::{LogStatus, StuckStep};
+use wharf_core::{
+    kernel::Kernel,
+    plan::{CreateStep, DeleteStep},
+};
+
+use crate::{clock, node::Node};
+
+/// How often it looks.
+pub const TICK: Duration = Duration::from_secs(1);
+/// How much longer than its deadline a step is given: its own deadline speaks first.
+const GRACE_MS: u64 = 1_000;
+
+/// Steps that overran, by endpoint.
+#[must_use]
+pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
+    let now = clock::unix_ms();
+    let mut found = Vec::new();
+    for handle in node.registry.list() {
+        handle.shared.read(|v| {
+            if v.status.phase.is_empty() {
+                return;
+            }
+            let (for_ms, bound_ms) = (now.saturating_sub(v.status.since_unix_ms), bound_ms(node, &v.status.phase));
+            if for_ms > bound_ms.saturating_add(GRACE_MS) {
+                found.push(StuckStep {
+                    endpoint: handle.id.get(),
+                    attachment: v.record.attachment.to_string(),
+                    step: v.status.phase.clone(),
+                    for_ms,
+                    bound_ms,
+                });
+            }
+        });
+    }
+    found
+}
+
+/// The longest that a step of that name may take: some are steps of creates and of deletes.
+fn bound_ms<K: Kernel>(node: &Node<K>, step: &str) -> u64 {
+    if step == DeleteStep::AwaitProxy.name() {
+        return u64::try_from(node.config.proxy_timeout.as_millis()).unwrap_or(u64::MAX);
+    }
+    let create = CreateStep::ALL.into_iter().filter(|s| s.name() == step).map(CreateStep::deadline_ms);
+    let delete = DeleteStep::ALL.into_iter().filter(|s| s.name() == step).map(DeleteStep::deadline_ms);
+    create.chain(delete).max().unwrap_or(CreateStep::EnsurePrograms.deadline_ms())
+}
+
+/// Looks until the agent stops, and tells the log, the endpoint's own log and the monitor of each once.
+pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
+    let mut told: BTreeSet<(u16, String)> = BTreeSet::new();
+    loop {
+        let found = stuck(&node);
+        for s in &found {
+            if told.insert((s.endpoint, s.step.clone())) {
+                let what = format!("step {} has not ended for {} ms, its bound is {} ms", s.step, s.for_ms, s.bound_ms);
+                tracing::error!(endpoint = s.endpoint, attachment = s.attachment, "stuck: {what}");
+                let handle = node.registry.list().into_iter().find(|h| h.id.get() == s.endpoint);
+                if let Some(handle) = handle {
+                    handle.shared.log(LogStatus::Failure, "stuck", what.clone());
+                    node.monitor.agent(Some(handle.id), "endpoint-stuck", what);
+                }
+            }
+        }
+        told.retain(|(endpoint, step)| found.iter().any(|s| s.endpoint == *endpoint && s.step == *step));
+        tokio::select! {
+            () = node.stop.cancelled() => return,
+            () = tokio::time::sleep(TICK) => {}
+        }
+    }
+}
