@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use wharf_api::{ApiError, AuditReport, ErrorCode, Finding};
@@ -37,6 +38,10 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
 
 /// A finding as one audit and the next both name it.
 pub type Key = (String, String, String);
+
+/// Between the close looks at two endpoints in the leak audit: a thousand endpoints take it five seconds and more of the
+/// minute, and nobody notices.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What is to be mended.
 #[derive(Debug, Clone)]
@@ -77,7 +82,6 @@ impl Reconcile {
     /// When the kernel or the store cannot be read.
     pub async fn run<K: Kernel>(&mut self, node: &Arc<Node<K>>) -> Result<(), String> {
         let mut kept: BTreeSet<EndpointId> = orphan::ids(node);
-        kept.extend(lock(&node.unreadable).iter().copied());
         kept.extend(lock(&node.quarantined).iter().map(|q| q.id));
         let guards: Vec<_> = kept.into_iter().map(|id| node.working_on(id)).collect();
         let report = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await.map_err(|e| e.message)?;
@@ -154,7 +158,8 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     let mut findings = wharf_core::audit::audit(&view);
     findings.extend(memory_against_store(node, &later));
     let seen: BTreeSet<EndpointId> = findings.iter().filter_map(|f| repaired_endpoint(f.repair.as_ref()?)).collect();
-    findings.extend(endpoints_against_kernel(node, &in_flight, &seen).await?);
+    let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
+    findings.extend(endpoints_against_kernel(node, &in_flight, &seen, pause).await?);
     let mut report = AuditReport {
         findings: Vec::with_capacity(findings.len()),
         examined: BTreeMap::from([
@@ -240,6 +245,7 @@ async fn endpoints_against_kernel<K: Kernel>(
     node: &Arc<Node<K>>,
     in_flight: &BTreeSet<EndpointId>,
     seen: &BTreeSet<EndpointId>,
+    pause: Duration,
 ) -> Result<Vec<AuditFinding>, ApiError> {
     let mut findings = Vec::new();
     for handle in node.registry.list() {
@@ -247,6 +253,9 @@ async fn endpoints_against_kernel<K: Kernel>(
         let settled = view.committed && view.fsm.state == State::Ready;
         if !settled || in_flight.contains(&handle.id) || seen.contains(&handle.id) {
             continue;
+        }
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
         }
         let mismatches = node.kernel.observe_endpoint(&view.record).await.map_err(|e| kernel_error(&e))?;
         // A change that began meanwhile explains what was seen.

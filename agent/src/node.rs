@@ -88,8 +88,6 @@ pub struct Node<K: Kernel> {
     pub quarantined: Mutex<Vec<Quarantined>>,
     /// Ids that stay taken because the undo of a create left something; the audit frees them when that is gone.
     pub reserved: Mutex<BTreeSet<EndpointId>>,
-    /// Endpoints whose records cannot be read, and which are not out of service yet.
-    pub unreadable: Mutex<BTreeSet<EndpointId>>,
     /// Ids that something works on, and how many do: a delete may follow a build that has not ended.
     in_flight: Mutex<BTreeMap<EndpointId, u32>>,
     /// When the agent started.
@@ -115,7 +113,6 @@ impl<K: Kernel> Node<K> {
             orphans: Mutex::default(),
             quarantined: Mutex::default(),
             reserved: Mutex::default(),
-            unreadable: Mutex::default(),
             prepared: Prepared::new(config.prepared_programs),
             config,
             kernel: Arc::new(kernel),

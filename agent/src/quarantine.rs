@@ -2,7 +2,8 @@
 //!
 //! A record that could not be brought back at three starts in a row is set aside: its id and addresses stay reserved,
 //! what the kernel holds for it stays as it is, and it is shown in `wharf status` and `wharf audit`. It goes when its
-//! container is deleted, or by `wharf audit --repair`.
+//! container is deleted, or by `wharf audit --repair`. One that cannot be read is treated so from the first start on; until
+//! the third its row stays where it is, for an agent that may be able to read it.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -50,9 +51,10 @@ fn attachment_of<K: Kernel>(node: &Node<K>, quarantined: &Quarantined) -> Option
     })
 }
 
-/// Whose they are, where the record can be read.
+/// Whose they are, as far as it can be told.
 pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
-    lock(&node.quarantined).iter().filter_map(|q| Some(record_of(q)?.attachment)).collect()
+    let all = lock(&node.quarantined).clone();
+    all.iter().filter_map(|q| attachment_of(node, q)).collect()
 }
 
 /// Does one of them hold this address?

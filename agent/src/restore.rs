@@ -169,7 +169,8 @@ fn claim_addresses<K: Kernel>(
     unclaimed
 }
 
-/// Counts records that cannot be read; those that could not be for the last time go out of service.
+/// Counts records that cannot be read, and takes them out of service: in memory at once, in the store when that was the
+/// last time.
 fn unreadable<K: Kernel>(
     node: &Node<K>,
     snapshot: &Snapshot,
@@ -186,11 +187,6 @@ fn unreadable<K: Kernel>(
         // Its link lives on, and nobody else may have its id.
         node.registry.claim_id(id);
         tracing::error!(endpoint = id.get(), "restore: {why}");
-        if failed_before.get(&id).map_or(1, |times| times + 1) < quarantine::PATIENCE {
-            changes.push(failure(id, &failed_before, why));
-            lock(&node.unreadable).insert(id);
-            continue;
-        }
         let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
         let quarantined = Quarantined {
             id,
@@ -199,7 +195,11 @@ fn unreadable<K: Kernel>(
             why: why.clone(),
             since_unix_ms: clock::unix_ms(),
         };
-        changes.push(Change::Quarantine(Box::new(quarantined.clone())));
+        if failed_before.get(&id).map_or(1, |times| times + 1) < quarantine::PATIENCE {
+            changes.push(failure(id, &failed_before, why));
+        } else {
+            changes.push(Change::Quarantine(Box::new(quarantined.clone())));
+        }
         out_of_service.push(quarantined);
     }
     out_of_service
@@ -340,7 +340,6 @@ async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[Endpoi
     let mut guards: Vec<_> = rebuilding.iter().map(|id| node.working_on(*id)).collect();
     // Containers behind these live; they are shown, and go when their delete comes or the operator says so.
     let mut kept = orphan::ids(node);
-    kept.extend(lock(&node.unreadable).iter().copied());
     kept.extend(lock(&node.quarantined).iter().map(|q| q.id));
     guards.extend(kept.into_iter().map(|id| node.working_on(id)));
     match audit::audit(node, true).await {

@@ -96,8 +96,8 @@ fn new_labels_are_a_new_identity_in_the_datapath() -> Result<()> {
         ensure!(patched.identity != before.identity && patched.labels == ["k8s:app=web"], "{patched:?}");
         let rows = node.ask(async |c| c.map("ENDPOINTS").await)?.rows;
         let identity = patched.identity.to_string();
-        let of_b: Vec<_> = rows.iter().filter(|r| r.values().any(|v| *v == patched.id.to_string())).collect();
-        ensure!(of_b.len() == 2 && of_b.iter().all(|r| r.values().any(|v| *v == identity)), "{rows:?}");
+        let of_b: Vec<_> = rows.iter().filter(|r| r.get("endpoint") == Some(&patched.id.to_string())).collect();
+        ensure!(of_b.len() == 2 && of_b.iter().all(|r| r.get("identity") == Some(&identity)), "{rows:?}");
         stream.stop()?.must_be_perfect()?;
         node.detach(&ea)?;
         node.detach(&eb)

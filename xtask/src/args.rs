@@ -42,6 +42,12 @@ pub(crate) enum Task {
     /// Quick checks come first (formatting, licences, documentation links), then the build, clippy and the tests. With
     /// FILTERS only the tests whose names contain one of them run, and no checks.
     Test(TestArgs),
+    /// Kill, churn and model for as long as you like: each round at random, the first failure ends it
+    Soak(SoakArgs),
+    /// Run the kernel's tests on other kernels: Debian's 6.1, 6.12 and 7.2, in virtual machines
+    ///
+    /// Needs no root, no /dev/kvm, and installs nothing: QEMU and the kernels are unpacked under target/vm.
+    Vm(VmArgs),
     /// Measure against other CNI plugins, side by side; tables and plots under target/bench
     Bench(Passed),
     /// Serve this machine for real: build, then run wharf-agent in the foreground
@@ -52,6 +58,11 @@ pub(crate) enum Task {
     Install(InstallArgs),
     /// Take away exactly what `install` put there
     Uninstall(UninstallArgs),
+    /// Fuzz whatever reads bytes from outside
+    ///
+    /// `cargo xtask test` runs every target for a few seconds; this runs them for as long as you like, and goes on from
+    /// what it found before (in target/fuzz).
+    Fuzz(FuzzArgs),
     /// Format the sources
     Fmt(FmtArgs),
     /// Check formatting, licences, documentation links and clippy
@@ -91,6 +102,73 @@ pub(crate) struct TestArgs {
     pub(crate) keep_going: bool,
     /// Run only tests whose names contain one of these.
     pub(crate) filters: Vec<String>,
+}
+
+/// Arguments of `soak`.
+#[derive(Debug, Args)]
+pub(crate) struct SoakArgs {
+    /// Begin no new round after this time; a round takes about half an hour.
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub(crate) minutes: u64,
+    /// Take this seed in every round, to repeat what failed.
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+}
+
+/// Arguments of `vm`.
+#[derive(Debug, Args)]
+pub(crate) struct VmArgs {
+    /// Run on this kernel; may be repeated [default: 6.1, 6.12 and 7.2].
+    #[arg(long = "kernel", value_enum, value_name = "VERSION")]
+    pub(crate) kernels: Vec<VmKernel>,
+    /// Run only tests whose FILE::NAME contains this; may be repeated.
+    #[arg(long = "test", value_name = "NAME")]
+    pub(crate) tests: Vec<String>,
+    /// Keep the guests' files in target/vm/work.
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Do not build: test what target/release holds.
+    #[arg(long)]
+    pub(crate) prebuilt: bool,
+}
+
+/// Kernels of Debian that can be tested on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VmKernel {
+    /// bullseye's.
+    #[value(name = "5.10")]
+    V5_10,
+    /// bookworm's.
+    #[value(name = "6.1")]
+    V6_1,
+    /// trixie's, from bookworm-backports.
+    #[value(name = "6.12")]
+    V6_12,
+    /// sid's.
+    #[value(name = "7.2")]
+    V7_2,
+}
+
+impl VmKernel {
+    /// Those that a run takes when none is named.
+    pub(crate) const DEFAULT: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_2];
+}
+
+/// Arguments of `fuzz`.
+#[derive(Debug, Args)]
+pub(crate) struct FuzzArgs {
+    /// Targets, by their names in fuzz/fuzz_targets [default: all].
+    #[arg(value_name = "TARGET")]
+    pub(crate) targets: Vec<String>,
+    /// How long each target runs.
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) seconds: u32,
+    /// Run as `cargo xtask test` does: a few seconds each, the same inputs every time.
+    #[arg(long, conflicts_with = "seconds")]
+    pub(crate) short: bool,
+    /// Run this one input, such as one that a target failed on.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) input: Option<PathBuf>,
 }
 
 /// Arguments of `fmt`.

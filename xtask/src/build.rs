@@ -41,6 +41,29 @@ pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[
     progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
 }
 
+/// Builds the programs with crash points, into [`crash_dir`]. Unoptimised: the tests' own dependencies are built already,
+/// and nothing is timed with them.
+pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> Result<()> {
+    progress.step("Programs with crash points", |step| {
+        for package in ["wharf-agent", "wharf-cni"] {
+            let binary = format!("{package}-crash");
+            let mut command = workspace.cargo();
+            // One command each: features of packages that are built together would be one set.
+            command.args(["build", "--locked", "--package", package, "--features", "crash-points", "--bin", &binary]);
+            step.run(&mut command)?;
+            if !crash_dir(workspace).join(&binary).is_file() {
+                bail!("build {binary}: cargo succeeded, yet it is not in {}", crash_dir(workspace).display());
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Where the programs with crash points are.
+pub(crate) fn crash_dir(workspace: &Workspace) -> PathBuf {
+    workspace.target().join("debug")
+}
+
 fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     let objects = workspace.bpf_objects();
     let mut changed = 0;

@@ -37,7 +37,7 @@ fn formatting(step: &Step, workspace: &Workspace) -> Result<()> {
 }
 
 fn format(step: &Step, workspace: &Workspace, check: bool) -> Result<()> {
-    for manifest in ["Cargo.toml", "ebpf/Cargo.toml"] {
+    for manifest in ["Cargo.toml", "ebpf/Cargo.toml", "fuzz/Cargo.toml"] {
         let mut command = workspace.cargo();
         command.args(["fmt", "--all", "--manifest-path", manifest]);
         if check {
@@ -52,7 +52,7 @@ fn licences(step: &Step, workspace: &Workspace) -> Result<()> {
     // Crates for other platforms are neither built nor fetched.
     let host = Rustc::detect()?.host;
     let mut crates = 0;
-    for folder in [workspace.root().to_path_buf(), workspace.root().join("ebpf")] {
+    for folder in [workspace.root().to_path_buf(), workspace.root().join("ebpf"), workspace.root().join("fuzz")] {
         let mut metadata = bare_cargo();
         metadata.current_dir(folder).args([
             "metadata",

@@ -124,7 +124,7 @@ fn fetch(step: &Step, package: &Package, deb: &Path) -> Result<()> {
 }
 
 /// Apt's last error line: what a person needs of its output.
-fn reason(output: &[String]) -> String {
+pub(crate) fn reason(output: &[String]) -> String {
     output
         .iter()
         .rev()
@@ -134,7 +134,7 @@ fn reason(output: &[String]) -> String {
 }
 
 /// The machine's own package mirrors; the main ones before those for security updates, which lack most packages.
-fn mirrors() -> Result<Vec<String>> {
+pub(crate) fn mirrors() -> Result<Vec<String>> {
     // Knows nothing before the first `apt-get update` (fresh container images), where the update's plan still does.
     let mut mirrors = parse_targets(&ask(&["indextargets", "--format", "$(REPO_URI)"])?);
     if mirrors.is_empty() {
@@ -204,7 +204,7 @@ fn unpack(deb: &Path, into: &Path, pattern: &str) -> Result<()> {
     Ok(())
 }
 
-fn remove_directory(path: &Path) -> Result<()> {
+pub(crate) fn remove_directory(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),

@@ -22,6 +22,9 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
+/// Crates that no program of ours holds, and the licences that these alone may have: libFuzzer is part of LLVM.
+const TOOLS: &[(&str, &str)] = &[("libfuzzer-sys", "NCSA")];
+
 /// Checks all crates that this `cargo metadata` command lists; gives how many there are.
 pub(crate) fn check(metadata: &mut Command) -> Result<usize> {
     let output = metadata.output().context("check licences: run cargo metadata")?;
@@ -44,7 +47,7 @@ fn check_metadata(metadata: &[u8]) -> Result<usize> {
         checked += 1;
         let name = format!("{} {}", text(&package["name"]), text(&package["version"]));
         match package["license"].as_str() {
-            Some(expression) if allowed(expression) => {}
+            Some(expression) if allowed(text(&package["name"]), expression) => {}
             Some(expression) => refused.push(format!("{name}: {expression}")),
             None => refused.push(format!("{name}: no SPDX licence named")),
         }
@@ -60,36 +63,36 @@ fn text(value: &Value) -> &str {
 }
 
 /// Whether an SPDX expression can be met with allowed licences alone. What does not parse is not allowed.
-fn allowed(expression: &str) -> bool {
+fn allowed(name: &str, expression: &str) -> bool {
     // Crates from before SPDX wrote a slash for OR.
     let expression = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = expression.split_whitespace().peekable();
-    let met = any(&mut words);
+    let met = any(name, &mut words);
     met == Some(true) && words.next().is_none()
 }
 
 type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
-fn any(words: &mut Words<'_>) -> Option<bool> {
-    let mut met = all(words)?;
+fn any(name: &str, words: &mut Words<'_>) -> Option<bool> {
+    let mut met = all(name, words)?;
     while words.next_if_eq(&"OR").is_some() {
-        met |= all(words)?;
+        met |= all(name, words)?;
     }
     Some(met)
 }
 
-fn all(words: &mut Words<'_>) -> Option<bool> {
-    let mut met = one(words)?;
+fn all(name: &str, words: &mut Words<'_>) -> Option<bool> {
+    let mut met = one(name, words)?;
     while words.next_if_eq(&"AND").is_some() {
-        met &= one(words)?;
+        met &= one(name, words)?;
     }
     Some(met)
 }
 
-fn one(words: &mut Words<'_>) -> Option<bool> {
+fn one(name: &str, words: &mut Words<'_>) -> Option<bool> {
     match words.next()? {
         "(" => {
-            let met = any(words)?;
+            let met = any(name, words)?;
             (words.next() == Some(")")).then_some(met)
         }
         ")" | "OR" | "AND" | "WITH" => None,
@@ -97,7 +100,7 @@ fn one(words: &mut Words<'_>) -> Option<bool> {
             let licence = format!("{licence} WITH {}", words.next()?);
             Some(ALLOWED.contains(&licence.as_str()))
         }
-        licence => Some(ALLOWED.contains(&licence)),
+        licence => Some(ALLOWED.contains(&licence) || TOOLS.contains(&(name, licence))),
     }
 }
 
@@ -115,7 +118,7 @@ mod tests {
             "(MIT OR Apache-2.0) AND Unicode-3.0",
             "Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT",
         ] {
-            assert!(allowed(good), "{good}");
+            assert!(allowed("any", good), "{good}");
         }
         for bad in [
             "GPL-3.0-only",
@@ -129,8 +132,10 @@ mod tests {
             "MIT MIT",
             "WITH",
         ] {
-            assert!(!allowed(bad), "{bad}");
+            assert!(!allowed("any", bad), "{bad}");
         }
+        assert!(allowed("libfuzzer-sys", "(MIT OR Apache-2.0) AND NCSA"));
+        assert!(!allowed("any", "(MIT OR Apache-2.0) AND NCSA") && !allowed("libfuzzer-sys", "MIT AND GPL-3.0-only"));
     }
 
     #[test]

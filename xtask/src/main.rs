@@ -6,6 +6,7 @@ mod build;
 mod checks;
 mod core_sources;
 mod doc_links;
+mod fuzz;
 mod install;
 mod launch;
 mod libtest;
@@ -17,9 +18,11 @@ mod privilege;
 mod progress;
 mod rustc;
 mod setup;
+mod soak;
 mod test_results;
 mod tests_run;
 mod uninstall;
+mod vm;
 mod workspace;
 
 use std::process::{ExitCode, ExitStatus};
@@ -58,8 +61,11 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Task::Bench(passed) => return Ok(exit_code(launch::bench(&workspace, &privilege, verbose, &passed)?)),
         Task::Run(passed) => match launch::agent(&workspace, &privilege, verbose, &passed)? {},
         Task::Test(arguments) => return tests_run::test(&workspace, &privilege, verbose, &arguments),
+        Task::Soak(arguments) => return soak::run(&workspace, &privilege, verbose, &arguments),
+        Task::Vm(arguments) => return vm::run(&workspace, &privilege, verbose, &arguments),
         Task::Install(arguments) => install::install(&workspace, &privilege, verbose, &arguments)?,
         Task::Uninstall(arguments) => uninstall::uninstall(&privilege, &arguments)?,
+        Task::Fuzz(arguments) => return fuzz::run(&workspace, &privilege, verbose, &arguments),
         Task::Fmt(arguments) => return checks::fmt(&workspace, verbose, arguments.check),
         Task::Lint => return tests_run::lint(&workspace, &privilege, verbose),
     }

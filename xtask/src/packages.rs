@@ -53,7 +53,14 @@ pub(crate) const TEST: &[Need] = &[
     // The package busybox has a program of the same name, which is not static and cannot be an image by itself.
     Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
     Need::file("containernetworking-plugins", "/usr/lib/cni/host-local"),
+    LIBFUZZER,
 ];
+
+/// To fuzz.
+pub(crate) const FUZZ: &[Need] = &[LIBFUZZER];
+
+/// libFuzzer comes as C++ source.
+const LIBFUZZER: Need = Need::program("g++", "c++");
 
 /// To measure against other CNI plugins.
 pub(crate) const BENCH: &[Need] =

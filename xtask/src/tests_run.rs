@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use crate::{
     args::{CoreSources, TestArgs},
-    build, checks, libtest, packages,
+    build, checks, fuzz, libtest, packages,
     privilege::Privilege,
     progress::{Progress, Step, spell},
     rustc::{Rustc, cargo_target_variable},
@@ -109,11 +109,12 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // Test build and tests; else also clippy, rustdoc, the demo, and with nextest the documentation's tests.
+    // Crash points, test build and tests; else also clippy, rustdoc, the fuzz targets, the demo, and with nextest the documentation's
+    // tests.
     let own = match (everything, has_nextest()) {
-        (false, _) => 2,
-        (true, false) => 5,
-        (true, true) => 6,
+        (false, _) => 3,
+        (true, false) => 7,
+        (true, true) => 8,
     };
     let steps = quick.len() + setup::STEPS + build::STEPS + own;
     let mut report = Report {
@@ -159,6 +160,7 @@ fn phases(
     report.prepare("Release build", |progress| build::programs(progress, workspace, &[]))?;
 
     let rustc = &toolchain.rustc;
+    report.prepare("Crash points", |progress| build::crash_programs(progress, workspace))?;
     report.prepare("Test build", |progress| {
         progress.step("Test binaries (a few minutes the first time)", |step| {
             step.run(runner(workspace, privilege, rustc, &[]).arg("--no-run"))
@@ -166,6 +168,7 @@ fn phases(
     })?;
     report.tests("Tests", |step, workspace| run_tests(step, workspace, privilege, rustc, &arguments.filters));
     if everything {
+        report.check("Fuzz targets", |step, workspace| fuzz::short(step, workspace, rustc));
         report.check("The demo", |step, workspace| demo(step, workspace, privilege));
     }
     if everything && has_nextest() {
@@ -226,6 +229,7 @@ fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: 
     command
         .args(["--workspace", "--locked"])
         .env("WHARF_BIN_DIR", workspace.release())
+        .env("WHARF_CRASH_DIR", build::crash_dir(workspace))
         // Snapshots that differ fail; they are never rewritten by a test run.
         .env("INSTA_UPDATE", "no");
     if let Some(runner) = privilege.test_runner() {

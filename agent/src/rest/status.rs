@@ -140,7 +140,6 @@ async fn status(node: &LinuxNode) -> AgentStatus {
     let stuck = stuck::stuck(node);
     let quarantined = quarantined(node);
     let lost = lock(&node.orphans).len();
-    let unreadable = lock(&node.unreadable).len();
     let admission = node.gate.status();
     let audit_findings = *lock(&node.audit_findings);
     let mut components = vec![
@@ -219,12 +218,9 @@ async fn status(node: &LinuxNode) -> AgentStatus {
         );
         components.push(component("admission", Health::Ok, message));
     }
-    let kept = quarantined.len() + lost + unreadable;
+    let kept = quarantined.len() + lost;
     if kept > 0 {
-        let message = format!(
-            "{} out of service, {unreadable} unreadable, {lost} endpoints without one; see `wharf audit`",
-            quarantined.len()
-        );
+        let message = format!("{} out of service, {lost} endpoints without one; see `wharf audit`", quarantined.len());
         components.push(component("records", Health::Degraded, message));
     }
     let features = node.kernel.features();

@@ -79,7 +79,13 @@ pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a C
                     failures.remove(q.id.get()).map_err(words)?;
                     quarantine.insert(q.id.get(), encode(q)?.as_slice()).map(drop)
                 }
-                Change::RemoveQuarantined(id) => quarantine.remove(id.get()).map(drop),
+                Change::RemoveQuarantined(id) => {
+                    failures.remove(id.get()).map_err(words)?;
+                    if is_unreadable(&endpoints, *id)? {
+                        endpoints.remove(id.get()).map_err(words)?;
+                    }
+                    quarantine.remove(id.get()).map(drop)
+                }
                 Change::ReserveEpochs(high) => meta.insert("epoch-high", high.0.to_le_bytes().as_slice()).map(drop),
             }
             .map_err(words)?;
@@ -98,6 +104,12 @@ fn has_record(
 ) -> Result<bool, String> {
     let row = endpoints.get(id.get()).map_err(words)?;
     Ok(row.is_some_and(|v| decode::<EndpointRecord>(v.value()).is_ok_and(|r| r.epoch == epoch)))
+}
+
+/// There is a row of that id which tells no record.
+fn is_unreadable(endpoints: &impl ReadableTable<u16, &'static [u8]>, id: EndpointId) -> Result<bool, String> {
+    let row = endpoints.get(id.get()).map_err(words)?;
+    Ok(row.is_some_and(|v| read_record(id.get(), v.value()).is_err()))
 }
 
 fn is_held_by(

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use wharf_api::{
-    AdmissionStatus, DeletionQueueStatus, AgentStatus, BpfMap, ComponentStatus, ControllerStatus, Endpoint, EndpointState, EndpointStatus, Health, IpFamily,
-    KernelStatus, PoolView, PreparedStatus, ProxyStatus,
+    AdmissionStatus, AgentStatus, BpfMap, ComponentStatus, ControllerStatus, DeletionQueueStatus, Endpoint,
+    EndpointState, EndpointStatus, Health, IpFamily, KernelStatus, PoolView, PreparedStatus, ProxyStatus,
 };
 
 /// 2026-10-01T12:00:00Z.

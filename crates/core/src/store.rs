@@ -128,7 +128,7 @@ pub enum Change {
     RemoveRestoreFailure(EndpointId),
     /// Takes whatever record has this id out of service.
     Quarantine(Box<Quarantined>),
-    /// Forgets a quarantined record.
+    /// Forgets a quarantined record, and a row of that id which cannot be read.
     RemoveQuarantined(EndpointId),
     /// Epochs below this one may be in use; none of them is given out after a restart.
     ReserveEpochs(Epoch),

@@ -100,9 +100,13 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         }
     };
     crash::point("datapath/connect/before-host");
-    if run(&mut host, host_steps(record, alias.as_deref()), record)?.ipv6_off {
+    let outcome = run(&mut host, host_steps(record, alias.as_deref()), record)?;
+    if outcome.ipv6_off {
         let cause = "IPv6 is off on the node (net.ipv6.conf.all.disable_ipv6); turn it on or use no IPv6 pool";
         return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::Unsupported, cause));
+    }
+    for route in outcome.in_the_way {
+        take_place(&mut host, &route, record)?;
     }
     crash::point("datapath/connect/after-host");
     await_running(&mut inside, record)?;
@@ -203,11 +207,29 @@ fn host_steps(record: &EndpointRecord, alias: Option<&str>) -> Vec<Step> {
     }
     steps.push(Step::link(link::up(index), name));
     for a in record.addresses() {
-        // In place of a predecessor's: an address belongs to one endpoint at a time, and that is this one.
         let to = Route::direct(IpNet::from(a), index, gateway_of(record, a));
-        steps.push(Step::of(a, to.ensure(), format!("route to {a}")));
+        steps.push(Step::route(a, to, format!("route to {a}")));
     }
     steps
+}
+
+/// Puts the node's route to an address in the place of ours from before: an address belongs to one endpoint at a time,
+/// and that is this one. A route that is not ours stays.
+fn take_place(host: &mut Connection, route: &Route, record: &EndpointRecord) -> Result<()> {
+    let address = route.destination.addr();
+    let subject = || about(record, &format!("route to {address}"));
+    match route::of_address(host, address)? {
+        Some(there) if there.ifindex == route.ifindex && there.source == route.source => Ok(()),
+        Some(_) => match host.batch(vec![route.ensure()])?.pop() {
+            Some(Err(refusal)) => Err(refusal.into_error(OPERATION, subject())),
+            _ => Ok(()),
+        },
+        None => {
+            let cause = "the node has a route to this address that is not Wharf's; remove it (`ip route show table main`), \
+                         or take the address out of the pools";
+            Err(fail(OPERATION, subject(), KernelErrorKind::Conflict, cause))
+        }
+    }
 }
 
 /// Runs steps in one batch.

@@ -327,6 +327,32 @@ fn foreign_things_are_named_and_never_touched() {
 }
 
 #[test]
+fn a_route_to_an_address_that_is_not_ours_is_told_of_and_stays() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let endpoint = new_endpoint(&w, 1, 10).await;
+        let address = endpoint.ipv4.expect("IPv4").to_string();
+        let route = || run("ip", &["route", "show", &address]);
+        let ours = route();
+        assert!(ours.contains("proto 87"), "{ours}");
+        run("ip", &["route", "replace", &address, "dev", "lo", "proto", "static"]);
+        let error = k.ensure_connected(&endpoint).await.expect_err("refused");
+        assert_eq!(error.kind, KernelErrorKind::Conflict, "{error}");
+        assert!(error.to_string().contains(&address), "{error}");
+        assert!(route().contains("dev lo proto static"), "{}", route());
+        // Out of the way, ours comes back; and in the place of one of ours that is out of date.
+        run("ip", &["route", "del", &address]);
+        k.ensure_connected(&endpoint).await.expect("put in");
+        assert_eq!(route(), ours);
+        run("ip", &["route", "replace", &address, "dev", "lo", "proto", "87"]);
+        k.ensure_connected(&endpoint).await.expect("replaced");
+        assert_eq!(route(), ours);
+        delete(k, &endpoint).await;
+    });
+}
+
+#[test]
 fn programs_with_log_records_are_read_by_one_reader() {
     in_linux_world(None, |w| async move {
         w.kernel.ensure_node(&node_spec()).await.expect("node");

@@ -134,6 +134,15 @@ impl Plugin {
         }
     }
 
+    /// The same, to stop its agent and start it again.
+    #[must_use]
+    pub fn node_mut(&mut self) -> Option<&mut Node> {
+        match &mut self.home {
+            Home::Agent(node) => Some(node),
+            Home::Bare(_) => None,
+        }
+    }
+
     /// The node's namespace.
     #[must_use]
     pub fn space(&self) -> &Space {

@@ -1,9 +1,11 @@
-//! A thousand endpoints: whether the last comes as fast as the first, and what they cost in memory.
+//! A thousand endpoints: whether the last comes as fast as the first, what they cost in memory, and how soon they are back
+//! after the agent was killed.
 
-use std::{collections::BTreeSet, fs, os::fd::AsFd, os::fd::AsRawFd, time::Instant};
+use std::{collections::BTreeSet, fs, os::fd::AsFd, os::fd::AsRawFd, time::Duration, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use aya::{maps::MapInfo, programs::ProgramInfo};
+use wharf_api::EndpointState;
 
 use super::{
     churn::{at_once, ms},
@@ -26,7 +28,7 @@ const SHARED: [&str; 3] = [wharf_common::map::ENDPOINTS, wharf_common::map::CALL
 /// When an ADD or DEL fails.
 pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
     ensure!(endpoints > 3 * WINDOW, "{endpoints} endpoints are too few to compare {WINDOW} with {WINDOW}");
-    let plugin = Plugin::wharf(agent)?;
+    let mut plugin = Plugin::wharf(agent)?;
     let node = plugin.node().context("wharf has a node")?;
     let sandboxes = plugin.sandboxes("scale", endpoints)?;
     settle(node)?;
@@ -55,6 +57,8 @@ pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
     let listed = node.endpoints()?.len();
     ensure!(listed == endpoints, "{listed} endpoints are listed, {endpoints} were added");
     let kernel = kernel_memory(node)?;
+
+    let restart = restarts(plugin.node_mut().context("wharf has a node")?, endpoints)?;
 
     let window = |from: usize| times.iter().skip(from).take(WINDOW).copied().collect::<Vec<_>>();
     let mut adds = Group::new(&format!("ADD, {endpoints} in a row"), "ms", Better::Lower);
@@ -98,18 +102,48 @@ pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
         Mark::judge(&format!("ADD number {endpoints}: within 1.5 of the first"), "x", Better::Lower, ratio, 1.5),
         Mark::judge("the agent at rest: under 40 MiB resident", "MiB", Better::Lower, mebi, 40.0),
         Mark::judge("the agent, each endpoint: 64 KiB more", "KiB", Better::Lower, slope, 64.0),
+        Mark::judge(
+            &format!("{endpoints} endpoints are back after a kill: 3 s"),
+            "s",
+            Better::Lower,
+            restart.median("all rebuilt")?,
+            3.0,
+        ),
     ];
     let groups = vec![
         adds,
         full_after.group(&full_before, "create", &format!("where the last {WINDOW} ADDs' time goes in the agent"))?,
         full_before.group(&before, "create", "where the time of ADDs in a row goes in the agent")?,
         gone,
+        restart,
         memory,
         kernel,
     ];
     drop(sandboxes);
     plugin.finish()?;
     Ok((groups, marks))
+}
+
+/// Kills the agent and starts it again: until it serves, and until every endpoint has the new agent's programs.
+fn restarts(node: &mut Node, endpoints: usize) -> Result<Group> {
+    const ROUNDS: usize = 3;
+    let (mut serves, mut rebuilt) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        node.kill_agent()?;
+        let start = Instant::now();
+        node.start_agent()?;
+        serves.push(start.elapsed().as_secs_f64());
+        while node.endpoints()?.iter().filter(|e| e.state == EndpointState::Ready).count() < endpoints {
+            ensure!(start.elapsed() < Duration::from_secs(120), "not every endpoint came back within two minutes");
+        }
+        rebuilt.push(start.elapsed().as_secs_f64());
+        settle(node)?;
+    }
+    let mut group = Group::new(&format!("restart with {endpoints} endpoints, after SIGKILL"), "s", Better::Lower);
+    group.add("serves", serves)?;
+    group.add("all rebuilt", rebuilt)?;
+    group.note("traffic goes on all the while: programs and links are pinned");
+    Ok(group)
 }
 
 /// Memory of a process, KiB.

@@ -54,7 +54,7 @@ impl Auditor<'_> {
                 subject: key.to_string(),
                 problem: format!("cannot be read: {why}; it is taken out of service when it fails at three starts"),
                 owner: id.and_then(|id| self.owner_aside(id, &self.addresses_in_kernel(id))),
-                repair: None,
+                repair: id.map(Repair::ReleaseQuarantined),
             });
         }
     }

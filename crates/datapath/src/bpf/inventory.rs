@@ -70,7 +70,9 @@ impl Bpf {
                 dump.foreign_pins.push(dir);
                 continue;
             }
-            let (known, foreign): (Vec<_>, Vec<_>) = pins::names(&dir)?.into_iter().partition(|n| is_ours(n));
+            let (mut known, foreign): (Vec<_>, Vec<_>) = pins::names(&dir)?.into_iter().partition(|n| is_ours(n));
+            // A program on its way to its place: the build that put it there is at work, or the next one replaces it.
+            known.retain(|name| !PROGRAMS.iter().any(|program| upcoming(program) == *name));
             dump.foreign_pins.extend(foreign.into_iter().map(|n| dir.join(n)));
             dump.pins.push((format!("{prefix}{name}"), known));
         }
@@ -207,6 +209,10 @@ fn info(name: String, data: &MapData, entries: Option<usize>) -> Result<MapInfo>
         kind,
         entries: entries.map(|n| n as u64),
         max_entries: u64::from(info.max_entries()),
-        memlock_bytes: maps::memlock(data.fd())?,
+        // From 5.11 to 6.3 the kernel tells 0 for a ring buffer; it takes its data at least.
+        memlock_bytes: match maps::memlock(data.fd())? {
+            0 => u64::from(info.max_entries()),
+            bytes => bytes,
+        },
     })
 }

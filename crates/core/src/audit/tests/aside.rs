@@ -120,7 +120,7 @@ fn a_record_that_cannot_be_read_is_named_once_and_explains_what_is_there() {
     node.snapshot.endpoints.retain(|r| r.id != id(2));
     let unreadable = |key| (key, "{".to_owned(), "EOF while parsing".to_owned());
     node.snapshot.unreadable.extend([unreadable(2), unreadable(0)]);
-    assert_eq!(node.found(), ["record 2: no repair", "record 0: no repair"]);
+    assert_eq!(node.found(), ["record 2: release-quarantined 2", "record 0: no repair"]);
     let findings = node.audit();
     assert!(findings[0].problem.starts_with("cannot be read: EOF while parsing"), "{:?}", findings[0]);
     assert_eq!(findings[0].owner.as_deref(), Some("net/c2:eth0 (epoch 20)"));

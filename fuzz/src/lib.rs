@@ -1,0 +1,34 @@
+//! What Wharf reads from outside, and what must be true of it whatever the bytes are.
+//!
+//! | target | bytes |
+//! |---|---|
+//! | [`stdin`] | the shim's environment and network configuration |
+//! | [`rest_body`] | bodies, ids and queries of the agent's REST API |
+//! | [`queue_record`] | files in the deletion queue |
+//! | [`store`] | the agent's store: the file, and the rows in it |
+//! | [`mark`] | aliases of links |
+//! | [`netlink`] | what the kernel answers and tells of links, routes and connections |
+//! | [`map_rows`] | rows of the shared maps, records of the event ring buffer |
+//!
+//! Each module has one `run`, which panics when a property is broken: a parser must not only survive, what it accepts
+//! must mean the same when it is written and read again, and what it refuses must be told by name. The programs in
+//! `fuzz_targets` hand libFuzzer's inputs to them, the test in `tests/corpus.rs` the checked-in ones.
+
+pub mod map_rows;
+pub mod mark;
+pub mod netlink;
+pub mod queue_record;
+pub mod rest_body;
+pub mod stdin;
+pub mod store;
+
+/// A byte slice's lines, `count` of them, and what comes after them; missing lines are empty.
+fn head(mut bytes: &[u8], count: usize) -> (Vec<&[u8]>, &[u8]) {
+    let mut lines = Vec::with_capacity(count);
+    for _ in 0..count {
+        let end = bytes.iter().position(|b| *b == b'\n').unwrap_or(bytes.len());
+        lines.push(&bytes[..end]);
+        bytes = bytes.get(end + 1..).unwrap_or_default();
+    }
+    (lines, bytes)
+}

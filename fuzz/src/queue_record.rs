@@ -1,0 +1,71 @@
+//! A file in the deletion queue. It lies under the name that its own content asks for where it has one: a record whose
+//! name lies is refused before anything else of it matters.
+
+use std::{fs, path::Path};
+
+use wharf_handover::{
+    names,
+    queue::{Deletion, Entry, Queue},
+};
+
+/// Longest reason, bytes: a text cut to 80 characters, escaped, and the words around it.
+const MAX_WHY: usize = 1200;
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let queue = Queue::new(&directory.path().join("run"));
+    queue.ensure_directory().expect("the queue's directory");
+    let named = serde_json::from_slice::<Deletion>(data).map(|record| record.file_name());
+    let name = named.unwrap_or_else(|_| Queue::file_name("net", "c1", "eth0"));
+    fs::write(queue.path().join(&name), data).expect("write the record");
+
+    let entry = only(&queue);
+    assert_eq!(entry.name, name);
+    match &entry.content {
+        Ok(deletion) => accepted(&queue, &entry, deletion, directory.path()),
+        Err(why) => refused(&queue, &entry, why, data),
+    }
+}
+
+fn accepted(queue: &Queue, entry: &Entry, deletion: &Deletion, scratch: &Path) {
+    names::name(&deletion.network).expect("a network name that keeps the rules");
+    names::name(&deletion.container_id).expect("a container id that keeps the rules");
+    names::ifname(&deletion.ifname).expect("an interface name that keeps the rules");
+    assert_eq!(entry.written_unix_ms, deletion.written_unix_ms);
+    let attachment = (&deletion.network, &deletion.container_id, &deletion.ifname);
+    assert_eq!(
+        queue.contains(attachment.0, attachment.1, attachment.2),
+        deletion.canary.is_none(),
+        "a delete is known by its attachment, a canary never"
+    );
+    // What the agent took for a record can be written by a shim, and is the same record then.
+    let other = Queue::new(&scratch.join("other"));
+    assert_eq!(other.put(deletion).expect("an accepted record can be put"), entry.name);
+    assert_eq!(only(&other), *entry, "a record changes on its way");
+    // Twice is once.
+    other.put(deletion).expect("an accepted record can be put again");
+    assert_eq!(only(&other), *entry);
+    queue.remove(&entry.name).expect("a record can be removed");
+    assert_eq!(queue.list().expect("the queue can be read"), []);
+}
+
+fn refused(queue: &Queue, entry: &Entry, why: &str, data: &[u8]) {
+    assert!(!why.is_empty() && why.len() <= MAX_WHY, "a reason of {} bytes", why.len());
+    // It must be out of the agent's way, and kept as it is for a person to look at.
+    queue.set_aside(&entry.name).expect("an unusable file can be set aside");
+    assert_eq!(queue.list().expect("the queue can be read"), []);
+    let bad: Vec<_> =
+        fs::read_dir(queue.path().join(wharf_handover::queue::BAD)).expect("what was set aside").collect();
+    assert_eq!(bad.len(), 1);
+    for file in bad {
+        let kept = fs::read(file.expect("what was set aside").path()).expect("what was set aside");
+        assert_eq!(kept, data, "what was set aside is not what was there");
+    }
+}
+
+fn only(queue: &Queue) -> Entry {
+    let mut entries = queue.list().expect("the queue can be read");
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    entries.remove(0)
+}

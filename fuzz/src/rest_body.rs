@@ -1,0 +1,176 @@
+//! The agent's REST edge, by the extractors that the handlers use. The first byte says what the rest is, from `0` on in
+//! the order of [`run`].
+
+use std::{fmt::Debug, future::Future};
+
+use axum::{
+    body::Body as Bytes,
+    extract::{FromRequest, FromRequestParts},
+    http::{Request, header::CONTENT_TYPE},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use wharf_agent::rest::{
+    endpoint::create_spec,
+    error::{Body, Failure, Query},
+    id::{self, IdRef},
+    ipam::OwnerQuery,
+};
+use wharf_api::{
+    AgentConfigPatch, AgentStatus, ApiError, AuditReport, DeleteQuery, DeleteResult, Endpoint, EndpointCreate,
+    EndpointFilter, EndpointPatch, ErrorCode, GcRequest, IpamAllocate, IpamView, MonitorEvent,
+};
+
+/// Longest message of a refusal, bytes.
+const MAX_MESSAGE: usize = 1200;
+/// What an agent's settings say where the body is silent.
+const DEFAULT_MTU: u32 = 1500;
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let Some((first, rest)) = data.split_first() else { return };
+    match first.wrapping_sub(b'0') % 16 {
+        0 => create(rest),
+        1 => drop(body::<EndpointPatch>(rest)),
+        2 => drop(body::<GcRequest>(rest)),
+        3 => drop(body::<IpamAllocate>(rest)),
+        4 => drop(body::<AgentConfigPatch>(rest)),
+        5 => text(rest).map_or((), endpoint_id),
+        6 => drop(text(rest).and_then(parameters::<EndpointFilter>)),
+        7 => drop(text(rest).and_then(parameters::<DeleteQuery>)),
+        8 => drop(text(rest).and_then(parameters::<OwnerQuery>)),
+        // What the agent answers, as shim and command line read it.
+        9 => answer::<ApiError>(rest),
+        10 => answer::<Endpoint>(rest),
+        11 => answer::<DeleteResult>(rest),
+        12 => answer::<AgentStatus>(rest),
+        13 => answer::<AuditReport>(rest),
+        14 => answer::<IpamView>(rest),
+        _ => answer::<MonitorEvent>(rest),
+    }
+}
+
+fn text(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok()
+}
+
+/// The id in the path on the first line, the body after it.
+fn create(data: &[u8]) {
+    let (lines, bytes) = crate::head(data, 1);
+    let Some(id) = text(lines[0]) else { return };
+    let Some(asked) = body::<EndpointCreate>(bytes) else { return };
+    let spec = match create_spec(DEFAULT_MTU, id, asked.clone()) {
+        Ok(spec) => spec,
+        Err(failure) => return refused(&failure, &["create endpoint", "read endpoint id", "read labels"]),
+    };
+    // What is taken is what was asked for, and nothing else.
+    let attachment = (&asked.network, &asked.container_id, &asked.ifname);
+    let taken =
+        (spec.attachment.network.as_str(), spec.attachment.container_id.as_str(), spec.attachment.ifname.as_str());
+    assert_eq!(taken, (attachment.0.as_str(), attachment.1.as_str(), attachment.2.as_str()));
+    assert_eq!(id, format!("cni-attachment-id:{}:{}", asked.container_id, asked.ifname));
+    assert_eq!(spec.netns.to_str(), Some(asked.netns.as_str()));
+    assert_eq!(spec.mtu, asked.mtu.unwrap_or(DEFAULT_MTU));
+    assert_eq!(spec.pool.map(String::from), asked.pool);
+    assert_eq!(spec.mac.map(|mac| mac.to_string()), asked.mac.map(|mac| mac.to_ascii_lowercase()));
+    assert_eq!((spec.ips, spec.pod_name, spec.pod_namespace), (asked.ips, asked.pod_name, asked.pod_namespace));
+    for label in &spec.labels {
+        assert_eq!(label.to_string().parse().as_ref(), Ok(label), "a label is not read back");
+        assert_ne!(label.source, "reserved", "a caller names itself one of the node's own");
+    }
+    // Once more with the labels as the agent writes them: the same set.
+    let labels: Vec<String> = spec.labels.iter().map(ToString::to_string).collect();
+    assert!(labels.len() <= asked.labels.len());
+    let again = create_spec(DEFAULT_MTU, id, EndpointCreate { labels, ..minimal(&spec.attachment) });
+    assert_eq!(again.expect("what was accepted is accepted").labels, spec.labels);
+}
+
+fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
+    EndpointCreate {
+        container_id: attachment.container_id.to_string(),
+        ifname: attachment.ifname.to_string(),
+        network: attachment.network.to_string(),
+        netns: "/run/netns/x".into(),
+        pool: None,
+        mtu: None,
+        mac: None,
+        ips: Vec::new(),
+        labels: Vec::new(),
+        pod_name: None,
+        pod_namespace: None,
+        deadline_ms: None,
+    }
+}
+
+/// A request's body; what is accepted is written and read again as the same.
+fn body<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
+    let read = |bytes: &[u8]| {
+        let request = Request::post("/").header(CONTENT_TYPE, "application/json").body(Bytes::from(bytes.to_vec()));
+        now(Body::<T>::from_request(request.expect("a request"), &())).map(|Body(value)| value)
+    };
+    match read(bytes) {
+        Ok(value) => {
+            let written = serde_json::to_vec(&value).expect("a body can be written");
+            let again = read(&written).expect("a body that was written is read");
+            assert_eq!(again, value, "a body changes on its way");
+            Some(value)
+        }
+        Err(failure) => {
+            refused(&failure, &["read body"]);
+            None
+        }
+    }
+}
+
+/// A query.
+fn parameters<T: DeserializeOwned + Debug>(query: &str) -> Option<T> {
+    let uri = format!("/?{query}").parse::<axum::http::Uri>().ok()?;
+    let (mut parts, ()) = Request::get(uri).body(()).ok()?.into_parts();
+    match now(Query::<T>::from_request_parts(&mut parts, &())) {
+        Ok(Query(value)) => Some(value),
+        Err(failure) => {
+            refused(&failure, &["read query"]);
+            None
+        }
+    }
+}
+
+/// An id has one meaning, and each meaning a spelling that has it.
+fn endpoint_id(text: &str) {
+    let found = match id::parse(text) {
+        Ok(found) => found,
+        Err(failure) => return refused(&failure, &["read endpoint id"]),
+    };
+    let spelling = match &found {
+        IdRef::Number(id) => id.to_string(),
+        IdRef::Container(id) => format!("container-id:{id}"),
+        IdRef::Attachment(id, ifname) => format!("cni-attachment-id:{id}:{ifname}"),
+        IdRef::Pod(Some(namespace), name) => format!("pod-name:{namespace}/{name}"),
+        IdRef::Pod(None, name) => format!("pod-name:{name}"),
+        IdRef::Ip(ip) => format!("{}:{ip}", if ip.is_ipv4() { "ipv4" } else { "ipv6" }),
+    };
+    assert_eq!(id::parse(&spelling).ok().as_ref(), Some(&found), "{spelling:?} is not {text:?}");
+}
+
+/// An answer; what is read is written and read again as the same.
+fn answer<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) {
+    let Ok(value) = serde_json::from_slice::<T>(bytes) else { return };
+    let written = serde_json::to_vec(&value).expect("an answer can be written");
+    assert_eq!(serde_json::from_slice::<T>(&written).ok().as_ref(), Some(&value), "an answer changes on its way");
+}
+
+/// A refusal is the client's fault, says what was being done, and does not send everything back.
+fn refused(failure: &Failure, operations: &[&str]) {
+    let ApiError { code, message, .. } = &failure.0;
+    assert!(matches!(code, ErrorCode::InvalidRequest | ErrorCode::InvalidNetns), "{code:?}: {message}");
+    assert!(operations.iter().any(|operation| message.starts_with(operation)), "{message}");
+    assert!(message.len() <= MAX_MESSAGE, "a message of {} bytes: {message}", message.len());
+}
+
+/// The body is there already: nothing waits.
+fn now<T>(work: impl Future<Output = T>) -> T {
+    thread_local! {
+        static RUNTIME: tokio::runtime::Runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    }
+    RUNTIME.with(|runtime| runtime.block_on(work))
+}

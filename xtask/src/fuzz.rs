@@ -1,0 +1,249 @@
+//! Fuzz targets: `fuzz/`, by libFuzzer.
+//!
+//! The build uses cargo-fuzz's coverage flags without cargo-fuzz: installing that would cost more time than the flags
+//! below, and a stable compiler takes all of them. There is no sanitizer, which it would not take: what the targets
+//! drive is safe Rust, where a panic, a broken property or a loop is what there is to find.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    args::{CoreSources, FuzzArgs},
+    build, packages,
+    privilege::Privilege,
+    progress::{Progress, Step},
+    rustc::Rustc,
+    setup,
+    workspace::{Workspace, bare_cargo},
+};
+
+/// Coverage counters for libFuzzer, and the values that comparisons are made with.
+const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+                        -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+                        -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
+
+/// An input that takes longer is a find; generous, because the machine may be busy.
+const INPUT_SECONDS: u32 = 60;
+
+/// How long, and how far, the targets run.
+#[derive(Debug, Clone, Copy)]
+enum Run {
+    /// In continuous integration. From one seed and over at most this many inputs, so that a run tells of the change it
+    /// is made for and not of its luck; nothing that it finds is kept.
+    Short,
+    /// For whoever wants to find something; what it finds is where the next run begins.
+    Long { seconds: u32 },
+}
+
+impl Run {
+    const SHORT_SECONDS: u32 = 5;
+    const SHORT_INPUTS: u32 = 20_000;
+
+    /// The directory of cargo's build profile.
+    const fn profile(self) -> &'static str {
+        match self {
+            Self::Short => "debug",
+            Self::Long { .. } => "release",
+        }
+    }
+
+    fn limits(self) -> Vec<String> {
+        match self {
+            Self::Short => vec![
+                "-seed=1".to_owned(),
+                format!("-runs={}", Self::SHORT_INPUTS),
+                format!("-max_total_time={}", Self::SHORT_SECONDS),
+            ],
+            Self::Long { seconds } => vec![format!("-max_total_time={seconds}")],
+        }
+    }
+}
+
+/// `cargo xtask fuzz`.
+pub(crate) fn run(
+    workspace: &Workspace,
+    privilege: &Privilege,
+    verbose: bool,
+    arguments: &FuzzArgs,
+) -> Result<ExitCode> {
+    let all = targets(workspace)?;
+    let chosen = if arguments.targets.is_empty() { all.clone() } else { arguments.targets.clone() };
+    if let Some(unknown) = chosen.iter().find(|name| !all.contains(name)) {
+        bail!("fuzz {unknown}: no such target; there are {}", all.join(", "));
+    }
+    if arguments.input.is_some() && chosen.len() != 1 {
+        bail!("replay an input: name the one target that it is for");
+    }
+    // Toolchain, BPF objects (the agent's build embeds them), the targets' build, the targets.
+    let steps = setup::STEPS + 2 + chosen.len();
+    let mut progress = Progress::new(steps, verbose, privilege);
+    let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::FUZZ, CoreSources::Auto)?;
+    build::objects(&mut progress, workspace, &toolchain)?;
+    let run = if arguments.short { Run::Short } else { Run::Long { seconds: arguments.seconds } };
+    progress.step("Fuzz targets (several minutes the first time)", |step| {
+        build_targets(step, workspace, &toolchain.rustc, run)
+    })?;
+    let mut found = 0;
+    for name in &chosen {
+        let result = progress.step(name, |step| match &arguments.input {
+            Some(input) => replay(step, workspace, &toolchain.rustc, name, run, input),
+            None => fuzz(step, workspace, &toolchain.rustc, name, run),
+        });
+        if let Err(error) = result {
+            eprintln!("error: {error:#}");
+            found += 1;
+        }
+    }
+    Ok(if found == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Every target for a few seconds, beginning with the checked-in inputs. Needs the BPF objects.
+pub(crate) fn short(step: &Step, workspace: &Workspace, rustc: &Rustc) -> Result<()> {
+    build_targets(step, workspace, rustc, Run::Short)?;
+    let targets = targets(workspace)?;
+    let built = step.elapsed();
+    for name in &targets {
+        fuzz(step, workspace, rustc, name, Run::Short)?;
+    }
+    step.note(format!("{} targets, built in {} s", targets.len(), built.as_secs()));
+    Ok(())
+}
+
+/// Names of the targets, in order.
+fn targets(workspace: &Workspace) -> Result<Vec<String>> {
+    let directory = workspace.root().join("fuzz/fuzz_targets");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))? {
+        let path = entry.with_context(|| format!("list {}", directory.display()))?.path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            names.extend(path.file_stem().map(|name| name.to_string_lossy().into_owned()));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Where cargo puts this build: apart from all others, which have no counters.
+fn target_directory(workspace: &Workspace) -> PathBuf {
+    workspace.target().join("fuzz")
+}
+
+fn build_targets(step: &Step, workspace: &Workspace, rustc: &Rustc, run: Run) -> Result<()> {
+    let mut command = bare_cargo();
+    command
+        .current_dir(workspace.root().join("fuzz"))
+        // With a target named, build scripts and macros are built without the flags.
+        .args(["build", "--bins", "--locked", "--target", &rustc.host])
+        .env("CARGO_TARGET_DIR", target_directory(workspace))
+        .env("RUSTFLAGS", COVERAGE)
+        // This would take the place of the flags above.
+        .env_remove("CARGO_ENCODED_RUSTFLAGS");
+    if matches!(run, Run::Long { .. }) {
+        // Inlining across crates is what the optimised build lives from; the counters keep it from happening later.
+        command.arg("--release").env("RUSTFLAGS", format!("{COVERAGE} -Ccodegen-units=1"));
+    }
+    step.run(&mut command)
+}
+
+/// A command that runs the target, and the directory of its own that it works in.
+fn target(workspace: &Workspace, rustc: &Rustc, name: &str, run: Run) -> Result<(Command, Scratch)> {
+    let scratch = Scratch::make(name)?;
+    let program = target_directory(workspace).join(&rustc.host).join(run.profile()).join(name);
+    let mut command = Command::new(program);
+    command.env("TMPDIR", &scratch.0).env("RUST_BACKTRACE", "1").current_dir(&scratch.0);
+    Ok((command, scratch))
+}
+
+fn fuzz(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, run: Run) -> Result<()> {
+    let (mut command, scratch) = target(workspace, rustc, name, run)?;
+    let artifacts = target_directory(workspace).join("artifacts").join(name);
+    let found = match run {
+        Run::Short => scratch.0.join("found"),
+        Run::Long { .. } => target_directory(workspace).join("found").join(name),
+    };
+    for directory in [&artifacts, &found] {
+        fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+    }
+    let fuzz = workspace.root().join("fuzz");
+    command
+        .args(run.limits())
+        .arg(format!("-timeout={INPUT_SECONDS}"))
+        .arg(format!("-dict={}", fuzz.join("words.dict").display()))
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .arg("-print_final_stats=1")
+        // libFuzzer writes to the first directory, and only reads the others.
+        .args([found, fuzz.join("corpus").join(name)]);
+    step.run(&mut command).with_context(|| {
+        format!(
+            "fuzz {name}: the input that does it is in {}; `cargo xtask fuzz {name} --input FILE` runs it again, and \
+             fuzz/corpus/{name} is its place once it is mended",
+            artifacts.display()
+        )
+    })
+}
+
+/// Runs one input, with what the target says of it.
+fn replay(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, run: Run, input: &Path) -> Result<()> {
+    let input = fs::canonicalize(input).with_context(|| format!("read {}", input.display()))?;
+    let (mut command, _scratch) = target(workspace, rustc, name, run)?;
+    step.run(command.arg(input))
+}
+
+/// A directory for temporary files, in memory where the machine has such: a target makes thousands a second.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn make(name: &str) -> Result<Self> {
+        let memory = Path::new("/dev/shm");
+        let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let path = parent.join(format!("wharf-fuzz-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        match fs::remove_dir_all(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                eprintln!("remove {}: {error}", self.0.display());
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_target_has_a_program_and_inputs() -> Result<()> {
+        let workspace = Workspace::find()?;
+        let manifest = fs::read_to_string(workspace.root().join("fuzz/Cargo.toml"))?;
+        let targets = targets(&workspace)?;
+        assert!(!targets.is_empty());
+        for name in &targets {
+            assert!(manifest.contains(&format!("[[bin]]\nname = \"{name}\"\n")), "{name} is not in fuzz/Cargo.toml");
+            let corpus = workspace.root().join("fuzz/corpus").join(name);
+            assert!(fs::read_dir(&corpus)?.next().is_some(), "{} is empty", corpus.display());
+        }
+        assert_eq!(manifest.matches("[[bin]]").count(), targets.len());
+        Ok(())
+    }
+
+    #[test]
+    fn a_scratch_directory_goes_with_its_owner() -> Result<()> {
+        let scratch = Scratch::make("test")?;
+        let path = scratch.0.clone();
+        fs::write(path.join("left"), b"")?;
+        drop(scratch);
+        assert!(!path.exists());
+        Ok(())
+    }
+}

@@ -1,0 +1,197 @@
+//! `vm`: the tests of the real kernel, on other kernels than this machine's.
+//!
+//! Each kernel is Debian's own for virtual machines and runs in QEMU, whose processor is emulated: slow, but the same
+//! everywhere. A guest has no network card and no disk. All files lie under `target/vm`; nothing is installed.
+
+mod apt;
+mod guest;
+mod image;
+mod kernel;
+mod plan;
+mod table;
+mod tools;
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    args::{CoreSources, VmArgs, VmKernel},
+    build, packages,
+    privilege::Privilege,
+    progress::Progress,
+    setup,
+    workspace::Workspace,
+};
+
+use self::{
+    guest::{Boot, Told},
+    kernel::{Kernel, Release},
+    plan::TestFile,
+    tools::Tools,
+};
+
+/// A kernel's run, from its archive to the guest's last word.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) wanted: Release,
+    pub(crate) told: Told,
+    pub(crate) seconds: u64,
+}
+
+impl Run {
+    /// Everything that makes the run a failure, besides tests that failed.
+    pub(crate) fn complaints(&self, planned: usize) -> Vec<String> {
+        let mut complaints = self.told.broken.clone();
+        for (name, expected) in [("tcx", self.wanted.tcx), ("netkit", self.wanted.netkit)] {
+            let found = self.told.features.get(name).copied();
+            if found != Some(expected) {
+                let found = found.map_or("nothing", |found| if found { "yes" } else { "no" });
+                complaints.push(format!("the agent's probe for {name} found {found} on Linux {}", self.wanted.version));
+            }
+        }
+        let ran = self.told.tests.len();
+        if ran != planned {
+            complaints.push(format!("{ran} of {planned} tests ran"));
+        }
+        complaints
+    }
+}
+
+/// Runs the chosen tests on the chosen kernels, one guest after the other.
+///
+/// # Errors
+/// When something that all kernels need cannot be prepared. A kernel that fails is told of in the table.
+pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, arguments: &VmArgs) -> Result<ExitCode> {
+    if std::env::consts::ARCH != "x86_64" {
+        bail!("run guests: they are x86-64 and run this machine's builds, which are {}", std::env::consts::ARCH);
+    }
+    let kernels = if arguments.kernels.is_empty() { VmKernel::DEFAULT.to_vec() } else { unique(&arguments.kernels) };
+    let building = if arguments.prebuilt { 0 } else { setup::STEPS + build::STEPS };
+    let mut progress = Progress::new(building + 3 + 2 * kernels.len(), verbose, privilege);
+    if !arguments.prebuilt {
+        let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::DEMO, CoreSources::Auto)?;
+        build::ensure(&mut progress, workspace, &toolchain, &[])?;
+    }
+    let files = progress.step("Test binaries", |step| plan::make(step, workspace, &arguments.tests))?;
+    let planned = files.iter().map(|file| file.tests.len()).sum();
+
+    let directory = workspace.target().join("vm");
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    let lock = File::create(directory.join(".lock")).with_context(|| format!("lock {}", directory.display()))?;
+    // Two would share the guests' files.
+    lock.try_lock().with_context(|| format!("lock {}: does another `cargo xtask vm` run?", directory.display()))?;
+    let work = directory.join("work");
+    let tools = progress.step("QEMU (40 MB the first time)", |step| Tools::ensure(step, &directory))?;
+    let shared = progress.step("The guests' files", |step| image::make(step, workspace, &tools, &files, &work))?;
+    let places = Places { directory: &directory, work: &work, shared: &shared, planned };
+    let mut runs = Vec::new();
+    let mut failures = Vec::new();
+    for kernel in kernels {
+        let wanted = kernel::release(kernel);
+        match one(&mut progress, &tools, &places, wanted) {
+            Ok(run) => runs.push(run),
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                failures.push(format!("Linux {}: {error:#}", wanted.version));
+            }
+        }
+    }
+    if arguments.keep {
+        eprintln!("the guests' files are kept in {}", work.display());
+    } else {
+        fs::remove_dir_all(&work).with_context(|| format!("remove {}", work.display()))?;
+    }
+    Ok(conclude(&files, &runs, failures, &directory, planned))
+}
+
+/// What all kernels of a run share.
+struct Places<'a> {
+    directory: &'a Path,
+    work: &'a Path,
+    shared: &'a Path,
+    planned: usize,
+}
+
+fn one(progress: &mut Progress, tools: &Tools, places: &Places<'_>, wanted: Release) -> Result<Run> {
+    let kernel = progress.step(&format!("Linux {} from Debian", wanted.version), |step| {
+        Kernel::ensure(step, places.directory, tools, wanted)
+    })?;
+    progress.step(&format!("Tests on Linux {}", wanted.version), |step| {
+        let archive = image::with_modules(tools, &kernel, places.shared, places.work)?;
+        let started = Instant::now();
+        let [console, log] = logs(places.directory, wanted);
+        let (planned, archive) = (places.planned, archive.as_path());
+        let boot = Boot { kernel: &kernel, archive, console: &console, log: &log, planned };
+        let told = guest::run(step, tools, &boot)?;
+        step.note(table::summary(&told));
+        Ok(Run { wanted, told, seconds: started.elapsed().as_secs() })
+    })
+}
+
+/// The kernel's console and the guest's words.
+fn logs(directory: &Path, wanted: Release) -> [PathBuf; 2] {
+    ["console", "tests"].map(|what| directory.join(format!("{}-{what}.log", wanted.version)))
+}
+
+fn conclude(files: &[TestFile], runs: &[Run], mut failures: Vec<String>, directory: &Path, planned: usize) -> ExitCode {
+    println!("\n{}", table::render(runs));
+    for (name, why) in plan::LEFT_OUT.iter().chain(plan::TOO_FAST) {
+        println!("left out: {name}, which {why}");
+    }
+    println!("{planned} tests of {} files; the guests' logs are in {}", files.len(), directory.display());
+    for run in runs {
+        let failed = run.told.tests.iter().filter(|test| test.verdict == guest::Verdict::Failed);
+        failures.extend(failed.map(|test| format!("Linux {}: {}", run.wanted.version, test.name)));
+        let complaints = run.complaints(planned).into_iter();
+        failures.extend(complaints.map(|complaint| format!("Linux {}: {complaint}", run.wanted.version)));
+    }
+    for failure in &failures {
+        println!("FAILED {failure}");
+    }
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn unique(kernels: &[VmKernel]) -> Vec<VmKernel> {
+    let mut found = Vec::new();
+    for kernel in kernels {
+        if !found.contains(kernel) {
+            found.push(*kernel);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_with(lines: &[&str]) -> Run {
+        let mut told = Told::default();
+        for line in lines {
+            told.on_line(line);
+        }
+        Run { wanted: kernel::release(VmKernel::V6_12), told, seconds: 1 }
+    }
+
+    #[test]
+    fn a_run_is_good_only_when_it_is_whole_and_the_probe_found_what_is_there() {
+        let good = r#"@status {"kernel":{"attach_mode":"clsact","features":{"tcx":true,"netkit":true}}}"#;
+        assert_eq!(run_with(&[good, "@start a b", "@end a b 0 1"]).complaints(1), Vec::<String>::new());
+        assert_eq!(run_with(&[good]).complaints(1), ["0 of 1 tests ran"]);
+        let blind = good.replace("\"tcx\":true", "\"tcx\":false");
+        assert_eq!(run_with(&[&blind]).complaints(0), ["the agent's probe for tcx found no on Linux 6.12"]);
+        assert_eq!(run_with(&[]).complaints(0).len(), 2);
+    }
+
+    #[test]
+    fn a_kernel_named_twice_runs_once() {
+        use VmKernel::{V6_1, V7_2};
+        assert_eq!(unique(&[V7_2, V6_1, V7_2]), [V7_2, V6_1]);
+    }
+}

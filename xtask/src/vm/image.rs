@@ -1,0 +1,238 @@
+//! What a guest boots into: an archive with busybox, iproute2, Wharf's programs, the tests and their libraries.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{apt::empty_directory, kernel::Kernel, plan::TestFile, tools::Tools};
+use crate::{
+    progress::Step,
+    workspace::{Workspace, find_program},
+};
+
+/// Process 1 of the guest.
+const INIT: &str = include_str!("init.sh");
+
+/// How long one test may take in the guest. No test's own bound: it ends one that hangs.
+pub(crate) const TEST_LIMIT_SECONDS: u64 = 600;
+
+/// The machine's own programs that Wharf's tests call.
+const PROGRAMS: &[&str] = &["ip", "tc", "ss"];
+
+/// Wharf's programs.
+const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
+
+/// Files of the checkout that tests read, found in the guest where they are on the host.
+const READ_BY_TESTS: &[&str] = &["crates/api/openapi.json"];
+
+const DIRECTORIES: &[&str] =
+    &["bin", "dev", "proc", "sys", "tmp", "run", "mnt", "media", "srv", "opt", "etc", "root", "var/lib", "modules"];
+
+/// The files of a guest, before they become an archive.
+struct Tree<'a> {
+    root: &'a Path,
+    libraries: BTreeSet<PathBuf>,
+}
+
+impl Tree<'_> {
+    /// A host's absolute path inside the guest.
+    fn place(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    fn directory(&self, path: &Path) -> Result<()> {
+        let path = self.place(path);
+        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))
+    }
+
+    fn copy(&self, from: &Path, to: &Path) -> Result<()> {
+        if let Some(parent) = to.parent() {
+            self.directory(parent)?;
+        }
+        let to = self.place(to);
+        fs::copy(from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
+        Ok(())
+    }
+
+    fn write(&self, path: &str, text: &str) -> Result<()> {
+        let path = self.place(Path::new(path));
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Copies the libraries a program names, each once.
+    fn libraries_of(&mut self, program: &Path) -> Result<()> {
+        let output = Command::new("ldd")
+            .arg(program)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("ask for the libraries of {}: run ldd", program.display()))?;
+        let list = parse_libraries(&String::from_utf8_lossy(&output.stdout))
+            .with_context(|| format!("ask for the libraries of {}", program.display()))?;
+        for library in list {
+            if self.libraries.insert(library.clone()) {
+                self.copy(&library, &library)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes the archive that all kernels share.
+///
+/// # Errors
+/// When a program is not there or a file cannot be copied.
+pub(crate) fn make(
+    step: &Step,
+    workspace: &Workspace,
+    tools: &Tools,
+    files: &[TestFile],
+    work: &Path,
+) -> Result<PathBuf> {
+    let root = work.join("root");
+    empty_directory(&root)?;
+    let mut tree = Tree { root: &root, libraries: BTreeSet::new() };
+    for directory in DIRECTORIES {
+        tree.directory(Path::new(directory))?;
+    }
+    for directory in ["bin", "bpf", "tests"] {
+        tree.directory(&Path::new("/wharf").join(directory))?;
+    }
+    tree.copy(&tools.busybox_path(), Path::new("/bin/busybox"))?;
+    for link in ["bin/sh", "bin/mount", "bin/ln"] {
+        symlink("busybox", root.join(link)).with_context(|| format!("link {link} in the guest"))?;
+    }
+    for name in PROGRAMS {
+        let Some(program) = find_program(name) else { bail!("copy {name}: this machine has none (iproute2)") };
+        tree.libraries_of(&program)?;
+        tree.copy(&program, &Path::new("/bin").join(name))?;
+    }
+    for name in PRODUCT {
+        let program = workspace.release().join(name);
+        if !program.is_file() {
+            bail!("copy {name}: {} is not there; build it with `cargo xtask build`", program.display());
+        }
+        tree.libraries_of(&program)?;
+        tree.copy(&program, &Path::new("/wharf/bin").join(name))?;
+        symlink(format!("/wharf/bin/{name}"), root.join("bin").join(name))
+            .with_context(|| format!("link {name} in the guest"))?;
+    }
+    for object in ["endpoint.o", "sink.o", "endpoint-debug.o"] {
+        tree.copy(&workspace.bpf_objects().join(object), &Path::new("/wharf/bpf").join(object))?;
+    }
+    // Tests find their files beside their package, by the path it was compiled at.
+    for package in ["tests", "crates/datapath"] {
+        tree.directory(&workspace.root().join(package))?;
+    }
+    for file in READ_BY_TESTS {
+        let path = workspace.root().join(file);
+        tree.copy(&path, &path)?;
+    }
+    let mut plan = String::new();
+    for file in files {
+        tree.libraries_of(&file.path)?;
+        // Debug information is most of a test binary, and the guest's memory holds all of them.
+        let stripped = tree.place(&Path::new("/wharf/tests").join(&file.name));
+        step.run(Command::new("objcopy").arg("--strip-debug").arg(&file.path).arg(&stripped))?;
+        for test in &file.tests {
+            plan.push_str(&format!("{} {test}\n", file.name));
+        }
+    }
+    tree.write("/wharf/plan", &plan)?;
+    tree.write("/wharf/limit", &TEST_LIMIT_SECONDS.to_string())?;
+    tree.write("/etc/hostname", "guest\n")?;
+    tree.write("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")?;
+    tree.write("/etc/group", "root:x:0:\nnogroup:x:65534:\n")?;
+    tree.write("/init", INIT)?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755)).context("make /init runnable")?;
+    let archive = work.join("guest.cpio");
+    pack(tools, &root, &archive)?;
+    Ok(archive)
+}
+
+/// Makes a kernel's own archive: its modules first, then what all share (the kernel unpacks one after the other).
+///
+/// # Errors
+/// When a module is missing or a file cannot be written.
+pub(crate) fn with_modules(tools: &Tools, kernel: &Kernel, shared: &Path, work: &Path) -> Result<PathBuf> {
+    let root = work.join("modules");
+    let modules = root.join("modules");
+    empty_directory(&root)?;
+    empty_directory(&modules)?;
+    kernel.write_modules(tools, &modules)?;
+    let archive = work.join("boot.cpio");
+    pack(tools, &root, &archive)?;
+    let mut whole =
+        File::options().append(true).open(&archive).with_context(|| format!("open {}", archive.display()))?;
+    let mut common = File::open(shared).with_context(|| format!("open {}", shared.display()))?;
+    io::copy(&mut common, &mut whole).with_context(|| format!("write {}", archive.display()))?;
+    Ok(archive)
+}
+
+/// Packs a directory into an archive that the kernel unpacks; all of it is root's there, whoever built it.
+fn pack(tools: &Tools, root: &Path, archive: &Path) -> Result<()> {
+    let list = Command::new("find")
+        .arg(".")
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("list {}: run find", root.display()))?;
+    if !list.status.success() {
+        bail!("list {}: find failed ({})", root.display(), list.status);
+    }
+    let names = archive.with_extension("names");
+    fs::write(&names, &list.stdout).with_context(|| format!("write {}", names.display()))?;
+    let input = File::open(&names).with_context(|| format!("open {}", names.display()))?;
+    let output = File::create(archive).with_context(|| format!("create {}", archive.display()))?;
+    let packed = tools
+        .busybox("cpio")
+        .args(["-o", "-H", "newc", "-R", "0:0"])
+        .current_dir(root)
+        .stdin(input)
+        .stdout(output)
+        .stderr(Stdio::piped())
+        .spawn()
+        .and_then(std::process::Child::wait_with_output)
+        .with_context(|| format!("pack {}: run busybox", archive.display()))?;
+    if !packed.status.success() {
+        let told = String::from_utf8_lossy(&packed.stderr);
+        bail!("pack {}: cpio failed ({}): {}", archive.display(), packed.status, told.trim());
+    }
+    Ok(())
+}
+
+/// Lines of `ldd`: `libc.so.6 => /lib/x/libc.so.6 (0x...)`, `/lib64/ld-linux-x86-64.so.2 (0x...)`; the kernel's own
+/// library has no path.
+fn parse_libraries(output: &str) -> Result<Vec<PathBuf>> {
+    let mut libraries = Vec::new();
+    for line in output.lines().map(str::trim) {
+        if line.ends_with("not found") {
+            bail!("a library is missing: {line}");
+        }
+        let path = line.split_once("=> ").map_or(line, |(_, path)| path).split(" (").next().unwrap_or_default();
+        if path.starts_with('/') {
+            libraries.push(PathBuf::from(path));
+        }
+    }
+    Ok(libraries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_read_and_missing_ones_told() -> Result<()> {
+        let told = "\tlinux-vdso.so.1 (0x1)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x2)\n\t/lib64/ld.so.2 (0x3)\n";
+        assert_eq!(parse_libraries(told)?, [PathBuf::from("/lib/x/libc.so.6"), PathBuf::from("/lib64/ld.so.2")]);
+        assert!(parse_libraries("\tstatically linked\n")?.is_empty());
+        assert!(parse_libraries("\tlibz.so => not found\n").is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,50 @@
+#!/bin/sh
+# Process 1 of a test guest: runs each planned test as a process of its own, tells the host, and turns the machine off.
+# On the second serial line, what starts with @ is told to xtask (xtask/src/vm/guest.rs reads it); | is a test's output.
+/bin/busybox --install -s /bin
+export PATH=/bin HOME=/root
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mount -t tmpfs tmpfs /tmp
+mount -t tmpfs tmpfs /run
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t bpf bpf /sys/fs/bpf
+ln -s /proc/self/fd /dev/fd
+stty -F /dev/ttyS1 raw -echo
+exec >/dev/ttyS1 2>&1
+for module in $(cat /modules/order); do
+    insmod "/modules/$module" || echo "@broken insmod $module"
+done
+ip link set lo up
+hostname guest
+export WHARF_BIN_DIR=/wharf/bin WHARF_BPF_DIR=/wharf/bpf INSTA_UPDATE=no
+echo "@kernel $(uname -r)"
+
+# What the agent finds here. It may refuse the kernel: then its log says why.
+wharf-agent --run-dir /run/probe --state-dir /run/probe-state >/tmp/agent.log 2>&1 &
+agent=$!
+while kill -0 $agent 2>/dev/null; do
+    wharf --socket /run/probe/wharf.sock status -o json >/tmp/status 2>/dev/null
+    [ -s /tmp/status ] && break
+    sleep 0.1
+done
+echo "@status $(tr -d '\n' </tmp/status)"
+kill $agent 2>/dev/null
+wait $agent || sed 's/^/@broken the agent: /' /tmp/agent.log
+
+# In hundredths of a second.
+now() { cut -d' ' -f1 /proc/uptime | tr -d .; }
+while read -r file name; do
+    echo "@start $file $name"
+    begin=$(now)
+    timeout -s KILL "$(cat /wharf/limit)" "/wharf/tests/$file" --exact "$name" --test-threads=1 >/tmp/out 2>&1 </dev/null
+    code=$?
+    # A name that the binary does not know would succeed without a test.
+    [ $code = 0 ] && ! grep -q '^test result: ok. 1 passed' /tmp/out && code=255
+    [ $code = 0 ] || sed 's/^/|/' /tmp/out
+    echo "@end $file $name $code $(($(now) - begin))"
+done </wharf/plan
+dmesg | grep -E 'BUG:|WARNING:|Oops|general protection|rcu.*stall|hung task' | sed 's/^/@kernel-said /'
+echo "@done"
+poweroff -f

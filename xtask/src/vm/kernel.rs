@@ -1,0 +1,218 @@
+//! Debian's kernels: fetched, unpacked, and their modules in the order in which to load them.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    apt::{Apt, empty_directory},
+    tools::Tools,
+};
+use crate::{args::VmKernel, progress::Step};
+
+/// The package that names a suite's current kernel for virtual machines.
+const CURRENT: &str = "linux-image-cloud-amd64";
+
+/// What Wharf and its tests use and Debian builds as modules; what a kernel has built in is passed over.
+const MODULES: &[&str] = &["veth", "sch_ingress", "cls_bpf", "cls_u32", "bridge", "nf_conntrack_netlink", "tcp_diag"];
+
+/// What is known of a kernel before it runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Release {
+    /// Major and minor version.
+    pub(crate) version: &'static str,
+    /// The Debian suite that has it.
+    suite: &'static str,
+    /// Whether the agent has to find tcx and netkit: a probe that finds too little would leave their tests out.
+    pub(crate) tcx: bool,
+    pub(crate) netkit: bool,
+}
+
+/// What is known of a kernel.
+pub(crate) const fn release(kernel: VmKernel) -> Release {
+    match kernel {
+        VmKernel::V5_10 => Release { version: "5.10", suite: "bullseye-security", tcx: false, netkit: false },
+        VmKernel::V6_1 => Release { version: "6.1", suite: "bookworm", tcx: false, netkit: false },
+        VmKernel::V6_12 => Release { version: "6.12", suite: "bookworm-backports", tcx: true, netkit: true },
+        VmKernel::V7_2 => Release { version: "7.2", suite: "sid", tcx: true, netkit: true },
+    }
+}
+
+/// An unpacked kernel.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    /// Its compressed image.
+    pub(crate) image: PathBuf,
+    /// `/lib/modules/<release>` of it.
+    modules: PathBuf,
+}
+
+impl Kernel {
+    /// Makes sure of one below the directory given.
+    ///
+    /// # Errors
+    /// When it cannot be fetched, or the suite has moved on to another version.
+    pub(crate) fn ensure(step: &Step, directory: &Path, tools: &Tools, wanted: Release) -> Result<Self> {
+        let kernels = directory.join("kernels");
+        let root = kernels.join(wanted.version);
+        if !root.exists() {
+            let fresh = kernels.join(format!("{}.new", wanted.version));
+            empty_directory(&fresh)?;
+            fetch(step, directory, wanted, &fresh)?;
+            let name = modules_of(&fresh)?;
+            step.run(tools.busybox("depmod").arg("-b").arg(&fresh).arg(&name))?;
+            // What is there under its name is whole.
+            Self::open(&fresh)?;
+            fs::rename(&fresh, &root).with_context(|| format!("rename {} to {}", fresh.display(), root.display()))?;
+        }
+        step.note(format!("Linux {}", modules_of(&root)?));
+        Self::open(&root)
+    }
+
+    fn open(root: &Path) -> Result<Self> {
+        let name = modules_of(root)?;
+        let modules = root.join("lib/modules").join(&name);
+        for list in ["modules.dep", "modules.builtin"] {
+            if !modules.join(list).is_file() {
+                bail!("unpack Linux {name}: its packages hold no {list}");
+            }
+        }
+        // Debian keeps the image beside the modules since 7.x.
+        let places = [root.join(format!("boot/vmlinuz-{name}")), modules.join("vmlinuz")];
+        let Some(image) = places.into_iter().find(|place| place.is_file()) else {
+            bail!("unpack Linux {name}: its packages hold no image");
+        };
+        Ok(Self { image, modules })
+    }
+
+    /// Writes the modules the tests use into a directory, uncompressed, and `order`: one file name on each line, those
+    /// that others need first.
+    ///
+    /// # Errors
+    /// When the kernel has one of them neither as a module nor built in.
+    pub(crate) fn write_modules(&self, tools: &Tools, into: &Path) -> Result<()> {
+        let read = |name: &str| {
+            let path = self.modules.join(name);
+            fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+        };
+        let mut names = String::new();
+        for file in load_order(&read("modules.dep")?, &read("modules.builtin")?, MODULES)? {
+            let source = self.modules.join(&file);
+            let name = file.rsplit('/').next().unwrap_or(&file).trim_end_matches(".xz");
+            let target = into.join(name);
+            if file.ends_with(".xz") {
+                let output = fs::File::create(&target).with_context(|| format!("create {}", target.display()))?;
+                let status = tools.busybox("xzcat").arg(&source).stdout(output).status();
+                let status = status.with_context(|| format!("unpack {}: run busybox", source.display()))?;
+                if !status.success() {
+                    bail!("unpack {}: xzcat failed ({status})", source.display());
+                }
+            } else {
+                fs::copy(&source, &target).with_context(|| format!("copy {}", source.display()))?;
+            }
+            names.push_str(name);
+            names.push('\n');
+        }
+        let path = into.join("order");
+        fs::write(&path, names).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+/// Fetches a suite's current kernel, if it is of the wanted version.
+fn fetch(step: &Step, directory: &Path, wanted: Release, into: &Path) -> Result<()> {
+    let Release { version, suite, .. } = wanted;
+    let apt = Apt::open(step, &directory.join("apt").join(version), &[suite])?;
+    let current = apt.dependencies(CURRENT)?.into_iter().find(|name| name.starts_with("linux-image-"));
+    let current = current.with_context(|| format!("find the kernel of {suite}: {CURRENT} names none"))?;
+    if !is_of_version(&current, version) {
+        bail!(
+            "fetch Linux {version}: Debian's {suite} has {current} now; take the new version into \
+             xtask/src/vm/kernel.rs, or name other kernels with --kernel"
+        );
+    }
+    // In newer releases the image package is empty and names those that hold image and modules.
+    let is_part = |name: &String| {
+        ["linux-base-", "linux-binary-", "linux-modules-"].iter().any(|beginning| name.starts_with(beginning))
+    };
+    let mut packages: Vec<_> = apt.dependencies(&current)?.into_iter().filter(is_part).collect();
+    packages.push(current);
+    apt.unpack(step, &packages, into)?;
+    match symlink("usr/lib", into.join("lib")) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| format!("link {}/lib", into.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_of_version(package: &str, version: &str) -> bool {
+    package
+        .strip_prefix("linux-image-")
+        .and_then(|rest| rest.strip_prefix(version))
+        .is_some_and(|rest| rest.starts_with(['.', '-', '+']))
+}
+
+/// The one release whose modules an unpacked kernel has.
+fn modules_of(root: &Path) -> Result<String> {
+    let directory = root.join("lib/modules");
+    let mut names = fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))?;
+    let first = names.next().with_context(|| format!("find modules: {} is empty", directory.display()))?;
+    Ok(first.with_context(|| format!("list {}", directory.display()))?.file_name().to_string_lossy().into_owned())
+}
+
+/// Files of the wanted modules and of all they need, in load order. `dependencies` is `modules.dep`: on each line a
+/// file, a colon, and all it needs, the last of them to be loaded first.
+fn load_order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>> {
+    let mut order: Vec<String> = Vec::new();
+    for name in wanted {
+        let Some((file, needs)) =
+            dependencies.lines().filter_map(|line| line.split_once(':')).find(|(file, _)| is_module(file, name))
+        else {
+            if builtin.lines().any(|file| is_module(file, name)) {
+                continue;
+            }
+            bail!("find the kernel module {name}: this kernel has it neither as a module nor built in");
+        };
+        for file in needs.split_whitespace().rev().chain([file]) {
+            if !order.iter().any(|present| present == file) {
+                order.push(file.to_owned());
+            }
+        }
+    }
+    Ok(order)
+}
+
+fn is_module(file: &str, name: &str) -> bool {
+    let file = file.trim().rsplit('/').next().unwrap_or_default();
+    file.strip_prefix(name).is_some_and(|rest| rest == ".ko" || rest == ".ko.xz")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_come_after_what_they_need_and_once() -> Result<()> {
+        let dependencies = "kernel/net/a.ko.xz: kernel/net/b.ko.xz kernel/net/c.ko.xz\n\
+                            kernel/net/b.ko.xz: kernel/net/c.ko.xz\n\
+                            kernel/net/c.ko.xz:\nkernel/net/xa.ko.xz:\n";
+        let order = load_order(dependencies, "kernel/net/d.ko\n", &["c", "a", "d"])?;
+        assert_eq!(order, ["kernel/net/c.ko.xz", "kernel/net/b.ko.xz", "kernel/net/a.ko.xz"]);
+        let missing = load_order(dependencies, "", &["d"]).map_err(|error| error.to_string());
+        assert!(missing.is_err_and(|told| told.contains("module d:")));
+        Ok(())
+    }
+
+    #[test]
+    fn a_version_is_not_taken_for_the_beginning_of_another() {
+        assert!(is_of_version("linux-image-6.1.0-50-cloud-amd64", "6.1"));
+        assert!(is_of_version("linux-image-7.2.13+deb14-cloud-amd64", "7.2"));
+        assert!(!is_of_version("linux-image-6.12.95+deb12-cloud-amd64", "6.1"));
+        assert!(!is_of_version("linux-headers-6.1.0-50-cloud-amd64", "6.1"));
+    }
+}

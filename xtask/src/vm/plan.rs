@@ -1,0 +1,156 @@
+//! Which tests run in a guest: those of the real kernel, each as a process of its own.
+
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{
+    progress::{Step, describe},
+    workspace::Workspace,
+};
+
+/// The packages whose tests need a kernel.
+const PACKAGES: &[&str] = &["wharf-tests", "wharf-datapath"];
+
+/// Test files that stay out of the guests, and why.
+pub(crate) const LEFT_OUT: &[(&str, &str)] = &[
+    ("podman", "needs podman and its image store"),
+    ("bench", "measures, which an emulated processor cannot"),
+    ("fake", "touches no kernel"),
+];
+
+/// Single tests that stay out, by the beginning of `FILE::NAME`, and why: no test's bounds are widened for an emulated
+/// processor.
+pub(crate) const TOO_FAST: &[(&str, &str)] = &[
+    (
+        "regenerate::no_packet_is_lost_while_programs_are_replaced",
+        "sends 10,000 packets a second beside a TCP stream; attach::replacements_lose_nothing_* asks the same of fewer",
+    ),
+    ("concurrency::sixteen_at_once", "makes 16 endpoints at once, each step within the agent's own deadline"),
+];
+
+/// A test binary and its tests.
+#[derive(Debug)]
+pub(crate) struct TestFile {
+    /// Name of the file in `tests/`, or of the library.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) tests: Vec<String>,
+}
+
+/// Builds the test binaries and asks each for its tests. With `filters` only tests whose `FILE::NAME` contains one of
+/// them are kept.
+///
+/// # Errors
+/// When they do not build, or no test is left.
+pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Result<Vec<TestFile>> {
+    let build = || {
+        let mut command = workspace.cargo();
+        command.args(["test", "--no-run", "--locked"]);
+        for package in PACKAGES {
+            command.args(["--package", package]);
+        }
+        command
+    };
+    step.run(&mut build())?;
+    // Once more for the list: all is built, and says where.
+    let mut command = build();
+    command.args(["--quiet", "--message-format", "json"]);
+    let messages = output_of(&mut command)?;
+    let mut files = Vec::new();
+    for (name, path) in messages.lines().filter_map(parse_artifact) {
+        if LEFT_OUT.iter().any(|(left_out, _)| *left_out == name) {
+            continue;
+        }
+        let list = |which: &[&str]| {
+            let mut command = Command::new(&path);
+            command.current_dir(workspace.root()).args(["--list", "--format", "terse"]).args(which);
+            anyhow::Ok(parse_list(&output_of(&mut command)?))
+        };
+        let ignored: BTreeSet<String> = list(&["--ignored"])?.into_iter().collect();
+        let wanted =
+            |test: &String| !ignored.contains(test) && !is_too_fast(&name, test) && is_wanted(filters, &name, test);
+        let tests: Vec<_> = list(&[])?.into_iter().filter(wanted).collect();
+        if !tests.is_empty() {
+            files.push(TestFile { name, path, tests });
+        }
+    }
+    if files.is_empty() {
+        bail!("choose tests: none contains {}; see `cargo nextest list`", filters.join(" or "));
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    let count: usize = files.iter().map(|file| file.tests.len()).sum();
+    step.note(format!("{count} tests in {} files", files.len()));
+    Ok(files)
+}
+
+fn output_of(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("start `{}`", describe(command)))?;
+    if !output.status.success() {
+        let told = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed ({}): {}", describe(command), output.status, told.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Name and path of a test binary that cargo tells of: those of `tests/` and of libraries.
+fn parse_artifact(line: &str) -> Option<(String, PathBuf)> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    let is_test = message.pointer("/profile/test")?.as_bool()?;
+    let kind = message.pointer("/target/kind/0")?.as_str()?;
+    let name = message.pointer("/target/name")?.as_str()?;
+    let path = message.get("executable")?.as_str()?;
+    (is_test && matches!(kind, "test" | "lib")).then(|| (name.to_owned(), PathBuf::from(path)))
+}
+
+/// Lines like `live::a_closed_gate_lets_nothing_through: test`.
+fn parse_list(output: &str) -> Vec<String> {
+    output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
+}
+
+fn is_too_fast(file: &str, test: &str) -> bool {
+    let name = format!("{file}::{test}");
+    TOO_FAST.iter().any(|(beginning, _)| name.starts_with(beginning))
+}
+
+fn is_wanted(filters: &[String], file: &str, test: &str) -> bool {
+    let name = format!("{file}::{test}");
+    filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_binaries_are_told_from_other_artifacts() {
+        let artifact = |kind: &str, test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","target":{{"kind":["{kind}"],"name":"life"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+            )
+        };
+        let found = Some(("life".to_owned(), PathBuf::from("/t/life-1")));
+        assert_eq!(parse_artifact(&artifact("test", true, "\"/t/life-1\"")), found);
+        assert_eq!(parse_artifact(&artifact("lib", true, "\"/t/life-1\"")), found);
+        assert_eq!(parse_artifact(&artifact("bin", true, "\"/t/life-1\"")), None);
+        assert_eq!(parse_artifact(&artifact("lib", false, "null")), None);
+        assert_eq!(parse_artifact("not json"), None);
+    }
+
+    #[test]
+    fn tests_are_listed_and_chosen_by_file_and_name() {
+        assert_eq!(parse_list("a::b: test\nc: test\nbench_x: benchmark\n\n2 tests\n"), ["a::b", "c"]);
+        let filters = ["restart::".to_owned(), "life::ten".to_owned()];
+        assert!(is_wanted(&filters, "restart", "anything"));
+        assert!(is_wanted(&filters, "life", "tenants"));
+        assert!(!is_wanted(&filters, "life", "nine"));
+        assert!(is_wanted(&[], "life", "nine"));
+        assert!(is_too_fast("concurrency", "sixteen_at_once_get_addresses"));
+        assert!(!is_too_fast("concurrency", "adds_racing_their_own_dels_leave_nothing"));
+    }
+}
