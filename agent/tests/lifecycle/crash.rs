@@ -1,6 +1,7 @@
 //! An agent that is killed at any step: the next one takes back what was begun, or finishes it.
 
 use wharf_core::{
+    kernel::Kernel as _,
     plan::DeleteOptions,
     state::{Level, State},
     store::LeaseOwner,
@@ -138,5 +139,88 @@ fn killed_over_a_commit_the_endpoint_is_there_whole_or_not_at_all() {
         agent.assert_healthy().await;
         agent.delete(&agent.handle(1)).await;
         agent.assert_nothing_left().await;
+    });
+}
+
+/// Every write of a create to the disk in turn is the last one.
+#[test]
+fn killed_over_any_write_of_a_create_the_endpoint_is_there_whole_or_not_at_all() {
+    let (mut whole, mut nothing) = (0, 0);
+    for writes in 0.. {
+        let machine = Machine::in_memory();
+        let life = machine.start().expect("starts");
+        machine.disk.hold_after(writes);
+        let done = life.run(async {
+            let mut create = life.agent.spawn_create(life.agent.container("c1"));
+            tokio::select! {
+                biased;
+                result = &mut create => Some(result),
+                () = machine.disk.reached() => None,
+            }
+        });
+        if let Some(result) = done {
+            result.expect("task").expect("created");
+            life.kill();
+            break;
+        }
+        life.kill_and_tear();
+        machine.life(async |agent| {
+            agent.quiet().await;
+            match agent.node.registry.len() {
+                0 => nothing += 1,
+                n => whole += n,
+            }
+            agent.assert_healthy().await;
+            agent.del(&attachment("c1", "eth0"), DeleteOptions::default()).await;
+            agent.assert_nothing_left().await;
+        });
+    }
+    assert!(nothing > 1 && whole + nothing > 4, "{whole} whole, {nothing} nothing");
+}
+
+#[test]
+fn killed_at_any_step_of_a_start_the_next_agent_finishes_it() {
+    for step in [Op::EnsureNode, Op::Dump, Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink]
+    {
+        let machine = Machine::new();
+        let hold = machine.kernel.hold(Op::EnsureConnected);
+        machine.life(async |agent| {
+            let _create = agent.spawn_create(agent.container("interrupted"));
+            hold.reached().await;
+        });
+        hold.release();
+        machine.life(async |agent| {
+            agent.create("lives").await;
+            agent.create("dead").await;
+        });
+        machine.kernel.remove_netns(&netns_path("dead"));
+        let hold = machine.kernel.hold(step);
+        assert!(machine.start_and_kill_at(&hold).expect("starts"), "{step:?}");
+        hold.release();
+        machine.life(async |agent| {
+            agent.assert_healthy().await;
+            assert_eq!(agent.node.registry.len(), 1, "{step:?}");
+            agent.del(&attachment("lives", "eth0"), DeleteOptions::default()).await;
+            agent.assert_nothing_left().await;
+        });
+    }
+}
+
+#[test]
+fn an_agent_that_is_stopped_leaves_its_endpoints_as_they_are_and_nothing_else() {
+    let mut machine = Machine::new();
+    machine.config.prepared_programs = 3;
+    let life = machine.start().expect("starts");
+    let record = life.run(async {
+        let handle = life.agent.create("c1").await;
+        wharf_agent::prepared::refill(&life.agent.node).await.expect("refilled");
+        handle.shared.read(|v| v.record.clone())
+    });
+    life.stop();
+    let dump = futures::executor::block_on(machine.kernel.dump()).expect("dump");
+    assert_eq!((dump.links.len(), dump.pins.len()), (1, 1), "the prepared sets are unpinned");
+    machine.life(async |agent| {
+        agent.assert_healthy().await;
+        assert_eq!(agent.handle(1).shared.read(|v| v.record.clone()), record);
     });
 }

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, path::Path, time::Duration};
 
 use tokio::time::Instant;
-use wharf_agent::{node::ADMITTED_CREATES, prepared, sync::lock};
+use wharf_agent::{prepared, sync::lock};
 use wharf_api::ErrorCode;
 use wharf_core::{
     endpoint::IpOwner,
@@ -180,11 +180,26 @@ fn a_path_that_is_no_namespace_is_refused_without_side_effects() {
 #[test]
 fn too_many_creates_at_once_are_told_when_to_come_again() {
     Machine::new().life(async |agent| {
-        let hold = agent.kernel.hold(Op::ObserveNetns);
-        let waiting: Vec<_> =
-            (0..ADMITTED_CREATES).map(|n| agent.spawn_create(agent.container(&format!("c{n}")))).collect();
-        eventually("all have begun", || agent.kernel.calls(Op::ObserveNetns) == ADMITTED_CREATES as u64).await;
-        let error = agent.try_create(agent.container("late")).await.expect_err("refused");
+        let hold = agent.kernel.hold(Op::EnsureLink);
+        let (mut waiting, mut refused) = (Vec::new(), None);
+        // No create ends, so the wait that is predicted grows with each, until it is longer than any is let wait.
+        while refused.is_none() {
+            let mut create = agent.spawn_create(agent.container(&format!("c{}", waiting.len())));
+            let n = waiting.len() as u64 + 1;
+            let places = || {
+                let s = agent.node.gate.status();
+                s.waiting + s.running
+            };
+            eventually("it has a place or an answer", || places() == n || create.is_finished()).await;
+            if create.is_finished() {
+                refused = Some((&mut create).await.expect("task").expect_err("refused"));
+            } else {
+                waiting.push(create);
+            }
+        }
+        let error = refused.expect("one was refused");
+        assert!(waiting.len() > 8, "what has room is never refused: {}", waiting.len());
+        assert!(waiting.len() <= 1_024 + 8, "memory is bounded: {}", waiting.len());
         assert_eq!(error.code, ErrorCode::Overloaded);
         assert!(error.retry_after_ms.is_some_and(|ms| ms > 0));
         for create in waiting {

@@ -14,7 +14,7 @@ fn of_two_deletes_at_once_both_succeed_and_the_kernel_is_asked_once() {
         let hold = agent.kernel.hold(Op::RemoveAttached);
         let both = [(); 2].map(|()| agent.spawn_delete(&[&handle], DeleteOptions::default()));
         hold.reached().await;
-        let_all_run().await;
+        is_asked(&handle).await;
         hold.release();
         for delete in both {
             assert_eq!(delete.await.expect("task").errors, []);
@@ -41,7 +41,7 @@ fn a_slow_delete_does_not_take_the_lease_of_the_endpoint_that_came_after() {
             let slow = agent.spawn_delete(&[&first, &second], DeleteOptions { no_ip_release });
             let pending = &agent.node.completions.pending;
             eventually("both are awaited", || pending.load(std::sync::atomic::Ordering::Relaxed) == 2).await;
-            let_all_run().await;
+            is_asked(&first).await;
             acknowledge_first.send(()).expect("awaited");
             assert_eq!(quick.await.expect("task").errors, []);
 
@@ -74,7 +74,7 @@ fn a_delete_ends_a_build_at_its_next_step() {
             let built = agent.request(&handle, Level::Datapath).await;
             hold.reached().await;
             let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
-            let_all_run().await;
+            is_told_to_end(&handle).await;
             agent.kernel.clear_call_log();
             hold.release();
             let refused = built.await.expect("answered").expect_err("deleted meanwhile");

@@ -80,6 +80,7 @@ fn a_delete_that_comes_during_any_step_ends_the_create_and_finds_nothing_left() 
             let create = agent.spawn_create(agent.container("c1"));
             hold.reached().await;
             let delete = agent.spawn_delete(&[&agent.handle(1)], DeleteOptions::default());
+            is_asked(&agent.handle(1)).await;
             let_all_run().await;
             assert!(!delete.is_finished() && !create.is_finished());
             hold.release();
@@ -101,7 +102,7 @@ fn a_delete_that_comes_during_the_commit_deletes_the_endpoint_or_finds_it_undone
         hold.release();
         agent.disk.reached().await;
         let delete = agent.spawn_delete(&[&agent.handle(1)], DeleteOptions::default());
-        let_all_run().await;
+        is_asked(&agent.handle(1)).await;
         agent.disk.mend();
         create.await.expect("task").expect("the commit was the last step");
         let result = delete.await.expect("task");
@@ -118,7 +119,7 @@ fn a_delete_of_an_endpoint_whose_create_could_not_be_undone_says_so() {
         let create = agent.spawn_create(agent.container("c1"));
         hold.reached().await;
         let delete = agent.spawn_delete(&[&agent.handle(1)], DeleteOptions::default());
-        let_all_run().await;
+        is_asked(&agent.handle(1)).await;
         hold.release();
         create.await.expect("task").expect_err("deleted");
         let result = delete.await.expect("task");

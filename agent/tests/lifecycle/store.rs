@@ -6,8 +6,8 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use redb::{Database, TableDefinition};
-use wharf_core::store::Change;
+use redb::{Database, ReadableDatabase as _, TableDefinition};
+use wharf_core::{kernel::Kernel as _, store::Change};
 
 use crate::support::*;
 
@@ -19,6 +19,13 @@ fn put_meta(machine: &Machine, key: &str, value: &[u8]) {
     let txn = database.begin_write().expect("begin");
     txn.open_table(META).expect("table").insert(key, value).expect("insert");
     txn.commit().expect("commit");
+}
+
+fn meta(machine: &Machine, key: &str) -> Vec<u8> {
+    let database = Database::create(machine.store_path()).expect("open");
+    let txn = database.begin_read().expect("begin");
+    let value = txn.open_table(META).expect("table").get(key).expect("get").expect("row");
+    value.value().to_vec()
 }
 
 #[test]
@@ -64,39 +71,46 @@ fn a_file_that_is_no_store_is_set_aside_with_a_message_and_the_agent_serves() {
     assert!(machine.files().iter().any(|f| f.contains("damaged")), "{:?}", machine.files());
 }
 
+/// A row of the table of endpoints that is no record.
+fn put_record(machine: &Machine, key: u16, bytes: &[u8]) {
+    let database = Database::create(machine.store_path()).expect("open");
+    let txn = database.begin_write().expect("begin");
+    txn.open_table(ENDPOINTS).expect("table").insert(key, bytes).expect("insert");
+    txn.commit().expect("commit");
+}
+
 #[test]
-fn a_row_that_does_not_decode_sets_the_whole_file_aside() {
+fn a_record_that_cannot_be_read_costs_no_other_endpoint_anything() {
     let machine = Machine::new();
+    let before = machine.life(async |agent| agent.create("c1").await.shared.read(|v| v.record.clone()));
+    put_record(&machine, 7, b"{\"id\":7");
     machine.life(async |agent| {
-        agent.create("c1").await;
-    });
-    {
-        let database = Database::create(machine.store_path()).expect("open");
-        let txn = database.begin_write().expect("begin");
-        txn.open_table(ENDPOINTS).expect("table").insert(7, b"{\"id\":7".as_slice()).expect("insert");
-        txn.commit().expect("commit");
-    }
-    machine.life(async |agent| {
-        let why = agent.set_aside.clone().expect("set aside");
-        assert!(why.contains("endpoints row 7"), "{why}");
+        assert_eq!(agent.set_aside, None);
+        agent.quiet().await;
+        assert_eq!(agent.handle(1).shared.read(|v| v.record.clone()), before);
+        assert!(!agent.is_free(id(7)), "its endpoint may live");
+        let findings = agent.findings(false).await;
+        let [finding] = &findings[..] else { panic!("{findings:?}") };
+        assert_eq!((finding.object.as_str(), finding.subject.as_str()), ("record", "7"));
+        assert!(finding.problem.contains("cannot be read"), "{finding:?}");
         agent.create("c2").await;
-        agent.assert_lost_but_living().await;
+        agent.delete(&agent.handle(1)).await;
     });
 }
 
 #[test]
-fn a_record_under_another_endpoints_key_sets_the_file_aside() {
+fn a_record_under_another_endpoints_key_costs_the_other_nothing() {
     let machine = Machine::new();
     let record = machine.life(async |agent| agent.create("c1").await.shared.read(|v| v.record.clone()));
-    {
-        let database = Database::create(machine.store_path()).expect("open");
-        let txn = database.begin_write().expect("begin");
-        let bytes = serde_json::to_vec(&record).expect("encode");
-        txn.open_table(ENDPOINTS).expect("table").insert(7, bytes.as_slice()).expect("insert");
-        txn.commit().expect("commit");
-    }
+    put_record(&machine, 7, &serde_json::to_vec(&record).expect("encode"));
     machine.life(async |agent| {
-        assert!(agent.set_aside.is_some(), "two records have one id");
+        assert_eq!(agent.set_aside, None);
+        agent.quiet().await;
+        assert_eq!(agent.handle(1).shared.read(|v| v.record.clone()), record);
+        assert!(agent.node.registry.get(id(7)).is_none());
+        let findings = agent.findings(false).await;
+        assert!(findings.iter().any(|f| f.object == "record" && f.problem.contains("filed under 7")), "{findings:?}");
+        assert_eq!(agent.kernel.observe_endpoint(&record).await.expect("observe"), []);
         agent.create("c2").await;
     });
 }
@@ -188,20 +202,66 @@ fn a_truncated_file_never_keeps_the_agent_down() {
 }
 
 #[test]
-fn a_store_of_a_newer_agent_is_refused_and_stays_where_it_is() {
+fn a_store_of_a_newer_agent_is_refused_and_not_a_byte_of_it_changes() {
     let machine = Machine::new();
     machine.life(async |agent| {
         agent.create("c1").await;
     });
-    put_meta(&machine, "schema", &2_u64.to_le_bytes());
-    let error = machine.try_life(async |_| ()).expect_err("refused");
-    assert!(error.to_string().contains("schema is version 2"), "{error}");
+    put_meta(&machine, "schema", &99_u64.to_le_bytes());
+    let before = std::fs::read(machine.store_path()).expect("read");
+    for _ in 0..4 {
+        let error = machine.try_life(async |_| ()).expect_err("refused");
+        assert!(error.to_string().contains("schema is version 99, this agent knows 1 to 2"), "{error}");
+    }
     assert_eq!(machine.files(), ["state.redb"], "not set aside");
-    put_meta(&machine, "schema", &1_u64.to_le_bytes());
+    assert!(std::fs::read(machine.store_path()).expect("read") == before, "the file changed");
+    put_meta(&machine, "schema", &2_u64.to_le_bytes());
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
         agent.assert_healthy().await;
         assert_eq!(agent.node.registry.len(), 1, "all is still in it");
+    });
+}
+
+#[test]
+fn a_store_of_the_version_before_is_migrated_with_all_that_is_in_it() {
+    let machine = Machine::new();
+    let (before, lease) = machine.life(async |agent| {
+        let handle = agent.create("c1").await;
+        let lease = agent.lease_to_caller("job 7").await;
+        (handle.shared.read(|v| v.record.clone()), lease)
+    });
+    {
+        // What version 1 wrote: the same tables without those that came with version 2.
+        let database = Database::create(machine.store_path()).expect("open");
+        let txn = database.begin_write().expect("begin");
+        let rests: TableDefinition<&str, &[u8]> = TableDefinition::new("rests");
+        txn.delete_table(rests).expect("delete table");
+        for name in ["restore-failures", "quarantine"] {
+            let table: TableDefinition<u16, &[u8]> = TableDefinition::new(name);
+            txn.delete_table(table).expect("delete table");
+        }
+        txn.open_table(META).expect("table").insert("schema", 1_u64.to_le_bytes().as_slice()).expect("insert");
+        txn.commit().expect("commit");
+    }
+    for life in 0..2 {
+        machine.life(async |agent| {
+            assert_eq!(agent.set_aside, None);
+            agent.assert_healthy().await;
+            assert_eq!(agent.handle(1).shared.read(|v| v.record.clone()), before);
+            let snapshot = agent.snapshot().await;
+            assert_eq!(snapshot.leases.len(), 3, "{:?}", snapshot.leases);
+            assert_eq!(agent.lease_owner(lease.ip), Some(lease.owner.clone()));
+            // And it takes what version 2 is there for.
+            let handle = agent.create(&format!("new{life}")).await;
+            agent.delete(&handle).await;
+            assert_eq!(agent.snapshot().await.resting.len(), 2 * (life + 1));
+        });
+        assert_eq!(meta(&machine, "schema"), 2_u64.to_le_bytes());
+    }
+    machine.life(async |agent| {
+        agent.delete(&agent.handle(1)).await;
+        agent.assert_healthy().await;
     });
 }
 

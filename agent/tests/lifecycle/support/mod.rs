@@ -1,14 +1,14 @@
 //! A machine with one agent on it, which can be started, crashed and started again.
 
 mod disk;
+pub(crate) mod life;
 mod proxy;
 
 use std::{
     collections::BTreeSet,
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
-    thread::JoinHandle,
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,6 +17,7 @@ use tokio::{sync::oneshot, time::Instant};
 use wharf_agent::{
     audit,
     config::{AgentConfig, LogFormat},
+    deletions,
     endpoint::{
         Handle,
         create::{self, CreateSpec},
@@ -24,20 +25,22 @@ use wharf_agent::{
         task::Command,
     },
     node::Node,
-    restore,
-    store::{Store, StoreError},
+    resting,
+    store::StoreError,
     sync::lock,
+    unknown,
 };
 use wharf_api::{ApiError, DeleteResult, Endpoint, Finding};
 use wharf_core::{
     ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName, PoolName},
-    ipam::{Ipam, LeaseRequest, PoolConfig, Wanted},
+    ipam::{LeaseRequest, PoolConfig, Wanted},
     kernel::Kernel as _,
     plan::DeleteOptions,
     state::{Level, State},
     store::{Change, Lease, LeaseOwner, Snapshot},
 };
 use wharf_datapath::{FakeKernel, fake::Operation};
+use wharf_handover::queue::{Deletion, EndpointRef, VERSION};
 
 pub(crate) use disk::Disk;
 pub(crate) use proxy::Proxy;
@@ -52,7 +55,6 @@ pub(crate) struct Machine {
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) config: AgentConfig,
     pub(crate) boot_id: String,
-    writers: Mutex<Vec<JoinHandle<()>>>,
     directory: TempDir,
 }
 
@@ -76,6 +78,8 @@ impl Machine {
             attach_mode: None,
             prepared_programs: 0,
             proxy_timeout: PATIENCE,
+            ip_rest_ms: 0,
+            audit_interval: Duration::ZERO,
             debug_programs: false,
         };
         Self {
@@ -84,9 +88,13 @@ impl Machine {
             proxy: Arc::default(),
             config,
             boot_id: "first boot".into(),
-            writers: Mutex::default(),
             directory,
         }
+    }
+
+    /// The same, with the store's file in memory: for tests of thousands of lives.
+    pub(crate) fn in_memory() -> Self {
+        Self { disk: Disk::in_memory(), ..Self::new() }
     }
 
     pub(crate) fn with_cidrs(mut self, cidrs: &[&str]) -> Self {
@@ -115,31 +123,9 @@ impl Machine {
 
     /// The same, for agents that may refuse to start.
     pub(crate) fn try_life<T>(&self, life: impl AsyncFnOnce(Agent) -> T) -> Result<T, StoreError> {
-        let disk = self.disk.clone();
-        let opened = Store::open_with(&self.store_path(), &self.boot_id, move |path| disk.open(path))?;
-        lock(&self.writers).push(opened.writer);
-        self.kernel.clear_call_log();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
-        let result = runtime.block_on(async {
-            let ipam = Ipam::new(self.config.pools.clone(), self.config.default_pool.clone()).expect("pools");
-            let node =
-                Node::new(self.config.clone(), self.kernel.clone(), opened.store, ipam, Arc::clone(&self.proxy) as _);
-            node.kernel.ensure_node(&node.spec()).await.expect("node part");
-            restore::restore(&node, opened.snapshot, opened.lost).await.expect("restore");
-            let agent = Agent {
-                node,
-                kernel: self.kernel.clone(),
-                disk: self.disk.clone(),
-                proxy: Arc::clone(&self.proxy),
-                set_aside: opened.set_aside,
-            };
-            life(agent).await
-        });
-        drop(runtime);
-        self.disk.mend();
-        for writer in lock(&self.writers).drain(..) {
-            writer.join().expect("the store's thread ends");
-        }
+        let running = self.start()?;
+        let result = running.run(life(running.agent.clone()));
+        running.kill();
         Ok(result)
     }
 }
@@ -164,6 +150,20 @@ pub(crate) fn attachment(container: &str, ifname: &str) -> Attachment {
         network: NetworkName::parse("net").expect("network"),
         container_id: ContainerId::parse(container).expect("container id"),
         ifname: IfName::parse(ifname).expect("interface name"),
+    }
+}
+
+/// A record that a shim leaves for an attachment.
+pub(crate) fn deletion(a: &Attachment, endpoint: Option<&Handle>, boot_id: String) -> Deletion {
+    Deletion {
+        version: VERSION,
+        network: a.network.to_string(),
+        container_id: a.container_id.to_string(),
+        ifname: a.ifname.to_string(),
+        endpoint: endpoint.map(|h| EndpointRef { id: h.id.get(), epoch: h.epoch.0 }),
+        boot_id,
+        written_unix_ms: wharf_agent::clock::unix_ms(),
+        canary: None,
     }
 }
 
@@ -214,6 +214,18 @@ impl Agent {
         delete::delete(&self.node, vec![handle.clone()], DeleteOptions::default()).await
     }
 
+    /// A runtime's DEL of an attachment, as the API serves it.
+    pub(crate) async fn del(&self, a: &Attachment, options: DeleteOptions) -> DeleteResult {
+        match self.node.registry.by_interface(&a.container_id, &a.ifname) {
+            Some(handle) if handle.shared.read(|v| v.record.attachment.network == a.network) => {
+                delete::delete(&self.node, vec![handle], options).await
+            }
+            // What the runtime asks for is not there, and that is a success.
+            Some(_) => DeleteResult::default(),
+            None => unknown::remove(&self.node, &unknown::Wanted::of(a)).await,
+        }
+    }
+
     pub(crate) fn spawn_delete(
         &self,
         handles: &[&Handle],
@@ -259,16 +271,40 @@ impl Agent {
         lease
     }
 
+    /// Leaves a deletion record, as a shim does that found no agent.
+    pub(crate) fn queue_deletion(&self, a: &Attachment, endpoint: Option<&Handle>) -> String {
+        let boot_id = self.node.store.boot_id().to_owned();
+        self.node.deletions.queue.put(&deletion(a, endpoint, boot_id)).expect("written")
+    }
+
+    /// Serves the deletion queue, as when its directory's event comes; how many records stay.
+    pub(crate) async fn drain(&self) -> usize {
+        deletions::drain(&self.node, deletions::Cause::Event).await.expect("drained")
+    }
+
+    /// Addresses that rest, in memory, and what speaks for them.
+    pub(crate) fn resting(&self) -> Vec<(IpAddr, Option<String>)> {
+        lock(&self.node.ipam).resting().into_iter().map(|r| (r.rest.ip, r.blocked)).collect()
+    }
+
     /// The operations called so far, observations and the node's own part left out.
     pub(crate) fn operations(&self) -> Vec<Operation> {
-        let observing = [Operation::ObserveNetns, Operation::Dump, Operation::ObserveEndpoint, Operation::EnsureNode];
+        let observing = [
+            Operation::ObserveNetns,
+            Operation::Dump,
+            Operation::ObserveEndpoint,
+            Operation::ObserveNode,
+            Operation::ObserveSpeakers,
+            Operation::RemoveConnections,
+            Operation::EnsureNode,
+        ];
         self.kernel.call_log().into_iter().map(|(o, _)| o).filter(|o| !observing.contains(o)).collect()
     }
 
     /// Waits until every create and delete has ended; endpoints that live are not waited for.
     pub(crate) async fn quiet(&self) {
         eventually("creates and deletes end", || {
-            self.node.admitted.available_permits() == wharf_agent::node::ADMITTED_CREATES
+            self.node.gate.is_idle()
                 && self.node.tasks.is_empty()
                 && self.node.endpoints.len() == self.node.registry.len()
                 && self.node.registry.list().iter().all(|h| !is_changing(h))
@@ -309,6 +345,9 @@ impl Agent {
         self.quiet().await;
         let left: Vec<_> = self.node.registry.list().iter().map(log_of).collect();
         assert!(left.is_empty(), "registry: {left:#?}");
+        // What was given back rests until it is found that nobody speaks for it.
+        resting::wake(&self.node).await.expect("rests end");
+        assert_eq!(lock(&self.node.ipam).resting(), [], "rests");
         assert_eq!(self.snapshot().await, Snapshot::default(), "store");
         let leases = lock(&self.node.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(leases, [], "leases in memory");
@@ -333,7 +372,7 @@ impl Agent {
     }
 }
 
-fn is_changing(handle: &Handle) -> bool {
+pub(crate) fn is_changing(handle: &Handle) -> bool {
     let state = handle.shared.read(|v| v.fsm.state);
     matches!(state, State::WaitingToRegenerate | State::Regenerating | State::Restoring | State::WaitingForIdentity)
 }
@@ -361,7 +400,19 @@ pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Lets every task that can run do so; what still stands waits for something that the test controls.
+/// Waits until a delete of the endpoint has begun: its create or build is to end.
+pub(crate) async fn is_told_to_end(handle: &Handle) {
+    eventually("a delete has begun", || handle.cancel.is_cancelled()).await;
+}
+
+/// Waits until a command waits for the endpoint's task, which is busy.
+pub(crate) async fn is_asked(handle: &Handle) {
+    let asked = || handle.mailbox.capacity() < handle.mailbox.max_capacity();
+    eventually("a command waits for the endpoint", asked).await;
+}
+
+/// Lets every task that can run do so; what still stands waits for something that the test controls. Only before an
+/// assertion that something has not happened: what must have happened is awaited.
 pub(crate) async fn let_all_run() {
     for _ in 0..100 {
         tokio::task::yield_now().await;

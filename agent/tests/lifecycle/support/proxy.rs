@@ -1,6 +1,6 @@
 //! A proxy that acknowledges as it is told to.
 
-use std::{collections::VecDeque, future::pending, sync::Mutex};
+use std::{collections::VecDeque, future::pending, net::IpAddr, sync::Mutex};
 
 use tokio::sync::oneshot;
 use wharf_agent::{
@@ -14,6 +14,7 @@ use wharf_core::ids::{EndpointId, Epoch};
 pub(crate) struct Proxy {
     redirects: Mutex<VecDeque<(EndpointId, String, Completion)>>,
     asked: Mutex<Vec<(EndpointId, Epoch)>>,
+    listeners: Mutex<Vec<IpAddr>>,
 }
 
 impl Proxy {
@@ -43,6 +44,16 @@ impl Proxy {
         self.add(id, name, Box::pin(pending()));
     }
 
+    /// A listener that speaks for an address, whoever has it.
+    pub(crate) fn listens(&self, ip: IpAddr) {
+        lock(&self.listeners).push(ip);
+    }
+
+    /// No listener speaks for the address any more.
+    pub(crate) fn closes(&self, ip: IpAddr) {
+        lock(&self.listeners).retain(|l| *l != ip);
+    }
+
     /// Endpoints whose redirects were asked away, oldest first.
     pub(crate) fn asked(&self) -> Vec<(EndpointId, Epoch)> {
         lock(&self.asked).clone()
@@ -64,5 +75,10 @@ impl Redirects for Proxy {
 
     fn enabled(&self) -> bool {
         true
+    }
+
+    fn speakers(&self, ip: IpAddr) -> Vec<String> {
+        let speaks = lock(&self.listeners).contains(&ip);
+        speaks.then(|| format!("a listener of the proxy on {ip}")).into_iter().collect()
     }
 }

@@ -1,0 +1,122 @@
+//! Endpoints whose records were lost with the store: they live on, and go with their containers.
+
+use wharf_core::{
+    endpoint::EndpointRecord,
+    kernel::{Kernel as _, KernelErrorKind as Kind},
+    plan::DeleteOptions,
+};
+use wharf_datapath::fake::Operation as Op;
+
+use crate::support::*;
+
+/// A machine whose store was overwritten while two endpoints lived.
+fn lost() -> (Machine, [EndpointRecord; 2]) {
+    let machine = Machine::new();
+    let records = machine.life(async |agent| {
+        [agent.create("c1").await, agent.create("c2").await].map(|h| h.shared.read(|v| v.record.clone()))
+    });
+    std::fs::write(machine.store_path(), vec![0xa5; 65_536]).expect("overwrite");
+    (machine, records)
+}
+
+async fn assert_untouched(agent: &Agent, record: &EndpointRecord) {
+    assert_eq!(agent.kernel.observe_endpoint(record).await.expect("observe"), [], "{}", record.attachment);
+    assert!(!agent.is_free(record.id), "its id is not given out");
+    assert!(record.addresses().all(|ip| agent.lease_owner(ip).is_some()), "nor are its addresses");
+}
+
+#[test]
+fn endpoints_whose_records_were_lost_live_on_over_starts_and_leak_audits() {
+    let (machine, records) = lost();
+    for n in 0..3 {
+        machine.life(async |agent| {
+            agent.quiet().await;
+            assert_eq!(agent.set_aside.is_some(), n == 0);
+            for record in &records {
+                assert_untouched(&agent, record).await;
+                let findings = agent.findings(false).await;
+                let of_it = |f: &&wharf_api::Finding| {
+                    f.object == "link" && f.owner.as_ref().is_some_and(|o| o.contains(&record.attachment.to_string()))
+                };
+                assert!(findings.iter().find(of_it).is_some(), "the audit shows it, and whose it is: {findings:?}");
+            }
+            let mut reconcile = wharf_agent::audit::Reconcile::default();
+            for _ in 0..3 {
+                reconcile.run(&agent.node).await.expect("audit");
+            }
+            for record in &records {
+                assert_untouched(&agent, record).await;
+            }
+            let new = agent.create(&format!("new{n}")).await;
+            assert!(records.iter().all(|r| r.id != new.id && r.addresses().all(|ip| !addresses(&new).contains(&ip))));
+        });
+    }
+}
+
+#[test]
+fn the_delete_of_its_container_takes_a_lost_endpoint_away_and_no_other() {
+    for starts in 1..=2 {
+        let (machine, [first, second]) = lost();
+        for _ in 1..starts {
+            machine.life(async |agent| agent.quiet().await);
+        }
+        machine.life(async |agent| {
+            let stranger = agent.del(&attachment("stranger", "eth0"), DeleteOptions::default()).await;
+            assert_eq!(stranger, wharf_api::DeleteResult::default());
+            let gone = agent.del(&first.attachment, DeleteOptions::default()).await;
+            assert_eq!((gone.deleted, gone.errors), (vec![first.id.get()], vec![]));
+            let mut released = gone.leases_released;
+            released.sort();
+            assert_eq!(released, first.addresses().collect::<Vec<_>>());
+            assert_untouched(&agent, &second).await;
+            let dump = agent.kernel.dump().await.expect("dump");
+            assert_eq!((dump.links.len(), dump.pins.len(), dump.call_slots.len()), (1, 1, 1), "link, programs, slot");
+            assert_eq!(dump.endpoint_rows.len(), 2, "rows");
+            assert!(agent.is_free(first.id));
+            assert_eq!(agent.resting().len(), 2, "its addresses rest");
+            let again = agent.del(&first.attachment, DeleteOptions::default()).await;
+            assert_eq!(again, wharf_api::DeleteResult::default(), "the second delete has nothing to do");
+        });
+        machine.life(async |agent| {
+            agent.quiet().await;
+            assert_untouched(&agent, &second).await;
+            agent.del(&second.attachment, DeleteOptions::default()).await;
+            agent.assert_nothing_left().await;
+        });
+    }
+}
+
+#[test]
+fn a_lost_endpoint_that_cannot_be_taken_away_stays_until_the_next_delete() {
+    for op in [Op::RemoveAttached, Op::RemoveEndpointRow, Op::RemoveCallSlot, Op::RemovePrograms, Op::RemoveLink] {
+        for kind in [Kind::Permission, Kind::Exhausted] {
+            let (machine, [first, second]) = lost();
+            machine.life(async |agent| {
+                agent.kernel.fail_next(op, kind);
+                let refused = agent.del(&first.attachment, DeleteOptions::default()).await;
+                assert_eq!((refused.deleted.len(), refused.errors.len()), (0, 1), "{op:?}: {refused:?}");
+                assert!(!agent.is_free(first.id), "{op:?}");
+                assert!(first.addresses().all(|ip| agent.lease_owner(ip).is_some()), "{op:?}");
+                for record in [&first, &second] {
+                    let gone = agent.del(&record.attachment, DeleteOptions::default()).await;
+                    assert_eq!((gone.deleted, gone.errors), (vec![record.id.get()], vec![]), "{op:?}");
+                }
+                agent.assert_nothing_left().await;
+            });
+        }
+    }
+}
+
+#[test]
+fn a_container_that_is_added_again_beside_its_lost_endpoint_keeps_what_is_new() {
+    let (machine, [first, _]) = lost();
+    machine.life(async |agent| {
+        // Its interface is still there.
+        let refused = agent.try_create(Agent::spec("c1", "eth0")).await.expect_err("it has the interface");
+        assert_eq!(refused.code, wharf_api::ErrorCode::Exists);
+        agent.quiet().await;
+        assert_untouched(&agent, &first).await;
+        agent.del(&first.attachment, DeleteOptions::default()).await;
+        agent.try_create(Agent::spec("c1", "eth0")).await.expect("created");
+    });
+}

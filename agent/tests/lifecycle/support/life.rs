@@ -1,0 +1,159 @@
+//! A life that a test begins and ends where it likes.
+
+use std::{sync::Arc, thread::JoinHandle};
+
+use tokio::runtime::Runtime;
+use wharf_agent::{
+    deletions,
+    node::Node,
+    restore,
+    store::{Opened, Store, StoreError},
+    sync::lock,
+};
+use wharf_core::{ipam::Ipam, kernel::Kernel as _};
+use wharf_datapath::fake::{Hold, Operation};
+
+use super::{Agent, Disk, Machine};
+
+/// An agent at work. Dropping it is no end that a test should rely on: [`Life::kill`] and [`Life::stop`] are.
+pub(crate) struct Life {
+    runtime: Runtime,
+    pub(crate) agent: Agent,
+    disk: Disk,
+    writer: JoinHandle<()>,
+}
+
+impl Machine {
+    /// Starts an agent, which brings back what was there.
+    pub(crate) fn start(&self) -> Result<Life, StoreError> {
+        let opened = self.open()?;
+        let (runtime, node, opening) = self.prepare(opened);
+        runtime.block_on(bring_back(&node, &opening));
+        Ok(self.living(runtime, node, opening))
+    }
+
+    /// Starts an agent and kills it where its start reaches the hold; true when it came so far. Otherwise it has started,
+    /// and is killed then.
+    pub(crate) fn start_and_kill_at(&self, hold: &Hold) -> Result<bool, StoreError> {
+        let opened = self.open()?;
+        let (runtime, node, opening) = self.prepare(opened);
+        let reached = runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = hold.reached() => true,
+                () = bring_back(&node, &opening) => false,
+            }
+        });
+        self.living(runtime, node, opening).kill();
+        Ok(reached)
+    }
+
+    /// Starts an agent, does something to the disk when its start comes to a kernel operation, and lives on.
+    pub(crate) fn start_with<T>(
+        &self,
+        at: Operation,
+        befalls: impl FnOnce(&Disk),
+        life: impl AsyncFnOnce(Agent) -> T,
+    ) -> T {
+        let (runtime, node, opening) = self.prepare(self.open().expect("store opens"));
+        let hold = self.kernel.hold(at);
+        runtime.block_on(async {
+            let start = bring_back(&node, &opening);
+            tokio::pin!(start);
+            tokio::select! {
+                biased;
+                () = hold.reached() => {}
+                () = &mut start => panic!("the start never came to {at:?}"),
+            }
+            befalls(&self.disk);
+            hold.release();
+            start.await;
+        });
+        let running = self.living(runtime, node, opening);
+        let result = running.run(life(running.agent.clone()));
+        running.kill();
+        result
+    }
+
+    fn open(&self) -> Result<Opened, StoreError> {
+        let disk = self.disk.clone();
+        Store::open_with(&self.store_path(), &self.boot_id, move |path| disk.open(path))
+    }
+
+    fn prepare(&self, opened: Opened) -> (Runtime, Arc<Node<wharf_datapath::FakeKernel>>, Opening) {
+        self.kernel.clear_call_log();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+        let ipam = Ipam::new(self.config.pools.clone(), self.config.default_pool.clone()).expect("pools");
+        let Opened { store, snapshot, set_aside, lost, writer } = opened;
+        let node = Node::new(self.config.clone(), self.kernel.clone(), store, ipam, Arc::clone(&self.proxy) as _);
+        (runtime, node, Opening { snapshot, set_aside, lost, writer })
+    }
+
+    fn living(&self, runtime: Runtime, node: Arc<Node<wharf_datapath::FakeKernel>>, opening: Opening) -> Life {
+        let agent = Agent {
+            node,
+            kernel: self.kernel.clone(),
+            disk: self.disk.clone(),
+            proxy: Arc::clone(&self.proxy),
+            set_aside: opening.set_aside,
+        };
+        Life { runtime, agent, disk: self.disk.clone(), writer: opening.writer }
+    }
+}
+
+struct Opening {
+    snapshot: wharf_core::store::Snapshot,
+    set_aside: Option<String>,
+    lost: bool,
+    writer: JoinHandle<()>,
+}
+
+/// What the agent does before it serves, in its order.
+async fn bring_back(node: &Arc<Node<wharf_datapath::FakeKernel>>, opening: &Opening) {
+    node.kernel.ensure_node(&node.spec()).await.expect("node part");
+    lock(&node.ipam).set_rest(node.config.ip_rest_ms);
+    restore::restore(node, opening.snapshot.clone(), opening.lost).await.expect("restore");
+    deletions::drain(node, deletions::Cause::Start).await.expect("drain");
+}
+
+impl Life {
+    /// Runs something beside the agent's tasks.
+    pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
+    /// Ends it as SIGKILL does: every task ends where it stands. What was handed to the store is still written.
+    pub(crate) fn kill(self) {
+        let Self { runtime, agent, disk, writer } = self;
+        drop(agent);
+        drop(runtime);
+        disk.mend();
+        writer.join().expect("the store's thread ends");
+    }
+
+    /// The same, with what the store was writing cut off where it was held.
+    pub(crate) fn kill_and_tear(self) {
+        let Self { runtime, agent, disk, writer } = self;
+        drop(agent);
+        drop(runtime);
+        disk.fill();
+        disk.release();
+        writer.join().expect("the store's thread ends");
+        disk.mend();
+    }
+
+    /// Ends it as SIGTERM does: what runs ends first.
+    pub(crate) fn stop(self) {
+        self.run(async {
+            let node = &self.agent.node;
+            node.stop.cancel();
+            node.tasks.close();
+            node.tasks.wait().await;
+            node.halt.cancel();
+            node.endpoints.close();
+            node.endpoints.wait().await;
+            wharf_agent::prepared::drain(node).await;
+        });
+        self.kill();
+    }
+}

@@ -1,0 +1,47 @@
+//! Histories of one node against a simple model of what must come of them.
+//!
+//! A history is a list of steps: attaches and detaches, repeated, of strangers, in the middle of which the kernel
+//! refuses, the disk is full, the caller goes away or the agent is killed; leases to callers, labels, rebuilds, garbage
+//! collection, deletion records, restarts. The model knows, for each step, what may come of it: all of it or nothing.
+//! After each step the agent's memory, its store and the kernel are held against the model.
+//!
+//! The histories are the same in every run, so that a run tells the same on every machine; `WHARF_MODEL_CASES=N` tries N
+//! others. A history that failed is shrunk and kept in `regressions.txt`, and replayed first from then on.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod expected;
+mod history;
+mod play;
+#[path = "../lifecycle/support/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "made for the lifecycle tests, of which the model needs less")]
+mod support;
+
+use proptest::test_runner::{Config, FileFailurePersistence, RngSeed};
+use proptest_state_machine::prop_state_machine;
+
+use play::Play;
+
+/// Histories in a normal run: what two busy processors play in half a minute, in a debug build.
+const CASES: u32 = 256;
+/// Any number: it makes the histories of a normal run.
+const SEED: u64 = 0x5768_6172_6600;
+
+fn config() -> Config {
+    let regressions = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/model/regressions.txt");
+    let wanted = ["WHARF_MODEL_CASES", "PROPTEST_CASES"].iter().find_map(|name| std::env::var(name).ok());
+    let wanted = wanted.map(|n| n.parse().expect("the number of cases is a number"));
+    Config {
+        cases: wanted.unwrap_or(CASES),
+        rng_seed: if wanted.is_some() { RngSeed::Random } else { RngSeed::Fixed(SEED) },
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
+        max_shrink_iters: 4_000,
+        ..Config::default()
+    }
+}
+
+prop_state_machine! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn whatever_happens_nothing_is_lost_and_nothing_leaked(sequential 1..40 => Play);
+}
