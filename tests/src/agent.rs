@@ -2,25 +2,26 @@
 
 use std::{
     fs::{self, OpenOptions},
-    os::unix::net::UnixDatagram,
+    os::unix::{net::UnixDatagram, process::ExitStatusExt},
     path::{Path, PathBuf},
-    process::{Child, ExitStatus},
+    process::{Child, Command, ExitStatus},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
 use crate::{
-    process::{bin, command_in, wait},
+    crash,
+    process::{bin, command_in, crash_bin, wait},
     space::Space,
 };
 
-/// How long an agent may take from start to ready, and from SIGTERM to its end.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long an agent may take from start to ready, from SIGTERM to its end, and to a crash point.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where an agent keeps its things, all on the test's tmpfs.
 #[derive(Debug, Clone)]
@@ -72,6 +73,11 @@ impl Dirs {
     }
 }
 
+enum Started {
+    Ready(Agent),
+    Ended(ExitStatus),
+}
+
 /// A running agent; killed when dropped.
 #[derive(Debug)]
 pub struct Agent {
@@ -84,38 +90,71 @@ impl Agent {
     /// # Errors
     /// When it ends before it is ready, or is not ready in time; its log is in the message.
     pub fn start(space: &Space, dirs: &Dirs, arguments: &[String]) -> Result<Self> {
+        match Self::spawn(command_in(space, bin("wharf-agent")?)?, dirs, arguments)? {
+            Started::Ready(agent) => Ok(agent),
+            Started::Ended(status) => {
+                bail!("wharf-agent ended with {status} before it was ready:\n{}", read_log(dirs))
+            }
+        }
+    }
+
+    /// Starts one with crash points ([`crash`]) and waits until it is ready; `None` when it was killed at a point first.
+    ///
+    /// # Errors
+    /// As [`Self::start`], for any other end.
+    pub fn start_armed(space: &Space, dirs: &Dirs, arguments: &[String]) -> Result<Option<Self>> {
+        let mut command = command_in(space, crash_bin("wharf-agent")?)?;
+        command.envs(crash::environment(dirs));
+        match Self::spawn(command, dirs, arguments)? {
+            Started::Ready(agent) => Ok(Some(agent)),
+            Started::Ended(status) if status.signal() == Some(libc::SIGKILL) => Ok(None),
+            Started::Ended(status) => {
+                bail!("wharf-agent-crash ended with {status} before it was ready:\n{}", read_log(dirs))
+            }
+        }
+    }
+
+    fn spawn(mut command: Command, dirs: &Dirs, arguments: &[String]) -> Result<Started> {
         let notify = dirs.root.join("notify.sock");
         if notify.exists() {
             fs::remove_file(&notify).context("remove the last start's notify socket")?;
         }
         let ready = UnixDatagram::bind(&notify).context("bind the notify socket")?;
-        ready.set_read_timeout(Some(Duration::from_millis(50))).context("set a time limit")?;
+        ready.set_read_timeout(Some(Duration::from_millis(10))).context("set a time limit")?;
         let log = OpenOptions::new().create(true).append(true).open(&dirs.log).context("open the agent's log")?;
-        let mut command = command_in(space, bin("wharf-agent")?)?;
         command.args(dirs.flags()).args(arguments).env("NOTIFY_SOCKET", &notify).env("NO_COLOR", "1");
         command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let mut agent = Self { child: command.spawn().context("start wharf-agent")? };
-        agent.await_ready(&ready, dirs)?;
-        Ok(agent)
-    }
-
-    fn await_ready(&mut self, ready: &UnixDatagram, dirs: &Dirs) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         let mut message = [0; 4096];
         loop {
             if let Ok(n) = ready.recv(&mut message) {
                 let text = String::from_utf8_lossy(message.get(..n).unwrap_or_default());
                 if text.lines().any(|l| l == "READY=1") {
-                    return Ok(());
+                    return Ok(Started::Ready(agent));
                 }
             }
-            if let Some(status) = self.child.try_wait().context("look at wharf-agent")? {
-                bail!("wharf-agent ended with {status} before it was ready:\n{}", read_log(dirs));
+            if let Some(status) = agent.child.try_wait().context("look at wharf-agent")? {
+                return Ok(Started::Ended(status));
             }
             if Instant::now() > end {
                 bail!("wharf-agent did not say READY=1 within {PATIENCE:?}:\n{}", read_log(dirs));
             }
         }
+    }
+
+    /// Waits until it is killed by a crash point.
+    ///
+    /// # Errors
+    /// When it lives on (it is killed then), or ends otherwise.
+    pub fn await_crash(mut self) -> Result<()> {
+        let status = wait(&mut self.child, PATIENCE)?
+            .with_context(|| format!("wharf-agent-crash did not come to its crash point within {PATIENCE:?}"))?;
+        ensure!(
+            status.signal() == Some(libc::SIGKILL),
+            "wharf-agent-crash ended with {status}, not at its crash point"
+        );
+        Ok(())
     }
 
     /// Process id.

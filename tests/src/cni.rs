@@ -1,13 +1,15 @@
 //! The CNI protocol, spoken to the real plugin: environment and standard input, standard output and exit code.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    process::{Finished, bin, command_in, run},
+    agent::Dirs,
+    crash,
+    process::{Finished, bin, command_in, crash_bin, run},
     space::Space,
 };
 
@@ -74,6 +76,7 @@ pub struct Call<'a> {
     space: &'a Space,
     environment: Vec<(String, String)>,
     stdin: Vec<u8>,
+    armed: Option<Dirs>,
 }
 
 impl<'a> Call<'a> {
@@ -82,7 +85,7 @@ impl<'a> Call<'a> {
     pub fn new(space: &'a Space, command: &str) -> Self {
         let environment =
             vec![("CNI_COMMAND".to_owned(), command.to_owned()), ("CNI_PATH".to_owned(), "/opt/cni/bin".to_owned())];
-        Self { space, environment, stdin: Vec::new() }
+        Self { space, environment, stdin: Vec::new(), armed: None }
     }
 
     /// Sets a variable of the environment.
@@ -112,14 +115,50 @@ impl<'a> Call<'a> {
         self
     }
 
+    /// Takes the plugin with crash points ([`crash`]) of the node with these directories.
+    #[must_use]
+    pub fn armed(mut self, dirs: &Dirs) -> Self {
+        self.armed = Some(dirs.clone());
+        self
+    }
+
     /// Runs the plugin.
     ///
     /// # Errors
     /// When it cannot be started or does not end. What it answers is in [`Answer`].
     pub fn run(self) -> Result<Answer> {
-        let mut command = command_in(self.space, bin("wharf-cni")?)?;
+        self.ready()?.run()
+    }
+
+    /// The call with everything it needs, to be made by another thread.
+    ///
+    /// # Errors
+    /// When the plugin was not built.
+    pub fn ready(self) -> Result<Ready> {
+        let program = if self.armed.is_some() { crash_bin("wharf-cni")? } else { bin("wharf-cni")? };
+        let mut command = command_in(self.space, program)?;
         command.env_clear().envs(self.environment.iter().map(|(n, v)| (n, v)));
-        Ok(Answer { finished: run(command, &self.stdin, LIMIT)? })
+        if let Some(dirs) = &self.armed {
+            command.envs(crash::environment(dirs));
+        }
+        Ok(Ready { command, stdin: self.stdin })
+    }
+}
+
+/// A call that borrows nothing.
+#[derive(Debug)]
+pub struct Ready {
+    command: Command,
+    stdin: Vec<u8>,
+}
+
+impl Ready {
+    /// Runs the plugin.
+    ///
+    /// # Errors
+    /// As [`Call::run`].
+    pub fn run(self) -> Result<Answer> {
+        Ok(Answer { finished: run(self.command, &self.stdin, LIMIT)? })
     }
 }
 

@@ -25,6 +25,7 @@ pub mod agent;
 pub mod attached;
 pub mod bench;
 pub mod cni;
+pub mod crash;
 pub mod echo;
 pub mod frame;
 pub mod http;

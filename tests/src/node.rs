@@ -109,6 +109,17 @@ impl Node {
         Ok(Self { space: Space::create()?, dirs, flags, agent: None, told: false })
     }
 
+    /// Another value for the same namespace and directories, without an agent of its own: for threads that call the
+    /// plugin while this one's agent comes and goes.
+    ///
+    /// # Errors
+    /// When the namespace's descriptor cannot be copied.
+    pub fn twin(&self) -> Result<Self> {
+        let space = self.space.try_clone()?;
+        // What fails is told by the node that has the agent.
+        Ok(Self { space, dirs: self.dirs.clone(), flags: self.flags.clone(), agent: None, told: true })
+    }
+
     /// The node's network namespace.
     #[must_use]
     pub fn space(&self) -> &Space {
@@ -143,6 +154,32 @@ impl Node {
         ensure!(self.agent.is_none(), "an agent runs already");
         self.agent = Some(Agent::start(&self.space, &self.dirs, &self.flags)?);
         Ok(())
+    }
+
+    /// Starts an agent with crash points and waits until it is ready; false when it was killed at one first.
+    ///
+    /// # Errors
+    /// When one runs already, or it ends in another way.
+    pub fn start_armed_agent(&mut self) -> Result<bool> {
+        ensure!(self.agent.is_none(), "an agent runs already");
+        self.agent = Agent::start_armed(&self.space, &self.dirs, &self.flags)?;
+        Ok(self.agent.is_some())
+    }
+
+    /// Waits until the agent is killed at a crash point.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn await_crash(&mut self) -> Result<()> {
+        self.agent.take().context("no agent runs")?.await_crash()
+    }
+
+    /// Sends the agent a signal.
+    ///
+    /// # Errors
+    /// When none runs.
+    pub fn signal_agent(&self, signal: nix::sys::signal::Signal) -> Result<()> {
+        self.agent.as_ref().context("no agent runs")?.signal(signal)
     }
 
     /// Ends the agent with SIGTERM; it must end with 0.
@@ -303,9 +340,17 @@ impl Node {
     /// # Errors
     /// When it cannot be started or does not end.
     pub fn wharf(&self, arguments: &[&str]) -> Result<Finished> {
+        run(self.wharf_command(arguments)?, b"", CLI_LIMIT)
+    }
+
+    /// The operator's CLI against this node's agent, to be run by the caller.
+    ///
+    /// # Errors
+    /// When it was not built.
+    pub fn wharf_command(&self, arguments: &[&str]) -> Result<Command> {
         let mut command = self.command(bin("wharf")?)?;
         command.arg("--socket").arg(self.dirs.socket()).args(arguments).env("NO_COLOR", "1");
-        run(command, b"", CLI_LIMIT)
+        Ok(command)
     }
 
     /// A command that runs inside the node's namespace.
@@ -319,7 +364,7 @@ impl Node {
     /// Runs the agent's binary to its end, with this node's directories: for starts that must fail.
     ///
     /// # Errors
-    /// When it cannot be started, or has not ended after ten seconds.
+    /// When it cannot be started, or does not end.
     pub fn run_agent_to_end(&self, flags: &[&str]) -> Result<Finished> {
         let mut command = self.command(bin("wharf-agent")?)?;
         command.args(self.dirs.flags()).args(&self.flags).args(flags).env("NO_COLOR", "1");

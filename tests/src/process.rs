@@ -40,6 +40,24 @@ pub fn bin(name: &str) -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("resolve {}", path.display()))
 }
 
+/// Path of a binary with crash points, `NAME-crash`: in `WHARF_CRASH_DIR`, or `target/debug` of the workspace.
+///
+/// # Errors
+/// When it was not built.
+pub fn crash_bin(name: &str) -> Result<PathBuf> {
+    let dir = env::var_os("WHARF_CRASH_DIR")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/debug")));
+    let path = dir.join(format!("{name}-crash"));
+    ensure!(
+        path.is_file(),
+        "{} is not there: build it with `cargo build --package {name} --features crash-points --bin {name}-crash`, or set \
+         WHARF_CRASH_DIR",
+        path.display()
+    );
+    path.canonicalize().with_context(|| format!("resolve {}", path.display()))
+}
+
 /// A command that runs inside the namespace, dies with this thread, and inherits no `WHARF_*` setting.
 ///
 /// # Errors

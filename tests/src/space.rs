@@ -42,6 +42,14 @@ impl Space {
         Ok(space)
     }
 
+    /// Another value for the same namespace.
+    ///
+    /// # Errors
+    /// When the descriptor cannot be copied.
+    pub fn try_clone(&self) -> Result<Self> {
+        Ok(Self { file: self.file.try_clone().context("copy the namespace's descriptor")? })
+    }
+
     /// Gives it a name: binds it to a new file, as container runtimes do.
     ///
     /// # Errors

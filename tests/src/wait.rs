@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Result, bail};
 
-/// How long a scenario waits for something that takes milliseconds on an idle machine.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a scenario waits for something that takes milliseconds on an idle machine; a busy one may need seconds.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Asks until the answer is `Some`, at most [`PATIENCE`] long. The pause between two questions keeps the processor free
 /// for what is waited for; nothing depends on its length.

@@ -3,6 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
+    echo::EchoServer,
+    frame::{self, PacketSocket},
     icmp::ping,
     programs, scenario,
     stream::{TcpFlow, UdpStream},
@@ -72,6 +74,128 @@ fn traffic_never_stops_when_the_agent_is_killed_and_restarted() -> Result<()> {
 #[test]
 fn traffic_never_stops_when_the_agent_is_stopped_and_restarted() -> Result<()> {
     traffic_survives(Node::stop_agent)
+}
+
+/// What happens to the agent while traffic runs.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Kill,
+    Stop,
+    Regenerate(&'static str),
+}
+
+/// Kills, restarts and regenerations in turn, twenty in all.
+const EVENTS: [Event; 20] = {
+    const ROUND: [Event; 4] = [Event::Kill, Event::Regenerate("policy"), Event::Stop, Event::Regenerate("datapath")];
+    let mut all = [Event::Kill; 20];
+    let mut n = 0;
+    while n < all.len() {
+        all[n] = ROUND[n % ROUND.len()];
+        n += 1;
+    }
+    all
+};
+
+/// Frames that a container may not send, from its own namespace: with its neighbour's address, and to it.
+fn spoof(node: &Node, from: &Sandbox, own: &Attached, neighbour: &Attached, port: u16) -> Result<Vec<Vec<u8>>> {
+    let endpoint = node.endpoint(own)?;
+    let (me, gateway) = (mac(&endpoint.container_mac)?, mac(&endpoint.host_mac)?);
+    let socket = PacketSocket::open(from.space()?, "eth0")?;
+    ensure!(socket.mac()? == me, "the container has another MAC address than its record says");
+    let [n4, n6] = neighbour.both()?;
+    let frames = [(frame::IPV4, n4), (frame::IPV6, n6)].map(|(ethertype, to)| {
+        let packet = frame::ip(to, to, 17, &frame::udp(to, to, (4000, port), b"spoof"));
+        frame::ethernet(gateway, me, ethertype, &packet)
+    });
+    let stranger = [2, 0, 0, 0, 0xbe, 0xef];
+    let honest = frame::ip(own.v4()?.into(), n4, 17, &frame::udp(own.v4()?.into(), n4, (4000, port), b"spoof"));
+    Ok(frames.into_iter().chain([frame::ethernet(gateway, stranger, frame::IPV4, &honest)]).collect())
+}
+
+fn mac(text: &str) -> Result<frame::Mac> {
+    let bytes: Vec<u8> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect::<Result<_, _>>()?;
+    bytes.try_into().map_err(|_| anyhow::anyhow!("{text} is not a MAC address"))
+}
+
+#[test]
+fn traffic_through_twenty_kills_restarts_and_regenerations_loses_nothing() -> Result<()> {
+    const RATE: u32 = 1000;
+    const SPOOFS: u64 = 5;
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (b, eb)] = two(node)?;
+        let (sa, sb) = (a.space()?, b.space()?);
+        let v4 = UdpStream::start(sa, sb, eb.v4()?.into(), RATE)?;
+        let v6 = UdpStream::start(sb, sa, ea.v6()?.into(), RATE)?;
+        let tcp = TcpFlow::start(sa, sb, eb.v4()?.into())?;
+        let server = EchoServer::start(sb)?;
+        let false_frames = spoof(node, &a, &ea, &eb, server.udp_at(eb.v4()?.into()).port())?;
+        let sender = PacketSocket::open(sa, "eth0")?;
+        let id = node.endpoint(&ea)?.id;
+        let (mut spoofed, mut counted_before) = (0_u64, spoofs_counted(node, id)?);
+        for (n, event) in EVENTS.into_iter().enumerate() {
+            let what = || format!("event {n}, {event:?}");
+            match event {
+                Event::Regenerate(level) => {
+                    for e in [&ea, &eb] {
+                        node.wharf(&["endpoint", "regenerate", &e.id(), "--level", level])?.ok().with_context(what)?;
+                    }
+                }
+                Event::Kill | Event::Stop => {
+                    if matches!(event, Event::Kill) {
+                        node.kill_agent()?
+                    } else {
+                        node.stop_agent()?
+                    }
+                    // Without an agent the programs police on.
+                    for frame in (0..SPOOFS).flat_map(|_| &false_frames) {
+                        sender.send(frame)?;
+                        spoofed += 1;
+                    }
+                    for stream in [&v4, &v6] {
+                        stream.await_more(100).with_context(what)?;
+                    }
+                    tcp.await_more(20).with_context(what)?;
+                    node.start_agent()?;
+                    all_ready(node)?;
+                    let sent = SPOOFS * false_frames.len() as u64;
+                    // The rebuild carried the counters on. What the container's kernel sends by itself may count too.
+                    counted_before = wait::until("the false frames to be counted", || {
+                        let counted = spoofs_counted(node, id)?;
+                        Ok((counted >= counted_before + sent).then_some(counted))
+                    })
+                    .with_context(what)?;
+                }
+            }
+            for stream in [&v4, &v6] {
+                stream.await_more(100).with_context(what)?;
+            }
+            tcp.await_more(20).with_context(what)?;
+        }
+        let reports = [v4.stop()?, v6.stop()?];
+        let tcp = tcp.stop()?;
+        println!(
+            "{} events: UDP {} + {} packets sent, {} + {} received; TCP {} exchanges, the longest took {:?}; {spoofed} false \
+             frames, {} arrived",
+            EVENTS.len(),
+            reports[0].sent,
+            reports[1].sent,
+            reports[0].received,
+            reports[1].received,
+            tcp.exchanges,
+            tcp.longest,
+            server.datagrams(),
+        );
+        reports.iter().try_for_each(wharf_tests::stream::UdpReport::must_be_perfect)?;
+        tcp.must_be_whole()?;
+        ensure!(server.datagrams() == 0, "{} spoofed packets arrived", server.datagrams());
+        node.detach(&ea)?;
+        node.detach(&eb)
+    })
+}
+
+fn spoofs_counted(node: &Node, endpoint: u16) -> Result<u64> {
+    let reasons = ["invalid-source-ip", "invalid-source-mac"];
+    reasons.into_iter().map(|reason| node.packets(endpoint, "egress", reason)).sum()
 }
 
 #[test]

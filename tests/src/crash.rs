@@ -1,0 +1,74 @@
+//! Killing Wharf between two side effects.
+//!
+//! The binaries `wharf-agent-crash` and `wharf-cni-crash` have crash points. They append each point that they pass to the
+//! node's trace, and kill themselves at the point that the node's wish names. Agent and plugin share both files.
+
+use std::{ffi::OsString, fs, io::ErrorKind, path::PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::agent::Dirs;
+
+/// Where passed points are written, a line each.
+#[must_use]
+pub fn trace_file(dirs: &Dirs) -> PathBuf {
+    dirs.root.join("crash-trace")
+}
+
+/// Where the point to die at is read.
+#[must_use]
+pub fn wish_file(dirs: &Dirs) -> PathBuf {
+    dirs.root.join("crash-wish")
+}
+
+/// The variables that a binary with crash points reads.
+#[must_use]
+pub fn environment(dirs: &Dirs) -> [(&'static str, OsString); 2] {
+    [("WHARF_CRASH_FILE", wish_file(dirs).into()), ("WHARF_CRASH_TRACE", trace_file(dirs).into())]
+}
+
+/// Whoever comes to this point (`NAME`, or `NAME:N` for the Nth time from now) dies there.
+///
+/// # Errors
+/// When the wish cannot be written.
+pub fn wish(dirs: &Dirs, point: &str) -> Result<()> {
+    // By a rename: a reader sees all of it or nothing.
+    let new = dirs.root.join("crash-wish-new");
+    fs::write(&new, point).context("write the wish")?;
+    fs::rename(&new, wish_file(dirs)).context("put the wish in place")
+}
+
+/// Nobody dies any more.
+///
+/// # Errors
+/// When the wish cannot be removed.
+pub fn forget_wish(dirs: &Dirs) -> Result<()> {
+    gone_or(fs::remove_file(wish_file(dirs))).context("remove the wish")
+}
+
+/// Points passed since [`forget_trace`], in order.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn trace(dirs: &Dirs) -> Result<Vec<String>> {
+    let text = match fs::read_to_string(trace_file(dirs)) {
+        Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
+        other => other.context("read the trace")?,
+    };
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// Forgets the points passed so far.
+///
+/// # Errors
+/// When the trace cannot be removed.
+pub fn forget_trace(dirs: &Dirs) -> Result<()> {
+    gone_or(fs::remove_file(trace_file(dirs))).context("remove the trace")
+}
+
+fn gone_or(result: std::io::Result<()>) -> std::io::Result<()> {
+    match result {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

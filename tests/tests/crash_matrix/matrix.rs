@@ -1,0 +1,224 @@
+//! Learning which points an operation has, and killing it at each.
+
+use std::{collections::BTreeMap, os::unix::process::ExitStatusExt};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use wharf_tests::{Node, NodeConfig, crash, process::Finished, scenario};
+
+use crate::{
+    operation::{Operation, Victim},
+    scene::{Scene, await_quiet},
+};
+
+/// Runs an operation once for each of its points.
+pub(crate) fn run(operation: &Operation) -> Result<()> {
+    run_part(operation, 0, 1)
+}
+
+/// The same for one of `of` parts of its points: an operation of many points is shared among several tests.
+pub(crate) fn run_part(operation: &Operation, part: usize, of: usize) -> Result<()> {
+    with_scene(operation, |scene| {
+        // By name, so that all parts agree on which is whose.
+        let is_ours = |point: &String| point.bytes().map(usize::from).sum::<usize>() % of == part;
+        let points: Vec<String> = learn(scene, operation)?.into_iter().filter(is_ours).collect();
+        for point in &points {
+            crash_at(scene, operation, point).with_context(|| format!("{}, killed at {point}", operation.name))?;
+        }
+        println!("{}: {} points", operation.name, points.len());
+        Ok(())
+    })
+}
+
+/// The same for a start on a node where nothing was before: each point has a node of its own.
+pub(crate) fn starts(operation: &Operation) -> Result<()> {
+    let points = points(operation)?;
+    for point in &points {
+        let mut node = Node::without_agent(config(operation))?;
+        let result = start_at(&mut node, point);
+        if result.is_err() {
+            eprintln!("---- log of the node's agent\n{}---- end of the log", node.log());
+        }
+        result.with_context(|| format!("{}, killed at {point}", operation.name))?;
+    }
+    println!("{}: {} points", operation.name, points.len());
+    Ok(())
+}
+
+/// The points of an operation, learned on a node of its own.
+pub(crate) fn points(operation: &Operation) -> Result<Vec<String>> {
+    if operation.victim == Victim::Start && (operation.name == crate::operation::START_EMPTY.name) {
+        return learn_start(operation);
+    }
+    let mut points = Vec::new();
+    with_scene(operation, |scene| {
+        points = learn(scene, operation)?;
+        Ok(())
+    })?;
+    Ok(points)
+}
+
+fn config(operation: &Operation) -> NodeConfig {
+    NodeConfig { flags: operation.flags.iter().map(|f| (*f).to_owned()).collect(), toml: None }
+}
+
+fn with_scene(operation: &Operation, body: impl FnOnce(&mut Scene<'_>) -> Result<()>) -> Result<()> {
+    scenario(config(operation), |node| {
+        let mut scene = Scene::new(node)?;
+        body(&mut scene)?;
+        scene.end()
+    })
+}
+
+fn learn_start(operation: &Operation) -> Result<Vec<String>> {
+    let mut traces = Vec::new();
+    for _ in 0..2 {
+        let mut node = Node::without_agent(config(operation))?;
+        ensure!(node.start_armed_agent()?, "the agent died at a crash point that nobody wished for");
+        await_quiet(&node)?;
+        traces.push(crash::trace(node.dirs())?);
+        node.kill_agent()?;
+    }
+    common(&traces)
+}
+
+fn start_at(node: &mut Node, point: &str) -> Result<()> {
+    crash::wish(node.dirs(), point)?;
+    if node.start_armed_agent()? {
+        node.await_crash()?;
+    }
+    crash::forget_wish(node.dirs())?;
+    node.start_agent()?;
+    let mut scene = Scene::new(node)?;
+    scene.check()?;
+    scene.end()?;
+    node.finish()
+}
+
+/// Runs the operation twice without a wish. What both runs passed is what it always passes.
+fn learn(scene: &mut Scene<'_>, operation: &Operation) -> Result<Vec<String>> {
+    let mut traces = Vec::new();
+    for _ in 0..2 {
+        (operation.prepare)(scene)?;
+        crash::forget_trace(scene.node.dirs())?;
+        let finished = match operation.victim {
+            Victim::Agent | Victim::Plugin => (operation.act)(scene)?.run()?,
+            Victim::Start => {
+                ensure!(scene.node.start_armed_agent()?, "the agent died at a crash point that nobody wished for");
+                None
+            }
+        };
+        if !scene.node.has_agent() {
+            scene.node.start_agent()?;
+        }
+        if finished.is_none() {
+            scene.await_quiet()?;
+        }
+        if operation.victim == Victim::Agent && finished.is_none() {
+            // Nobody tells when it is over but what comes of it.
+            (operation.go_on)(scene, None)?;
+            traces.push(crash::trace(scene.node.dirs())?);
+        } else {
+            traces.push(crash::trace(scene.node.dirs())?);
+            (operation.go_on)(scene, finished)?;
+        }
+        scene.check()?;
+    }
+    common(&traces).with_context(|| format!("learn the points of {}", operation.name))
+}
+
+/// Set by `cargo xtask soak`: which pass of a point is the last, and the points' order, are then random.
+fn seed() -> Result<Option<u64>> {
+    let Ok(text) = std::env::var("WHARF_CRASH_SEED") else { return Ok(None) };
+    let seed = text.parse().with_context(|| format!("WHARF_CRASH_SEED={text}: not a number"))?;
+    Ok(Some(seed))
+}
+
+/// A sequence of numbers that a seed determines (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> Result<usize> {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let limit = u64::try_from(limit)?.max(1);
+        Ok(usize::try_from((z ^ (z >> 31)) % limit)?)
+    }
+}
+
+/// Each point that is in all traces; a point of the store as often as it is passed, because each commit is another.
+fn common(traces: &[Vec<String>]) -> Result<Vec<String>> {
+    let mut points = Vec::new();
+    let counts: Vec<BTreeMap<&str, usize>> = traces.iter().map(|trace| count(trace)).collect();
+    let first = counts.first().context("a trace")?;
+    let mut random = seed()?.map(Random);
+    for name in first.keys() {
+        let least = counts.iter().map(|c| c.get(name).copied().unwrap_or(0)).min().unwrap_or(0);
+        match &mut random {
+            _ if name.starts_with("store/") => points.extend((1..=least).map(|n| format!("{name}:{n}"))),
+            // How often the queue is looked at depends on how its events come together.
+            Some(random) if least > 0 && !name.starts_with("drain/") && !name.starts_with("queue/") => {
+                points.push(format!("{name}:{}", 1 + random.below(least)?))
+            }
+            _ => points.extend((least > 0).then(|| format!("{name}:1"))),
+        }
+    }
+    if let Some(random) = &mut random {
+        for last in (1..points.len()).rev() {
+            points.swap(last, random.below(last + 1)?);
+        }
+    }
+    ensure!(!points.is_empty(), "no crash point was passed");
+    Ok(points)
+}
+
+fn count(trace: &[String]) -> BTreeMap<&str, usize> {
+    let mut counts = BTreeMap::new();
+    for name in trace {
+        *counts.entry(name.as_str()).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn crash_at(scene: &mut Scene<'_>, operation: &Operation, point: &str) -> Result<()> {
+    (operation.prepare)(scene).context("prepare")?;
+    crash::wish(scene.node.dirs(), point)?;
+    let finished = match operation.victim {
+        Victim::Agent => {
+            let act = (operation.act)(scene)?;
+            let acting = std::thread::spawn(move || act.run());
+            scene.node.await_crash()?;
+            crash::forget_wish(scene.node.dirs())?;
+            scene.witnesses_talk().context("while no agent runs")?;
+            scene.node.start_agent()?;
+            acting.join().map_err(|_| anyhow!("the call panicked"))??
+        }
+        Victim::Start => {
+            if scene.node.start_armed_agent()? {
+                scene.node.await_crash()?;
+            }
+            crash::forget_wish(scene.node.dirs())?;
+            scene.witnesses_talk().context("while no agent runs")?;
+            scene.node.start_agent()?;
+            None
+        }
+        Victim::Plugin => {
+            let finished = (operation.act)(scene)?.run()?.context("the plugin was not called")?;
+            crash::forget_wish(scene.node.dirs())?;
+            must_be_killed(&finished)?;
+            scene.witnesses_talk()?;
+            if !scene.node.has_agent() {
+                scene.node.start_agent()?;
+            }
+            None
+        }
+    };
+    (operation.go_on)(scene, finished).context("going on as a runtime does")?;
+    scene.check()
+}
+
+fn must_be_killed(finished: &Finished) -> Result<()> {
+    let killed = finished.status.signal() == Some(nix::sys::signal::Signal::SIGKILL as i32);
+    ensure!(killed, "the plugin did not come to its crash point: {}", finished.describe());
+    Ok(())
+}

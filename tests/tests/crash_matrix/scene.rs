@@ -1,0 +1,174 @@
+//! A node on which two containers live through everything, and what must be so after each crash.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use wharf_handover::queue::{self, Deletion, Queue};
+use wharf_tests::{
+    Attached, Node, Sandbox,
+    cni::{Answer, NETWORK},
+    echo::{self, EchoServer},
+    icmp::ping,
+    wait,
+};
+
+/// The node, its two witnesses, and the container that operations are about.
+pub(crate) struct Scene<'n> {
+    pub(crate) node: &'n mut Node,
+    /// Sends.
+    pub(crate) a: (Sandbox, Attached),
+    /// Echoes.
+    pub(crate) b: (Sandbox, Attached),
+    echo: EchoServer,
+    /// What operations are about.
+    pub(crate) x: Sandbox,
+    /// Set while it is attached.
+    pub(crate) ex: Option<Attached>,
+    /// A container that died while no agent ran.
+    pub(crate) dead: Option<Attached>,
+}
+
+impl<'n> Scene<'n> {
+    /// Attaches the witnesses; an agent must run.
+    pub(crate) fn new(node: &'n mut Node) -> Result<Self> {
+        let (a, b, x) = (node.sandbox("a")?, node.sandbox("b")?, node.sandbox("x")?);
+        let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
+        let echo = EchoServer::start(b.space()?)?;
+        let scene = Self { node, a: (a, ea), b: (b, eb), echo, x, ex: None, dead: None };
+        scene.witnesses_talk()?;
+        Ok(scene)
+    }
+
+    /// Takes the witnesses away.
+    pub(crate) fn end(self) -> Result<()> {
+        drop(self.echo);
+        self.node.detach(&self.a.1)?;
+        self.node.detach(&self.b.1)
+    }
+
+    /// One exchange of each protocol between the witnesses.
+    pub(crate) fn witnesses_talk(&self) -> Result<()> {
+        let (from, to) = (self.a.0.space()?, &self.b.1);
+        echo::udp(from, self.echo.udp_at(to.v4()?.into()), 1000).context("UDP between containers that live on")?;
+        echo::tcp(from, self.echo.tcp_at(to.v6()?.into()), 1000).context("TCP between containers that live on")
+    }
+
+    /// Makes an agent with crash points the one that runs, and waits until it has nothing to do.
+    pub(crate) fn arm(&mut self) -> Result<()> {
+        if self.node.has_agent() {
+            self.node.kill_agent()?;
+        }
+        ensure!(self.node.start_armed_agent()?, "the agent died at a crash point that nobody wished for");
+        self.await_quiet()
+    }
+
+    /// Waits until the agent has done everything that follows from its start, so that the next crash point that is
+    /// passed belongs to what comes next.
+    pub(crate) fn await_quiet(&self) -> Result<()> {
+        await_quiet(self.node)
+    }
+
+    /// CNI ADD of `x`, which must go well.
+    pub(crate) fn add_x(&mut self) -> Result<()> {
+        self.ex = Some(self.node.attach(&self.x)?);
+        Ok(())
+    }
+
+    /// CNI DEL of `x`.
+    pub(crate) fn del_x(&self) -> Result<Answer> {
+        let node = &*self.node;
+        node.cni("DEL").of(self.x.name(), self.x.path(), "eth0").conf(&node.netconf()).run()
+    }
+
+    /// Leaves a record of a delete of `x`, as a shim does that finds no agent, and one that is none.
+    pub(crate) fn queue_x(&self) -> Result<()> {
+        let queue = Queue::new(&self.node.dirs().run);
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("read the boot id")?;
+        let deletion = Deletion {
+            version: queue::VERSION,
+            network: NETWORK.into(),
+            container_id: self.x.name().into(),
+            ifname: "eth0".into(),
+            endpoint: None,
+            boot_id: boot_id.trim().into(),
+            written_unix_ms: 1,
+            canary: None,
+        };
+        queue.ensure_directory()?;
+        std::fs::write(queue.path().join("rubbish.json"), b"{").context("put rubbish into the queue")?;
+        queue.put(&deletion)?;
+        Ok(())
+    }
+
+    /// Everything that is not as it should be.
+    fn amiss(&self) -> Result<Vec<String>> {
+        let expected: Vec<&Attached> = [&self.a.1, &self.b.1].into_iter().chain(&self.ex).collect();
+        amiss(self.node, &expected)
+    }
+
+    /// After a crash, with everything retried: witnesses talk, an ADD and a DEL go as ever, nothing is left but what
+    /// should be. `x` is deleted when it is still there.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.await_quiet()?;
+        wait::until_equal("what is amiss", &Vec::new(), || self.amiss())?;
+        self.witnesses_talk()?;
+        if let Some(ex) = &self.ex {
+            ping(self.x.space()?, ex.gateways()?[0])?.must_answer().context("the container that was retried")?;
+            echo::udp(self.x.space()?, self.echo.udp_at(self.b.1.v6()?.into()), 100)?;
+        }
+        {
+            let y = self.node.sandbox("y")?;
+            let ey = self.node.attach(&y).context("a new ADD")?;
+            echo::udp(y.space()?, self.echo.udp_at(self.b.1.v4()?.into()), 100).context("a new container")?;
+            self.node.detach(&ey).context("its DEL")?;
+            ensure!(y.space()?.links()? == ["lo"], "{:?}", y.space()?.links()?);
+        }
+        if let Some(ex) = self.ex.take() {
+            self.node.detach(&ex)?;
+        }
+        wait::until_equal("what is amiss at the end", &Vec::new(), || self.amiss())?;
+        let links = self.x.space()?.links()?;
+        ensure!(links == ["lo"], "the container still has {links:?}");
+        Ok(())
+    }
+}
+
+/// See [`Scene::await_quiet`].
+pub(crate) fn await_quiet(node: &Node) -> Result<()> {
+    wait::until("the agent to be done with its start", || {
+        let status = node.ask(async |client| client.status().await)?;
+        let queue = &status.deletion_queue;
+        let drained = queue.records == 0 && queue.canary.starts_with("came out");
+        Ok((drained && status.prepared.ready >= status.prepared.target).then_some(()))
+    })
+}
+
+fn amiss(node: &Node, expected: &[&Attached]) -> Result<Vec<String>> {
+    let mut amiss = Vec::new();
+    let mut differ = |what: &str, seen: BTreeSet<String>, wanted: BTreeSet<String>| {
+        amiss.extend(seen.difference(&wanted).map(|s| format!("{what} {s} is there and should not be")));
+        amiss.extend(wanted.difference(&seen).map(|s| format!("{what} {s} should be there")));
+    };
+    let endpoints = node.endpoints()?;
+    differ(
+        "endpoint",
+        endpoints.iter().map(|e| format!("{}:{} {:?}", e.container_id, e.ifname, e.state)).collect(),
+        expected.iter().map(|e| format!("{}:{} Ready", e.container, e.ifname)).collect(),
+    );
+    let leases = node.ask(async |client| client.ipam().await)?.leases;
+    differ(
+        "lease",
+        leases.iter().filter(|l| l.owner != "node").map(|l| l.ip.to_string()).collect(),
+        expected.iter().flat_map(|e| e.addresses()).map(|ip| ip.to_string()).collect(),
+    );
+    differ(
+        "interface",
+        node.endpoint_links()?.into_iter().collect(),
+        endpoints.iter().map(|e| e.host_ifname.clone()).collect(),
+    );
+    let records = Queue::new(&node.dirs().run).list()?;
+    differ("deletion record", records.into_iter().map(|e| e.name).collect(), BTreeSet::new());
+    let findings = node.audit()?.findings;
+    amiss.extend(findings.iter().map(|f| format!("audit: {} {}: {}", f.object, f.subject, f.problem)));
+    Ok(amiss)
+}

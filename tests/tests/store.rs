@@ -1,0 +1,210 @@
+//! Stores that the agent did not leave like this: of the schema before, of one to come, with a record that cannot be read.
+//! The containers live through all of it.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
+use wharf_tests::{
+    Attached, Node, NodeConfig, Sandbox,
+    echo::{self, EchoServer},
+    icmp::ping,
+    process::Finished,
+    scenario, wait,
+};
+
+const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
+const ENDPOINTS: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("endpoints");
+/// Tables of schema 1; the others came with schema 2.
+const SCHEMA_1: [&str; 4] = ["meta", "endpoints", "leases", "intents"];
+
+fn two(node: &Node) -> Result<[(Sandbox, Attached); 2]> {
+    let (a, b) = (node.sandbox("a")?, node.sandbox("b")?);
+    let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
+    Ok([(a, ea), (b, eb)])
+}
+
+fn path_of(node: &Node) -> PathBuf {
+    node.dirs().run.join("state.redb")
+}
+
+fn schema(node: &Node) -> Result<u64> {
+    let database = Database::open(path_of(node)).context("open the store")?;
+    let meta = database.begin_read()?.open_table(META)?;
+    let value = meta.get("schema")?.context("the store has no schema")?;
+    Ok(u64::from_le_bytes(value.value().try_into().context("the schema's version is a number")?))
+}
+
+fn set_schema(node: &Node, version: u64) -> Result<()> {
+    let database = Database::open(path_of(node)).context("open the store")?;
+    let txn = database.begin_write()?;
+    txn.open_table(META)?.insert("schema", version.to_le_bytes().as_slice())?;
+    txn.commit().context("write the schema")
+}
+
+/// Makes the store one of schema 1, as the agent before this one left it.
+fn downgrade(node: &Node) -> Result<()> {
+    let database = Database::open(path_of(node)).context("open the store")?;
+    let txn = database.begin_write()?;
+    let newer: Vec<_> = txn.list_tables()?.filter(|t| !SCHEMA_1.contains(&t.name())).collect();
+    ensure!(!newer.is_empty(), "schema 2 has no table that schema 1 lacks: this test is for another version");
+    for table in newer {
+        txn.delete_table(table)?;
+    }
+    txn.commit().context("take the newer tables out")?;
+    drop(database);
+    set_schema(node, 1)
+}
+
+/// Files that were put aside.
+fn aside(node: &Node) -> Result<Vec<String>> {
+    let names = fs::read_dir(&node.dirs().run)?.map(|e| Ok(e?.file_name().to_string_lossy().into_owned()));
+    let names: Vec<String> = names.collect::<Result<_>>()?;
+    Ok(names.into_iter().filter(|n| n.starts_with("state.") && n != "state.redb").collect())
+}
+
+fn all_ready(node: &Node, count: usize) -> Result<()> {
+    wait::until("every endpoint to be ready", || {
+        let all = node.endpoints()?;
+        Ok((all.len() == count && all.iter().all(|e| e.state == wharf_api::EndpointState::Ready)).then_some(()))
+    })
+}
+
+fn findings(node: &Node) -> Result<Vec<String>> {
+    Ok(node.audit()?.findings.iter().map(|f| format!("{} {}: {}", f.object, f.subject, f.problem)).collect())
+}
+
+#[test]
+fn a_store_of_the_schema_before_is_migrated_under_living_containers() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (b, eb)] = two(node)?;
+        let c = node.sandbox("c")?;
+        let ec = node.attach(&c)?;
+        node.detach(&ec)?;
+        let current = {
+            node.kill_agent()?;
+            schema(node)?
+        };
+        downgrade(node)?;
+        ensure!(schema(node)? == 1 && current > 1);
+        ping(a.space()?, eb.v4()?.into())?.must_answer()?;
+        node.start_agent()?;
+        all_ready(node, 2)?;
+        ensure!(findings(node)?.is_empty(), "{:?}", findings(node)?);
+        ensure!(aside(node)?.is_empty(), "put aside: {:?}", aside(node)?);
+        ping(b.space()?, ea.v6()?.into())?.must_answer()?;
+        let ec = node.attach(&c)?;
+        node.detach(&ec)?;
+        node.kill_agent()?;
+        ensure!(schema(node)? == current, "the store is of schema {} still", schema(node)?);
+        node.start_agent()?;
+        all_ready(node, 2)?;
+        node.detach(&ea)?;
+        node.detach(&eb)
+    })
+}
+
+#[test]
+fn a_store_of_a_newer_schema_is_refused_and_stays_as_it_is() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (_b, eb)] = two(node)?;
+        node.kill_agent()?;
+        let current = schema(node)?;
+        set_schema(node, 99)?;
+        let before = fs::read(path_of(node))?;
+        for _ in 0..4 {
+            let refused: Finished = node.run_agent_to_end(&[])?;
+            ensure!(refused.code() == 1, "{}", refused.describe());
+            for word in ["version 99", "state.redb", "it stays as it is"] {
+                ensure!(refused.stderr.contains(word), "the error lacks {word:?}: {}", refused.describe());
+            }
+        }
+        ensure!(fs::read(path_of(node))? == before, "the refused store was written to");
+        ensure!(aside(node)?.is_empty(), "put aside: {:?}", aside(node)?);
+        ping(a.space()?, eb.v4()?.into())?.must_answer()?;
+        // The agent that knows it comes.
+        set_schema(node, current)?;
+        node.start_agent()?;
+        all_ready(node, 2)?;
+        node.detach(&ea)?;
+        node.detach(&eb)
+    })
+}
+
+/// Cuts the record of an endpoint in half.
+fn tear(node: &Node, id: u16) -> Result<()> {
+    let database = Database::open(path_of(node)).context("open the store")?;
+    let txn = database.begin_write()?;
+    {
+        let mut table = txn.open_table(ENDPOINTS)?;
+        let record = table.get(id)?.context("the endpoint's record")?.value().to_vec();
+        table.insert(id, record.get(..record.len() / 2).context("half a record")?)?;
+    }
+    txn.commit().context("write the torn record")
+}
+
+#[test]
+fn a_record_that_cannot_be_read_at_three_starts_is_quarantined_and_its_container_lives() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (b, eb)] = two(node)?;
+        let echo = EchoServer::start(a.space()?)?;
+        let talk = || -> Result<()> {
+            for address in ea.both()? {
+                echo::udp(b.space()?, echo.udp_at(address), 100)?;
+                echo::tcp(b.space()?, echo.tcp_at(address), 100)?;
+            }
+            ping(a.space()?, eb.v4()?.into())?.must_answer()
+        };
+        let id = node.endpoint(&ea)?.id;
+        node.kill_agent()?;
+        tear(node, id)?;
+        for start in 1..=4 {
+            node.start_agent()?;
+            all_ready(node, 1)?;
+            talk().with_context(|| format!("start {start}"))?;
+            let status = node.ask(async |c| c.status().await)?;
+            let quarantined: Vec<u16> = status.quarantined.iter().map(|q| q.endpoint).collect();
+            let expected: &[u16] = if start < 3 { &[] } else { &[id] };
+            ensure!(quarantined == expected, "start {start}: quarantined are {quarantined:?}");
+            let shown = node.wharf(&["status"])?.stdout;
+            ensure!(shown.contains("record"), "start {start}: `wharf status` does not tell of it:\n{shown}");
+            let audit = node.wharf(&["audit"])?;
+            ensure!(audit.code() == 1, "start {start}: the audit finds nothing: {}", audit.describe());
+            // Neither its id nor its addresses go to another.
+            let c = node.sandbox("c")?;
+            let ec = node.attach(&c)?;
+            ensure!(node.endpoint(&ec)?.id != id, "start {start}: the id was given out again");
+            ensure!(ec.addresses().iter().all(|ip| !ea.addresses().contains(ip)), "start {start}: {}", ec.result);
+            talk().with_context(|| format!("start {start}, beside another container"))?;
+            node.detach(&ec)?;
+            node.kill_agent()?;
+        }
+        node.start_agent()?;
+        drop(echo);
+        node.detach(&ea)?;
+        ensure!(a.space()?.links()? == ["lo"], "DEL left {:?} in the container", a.space()?.links()?);
+        wait::until_equal("findings", &Vec::new(), || findings(node))?;
+        let ea = node.attach(&a)?;
+        ping(a.space()?, eb.v4()?.into())?.must_answer()?;
+        node.detach(&ea)?;
+        node.detach(&eb)
+    })
+}
+
+#[test]
+fn a_container_whose_record_cannot_be_read_is_deleted_by_its_mark() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (_b, eb)] = two(node)?;
+        let id = node.endpoint(&ea)?.id;
+        node.kill_agent()?;
+        tear(node, id)?;
+        node.start_agent()?;
+        node.detach(&ea)?;
+        ensure!(a.space()?.links()? == ["lo"], "DEL left {:?} in the container", a.space()?.links()?);
+        wait::until_equal("findings", &Vec::new(), || findings(node))?;
+        let ea = node.attach(&a)?;
+        ping(a.space()?, eb.v4()?.into())?.must_answer()?;
+        node.detach(&ea)?;
+        node.detach(&eb)
+    })
+}
