@@ -46,10 +46,7 @@ pub async fn collect<K: Kernel>(
     // What an endpoint stands for is not left over, whatever its state.
     left.retain(|a| is_stale(a) && node.registry.by_interface(&a.container_id, &a.ifname).is_none());
     for attachment in left {
-        let more = unknown::remove(node, &unknown::Wanted::of(&attachment)).await;
-        result.deleted.extend(more.deleted);
-        result.leases_released.extend(more.leases_released);
-        result.errors.extend(more.errors);
+        unknown::remove_into(node, &unknown::Wanted::of(&attachment), &mut result).await;
     }
     result
 }

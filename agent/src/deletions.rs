@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, Inotify, WatchMask};
 use wharf_api::{DeletionQueueStatus, ErrorCode, Health};
 use wharf_core::{
@@ -343,16 +343,28 @@ async fn watch_once<K: Kernel>(
     loop {
         tokio::select! {
             event = events.next() => match event {
-                Some(Ok(event)) if event.mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF) => {
-                    return Err("the directory was removed or moved".into());
+                Some(Ok(event)) => {
+                    let mut gone = is_end(&event);
+                    // What came meanwhile is served by the same look.
+                    while let Some(Some(more)) = events.next().now_or_never() {
+                        gone |= is_end(&more.map_err(words)?);
+                    }
+                    if gone {
+                        return Err("the directory was removed or moved".into());
+                    }
+                    look(node, Cause::Event).await;
                 }
-                Some(Ok(_)) => look(node, Cause::Event).await,
                 Some(Err(error)) => return Err(words(error)),
                 None => return Err("its events ended".into()),
             },
             _ = tick.tick() => look(node, Cause::Tick).await,
         }
     }
+}
+
+/// The watch ends with what it watches.
+fn is_end<S>(event: &inotify::Event<S>) -> bool {
+    event.mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF)
 }
 
 async fn look<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) {

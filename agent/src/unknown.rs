@@ -10,7 +10,7 @@ use wharf_api::{DeleteResult, StepError};
 use wharf_core::{
     ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName},
     kernel::Kernel,
-    store::{Change, Lease, LeaseOwner},
+    store::{Lease, LeaseOwner},
 };
 
 use crate::{node::Node, orphan, quarantine, resting, sync::lock};
@@ -65,6 +65,18 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted) -> DeleteRe
     result
 }
 
+/// [`remove`], added to what else a request has done.
+pub async fn remove_into<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted, result: &mut DeleteResult) {
+    join(result, remove(node, wanted).await);
+}
+
+/// Adds one result to another.
+pub fn join(result: &mut DeleteResult, more: DeleteResult) {
+    result.deleted.extend(more.deleted);
+    result.leases_released.extend(more.leases_released);
+    result.errors.extend(more.errors);
+}
+
 fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr>, String>) {
     match outcome {
         Ok(addresses) => {
@@ -90,10 +102,4 @@ fn leases<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<Lease> {
         LeaseOwner::Caller { .. } | LeaseOwner::Node => false,
     });
     leases
-}
-
-/// The store's changes by which leases go.
-#[must_use]
-pub fn releases(leases: &[Lease]) -> Vec<Change> {
-    leases.iter().map(|l| Change::RemoveOwnedLease(l.ip, l.owner.clone())).collect()
 }

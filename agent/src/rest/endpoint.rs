@@ -149,7 +149,11 @@ pub async fn remove(
         return Err(Failure::new(ErrorCode::NotFound, message));
     }
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
-    Ok(deleted(delete::delete(&node, vec![handle], options).await))
+    let attachment = handle.shared.read(|v| v.record.attachment.clone());
+    let mut result = delete::delete(&node, vec![handle], options).await;
+    // A record of the same attachment may be out of service; no other delete will come for it.
+    unknown::remove_into(&node, &unknown::Wanted::of(&attachment), &mut result).await;
+    Ok(deleted(result))
 }
 
 /// Deletes all endpoints of one container: all endpoints first, then their addresses, then the records.
@@ -187,9 +191,7 @@ pub async fn remove_container(
     }
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
     let mut result = delete::delete(&node, handles, options).await;
-    result.deleted.extend(left.deleted);
-    result.leases_released.extend(left.leases_released);
-    result.errors.extend(left.errors);
+    unknown::join(&mut result, left);
     Ok(deleted(result))
 }
 

@@ -1,11 +1,14 @@
 //! Overload: who goes first, who is told to come again, and what hangs.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use wharf_agent::stuck;
+use wharf_agent::{gate::Gate, stuck};
 use wharf_api::ErrorCode;
-use wharf_core::plan::{CreateStep, DeleteOptions, DeleteStep};
+use wharf_core::{
+    admission::AdmissionConfig,
+    plan::{CreateStep, DeleteOptions, DeleteStep},
+};
 use wharf_datapath::fake::Operation as Op;
 
 use crate::support::*;
@@ -75,30 +78,28 @@ fn a_delete_never_waits_for_creates_and_goes_first() {
     });
 }
 
+/// On a gate whose creates never starve, so that time alone starts none of them.
 #[test]
 fn while_a_delete_runs_fewer_creates_start() {
-    Machine::new().life(async |agent| {
-        let goes = agent.create("goes").await;
-        let teardown = agent.kernel.hold(Op::RemoveLink);
-        let delete = agent.spawn_delete(&[&goes], DeleteOptions::default());
-        teardown.reached().await;
-        let hold = agent.kernel.hold(Op::EnsureLink);
-        let creates: Vec<_> = (0..8).map(|n| agent.spawn_create(agent.container(&format!("c{n}")))).collect();
-        eventually("all have asked", || {
-            let s = agent.node.gate.status();
-            s.waiting + s.running == 8
+    Machine::new().life(async |_| {
+        let config = AdmissionConfig { starved_ms: u64::MAX, ..AdmissionConfig::default() };
+        let gate = Arc::new(Gate::new(config));
+        let deletes = gate.deletes(1);
+        let starts: Vec<_> =
+            (0..8).map(|_| tokio::spawn(gate.offer(Duration::from_secs(60)).expect("there is room").start())).collect();
+        eventually("as many as may run beside a delete do", || {
+            gate.status().running == u64::from(config.parallel_while_deleting)
         })
         .await;
-        eventually("some run", || agent.node.gate.status().running >= 2).await;
-        assert_eq!(agent.node.gate.status().deletes, 1);
-        teardown.release();
-        assert_eq!(delete.await.expect("task").errors, []);
-        eventually("the others start", || agent.node.gate.status().running == 8).await;
-        hold.release();
-        for create in creates {
-            create.await.expect("task").expect("created");
+        let_all_run().await;
+        let status = gate.status();
+        assert_eq!((status.running, status.waiting, status.deletes), (2, 6, 1));
+        drop(deletes);
+        eventually("the others start", || gate.status().running == 8).await;
+        for start in starts {
+            drop(start.await.expect("task"));
         }
-        agent.assert_healthy().await;
+        assert!(gate.is_idle());
     });
 }
 
