@@ -24,7 +24,7 @@ use crate::{
         task::Command,
     },
     node::Node,
-    orphan, quarantine, resting,
+    quarantine, resting,
     sync::lock,
 };
 
@@ -66,51 +66,6 @@ impl Mend {
 
 fn key_of(finding: &AuditFinding) -> Key {
     (finding.object.to_owned(), finding.subject.clone(), finding.problem.clone())
-}
-
-/// The leak audit: compares at a gentle pace, and mends what two audits in a row have named. What only an operator can
-/// decide (endpoints whose records were lost, records out of service) it leaves alone.
-#[derive(Debug, Default)]
-pub struct Reconcile {
-    last: BTreeSet<Key>,
-}
-
-impl Reconcile {
-    /// One round.
-    ///
-    /// # Errors
-    /// When the kernel or the store cannot be read.
-    pub async fn run<K: Kernel>(&mut self, node: &Arc<Node<K>>) -> Result<(), String> {
-        let mut kept: BTreeSet<EndpointId> = orphan::ids(node);
-        kept.extend(lock(&node.quarantined).iter().map(|q| q.id));
-        let guards: Vec<_> = kept.into_iter().map(|id| node.working_on(id)).collect();
-        let report = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await.map_err(|e| e.message)?;
-        drop(guards);
-        let mut left = 0;
-        for f in report.findings {
-            let mended = f.repair.as_deref() == Some("mended");
-            match &f.repair {
-                Some(outcome) => tracing::warn!(
-                    object = f.object,
-                    subject = f.subject,
-                    owner = f.owner,
-                    "leak audit: {}: {outcome}",
-                    f.problem
-                ),
-                None => {
-                    tracing::info!(object = f.object, subject = f.subject, owner = f.owner, "leak audit: {}", f.problem)
-                }
-            }
-            if !mended {
-                left += 1;
-                if f.repairable && f.object != "record" {
-                    self.last.insert((f.object, f.subject, f.problem));
-                }
-            }
-        }
-        *lock(&node.audit_findings) = Some(left);
-        orphan::forget_gone(node).await
-    }
 }
 
 /// Compares, and mends what is asked for.

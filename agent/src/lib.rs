@@ -31,6 +31,7 @@ pub mod prepared;
 pub mod process;
 pub mod proxy;
 pub mod quarantine;
+pub mod reconcile;
 pub mod registry;
 pub mod rest;
 pub mod resting;
@@ -167,7 +168,7 @@ fn start_controllers(node: &Arc<LinuxNode>) {
     if !node.config.audit_interval.is_zero() {
         let owned = Arc::clone(node);
         node.tasks.spawn(async move {
-            let mut reconcile = audit::Reconcile::default();
+            let mut reconcile = reconcile::Reconcile::default();
             loop {
                 tokio::select! {
                     () = owned.stop.cancelled() => return,

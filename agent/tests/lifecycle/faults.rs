@@ -45,7 +45,7 @@ async fn retry(agent: &Agent, name: &str) {
 
 /// As often as it takes to mend what two looks in a row have named.
 async fn leak_audit(agent: &Agent) {
-    let mut reconcile = wharf_agent::audit::Reconcile::default();
+    let mut reconcile = wharf_agent::reconcile::Reconcile::default();
     for _ in 0..3 {
         reconcile.run(&agent.node).await.expect("audit");
     }

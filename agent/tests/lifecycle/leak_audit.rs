@@ -1,6 +1,6 @@
 //! The leak audit: mends what two looks in a row have named, and nothing that only an operator can decide.
 
-use wharf_agent::{audit::Reconcile, sync::lock};
+use wharf_agent::{reconcile::Reconcile, sync::lock};
 use wharf_core::{
     ids::Epoch,
     kernel::{Kernel as _, KernelErrorKind as Kind, ProgramSpec},

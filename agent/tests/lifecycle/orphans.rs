@@ -40,7 +40,7 @@ fn endpoints_whose_records_were_lost_live_on_over_starts_and_leak_audits() {
                 };
                 assert!(findings.iter().find(of_it).is_some(), "the audit shows it, and whose it is: {findings:?}");
             }
-            let mut reconcile = wharf_agent::audit::Reconcile::default();
+            let mut reconcile = wharf_agent::reconcile::Reconcile::default();
             for _ in 0..3 {
                 reconcile.run(&agent.node).await.expect("audit");
             }

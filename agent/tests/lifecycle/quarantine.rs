@@ -180,7 +180,7 @@ fn a_record_that_cannot_be_read_goes_out_of_service_at_the_third_start_and_its_c
                 assert_eq!(agent.snapshot().await.quarantined[0].record, "{\"torn\":");
             }
             // Nor does the leak audit take it away, however often it looks.
-            let mut reconcile = wharf_agent::audit::Reconcile::default();
+            let mut reconcile = wharf_agent::reconcile::Reconcile::default();
             for _ in 0..3 {
                 reconcile.run(&agent.node).await.expect("audit");
             }

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 use tokio::task::JoinHandle;
-use wharf_agent::{audit::Reconcile, collect, deletions, endpoint::task::Command, resting, sync::lock};
+use wharf_agent::{collect, deletions, endpoint::task::Command, reconcile::Reconcile, resting, sync::lock};
 use wharf_api::{ApiError, ErrorCode, GcAttachment};
 use wharf_core::{
     identity::Label,
