@@ -51,6 +51,12 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
             cx.out.emit(&view, |style| render::ipam::list(&view, style))?;
             Ok(Exit::Ok)
         }
+        Command::Ipam(IpamCommand::Release { address }) => {
+            cx.client.release_ip(address).await?;
+            let done = std::collections::BTreeMap::from([("released", address)]);
+            cx.out.emit(&done, |_| format!("{address} is not held any more\n"))?;
+            Ok(Exit::Ok)
+        }
         Command::Bpf(command) => bpf::run(&cx, command).await,
         Command::Monitor(args) => monitor::run(&cx, args.filter, args.count, args.time).await,
         Command::Audit(args) => audit::run(&cx, &args).await,

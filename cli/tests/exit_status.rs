@@ -67,6 +67,18 @@ fn status_says_how_it_is() {
 }
 
 #[test]
+fn an_address_is_given_back_or_its_holder_is_named() {
+    let agent = Agent::start(vec![Answer::new("DELETE /v1/ipam/10.88.0.9", 200, Value::Null)]);
+    let ran = agent.run(&["ipam", "release", "10.88.0.9"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "10.88.0.9 is not held any more\n"), "{ran:?}");
+    let held = json!({"code": "exists", "message": "release 10.88.0.9: held by wharf/c1:eth0"});
+    let agent = Agent::start(vec![Answer::new("DELETE /v1/ipam/10.88.0.9", 409, held)]);
+    let ran = agent.run(&["ipam", "release", "10.88.0.9"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("held by wharf/c1:eth0"), "{ran:?}");
+}
+
+#[test]
 fn an_agent_that_is_not_there() {
     let dir = tempfile::tempdir().expect("a directory");
     let none = dir.path().join("none.sock");

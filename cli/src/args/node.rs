@@ -35,6 +35,18 @@ Examples:
   wharf ipam list -o json | jq '.leases | length'"
     )]
     List,
+    /// Give back an address that a caller holds: one leased through the API, or kept by a delete without release.
+    ///
+    /// An endpoint's address goes with the endpoint. An address that nobody holds is no error.
+    #[command(
+        after_help = "\
+Example:
+  wharf ipam release 10.87.0.9"
+    )]
+    Release {
+        /// The address.
+        address: std::net::IpAddr,
+    },
 }
 
 /// `wharf bpf ...`.
