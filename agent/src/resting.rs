@@ -23,7 +23,7 @@ const BATCH: usize = 512;
 /// Addresses woken early for one request: enough for several creates that come together.
 const EARLY: usize = 8;
 /// Longest time for the checks of a request that waits for an address.
-const EARLY_BOUND: Duration = Duration::from_secs(2);
+const EARLY_BOUND: Duration = Duration::from_secs(1);
 
 /// Releases leases: first in the store, together with `also`, then in memory. The addresses begin to rest.
 ///

@@ -16,7 +16,7 @@ use wharf_core::{
     ipam::{LeaseRequest, Wanted},
     kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec, ProgramSpec},
     plan::{CreateStep, plan_create},
-    state::{Event, Fsm},
+    state::{Event, Fsm, State},
     store::{Change, Intent, Lease, LeaseOwner},
 };
 
@@ -146,7 +146,7 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
     let a = &spec.attachment;
     deletions::settle(node, a).await?;
     if let Some(there) = node.registry.by_interface(&a.container_id, &a.ifname) {
-        return Err(exists(a, &there));
+        return Err(taken_by(node, a, &there));
     }
     let netns = node.kernel.observe_netns(&spec.netns).await.map_err(|e| match e.kind {
         KernelErrorKind::NotFound | KernelErrorKind::NotANetns | KernelErrorKind::Permission => ApiError {
@@ -233,7 +233,7 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
         give_back();
         lock(&node.identities).release(identity);
         return Err(match taken {
-            Taken::Interface(there) => exists(a, &there),
+            Taken::Interface(there) => taken_by(node, a, &there),
             Taken::Address(ip, there) => ApiError {
                 code: ErrorCode::Exists,
                 message: format!("create endpoint {a}: endpoint {} has the address {ip} already", there.id),
@@ -533,11 +533,20 @@ pub fn error(code: ErrorCode, message: String) -> ApiError {
     ApiError { code, message, hint: None, retry_after_ms: None }
 }
 
-fn exists(attachment: &Attachment, there: &Handle) -> ApiError {
-    let (id, state) = there.shared.read(|v| (v.record.id, v.fsm.state));
+/// An endpoint that comes or goes will be there or gone in a moment: then a retry tells. One that stays is an error that
+/// no retry mends.
+fn taken_by<K: Kernel>(node: &Node<K>, attachment: &Attachment, there: &Handle) -> ApiError {
+    let (id, state, committed) = there.shared.read(|v| (v.record.id, v.fsm.state, v.committed));
+    let what = format!("create endpoint {attachment}: endpoint {id}");
+    let goes = state == State::Disconnecting && node.in_flight().contains(&there.id);
+    if !committed || goes {
+        let doing = if goes { "is being deleted" } else { "is being created, or taken back" };
+        let message = format!("{what} of this interface {doing}");
+        return ApiError { retry_after_ms: Some(100), ..error(ErrorCode::Busy, message) };
+    }
     ApiError {
         code: ErrorCode::Exists,
-        message: format!("create endpoint {attachment}: endpoint {id} has this interface already ({state})"),
+        message: format!("{what} has this interface already ({state})"),
         hint: Some("delete that one first".into()),
         retry_after_ms: None,
     }

@@ -38,11 +38,9 @@ Examples:
     /// Give back an address that a caller holds: one leased through the API, or kept by a delete without release.
     ///
     /// An endpoint's address goes with the endpoint. An address that nobody holds is no error.
-    #[command(
-        after_help = "\
+    #[command(after_help = "\
 Example:
-  wharf ipam release 10.87.0.9"
-    )]
+  wharf ipam release 10.87.0.9")]
     Release {
         /// The address.
         address: std::net::IpAddr,

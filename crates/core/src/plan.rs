@@ -74,8 +74,8 @@ impl CreateStep {
         match self {
             // A flush to a busy disk may take a second.
             Self::WriteIntent | Self::Commit => 3_000,
-            // Memory only.
-            Self::Lease => 500,
+            // Memory; and a second for the checks of resting addresses when no other is free.
+            Self::Lease => 1_500,
             // The verifier may run, on a machine that is short of processor time.
             Self::EnsurePrograms => 8_000,
             // RTNL is one lock for the whole kernel: 16 creates and a flood of deletes queue behind it.
