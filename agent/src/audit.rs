@@ -95,7 +95,10 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     }
     let prepared: BTreeSet<_> = prepared_before.union(&node.prepared.ids()).copied().collect();
     let node_part = node.kernel.observe_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
-    let queue = queue_files(node).await.map_err(|why| error(ErrorCode::Store, why))?;
+    let (queue, no_queue) = match queue_files(node).await {
+        Ok(queue) => (queue, None),
+        Err(why) => (Vec::new(), Some(why)),
+    };
     let (cidrs, router) = {
         let ipam = lock(&node.ipam);
         (ipam.cidrs(), [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)])
@@ -111,6 +114,13 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         queue: &queue,
     };
     let mut findings = wharf_core::audit::audit(&view);
+    findings.extend(no_queue.map(|problem| AuditFinding {
+        object: "queue-file",
+        subject: node.deletions.queue.path().display().to_string(),
+        problem,
+        owner: None,
+        repair: None,
+    }));
     findings.extend(memory_against_store(node, &later));
     let seen: BTreeSet<EndpointId> = findings.iter().filter_map(|f| repaired_endpoint(f.repair.as_ref()?)).collect();
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };

@@ -33,6 +33,10 @@ use crate::{
 const TICK: Duration = Duration::from_secs(10);
 /// When the canary is held to be lost.
 const CANARY_PATIENCE_MS: u64 = 5_000;
+/// The same, for one that was not even sent.
+const CANARY_PATIENCE: Duration = Duration::from_millis(CANARY_PATIENCE_MS);
+/// Pause before a watch that failed is set up anew.
+const WATCH_AGAIN: Duration = Duration::from_secs(3);
 /// Temporary files of writers that were killed; no writer needs this long.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
@@ -44,6 +48,7 @@ pub struct Deletions {
     /// the deletes' own bounds.
     turn: tokio::sync::Mutex<()>,
     seen: Mutex<Seen>,
+    since: std::time::Instant,
 }
 
 #[derive(Default)]
@@ -85,7 +90,12 @@ impl Deletions {
     /// The queue of a run directory.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
-        Self { queue: Queue::new(run_dir), turn: tokio::sync::Mutex::new(()), seen: Mutex::default() }
+        Self {
+            queue: Queue::new(run_dir),
+            turn: tokio::sync::Mutex::new(()),
+            seen: Mutex::default(),
+            since: std::time::Instant::now(),
+        }
     }
 
     /// For status and metrics.
@@ -95,19 +105,22 @@ impl Deletions {
         let seen = lock(&self.seen);
         let oldest_age_ms = seen.oldest_unix_ms.map(|t| now.saturating_sub(t));
         let (mut health, canary) = match &seen.canary {
-            Canary::NotYet => (Health::Ok, "not sent yet".to_owned()),
+            Canary::NotYet if self.since.elapsed() < CANARY_PATIENCE => (Health::Ok, "not sent yet".to_owned()),
+            Canary::NotYet => {
+                (Health::Degraded, format!("could not be sent: {} cannot be watched", self.queue.path().display()))
+            }
             Canary::Out { since_unix_ms, .. } if now.saturating_sub(*since_unix_ms) < CANARY_PATIENCE_MS => {
                 (Health::Ok, "on its way".to_owned())
             }
             Canary::Out { since_unix_ms, .. } => {
                 let age = now.saturating_sub(*since_unix_ms) / 1_000;
-                (Health::Failing, format!("has not come out for {age} s: records of deletes may not be taken up"))
+                (Health::Degraded, format!("has not come out for {age} s: records of deletes may not be taken up"))
             }
             Canary::Back { after_ms, live: true } => (Health::Ok, format!("came out after {after_ms} ms")),
             Canary::Back { live: false, .. } => {
                 (Health::Degraded, "came out by the tick only: the directory's events do not arrive".to_owned())
             }
-            Canary::Failed(why) => (Health::Failing, format!("could not be sent: {why}")),
+            Canary::Failed(why) => (Health::Degraded, format!("could not be sent: {why}")),
         };
         if seen.unusable > 0 || oldest_age_ms.is_some_and(|age| age > 60_000) {
             health = health.max(Health::Degraded);
@@ -215,23 +228,24 @@ async fn serve<K: Kernel>(
     for (name, written, deletion) in asked {
         if let Some(nonce) = &deletion.canary {
             canary_came(node, nonce, cause);
-            done.push(name);
+            done.push((name, written));
         } else if deletion.boot_id != node.store.boot_id() {
             // What it asks for died with that boot.
-            done.push(name);
+            done.push((name, written));
         } else {
             match find(node, &deletion) {
                 Found::Endpoint(handle) => {
                     handles.push((*handle).clone());
                     known.push((name, written, *handle));
                 }
-                Found::Other => done.push(name),
+                Found::Other => done.push((name, written)),
                 Found::Nothing(attachment) => {
                     let result = unknown::remove(node, &unknown::Wanted::of(&attachment)).await;
                     for e in &result.errors {
                         tracing::warn!(step = e.step, %attachment, "deletion record: {}", e.message);
                     }
-                    if result.errors.is_empty() { done.push(name) } else { stay.push((name, written)) }
+                    let list = if result.errors.is_empty() { &mut done } else { &mut stay };
+                    list.push((name, written));
                 }
             }
         }
@@ -243,16 +257,16 @@ async fn serve<K: Kernel>(
     for (name, written, handle) in known {
         // Gone, or another's by now.
         if node.registry.get(handle.id).is_none_or(|there| there.epoch != handle.epoch) {
-            done.push(name);
+            done.push((name, written));
         } else {
             stay.push((name, written));
         }
     }
-    for name in done {
+    for (name, written) in done {
         let (file, removed) = (name.clone(), blocking(node, move |queue| queue.remove(&name)).await);
         if let Err(error) = removed {
             tracing::warn!(file, "{error}");
-            stay.push((file, clock::unix_ms()));
+            stay.push((file, written));
         } else {
             lock(&node.deletions.seen).drained += 1;
         }
@@ -311,7 +325,7 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
         tracing::warn!("watch the deletion queue: {why}; it is set up anew");
         tokio::select! {
             () = node.stop.cancelled() => return,
-            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            () = tokio::time::sleep(WATCH_AGAIN) => {}
         }
     }
 }
@@ -421,5 +435,7 @@ pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, String> {
 /// When it cannot be removed.
 pub async fn discard<K: Kernel>(node: &Node<K>, name: &str) -> Result<(), String> {
     let name = name.to_owned();
-    blocking(node, move |queue| queue.set_aside(&name)).await
+    blocking(node, move |queue| queue.set_aside(&name)).await?;
+    lock(&node.deletions.seen).unusable += 1;
+    Ok(())
 }

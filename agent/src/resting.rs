@@ -9,7 +9,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 use wharf_core::{
-    ipam::{IpamError, LeaseRequest, Leased},
+    ipam::{IpamError, LeaseRequest, Leased, describe_owner},
     kernel::Kernel,
     store::{Change, Lease, LeaseOwner},
 };
@@ -67,6 +67,11 @@ pub async fn lease<K: Kernel>(node: &Node<K>, request: &LeaseRequest, owner: &Le
     let lease = || lock(&node.ipam).lease(request, owner.clone(), clock::unix_ms());
     let first = lease();
     let Err(IpamError::Exhausted { .. } | IpamError::Resting { .. }) = first else { return first };
+    if let Err(IpamError::Resting { ip, .. }) = &first
+        && !may_return(node, *ip, owner)
+    {
+        return first;
+    }
     let woken = timeout(EARLY_BOUND, async {
         let _turn = node.checks.lock().await;
         // The one before may have woken enough for two.
@@ -85,6 +90,17 @@ pub async fn lease<K: Kernel>(node: &Node<K>, request: &LeaseRequest, owner: &Le
         tracing::warn!("resting addresses could not be looked at within {EARLY_BOUND:?}");
         first
     })
+}
+
+/// Whether an address that is asked for by name may end its rest now: the one who had it may have it back at once (a
+/// container's network is reloaded, a pod with a fixed address comes back), others when its time is over.
+fn may_return<K: Kernel>(node: &Node<K>, ip: IpAddr, owner: &LeaseOwner) -> bool {
+    let Some(view) = lock(&node.ipam).resting().into_iter().find(|r| r.rest.ip == ip) else { return true };
+    let is_same = match owner {
+        LeaseOwner::Attachment { attachment, .. } => view.rest.last_owner.starts_with(&format!("{attachment} ")),
+        LeaseOwner::Caller { .. } | LeaseOwner::Node => view.rest.last_owner == describe_owner(owner),
+    };
+    is_same || view.rest.since_unix_ms.saturating_add(node.config.ip_rest_ms) <= clock::unix_ms()
 }
 
 /// Wakes what has rested and is spoken for by nobody.

@@ -23,6 +23,8 @@ use wharf_core::{
     store::{Change, Intent, Quarantined, RestoreFailure, Snapshot},
 };
 
+use wharf_handover::mark::Mark;
+
 use crate::{
     audit, clock,
     endpoint::{
@@ -89,7 +91,8 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
         .collect();
     let (mut living, mut dead) = (Vec::new(), Vec::new());
     for record in snapshot.endpoints.iter().cloned() {
-        let alive = links.get(record.host_ifname.as_str()) == Some(&record.host_ifindex.0);
+        let alive =
+            links.get(record.host_ifname.as_str()) == Some(&record.host_ifindex.0) || is_renamed(&dump, &record);
         let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
         let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
         let Some((task, handle, renumbered)) = insert(node, record) else { continue };
@@ -140,6 +143,14 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     }
     wharf_crash::point("restore/after-unexplained");
     Ok(())
+}
+
+/// Its link is there under another name that somebody gave it: the container behind it lives.
+fn is_renamed(dump: &KernelDump, record: &EndpointRecord) -> bool {
+    dump.links.iter().filter(|l| l.ifindex == record.host_ifindex).any(|link| {
+        let mark = link.alias.as_deref().and_then(Mark::parse);
+        mark.is_some_and(|m| m.id == record.id.get() && m.epoch == record.epoch.0)
+    })
 }
 
 /// Takes leases and rests back into memory. Returns the addresses whose lease could not be claimed again; they are not

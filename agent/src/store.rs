@@ -34,6 +34,8 @@ const QUEUE: usize = 256;
 /// Epochs reserved with one write, so that a create need not commit just to get its number.
 const EPOCH_BLOCK: u64 = 4096;
 
+/// For how long a failed commit is shown in status, unless it is overtaken by a restart.
+const RECENT: std::time::Duration = std::time::Duration::from_secs(30);
 /// A commit that takes longer than this is shown in status.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(3);
 
@@ -73,11 +75,22 @@ pub struct Stats {
     pub failures: AtomicU64,
     /// The last commit succeeded.
     pub healthy: AtomicBool,
+    /// When a commit failed last, milliseconds since the Unix epoch; 0 when none has.
+    pub last_failure: AtomicU64,
     /// When the work that the disk is at now began, milliseconds since the Unix epoch; 0 when it rests.
     pub busy_since: AtomicU64,
 }
 
 impl Stats {
+    /// How long ago a commit failed, while that is recent: with a disk that is nearly full, small commits succeed between
+    /// those that fail.
+    #[must_use]
+    pub fn failed_recently(&self) -> Option<std::time::Duration> {
+        let last = self.last_failure.load(Ordering::Relaxed);
+        let ago = std::time::Duration::from_millis(crate::clock::unix_ms().saturating_sub(last));
+        (last > 0 && ago < RECENT).then_some(ago)
+    }
+
     /// For how long the disk has been at one piece of work, when that is too long.
     #[must_use]
     pub fn writing_for(&self) -> Option<std::time::Duration> {
@@ -100,7 +113,7 @@ pub struct Opened {
     pub snapshot: Snapshot,
     /// Set when a file was put aside, with the reason.
     pub set_aside: Option<String>,
-    /// The file that was put aside told of this boot: endpoints may live that the store does not know.
+    /// The file that was put aside told of this boot, or there was none: endpoints may live that the store does not know.
     pub lost: bool,
     /// The writer thread; joined at shutdown after every [`Store`] is dropped.
     pub writer: std::thread::JoinHandle<()>,
@@ -294,6 +307,9 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) {
         stats.healthy.store(result.is_ok(), Ordering::Relaxed);
         let counter = if result.is_ok() { &stats.commits } else { &stats.failures };
         counter.fetch_add(1, Ordering::Relaxed);
+        if result.is_err() {
+            stats.last_failure.store(crate::clock::unix_ms(), Ordering::Relaxed);
+        }
         drop(reply.send(result));
     }
 }

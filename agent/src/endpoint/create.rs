@@ -384,7 +384,10 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             hint: Some("choose another CNI_IFNAME, or delete the interface that is there".into()),
             retry_after_ms: None,
         },
-        (_, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => ApiError {
+        (
+            CreateStep::EnsureLink | CreateStep::EnsureConnected,
+            KernelErrorKind::NotFound | KernelErrorKind::NotANetns,
+        ) => ApiError {
             code: ErrorCode::InvalidNetns,
             message: format!("create endpoint {}: {e}", spec.attachment),
             hint: Some("the container's network namespace went away; create the container anew".into()),

@@ -130,7 +130,7 @@ async fn status(node: &LinuxNode) -> AgentStatus {
     let controllers = node.controllers.list();
     let ipam = pools(node);
     let full: Vec<String> =
-        ipam.iter().filter(|p| p.used >= p.total).map(|p| format!("{} {:?}", p.name, p.family)).collect();
+        ipam.iter().filter(|p| p.used >= p.total).map(|p| format!("{} {}", p.name, family(p.family))).collect();
     let stats = node.store.stats();
     let (commits, failures) = (stats.commits.load(Ordering::Relaxed), stats.failures.load(Ordering::Relaxed));
     let of = |bad: bool, worse: Health| if bad { worse } else { Health::Ok };
@@ -157,12 +157,20 @@ async fn status(node: &LinuxNode) -> AgentStatus {
         ),
         component(
             "store",
-            of(!stats.healthy.load(Ordering::Relaxed) || stats.writing_for().is_some(), Health::Failing),
-            match stats.writing_for() {
-                Some(busy) => {
+            of(
+                !stats.healthy.load(Ordering::Relaxed)
+                    || stats.writing_for().is_some()
+                    || stats.failed_recently().is_some(),
+                Health::Failing,
+            ),
+            match (stats.writing_for(), stats.failed_recently()) {
+                (Some(busy), _) => {
                     format!("{commits} commits, {failures} failed; one has been under way for {} s", busy.as_secs())
                 }
-                None => format!("{commits} commits, {failures} failed"),
+                (None, Some(ago)) => {
+                    format!("{commits} commits, {failures} failed, the last {} s ago; is the disk full?", ago.as_secs())
+                }
+                (None, None) => format!("{commits} commits, {failures} failed"),
             },
         ),
         datapath,
@@ -265,6 +273,13 @@ async fn status(node: &LinuxNode) -> AgentStatus {
             timed_out_completions: node.completions.timed_out.load(Ordering::Relaxed),
         },
         resident_bytes: resident_bytes(),
+    }
+}
+
+fn family(family: wharf_api::IpFamily) -> &'static str {
+    match family {
+        wharf_api::IpFamily::Ipv4 => "IPv4",
+        wharf_api::IpFamily::Ipv6 => "IPv6",
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Found {
     pub(super) snapshot: Snapshot,
     /// Set when a file was put aside, with the reason.
     pub(super) set_aside: Option<String>,
-    /// What was put aside told of this boot: there may be endpoints that nothing tells of any more.
+    /// What was put aside told of this boot, or there was nothing: there may be endpoints that nothing tells of any more.
     pub(super) lost: bool,
 }
 
@@ -47,7 +47,11 @@ pub(super) fn open(
         Ok(Found { database, meta, snapshot: Snapshot::default(), set_aside: Some(format!("{aside}: {what}")), lost })
     };
     let found = match loaded {
-        Ok((database, meta, snapshot)) => Ok(Found { database, meta, snapshot, set_aside: None, lost: false }),
+        // A store that was never written to knows nothing: if the kernel does, what it knew was lost with its file.
+        Ok((database, meta, snapshot)) => {
+            let lost = meta.schema.is_none();
+            Ok(Found { database, meta, snapshot, set_aside: None, lost })
+        }
         Err(Unusable::Refused(cause)) => Err(cause),
         Err(Unusable::OtherBoot(meta)) => fresh("other-boot", "it is of another boot", meta, false),
         Err(Unusable::Damaged(what, meta)) => fresh("damaged", &what, meta, true),

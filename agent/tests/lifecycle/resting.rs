@@ -192,20 +192,36 @@ fn an_address_that_was_woken_early_does_not_rest_again_at_the_next_start() {
 }
 
 #[test]
-fn an_address_that_is_asked_for_by_name_is_woken_unless_something_speaks_for_it() {
+fn an_address_that_is_asked_for_by_name_returns_to_the_one_who_had_it_unless_something_speaks_for_it() {
     let machine = small();
     machine.life(async |agent| {
         let first = agent.create("c1").await;
         let ip = v4(&agent, 1);
         agent.delete(&first).await;
         agent.proxy.listens(ip);
-        let mut spec = agent.container("c2");
+        let mut spec = agent.container("c1");
         spec.ips = vec![ip];
         agent.try_create(spec.clone()).await.expect_err("the proxy listens on it");
         agent.quiet().await;
         agent.proxy.closes(ip);
-        let second = agent.try_create(spec).await.expect("created");
-        assert_eq!(second.ipv4.map(IpAddr::V4), Some(ip));
+        let again = agent.try_create(spec).await.expect("created");
+        assert_eq!(again.ipv4.map(IpAddr::V4), Some(ip));
+        agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn an_address_that_is_asked_for_by_name_rests_for_everybody_else() {
+    let machine = small();
+    machine.life(async |agent| {
+        let first = agent.create("c1").await;
+        let ip = v4(&agent, 1);
+        agent.delete(&first).await;
+        let mut spec = agent.container("c2");
+        spec.ips = vec![ip];
+        let error = agent.try_create(spec).await.expect_err("it rests");
+        assert_eq!(error.code, ErrorCode::Busy, "{}", error.message);
+        assert!(error.retry_after_ms.is_some(), "a retry mends it");
         agent.assert_healthy().await;
     });
 }

@@ -28,6 +28,8 @@ use crate::{
 
 /// Longer than any history takes: addresses wake because a step says so.
 const REST_MS: u64 = 3_600_000;
+/// What an address that is asked for by name and rests after another is refused with.
+const RESTS: &str = "it rests since";
 
 /// The machine, the agent that runs on it, and what is expected of both.
 pub(crate) struct Play {
@@ -330,6 +332,7 @@ impl Play {
             rests.extend(before.difference(&held));
         }
         let available = self.is_available(exact.map(address), &held, &rests);
+        let last_owner = exact.and_then(|n| self.last_owner(address(n)));
         drop(agent);
         let outcome = self.disturb(trouble, |agent: &Agent| agent.spawn_create(spec));
         let before = self.model.clone();
@@ -344,6 +347,9 @@ impl Play {
                 let given: Vec<IpAddr> = record.addresses().collect();
                 if let Some(ip) = exact.map(address) {
                     assert!(given.contains(&ip), "asked for {ip}, got {given:?}");
+                    let own =
+                        last_owner.as_ref().is_none_or(|o| o.starts_with(&format!("{} ", attached(who, network))));
+                    assert!(own, "{ip} did not rest after {last_owner:?}");
                 }
                 self.assert_rested(exact.map(address), &given, &held, &rests);
             }
@@ -377,6 +383,11 @@ impl Play {
         available: bool,
         trouble: Trouble,
     ) {
+        if error.message.contains(RESTS) {
+            // Its time is not over, and it was another's.
+            assert_eq!((may, error.code), (Ok(()), ErrorCode::Busy), "{}", error.message);
+            return;
+        }
         let asked = error.message.contains("the test asked for this failure");
         let of_aside = self.model.aside.iter().any(|(of, _)| *of == who);
         match (may, trouble) {
@@ -415,6 +426,11 @@ impl Play {
             let fresh = (0..ADDRESSES).map(address).find(|a| !held.contains(a) && !rests.contains(a));
             assert!(exact == Some(*ip) || fresh.is_none(), "{ip} was woken while {fresh:?} was free");
         }
+    }
+
+    fn last_owner(&self, ip: IpAddr) -> Option<String> {
+        let resting = lock(&self.life().agent.node.ipam).resting();
+        resting.into_iter().find(|r| r.rest.ip == ip).map(|r| r.rest.last_owner)
     }
 
     fn resting(&self) -> BTreeSet<IpAddr> {
@@ -540,7 +556,10 @@ impl Play {
                     assert_eq!(self.model.callers.insert(ip, "job".into()), None, "{ip} has two owners");
                 }
             }
-            Err(error) => assert!(!free || self.model.murky, "refused without a reason: {error}"),
+            Err(error) => {
+                let rests = error.to_string().contains(RESTS);
+                assert!(!free || rests || self.model.murky, "refused without a reason: {error}");
+            }
         }
     }
 

@@ -1,16 +1,21 @@
 //! What is there and should not be, or is there and differs.
 
 use super::{
-    AuditFinding, Auditor, IfName, Intent, LINK_PINS, Lease, LeaseOwner, LinkRef, REQUIRED_PINS, Repair, RouteRow,
-    describe_owner, describe_record, endpoint_id, is_lease_of, is_row_of, low_half, parse_host_ifname,
+    AuditFinding, Auditor, IfName, Intent, LINK_PINS, Lease, LeaseOwner, LinkRef, LinkRow, REQUIRED_PINS, Repair,
+    RouteRow, describe_owner, describe_record, endpoint_id, is_lease_of, is_row_of, low_half, parse_host_ifname,
 };
+use wharf_handover::mark::Mark;
+
 use crate::ids::{EndpointId, Epoch};
 
 impl Auditor<'_> {
     pub(super) fn links(&self, findings: &mut Vec<AuditFinding>) {
         for link in &self.view.dump.links {
             // A name that carries no id is the router's pair, or somebody else's by chance: not ours to judge.
-            let Some((id, epoch)) = parse_host_ifname(&link.name) else { continue };
+            let Some((id, epoch)) = parse_host_ifname(&link.name) else {
+                self.renamed(link, findings);
+                continue;
+            };
             if self.is_unjudged(id) {
                 continue;
             }
@@ -32,7 +37,12 @@ impl Auditor<'_> {
                 }
                 continue;
             }
-            let repair = IfName::parse(&link.name).ok().map(|host_ifname| {
+            // A name proves nothing: anybody may choose it. The mark does, and so does an intent of ours.
+            let intended = self.view.snapshot.intents.iter().any(|(of, e, _)| *of == id && low_half(*e) == epoch);
+            let marked = link.alias.as_deref().is_some_and(|alias| alias.starts_with(&format!("wharf:{id}:")));
+            let ours = IfName::parse(&link.name).ok().filter(|_| intended || marked);
+            let proof = if ours.is_some() { "" } else { "; it does not carry Wharf's mark, so it is left alone" };
+            let repair = ours.map(|host_ifname| {
                 Repair::RemoveLink(LinkRef {
                     id,
                     epoch: self.full_epoch(id, epoch),
@@ -43,11 +53,30 @@ impl Auditor<'_> {
             findings.push(AuditFinding {
                 object: "link",
                 subject,
-                problem: format!("no record: its name says endpoint {id}, epoch ...{epoch:08x}, which is not there"),
+                problem: format!(
+                    "no record: its name says endpoint {id}, epoch ...{epoch:08x}, which is not there{proof}"
+                ),
                 owner: self.former_owner(id, Some(epoch)),
                 repair,
             });
         }
+    }
+
+    /// A link of ours that somebody gave another name: its endpoint lives on, but is not reached by its name any more.
+    fn renamed(&self, link: &LinkRow, findings: &mut Vec<AuditFinding>) {
+        let Some(mark) = link.alias.as_deref().and_then(Mark::parse) else { return };
+        let Some(id) = endpoint_id(u32::from(mark.id)).filter(|id| !self.is_unjudged(*id)) else { return };
+        let record = self.records.get(&id).filter(|r| r.epoch.0 == mark.epoch && r.host_ifindex == link.ifindex);
+        findings.push(AuditFinding {
+            object: "link",
+            subject: format!("{} (ifindex {})", link.name, link.ifindex),
+            problem: match record {
+                Some(record) => format!("was renamed: rename it back to {} (set it down for that)", record.host_ifname),
+                None => "carries a mark of Wharf under a name that is not Wharf's; left alone".to_owned(),
+            },
+            owner: Some(record.map_or_else(|| mark.owner.clone(), |r| describe_record(r))),
+            repair: None,
+        });
     }
 
     /// The epoch whose low half a link's name carries: known in full where an intent or the link's mark tells it.
@@ -169,12 +198,19 @@ impl Auditor<'_> {
             }
             let through = route.ifindex.map_or_else(|| "unreachable".to_owned(), |i| format!("dev ifindex {i}"));
             let owner = route.ifindex.and_then(|i| self.link_ids.get(&i)).and_then(|id| self.former_owner(*id, None));
+            // The number alone proves nothing, where neither the interface nor the destination is one of ours.
+            let ours = route.ifindex.is_none_or(|i| {
+                self.link_ids.contains_key(&i)
+                    || self.view.pool_cidrs.iter().any(|cidr| cidr.contains(&route.destination))
+            });
+            let proof =
+                if ours { "" } else { "; neither its interface nor its destination is Wharf's, so it is left alone" };
             findings.push(AuditFinding {
                 object: "route",
                 subject: format!("{} ({through})", route.destination),
-                problem: "carries Wharf's protocol number, but no endpoint and no pool asks for it".to_owned(),
+                problem: format!("carries Wharf's protocol number, but no endpoint and no pool asks for it{proof}"),
                 owner,
-                repair: Some(Repair::RemoveRoute(route.clone())),
+                repair: ours.then(|| Repair::RemoveRoute(route.clone())),
             });
         }
     }

@@ -10,6 +10,11 @@ use crate::{
 
 mod aside;
 
+/// As the version before wrote it: without an owner.
+fn mark(record: &EndpointRecord) -> String {
+    format!("wharf:{}:{}", record.id, record.epoch)
+}
+
 /// A node with endpoints 1 (epoch 10) and 2 (epoch 20), in which everything is as it should be.
 struct Node {
     dump: KernelDump,
@@ -47,7 +52,7 @@ impl Node {
         self.dump.links.push(LinkRow {
             name: record.host_ifname.to_string(),
             ifindex: record.host_ifindex,
-            alias: None,
+            alias: Some(mark(&record)),
         });
         self.dump.pins.push((record.id.to_string(), names(&[&REQUIRED_PINS[..], &LINK_PINS].concat())));
         self.dump.call_slots.push(u32::from(record.id.get()));
@@ -286,7 +291,7 @@ fn what_is_not_ours_is_named_and_never_touched() {
 fn an_old_epochs_leftovers_do_not_touch_the_endpoint_that_came_after() {
     let mut node = Node::healthy();
     let old = record(2, 19);
-    node.dump.links.push(LinkRow { name: old.host_ifname.to_string(), ifindex: IfIndex(77), alias: None });
+    node.dump.links.push(LinkRow { name: old.host_ifname.to_string(), ifindex: IfIndex(77), alias: Some(mark(&old)) });
     node.dump.routes.push(RouteRow { destination: "10.0.0.2/32".parse().unwrap(), ifindex: Some(IfIndex(77)) });
     node.dump.endpoint_rows.retain(|r| r.address != ip("10.0.0.2"));
     node.dump.endpoint_rows.push(EndpointTableRow { ifindex: IfIndex(77), ..row(&old, ip("10.0.0.2")) });
@@ -445,7 +450,11 @@ fn an_open_intent_tells_whose_a_leak_was_and_its_whole_epoch() {
     let epoch = 0x7_0000_0021;
     let mut node = Node::healthy();
     let leaked = record(7, epoch);
-    node.dump.links.push(LinkRow { name: leaked.host_ifname.to_string(), ifindex: leaked.host_ifindex, alias: None });
+    node.dump.links.push(LinkRow {
+        name: leaked.host_ifname.to_string(),
+        ifindex: leaked.host_ifindex,
+        alias: Some(mark(&leaked)),
+    });
     node.snapshot.intents.push(create_intent(7, epoch));
     let findings = node.audit();
     assert_eq!(findings[0].owner.as_deref(), Some("net/c7:eth0 (epoch 30064771105)"));
@@ -456,4 +465,43 @@ fn an_open_intent_tells_whose_a_leak_was_and_its_whole_epoch() {
         host_ifindex: Some(leaked.host_ifindex),
     };
     assert_eq!(findings[0].repair, Some(Repair::RemoveLink(link)));
+}
+
+#[test]
+fn a_link_or_a_route_that_only_looks_like_ours_is_named_and_left_alone() {
+    let mut node = Node::healthy();
+    let foreign = |alias: Option<&str>| LinkRow {
+        name: "wh00aa000000aa".to_owned(),
+        ifindex: IfIndex(200),
+        alias: alias.map(str::to_owned),
+    };
+    for alias in [None, Some("my own thing"), Some("wharf:171:170:net/c/eth0")] {
+        node.dump.links.push(foreign(alias));
+        assert_eq!(node.found(), ["link wh00aa000000aa (ifindex 200): no repair"], "{alias:?}");
+        assert!(node.audit()[0].problem.ends_with("left alone"), "{:?}", node.audit());
+        node.dump.links.pop();
+    }
+    let far = RouteRow { destination: "203.0.113.0/24".parse().unwrap(), ifindex: Some(IfIndex(1)) };
+    node.dump.routes.push(far);
+    assert_eq!(node.found(), ["route 203.0.113.0/24 (dev ifindex 1): no repair"]);
+    let near = RouteRow { destination: "10.0.0.77/32".parse().unwrap(), ifindex: Some(IfIndex(1)) };
+    node.dump.routes.pop();
+    node.dump.routes.push(near);
+    assert_eq!(node.found(), ["route 10.0.0.77/32 (dev ifindex 1): remove-route 10.0.0.77/32"]);
+}
+
+#[test]
+fn a_link_that_was_renamed_is_told_by_its_mark() {
+    let mut node = Node::healthy();
+    let record = record(2, 20);
+    node.dump.links.retain(|l| l.ifindex != record.host_ifindex);
+    node.dump.links.push(LinkRow {
+        name: "renamed0".to_owned(),
+        ifindex: record.host_ifindex,
+        alias: Some("wharf:2:20:net/c2/eth0".to_owned()),
+    });
+    let findings = node.audit();
+    let renamed = findings.iter().find(|f| f.subject.starts_with("renamed0")).unwrap();
+    assert!(renamed.problem.contains("rename it back to wh000200000014"), "{renamed:?}");
+    assert_eq!(renamed.repair, None);
 }

@@ -6,6 +6,8 @@ use wharf_core::{
     kernel::{KernelDump, LinkRow, Result, RouteRow},
 };
 
+use wharf_handover::mark::Mark;
+
 use super::{Connection, link, route};
 use crate::ROUTE_PROTOCOL;
 
@@ -15,7 +17,9 @@ pub(crate) fn dump_into(dump: &mut KernelDump) -> Result<()> {
     for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
         let RouteNetlinkMessage::NewLink(m) = message else { continue };
         let seen = link::read(&m);
-        if seen.veth && parse_host_ifname(&seen.name).is_some() {
+        // By name, or by mark where somebody gave it another name.
+        let marked = seen.alias.as_deref().and_then(Mark::parse).is_some();
+        if seen.veth && (marked || parse_host_ifname(&seen.name).is_some()) {
             dump.links.push(LinkRow { name: seen.name, ifindex: seen.ifindex, alias: seen.alias.clone() });
         }
     }
