@@ -435,7 +435,13 @@ pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, String> {
 /// When it cannot be removed.
 pub async fn discard<K: Kernel>(node: &Node<K>, name: &str) -> Result<(), String> {
     let name = name.to_owned();
-    blocking(node, move |queue| queue.set_aside(&name)).await?;
-    lock(&node.deletions.seen).unusable += 1;
+    let set_aside = blocking(node, move |queue| {
+        // A drain may have put it aside since the audit saw it.
+        let is_there = queue.list()?.iter().any(|entry| entry.name == name);
+        queue.set_aside(&name).map(|()| is_there)
+    });
+    if set_aside.await? {
+        lock(&node.deletions.seen).unusable += 1;
+    }
     Ok(())
 }

@@ -7,7 +7,7 @@ use wharf_tests::{
     Node, NodeConfig,
     icmp::Ping,
     node::runnable_by_all,
-    process::{Finished, as_nobody, bin, run},
+    process::{Finished, as_nobody, bin, ip, run},
     scenario, wait,
 };
 
@@ -167,6 +167,40 @@ fn program_sets_whose_pins_somebody_removed_do_not_fail_creates() -> Result<()> 
         wharf_tests::icmp::ping(sandbox.space()?, attached.gateways()?[0])?.must_answer()?;
         node.detach(&attached)
     })
+}
+
+#[test]
+fn a_store_that_is_gone_or_empty_costs_no_container_its_network() -> Result<()> {
+    for empty in [false, true] {
+        scenario(NodeConfig::default(), |node| {
+            let sandbox = node.sandbox("a")?;
+            let attached = node.attach(&sandbox)?;
+            // Somebody else's link that has a name of our kind is nobody's to remove.
+            ip(node.space(), "link add wh00aa000000aa type veth peer name theirs")?;
+            node.kill_agent()?;
+            let store = node.dirs().run.join("state.redb");
+            fs::remove_file(&store)?;
+            if empty {
+                fs::write(&store, b"")?;
+            }
+            for start in 1..=2 {
+                node.start_agent()?;
+                let ping = Ping { to: attached.gateways()?[0], count: 3, payload: 56 };
+                ping.run(sandbox.space()?)?.must_answer().with_context(|| format!("start {start}"))?;
+                let shown = node.wharf(&["status"])?.stdout;
+                ensure!(shown.contains("records"), "start {start}: `wharf status` does not tell of it:\n{shown}");
+                if start == 1 {
+                    node.kill_agent()?;
+                }
+            }
+            // Its delete takes it away by the mark on its link.
+            node.detach(&attached)?;
+            ensure!(sandbox.space()?.links()? == ["lo"], "{:?}", sandbox.space()?.links()?);
+            ensure!(node.space().links()?.contains(&"wh00aa000000aa".to_owned()), "another's link was removed");
+            ip(node.space(), "link del wh00aa000000aa").map(drop)
+        })?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -155,9 +155,12 @@ const LEAKS: &[Leak] = &[
         "10.87.200.200",
     ),
     (
-        "an interface with an endpoint's name",
-        |node, _| ip(node.space(), "link add wh00630000ffff type veth peer name whoever").map(drop),
-        "wh00630000ffff",
+        "an interface with the name and the mark of an endpoint that is gone",
+        |node, _| {
+            ip(node.space(), "link add wh00630000ffff type veth peer name whoever")?;
+            ip(node.space(), "link set dev wh00630000ffff alias wharf:99:65535:net/gone/eth0").map(drop)
+        },
+        "net/gone:eth0",
     ),
     (
         "a program taken off",
