@@ -540,6 +540,8 @@ fn a_renamed_link_goes_with_its_endpoint_and_anothers_stays() {
             if let Some(alias) = alias {
                 w.set_alias(a.host_ifname.as_str(), alias);
             }
+            // Older kernels rename only what is down.
+            run("ip", &["link", "set", "dev", a.host_ifname.as_str(), "down"]);
             run("ip", &["link", "set", "dev", a.host_ifname.as_str(), "name", "renamed0"]);
             // A delete of another epoch, or of another endpoint, that has the index of this link.
             for (id, epoch) in [(a.id, Epoch(9)), (id(9), a.epoch)] {

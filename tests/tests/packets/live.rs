@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::{SchedClassifier, TcAttachType, tc::qdisc_add_clsact};
 use wharf_common::{
     Direction::{Egress, Ingress},
     DropReason::{self, *},
@@ -70,6 +70,8 @@ fn attached(dir: &Path, node: &Space, who: Who, name: &str) -> Result<Attached> 
     let ifindex = node.run(|| nix::net::if_::if_nametoindex(host.as_str()))??;
     let mut endpoint = Endpoint::load(Who { ifindex, ..who })?;
     node.run(|| {
+        // Without tcx (before Linux 6.6) a program is a filter, and needs the queueing discipline to be one of.
+        qdisc_add_clsact(&host).with_context(|| format!("add clsact to {host}"))?;
         endpoint.attach(FROM_CONTAINER, &host, TcAttachType::Ingress)?;
         endpoint.attach(TO_CONTAINER, &host, TcAttachType::Egress)
     })??;

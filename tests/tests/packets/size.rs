@@ -77,7 +77,9 @@ fn an_endpoints_maps_stay_small() -> Result<()> {
     }
     let processors = u64::try_from(aya::util::nr_cpus().map_err(|(what, error)| anyhow!("{what}: {error}"))?)?;
     let counters = u64::from(map::METRICS_MAX) * 16 * processors;
-    ensure!(bytes < 4096 + counters, "{bytes} bytes");
+    // Before Linux 6.4 the kernel tells whole pages for each map.
+    let bound = if bytes % 4096 == 0 { 3 * 4096 + counters } else { 4095 + counters };
+    ensure!(bytes <= bound, "{bytes} bytes");
     Ok(())
 }
 
