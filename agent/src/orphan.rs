@@ -82,8 +82,10 @@ pub fn recognise<K: Kernel>(node: &Node<K>, dump: &KernelDump, leases: &[Lease])
 fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
     let (id, low) = parse_host_ifname(&link.name)?;
     let host_ifname = IfName::parse(&link.name).ok()?;
+    // A name alone is not ours; the version before wrote marks without an owner.
+    let alias = link.alias.as_deref().filter(|alias| alias.starts_with(&format!("wharf:{id}:")))?;
     // The mark may be somebody else's text: it counts only where it says what the name says.
-    let mark = link.alias.as_deref().and_then(Mark::parse);
+    let mark = Mark::parse(alias);
     let mark = mark.filter(|m| m.id == id.get() && m.epoch & 0xffff_ffff == u64::from(low));
     let epoch = Epoch(mark.as_ref().map_or(u64::from(low), |m| m.epoch));
     let attachment = mark.as_ref().and_then(Mark::attachment).and_then(|(network, container_id, ifname)| {
