@@ -7,8 +7,10 @@
 
 #[cfg(feature = "client")]
 pub mod client;
+pub mod status;
 pub mod types;
 
+pub use status::*;
 pub use types::*;
 
 /// Where the agent listens unless told otherwise.

@@ -1,0 +1,203 @@
+//! What `GET /v1/healthz` tells: the whole of `wharf status`.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::types::{BpfMap, Health, PoolView};
+
+/// A part of the agent in `wharf status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ComponentStatus {
+    /// `store`, `datapath`, `ipam`, `proxy`, ...
+    pub name: String,
+    /// Health.
+    pub health: Health,
+    /// In words.
+    pub message: String,
+}
+
+/// A controller: something that runs again and again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ControllerStatus {
+    /// Name.
+    pub name: String,
+    /// Runs that succeeded.
+    pub successes: u64,
+    /// Runs that failed.
+    pub failures: u64,
+    /// Failures since the last success.
+    pub consecutive_failures: u64,
+    /// Milliseconds since the Unix epoch.
+    pub last_success_unix_ms: Option<u64>,
+    /// Milliseconds since the Unix epoch.
+    pub last_failure_unix_ms: Option<u64>,
+    /// Last error.
+    pub last_error: Option<String>,
+}
+
+/// The deletion queue: records of shims that found no agent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeletionQueueStatus {
+    /// Records that wait.
+    pub records: u64,
+    /// Age of the oldest, milliseconds; 0 when there is none.
+    pub oldest_age_ms: u64,
+    /// Records put aside since start because they could not be used.
+    pub unusable: u64,
+    /// Records served since start, the canary's included.
+    pub drained: u64,
+    /// What became of this start's canary, in words.
+    pub canary: String,
+}
+
+/// A step that has not ended in its time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StuckStep {
+    /// Endpoint id.
+    pub endpoint: u16,
+    /// Attachment.
+    pub attachment: String,
+    /// Step.
+    pub step: String,
+    /// Milliseconds since it began.
+    pub for_ms: u64,
+    /// Its bound, milliseconds.
+    pub bound_ms: u64,
+}
+
+/// How much is asked of the agent, and what it costs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AdmissionStatus {
+    /// Creates that wait for their turn.
+    pub waiting: u64,
+    /// Creates at work in the kernel.
+    pub running: u64,
+    /// Deletes under way.
+    pub deletes: u64,
+    /// Milliseconds from one create's end to the next while some wait, as measured.
+    pub cost_ms: u64,
+    /// Creates refused since start because they would have waited too long.
+    pub refused: u64,
+}
+
+/// An address that was given back and is not given out again yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RestingAddress {
+    /// Address.
+    #[schema(value_type = String)]
+    pub ip: IpAddr,
+    /// Pool.
+    pub pool: String,
+    /// Who held it.
+    pub last_owner: String,
+    /// When it was given back, milliseconds since the Unix epoch.
+    pub since_unix_ms: u64,
+    /// What still speaks for it, when its rest is over and it is not free.
+    pub blocked: Option<String>,
+}
+
+/// A record out of service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QuarantinedRecord {
+    /// Endpoint id.
+    pub endpoint: u16,
+    /// Addresses that stay reserved.
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<IpAddr>,
+    /// Why.
+    pub why: String,
+    /// When, milliseconds since the Unix epoch.
+    pub since_unix_ms: u64,
+}
+
+/// What the kernel gives.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct KernelStatus {
+    /// `uname -r`.
+    pub release: String,
+    /// `tcx` or `clsact`.
+    pub attach_mode: String,
+    /// Features by name.
+    pub features: BTreeMap<String, bool>,
+}
+
+/// The proxy's part.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ProxyStatus {
+    /// False until a proxy exists.
+    pub enabled: bool,
+    /// Redirects in force.
+    pub redirects: u64,
+    /// Completions awaited now.
+    pub pending_completions: u64,
+    /// Completions that were never given and were passed.
+    pub timed_out_completions: u64,
+}
+
+/// Body of `GET /v1/healthz`: the whole of `wharf status`. Answered with 200 while the agent serves, else 503.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AgentStatus {
+    /// Worst of the components.
+    pub overall: Health,
+    /// True when new endpoints are accepted.
+    pub serving: bool,
+    /// Version of the agent.
+    pub version: String,
+    /// ABI version of the pinned maps.
+    pub abi_version: u32,
+    /// Node name.
+    pub node_name: String,
+    /// Process id.
+    pub pid: u32,
+    /// Milliseconds since the agent started.
+    pub uptime_ms: u64,
+    /// Router addresses.
+    #[schema(value_type = Vec<String>)]
+    pub router: Vec<IpAddr>,
+    /// Kernel.
+    pub kernel: KernelStatus,
+    /// Parts.
+    pub components: Vec<ComponentStatus>,
+    /// Controllers.
+    pub controllers: Vec<ControllerStatus>,
+    /// IPAM.
+    pub ipam: Vec<PoolView>,
+    /// Endpoints by state.
+    pub endpoints: BTreeMap<String, u64>,
+    /// Steps that have not ended in their time.
+    #[serde(default)]
+    pub stuck: Vec<StuckStep>,
+    /// Records out of service.
+    #[serde(default)]
+    pub quarantined: Vec<QuarantinedRecord>,
+    /// Deletion queue.
+    #[serde(default)]
+    pub deletion_queue: DeletionQueueStatus,
+    /// Admission of creates.
+    #[serde(default)]
+    pub admission: AdmissionStatus,
+    /// What the last leak audit found and left; none before the first.
+    #[serde(default)]
+    pub audit_findings: Option<u64>,
+    /// Refused moves of the state machine since start.
+    pub refused_transitions: u64,
+    /// Shared maps, and the sum of the per-endpoint ones.
+    pub bpf_maps: Vec<BpfMap>,
+    /// Program sets verified ahead of need: ready, wanted.
+    pub prepared: PreparedStatus,
+    /// Proxy.
+    pub proxy: ProxyStatus,
+    /// Memory of the agent, bytes resident.
+    pub resident_bytes: u64,
+}
+
+/// Program sets verified ahead of need.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PreparedStatus {
+    /// Ready to be taken.
+    pub ready: u64,
+    /// How many are kept ready.
+    pub target: u64,
+}
