@@ -26,8 +26,8 @@ use crate::{
 
 const OPERATION: &str = "connect endpoint";
 
-/// The work queue answers in well under a millisecond; this is for a machine on its knees.
-const LOCAL_ROUTE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The kernel's work queues answer in well under a millisecond; this is for a machine on its knees.
+const KERNEL_WORK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A request and what it is for.
 struct Step {
@@ -133,8 +133,9 @@ fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()>
     if link::look_up(inside, name)?.is_some_and(|l| l.running) {
         return Ok(());
     }
-    loop {
-        for message in inside.heard()? {
+    let until = Instant::now() + KERNEL_WORK_TIMEOUT;
+    while Instant::now() < until {
+        for message in inside.heard(until)? {
             match message {
                 RouteNetlinkMessage::NewLink(m) => {
                     let seen = link::read(&m);
@@ -150,6 +151,8 @@ fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()>
             }
         }
     }
+    let cause = format!("the kernel did not let it carry packets within {KERNEL_WORK_TIMEOUT:?}");
+    Err(fail(OPERATION, about(record, name), KernelErrorKind::Exhausted, cause))
 }
 
 /// Waits until the container takes packets to its IPv6 address. The kernel acknowledges an address first and puts in
@@ -164,11 +167,11 @@ fn await_local(inside: &mut Connection, address: Ipv6Addr) -> Result<()> {
     if route::is_local(inside, address)? {
         return Ok(());
     }
-    let until = Instant::now() + LOCAL_ROUTE_TIMEOUT;
-    while !inside.heard()?.iter().any(|m| route::is_local_route_to(m, Some(address))) {
+    let until = Instant::now() + KERNEL_WORK_TIMEOUT;
+    while !inside.heard(until)?.iter().any(|m| route::is_local_route_to(m, Some(address))) {
         // Others' changes must not keep this going.
-        if Instant::now() > until {
-            let cause = format!("the kernel did not put in its local route within {LOCAL_ROUTE_TIMEOUT:?}");
+        if Instant::now() >= until {
+            let cause = format!("the kernel did not put in its local route within {KERNEL_WORK_TIMEOUT:?}");
             return Err(fail(OPERATION, address.to_string(), KernelErrorKind::Exhausted, cause));
         }
     }

@@ -64,7 +64,9 @@ impl Phases {
             let count = of(&self.counts) - of(&before.counts);
             (count > 0.0).then(|| (of(&self.sums) - of(&before.sums)) / count * 1e6)
         };
-        let whole = mean(&(operation.to_owned(), None)).with_context(|| format!("the agent did no {operation}"))?;
+        // A regeneration is counted by its level; the one with phases worth a table is that of the datapath.
+        let whole = mean(&(operation.to_owned(), None)).or_else(|| mean(&(format!("{operation}-datapath"), None)));
+        let whole = whole.with_context(|| format!("the agent did no {operation}"))?;
         let mut phases: Vec<(String, f64)> = (self.counts.keys())
             .filter(|(of, _)| of == operation)
             .filter_map(|name| Some((name.1.clone()?, mean(name)?)))

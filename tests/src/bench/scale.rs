@@ -58,7 +58,7 @@ pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
     ensure!(listed == endpoints, "{listed} endpoints are listed, {endpoints} were added");
     let kernel = kernel_memory(node)?;
 
-    let restart = restarts(plugin.node_mut().context("wharf has a node")?, endpoints)?;
+    let (restart, rebuild) = restarts(plugin.node_mut().context("wharf has a node")?, endpoints)?;
 
     let window = |from: usize| times.iter().skip(from).take(WINDOW).copied().collect::<Vec<_>>();
     let mut adds = Group::new(&format!("ADD, {endpoints} in a row"), "ms", Better::Lower);
@@ -116,6 +116,7 @@ pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
         full_before.group(&before, "create", "where the time of ADDs in a row goes in the agent")?,
         gone,
         restart,
+        rebuild,
         memory,
         kernel,
     ];
@@ -125,7 +126,8 @@ pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
 }
 
 /// Kills the agent and starts it again: until it serves, and until every endpoint has the new agent's programs.
-fn restarts(node: &mut Node, endpoints: usize) -> Result<Group> {
+/// Also tells where the last of the restarts spent its time.
+fn restarts(node: &mut Node, endpoints: usize) -> Result<(Group, Group)> {
     const ROUNDS: usize = 3;
     let (mut serves, mut rebuilt) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -143,7 +145,8 @@ fn restarts(node: &mut Node, endpoints: usize) -> Result<Group> {
     group.add("serves", serves)?;
     group.add("all rebuilt", rebuilt)?;
     group.note("traffic goes on all the while: programs and links are pinned");
-    Ok(group)
+    let title = "where the time of an endpoint's rebuild goes, after the last of them";
+    Ok((group, Phases::of(node)?.group(&Phases::default(), "regenerate", title)?))
 }
 
 /// Memory of a process, KiB.

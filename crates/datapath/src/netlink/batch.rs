@@ -1,6 +1,11 @@
 //! Several requests in one `sendmsg`, answers matched by sequence number.
 
-use std::{io, os::fd::AsRawFd, time::Duration};
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::AsRawFd,
+    time::{Duration, Instant},
+};
 
 use nix::sys::{
     socket::{setsockopt, sockopt},
@@ -83,10 +88,40 @@ pub(crate) struct Dump {
     pub(crate) left_out: usize,
 }
 
-/// A socket and its next sequence number.
+/// A socket, its next sequence number, and what it heard while it waited for an answer.
 pub(crate) struct Connection {
     socket: Socket,
     sequence: u32,
+    heard: Heard,
+}
+
+/// Messages to a group that came while an answer was awaited. An event may be queued between the moment the kernel looked
+/// and the moment its answer is queued: it comes first, tells of what the answer does not know, and comes only once.
+#[derive(Default)]
+struct Heard {
+    frames: VecDeque<Frame>,
+}
+
+impl Heard {
+    /// Messages that are kept. Answers take microseconds; a namespace that changes faster than this is not ours to follow.
+    const CAPACITY: usize = 4_096;
+
+    /// Sorts what came: an answer is given back, an event is kept.
+    fn sort(&mut self, frames: Vec<Frame>, to_group: bool) -> io::Result<Option<Vec<Frame>>> {
+        if !to_group {
+            return Ok(Some(frames));
+        }
+        if self.frames.len().saturating_add(frames.len()) > Self::CAPACITY {
+            // As the kernel says it when the socket's own buffer is full.
+            return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+        }
+        self.frames.extend(frames);
+        Ok(None)
+    }
+
+    fn take(&mut self) -> Vec<Frame> {
+        self.frames.drain(..).collect()
+    }
 }
 
 impl Connection {
@@ -103,9 +138,9 @@ impl Connection {
         socket.set_cap_ack(true)?;
         // Lets dumps be filtered by the kernel; since Linux 4.20.
         socket.set_netlink_get_strict_chk(true)?;
-        let timeout = TimeVal::new(ANSWER_TIMEOUT.as_secs().cast_signed(), 0);
-        setsockopt(&socket, sockopt::ReceiveTimeout, &timeout)?;
-        Ok(Self { socket, sequence: 0 })
+        let connection = Self { socket, sequence: 0, heard: Heard::default() };
+        connection.set_timeout(ANSWER_TIMEOUT)?;
+        Ok(connection)
     }
 
     /// The descriptor, for socket options that tell of the namespace.
@@ -169,9 +204,15 @@ impl Connection {
         self.socket.add_membership(RTNLGRP_IPV6_ROUTE).map_err(|e| wrap("listen to IPv6 routes", "NETLINK_ROUTE", &e))
     }
 
-    /// The next messages that are heard. Blocks for [`ANSWER_TIMEOUT`] at most, then fails with `Exhausted` (EAGAIN).
-    pub(crate) fn heard(&mut self) -> Result<Vec<RouteNetlinkMessage>> {
-        let (frames, _) = self.receive_any().map_err(|e| wrap("listen to changes", "NETLINK_ROUTE", &e))?;
+    /// The next messages that are heard; none when nothing was heard until then. The first ones are those that came while
+    /// an answer was awaited.
+    pub(crate) fn heard(&mut self, until: Instant) -> Result<Vec<RouteNetlinkMessage>> {
+        let frames = match self.heard.take() {
+            frames if frames.is_empty() => {
+                self.listen(until).map_err(|e| wrap("listen to changes", "NETLINK_ROUTE", &e))?
+            }
+            frames => frames,
+        };
         Ok(frames
             .into_iter()
             .filter_map(|frame| match frame.body {
@@ -179,6 +220,24 @@ impl Connection {
                 _ => None,
             })
             .collect())
+    }
+
+    fn listen(&self, until: Instant) -> io::Result<Vec<Frame>> {
+        // A timeout of zero would be none at all.
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        self.set_timeout(left)?;
+        let received = self.receive_any();
+        self.set_timeout(ANSWER_TIMEOUT)?;
+        match received {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Vec::new()),
+            other => other.map(|(frames, _)| frames),
+        }
+    }
+
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        let seconds = libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX);
+        let timeout = TimeVal::new(seconds, libc::suseconds_t::from(timeout.subsec_micros().cast_signed()));
+        Ok(setsockopt(&self.socket, sockopt::ReceiveTimeout, &timeout)?)
     }
 
     /// Everything of a kind, as one consistent view. A message this crate's parser does not know is left out: it tells
@@ -242,11 +301,12 @@ impl Connection {
         if sent == buffer.len() { Ok(()) } else { Err(io::Error::other("the kernel took only a part of the request")) }
     }
 
-    /// The next answer; what is merely heard ([`Self::hear_links`]) is passed over, as its sequence numbers are others'.
-    fn receive(&self) -> io::Result<Vec<Frame>> {
+    /// The next answer; what is heard meanwhile ([`Self::hear_links`]) is kept for [`Self::heard`].
+    fn receive(&mut self) -> io::Result<Vec<Frame>> {
         loop {
-            if let (frames, false) = self.receive_any()? {
-                return Ok(frames);
+            let (frames, to_group) = self.receive_any()?;
+            if let Some(answer) = self.heard.sort(frames, to_group)? {
+                return Ok(answer);
             }
         }
     }
@@ -395,6 +455,20 @@ mod tests {
             _ => unreachable!("the first frame is a refusal of request 7"),
         }
         assert!(matches!(frames.get(1).map(|f| &f.body), Some(Body::Ack)));
+    }
+
+    #[test]
+    fn what_is_heard_before_an_answer_is_kept_in_order_and_within_a_bound() {
+        let frame = |sequence| Frame { sequence, interrupted: false, body: Body::Ack };
+        let mut heard = Heard::default();
+        assert!(matches!(heard.sort(vec![frame(1), frame(2)], true), Ok(None)));
+        assert!(matches!(heard.sort(vec![frame(9)], false), Ok(Some(answer)) if answer.len() == 1));
+        assert!(matches!(heard.sort(vec![frame(3)], true), Ok(None)));
+        assert_eq!(heard.take().iter().map(|f| f.sequence).collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(heard.take().is_empty(), "nothing is heard twice");
+        let flood = (0..u32::try_from(Heard::CAPACITY).unwrap_or(0)).map(frame).collect();
+        assert!(matches!(heard.sort(flood, true), Ok(None)));
+        assert!(heard.sort(vec![frame(0)], true).is_err(), "what does not fit is an error, not lost");
     }
 
     #[test]
