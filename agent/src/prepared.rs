@@ -141,7 +141,7 @@ pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, String> {
     let id = node.registry.take_id().ok_or("every endpoint id is in use")?;
     let guard = node.working_on(id);
     let (container_mac, host_mac) = random_macs();
-    let spec = ProgramSpec { id, container_mac, host_mac, debug: node.config.debug_programs };
+    let spec = ProgramSpec { id, container_mac, host_mac, debug: node.config.debug_programs, keep: false };
     match node.kernel.ensure_programs(&spec).await {
         Ok(programs) => Ok((ProgramSet { id, container_mac, host_mac }, programs, guard)),
         Err(error) => {

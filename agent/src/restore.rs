@@ -133,6 +133,8 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     wharf_crash::point("restore/after-clean-up");
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
     for mut task in living {
+        // A thousand endpoints are back in the time it takes to look, not in the time it takes to verify.
+        task.keep_programs = true;
         task.transition(Event::RestoreStarted);
         node.endpoints.spawn(task.run());
     }

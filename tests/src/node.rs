@@ -156,6 +156,14 @@ impl Node {
         Ok(())
     }
 
+    /// From the next start on, the agent has this flag, or has it no more.
+    pub fn set_flag(&mut self, flag: &str, on: bool) {
+        self.flags.retain(|f| f != flag);
+        if on {
+            self.flags.push(flag.to_owned());
+        }
+    }
+
     /// Starts an agent with crash points and waits until it is ready; false when it was killed at one first.
     ///
     /// # Errors

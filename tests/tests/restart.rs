@@ -76,6 +76,40 @@ fn traffic_never_stops_when_the_agent_is_stopped_and_restarted() -> Result<()> {
     traffic_survives(Node::stop_agent)
 }
 
+/// An agent that brings other programs replaces those of the one before; one that brings the same leaves them.
+#[test]
+fn traffic_never_stops_when_the_agent_is_upgraded() -> Result<()> {
+    /// Programs with log records are other programs.
+    const OTHER_PROGRAMS: &str = "--debug-programs";
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (b, eb)] = two(node)?;
+        let (sa, sb) = (a.space()?, b.space()?);
+        let v4 = UdpStream::start(sa, sb, eb.v4()?.into(), 1000)?;
+        let v6 = UdpStream::start(sb, sa, ea.v6()?.into(), 1000)?;
+        let tcp = TcpFlow::start(sa, sb, eb.v4()?.into())?;
+        let link = node.endpoint(&ea)?.host_ifname;
+        let mut there = programs::attached(node.space(), &link)?;
+        for (other, changes) in [(false, false), (true, true), (false, true), (false, false)] {
+            node.kill_agent()?;
+            node.set_flag(OTHER_PROGRAMS, other);
+            node.start_agent()?;
+            all_ready(node)?;
+            v4.await_more(100)?;
+            v6.await_more(100)?;
+            let now = programs::attached(node.space(), &link)?;
+            ensure!((now != there) == changes, "other programs {other}: {there:?} became {now:?}");
+            there = now;
+        }
+        v4.stop()?.must_be_perfect()?;
+        v6.stop()?.must_be_perfect()?;
+        tcp.stop()?.must_be_whole()?;
+        let left = node.audit()?.findings;
+        ensure!(left.is_empty(), "{left:?}");
+        node.detach(&ea)?;
+        node.detach(&eb)
+    })
+}
+
 /// What happens to the agent while traffic runs.
 #[derive(Debug, Clone, Copy)]
 enum Event {

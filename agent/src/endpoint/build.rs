@@ -42,7 +42,8 @@ pub fn desired_config<K: Kernel>(node: &Node<K>, record: &EndpointRecord, trace:
     }
 }
 
-/// Runs a build to its end, or to the next step once a delete has come.
+/// Runs a build to its end, or to the next step once a delete has come. With `keep_programs`, pinned programs that a load
+/// would only repeat are attached as they are.
 ///
 /// # Errors
 /// The step that failed or hung and why; the last good state is in force.
@@ -51,6 +52,7 @@ pub async fn build<K: Kernel>(
     shared: &Arc<Shared>,
     cancel: &CancellationToken,
     level: Level,
+    keep_programs: bool,
 ) -> Result<(), String> {
     let (record, trace) = shared.read(|v| (v.record.clone(), v.trace));
     let run = Run { node, shared, cancel };
@@ -60,6 +62,7 @@ pub async fn build<K: Kernel>(
             container_mac: record.container_mac,
             host_mac: record.host_mac,
             debug: node.config.debug_programs,
+            keep: keep_programs,
         };
         run.step(CreateStep::EnsurePrograms, node.kernel.ensure_programs(&spec)).await?;
     }

@@ -471,6 +471,7 @@ fn program_spec<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> ProgramSp
         container_mac: record.container_mac,
         host_mac: record.host_mac,
         debug: node.config.debug_programs,
+        keep: false,
     }
 }
 

@@ -60,6 +60,9 @@ pub struct EndpointTask<K: Kernel> {
     pub prepared: bool,
     /// What the undo of a failed create could not take back; its id stays reserved then.
     pub left: Vec<StepError>,
+    /// From before a restart: its programs stay as long as they are what this agent would load, and nobody asked for new
+    /// ones.
+    pub keep_programs: bool,
     handle: Handle,
     mailbox: mpsc::Receiver<Command>,
     queued: Option<(Level, tokio::time::Instant)>,
@@ -79,6 +82,7 @@ impl<K: Kernel> EndpointTask<K> {
             cancel: handle.cancel.clone(),
             prepared,
             left: Vec::new(),
+            keep_programs: false,
             handle: handle.clone(),
             mailbox,
             queued: None,
@@ -175,7 +179,9 @@ impl<K: Kernel> EndpointTask<K> {
         let _guard = node.working_on(self.handle.id);
         let desired = self.shared.read(|v| v.status.desired_revision);
         let started = tokio::time::Instant::now();
-        let result = build::build(&node, &self.shared, &self.cancel, level).await;
+        let result = build::build(&node, &self.shared, &self.cancel, level, self.keep_programs).await;
+        // From now on a build of the datapath is asked for because something is wrong or somebody wants it.
+        self.keep_programs = false;
         node.metrics.regeneration(level, started.elapsed(), result.is_ok());
         match result {
             Ok(()) => {
@@ -223,7 +229,10 @@ impl<K: Kernel> EndpointTask<K> {
     /// True when the task is to end.
     async fn on_command(&mut self, command: Command) -> bool {
         match command {
-            Command::Regenerate(level, done) => self.request(level, done),
+            Command::Regenerate(level, done) => {
+                self.keep_programs &= level != Level::Datapath;
+                self.request(level, done);
+            }
             Command::Trace(on, done) => {
                 self.shared.update(|v| v.trace = on);
                 self.request(Level::Policy, done);

@@ -14,7 +14,7 @@ use crate::support::*;
 /// Pins of an endpoint that never was.
 async fn leak_pins(agent: &Agent, n: u16) {
     let macs = ["02:00:00:00:00:01", "02:00:00:00:00:02"].map(|m| m.parse().expect("MAC"));
-    let spec = ProgramSpec { id: id(n), container_mac: macs[0], host_mac: macs[1], debug: false };
+    let spec = ProgramSpec { id: id(n), container_mac: macs[0], host_mac: macs[1], debug: false, keep: false };
     agent.kernel.ensure_programs(&spec).await.expect("loaded");
 }
 

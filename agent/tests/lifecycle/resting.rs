@@ -112,6 +112,7 @@ fn an_address_is_not_woken_while_a_row_of_the_kernel_speaks_for_it() {
             container_mac: record.container_mac,
             host_mac: record.host_mac,
             debug: false,
+            keep: false,
         };
         agent.kernel.ensure_programs(&spec).await.expect("loaded");
         agent.kernel.ensure_reachable(&record).await.expect("rows");

@@ -121,6 +121,9 @@ pub struct ProgramSpec {
     pub host_mac: MacAddr,
     /// Debug log records wanted (needs an object built with them).
     pub debug: bool,
+    /// Programs that are pinned stay, with their ids, when they are the very ones that a load would bring: the same
+    /// instructions, constants and maps. Otherwise they are loaded anew in any case. Programs with log records may be.
+    pub keep: bool,
 }
 
 /// What the kernel holds of an endpoint's programs.
@@ -320,7 +323,8 @@ pub trait Kernel: Send + Sync + 'static {
     fn observe_netns(&self, path: &Path) -> impl Future<Output = Result<NetnsRef>> + Send;
 
     /// Loads an endpoint's programs, with their maps, and pins them. With maps already pinned for the id, the new
-    /// programs use those, and the pins move to the new programs only after all of them have loaded.
+    /// programs use those, and the pins move to the new programs only after all of them have loaded. With
+    /// [`ProgramSpec::keep`], what needs no load is not loaded.
     fn ensure_programs(&self, spec: &ProgramSpec) -> impl Future<Output = Result<Programs>> + Send;
 
     /// Creates the veth pair, both sides down, the container side born in its namespace.

@@ -7,8 +7,8 @@ use std::{net::IpAddr, path::Path};
 
 use support::*;
 use wharf_core::{
-    ids::{ContainerId, Epoch, IfName},
-    kernel::{AttachMode, Attached, Kernel, KernelErrorKind, NodeSpec, RouteRow},
+    ids::{ContainerId, Epoch, IfName, MacAddr},
+    kernel::{AttachMode, Attached, Kernel, KernelErrorKind, NodeSpec, ProgramSpec, RouteRow},
 };
 use wharf_handover::mark::Mark;
 
@@ -36,6 +36,7 @@ contract! {
     a_late_delete_leaves_the_successor_alone,
     twenty_links_go_together,
     regeneration_replaces_and_keeps_the_maps,
+    programs_that_are_not_what_a_load_would_bring_are_not_kept,
     a_link_that_went_by_itself_is_told_and_cleaned_up,
     an_ended_namespace_is_told_and_cleaned_up,
     repair_verbs_take_only_what_they_name,
@@ -283,7 +284,31 @@ async fn regeneration_replaces_and_keeps_the_maps<W: World>(w: W) {
     assert!(between.iter().any(|m| m.object == "program"), "old programs are attached still: {between:?}");
     assert_eq!(k.ensure_attached(&link_ref(&r)).await.expect("attached"), Attached::Replaced);
     assert_eq!(k.observe_endpoint(&r).await.expect("observe"), [], "the slot has the new program too");
+    let kept = k.ensure_programs(&ProgramSpec { keep: true, ..program_spec(&r) }).await.expect("programs kept");
+    assert_eq!((kept.program_ids, kept.map_ids), (second.program_ids, second.map_ids), "what a load would only repeat");
+    assert!(kept.memlock_bytes > 0);
+    assert_eq!(k.ensure_attached(&link_ref(&r)).await.expect("attached"), Attached::Replaced);
+    assert_eq!(k.observe_endpoint(&r).await.expect("observe"), [], "attaching what is attached changes nothing");
     delete(k, &r).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn programs_that_are_not_what_a_load_would_bring_are_not_kept<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let a = new_endpoint(&w, 1, 10).await;
+    let first = k.ensure_programs(&program_spec(&a)).await.expect("programs");
+    // Other constants.
+    let mac = MacAddr([2, 0, 0, 0, 0xff, 0xfe]);
+    let other = ProgramSpec { container_mac: mac, keep: true, ..program_spec(&a) };
+    let second = k.ensure_programs(&other).await.expect("programs of another MAC");
+    assert_ne!(second.program_ids, first.program_ids);
+    // Nothing pinned at all.
+    let none = ProgramSpec { keep: true, ..program_spec(&record(2, 20, &a.netns, "eth1")) };
+    let third = k.ensure_programs(&none).await.expect("programs where none were");
+    assert!(third.program_ids.iter().all(|id| !second.program_ids.contains(id)));
+    k.remove_programs(none.id).await.expect("removed");
+    delete(k, &a).await;
     assert_no_endpoints(k).await;
 }
 

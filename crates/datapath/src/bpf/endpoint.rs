@@ -88,19 +88,29 @@ impl Bpf {
             host_mac: spec.host_mac.0,
             debug: u32::from(spec.debug),
         };
+        if let Some(kept) = self.kept(spec, &consts)? {
+            return Ok(kept);
+        }
         let load = |e: &aya::EbpfError| wrap("load programs", about(spec.id), e);
         let mut ebpf = self.loader.load(object, Some(&consts), paths).map_err(|e| load(&e))?;
         // The maps are pinned as they are made.
         crash::point("datapath/programs/after-maps");
         let mut memlock_bytes = 0;
-        let mut program_ids = [0; 3];
-        for (name, id) in PROGRAMS.iter().zip(&mut program_ids) {
+        let (mut program_ids, mut tags) = ([0; 3], [0; 3]);
+        for ((name, id), tag) in PROGRAMS.iter().zip(&mut program_ids).zip(&mut tags) {
             let subject = format!("{name} of endpoint {}", spec.id);
             let program = loader::classifier(&mut ebpf, name)?;
             program.load().map_err(|e| loader::load_error(subject.clone(), &e))?;
             let info = program.info().map_err(|e| wrap("read program", &subject, &e))?;
-            *id = info.id();
+            (*id, *tag) = (info.id(), info.tag());
             memlock_bytes += maps::memlock(program.fd().map_err(|e| wrap("read program", &subject, &e))?)?;
+        }
+        if !spec.debug {
+            self.known.learn(tags);
+        }
+        // The first of this process had to be loaded to know them; they go again, unpinned.
+        if let Some(kept) = self.kept(spec, &consts)? {
+            return Ok(kept);
         }
         let mut map_ids = [0; 2];
         for (name, id) in MAPS.iter().zip(&mut map_ids) {

@@ -4,6 +4,7 @@ mod attach;
 mod clsact;
 mod endpoint;
 mod inventory;
+mod kept;
 mod loader;
 pub(crate) mod maps;
 mod objects;
@@ -16,6 +17,7 @@ use std::{path::Path, sync::Mutex};
 
 use wharf_core::kernel::{AttachMode, Result};
 
+use kept::Known;
 use loader::Loader;
 use pins::PinTree;
 use shared::SharedMap;
@@ -30,13 +32,15 @@ pub(crate) struct Bpf {
     tables: Mutex<()>,
     /// The shared maps that the programs loaded here use, open as long as this process runs.
     shared: Mutex<Vec<SharedMap>>,
+    /// By which programs from before a restart are recognised.
+    known: Known,
 }
 
 impl Bpf {
     /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode) -> Result<Self> {
-        let (tables, shared) = Default::default();
-        let bpf = Self { pins: PinTree::open(bpffs)?, loader: Loader::new(), mode, tables, shared };
+        let (tables, shared, known) = Default::default();
+        let bpf = Self { pins: PinTree::open(bpffs)?, loader: Loader::new(), mode, tables, shared, known };
         bpf.pins.check_versions()?;
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;

@@ -101,6 +101,11 @@ impl Bpf {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ids of the shared maps that this process has open.
+    pub(super) fn held_ids(&self) -> Vec<u32> {
+        self.held().iter().map(|map| map.id).collect()
+    }
+
     /// Id of a pinned shared map; `None` when it is not pinned.
     pub(super) fn pinned_map_id(&self, name: &str) -> Result<Option<u32>> {
         let path = self.pins.shared(name);

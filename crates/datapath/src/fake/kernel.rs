@@ -88,15 +88,19 @@ impl Kernel for FakeKernel {
 
     async fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs> {
         self.call(Operation::EnsurePrograms, endpoint(spec.id), |s| {
+            if let Some(old) = s.pins.get(&spec.id).filter(|p| spec.keep && p.is_of(spec)) {
+                return Ok(Programs { program_ids: old.program_ids, map_ids: old.map_ids, memlock_bytes: 3 * 8192 });
+            }
             let program_ids = [s.fresh(), s.fresh(), s.fresh()];
             let map_ids = match s.pins.get(&spec.id) {
                 Some(old) => old.map_ids,
                 None => [s.fresh(), s.fresh()],
             };
             match s.pins.get_mut(&spec.id) {
-                Some(old) => old.program_ids = program_ids,
+                Some(old) => (old.program_ids, old.spec) = (program_ids, spec.clone()),
                 None => {
-                    let new = Pinned { program_ids, map_ids, config: None, counters: Vec::new(), links: false };
+                    let counters = Vec::new();
+                    let new = Pinned { spec: spec.clone(), program_ids, map_ids, config: None, counters, links: false };
                     s.pins.insert(spec.id, new);
                 }
             }

@@ -11,7 +11,7 @@ use wharf_common::Event;
 use wharf_core::{
     endpoint::NetnsRef,
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
-    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, Mismatch, NodeSpec},
+    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, Mismatch, NodeSpec, ProgramSpec},
 };
 
 pub(super) fn features() -> KernelFeatures {
@@ -75,11 +75,20 @@ pub(super) enum Hook {
 /// What is pinned for an endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Pinned {
+    /// What the programs were loaded with.
+    pub(super) spec: ProgramSpec,
     pub(super) program_ids: [u32; 3],
     pub(super) map_ids: [u32; 2],
     pub(super) config: Option<ConfigSpec>,
     pub(super) counters: Vec<CounterRow>,
     pub(super) links: bool,
+}
+
+impl Pinned {
+    /// True when a load with this spec would bring the same programs.
+    pub(super) fn is_of(&self, spec: &ProgramSpec) -> bool {
+        ProgramSpec { keep: self.spec.keep, ..spec.clone() } == self.spec
+    }
 }
 
 #[derive(Default)]

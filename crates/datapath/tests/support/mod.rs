@@ -286,7 +286,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
 }
 
 pub(crate) fn program_spec(r: &EndpointRecord) -> ProgramSpec {
-    ProgramSpec { id: r.id, container_mac: r.container_mac, host_mac: r.host_mac, debug: false }
+    ProgramSpec { id: r.id, container_mac: r.container_mac, host_mac: r.host_mac, debug: false, keep: false }
 }
 
 pub(crate) fn link_spec(r: &EndpointRecord) -> LinkSpec {

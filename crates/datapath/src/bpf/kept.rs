@@ -1,0 +1,89 @@
+//! Programs that are pinned already and are the very ones that would be loaded: loading them anew would cost the verifier's
+//! time and change nothing.
+//!
+//! The kernel tells programs apart by their tag: a hash of the instructions as they were loaded, without map descriptors
+//! (`bpf_prog_info.tag`). It depends on the kernel which hash that is, so tags are not computed here but learned from
+//! the first load of this process. Constants and maps are not in the tag and are compared by themselves. Programs with log
+//! records have those among their constants, and are always loaded anew.
+
+use std::sync::{Mutex, PoisonError};
+
+use aya::{
+    maps::{Array, Map, MapData},
+    programs::ProgramInfo,
+};
+use wharf_common::EndpointConsts;
+use wharf_core::kernel::{KernelErrorKind, ProgramSpec, Programs, Result};
+
+use super::{
+    Bpf, maps,
+    pins::{MAPS, PROGRAMS},
+};
+use crate::error::wrap;
+
+/// Tags of [`PROGRAMS`], each in its place.
+type Tags = [u64; 3];
+
+/// Tags of the programs that this process loads; none before the first load.
+#[derive(Default)]
+pub(super) struct Known(Mutex<Option<Tags>>);
+
+impl Known {
+    pub(super) fn learn(&self, tags: Tags) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tags);
+    }
+
+    fn tags(&self) -> Option<Tags> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Bpf {
+    /// What is pinned, if it is all that a load would bring; `None` when it is not, or when that cannot be said.
+    pub(super) fn kept(&self, spec: &ProgramSpec, consts: &EndpointConsts) -> Result<Option<Programs>> {
+        let Some(tags) = self.known.tags().filter(|_| spec.keep && !spec.debug) else { return Ok(None) };
+        let mut programs = Programs { program_ids: [0; 3], map_ids: [0; 2], memlock_bytes: 0 };
+        let mut used = Vec::new();
+        for ((name, tag), id) in PROGRAMS.iter().zip(tags).zip(&mut programs.program_ids) {
+            let path = self.pins.endpoint(spec.id, name);
+            let read = |e: &(dyn std::error::Error + 'static)| wrap("read program", path.display().to_string(), e);
+            let info = match ProgramInfo::from_pin(&path).map_err(|e| read(&e)) {
+                Ok(info) => info,
+                Err(e) if e.kind == KernelErrorKind::NotFound => return Ok(None),
+                Err(e) => return Err(e),
+            };
+            if info.tag() != tag {
+                return Ok(None);
+            }
+            *id = info.id();
+            programs.memlock_bytes += u64::from(info.memory_locked().map_err(|e| read(&e))?);
+            used.extend(info.map_ids().map_err(|e| read(&e))?.into_iter().flatten());
+        }
+        for (name, id) in MAPS.iter().zip(&mut programs.map_ids) {
+            let path = self.pins.endpoint(spec.id, name);
+            let data = match maps::open(&path, name) {
+                Ok(data) => data,
+                Err(e) if e.kind == KernelErrorKind::NotFound => return Ok(None),
+                Err(e) => return Err(e),
+            };
+            *id = maps::id(&data, &path)?;
+            programs.memlock_bytes += maps::memlock(data.fd())?;
+        }
+        // Programs over maps that nobody writes are no good, whatever their instructions.
+        let right_maps = programs.map_ids.iter().chain(&self.held_ids()).all(|id| used.contains(id));
+        if !right_maps || !used.iter().any(|id| has_constants(*id, consts)) {
+            return Ok(None);
+        }
+        Ok(Some(programs))
+    }
+}
+
+/// True when a map is the one of the programs' constants, with these in it. What cannot be read is not.
+fn has_constants(id: u32, consts: &EndpointConsts) -> bool {
+    let Ok(data) = MapData::from_id(id) else { return false };
+    let named = data.info().is_ok_and(|info| info.name_as_str().is_some_and(|name| name.ends_with(".rodata")));
+    named
+        && Array::<_, EndpointConsts>::try_from(Map::Array(data))
+            .and_then(|rows| rows.get(&0, 0))
+            .is_ok_and(|is| is == *consts)
+}
