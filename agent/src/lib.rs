@@ -36,6 +36,7 @@ pub mod registry;
 pub mod rest;
 pub mod resting;
 pub mod restore;
+pub mod resume;
 pub mod serve;
 pub mod store;
 pub mod stuck;
@@ -164,6 +165,11 @@ fn start_controllers(node: &Arc<LinuxNode>) {
     node.tasks.spawn(async move {
         let work = || resting::wake(&owned);
         owned.controllers.run("address-rest", resting::TICK, owned.stop.clone(), work).await;
+    });
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        let work = || resume::resume(&owned);
+        owned.controllers.run("delete-resume", resume::INTERVAL, owned.stop.clone(), work).await;
     });
     if !node.config.audit_interval.is_zero() {
         let owned = Arc::clone(node);

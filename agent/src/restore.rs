@@ -317,6 +317,7 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
         status: EndpointStatus { since_unix_ms: clock::unix_ms(), ..EndpointStatus::default() },
         trace: false,
         committed: true,
+        delete_options: DeleteOptions::default(),
         record,
     };
     let (sender, mailbox) = mpsc::channel(MAILBOX);

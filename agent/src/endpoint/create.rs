@@ -15,7 +15,7 @@ use wharf_core::{
     ids::{Attachment, IfIndex, IfName, MacAddr, PoolName},
     ipam::{LeaseRequest, Wanted},
     kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec, ProgramSpec},
-    plan::{CreateStep, plan_create},
+    plan::{CreateStep, DeleteOptions, plan_create},
     state::{Event, Fsm, State},
     store::{Change, Intent, Lease, LeaseOwner},
 };
@@ -224,8 +224,14 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
         created_unix_ms: clock::unix_ms(),
     };
     let now = clock::unix_ms();
-    let view =
-        View { record, fsm: Fsm::new_created(now), status: EndpointStatus::default(), trace: false, committed: false };
+    let view = View {
+        record,
+        fsm: Fsm::new_created(now),
+        status: EndpointStatus::default(),
+        trace: false,
+        committed: false,
+        delete_options: DeleteOptions::default(),
+    };
     let (sender, mailbox) = mpsc::channel(MAILBOX);
     let handle =
         Handle { id: set.id, epoch, mailbox: sender, shared: Shared::new(view), cancel: CancellationToken::new() };

@@ -243,6 +243,7 @@ impl<K: Kernel> EndpointTask<K> {
             },
             Command::Teardown(options, reply) => {
                 self.answer_waiting(&Err("the endpoint is being deleted".into()));
+                self.shared.update(|v| v.delete_options = options);
                 let torn = match self.torn.take() {
                     Some(torn) if torn.clean => torn,
                     _ => {

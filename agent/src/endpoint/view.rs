@@ -11,6 +11,7 @@ use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus};
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch},
+    plan::DeleteOptions,
     state::{Fsm, State},
 };
 
@@ -32,6 +33,8 @@ pub struct View {
     pub trace: bool,
     /// The record is in the store.
     pub committed: bool,
+    /// What the last delete asked for.
+    pub delete_options: DeleteOptions,
 }
 
 /// The part of an endpoint that is shared.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::sync::lock;
+use wharf_agent::{resume, sync::lock};
 use wharf_core::{
     kernel::{CounterRow, KernelErrorKind as Kind},
     plan::{DeleteOptions, DeleteStep},
@@ -175,6 +175,48 @@ fn a_failed_step_is_recorded_the_rest_runs_and_the_next_delete_finishes() {
             });
         }
     }
+}
+
+#[test]
+fn a_delete_that_nobody_asks_for_again_is_resumed_as_it_was_asked_for() {
+    for no_ip_release in [false, true] {
+        Machine::new().life(async |agent| {
+            let handle = agent.create("c1").await;
+            let ips = addresses(&handle);
+            agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
+            let delete = agent.spawn_delete(&[&handle], DeleteOptions { no_ip_release });
+            assert!(!delete.await.expect("task").errors.is_empty());
+            assert_eq!(state(&handle), State::Disconnecting);
+
+            agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
+            let refused = resume::resume(&agent.node).await.expect_err("it fails once more");
+            assert!(refused.contains("net/c1:eth0: remove-link"), "{refused}");
+
+            let living = agent.create("c2").await;
+            assert_eq!(resume::resume(&agent.node).await, Ok(()));
+            assert_eq!(state(&handle), State::Disconnected);
+            assert_eq!(state(&living), State::Ready, "what is not being deleted is left alone");
+            let held = ips.iter().filter(|ip| agent.lease_owner(**ip).is_some()).count();
+            assert_eq!(held, if no_ip_release { ips.len() } else { 0 });
+            assert_eq!(agent.delete(&living).await.errors, []);
+        });
+    }
+}
+
+#[test]
+fn a_delete_that_runs_is_not_resumed_beside_itself() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        let hold = agent.kernel.hold(Op::RemoveLink);
+        let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
+        hold.reached().await;
+        agent.kernel.clear_call_log();
+        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        assert_eq!(agent.operations(), [], "it is left to who works on it");
+        hold.release();
+        assert_eq!(delete.await.expect("task").errors, []);
+        agent.assert_nothing_left().await;
+    });
 }
 
 #[test]
