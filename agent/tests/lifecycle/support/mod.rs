@@ -61,7 +61,7 @@ pub(crate) struct Machine {
 impl Machine {
     /// Pools of 253 IPv4 addresses and many IPv6 ones, no programs ahead of need, a proxy without redirects.
     pub(crate) fn new() -> Self {
-        let directory = tempfile::tempdir().expect("make directory");
+        let directory = tempfile::tempdir_in(memory()).expect("make directory");
         let default_pool = PoolName::parse("default").expect("pool name");
         let cidrs = ["10.88.0.0/24", "fd88::/64"].map(|c| c.parse().expect("CIDR")).to_vec();
         let config = AgentConfig {
@@ -427,4 +427,11 @@ pub(crate) async fn after<T>(time: Duration, something: impl Future<Output = T>)
     let outcome = something.await;
     tokio::time::resume();
     outcome
+}
+
+/// Where directories that end with their test are made: in memory where there is such a place. Processes die in these tests,
+/// machines do not, so that nothing is learned from waiting for a disk.
+fn memory() -> std::path::PathBuf {
+    let shm = std::path::Path::new("/dev/shm");
+    if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() }
 }
