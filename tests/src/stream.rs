@@ -12,7 +12,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::{
+    sched::{CpuSet, sched_getcpu, sched_setaffinity},
+    sys::socket::{setsockopt, sockopt},
+    unistd::Pid,
+};
 
 use crate::{space::Space, wait};
 
@@ -60,7 +64,7 @@ impl UdpReport {
 pub struct UdpStream {
     stop: Arc<AtomicBool>,
     received: Arc<AtomicU64>,
-    sender: JoinHandle<(u64, u64)>,
+    sender: JoinHandle<Result<(u64, u64)>>,
     receiver: JoinHandle<UdpReport>,
 }
 
@@ -80,7 +84,10 @@ impl UdpStream {
         let sent = Arc::new(AtomicU64::new(u64::MAX));
         let sender = thread::spawn({
             let (stop, sent) = (Arc::clone(&stop), Arc::clone(&sent));
-            move || send_all(&sending, rate, &stop, &sent)
+            move || {
+                stay_here()?;
+                Ok(send_all(&sending, rate, &stop, &sent))
+            }
         });
         let receiver = thread::spawn({
             let received = Arc::clone(&received);
@@ -112,10 +119,18 @@ impl UdpStream {
     /// When a thread of it panicked.
     pub fn stop(self) -> Result<UdpReport> {
         self.stop.store(true, Ordering::Relaxed);
-        let (sent, refused) = self.sender.join().map_err(|_| anyhow!("the sender panicked"))?;
+        let (sent, refused) = self.sender.join().map_err(|_| anyhow!("the sender panicked"))??;
         let report = self.receiver.join().map_err(|_| anyhow!("the receiver panicked"))?;
         Ok(UdpReport { sent, refused, ..report })
     }
+}
+
+/// Keeps the calling thread on the processor it is on. A packet between namespaces waits in a queue of the processor that
+/// sent it: those of a sender that moves may overtake each other, whatever the datapath does.
+fn stay_here() -> Result<()> {
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu().context("ask which processor this is")?).context("name a processor")?;
+    sched_setaffinity(Pid::from_raw(0), &here).context("stay on one processor")
 }
 
 /// Sends until told to stop, at absolute times, so that a late packet does not slow the rest down.
