@@ -4,13 +4,15 @@
 //! file are errors: a misspelt setting that is silently ignored is worse than an agent that does not start.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, parser::ValueSource};
 use ipnet::IpNet;
 use serde::Deserialize;
+use wharf_api::SettingOrigin;
 use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode};
 
 /// Name of the pool that `--ipv4-pool` and `--ipv6-pool` make.
@@ -75,6 +77,15 @@ pub struct Flags {
     /// How often kernel and store are compared and leaks removed, milliseconds; 0 is never [default: 60000]
     #[arg(long, env = "WHARF_AUDIT_INTERVAL_MS", value_name = "MS")]
     pub audit_interval_ms: Option<u64>,
+    /// How often each endpoint's programs are given test packets, milliseconds; 0 is never [default: 60000]
+    #[arg(long, env = "WHARF_SELFCHECK_INTERVAL_MS", value_name = "MS")]
+    pub selfcheck_interval_ms: Option<u64>,
+    /// How long the timeline of a deleted endpoint is kept for `wharf explain`, seconds [default: 86400]
+    #[arg(long, env = "WHARF_TIMELINE_KEEP_S", value_name = "SECONDS")]
+    pub timeline_keep_s: Option<u64>,
+    /// How often the health endpoint is probed, milliseconds, 100 at least; 0 turns it off [default: 10000]
+    #[arg(long, env = "WHARF_HEALTH_INTERVAL_MS", value_name = "MS")]
+    pub health_interval_ms: Option<u64>,
     /// Load the programs with debug log records compiled in (slow; for developers)
     #[arg(long, env = "WHARF_DEBUG_PROGRAMS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub debug_programs: Option<bool>,
@@ -120,6 +131,9 @@ struct File {
     proxy_timeout_ms: Option<u64>,
     ip_rest_ms: Option<u64>,
     audit_interval_ms: Option<u64>,
+    health_interval_ms: Option<u64>,
+    selfcheck_interval_ms: Option<u64>,
+    timeline_keep_s: Option<u64>,
     debug_programs: Option<bool>,
     #[serde(default)]
     pool: Vec<FilePool>,
@@ -194,27 +208,55 @@ pub struct AgentConfig {
     pub ip_rest_ms: u64,
     /// Pace of the leak audit; zero is never.
     pub audit_interval: std::time::Duration,
+    /// In which time each endpoint's programs are given test packets; zero is never.
+    pub selfcheck_interval: std::time::Duration,
+    /// How long the timeline of a deleted endpoint is kept.
+    pub timeline_keep: std::time::Duration,
+    /// Pace of the health endpoint's probes; zero turns it off.
+    pub health_interval: std::time::Duration,
     /// Debug programs.
     pub debug_programs: bool,
+    /// Where those settings come from that are not defaults, by flag name.
+    pub origins: BTreeMap<String, SettingOrigin>,
 }
 
 impl AgentConfig {
+    /// The settings of this process: its command line, its environment and its file.
+    ///
+    /// # Errors
+    /// As [`AgentConfig::load`]; a command line that does not parse ends the process, as `--help` does.
+    pub fn of_process() -> Result<Self, ConfigError> {
+        let matches = Flags::command().get_matches();
+        let flags = Flags::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+        let mut config = Self::load(flags)?;
+        config.origins.extend(given(&matches));
+        Ok(config)
+    }
+
     /// Reads the file named by the flags, if any, and merges.
     ///
     /// # Errors
     /// When the file cannot be read or parsed, or a setting breaks its rule.
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
-        let file = match &flags.config {
+        let (file, keys) = match &flags.config {
             Some(path) => read_file(path)?,
-            None => File::default(),
+            None => (File::default(), Vec::new()),
         };
-        merge(flags, file)
+        let mut config = merge(flags, file)?;
+        config.origins = keys.into_iter().map(|key| (key, SettingOrigin::File)).collect();
+        Ok(config)
     }
 
     /// The unix socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join("wharf.sock")
+    }
+
+    /// The admin thread's unix socket.
+    #[must_use]
+    pub fn admin_socket(&self) -> PathBuf {
+        self.run_dir.join(wharf_api::ADMIN_SOCKET)
     }
 
     /// The store's file.
@@ -224,10 +266,31 @@ impl AgentConfig {
     }
 }
 
-fn read_file(path: &Path) -> Result<File, ConfigError> {
+/// The settings that the command line or the environment gave.
+fn given(matches: &ArgMatches) -> BTreeMap<String, SettingOrigin> {
+    let mut origins = BTreeMap::new();
+    for argument in Flags::command().get_arguments() {
+        let origin = match matches.value_source(argument.get_id().as_str()) {
+            Some(ValueSource::CommandLine) => SettingOrigin::Flag,
+            Some(ValueSource::EnvVariable) => SettingOrigin::Environment,
+            _ => continue,
+        };
+        if let Some(name) = argument.get_long() {
+            origins.insert(name.to_owned(), origin);
+        }
+    }
+    origins
+}
+
+/// The file, and the names of the settings that it has.
+fn read_file(path: &Path) -> Result<(File, Vec<String>), ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    toml::from_str(&text)
-        .map_err(|e| ConfigError::Parse { path: path.to_owned(), message: e.to_string().trim().to_owned() })
+    let wrong =
+        |e: toml::de::Error| ConfigError::Parse { path: path.to_owned(), message: e.to_string().trim().to_owned() };
+    let file: File = toml::from_str(&text).map_err(wrong)?;
+    let mut keys: Vec<String> = toml::from_str::<toml::Table>(&text).map_err(wrong)?.keys().cloned().collect();
+    keys.extend(file.pool.iter().map(|pool| format!("pool.{}", pool.name)));
+    Ok((file, keys))
 }
 
 fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
@@ -260,6 +323,15 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
             format!("{audit_interval_ms} is neither 0 (never) nor 1000 and more"),
         ));
     }
+    let selfcheck_interval_ms = flags.selfcheck_interval_ms.or(file.selfcheck_interval_ms).unwrap_or(60_000);
+    if (1..100).contains(&selfcheck_interval_ms) {
+        let message = format!("{selfcheck_interval_ms} is neither 0 (never) nor 100 and more");
+        return Err(setting("selfcheck-interval-ms", message));
+    }
+    let health_interval_ms = flags.health_interval_ms.or(file.health_interval_ms).unwrap_or(10_000);
+    if (1..100).contains(&health_interval_ms) {
+        return Err(setting("health-interval-ms", format!("{health_interval_ms} is neither 0 (off) nor 100 and more")));
+    }
     Ok(AgentConfig {
         run_dir: flags.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/wharf".into()),
         state_dir: flags.state_dir.or(file.state_dir).unwrap_or_else(|| "/var/lib/wharf".into()),
@@ -291,7 +363,11 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
         ),
         ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
         audit_interval: std::time::Duration::from_millis(audit_interval_ms),
+        health_interval: std::time::Duration::from_millis(health_interval_ms),
+        selfcheck_interval: std::time::Duration::from_millis(selfcheck_interval_ms),
+        timeline_keep: std::time::Duration::from_secs(flags.timeline_keep_s.or(file.timeline_keep_s).unwrap_or(86_400)),
         debug_programs: flags.debug_programs.or(file.debug_programs).unwrap_or(false),
+        origins: BTreeMap::new(),
     })
 }
 
@@ -330,6 +406,9 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
         ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),
         ("audit-interval-ms".to_owned(), config.audit_interval.as_millis().to_string()),
+        ("selfcheck-interval-ms".to_owned(), config.selfcheck_interval.as_millis().to_string()),
+        ("timeline-keep-s".to_owned(), config.timeline_keep.as_secs().to_string()),
+        ("health-interval-ms".to_owned(), config.health_interval.as_millis().to_string()),
         ("debug-programs".to_owned(), config.debug_programs.to_string()),
     ]);
     for pool in config.pools.iter().skip(1) {
@@ -372,6 +451,20 @@ mod tests {
     fn a_family_mixed_up_is_refused() {
         let error = merge(flags(&["--ipv4-pool", "fd00::/64"]), File::default()).expect_err("refused");
         assert_eq!(error.to_string(), "setting ipv4-pool: fd00::/64 is not an IPv4 CIDR");
+    }
+
+    #[test]
+    fn each_setting_knows_where_it_comes_from() {
+        let dir = tempfile::tempdir().expect("make directory");
+        let path = dir.path().join("agent.toml");
+        std::fs::write(&path, "mtu = 1400\nnode-name = 'x'\n[[pool]]\nname = 'blue'\ncidrs = []").expect("write");
+        let arguments = ["wharf-agent", "--config", &path.display().to_string(), "--mtu", "9000"].map(str::to_owned);
+        let matches = Flags::command().try_get_matches_from(&arguments).expect("flags parse");
+        let mut config = AgentConfig::load(Flags::from_arg_matches(&matches).expect("flags")).expect("loads");
+        config.origins.extend(given(&matches));
+        let of = |name: &str| config.origins.get(name).copied();
+        assert_eq!((of("mtu"), of("node-name")), (Some(SettingOrigin::Flag), Some(SettingOrigin::File)));
+        assert_eq!((of("pool.blue"), of("run-dir")), (Some(SettingOrigin::File), None));
     }
 
     #[test]

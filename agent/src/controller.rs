@@ -1,79 +1,380 @@
 //! Controllers: named things that run again and again, with what came of it.
+//!
+//! The node's own have a name; those that work for one endpoint have its id too, and their rows go with it. A run that
+//! is under way is in its row, so a run that hangs is seen.
 
 use std::{
     collections::BTreeMap,
     future::Future,
-    sync::{Arc, Mutex},
-    time::Duration,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use tokio_util::sync::CancellationToken;
 use wharf_api::ControllerStatus;
-use wharf_core::state::retry_delay_ms;
+use wharf_core::{
+    ids::{EndpointId, MAX_ENDPOINT_ID},
+    state::retry_delay_ms,
+};
 
 use crate::{clock, sync::lock};
 
-/// What is known of every controller. One lock, held for the copy of a row.
+/// A run that takes longer is overdue: the longest that ends by itself, an audit of a full node, takes seconds.
+pub const OVERDUE: Duration = Duration::from_secs(60);
+/// Rows of endpoints that are kept: two for each of as many endpoints as there can be. The node's own are named in the
+/// code, and few.
+const MAX_ENDPOINT_ROWS: usize = 2 * MAX_ENDPOINT_ID as usize;
+/// Longest error that is kept, bytes: what an error quotes may come from outside.
+const MAX_ERROR: usize = 1024;
+
+/// The node's own first, by name; then those of endpoints.
+type Key = (Option<EndpointId>, String);
+
+/// Runs that ended since start by controller: how many succeeded, how many failed. Those of endpoints are summed by name.
+pub type Runs = BTreeMap<String, (u64, u64)>;
+
+/// What is known of every controller. Clones share it. One lock, held for the copy of a row.
 #[derive(Clone, Default)]
 pub struct Controllers {
-    rows: Arc<Mutex<BTreeMap<String, ControllerStatus>>>,
+    rows: Arc<Mutex<BTreeMap<Key, Row>>>,
+    /// Kept apart, because rows of endpoints go and counts of the node must not go back.
+    runs: Arc<Mutex<Runs>>,
+    /// Rows that found no place, so that a full table is not silent.
+    omitted: Arc<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+struct Row {
+    status: ControllerStatus,
+    /// The monotonic clock's word for `running_since_unix_ms`: the wall clock may jump.
+    running: Option<Instant>,
 }
 
 impl Controllers {
-    /// Notes the outcome of a run.
+    /// Notes the outcome of a run. Gives the failures since the last success.
     pub fn record(&self, name: &str, result: Result<(), String>) -> u64 {
-        let mut rows = lock(&self.rows);
-        let row = rows.entry(name.to_owned()).or_insert_with(|| ControllerStatus {
-            name: name.to_owned(),
-            successes: 0,
-            failures: 0,
-            consecutive_failures: 0,
-            last_success_unix_ms: None,
-            last_failure_unix_ms: None,
-            last_error: None,
-        });
-        match result {
-            Ok(()) => {
-                row.successes += 1;
-                row.consecutive_failures = 0;
-                row.last_success_unix_ms = Some(clock::unix_ms());
-            }
-            Err(error) => {
-                row.failures += 1;
-                row.consecutive_failures += 1;
-                row.last_failure_unix_ms = Some(clock::unix_ms());
-                row.last_error = Some(error);
-            }
-        }
-        row.consecutive_failures
+        self.ended(&(None, name.to_owned()), result)
     }
 
-    /// Every row, by name.
+    /// [`Self::record`] for a controller of one endpoint.
+    pub fn record_for(&self, endpoint: EndpointId, name: &str, result: Result<(), String>) -> u64 {
+        self.ended(&(Some(endpoint), name.to_owned()), result)
+    }
+
+    /// A run begins. Its end is noted by [`Run::end`]; a run that is dropped was given up, and leaves no outcome.
+    pub fn begin(&self, name: &str) -> Run {
+        self.began((None, name.to_owned()))
+    }
+
+    /// [`Self::begin`] for a controller of one endpoint.
+    pub fn begin_for(&self, endpoint: EndpointId, name: &str) -> Run {
+        self.began((Some(endpoint), name.to_owned()))
+    }
+
+    /// A controller of an endpoint runs again then, milliseconds since the Unix epoch.
+    pub fn plan_for(&self, endpoint: EndpointId, name: &str, next_run_unix_ms: u64) {
+        if let Some(row) = lock(&self.rows).get_mut(&(Some(endpoint), name.to_owned())) {
+            row.status.next_run_unix_ms = Some(next_run_unix_ms);
+        }
+    }
+
+    /// The endpoint is gone: so are its rows. A run of it that ends later makes no new one.
+    pub fn forget(&self, endpoint: EndpointId) {
+        lock(&self.rows).retain(|(of, _), _| *of != Some(endpoint));
+    }
+
+    /// Every row: the node's own by name, then those of endpoints by id.
     #[must_use]
     pub fn list(&self) -> Vec<ControllerStatus> {
-        lock(&self.rows).values().cloned().collect()
+        let now = Instant::now();
+        lock(&self.rows)
+            .values()
+            .map(|row| ControllerStatus {
+                overdue: row.running.is_some_and(|began| now.saturating_duration_since(began) > OVERDUE),
+                ..row.status.clone()
+            })
+            .collect()
     }
 
-    /// Runs `work` every `interval` until told to stop; after a failure it comes again sooner, with growing delay.
-    pub async fn run<F, Fut>(&self, name: &str, interval: Duration, stop: CancellationToken, mut work: F)
+    /// Runs that ended since start.
+    #[must_use]
+    pub fn runs(&self) -> Runs {
+        lock(&self.runs).clone()
+    }
+
+    /// Rows of endpoints that found no place in the table since start.
+    #[must_use]
+    pub fn omitted(&self) -> u64 {
+        self.omitted.load(Ordering::Relaxed)
+    }
+
+    /// The first of the named controllers whose run does not end, and for how long it has run.
+    #[must_use]
+    pub fn overdue(&self, names: &[&str]) -> Option<(String, Duration)> {
+        let rows = lock(&self.rows);
+        names.iter().find_map(|name| {
+            let ran = rows.get(&(None, (*name).to_owned()))?.running?.elapsed();
+            (ran > OVERDUE).then(|| ((*name).to_owned(), ran))
+        })
+    }
+
+    /// Runs `work` every `interval` until told to stop; after a failure it comes again sooner, with growing delay. A run
+    /// that is under way at the stop ends first.
+    pub async fn run<F, Fut>(&self, name: &str, interval: Duration, stop: CancellationToken, work: F)
     where
         F: FnMut() -> Fut,
         Fut: Future<Output = Result<(), String>>,
     {
+        self.drive((None, name.to_owned()), interval, stop, work).await;
+    }
+
+    /// [`Self::run`] for a controller of one endpoint; its row goes when it stops.
+    pub async fn run_for<F, Fut>(
+        &self,
+        endpoint: EndpointId,
+        name: &str,
+        interval: Duration,
+        stop: CancellationToken,
+        work: F,
+    ) where
+        F: FnMut() -> Fut,
+        Fut: Future<Output = Result<(), String>>,
+    {
+        let key = (Some(endpoint), name.to_owned());
+        self.drive(key.clone(), interval, stop, work).await;
+        lock(&self.rows).remove(&key);
+    }
+
+    async fn drive<F, Fut>(&self, key: Key, interval: Duration, stop: CancellationToken, mut work: F)
+    where
+        F: FnMut() -> Fut,
+        Fut: Future<Output = Result<(), String>>,
+    {
+        self.change(&key, |row| row.status.interval_ms = Some(millis(interval)));
+        // Counted here as well as in the row, so that the delay grows also for a row that found no place.
+        let mut failed = 0;
         loop {
+            let run = self.began(key.clone());
             let result = work().await;
             if let Err(error) = &result {
-                tracing::warn!(controller = name, "{error}");
+                tracing::warn!(controller = key.1, endpoint = key.0.map(EndpointId::get), "{error}");
             }
-            let failed = self.record(name, result);
-            let wait = match u32::try_from(failed).unwrap_or(u32::MAX) {
+            failed = if result.is_ok() { 0 } else { failed + 1 };
+            run.end(result);
+            let wait = match failed {
                 0 => interval,
                 n => Duration::from_millis(retry_delay_ms(n, rand::random())).min(interval),
             };
+            self.change(&key, |row| {
+                row.status.next_run_unix_ms = Some(clock::unix_ms().saturating_add(millis(wait)));
+            });
             tokio::select! {
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => break,
                 () = tokio::time::sleep(wait) => {}
             }
         }
+        self.change(&key, |row| (row.status.stopped, row.status.next_run_unix_ms) = (true, None));
+    }
+
+    fn began(&self, key: Key) -> Run {
+        let began = Instant::now();
+        self.change(&key, |row| {
+            row.running = Some(began);
+            row.status.running_since_unix_ms = Some(clock::unix_ms());
+            row.status.next_run_unix_ms = None;
+        });
+        Run { controllers: self.clone(), key, began, open: true }
+    }
+
+    fn ended(&self, key: &Key, result: Result<(), String>) -> u64 {
+        {
+            let mut runs = lock(&self.runs);
+            // Names are words of the code, so there are few.
+            let counts = runs.entry(key.1.clone()).or_default();
+            if result.is_ok() { counts.0 += 1 } else { counts.1 += 1 }
+        }
+        self.change(key, |row| {
+            let status = &mut row.status;
+            if let Some(began) = row.running.take() {
+                status.last_duration_ms = Some(millis(began.elapsed()));
+            }
+            status.running_since_unix_ms = None;
+            match result {
+                Ok(()) => {
+                    status.successes += 1;
+                    status.consecutive_failures = 0;
+                    status.last_success_unix_ms = Some(clock::unix_ms());
+                }
+                Err(error) => {
+                    status.failures += 1;
+                    status.consecutive_failures += 1;
+                    status.last_failure_unix_ms = Some(clock::unix_ms());
+                    status.last_error = Some(cut(error));
+                }
+            }
+            status.consecutive_failures
+        })
+        .unwrap_or(0)
+    }
+
+    /// Changes a row, and makes it if there is a place for it.
+    fn change<T>(&self, key: &Key, change: impl FnOnce(&mut Row) -> T) -> Option<T> {
+        let mut rows = lock(&self.rows);
+        if !rows.contains_key(key) {
+            if key.0.is_some() && rows.len() >= MAX_ENDPOINT_ROWS {
+                self.omitted.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+            let status =
+                ControllerStatus { name: key.1.clone(), endpoint: key.0.map(EndpointId::get), ..Default::default() };
+            rows.insert(key.clone(), Row { status, running: None });
+        }
+        rows.get_mut(key).map(change)
+    }
+}
+
+/// A run under way.
+#[must_use = "a run that is dropped was given up"]
+pub struct Run {
+    controllers: Controllers,
+    key: Key,
+    began: Instant,
+    open: bool,
+}
+
+impl Run {
+    /// Notes how it ended. Gives the failures since the last success.
+    pub fn end(mut self, result: Result<(), String>) -> u64 {
+        self.open = false;
+        // The endpoint may have gone meanwhile, and its rows with it.
+        if self.key.0.is_some() && !lock(&self.controllers.rows).contains_key(&self.key) {
+            return 0;
+        }
+        self.controllers.ended(&self.key, result)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if !self.open {
+            return;
+        }
+        let mut rows = lock(&self.controllers.rows);
+        if let Some(row) = rows.get_mut(&self.key).filter(|row| row.running == Some(self.began)) {
+            row.running = None;
+            row.status.running_since_unix_ms = None;
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn cut(mut text: String) -> String {
+    if text.len() > MAX_ERROR {
+        text.truncate(text.floor_char_boundary(MAX_ERROR));
+        text.push_str("...");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(n: u16) -> EndpointId {
+        EndpointId::try_from(n).expect("an id")
+    }
+
+    fn row(controllers: &Controllers, name: &str) -> ControllerStatus {
+        controllers.list().into_iter().find(|c| c.name == name).expect("a row")
+    }
+
+    #[test]
+    fn outcomes_are_counted_and_the_last_error_stays() {
+        let all = Controllers::default();
+        assert_eq!(all.record("a", Err("no".into())), 1);
+        assert_eq!(all.record("a", Err("still no".into())), 2);
+        assert_eq!(all.record("a", Ok(())), 0);
+        let row = row(&all, "a");
+        assert_eq!((row.successes, row.failures, row.consecutive_failures), (1, 2, 0));
+        assert_eq!(row.last_error.as_deref(), Some("still no"));
+        assert!(!row.is_unwell());
+    }
+
+    #[test]
+    fn a_run_under_way_is_seen_and_one_given_up_is_not() {
+        let all = Controllers::default();
+        let run = all.begin("a");
+        assert!(row(&all, "a").running_since_unix_ms.is_some());
+        drop(run);
+        let given_up = row(&all, "a");
+        assert_eq!((given_up.running_since_unix_ms, given_up.successes, given_up.failures), (None, 0, 0));
+        assert_eq!(all.begin("a").end(Ok(())), 0);
+        let ended = row(&all, "a");
+        assert!(ended.running_since_unix_ms.is_none() && ended.last_duration_ms.is_some());
+    }
+
+    #[test]
+    fn rows_of_an_endpoint_go_with_it_and_a_late_end_brings_none_back() {
+        let all = Controllers::default();
+        let late = all.begin_for(id(7), "regeneration");
+        all.record_for(id(7), "other", Ok(()));
+        all.record_for(id(8), "regeneration", Ok(()));
+        all.record("node", Ok(()));
+        all.forget(id(7));
+        assert_eq!(all.runs().get("other"), Some(&(1, 0)), "counts of the node stay");
+        late.end(Err("too late".into()));
+        let left: Vec<_> = all.list().into_iter().map(|c| (c.name, c.endpoint)).collect();
+        assert_eq!(left, [("node".to_owned(), None), ("regeneration".to_owned(), Some(8))]);
+    }
+
+    #[test]
+    fn rows_of_endpoints_are_bounded_and_say_when_they_are_full() {
+        let all = Controllers::default();
+        for n in 0..=MAX_ENDPOINT_ROWS {
+            all.record_for(id(1), &n.to_string(), Ok(()));
+        }
+        assert_eq!((all.list().len(), all.omitted()), (MAX_ENDPOINT_ROWS, 1));
+        all.record("node", Ok(()));
+        assert_eq!(all.list().len(), MAX_ENDPOINT_ROWS + 1, "the node's own always have a place");
+    }
+
+    #[test]
+    fn an_error_of_any_length_is_cut() {
+        let all = Controllers::default();
+        all.record("a", Err("ä".repeat(MAX_ERROR)));
+        assert!(row(&all, "a").last_error.expect("an error").len() <= MAX_ERROR + 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_comes_again_sooner_and_a_stop_is_marked() {
+        let (all, stop) = (Controllers::default(), CancellationToken::new());
+        let runs = AtomicU64::new(0);
+        let work = || async {
+            match runs.fetch_add(1, Ordering::Relaxed) {
+                0 => Err("not yet".to_owned()),
+                _ => Ok(()),
+            }
+        };
+        let start = tokio::time::Instant::now();
+        let look = async {
+            while row(&all, "a").successes == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(start.elapsed() < Duration::from_secs(1), "the retry waited for the interval");
+            let row = row(&all, "a");
+            assert_eq!(row.interval_ms, Some(3_600_000));
+            assert!(row.next_run_unix_ms.is_some());
+            stop.cancel();
+        };
+        tokio::join!(all.run("a", Duration::from_secs(3600), stop.clone(), work), look);
+        let row = row(&all, "a");
+        assert!(row.stopped && row.next_run_unix_ms.is_none());
+        assert_eq!((row.successes, row.failures), (1, 1));
     }
 }

@@ -13,19 +13,21 @@ use std::{
 
 use futures::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, Inotify, WatchMask};
+use tracing::Instrument as _;
 use wharf_api::{DeletionQueueStatus, ErrorCode, Health};
 use wharf_core::{
     ids::{Attachment, ContainerId, IfName, NetworkName},
     kernel::Kernel,
     plan::DeleteOptions,
 };
-use wharf_handover::queue::{Deletion, Entry, Queue, QueueError};
+use wharf_handover::queue::{BAD, Deletion, Entry, Queue, QueueError};
 
 use crate::{
     clock,
     endpoint::{Handle, create::error, delete},
     node::Node,
     sync::lock,
+    telemetry::operation::{Kind, OpId},
     unknown,
 };
 
@@ -55,7 +57,10 @@ pub struct Deletions {
 struct Seen {
     records: u64,
     oldest_unix_ms: Option<u64>,
+    /// Put aside since the start.
     unusable: u64,
+    /// Those that lie there still, from before this start too.
+    aside: u64,
     drained: u64,
     canary: Canary,
 }
@@ -122,15 +127,17 @@ impl Deletions {
             }
             Canary::Failed(why) => (Health::Degraded, format!("could not be sent: {why}")),
         };
-        if seen.unusable > 0 || oldest_age_ms.is_some_and(|age| age > 60_000) {
+        if seen.aside > 0 || oldest_age_ms.is_some_and(|age| age > 60_000) {
             health = health.max(Health::Degraded);
         }
         let waiting = match (seen.records, oldest_age_ms) {
             (0, _) | (_, None) => "empty".to_owned(),
             (n, Some(age)) => format!("{n} waiting, the oldest for {} s", age / 1_000),
         };
-        let unusable =
-            if seen.unusable > 0 { format!(", {} put aside as unusable", seen.unusable) } else { String::new() };
+        let unusable = match seen.aside {
+            0 => String::new(),
+            n => format!(", {n} put aside as unusable in {}", self.queue.path().join(BAD).display()),
+        };
         let message = format!("{waiting}{unusable}; canary {canary}");
         let status = DeletionQueueStatus {
             records: seen.records,
@@ -148,6 +155,11 @@ impl Deletions {
 /// # Errors
 /// When the directory cannot be read.
 pub async fn drain<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, String> {
+    // Its deletes are operations of their own: each record is another container's.
+    drain_once(node, cause).instrument(OpId::next(Kind::Drain).span()).await
+}
+
+async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, String> {
     let _turn = node.deletions.turn.lock().await;
     let entries = blocking(node, |queue| {
         queue.sweep(LEFTOVER)?;
@@ -170,11 +182,16 @@ pub async fn drain<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize
     }
     wharf_crash::point("drain/after-list");
     let stay = serve(node, asked, cause).await;
+    // Whoever has looked at them removes them; no directory is none.
+    let aside =
+        blocking(node, |queue| Ok(std::fs::read_dir(queue.path().join(BAD)).map_or(0, |files| files.count() as u64)));
+    let aside = aside.await?;
     {
         let mut seen = lock(&node.deletions.seen);
         seen.records = stay.len() as u64;
         seen.oldest_unix_ms = stay.iter().map(|(_, written)| *written).min();
         seen.unusable += unusable;
+        seen.aside = aside;
     }
     match problems.into_iter().next() {
         Some(problem) => Err(problem),
@@ -441,7 +458,9 @@ pub async fn discard<K: Kernel>(node: &Node<K>, name: &str) -> Result<(), String
         queue.set_aside(&name).map(|()| is_there)
     });
     if set_aside.await? {
-        lock(&node.deletions.seen).unusable += 1;
+        let mut seen = lock(&node.deletions.seen);
+        seen.unusable += 1;
+        seen.aside += 1;
     }
     Ok(())
 }

@@ -9,12 +9,19 @@
 //! | events | the ring buffer of the programs | [`monitor`] |
 //! | program log, with `--debug-programs` | the log buffer of the programs | the agent's log |
 //! | deletion queue ([`deletions`]) | the directory's events, a tick | deletes |
+//! | held-back log lines ([`telemetry`]) | time | the log |
 //! | stuck steps ([`stuck`]) | time | the log, the monitor |
-//! | controllers ([`controller`]): prepared programs, node datapath, address rest, leak audit, watchdog | time, what was taken | kernel changes, their rows in status |
+//! | health endpoint ([`health`]) | time, its process, who asks for a round | the health endpoint, its picture |
+//! | self-check ([`selfcheck`]) | time | test packets, alarms, regenerations |
+//! | admin ([`admin`], a thread with a runtime of its own) | requests on `admin.sock`, looks of the [`status`] | answers |
+//! | watchdog ([`watchdog`]), on the admin thread | signs of life ([`pulse`]), the store | systemd |
+//! | heartbeat ([`pulse`]) | time | the sign of life of the main runtime |
+//! | controllers ([`controller`]): prepared programs, node datapath, address rest, leak audit | time, what was taken | kernel changes, their rows in status |
 //!
 //! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
 //! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
 
+pub mod admin;
 pub mod audit;
 pub mod clock;
 pub mod collect;
@@ -22,14 +29,19 @@ pub mod config;
 pub mod controller;
 pub mod deletions;
 pub mod endpoint;
+pub mod explain;
 pub mod gate;
+pub mod health;
+pub mod log_ring;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
 pub mod orphan;
+pub mod pages;
 pub mod prepared;
 pub mod process;
 pub mod proxy;
+pub mod pulse;
 pub mod quarantine;
 pub mod reconcile;
 pub mod registry;
@@ -37,22 +49,28 @@ pub mod rest;
 pub mod resting;
 pub mod restore;
 pub mod resume;
+pub mod selfcheck;
 pub mod serve;
+pub mod status;
 pub mod store;
 pub mod stuck;
 pub mod sync;
 pub mod telemetry;
+pub mod timeline;
 pub mod unknown;
+pub mod watchdog;
 
 use std::{path::Path, sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing::Instrument as _;
 use wharf_core::{ipam::Ipam, kernel::Kernel as _};
 use wharf_datapath::{LinuxKernel, OpenOptions};
 
 use crate::{
-    config::AgentConfig, node::Node, proxy::NoProxy, rest::LinuxNode, store::Store, sync::lock, telemetry::LogFilter,
+    admin::Admin, config::AgentConfig, node::Node, proxy::NoProxy, rest::LinuxNode, store::Store, sync::lock,
+    telemetry::LogFilter,
 };
 
 /// How long requests and operations that run may take at a stop.
@@ -85,10 +103,26 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     restore::fits(&opened.snapshot, &ipam)?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
-    let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), node.stop.clone()));
+    node.tasks.spawn(telemetry::tell_suppressed(log.clone(), node.stop.clone()));
+    let admin = Admin::start(&node, log.clone()).await?;
+    let beat = {
+        let node = Arc::clone(&node);
+        move || node.pulses.api.beat()
+    };
+    let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), node.stop.clone(), beat));
+    let owned = Arc::clone(&node);
+    node.endpoints.spawn(async move {
+        // For as long as there is something that the runtime should run.
+        tokio::select! {
+            () = owned.halt.cancelled() => {}
+            () = owned.pulses.runtime.keep() => {}
+        }
+    });
     node.kernel.ensure_node(&node.spec()).await?;
     lock(&node.ipam).set_rest(node.config.ip_rest_ms);
-    restore::restore(&node, opened.snapshot, opened.lost).await?;
+    let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
+    restore::restore(&node, opened.snapshot, opened.lost).instrument(restoring).await?;
+    health::reserve(&node).await;
     // Before anything is served: what was deleted while no agent ran must be gone when its container is added again.
     if let Err(why) = deletions::drain(&node, deletions::Cause::Start).await {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
@@ -98,7 +132,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     if node.config.debug_programs {
         node.tasks.spawn(read_program_log(Arc::clone(&node)));
     }
-    start_controllers(&node);
+    start_controllers(&node, admin.handle());
     if let Some(listener) = metrics_listener {
         let (router, stop) = (rest::metrics_router(Arc::clone(&node)), node.stop.clone());
         node.tasks.spawn(serve::metrics(listener, router, stop));
@@ -113,12 +147,17 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
     }
     notify(&[sd_notify::NotifyState::Stopping]);
-    stop(node, api, opened.writer).await;
+    stop(node, api, admin, opened.writer).await;
     std::fs::remove_file(&socket).with_context(|| format!("remove {}", socket.display()))
 }
 
 /// See the top of this file for the order.
-async fn stop(node: Arc<LinuxNode>, api: tokio::task::JoinHandle<()>, writer: std::thread::JoinHandle<()>) {
+async fn stop(
+    node: Arc<LinuxNode>,
+    api: tokio::task::JoinHandle<()>,
+    admin: Admin,
+    writer: std::thread::JoinHandle<()>,
+) {
     node.stop.cancel();
     match tokio::time::timeout(GRACE, api).await {
         Ok(Ok(())) => {}
@@ -135,6 +174,13 @@ async fn stop(node: Arc<LinuxNode>, api: tokio::task::JoinHandle<()>, writer: st
         tracing::warn!("endpoints were still busy after {GRACE:?}; the next start resumes them");
     }
     prepared::drain(&node).await;
+    if let Err(why) = timeline::write(&node, clock::unix_ms()).await {
+        tracing::warn!("{why}; what was not written is not told after the next start");
+    }
+    // Late, so that a stop that hangs can be looked at; before the store, because it holds a handle to it.
+    if let Err(error) = admin.stop().await {
+        tracing::warn!("end the admin thread: {error:#}");
+    }
     drop(node);
     // Ends when the last handle to the store is gone; everything queued is committed first. What overran its grace above
     // may hold one still.
@@ -145,12 +191,13 @@ async fn stop(node: Arc<LinuxNode>, api: tokio::task::JoinHandle<()>, writer: st
     tracing::info!("stopped; endpoints keep their programs");
 }
 
-fn start_controllers(node: &Arc<LinuxNode>) {
+fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     let prepare = Arc::clone(node);
     node.tasks.spawn(async move {
         let (controllers, stop) = (prepare.controllers.clone(), prepare.stop.clone());
         loop {
-            let failed = controllers.record("prepared-programs", prepared::refill(&prepare).await);
+            let run = controllers.begin("prepared-programs");
+            let failed = run.end(prepared::refill(&prepare).await);
             let retry = wharf_core::state::retry_delay_ms(u32::try_from(failed).unwrap_or(u32::MAX), rand::random());
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -161,6 +208,17 @@ fn start_controllers(node: &Arc<LinuxNode>) {
     });
     node.tasks.spawn(deletions::watch(Arc::clone(node)));
     node.tasks.spawn(stuck::watch(Arc::clone(node)));
+    if !node.config.health_interval.is_zero() {
+        node.tasks.spawn(health::run(Arc::clone(node)));
+    }
+    if !node.config.selfcheck_interval.is_zero() {
+        node.tasks.spawn(selfcheck::watch(Arc::clone(node)));
+    }
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        let work = || timeline::write(&owned, clock::unix_ms());
+        owned.controllers.run("timeline", timeline::INTERVAL, owned.stop.clone(), work).await;
+    });
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
         let work = || resting::wake(&owned);
@@ -180,11 +238,12 @@ fn start_controllers(node: &Arc<LinuxNode>) {
                     () = owned.stop.cancelled() => return,
                     () = tokio::time::sleep(owned.config.audit_interval) => {}
                 }
+                let run = owned.controllers.begin("leak-audit");
                 let result = reconcile.run(&owned).await;
                 if let Err(why) = &result {
                     tracing::warn!(controller = "leak-audit", "{why}");
                 }
-                owned.controllers.record("leak-audit", result);
+                run.end(result);
             }
         });
     }
@@ -193,19 +252,9 @@ fn start_controllers(node: &Arc<LinuxNode>) {
         let work = || async { owned.kernel.ensure_node(&owned.spec()).await.map_err(|e| e.to_string()) };
         owned.controllers.run("node-datapath", Duration::from_secs(60), owned.stop.clone(), work).await;
     });
-    let Some(interval) = sd_notify::watchdog_enabled() else { return };
-    let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
-        // Fed only while the store answers and the tables are not locked up.
-        let work = || async {
-            owned.store.snapshot().await.map_err(|e| e.to_string())?;
-            let endpoints = owned.registry.len();
-            tracing::trace!(endpoints, "alive");
-            notify(&[sd_notify::NotifyState::Watchdog]);
-            Ok(())
-        };
-        owned.controllers.run("watchdog", interval / 3, owned.stop.clone(), work).await;
-    });
+    if let Some(interval) = sd_notify::watchdog_enabled() {
+        node.tasks.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);
+    }
 }
 
 async fn read_events(node: Arc<LinuxNode>, mut events: wharf_datapath::EventReader) {

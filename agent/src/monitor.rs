@@ -5,13 +5,13 @@
 use std::{
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use tokio::sync::broadcast;
 use wharf_api::{AgentEvent, MonitorEvent, PacketEvent};
 use wharf_common::{Direction, DropReason, Event, EventKind};
-use wharf_core::ids::EndpointId;
+use wharf_core::{ids::EndpointId, selfcheck::Marks};
 
 use crate::clock;
 
@@ -23,11 +23,21 @@ const DEPTH: usize = 1024;
 pub struct Monitor {
     sender: broadcast::Sender<Arc<MonitorEvent>>,
     packets: Arc<AtomicU64>,
+    /// Of the traced packets that arrive here, one in so many is told; 0 and 1 are all.
+    sampling: Arc<AtomicU32>,
+    traced: Arc<AtomicU64>,
+    marks: Marks,
 }
 
 impl Default for Monitor {
     fn default() -> Self {
-        Self { sender: broadcast::channel(DEPTH).0, packets: Arc::default() }
+        Self {
+            sender: broadcast::channel(DEPTH).0,
+            packets: Arc::default(),
+            sampling: Arc::default(),
+            traced: Arc::default(),
+            marks: Marks { source_port: rand::random(), destination_port: rand::random() },
+        }
     }
 }
 
@@ -36,6 +46,12 @@ impl Monitor {
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<MonitorEvent>> {
         self.sender.subscribe()
+    }
+
+    /// The ports of the self-check's packets, of which nobody is told.
+    #[must_use]
+    pub fn marks(&self) -> Marks {
+        self.marks
     }
 
     /// Tells what the agent did.
@@ -49,18 +65,41 @@ impl Monitor {
         }));
     }
 
-    /// Tells of packets; the clock's offset turns the kernel's monotonic time into wall time.
+    /// Tells of packets, the self-check's left out; the clock's offset turns the kernel's monotonic time into wall time.
     pub fn packets(&self, events: &[Event]) {
-        self.packets.fetch_add(events.len() as u64, Ordering::Relaxed);
+        let of_traffic = |e: &&Event| !is_test(e, self.marks);
+        self.packets.fetch_add(events.iter().filter(of_traffic).count() as u64, Ordering::Relaxed);
         if self.sender.receiver_count() == 0 {
             return;
         }
         let offset = wall_clock_offset_ms();
-        for event in events {
+        for event in events.iter().filter(of_traffic) {
+            if self.is_sampled_out(event) {
+                continue;
+            }
             if let Some(event) = readable(event, offset) {
                 self.send(event);
             }
         }
+    }
+
+    /// Of the traced packets that the programs report, tells one in `one_in`; 0 and 1 are all. Drops are always told. The
+    /// programs' own budget of events comes before it: what a busy endpoint does not report cannot be picked here.
+    pub fn set_sampling(&self, one_in: u32) {
+        self.sampling.store(one_in, Ordering::Relaxed);
+    }
+
+    /// See [`Monitor::set_sampling`].
+    #[must_use]
+    pub fn sampling(&self) -> u32 {
+        self.sampling.load(Ordering::Relaxed).max(1)
+    }
+
+    fn is_sampled_out(&self, event: &Event) -> bool {
+        let one_in = u64::from(self.sampling());
+        EventKind::from_u32(event.kind) == Some(EventKind::Trace)
+            && one_in > 1
+            && !self.traced.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in)
     }
 
     /// Packet events read from the ring buffer since start.
@@ -79,6 +118,15 @@ impl Monitor {
         // An error means that nobody listens, which is the normal case.
         self.sender.send(Arc::new(event)).ok();
     }
+}
+
+/// An event of one of the self-check's packets. Its ports are random for each agent and never leave it, so no container
+/// can hide packets of its own behind them.
+fn is_test(event: &Event, marks: Marks) -> bool {
+    const UDP: u8 = 17;
+    event.protocol == UDP
+        && event.source_port == marks.source_port.to_be_bytes()
+        && event.destination_port == marks.destination_port.to_be_bytes()
 }
 
 /// Wall clock minus CLOCK_MONOTONIC, milliseconds.
@@ -128,4 +176,51 @@ fn readable(event: &Event, offset_ms: i64) -> Option<MonitorEvent> {
         EventKind::Drop => MonitorEvent::Drop(packet),
         EventKind::Trace => MonitorEvent::Trace(packet),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_packets_are_not_told_and_those_that_only_look_alike_are() {
+        let monitor = Monitor::default();
+        let mut reader = monitor.subscribe();
+        let marks = monitor.marks();
+        let test = Event {
+            kind: EventKind::Drop as u32,
+            endpoint_id: 7,
+            protocol: 17,
+            source_port: marks.source_port.to_be_bytes(),
+            destination_port: marks.destination_port.to_be_bytes(),
+            ..Event::default()
+        };
+        let other_port = Event { source_port: marks.source_port.wrapping_add(1).to_be_bytes(), ..test };
+        let tcp = Event { protocol: 6, ..test };
+        monitor.packets(&[test, other_port, tcp, test]);
+        assert_eq!(monitor.packet_events(), 2);
+        for _ in 0..2 {
+            assert!(matches!(&*reader.try_recv().expect("an event"), MonitorEvent::Drop(p) if p.endpoint == 7));
+        }
+        assert!(reader.try_recv().is_err());
+    }
+}
+
+#[cfg(test)]
+mod sampling_tests {
+    use super::*;
+
+    fn told(sampling: u32, kind: EventKind) -> usize {
+        let monitor = Monitor::default();
+        let mut reader = monitor.subscribe();
+        monitor.set_sampling(sampling);
+        monitor.packets(&[Event { kind: kind as u32, ..Event::default() }; 100]);
+        std::iter::from_fn(|| reader.try_recv().ok()).count()
+    }
+
+    #[test]
+    fn one_in_so_many_traced_packets_is_told_and_every_drop() {
+        assert_eq!([0, 1, 10, 1_000].map(|n| told(n, EventKind::Trace)), [100, 100, 10, 1]);
+        assert_eq!(told(10, EventKind::Drop), 100);
+    }
 }

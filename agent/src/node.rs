@@ -21,8 +21,9 @@ use wharf_core::{
 };
 
 use crate::{
-    config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate, metrics::Metrics, monitor::Monitor,
-    orphan::Orphan, prepared::Prepared, proxy::Redirects, registry::Registry, store::Store, sync::lock,
+    config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate, health::Health, metrics::Metrics,
+    monitor::Monitor, orphan::Orphan, prepared::Prepared, proxy::Redirects, pulse::Pulses, registry::Registry,
+    selfcheck::SelfChecks, status::Parts, store::Store, sync::lock, timeline::Timelines,
 };
 
 /// Everything the tasks share; one for each agent.
@@ -74,22 +75,36 @@ pub struct Node<K: Kernel> {
     pub policy_revision: AtomicU64,
     /// Forwarded packets of every endpoint are traced.
     pub trace_all: AtomicBool,
+    /// Settings that were changed while the agent runs.
+    pub changed_settings: Mutex<BTreeSet<&'static str>>,
     /// Moves the state machine refused since start.
     pub refused_transitions: AtomicU64,
     /// Completions awaited now, and passed without an answer.
     pub completions: Completions,
     /// Counters of endpoints that are gone, so that the node's totals never go back.
     pub past_counters: Mutex<BTreeMap<(String, String), (u64, u64)>>,
+    /// The health endpoint.
+    pub health: Health,
     /// Deletion records of shims that found no agent.
     pub deletions: Deletions,
     /// Endpoints whose records were lost: at most as many as there are ids.
     pub orphans: Mutex<Vec<Orphan>>,
     /// Records out of service: at most as many as there are ids.
     pub quarantined: Mutex<Vec<Quarantined>>,
+    /// Looks at the kernel for explanations that may be under way at once.
+    pub looks: Arc<Semaphore>,
+    /// What happened to endpoints that are gone.
+    pub timelines: Timelines,
     /// Ids that stay taken because the undo of a create left something; the audit frees them when that is gone.
     pub reserved: Mutex<BTreeSet<EndpointId>>,
     /// Ids that something works on, and how many do: a delete may follow a build that has not ended.
     in_flight: Mutex<BTreeMap<EndpointId, u32>>,
+    /// Every endpoint's own check.
+    pub self_checks: SelfChecks,
+    /// Signs of life.
+    pub pulses: Pulses,
+    /// The parts of the status: what each said last.
+    pub parts: Parts,
     /// When the agent started.
     pub started: Instant,
 }
@@ -109,9 +124,12 @@ impl<K: Kernel> Node<K> {
     pub fn new(config: AgentConfig, kernel: K, store: Store, ipam: Ipam, redirects: Arc<dyn Redirects>) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Arc::new(Self {
+            health: Health::new(&config),
             deletions: Deletions::new(&config.run_dir),
             orphans: Mutex::default(),
             quarantined: Mutex::default(),
+            looks: Arc::new(Semaphore::new(crate::explain::LOOKS)),
+            timelines: Timelines::default(),
             reserved: Mutex::default(),
             prepared: Prepared::new(config.prepared_programs),
             config,
@@ -136,10 +154,14 @@ impl<K: Kernel> Node<K> {
             serving: AtomicBool::new(false),
             policy_revision: AtomicU64::new(1),
             trace_all: AtomicBool::new(false),
+            changed_settings: Mutex::default(),
             refused_transitions: AtomicU64::new(0),
             completions: Completions::default(),
             past_counters: Mutex::default(),
             in_flight: Mutex::default(),
+            self_checks: SelfChecks::default(),
+            pulses: Pulses::default(),
+            parts: Parts::default(),
             started: Instant::now(),
         })
     }

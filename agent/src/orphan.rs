@@ -23,9 +23,12 @@ const PREFIX: &str = "lost-record:";
 /// An endpoint without a record.
 #[derive(Debug, Clone)]
 pub struct Orphan {
-    link: LinkRef,
-    attachment: Option<Attachment>,
-    rows: Vec<(IpAddr, Epoch)>,
+    /// Its link.
+    pub link: LinkRef,
+    /// Whose it is, where the link's mark says it.
+    pub attachment: Option<Attachment>,
+    /// Its rows of the shared table.
+    pub rows: Vec<(IpAddr, Epoch)>,
 }
 
 /// The link that a lost endpoint's address is held for.
@@ -108,6 +111,11 @@ pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
 /// Whose they are, where the mark says it.
 pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
     lock(&node.orphans).iter().filter_map(|o| o.attachment.clone()).collect()
+}
+
+/// All of them.
+pub fn list<K: Kernel>(node: &Node<K>) -> Vec<Orphan> {
+    lock(&node.orphans).clone()
 }
 
 /// Their ids.

@@ -3,18 +3,20 @@
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context;
-use clap::Parser as _;
 use wharf_core::ipam::Ipam;
 
-use crate::{
-    agent,
-    config::{AgentConfig, Flags},
-    telemetry,
-};
+use crate::{agent, config::AgentConfig, health, pages, telemetry};
 
 /// From the command line to the exit status.
 #[must_use]
 pub fn main() -> ExitCode {
+    // Started by the agent itself, and of no use to anybody else: so it is no command that help tells of.
+    if std::env::args_os().nth(1).is_some_and(|mode| mode == health::server::MODE) {
+        return health::server::main();
+    }
+    if let Some(written) = pages::asked(std::env::args_os().skip(1)) {
+        return written;
+    }
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -25,7 +27,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run() -> anyhow::Result<()> {
-    let config = AgentConfig::load(Flags::parse())?;
+    let config = AgentConfig::of_process()?;
     let log = telemetry::init(&config.log_level, config.log_format)?;
     let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -20,7 +20,8 @@ use crate::{endpoint::create::link_ref, node::Node, resting, sync::lock, unknown
 pub const PATIENCE: u32 = 3;
 
 /// The record, if it can be read at all.
-fn record_of(quarantined: &Quarantined) -> Option<EndpointRecord> {
+#[must_use]
+pub fn record_of(quarantined: &Quarantined) -> Option<EndpointRecord> {
     serde_json::from_str::<EndpointRecord>(&quarantined.record).ok().filter(|r| r.id == quarantined.id)
 }
 
@@ -40,7 +41,7 @@ pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
 }
 
 /// Whose it is: the record says so, or the leases of its addresses where that cannot be read.
-fn attachment_of<K: Kernel>(node: &Node<K>, quarantined: &Quarantined) -> Option<Attachment> {
+pub fn attachment_of<K: Kernel>(node: &Node<K>, quarantined: &Quarantined) -> Option<Attachment> {
     if let Some(record) = record_of(quarantined) {
         return Some(record.attachment);
     }

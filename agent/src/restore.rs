@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use wharf_api::{EndpointStatus, LogStatus};
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname, parse_host_ifname},
-    ids::{EndpointId, Epoch, IfName},
+    ids::{Attachment, EndpointId, Epoch, IfName},
     ipam::Ipam,
     kernel::{Kernel, KernelDump, LinkRef},
     plan::DeleteOptions,
@@ -32,9 +32,11 @@ use crate::{
         task::{EndpointTask, MAILBOX},
         view::{Shared, View},
     },
+    health,
     node::Node,
     orphan, quarantine,
     sync::lock,
+    timeline,
 };
 
 /// Refuses settings that would cut living endpoints off: their containers route by the gateway they were given, and
@@ -76,6 +78,7 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     wharf_crash::point("restore/after-dump");
     let links: HashMap<&str, u32> = dump.links.iter().map(|l| (l.name.as_str(), l.ifindex.0)).collect();
     let mut changes = Vec::new();
+    timeline::load(node, &snapshot).await;
     orphan::recognise(node, &dump, &snapshot.leases);
     let unclaimed = claim_addresses(node, &snapshot, &links, &mut changes);
     let out_of_service = unreadable(node, &snapshot, &dump, &mut changes);
@@ -93,6 +96,8 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     for record in snapshot.endpoints.iter().cloned() {
         let alive =
             links.get(record.host_ifname.as_str()) == Some(&record.host_ifindex.0) || is_renamed(&dump, &record);
+        // Its process ended with the agent before; the kernel may be a moment behind with its namespace.
+        let alive = alive && !health::is_reserved(&record.attachment);
         let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
         let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
         let Some((task, handle, renumbered)) = insert(node, record) else { continue };
@@ -124,8 +129,8 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     quarantine::hold(node, out_of_service);
     wharf_crash::point("restore/after-claims");
     for (id, epoch, intent) in snapshot.intents {
-        if matches!(intent, Intent::Create { .. }) {
-            undo_create(node, id, epoch).await;
+        if let Intent::Create { attachment, .. } = intent {
+            undo_create(node, id, epoch, &attachment).await;
         }
     }
     wharf_crash::point("restore/after-undo");
@@ -322,6 +327,9 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
     };
     let (sender, mailbox) = mpsc::channel(MAILBOX);
     let handle = Handle { id, epoch, mailbox: sender, shared: Shared::new(view), cancel: CancellationToken::new() };
+    if let Some(before) = node.timelines.take(id, epoch) {
+        handle.shared.adopt(before);
+    }
     if node.registry.insert(handle.clone()).is_err() {
         tracing::error!(
             endpoint = id.get(),
@@ -335,14 +343,20 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
 
 /// Takes back what a create made before the agent died. Its id may have another endpoint by now, so only what carries
 /// the epoch is touched here; pins under an id without a record go with what nobody explains.
-async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoch) {
+async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoch, attachment: &Attachment) {
     let Ok(name) = IfName::parse(&host_ifname(id, epoch)) else { return };
     let link = LinkRef { id, epoch, host_ifname: name, host_ifindex: None };
     if let Err(error) = node.kernel.remove_link(&link).await {
         tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: undo a create: {error}; its intent stays open");
         return;
     }
-    match node.store.commit(vec![Change::RemoveIntent(id, epoch)]).await {
+    let life = timeline::interrupted(id, epoch, attachment);
+    let changes = vec![Change::RemoveIntent(id, epoch), Change::PutLife(Box::new(life.clone()))];
+    let closed = node.store.commit(changes).await;
+    if closed.is_ok() {
+        node.timelines.ended(&life);
+    }
+    match closed {
         Ok(()) => tracing::info!(endpoint = id.get(), epoch = epoch.0, "restore: undid an interrupted create"),
         Err(error) => tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: close intent: {error}"),
     }

@@ -17,11 +17,12 @@ use std::{
 use redb::{Database, DatabaseError};
 use tokio::sync::{mpsc, oneshot};
 use wharf_core::{
-    ids::Epoch,
+    ids::{EndpointId, Epoch},
     store::{Change, Snapshot},
+    timeline::Life,
 };
 
-use tables::{apply, read_snapshot, write_meta};
+use tables::{apply, read_lives, read_one_life, read_snapshot, write_meta};
 
 /// Version of the tables' content. A store of a newer one is refused and left as it is; one of the version before is
 /// migrated when it is opened (1 -> 2: the tables of rests, restore failures and quarantine are new and begin empty).
@@ -54,6 +55,9 @@ pub struct StoreError {
 enum Job {
     Commit { changes: Vec<Change>, reply: oneshot::Sender<Result<(), StoreError>> },
     Read { reply: oneshot::Sender<Result<Snapshot, StoreError>> },
+    Ping { reply: oneshot::Sender<Result<(), StoreError>> },
+    Lives { reply: oneshot::Sender<Result<(Vec<Life>, u64), StoreError>> },
+    Life { id: EndpointId, epoch: Epoch, reply: oneshot::Sender<Result<Option<Life>, StoreError>> },
 }
 
 /// Handle to the writer thread. Clones share it; when the last is dropped, the thread commits what is queued and ends.
@@ -79,6 +83,8 @@ pub struct Stats {
     pub last_failure: AtomicU64,
     /// When the work that the disk is at now began, milliseconds since the Unix epoch; 0 when it rests.
     pub busy_since: AtomicU64,
+    /// Change sets that were committed without their part of the timeline, because with it there was no room.
+    pub timeline_dropped: AtomicU64,
 }
 
 impl Stats {
@@ -194,6 +200,47 @@ impl Store {
         answer.await.map_err(|_| gone())?
     }
 
+    /// Every life in the timeline, and how many rows of it cannot be read.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub async fn lives(&self) -> Result<(Vec<Life>, u64), StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.jobs.send(Job::Lives { reply }).await.map_err(|_| self.ended("read"))?;
+        answer.await.map_err(|_| self.ended("read"))?
+    }
+
+    /// One life in the timeline; none when it is not there, or cannot be read.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub async fn life(&self, id: EndpointId, epoch: Epoch) -> Result<Option<Life>, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.jobs.send(Job::Life { id, epoch, reply }).await.map_err(|_| self.ended("read"))?;
+        answer.await.map_err(|_| self.ended("read"))?
+    }
+
+    fn ended(&self, operation: &'static str) -> StoreError {
+        let cause = "the writer thread has ended; restart the agent".into();
+        StoreError { operation, path: (*self.path).clone(), cause }
+    }
+
+    /// Answers when the writer thread has done what was queued before: it lives, and its disk answers. Nothing is read or
+    /// written, but a file that was closed after a failure is opened again.
+    ///
+    /// # Errors
+    /// When the file cannot be opened again, or the thread has ended.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || StoreError {
+            operation: "read",
+            path: (*self.path).clone(),
+            cause: "the writer thread has ended; restart the agent".into(),
+        };
+        self.jobs.send(Job::Ping { reply }).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+
     /// The next epoch; durable before it is used, so that a crash never brings one back.
     ///
     /// # Errors
@@ -266,21 +313,41 @@ impl File {
     }
 }
 
+/// Who asks for lives.
+enum Lives {
+    All(oneshot::Sender<Result<(Vec<Life>, u64), StoreError>>),
+    One(EndpointId, Epoch, oneshot::Sender<Result<Option<Life>, StoreError>>),
+}
+
 fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
     let mut queued = Vec::new();
     while jobs.blocking_recv_many(&mut queued, QUEUE) > 0 {
         stats.busy_since.store(crate::clock::unix_ms(), Ordering::Relaxed);
-        let (mut commits, mut reads) = (Vec::new(), Vec::new());
+        let (mut commits, mut reads, mut lives) = (Vec::new(), Vec::new(), Vec::new());
+        let mut pings = Vec::new();
         for job in queued.drain(..) {
             match job {
                 Job::Commit { changes, reply } => commits.push((changes, reply)),
                 Job::Read { reply } => reads.push(reply),
+                Job::Ping { reply } => pings.push(reply),
+                Job::Lives { reply } => lives.push(Lives::All(reply)),
+                Job::Life { id, epoch, reply } => lives.push(Lives::One(id, epoch, reply)),
             }
         }
         commit_all(&mut file, commits, stats);
         for reply in reads {
             let result = file.with("read", |database| read_snapshot(database).map_err(|e| e.cause().to_owned()));
             reply.send(result).ok(); // a reader that went away needs no answer
+        }
+        for reply in pings {
+            reply.send(file.with("read", |_| Ok(()))).ok(); // as above
+        }
+        for job in lives {
+            match job {
+                // As above.
+                Lives::All(reply) => drop(reply.send(file.with("read", read_lives))),
+                Lives::One(id, epoch, reply) => drop(reply.send(file.with("read", |d| read_one_life(d, id, epoch)))),
+            }
         }
         stats.busy_since.store(0, Ordering::Relaxed);
     }
@@ -303,7 +370,15 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) {
     }
     // One caller's change may be what cannot be stored: try each alone, so that only that one fails.
     for (changes, reply) in commits {
-        let result = file.with("commit", |database| apply(database, changes.iter()));
+        let mut result = file.with("commit", |database| apply(database, changes.iter()));
+        // What is only told later must not keep an endpoint from coming or going.
+        if result.is_err() && changes.iter().any(Change::is_of_timeline) {
+            let needed = || changes.iter().filter(|c| !c.is_of_timeline());
+            if needed().next().is_some() {
+                result = file.with("commit", |database| apply(database, needed()));
+            }
+            stats.timeline_dropped.fetch_add(1, Ordering::Relaxed);
+        }
         stats.healthy.store(result.is_ok(), Ordering::Relaxed);
         let counter = if result.is_ok() { &stats.commits } else { &stats.failures };
         counter.fetch_add(1, Ordering::Relaxed);

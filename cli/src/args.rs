@@ -10,14 +10,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) use endpoint::{DeleteArgs, EndpointCommand, Level, ListFilter};
 pub(crate) use node::{
     AuditArgs, BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, ConfigCommand,
-    EventFilter, EventKind, IpamCommand, MonitorArgs, Setting, StatusArgs,
+    DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MonitorArgs, Setting, StatusArgs,
 };
 
 const EXIT_CODES: &str = "\
 Exit status:
   0  done, and what was asked about is well
-  1  what was asked about is not well, not found, or refused by the agent
-  2  the agent cannot be reached
+  1  what was asked about is not well, not found, or refused by the agent; of `status`: degraded
+  2  the agent cannot be reached; of `status`: down
   3  the command line is wrong
 
 Examples:
@@ -80,14 +80,21 @@ pub(crate) enum ColorWhen {
 pub(crate) enum Command {
     /// How the node is: components, controllers, addresses, endpoints, BPF maps.
     ///
-    /// Exits 0 when all is well and the agent serves, 1 when something is degraded, failing or not served, 2 when the
-    /// agent cannot be reached.
+    /// Answers whatever is stuck: a part that does not answer in 1.5 s is shown as it was last, marked as stale
+    /// with its age and with what it waits for. When the agent's API does not answer at all, its admin thread is asked
+    /// (admin.sock beside the agent's socket), and the answer says so.
     #[command(after_help = "\
+Exit status:
+  0  ok: the agent serves and nothing is amiss (a part that is pending is no fault)
+  1  degraded: the agent serves, and something is amiss or stale
+  2  down: the agent does not serve, a part of it fails, or it cannot be reached
+  3  the command line is wrong
+
 Examples:
   wharf status                       the whole screen
-  wharf status --brief               one word; exits 0 only when the agent serves (a readiness probe)
-  wharf status --all-controllers     with every controller, healthy or not
-  wharf status -o json | jq .ipam    for scripts")]
+  wharf status --brief               one word, ok, degraded or down, with the same exit status
+  wharf status --all-controllers     with every controller, healthy or not, those of endpoints too
+  wharf status -o json | jq '.components[] | select(.stale_ms)'    for scripts")]
     Status(StatusArgs),
     /// Endpoints: one network attachment of one container each.
     #[command(
@@ -108,6 +115,19 @@ Examples:
   wharf endpoint regenerate 7 --level datapath"
     )]
     Endpoint(EndpointCommand),
+    /// The health endpoints: does the container network work, end to end?
+    ///
+    /// A health endpoint is a process of the agent's own, attached like any container and probed through the same
+    /// programs. Exits 0 when every node's is ok, 1 when one is not, 2 when the agent cannot be reached.
+    #[command(
+        subcommand,
+        after_help = "\
+Examples:
+  wharf health status                as last probed
+  wharf health probe                 probe now
+  wharf health status -o json | jq '.nodes[].state'"
+    )]
+    Health(HealthCommand),
     /// Addresses: pools and leases.
     #[command(subcommand, after_help = "Example:\n  wharf ipam list")]
     Ipam(IpamCommand),
@@ -142,6 +162,34 @@ Examples:
   wharf audit --repair          mend what may be mended, then look again
   wharf audit -o json | jq '.findings[].subject'")]
     Audit(AuditArgs),
+    /// What it is with an endpoint, a container or an address: who, since when, what it waits for, what happened.
+    ///
+    /// The first line is the conclusion. Endpoints that are gone are explained too, for a day, and so are creates that
+    /// failed. Exits 0 when nothing is wrong, 1 when something is or nothing is known by that name, 2 when the agent cannot
+    /// be reached, 3 when several things could be meant; these are listed then.
+    #[command(after_help = "\
+Examples:
+  wharf explain 7                    an endpoint, by its number
+  wharf explain 10.87.0.9            an address: whose it is, or was, or why nobody has it
+  wharf explain 3f9c51aa             a container, by the beginning of its id
+  wharf explain 3f9c51aa/eth1        one of its interfaces
+  wharf explain pod-name:default/web
+  wharf explain 7 -o json | jq .timeline")]
+    Explain(ExplainArgs),
+    /// Write everything that helps to find a fault into one archive: status, records, maps, logs, kernel facts.
+    ///
+    /// Nothing secret goes in: no environment, no tokens, nothing of what runs in containers; names, labels, addresses
+    /// and log lines do. Works without an agent too, with what can be read then. Exits 0 when every part is in it, 1 when
+    /// some could not be read; each of these is in the archive as a file that says why.
+    #[command(
+        visible_alias = "sysdump",
+        after_help = "\
+Examples:
+  wharf debuginfo
+  wharf debuginfo --file /tmp/node-a.tar.gz
+  tar -tzf /tmp/node-a.tar.gz"
+    )]
+    Debuginfo(DebuginfoArgs),
     /// Settings of the running agent.
     #[command(
         subcommand,

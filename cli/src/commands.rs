@@ -3,7 +3,10 @@
 mod audit;
 mod bpf;
 mod config;
+mod debuginfo;
 mod endpoint;
+mod explain;
+mod health;
 mod monitor;
 mod pages;
 mod status;
@@ -46,6 +49,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
     match cli.command {
         Command::Status(args) => status::run(&cx, &args).await,
         Command::Endpoint(command) => endpoint::run(&cx, command).await,
+        Command::Health(command) => health::run(&cx, &command).await,
         Command::Ipam(IpamCommand::List) => {
             let view = cx.client.ipam().await?;
             cx.out.emit(&view, |style| render::ipam::list(&view, style))?;
@@ -60,6 +64,8 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
         Command::Bpf(command) => bpf::run(&cx, command).await,
         Command::Monitor(args) => monitor::run(&cx, args.filter, args.count, args.time).await,
         Command::Audit(args) => audit::run(&cx, &args).await,
+        Command::Explain(args) => explain::run(&cx, &args).await,
+        Command::Debuginfo(args) => debuginfo::run(&cx, &args).await,
         Command::Config(command) => config::run(&cx, command).await,
         Command::Completion { shell } => pages::completion(shell),
         Command::Man { dir } => pages::man(&dir),

@@ -2,7 +2,7 @@
 
 use std::{fmt, io, process::ExitCode};
 
-use wharf_api::client::ClientError;
+use wharf_api::{Verdict, client::ClientError};
 
 use crate::render::text::safe;
 
@@ -13,7 +13,7 @@ pub(crate) enum Exit {
     Ok = 0,
     /// What was asked about is not well, not found or refused.
     Unwell = 1,
-    /// The agent cannot be reached.
+    /// The agent cannot be reached; of a status, also that it is down.
     Unreachable = 2,
     /// The command line is wrong.
     Usage = 3,
@@ -23,6 +23,16 @@ impl Exit {
     /// `Ok` if `well`, else `Unwell`.
     pub(crate) fn well(well: bool) -> Self {
         if well { Self::Ok } else { Self::Unwell }
+    }
+}
+
+impl From<Verdict> for Exit {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Ok => Self::Ok,
+            Verdict::Degraded => Self::Unwell,
+            Verdict::Down => Self::Unreachable,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `wharf`: the operator's view of a Wharf node.
 //!
 //! Arguments ([`args`]) become requests to the agent ([`commands`]), answers become text ([`render`]). Nothing here
-//! touches the kernel: what is shown is what the agent says.
+//! touches the kernel: what is shown is what the agent says. Only `debuginfo` reads files of the kernel too, and lists names.
 #![forbid(unsafe_code)]
 
 mod args;

@@ -7,6 +7,8 @@ pub(crate) mod audit;
 pub(crate) mod bpf;
 pub(crate) mod config;
 pub(crate) mod endpoint;
+pub(crate) mod explain;
+pub(crate) mod health;
 pub(crate) mod ipam;
 pub(crate) mod monitor;
 mod screen;

@@ -20,7 +20,9 @@ fn status(overall: &str, serving: bool) -> Value {
         "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0},
         "resident_bytes": 0, "stuck": [], "quarantined": [], "audit_findings": null,
         "deletion_queue": {"records": 0, "oldest_age_ms": 0, "unusable": 0, "drained": 0, "canary": "came out after 1 ms"},
-        "admission": {"waiting": 0, "running": 0, "deletes": 0, "cost_ms": 0, "refused": 0}
+        "admission": {"waiting": 0, "running": 0, "deletes": 0, "cost_ms": 0, "refused": 0},
+        "network": {"device_mode": "veth", "routing": "the node's routes", "masquerading": "none"},
+        "controllers_total": 0, "controllers_unwell": 0, "from_admin": false
     })
 }
 
@@ -47,22 +49,60 @@ fn not_found(request: &str) -> Answer {
 
 #[test]
 fn status_says_how_it_is() {
-    for (overall, serving, http, whole, brief, word) in [
-        ("ok", true, 200, 0, 0, "OK"),
-        ("pending", true, 200, 0, 0, "OK"),
-        ("degraded", true, 200, 1, 0, "degraded"),
-        ("failing", true, 200, 1, 0, "failing"),
-        ("ok", false, 503, 1, 1, "not-serving"),
+    for (overall, serving, http, code, word) in [
+        ("ok", true, 200, 0, "ok"),
+        ("pending", true, 200, 0, "ok"),
+        ("degraded", true, 200, 1, "degraded"),
+        ("failing", true, 200, 2, "down"),
+        ("ok", false, 503, 2, "down"),
     ] {
         let agent = Agent::start(vec![Answer::new("GET /v1/healthz", http, status(overall, serving))]);
         let ran = agent.run(&["status"]);
-        assert_eq!(ran.code, Some(whole), "{overall} {serving}: {ran:?}");
+        assert_eq!(ran.code, Some(code), "{overall} {serving}: {ran:?}");
         assert!(ran.out.contains("node-a"), "{ran:?}");
         let ran = agent.run(&["status", "--brief"]);
-        assert_eq!((ran.code, ran.out.as_str()), (Some(brief), format!("{word}\n").as_str()), "{ran:?}");
+        assert_eq!((ran.code, ran.out.as_str()), (Some(code), format!("{word}\n").as_str()), "{ran:?}");
         let ran = agent.run(&["status", "-o", "json"]);
-        assert_eq!(ran.code, Some(whole));
+        assert_eq!(ran.code, Some(code));
         assert_eq!(serde_json::from_str::<Value>(&ran.out).expect("JSON"), status(overall, serving));
+    }
+}
+
+#[test]
+fn an_api_that_is_silent_is_looked_at_through_the_admin_thread() {
+    let mut answer = status("failing", true);
+    answer["from_admin"] = true.into();
+    let agent = Agent::start(vec![Answer::new("GET /v1/healthz", 200, answer.clone())]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let api = dir.path().join("wharf.sock");
+    // Taken by the kernel, and never by an agent.
+    let _silent = UnixListener::bind(&api).expect("a socket");
+    std::os::unix::fs::symlink(agent.socket(), dir.path().join("admin.sock")).expect("a link");
+    let run = |args: &[&str]| Ran::from(wharf(args).env("WHARF_SOCKET", &api).output().expect("runs"));
+    let ran = run(&["status"]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.out.contains("the API does not answer; this is from the admin thread"), "{ran:?}");
+    let ran = run(&["status", "-o", "json"]);
+    assert_eq!(serde_json::from_str::<Value>(&ran.out).expect("JSON"), answer);
+    assert!(ran.err.contains("from the admin thread"), "{ran:?}");
+    let ran = run(&["status", "--brief"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(2), "down\n"), "{ran:?}");
+}
+
+#[test]
+fn every_controller_is_asked_for_only_where_it_is_shown() {
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/healthz", 200, status("ok", true)),
+        Answer::new("GET /v1/healthz?all-controllers=true", 200, status("ok", true)),
+    ]);
+    for (args, asked) in [
+        (&["status"] as &[&str], "GET /v1/healthz"),
+        (&["status", "--all-controllers"], "GET /v1/healthz?all-controllers=true"),
+        (&["status", "--verbose"], "GET /v1/healthz?all-controllers=true"),
+    ] {
+        let ran = agent.run(args);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert_eq!(agent.seen().last().map(String::as_str), Some(asked), "{args:?}");
     }
 }
 
@@ -94,7 +134,7 @@ fn an_agent_that_is_not_there() {
             assert!(ran.err.contains("\n  hint: "), "{ran:?}");
         }
         let ran = Ran::from(wharf(&["status", "--brief"]).env("WHARF_SOCKET", socket).output().expect("runs"));
-        assert_eq!((ran.code, ran.out.as_str()), (Some(2), "unreachable\n"));
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), "down\n"));
         let ran = Ran::from(wharf(&["version"]).env("WHARF_SOCKET", socket).output().expect("runs"));
         assert_eq!(ran.code, Some(2));
         assert!(ran.out.starts_with("wharf: "), "{ran:?}");

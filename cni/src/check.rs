@@ -105,7 +105,12 @@ pub(crate) fn verdict(
     let mut findings: Vec<String> = health.findings.iter().map(finding).collect();
     // Pending is a build under way: CHECK may come right after ADD and must allow for it.
     if findings.is_empty() && health.overall >= Health::Degraded {
-        for (part, state) in [("bpf", health.bpf), ("policy", health.policy), ("connected", health.connected)] {
+        for (part, state) in [
+            ("bpf", health.bpf),
+            ("policy", health.policy),
+            ("connected", health.connected),
+            ("self-check", health.self_check.state),
+        ] {
             if state >= Health::Degraded {
                 findings.push(format!("{part} is {}", if state == Health::Failing { "failing" } else { "degraded" }));
             }
@@ -163,7 +168,17 @@ mod tests {
 
     fn healthy() -> EndpointHealth {
         let ok = Health::Ok;
-        EndpointHealth { overall: ok, bpf: ok, policy: ok, connected: ok, findings: vec![] }
+        let self_check = wharf_api::SelfCheck { state: ok, ..Default::default() };
+        EndpointHealth {
+            overall: ok,
+            bpf: ok,
+            policy: ok,
+            connected: ok,
+            findings: vec![],
+            desired_revision: 1,
+            realized_revision: 1,
+            self_check,
+        }
     }
 
     fn prev() -> Value {

@@ -76,7 +76,11 @@ impl Fault {
     pub(crate) fn of_client(subject: &str, error: &ClientError) -> Self {
         let fault = Self::new(code_of(error), format!("{subject}: {}", message_of(error)));
         match error {
-            ClientError::Api { error, .. } => fault.with_details(error.hint.clone().unwrap_or_default()),
+            ClientError::Api { error, .. } => {
+                // What the agent's log calls it, for whoever looks there next.
+                let op = error.op.as_ref().map(|op| format!("operation {op} in the agent's log"));
+                fault.with_details(error.hint.iter().cloned().chain(op).collect::<Vec<_>>().join("; "))
+            }
             error if is_absent(error) => fault.with_details(START_IT),
             _ => fault,
         }
@@ -106,7 +110,7 @@ fn code_of(error: &ClientError) -> Code {
         ClientError::Protocol { .. } => Code::Io,
         ClientError::Api { error, .. } => match error.code {
             // NotFound is a pool here: what DEL and CHECK do with an unknown endpoint is decided before.
-            ErrorCode::InvalidRequest | ErrorCode::NotFound => Code::Config,
+            ErrorCode::InvalidRequest | ErrorCode::NotFound | ErrorCode::Unsupported => Code::Config,
             ErrorCode::InvalidNetns | ErrorCode::Exists => Code::Environment,
             ErrorCode::PoolExhausted
             | ErrorCode::LimitReached
@@ -167,7 +171,13 @@ mod tests {
     use super::*;
 
     fn api(code: ErrorCode) -> ClientError {
-        let error = ApiError { code, message: "because".into(), hint: Some("do this".into()), retry_after_ms: None };
+        let error = ApiError {
+            code,
+            message: "because".into(),
+            hint: Some("do this".into()),
+            retry_after_ms: None,
+            op: Some("c-000012".into()),
+        };
         ClientError::Api { operation: "PUT /".into(), status: 500, error }
     }
 
@@ -187,7 +197,10 @@ mod tests {
     #[test]
     fn message_and_hint_are_told_once_each() {
         let fault = Fault::of_client("ADD c/eth0", &api(ErrorCode::Kernel));
-        assert_eq!((fault.msg.as_str(), fault.details.as_str()), ("ADD c/eth0: because", "do this"));
+        assert_eq!(
+            (fault.msg.as_str(), fault.details.as_str()),
+            ("ADD c/eth0: because", "do this; operation c-000012 in the agent's log")
+        );
     }
 
     #[test]

@@ -126,7 +126,8 @@ mod tests {
     use super::*;
 
     fn error(status: u16, retry_after_ms: Option<u64>) -> ClientError {
-        let error = ApiError { code: ErrorCode::Overloaded, message: "full".into(), hint: None, retry_after_ms };
+        let error =
+            ApiError { code: ErrorCode::Overloaded, message: "full".into(), hint: None, retry_after_ms, op: None };
         ClientError::Api { operation: "PUT /".into(), status, error }
     }
 

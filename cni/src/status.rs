@@ -23,8 +23,9 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, status: &AgentStatus) -> Re
         .map(|c| format!("{}: {}", c.name, c.message))
         .collect();
     let reasons = if unwell.is_empty() { "it is starting or stopping".into() } else { first_of(&unwell) };
-    let limited =
-        status.components.iter().any(|c| c.health >= Health::Degraded && CARRIES_TRAFFIC.contains(&c.name.as_str()));
+    // One that did not answer in time says nothing about traffic: the programs run without the agent.
+    let limited = (status.components.iter())
+        .any(|c| c.health >= Health::Degraded && c.stale_ms.is_none() && CARRIES_TRAFFIC.contains(&c.name.as_str()));
     if limited {
         return Err(Fault::new(Code::Limited, format!("{subject}: existing endpoints may be limited: {reasons}")));
     }

@@ -66,6 +66,12 @@ impl Dirs {
         self.run.join("wharf.sock")
     }
 
+    /// The admin thread's socket.
+    #[must_use]
+    pub fn admin_socket(&self) -> PathBuf {
+        self.run.join(wharf_api::ADMIN_SOCKET)
+    }
+
     /// Directory that holds one directory of pins for each endpoint.
     #[must_use]
     pub fn endpoint_pins(&self) -> PathBuf {
@@ -147,14 +153,28 @@ impl Agent {
     ///
     /// # Errors
     /// When it lives on (it is killed then), or ends otherwise.
-    pub fn await_crash(mut self) -> Result<()> {
-        let status = wait(&mut self.child, PATIENCE)?
-            .with_context(|| format!("wharf-agent-crash did not come to its crash point within {PATIENCE:?}"))?;
+    pub fn await_crash(self) -> Result<()> {
+        ensure!(
+            self.await_crash_for(PATIENCE)?,
+            "wharf-agent-crash did not come to its crash point within {PATIENCE:?}"
+        );
+        Ok(())
+    }
+
+    /// Waits until it is killed by a crash point; false when it was not within `patience`, and was killed then.
+    ///
+    /// # Errors
+    /// When it ends otherwise.
+    pub fn await_crash_for(mut self, patience: Duration) -> Result<bool> {
+        let Some(status) = wait(&mut self.child, patience)? else {
+            self.kill()?;
+            return Ok(false);
+        };
         ensure!(
             status.signal() == Some(libc::SIGKILL),
             "wharf-agent-crash ended with {status}, not at its crash point"
         );
-        Ok(())
+        Ok(true)
     }
 
     /// Process id.

@@ -23,8 +23,36 @@ pub fn wish_file(dirs: &Dirs) -> PathBuf {
 
 /// The variables that a binary with crash points reads.
 #[must_use]
-pub fn environment(dirs: &Dirs) -> [(&'static str, OsString); 2] {
-    [("WHARF_CRASH_FILE", wish_file(dirs).into()), ("WHARF_CRASH_TRACE", trace_file(dirs).into())]
+pub fn environment(dirs: &Dirs) -> [(&'static str, OsString); 3] {
+    [
+        ("WHARF_CRASH_FILE", wish_file(dirs).into()),
+        ("WHARF_CRASH_TRACE", trace_file(dirs).into()),
+        ("WHARF_HOLD_FILE", hold_file(dirs).into()),
+    ]
+}
+
+/// Where the points to wait at are read.
+#[must_use]
+pub fn hold_file(dirs: &Dirs) -> PathBuf {
+    dirs.root.join("crash-hold")
+}
+
+/// Whoever comes to one of these points waits there, and blocks its thread, until [`release`].
+///
+/// # Errors
+/// When the wish cannot be written.
+pub fn hold(dirs: &Dirs, points: &[&str]) -> Result<()> {
+    let new = dirs.root.join("crash-hold-new");
+    fs::write(&new, points.join("\n")).context("write the points to wait at")?;
+    fs::rename(&new, hold_file(dirs)).context("put the points to wait at in place")
+}
+
+/// Nobody waits any more.
+///
+/// # Errors
+/// When the wish cannot be removed.
+pub fn release(dirs: &Dirs) -> Result<()> {
+    gone_or(fs::remove_file(hold_file(dirs))).context("remove the points to wait at")
 }
 
 /// Whoever comes to this point (`NAME`, or `NAME:N` for the Nth time from now) dies there.

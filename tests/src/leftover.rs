@@ -74,7 +74,9 @@ impl Node {
         }
         let left = self.left_behind()?;
         ensure!(left.is_empty(), "left behind after the agent ended:\n  {}", left.join("\n  "));
-        ensure!(!self.dirs().socket().exists(), "the agent left its socket behind");
+        for socket in [self.dirs().socket(), self.dirs().admin_socket()] {
+            ensure!(!socket.exists(), "the agent left {} behind", socket.display());
+        }
         let sets = self.dirs().endpoint_pins();
         let pinned = if sets.is_dir() { read_dir(&sets)? } else { Vec::new() };
         ensure!(pinned.is_empty(), "left pinned after the agent ended: {pinned:?}");

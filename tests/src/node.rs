@@ -33,9 +33,11 @@ pub struct NodeConfig {
 }
 
 impl Default for NodeConfig {
-    /// Few programs ahead of need: tests run side by side and each has few endpoints.
+    /// Few programs ahead of need: tests run side by side and each has few endpoints. No health endpoint: tests count
+    /// endpoints, addresses and packets.
     fn default() -> Self {
-        Self { flags: vec!["--node-name".into(), "quay".into(), "--prepared-programs".into(), "4".into()], toml: None }
+        let flags = ["--node-name", "quay", "--prepared-programs", "4", "--health-interval-ms", "0"];
+        Self { flags: flags.map(str::to_owned).to_vec(), toml: None }
     }
 }
 
@@ -180,6 +182,14 @@ impl Node {
     /// When it is not.
     pub fn await_crash(&mut self) -> Result<()> {
         self.agent.take().context("no agent runs")?.await_crash()
+    }
+
+    /// Waits until the agent is killed at a crash point; false when it was not within `patience`, and was killed then.
+    ///
+    /// # Errors
+    /// When it ends otherwise.
+    pub fn await_crash_for(&mut self, patience: Duration) -> Result<bool> {
+        self.agent.take().context("no agent runs")?.await_crash_for(patience)
     }
 
     /// Sends the agent a signal.

@@ -63,6 +63,10 @@ pub(crate) enum Task {
     /// `cargo xtask test` runs every target for a few seconds; this runs them for as long as you like, and goes on from
     /// what it found before (in target/fuzz).
     Fuzz(FuzzArgs),
+    /// Hold the REST API against its OpenAPI document, by schemathesis
+    ///
+    /// `cargo xtask test` does the same with the defaults. Schemathesis is installed with pip under target/schemathesis.
+    Schemathesis(SchemathesisArgs),
     /// Format the sources
     Fmt(FmtArgs),
     /// Check formatting, licences, documentation links and clippy
@@ -169,6 +173,17 @@ pub(crate) struct FuzzArgs {
     /// Run this one input, such as one that a target failed on.
     #[arg(long, value_name = "FILE")]
     pub(crate) input: Option<PathBuf>,
+}
+
+/// Arguments of `schemathesis`.
+#[derive(Debug, Args)]
+pub(crate) struct SchemathesisArgs {
+    /// Examples of each operation in each phase.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) examples: u32,
+    /// Seed of what is random in them.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
 }
 
 /// Arguments of `fmt`.

@@ -48,7 +48,7 @@ struct Sources {
     release: PathBuf,
     /// Unit, conflist, sample configuration.
     dist: PathBuf,
-    /// Manual pages and completions, written by `wharf` itself.
+    /// Manual pages and completions, written by the programs themselves.
     generated: PathBuf,
 }
 
@@ -59,6 +59,10 @@ impl Sources {
             dist: workspace.root().join("dist"),
             generated: workspace.target().join("install"),
         }
+    }
+
+    fn completion(&self, program: &str, shell: &str) -> PathBuf {
+        self.generated.join(format!("{program}.{shell}"))
     }
 }
 
@@ -71,12 +75,20 @@ struct Item {
     mode: u32,
 }
 
-/// Completions: the shell, and where it looks below the prefix.
-const COMPLETIONS: &[(&str, &str)] = &[
-    ("bash", "share/bash-completion/completions/wharf"),
-    ("zsh", "share/zsh/site-functions/_wharf"),
-    ("fish", "share/fish/vendor_completions.d/wharf.fish"),
-];
+/// Programs that write their own manual pages and completions.
+const DESCRIBED: [&str; 2] = ["wharf", "wharf-agent"];
+
+/// Shells that have completions.
+const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
+
+/// Where a shell looks for a program's completions, below the prefix.
+fn completion_place(shell: &str, program: &str) -> String {
+    match shell {
+        "bash" => format!("share/bash-completion/completions/{program}"),
+        "zsh" => format!("share/zsh/site-functions/_{program}"),
+        _ => format!("share/fish/vendor_completions.d/{program}.fish"),
+    }
+}
 
 /// The command.
 pub(crate) fn install(
@@ -125,9 +137,8 @@ fn as_root(workspace: &Workspace, privilege: &Privilege, arguments: &InstallArgs
     Ok(())
 }
 
-/// Has `wharf` write its manual pages and completions.
+/// Has the programs write their manual pages and completions.
 fn generate(sources: &Sources) -> Result<()> {
-    let wharf = sources.release.join("wharf");
     match fs::remove_dir_all(&sources.generated) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(error).with_context(|| format!("remove {}", sources.generated.display()));
@@ -136,20 +147,24 @@ fn generate(sources: &Sources) -> Result<()> {
     }
     let pages = sources.generated.join("man");
     fs::create_dir_all(&pages).with_context(|| format!("create {}", pages.display()))?;
-    output(Command::new(&wharf).arg("man").arg(&pages)).context("write the manual pages")?;
-    for (shell, _) in COMPLETIONS {
-        let script = output(Command::new(&wharf).args(["completion", shell]))
-            .with_context(|| format!("write the completions for {shell}"))?;
-        let file = sources.generated.join(shell);
-        fs::write(&file, script).with_context(|| format!("write {}", file.display()))?;
+    for name in DESCRIBED {
+        let program = sources.release.join(name);
+        output(Command::new(&program).arg("man").arg(&pages))
+            .with_context(|| format!("write the manual pages of {name}"))?;
+        for shell in SHELLS {
+            let script = output(Command::new(&program).args(["completion", shell]))
+                .with_context(|| format!("write the completions of {name} for {shell}"))?;
+            let file = sources.completion(name, shell);
+            fs::write(&file, script).with_context(|| format!("write {}", file.display()))?;
+        }
     }
     Ok(())
 }
 
 fn output(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command.stdin(Stdio::null()).output().context("run wharf")?;
+    let output = command.stdin(Stdio::null()).output().context("run it")?;
     if !output.status.success() {
-        bail!("wharf failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        bail!("it failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(output.stdout)
 }
@@ -176,8 +191,11 @@ fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Item>> {
         let page = page.with_context(|| format!("list {}", pages.display()))?;
         add(Kind::File, prefix.join("share/man/man1").join(page.file_name()), 0o644, read(page.path())?);
     }
-    for (shell, place) in COMPLETIONS {
-        add(Kind::File, prefix.join(place), 0o644, read(sources.generated.join(shell))?);
+    for program in DESCRIBED {
+        for shell in SHELLS {
+            let place = prefix.join(completion_place(shell, program));
+            add(Kind::File, place, 0o644, read(sources.completion(program, shell))?);
+        }
     }
 
     let unit = String::from_utf8(read(sources.dist.join(UNIT))?).context("read the unit: it is not text")?;

@@ -23,9 +23,13 @@ impl Machine {
             ("dist/agent.toml", "# settings 1\n"),
             ("dist/10-wharf.conflist", "{}"),
             ("generated/man/wharf.1", "manual"),
-            ("generated/bash", "bash"),
-            ("generated/zsh", "zsh"),
-            ("generated/fish", "fish"),
+            ("generated/man/wharf-agent.1", "manual"),
+            ("generated/wharf.bash", "bash"),
+            ("generated/wharf.zsh", "zsh"),
+            ("generated/wharf.fish", "fish"),
+            ("generated/wharf-agent.bash", "bash"),
+            ("generated/wharf-agent.zsh", "zsh"),
+            ("generated/wharf-agent.fish", "fish"),
         ] {
             machine.source(file, text)?;
         }

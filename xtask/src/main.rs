@@ -17,6 +17,7 @@ mod packages;
 mod privilege;
 mod progress;
 mod rustc;
+mod schemathesis;
 mod setup;
 mod soak;
 mod test_results;
@@ -66,6 +67,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Task::Install(arguments) => install::install(&workspace, &privilege, verbose, &arguments)?,
         Task::Uninstall(arguments) => uninstall::uninstall(&privilege, &arguments)?,
         Task::Fuzz(arguments) => return fuzz::run(&workspace, &privilege, verbose, &arguments),
+        Task::Schemathesis(arguments) => return schemathesis::run(&workspace, &privilege, verbose, &arguments),
         Task::Fmt(arguments) => return checks::fmt(&workspace, verbose, arguments.check),
         Task::Lint => return tests_run::lint(&workspace, &privilege, verbose),
     }

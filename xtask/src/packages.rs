@@ -1,6 +1,9 @@
 //! Debian packages: what each command needs beyond cargo, installed only when missing.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Result, bail};
 
@@ -11,6 +14,7 @@ use crate::{privilege::Privilege, progress::Step, workspace::find_program};
 enum Probe {
     Program(&'static str),
     File(&'static str),
+    PythonModule(&'static str),
 }
 
 /// A package, and what of it is used.
@@ -33,6 +37,11 @@ impl Need {
         match self.probe {
             Probe::Program(name) => find_program(name).is_some(),
             Probe::File(path) => Path::new(path).exists(),
+            Probe::PythonModule(name) => {
+                let mut python = Command::new("python3");
+                python.args(["-c", &format!("import {name}")]).stdin(Stdio::null());
+                python.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+            }
         }
     }
 }
@@ -54,7 +63,14 @@ pub(crate) const TEST: &[Need] = &[
     Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
     Need::file("containernetworking-plugins", "/usr/lib/cni/host-local"),
     LIBFUZZER,
+    VENV,
 ];
+
+/// To hold the API against its document.
+pub(crate) const SCHEMATHESIS: &[Need] = &[Need::program("iproute2", "ip"), VENV];
+
+/// Python, and what makes virtual environments with pip in them.
+const VENV: Need = Need { package: "python3-venv", probe: Probe::PythonModule("ensurepip") };
 
 /// To fuzz.
 pub(crate) const FUZZ: &[Need] = &[LIBFUZZER];

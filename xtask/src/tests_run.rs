@@ -13,7 +13,7 @@ use crate::{
     privilege::Privilege,
     progress::{Progress, Step, spell},
     rustc::{Rustc, cargo_target_variable},
-    setup,
+    schemathesis, setup,
     test_results::{Tally, forget_junit, read_junit},
     workspace::{Workspace, find_program},
 };
@@ -109,12 +109,12 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // Crash points, test build and tests; else also clippy, rustdoc, the fuzz targets, the demo, and with nextest the documentation's
-    // tests.
+    // Crash points, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo, and with
+    // nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
         (false, _) => 3,
-        (true, false) => 7,
-        (true, true) => 8,
+        (true, false) => 8,
+        (true, true) => 9,
     };
     let steps = quick.len() + setup::STEPS + build::STEPS + own;
     let mut report = Report {
@@ -169,6 +169,7 @@ fn phases(
     report.tests("Tests", |step, workspace| run_tests(step, workspace, privilege, rustc, &arguments.filters));
     if everything {
         report.check("Fuzz targets", |step, workspace| fuzz::short(step, workspace, rustc));
+        report.check("The API by schemathesis", |step, workspace| schemathesis::check(step, workspace, privilege));
         report.check("The demo", |step, workspace| demo(step, workspace, privilege));
     }
     if everything && has_nextest() {

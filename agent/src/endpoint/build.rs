@@ -16,6 +16,7 @@ use wharf_core::{
     kernel::{ConfigSpec, Kernel, KernelError, ProgramSpec},
     plan::CreateStep,
     state::Level,
+    timeline::{Operation, Outcome},
 };
 
 use crate::{
@@ -55,7 +56,28 @@ pub async fn build<K: Kernel>(
     keep_programs: bool,
 ) -> Result<(), String> {
     let (record, trace) = shared.read(|v| (v.record.clone(), v.trace));
-    let run = Run { node, shared, cancel };
+    let mut run = Run { node, shared, cancel, steps: Vec::new() };
+    let since = Instant::now();
+    let operation = if keep_programs { Operation::Restore } else { Operation::Regenerate };
+    let result = steps(&mut run, level, keep_programs, &record, trace).await;
+    let (outcome, text) = match &result {
+        Ok(()) => (Outcome::Ok, format!("{level}: {}", run.steps.join(", "))),
+        Err(why) => (Outcome::Failed, why.clone()),
+    };
+    shared.note(operation, "build", Some(since.elapsed()), outcome, &text);
+    result?;
+    crash_point("regenerate", "realized");
+    Ok(())
+}
+
+async fn steps<K: Kernel>(
+    run: &mut Run<'_, K>,
+    level: Level,
+    keep_programs: bool,
+    record: &EndpointRecord,
+    trace: bool,
+) -> Result<(), String> {
+    let node = run.node;
     if level == Level::Datapath {
         let spec = ProgramSpec {
             id: record.id,
@@ -66,15 +88,14 @@ pub async fn build<K: Kernel>(
         };
         run.step(CreateStep::EnsurePrograms, node.kernel.ensure_programs(&spec)).await?;
     }
-    let config = desired_config(node, &record, trace);
+    let config = desired_config(node, record, trace);
     run.step(CreateStep::EnsureConfig, node.kernel.ensure_config(record.id, &config)).await?;
     if level == Level::Datapath {
-        run.step(CreateStep::EnsureAttached, node.kernel.ensure_attached(&link_ref(&record))).await?;
+        run.step(CreateStep::EnsureAttached, node.kernel.ensure_attached(&link_ref(record))).await?;
         // Addresses and routes that somebody took away come back too; what is there stays as it is.
-        run.step(CreateStep::EnsureConnected, node.kernel.ensure_connected(&record)).await?;
+        run.step(CreateStep::EnsureConnected, node.kernel.ensure_connected(record)).await?;
     }
-    run.step(CreateStep::EnsureReachable, node.kernel.ensure_reachable(&record)).await?;
-    crash_point("regenerate", "realized");
+    run.step(CreateStep::EnsureReachable, node.kernel.ensure_reachable(record)).await?;
     Ok(())
 }
 
@@ -82,11 +103,17 @@ struct Run<'a, K: Kernel> {
     node: &'a Node<K>,
     shared: &'a Shared,
     cancel: &'a CancellationToken,
+    /// Steps that succeeded, each with its time: one entry of the timeline for all of them.
+    steps: Vec<String>,
 }
 
 impl<K: Kernel> Run<'_, K> {
     /// Runs a step within the time that a create has for it: a build that hangs must not hold up a delete.
-    async fn step<T>(&self, step: CreateStep, work: impl Future<Output = Result<T, KernelError>>) -> Result<T, String> {
+    async fn step<T>(
+        &mut self,
+        step: CreateStep,
+        work: impl Future<Output = Result<T, KernelError>>,
+    ) -> Result<T, String> {
         if self.cancel.is_cancelled() {
             return Err(format!("{step}: not begun, a delete came"));
         }
@@ -97,7 +124,8 @@ impl<K: Kernel> Run<'_, K> {
         crash_point("regenerate", step.name());
         let (since, bound) = (Instant::now(), Duration::from_millis(step.deadline_ms()));
         let result = timeout(bound, work).await;
-        self.node.metrics.phase("regenerate", step.name(), since.elapsed());
+        self.node.metrics.phase(Operation::Regenerate.name(), step.name(), since.elapsed());
+        self.steps.push(format!("{step} {:.1} ms", since.elapsed().as_secs_f64() * 1_000.0));
         match result {
             Ok(result) => result.map_err(|e| format!("{step}: {e}")),
             Err(_) => Err(format!("{step}: no answer within {bound:?}")),

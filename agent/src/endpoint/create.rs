@@ -8,6 +8,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 use wharf_api::{ApiError, EndpointStatus, ErrorCode, LogStatus};
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, host_ifname},
@@ -18,6 +19,7 @@ use wharf_core::{
     plan::{CreateStep, DeleteOptions, plan_create},
     state::{Event, Fsm, State},
     store::{Change, Intent, Lease, LeaseOwner},
+    timeline::Operation,
 };
 
 use crate::{
@@ -30,11 +32,14 @@ use crate::{
         view::{Shared, View},
     },
     gate::Place,
+    health,
     node::Node,
     prepared::{ProgramSet, random_macs},
     registry::Taken,
     resting,
     sync::lock,
+    telemetry::operation::{self, Kind, OpId},
+    timeline,
 };
 
 /// What a create asks for, parsed.
@@ -84,11 +89,15 @@ pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<
         ),
         hint: None,
         retry_after_ms: Some(refusal.retry_after_ms),
+        op: None,
     })?;
     node.creates.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (reply, answer) = oneshot::channel();
     let (attachment, deadline) = (spec.attachment.clone(), spec.deadline);
-    node.endpoints.spawn(run(Arc::clone(node), spec, reply, place));
+    let op = OpId::current_or_next(Kind::Create);
+    let span = op.span();
+    operation::about(&span, None, &spec.attachment);
+    node.endpoints.spawn(run(Arc::clone(node), spec, reply, place, span));
     match timeout_at(deadline + ANSWER_GRACE, answer).await {
         Ok(Ok(result)) => result.map(Claim::accept),
         Ok(Err(_)) => {
@@ -101,10 +110,10 @@ pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<
     }
 }
 
-async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, place: Place) {
+async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, place: Place, span: tracing::Span) {
     let started = Instant::now();
     // Dropped at any point, it has reserved nothing: the reservations are its last act and wait for nothing.
-    let begun = timeout_at(spec.deadline, begin(&node, &spec)).await.unwrap_or_else(|_| {
+    let begun = timeout_at(spec.deadline, begin(&node, &spec).instrument(span.clone())).await.unwrap_or_else(|_| {
         let what = format!("create endpoint {}: its namespace {}", spec.attachment, spec.netns.display());
         Err(error(ErrorCode::DeadlineExceeded, format!("{what} or the store did not answer before the deadline")))
     });
@@ -117,15 +126,23 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, p
         }
     };
     let id = task.shared.read(|v| v.record.id);
+    operation::about(&span, Some((id, task.handle().epoch)), &spec.attachment);
     let mut reply = Some(reply);
     let result = {
         let _guard = node.working_on(id);
-        steps(&mut task, &spec, &mut reply, place).await
+        steps(&mut task, &spec, &mut reply, place).instrument(span.clone()).await
     };
     node.metrics.create(started.elapsed(), result.is_ok());
     match result {
         Ok(()) => {
-            node.monitor.agent(Some(id), "endpoint-created", format!("{} {:?}", spec.attachment, started.elapsed()));
+            span.in_scope(|| {
+                node.monitor.agent(
+                    Some(id),
+                    "endpoint-created",
+                    format!("{} {:?}", spec.attachment, started.elapsed()),
+                );
+            });
+            drop(span); // what it does from now on are other operations
             let claim = Claim::new(&node, task.handle());
             if let Some(reply) = reply {
                 reply.send(Ok(claim)).ok(); // not accepted, it is dropped, which takes the endpoint back
@@ -154,6 +171,7 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
             message: e.to_string(),
             hint: Some("give the path of the container's network namespace, for example /run/netns/NAME".into()),
             retry_after_ms: None,
+            op: None,
         },
         _ => kernel_error(&e),
     })?;
@@ -245,6 +263,7 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
                 message: format!("create endpoint {a}: endpoint {} has the address {ip} already", there.id),
                 hint: Some("delete that one first, or ask for another address".into()),
                 retry_after_ms: None,
+                op: None,
             },
         });
     }
@@ -259,7 +278,10 @@ type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
 /// Addresses asked for: who owns them, and which they are when the caller leased them before.
 fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), ApiError> {
     let ipam = lock(&node.ipam);
-    let by_caller = |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| matches!(l.owner, LeaseOwner::Caller { .. }));
+    // The health endpoint's are nobody else's, also while it is launched anew.
+    let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
+    let by_caller =
+        |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| matches!(l.owner, LeaseOwner::Caller { .. }) && fits(&l.owner));
     let leased = spec.ips.iter().filter(|ip| by_caller(ip)).count();
     if leased == 0 {
         return Ok((IpOwner::Endpoint, (None, None)));
@@ -304,7 +326,8 @@ async fn steps<K: Kernel>(
         crash_point("create", step.name());
         let before = Instant::now();
         let result = watch(task, spec, step, reply).await;
-        node.metrics.phase("create", step.name(), before.elapsed());
+        let failed = result.as_ref().err().map(|e| e.message.as_str());
+        timeline::phase(&node, &task.shared, Operation::Create, step.name(), before.elapsed(), failed);
         if let Err(failed) = result {
             return Err(fail(task, &begun, failed).await);
         }
@@ -389,6 +412,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             message: format!("create endpoint {}: {e}", spec.attachment),
             hint: Some("choose another CNI_IFNAME, or delete the interface that is there".into()),
             retry_after_ms: None,
+            op: None,
         },
         (
             CreateStep::EnsureLink | CreateStep::EnsureConnected,
@@ -398,6 +422,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             message: format!("create endpoint {}: {e}", spec.attachment),
             hint: Some("the container's network namespace went away; create the container anew".into()),
             retry_after_ms: None,
+            op: None,
         },
         _ => kernel_error(&e),
     };
@@ -466,6 +491,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
                 changes.extend(leases(&record).into_iter().map(Change::PutLease));
             }
             changes.push(Change::PutEndpoint(Box::new(record)));
+            changes.push(Change::PutLife(Box::new(shared.life(None))));
             node.store.commit(changes).await.map_err(|e| store_error(&e))
         }
     }
@@ -540,7 +566,7 @@ pub fn link_ref(record: &EndpointRecord) -> LinkRef {
 /// An error without a hint.
 #[must_use]
 pub fn error(code: ErrorCode, message: String) -> ApiError {
-    ApiError { code, message, hint: None, retry_after_ms: None }
+    ApiError { code, message, hint: None, retry_after_ms: None, op: None }
 }
 
 /// An endpoint that comes or goes will be there or gone in a moment: then a retry tells. One that stays is an error that
@@ -559,6 +585,7 @@ fn taken_by<K: Kernel>(node: &Node<K>, attachment: &Attachment, there: &Handle) 
         message: format!("{what} has this interface already ({state})"),
         hint: Some("delete that one first".into()),
         retry_after_ms: None,
+        op: None,
     }
 }
 
@@ -574,6 +601,7 @@ pub fn kernel_error(e: &KernelError) -> ApiError {
         message: e.to_string(),
         hint: None,
         retry_after_ms: None,
+        op: None,
     }
 }
 
@@ -583,5 +611,6 @@ fn store_error(e: &crate::store::StoreError) -> ApiError {
         message: e.to_string(),
         hint: Some("check the space and the health of the file system that holds the run directory".into()),
         retry_after_ms: Some(1_000),
+        op: None,
     }
 }

@@ -21,6 +21,7 @@ use wharf_core::{
     kernel::Kernel,
     plan::{DeleteOptions, DeleteStep, plan_delete},
     store::{Change, Intent, Lease, LeaseOwner},
+    timeline::{DELETE_BEGINS, Operation, Outcome},
 };
 
 use crate::{
@@ -29,11 +30,13 @@ use crate::{
         Handle,
         create::{crash_point, leases, link_ref, owner, removals},
         task::Command,
-        view::Shared,
+        view::{Shared, View},
     },
     node::Node,
     resting,
     sync::lock,
+    telemetry::operation::{self, Kind, OpId},
+    timeline,
 };
 
 /// How long a delete waits for an endpoint's task: longer than all steps of a teardown may take together, so it is
@@ -60,10 +63,16 @@ pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     let what = handles.iter().map(|h| h.id.to_string()).collect::<Vec<_>>().join(", ");
     let (reply, answer) = oneshot::channel();
     let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
+    let op = OpId::current_or_next(Kind::Delete);
+    let span = match handles.as_slice() {
+        [one] => op.span_of(one),
+        _ => op.span(),
+    };
+    let work = async move {
         let result = delete_all(&owned, handles, options).await;
         reply.send(result).ok(); // the client may have gone; the delete was done all the same
-    });
+    };
+    node.tasks.spawn(operation::within(op, span, work));
     answer.await.unwrap_or_else(|_| {
         let message = "its task ended without an answer; the next delete resumes".to_owned();
         let error = StepError { step: DeleteStep::RefuseWork.name().into(), endpoint: what, message };
@@ -74,12 +83,15 @@ pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
 /// Takes back an endpoint whose creator went away before it was told.
 pub fn spawn_unclaimed<K: Kernel>(node: &Arc<Node<K>>, handle: Handle) {
     let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
+    let op = OpId::next(Kind::Delete);
+    let span = op.span_of(&handle);
+    let work = async move {
         let result = delete_all(&owned, vec![handle], DeleteOptions::default()).await;
         for e in result.errors {
             tracing::error!(endpoint = e.endpoint, step = e.step, "take back an unclaimed endpoint: {}", e.message);
         }
-    });
+    };
+    node.tasks.spawn(operation::within(op, span, work));
 }
 
 async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, options: DeleteOptions) -> DeleteResult {
@@ -94,7 +106,15 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     crash_point("delete", DeleteStep::WriteIntent.name());
     let committed = handles.iter().filter(|h| h.shared.read(|v| v.committed));
     let intents: Vec<_> = committed.map(|h| Change::PutIntent(h.id, h.epoch, intent.clone())).collect();
-    if let Err(error) = node.store.commit(intents).await {
+    let intended = node.store.commit(intents).await;
+    let (outcome, text) = match (&intended, options.no_ip_release) {
+        (Err(error), _) => (Outcome::Failed, error.to_string()),
+        (Ok(()), true) => (Outcome::Ok, "its addresses stay leased".to_owned()),
+        (Ok(()), false) => (Outcome::Ok, String::new()),
+    };
+    let took = Some(started.elapsed());
+    handles.iter().for_each(|h| h.shared.note(Operation::Delete, DELETE_BEGINS, took, outcome, &text));
+    if let Err(error) = intended {
         // Without the intent a crash half-way would be repaired from the record alone, which is still right, only
         // without NoIPRelease; so the delete goes on.
         handles.iter().for_each(|h| result.errors.push(step_error(h, DeleteStep::WriteIntent, error.to_string())));
@@ -103,14 +123,15 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     let mut asked = Vec::with_capacity(handles.len());
     for handle in handles {
         let (reply, answer) = oneshot::channel();
+        let span = OpId::current_or_next(Kind::Delete).span_of(&handle);
         // An endpoint whose task has ended is gone.
-        match timeout(TEARDOWN_BOUND, handle.mailbox.send(Command::Teardown(options, reply))).await {
+        match timeout(TEARDOWN_BOUND, handle.mailbox.send(Command::Teardown(options, span, reply))).await {
             Ok(Ok(())) => asked.push((handle, answer)),
             Ok(Err(_)) => {}
             Err(_) => result.errors.push(still_busy(&handle)),
         }
     }
-    let (mut clean, mut changes) = (Vec::new(), Vec::new());
+    let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
     for (handle, answer) in asked {
         let torn = match timeout(TEARDOWN_BOUND, answer).await {
             Ok(Ok(torn)) => torn,
@@ -128,6 +149,13 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
             let kept = if releases { Vec::new() } else { kept_leases(node, &torn.record) };
             let old = owner(&torn.record);
             changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
+            // One whose create failed has its own end.
+            let life = handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
+            if let Some(life) = &life {
+                changes.push(Change::PutLife(Box::new(life.clone())));
+                changes.extend(node.timelines.make_room());
+            }
+            lives.extend(life);
             clean.push((handle, torn, kept));
         }
     }
@@ -135,11 +163,15 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     crash_point("delete", DeleteStep::RemoveRecord.name());
     if let Err(error) = node.store.commit(changes).await {
         for (handle, ..) in &clean {
-            result.errors.push(step_error(handle, DeleteStep::RemoveRecord, error.to_string()));
+            let why = error.to_string();
+            handle.shared.note(Operation::Delete, DeleteStep::RemoveRecord.name(), None, Outcome::Failed, &why);
+            handle.shared.update(awaits_another);
+            result.errors.push(step_error(handle, DeleteStep::RemoveRecord, why));
         }
         node.metrics.delete(started.elapsed(), false);
         return result;
     }
+    lives.iter().for_each(|life| node.timelines.ended(life));
     let gone: Vec<_> = clean.iter().map(|(_, torn, _)| torn.record.attachment.clone()).collect();
     for (handle, torn, kept) in clean {
         let owner = owner(&torn.record);
@@ -153,7 +185,8 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
             }
         }
         let (reply, answer) = oneshot::channel();
-        if handle.mailbox.send(Command::Finish(reply)).await.is_ok() {
+        let span = OpId::current_or_next(Kind::Delete).span_of(&handle);
+        if handle.mailbox.send(Command::Finish(span, reply)).await.is_ok() {
             answer.await.ok(); // a task that has ended has finished
         }
         result.deleted.push(handle.id.get());
@@ -186,7 +219,12 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, opti
             Ok(result) => result,
             Err(_) => Err(format!("no answer within {bound:?}")),
         };
-        node.metrics.phase("delete", step.name(), since.elapsed());
+        let failed = result.as_ref().err().map(String::as_str);
+        if is_of_others(step) && failed.is_none() {
+            node.metrics.phase(Operation::Delete.name(), step.name(), since.elapsed());
+        } else {
+            timeline::phase(node, shared, Operation::Delete, step.name(), since.elapsed(), failed);
+        }
         match result {
             Ok(()) => shared.log(LogStatus::Ok, step.name(), format!("{:?}", since.elapsed())),
             Err(message) => {
@@ -210,17 +248,37 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, opti
     shared.update(|v| {
         v.status.phase = String::new();
         if !clean {
-            v.status.waits_for = "another delete".into();
-            v.status.ends_when = "a delete whose steps all succeed".into();
+            awaits_another(v);
         }
     });
     Torn { record, errors, clean }
 }
 
+/// What an endpoint waits for whose delete could not finish.
+fn awaits_another(v: &mut View) {
+    v.status.waits_for = "another delete".into();
+    v.status.ends_when = format!(
+        "a delete whose steps all succeed: the runtime's next DEL, `wharf endpoint delete {}`, or the agent's own try every \
+         30 s",
+        v.record.id
+    );
+}
+
+/// The deleter has done the first of these and will do the last two, for all endpoints of the request together; the task
+/// that runs the teardown refuses work by its state, and gives up the identity when nothing can speak for it.
+const fn is_of_others(step: DeleteStep) -> bool {
+    matches!(
+        step,
+        DeleteStep::WriteIntent
+            | DeleteStep::RefuseWork
+            | DeleteStep::ReleaseIdentity
+            | DeleteStep::ReleaseIps
+            | DeleteStep::RemoveRecord
+    )
+}
+
 async fn one<K: Kernel>(node: &Arc<Node<K>>, record: &EndpointRecord, step: DeleteStep) -> Result<(), String> {
     match step {
-        // The deleter has done the first and will do the last two, for all endpoints of the request together; the
-        // task that runs this refuses work by its state, and gives up the identity when nothing can speak for it.
         DeleteStep::WriteIntent
         | DeleteStep::RefuseWork
         | DeleteStep::ReleaseIdentity

@@ -8,12 +8,14 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 use wharf_api::{LogStatus, StepError};
 use wharf_core::{
     identity::Label,
     kernel::Kernel,
     plan::DeleteOptions,
     state::{Action, Event, Level, State},
+    timeline::{Operation, Outcome},
 };
 
 use crate::{
@@ -25,10 +27,14 @@ use crate::{
     },
     node::Node,
     sync::lock,
+    telemetry::operation::{Kind, OpId},
 };
 
 /// Commands that may wait for an endpoint: a client each; a full mailbox is "busy" to the next.
 pub const MAILBOX: usize = 8;
+
+/// Name of the controller that builds an endpoint.
+const REGENERATION: &str = "regeneration";
 
 /// Answer to a command that changes the endpoint.
 pub type Done = oneshot::Sender<Result<(), String>>;
@@ -42,10 +48,10 @@ pub enum Command {
     Relabel(BTreeSet<Label>, Done),
     /// Trace forwarded packets.
     Trace(bool, Done),
-    /// Phase one of a delete: everything but addresses and record. The intent is written.
-    Teardown(DeleteOptions, oneshot::Sender<Torn>),
+    /// Phase one of a delete, within the delete's span: everything but addresses and record. The intent is written.
+    Teardown(DeleteOptions, Span, oneshot::Sender<Torn>),
     /// Phase two has ended: the record is gone. The task ends.
-    Finish(oneshot::Sender<()>),
+    Finish(Span, oneshot::Sender<()>),
 }
 
 /// The one owner of an endpoint.
@@ -164,7 +170,8 @@ impl<K: Kernel> EndpointTask<K> {
                 },
                 permit = permit, if queued.is_some() => {
                     if let (Ok(_permit), Some((level, _))) = (permit, self.queued.take()) {
-                        self.on_permit(level).await;
+                        let span = OpId::next(Kind::Regenerate).span_of(&self.handle);
+                        self.on_permit(level).instrument(span).await;
                     }
                 }
             }
@@ -179,10 +186,14 @@ impl<K: Kernel> EndpointTask<K> {
         let _guard = node.working_on(self.handle.id);
         let desired = self.shared.read(|v| v.status.desired_revision);
         let started = tokio::time::Instant::now();
+        let run = node.controllers.begin_for(self.handle.id, REGENERATION);
         let result = build::build(&node, &self.shared, &self.cancel, level, self.keep_programs).await;
         // From now on a build of the datapath is asked for because something is wrong or somebody wants it.
         self.keep_programs = false;
         node.metrics.regeneration(level, started.elapsed(), result.is_ok());
+        if result.is_ok() || !self.cancel.is_cancelled() {
+            run.end(result.clone());
+        }
         match result {
             Ok(()) => {
                 self.shared.update(|v| {
@@ -214,6 +225,8 @@ impl<K: Kernel> EndpointTask<K> {
                 });
                 self.shared.log(LogStatus::Failure, "build", error.clone());
                 self.transition(Event::BuildFailed);
+                let again = self.shared.read(|v| v.fsm.not_before_ms);
+                node.controllers.plan_for(self.handle.id, REGENERATION, again);
                 node.monitor.agent(Some(self.handle.id), "endpoint-regeneration-failed", error.clone());
                 self.answer_waiting(&Err(format!("{error}; the last good state stays in force, and it is retried")));
             }
@@ -241,7 +254,7 @@ impl<K: Kernel> EndpointTask<K> {
                 Ok(()) => self.request(Level::Policy, done),
                 Err(error) => drop(done.send(Err(error))),
             },
-            Command::Teardown(options, reply) => {
+            Command::Teardown(options, span, reply) => {
                 self.answer_waiting(&Err("the endpoint is being deleted".into()));
                 self.shared.update(|v| v.delete_options = options);
                 let torn = match self.torn.take() {
@@ -250,13 +263,14 @@ impl<K: Kernel> EndpointTask<K> {
                         if self.shared.read(|v| v.fsm.state) != State::Disconnecting {
                             self.transition(Event::DeleteRequested);
                         }
-                        teardown(&self.node, &self.shared, options).await
+                        teardown(&self.node, &self.shared, options).instrument(span).await
                     }
                 };
                 self.torn = Some(torn.clone());
                 reply.send(torn).ok(); // a deleter that went away left the intent; the next delete resumes
             }
-            Command::Finish(reply) => {
+            Command::Finish(span, reply) => {
+                let _within = span.entered();
                 self.transition(Event::DeleteFinished);
                 self.gone();
                 reply.send(()).ok(); // as above: the record is gone already
@@ -294,7 +308,9 @@ impl<K: Kernel> EndpointTask<K> {
         }
         lock(&self.node.identities).release(old.identity);
         self.shared.update(|v| v.record = record);
-        self.shared.log(LogStatus::Ok, "relabel", format!("identity {} -> {identity}", old.identity));
+        let change = format!("identity {} -> {identity}", old.identity);
+        self.shared.note(Operation::Relabel, "relabel", None, Outcome::Ok, &change);
+        self.shared.log(LogStatus::Ok, "relabel", change);
         Ok(())
     }
 
@@ -302,6 +318,7 @@ impl<K: Kernel> EndpointTask<K> {
     fn gone(&mut self) {
         self.mailbox.close();
         self.node.registry.remove(self.handle.id);
+        self.node.controllers.forget(self.handle.id);
         self.node.registry.free_id(self.handle.id);
         let what = self.shared.read(|v| v.record.attachment.to_string());
         self.node.monitor.agent(Some(self.handle.id), "endpoint-deleted", what);
@@ -311,6 +328,7 @@ impl<K: Kernel> EndpointTask<K> {
     pub async fn end_after_failed_create(mut self) {
         self.mailbox.close();
         self.node.registry.remove(self.handle.id);
+        self.node.controllers.forget(self.handle.id);
         if self.left.is_empty() {
             self.node.registry.free_id(self.handle.id);
         } else {
@@ -318,12 +336,12 @@ impl<K: Kernel> EndpointTask<K> {
         }
         while let Some(command) = self.mailbox.recv().await {
             match command {
-                Command::Teardown(_, reply) => {
+                Command::Teardown(_, _, reply) => {
                     let record = self.shared.read(|v| v.record.clone());
                     let torn = Torn { record, errors: self.left.clone(), clean: self.left.is_empty() };
                     drop(reply.send(torn));
                 }
-                Command::Finish(reply) => drop(reply.send(())),
+                Command::Finish(_, reply) => drop(reply.send(())),
                 Command::Regenerate(_, done) | Command::Relabel(_, done) | Command::Trace(_, done) => {
                     drop(done.send(Err("the endpoint's create failed".into())));
                 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use wharf_api::{ApiError, LogStatus, StepError};
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner},
@@ -10,16 +10,19 @@ use wharf_core::{
     plan::{CreateStep, UndoStep, plan_undo},
     state::Event,
     store::Change,
+    timeline::Operation,
 };
 
 use crate::{
     endpoint::{
         create::{crash_point, leases, link_ref, removals},
         task::EndpointTask,
+        view::Shared,
     },
     node::Node,
     resting,
     sync::lock,
+    timeline,
 };
 
 /// Undoes what was begun and says what failed. Undo steps that fail are named too; the intent then stays open, and the
@@ -32,15 +35,20 @@ pub(super) async fn fail<K: Kernel>(task: &mut EndpointTask<K>, begun: &[CreateS
     if task.prepared && !undos.contains(&UndoStep::RemovePrograms) {
         undos.push(UndoStep::RemovePrograms);
     }
-    let mut failed: Vec<String> = Vec::new();
+    let (mut failed, mut closed) = (Vec::<String>::new(), false);
     for undo in undos {
         if undo == UndoStep::CloseIntent && !failed.is_empty() {
             continue;
         }
         crash_point("undo", undo.name());
         let bound = Duration::from_millis(undo.deadline_ms());
-        let result = timeout(bound, take_back(&node, &record, undo, failed.is_empty())).await;
-        if let Err(e) = result.unwrap_or_else(|_| Err(format!("no answer within {bound:?}"))) {
+        let since = Instant::now();
+        let work = take_back(&node, &task.shared, &record, undo, failed.is_empty());
+        let result = timeout(bound, work).await.unwrap_or_else(|_| Err(format!("no answer within {bound:?}")));
+        let why = result.as_ref().err().map(String::as_str);
+        timeline::phase(&node, &task.shared, Operation::Undo, undo.name(), since.elapsed(), why);
+        closed |= undo == UndoStep::CloseIntent && result.is_ok();
+        if let Err(e) = result {
             task.shared.log(LogStatus::Failure, undo.name(), e.clone());
             tracing::error!(
                 endpoint = record.id.get(),
@@ -56,6 +64,10 @@ pub(super) async fn fail<K: Kernel>(task: &mut EndpointTask<K>, begun: &[CreateS
             }
         }
     }
+    if !closed {
+        // Nothing of its own is committed for it any more.
+        node.timelines.later(timeline::create_failed(&task.shared));
+    }
     lock(&node.identities).release(record.identity);
     task.transition(Event::CreateFailed);
     tracing::warn!(endpoint = record.id.get(), epoch = record.epoch.0, code = ?cause.code, "{}", cause.message);
@@ -69,6 +81,7 @@ pub(super) async fn fail<K: Kernel>(task: &mut EndpointTask<K>, begun: &[CreateS
 /// One step of an undo; `all_gone` when those before have left nothing.
 async fn take_back<K: Kernel>(
     node: &Node<K>,
+    shared: &Shared,
     record: &EndpointRecord,
     undo: UndoStep,
     all_gone: bool,
@@ -89,8 +102,13 @@ async fn take_back<K: Kernel>(
         // Something of it may still speak with the address: kept until the next start has cleaned up.
         UndoStep::ReleaseLeases => Ok(()),
         UndoStep::CloseIntent => {
-            let change = Change::RemoveIntent(record.id, record.epoch);
-            return node.store.commit(vec![change]).await.map_err(|e| e.to_string());
+            let life = timeline::create_failed(shared);
+            let mut changes =
+                vec![Change::RemoveIntent(record.id, record.epoch), Change::PutLife(Box::new(life.clone()))];
+            changes.extend(node.timelines.make_room());
+            node.store.commit(changes).await.map_err(|e| e.to_string())?;
+            node.timelines.ended(&life);
+            return Ok(());
         }
     };
     result.map_err(|e| e.to_string())

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use tokio::sync::mpsc;
@@ -13,9 +14,10 @@ use wharf_core::{
     ids::{EndpointId, Epoch},
     plan::DeleteOptions,
     state::{Fsm, State},
+    timeline::{Ended, Entries, Life, Operation, Outcome, Who},
 };
 
-use crate::{clock, endpoint::task::Command, sync::lock};
+use crate::{clock, endpoint::task::Command, sync::lock, timeline};
 
 /// Lines kept of an endpoint's log; about 10 KiB when full.
 const LOG_LINES: usize = 64;
@@ -42,13 +44,21 @@ pub struct View {
 pub struct Shared {
     view: Mutex<View>,
     log: Mutex<VecDeque<EndpointLogEntry>>,
+    line: Mutex<Line>,
+}
+
+/// What happened, and whether the store has all of it.
+#[derive(Debug, Default)]
+struct Line {
+    entries: Entries,
+    unwritten: bool,
 }
 
 impl Shared {
     /// A new endpoint's.
     #[must_use]
     pub fn new(view: View) -> Arc<Self> {
-        Arc::new(Self { view: Mutex::new(view), log: Mutex::new(VecDeque::new()) })
+        Arc::new(Self { view: Mutex::new(view), log: Mutex::new(VecDeque::new()), line: Mutex::default() })
     }
 
     /// A copy of the picture.
@@ -69,7 +79,20 @@ impl Shared {
 
     /// Adds a line to the log.
     pub fn log(&self, status: LogStatus, event: &str, message: impl Into<String>) {
-        let state = self.read(|v| v.fsm.state);
+        let (state, committed) = self.read(|v| (v.fsm.state, v.committed));
+        let message = message.into();
+        // What went wrong is what is asked about later.
+        if status != LogStatus::Ok {
+            let outcome = if status == LogStatus::Failure { Outcome::Failed } else { Outcome::Warning };
+            let operation = match state {
+                _ if !committed => Operation::Create,
+                State::Disconnecting => Operation::Delete,
+                State::Restoring => Operation::Restore,
+                _ if event == "build" => Operation::Regenerate,
+                _ => Operation::Notice,
+            };
+            self.note(operation, event, None, outcome, &message);
+        }
         let mut log = lock(&self.log);
         if log.len() == LOG_LINES {
             log.pop_front();
@@ -79,8 +102,45 @@ impl Shared {
             status,
             state: api_state(state),
             event: event.to_owned(),
-            message: message.into(),
+            message,
         });
+    }
+
+    /// Adds an entry to the timeline; the next batch writes it, unless a commit of the endpoint's own does.
+    pub fn note(&self, operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) {
+        let mut line = lock(&self.line);
+        line.entries.push(timeline::entry(operation, phase, took, outcome, text));
+        line.unwritten = true;
+    }
+
+    /// The timeline so far.
+    #[must_use]
+    pub fn entries(&self) -> Entries {
+        lock(&self.line).entries.clone()
+    }
+
+    /// Its life as the store is to have it.
+    #[must_use]
+    pub fn life(&self, ended: Option<Ended>) -> Life {
+        Life { who: self.read(|v| Who::of(&v.record)), ended, entries: self.entries() }
+    }
+
+    /// What was before this start.
+    pub fn adopt(&self, before: Entries) {
+        let mut line = lock(&self.line);
+        let since = std::mem::replace(&mut line.entries, before);
+        since.list().iter().cloned().for_each(|entry| line.entries.push(entry));
+    }
+
+    /// Was anything noted that nobody has written? From here on it is written.
+    #[must_use]
+    pub fn take_unwritten(&self) -> bool {
+        std::mem::take(&mut lock(&self.line).unwritten)
+    }
+
+    /// What was taken could not be written.
+    pub fn set_unwritten(&self) {
+        lock(&self.line).unwritten = true;
     }
 
     /// The log, oldest first.

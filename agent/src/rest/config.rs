@@ -1,23 +1,39 @@
 //! `/v1/config`.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+};
 
 use axum::{Extension, Json, extract::State};
 use tokio::sync::oneshot;
-use wharf_api::{AgentConfigPatch, AgentConfigView, ApiError, ErrorCode};
+use wharf_api::{
+    AgentConfigPatch, AgentConfigView, ApiError, ErrorCode, LogFormat as ApiFormat, PolicyEnforcement, SettingOrigin,
+};
+use wharf_core::state::{Level, State as EndpointState};
 
 use crate::{
-    config::effective,
+    config::{LogFormat, effective},
     endpoint::task::Command,
     rest::{
         LinuxNode,
         endpoint::accepts_work,
         error::{Answer, Body, Failure},
     },
+    sync::lock,
     telemetry::LogFilter,
 };
 
-/// The settings in force, and which of them can be changed while the agent runs.
+/// Settings that `PATCH` changes, by the names that people use.
+const LOG_LEVEL: &str = "log-level";
+const LOG_FORMAT: &str = "log-format";
+const TRACE: &str = "trace";
+const TRACE_SAMPLING: &str = "trace-sampling";
+
+/// One packet in more than this would be none.
+const MAX_SAMPLING: u32 = 1_000_000;
+
+/// The settings in force, where each comes from, and which of them can be changed while the agent runs.
 #[utoipa::path(get, path = "/v1/config", tag = "agent", responses((status = 200, body = AgentConfigView)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Extension(log): Extension<LogFilter>) -> Json<AgentConfigView> {
     Json(view(&node, &log))
@@ -25,45 +41,153 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Extension(log): Extension<L
 
 /// Changes settings; what is not named stays. Nothing changes when any of them is wrong.
 #[utoipa::path(patch, path = "/v1/config", tag = "agent", request_body = AgentConfigPatch,
-    responses((status = 200, body = AgentConfigView), (status = 400, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+    responses((status = 200, body = AgentConfigView), (status = 400, body = ApiError), (status = 422, body = ApiError),
+        (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn patch(
     State(node): State<Arc<LinuxNode>>,
     Extension(log): Extension<LogFilter>,
     Body(body): Body<AgentConfigPatch>,
 ) -> Answer<Json<AgentConfigView>> {
     accepts_work(&node, "change configuration")?;
+    check(&body)?;
     if let Some(filter) = &body.log_level {
-        log.set(filter).map_err(|e| {
-            Failure::new(ErrorCode::InvalidRequest, format!("change configuration: {e}"))
-                .hint("for example info, or wharf_agent=debug")
-        })?;
+        let old = log.get();
+        log.set(filter).map_err(|e| invalid(&e))?;
+        changed(&node, LOG_LEVEL, &old, filter);
+    }
+    if let Some(format) = body.log_format {
+        let old = api_format(log.format());
+        log.set_format(match format {
+            ApiFormat::Text => LogFormat::Text,
+            ApiFormat::Json => LogFormat::Json,
+        });
+        changed(&node, LOG_FORMAT, format_name(old), format_name(format));
+    }
+    if let Some(one_in) = body.trace_sampling {
+        let old = node.monitor.sampling();
+        node.monitor.set_sampling(one_in);
+        changed(&node, TRACE_SAMPLING, &old.to_string(), &node.monitor.sampling().to_string());
     }
     if let Some(trace) = body.trace {
-        node.trace_all.store(trace, Ordering::Relaxed);
-        let mut failed = Vec::new();
-        for handle in node.registry.list() {
-            let (done, answer) = oneshot::channel();
-            let command = Command::Regenerate(wharf_core::state::Level::Policy, done);
-            // An endpoint that is gone or going needs no tracing.
-            if handle.mailbox.send(command).await.is_ok()
-                && let Ok(Err(why)) = answer.await
-                && handle
-                    .shared
-                    .read(|v| !v.fsm.state.is_terminal() && v.fsm.state != wharf_core::state::State::Disconnecting)
-            {
-                failed.push(format!("endpoint {}: {why}", handle.id));
-            }
-        }
-        if !failed.is_empty() {
-            return Err(Failure::new(ErrorCode::Kernel, format!("change trace: {}", failed.join("; "))));
-        }
+        let old = node.trace_all.swap(trace, Ordering::Relaxed);
+        changed(&node, TRACE, on_off(old), on_off(trace));
+        realize_trace(&node).await?;
     }
     Ok(Json(view(&node, &log)))
 }
 
+/// Everything that can be refused, before anything changes.
+fn check(body: &AgentConfigPatch) -> Answer<()> {
+    if let Some(filter) = &body.log_level {
+        LogFilter::check(filter).map_err(|e| invalid(&e))?;
+    }
+    if let Some(one_in) = body.trace_sampling.filter(|one_in| *one_in > MAX_SAMPLING) {
+        let why = format!("change configuration: trace-sampling: {one_in} is above {MAX_SAMPLING}");
+        return Err(Failure::new(ErrorCode::InvalidRequest, why));
+    }
+    match body.policy_enforcement {
+        None | Some(PolicyEnforcement::Default) => Ok(()),
+        Some(PolicyEnforcement::Always | PolicyEnforcement::Never) => Err(Failure::new(
+            ErrorCode::Unsupported,
+            "change configuration: policy-enforcement: there is no policy in this version, so there is none to enforce \
+             always or never",
+        )
+        .hint("`default` is what is in force; source enforcement is no policy and always on")),
+    }
+}
+
+fn invalid(why: &str) -> Failure {
+    Failure::new(ErrorCode::InvalidRequest, format!("change configuration: {why}"))
+        .hint("for example info, or wharf_agent=debug,info")
+}
+
+/// Tells of a change in the log, in the monitor, and in what `GET /v1/config` says of origins.
+fn changed(node: &LinuxNode, setting: &'static str, old: &str, new: &str) {
+    lock(&node.changed_settings).insert(setting);
+    tracing::info!(setting, old, new, "a setting was changed");
+    node.monitor.agent(None, "config-changed", format!("{setting}: {old} -> {new}"));
+}
+
+/// Every endpoint's programs are told whether to trace.
+async fn realize_trace(node: &LinuxNode) -> Answer<()> {
+    let mut failed = Vec::new();
+    for handle in node.registry.list() {
+        let (done, answer) = oneshot::channel();
+        // An endpoint that is gone or going needs no tracing.
+        if handle.mailbox.send(Command::Regenerate(Level::Policy, done)).await.is_ok()
+            && let Ok(Err(why)) = answer.await
+            && handle.shared.read(|v| !v.fsm.state.is_terminal() && v.fsm.state != EndpointState::Disconnecting)
+        {
+            failed.push(format!("endpoint {}: {why}", handle.id));
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(ErrorCode::Kernel, format!("change trace: {}", failed.join("; "))))
+}
+
 fn view(node: &LinuxNode, log: &LogFilter) -> AgentConfigView {
     let mut settings = effective(&node.config);
-    settings.insert("log-level".into(), log.get());
-    settings.insert("trace".into(), node.trace_all.load(Ordering::Relaxed).to_string());
-    AgentConfigView { effective: settings, mutable: vec!["log-level".into(), "trace".into()] }
+    settings.extend([
+        (LOG_LEVEL.to_owned(), log.get()),
+        (LOG_FORMAT.to_owned(), format_name(api_format(log.format())).to_owned()),
+        (TRACE.to_owned(), node.trace_all.load(Ordering::Relaxed).to_string()),
+        (TRACE_SAMPLING.to_owned(), node.monitor.sampling().to_string()),
+        ("policy-enforcement".to_owned(), "default".to_owned()),
+    ]);
+    let changed = lock(&node.changed_settings).clone();
+    let origin_of = |name: &String| match node.config.origins.get(name) {
+        _ if changed.contains(name.as_str()) => SettingOrigin::RunTime,
+        Some(origin) => *origin,
+        None => SettingOrigin::Default,
+    };
+    let origin: BTreeMap<String, SettingOrigin> = settings.keys().map(|n| (n.clone(), origin_of(n))).collect();
+    let mutable = [LOG_FORMAT, LOG_LEVEL, TRACE, TRACE_SAMPLING].map(str::to_owned).to_vec();
+    AgentConfigView { effective: settings, mutable, origin }
+}
+
+const fn api_format(format: LogFormat) -> ApiFormat {
+    match format {
+        LogFormat::Text => ApiFormat::Text,
+        LogFormat::Json => ApiFormat::Json,
+    }
+}
+
+const fn format_name(format: ApiFormat) -> &'static str {
+    match format {
+        ApiFormat::Text => "text",
+        ApiFormat::Json => "json",
+    }
+}
+
+const fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(patch: AgentConfigPatch) -> ApiError {
+        check(&patch).expect_err("refused").0
+    }
+
+    #[test]
+    fn policy_enforcement_cannot_be_switched_while_there_is_no_policy() {
+        for mode in [PolicyEnforcement::Always, PolicyEnforcement::Never] {
+            let error = refused(AgentConfigPatch { policy_enforcement: Some(mode), ..AgentConfigPatch::default() });
+            assert_eq!(error.code, ErrorCode::Unsupported);
+        }
+        let default =
+            AgentConfigPatch { policy_enforcement: Some(PolicyEnforcement::Default), ..AgentConfigPatch::default() };
+        assert!(check(&default).is_ok());
+    }
+
+    #[test]
+    fn a_level_that_is_none_is_refused_with_what_is_allowed() {
+        let error = refused(AgentConfigPatch { log_level: Some("zzz".into()), ..AgentConfigPatch::default() });
+        assert_eq!(error.code, ErrorCode::InvalidRequest);
+        assert!(error.message.contains("error, warn, info"), "{}", error.message);
+    }
 }

@@ -6,7 +6,7 @@ use axum::{Json, extract::State, http::StatusCode};
 use tokio::{sync::oneshot, time::Instant};
 use wharf_api::{
     ApiError, DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth,
-    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Finding, Health, RegenerateLevel,
+    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Finding, Health, RegenerateLevel, SelfCheck,
 };
 use wharf_core::{
     identity::Label,
@@ -25,12 +25,13 @@ use crate::{
         task::{Command, Done},
         view::{View, api_endpoint, api_state},
     },
+    health,
     rest::{
         LinuxNode,
         error::{Answer, Body, Failure, Query, Segment},
         id::{self, IdRef},
     },
-    unknown,
+    selfcheck, unknown,
 };
 
 /// A create that names no deadline gives up after this; runtimes give an ADD a minute or more.
@@ -96,6 +97,12 @@ pub async fn patch(
     accepts_work(&node, "change endpoint")?;
     if let Some(labels) = &body.labels {
         let labels = parse_labels(labels)?;
+        if handle.shared.read(|v| health::is_reserved(&v.record.attachment)) {
+            return Err(invalid(format!(
+                "change endpoint {}: the health endpoint's labels are the agent's own",
+                handle.id
+            )));
+        }
         ask(&handle, |done| Command::Relabel(labels, done)).await?;
     }
     if let Some(trace) = body.trace {
@@ -214,12 +221,16 @@ pub async fn log(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> 
     Ok(Json(handle(&node, &text)?.shared.log_lines()))
 }
 
-/// What the kernel holds for the endpoint against what it should hold, looked at now.
+/// What the kernel holds for the endpoint against what it should hold, looked at now, and what its programs do with test
+/// packets.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/healthz", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointHealth), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointHealth>> {
-    let view = handle(&node, &text)?.shared.view();
+    let handle = handle(&node, &text)?;
+    let view = handle.shared.view();
+    let status = &view.status;
+    let (desired_revision, realized_revision) = (status.desired_revision, status.realized_revision);
     if !matches!(
         view.fsm.state,
         EndpointState::Ready | EndpointState::WaitingToRegenerate | EndpointState::Regenerating
@@ -232,6 +243,9 @@ pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
             policy: pending,
             connected: pending,
             findings: Vec::new(),
+            desired_revision,
+            realized_revision,
+            self_check: SelfCheck::default(),
         }));
     }
     let mismatches = node.kernel.observe_endpoint(&view.record).await.map_err(|e| create::kernel_error(&e))?;
@@ -241,8 +255,7 @@ pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
     let of = |any: bool| if any { Health::Failing } else { Health::Ok };
     let bpf = of(mismatches.iter().any(in_bpf));
     let connected = of(mismatches.iter().any(|m| !in_bpf(m)));
-    let status = &view.status;
-    let policy = match (status.realized_revision >= status.desired_revision, &status.last_error) {
+    let policy = match (realized_revision >= desired_revision, &status.last_error) {
         (true, None) => Health::Ok,
         (_, Some(_)) => Health::Degraded,
         (false, None) => Health::Pending,
@@ -256,8 +269,18 @@ pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
         repair: None,
     };
     let findings: Vec<Finding> = mismatches.into_iter().map(finding).collect();
-    let overall = bpf.max(connected).max(policy);
-    Ok(Json(EndpointHealth { overall, bpf, policy, connected, findings }))
+    let self_check = selfcheck::ask(&node, &handle).await;
+    let overall = bpf.max(connected).max(policy).max(self_check.state);
+    Ok(Json(EndpointHealth {
+        overall,
+        bpf,
+        policy,
+        connected,
+        findings,
+        desired_revision,
+        realized_revision,
+        self_check,
+    }))
 }
 
 /// The endpoint's labels and which of them make its identity.
@@ -311,6 +334,7 @@ pub fn accepts_work(node: &LinuxNode, what: &str) -> Answer<()> {
         message: format!("{what}: the agent is {state}"),
         hint: None,
         retry_after_ms: Some(200),
+        op: None,
     }))
 }
 
@@ -328,6 +352,7 @@ async fn ask(handle: &Handle, command: impl FnOnce(Done) -> Command) -> Answer<(
             message: format!("change endpoint {id}: it has too much to do already"),
             hint: None,
             retry_after_ms: Some(200),
+            op: None,
         }),
         tokio::sync::mpsc::error::TrySendError::Closed(_) => gone(handle),
     })?;
@@ -371,6 +396,11 @@ pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer
         container_id: ContainerId::parse(&body.container_id).map_err(bad)?,
         ifname: IfName::parse(&body.ifname).map_err(bad)?,
     };
+    if health::is_reserved(&attachment) {
+        let message =
+            format!("create endpoint {attachment}: network and container id {} are the agent's own", health::NAME);
+        return Err(invalid(message));
+    }
     match id::parse(text)? {
         IdRef::Attachment(c, i) if c == attachment.container_id && i == attachment.ifname => {}
         IdRef::Attachment(..) => {

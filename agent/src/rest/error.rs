@@ -10,8 +10,10 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
-use wharf_api::{ApiError, ErrorCode};
+use wharf_api::{ApiError, ErrorCode, object::Object};
 use wharf_core::ipam::IpamError;
+
+use crate::rest::operation;
 
 /// An error on its way to the client.
 #[derive(Debug)]
@@ -24,7 +26,7 @@ impl Failure {
     /// With a code and a message.
     #[must_use]
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self(ApiError { code, message: message.into(), hint: None, retry_after_ms: None })
+        Self(ApiError { code, message: message.into(), hint: None, retry_after_ms: None, op: None })
     }
 
     /// Says what the user can do.
@@ -52,15 +54,22 @@ pub fn status(code: ErrorCode) -> StatusCode {
         ErrorCode::PoolExhausted | ErrorCode::LimitReached | ErrorCode::Overloaded | ErrorCode::Busy => {
             StatusCode::TOO_MANY_REQUESTS
         }
+        ErrorCode::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorCode::Unavailable | ErrorCode::DeadlineExceeded => StatusCode::SERVICE_UNAVAILABLE,
         ErrorCode::Kernel | ErrorCode::Store | ErrorCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 
 impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
+    fn into_response(mut self) -> Response {
         let retry = self.0.retry_after_ms;
-        let mut response = (status(self.0.code), Json(self.0)).into_response();
+        let code = status(self.0.code);
+        if operation::is_told(code) {
+            self.0.op = self.0.op.or_else(|| crate::telemetry::operation::current().map(|op| op.to_string().into()));
+        }
+        let told = operation::Told { code: self.0.code, message: self.0.message.clone() };
+        let mut response = (code, Json(self.0)).into_response();
+        response.extensions_mut().insert(told);
         if let Some(ms) = retry {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000)));
         }
@@ -71,18 +80,18 @@ impl IntoResponse for Failure {
 /// Longest time for a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A JSON body; what does not parse is answered with 400 and says where.
+/// A JSON body, which is an object; what does not parse is answered with 400 and says where.
 pub struct Body<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        let read = timeout(BODY_TIMEOUT, Json::<T>::from_request(request, state)).await.map_err(|_| {
+        let read = timeout(BODY_TIMEOUT, Json::<Object<T>>::from_request(request, state)).await.map_err(|_| {
             Failure::new(ErrorCode::InvalidRequest, format!("read body: it did not arrive within {BODY_TIMEOUT:?}"))
         })?;
         match read {
-            Ok(Json(value)) => Ok(Self(value)),
+            Ok(Json(Object(value))) => Ok(Self(value)),
             Err(JsonRejection::MissingJsonContentType(_)) => {
                 Err(Failure::new(ErrorCode::InvalidRequest, "read body: content-type must be application/json"))
             }
@@ -132,5 +141,6 @@ pub fn from_ipam(operation: &str, e: &IpamError) -> ApiError {
         message: format!("{operation}: {e}"),
         hint: None,
         retry_after_ms: matches!(e, IpamError::Resting { .. }).then_some(1_000),
+        op: None,
     }
 }

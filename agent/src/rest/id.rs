@@ -2,6 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use utoipa::openapi::{
+    OpenApi, RefOr,
+    path::ParameterIn,
+    schema::{ObjectBuilder, Type},
+};
 use wharf_api::ErrorCode;
 use wharf_core::{
     ids::{ContainerId, EndpointId, IfName},
@@ -25,6 +30,8 @@ pub enum IdRef {
     Ip(IpAddr),
 }
 
+const ID_PATTERN: &str = "^([0-9]{1,5}|(container-id|cni-attachment-id|pod-name|ipv4|ipv6):.+)$";
+const MAP_PATTERN: &str = "^[A-Za-z0-9_./]+$";
 const FORMS: &str = "an id is a number, container-id:ID, cni-attachment-id:ID:IFNAME, pod-name:[NAMESPACE/]NAME, ipv4:ADDRESS or ipv6:ADDRESS";
 
 /// Parses an id.
@@ -87,6 +94,33 @@ pub fn find<K: Kernel>(node: &Node<K>, id: &IdRef, text: &str) -> Result<Handle,
 
 fn select<K: Kernel>(node: &Node<K>, fits: impl Fn(&wharf_core::endpoint::EndpointRecord) -> bool) -> Vec<Handle> {
     node.registry.list().into_iter().filter(|h| h.shared.read(|v| fits(&v.record))).collect()
+}
+
+/// The document's part: what may stand in a path for `{id}`, `{ip}` and `{name}`, with examples. One place for all routes.
+pub fn describe(document: &mut OpenApi) {
+    for (path, item) in &mut document.paths.paths {
+        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
+        for operation in operations.into_iter().flatten() {
+            for parameter in operation.parameters.iter_mut().flatten() {
+                let RefOr::T(parameter) = parameter else { continue };
+                if !matches!(parameter.parameter_in, ParameterIn::Path) {
+                    continue;
+                }
+                let (pattern, example, description) = match (parameter.name.as_str(), path.as_str()) {
+                    ("id", _) => (ID_PATTERN, "cni-attachment-id:web:eth0", FORMS),
+                    ("ip", _) => (r"^[0-9A-Fa-f:.]+$", "10.87.0.9", "an IPv4 or IPv6 address"),
+                    ("name", "/v1/map/{name}") => {
+                        (MAP_PATTERN, "ENDPOINTS", "a map as `GET /v1/map` names it, or with `.` for the `/`")
+                    }
+                    _ => continue,
+                };
+                parameter.description = Some(description.to_owned());
+                let schema =
+                    ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern)).examples([example]).build();
+                parameter.schema = Some(schema.into());
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -10,10 +10,13 @@ use wharf_api::{
 use wharf_core::{
     ids::PoolName,
     ipam::{LeaseRequest, Wanted, describe_owner},
+    kernel::Kernel,
     store::{Change, Lease, LeaseOwner},
 };
 
 use crate::{
+    health,
+    node::Node,
     rest::{
         LinuxNode,
         endpoint::accepts_work,
@@ -68,6 +71,7 @@ pub async fn allocate(
 #[serde(deny_unknown_fields)]
 pub struct OwnerQuery {
     /// Name of the holder; shown in `wharf ipam list`.
+    #[param(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 253, example = "me")]
     owner: String,
     /// Pool; the default pool when absent.
     pool: Option<String>,
@@ -98,6 +102,9 @@ async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer
         return Err(invalid("lease address: owner must be 1 to 253 bytes without control characters".into()));
     }
     let owner = LeaseOwner::Caller { name: owner };
+    if health::holds(&owner) {
+        return Err(invalid(format!("lease address: the owner {} is the agent's own", health::NAME)));
+    }
     let leased = resting::lease(node, &request, &owner).await.map_err(|e| from_ipam("lease address", &e))?;
     let leases: Vec<Lease> = {
         let ipam = lock(&node.ipam);
@@ -122,7 +129,7 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
         Failure::new(ErrorCode::Exists, format!("release {ip}: held by {}", describe_owner(&lease.owner)))
             .hint("an endpoint's address goes with the endpoint: delete that")
     };
-    if !matches!(lease.owner, LeaseOwner::Caller { .. }) {
+    if !matches!(lease.owner, LeaseOwner::Caller { .. }) || health::holds(&lease.owner) {
         return Err(in_use());
     }
     // An endpoint that was created on a caller's address still speaks with it.
@@ -138,7 +145,7 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
 
 /// Pools with their fill.
 #[must_use]
-pub fn pools(node: &LinuxNode) -> Vec<PoolView> {
+pub fn pools<K: Kernel>(node: &Node<K>) -> Vec<PoolView> {
     let usage = lock(&node.ipam).usage();
     usage
         .into_iter()

@@ -1,10 +1,11 @@
 //! `/v1/map`: BPF maps and their rows.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{Json, extract::State};
 use wharf_api::{ApiError, BpfMap, BpfMapDump, ErrorCode};
-use wharf_core::kernel::Kernel as _;
+use wharf_common::map::{EVENTS, EVENTS_BYTES, EVENTS_PER_SECOND};
+use wharf_core::kernel::{Kernel as _, KernelErrorKind, MapInfo};
 
 use crate::{
     endpoint::create::kernel_error,
@@ -15,6 +16,9 @@ use crate::{
     },
 };
 
+/// Names of endpoints' maps that an error lists.
+const FEW: usize = 6;
+
 /// Every map of ours, shared ones first.
 #[utoipa::path(get, path = "/v1/map", tag = "bpf", responses((status = 200, body = [BpfMap]), (status = 500, body = ApiError)))]
 pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>>> {
@@ -22,17 +26,44 @@ pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>
     Ok(Json(maps.into_iter().map(api_map).collect()))
 }
 
-/// One map with its rows. An endpoint's map is called `ID.NAME`, for example `7.CONFIG` (or `7%2FCONFIG`).
+/// One map with its rows; of the ring buffer `EVENTS`, which has none, what is known of it. An endpoint's map is called `ID.NAME`, for example `7.CONFIG` (or `7%2FCONFIG`).
 #[utoipa::path(get, path = "/v1/map/{name}", tag = "bpf", params(("name" = String, Path)),
     responses((status = 200, body = BpfMapDump), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> Answer<Json<BpfMapDump>> {
     let name = name.replacen('.', "/", 1);
-    let maps = node.kernel.observe_maps().await.map_err(|e| kernel_error(&e))?;
-    let Some(map) = maps.into_iter().find(|m| m.name == name) else {
-        let shown: String = name.chars().take(80).collect();
-        return Err(Failure::new(ErrorCode::NotFound, format!("find map {shown}: no such map"))
-            .hint("`wharf bpf map list` shows them"));
+    let mut maps = node.kernel.observe_maps().await.map_err(|e| kernel_error(&e))?;
+    let Some(at) = maps.iter().position(|m| m.name == name) else { return Err(no_such(&name, &maps)) };
+    let rows = match name.as_str() {
+        // A ring buffer has no rows to read again: what is known of it.
+        EVENTS => vec![events(&node)],
+        _ => match node.kernel.dump_map(&name).await {
+            Ok(rows) => rows,
+            // Its endpoint went away since the look above.
+            Err(e) if e.kind == KernelErrorKind::NotFound => return Err(no_such(&name, &maps)),
+            Err(e) => return Err(kernel_error(&e).into()),
+        },
     };
-    let rows = node.kernel.dump_map(&name).await.map_err(|e| kernel_error(&e))?;
-    Ok(Json(BpfMapDump { map: api_map(map), rows }))
+    Ok(Json(BpfMapDump { map: api_map(maps.swap_remove(at)), rows }))
+}
+
+/// Says which maps there are: the shared ones, and for whom there are endpoints' ones.
+fn no_such(name: &str, maps: &[MapInfo]) -> Failure {
+    let shown: String = name.chars().take(80).collect();
+    let (of_endpoints, shared): (Vec<_>, Vec<_>) = maps.iter().map(|m| m.name.as_str()).partition(|n| n.contains('/'));
+    let few = of_endpoints.iter().take(FEW).copied().chain((of_endpoints.len() > FEW).then_some("..."));
+    let names: Vec<&str> = shared.into_iter().chain(few).collect();
+    Failure::new(ErrorCode::NotFound, format!("find map {shown}: no such map"))
+        .hint(&format!("there are {}; `wharf bpf map list` shows them", names.join(", ")))
+}
+
+/// What is known of the ring buffer: its contents are read once, by the agent, and shown by `GET /v1/monitor`.
+fn events(node: &LinuxNode) -> BTreeMap<String, String> {
+    let facts = [
+        ("bytes", u64::from(EVENTS_BYTES)),
+        ("events-per-second-of-an-endpoint", u64::from(EVENTS_PER_SECOND)),
+        ("read-by-the-agent", node.monitor.packet_events()),
+        ("readers-of-the-monitor", node.monitor.readers() as u64),
+        ("trace-sampling", u64::from(node.monitor.sampling())),
+    ];
+    facts.map(|(name, value)| (name.to_owned(), value.to_string())).into()
 }

@@ -4,10 +4,13 @@ pub mod audit;
 pub mod config;
 pub mod endpoint;
 pub mod error;
+pub mod explain;
+pub mod health;
 pub mod id;
 pub mod ipam;
 pub mod map;
 pub mod monitor;
+pub mod operation;
 pub mod status;
 
 use std::sync::Arc;
@@ -34,6 +37,12 @@ const MAX_BODY: usize = 2 * 1024 * 1024;
 struct Document;
 
 fn api() -> OpenApiRouter<Arc<LinuxNode>> {
+    let mut router = routes();
+    id::describe(router.get_openapi_mut());
+    router
+}
+
+fn routes() -> OpenApiRouter<Arc<LinuxNode>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(status::healthz))
         .routes(routes!(status::rows))
@@ -45,6 +54,10 @@ fn api() -> OpenApiRouter<Arc<LinuxNode>> {
         .routes(routes!(endpoint::health))
         .routes(routes!(endpoint::labels))
         .routes(routes!(endpoint::config))
+        .routes(routes!(explain::get))
+        .routes(routes!(explain::log))
+        .routes(routes!(health::get))
+        .routes(routes!(health::probe))
         .routes(routes!(ipam::view, ipam::allocate))
         .routes(routes!(ipam::allocate_exact, ipam::release))
         .routes(routes!(map::list))
@@ -77,6 +90,7 @@ pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
                 "find route: no such path; GET /v1/openapi.json lists them",
             )
         })
+        .layer(axum::middleware::from_fn(operation::follow))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(log))
         .with_state(node)

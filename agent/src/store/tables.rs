@@ -8,6 +8,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch},
     store::{Change, Intent, Lease, LeaseOwner, Quarantined, Rest, RestoreFailure, Snapshot},
+    timeline::Life,
 };
 
 use super::SCHEMA_VERSION;
@@ -23,8 +24,12 @@ const FAILURES: TableDefinition<u16, &[u8]> = TableDefinition::new("restore-fail
 /// Since schema 2: records out of service.
 const QUARANTINE: TableDefinition<u16, &[u8]> = TableDefinition::new("quarantine");
 
+/// What happened to endpoints, by id and epoch. It came after schema 2, which need not know it: an agent without it leaves
+/// the table as it is, and the rows it does not end are ended by the next start of one with it.
+const TIMELINE: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("timeline");
+
 /// Makes all changes in one transaction.
-pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a Change>) -> Result<(), String> {
+pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a Change> + Clone) -> Result<(), String> {
     wharf_crash::point("store/before-transaction");
     let txn = database.begin_write().map_err(words)?;
     {
@@ -35,6 +40,11 @@ pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a C
         let mut rests = txn.open_table(RESTS).map_err(words)?;
         let mut failures = txn.open_table(FAILURES).map_err(words)?;
         let mut quarantine = txn.open_table(QUARANTINE).map_err(words)?;
+        // Opened only for its own changes: what is wrong with it is then wrong with nothing else.
+        let mut timeline = match changes.clone().any(Change::is_of_timeline) {
+            true => Some(txn.open_table(TIMELINE).map_err(words)?),
+            false => None,
+        };
         for change in changes {
             match change {
                 Change::PutEndpoint(r) => endpoints.insert(r.id.get(), encode(r)?.as_slice()).map(drop),
@@ -86,6 +96,15 @@ pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a C
                     }
                     quarantine.remove(id.get()).map(drop)
                 }
+                Change::PutLife(l) if l.ended.is_none() && !has_record(&endpoints, l.who.id, l.who.epoch)? => Ok(()),
+                Change::PutLife(l) => match &mut timeline {
+                    Some(table) => table.insert((l.who.id.get(), l.who.epoch.0), encode(l)?.as_slice()).map(drop),
+                    None => Ok(()),
+                },
+                Change::RemoveLife(id, epoch) => match &mut timeline {
+                    Some(table) => table.remove((id.get(), epoch.0)).map(drop),
+                    None => Ok(()),
+                },
                 Change::ReserveEpochs(high) => meta.insert("epoch-high", high.0.to_le_bytes().as_slice()).map(drop),
             }
             .map_err(words)?;
@@ -272,6 +291,42 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
         }
     }
     Ok(snapshot)
+}
+
+/// Every life, and how many rows cannot be read: those are for nobody, and do no harm.
+pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), String> {
+    let txn = database.begin_read().map_err(words)?;
+    let table = match txn.open_table(TIMELINE) {
+        Ok(table) => table,
+        Err(TableError::TableDoesNotExist(_)) => return Ok((Vec::new(), 0)),
+        Err(e) => return Err(words(e)),
+    };
+    let (mut lives, mut unreadable) = (Vec::new(), 0);
+    for row in table.iter().map_err(words)? {
+        let (key, value) = row.map_err(words)?;
+        match read_life(key.value(), value.value()) {
+            Some(life) => lives.push(life),
+            None => unreadable += 1,
+        }
+    }
+    Ok((lives, unreadable))
+}
+
+/// One life, if it is there and can be read.
+pub(super) fn read_one_life(database: &Database, id: EndpointId, epoch: Epoch) -> Result<Option<Life>, String> {
+    let txn = database.begin_read().map_err(words)?;
+    let table = match txn.open_table(TIMELINE) {
+        Ok(table) => table,
+        Err(TableError::TableDoesNotExist(_)) => return Ok(None),
+        Err(e) => return Err(words(e)),
+    };
+    let key = (id.get(), epoch.0);
+    let row = table.get(key).map_err(words)?;
+    Ok(row.and_then(|value| read_life(key, value.value())))
+}
+
+fn read_life(key: (u16, u64), value: &[u8]) -> Option<Life> {
+    decode::<Life>(value).ok().filter(|l| (l.who.id.get(), l.who.epoch.0) == key)
 }
 
 fn read_record(key: u16, value: &[u8]) -> Result<EndpointRecord, String> {

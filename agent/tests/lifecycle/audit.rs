@@ -37,8 +37,13 @@ async fn plant_intent(agent: &Agent, record: &EndpointRecord) {
 }
 
 async fn plant_pins(agent: &Agent, record: &EndpointRecord) {
-    let spec =
-        ProgramSpec { id: record.id, container_mac: record.container_mac, host_mac: record.host_mac, debug: false, keep: false };
+    let spec = ProgramSpec {
+        id: record.id,
+        container_mac: record.container_mac,
+        host_mac: record.host_mac,
+        debug: false,
+        keep: false,
+    };
     agent.kernel.ensure_programs(&spec).await.expect("pins");
 }
 

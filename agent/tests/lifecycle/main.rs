@@ -7,6 +7,7 @@
 
 mod audit;
 mod build;
+mod controllers;
 mod crash;
 mod create;
 mod create_undone;
@@ -14,6 +15,7 @@ mod delete;
 mod delete_many;
 mod delete_races;
 mod deletions;
+mod explain;
 mod faults;
 mod gone_caller;
 mod identifiers;
@@ -23,5 +25,6 @@ mod overload;
 mod quarantine;
 mod resting;
 mod restore;
+mod selfcheck;
 mod store;
 mod support;

@@ -33,8 +33,12 @@ Examples:
         #[arg(value_name = "ID")]
         id: Target,
     },
-    /// Look at an endpoint's programs, maps, link, addresses and routes now. Exits 1 when something is amiss.
-    #[command(after_help = "Example:\n  wharf endpoint health 7 || wharf endpoint log 7")]
+    /// Look at an endpoint's programs, maps, link, addresses and routes now, and give its programs test packets (nothing is
+    /// sent). Exits 1 when something is amiss.
+    #[command(after_help = "\
+Examples:
+  wharf endpoint health 7 || wharf endpoint log 7
+  wharf endpoint health 7 -o json | jq '.self_check.cases[] | select(.ok | not)'")]
     Health {
         /// The endpoint.
         #[arg(value_name = "ID")]

@@ -7,20 +7,33 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
+use wharf_api::{LogFormat, PolicyEnforcement};
+
 use crate::target::Target;
 
 /// Arguments of `wharf status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// One word; exits 0 only when the agent serves.
+    /// One word: ok, degraded or down.
     #[arg(long, conflicts_with_all = ["verbose", "all_controllers"])]
     pub(crate) brief: bool,
     /// Everything: kernel features, every controller, counters.
     #[arg(long)]
     pub(crate) verbose: bool,
-    /// Every controller, not only those that fail.
+    /// Every controller of the node and of endpoints, not only those that fail or do not end.
     #[arg(long)]
     pub(crate) all_controllers: bool,
+}
+
+/// `wharf health ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum HealthCommand {
+    /// The nodes' health endpoints as they were last probed: state, addresses, round-trip times, the last relaunch.
+    #[command(after_help = "Examples:\n  wharf health status\n  wharf health status -o json")]
+    Status,
+    /// Probe now by ICMP, TCP and HTTP, and show the same.
+    #[command(after_help = "Example:\n  wharf health probe")]
+    Probe,
 }
 
 /// `wharf ipam ...`.
@@ -189,6 +202,22 @@ pub(crate) struct AuditArgs {
     pub(crate) repair: bool,
 }
 
+/// Arguments of `wharf explain`.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// An endpoint's number, an address, a container id or its beginning, a pod, or the name of a link.
+    #[arg(value_name = "ENDPOINT|CONTAINER|IP")]
+    pub(crate) subject: String,
+}
+
+/// Arguments of `wharf debuginfo`.
+#[derive(Debug, Args)]
+pub(crate) struct DebuginfoArgs {
+    /// The archive to write; a file that is there is replaced [default: wharf-debuginfo-NODE-TIME.tar.gz].
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<std::path::PathBuf>,
+}
+
 /// `wharf config ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
@@ -204,9 +233,11 @@ pub(crate) enum ConfigCommand {
 Examples:
   wharf config set log-level=debug
   wharf config set log-level=wharf_agent=trace,info
-  wharf config set trace=on")]
+  wharf config set log-format=json
+  wharf config set trace=on trace-sampling=100     show one in a hundred of the traced packets")]
     Set {
-        /// `log-level=LEVEL` or `trace=on|off`.
+        /// One of `log-level=LEVEL`, `log-format=text|json`, `trace=on|off`, `trace-sampling=N` (one in N traced packets is
+        /// shown, of those that the programs report), `policy-enforcement=default`.
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<Setting>,
     },
@@ -217,9 +248,17 @@ Examples:
 pub(crate) enum Setting {
     /// A level, or a filter of several.
     LogLevel(String),
+    /// Format of log lines.
+    LogFormat(LogFormat),
     /// Trace forwarded packets of every endpoint.
     Trace(bool),
+    /// Show one in so many of the traced packets.
+    TraceSampling(u32),
+    /// When policy is enforced.
+    PolicyEnforcement(PolicyEnforcement),
 }
+
+const SETTINGS: &str = "log-level, log-format, trace, trace-sampling and policy-enforcement";
 
 impl std::str::FromStr for Setting {
     type Err = String;
@@ -229,8 +268,23 @@ impl std::str::FromStr for Setting {
         match key {
             "log-level" if value.is_empty() => Err("log-level needs a value, for example debug".to_owned()),
             "log-level" => Ok(Self::LogLevel(value.to_owned())),
+            "log-format" => match value {
+                "text" => Ok(Self::LogFormat(LogFormat::Text)),
+                "json" => Ok(Self::LogFormat(LogFormat::Json)),
+                _ => Err("log-format is text or json".to_owned()),
+            },
             "trace" => parse_on_off(value).map(Self::Trace).ok_or_else(|| "trace is on or off".to_owned()),
-            _ => Err("the settings that can be changed while the agent runs are log-level and trace".to_owned()),
+            "trace-sampling" => value
+                .parse()
+                .map(Self::TraceSampling)
+                .map_err(|_| "trace-sampling is a whole number: one in so many is shown, 1 shows all".to_owned()),
+            "policy-enforcement" => match value {
+                "default" => Ok(Self::PolicyEnforcement(PolicyEnforcement::Default)),
+                "always" => Ok(Self::PolicyEnforcement(PolicyEnforcement::Always)),
+                "never" => Ok(Self::PolicyEnforcement(PolicyEnforcement::Never)),
+                _ => Err("policy-enforcement is default, always or never".to_owned()),
+            },
+            _ => Err(format!("the settings that can be changed while the agent runs are {SETTINGS}")),
         }
     }
 }
@@ -296,6 +350,12 @@ mod tests {
     fn settings() {
         assert_eq!("log-level=a=b,info".parse(), Ok(Setting::LogLevel("a=b,info".to_owned())));
         assert_eq!("trace=off".parse(), Ok(Setting::Trace(false)));
+        assert_eq!("trace-sampling=100".parse(), Ok(Setting::TraceSampling(100)));
+        assert_eq!("log-format=json".parse(), Ok(Setting::LogFormat(LogFormat::Json)));
+        assert_eq!("policy-enforcement=never".parse(), Ok(Setting::PolicyEnforcement(PolicyEnforcement::Never)));
+        for bad in ["trace-sampling=-1", "trace-sampling=", "log-format=xml", "policy-enforcement=off"] {
+            assert!(bad.parse::<Setting>().is_err(), "{bad:?}");
+        }
         for bad in ["", "trace", "trace=", "trace=maybe", "log-level=", "ipv4-pool=10.0.0.0/8", "=x"] {
             assert!(bad.parse::<Setting>().is_err(), "{bad:?}");
         }

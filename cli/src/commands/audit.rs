@@ -8,7 +8,7 @@ use crate::{
     args::{AuditArgs, Format},
     error::{CliError, Exit},
     output::remark,
-    render::audit::{examined, findings},
+    render::audit::{examined, findings, words},
 };
 
 /// `wharf audit --repair -o json`.
@@ -28,8 +28,8 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
         let both = Repair { repaired: &repaired, remaining: &remaining };
         cx.out.emit(&both, |style| findings(&remaining, style))?;
         if cx.out.format() == Format::Table {
-            for line in findings(&repaired, &cx.out.style()).lines() {
-                remark(&format!("repair: {line}"));
+            for finding in &repaired.findings {
+                remark(&format!("repair: {}", words(finding)));
             }
         }
         remaining

@@ -40,7 +40,10 @@ fn patch(settings: Vec<Setting>) -> Result<AgentConfigPatch, CliError> {
     for setting in settings {
         let twice = match setting {
             Setting::LogLevel(level) => patch.log_level.replace(level).map(|_| "log-level"),
+            Setting::LogFormat(format) => patch.log_format.replace(format).map(|_| "log-format"),
             Setting::Trace(on) => patch.trace.replace(on).map(|_| "trace"),
+            Setting::TraceSampling(one_in) => patch.trace_sampling.replace(one_in).map(|_| "trace-sampling"),
+            Setting::PolicyEnforcement(mode) => patch.policy_enforcement.replace(mode).map(|_| "policy-enforcement"),
         };
         if let Some(name) = twice {
             return Err(CliError::usage(format!("{name} is set twice")));
@@ -56,7 +59,8 @@ mod tests {
     #[test]
     fn settings_become_one_change() {
         let both = patch(vec![Setting::Trace(true), Setting::LogLevel("debug".to_owned())]);
-        let wanted = AgentConfigPatch { log_level: Some("debug".to_owned()), trace: Some(true) };
+        let wanted =
+            AgentConfigPatch { log_level: Some("debug".to_owned()), trace: Some(true), ..AgentConfigPatch::default() };
         assert_eq!(both.ok(), Some(wanted));
         let twice = patch(vec![Setting::Trace(true), Setting::Trace(false)]).err();
         let twice = twice.as_ref().map(|e| (e.exit, e.message.as_str()));

@@ -1,31 +1,50 @@
 //! `wharf status` and `wharf version`.
 
+use std::time::Duration;
+
 use serde::Serialize;
+use wharf_api::{ADMIN_SOCKET, AgentStatus, Verdict, client::Client};
 
 use super::{Context, STATUS_TIMEOUT};
 use crate::{
     args::{Format, StatusArgs},
     error::{CliError, Exit},
-    output::write_text,
+    output::{remark, write_text},
     render::status::{self, Detail},
 };
 
+/// How long the API may take before the admin thread is asked. The agent answers within half of that, whatever is
+/// stuck, as long as its main runtime moves.
+const API_PATIENCE: Duration = Duration::from_secs(3);
+
 pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliError> {
-    let answer = cx.client.clone().with_timeout(STATUS_TIMEOUT).status().await;
+    let all = args.all_controllers || args.verbose;
+    let answer = ask(cx, all).await;
     if args.brief {
         // A probe reads one word on standard output whatever happens; the reason is still said on standard error.
-        let word = match &answer {
-            Ok(s) => status::brief(s),
-            Err(e) if e.is_unreachable() => "unreachable",
-            Err(_) => "unknown",
-        };
-        write_text(&format!("{word}\n"))?;
-        return Ok(Exit::well(answer?.serving));
+        let verdict = answer.as_ref().map_or(Verdict::Down, AgentStatus::verdict);
+        write_text(&format!("{}\n", verdict.as_str()))?;
     }
-    let s = answer?;
-    let detail = Detail { verbose: args.verbose, all_controllers: args.all_controllers };
-    cx.out.emit(&s, |style| status::status(&s, style, detail))?;
-    Ok(Exit::well(status::is_well(&s)))
+    let s = answer.map_err(|e| CliError { exit: Exit::Unreachable, ..e })?;
+    if s.from_admin && (args.brief || cx.out.format() != Format::Table) {
+        remark(&format!("wharf: {}", status::FROM_ADMIN));
+    }
+    if !args.brief {
+        let detail = Detail { verbose: args.verbose, all_controllers: args.all_controllers };
+        cx.out.emit(&s, |style| status::status(&s, style, detail))?;
+    }
+    Ok(s.verdict().into())
+}
+
+/// Asks the API, and when that does not answer the admin thread, whose socket is beside it.
+async fn ask(cx: &Context, all_controllers: bool) -> Result<AgentStatus, CliError> {
+    let error = match cx.client.clone().with_timeout(API_PATIENCE).status_of(all_controllers).await {
+        Err(e) if e.is_unreachable() => e,
+        answer => return Ok(answer?),
+    };
+    let admin = Client::new(cx.client.socket().with_file_name(ADMIN_SOCKET)).with_timeout(STATUS_TIMEOUT);
+    // When neither answers, it is the API's silence that is told.
+    admin.status_of(all_controllers).await.map_err(|_| error.into())
 }
 
 /// `wharf version -o json`.
@@ -51,7 +70,7 @@ pub(super) async fn version(cx: &Context, client_only: bool) -> Result<Exit, Cli
     let agent = if client_only {
         None
     } else {
-        let s = cx.client.clone().with_timeout(STATUS_TIMEOUT).status().await?;
+        let s = ask(cx, false).await?;
         Some(AgentVersion { version: s.version, abi_version: s.abi_version })
     };
     let versions = Versions { client, agent };

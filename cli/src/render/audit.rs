@@ -1,10 +1,13 @@
-//! `wharf audit`: a finding, a line.
+//! `wharf audit`.
 
 use wharf_api::{AuditReport, Finding};
 
-use super::{Style, Tone, text};
+use super::{Style, Tone, screen::wrap, text};
 
-/// One finding in one line.
+/// What the further lines of a finding begin with.
+const INDENT: &str = "    ";
+
+/// One finding in one sentence.
 pub(crate) fn words(f: &Finding) -> String {
     let mut out = format!("{} {}: {}", f.object, f.subject, f.problem);
     if let Some(owner) = &f.owner {
@@ -16,16 +19,20 @@ pub(crate) fn words(f: &Finding) -> String {
     text::safe(&out)
 }
 
-/// Every finding, a line each; empty when there are none.
+/// Every finding, one after the other, wrapped under itself; empty when there are none.
 pub(crate) fn findings(report: &AuditReport, style: &Style) -> String {
-    report
-        .findings
-        .iter()
-        .map(|f| {
-            let tone = if f.repairable { Tone::Warn } else { Tone::Bad };
-            style.paint(tone, &words(f)) + "\n"
-        })
-        .collect()
+    let mut out = String::new();
+    for f in &report.findings {
+        let tone = if f.repairable { Tone::Warn } else { Tone::Bad };
+        // Where lines begin without a blank, findings do.
+        let room = usize::from(style.width).saturating_sub(INDENT.len()).max(20);
+        for (i, part) in wrap(&words(f), room).into_iter().enumerate() {
+            out.push_str(if i == 0 { "" } else { INDENT });
+            out.push_str(&style.paint(tone, &part));
+            out.push('\n');
+        }
+    }
+    out
 }
 
 /// How much was looked at: `2 links, 14 pins examined`.

@@ -1,6 +1,6 @@
 //! `wharf config`.
 
-use wharf_api::AgentConfigView;
+use wharf_api::{AgentConfigView, SettingOrigin};
 
 use super::{
     Style,
@@ -14,10 +14,21 @@ pub(crate) fn list(view: &AgentConfigView, style: &Style) -> String {
         .iter()
         .map(|(key, value)| {
             let mutable = if view.mutable.contains(key) { "yes" } else { "no" };
-            vec![token(key), cell(value), token(mutable)]
+            let origin = view.origin.get(key).map_or("-", |origin| origin_name(*origin));
+            vec![token(key), cell(value), token(origin), token(mutable)]
         })
         .collect();
-    table(style, &["SETTING", "VALUE", "CHANGES AT RUN TIME"], rows)
+    table(style, &["SETTING", "VALUE", "FROM", "CHANGES AT RUN TIME"], rows)
+}
+
+const fn origin_name(origin: SettingOrigin) -> &'static str {
+    match origin {
+        SettingOrigin::Default => "default",
+        SettingOrigin::File => "file",
+        SettingOrigin::Environment => "environment",
+        SettingOrigin::Flag => "flag",
+        SettingOrigin::RunTime => "run time",
+    }
 }
 
 #[cfg(test)]
@@ -31,11 +42,12 @@ mod tests {
         let view = AgentConfigView {
             effective: pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
             mutable: vec!["log-level".to_owned()],
+            origin: [("log-level".to_owned(), SettingOrigin::RunTime)].into(),
         };
         insta::assert_snapshot!(list(&view, &Style::plain()), @r"
-        SETTING    VALUE                                               CHANGES AT RUN TIME
-        log-level  info                                                yes
-        node-name  k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row  no
+        SETTING    VALUE                                               FROM      CHANGES AT RUN TIME
+        log-level  info                                                run time  yes
+        node-name  k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row  -         no
         ");
     }
 }

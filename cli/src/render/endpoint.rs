@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use wharf_api::{
     DeleteResult, Endpoint, EndpointConfigView, EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointState,
-    LogStatus,
+    LogStatus, SelfCheck, SelfCheckCase,
 };
 
 use super::{
@@ -245,9 +245,23 @@ pub(crate) fn log(entries: &[EndpointLogEntry], style: &Style) -> String {
 /// Health of one endpoint.
 pub(crate) fn endpoint_health(h: &EndpointHealth, style: &Style) -> String {
     let mut screen = Screen::new(style);
-    for (key, value) in [("Overall", h.overall), ("BPF", h.bpf), ("Policy", h.policy), ("Connected", h.connected)] {
+    let revisions = match h.desired_revision {
+        0 => String::new(),
+        desired if desired == h.realized_revision => format!("revision {desired} in force"),
+        desired => format!("revision {} in force, {desired} desired", h.realized_revision),
+    };
+    for (key, value, words) in [
+        ("Overall", h.overall, String::new()),
+        ("BPF", h.bpf, String::new()),
+        ("Self-check", h.self_check.state, self_check_words(&h.self_check, style)),
+        ("Policy", h.policy, revisions),
+        ("Connected", h.connected, String::new()),
+    ] {
         let (tone, word) = health(value);
-        screen.toned(key, tone, word, "");
+        screen.toned(key, tone, word, &words);
+    }
+    if let Some(alarm) = &h.self_check.alarm {
+        screen.line("Alarm", &format!("for {}; {}", text::age(style.now_unix_ms, alarm.since_unix_ms), alarm.done));
     }
     if !h.findings.is_empty() {
         screen.gap();
@@ -256,7 +270,31 @@ pub(crate) fn endpoint_health(h: &EndpointHealth, style: &Style) -> String {
             screen.item(Tone::Warn, &audit::words(finding));
         }
     }
+    if !h.self_check.cases.is_empty() {
+        screen.gap();
+        let rows = h.self_check.cases.iter().map(self_check_row).collect();
+        screen.block(&table(style, &["TEST PACKET", "EXPECTED", "GOT"], rows));
+    }
     screen.finish()
+}
+
+/// How many test packets did as they should, and when.
+fn self_check_words(check: &SelfCheck, style: &Style) -> String {
+    let well = check.cases.iter().filter(|case| case.ok).count();
+    let when = check.checked_unix_ms.map(|then| {
+        format!(
+            "{well} of {} as expected, {}",
+            text::count(check.cases.len() as u64, "test packet"),
+            text::ago(style.now_unix_ms, then)
+        )
+    });
+    let words: Vec<&str> = when.as_deref().into_iter().chain(check.error.as_deref()).collect();
+    words.join("; ")
+}
+
+fn self_check_row(case: &SelfCheckCase) -> Vec<Cell> {
+    let got = if case.ok { cell("the same") } else { cell(&case.got).tone(Tone::Bad) };
+    vec![token(&case.name), cell(&case.expected), got]
 }
 
 /// Labels of one endpoint; those that make its identity are marked.

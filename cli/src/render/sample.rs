@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use wharf_api::{
     AdmissionStatus, AgentStatus, BpfMap, ComponentStatus, ControllerStatus, DeletionQueueStatus, Endpoint,
-    EndpointState, EndpointStatus, Health, IpFamily, KernelStatus, PoolView, PreparedStatus, ProxyStatus,
+    EndpointState, EndpointStatus, Health, IpFamily, KernelStatus, NetworkStatus, PoolView, PreparedStatus,
+    ProxyStatus,
 };
 
 /// 2026-10-01T12:00:00Z.
@@ -60,15 +61,15 @@ pub(crate) fn controller(name: &str) -> ControllerStatus {
         last_success_unix_ms: Some(NOW - 12_000),
         last_failure_unix_ms: Some(NOW - 3_600_000),
         last_error: None,
+        interval_ms: Some(60_000),
+        next_run_unix_ms: Some(NOW + 48_000),
+        last_duration_ms: Some(3),
+        ..ControllerStatus::default()
     }
 }
 
 pub(crate) fn status() -> AgentStatus {
-    let component = |name: &str, message: &str| ComponentStatus {
-        name: name.to_owned(),
-        health: Health::Ok,
-        message: message.to_owned(),
-    };
+    let component = |name: &str, message: &str| ComponentStatus::new(name, Health::Ok, message);
     let pool = |family, cidr: &str, used, total| PoolView {
         name: "default".to_owned(),
         family,
@@ -95,12 +96,19 @@ pub(crate) fn status() -> AgentStatus {
                 ("redirect-peer".to_owned(), true),
             ]),
         },
+        network: NetworkStatus {
+            device_mode: "veth".to_owned(),
+            routing: "the node's routes; redirect-peer between local endpoints".to_owned(),
+            masquerading: "none".to_owned(),
+        },
         components: vec![
             component("datapath", "programs and maps as they should be"),
             component("ipam", "2 pools"),
             component("store", "/run/wharf/state.redb"),
         ],
         controllers: vec![controller("deletion-queue"), controller("lease-audit")],
+        controllers_total: 2,
+        controllers_unwell: 0,
         ipam: vec![pool(IpFamily::Ipv4, "10.88.0.0/24", 12, 253), pool(IpFamily::Ipv6, "fd00:88::/64", 12, u64::MAX)],
         endpoints: BTreeMap::from([("ready".to_owned(), 10), ("regenerating".to_owned(), 2)]),
         stuck: Vec::new(),
@@ -117,5 +125,6 @@ pub(crate) fn status() -> AgentStatus {
         prepared: PreparedStatus { ready: 4, target: 4 },
         proxy: ProxyStatus::default(),
         resident_bytes: 22_334_000,
+        from_admin: false,
     }
 }

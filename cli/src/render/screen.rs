@@ -32,6 +32,14 @@ impl<'a> Screen<'a> {
         };
         let label = if key.is_empty() { String::new() } else { format!("{}:", text::safe(key)) };
         // A longer key keeps one blank before its value.
+        // One so long that the value would leave the screen has a line of its own.
+        let (long, width) = (label.chars().count(), usize::from(self.style.width));
+        let label = if long >= KEY_WIDTH && long + 1 + whole.chars().count() > width {
+            self.push(&label);
+            String::new()
+        } else {
+            label
+        };
         let label = format!("{label:<width$}", width = KEY_WIDTH - 1);
         let room = usize::from(self.style.width).saturating_sub(KEY_WIDTH).max(20);
         for (i, part) in wrap(&whole, room).into_iter().enumerate() {
@@ -93,7 +101,7 @@ impl<'a> Screen<'a> {
 }
 
 /// Breaks at blanks; a word longer than a line is broken where it must be. At least one line.
-fn wrap(text: &str, room: usize) -> Vec<String> {
+pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
     let mut out = Vec::new();
     let mut line = String::new();
     let mut used = 0;

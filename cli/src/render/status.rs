@@ -21,21 +21,8 @@ pub(crate) struct Detail {
     pub(crate) all_controllers: bool,
 }
 
-/// True when nothing is amiss: the agent serves and no component is degraded or failing. A component that is pending
-/// (not known yet, or not applicable) is no fault.
-pub(crate) fn is_well(status: &AgentStatus) -> bool {
-    status.serving && status.overall <= Health::Pending
-}
-
-/// One word for a probe.
-pub(crate) fn brief(status: &AgentStatus) -> &'static str {
-    match (status.serving, status.overall) {
-        (false, _) => "not-serving",
-        (true, Health::Ok | Health::Pending) => "OK",
-        (true, Health::Degraded) => "degraded",
-        (true, Health::Failing) => "failing",
-    }
-}
+/// Said when the answer is not the API's.
+pub(crate) const FROM_ADMIN: &str = "the API does not answer; this is from the admin thread";
 
 /// Health in a word and its tone.
 pub(super) fn health(health: Health) -> (Tone, &'static str) {
@@ -86,6 +73,11 @@ fn agent(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
         if router.is_empty() { "no router address".to_owned() } else { format!("router {}", router.join(", ")) };
     screen.toned("Node", Tone::Plain, &s.node_name, &router);
     screen.toned("Kernel", Tone::Plain, &s.kernel.release, &format!("attach mode {}", s.kernel.attach_mode));
+    if !s.network.device_mode.is_empty() {
+        screen.line("Device mode", &s.network.device_mode);
+        screen.line("Routing", &s.network.routing);
+        screen.line("Masquerading", &s.network.masquerading);
+    }
     let features = |wanted: bool| -> String {
         let names: Vec<&str> =
             s.kernel.features.iter().filter(|(_, has)| **has == wanted).map(|(name, _)| name.as_str()).collect();
@@ -102,32 +94,51 @@ fn components(screen: &mut Screen<'_>, s: &AgentStatus) {
     screen.line("Components", &format!("{well}/{} healthy", s.components.len()));
     for component in &s.components {
         let (tone, word) = health(component.health);
-        screen.toned(&format!("  {}", text::cut(&component.name, 24)), tone, word, &component.message);
+        let stale = component.stale_ms.map(|age| format!("{word}, stale {}", text::span(age)));
+        let head = stale.as_deref().unwrap_or(word);
+        screen.toned(&format!("  {}", text::cut(&component.name, 24)), tone, head, &component.message);
     }
 }
 
 fn controllers(screen: &mut Screen<'_>, s: &AgentStatus, style: &Style, detail: Detail) {
-    let failing = |c: &&ControllerStatus| c.consecutive_failures > 0;
-    let well = s.controllers.len() - s.controllers.iter().filter(failing).count();
-    screen.line("Controllers", &format!("{well}/{} healthy", s.controllers.len()));
+    let well = s.controllers_total.saturating_sub(s.controllers_unwell);
+    screen.line("Controllers", &format!("{well}/{} healthy", s.controllers_total));
     let all = detail.verbose || detail.all_controllers;
+    let now = style.now_unix_ms;
     let rows: Vec<Vec<Cell>> =
-        s.controllers.iter().filter(|c| all || failing(c)).map(|c| controller_row(c, style.now_unix_ms)).collect();
+        s.controllers.iter().filter(|c| all || c.is_unwell()).map(|c| controller_row(c, now)).collect();
     if !rows.is_empty() {
-        let header = ["  NAME", "LAST SUCCESS", "LAST ERROR", "COUNT", "IN A ROW", "MESSAGE"];
+        let header = ["  NAME", "LAST SUCCESS", "LAST ERROR", "COUNT", "NEXT RUN", "MESSAGE"];
         screen.block(&table(style, &header, rows));
     }
 }
 
+/// `endpoint-7-regeneration`, or the name alone of one of the node's own.
+pub(super) fn controller_name(c: &ControllerStatus) -> String {
+    c.endpoint.map_or_else(|| c.name.clone(), |id| format!("endpoint-{id}-{}", c.name))
+}
+
 fn controller_row(c: &ControllerStatus, now: u64) -> Vec<Cell> {
-    let tone = if c.consecutive_failures > 0 { Tone::Bad } else { Tone::Plain };
+    let tone = if c.is_unwell() { Tone::Bad } else { Tone::Plain };
+    let next = match (c.running_since_unix_ms, c.next_run_unix_ms) {
+        _ if c.stopped => "stopped".to_owned(),
+        (Some(since), _) => format!("runs {}", text::age(now, since)),
+        (None, Some(next)) if next < now.saturating_add(1_000) => "now".to_owned(),
+        (None, Some(next)) => format!("in {}", text::span(next.saturating_sub(now))),
+        (None, None) => "on demand".to_owned(),
+    };
+    let message = match (&c.last_error, c.overdue) {
+        (_, true) => "does not end",
+        (Some(error), false) if c.consecutive_failures > 0 => error,
+        _ => "no error",
+    };
     vec![
-        token(format!("  {}", c.name)),
+        token(format!("  {}", controller_name(c))),
         token(text::ago(now, c.last_success_unix_ms.unwrap_or(0))),
         token(text::ago(now, c.last_failure_unix_ms.unwrap_or(0))),
         number(c.failures),
-        number(c.consecutive_failures).tone(tone),
-        cell(c.last_error.as_deref().unwrap_or("no error")).tone(tone),
+        token(next),
+        cell(message).tone(tone),
     ]
 }
 

@@ -24,7 +24,7 @@ pub use self::{error::ClientError, exchange::MAX_RESPONSE_BYTES, monitor::Monito
 use crate::{
     AgentConfigPatch, AgentConfigView, AgentStatus, ApiError, AuditReport, BpfMap, BpfMapDump, DeleteQuery,
     DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth, EndpointLabels,
-    EndpointLogEntry, EndpointPatch, GcRequest, IpamAllocate, IpamAllocation, IpamView, MetricRow,
+    EndpointLogEntry, EndpointPatch, GcRequest, HealthReport, IpamAllocate, IpamAllocation, IpamView, MetricRow,
 };
 
 /// How long a call may take, from connecting to the last byte of the answer, unless [`Client::with_timeout`] says
@@ -64,7 +64,17 @@ impl Client {
     /// # Errors
     /// No answer, or one that is neither a status nor an API error.
     pub async fn status(&self) -> Result<AgentStatus, ClientError> {
-        let call = Call::new(Method::GET, "/v1/healthz".into());
+        self.status_of(false).await
+    }
+
+    /// [`Self::status`], if wanted with every controller of every endpoint.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub async fn status_of(&self, all_controllers: bool) -> Result<AgentStatus, ClientError> {
+        let mut query = Query::default();
+        query.add("all-controllers", all_controllers.then_some("true"));
+        let call = Call::new(Method::GET, query.after("/v1/healthz".into()));
         let (status, body) = self.exchange(&call, None).await?;
         if status == StatusCode::SERVICE_UNAVAILABLE
             && let Ok(parsed) = serde_json::from_slice(&body)
@@ -183,6 +193,22 @@ impl Client {
         self.get(endpoint_path(id, "/config")).await
     }
 
+    /// `GET /v1/explain/{subject}`: any text may be passed; [`crate::Explanation::kind`] tells what it named.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (400: the text is no question).
+    pub async fn explain(&self, subject: &str) -> Result<crate::Explanation, ClientError> {
+        self.get(format!("/v1/explain/{}", escaped(subject))).await
+    }
+
+    /// `GET /v1/log`: the last lines of the agent's log.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn log(&self) -> Result<crate::AgentLog, ClientError> {
+        self.get("/v1/log".into()).await
+    }
+
     /// `GET /v1/ipam`: pools and leases.
     ///
     /// # Errors
@@ -220,6 +246,24 @@ impl Client {
         let call = Call::new(Method::DELETE, format!("/v1/ipam/{ip}"));
         let (status, body) = self.exchange(&call, None).await?;
         if status.is_success() { Ok(()) } else { Err(call.failed(status, &body)) }
+    }
+
+    /// `GET /v1/health`: the health endpoints as last probed.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn health(&self) -> Result<HealthReport, ClientError> {
+        self.get("/v1/health".into()).await
+    }
+
+    /// `POST /v1/health/probe`: the same after a round that begins now.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (429: others have asked already, 503: turned off, or busy with a launch).
+    pub async fn probe_health(&self) -> Result<HealthReport, ClientError> {
+        let call = Call::new(Method::POST, "/v1/health/probe".into());
+        let (status, body) = self.exchange(&call, None).await?;
+        call.parse(status, &body)
     }
 
     /// `GET /v1/map`: every BPF map with its fill.

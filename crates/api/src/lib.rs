@@ -7,11 +7,21 @@
 
 #[cfg(feature = "client")]
 pub mod client;
+pub mod explain;
+pub mod health;
+pub mod object;
+pub mod selfcheck;
 pub mod status;
 pub mod types;
 
+pub use explain::*;
+pub use health::*;
+pub use selfcheck::*;
 pub use status::*;
 pub use types::*;
 
 /// Where the agent listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/wharf/wharf.sock";
+
+/// Name of the admin thread's socket, beside the one above: it answers what can be looked at when that one does not.
+pub const ADMIN_SOCKET: &str = "admin.sock";

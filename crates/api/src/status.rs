@@ -16,13 +16,63 @@ pub struct ComponentStatus {
     pub health: Health,
     /// In words.
     pub message: String,
+    /// How old this is, milliseconds: set while the part does not answer, and what is shown is what it said last. Health
+    /// is then at least degraded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stale_ms: Option<u64>,
+}
+
+impl ComponentStatus {
+    /// What a part says of itself now.
+    #[must_use]
+    pub fn new(name: impl Into<String>, health: Health, message: impl Into<String>) -> Self {
+        Self { name: name.into(), health, message: message.into(), stale_ms: None }
+    }
+}
+
+/// What a script makes of a status: the words of `wharf status --brief` and of `GET /v1/healthz?brief=true`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The agent serves, and nothing is amiss.
+    Ok,
+    /// The agent serves, and something is amiss.
+    Degraded,
+    /// The agent does not serve, or a part of it does not work.
+    Down,
+}
+
+impl Verdict {
+    /// The word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Degraded => "degraded",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// How containers are connected on this node, in words.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NetworkStatus {
+    /// Kind of link between container and node.
+    pub device_mode: String,
+    /// How packets find their way on the node, and out of it.
+    pub routing: String,
+    /// Whether source addresses are translated when packets leave the node.
+    pub masquerading: String,
 }
 
 /// A controller: something that runs again and again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ControllerStatus {
     /// Name.
     pub name: String,
+    /// The endpoint it works for; none for the node's own.
+    #[serde(default)]
+    pub endpoint: Option<u16>,
     /// Runs that succeeded.
     pub successes: u64,
     /// Runs that failed.
@@ -35,6 +85,32 @@ pub struct ControllerStatus {
     pub last_failure_unix_ms: Option<u64>,
     /// Last error.
     pub last_error: Option<String>,
+    /// Milliseconds from one run to the next while all is well; none when it runs on demand.
+    #[serde(default)]
+    pub interval_ms: Option<u64>,
+    /// When it runs next, milliseconds since the Unix epoch; none while it runs, on demand, or when it is stopped.
+    #[serde(default)]
+    pub next_run_unix_ms: Option<u64>,
+    /// Since when the run that is under way runs, milliseconds since the Unix epoch.
+    #[serde(default)]
+    pub running_since_unix_ms: Option<u64>,
+    /// How long the last run took, milliseconds.
+    #[serde(default)]
+    pub last_duration_ms: Option<u64>,
+    /// The run that is under way takes longer than any should.
+    #[serde(default)]
+    pub overdue: bool,
+    /// It was told to stop and will not run again.
+    #[serde(default)]
+    pub stopped: bool,
+}
+
+impl ControllerStatus {
+    /// Its last run failed, or the one under way does not end.
+    #[must_use]
+    pub fn is_unwell(&self) -> bool {
+        self.consecutive_failures > 0 || self.overdue
+    }
 }
 
 /// The deletion queue: records of shims that found no agent.
@@ -158,10 +234,20 @@ pub struct AgentStatus {
     pub router: Vec<IpAddr>,
     /// Kernel.
     pub kernel: KernelStatus,
+    /// How containers are connected.
+    #[serde(default)]
+    pub network: NetworkStatus,
     /// Parts.
     pub components: Vec<ComponentStatus>,
-    /// Controllers.
+    /// Controllers of the node, and those of endpoints that fail or do not end; all of them with
+    /// `?all-controllers=true`.
     pub controllers: Vec<ControllerStatus>,
+    /// How many controllers there are, of the node and of endpoints.
+    #[serde(default)]
+    pub controllers_total: u64,
+    /// How many of them fail or do not end.
+    #[serde(default)]
+    pub controllers_unwell: u64,
     /// IPAM.
     pub ipam: Vec<PoolView>,
     /// Endpoints by state.
@@ -191,6 +277,33 @@ pub struct AgentStatus {
     pub proxy: ProxyStatus,
     /// Memory of the agent, bytes resident.
     pub resident_bytes: u64,
+    /// The admin thread answered, on a socket of its own, and not the API.
+    #[serde(default)]
+    pub from_admin: bool,
+}
+
+impl AgentStatus {
+    /// What a script makes of it. A part that is pending (not known yet, or not applicable) is no fault.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        match self.overall {
+            _ if !self.serving => Verdict::Down,
+            Health::Failing => Verdict::Down,
+            Health::Degraded => Verdict::Degraded,
+            Health::Ok | Health::Pending => Verdict::Ok,
+        }
+    }
+}
+
+/// Query of `GET /v1/healthz`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct StatusQuery {
+    /// One word as plain text, see `Verdict`, instead of the whole.
+    pub brief: Option<bool>,
+    /// Every controller of every endpoint.
+    pub all_controllers: Option<bool>,
 }
 
 /// Program sets verified ahead of need.

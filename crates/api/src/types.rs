@@ -36,6 +36,8 @@ pub enum ErrorCode {
     Store,
     /// The agent is starting or stopping.
     Unavailable,
+    /// Understood, and not something this agent can do.
+    Unsupported,
     /// A fault of the agent itself.
     Internal,
 }
@@ -53,6 +55,10 @@ pub struct ApiError {
     /// After how many milliseconds a retry makes sense (429 and 503).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
+    /// The operation this is about, as the agent's log lines name it in their field `op` (for example `c-000012`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub op: Option<Box<str>>,
 }
 
 /// Body of `PUT /v1/endpoint/{id}`: everything an ADD needs, in one request.
@@ -60,21 +66,28 @@ pub struct ApiError {
 #[serde(deny_unknown_fields)]
 pub struct EndpointCreate {
     /// CNI container id.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
     pub container_id: String,
     /// Interface name inside the container, at most 15 bytes.
+    #[schema(pattern = r"^[^/:%\s]+$", max_length = 15)]
     pub ifname: String,
     /// CNI network name.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
     pub network: String,
     /// Path of the container's network namespace.
+    #[schema(pattern = "^/", max_length = 4096)]
     pub netns: String,
     /// IPAM pool; the agent's default pool when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
     pub pool: Option<String>,
     /// MTU in bytes; the agent's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1280, maximum = 65535)]
     pub mtu: Option<u32>,
     /// MAC address asked for; a random one when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^([0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}$")]
     pub mac: Option<String>,
     /// Addresses asked for, at most one of each family; any free ones when empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -271,14 +284,24 @@ pub struct EndpointHealth {
     pub connected: Health,
     /// What was found amiss, by looking at the kernel now.
     pub findings: Vec<Finding>,
+    /// Policy revision the endpoint is to have.
+    #[serde(default)]
+    pub desired_revision: u64,
+    /// Policy revision in force.
+    #[serde(default)]
+    pub realized_revision: u64,
+    /// Test packets through its programs.
+    #[serde(default)]
+    pub self_check: crate::SelfCheck,
 }
 
 /// Body of `PATCH /v1/endpoint/{id}`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointPatch {
-    /// New labels (all of them); a change of identity regenerates.
+    /// New labels (all of them), `source:key=value`, at most 256; a change of identity regenerates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 256, example = json!(["k8s:app=web"]))]
     pub labels: Option<Vec<String>>,
     /// Trace forwarded packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -347,8 +370,10 @@ pub struct DeleteResult {
 #[serde(deny_unknown_fields)]
 pub struct GcRequest {
     /// CNI network name.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
     pub network: String,
     /// Attachments to keep.
+    #[serde(deserialize_with = "crate::object::list")]
     pub valid: Vec<GcAttachment>,
 }
 
@@ -368,11 +393,13 @@ pub struct GcAttachment {
 pub struct IpamAllocate {
     /// Pool; the default pool when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253, example = "default")]
     pub pool: Option<String>,
     /// `ipv4`, `ipv6`, or both when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<IpFamily>,
     /// Who will hold it; shown in `wharf ipam list`.
+    #[schema(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 253, example = "me")]
     pub owner: String,
 }
 
@@ -557,18 +584,71 @@ pub struct AgentConfigView {
     pub effective: BTreeMap<String, String>,
     /// Names of those that `PATCH` may change.
     pub mutable: Vec<String>,
+    /// Where each comes from, by the same names.
+    #[serde(default)]
+    pub origin: BTreeMap<String, SettingOrigin>,
+}
+
+/// Where a setting comes from; the later wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SettingOrigin {
+    /// Nobody said anything.
+    Default,
+    /// The configuration file.
+    File,
+    /// A `WHARF_*` variable.
+    Environment,
+    /// A flag of the command line.
+    Flag,
+    /// Set while the agent runs; a restart forgets it.
+    RunTime,
+}
+
+/// Format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// An object a line.
+    Json,
+}
+
+/// When policy is enforced. Source enforcement (a container speaks only with its own addresses) is not policy: it is
+/// always on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyEnforcement {
+    /// Where there is policy for an endpoint.
+    Default,
+    /// For every endpoint.
+    Always,
+    /// Nowhere.
+    Never,
 }
 
 /// Body of `PATCH /v1/config`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentConfigPatch {
-    /// `error`, `warn`, `info`, `debug`, `trace`, or a filter of tracing-subscriber.
+    /// `error`, `warn`, `info`, `debug`, `trace` or `off`, or `target=level` pairs with commas between.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 1024, example = "wharf_agent=debug,info")]
     pub log_level: Option<String>,
+    /// Format of log lines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_format: Option<LogFormat>,
     /// Trace forwarded packets of every endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<bool>,
+    /// Of the traced packets that the programs report, one in so many is shown; 0 and 1 are all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 1_000_000)]
+    pub trace_sampling: Option<u32>,
+    /// When policy is enforced. There is no policy yet, so anything but `default` is refused (`unsupported`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy_enforcement: Option<PolicyEnforcement>,
 }
 
 /// Query of `GET /v1/endpoint`; all filters must match.

@@ -201,7 +201,15 @@ impl<'a> Auditor<'a> {
     }
 
     fn judged_records(&self) -> impl Iterator<Item = &'a EndpointRecord> {
-        self.records.values().copied().filter(|r| !self.is_unjudged(r.id))
+        self.records.values().copied().filter(|r| !self.is_unjudged(r.id) && !self.is_going(r))
+    }
+
+    /// Its delete has begun and could not finish: what is not there any more is not amiss. The open intent is told.
+    fn is_going(&self, record: &EndpointRecord) -> bool {
+        let of = |(id, epoch, intent): &(EndpointId, Epoch, Intent)| {
+            *id == record.id && *epoch == record.epoch && matches!(intent, Intent::Delete { .. })
+        };
+        self.view.snapshot.intents.iter().any(of)
     }
 
     /// Who an object of which no record tells belonged to, as far as an open intent or the mark on a link says. `low` is

@@ -17,6 +17,7 @@ use crate::{
     endpoint::{EndpointRecord, NetnsRef},
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
+    selfcheck::{Case, CaseResult},
 };
 
 /// What kind of failure it was; decides what the caller may do about it.
@@ -363,6 +364,16 @@ pub trait Kernel: Send + Sync + 'static {
 
     /// The endpoint's counters that are not zero.
     fn observe_counters(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
+
+    /// Gives test packets to the endpoint's pinned programs and says what came of each, in the cases' order. Nothing is
+    /// sent; what the programs count of cases that end as expected is not seen in [`Self::observe_counters`].
+    ///
+    /// # Errors
+    /// `NotFound` when the endpoint's maps are not pinned. A case whose program cannot be run is told in its place.
+    fn observe_verdicts(&self, id: EndpointId, cases: &[Case]) -> impl Future<Output = Result<Vec<CaseResult>>> + Send {
+        let subject = format!("endpoint {id} ({} cases)", cases.len());
+        async move { Err(unsupported("check programs of", subject)) }
+    }
 
     /// The maps, shared and per endpoint, with their fill.
     fn observe_maps(&self) -> impl Future<Output = Result<Vec<MapInfo>>> + Send;

@@ -14,5 +14,7 @@ pub mod ids;
 pub mod ipam;
 pub mod kernel;
 pub mod plan;
+pub mod selfcheck;
 pub mod state;
 pub mod store;
+pub mod timeline;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     endpoint::EndpointRecord,
     ids::{Attachment, EndpointId, Epoch, PoolName},
+    timeline::Life,
 };
 
 /// Who a lease belongs to.
@@ -130,11 +131,25 @@ pub enum Change {
     Quarantine(Box<Quarantined>),
     /// Forgets a quarantined record, and a row of that id which cannot be read.
     RemoveQuarantined(EndpointId),
+    /// Insert or replace the life of an endpoint. One that has not ended is written only where there is a record of its
+    /// epoch: a late note must not bring back what has ended. A store without room makes all other changes of a
+    /// transaction without these two.
+    PutLife(Box<Life>),
+    /// Forget a life.
+    RemoveLife(EndpointId, Epoch),
     /// Epochs below this one may be in use; none of them is given out after a restart.
     ReserveEpochs(Epoch),
 }
 
-/// Everything the store holds.
+impl Change {
+    /// It is for people to read later; nothing depends on it.
+    #[must_use]
+    pub fn is_of_timeline(&self) -> bool {
+        matches!(self, Self::PutLife(_) | Self::RemoveLife(..))
+    }
+}
+
+/// Everything the store holds but the lives of endpoints, which only `wharf explain` asks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Endpoints by id.

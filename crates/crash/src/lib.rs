@@ -9,14 +9,22 @@
 //!   told. It counts from where the file's text changed; an empty or missing file is no wish.
 //! - `WHARF_CRASH_TRACE=FILE`: each point that is passed appends its name to the file, a line each. The crash tests
 //!   learn from it which points there are, so their list cannot fall behind the code.
+//! - `WHARF_HOLD_FILE=FILE`: while a line of the file is a point's name, whoever comes there waits, and blocks its thread,
+//!   as a kernel or a disk that does not answer would. [`hold`] stands where nothing outlives the process and only that
+//!   is of interest.
 
 /// A point between two side effects, `operation/where` in kebab-case: `create/after-lease`. Names are unique.
 #[cfg(not(feature = "armed"))]
 #[inline(always)]
 pub fn point(_name: &str) {}
 
+/// A place where a test may hold its thread, `room/what` in kebab-case; never killed at, and not in the trace.
+#[cfg(not(feature = "armed"))]
+#[inline(always)]
+pub fn hold(_name: &str) {}
+
 #[cfg(feature = "armed")]
-pub use armed::point;
+pub use armed::{hold, point};
 
 #[cfg(feature = "armed")]
 mod armed {
@@ -84,6 +92,18 @@ mod armed {
     static TRACE: LazyLock<Option<std::path::PathBuf>> =
         LazyLock::new(|| std::env::var_os("WHARF_CRASH_TRACE").map(Into::into));
 
+    static HOLD: LazyLock<Option<std::path::PathBuf>> =
+        LazyLock::new(|| std::env::var_os("WHARF_HOLD_FILE").map(Into::into));
+
+    /// See the top of this crate.
+    pub fn hold(name: &str) {
+        let Some(path) = &*HOLD else { return };
+        // A file that is not there holds nobody.
+        while std::fs::read_to_string(path).is_ok_and(|text| text.lines().any(|line| line.trim() == name)) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
     /// See the top of this crate.
     #[allow(clippy::panic, reason = "a trace that is not written would make the crash tests miss points")]
     pub fn point(name: &str) {
@@ -94,6 +114,7 @@ mod armed {
                 panic!("trace crash point {name} to {}: {error}", path.display());
             }
         }
+        hold(name);
         if is_told(name) {
             end();
         }

@@ -14,6 +14,7 @@ use wharf_core::{
         AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
         LinkRef, LinkSpec, MapInfo, Mismatch, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
+    selfcheck::{Case, CaseResult},
 };
 use wharf_crash as crash;
 
@@ -101,7 +102,9 @@ impl LinuxKernel {
         job: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let inner = Arc::clone(&self.inner);
-        match tokio::task::spawn_blocking(move || job(&inner)).await {
+        // What the job logs belongs to the operation that asked for it.
+        let span = tracing::Span::current();
+        match tokio::task::spawn_blocking(move || span.in_scope(|| job(&inner))).await {
             Ok(result) => result,
             Err(e) => Err(fail(operation, "blocking job", KernelErrorKind::Other, e.to_string())),
         }
@@ -196,8 +199,17 @@ impl Kernel for LinuxKernel {
         self.blocking("read counters", move |k| k.bpf.counters(id)).await
     }
 
+    async fn observe_verdicts(&self, id: EndpointId, cases: &[Case]) -> Result<Vec<CaseResult>> {
+        let cases = cases.to_vec();
+        self.blocking("check programs", move |k| k.bpf.verdicts(id, &cases)).await
+    }
+
     async fn observe_maps(&self) -> Result<Vec<MapInfo>> {
-        self.blocking("observe maps", move |k| k.bpf.map_infos()).await
+        self.blocking("observe maps", move |k| {
+            crash::hold("datapath/observe-maps");
+            k.bpf.map_infos()
+        })
+        .await
     }
 
     /// `ENDPOINTS`, `CALLS`, `<endpoint id>/CONFIG` or `<endpoint id>/METRICS`; `EVENTS` has no rows (`Unsupported`).

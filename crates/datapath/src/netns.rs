@@ -175,9 +175,11 @@ impl NetnsThread {
         let fd = netns.fd.try_clone().map_err(|e| wrap(operation, subject, &e))?;
         let (result, outcome) = sync_channel(1);
         let (reply, answer) = sync_channel(1);
+        // What the job logs belongs to the operation that asked for it.
+        let span = tracing::Span::current();
         let job: Job = Box::new(move || {
             // Nobody waits for the outcome any more: then nobody needs it.
-            let _unwanted = result.try_send(job());
+            let _unwanted = result.try_send(span.in_scope(job));
         });
         let queue = self.queue.as_ref().ok_or_else(ended)?;
         queue.send(Visit { netns: fd, job, reply }).map_err(|_| ended())?;

@@ -4,6 +4,7 @@
 use ipnet::IpNet;
 use wharf_core::{
     endpoint::EndpointRecord,
+    ids::IfIndex,
     kernel::{KernelErrorKind, Mismatch, Result},
 };
 
@@ -81,10 +82,23 @@ fn observe_host(record: &EndpointRecord, bpf: &Bpf, findings: &mut Findings) -> 
                 let problem = format!("expected by interface {}, goes to {is}", record.host_ifindex);
                 findings.add("route", to.to_string(), problem);
             }
-            None => findings.add("route", to.to_string(), "expected on the node, is not there"),
+            None => findings.add("route", to.to_string(), in_its_place(&mut host, to, record.host_ifindex)?),
         }
     }
     Ok(())
+}
+
+/// What there is to an address to which the node has no route of ours.
+fn in_its_place(host: &mut Connection, to: IpNet, wanted: IfIndex) -> Result<String> {
+    let all = route::list(host, None)?;
+    let Some(other) = all.iter().find(|r| r.destination == to) else {
+        return Ok("expected on the node, is not there".to_owned());
+    };
+    let is = other.ifindex.map_or_else(|| "nowhere".to_owned(), |i| format!("interface {i}"));
+    Ok(format!(
+        "expected by interface {wanted}; a route that is not Wharf's is in its place and goes to {is}: remove it (`ip route \
+         del {to}`)"
+    ))
 }
 
 fn observe_container(thread: &NetnsThread, record: &EndpointRecord, findings: &mut Findings) -> Result<()> {

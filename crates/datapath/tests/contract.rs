@@ -7,8 +7,10 @@ use std::{net::IpAddr, path::Path};
 
 use support::*;
 use wharf_core::{
+    endpoint::EndpointRecord,
     ids::{ContainerId, Epoch, IfName, MacAddr},
     kernel::{AttachMode, Attached, Kernel, KernelErrorKind, NodeSpec, ProgramSpec, RouteRow},
+    selfcheck::{self, Judged, Marks},
 };
 use wharf_handover::mark::Mark;
 
@@ -47,6 +49,8 @@ contract! {
     what_speaks_for_an_address_is_named,
     connections_go_with_their_addresses_alone,
     a_left_over_pair_makes_room,
+    test_packets_get_the_verdicts_of_desired_state,
+    a_test_packet_shows_what_is_amiss,
 }
 
 async fn full_life<W: World>(w: W) {
@@ -542,5 +546,98 @@ async fn a_left_over_pair_makes_room<W: World>(w: W) {
     assert_eq!(k.dump().await.expect("dump").links.len(), 1);
     assert_eq!(k.observe_endpoint(&r).await.expect("observe"), []);
     delete(k, &r).await;
+    assert_no_endpoints(k).await;
+}
+
+const MARKS: Marks = Marks { source_port: 40_001, destination_port: 40_002 };
+
+/// Every case of an endpoint with a neighbour, as desired state has it.
+async fn self_check<K: Kernel>(k: &K, r: &EndpointRecord, peer: &EndpointRecord) -> Vec<Judged> {
+    let cases = selfcheck::cases(r, &config_spec(r), Some(peer), MARKS);
+    let results = k.observe_verdicts(r.id, &cases).await.expect("verdicts");
+    assert_eq!(results.len(), cases.len());
+    cases.iter().zip(&results).map(|(case, result)| case.judge(result)).collect()
+}
+
+fn amiss(judged: Vec<Judged>) -> Vec<String> {
+    judged.into_iter().filter(|j| !j.same).map(|j| format!("{}: {} -> {}", j.name, j.expected, j.got)).collect()
+}
+
+async fn test_packets_get_the_verdicts_of_desired_state<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let (a, b) = (new_endpoint(&w, 1, 10).await, new_endpoint(&w, 2, 11).await);
+    // Only the test's own: what the node says by itself on a new link comes when it will.
+    let counted = async |r: &EndpointRecord| {
+        let mut rows = k.observe_counters(r.id).await.expect("counters");
+        rows.retain(|row| row.reason != "multicast-unsupported" && row.reason != "neighbour-unknown-target");
+        rows
+    };
+    let before = (counted(&a).await, counted(&b).await);
+    for _ in 0..3 {
+        let judged = self_check(k, &a, &b).await;
+        assert_eq!(judged.len(), 14);
+        assert_eq!(amiss(judged), Vec::<String>::new());
+    }
+    assert_eq!((counted(&a).await, counted(&b).await), before, "test packets are not traffic");
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "nothing has changed");
+    // One family alone.
+    let mut four = a.clone();
+    (four.ipv6, four.gateway6) = (None, None);
+    assert_eq!(amiss(self_check(k, &four, &b).await), Vec::<String>::new());
+    delete(k, &a).await;
+    let cases = selfcheck::cases(&a, &config_spec(&a), None, MARKS);
+    let gone = k.observe_verdicts(a.id, &cases).await.expect_err("it is gone");
+    assert_eq!(gone.kind, KernelErrorKind::NotFound, "{gone}");
+    delete(k, &b).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn a_test_packet_shows_what_is_amiss<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let (a, b) = (new_endpoint(&w, 1, 10).await, new_endpoint(&w, 2, 11).await);
+    let failing = async |r: &EndpointRecord, peer: &EndpointRecord| -> Vec<String> {
+        self_check(k, r, peer).await.into_iter().filter(|j| !j.same).map(|j| j.name).collect()
+    };
+    // Not live, where desired state wants it live: not even the lies get the verdict's reason.
+    let mut config = config_spec(&a);
+    config.live = false;
+    k.ensure_config(a.id, &config).await.expect("config");
+    let told = amiss(self_check(k, &a, &b).await);
+    let honest = "to-gateway-ipv4: pass, egress forwarded-stack -> drop, egress endpoint-not-ready";
+    assert!(told.iter().any(|t| t == honest), "{told:?}");
+    assert!(told.iter().any(|t| t.starts_with("from-node-ipv6: ")), "{told:?}");
+    // And what desired state wants closed is closed.
+    let closed = selfcheck::cases(&a, &config, Some(&b), MARKS);
+    let results = k.observe_verdicts(a.id, &closed).await.expect("verdicts");
+    assert_eq!(amiss(closed.iter().zip(&results).map(|(c, r)| c.judge(r)).collect()), Vec::<String>::new());
+    // Another's address.
+    let mut config = config_spec(&a);
+    config.ipv4 = b.ipv4;
+    k.ensure_config(a.id, &config).await.expect("config");
+    let names = failing(&a, &b).await;
+    for name in ["to-gateway-ipv4", "gateway-resolution-ipv4", "from-node-ipv4", "to-itself-ipv4", "to-endpoint-ipv4"] {
+        assert!(names.iter().any(|n| n == name), "{name} is not among {names:?}");
+    }
+    assert!(names.iter().all(|n| n.ends_with("-ipv4")), "{names:?}");
+    k.ensure_config(a.id, &config_spec(&a)).await.expect("config");
+    assert_eq!(amiss(self_check(k, &a, &b).await), Vec::<String>::new());
+    // The slot of the program array is empty.
+    k.remove_call_slot(1).await.expect("slot");
+    assert_eq!(failing(&a, &b).await, ["to-itself-ipv4", "to-itself-ipv6"]);
+    assert_eq!(failing(&b, &a).await, ["to-endpoint-ipv4", "to-endpoint-ipv6"]);
+    k.ensure_reachable(&a).await.expect("reachable");
+    // Programs of another MAC.
+    let mut spec = program_spec(&a);
+    spec.container_mac = b.container_mac;
+    k.ensure_programs(&spec).await.expect("programs");
+    let names = failing(&a, &b).await;
+    assert!(names.iter().any(|n| n == "to-gateway-ipv6") && names.iter().any(|n| n == "to-itself-ipv4"), "{names:?}");
+    k.ensure_programs(&program_spec(&a)).await.expect("programs");
+    k.ensure_reachable(&a).await.expect("reachable");
+    assert_eq!(amiss(self_check(k, &a, &b).await), Vec::<String>::new());
+    delete(k, &a).await;
+    delete(k, &b).await;
     assert_no_endpoints(k).await;
 }

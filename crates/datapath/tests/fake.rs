@@ -104,6 +104,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::RemoveLink => k.remove_link(&link_ref(r)).await,
         Operation::ObserveEndpoint => k.observe_endpoint(r).await.map(drop),
         Operation::ObserveCounters => k.observe_counters(r.id).await.map(drop),
+        Operation::ObserveVerdicts => k.observe_verdicts(id(1), &[]).await.map(drop),
         Operation::ObserveMaps => k.observe_maps().await.map(drop),
         Operation::DumpMap => k.dump_map("ENDPOINTS").await.map(drop),
         Operation::RemoveEndpointRow => k.remove_endpoint_row(ip, Epoch(9)).await,

@@ -88,7 +88,8 @@ fn demo(report: &mut Stdout) -> Result<()> {
 }
 
 fn start(report: &mut Stdout) -> Result<Option<Node>> {
-    let config = NodeConfig { flags: vec!["--node-name".into(), "demo".into()], toml: None };
+    let flags = ["--node-name", "demo", "--health-interval-ms", "0"];
+    let config = NodeConfig { flags: flags.map(str::to_owned).to_vec(), toml: None };
     let begin = Instant::now();
     let outcome = Node::start(config).and_then(|node| {
         let took = took(begin);

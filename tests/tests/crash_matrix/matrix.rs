@@ -1,6 +1,6 @@
 //! Learning which points an operation has, and killing it at each.
 
-use std::{collections::BTreeMap, os::unix::process::ExitStatusExt};
+use std::{collections::BTreeMap, os::unix::process::ExitStatusExt, time::Duration};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use wharf_tests::{Node, NodeConfig, crash, process::Finished, scenario};
@@ -21,10 +21,13 @@ pub(crate) fn run_part(operation: &Operation, part: usize, of: usize) -> Result<
         // By name, so that all parts agree on which is whose.
         let is_ours = |point: &String| point.bytes().map(usize::from).sum::<usize>() % of == part;
         let points: Vec<String> = learn(scene, operation)?.into_iter().filter(is_ours).collect();
+        let mut missed = 0;
         for point in &points {
-            crash_at(scene, operation, point).with_context(|| format!("{}, killed at {point}", operation.name))?;
+            let at = || format!("{}, killed at {point}", operation.name);
+            missed += usize::from(!crash_at(scene, operation, point).with_context(at)?);
         }
-        println!("{}: {} points", operation.name, points.len());
+        println!("{}: {} points, {missed} later passes not come to", operation.name, points.len());
+        ensure!(missed * 4 <= points.len(), "{missed} of {} points were not come to", points.len());
         Ok(())
     })
 }
@@ -57,6 +60,9 @@ pub(crate) fn points(operation: &Operation) -> Result<Vec<String>> {
     Ok(points)
 }
 
+/// How long a later pass of a point is waited for: an operation takes milliseconds.
+const LATER_PASS: Duration = Duration::from_secs(10);
+
 fn config(operation: &Operation) -> NodeConfig {
     NodeConfig { flags: operation.flags.iter().map(|f| (*f).to_owned()).collect(), toml: None }
 }
@@ -84,7 +90,7 @@ fn learn_start(operation: &Operation) -> Result<Vec<String>> {
 fn start_at(node: &mut Node, point: &str) -> Result<()> {
     crash::wish(node.dirs(), point)?;
     if node.start_armed_agent()? {
-        node.await_crash()?;
+        await_crash(node, point)?;
     }
     crash::forget_wish(node.dirs())?;
     node.start_agent()?;
@@ -180,14 +186,25 @@ fn count(trace: &[String]) -> BTreeMap<&str, usize> {
     counts
 }
 
-fn crash_at(scene: &mut Scene<'_>, operation: &Operation, point: &str) -> Result<()> {
+/// The first pass of a point is always come to. A later one may not be: a controller's commit or a rebuild that a delete
+/// overtakes makes one more of them in one run than in another. Then the agent is killed when nothing goes on.
+fn await_crash(node: &mut Node, point: &str) -> Result<bool> {
+    if point.ends_with(":1") {
+        return node.await_crash().map(|()| true);
+    }
+    node.await_crash_for(LATER_PASS)
+}
+
+/// True when it was killed at the point; false when it did not come to it, see [`await_crash`].
+fn crash_at(scene: &mut Scene<'_>, operation: &Operation, point: &str) -> Result<bool> {
     (operation.prepare)(scene).context("prepare")?;
     crash::wish(scene.node.dirs(), point)?;
+    let mut killed = true;
     let finished = match operation.victim {
         Victim::Agent => {
             let act = (operation.act)(scene)?;
             let acting = std::thread::spawn(move || act.run());
-            scene.node.await_crash()?;
+            killed = await_crash(scene.node, point)?;
             crash::forget_wish(scene.node.dirs())?;
             scene.witnesses_talk().context("while no agent runs")?;
             scene.node.start_agent()?;
@@ -195,7 +212,7 @@ fn crash_at(scene: &mut Scene<'_>, operation: &Operation, point: &str) -> Result
         }
         Victim::Start => {
             if scene.node.start_armed_agent()? {
-                scene.node.await_crash()?;
+                killed = await_crash(scene.node, point)?;
             }
             crash::forget_wish(scene.node.dirs())?;
             scene.witnesses_talk().context("while no agent runs")?;
@@ -214,7 +231,8 @@ fn crash_at(scene: &mut Scene<'_>, operation: &Operation, point: &str) -> Result
         }
     };
     (operation.go_on)(scene, finished).context("going on as a runtime does")?;
-    scene.check()
+    scene.check()?;
+    Ok(killed)
 }
 
 fn must_be_killed(finished: &Finished) -> Result<()> {

@@ -57,8 +57,10 @@ impl Act {
 }
 
 /// Long rests: what the agent does by itself when one is over would be interrupted in place of the operation.
-const FLAGS: &[&str] = &["--node-name", "quay", "--prepared-programs", "2", "--ip-rest-ms", "3600000"];
-const UNPREPARED: &[&str] = &["--node-name", "quay", "--prepared-programs", "0", "--ip-rest-ms", "3600000"];
+const FLAGS: &[&str] =
+    &["--node-name", "quay", "--prepared-programs", "2", "--ip-rest-ms", "3600000", "--health-interval-ms", "0"];
+const UNPREPARED: &[&str] =
+    &["--node-name", "quay", "--prepared-programs", "0", "--ip-rest-ms", "3600000", "--health-interval-ms", "0"];
 
 pub(crate) const START_EMPTY: Operation = Operation {
     name: "start on an empty node",

@@ -80,7 +80,11 @@ impl Machine {
             proxy_timeout: PATIENCE,
             ip_rest_ms: 0,
             audit_interval: Duration::ZERO,
+            health_interval: Duration::ZERO,
+            selfcheck_interval: Duration::ZERO,
+            timeline_keep: Duration::from_secs(86_400),
             debug_programs: false,
+            origins: std::collections::BTreeMap::new(),
         };
         Self {
             kernel: FakeKernel::new(),

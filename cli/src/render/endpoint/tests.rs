@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
-use wharf_api::{Finding, Health, StepError};
+use wharf_api::{Finding, Health, SelfCheckAlarm, StepError};
 
 use super::*;
 use crate::render::sample::{self, HOSTILE, NOW};
@@ -184,24 +184,50 @@ fn the_log() {
     insta::assert_snapshot!(log(&[], &plain()), @"TIME  STATUS  STATE  EVENT  MESSAGE");
 }
 
+fn test_packet(name: &str, expected: &str, got: &str) -> SelfCheckCase {
+    SelfCheckCase { name: name.to_owned(), expected: expected.to_owned(), got: got.to_owned(), ok: expected == got }
+}
+
 #[test]
 fn the_health() {
+    let passed = "pass, egress forwarded-stack";
     let mut h = EndpointHealth {
         overall: Health::Ok,
         bpf: Health::Ok,
         policy: Health::Ok,
         connected: Health::Ok,
         findings: Vec::new(),
+        desired_revision: 3,
+        realized_revision: 3,
+        self_check: SelfCheck {
+            state: Health::Ok,
+            checked_unix_ms: Some(NOW - 12_000),
+            cases: vec![
+                test_packet("to-gateway-ipv4", passed, passed),
+                test_packet(
+                    "to-itself-ipv4",
+                    "redirect, egress forwarded-local, ingress forwarded-local",
+                    "redirect, egress forwarded-local, ingress forwarded-local",
+                ),
+            ],
+            ..SelfCheck::default()
+        },
     };
     insta::assert_snapshot!(endpoint_health(&h, &plain()), @r"
     Overall:            OK
     BPF:                OK
-    Policy:             OK
+    Self-check:         OK  2 of 2 test packets as expected, 12s ago
+    Policy:             OK  revision 3 in force
     Connected:          OK
+
+    TEST PACKET      EXPECTED                                                   GOT
+    to-gateway-ipv4  pass, egress forwarded-stack                               the same
+    to-itself-ipv4   redirect, egress forwarded-local, ingress forwarded-local  the same
     ");
     h.overall = Health::Failing;
     h.connected = Health::Failing;
     h.policy = Health::Pending;
+    h.desired_revision = 4;
     h.findings = vec![Finding {
         object: "route".to_owned(),
         subject: "10.88.0.7/32".to_owned(),
@@ -210,14 +236,40 @@ fn the_health() {
         repairable: true,
         repair: None,
     }];
+    h.self_check.state = Health::Failing;
+    h.self_check.cases.push(test_packet(
+        "false-source-ip-ipv4",
+        "drop, egress invalid-source-ip",
+        "pass, egress forwarded-stack",
+    ));
+    let done = "regenerated the datapath".to_owned();
+    h.self_check.alarm = Some(SelfCheckAlarm { since_unix_ms: NOW - 72_000, done });
     insta::assert_snapshot!(endpoint_health(&h, &plain()), @r"
     Overall:            failing
     BPF:                OK
-    Policy:             pending
+    Self-check:         failing  2 of 3 test packets as expected, 12s ago
+    Policy:             pending  revision 3 in force, 4 desired
     Connected:          failing
+    Alarm:              for 1m12s; regenerated the datapath
 
     Findings:
       - route 10.88.0.7/32: wanted dev wh0007a1b2, the kernel has none
+
+    TEST PACKET           EXPECTED                                   GOT
+    to-gateway-ipv4       pass, egress forwarded-stack               the same
+    to-itself-ipv4        redirect, egress forwarded-local, ingress  the same
+                          forwarded-local
+    false-source-ip-ipv4  drop, egress invalid-source-ip             pass, egress forwarded-stack
+    ");
+    h.self_check = SelfCheck { error: Some(HOSTILE.to_owned()), ..SelfCheck::default() };
+    h.desired_revision = 0;
+    h.findings.clear();
+    insta::assert_snapshot!(endpoint_health(&h, &plain()), @r"
+    Overall:            failing
+    BPF:                OK
+    Self-check:         pending  k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
+    Policy:             pending
+    Connected:          failing
     ");
 }
 

@@ -1,8 +1,8 @@
 //! What is amiss in a status, why, and where to look next.
 
-use wharf_api::{AgentStatus, Health, IpFamily};
+use wharf_api::{AgentStatus, ControllerStatus, Health, IpFamily};
 
-use super::{health, is_nearly_full, map_fill};
+use super::{FROM_ADMIN, controller_name, health, is_nearly_full, map_fill};
 use crate::render::{Tone, text};
 
 /// Something an operator should look at.
@@ -20,19 +20,36 @@ pub(super) struct Problem {
 pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
     let mut out = Vec::new();
     let mut add = |tone, what: String, next: &str| out.push(Problem { tone, what, next: next.to_owned() });
+    if s.from_admin {
+        add(
+            Tone::Bad,
+            FROM_ADMIN.to_owned(),
+            "`runtime` and `api` above; the agent's log: journalctl -u wharf-agent -e",
+        );
+    }
     if !s.serving {
         let what = "the agent does not accept new endpoints; it is starting, stopping, or a component below failed";
         add(Tone::Bad, what.to_owned(), "the agent's log: journalctl -u wharf-agent -e");
     }
-    for c in s.components.iter().filter(|c| c.health > Health::Pending) {
+    // Each controller that is not well has a line of its own below.
+    let told = |name: &str| name == "controllers" && s.controllers.iter().any(ControllerStatus::is_unwell);
+    for c in s.components.iter().filter(|c| c.health > Health::Pending && !told(&c.name)) {
         let (tone, word) = health(c.health);
-        add(tone, format!("{} is {word}: {}", c.name, c.message), component_next(&c.name));
+        let stale = c.stale_ms.map_or_else(String::new, |age| format!(" and stale for {}", text::span(age)));
+        add(tone, format!("{} is {word}{stale}: {}", c.name, c.message), component_next(&c.name));
     }
-    for c in s.controllers.iter().filter(|c| c.consecutive_failures > 0) {
+    for c in s.controllers.iter().filter(|c| c.is_unwell()) {
+        let name = controller_name(c);
+        if c.overdue {
+            let ran = text::age(now, c.running_since_unix_ms.unwrap_or(0));
+            let what = format!("controller {name}: its run has not ended for {ran}");
+            add(Tone::Warn, what, "what it waits for does not answer; wharf status --all-controllers");
+            continue;
+        }
         let times = text::count(c.consecutive_failures, "time");
         let when = text::ago(now, c.last_failure_unix_ms.unwrap_or(0));
         let why = c.last_error.as_deref().unwrap_or("no reason given");
-        let what = format!("controller {} failed {times} in a row, last {when}: {why}", c.name);
+        let what = format!("controller {name} failed {times} in a row, last {when}: {why}");
         add(Tone::Warn, what, "it is tried again by itself; wharf status --all-controllers");
     }
     for p in &s.ipam {
@@ -68,12 +85,22 @@ fn component_next(name: &str) -> &'static str {
     match name {
         "ipam" => "wharf ipam list",
         "datapath" => "wharf audit; wharf bpf map list",
-        "endpoints" => "wharf endpoint list; wharf endpoint log ID",
-        "deletion-queue" => "wharf audit; the directory deletions beside the agent's socket; the agent's log",
+        "runtime" | "api" => {
+            "the agent is stuck; systemd restarts it (traffic goes on), or: systemctl restart wharf-agent"
+        }
+        "endpoints" => "wharf explain ID says what it is with each",
+        "deletion-queue" => {
+            "a record that was put aside is a delete that nobody does: delete its container, remove the file"
+        }
         "leaks" => "wharf audit; wharf audit --repair",
-        "records" => "wharf audit names them; wharf audit --repair takes them away",
+        "records" => {
+            "their containers still have their network: create these anew, one after the other; wharf audit --repair takes it away from all at once"
+        }
+        "self-check" => "wharf endpoint health ID",
+        "health" => "wharf health status",
+        "controllers" => "wharf status --all-controllers",
         "stuck-steps" => "wharf endpoint log ID; the agent's log: journalctl -u wharf-agent -e",
-        "store" => "wharf audit; the agent's log: journalctl -u wharf-agent -e",
+        "store" => "is the disk of the run directory full or stuck? journalctl -u wharf-agent -e",
         _ => "the agent's log: journalctl -u wharf-agent -e",
     }
 }

@@ -11,6 +11,9 @@ fn a_healthy_node() {
     Wharf:              OK  version 0.1.0 (ABI 1), pid 412, up 3h12m
     Node:               node-a  router 10.88.0.1, fd00:88::1
     Kernel:             6.18.5  attach mode tcx
+    Device mode:        veth
+    Routing:            the node's routes; redirect-peer between local endpoints
+    Masquerading:       none
     Components:         3/3 healthy
       datapath:         OK  programs and maps as they should be
       ipam:             OK  2 pools
@@ -37,6 +40,9 @@ fn a_healthy_node_in_full() {
     Wharf:              OK  version 0.1.0 (ABI 1), pid 412, up 3h12m
     Node:               node-a  router 10.88.0.1, fd00:88::1
     Kernel:             6.18.5  attach mode tcx
+    Device mode:        veth
+    Routing:            the node's routes; redirect-peer between local endpoints
+    Masquerading:       none
       has:              btf, redirect-peer
       has not:          netkit
     Components:         3/3 healthy
@@ -44,9 +50,9 @@ fn a_healthy_node_in_full() {
       ipam:             OK  2 pools
       store:            OK  /run/wharf/state.redb
     Controllers:        2/2 healthy
-      NAME            LAST SUCCESS  LAST ERROR  COUNT  IN A ROW  MESSAGE
-      deletion-queue  12s ago       1h ago          1         0  no error
-      lease-audit     12s ago       1h ago          1         0  no error
+      NAME            LAST SUCCESS  LAST ERROR  COUNT  NEXT RUN  MESSAGE
+      deletion-queue  12s ago       1h ago          1  in 48s    no error
+      lease-audit     12s ago       1h ago          1  in 48s    no error
     IPAM:
       default IPv4:     12/253 (4.7%)  10.88.0.0/24
       default IPv6:     12/2^64  fd00:88::/64
@@ -66,21 +72,22 @@ fn sick() -> AgentStatus {
     let mut s = sample::status();
     s.overall = Health::Failing;
     s.serving = false;
-    s.components.push(ComponentStatus {
-        name: "proxy".to_owned(),
-        health: Health::Degraded,
-        message: "connection lost; a long explanation that does not fit into the rest of a line of a hundred columns"
-            .to_owned(),
-    });
+    s.components.push(ComponentStatus::new(
+        "proxy",
+        Health::Degraded,
+        "connection lost; a long explanation that does not fit into the rest of a line of a hundred columns",
+    ));
     if let Some(store) = s.components.iter_mut().find(|c| c.name == "store") {
         store.health = Health::Failing;
         store.message = HOSTILE.to_owned();
     }
     if let Some(c) = s.controllers.first_mut() {
         c.consecutive_failures = 3;
+        c.next_run_unix_ms = Some(NOW + 800);
         c.last_failure_unix_ms = Some(NOW - 4_000);
         c.last_error = Some("reading the queue: permission denied".to_owned());
     }
+    s.controllers_unwell = 1;
     for pool in &mut s.ipam {
         if pool.family == IpFamily::Ipv4 {
             pool.used = pool.total;
@@ -100,6 +107,9 @@ fn a_sick_node_says_what_and_where_to_look() {
     Wharf:              not serving  version 0.1.0 (ABI 1), pid 412, up 3h12m
     Node:               node-a  router 10.88.0.1, fd00:88::1
     Kernel:             6.18.5  attach mode tcx
+    Device mode:        veth
+    Routing:            the node's routes; redirect-peer between local endpoints
+    Masquerading:       none
     Components:         2/4 healthy
       datapath:         OK  programs and maps as they should be
       ipam:             OK  2 pools
@@ -107,8 +117,8 @@ fn a_sick_node_says_what_and_where_to_look() {
       proxy:            degraded  connection lost; a long explanation that does not fit into the rest of
                         a line of a hundred columns
     Controllers:        1/2 healthy
-      NAME            LAST SUCCESS  LAST ERROR  COUNT  IN A ROW  MESSAGE
-      deletion-queue  12s ago       4s ago          1         3  reading the queue: permission denied
+      NAME            LAST SUCCESS  LAST ERROR  COUNT  NEXT RUN  MESSAGE
+      deletion-queue  12s ago       4s ago          1  now       reading the queue: permission denied
     IPAM:
       default IPv4:     253/253 (100.0%)  10.88.0.0/24
       default IPv6:     12/2^64  fd00:88::/64
@@ -125,7 +135,7 @@ fn a_sick_node_says_what_and_where_to_look() {
       - the agent does not accept new endpoints; it is starting, stopping, or a component below failed
           -> the agent's log: journalctl -u wharf-agent -e
       - store is failing: k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
-          -> wharf audit; the agent's log: journalctl -u wharf-agent -e
+          -> is the disk of the run directory full or stuck? journalctl -u wharf-agent -e
       - pool default has no free IPv4 address: 253/253 (100.0%)
           -> wharf ipam list shows who holds them, wharf audit finds leaked ones; or add a CIDR to the
           pool
@@ -144,11 +154,120 @@ fn a_sick_node_says_what_and_where_to_look() {
     ");
 }
 
+/// The store does not answer, a controller's run does not end, the API is silent.
+fn stuck() -> AgentStatus {
+    let mut s = sample::status();
+    (s.overall, s.from_admin) = (Health::Failing, true);
+    if let Some(store) = s.components.iter_mut().find(|c| c.name == "store") {
+        (store.health, store.stale_ms) = (Health::Failing, Some(12_300));
+        store.message =
+            "118 commits, 0 failed; no answer for 11 s: its disk has been at one piece of work for 12 s".to_owned();
+    }
+    let why = "its workers are all blocked: no sign of life for 14 s";
+    s.components.insert(0, ComponentStatus::new("runtime", Health::Failing, why));
+    s.components.push(ComponentStatus::new("controllers", Health::Degraded, "failing: 2 of them"));
+    let own = ControllerStatus {
+        running_since_unix_ms: Some(NOW - 75_000),
+        overdue: true,
+        ..sample::controller("node-datapath")
+    };
+    let regeneration = ControllerStatus {
+        endpoint: Some(16_383),
+        consecutive_failures: 4,
+        last_success_unix_ms: None,
+        last_failure_unix_ms: Some(NOW - 2_000),
+        last_error: Some("attach programs to wh3fff0000002a: device or resource busy".to_owned()),
+        next_run_unix_ms: Some(NOW + 3_000),
+        ..sample::controller("regeneration")
+    };
+    s.controllers.extend([own, regeneration]);
+    (s.controllers_total, s.controllers_unwell) = (4, 2);
+    s
+}
+
+#[test]
+fn a_stuck_node_says_how_old_each_part_is() {
+    insta::assert_snapshot!(status(&stuck(), &Style::plain(), Detail::default()), @r"
+    Wharf:              failing  version 0.1.0 (ABI 1), pid 412, up 3h12m
+    Node:               node-a  router 10.88.0.1, fd00:88::1
+    Kernel:             6.18.5  attach mode tcx
+    Device mode:        veth
+    Routing:            the node's routes; redirect-peer between local endpoints
+    Masquerading:       none
+    Components:         2/5 healthy
+      runtime:          failing  its workers are all blocked: no sign of life for 14 s
+      datapath:         OK  programs and maps as they should be
+      ipam:             OK  2 pools
+      store:            failing, stale 12s  118 commits, 0 failed; no answer for 11 s: its disk has been
+                        at one piece of work for 12 s
+      controllers:      degraded  failing: 2 of them
+    Controllers:        2/4 healthy
+      NAME                         LAST SUCCESS  LAST ERROR  COUNT  NEXT RUN    MESSAGE
+      node-datapath                12s ago       1h ago          1  runs 1m15s  does not end
+      endpoint-16383-regeneration  never         2s ago          1  in 3s       attach programs to
+                                                                                wh3fff0000002a: device
+                                                                                or resource busy
+    IPAM:
+      default IPv4:     12/253 (4.7%)  10.88.0.0/24
+      default IPv6:     12/2^64  fd00:88::/64
+    Endpoints:          12  10 ready, 2 regenerating
+    BPF maps:           3.0 MiB of kernel memory
+      ENDPOINTS:        24/32768 (0.1%)  hash, 1.0 MiB
+      EVENTS:           1.0 MiB  ringbuf, 1.0 MiB
+      endpoints/*:      24 rows  array, 1.0 MiB
+    Prepared programs:  4/4
+    Proxy:              none
+    Memory:             21.2 MiB resident
+
+    Problems:
+      - the API does not answer; this is from the admin thread
+          -> `runtime` and `api` above; the agent's log: journalctl -u wharf-agent -e
+      - runtime is failing: its workers are all blocked: no sign of life for 14 s
+          -> the agent is stuck; systemd restarts it (traffic goes on), or: systemctl restart
+          wharf-agent
+      - store is failing and stale for 12s: 118 commits, 0 failed; no answer for 11 s: its disk has been
+        at one piece of work for 12 s
+          -> is the disk of the run directory full or stuck? journalctl -u wharf-agent -e
+      - controller node-datapath: its run has not ended for 1m15s
+          -> what it waits for does not answer; wharf status --all-controllers
+      - controller endpoint-16383-regeneration failed 4 times in a row, last 2s ago: attach programs to
+        wh3fff0000002a: device or resource busy
+          -> it is tried again by itself; wharf status --all-controllers
+    ");
+}
+
+#[test]
+fn every_controller_in_a_table() {
+    let detail = Detail { verbose: false, all_controllers: true };
+    let text = status(&stuck(), &Style::plain(), detail);
+    let table: Vec<&str> = text.lines().skip_while(|l| !l.starts_with("Controllers:")).take(6).collect();
+    insta::assert_snapshot!(table.join("\n"), @r"
+    Controllers:        2/4 healthy
+      NAME                         LAST SUCCESS  LAST ERROR  COUNT  NEXT RUN    MESSAGE
+      deletion-queue               12s ago       1h ago          1  in 48s      no error
+      lease-audit                  12s ago       1h ago          1  in 48s      no error
+      node-datapath                12s ago       1h ago          1  runs 1m15s  does not end
+      endpoint-16383-regeneration  never         2s ago          1  in 3s       attach programs to
+    ");
+}
+
+#[test]
+fn a_screen_has_a_hundred_columns_and_colour_only_where_it_is_wanted() {
+    let detail = Detail { verbose: true, all_controllers: true };
+    for s in [sample::status(), sick(), stuck()] {
+        let text = status(&s, &Style::plain(), detail);
+        assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+        assert!(!text.contains('\u{1b}'));
+        assert!(status(&s, &Style { color: true, ..Style::plain() }, detail).contains("\u{1b}[32mOK"));
+    }
+}
+
 #[test]
 fn an_empty_node() {
     let mut s = sample::status();
     s.components.clear();
     s.controllers.clear();
+    s.controllers_total = 0;
     s.ipam.clear();
     s.endpoints = BTreeMap::new();
     s.bpf_maps.clear();
@@ -158,6 +277,9 @@ fn an_empty_node() {
     Wharf:              OK  version 0.1.0 (ABI 1), pid 412, up 3h12m
     Node:               node-a  no router address
     Kernel:             6.18.5  attach mode tcx
+    Device mode:        veth
+    Routing:            the node's routes; redirect-peer between local endpoints
+    Masquerading:       none
     Components:         0/0 healthy
     Controllers:        0/0 healthy
     IPAM:               no pools
@@ -185,17 +307,14 @@ fn no_status_drives_the_terminal() {
 }
 
 #[test]
-fn the_word_and_the_exit_agree() {
+fn the_verdict_of_a_status() {
     let mut s = sample::status();
-    assert_eq!((brief(&s), is_well(&s)), ("OK", true));
-    s.overall = Health::Pending;
-    assert_eq!((brief(&s), is_well(&s)), ("OK", true));
-    s.overall = Health::Degraded;
-    assert_eq!((brief(&s), is_well(&s)), ("degraded", false));
-    s.overall = Health::Failing;
-    assert_eq!((brief(&s), is_well(&s)), ("failing", false));
-    s.serving = false;
-    assert_eq!((brief(&s), is_well(&s)), ("not-serving", false));
-    s.overall = Health::Ok;
-    assert_eq!((brief(&s), is_well(&s)), ("not-serving", false));
+    let mut verdicts = Vec::new();
+    for serving in [true, false] {
+        for overall in [Health::Ok, Health::Pending, Health::Degraded, Health::Failing] {
+            (s.serving, s.overall) = (serving, overall);
+            verdicts.push(s.verdict().as_str());
+        }
+    }
+    assert_eq!(verdicts, ["ok", "ok", "degraded", "down", "down", "down", "down", "down"]);
 }

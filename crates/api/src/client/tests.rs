@@ -246,8 +246,11 @@ fn status_of_an_agent_that_does_not_serve_is_a_status() {
         uptime_ms: 1,
         router: vec![],
         kernel: crate::KernelStatus::default(),
+        network: crate::NetworkStatus::default(),
         components: vec![],
         controllers: vec![],
+        controllers_total: 0,
+        controllers_unwell: 0,
         ipam: vec![],
         endpoints: std::collections::BTreeMap::new(),
         stuck: vec![],
@@ -260,6 +263,7 @@ fn status_of_an_agent_that_does_not_serve_is_a_status() {
         prepared: crate::PreparedStatus::default(),
         proxy: crate::ProxyStatus::default(),
         resident_bytes: 1,
+        from_admin: false,
     };
     let server = once(reply("503 Service Unavailable", &serde_json::to_string(&status).unwrap()));
     assert_eq!(run(server.client().status()).unwrap(), status);

@@ -281,7 +281,7 @@ impl Auditor<'_> {
             // A delete that stopped half-way is to be taken up again, not forgotten: its endpoint is still there.
             let resumed = matches!(intent, Intent::Delete { .. }) && record.is_some();
             let (problem, repair) = if resumed {
-                (format!("{what} begun and never ended; delete the endpoint again, or restart the agent"), None)
+                (format!("{what} begun and not finished; `wharf explain {id}` says what it waits for"), None)
             } else {
                 (format!("{what} begun and never closed; nothing works on it"), Some(Repair::CloseIntent(*id, *epoch)))
             };

@@ -66,7 +66,10 @@ impl Auditor<'_> {
             }
             let route = RouteRow { destination: IpNet::from(address), ifindex: Some(record.host_ifindex) };
             if !self.routes.contains(&route) {
-                let problem = format!("missing: the node cannot reach endpoint {id} at this address");
+                let problem = format!(
+                    "missing: the node cannot reach endpoint {id} at this address; if another's route is in its place \
+                     (`ip route get {address}`), remove that one first"
+                );
                 add("route", route.destination.to_string(), problem, rebuild());
             }
             if let Some(problem) = self.lease_problem(record, address) {

@@ -355,7 +355,7 @@ impl Bpf {
                 AttachMode::Clsact => {
                     if let Some(wanted) = wanted.filter(|w| filter != Some(*w)) {
                         let is = filter.map_or_else(
-                            || "no filter of ours (was the clsact qdisc removed?)".to_owned(),
+                            || "none of ours (was it removed, or its clsact qdisc?)".to_owned(),
                             |is| format!("program id {is}"),
                         );
                         let problem = format!("expected program id {wanted} in a filter on {ifname}, found {is}");

@@ -3,9 +3,9 @@
 use std::fs;
 
 use wharf_common::{
-    ABI_VERSION, Direction, DropReason, EndpointConfig, EndpointConsts,
+    ABI_VERSION, Counter, Direction, DropReason, EndpointConfig, EndpointConsts,
     drop_reason::REASONS,
-    map::{self, FLAG_LIVE, FLAG_TRACE, METRICS_MAX},
+    map::{self, FLAG_LIVE, FLAG_TRACE},
 };
 use wharf_core::{
     ids::EndpointId,
@@ -159,20 +159,13 @@ impl Bpf {
         maps::config(&path)?.get(&0, 0).map_err(|e| wrap("read configuration", about(id), &e))
     }
 
-    /// The endpoint's counters that are not zero, summed over CPUs.
+    /// The endpoint's counters that are not zero, summed over CPUs, without the self-check's packets.
     pub(crate) fn counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
-        let metrics = maps::metrics(&self.pins.endpoint(id, map::METRICS))?;
-        let mut rows = Vec::new();
-        for index in 0..METRICS_MAX {
-            let values = metrics.get(&index, 0).map_err(|e| wrap("read counters", about(id), &e))?;
-            let packets = values.iter().fold(0u64, |sum, c| sum.wrapping_add(c.packets));
-            let bytes = values.iter().fold(0u64, |sum, c| sum.wrapping_add(c.bytes));
-            if packets != 0 || bytes != 0 {
-                let (direction, reason) = counter_names(index);
-                rows.push(CounterRow { direction, reason, packets, bytes });
-            }
-        }
-        Ok(rows)
+        let named = |(index, counter): (u32, Counter)| {
+            let (direction, reason) = counter_names(index);
+            CounterRow { direction, reason, packets: counter.packets, bytes: counter.bytes }
+        };
+        Ok(self.read_counters(id)?.of_traffic().map(named).collect())
     }
 
     /// Unpins an endpoint's links, programs and maps; returns its last counters. Nothing there is success.

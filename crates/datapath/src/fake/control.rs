@@ -40,6 +40,7 @@ operations! {
     RemoveLink = "remove_link",
     ObserveEndpoint = "observe_endpoint",
     ObserveCounters = "observe_counters",
+    ObserveVerdicts = "observe_verdicts",
     ObserveMaps = "observe_maps",
     DumpMap = "dump_map",
     RemoveEndpointRow = "remove_endpoint_row",

@@ -13,10 +13,11 @@ use wharf_core::{
         Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, Link,
         LinkRef, LinkRow, LinkSpec, MapInfo, Mismatch, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
+    selfcheck::{Case, CaseResult},
 };
 
 use super::{
-    FakeKernel, Operation, observe,
+    FakeKernel, Operation, observe, selfcheck,
     state::{Hook, HostSide, Inside, Pinned, State, host_net},
 };
 use crate::{error::fail, netlink::link};
@@ -295,6 +296,14 @@ impl Kernel for FakeKernel {
         self.call(Operation::ObserveCounters, endpoint(id), |s| match s.pins.get(&id) {
             Some(pinned) => Ok(pinned.counters.clone()),
             None => Err(not_found(Operation::ObserveCounters, endpoint(id), "its maps are not pinned")),
+        })
+        .await
+    }
+
+    async fn observe_verdicts(&self, id: EndpointId, cases: &[Case]) -> Result<Vec<CaseResult>> {
+        self.call(Operation::ObserveVerdicts, endpoint(id), |s| {
+            let gone = || not_found(Operation::ObserveVerdicts, endpoint(id), "its maps are not pinned");
+            selfcheck::verdicts(s, id, cases).ok_or_else(gone)
         })
         .await
     }

@@ -4,12 +4,13 @@
 //! netlink messages are well formed; that a link's deletion takes its routes, attachments and peers with it exactly as
 //! Linux does (here it does so at once and without RTNL); limits, permissions and old kernels; what other programs on
 //! the machine do meanwhile; bpffs; attach modes; routes and rules inside a container; time (a call takes none unless a
-//! test holds it); protocols and zones of connections. What it does model: names, indexes and epochs; which namespace holds what; pins, attachments, rows and
+//! test holds it); protocols and zones of connections; of test packets anything but the verdict. What it does model: names, indexes and epochs; which namespace holds what; pins, attachments, rows and
 //! routes and the order they must come in; failures, before or after the effect; calls that hang.
 
 mod control;
 mod kernel;
 mod observe;
+mod selfcheck;
 mod state;
 
 pub use control::{Hold, Operation};

@@ -1,0 +1,185 @@
+//! The admin thread: looks at an agent whose main runtime does not answer.
+//!
+//! A thread with a runtime of its own serves `<run-dir>/admin.sock`, same mode and group as the API's socket. The status
+//! is made to be never held up ([`crate::status`]); whatever else is read runs on a thread apart, with a time limit, so
+//! that a lock or a kernel call that hangs takes one of [`APART`] places and not the admin thread. Looks of the status
+//! run here too, and so does systemd's watchdog ([`crate::watchdog`]).
+
+use std::{path::PathBuf, sync::Arc, thread::JoinHandle, time::Duration};
+
+use anyhow::Context;
+use axum::{
+    Router,
+    extract::{Query, Request},
+    http::Method,
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
+};
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    sync::{Semaphore, oneshot},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+use wharf_api::{ErrorCode, StatusQuery};
+
+use crate::{
+    rest::{self, LinuxNode, error::Failure},
+    serve, status,
+    telemetry::LogFilter,
+};
+
+/// Requests other than for the status that are served at once.
+const APART: usize = 8;
+/// How long one of them may take.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+/// How long requests that run at the stop may take.
+const GRACE: Duration = Duration::from_secs(2);
+/// Threads of the admin runtime that may block: each part of the status and each request has at most one of its own
+/// and one in the kernel.
+const BLOCKING: usize = 64;
+
+/// The running admin thread.
+pub struct Admin {
+    socket: PathBuf,
+    stop: CancellationToken,
+    handle: Handle,
+    thread: JoinHandle<()>,
+}
+
+impl Admin {
+    /// Binds the socket and starts the thread.
+    ///
+    /// # Errors
+    /// When the socket cannot be bound, or the thread not be started.
+    pub async fn start(node: &Arc<LinuxNode>, log: LogFilter) -> anyhow::Result<Self> {
+        let (socket, stop) = (node.config.admin_socket(), CancellationToken::new());
+        let (ready, bound) = oneshot::channel();
+        let thread = {
+            let (node, path, stop) = (Arc::clone(node), socket.clone(), stop.clone());
+            std::thread::Builder::new()
+                .name("wharf-admin".into())
+                .spawn(move || run(node, log, path, stop, ready))
+                .context("start the admin thread")?
+        };
+        let handle = bound.await.context("start the admin thread: it ended")??;
+        Ok(Self { socket, stop, handle, thread })
+    }
+
+    /// The thread's runtime: for what must move when the main one does not.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Answers what is asked already, ends the thread and removes the socket.
+    ///
+    /// # Errors
+    /// When the thread does not end, or the socket cannot be removed.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        let thread = self.thread;
+        match timeout(GRACE * 2, tokio::task::spawn_blocking(move || thread.join())).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(_) => tracing::error!("the admin thread panicked"),
+            Err(_) => tracing::warn!("the admin thread did not end within {:?}", GRACE * 2),
+        }
+        std::fs::remove_file(&self.socket).with_context(|| format!("remove {}", self.socket.display()))
+    }
+}
+
+fn run(
+    node: Arc<LinuxNode>,
+    log: LogFilter,
+    socket: PathBuf,
+    stop: CancellationToken,
+    ready: oneshot::Sender<anyhow::Result<Handle>>,
+) {
+    let begun = begin(&socket);
+    let (runtime, listener) = match begun {
+        Ok(begun) => begun,
+        // Whoever started the thread waits for this; if it does not any more, nobody misses the thread.
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    node.parts.look_on(runtime.handle().clone());
+    let router = router(node, log);
+    if ready.send(Ok(runtime.handle().clone())).is_err() {
+        return;
+    }
+    runtime.block_on(async {
+        let patience = async {
+            stop.cancelled().await;
+            tokio::time::sleep(GRACE).await;
+        };
+        tokio::select! {
+            () = serve::admin(listener, router, stop.clone()) => {}
+            () = patience => {}
+        }
+    });
+    // What is stuck in the kernel stays stuck; nothing waits for it.
+    runtime.shutdown_background();
+}
+
+fn begin(socket: &std::path::Path) -> anyhow::Result<(Runtime, tokio::net::UnixListener)> {
+    let runtime = Builder::new_current_thread()
+        .thread_name("wharf-admin-look")
+        .max_blocking_threads(BLOCKING)
+        .enable_all()
+        .build()
+        .context("start the admin thread's runtime")?;
+    let listener = runtime.block_on(serve::bind(socket))?;
+    Ok((runtime, listener))
+}
+
+/// The API's own routes, as far as they read; and the settings that can be changed at run time.
+fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
+    let places = Arc::new(Semaphore::new(APART));
+    let guard = {
+        let node = Arc::clone(&node);
+        move |request: Request, next: Next| serve_one(Arc::clone(&node), Arc::clone(&places), request, next)
+    };
+    rest::router(node, log).layer(from_fn(guard))
+}
+
+async fn serve_one(node: Arc<LinuxNode>, places: Arc<Semaphore>, request: Request, next: Next) -> Response {
+    match (request.method().clone(), request.uri().path()) {
+        (Method::GET, "/v1/healthz") => match Query::<StatusQuery>::try_from_uri(request.uri()) {
+            Ok(Query(query)) => {
+                let mut status = status::status(&node).await;
+                status.from_admin = true;
+                rest::status::answer(status, query)
+            }
+            Err(e) => Failure::new(ErrorCode::InvalidRequest, format!("read query: {}", e.body_text())).into_response(),
+        },
+        (Method::GET | Method::HEAD, _) | (Method::PATCH, "/v1/config") => apart(places, request, next).await,
+        (method, path) => Failure::new(
+            ErrorCode::InvalidRequest,
+            format!("{method} {path}: the admin thread's socket only looks and changes settings"),
+        )
+        .hint("ask the agent's own socket, wharf.sock")
+        .into_response(),
+    }
+}
+
+/// Serves a request on a thread that may block.
+async fn apart(places: Arc<Semaphore>, request: Request, next: Next) -> Response {
+    let what = format!("{} {}", request.method(), request.uri().path());
+    let Ok(place) = places.try_acquire_owned() else {
+        let why = format!("{what}: {APART} requests have not been answered yet; what they look at may be stuck");
+        return Failure::new(ErrorCode::Overloaded, why).hint("`wharf status` says what is stuck").into_response();
+    };
+    let here = Handle::current();
+    let job = tokio::task::spawn_blocking(move || {
+        let response = here.block_on(next.run(request));
+        drop(place);
+        response
+    });
+    match timeout(READ_LIMIT, job).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => Failure::new(ErrorCode::Internal, format!("{what}: {error}")).into_response(),
+        Err(_) => {
+            let why = format!("{what}: no answer within {} s; what it looks at is stuck", READ_LIMIT.as_secs());
+            Failure::new(ErrorCode::DeadlineExceeded, why).hint("`wharf status` says what is stuck").into_response()
+        }
+    }
+}

@@ -1,0 +1,474 @@
+//! Explain: one answer to "what is it with this endpoint, this container, this address?".
+//!
+//! Memory is asked first and answers always; the store and the kernel are asked with a deadline each, and where they do
+//! not answer the explanation says so and stands without them. Nothing here changes anything.
+
+mod address;
+mod conclude;
+mod past;
+pub mod subject;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::oneshot, time::timeout};
+use wharf_api::{
+    Candidate, Explanation, Fact, Finding, Health, KernelLook, LogStatus, MetricRow, PastOwner, SubjectKind,
+    TimelineEntry, Wait,
+};
+use wharf_common::DropReason;
+use wharf_core::{
+    identity::Identity,
+    ids::{Attachment, EndpointId},
+    kernel::{CounterRow, Kernel, KernelError, KernelErrorKind},
+    state::State,
+    timeline::{DELETE_BEGINS, End, Entries, Operation, Outcome, PastLife},
+};
+use wharf_handover::queue::Deletion;
+
+use self::{
+    conclude::{Known, conclude, what_to_do},
+    subject::{Found, Subject},
+};
+use crate::{
+    clock, deletions,
+    endpoint::{
+        Handle,
+        view::{View, api_endpoint, api_state},
+    },
+    node::Node,
+};
+
+/// How long the kernel, the store and the deletion queue each may take to answer.
+pub const DEADLINE: Duration = Duration::from_secs(2);
+/// Looks at the kernel that may be under way at once: those of askers who went away go on until the kernel answers.
+pub const LOOKS: usize = 4;
+/// Errors that are listed apart.
+const MAX_ERRORS: usize = 8;
+/// Former owners, candidates and near names that are listed.
+const MAX_LISTED: usize = 16;
+
+/// Explains what `text` names.
+///
+/// # Errors
+/// When the text is no question that can be asked.
+pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Explanation, String> {
+    let subject = subject::parse(text)?;
+    let mut found = subject::find(node, &subject);
+    let records = deletion_records(node).await;
+    let mut answer = match (found.living.len(), found.orphans.len() + found.quarantined.len()) {
+        (1, _) => living(node, &found.living[0], &records).await,
+        (0, 1) => past::out_of_service(node, &found).await,
+        (0, 0) => match last_of_one(&found.past) {
+            Some(last) if !matches!(subject, Subject::Address(_)) => past::past(node, &last).await,
+            None if !found.past.is_empty() && !matches!(subject, Subject::Address(_)) => several(text, &found),
+            _ => match &subject {
+                Subject::Address(ip) => address::explain(node, *ip),
+                _ => nothing(node, text, &subject, &records),
+            },
+        },
+        _ => several(text, &found),
+    };
+    // Who was there before; not the one that is explained.
+    if answer.kind != SubjectKind::Several {
+        let shown = (answer.kind == SubjectKind::PastEndpoint).then(|| last_of_one(&found.past)).flatten();
+        found.past.retain(|p| Some(p) != shown.as_ref());
+        answer.before = found.past.iter().take(MAX_LISTED).map(past_owner).collect();
+    }
+    Ok(answer)
+}
+
+/// An explanation of something, without what is found out about it.
+fn blank(subject: String, kind: SubjectKind, health: Health, summary: String) -> Explanation {
+    Explanation {
+        subject,
+        kind,
+        health,
+        summary,
+        endpoint: None,
+        facts: Vec::new(),
+        waits: None,
+        errors: Vec::new(),
+        timeline: Vec::new(),
+        left_out: 0,
+        verdicts: Vec::new(),
+        kernel: None,
+        before: Vec::new(),
+        candidates: Vec::new(),
+        searched: Vec::new(),
+    }
+}
+
+fn fact(name: &str, value: impl Into<String>) -> Fact {
+    Fact { name: name.to_owned(), value: value.into() }
+}
+
+/// The last life, when all of them are of one attachment.
+fn last_of_one(past: &[PastLife]) -> Option<PastLife> {
+    let last = past.first()?;
+    past.iter().all(|p| p.who.attachment == last.who.attachment).then(|| last.clone())
+}
+
+/// Does a deletion record ask for this attachment?
+fn asks_for(deletion: &Deletion, a: &Attachment) -> bool {
+    deletion.canary.is_none()
+        && deletion.network == a.network.as_str()
+        && deletion.container_id == a.container_id.as_str()
+        && deletion.ifname == a.ifname.as_str()
+}
+
+/// The deletion records that wait, or why they cannot be listed.
+async fn deletion_records<K: Kernel>(node: &Arc<Node<K>>) -> Result<Vec<Deletion>, String> {
+    match timeout(DEADLINE, deletions::entries(node)).await {
+        Ok(Ok(entries)) => Ok(entries.into_iter().filter_map(|e| e.content.ok()).collect()),
+        Ok(Err(why)) => Err(why),
+        Err(_) => Err(format!("list the deletion queue: no answer within {DEADLINE:?}")),
+    }
+}
+
+/// An endpoint that is there.
+async fn living<K: Kernel>(
+    node: &Arc<Node<K>>,
+    handle: &Handle,
+    records: &Result<Vec<Deletion>, String>,
+) -> Explanation {
+    let (view, entries) = (handle.shared.view(), handle.shared.entries());
+    let r = &view.record;
+    let now_ms = clock::unix_ms();
+    let disconnecting = view.fsm.state == State::Disconnecting;
+    let kernel = if !view.committed || view.fsm.state.is_terminal() {
+        None
+    } else if disconnecting {
+        Some(past::left_in_kernel(node, r.id, r.epoch, &r.attachment).await)
+    } else {
+        Some(mismatches(node, &view).await)
+    };
+    let record = records.as_ref().ok().and_then(|all| all.iter().find(|d| asks_for(d, &r.attachment)));
+    let first = kernel.as_ref().and_then(|k| k.findings.first()).map(in_words);
+    let last_delete_error = entries.list().iter().rev().take_while(|e| e.phase != DELETE_BEGINS);
+    let last_delete_error = last_delete_error.filter(|e| e.outcome == Outcome::Failed).map(|e| e.text.as_str()).next();
+    let since_unix_ms = since(&view, &entries);
+    let verdicts = counters(node, r.id).await;
+    let in_anothers_name = in_anothers_name(verdicts.as_deref().unwrap_or_default());
+    let known = Known {
+        state: api_state(view.fsm.state),
+        since_unix_ms,
+        phase: &view.status.phase,
+        waits: (&view.status.waits_for, &view.status.ends_when),
+        last_error: if disconnecting { last_delete_error } else { view.status.last_error.as_deref() },
+        kernel: match &kernel {
+            Some(KernelLook { could_not_look: Some(why), .. }) => Err(why),
+            Some(look) => Ok((look.findings.len(), first.as_deref())),
+            None => Ok((0, None)),
+        },
+        in_anothers_name: &in_anothers_name,
+        to_be_deleted: record.is_some(),
+        now_ms,
+    };
+    let (health, summary) = conclude(&known);
+    let mut answer = blank(format!("endpoint {}", r.id), SubjectKind::Endpoint, health, summary);
+    answer.facts.extend(what_to_do(&known, r.id).map(|text| fact("what to do", text)));
+    answer.facts.extend(facts(node, &view));
+    if let Some(record) = record {
+        let waits = conclude::span(now_ms.saturating_sub(record.written_unix_ms));
+        answer.facts.push(fact("deletion record", format!("waits for {waits}; written by a DEL that found no agent")));
+    }
+    if let Err(why) = records {
+        answer.facts.push(fact("deletion queue", format!("could not be read: {why}")));
+    }
+    if !view.status.phase.is_empty() || !view.status.waits_for.is_empty() {
+        let step = conclude::step_in_words(&view.status.phase);
+        answer.waits = Some(Wait {
+            waits_for: match step {
+                Some(words) => format!("{words} (step {})", view.status.phase),
+                None if view.status.waits_for.is_empty() => format!("step {}", view.status.phase),
+                None => view.status.waits_for.clone(),
+            },
+            since_unix_ms: view.status.since_unix_ms,
+            ends_when: view.status.ends_when.clone(),
+        });
+    }
+    tell(&mut answer, &entries);
+    answer.verdicts = match verdicts {
+        Ok(rows) => rows,
+        Err(why) => {
+            answer.facts.push(fact("packet counters", format!("could not be read: {why}")));
+            Vec::new()
+        }
+    };
+    answer.kernel = kernel;
+    answer.endpoint = Some(api_endpoint(&view));
+    answer
+}
+
+/// Since when it is in its state: a delete that is asked for again and again has lasted since the first time.
+fn since(view: &View, entries: &Entries) -> u64 {
+    if view.fsm.state != State::Disconnecting {
+        return view.status.since_unix_ms;
+    }
+    let begun = entries.list().iter().find(|e| e.operation == Operation::Delete);
+    begun.map_or(view.status.since_unix_ms, |e| e.at_unix_ms)
+}
+
+fn in_words(f: &Finding) -> String {
+    format!("{} {}: {}", f.object, f.subject, f.problem)
+}
+
+/// Who it is.
+fn facts<K: Kernel>(node: &Node<K>, view: &View) -> Vec<Fact> {
+    let r = &view.record;
+    let addresses: Vec<String> = r.addresses().map(|ip| ip.to_string()).collect();
+    let labels: Vec<String> = r.labels.iter().map(ToString::to_string).collect();
+    let mut facts = vec![fact("attachment", r.attachment.to_string())];
+    if r.identity == Identity::HEALTH {
+        facts.push(fact("role", "the node's own health endpoint; `wharf health status` tells what its probes find"));
+    }
+    if let Some(pod) = &r.pod_name {
+        facts.push(fact("pod", format!("{}/{pod}", r.pod_namespace.as_deref().unwrap_or("-"))));
+    }
+    facts.extend([
+        fact("addresses", if addresses.is_empty() { "none yet".to_owned() } else { addresses.join(", ") }),
+        fact("identity", named(r.identity)),
+        fact("labels", if labels.is_empty() { "none".to_owned() } else { labels.join(", ") }),
+        fact("epoch", r.epoch.to_string()),
+        fact("link", format!("{} (index {})", r.host_ifname, r.host_ifindex)),
+        fact("namespace", r.netns.path.display().to_string()),
+        fact("policy revision", format!("{} of {}", view.status.realized_revision, view.status.desired_revision)),
+        fact("node", node.config.node_name.clone()),
+    ]);
+    facts
+}
+
+fn named(identity: Identity) -> String {
+    let name = match identity {
+        Identity::HOST => "host",
+        Identity::WORLD => "world",
+        Identity::UNMANAGED => "unmanaged",
+        Identity::HEALTH => "health",
+        Identity::INIT => "init",
+        Identity::REMOTE_NODE => "remote-node",
+        other => return other.to_string(),
+    };
+    format!("{identity} (reserved:{name})")
+}
+
+/// What happened, and what of it went wrong.
+fn tell(answer: &mut Explanation, entries: &Entries) {
+    answer.timeline = entries
+        .list()
+        .iter()
+        .map(|e| TimelineEntry {
+            time_unix_ms: e.at_unix_ms,
+            operation: e.operation.name().to_owned(),
+            phase: e.phase.clone(),
+            took_us: e.took_us,
+            outcome: match e.outcome {
+                Outcome::Ok => LogStatus::Ok,
+                Outcome::Warning => LogStatus::Warning,
+                Outcome::Failed => LogStatus::Failure,
+            },
+            text: e.text.clone(),
+        })
+        .collect();
+    answer.left_out = entries.left_out();
+    answer.errors =
+        answer.timeline.iter().rev().filter(|e| e.outcome == LogStatus::Failure).take(MAX_ERRORS).cloned().collect();
+}
+
+/// Asks the kernel, for as long as there is patience. The question goes on by itself when nobody waits for it any more;
+/// so many of them are under way at most, and one more waits for its turn as long as for the answer.
+async fn look<K: Kernel, T: Send + 'static>(
+    node: &Node<K>,
+    work: impl Future<Output = Result<T, KernelError>> + Send + 'static,
+) -> Result<T, KernelErrorOrWait> {
+    let turn = Arc::clone(&node.looks).acquire_owned();
+    let asked = async {
+        let permit = turn.await.ok()?;
+        let (reply, answer) = oneshot::channel();
+        node.tasks.spawn(async move {
+            let result = work.await;
+            drop(permit);
+            reply.send(result).ok(); // who asked may have lost patience
+        });
+        answer.await.ok()
+    };
+    match timeout(DEADLINE, asked).await {
+        Ok(Some(result)) => result.map_err(KernelErrorOrWait::Kernel),
+        Ok(None) => Err(KernelErrorOrWait::Wait("the agent is stopping".into())),
+        Err(_) => Err(KernelErrorOrWait::Wait(format!("the kernel did not answer within {DEADLINE:?}"))),
+    }
+}
+
+/// Why a look told nothing.
+enum KernelErrorOrWait {
+    Kernel(KernelError),
+    Wait(String),
+}
+
+impl std::fmt::Display for KernelErrorOrWait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Kernel(e) => e.fmt(f),
+            Self::Wait(why) => f.write_str(why),
+        }
+    }
+}
+
+/// What the kernel holds for an endpoint against what it should hold.
+async fn mismatches<K: Kernel>(node: &Node<K>, view: &View) -> KernelLook {
+    let (kernel, record) = (Arc::clone(&node.kernel), view.record.clone());
+    let owner = record.attachment.to_string();
+    match look(node, async move { kernel.observe_endpoint(&record).await }).await {
+        Ok(mismatches) => KernelLook {
+            could_not_look: None,
+            findings: mismatches
+                .into_iter()
+                .map(|m| Finding {
+                    object: m.object,
+                    subject: m.subject,
+                    problem: m.problem,
+                    owner: Some(owner.clone()),
+                    repairable: true,
+                    repair: None,
+                })
+                .collect(),
+        },
+        Err(why) => KernelLook { could_not_look: Some(why.to_string()), findings: Vec::new() },
+    }
+}
+
+/// What an endpoint's programs counted.
+async fn counters<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<Vec<MetricRow>, String> {
+    let kernel = Arc::clone(&node.kernel);
+    match look(node, async move { kernel.observe_counters(id).await }).await {
+        Ok(rows) => Ok(rows.into_iter().map(|c| metric_row(id, c)).collect()),
+        // Its maps are gone, or not there yet.
+        Err(KernelErrorOrWait::Kernel(e)) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+/// Drops of what a container sent from an address or a MAC that is not its own.
+fn in_anothers_name(rows: &[MetricRow]) -> Vec<(String, u64)> {
+    let reasons = [DropReason::InvalidSourceIp, DropReason::InvalidSourceMac, DropReason::NeighbourSpoof];
+    let of = |reason: DropReason| {
+        let sum: u64 = rows.iter().filter(|r| r.reason == reason.as_str()).map(|r| r.packets).sum();
+        (sum > 0).then(|| (reason.as_str().to_owned(), sum))
+    };
+    reasons.into_iter().filter_map(of).collect()
+}
+
+fn metric_row(id: EndpointId, c: CounterRow) -> MetricRow {
+    let dropped = DropReason::ALL.iter().any(|r| r.as_str() == c.reason && r.is_drop());
+    MetricRow {
+        endpoint: Some(id.get()),
+        direction: c.direction,
+        reason: c.reason,
+        dropped,
+        packets: c.packets,
+        bytes: c.bytes,
+    }
+}
+
+fn past_owner(p: &PastLife) -> PastOwner {
+    PastOwner {
+        endpoint: p.who.id.get(),
+        epoch: p.who.epoch.0,
+        attachment: p.who.attachment.to_string(),
+        addresses: p.who.addresses.clone(),
+        created_unix_ms: p.who.created_unix_ms,
+        ended_unix_ms: p.ended.at_unix_ms,
+        end: end_in_words(p.ended.how).to_owned(),
+    }
+}
+
+fn end_in_words(end: End) -> &'static str {
+    match end {
+        End::Deleted => "deleted",
+        End::CreateFailed => "its create failed",
+        End::Unnoted => "gone, and nobody noted how",
+    }
+}
+
+/// More than one thing: who asks must choose.
+fn several(text: &str, found: &Found) -> Explanation {
+    let mut candidates: Vec<Candidate> = Vec::new();
+    let mut add = |subject: String, what: String| {
+        if !candidates.iter().any(|c| c.subject == subject) {
+            candidates.push(Candidate { subject, what });
+        }
+    };
+    for handle in &found.living {
+        handle.shared.read(|v| {
+            add(v.record.id.to_string(), format!("endpoint {}, {}, {}", v.record.id, v.record.attachment, v.fsm.state));
+        });
+    }
+    for orphan in &found.orphans {
+        add(orphan.link.host_ifname.to_string(), format!("link without a record, of endpoint {}", orphan.link.id));
+    }
+    for (q, attachment) in &found.quarantined {
+        let whose = attachment.as_ref().map_or_else(String::new, |a| format!(", {a}"));
+        add(q.id.to_string(), format!("record out of service, of endpoint {}{whose}", q.id));
+    }
+    if found.living.is_empty() {
+        for p in &found.past {
+            let a = &p.who.attachment;
+            let what = format!("{a}, was endpoint {}, {}", p.who.id, end_in_words(p.ended.how));
+            add(format!("{}/{}", a.container_id, a.ifname), what);
+        }
+    }
+    let count = candidates.len();
+    candidates.truncate(MAX_LISTED);
+    let summary = format!("{count} things are meant by {text:?}; ask for one of them");
+    Explanation { candidates, ..blank(text.to_owned(), SubjectKind::Several, Health::Pending, summary) }
+}
+
+/// Nothing that is or was: perhaps a deletion record; else what was searched, and what is near.
+fn nothing<K: Kernel>(
+    node: &Node<K>,
+    text: &str,
+    subject: &Subject,
+    records: &Result<Vec<Deletion>, String>,
+) -> Explanation {
+    let keep = conclude::span(u64::try_from(node.config.timeline_keep.as_millis()).unwrap_or(u64::MAX));
+    let mut searched = vec![
+        format!("{} endpoints", node.registry.len()),
+        format!("{} lives that ended in the last {keep}", node.timelines.past(|_| true).len()),
+        "endpoints whose records were lost, and records out of service".to_owned(),
+    ];
+    match records {
+        Ok(all) => {
+            let names = |d: &&Deletion| match subject {
+                Subject::Container(id, ifname) => {
+                    d.container_id.starts_with(id) && ifname.as_ref().is_none_or(|i| *i == d.ifname)
+                }
+                _ => false,
+            };
+            if let Some(d) = all.iter().find(names) {
+                let waited = conclude::span(clock::unix_ms().saturating_sub(d.written_unix_ms));
+                let summary = format!(
+                    "nothing is left of it but a deletion record, which has waited for {waited}: a DEL found no agent, and the \
+                     agent has not finished what it asks for; it tries again by itself"
+                );
+                let name = format!("{}/{}:{}", d.network, d.container_id, d.ifname);
+                return Explanation { searched, ..blank(name, SubjectKind::DeletionRecord, Health::Degraded, summary) };
+            }
+            searched.push(format!("{} deletion records", all.len()));
+        }
+        Err(why) => searched.push(format!("not the deletion queue: {why}")),
+    }
+    if let Subject::Number(id) = subject
+        && node.prepared.ids().contains(id)
+    {
+        let summary =
+            "no endpoint has this number yet: programs are kept ready under it, and the next create takes them";
+        let name = format!("endpoint {id}");
+        return Explanation { searched, ..blank(name, SubjectKind::Unknown, Health::Pending, summary.to_owned()) };
+    }
+    let near = subject::near(node, subject, 5);
+    let summary = format!("nothing on this node is or was called {text:?}, as far back as the agent remembers");
+    Explanation {
+        searched,
+        candidates: near.into_iter().map(|(subject, what)| Candidate { subject, what }).collect(),
+        ..blank(text.to_owned(), SubjectKind::Unknown, Health::Pending, summary)
+    }
+}

@@ -1,0 +1,93 @@
+//! Addresses that no endpoint has.
+
+use std::net::IpAddr;
+
+use wharf_api::{Explanation, Health, SubjectKind};
+use wharf_core::{kernel::Kernel, store::LeaseOwner};
+
+use super::{blank, conclude, end_in_words, fact};
+use crate::{clock, node::Node, orphan, sync::lock};
+
+/// Explains an address from what is in memory.
+pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
+    let now = clock::unix_ms();
+    let (lease, rest, cidrs) = {
+        let ipam = lock(&node.ipam);
+        (ipam.get(ip).cloned(), ipam.resting().into_iter().find(|r| r.rest.ip == ip), ipam.cidrs())
+    };
+    let in_pool = cidrs.iter().find(|cidr| cidr.contains(&ip));
+    let last = node.timelines.past(|p| p.who.addresses.contains(&ip)).into_iter().next();
+    let quarantined = lock(&node.quarantined).iter().find(|q| q.addresses.contains(&ip)).map(|q| q.id);
+    let mut facts = Vec::new();
+    let (health, summary) = match (&lease, rest) {
+        _ if quarantined.is_some() => {
+            let id = quarantined.map_or_else(String::new, |id| id.to_string());
+            (
+                Health::Degraded,
+                format!("reserved by endpoint {id}, whose record is out of service; `wharf explain {id}`"),
+            )
+        }
+        (Some(lease), _) => {
+            let held = conclude::since(now, lease.since_unix_ms);
+            match &lease.owner {
+                LeaseOwner::Node => {
+                    (Health::Ok, "the node's own: endpoints have it as their gateway, and it is never given out".into())
+                }
+                LeaseOwner::Caller { name } => match (orphan::link_of(lease), name.strip_prefix("kept:")) {
+                    (Some(link), _) => {
+                        let what = format!("held {held} for the endpoint behind link {link}, whose record was lost");
+                        (Health::Degraded, what)
+                    }
+                    (None, Some(of)) => {
+                        let mend = format!("`wharf ipam release {ip}` gives it back");
+                        (Health::Ok, format!("held {held}: the delete of {of} was asked to keep its address; {mend}"))
+                    }
+                    (None, None) => {
+                        (Health::Ok, format!("held {held} by a caller of the API, {name:?}; no endpoint uses it"))
+                    }
+                },
+                LeaseOwner::Attachment { attachment, epoch } => {
+                    facts.push(fact("owner", format!("{attachment} (epoch {epoch})")));
+                    let text = "leased to an attachment whose endpoint is not there; one that is created or deleted at this \
+                                moment is no fault, otherwise `wharf audit --repair` gives it back";
+                    (Health::Degraded, format!("{held}: {text}"))
+                }
+            }
+        }
+        (None, Some(rest)) => {
+            let since = rest.rest.since_unix_ms;
+            let over = since.saturating_add(node.config.ip_rest_ms);
+            facts.push(fact("last owner", rest.rest.last_owner));
+            let ends = match (&rest.blocked, over.checked_sub(now)) {
+                (Some(why), _) => {
+                    format!("its time is over, but something still speaks for it: {why}; it is looked at again")
+                }
+                (None, Some(left)) if left > 0 => {
+                    format!("it is looked at in {}, and free when nothing speaks for it", conclude::span(left))
+                }
+                (None, _) => "its time is over; it is free when nothing speaks for it".to_owned(),
+            };
+            (Health::Ok, format!("resting {} after it was given back: {ends}", conclude::since(now, since)))
+        }
+        (None, None) => match (in_pool, &last) {
+            (None, _) => {
+                let pools: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
+                (Health::Pending, format!("outside this node's pools ({}); Wharf never gives it out", pools.join(", ")))
+            }
+            (Some(_), Some(last)) => {
+                let ago = conclude::span(now.saturating_sub(last.ended.at_unix_ms));
+                let who = &last.who.attachment;
+                (Health::Ok, format!("free; {who} had it last ({} {ago} ago)", end_in_words(last.ended.how)))
+            }
+            (Some(_), None) => (Health::Ok, "free; nobody has had it as far back as the agent remembers".to_owned()),
+        },
+    };
+    let mut answer = blank(ip.to_string(), SubjectKind::Address, health, summary);
+    if let Some(cidr) = in_pool {
+        let pool = node.config.pools.iter().find(|p| p.cidrs.contains(cidr));
+        let name = pool.map_or_else(|| "default".to_owned(), |p| p.name.to_string());
+        answer.facts.push(fact("pool", format!("{name} ({cidr})")));
+    }
+    answer.facts.extend(facts);
+    answer
+}

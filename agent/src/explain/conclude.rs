@@ -1,0 +1,257 @@
+//! The conclusion in one sentence. Pure: what is known goes in, words come out.
+
+use wharf_api::{EndpointState, Health};
+use wharf_core::ids::EndpointId;
+
+/// What a conclusion is drawn from.
+#[derive(Debug, Clone)]
+pub(super) struct Known<'a> {
+    /// State.
+    pub(super) state: EndpointState,
+    /// Since when, milliseconds since the Unix epoch.
+    pub(super) since_unix_ms: u64,
+    /// Step that runs; empty when none does.
+    pub(super) phase: &'a str,
+    /// What it waits for, and what ends the wait; empty when it does not wait.
+    pub(super) waits: (&'a str, &'a str),
+    /// Last error of a build, or of the delete that runs.
+    pub(super) last_error: Option<&'a str>,
+    /// Things that do not match in the kernel, the first in words; or why nobody could look.
+    pub(super) kernel: Result<(usize, Option<&'a str>), &'a str>,
+    /// Packets that its programs dropped because they were sent in another's name, by reason.
+    pub(super) in_anothers_name: &'a [(String, u64)],
+    /// A deletion record for it waits.
+    pub(super) to_be_deleted: bool,
+    /// Now, milliseconds since the Unix epoch.
+    pub(super) now_ms: u64,
+}
+
+/// How it is, and a sentence that says so.
+#[must_use]
+pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
+    let since = since(k.now_ms, k.since_unix_ms);
+    let error = |lead: &str| k.last_error.map(|e| format!("{lead}{e}")).unwrap_or_default();
+    let (health, mut sentence) = match k.state {
+        EndpointState::Ready => match (k.kernel, k.last_error) {
+            (Ok((0, _)), None) if k.in_anothers_name.is_empty() => {
+                (Health::Ok, format!("ready {since}; nothing is wrong"))
+            }
+            (Ok((0, _)), None) => {
+                let reasons: Vec<String> = k.in_anothers_name.iter().map(|(why, n)| format!("{why} {n}")).collect();
+                let text = "nothing is wrong with it, but packets that it sent in another's name were dropped";
+                (Health::Ok, format!("ready {since}; {text}: {}", reasons.join(", ")))
+            }
+            (Ok((0, _)), Some(e)) => (Health::Degraded, format!("ready {since}, but its last build failed: {e}")),
+            (Ok((n, first)), _) => {
+                let first = first.unwrap_or("see below");
+                let things = if n == 1 {
+                    "one thing is not as it should be".to_owned()
+                } else {
+                    format!("{n} things are not as they should be")
+                };
+                (Health::Failing, format!("ready {since}, but {things} in the kernel: {first}"))
+            }
+            (Err(why), _) => {
+                (Health::Degraded, format!("ready {since}; whether the kernel has what it should is not known: {why}"))
+            }
+        },
+        EndpointState::Disconnecting => {
+            let last = error("; last error: ");
+            (Health::Degraded, format!("disconnecting {since}: waits for {}{last}; {}", what(k), ends(k)))
+        }
+        EndpointState::WaitingToRegenerate if k.last_error.is_some() => {
+            let last = error("");
+            let text = format!(
+                "its last build failed {since}: {last}; the state before stays in force, and it is built again"
+            );
+            (Health::Degraded, format!("{text}; {}", ends(k)))
+        }
+        EndpointState::Disconnected => (Health::Pending, format!("gone {since}")),
+        EndpointState::Invalid => (Health::Failing, format!("its create failed {since}{}", error(": "))),
+        state => (Health::Pending, format!("{} {since}: waits for {}; {}", word(state), what(k), ends(k))),
+    };
+    if k.to_be_deleted && k.state != EndpointState::Disconnecting {
+        sentence.push_str("; a runtime wanted it deleted while no agent ran, and its deletion record still waits");
+        return (health.max(Health::Degraded), sentence);
+    }
+    (health, sentence)
+}
+
+/// What an operator can do about it; none where nothing is to be done.
+#[must_use]
+pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
+    match k.state {
+        EndpointState::Disconnecting if k.last_error.is_some() => Some(format!(
+            "mend what the last error names; the delete is tried again by itself every 30 s, or now: `wharf endpoint delete \
+             {id}`"
+        )),
+        EndpointState::WaitingToRegenerate if k.last_error.is_some() => {
+            Some(format!("mend what the error names; it is built again by itself, or now: `wharf endpoint regenerate {id}`"))
+        }
+        EndpointState::Ready => match k.kernel {
+            Ok((1.., Some(first))) if first.starts_with("link ") || first.starts_with("netns ") => Some(
+                "what is gone with its link or namespace comes back only with a new container: have the runtime create it \
+                 anew"
+                    .to_owned(),
+            ),
+            Ok((1.., _)) => Some(format!(
+                "`wharf endpoint regenerate {id}` puts in place what is missing; the leak audit does so by itself when it has \
+                 seen it twice"
+            )),
+            Ok((0, _)) if !k.in_anothers_name.is_empty() => Some(format!(
+                "see what it sends: `wharf monitor --type drop --endpoint {id}`; it may use its own addresses and its own MAC \
+                 only"
+            )),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// What it waits for: the step that runs says it best.
+fn what(k: &Known<'_>) -> String {
+    match (step_in_words(k.phase), k.waits.0) {
+        (Some(words), _) => format!("{words} (step {})", k.phase),
+        (None, "") if k.phase.is_empty() => "its turn".to_owned(),
+        (None, "") => format!("step {}", k.phase),
+        (None, waits) => waits.to_owned(),
+    }
+}
+
+fn ends(k: &Known<'_>) -> String {
+    match k.waits.1 {
+        "" => "what ends the wait: that it is done, or its deadline".to_owned(),
+        when => format!("what ends the wait: {when}"),
+    }
+}
+
+/// What a step of a create, build or delete waits for.
+#[must_use]
+pub(super) fn step_in_words(step: &str) -> Option<&'static str> {
+    Some(match step {
+        "write-intent" | "commit" | "remove-record" => "the store to write",
+        "lease" => "an address",
+        "ensure-programs" => "its programs to be loaded and verified",
+        "ensure-link" => "its link to be made",
+        "ensure-config" => "its configuration row to be written",
+        "ensure-attached" => "its programs to be attached",
+        "ensure-connected" => "its link to come up",
+        "ensure-reachable" => "its rows in the shared maps to be written",
+        "detach" => "its programs to come off",
+        "remove-reachable" => "its rows in the shared maps to go",
+        "await-proxy" => "the proxy to let go of its connections",
+        "unpin" => "its pins to go",
+        "remove-link" => "its link to go",
+        _ => return None,
+    })
+}
+
+fn word(state: EndpointState) -> &'static str {
+    match state {
+        EndpointState::WaitingForIdentity => "waiting for an identity",
+        EndpointState::WaitingToRegenerate => "waiting to be built",
+        EndpointState::Regenerating => "being built",
+        EndpointState::Ready => "ready",
+        EndpointState::Restoring => "being restored after a restart",
+        EndpointState::Disconnecting => "disconnecting",
+        EndpointState::Disconnected => "gone",
+        EndpointState::Invalid => "invalid",
+    }
+}
+
+/// `for 3m12s (since 12:01:02 UTC)`; the day is left out, the length tells it.
+#[must_use]
+pub(super) fn since(now_ms: u64, then_ms: u64) -> String {
+    if then_ms == 0 {
+        return "for a time that is not known".to_owned();
+    }
+    let s = then_ms / 1_000 % 86_400;
+    let clock = format!("{:02}:{:02}:{:02} UTC", s / 3_600, s / 60 % 60, s % 60);
+    format!("for {} (since {clock})", span(now_ms.saturating_sub(then_ms)))
+}
+
+/// A length of time by its two largest units.
+#[must_use]
+pub(super) fn span(ms: u64) -> String {
+    let s = ms / 1_000;
+    match s {
+        0..60 => format!("{s}s"),
+        60..3_600 => format!("{}m{:02}s", s / 60, s % 60),
+        3_600..86_400 => format!("{}h{:02}m", s / 3_600, s / 60 % 60),
+        _ => format!("{}d{}h", s / 86_400, s / 3_600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_790_856_192_000;
+
+    fn ready() -> Known<'static> {
+        Known {
+            state: EndpointState::Ready,
+            since_unix_ms: NOW - 192_000,
+            phase: "",
+            waits: ("", ""),
+            last_error: None,
+            kernel: Ok((0, None)),
+            in_anothers_name: &[],
+            to_be_deleted: false,
+            now_ms: NOW,
+        }
+    }
+
+    fn said(known: &Known<'_>) -> String {
+        let (health, sentence) = conclude(known);
+        format!("{health:?}: {sentence}")
+    }
+
+    #[test]
+    fn the_sentence_says_what_is_wrong_and_what_ends_it() {
+        assert_eq!(said(&ready()), "Ok: ready for 3m12s (since 12:00:00 UTC); nothing is wrong");
+        assert_eq!(
+            said(&Known { kernel: Ok((1, Some("route 10.0.0.7/32: missing"))), ..ready() }),
+            "Failing: ready for 3m12s (since 12:00:00 UTC), but one thing is not as it should be in the kernel: route \
+             10.0.0.7/32: missing"
+        );
+        assert_eq!(
+            said(&Known { kernel: Err("no answer within 2s"), ..ready() }),
+            "Degraded: ready for 3m12s (since 12:00:00 UTC); whether the kernel has what it should is not known: no \
+             answer within 2s"
+        );
+        assert_eq!(
+            said(&Known {
+                state: EndpointState::Disconnecting,
+                phase: "remove-link",
+                waits: ("the steps of its delete", "the last step is done or its deadline passes"),
+                ..ready()
+            }),
+            "Degraded: disconnecting for 3m12s (since 12:00:00 UTC): waits for its link to go (step remove-link); what \
+             ends the wait: the last step is done or its deadline passes"
+        );
+        assert_eq!(
+            said(&Known {
+                state: EndpointState::Disconnecting,
+                waits: ("another delete", "a delete whose steps all succeed"),
+                last_error: Some("remove link wh1: busy"),
+                ..ready()
+            }),
+            "Degraded: disconnecting for 3m12s (since 12:00:00 UTC): waits for another delete; last error: remove link \
+             wh1: busy; what ends the wait: a delete whose steps all succeed"
+        );
+        let waiting = said(&Known { to_be_deleted: true, ..ready() });
+        assert!(waiting.starts_with("Degraded: ready") && waiting.contains("deletion record"), "{waiting}");
+    }
+
+    #[test]
+    fn every_step_has_words() {
+        use wharf_core::plan::{CreateStep, DeleteStep};
+        for step in CreateStep::ALL {
+            assert!(step_in_words(step.name()).is_some(), "{step}");
+        }
+        for step in [DeleteStep::Detach, DeleteStep::AwaitProxy, DeleteStep::Unpin, DeleteStep::RemoveLink] {
+            assert!(step_in_words(step.name()).is_some(), "{step}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! From the words that were asked about to what they name.
+
+use std::{net::IpAddr, sync::Arc};
+
+use wharf_core::{
+    endpoint::parse_host_ifname,
+    ids::{Attachment, EndpointId, Epoch},
+    kernel::Kernel,
+    store::Quarantined,
+    timeline::PastLife,
+};
+
+use crate::{endpoint::Handle, node::Node, orphan, orphan::Orphan, quarantine, sync::lock};
+
+/// Longest question, bytes: a container id and an interface name fit several times.
+const MAX_SUBJECT: usize = 600;
+
+/// What somebody asks about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// `7`
+    Number(EndpointId),
+    /// `10.87.0.9`
+    Address(IpAddr),
+    /// `wh00070000002a`: the host side of an endpoint's link, with the low half of its epoch.
+    Link(EndpointId, u32),
+    /// `3f9c51aa`: a container id, the beginning of one, or a pod's name; with an interface when one is named.
+    Container(String, Option<String>),
+    /// `pod-name:default/web`
+    Pod(Option<String>, String),
+}
+
+/// Parses a question.
+///
+/// # Errors
+/// What is wrong with it, and which forms there are.
+pub fn parse(text: &str) -> Result<Subject, String> {
+    let bad = |why: &str| {
+        let shown: String = text.chars().take(80).collect();
+        Err(format!(
+            "read subject {shown:?}: {why}; it is an endpoint's number, an address, a container id or the beginning of one \
+             (with /INTERFACE if it has several), pod-name:[NAMESPACE/]NAME, or the name of a link (wh...)"
+        ))
+    };
+    if text.is_empty() || text.len() > MAX_SUBJECT {
+        return bad(&format!("it must have 1 to {MAX_SUBJECT} bytes"));
+    }
+    if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return bad("it has blanks or control characters");
+    }
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Ok(Subject::Address(ip));
+    }
+    let is_number = text.len() <= 5 && text.bytes().all(|b| b.is_ascii_digit());
+    if is_number {
+        return text.parse().map(Subject::Number).or_else(|_| bad("endpoint numbers are 1 to 16383"));
+    }
+    if let Some((id, low)) = parse_host_ifname(text) {
+        return Ok(Subject::Link(id, low));
+    }
+    let (prefix, rest) = text.split_once(':').unwrap_or(("", text));
+    let address = |rest: &str| rest.parse().map(Subject::Address).or_else(|_| bad("that is no address"));
+    let container = |id: &str, ifname: Option<&str>| {
+        let is_name = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
+        if !is_name(id) || !ifname.is_none_or(is_name) {
+            return bad("that is no container id");
+        }
+        Ok(Subject::Container(id.to_owned(), ifname.map(str::to_owned)))
+    };
+    match prefix {
+        "ipv4" | "ipv6" => address(rest),
+        "container-id" => container(rest, None),
+        "cni-attachment-id" => match rest.split_once(':') {
+            Some((id, ifname)) => container(id, Some(ifname)),
+            None => bad("the interface's name is missing"),
+        },
+        "pod-name" => match rest.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
+                Ok(Subject::Pod(Some(namespace.to_owned()), name.to_owned()))
+            }
+            None if !rest.is_empty() => Ok(Subject::Pod(None, rest.to_owned())),
+            _ => bad("the pod's name is missing"),
+        },
+        // An attachment as messages print it, NETWORK/CONTAINER:INTERFACE.
+        _ if !prefix.is_empty() => match prefix.split_once('/') {
+            Some((_, id)) => container(id, Some(rest)),
+            None => bad("that prefix is not known"),
+        },
+        _ => match text.split_once('/') {
+            Some((id, ifname)) => container(id, Some(ifname)),
+            None => container(text, None),
+        },
+    }
+}
+
+/// How well a name fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fit {
+    Beginning,
+    Pod,
+    Whole,
+}
+
+/// What is known by a name.
+struct Names<'a> {
+    id: EndpointId,
+    epoch: Epoch,
+    attachment: Option<&'a Attachment>,
+    addresses: &'a [IpAddr],
+    pod: (Option<&'a str>, Option<&'a str>),
+}
+
+impl Subject {
+    fn fit(&self, n: &Names<'_>) -> Option<Fit> {
+        let whole = |yes: bool| yes.then_some(Fit::Whole);
+        match self {
+            Self::Number(id) => whole(n.id == *id),
+            Self::Address(ip) => whole(n.addresses.contains(ip)),
+            Self::Link(id, low) => whole(n.id == *id && n.epoch.0 & 0xffff_ffff == u64::from(*low)),
+            Self::Pod(namespace, name) => {
+                whole(n.pod.1 == Some(name) && (namespace.is_none() || n.pod.0 == namespace.as_deref()))
+            }
+            Self::Container(id, ifname) => {
+                let a = n.attachment?;
+                if ifname.as_deref().is_some_and(|i| i != a.ifname.as_str()) {
+                    return None;
+                }
+                match a.container_id.as_str() {
+                    whole if whole == id => Some(Fit::Whole),
+                    _ if n.pod.1 == Some(id) => Some(Fit::Pod),
+                    longer if longer.starts_with(id.as_str()) => Some(Fit::Beginning),
+                    _ => None,
+                }
+            }
+        }
+    }
+}
+
+/// Everything that a subject names.
+pub struct Found {
+    /// Endpoints that are there.
+    pub living: Vec<Handle>,
+    /// Endpoints whose records were lost.
+    pub orphans: Vec<Orphan>,
+    /// Records out of service, with whose they are.
+    pub quarantined: Vec<(Quarantined, Option<Attachment>)>,
+    /// Lives that have ended, the last first.
+    pub past: Vec<PastLife>,
+}
+
+/// Looks in memory alone: it must answer when store and kernel do not.
+#[must_use]
+pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
+    let living = node.registry.list().into_iter().filter_map(|h| {
+        let fit = h.shared.read(|v| {
+            let addresses: Vec<IpAddr> = v.record.addresses().collect();
+            subject.fit(&Names {
+                id: v.record.id,
+                epoch: v.record.epoch,
+                attachment: Some(&v.record.attachment),
+                addresses: &addresses,
+                pod: (v.record.pod_namespace.as_deref(), v.record.pod_name.as_deref()),
+            })
+        })?;
+        Some((fit, h))
+    });
+    let orphans = orphan::list(node).into_iter().filter_map(|o| {
+        let addresses: Vec<IpAddr> = o.rows.iter().map(|(ip, _)| *ip).collect();
+        let names = Names {
+            id: o.link.id,
+            epoch: o.link.epoch,
+            attachment: o.attachment.as_ref(),
+            addresses: &addresses,
+            pod: (None, None),
+        };
+        subject.fit(&names).map(|fit| (fit, o))
+    });
+    let quarantined = lock(&node.quarantined).clone();
+    let quarantined = quarantined.into_iter().filter_map(|q| {
+        let record = quarantine::record_of(&q);
+        let attachment = quarantine::attachment_of(node, &q);
+        let names = Names {
+            id: q.id,
+            epoch: record.as_ref().map_or(Epoch(u64::MAX), |r| r.epoch),
+            attachment: attachment.as_ref(),
+            addresses: &q.addresses,
+            pod: record.as_ref().map_or((None, None), |r| (r.pod_namespace.as_deref(), r.pod_name.as_deref())),
+        };
+        subject.fit(&names).map(|fit| (fit, (q, attachment)))
+    });
+    let past_fit = |p: &PastLife| {
+        subject.fit(&Names {
+            id: p.who.id,
+            epoch: p.who.epoch,
+            attachment: Some(&p.who.attachment),
+            addresses: &p.who.addresses,
+            pod: (p.who.pod_namespace.as_deref(), p.who.pod_name.as_deref()),
+        })
+    };
+    let past = node.timelines.past(|p| past_fit(p).is_some());
+    Found {
+        living: best(living),
+        orphans: best(orphans),
+        quarantined: best(quarantined),
+        past: best(past.into_iter().filter_map(|p| past_fit(&p).map(|fit| (fit, p)))),
+    }
+}
+
+/// Those that fit best: a whole name is not made ambiguous by a longer one that begins with it.
+fn best<T>(all: impl Iterator<Item = (Fit, T)>) -> Vec<T> {
+    let all: Vec<(Fit, T)> = all.collect();
+    let Some(best) = all.iter().map(|(fit, _)| *fit).max() else { return Vec::new() };
+    all.into_iter().filter(|(fit, _)| *fit == best).map(|(_, t)| t).collect()
+}
+
+/// Names that look like what was asked for, the nearest first.
+#[must_use]
+pub fn near<K: Kernel>(node: &Node<K>, subject: &Subject, most: usize) -> Vec<(String, String)> {
+    let mut ranked: Vec<(usize, String, String)> = Vec::new();
+    for handle in node.registry.list() {
+        handle.shared.read(|v| {
+            let r = &v.record;
+            let container = r.attachment.container_id.as_str();
+            let distance = match subject {
+                Subject::Number(id) | Subject::Link(id, _) => usize::from(r.id.get().abs_diff(id.get())),
+                Subject::Address(_) => return,
+                Subject::Container(text, _) | Subject::Pod(_, text) => {
+                    let same = container.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
+                    let in_pod = r.pod_name.as_deref().is_some_and(|p| p.contains(text.as_str()));
+                    if same < 3 && !in_pod && !container.contains(text.as_str()) {
+                        return;
+                    }
+                    text.len().saturating_sub(same)
+                }
+            };
+            ranked.push((distance, r.id.to_string(), format!("endpoint {}, {}", r.id, r.attachment)));
+        });
+    }
+    ranked.sort();
+    ranked.into_iter().take(most).map(|(_, subject, what)| (subject, what)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_parses() {
+        let container = |id: &str, ifname: Option<&str>| Ok(Subject::Container(id.into(), ifname.map(Into::into)));
+        let id = |n: u16| EndpointId::try_from(n).expect("id");
+        assert_eq!(parse("7"), Ok(Subject::Number(id(7))));
+        assert_eq!(parse("10.0.0.1"), Ok(Subject::Address("10.0.0.1".parse().expect("address"))));
+        assert_eq!(parse("ipv6:fd00::1"), Ok(Subject::Address("fd00::1".parse().expect("address"))));
+        assert_eq!(parse("wh00070000002a"), Ok(Subject::Link(id(7), 0x2a)));
+        assert_eq!(parse("3f9c51aa01b2"), container("3f9c51aa01b2", None));
+        assert_eq!(parse("123456"), container("123456", None), "more digits than an endpoint's number has");
+        assert_eq!(parse("web/eth0"), container("web", Some("eth0")));
+        assert_eq!(parse("cni-attachment-id:web:eth0"), container("web", Some("eth0")));
+        assert_eq!(parse("net/web:eth0"), container("web", Some("eth0")), "as messages print it");
+        assert_eq!(parse("container-id:7"), container("7", None));
+        assert_eq!(parse("pod-name:default/web"), Ok(Subject::Pod(Some("default".into()), "web".into())));
+    }
+
+    #[test]
+    fn hostile_words_are_refused_and_not_echoed_whole() {
+        let long = "a".repeat(100_000);
+        for text in [
+            "",
+            "0",
+            "16384",
+            "a b",
+            "a\nb",
+            "a\u{1b}[2J",
+            "/",
+            "a/",
+            "/b",
+            "pod-name:",
+            "pod-name:/",
+            "nope:x",
+            "container-id:",
+            "cni-attachment-id:x",
+            "ipv4:nope",
+            "a/b/c",
+            "ä",
+            long.as_str(),
+        ] {
+            let why = parse(text).expect_err(text);
+            assert!(why.len() < 700, "{}", why.len());
+            assert!(!why.contains('\u{1b}') && !why.contains('\n'), "{why:?}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The health endpoint's addresses: kept in `<state-dir>/health.json`, so that they are the same after restarts of the
+//! agent, a new installation and a reboot.
+//!
+//! They are leased in the node's own name, never by the endpoint, so that no delete of it gives them back. They are
+//! leased again right after restore has claimed the store's leases and before anything is served: nobody else can have
+//! them by then, unless somebody had them before.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+use wharf_core::{
+    ids::PoolName,
+    ipam::{LeaseRequest, Wanted},
+    kernel::Kernel,
+    store::{Change, Lease, LeaseOwner},
+};
+
+use super::NAME;
+use crate::{clock, config::AgentConfig, node::Node, resting, sync::lock, unknown};
+
+/// Version of the file.
+const VERSION: u32 = 1;
+/// Largest file that is read, bytes; ours has some hundred.
+const MAX_FILE: u64 = 4_096;
+
+/// What the file holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    version: u32,
+    #[serde(default)]
+    pub(super) ipv4: Option<Ipv4Addr>,
+    #[serde(default)]
+    pub(super) ipv6: Option<Ipv6Addr>,
+}
+
+impl Kept {
+    /// IPv4 first.
+    pub(super) fn addresses(self) -> Vec<IpAddr> {
+        self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6)).collect()
+    }
+}
+
+/// Whether a lease is the health endpoint's.
+#[must_use]
+pub(super) fn is_ours(owner: &LeaseOwner) -> bool {
+    matches!(owner, LeaseOwner::Caller { name } if name == NAME)
+}
+
+fn owner() -> LeaseOwner {
+    LeaseOwner::Caller { name: NAME.to_owned() }
+}
+
+fn path(config: &AgentConfig) -> PathBuf {
+    config.state_dir.join("health.json")
+}
+
+/// Gives up what the store may still hold, when there is to be no health endpoint. The file stays for the day it is
+/// turned on again.
+///
+/// # Errors
+/// When the store refuses; the addresses stay leased then.
+pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
+    let leases = lock(&node.ipam).owned_by(is_ours);
+    if leases.is_empty() {
+        return Ok(());
+    }
+    resting::release(node, &leases, Vec::new()).await.map_err(|e| format!("give its addresses back: {e}"))
+}
+
+/// Leases the addresses: those that are kept where they can be had, others otherwise, one of each family that the
+/// default pool has. Leases what is leased already once more, which changes nothing.
+///
+/// # Errors
+/// When an address can neither be had again nor another be had, or the store refuses.
+pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String> {
+    // What was lost with a damaged store, or stands out of service, may hold them in the endpoint's own name.
+    if let Ok(attachment) = super::attachment() {
+        for error in unknown::remove(node, &unknown::Wanted::of(&attachment)).await.errors {
+            tracing::warn!(step = error.step, "take away what is left of the health endpoint: {}", error.message);
+        }
+    }
+    let path = path(&node.config);
+    let (in_file, mut notes) = read_back(path.clone()).await;
+    let wanted = in_file.unwrap_or_default();
+    let default = node.config.pools.iter().find(|p| p.name == node.config.default_pool);
+    let has = |v6: bool| default.is_some_and(|p| p.cidrs.iter().any(|c| c.addr().is_ipv6() == v6));
+    let mut got = Kept { version: VERSION, ..Kept::default() };
+    let mut new = Vec::new();
+    for v6 in [false, true] {
+        let kept = if v6 { wanted.ipv6.map(IpAddr::V6) } else { wanted.ipv4.map(IpAddr::V4) };
+        if !has(v6) {
+            if let Some(ip) = kept {
+                notes.push(format!("{ip}, kept from before, is given up: the default pool has none of its family"));
+            }
+            continue;
+        }
+        let had = match kept.map(|ip| (ip, claim(node, ip))) {
+            Some((ip, Ok(lease))) => {
+                new.push(lease);
+                Some(ip)
+            }
+            Some((ip, Err(why))) => {
+                notes.push(format!("{ip}, kept from before, cannot be had again ({why}); another was taken"));
+                None
+            }
+            None => held(node, v6),
+        };
+        let ip = match had {
+            Some(ip) => ip,
+            None => {
+                let lease = take(node, v6).await?;
+                let ip = lease.ip;
+                new.push(lease);
+                ip
+            }
+        };
+        match ip {
+            IpAddr::V4(ip) => got.ipv4 = Some(ip),
+            IpAddr::V6(ip) => got.ipv6 = Some(ip),
+        }
+    }
+    // The store may tell of others, from before the file was changed.
+    let mut stale = lock(&node.ipam).owned_by(is_ours);
+    stale.retain(|lease| !got.addresses().contains(&lease.ip));
+    let puts = new.into_iter().map(Change::PutLease).collect();
+    resting::release(node, &stale, puts).await.map_err(|e| format!("lease its addresses: {e}"))?;
+    if in_file != Some(got)
+        && let Err(why) = keep(path, got).await
+    {
+        notes.push(why);
+    }
+    for note in &notes {
+        tracing::warn!("health endpoint: {note}");
+    }
+    if !notes.is_empty() {
+        node.health.update(|h| h.address_note = Some(notes.join("; ")));
+    }
+    Ok(got)
+}
+
+/// An address that was the health endpoint's before. It is leased over its rest, if it rests: nobody had it since.
+fn claim<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Result<Lease, String> {
+    let pool = pool_of(node, ip).unwrap_or_else(|| node.config.default_pool.clone());
+    let lease = Lease { ip, pool, owner: owner(), since_unix_ms: clock::unix_ms() };
+    let mut ipam = lock(&node.ipam);
+    if let Some(held) = ipam.get(ip).filter(|held| is_ours(&held.owner)) {
+        return Ok(held.clone());
+    }
+    ipam.claim(lease.clone()).map_err(|e| e.to_string())?;
+    Ok(lease)
+}
+
+fn pool_of<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Option<PoolName> {
+    node.config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip))).map(|p| p.name.clone())
+}
+
+/// One that the store held for it, where the file is lost.
+fn held<K: Kernel>(node: &Node<K>, v6: bool) -> Option<IpAddr> {
+    lock(&node.ipam).owned_by(is_ours).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
+}
+
+async fn take<K: Kernel>(node: &Arc<Node<K>>, v6: bool) -> Result<Lease, String> {
+    let (ipv4, ipv6) = if v6 { (Wanted::None, Wanted::Any) } else { (Wanted::Any, Wanted::None) };
+    let request = LeaseRequest { pool: None, ipv4, ipv6 };
+    let leased = resting::lease(node, &request, &owner()).await.map_err(|e| format!("lease its addresses: {e}"))?;
+    let ip = leased.ipv4.map(IpAddr::V4).or(leased.ipv6.map(IpAddr::V6));
+    let lease = ip.and_then(|ip| lock(&node.ipam).get(ip).cloned());
+    lease.ok_or_else(|| "lease its addresses: none was given".to_owned())
+}
+
+/// What the file tells, and what is wrong with it. One that cannot be used is set aside, so that it can be looked at.
+async fn read_back(path: PathBuf) -> (Option<Kept>, Vec<String>) {
+    let read = move || match read(&path) {
+        Ok(kept) => (kept, Vec::new()),
+        Err(why) => {
+            let aside = path.with_extension("json.unusable");
+            let done = match fs::rename(&path, &aside) {
+                Ok(()) => format!("it was moved to {}", aside.display()),
+                Err(error) => format!("it cannot be moved to {}: {error}", aside.display()),
+            };
+            (None, vec![format!("{} cannot be used: {why}; {done}, and a new one is written", path.display())])
+        }
+    };
+    match tokio::task::spawn_blocking(read).await {
+        Ok(read) => read,
+        Err(error) => (None, vec![format!("read the kept addresses: {error}")]),
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Kept>, String> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    let mut text = Vec::new();
+    file.take(MAX_FILE + 1).read_to_end(&mut text).map_err(|e| e.to_string())?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(format!("it has more than {MAX_FILE} bytes"));
+    }
+    let kept: Kept = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    match kept.version {
+        VERSION => Ok(Some(kept)),
+        other => Err(format!("it is of version {other}, this agent knows {VERSION}")),
+    }
+}
+
+/// Writes the file so that after a crash at any moment the old one or the new one is there.
+async fn keep(path: PathBuf, kept: Kept) -> Result<(), String> {
+    let write = move || {
+        write(&path, kept).map_err(|e| {
+            format!("its addresses cannot be kept in {}: {e}; after a reboot they may be others", path.display())
+        })
+    };
+    tokio::task::spawn_blocking(write).await.map_err(|e| e.to_string()).flatten()
+}
+
+fn write(path: &Path, kept: Kept) -> io::Result<()> {
+    let text = serde_json::to_string_pretty(&kept)? + "\n";
+    let temporary = path.with_extension("json.new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    match path.parent() {
+        Some(directory) => File::open(directory)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().expect("make directory");
+        let path = directory.path().join("health.json");
+        fs::write(&path, text).expect("write");
+        (directory, path)
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let (_directory, path) = file(b"");
+        let kept = Kept { version: VERSION, ipv4: Some(Ipv4Addr::new(10, 0, 0, 2)), ipv6: None };
+        write(&path, kept).expect("write");
+        assert_eq!(read(&path), Ok(Some(kept)));
+        assert!(!path.with_extension("json.new").exists());
+    }
+
+    #[test]
+    fn no_file_is_no_error_and_a_damaged_one_is() {
+        let (_directory, path) = file(b"");
+        assert_eq!(read(&path.with_file_name("none.json")), Ok(None));
+        let long = vec![b' '; 5_000];
+        let newer = b"{\"version\":2,\"ipv4\":null,\"ipv6\":null}";
+        for text in [&b""[..], b"{", b"[]", b"{\"version\":1,\"ipv4\":\"10.0.0\"}", b"\0\xff", &long, newer] {
+            fs::write(&path, text).expect("write");
+            assert!(read(&path).is_err(), "{:?}", String::from_utf8_lossy(text));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_damaged_file_is_set_aside_and_said() {
+        let (_directory, path) = file(b"{\"version\":1,");
+        let (kept, notes) = read_back(path.clone()).await;
+        assert_eq!(kept, None);
+        assert!(notes.iter().any(|n| n.contains("cannot be used") && n.contains("health.json.unusable")), "{notes:?}");
+        assert!(!path.exists() && path.with_extension("json.unusable").exists());
+        assert_eq!(read_back(path).await, (None, Vec::new()));
+    }
+}

@@ -1,0 +1,402 @@
+//! The controller: launches the health endpoint, probes it, and launches it anew when that is due.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, sync::atomic::Ordering, time::Duration};
+
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
+use wharf_api::{HealthState, LogStatus, NodeHealth, Relaunch};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    ids::Attachment,
+    kernel::{Kernel, Mismatch},
+    plan::DeleteOptions,
+    state::retry_delay_ms,
+};
+
+use super::{
+    Asker,
+    address::{self, Kept},
+    judge::{Judge, Verdict},
+    launch::Process,
+    probe,
+    window::Windows,
+};
+use crate::{
+    clock,
+    endpoint::{
+        Handle,
+        create::{self, CreateSpec},
+        delete,
+    },
+    node::Node,
+    sync::lock,
+};
+
+/// Its name among the controllers.
+const CONTROLLER: &str = "health-endpoint";
+/// Time for its create; one takes milliseconds.
+const CREATE_BOUND: Duration = Duration::from_secs(20);
+/// Time to look at what the kernel holds for it.
+const OBSERVE_BOUND: Duration = Duration::from_secs(2);
+/// How long the first launch waits for a program set that is verified ahead of need.
+const PREPARED_BOUND: Duration = Duration::from_secs(10);
+
+/// A launched endpoint.
+struct Running {
+    process: Process,
+    handle: Handle,
+    record: EndpointRecord,
+    windows: Windows,
+    judge: Judge,
+}
+
+struct Controller<K: Kernel> {
+    node: Arc<Node<K>>,
+    attachment: Attachment,
+    running: Option<Running>,
+    /// Launches and relaunches since the last round that went well: the next comes the later.
+    fruitless: u32,
+    not_before: Instant,
+    /// Why there is no endpoint.
+    last_error: String,
+}
+
+/// Serves until the agent stops; then the process is ended and the endpoint deleted. Its address stays kept.
+pub async fn run<K: Kernel>(node: Arc<Node<K>>) {
+    let inbox = lock(&node.health.inbox).take();
+    let (Some(inbox), Ok(attachment)) = (inbox, super::attachment()) else { return };
+    node.health.is_on.store(true, Ordering::Release);
+    await_prepared(&node).await;
+    let mut controller = Controller {
+        attachment,
+        running: None,
+        fruitless: 0,
+        not_before: Instant::now(),
+        last_error: String::new(),
+        node,
+    };
+    controller.serve(inbox).await;
+    controller.shut_down().await;
+}
+
+/// The first launch leaves the verifier to the refill: nobody waits for it, while somebody may wait for a container.
+async fn await_prepared<K: Kernel>(node: &Arc<Node<K>>) {
+    let ready = async {
+        while node.prepared.fill().0 == 0 && node.prepared.fill().1 > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = node.stop.cancelled() => {}
+        // Late or not, the launch is the same: it loads its own programs then.
+        _ = timeout(PREPARED_BOUND, ready) => {}
+    }
+}
+
+impl<K: Kernel> Controller<K> {
+    async fn serve(&mut self, mut inbox: mpsc::Receiver<Asker>) {
+        let interval = self.node.config.health_interval;
+        let stop = self.node.stop.clone();
+        let mut askers: Vec<Asker> = Vec::new();
+        while !stop.is_cancelled() {
+            let run = self.node.controllers.begin(CONTROLLER);
+            let result = self.round().await;
+            run.end(result);
+            for asker in askers.drain(..) {
+                asker.send(()).ok(); // whoever asked may have gone
+            }
+            let next = match &self.running {
+                Some(_) => Instant::now() + interval,
+                None => self.not_before,
+            };
+            let ended = async {
+                match &self.running {
+                    Some(running) => running.process.ended().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {}
+                asker = inbox.recv() => {
+                    askers.extend(asker);
+                    while let Ok(more) = inbox.try_recv() {
+                        askers.push(more);
+                    }
+                }
+                () = ended => {}
+                () = tokio::time::sleep_until(next) => {}
+            }
+        }
+        self.node.health.is_on.store(false, Ordering::Release);
+    }
+
+    /// One round: what is gone is launched anew, what is there is probed.
+    async fn round(&mut self) -> Result<(), String> {
+        let amiss = match self.look().await {
+            Look::Gone(why) => {
+                self.take_down(why).await;
+                None
+            }
+            Look::There(amiss) => amiss,
+            Look::Nothing => None,
+        };
+        if self.running.is_none() {
+            if Instant::now() < self.not_before {
+                return Err(self.last_error.clone());
+            }
+            self.launch().await?;
+            return self.probe(None).await;
+        }
+        self.probe(amiss).await
+    }
+
+    /// What can be known without asking it.
+    async fn look(&self) -> Look {
+        let Some(running) = &self.running else { return Look::Nothing };
+        if let Some(how) = running.process.has_ended() {
+            return Look::Gone(format!("its process {} is gone: {how}", running.process.pid()));
+        }
+        let there = self.node.registry.get(running.handle.id).filter(|h| h.epoch == running.handle.epoch);
+        if there.is_none_or(|h| h.cancel.is_cancelled()) {
+            return Look::Gone(format!("its endpoint {} was deleted", running.handle.id));
+        }
+        match timeout(OBSERVE_BOUND, self.node.kernel.observe_endpoint(&running.record)).await {
+            Ok(Ok(mismatches)) => match mismatches.iter().find(|m| is_gone(m)) {
+                Some(m) => Look::Gone(words(m)),
+                None => Look::There(Some(mismatches.iter().map(words).collect())),
+            },
+            Ok(Err(error)) => {
+                tracing::debug!("health endpoint: {error}");
+                Look::There(None)
+            }
+            Err(_) => Look::There(None),
+        }
+    }
+
+    async fn probe(&mut self, amiss: Option<Vec<String>>) -> Result<(), String> {
+        let node = Arc::clone(&self.node);
+        let Some(running) = &mut self.running else { return Err(self.last_error.clone()) };
+        let addresses: Vec<IpAddr> = running.record.addresses().collect();
+        let probed = tokio::select! {
+            // A stop is no reason to call it ill.
+            () = node.stop.cancelled() => return Ok(()),
+            probed = probe::round(&addresses, running.process.nonce()) => probed,
+        };
+        let answered = probed.iter().filter(|p| matches!(p.outcome, probe::Outcome::Answered(_))).count();
+        let verdict = running.judge.round(&probed, amiss.as_deref());
+        running.windows.add(probed);
+        let (windows, failed) = (running.windows.status(), running.judge.failed);
+        let (state, message) = match &verdict {
+            Verdict::Well => (HealthState::Ok, format!("{answered} of {answered} probes answered")),
+            // Launched anew, and not one good round since: it is no better than before.
+            Verdict::Wait(why) if self.fruitless > 0 => (HealthState::Down, format!("launched anew in vain: {why}")),
+            Verdict::Wait(why) => {
+                let rounds = if failed == 1 { "one round" } else { "two rounds in a row" };
+                (HealthState::Degraded, format!("{rounds} failed: {why}"))
+            }
+            Verdict::Foreign(why) => {
+                let means = "its own endpoint is as it should be, so it is not launched anew";
+                (HealthState::WrongAnswer, format!("{why}; {means}; find who else has the address"))
+            }
+            Verdict::Relaunch(why) => (HealthState::Down, why.clone()),
+        };
+        self.tell(state, message.clone(), |h| {
+            h.last_round_unix_ms = Some(clock::unix_ms());
+            h.rounds += 1;
+            h.failed_rounds = failed;
+            h.probes = windows;
+        });
+        match verdict {
+            Verdict::Well => {
+                self.fruitless = 0;
+                Ok(())
+            }
+            Verdict::Wait(_) | Verdict::Foreign(_) => Err(message),
+            Verdict::Relaunch(why) => {
+                // One launch at once; those that follow without a good round between them come later and later.
+                if self.fruitless > 0 && Instant::now() < self.not_before {
+                    return Err(message);
+                }
+                self.take_down(why).await;
+                self.launch().await?;
+                Err(message)
+            }
+        }
+    }
+
+    /// Deletes the endpoint with NoIPRelease and ends its process, to launch it anew.
+    async fn take_down(&mut self, why: String) {
+        let Some(running) = self.running.take() else { return };
+        let id = running.handle.id;
+        tracing::warn!(endpoint = id.get(), epoch = running.handle.epoch.0, "health endpoint: launched anew: {why}");
+        running.handle.shared.log(LogStatus::Failure, "health", format!("deleted to be launched anew: {why}"));
+        self.node.monitor.agent(Some(id), "health-endpoint-relaunch", why.clone());
+        self.tell(HealthState::Down, format!("launched anew: {why}"), |h| {
+            (h.endpoint, h.pid) = (None, None);
+            h.last_relaunch = Some(Relaunch { unix_ms: clock::unix_ms(), reason: why.clone() });
+        });
+        self.last_error = why;
+        running.process.end().await;
+        self.remove(running.handle).await;
+        self.not_before = self.pause();
+        self.fruitless = self.fruitless.saturating_add(1);
+    }
+
+    /// None for the first in a row.
+    fn pause(&self) -> Instant {
+        Instant::now() + Duration::from_millis(retry_delay_ms(self.fruitless, rand::random()))
+    }
+
+    async fn remove(&self, handle: Handle) {
+        let result = delete::delete(&self.node, vec![handle], DeleteOptions { no_ip_release: true }).await;
+        for e in result.errors {
+            tracing::warn!(endpoint = e.endpoint, step = e.step, "health endpoint: delete: {}", e.message);
+        }
+    }
+
+    async fn launch(&mut self) -> Result<(), String> {
+        if self.node.stop.is_cancelled() {
+            return Err("the agent is stopping".into());
+        }
+        if Instant::now() < self.not_before {
+            return Err(self.last_error.clone());
+        }
+        match self.try_launch().await {
+            Ok(running) => {
+                let (id, pid) = (running.handle.id, running.process.pid());
+                let addresses: Vec<String> = running.record.addresses().map(|a| a.to_string()).collect();
+                let what = format!("process {pid} at {}", addresses.join(", "));
+                tracing::info!(endpoint = id.get(), pid, "health endpoint: launched at {}", addresses.join(", "));
+                running.handle.shared.log(LogStatus::Ok, "health", format!("launched: {what}"));
+                self.node.monitor.agent(Some(id), "health-endpoint-launched", what);
+                self.node.health.update(|h| {
+                    (h.endpoint, h.pid) = (Some(id.get()), Some(pid));
+                    (h.ipv4, h.ipv6) = (running.record.ipv4, running.record.ipv6);
+                    h.launches += 1;
+                    h.failed_rounds = 0;
+                });
+                self.running = Some(running);
+                Ok(())
+            }
+            Err(why) => {
+                self.fruitless = self.fruitless.saturating_add(1);
+                self.not_before = self.pause();
+                let why = format!("launch: {why}");
+                if self.last_error != why {
+                    tracing::warn!("health endpoint: {why}; it is tried again");
+                    self.node.monitor.agent(None, "health-endpoint-launch-failed", why.clone());
+                }
+                self.last_error.clone_from(&why);
+                self.tell(HealthState::Down, format!("{why}; it is tried again"), |h| {
+                    h.failed_launches += 1;
+                    h.probes.clear();
+                });
+                Err(why)
+            }
+        }
+    }
+
+    async fn try_launch(&self) -> Result<Running, String> {
+        let node = &self.node;
+        // Of the agent before, or of a launch that was not ended well.
+        let old = || node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
+        if let Some(old) = old() {
+            self.remove(old).await;
+        }
+        if let Some(old) = old() {
+            return Err(format!("the one before, endpoint {}, cannot be deleted yet", old.id));
+        }
+        let kept = address::lease(node).await?;
+        let process = Process::launch(&node.config.node_name).await?;
+        let launched = self.attach(kept, &process).await;
+        match launched {
+            Ok((handle, record)) => {
+                Ok(Running { process, handle, record, windows: Windows::default(), judge: Judge::default() })
+            }
+            Err(why) => {
+                process.end().await;
+                Err(why)
+            }
+        }
+    }
+
+    /// By the very way of every container.
+    async fn attach(&self, kept: Kept, process: &Process) -> Result<(Handle, EndpointRecord), String> {
+        let spec = CreateSpec {
+            attachment: self.attachment.clone(),
+            netns: process.netns_path(),
+            pool: None,
+            mtu: self.node.config.mtu,
+            mac: None,
+            ips: kept.addresses(),
+            labels: BTreeSet::from([super::label()]),
+            pod_name: None,
+            pod_namespace: None,
+            deadline: Instant::now() + CREATE_BOUND,
+        };
+        let made = create::create(&self.node, spec).await.map_err(|e| e.message)?;
+        let there = self.node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
+        let handle = there.filter(|h| h.epoch.0 == made.epoch).ok_or("its endpoint was deleted at once")?;
+        let record = handle.shared.read(|v| v.record.clone());
+        if process.is_in(&record.netns) {
+            return Ok((handle, record));
+        }
+        self.remove(handle).await;
+        Err("its process ended, and its number became another's".into())
+    }
+
+    /// The agent stops: nothing of it stays but its address.
+    async fn shut_down(&mut self) {
+        let Some(running) = self.running.take() else { return };
+        running.process.end().await;
+        self.remove(running.handle).await;
+        self.tell(HealthState::Off, "the agent is stopping".to_owned(), |h| (h.endpoint, h.pid) = (None, None));
+    }
+
+    fn tell(&self, state: HealthState, message: String, more: impl FnOnce(&mut NodeHealth)) {
+        let before = self.node.health.update(|h| {
+            let before = h.state;
+            if before != state {
+                h.since_unix_ms = clock::unix_ms();
+            }
+            (h.state, h.message) = (state, message.clone());
+            more(h);
+            self.node.metrics.health(h);
+            before
+        });
+        if before == state {
+            return;
+        }
+        self.node.monitor.agent(None, "health", format!("{} -> {}: {message}", before.as_str(), state.as_str()));
+        match state {
+            HealthState::Ok => tracing::info!("health endpoint: ok: {message}"),
+            HealthState::Degraded | HealthState::WrongAnswer => {
+                tracing::warn!("health endpoint: {}: {message}", state.as_str());
+            }
+            // What is done about it has its own line.
+            HealthState::Down | HealthState::Off | HealthState::Starting => {}
+        }
+    }
+}
+
+enum Look {
+    /// There is none.
+    Nothing,
+    /// It is known not to be there: no probe is needed to tell.
+    Gone(String),
+    /// What the kernel does not hold as it should; none when it could not be looked at.
+    There(Option<Vec<String>>),
+}
+
+/// Its namespace or a side of its link is gone, or is another.
+fn is_gone(m: &Mismatch) -> bool {
+    m.object == "netns"
+        || (m.object == "link" && (m.problem.contains("is not there") || m.problem.starts_with("index")))
+}
+
+fn words(m: &Mismatch) -> String {
+    format!("{} {}: {}", m.object, m.subject, m.problem)
+}

@@ -1,0 +1,135 @@
+//! What follows from a round of probes. Pure.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use super::probe::{Outcome, Probed};
+
+/// Rounds in a row that have to fail before anything is done: one lost packet is nothing.
+pub(super) const PATIENCE: u64 = 3;
+
+/// What is to be done, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing: every probe that could be tried was answered.
+    Well,
+    /// Nothing yet: this failed.
+    Wait(String),
+    /// Nothing that would help: the endpoint is as it should be, and yet something else answers at its address.
+    Foreign(String),
+    /// Delete it and launch it anew.
+    Relaunch(String),
+}
+
+/// The rounds so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Judge {
+    /// Rounds that failed, since the last that did not.
+    pub(super) failed: u64,
+    /// Those of them that a launch anew would help against, in a row.
+    due: u64,
+}
+
+impl Judge {
+    /// Judges a round. `amiss`: what the kernel does not hold for the endpoint as it should; none when that could not be
+    /// told.
+    pub(super) fn round(&mut self, probed: &[Probed], amiss: Option<&[String]>) -> Verdict {
+        let failures: Vec<String> = probed.iter().filter_map(Probed::failure).collect();
+        if failures.is_empty() {
+            *self = Self::default();
+            return Verdict::Well;
+        }
+        self.failed += 1;
+        let why = failures.join("; ");
+        let foreign = |p: &&Probed| matches!(p.outcome, Outcome::WrongAnswer(_));
+        let strangers: BTreeSet<IpAddr> = probed.iter().filter(foreign).map(|p| p.address).collect();
+        let silent = probed.iter().any(|p| p.failure().is_some() && !strangers.contains(&p.address));
+        // With all of ours in its place, a launch anew would put the same there again.
+        let is_behind = amiss.is_some_and(<[String]>::is_empty);
+        if !strangers.is_empty() && !silent && is_behind {
+            self.due = 0;
+            return Verdict::Foreign(why);
+        }
+        self.due += 1;
+        if self.due < PATIENCE {
+            return Verdict::Wait(why);
+        }
+        let amiss = amiss.unwrap_or_default();
+        let found = if amiss.is_empty() { String::new() } else { format!("; in the kernel: {}", amiss.join("; ")) };
+        Verdict::Relaunch(format!("{} rounds in a row failed: {why}{found}", self.due))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::Ipv4Addr, time::Duration};
+
+    use wharf_api::ProbeKind;
+
+    use super::*;
+
+    const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+    const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
+
+    fn probed(address: IpAddr, outcome: Outcome) -> Probed {
+        Probed { address, kind: ProbeKind::Http, outcome }
+    }
+
+    fn answered() -> Outcome {
+        Outcome::Answered(Duration::from_micros(80))
+    }
+
+    fn silence() -> Outcome {
+        Outcome::NoAnswer("no answer within 1s".into())
+    }
+
+    fn stranger() -> Outcome {
+        Outcome::WrongAnswer("something else answers".into())
+    }
+
+    #[test]
+    fn never_after_the_first_nor_the_second_but_after_the_third_in_a_row() {
+        let mut judge = Judge::default();
+        let lost = [probed(A, answered()), probed(B, silence())];
+        for _ in 0..2 {
+            for _ in 0..2 {
+                assert!(matches!(judge.round(&lost, Some(&[])), Verdict::Wait(_)));
+            }
+            assert_eq!(judge.round(&[probed(A, answered())], Some(&[])), Verdict::Well);
+        }
+        judge.round(&lost, Some(&[]));
+        judge.round(&lost, None);
+        let why = "3 rounds in a row failed: HTTP to 10.0.0.3: no answer within 1s; in the kernel: route gone";
+        assert_eq!(judge.round(&lost, Some(&["route gone".into()])), Verdict::Relaunch(why.into()));
+    }
+
+    #[test]
+    fn what_could_not_be_tried_counts_for_nothing() {
+        let untried = Outcome::NotTried("no CAP_NET_RAW".into());
+        assert_eq!(Judge::default().round(&[probed(A, untried)], None), Verdict::Well);
+    }
+
+    #[test]
+    fn a_stranger_ends_in_a_launch_only_when_ours_is_not_behind() {
+        let mut judge = Judge::default();
+        for _ in 0..5 {
+            let both = [probed(A, stranger()), probed(B, answered())];
+            assert!(matches!(judge.round(&both, Some(&[])), Verdict::Foreign(_)));
+        }
+        assert!(matches!(judge.round(&[probed(A, silence())], Some(&[])), Verdict::Wait(_)), "the first silence");
+        let mut judge = Judge::default();
+        for _ in 0..2 {
+            assert!(matches!(judge.round(&[probed(A, stranger())], None), Verdict::Wait(_)), "ours may be behind");
+        }
+        let gone = ["route 10.0.0.2/32: expected on the node, is not there".to_owned()];
+        assert!(matches!(judge.round(&[probed(A, stranger())], Some(&gone)), Verdict::Relaunch(_)));
+    }
+
+    #[test]
+    fn a_stranger_at_one_address_does_not_excuse_silence_at_the_other() {
+        let mut judge = Judge::default();
+        let both = [probed(A, stranger()), probed(B, silence())];
+        judge.round(&both, Some(&[]));
+        judge.round(&both, Some(&[]));
+        assert!(matches!(judge.round(&both, Some(&[])), Verdict::Relaunch(_)));
+    }
+}

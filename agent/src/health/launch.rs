@@ -1,0 +1,244 @@
+//! The health endpoint's process, as the agent holds it.
+//!
+//! A thread of its own starts the process and waits for its end. It must not be one of a runtime's: the process asks
+//! the kernel to be killed when the thread that started it ends (`PR_SET_PDEATHSIG`), and a pool's threads come and go.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::{
+        fs::MetadataExt,
+        process::{CommandExt, ExitStatusExt},
+    },
+    path::PathBuf,
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        wait::{Id, WaitPidFlag, waitid},
+    },
+    unistd::Pid,
+};
+use tokio::{
+    sync::{oneshot, watch},
+    time::timeout,
+};
+use wharf_core::endpoint::NetnsRef;
+
+use super::server::{Hello, MAX_LINE, MODE, READY};
+use crate::sync::lock;
+
+/// How long the process may take until it listens; it takes milliseconds.
+const READY_BOUND: Duration = Duration::from_secs(10);
+/// How long the kernel may take to end a killed process.
+const END_BOUND: Duration = Duration::from_secs(5);
+
+/// This agent's own binary, also when its file was replaced since.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// Not reaped yet while it is there: its number is its own that long. Its standard input stays open with it.
+type Reapable = Arc<Mutex<Option<Child>>>;
+
+/// A running process; killed when dropped.
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: u32,
+    nonce: String,
+    /// Device and inode of its network namespace.
+    netns: (u64, u64),
+    child: Reapable,
+    ended: watch::Receiver<Option<String>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Starts one and waits until it listens in a namespace of its own.
+    ///
+    /// # Errors
+    /// Why there is none; what was started has been ended.
+    pub(super) async fn launch(node: &str) -> Result<Self, String> {
+        let nonce: String = rand::random::<[u8; 16]>().iter().map(|b| format!("{b:02x}")).collect();
+        let hello = Hello { node: node.to_owned(), nonce: nonce.clone() };
+        let hello = serde_json::to_string(&hello).map_err(|e| format!("start its process: {e}"))? + "\n";
+        let (tell_started, started) = oneshot::channel();
+        let (tell_ready, ready) = oneshot::channel();
+        let (tell_ended, ended) = watch::channel(None);
+        let tend = move || tend(&hello, tell_started, tell_ready, &tell_ended);
+        let thread = thread::Builder::new().name("wharf-health".into()).stack_size(128 * 1024).spawn(tend);
+        let thread = thread.map_err(|e| format!("start the thread of its process: {e}"))?;
+        let ended_early = |_| "start its process: its thread ended".to_owned();
+        let (pid, child) = started.await.map_err(ended_early)??;
+        let mut process = Self { pid, nonce, netns: (0, 0), child, ended, thread: Some(thread) };
+        let ready = match timeout(READY_BOUND, ready).await {
+            Ok(told) => told.map_err(ended_early).flatten().and_then(|()| process.observe_netns()),
+            Err(_) => Err(format!("start its process: it was not ready within {READY_BOUND:?}")),
+        };
+        match ready {
+            Ok(netns) => {
+                process.netns = netns;
+                Ok(process)
+            }
+            Err(why) => {
+                process.end().await;
+                Err(why)
+            }
+        }
+    }
+
+    /// Process id.
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What it says to whoever asks, and nobody else.
+    pub(super) fn nonce(&self) -> &str {
+        &self.nonce
+    }
+
+    /// Names its network namespace while it lives.
+    pub(super) fn netns_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.pid))
+    }
+
+    /// Whether a namespace is this process's: had it ended, its number could be another's by now.
+    pub(super) fn is_in(&self, netns: &NetnsRef) -> bool {
+        self.netns == (netns.dev, netns.inode)
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn has_ended(&self) -> Option<String> {
+        self.ended.borrow().clone()
+    }
+
+    /// Waits for its end.
+    pub(super) async fn ended(&self) {
+        // An error means that the thread is gone, which it only is when the process has ended.
+        self.ended.clone().wait_for(Option::is_some).await.ok();
+    }
+
+    /// Kills it and waits until it is gone.
+    pub(super) async fn end(mut self) {
+        self.kill();
+        if timeout(END_BOUND, self.ended()).await.is_err() {
+            tracing::error!(pid = self.pid, "the health endpoint's process was killed, but does not end");
+            return;
+        }
+        // It has said its last word already.
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the health endpoint's process panicked");
+        }
+    }
+
+    fn observe_netns(&self) -> Result<(u64, u64), String> {
+        let child = lock(&self.child);
+        if child.is_none() {
+            return Err("start its process: it ended at once".into());
+        }
+        let path = self.netns_path();
+        let meta = fs::metadata(&path).map_err(|e| format!("look at its namespace {}: {e}", path.display()))?;
+        Ok((meta.dev(), meta.ino()))
+    }
+
+    fn kill(&self) {
+        let child = lock(&self.child);
+        if child.is_none() {
+            return;
+        }
+        let killed = i32::try_from(self.pid).map(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL));
+        if !matches!(killed, Ok(Ok(()))) {
+            tracing::error!(pid = self.pid, "kill the health endpoint's process: {killed:?}");
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Its thread ends with it.
+        self.kill();
+    }
+}
+
+/// The thread: starts the process, hands on what it says, and reaps it.
+fn tend(
+    hello: &str,
+    started: oneshot::Sender<Result<(u32, Reapable), String>>,
+    ready: oneshot::Sender<Result<(), String>>,
+    ended: &watch::Sender<Option<String>>,
+) {
+    let (pid, output, child) = match start(hello) {
+        Ok(parts) => parts,
+        Err(why) => {
+            started.send(Err(why)).ok(); // a caller that went away wants no process
+            return;
+        }
+    };
+    // A caller that went away dropped what it was sent, or never got it: then the process is to go.
+    if started.send(Ok((pid, Arc::clone(&child)))).is_err() {
+        drop(lock(&child).as_mut().map(Child::kill));
+    }
+    ready.send(first_word(output)).ok(); // as above; the process is tended all the same
+    let how = reap(pid, &child);
+    ended.send_replace(Some(how));
+}
+
+fn start(hello: &str) -> Result<(u32, ChildStdout, Reapable), String> {
+    let mut command = Command::new(PROGRAM);
+    // Nothing of the agent's environment: it may hold what a process that containers can talk to must not know. A process
+    // group of its own: an interrupt from a terminal is the agent's to act on.
+    command.arg0("wharf-agent").arg(MODE).env_clear().current_dir("/").process_group(0);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let mut child = command.spawn().map_err(|e| format!("start its process: {e}"))?;
+    let pid = child.id();
+    let told = match child.stdin.as_mut() {
+        Some(input) => input.write_all(hello.as_bytes()).map_err(|e| e.to_string()),
+        None => Err("it has no standard input".to_owned()),
+    };
+    match (told, child.stdout.take()) {
+        (Ok(()), Some(output)) => Ok((pid, output, Arc::new(Mutex::new(Some(child))))),
+        (told, _) => {
+            let why = told.err().unwrap_or_else(|| "it has no standard output".to_owned());
+            let gone = child.kill().and_then(|()| child.wait());
+            Err(format!("start its process: {why} ({gone:?})"))
+        }
+    }
+}
+
+/// What the process says first: that it is ready, or why it is not.
+fn first_word(output: ChildStdout) -> Result<(), String> {
+    let mut line = String::new();
+    BufReader::new(output.take(MAX_LINE))
+        .read_line(&mut line)
+        .map_err(|e| format!("start its process: read what it says: {e}"))?;
+    match line.trim() {
+        READY => Ok(()),
+        "" => Err("start its process: it ended without a word".into()),
+        why => Err(format!("start its process: {why}")),
+    }
+}
+
+/// Waits for the end; the number is free only after everybody who may kill it knows.
+fn reap(pid: u32, child: &Reapable) -> String {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap_or_default());
+    while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {}
+    let mut child = lock(child);
+    match child.take().map(|mut child| child.wait()) {
+        Some(Ok(status)) => describe(status),
+        Some(Err(error)) => format!("its end is not known: {error}"),
+        None => "its end is not known".into(),
+    }
+}
+
+fn describe(status: ExitStatus) -> String {
+    match (status.signal().and_then(|n| Signal::try_from(n).ok()), status.code()) {
+        (Some(signal), _) => format!("it was ended by {signal}"),
+        (None, Some(code)) => format!("it ended by itself with status {code}"),
+        (None, None) => format!("it ended with {status}"),
+    }
+}

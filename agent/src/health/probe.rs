@@ -1,0 +1,278 @@
+//! Probes: ICMP echo, TCP connect and HTTP, sent from the node through the datapath like anybody's packets.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, UdpSocket},
+    time::timeout,
+};
+use wharf_api::{ProbeKind, ProbeOutcome};
+
+use super::server::{Hello, PORT};
+
+/// Time for one probe. The answer takes a fraction of a millisecond.
+pub(super) const DEADLINE: Duration = Duration::from_secs(1);
+/// Longest HTTP answer that is read, bytes: what answers may not be ours.
+const MAX_ANSWER: u64 = 4_096;
+/// Bytes of an echo request that tell its answer from others.
+const TOKEN: usize = 16;
+
+/// What came of a probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The right answer, and how long it took.
+    Answered(Duration),
+    /// None, or an error: which.
+    NoAnswer(String),
+    /// Somebody else's: what it was.
+    WrongAnswer(String),
+    /// It could not be tried: why.
+    NotTried(String),
+}
+
+impl Outcome {
+    /// In the API's words: kind and error.
+    pub(super) fn words(&self) -> (ProbeOutcome, String) {
+        match self {
+            Self::Answered(_) => (ProbeOutcome::Answered, String::new()),
+            Self::NoAnswer(why) => (ProbeOutcome::NoAnswer, why.clone()),
+            Self::WrongAnswer(what) => (ProbeOutcome::WrongAnswer, what.clone()),
+            Self::NotTried(why) => (ProbeOutcome::NotTried, why.clone()),
+        }
+    }
+}
+
+/// One probe of a round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Probed {
+    /// Whom.
+    pub(super) address: IpAddr,
+    /// How.
+    pub(super) kind: ProbeKind,
+    /// What came of it.
+    pub(super) outcome: Outcome,
+}
+
+impl Probed {
+    /// `HTTP to 10.87.0.2: no answer within 1s`, when it failed.
+    pub(super) fn failure(&self) -> Option<String> {
+        let (Outcome::NoAnswer(why) | Outcome::WrongAnswer(why)) = &self.outcome else { return None };
+        Some(format!("{} to {}: {why}", self.kind.as_str(), self.address))
+    }
+}
+
+/// Asks every address in every way, all at once. Takes two deadlines at most.
+pub(super) async fn round(addresses: &[IpAddr], nonce: &str) -> Vec<Probed> {
+    let one = |address: IpAddr| async move {
+        let (icmp, (tcp, http)) = tokio::join!(echo(address), hello(address, nonce));
+        [(ProbeKind::Icmp, icmp), (ProbeKind::Tcp, tcp), (ProbeKind::Http, http)].map(|(kind, outcome)| Probed {
+            address,
+            kind,
+            outcome,
+        })
+    };
+    futures::future::join_all(addresses.iter().copied().map(one)).await.into_iter().flatten().collect()
+}
+
+/// An answer in time, or what is said when there is none.
+async fn in_time(work: impl Future<Output = Outcome>) -> Outcome {
+    timeout(DEADLINE, work).await.unwrap_or_else(|_| Outcome::NoAnswer(format!("no answer within {DEADLINE:?}")))
+}
+
+async fn echo(address: IpAddr) -> Outcome {
+    let (socket, raw) = match icmp_socket(address) {
+        Ok(socket) => socket,
+        Err(error) => {
+            return Outcome::NotTried(format!("make an ICMP socket: {error}; the agent needs CAP_NET_RAW for it"));
+        }
+    };
+    in_time(async {
+        let token: [u8; TOKEN] = rand::random();
+        let sent = Instant::now();
+        match exchange(&socket, raw, address, &token).await {
+            Ok(()) => Outcome::Answered(sent.elapsed()),
+            Err(error) => Outcome::NoAnswer(error.to_string()),
+        }
+    })
+    .await
+}
+
+/// A raw one; where that is not allowed, one of the kernel's ping sockets. True when it is raw.
+fn icmp_socket(address: IpAddr) -> io::Result<(UdpSocket, bool)> {
+    let (family, protocol) = match address {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let open = |kind| socket(family, kind, flags, protocol);
+    let (fd, raw): (OwnedFd, bool) = match open(SockType::Raw) {
+        Ok(fd) => (fd, true),
+        Err(refused) => (open(SockType::Datagram).map_err(|_| refused)?, false),
+    };
+    // There is no type for raw sockets; a UDP one makes exactly the system calls that are needed here.
+    Ok((UdpSocket::from_std(std::net::UdpSocket::from(fd))?, raw))
+}
+
+async fn exchange(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> io::Result<()> {
+    // Connected, so that it hears nobody else.
+    socket.connect(SocketAddr::new(address, 0)).await?;
+    socket.send(&echo_request(address, token)).await?;
+    let mut buffer = [0; 512];
+    loop {
+        let n = socket.recv(&mut buffer).await?;
+        if is_answer(buffer.get(..n).unwrap_or_default(), raw, address, token) {
+            return Ok(());
+        }
+    }
+}
+
+/// RFC 792 and RFC 4443: type, code, checksum, identifier, sequence number, data. The kernel fills in the checksum of
+/// ICMPv6, whose pseudo-header only it knows.
+fn echo_request(address: IpAddr, token: &[u8; TOKEN]) -> Vec<u8> {
+    let mut packet = vec![if address.is_ipv6() { 128 } else { 8 }, 0, 0, 0];
+    // Identifier: any; the kernel's ping sockets put their own in its place. Sequence number 1.
+    packet.extend([token[0], token[1], 0, 1]);
+    packet.extend(token);
+    if address.is_ipv4() {
+        let [a, b] = checksum(&packet).to_be_bytes();
+        (packet[2], packet[3]) = (a, b);
+    }
+    packet
+}
+
+/// RFC 1071, of a packet of even length.
+fn checksum(packet: &[u8]) -> u16 {
+    let words = packet.chunks_exact(2).map(|w| w.iter().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    !u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap_or(u16::MAX)
+}
+
+/// Whether this is the echo reply to the request with that token. A raw IPv4 socket hears the IP header too.
+fn is_answer(packet: &[u8], raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> bool {
+    let header = match (raw && address.is_ipv4(), packet.first()) {
+        (true, Some(first)) => usize::from(first & 0x0f) * 4,
+        (true, None) => return false,
+        (false, _) => 0,
+    };
+    let Some(icmp) = packet.get(header..) else { return false };
+    let reply = if address.is_ipv6() { 129 } else { 0 };
+    icmp.first() == Some(&reply) && icmp.get(8..8 + TOKEN) == Some(token)
+}
+
+/// Connects, and asks over that connection.
+async fn hello(address: IpAddr, nonce: &str) -> (Outcome, Outcome) {
+    let began = Instant::now();
+    let mut stream = match timeout(DEADLINE, TcpStream::connect((address, PORT))).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return unconnected(error.to_string()),
+        Err(_) => return unconnected(format!("no answer within {DEADLINE:?}")),
+    };
+    let connected = began.elapsed();
+    let http = in_time(async {
+        let asked = Instant::now();
+        match ask(&mut stream).await {
+            Ok(answer) => judge(&answer, nonce, asked.elapsed()),
+            Err(error) => Outcome::NoAnswer(error.to_string()),
+        }
+    })
+    .await;
+    (Outcome::Answered(connected), http)
+}
+
+fn unconnected(why: String) -> (Outcome, Outcome) {
+    (Outcome::NoAnswer(why), Outcome::NotTried("there is no TCP connection".into()))
+}
+
+async fn ask(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    stream.write_all(b"GET /hello HTTP/1.1\r\nHost: wharf-health\r\nConnection: close\r\n\r\n").await?;
+    let mut answer = Vec::new();
+    stream.take(MAX_ANSWER).read_to_end(&mut answer).await?;
+    Ok(answer)
+}
+
+fn judge(answer: &[u8], nonce: &str, took: Duration) -> Outcome {
+    if answer.is_empty() {
+        return Outcome::NoAnswer("the connection was closed without an answer".into());
+    }
+    let foreign = |what: &str| Outcome::WrongAnswer(format!("something else answers ({what})"));
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return foreign("not in HTTP") };
+    if !head.starts_with("HTTP/1.1 200 ") {
+        return foreign("not as the health endpoint does");
+    }
+    match serde_json::from_str::<Hello>(body) {
+        Ok(hello) if hello.nonce == nonce => Outcome::Answered(took),
+        Ok(hello) => {
+            let node: String = hello.node.chars().filter(|c| !c.is_control()).take(64).collect();
+            foreign(&format!("a health endpoint that says it is of node {node:?}, with another nonce"))
+        }
+        Err(_) => foreign("not as the health endpoint does"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V4: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+    const V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
+
+    #[test]
+    fn an_echo_request_sums_to_nothing() {
+        let packet = echo_request(V4, &[7; TOKEN]);
+        assert_eq!(checksum(&packet), 0);
+        assert_eq!((packet[0], packet.len()), (8, 8 + TOKEN));
+        assert_eq!(echo_request(V6, &[7; TOKEN])[..4], [128, 0, 0, 0]);
+    }
+
+    #[test]
+    fn only_the_reply_with_the_token_is_the_answer() {
+        let token = [7; TOKEN];
+        let mut reply = echo_request(V4, &token);
+        reply[0] = 0;
+        let mut with_header = vec![0x46; 1];
+        with_header.resize(24, 0);
+        with_header.extend(&reply);
+        assert!(is_answer(&reply, false, V4, &token) && is_answer(&with_header, true, V4, &token));
+        assert!(!is_answer(&reply, false, V4, &[8; TOKEN]), "another's");
+        assert!(!is_answer(&echo_request(V4, &token), false, V4, &token), "the request itself");
+        for hostile in [&[][..], &[0x4f], &[0; 9], &with_header[..30]] {
+            assert!(!is_answer(hostile, true, V4, &token) && !is_answer(hostile, false, V6, &token), "{hostile:?}");
+        }
+    }
+
+    #[test]
+    fn answers_are_told_apart() {
+        let of = |answer: &str| judge(answer.as_bytes(), "n1", Duration::from_millis(1));
+        let ok = "HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n{\"node\":\"quay\",\"nonce\":\"n1\"}";
+        assert_eq!(of(ok), Outcome::Answered(Duration::from_millis(1)));
+        assert!(matches!(of(""), Outcome::NoAnswer(_)));
+        for (answer, word) in [
+            (ok.replace("n1", "n2"), "of node \"quay\""),
+            (ok.replace("200 OK", "404 Not Found"), "not as the health endpoint does"),
+            ("HTTP/1.1 200 OK\r\n\r\n<html>".to_owned(), "not as the health endpoint does"),
+            ("SSH-2.0-OpenSSH_9.9\r\n".to_owned(), "not in HTTP"),
+        ] {
+            let outcome = of(&answer);
+            assert!(matches!(&outcome, Outcome::WrongAnswer(why) if why.contains(word)), "{answer:?}: {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn a_hostile_node_name_stays_short_and_plain() {
+        let body = serde_json::to_string(&Hello { node: "\u{1b}[2J".repeat(100), nonce: "x".into() }).expect("JSON");
+        let Outcome::WrongAnswer(why) = judge(format!("HTTP/1.1 200 OK\r\n\r\n{body}").as_bytes(), "n", DEADLINE)
+        else {
+            panic!("taken for ours");
+        };
+        assert!(why.len() < 200 && !why.contains('\u{1b}'), "{why}");
+    }
+}

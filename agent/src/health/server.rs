@@ -1,0 +1,257 @@
+//! The process of the health endpoint: `wharf-agent health-endpoint`, started by the agent alone.
+//!
+//! It enters a network namespace of its own, listens there, gives up every capability, says that it is there, and
+//! answers `GET /hello` until its standard input ends. ICMP is answered by its kernel. Whoever can send packets to the
+//! address may connect, containers included: so every connection has little time and little room, and when there are
+//! many, the oldest gives way, because the agent's own is done in a moment.
+
+use std::{
+    collections::VecDeque,
+    io::{self, BufRead, Read, Write},
+    net::{Ipv4Addr, Ipv6Addr, TcpListener},
+    process::ExitCode,
+    time::Duration,
+};
+
+use nix::{
+    libc,
+    sched::{CloneFlags, unshare},
+    sys::{
+        prctl,
+        resource::{Resource, setrlimit},
+        signal::Signal,
+    },
+};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::{AbortHandle, JoinSet},
+    time::timeout,
+};
+
+/// First argument that makes the agent's binary this process.
+pub const MODE: &str = "health-endpoint";
+/// Port it listens on.
+pub const PORT: u16 = 4240;
+/// What it says on standard output when it can be connected to; anything else there is why it cannot.
+pub(super) const READY: &str = "ready";
+/// Longest line either side takes from the other, bytes.
+pub(super) const MAX_LINE: u64 = 4_096;
+
+/// Connections at once.
+const MAX_CONNECTIONS: usize = 32;
+/// Open files: the connections, the listener, and what the runtime needs.
+const MAX_FILES: u64 = 64;
+/// Time for a connection, from its first byte to its last.
+const TIME_LIMIT: Duration = Duration::from_secs(2);
+/// Longest head of a request, bytes.
+const MAX_HEAD: usize = 2_048;
+
+/// What the agent tells the process at its start, and the process whoever asks: the nonce tells this process from
+/// anything else that may answer at its address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Node name.
+    pub node: String,
+    /// Random, anew for each launch.
+    pub nonce: String,
+}
+
+/// From the start to the exit status.
+#[must_use]
+pub fn main() -> ExitCode {
+    let (listener, hello) = match prepare() {
+        Ok(ready) => ready,
+        Err(why) => {
+            say(&why);
+            return ExitCode::FAILURE;
+        }
+    };
+    let served = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
+        watch_parent()?;
+        say(READY);
+        runtime.block_on(serve(listener, &hello))
+    });
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("serve: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One line to the agent.
+fn say(line: &str) {
+    let mut out = io::stdout().lock();
+    // An agent that is gone does not listen; then standard input ends, and this process with it.
+    writeln!(out, "{line}").and_then(|()| out.flush()).ok();
+}
+
+/// Everything that needs a capability or must be done while there is one thread; in the end there is none left.
+fn prepare() -> Result<(TcpListener, String), String> {
+    let mut line = String::new();
+    io::stdin().lock().take(MAX_LINE).read_line(&mut line).map_err(|e| format!("read what the agent says: {e}"))?;
+    let hello: Hello = serde_json::from_str(&line)
+        .map_err(|e| format!("read what the agent says: {e}; this is a part of wharf-agent and is not run by hand"))?;
+    let hello = serde_json::to_string(&hello).map_err(|e| format!("write the answer: {e}"))?;
+    unshare(CloneFlags::CLONE_NEWNET).map_err(|e| format!("enter a network namespace of its own: {e}"))?;
+    let listener = listen()?;
+    setrlimit(Resource::RLIMIT_NOFILE, MAX_FILES, MAX_FILES).map_err(|e| format!("limit open files: {e}"))?;
+    setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(|e| format!("limit core files: {e}"))?;
+    drop_capabilities().map_err(|e| format!("give up its capabilities: {e}"))?;
+    prctl::set_no_new_privs().map_err(|e| format!("refuse new privileges: {e}"))?;
+    prctl::set_name(c"wharf-health").map_err(|e| format!("set its name: {e}"))?;
+    // The signal comes when the agent's thread that tends this process ends. Had it ended before this call, standard
+    // input is at its end already.
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(|e| format!("ask to end with the agent: {e}"))?;
+    Ok((listener, hello))
+}
+
+/// One socket for both families, or for IPv4 alone where the kernel has no IPv6.
+fn listen() -> Result<TcpListener, String> {
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))
+        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))
+        .map_err(|e| format!("listen on port {PORT}: {e}"))?;
+    listener.set_nonblocking(true).map_err(|e| format!("listen on port {PORT}: {e}"))?;
+    Ok(listener)
+}
+
+/// The user stays the agent's: with another, an agent without CAP_KILL could not end this process, and one without
+/// CAP_SYS_PTRACE not name its namespace.
+fn drop_capabilities() -> io::Result<()> {
+    /// `_LINUX_CAPABILITY_VERSION_3` of `linux/capability.h`.
+    const VERSION_3: u32 = 0x2008_0522;
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    struct Data {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    let header = Header { version: VERSION_3, pid: 0 };
+    let none = || Data { effective: 0, permitted: 0, inheritable: 0 };
+    let data = [none(), none()];
+    // SAFETY: capset(2) reads the header and, in this version, two elements of data; both live through the call.
+    let rc = unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The end of standard input is the end of the agent, and of this process.
+fn watch_parent() -> io::Result<()> {
+    let watch = || {
+        let mut buffer = [0; 64];
+        // Nothing is expected: what comes all the same is passed over.
+        while io::stdin().lock().read(&mut buffer).is_ok_and(|n| n > 0) {}
+        std::process::exit(0);
+    };
+    std::thread::Builder::new().name("stdin".into()).stack_size(64 * 1024).spawn(watch).map(drop)
+}
+
+async fn serve(listener: TcpListener, hello: &str) -> io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (mut connections, mut order) = (JoinSet::new(), VecDeque::<AbortHandle>::new());
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => {
+                order.retain(|connection| !connection.is_finished());
+                continue;
+            }
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                if order.len() >= MAX_CONNECTIONS
+                    && let Some(oldest) = order.pop_front()
+                {
+                    oldest.abort();
+                }
+                let hello = hello.to_owned();
+                order.push_back(connections.spawn(async move {
+                    // A peer that is slow, silent or gone gets no answer, and nobody needs to know.
+                    timeout(TIME_LIMIT, answer(stream, &hello)).await.ok();
+                }));
+            }
+            // Out of files or memory: connections end within their time and free some.
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+async fn answer(mut stream: TcpStream, hello: &str) -> io::Result<()> {
+    let mut head = Vec::with_capacity(256);
+    let mut buffer = [0; 512];
+    let response = loop {
+        let n = stream.read(&mut buffer).await?;
+        head.extend(buffer.iter().take(n));
+        if let Some(response) = respond(&head, n == 0, hello) {
+            break response;
+        }
+    };
+    stream.write_all(response.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+/// The answer to a request of which this much has come; none when more has to come first.
+fn respond(head: &[u8], ended: bool, hello: &str) -> Option<String> {
+    let is_whole = head.windows(4).any(|w| w == b"\r\n\r\n");
+    if !is_whole && !ended && head.len() < MAX_HEAD {
+        return None;
+    }
+    let line = head.split(|b| *b == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|b| *b == b' ');
+    let (method, path, version) = (words.next(), words.next(), words.next());
+    let is_http = is_whole && words.next().is_none() && version.is_some_and(|v| v.starts_with(b"HTTP/1."));
+    Some(match (is_http, method, path) {
+        (false, ..) => response("400 Bad Request", "{\"error\":\"not an HTTP/1 request\"}"),
+        (true, Some(b"GET"), Some(b"/hello")) => response("200 OK", hello),
+        (true, ..) => response("404 Not Found", "{\"error\":\"there is only GET /hello\"}"),
+    })
+}
+
+fn response(status: &str, body: &str) -> String {
+    let head = "Content-Type: application/json\r\nConnection: close\r\n";
+    format!("HTTP/1.1 {status}\r\n{head}Content-Length: {}\r\n\r\n{body}", body.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(head: &[u8]) -> Option<String> {
+        let text = respond(head, false, "hello")?;
+        Some(text.split(' ').nth(1).unwrap_or_default().to_owned())
+    }
+
+    #[test]
+    fn only_hello_is_served() {
+        assert_eq!(status(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n").as_deref(), Some("200"));
+        assert_eq!(status(b"GET /hello HTTP/1.0\r\n\r\n").as_deref(), Some("200"));
+        for other in ["GET / HTTP/1.1", "GET /hello/ HTTP/1.1", "POST /hello HTTP/1.1", "GET /hello?a HTTP/1.1"] {
+            assert_eq!(status(format!("{other}\r\n\r\n").as_bytes()).as_deref(), Some("404"), "{other}");
+        }
+    }
+
+    #[test]
+    fn half_a_request_waits_and_what_is_none_is_refused() {
+        assert_eq!(status(b"GET /hello HTTP/1.1\r\nHost:"), None);
+        assert!(respond(b"GET /hello HTTP/1.1\r\n", true, "").is_some_and(|r| r.starts_with("HTTP/1.1 400")));
+        for hostile in [&b"\r\n\r\n"[..], b"GET /hello\r\n\r\n", b"GET /hello HTTP/2\r\n\r\n", b"\0\xff \xff\r\n\r\n"] {
+            assert_eq!(status(hostile).as_deref(), Some("400"), "{hostile:?}");
+        }
+        assert_eq!(status(&[b'A'; MAX_HEAD]).as_deref(), Some("400"));
+    }
+
+    #[test]
+    fn an_answer_says_its_length() {
+        let text = respond(b"GET /hello HTTP/1.1\r\n\r\n", false, "{\"node\":\"n\"}").expect("an answer");
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+        assert_eq!(body, "{\"node\":\"n\"}");
+    }
+}

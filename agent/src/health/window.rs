@@ -1,0 +1,112 @@
+//! The last probes of one kind to one address: round-trip times and losses.
+
+use std::{collections::VecDeque, time::Duration};
+
+use wharf_api::{IpFamily, ProbeStatus};
+
+use super::probe::{Outcome, Probed};
+
+/// Probes that are remembered: ten minutes at the default interval.
+const SIZE: usize = 60;
+
+/// Windows of every probe since the last launch.
+#[derive(Debug, Default)]
+pub(super) struct Windows(Vec<Window>);
+
+#[derive(Debug)]
+struct Window {
+    last: Probed,
+    /// None for a lost one.
+    trips: VecDeque<Option<Duration>>,
+}
+
+impl Windows {
+    /// Adds a round.
+    pub(super) fn add(&mut self, round: Vec<Probed>) {
+        for probed in round {
+            let same = |w: &&mut Window| (w.last.address, w.last.kind) == (probed.address, probed.kind);
+            let trip = match &probed.outcome {
+                Outcome::Answered(trip) => Some(Some(*trip)),
+                Outcome::NoAnswer(_) | Outcome::WrongAnswer(_) => Some(None),
+                Outcome::NotTried(_) => None,
+            };
+            let window = match self.0.iter_mut().find(same) {
+                Some(window) => {
+                    window.last = probed;
+                    window
+                }
+                None => {
+                    self.0.push(Window { last: probed, trips: VecDeque::with_capacity(SIZE) });
+                    let Some(window) = self.0.last_mut() else { continue };
+                    window
+                }
+            };
+            if let Some(trip) = trip {
+                if window.trips.len() == SIZE {
+                    window.trips.pop_front();
+                }
+                window.trips.push_back(trip);
+            }
+        }
+    }
+
+    /// In the API's words.
+    pub(super) fn status(&self) -> Vec<ProbeStatus> {
+        self.0.iter().map(Window::status).collect()
+    }
+}
+
+impl Window {
+    fn status(&self) -> ProbeStatus {
+        let (outcome, error) = self.last.outcome.words();
+        let micros = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
+        let trips: Vec<u64> = self.trips.iter().flatten().copied().map(micros).collect();
+        let (sent, answered) = (self.trips.len() as u64, trips.len() as u64);
+        ProbeStatus {
+            family: if self.last.address.is_ipv6() { IpFamily::Ipv6 } else { IpFamily::Ipv4 },
+            address: self.last.address,
+            probe: self.last.kind,
+            outcome,
+            error,
+            last_us: trips.last().copied(),
+            min_us: trips.iter().min().copied(),
+            mean_us: trips.iter().sum::<u64>().checked_div(answered),
+            max_us: trips.iter().max().copied(),
+            sent,
+            lost: sent - answered,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use wharf_api::{ProbeKind, ProbeOutcome};
+
+    use super::*;
+
+    fn add(windows: &mut Windows, outcome: Outcome) -> ProbeStatus {
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        windows.add(vec![Probed { address, kind: ProbeKind::Icmp, outcome }]);
+        windows.status().remove(0)
+    }
+
+    #[test]
+    fn times_and_losses_of_the_last_ones() {
+        let mut windows = Windows::default();
+        let first = add(&mut windows, Outcome::NotTried("no".into()));
+        assert_eq!((first.sent, first.lost, first.mean_us), (0, 0, None));
+        add(&mut windows, Outcome::NoAnswer("no".into()));
+        add(&mut windows, Outcome::Answered(Duration::from_micros(100)));
+        let s = add(&mut windows, Outcome::Answered(Duration::from_micros(300)));
+        assert_eq!((s.sent, s.lost, s.outcome), (3, 1, ProbeOutcome::Answered));
+        assert_eq!((s.last_us, s.min_us, s.mean_us, s.max_us), (Some(300), Some(100), Some(200), Some(300)));
+        for _ in 0..SIZE {
+            add(&mut windows, Outcome::Answered(Duration::from_micros(5)));
+        }
+        let s = add(&mut windows, Outcome::WrongAnswer("x".into()));
+        assert_eq!((s.sent, s.lost, s.max_us), (SIZE as u64, 1, Some(5)));
+        assert_eq!((s.outcome, s.error.as_str()), (ProbeOutcome::WrongAnswer, "x"));
+    }
+}

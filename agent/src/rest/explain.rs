@@ -1,0 +1,31 @@
+//! `/v1/explain` and `/v1/log`.
+
+use std::sync::Arc;
+
+use axum::{Extension, Json, extract::State};
+use wharf_api::{AgentLog, ApiError, ErrorCode, Explanation};
+
+use crate::{
+    explain::explain,
+    rest::{
+        LinuxNode,
+        error::{Answer, Failure, Segment},
+    },
+    telemetry::LogFilter,
+};
+
+/// What it is with an endpoint, a container or an address: who, since when, what it waits for, what happened, what the
+/// kernel holds for it. Answers for what is gone too, for a day; `kind` tells what the words turned out to name, `several`
+/// and `unknown` included.
+#[utoipa::path(get, path = "/v1/explain/{subject}", tag = "agent", params(("subject" = String, Path,
+    description = "An endpoint's number, an address, a container id or the beginning of one (with `/INTERFACE`), `cni-attachment-id:ID:IFNAME`, `pod-name:[NAMESPACE/]NAME`, or a link's name")),
+    responses((status = 200, body = Explanation), (status = 400, body = ApiError)))]
+pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Explanation>> {
+    explain(&node, &text).await.map(Json).map_err(|why| Failure::new(ErrorCode::InvalidRequest, why))
+}
+
+/// The last lines of the agent's log, as many as are kept in memory.
+#[utoipa::path(get, path = "/v1/log", tag = "agent", responses((status = 200, body = AgentLog)))]
+pub async fn log(Extension(log): Extension<LogFilter>) -> Json<AgentLog> {
+    Json(log.ring().tail())
+}

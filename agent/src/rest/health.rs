@@ -1,0 +1,45 @@
+//! `/v1/health`: the health endpoints.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{Json, extract::State};
+use tokio::time::timeout;
+use wharf_api::{ApiError, ErrorCode, HealthReport};
+
+use crate::{
+    endpoint::create::error,
+    health::NAME,
+    rest::{LinuxNode, error::Answer},
+};
+
+/// How long a round that was asked for may take: one that runs ends first, and a launch may be under way.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// The health endpoints as they were last probed.
+#[utoipa::path(get, path = "/v1/health", tag = "health", responses((status = 200, body = HealthReport)))]
+pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<HealthReport> {
+    Json(node.health.report())
+}
+
+/// Probes now, and answers with what came of it.
+#[utoipa::path(post, path = "/v1/health/probe", tag = "health",
+    responses((status = 200, body = HealthReport), (status = 429, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn probe(State(node): State<Arc<LinuxNode>>) -> Answer<Json<HealthReport>> {
+    if !node.health.is_on() {
+        let message = format!("probe {NAME}: nobody probes now: {}", node.health.view().message);
+        return Err(error(ErrorCode::Unavailable, message).into());
+    }
+    let Some(round) = node.health.ask() else {
+        let message = format!("probe {NAME}: others wait for a round already");
+        return Err(ApiError { retry_after_ms: Some(1_000), ..error(ErrorCode::Busy, message) }.into());
+    };
+    match timeout(BOUND, round).await {
+        Ok(Ok(())) => Ok(Json(node.health.report())),
+        Ok(Err(_)) => Err(error(ErrorCode::Unavailable, format!("probe {NAME}: the agent is stopping")).into()),
+        Err(_) => {
+            let message =
+                format!("probe {NAME}: no round ended within {BOUND:?}; `wharf health status` tells what it does");
+            Err(error(ErrorCode::DeadlineExceeded, message).into())
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Each request is an operation: it has an id, its lines carry it, and so does its answer when that is an error.
+
+use axum::{
+    extract::Request,
+    http::{Method, StatusCode},
+    middleware::Next,
+    response::Response,
+};
+use tracing::Level;
+use wharf_api::ErrorCode;
+
+use crate::telemetry::operation::{self, Kind, OpId};
+
+/// What an error answer said, for the log.
+#[derive(Debug, Clone)]
+pub struct Told {
+    /// Its code.
+    pub code: ErrorCode,
+    /// Its message.
+    pub message: String,
+}
+
+tokio::task_local! {
+    /// The request may change something.
+    static CHANGES: bool;
+}
+
+/// Whether an answer of this status is told in the log, and so names its operation. A look at what is not there is
+/// nothing that anybody would look for later.
+#[must_use]
+pub fn is_told(status: StatusCode) -> bool {
+    status.is_server_error() || CHANGES.try_with(|changes| *changes).unwrap_or(false)
+}
+
+/// Runs a request as an operation.
+pub async fn follow(request: Request, next: Next) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let changes = !matches!(method, Method::GET | Method::HEAD | Method::OPTIONS);
+    let op = OpId::next(kind(&method, &path));
+    let work = async {
+        let response = next.run(request).await;
+        if let Some(Told { code, message }) = response.extensions().get()
+            && is_told(response.status())
+        {
+            let status = response.status().as_u16();
+            if response.status().is_server_error() {
+                tracing::event!(Level::WARN, %method, path, status, ?code, "{message}");
+            } else {
+                tracing::event!(Level::INFO, %method, path, status, ?code, "{message}");
+            }
+        }
+        response
+    };
+    operation::within(op, op.span(), CHANGES.scope(changes, work)).await
+}
+
+fn kind(method: &Method, path: &str) -> Kind {
+    match *method {
+        Method::PUT if path.starts_with("/v1/endpoint/") => Kind::Create,
+        Method::DELETE if path.starts_with("/v1/endpoint") => Kind::Delete,
+        _ => Kind::Request,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_named_by_what_it_does() {
+        assert_eq!(kind(&Method::PUT, "/v1/endpoint/cni-attachment-id:c:eth0"), Kind::Create);
+        assert_eq!(kind(&Method::DELETE, "/v1/endpoint"), Kind::Delete);
+        for (method, path) in
+            [(Method::GET, "/v1/endpoint/7"), (Method::DELETE, "/v1/ipam/10.0.0.1"), (Method::PUT, "/")]
+        {
+            assert_eq!(kind(&method, path), Kind::Request, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn looks_that_find_nothing_are_not_told() {
+        assert!(!is_told(StatusCode::NOT_FOUND) && is_told(StatusCode::INTERNAL_SERVER_ERROR));
+    }
+}

@@ -1,0 +1,375 @@
+//! Every endpoint's own check: test packets through its pinned programs, compared with what desired state says.
+//!
+//! One endpoint after the other, spread over the interval, so that every endpoint is seen once in it. A mismatch counts
+//! only when nothing worked on the endpoint meanwhile and a second look shows the same. Then it is an alarm, which begins
+//! and ends once: the endpoint's log, the monitor, the agent's log, status and metrics tell of it. A regeneration of the
+//! datapath is asked for once in each alarm.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc::error::TrySendError, oneshot},
+    time::{Instant, timeout},
+};
+use wharf_api::{ComponentStatus, Health, LogStatus, SelfCheck, SelfCheckAlarm, SelfCheckCase};
+use wharf_core::{
+    ids::{EndpointId, Epoch},
+    kernel::{Kernel, KernelErrorKind},
+    selfcheck::{CaseResult, Judged, Kind, cases},
+    state::{Level, State},
+};
+
+use crate::{
+    clock,
+    endpoint::{Handle, build::desired_config, task::Command, view::View},
+    node::Node,
+    sync::lock,
+};
+
+/// Name of the controller.
+pub const CONTROLLER: &str = "endpoint-selfcheck";
+/// Between two batches of test packets at least, whoever asks: a batch takes the kernel about a millisecond.
+pub const PACE: Duration = Duration::from_millis(20);
+/// Looks at an endpoint until two in a row say the same.
+const LOOKS: usize = 4;
+/// A batch takes a millisecond; the kernel may be busy.
+const BATCH_LIMIT: Duration = Duration::from_secs(5);
+/// How long a client waits for its turn, behind others that ask.
+const TURN_LIMIT: Duration = Duration::from_secs(2);
+/// How long an alarm waits for the regeneration it asked for: below what a controller's run may take.
+const REGENERATION_LIMIT: Duration = Duration::from_secs(30);
+
+/// What is known of every endpoint's self-check.
+#[derive(Debug, Default)]
+pub struct SelfChecks {
+    rows: Mutex<BTreeMap<EndpointId, Row>>,
+    /// When the last batch began. Held while one waits for its turn, so that batches keep their distance.
+    turn: tokio::sync::Mutex<Option<Instant>>,
+}
+
+#[derive(Debug)]
+struct Row {
+    /// An id may have a new owner.
+    epoch: Epoch,
+    seen: SelfCheck,
+    /// A regeneration was asked for in this alarm.
+    asked: bool,
+}
+
+impl SelfChecks {
+    /// What was found out last about an endpoint.
+    #[must_use]
+    pub fn last(&self, id: EndpointId, epoch: Epoch) -> SelfCheck {
+        let rows = lock(&self.rows);
+        rows.get(&id).filter(|row| row.epoch == epoch).map(|row| row.seen.clone()).unwrap_or_default()
+    }
+
+    /// Alarms that last.
+    #[must_use]
+    pub fn failing(&self) -> u64 {
+        lock(&self.rows).values().filter(|row| row.seen.alarm.is_some()).count() as u64
+    }
+
+    /// Forgets endpoints that are gone.
+    fn keep(&self, live: &BTreeMap<EndpointId, Epoch>) {
+        lock(&self.rows).retain(|id, row| live.get(id) == Some(&row.epoch));
+    }
+
+    /// Changes an endpoint's row.
+    fn update<T>(&self, handle: &Handle, change: impl FnOnce(&mut Row) -> T) -> T {
+        let mut rows = lock(&self.rows);
+        let new = || Row { epoch: handle.epoch, seen: SelfCheck::default(), asked: false };
+        let row = rows.entry(handle.id).or_insert_with(new);
+        if row.epoch != handle.epoch {
+            *row = new();
+        }
+        change(row)
+    }
+
+    /// Waits until the next batch may run.
+    async fn turn(&self) {
+        let mut last = self.turn.lock().await;
+        if let Some(last) = *last {
+            tokio::time::sleep_until(last + PACE).await;
+        }
+        *last = Some(Instant::now());
+    }
+}
+
+/// Runs until the agent stops.
+pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
+    let interval = node.config.selfcheck_interval;
+    loop {
+        let round = Instant::now();
+        let handles = node.registry.list();
+        node.self_checks.keep(&handles.iter().map(|h| (h.id, h.epoch)).collect());
+        node.metrics.self_checks_failing(node.self_checks.failing());
+        // The last of them has its distance to the next round's first too.
+        let pause = interval / u32::try_from(handles.len() + 1).unwrap_or(u32::MAX);
+        for handle in handles {
+            tokio::select! {
+                () = node.stop.cancelled() => return,
+                () = tokio::time::sleep(pause.max(PACE)) => {}
+            }
+            let run = node.controllers.begin(CONTROLLER);
+            let result = visit(&node, &handle).await;
+            if let Err(why) = &result {
+                tracing::warn!(controller = CONTROLLER, endpoint = handle.id.get(), epoch = handle.epoch.0, "{why}");
+            }
+            run.end(result);
+        }
+        tokio::select! {
+            () = node.stop.cancelled() => return,
+            () = tokio::time::sleep_until(round + interval) => {}
+        }
+    }
+}
+
+/// Checks an endpoint, and raises or ends its alarm.
+///
+/// # Errors
+/// When the kernel could not be asked: that says nothing about the endpoint.
+pub async fn visit<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<(), String> {
+    let Some(found) = check(node, handle).await? else { return Ok(()) };
+    note(node, handle, &found);
+    if found.iter().all(|j| j.same) {
+        end_alarm(node, handle);
+        return Ok(());
+    }
+    raise_alarm(node, handle, &found);
+    if !mend(node, handle).await {
+        return Ok(());
+    }
+    // Regenerated: it should be well at once, and need not wait for the next round to be told so.
+    if let Some(found) = check(node, handle).await? {
+        note(node, handle, &found);
+        if found.iter().all(|j| j.same) {
+            end_alarm(node, handle);
+        }
+    }
+    Ok(())
+}
+
+/// Looks at an endpoint for a client: at its programs as they are now, or, when many ask, what was found last.
+pub async fn ask<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> SelfCheck {
+    let error = match timeout(TURN_LIMIT, check(node, handle)).await {
+        Ok(Ok(Some(found))) => {
+            note(node, handle, &found);
+            None
+        }
+        Ok(Ok(None)) => None,
+        Ok(Err(why)) => Some(why),
+        Err(_) => Some(format!("no turn within {TURN_LIMIT:?}: others ask too; this is what was found last")),
+    };
+    SelfCheck { error, ..node.self_checks.last(handle.id, handle.epoch) }
+}
+
+/// Looks until two looks in a row agree, or all is well. `None` when they never do, or something works on the endpoint.
+async fn check<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option<Vec<Judged>>, String> {
+    let mut before: Option<BTreeSet<String>> = None;
+    for _ in 0..LOOKS {
+        let Some(found) = look(node, handle).await? else { return Ok(None) };
+        let amiss: BTreeSet<String> = found.iter().filter(|j| !j.same).map(|j| j.name.clone()).collect();
+        if amiss.is_empty() || before.as_ref() == Some(&amiss) {
+            node.metrics.self_check();
+            return Ok(Some(found));
+        }
+        before = Some(amiss);
+    }
+    Ok(None)
+}
+
+/// Gives the endpoint's programs one batch of test packets.
+async fn look<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option<Vec<Judged>>, String> {
+    node.self_checks.turn().await;
+    let Some(view) = settled(node, handle) else { return Ok(None) };
+    let peer = peer_of(node, handle.id);
+    let config = desired_config(node, &view.record, view.trace);
+    let wanted = cases(&view.record, &config, peer.as_ref().map(|(_, v)| &v.record), node.monitor.marks());
+    let answer = timeout(BATCH_LIMIT, node.kernel.observe_verdicts(handle.id, &wanted)).await;
+    // A change that began meanwhile explains whatever was seen.
+    if !unchanged(node, handle, &view) {
+        return Ok(None);
+    }
+    let results = match answer {
+        Err(_) => return Err(format!("check endpoint {}: no answer within {BATCH_LIMIT:?}", handle.id)),
+        Ok(Err(e)) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::Conflict) => {
+            let (name, expected) = ("maps".to_owned(), "pinned, of this version's layout".to_owned());
+            return Ok(Some(vec![Judged { name, expected, got: e.to_string(), same: false }]));
+        }
+        Ok(Err(e)) => return Err(format!("check endpoint {}: {e}", handle.id)),
+        Ok(Ok(results)) => results,
+    };
+    let judged: Vec<(Kind, Judged)> = wanted.iter().zip(&results).map(|(c, r)| (c.kind, c.judge(r))).collect();
+    let peer_amiss = judged.iter().any(|(kind, j)| *kind == Kind::ToPeer && !j.same);
+    let counts = match peer {
+        Some((peer, view)) if peer_amiss => is_well(node, &peer, &view).await,
+        _ => true,
+    };
+    Ok(Some(judged.into_iter().filter(|(kind, _)| counts || *kind != Kind::ToPeer).map(|(_, j)| j).collect()))
+}
+
+/// True when the other endpoint does by itself what it should, and nothing works on it: only then is what goes wrong
+/// between the two this one's affair. Otherwise the other's own check tells of it.
+async fn is_well<K: Kernel>(node: &Node<K>, handle: &Handle, view: &View) -> bool {
+    node.self_checks.turn().await;
+    let config = desired_config(node, &view.record, view.trace);
+    let wanted = cases(&view.record, &config, None, node.monitor.marks());
+    let answer = timeout(BATCH_LIMIT, node.kernel.observe_verdicts(handle.id, &wanted)).await;
+    let all_same = |results: &[CaseResult]| wanted.iter().zip(results).all(|(c, r)| c.judge(r).same);
+    matches!(answer, Ok(Ok(results)) if all_same(&results)) && unchanged(node, handle, view)
+}
+
+/// The endpoint as it is, when nothing works on it.
+fn settled<K: Kernel>(node: &Node<K>, handle: &Handle) -> Option<View> {
+    let view = handle.shared.view();
+    let quiet = view.committed && view.fsm.state == State::Ready && !node.in_flight().contains(&handle.id);
+    quiet.then_some(view)
+}
+
+/// Nothing has worked on it since it was looked at.
+fn unchanged<K: Kernel>(node: &Node<K>, handle: &Handle, before: &View) -> bool {
+    let same = |v: &View| {
+        v.fsm == before.fsm && v.status.regenerations == before.status.regenerations && v.record == before.record
+    };
+    handle.shared.read(same)
+        && !node.in_flight().contains(&handle.id)
+        && node.registry.get(handle.id).is_some_and(|now| now.epoch == handle.epoch)
+}
+
+/// Another endpoint of the node: the next by number that nothing works on.
+fn peer_of<K: Kernel>(node: &Node<K>, id: EndpointId) -> Option<(Handle, View)> {
+    let mut all = node.registry.list();
+    all.retain(|h| h.id != id);
+    all.sort_by_key(|h| (h.id < id, h.id));
+    all.into_iter().find_map(|h| settled(node, &h).map(|view| (h, view)))
+}
+
+fn note<K: Kernel>(node: &Node<K>, handle: &Handle, found: &[Judged]) {
+    let well = found.iter().all(|j| j.same);
+    let case = |j: &Judged| SelfCheckCase {
+        name: j.name.clone(),
+        expected: j.expected.clone(),
+        got: j.got.clone(),
+        ok: j.same,
+    };
+    node.self_checks.update(handle, |row| {
+        row.seen.state = if well { Health::Ok } else { Health::Failing };
+        row.seen.checked_unix_ms = Some(clock::unix_ms());
+        row.seen.cases = found.iter().map(case).collect();
+    });
+}
+
+/// Both sides of the first mismatch, and how many there are.
+fn words(found: &[Judged]) -> String {
+    let amiss: Vec<&Judged> = found.iter().filter(|j| !j.same).collect();
+    let first = amiss.first().map(|j| format!("{}: expected {}; got {}", j.name, j.expected, j.got));
+    let more = amiss.len().saturating_sub(1);
+    let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+    format!("{}{more}", first.unwrap_or_default())
+}
+
+fn raise_alarm<K: Kernel>(node: &Node<K>, handle: &Handle, found: &[Judged]) {
+    let begins = node.self_checks.update(handle, |row| {
+        let begins = row.seen.alarm.is_none();
+        if begins {
+            row.seen.alarm = Some(SelfCheckAlarm { since_unix_ms: clock::unix_ms(), done: String::new() });
+            row.asked = false;
+        }
+        begins
+    });
+    if begins {
+        node.metrics.self_check_alarm();
+        node.metrics.self_checks_failing(node.self_checks.failing());
+        let message = words(found);
+        tracing::error!(endpoint = handle.id.get(), epoch = handle.epoch.0, "self-check: {message}");
+        handle.shared.log(LogStatus::Failure, "self-check", message.clone());
+        node.monitor.agent(Some(handle.id), "self-check-alarm", message);
+    }
+}
+
+fn end_alarm<K: Kernel>(node: &Node<K>, handle: &Handle) {
+    let Some(alarm) = node.self_checks.update(handle, |row| row.seen.alarm.take()) else { return };
+    node.metrics.self_checks_failing(node.self_checks.failing());
+    let lasted = clock::unix_ms().saturating_sub(alarm.since_unix_ms);
+    let message = format!("as desired again after {lasted} ms; {}", alarm.done);
+    tracing::info!(endpoint = handle.id.get(), epoch = handle.epoch.0, "self-check: {message}");
+    handle.shared.log(LogStatus::Ok, "self-check", message.clone());
+    node.monitor.agent(Some(handle.id), "self-check-ended", message);
+}
+
+/// Asks for a regeneration, once in each alarm. True when it succeeded.
+async fn mend<K: Kernel>(node: &Node<K>, handle: &Handle) -> bool {
+    if node.self_checks.update(handle, |row| row.asked) {
+        return false;
+    }
+    let done = |what: String, asked: bool| {
+        node.self_checks.update(handle, |row| {
+            row.asked = asked;
+            if let Some(alarm) = &mut row.seen.alarm {
+                alarm.done = what;
+            }
+        });
+    };
+    let (reply, answer) = oneshot::channel();
+    match handle.mailbox.try_send(Command::Regenerate(Level::Datapath, reply)) {
+        Ok(()) => done("asked for a regeneration of the datapath, which runs".into(), true),
+        Err(TrySendError::Full(_)) => {
+            done("no regeneration yet: the endpoint has too much to do, it is asked again".into(), false);
+            return false;
+        }
+        Err(TrySendError::Closed(_)) => return false,
+    }
+    let result = tokio::select! {
+        () = node.stop.cancelled() => return false,
+        result = timeout(REGENERATION_LIMIT, answer) => result,
+    };
+    match result {
+        Ok(Ok(Ok(()))) => {
+            done("regenerated the datapath".into(), true);
+            true
+        }
+        Ok(Ok(Err(why))) => {
+            done(format!("asked for a regeneration of the datapath, which failed: {why}"), true);
+            false
+        }
+        Ok(Err(_)) => false, // the endpoint is gone
+        Err(_) => {
+            let what =
+                format!("asked for a regeneration of the datapath, which has not ended in {REGENERATION_LIMIT:?}");
+            done(what, true);
+            false
+        }
+    }
+}
+
+/// The self-checks in status.
+#[must_use]
+pub fn component<K: Kernel>(node: &Node<K>) -> ComponentStatus {
+    let interval = node.config.selfcheck_interval;
+    let (mut failing, mut checked, mut oldest) = (Vec::new(), 0_u64, u64::MAX);
+    for (id, row) in lock(&node.self_checks.rows).iter() {
+        checked += u64::from(row.seen.checked_unix_ms.is_some());
+        oldest = oldest.min(row.seen.checked_unix_ms.unwrap_or(u64::MAX));
+        if row.seen.alarm.is_some() {
+            failing.push(id.to_string());
+        }
+    }
+    let (health, message) = if let [first, ..] = failing.as_slice() {
+        let shown: Vec<&str> = failing.iter().take(3).map(String::as_str).collect();
+        let (n, shown) = (failing.len(), shown.join(", "));
+        (Health::Degraded, format!("{n} not as desired: {shown}; see `wharf endpoint health {first}`"))
+    } else if interval.is_zero() {
+        (Health::Ok, "off".to_owned())
+    } else if checked == 0 {
+        (Health::Ok, format!("no endpoint checked yet, each every {} s", interval.as_secs_f64()))
+    } else {
+        let age = clock::unix_ms().saturating_sub(oldest) / 1_000;
+        (Health::Ok, format!("{checked} endpoints as desired, looked at within {age} s"))
+    };
+    ComponentStatus { name: "self-check".to_owned(), health, message, stale_ms: None }
+}

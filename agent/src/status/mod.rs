@@ -1,0 +1,248 @@
+//! The status: what `wharf status`, `GET /v1/healthz` and the gauges of `/metrics` tell.
+//!
+//! Each [`Source`] is a part that is looked at apart from the others, with [`PATIENCE`] for all of them: a kernel call, a
+//! disk or a lock that does not let go makes its own part stale and never holds the answer up. What needs no look (plain
+//! atomics) is told by whoever answers. A source finds a [`Fill`]: it writes what was seen into the status.
+
+mod address;
+mod checks;
+mod controllers;
+mod datapath;
+mod endpoints;
+pub mod part;
+mod process;
+mod records;
+mod store;
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::runtime::Handle;
+use wharf_api::{
+    AdmissionStatus, AgentStatus, ComponentStatus, DeletionQueueStatus, Health, KernelStatus, MetricRow, NetworkStatus,
+    PreparedStatus, ProxyStatus,
+};
+use wharf_core::kernel::Kernel;
+use wharf_datapath::LinuxKernel;
+
+use self::part::{Part, Reading};
+use crate::{node::Node, rest::LinuxNode, sync::lock};
+
+/// How long an answer waits for the parts, all together: an idle node needs a millisecond.
+pub const PATIENCE: Duration = Duration::from_millis(1_500);
+
+/// Writes what was seen of a part into a status.
+pub type Fill = Arc<dyn Fn(&mut AgentStatus) + Send + Sync>;
+
+/// A look at a part.
+pub type Looking = Pin<Box<dyn Future<Output = Fill> + Send>>;
+
+/// A part of the status.
+pub struct Source<K: Kernel> {
+    /// Name: that of the component it tells of, or of what it fills in.
+    pub name: &'static str,
+    /// Looks. May block.
+    pub look: fn(Arc<Node<K>>) -> Looking,
+    /// What it waits for while it does not answer, and how bad that is. Must not block.
+    pub silent: fn(&Node<K>) -> (Health, String),
+}
+
+/// The parts in the order of the screen.
+fn sources() -> [Source<LinuxKernel>; 9] {
+    [
+        store::source(),
+        datapath::source(),
+        address::source(),
+        endpoints::source(),
+        controllers::source(),
+        records::source(),
+        process::source(),
+        checks::health_endpoint(),
+        checks::programs(),
+    ]
+}
+
+/// What the parts said last.
+#[derive(Default)]
+pub struct Parts {
+    fills: Mutex<BTreeMap<&'static str, Arc<Part<Fill>>>>,
+    counters: Arc<Part<Result<Vec<MetricRow>, String>>>,
+    /// Where looks run: on the admin thread's runtime, so that they do not depend on the main one.
+    runtime: OnceLock<Handle>,
+    stale: AtomicU64,
+}
+
+impl Parts {
+    /// From now on looks run there. The first call counts.
+    pub fn look_on(&self, runtime: Handle) {
+        // A second admin thread would be a fault of ours; the first one's runtime stays good.
+        let _ = self.runtime.set(runtime);
+    }
+
+    /// Parts that did not answer when the status was last asked for.
+    #[must_use]
+    pub fn stale(&self) -> u64 {
+        self.stale.load(Ordering::Relaxed)
+    }
+
+    fn part(&self, name: &'static str) -> Arc<Part<Fill>> {
+        Arc::clone(lock(&self.fills).entry(name).or_default())
+    }
+
+    fn runtime(&self) -> Handle {
+        self.runtime.get().cloned().unwrap_or_else(Handle::current)
+    }
+}
+
+/// The status now. Answers within [`PATIENCE`] and a little, whatever is stuck.
+pub async fn status(node: &Arc<LinuxNode>) -> AgentStatus {
+    let until = tokio::time::Instant::now() + PATIENCE;
+    let mut status = beginning(node);
+    let sources = sources();
+    let readings = futures::future::join_all(sources.iter().map(|source| read(node, source, until))).await;
+    let mut stale = 0;
+    for (source, reading) in sources.iter().zip(readings) {
+        stale += u64::from(!matches!(reading, Reading::Fresh(_)));
+        put(&mut status, source.name, reading, || (source.silent)(node));
+    }
+    node.parts.stale.store(stale, Ordering::Relaxed);
+    status.overall = status.components.iter().map(|c| c.health).max().unwrap_or(Health::Ok);
+    status
+}
+
+async fn read<K: Kernel>(node: &Arc<Node<K>>, source: &Source<K>, until: tokio::time::Instant) -> Reading<Fill> {
+    let look = || (source.look)(Arc::clone(node));
+    node.parts.part(source.name).read(&node.parts.runtime(), until, look).await
+}
+
+/// Asks one part only; for the watchdog.
+///
+/// # Errors
+/// What it waits for, when it does not answer until then.
+pub async fn answers(node: &Arc<LinuxNode>, until: tokio::time::Instant) -> Result<(), String> {
+    let source = store::source();
+    match read(node, &source, until).await {
+        Reading::Fresh(_) => Ok(()),
+        Reading::Stale { .. } | Reading::Unknown { .. } => Err((source.silent)(node).1),
+    }
+}
+
+/// What needs no look.
+fn beginning(node: &LinuxNode) -> AgentStatus {
+    let features = node.kernel.features();
+    AgentStatus {
+        overall: Health::Ok,
+        serving: process::serves(node),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        abi_version: wharf_common::ABI_VERSION,
+        node_name: node.config.node_name.clone(),
+        pid: std::process::id(),
+        uptime_ms: millis(node.started.elapsed()),
+        router: Vec::new(),
+        kernel: KernelStatus {
+            release: features.release.clone(),
+            attach_mode: features.attach_mode.to_string(),
+            features: datapath::features(features),
+        },
+        network: NetworkStatus {
+            device_mode: "veth".into(),
+            routing: if features.redirect_peer {
+                "redirect-peer between local endpoints, else the node's routes".into()
+            } else {
+                "the node's routes".into()
+            },
+            masquerading: "none: what leaves the node keeps its address".into(),
+        },
+        components: process::components(node),
+        controllers: Vec::new(),
+        controllers_total: 0,
+        controllers_unwell: 0,
+        ipam: Vec::new(),
+        endpoints: BTreeMap::new(),
+        stuck: Vec::new(),
+        quarantined: Vec::new(),
+        deletion_queue: DeletionQueueStatus::default(),
+        admission: AdmissionStatus::default(),
+        audit_findings: None,
+        refused_transitions: node.refused_transitions.load(Ordering::Relaxed),
+        bpf_maps: Vec::new(),
+        prepared: PreparedStatus::default(),
+        proxy: ProxyStatus::default(),
+        resident_bytes: 0,
+        from_admin: false,
+    }
+}
+
+/// Writes a reading into the status; what is stale is marked, and said to be so.
+fn put(status: &mut AgentStatus, name: &str, reading: Reading<Fill>, silent: impl Fn() -> (Health, String)) {
+    let (age, waiting) = match reading {
+        Reading::Fresh(fill) => return fill(status),
+        Reading::Stale { value, age, waiting } => {
+            let first = status.components.len();
+            value(status);
+            let (health, why) = silent();
+            let stale = status.components.get_mut(first..).unwrap_or_default();
+            for component in stale.iter_mut() {
+                component.health = component.health.max(health).max(Health::Degraded);
+                component.message = format!("{}; no answer for {}: {why}", component.message, seconds(waiting));
+                component.stale_ms = Some(millis(age));
+            }
+            if !stale.is_empty() {
+                return;
+            }
+            (age, waiting)
+        }
+        Reading::Unknown { waiting } => (waiting, waiting),
+    };
+    let (health, why) = silent();
+    let message = format!("not known: no answer for {}: {why}", seconds(waiting));
+    status.components.push(ComponentStatus {
+        stale_ms: Some(millis(age)),
+        ..ComponentStatus::new(name, health.max(Health::Degraded), message)
+    });
+}
+
+/// Every counter, for `/metrics`: what the kernel says now, or said last.
+///
+/// # Errors
+/// The kernel's, or that it has never answered.
+pub async fn counters(node: &Arc<LinuxNode>) -> Result<Vec<MetricRow>, String> {
+    let until = tokio::time::Instant::now() + PATIENCE;
+    let look = || {
+        let node = Arc::clone(node);
+        async move { datapath::verdicts(&node).await.map_err(|e| e.message) }
+    };
+    match node.parts.counters.read(&node.parts.runtime(), until, look).await {
+        Reading::Fresh(rows) | Reading::Stale { value: rows, .. } => rows,
+        Reading::Unknown { waiting } => {
+            Err(format!("read counters: the kernel has not answered for {}", seconds(waiting)))
+        }
+    }
+}
+
+pub use datapath::{api_map, verdicts};
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// `12 s`, or `340 ms` while that is all.
+fn seconds(time: Duration) -> String {
+    if time < Duration::from_secs(2) { format!("{} ms", time.as_millis()) } else { format!("{} s", time.as_secs()) }
+}
+
+/// `worse` if `bad`.
+fn of(bad: bool, worse: Health) -> Health {
+    if bad { worse } else { Health::Ok }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! The process itself: does it serve, does its runtime move, is its API there, the proxy it speaks to, its memory.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use wharf_api::{ComponentStatus, Health, ProxyStatus};
+use wharf_core::kernel::Kernel;
+
+use super::{Fill, Source, seconds};
+use crate::{node::Node, pulse::Pulse};
+
+/// What has not beaten for so long does not work: twenty beats.
+pub(crate) const LIFELESS: Duration = Duration::from_secs(5);
+
+/// True while new endpoints are accepted.
+pub(super) fn serves<K: Kernel>(node: &Node<K>) -> bool {
+    node.serving.load(Ordering::Acquire) && !node.stop.is_cancelled()
+}
+
+/// What plain atomics tell.
+pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
+    let (health, message) = if serves(node) {
+        (Health::Ok, "serving")
+    } else if node.stop.is_cancelled() {
+        (Health::Pending, "stopping")
+    } else {
+        (Health::Pending, "starting")
+    };
+    let mut all = vec![ComponentStatus::new("agent", health, message)];
+    let pulses = &node.pulses;
+    all.push(lives("runtime", &pulses.runtime, "runs its tasks", "its workers are all blocked"));
+    // The listener goes first at a stop.
+    if !node.stop.is_cancelled() {
+        all.push(lives("api", &pulses.api, "takes connections", "connections are not taken"));
+    }
+    all
+}
+
+fn lives(name: &str, pulse: &Pulse, well: &str, ill: &str) -> ComponentStatus {
+    match pulse.age() {
+        None => ComponentStatus::new(name, Health::Pending, "not started yet"),
+        Some(age) if age > LIFELESS => {
+            ComponentStatus::new(name, Health::Failing, format!("{ill}: no sign of life for {}", seconds(age)))
+        }
+        Some(_) => ComponentStatus::new(name, Health::Ok, well),
+    }
+}
+
+pub(super) fn source<K: Kernel>() -> Source<K> {
+    Source {
+        name: "process",
+        look: |node| Box::pin(async move { look(&node) }),
+        silent: |_| (Health::Degraded, "waits for what the proxy and /proc tell".into()),
+    }
+}
+
+fn look<K: Kernel>(node: &Node<K>) -> Fill {
+    let proxy = ProxyStatus {
+        enabled: node.redirects.enabled(),
+        redirects: node.redirects.count(),
+        pending_completions: node.completions.pending.load(Ordering::Relaxed),
+        timed_out_completions: node.completions.timed_out.load(Ordering::Relaxed),
+    };
+    let resident = resident_bytes();
+    Arc::new(move |status| {
+        status.proxy = proxy.clone();
+        status.resident_bytes = resident;
+    })
+}
+
+/// Resident memory of this process (proc(5), /proc/self/statm, second field, in pages); 0 when it cannot be read.
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()))
+        .unwrap_or(0);
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096);
+    pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
+}

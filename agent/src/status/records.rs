@@ -1,0 +1,65 @@
+//! What is written down and not yet dealt with: the deletion queue, leaks, records out of service.
+
+use std::sync::Arc;
+
+use wharf_api::{ComponentStatus, Health, QuarantinedRecord};
+use wharf_core::kernel::Kernel;
+
+use super::{Fill, Source, of};
+use crate::{node::Node, sync::lock};
+
+pub(super) fn source<K: Kernel>() -> Source<K> {
+    Source {
+        name: "records",
+        look: |node| Box::pin(async move { look(&node) }),
+        silent: |_| (Health::Degraded, "waits for the deletion queue and the lists of what was put aside".into()),
+    }
+}
+
+fn look<K: Kernel>(node: &Node<K>) -> Fill {
+    let (queue, queue_health, queue_message) = node.deletions.status();
+    let findings = *lock(&node.audit_findings);
+    let leaks = match findings {
+        None => "not looked for yet".to_owned(),
+        Some(0) => "none".to_owned(),
+        Some(1) => "1 finding; see `wharf audit`".to_owned(),
+        Some(n) => format!("{n} findings; see `wharf audit`"),
+    };
+    let quarantined = quarantined(node);
+    let lost = lock(&node.orphans).len();
+    Arc::new(move |status| {
+        status.components.push(ComponentStatus::new("deletion-queue", queue_health, queue_message.clone()));
+        let health = of(findings.is_some_and(|n| n > 0), Health::Degraded);
+        status.components.push(ComponentStatus::new("leaks", health, leaks.clone()));
+        if quarantined.len() + lost > 0 {
+            let mut parts = Vec::new();
+            match quarantined.len() {
+                0 => {}
+                1 => parts.push("1 out of service".to_owned()),
+                n => parts.push(format!("{n} out of service")),
+            }
+            match lost {
+                0 => {}
+                1 => parts.push("1 endpoint lost its record with the store of before".to_owned()),
+                n => parts.push(format!("{n} endpoints lost their records with the store of before")),
+            }
+            let message = format!("{}; see `wharf audit`", parts.join(", "));
+            status.components.push(ComponentStatus::new("records", Health::Degraded, message));
+        }
+        status.deletion_queue = queue.clone();
+        status.audit_findings = findings;
+        status.quarantined.clone_from(&quarantined);
+    })
+}
+
+fn quarantined<K: Kernel>(node: &Node<K>) -> Vec<QuarantinedRecord> {
+    let all = lock(&node.quarantined);
+    all.iter()
+        .map(|q| QuarantinedRecord {
+            endpoint: q.id.get(),
+            addresses: q.addresses.clone(),
+            why: q.why.clone(),
+            since_unix_ms: q.since_unix_ms,
+        })
+        .collect()
+}

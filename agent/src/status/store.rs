@@ -1,0 +1,40 @@
+//! The store: does its writer answer, and do commits succeed.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use wharf_api::{ComponentStatus, Health};
+use wharf_core::kernel::Kernel;
+
+use super::{Fill, Source};
+use crate::node::Node;
+
+pub(super) fn source<K: Kernel>() -> Source<K> {
+    Source {
+        name: "store",
+        look: |node| Box::pin(look(node)),
+        silent: |node| match node.store.stats().writing_for() {
+            Some(busy) => (Health::Failing, format!("its disk has been at one piece of work for {} s", busy.as_secs())),
+            None => (Health::Degraded, "waits for its writer thread".into()),
+        },
+    }
+}
+
+async fn look<K: Kernel>(node: Arc<Node<K>>) -> Fill {
+    let answer = node.store.ping().await;
+    let stats = node.store.stats();
+    let (commits, failures) = (stats.commits.load(Ordering::Relaxed), stats.failures.load(Ordering::Relaxed));
+    let mut counted = format!("{commits} commits, {failures} failed");
+    let untold = stats.timeline_dropped.load(Ordering::Relaxed).saturating_add(node.timelines.dropped());
+    if untold > 0 {
+        counted.push_str(&format!(", {untold} without room for their timeline"));
+    }
+    let (health, message) = match (answer, stats.failed_recently()) {
+        (Err(error), _) => (Health::Failing, error.to_string()),
+        (Ok(()), Some(ago)) => {
+            (Health::Failing, format!("{counted}, the last {} s ago; is the disk full?", ago.as_secs()))
+        }
+        (Ok(()), None) if !stats.healthy.load(Ordering::Relaxed) => (Health::Failing, counted),
+        (Ok(()), None) => (Health::Ok, counted),
+    };
+    Arc::new(move |status| status.components.push(ComponentStatus::new("store", health, message.clone())))
+}

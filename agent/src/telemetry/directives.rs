@@ -1,0 +1,68 @@
+//! The log filter as people write it: a level, or `target=level` pairs.
+
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+use super::operation::TARGET;
+
+/// Longest filter, bytes, and most parts: what a person would ever write, many times over.
+const MAX_BYTES: usize = 1024;
+const MAX_PARTS: usize = 32;
+
+const LEVELS: &str = "error, warn, info, debug, trace or off";
+
+/// Parses a filter. A lone word must be a level: the filter's own parser would take a misspelt level for the name of a
+/// target, and all logs but that target's would be gone.
+pub(super) fn parse(filter: &str) -> Result<EnvFilter, String> {
+    let shown: String = filter.chars().take(80).collect();
+    let refuse = |why: String| {
+        Err(format!("log-level {shown:?}: {why}; it is {LEVELS}, or target=level pairs with commas between"))
+    };
+    if filter.len() > MAX_BYTES || filter.split(',').count() > MAX_PARTS {
+        return refuse(format!("more than {MAX_BYTES} bytes or {MAX_PARTS} parts"));
+    }
+    for part in filter.split(',') {
+        let (target, level) = match part.split_once('=') {
+            Some((target, level)) => (Some(target), level),
+            None => (None, part),
+        };
+        // The filter's parser knows numbers too; `5` says nothing to who reads it.
+        if level.is_empty() || level.parse::<LevelFilter>().is_err() || !level.chars().all(|c| c.is_ascii_alphabetic())
+        {
+            return refuse(format!("{:?} is no level", level.chars().take(40).collect::<String>()));
+        }
+        if let Some(target) = target
+            && (target.is_empty() || !target.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':' | '-')))
+        {
+            return refuse(format!("{:?} is no target", target.chars().take(40).collect::<String>()));
+        }
+    }
+    // Spans of operations stay on whatever is asked for, or the lines that do come would not tell what they are about.
+    let spans = format!("{filter},{TARGET}=error");
+    EnvFilter::try_new(spans).or_else(|e| refuse(e.to_string()).map(|never: EnvFilter| never))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_and_pairs_are_taken() {
+        for good in
+            ["info", "off", "TRACE", "wharf_agent=debug", "wharf_datapath::netlink=trace,info", "warn,hyper=off"]
+        {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_level_is_refused_and_told_what_is() {
+        let long = format!("info,{}", "a".repeat(2_000));
+        let many = vec!["info"; 33].join(",");
+        for bad in
+            ["", "zzz", "5", "info,", ",info", "=info", "a=", "a=zzz", "a b=info", "[x]=info", "a\n=info", &long, &many]
+        {
+            let why = parse(bad).err().unwrap_or_else(|| panic!("{bad:?} is taken"));
+            assert!(why.contains("error, warn, info, debug, trace or off") && why.len() < 400, "{why}");
+        }
+    }
+}

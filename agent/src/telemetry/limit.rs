@@ -1,0 +1,150 @@
+//! Holds back floods of log lines.
+//!
+//! Whoever talks to the agent (a runtime, a container, files in the deletion queue, a client of the API) can make it log.
+//! Each place in the code may write [`PER_SUBJECT`] lines a second about one subject (an endpoint, an attachment, a file,
+//! ...) and [`PER_PLACE`] about all of them; the rest is counted, and told in one line when the second is over.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+/// Lines a second from one place in the code about one subject.
+pub const PER_SUBJECT: u32 = 10;
+/// Lines a second from one place in the code.
+pub const PER_PLACE: u32 = 50;
+/// Subjects counted apart at once. Further ones count for their place alone.
+const MAX_SUBJECTS: usize = 1024;
+/// What "a second" is.
+pub const WINDOW: Duration = Duration::from_secs(1);
+
+/// A place in the code: the address of its static description.
+pub type Place = usize;
+
+/// What was held back, for the line that tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Suppressed<S> {
+    /// How many lines.
+    pub count: u64,
+    /// The last of them.
+    pub sample: S,
+}
+
+#[derive(Debug)]
+struct Window<S> {
+    began: Instant,
+    told: u32,
+    suppressed: Option<Suppressed<S>>,
+}
+
+/// Counts lines by place and subject. `S` is what is kept of a line that is held back.
+#[derive(Debug)]
+pub struct Limiter<S> {
+    places: HashMap<Place, Window<S>>,
+    subjects: HashMap<(Place, u64), (Instant, u32)>,
+}
+
+impl<S> Default for Limiter<S> {
+    fn default() -> Self {
+        Self { places: HashMap::new(), subjects: HashMap::new() }
+    }
+}
+
+impl<S> Limiter<S> {
+    /// Whether a line may be written now. Gives what was held back at this place in the second that ended, if any.
+    pub fn admit(
+        &mut self,
+        place: Place,
+        subject: Option<u64>,
+        now: Instant,
+        sample: impl FnOnce() -> S,
+    ) -> (bool, Option<Suppressed<S>>) {
+        let window = self.places.entry(place).or_insert_with(|| Window { began: now, told: 0, suppressed: None });
+        let mut ended = None;
+        if now.saturating_duration_since(window.began) >= WINDOW {
+            ended = window.suppressed.take();
+            (window.began, window.told) = (now, 0);
+        }
+        let mut pass = window.told < PER_PLACE;
+        if let Some(subject) = subject {
+            let known = self.subjects.contains_key(&(place, subject));
+            if known || self.subjects.len() < MAX_SUBJECTS {
+                let (began, told) = self.subjects.entry((place, subject)).or_insert((now, 0));
+                if now.saturating_duration_since(*began) >= WINDOW {
+                    (*began, *told) = (now, 0);
+                }
+                pass &= *told < PER_SUBJECT;
+                if pass {
+                    *told += 1;
+                }
+            }
+        }
+        if pass {
+            window.told += 1;
+        } else {
+            let count = window.suppressed.take().map_or(0, |s| s.count) + 1;
+            window.suppressed = Some(Suppressed { count, sample: sample() });
+        }
+        (pass, ended)
+    }
+
+    /// What was held back in seconds that have ended; forgets what is quiet.
+    pub fn sweep(&mut self, now: Instant) -> Vec<Suppressed<S>> {
+        let over = |began: Instant| now.saturating_duration_since(began) >= WINDOW;
+        let mut ended = Vec::new();
+        self.places.retain(|_, window| {
+            if !over(window.began) {
+                return true;
+            }
+            ended.extend(window.suppressed.take());
+            false
+        });
+        self.subjects.retain(|_, (began, _)| !over(*began));
+        ended
+    }
+
+    /// Subjects counted now.
+    #[must_use]
+    pub fn subjects(&self) -> usize {
+        self.subjects.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flood(limiter: &mut Limiter<u64>, subject: impl Fn(u64) -> Option<u64>, lines: u64, now: Instant) -> u64 {
+        (0..lines).map(|n| u64::from(limiter.admit(1, subject(n), now, || n).0)).sum()
+    }
+
+    #[test]
+    fn one_subject_has_its_share_and_leaves_the_others_theirs() {
+        let (mut limiter, now) = (Limiter::default(), Instant::now());
+        assert_eq!(flood(&mut limiter, |_| Some(7), 1_000, now), u64::from(PER_SUBJECT));
+        assert!(limiter.admit(1, Some(8), now, || 0).0, "another subject");
+        assert!(limiter.admit(2, Some(7), now, || 0).0, "another place");
+    }
+
+    #[test]
+    fn a_subject_for_each_line_does_not_help_and_costs_bounded_memory() {
+        let (mut limiter, now) = (Limiter::default(), Instant::now());
+        assert_eq!(flood(&mut limiter, Some, 100_000, now), u64::from(PER_PLACE));
+        assert_eq!(limiter.subjects(), MAX_SUBJECTS);
+    }
+
+    #[test]
+    fn what_was_held_back_is_told_once_when_the_second_is_over() {
+        let (mut limiter, now) = (Limiter::default(), Instant::now());
+        flood(&mut limiter, |_| None, 87, now);
+        assert_eq!(limiter.sweep(now), [], "not yet");
+        let later = now + WINDOW;
+        let (pass, ended) = limiter.admit(1, None, later, || 0);
+        assert!(pass);
+        assert_eq!(ended, Some(Suppressed { count: 37, sample: 86 }));
+        assert_eq!(limiter.sweep(later + WINDOW), []);
+        flood(&mut limiter, |_| None, 51, later + WINDOW);
+        assert_eq!(limiter.sweep(later + 2 * WINDOW), [Suppressed { count: 1, sample: 50 }]);
+        assert_eq!((limiter.places.len(), limiter.subjects()), (0, 0), "what is quiet is forgotten");
+    }
+}

@@ -1,0 +1,149 @@
+//! Operations: what the agent does that is worth following through the log, each with an id of its own.
+//!
+//! The names of the fields are here and nowhere else: `op`, `endpoint`, `epoch`, `attachment`. The id is unique in the
+//! process; its letter tells the kind (`c-000012` is a create). The API's error answers carry it, so that the lines can be
+//! found that belong to an answer.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use tracing::{Instrument, Span, field};
+use wharf_core::ids::{Attachment, EndpointId, Epoch};
+
+use crate::endpoint::Handle;
+
+/// Target of the operations' spans: the log filter always lets these pass.
+pub const TARGET: &str = "wharf_agent::operation";
+
+/// Fields of a span, in the order in which a line has them.
+pub const FIELDS: [&str; 4] = ["op", "endpoint", "epoch", "attachment"];
+
+/// Kinds of operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// An endpoint is created.
+    Create,
+    /// Endpoints are deleted.
+    Delete,
+    /// An endpoint is built anew.
+    Regenerate,
+    /// Endpoints of an agent before this one are taken over.
+    Restore,
+    /// Deletion records are taken up.
+    Drain,
+    /// Any other request of the API.
+    Request,
+}
+
+impl Kind {
+    const fn letter(self) -> char {
+        match self {
+            Self::Create => 'c',
+            Self::Delete => 'd',
+            Self::Regenerate => 'g',
+            Self::Restore => 'r',
+            Self::Drain => 'q',
+            Self::Request => 'a',
+        }
+    }
+}
+
+/// Names one operation of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpId {
+    kind: Kind,
+    number: u64,
+}
+
+impl fmt::Display for OpId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:06}", self.kind.letter(), self.number)
+    }
+}
+
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+tokio::task_local! {
+    static CURRENT: OpId;
+}
+
+impl OpId {
+    /// A new one.
+    #[must_use]
+    pub fn next(kind: Kind) -> Self {
+        Self { kind, number: LAST.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    /// The one that the caller works for, if there is one; else a new one.
+    #[must_use]
+    pub fn current_or_next(kind: Kind) -> Self {
+        current().unwrap_or_else(|| Self::next(kind))
+    }
+
+    /// Its span. What it is about may be told later, by [`about`].
+    #[must_use]
+    pub fn span(self) -> Span {
+        // As errors are: a span of a lower level would be missing from the lines of a log that shows errors only.
+        tracing::error_span!(
+            target: TARGET,
+            "operation",
+            op = %self,
+            endpoint = field::Empty,
+            epoch = field::Empty,
+            attachment = field::Empty,
+        )
+    }
+
+    /// Its span, about an endpoint.
+    #[must_use]
+    pub fn span_of(self, handle: &Handle) -> Span {
+        let span = self.span();
+        let attachment = handle.shared.read(|v| v.record.attachment.clone());
+        about(&span, Some((handle.id, handle.epoch)), &attachment);
+        span
+    }
+}
+
+/// The operation that the calling task works for. A task that is spawned does not inherit it.
+#[must_use]
+pub fn current() -> Option<OpId> {
+    CURRENT.try_with(|op| *op).ok()
+}
+
+/// Tells what a span is about.
+pub fn about(span: &Span, endpoint: Option<(EndpointId, Epoch)>, attachment: &Attachment) {
+    if let Some((id, epoch)) = endpoint {
+        span.record("endpoint", id.get());
+        span.record("epoch", epoch.0);
+    }
+    span.record("attachment", field::display(attachment));
+}
+
+/// Runs work as an operation: its lines carry the span's fields, and [`current`] names it.
+pub async fn within<F: Future>(op: OpId, span: Span, work: F) -> F::Output {
+    CURRENT.scope(op, work).instrument(span).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_short_and_never_the_same() {
+        let (a, b) = (OpId::next(Kind::Create), OpId::next(Kind::Create));
+        assert_ne!(a, b);
+        assert!(a.to_string().starts_with("c-") && a.to_string().len() == 8, "{a}");
+        assert_eq!(OpId { kind: Kind::Drain, number: 1_234_567 }.to_string(), "q-1234567");
+    }
+
+    #[tokio::test]
+    async fn work_within_an_operation_knows_its_id() {
+        assert_eq!(current(), None);
+        let op = OpId::next(Kind::Delete);
+        let inside = within(op, op.span(), async { OpId::current_or_next(Kind::Create) }).await;
+        assert_eq!(inside, op);
+        assert_eq!(current(), None);
+    }
+}

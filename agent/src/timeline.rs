@@ -1,0 +1,270 @@
+//! What happened to each endpoint, durable, for `wharf explain`.
+//!
+//! Entries are noted in the endpoint's own picture ([`crate::endpoint::view::Shared`]). The create's are written by the
+//! transaction that commits the endpoint, the delete's by the one that removes its record, those of a failed create by the
+//! one that closes its intent: none of these commits once more, or waits, for the timeline. What is noted between goes
+//! with a slow batch ([`write`]), which also forgets what is old. An agent that is killed loses what the last batch
+//! has not written, and nothing else.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use wharf_core::{
+    ids::{Attachment, EndpointId, Epoch},
+    kernel::Kernel,
+    store::{Change, Snapshot},
+    timeline::{End, Ended, Entries, Entry, Life, MAX_PAST, Operation, Outcome, Past, PastLife, Who},
+};
+
+use crate::{clock, endpoint::view::Shared, node::Node, sync::lock};
+
+/// How often what was noted meanwhile is written.
+pub const INTERVAL: Duration = Duration::from_secs(5);
+/// Lives written or forgotten in one transaction, so that it stays short for those that wait behind it.
+const BATCH: usize = 512;
+/// Ended lives that wait to be written: failed creates while the store refuses.
+const MAX_LATER: usize = 1_024;
+
+/// The lives that are not an endpoint's own to keep.
+#[derive(Default)]
+pub struct Timelines {
+    inner: Mutex<Inner>,
+    dropped: AtomicU64,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Who they were.
+    past: Past,
+    /// Ended, and not written yet; oldest first.
+    later: VecDeque<Life>,
+    /// Read at the start, until their endpoint takes them.
+    loaded: HashMap<(EndpointId, Epoch), Entries>,
+}
+
+impl Timelines {
+    /// A life has ended, and the store has it.
+    pub fn ended(&self, life: &Life) {
+        if let Some(ended) = life.ended {
+            lock(&self.inner).past.insert(PastLife { who: life.who.clone(), ended });
+        }
+    }
+
+    /// Before another life ends: the change that forgets the oldest one, when there are as many as are kept. It goes with
+    /// the transaction that ends the other, so that however fast lives end, there are never many too many.
+    #[must_use]
+    pub fn make_room(&self) -> Option<Change> {
+        let mut inner = lock(&self.inner);
+        let excess = inner.past.outdated(0, u64::MAX, MAX_PAST - 1, 1);
+        inner.past.forget(&excess);
+        excess.first().map(|(id, epoch)| Change::RemoveLife(*id, *epoch))
+    }
+
+    /// A life has ended; the next batch writes it.
+    pub fn later(&self, life: Life) {
+        self.ended(&life);
+        let mut inner = lock(&self.inner);
+        if inner.later.len() >= MAX_LATER {
+            inner.later.pop_front();
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        inner.later.push_back(life);
+    }
+
+    /// What the store had of an endpoint that a start brings back.
+    #[must_use]
+    pub fn take(&self, id: EndpointId, epoch: Epoch) -> Option<Entries> {
+        lock(&self.inner).loaded.remove(&(id, epoch))
+    }
+
+    /// Lives that have ended, the last first.
+    #[must_use]
+    pub fn past(&self, fits: impl Fn(&PastLife) -> bool) -> Vec<PastLife> {
+        lock(&self.inner).past.find(fits)
+    }
+
+    /// A life that is not written yet.
+    #[must_use]
+    pub fn unwritten(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
+        lock(&self.inner).later.iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
+    }
+
+    /// Lives that were never written because there were too many while the store refused.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+/// Notes that a phase ended: in the metrics, and in the endpoint's timeline.
+pub fn phase<K: Kernel>(
+    node: &Node<K>,
+    shared: &Shared,
+    operation: Operation,
+    phase: &'static str,
+    took: Duration,
+    failed: Option<&str>,
+) {
+    node.metrics.phase(operation.name(), phase, took);
+    let outcome = if failed.is_some() { Outcome::Failed } else { Outcome::Ok };
+    shared.note(operation, phase, Some(took), outcome, failed.unwrap_or_default());
+}
+
+/// An entry of now.
+#[must_use]
+pub fn entry(operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) -> Entry {
+    Entry {
+        at_unix_ms: clock::unix_ms(),
+        operation,
+        phase: phase.to_owned(),
+        took_us: took.map(|t| u64::try_from(t.as_micros()).unwrap_or(u64::MAX)),
+        outcome,
+        text: text.to_owned(),
+    }
+}
+
+/// The life of an endpoint whose delete took all of it away: the change that makes it durable belongs into the transaction
+/// that removes the record.
+#[must_use]
+pub fn deleted(shared: &Shared, took: Duration) -> Life {
+    let text = "nothing of it is left; the time is that of the whole delete";
+    let mut life = shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Deleted }));
+    // Not noted with the endpoint: the transaction that makes it true may fail.
+    life.entries.push(entry(Operation::Delete, "remove-record", Some(took), Outcome::Ok, text));
+    life
+}
+
+/// The life of an endpoint whose create failed.
+#[must_use]
+pub fn create_failed(shared: &Shared) -> Life {
+    shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::CreateFailed }))
+}
+
+/// The life of a create that the end of the agent interrupted, and that this start has undone.
+#[must_use]
+pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Life {
+    let now = clock::unix_ms();
+    let mut entries = Entries::default();
+    let text = "the agent ended while it was being created; this start took back what there was of it";
+    entries.push(entry(Operation::Undo, "restore", None, Outcome::Warning, text));
+    let who = Who {
+        id,
+        epoch,
+        attachment: attachment.clone(),
+        addresses: Vec::new(),
+        identity: None,
+        host_ifname: None,
+        pod_name: None,
+        pod_namespace: None,
+        created_unix_ms: now,
+    };
+    Life { who, ended: Some(Ended { at_unix_ms: now, how: End::CreateFailed }), entries }
+}
+
+/// Reads the timeline at a start, before the endpoints are brought back. Without it the agent serves as well.
+pub async fn load<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) {
+    let (lives, unreadable) = match node.store.lives().await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!("read the timeline: {error}; `wharf explain` knows nothing of before this start");
+            return;
+        }
+    };
+    if unreadable > 0 {
+        tracing::warn!(unreadable, "read the timeline: rows that cannot be read are left out");
+    }
+    let living: BTreeSet<(EndpointId, Epoch)> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
+    let quarantined: BTreeSet<EndpointId> = snapshot.quarantined.iter().map(|q| q.id).collect();
+    for mut life in lives {
+        let key = (life.who.id, life.who.epoch);
+        if life.ended.is_some() {
+            node.timelines.ended(&life);
+        } else if living.contains(&key) {
+            lock(&node.timelines.inner).loaded.insert(key, life.entries);
+        } else if !quarantined.contains(&key.0) {
+            let text = "its record was gone when the agent started; whoever removed it did not note how";
+            life.entries.push(entry(Operation::Restore, "gone", None, Outcome::Warning, text));
+            life.ended = Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Unnoted });
+            node.timelines.later(life);
+        }
+    }
+}
+
+/// Writes what was noted since the last time and forgets what is old, in one transaction; in none when there is nothing to
+/// do. `now_ms`: milliseconds since the Unix epoch.
+///
+/// # Errors
+/// When the store refuses; what was to be written is tried again.
+pub async fn write<K: Kernel>(node: &Node<K>, now_ms: u64) -> Result<(), String> {
+    let keep_ms = u64::try_from(node.config.timeline_keep.as_millis()).unwrap_or(u64::MAX);
+    let (later, old) = {
+        let mut inner = lock(&node.timelines.inner);
+        let count = inner.later.len().min(BATCH);
+        let later: Vec<Life> = inner.later.drain(..count).collect();
+        (later, inner.past.outdated(now_ms, keep_ms, MAX_PAST, BATCH))
+    };
+    let mut changes: Vec<Change> = later.iter().cloned().map(|life| Change::PutLife(Box::new(life))).collect();
+    let mut noted = Vec::new();
+    for handle in node.registry.list() {
+        if changes.len() >= BATCH {
+            break;
+        }
+        if handle.shared.read(|v| v.committed) && handle.shared.take_unwritten() {
+            changes.push(Change::PutLife(Box::new(handle.shared.life(None))));
+            noted.push(handle);
+        }
+    }
+    changes.extend(old.iter().map(|(id, epoch)| Change::RemoveLife(*id, *epoch)));
+    match node.store.commit(changes).await {
+        Ok(()) => {
+            lock(&node.timelines.inner).past.forget(&old);
+            Ok(())
+        }
+        Err(error) => {
+            noted.iter().for_each(|handle| handle.shared.set_unwritten());
+            let mut inner = lock(&node.timelines.inner);
+            for life in later.into_iter().rev() {
+                if inner.later.len() >= MAX_LATER {
+                    node.timelines.dropped.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    inner.later.push_front(life);
+                }
+            }
+            Err(format!("write the timeline: {error}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_core::ids::{ContainerId, IfName, NetworkName};
+
+    use super::*;
+
+    #[test]
+    fn however_fast_lives_end_the_oldest_makes_room() {
+        let timelines = Timelines::default();
+        let attachment = Attachment {
+            network: NetworkName::parse("net").expect("network"),
+            container_id: ContainerId::parse("c").expect("container"),
+            ifname: IfName::parse("eth0").expect("interface"),
+        };
+        let id = EndpointId::try_from(1).expect("id");
+        let mut removed = Vec::new();
+        for n in 0..MAX_PAST as u64 + 3 {
+            removed.extend(timelines.make_room());
+            let mut life = interrupted(id, Epoch(n), &attachment);
+            life.ended = Some(Ended { at_unix_ms: n, how: End::Deleted });
+            timelines.ended(&life);
+        }
+        assert_eq!(removed, [0, 1, 2].map(|n| Change::RemoveLife(id, Epoch(n))));
+        assert_eq!(timelines.past(|_| true).len(), MAX_PAST);
+        assert_eq!(timelines.dropped(), 0);
+    }
+}

@@ -1,0 +1,249 @@
+//! `wharf debuginfo`: everything that helps to find a fault, in one archive.
+//!
+//! Each part is collected by itself and within its own time: what cannot be read is in the archive as a file that says
+//! why. What the agent says comes from the API; the kernel's facts and the names of files are read here, so that there is
+//! an archive without an agent too. Nothing secret goes in: no environment and no command line of any process, no
+//! contents of the store's file, nothing from a container.
+
+mod archive;
+mod facts;
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use serde::Serialize;
+use wharf_api::{
+    ADMIN_SOCKET, AgentStatus, Endpoint, EndpointFilter,
+    client::{Client, ClientError},
+};
+
+use self::archive::Archive;
+use super::Context;
+use crate::{
+    args::DebuginfoArgs,
+    error::{CliError, Exit},
+    output::remark,
+    render::{status::FROM_ADMIN, text},
+};
+
+/// How long one question to the agent may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long all endpoints' explanations, and all maps, may take together.
+const MANY: Duration = Duration::from_secs(30);
+/// Endpoints that are explained, and maps that are dumped.
+const MAX_MANY: usize = 512;
+/// After this long, it is said what is waited for.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// What `wharf debuginfo -o json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// The archive.
+    path: PathBuf,
+    /// Its size, bytes.
+    bytes: u64,
+    /// Files in it.
+    files: usize,
+    /// Parts that could not be read, and why.
+    failed: Vec<Failed>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Failed {
+    part: String,
+    why: String,
+}
+
+/// The archive under construction.
+struct Collection {
+    archive: Archive,
+    failed: Vec<Failed>,
+    began: Instant,
+}
+
+impl Collection {
+    /// Adds a part, or why there is none.
+    fn add(&mut self, part: &str, content: Result<Vec<u8>, String>) -> Result<(), CliError> {
+        match content {
+            Ok(bytes) => self.archive.add(part, &bytes),
+            Err(why) => {
+                let added = self.archive.add(&format!("{part}.error"), format!("{why}\n").as_bytes());
+                self.failed.push(Failed { part: part.to_owned(), why });
+                added
+            }
+        }
+    }
+
+    fn json<T: Serialize>(&mut self, part: &str, value: Result<T, String>) -> Result<(), CliError> {
+        let bytes = value.and_then(|v| serde_json::to_vec_pretty(&v).map_err(|e| format!("write it as JSON: {e}")));
+        self.add(part, bytes)
+    }
+
+    /// Says what is collected, once it takes longer than anybody expects.
+    fn progress(&self, part: &str) {
+        if self.began.elapsed() > QUIET {
+            remark(&format!("wharf: collecting {part}"));
+        }
+    }
+}
+
+pub(super) async fn run(cx: &Context, args: &DebuginfoArgs) -> Result<Exit, CliError> {
+    let began = Instant::now();
+    let (client, status) = reach(&cx.client).await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let node = status.as_ref().map_or("node", |s| s.node_name.as_str());
+    let path = args.file.clone().unwrap_or_else(|| default_name(node, now.as_secs()).into());
+    let archive = Archive::create(&path, now.as_secs()).map_err(|e| cannot_write(&path, &e))?;
+    let mut all = Collection { archive, failed: Vec::new(), began };
+
+    all.json("client.json", Ok(facts::client()))?;
+    from_agent(&mut all, &client, status).await?;
+    all.progress("the kernel's facts");
+    for (part, content) in facts::kernel() {
+        all.add(part, content)?;
+    }
+    let run_dir = client.socket().parent().unwrap_or(Path::new("/"));
+    all.json("files/run-directory.json", facts::listing(run_dir))?;
+    all.json("files/pins.json", facts::pins())?;
+
+    // Last, because it tells of all others.
+    let failed = all.failed.clone();
+    all.archive.add("failed.json", &serde_json::to_vec_pretty(&failed).unwrap_or_default())?;
+    let (bytes, files) = all.archive.finish().map_err(|e| cannot_write(&path, &e))?;
+    let report = Report { path, bytes, files, failed };
+    cx.out.emit(&report, |_| words(&report))?;
+    Ok(Exit::well(report.failed.is_empty()))
+}
+
+/// The agent's API, or its admin thread where that alone answers; and what it said.
+async fn reach(api: &Client) -> (Client, Result<AgentStatus, ClientError>) {
+    let api = api.clone().with_timeout(PATIENCE);
+    let status = api.status().await;
+    if status.as_ref().is_err_and(ClientError::is_unreachable) {
+        let admin = Client::new(api.socket().with_file_name(ADMIN_SOCKET)).with_timeout(PATIENCE);
+        if let Ok(status) = admin.status().await {
+            remark(&format!("wharf: {FROM_ADMIN}"));
+            return (admin, Ok(status));
+        }
+    }
+    (api, status)
+}
+
+/// Everything that the agent can be asked.
+async fn from_agent(
+    all: &mut Collection,
+    client: &Client,
+    status: Result<AgentStatus, ClientError>,
+) -> Result<(), CliError> {
+    // Without an agent, every further question would only be refused once more; one that hangs is not asked ten times.
+    let away = status.as_ref().err().filter(|e| e.is_unreachable()).map(ToString::to_string);
+    all.json("agent/status.json", status.map_err(|e| e.to_string()))?;
+    macro_rules! ask {
+        ($part:literal, $question:expr) => {{
+            all.progress($part);
+            let answer = match &away {
+                Some(why) => Err(format!("not asked: {why}")),
+                None => $question.await.map_err(|e| e.to_string()),
+            };
+            answer
+        }};
+    }
+    let endpoints = ask!("agent/endpoints.json", client.endpoints(&EndpointFilter::default()));
+    let known: Vec<Endpoint> = endpoints.clone().unwrap_or_default();
+    all.json("agent/endpoints.json", endpoints)?;
+    let ipam = ask!("agent/ipam.json", client.ipam());
+    all.json("agent/ipam.json", ipam)?;
+    let config = ask!("agent/config.json", client.config());
+    all.json("agent/config.json", config)?;
+    let health = ask!("agent/health.json", client.health());
+    all.json("agent/health.json", health)?;
+    let audit = ask!("agent/audit.json", client.audit(false));
+    all.json("agent/audit.json", audit)?;
+    let metrics = ask!("agent/metrics.json", client.metrics_rows());
+    all.json("agent/metrics.json", metrics)?;
+    let log = ask!("agent/log.txt", client.log());
+    let log = log.map(|log| {
+        let left_out = (log.left_out > 0).then(|| format!("({} lines before these are not kept)\n", log.left_out));
+        left_out.into_iter().chain(log.lines.into_iter().map(|l| l + "\n")).collect::<String>().into_bytes()
+    });
+    all.add("agent/log.txt", log)?;
+    let maps = ask!("agent/maps.json", client.maps());
+    let mut names: Vec<String> = maps.iter().flatten().map(|m| m.name.clone()).collect();
+    names.sort();
+    all.json("agent/maps.json", maps)?;
+
+    let since = Instant::now();
+    for (n, endpoint) in known.iter().enumerate() {
+        let part = format!("agent/explain/{}.json", endpoint.id);
+        if n >= MAX_MANY || since.elapsed() > MANY {
+            let why =
+                format!("{} endpoints are not explained: there are too many, or it took too long", known.len() - n);
+            all.add("agent/explain/rest", Err(why))?;
+            break;
+        }
+        all.progress(&part);
+        let told = client.explain(&endpoint.id.to_string()).await;
+        all.json(&part, told.map_err(|e| e.to_string()))?;
+    }
+    let since = Instant::now();
+    for (n, name) in names.iter().enumerate() {
+        let Some(file) = file_name(name) else { continue };
+        let part = format!("agent/maps/{file}.json");
+        if n >= 2 * MAX_MANY || since.elapsed() > MANY {
+            let why = format!("{} maps are not dumped: there are too many, or it took too long", names.len() - n);
+            all.add("agent/maps/rest", Err(why))?;
+            break;
+        }
+        all.progress(&part);
+        let dump = client.map(&name.replace('/', ".")).await;
+        all.json(&part, dump.map_err(|e| e.to_string()))?;
+    }
+    Ok(())
+}
+
+/// A map's name as the name of a file; none for one that could name another place.
+fn file_name(map: &str) -> Option<String> {
+    let name = map.replace('/', ".");
+    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
+    (plain && !name.starts_with('.') && name.len() <= 80 && !name.is_empty()).then_some(name)
+}
+
+/// `wharf-debuginfo-NODE-20261120T174500Z.tar.gz`, in the directory one stands in.
+fn default_name(node: &str, unix_s: u64) -> String {
+    let node: String = node.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).take(64).collect();
+    let stamp: String = text::timestamp(unix_s.saturating_mul(1_000)).chars().filter(|c| !"-:".contains(*c)).collect();
+    let stamp = stamp.split('.').next().unwrap_or_default().to_owned();
+    format!("wharf-debuginfo-{}-{stamp}Z.tar.gz", if node.is_empty() { "node" } else { &node })
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> CliError {
+    CliError::refused(format!("write {}: {error}", path.display())).hint("name another place with --file")
+}
+
+fn words(report: &Report) -> String {
+    let files = text::count(report.files as u64, "file");
+    let path = text::safe(&report.path.display().to_string());
+    let mut out = format!("{path}: {}, {files}\n", text::bytes(report.bytes));
+    for f in &report.failed {
+        out.push_str(&format!("not in it: {}: {}\n", text::safe(&f.part), text::safe(&f.why)));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_names() {
+        assert_eq!(default_name("node-a", 1_790_856_000), "wharf-debuginfo-node-a-20261001T120000Z.tar.gz");
+        assert_eq!(default_name("../../etc/x y", 0), "wharf-debuginfo-etcxy-19700101T000000Z.tar.gz");
+        assert_eq!(default_name("///", 0), "wharf-debuginfo-node-19700101T000000Z.tar.gz");
+        assert_eq!(file_name("7/CONFIG").as_deref(), Some("7.CONFIG"));
+        for bad in ["", "../x", "/etc/passwd", "a b", "a\nb"] {
+            assert!(file_name(bad).is_none(), "{bad:?}");
+        }
+    }
+}

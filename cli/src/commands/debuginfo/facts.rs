@@ -1,0 +1,190 @@
+//! What can be read without an agent: the kernel's facts, and the names of files.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Read as _,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::UNIX_EPOCH,
+};
+
+use serde::Serialize;
+
+/// Longest file that is read, bytes.
+const MAX_FILE: u64 = 256 * 1024;
+/// Most names that are listed, and how deep directories are followed.
+const MAX_NAMES: usize = 10_000;
+const MAX_DEPTH: usize = 4;
+
+/// Settings of the kernel that this datapath depends on.
+const SYSCTLS: [&str; 16] = [
+    "kernel/unprivileged_bpf_disabled",
+    "net/core/bpf_jit_enable",
+    "net/core/bpf_jit_harden",
+    "net/core/bpf_jit_limit",
+    "net/ipv4/conf/all/rp_filter",
+    "net/ipv4/conf/default/rp_filter",
+    "net/ipv4/conf/all/forwarding",
+    "net/ipv4/ip_forward",
+    "net/ipv6/conf/all/disable_ipv6",
+    "net/ipv6/conf/all/forwarding",
+    "net/ipv6/conf/default/accept_dad",
+    "net/netfilter/nf_conntrack_count",
+    "net/netfilter/nf_conntrack_max",
+    "net/unix/max_dgram_qlen",
+    "user/max_net_namespaces",
+    "vm/overcommit_memory",
+];
+
+/// The program itself.
+pub(super) fn client() -> BTreeMap<&'static str, String> {
+    BTreeMap::from([
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("architecture", std::env::consts::ARCH.to_owned()),
+    ])
+}
+
+/// Files of the kernel: name in the archive, and content.
+pub(super) fn kernel() -> Vec<(&'static str, Result<Vec<u8>, String>)> {
+    let text = |path: &str| read(Path::new(path)).map(String::into_bytes);
+    vec![
+        ("kernel/version.txt", text("/proc/version")),
+        ("kernel/osrelease.txt", text("/proc/sys/kernel/osrelease")),
+        ("kernel/os-release.txt", text("/etc/os-release")),
+        ("kernel/uptime.txt", text("/proc/uptime")),
+        ("kernel/load.txt", text("/proc/loadavg")),
+        ("kernel/memory.txt", text("/proc/meminfo")),
+        ("kernel/bpf-file-systems.txt", bpf_mounts().map(|m| (m.join("\n") + "\n").into_bytes())),
+        ("kernel/sysctl.json", serde_json::to_vec_pretty(&sysctls()).map_err(|e| e.to_string())),
+    ]
+}
+
+/// Each setting's value, or why there is none.
+fn sysctls() -> BTreeMap<&'static str, String> {
+    let value = |name: &&'static str| {
+        let read = read(&Path::new("/proc/sys").join(name));
+        (*name, read.map_or_else(|why| format!("({why})"), |text| text.trim().to_owned()))
+    };
+    SYSCTLS.iter().map(value).collect()
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let fail = |e: std::io::Error| format!("read {}: {e}", path.display());
+    let mut bytes = Vec::new();
+    fs::File::open(path).map_err(fail)?.take(MAX_FILE).read_to_end(&mut bytes).map_err(fail)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Lines of mountinfo (proc_pid_mountinfo(5)) of BPF file systems.
+fn bpf_mounts() -> Result<Vec<String>, String> {
+    let all = read(Path::new("/proc/self/mountinfo"))?;
+    let is_bpf = |line: &&str| line.split(" - ").nth(1).is_some_and(|after| after.starts_with("bpf "));
+    Ok(all.lines().filter(is_bpf).map(str::to_owned).collect())
+}
+
+/// What is known of a file without opening it.
+#[derive(Debug, Serialize)]
+pub(super) struct Listed {
+    /// Name below the directory that was listed.
+    name: String,
+    /// `file`, `directory`, `socket`, ...
+    kind: &'static str,
+    /// Bytes.
+    bytes: u64,
+    /// Mode bits, octal.
+    mode: String,
+    /// User and group.
+    owner: (u32, u32),
+    /// Last change, milliseconds since the Unix epoch.
+    changed_unix_ms: u64,
+}
+
+/// Names, sizes and times below a directory; links are not followed, nothing is opened.
+pub(super) fn listing(directory: &Path) -> Result<Vec<Listed>, String> {
+    let mut found = Vec::new();
+    walk(directory, directory, 0, &mut found)?;
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+fn walk(root: &Path, directory: &Path, depth: usize, found: &mut Vec<Listed>) -> Result<(), String> {
+    let fail = |e: std::io::Error| format!("list {}: {e}", directory.display());
+    for entry in fs::read_dir(directory).map_err(fail)? {
+        let path = entry.map_err(fail)?.path();
+        if found.len() >= MAX_NAMES {
+            return Ok(());
+        }
+        // One that went meanwhile is none.
+        let Ok(meta) = fs::symlink_metadata(&path) else { continue };
+        let changed = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        found.push(Listed {
+            name: path.strip_prefix(root).unwrap_or(&path).display().to_string(),
+            kind: kind(&meta),
+            bytes: meta.len(),
+            mode: format!("{:o}", meta.mode() & 0o7777),
+            owner: (meta.uid(), meta.gid()),
+            changed_unix_ms: u64::try_from(changed.as_millis()).unwrap_or(u64::MAX),
+        });
+        if meta.is_dir() && depth < MAX_DEPTH {
+            walk(root, &path, depth + 1, found)?;
+        }
+    }
+    Ok(())
+}
+
+fn kind(meta: &fs::Metadata) -> &'static str {
+    use std::os::unix::fs::FileTypeExt as _;
+    let kind = meta.file_type();
+    match () {
+        () if kind.is_dir() => "directory",
+        () if kind.is_symlink() => "link",
+        () if kind.is_socket() => "socket",
+        () if kind.is_file() => "file",
+        () => "other",
+    }
+}
+
+/// What is pinned below `wharf` of each BPF file system that can be seen from here.
+pub(super) fn pins() -> Result<BTreeMap<String, Vec<Listed>>, String> {
+    let mounts = bpf_mounts()?;
+    let points = mounts.iter().filter_map(|line| line.split(' ').nth(4));
+    let mut all = BTreeMap::new();
+    for point in points {
+        let root = PathBuf::from(point).join("wharf");
+        if root.is_dir() {
+            all.insert(root.display().to_string(), listing(&root)?);
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_listed_in_order_and_links_are_not_followed() -> Result<(), Box<dyn std::error::Error>> {
+        let directory = tempfile::tempdir()?;
+        fs::write(directory.path().join("b"), b"secret")?;
+        fs::create_dir(directory.path().join("a"))?;
+        fs::write(directory.path().join("a/c"), b"")?;
+        std::os::unix::fs::symlink("/", directory.path().join("z"))?;
+        let found = listing(directory.path())?;
+        let names: Vec<(&str, &str)> = found.iter().map(|f| (f.name.as_str(), f.kind)).collect();
+        assert_eq!(names, [("a", "directory"), ("a/c", "file"), ("b", "file"), ("z", "link")]);
+        assert!(!serde_json::to_string(&found)?.contains("secret"));
+        assert!(listing(&directory.path().join("none")).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn every_fact_has_a_place() {
+        for (part, content) in kernel() {
+            assert!(!part.starts_with('/') && !part.contains(".."), "{part}");
+            if part == "kernel/version.txt" {
+                assert!(content.is_ok_and(|c| c.starts_with(b"Linux")));
+            }
+        }
+    }
+}

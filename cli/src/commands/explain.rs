@@ -1,0 +1,41 @@
+//! `wharf explain`.
+
+use std::time::Duration;
+
+use wharf_api::{ADMIN_SOCKET, Explanation, Health, SubjectKind, client::Client};
+
+use super::Context;
+use crate::{
+    args::ExplainArgs,
+    error::{CliError, Exit},
+    output::remark,
+    render::{explain, status::FROM_ADMIN},
+};
+
+/// How long the API may take before the admin thread is asked: longer than the agent's own deadlines for the kernel, the
+/// store and the deletion queue, one after another.
+const API_PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) async fn run(cx: &Context, args: &ExplainArgs) -> Result<Exit, CliError> {
+    let e = ask(cx, &args.subject).await?;
+    cx.out.emit(&e, |style| explain::explain(&e, style))?;
+    Ok(match (e.kind, e.health) {
+        // As with every command: what was asked for must be asked again, in other words.
+        (SubjectKind::Several, _) => Exit::Usage,
+        (SubjectKind::Unknown, _) => Exit::Unwell,
+        (_, health) => Exit::well(health <= Health::Pending),
+    })
+}
+
+/// Asks the API, and when that does not answer the admin thread, whose socket is beside it.
+async fn ask(cx: &Context, subject: &str) -> Result<Explanation, CliError> {
+    let error = match cx.client.clone().with_timeout(API_PATIENCE).explain(subject).await {
+        Err(e) if e.is_unreachable() => e,
+        answer => return Ok(answer?),
+    };
+    let admin = Client::new(cx.client.socket().with_file_name(ADMIN_SOCKET)).with_timeout(API_PATIENCE);
+    // When neither answers, it is the API's silence that is told.
+    let answer = admin.explain(subject).await.map_err(|_| CliError::from(error))?;
+    remark(&format!("wharf: {FROM_ADMIN}"));
+    Ok(answer)
+}

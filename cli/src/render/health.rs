@@ -1,0 +1,261 @@
+//! `wharf health status` and `wharf health probe`.
+
+use wharf_api::{HealthReport, HealthState, NodeHealth, ProbeOutcome, ProbeStatus};
+
+use super::{
+    Style, Tone,
+    screen::Screen,
+    table::{cell, maybe, number, table, token},
+    text,
+};
+
+/// Every node's health endpoint answers.
+pub(crate) fn is_well(report: &HealthReport) -> bool {
+    !report.nodes.is_empty() && report.nodes.iter().all(|n| n.state == HealthState::Ok)
+}
+
+/// The nodes, their probes, and what there is to say about them.
+pub(crate) fn report(report: &HealthReport, style: &Style) -> String {
+    let mut screen = Screen::new(style);
+    let header = ["NODE", "STATE", "FOR", "PROBED", "ENDPOINT", "PID", "LAUNCHES"];
+    screen.block(&table(style, &header, report.nodes.iter().map(|n| node(n, style)).collect()));
+    for n in &report.nodes {
+        if !n.probes.is_empty() {
+            screen.gap();
+            if report.nodes.len() > 1 {
+                screen.heading(&text::cut(&n.node, 64));
+            }
+            let header = ["PROBE", "ADDRESS", "RESULT", "LAST", "MIN", "MEAN", "MAX", "LOST"];
+            screen.block(&table(style, &header, n.probes.iter().map(probe).collect()));
+        }
+    }
+    let remarks: Vec<(Tone, String)> = report.nodes.iter().flat_map(|n| remarks(n, style)).collect();
+    if !remarks.is_empty() {
+        screen.gap();
+    }
+    for (tone, words) in remarks {
+        screen.item(tone, &words);
+    }
+    screen.finish()
+}
+
+fn tone(state: HealthState) -> Tone {
+    match state {
+        HealthState::Ok => Tone::Good,
+        HealthState::Off => Tone::Dim,
+        HealthState::Starting | HealthState::Degraded => Tone::Warn,
+        HealthState::WrongAnswer | HealthState::Down => Tone::Bad,
+    }
+}
+
+fn node(n: &NodeHealth, style: &Style) -> Vec<super::table::Cell> {
+    let probed = n.last_round_unix_ms.map_or_else(|| "-".to_owned(), |then| text::ago(style.now_unix_ms, then));
+    vec![
+        cell(&n.node),
+        token(n.state.as_str()).tone(tone(n.state)),
+        token(text::age(style.now_unix_ms, n.since_unix_ms)),
+        token(probed),
+        maybe(n.endpoint),
+        maybe(n.pid),
+        number(n.launches),
+    ]
+}
+
+fn probe(p: &ProbeStatus) -> Vec<super::table::Cell> {
+    let (word, tone) = match p.outcome {
+        ProbeOutcome::Answered => ("answered", Tone::Good),
+        ProbeOutcome::NoAnswer => ("no answer", Tone::Bad),
+        ProbeOutcome::WrongAnswer => ("wrong answer", Tone::Bad),
+        ProbeOutcome::NotTried => ("not tried", Tone::Dim),
+    };
+    let lost = if p.lost > 0 { Tone::Warn } else { Tone::Plain };
+    vec![
+        token(p.probe.as_str()),
+        token(p.address.to_string()),
+        token(word).tone(tone),
+        number(trip(p.last_us)),
+        number(trip(p.min_us)),
+        number(trip(p.mean_us)),
+        number(trip(p.max_us)),
+        number(format!("{}/{}", p.lost, p.sent)).tone(lost),
+    ]
+}
+
+/// `82us`, `1.2ms`, `1.0s`; `-` for none.
+fn trip(us: Option<u64>) -> String {
+    match us {
+        None => "-".to_owned(),
+        Some(us @ 0..1_000) => format!("{us}us"),
+        Some(us @ 1_000..1_000_000) => format!("{}.{}ms", us / 1_000, us % 1_000 / 100),
+        Some(us) => format!("{}.{}s", us / 1_000_000, us % 1_000_000 / 100_000),
+    }
+}
+
+fn remarks(n: &NodeHealth, style: &Style) -> Vec<(Tone, String)> {
+    let mut out = Vec::new();
+    if n.state != HealthState::Ok {
+        out.push((tone(n.state), format!("{}: {}: {}", n.node, n.state.as_str(), n.message)));
+    }
+    let untried = |p: &&ProbeStatus| p.outcome == ProbeOutcome::NotTried;
+    if let Some(p) = n.probes.iter().find(untried).filter(|_| n.state == HealthState::Ok) {
+        out.push((Tone::Dim, format!("{}: {} was not tried: {}", n.node, p.probe.as_str(), p.error)));
+    }
+    // Where there are probes, they show them.
+    let addresses = n.ipv4.map(|a| a.to_string()).into_iter().chain(n.ipv6.map(|a| a.to_string()));
+    let addresses: Vec<String> = addresses.filter(|_| n.probes.is_empty()).collect();
+    if !addresses.is_empty() {
+        out.push((Tone::Dim, format!("{}: its addresses: {}", n.node, addresses.join(", "))));
+    }
+    if let Some(relaunch) = &n.last_relaunch {
+        let when = text::ago(style.now_unix_ms, relaunch.unix_ms);
+        out.push((Tone::Warn, format!("{}: deleted to be launched anew {when}: {}", n.node, relaunch.reason)));
+    }
+    if let Some(note) = &n.address_note {
+        out.push((Tone::Warn, format!("{}: {note}", n.node)));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use wharf_api::{IpFamily, ProbeKind, Relaunch};
+
+    use super::*;
+    use crate::render::sample::{HOSTILE, NOW};
+
+    fn probed(address: &str, probe: ProbeKind, last_us: u64) -> ProbeStatus {
+        let address: IpAddr = address.parse().unwrap_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED));
+        ProbeStatus {
+            family: if address.is_ipv6() { IpFamily::Ipv6 } else { IpFamily::Ipv4 },
+            address,
+            probe,
+            outcome: ProbeOutcome::Answered,
+            error: String::new(),
+            last_us: Some(last_us),
+            min_us: Some(71),
+            mean_us: Some(123),
+            max_us: Some(12_345),
+            sent: 60,
+            lost: 0,
+        }
+    }
+
+    fn well() -> NodeHealth {
+        let all = |address: &str| {
+            [(ProbeKind::Icmp, 82), (ProbeKind::Tcp, 96), (ProbeKind::Http, 1_204)]
+                .map(|(kind, us)| probed(address, kind, us))
+        };
+        NodeHealth {
+            node: "quay".to_owned(),
+            local: true,
+            state: HealthState::Ok,
+            message: "6 of 6 probes answered".to_owned(),
+            since_unix_ms: NOW - 720_000,
+            ipv4: Some([10, 87, 0, 2].into()),
+            ipv6: "fd57:4a7f:e8f::2".parse().ok(),
+            endpoint: Some(7),
+            pid: Some(4_242),
+            interval_ms: 10_000,
+            last_round_unix_ms: Some(NOW - 3_000),
+            rounds: 72,
+            launches: 1,
+            probes: [all("10.87.0.2"), all("fd57:4a7f:e8f::2")].concat(),
+            ..NodeHealth::default()
+        }
+    }
+
+    fn show(nodes: Vec<NodeHealth>) -> String {
+        let shown = report(&HealthReport { nodes }, &Style::plain());
+        assert!(shown.lines().all(|l| l.chars().count() <= 100), "{shown}");
+        shown
+    }
+
+    #[test]
+    fn all_is_well() {
+        insta::assert_snapshot!(show(vec![well()]), @r"
+        NODE  STATE  FOR  PROBED  ENDPOINT  PID   LAUNCHES
+        quay  ok     12m  3s ago  7         4242         1
+
+        PROBE  ADDRESS           RESULT     LAST   MIN   MEAN     MAX  LOST
+        ICMP   10.87.0.2         answered   82us  71us  123us  12.3ms  0/60
+        TCP    10.87.0.2         answered   96us  71us  123us  12.3ms  0/60
+        HTTP   10.87.0.2         answered  1.2ms  71us  123us  12.3ms  0/60
+        ICMP   fd57:4a7f:e8f::2  answered   82us  71us  123us  12.3ms  0/60
+        TCP    fd57:4a7f:e8f::2  answered   96us  71us  123us  12.3ms  0/60
+        HTTP   fd57:4a7f:e8f::2  answered  1.2ms  71us  123us  12.3ms  0/60
+        ");
+    }
+
+    #[test]
+    fn down_and_launched_anew() {
+        let mut n = well();
+        (n.state, n.launches, n.pid, n.endpoint) = (HealthState::Down, 3, None, None);
+        n.message = "launch: lease its addresses: no free IPv4 address in pool default; it is tried again".to_owned();
+        let reason = "3 rounds in a row failed: HTTP to 10.87.0.2: no answer within 1s".to_owned();
+        n.last_relaunch = Some(Relaunch { unix_ms: NOW - 5_000, reason });
+        n.address_note = Some("10.87.0.9, kept from before, cannot be had again; another was taken".to_owned());
+        n.probes.truncate(3);
+        let gone = NodeHealth { probes: Vec::new(), node: "pier".to_owned(), ..n.clone() };
+        n.probes[2].outcome = ProbeOutcome::NoAnswer;
+        (n.probes[2].lost, n.probes[2].last_us, n.probes[2].max_us) = (3, Some(999_999), Some(1_000_000));
+        insta::assert_snapshot!(show(vec![n, gone]), @r"
+        NODE  STATE  FOR  PROBED  ENDPOINT  PID  LAUNCHES
+        quay  down   12m  3s ago  -         -           3
+        pier  down   12m  3s ago  -         -           3
+
+        quay
+        PROBE  ADDRESS    RESULT        LAST   MIN   MEAN     MAX  LOST
+        ICMP   10.87.0.2  answered      82us  71us  123us  12.3ms  0/60
+        TCP    10.87.0.2  answered      96us  71us  123us  12.3ms  0/60
+        HTTP   10.87.0.2  no answer  999.9ms  71us  123us    1.0s  3/60
+
+          - quay: down: launch: lease its addresses: no free IPv4 address in pool default; it is tried again
+          - quay: deleted to be launched anew 5s ago: 3 rounds in a row failed: HTTP to 10.87.0.2: no answer
+            within 1s
+          - quay: 10.87.0.9, kept from before, cannot be had again; another was taken
+          - pier: down: launch: lease its addresses: no free IPv4 address in pool default; it is tried again
+          - pier: its addresses: 10.87.0.2, fd57:4a7f:e8f::2
+          - pier: deleted to be launched anew 5s ago: 3 rounds in a row failed: HTTP to 10.87.0.2: no answer
+            within 1s
+          - pier: 10.87.0.9, kept from before, cannot be had again; another was taken
+        ");
+    }
+
+    #[test]
+    fn several_nodes_hostile_words_and_long_addresses() {
+        let mut n = well();
+        n.node = HOSTILE.to_owned();
+        n.state = HealthState::WrongAnswer;
+        n.message = HOSTILE.to_owned();
+        n.ipv6 = "fd57:4a7f:0e8f:1111:2222:3333:4444:5555".parse().ok();
+        n.probes = vec![probed("fd57:4a7f:0e8f:1111:2222:3333:4444:5555", ProbeKind::Http, 45_678)];
+        n.probes[0].outcome = ProbeOutcome::WrongAnswer;
+        n.probes[0].lost = 60;
+        let message = "turned off by --health-interval-ms 0".to_owned();
+        let off = NodeHealth { node: "pier".to_owned(), state: HealthState::Off, message, ..NodeHealth::default() };
+        insta::assert_snapshot!(show(vec![n, off]), @r"
+        NODE                                           STATE         FOR  PROBED  ENDPOINT  PID   LAUNCHES
+        k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfak  wrong-answer  12m  3s ago  7         4242         1
+        e row
+        pier                                           off           -    -       -         -            0
+
+        k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
+        PROBE  ADDRESS                                 RESULT          LAST   MIN   MEAN     MAX   LOST
+        HTTP   fd57:4a7f:e8f:1111:2222:3333:4444:5555  wrong answer  45.6ms  71us  123us  12.3ms  60/60
+
+          - k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row: wrong-answer:
+            k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
+          - pier: off: turned off by --health-interval-ms 0
+        ");
+    }
+
+    #[test]
+    fn well_means_every_node() {
+        let off = NodeHealth { state: HealthState::Off, ..NodeHealth::default() };
+        assert!(is_well(&HealthReport { nodes: vec![well()] }));
+        assert!(!is_well(&HealthReport { nodes: vec![well(), off] }));
+        assert!(!is_well(&HealthReport::default()));
+    }
+}

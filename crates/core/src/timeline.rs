@@ -1,0 +1,303 @@
+//! What happened to an endpoint: a bounded list of entries, kept in the store from its create until a day after its delete.
+//!
+//! Pure: what is kept, in which order, and what goes first when there is too much. Times are milliseconds since the Unix
+//! epoch, for people; nothing but the age of what has ended is decided by them.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    endpoint::EndpointRecord,
+    identity::Identity,
+    ids::{Attachment, EndpointId, Epoch, IfName},
+};
+
+/// Entries of one endpoint. Its create and its last delete are never pushed out by what was between.
+pub const MAX_ENTRIES: usize = 64;
+/// Longest text of an entry, bytes.
+pub const MAX_TEXT: usize = 400;
+/// Lives that are kept after their end.
+pub const MAX_PAST: usize = 4_096;
+
+/// What an entry is part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    /// Its create.
+    Create,
+    /// The undo of a create that failed.
+    Undo,
+    /// A build while it lives.
+    Regenerate,
+    /// New labels.
+    Relabel,
+    /// What a start of the agent did with it.
+    Restore,
+    /// A delete.
+    Delete,
+    /// Something that was noticed: a check, an alarm.
+    Notice,
+}
+
+impl Operation {
+    /// Name in metrics' labels and in what people read.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Undo => "undo",
+            Self::Regenerate => "regenerate",
+            Self::Relabel => "relabel",
+            Self::Restore => "restore",
+            Self::Delete => "delete",
+            Self::Notice => "notice",
+        }
+    }
+}
+
+/// How it went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// As it should.
+    #[default]
+    Ok,
+    /// Odd; nothing is lost.
+    Warning,
+    /// Failed.
+    Failed,
+}
+
+impl Outcome {
+    fn is_ok(&self) -> bool {
+        *self == Self::Ok
+    }
+}
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When it ended, milliseconds since the Unix epoch.
+    #[serde(rename = "at")]
+    pub at_unix_ms: u64,
+    /// What it is part of.
+    #[serde(rename = "op")]
+    pub operation: Operation,
+    /// Step, or event of the state machine.
+    pub phase: String,
+    /// How long it took, microseconds; none for what has no length.
+    #[serde(rename = "us", default, skip_serializing_if = "Option::is_none")]
+    pub took_us: Option<u64>,
+    /// How it went.
+    #[serde(default, skip_serializing_if = "Outcome::is_ok")]
+    pub outcome: Outcome,
+    /// In words; empty when there is nothing to add.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub text: String,
+}
+
+/// The entries of one endpoint, oldest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entries {
+    list: Vec<Entry>,
+    #[serde(default)]
+    left_out: u64,
+}
+
+impl Entries {
+    /// Adds an entry. What only repeats the words of the one before adds nothing. When there are too many, the oldest goes
+    /// that belongs neither to the create nor to the last delete; where all do, the oldest after the first.
+    pub fn push(&mut self, mut entry: Entry) {
+        cut(&mut entry.text);
+        cut(&mut entry.phase);
+        let repeats = |last: &Entry| {
+            !entry.text.is_empty()
+                && entry.took_us.is_none()
+                && last.outcome == entry.outcome
+                && last.text.contains(&entry.text)
+        };
+        if self.list.last().is_some_and(repeats) {
+            return;
+        }
+        self.list.push(entry);
+        while self.list.len() > MAX_ENTRIES {
+            let at = self.least_needed();
+            self.list.remove(at);
+            self.left_out += 1;
+        }
+    }
+
+    /// Index of the entry that goes first.
+    fn least_needed(&self) -> usize {
+        // A delete that is asked for again and again begins anew each time.
+        let last_delete = self.list.iter().rposition(|e| e.operation == Operation::Delete && e.phase == DELETE_BEGINS);
+        let is_needed = |(at, e): (usize, &Entry)| match e.operation {
+            Operation::Create => true,
+            Operation::Delete => last_delete.is_none_or(|begun| at >= begun),
+            _ => false,
+        };
+        self.list.iter().enumerate().position(|e| !is_needed(e)).unwrap_or(1)
+    }
+
+    /// All of them, oldest first.
+    #[must_use]
+    pub fn list(&self) -> &[Entry] {
+        &self.list
+    }
+
+    /// How many were pushed out.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+}
+
+/// Phase of the entry with which a delete begins.
+pub const DELETE_BEGINS: &str = "write-intent";
+
+fn cut(text: &mut String) {
+    if text.len() > MAX_TEXT {
+        let end = (0..=MAX_TEXT - 3).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str("...");
+    }
+}
+
+/// How a life ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    /// Deleted, and nothing of it is left.
+    Deleted,
+    /// Its create failed and was undone.
+    CreateFailed,
+    /// Its record was gone when an agent started; the one that took it away did not note how.
+    Unnoted,
+}
+
+/// When and how a life ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Ended {
+    /// Milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
+    /// How.
+    pub how: End,
+}
+
+/// Who it was: what is needed to find a life that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Who {
+    /// Endpoint id; others have had it, and others may have it now.
+    pub id: EndpointId,
+    /// Epoch: with the id, the life's name.
+    pub epoch: Epoch,
+    /// CNI key.
+    pub attachment: Attachment,
+    /// Addresses, IPv4 first.
+    pub addresses: Vec<IpAddr>,
+    /// Identity; none of a create that was interrupted.
+    pub identity: Option<Identity>,
+    /// Host side's name.
+    pub host_ifname: Option<IfName>,
+    /// Pod name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+    /// Pod namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_namespace: Option<String>,
+    /// When it was created, milliseconds since the Unix epoch.
+    pub created_unix_ms: u64,
+}
+
+impl Who {
+    /// As the record says.
+    #[must_use]
+    pub fn of(record: &EndpointRecord) -> Self {
+        Self {
+            id: record.id,
+            epoch: record.epoch,
+            attachment: record.attachment.clone(),
+            addresses: record.addresses().collect(),
+            identity: Some(record.identity),
+            host_ifname: Some(record.host_ifname.clone()),
+            pod_name: record.pod_name.clone(),
+            pod_namespace: record.pod_namespace.clone(),
+            created_unix_ms: record.created_unix_ms,
+        }
+    }
+}
+
+/// The life of an endpoint, as the store keeps it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Life {
+    /// Who.
+    pub who: Who,
+    /// Set when it has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Ended>,
+    /// What happened.
+    pub entries: Entries,
+}
+
+/// A life without an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PastLife {
+    /// Who it was.
+    pub who: Who,
+    /// When and how it ended.
+    pub ended: Ended,
+}
+
+/// The lives that have ended: who they were. At most [`MAX_PAST`], the entries themselves are in the store.
+#[derive(Debug, Clone, Default)]
+pub struct Past {
+    by_end: BTreeMap<(u64, u64, u16), PastLife>,
+}
+
+impl Past {
+    /// Adds one.
+    pub fn insert(&mut self, past: PastLife) {
+        self.by_end.insert((past.ended.at_unix_ms, past.who.epoch.0, past.who.id.get()), past);
+    }
+
+    /// Those that are to be forgotten, oldest first, at most `batch`: the ones that ended more than `keep_ms` ago, and what
+    /// is more than `most`. They stay until [`Self::forget`] is told that the store has forgotten them.
+    #[must_use]
+    pub fn outdated(&self, now_ms: u64, keep_ms: u64, most: usize, batch: usize) -> Vec<(EndpointId, Epoch)> {
+        let excess = self.by_end.len().saturating_sub(most);
+        // The oldest first, so that the first that may stay ends the search.
+        let is_old =
+            |(n, past): &(usize, &PastLife)| *n < excess || past.ended.at_unix_ms.saturating_add(keep_ms) <= now_ms;
+        let old = self.by_end.values().enumerate().take_while(is_old).take(batch);
+        old.map(|(_, past)| (past.who.id, past.who.epoch)).collect()
+    }
+
+    /// Forgets lives.
+    pub fn forget(&mut self, lives: &[(EndpointId, Epoch)]) {
+        if lives.is_empty() {
+            return;
+        }
+        self.by_end.retain(|_, past| !lives.contains(&(past.who.id, past.who.epoch)));
+    }
+
+    /// All that fit, the last that ended first.
+    pub fn find(&self, fits: impl Fn(&PastLife) -> bool) -> Vec<PastLife> {
+        self.by_end.values().rev().filter(|past| fits(past)).cloned().collect()
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_end.len()
+    }
+
+    /// None.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_end.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use super::*;
+use crate::ids::{ContainerId, NetworkName};
+
+fn entry(operation: Operation, phase: &str, at_unix_ms: u64) -> Entry {
+    Entry { at_unix_ms, operation, phase: phase.into(), took_us: Some(1), outcome: Outcome::Ok, text: String::new() }
+}
+
+fn past(id: u16, epoch: u64, ended: u64) -> PastLife {
+    let who = Who {
+        id: EndpointId::try_from(id).unwrap(),
+        epoch: Epoch(epoch),
+        attachment: Attachment {
+            network: NetworkName::parse("net").unwrap(),
+            container_id: ContainerId::parse(&format!("c{id}")).unwrap(),
+            ifname: IfName::parse("eth0").unwrap(),
+        },
+        addresses: Vec::new(),
+        identity: None,
+        host_ifname: None,
+        pod_name: None,
+        pod_namespace: None,
+        created_unix_ms: 0,
+    };
+    PastLife { who, ended: Ended { at_unix_ms: ended, how: End::Deleted } }
+}
+
+#[test]
+fn create_and_last_delete_outlive_everything_between() {
+    let mut entries = Entries::default();
+    for step in ["write-intent", "lease", "ensure-link", "commit"] {
+        entries.push(entry(Operation::Create, step, 1));
+    }
+    for n in 0..1_000 {
+        entries.push(entry(Operation::Regenerate, "realized", n));
+    }
+    for at in 0..50 {
+        entries.push(entry(Operation::Delete, DELETE_BEGINS, 2_000 + at));
+        entries.push(entry(Operation::Delete, "detach", 2_000 + at));
+    }
+    let list = entries.list();
+    assert_eq!(list.len(), MAX_ENTRIES);
+    assert_eq!(list.iter().filter(|e| e.operation == Operation::Create).count(), 4);
+    assert_eq!(list.first().map(|e| e.phase.as_str()), Some("write-intent"));
+    assert_eq!(list.last().map(|e| (e.phase.as_str(), e.at_unix_ms)), Some(("detach", 2_049)));
+    assert_eq!(entries.left_out(), 1_104 - 64);
+    assert!(list.is_sorted_by_key(|e| e.at_unix_ms), "in the order they came");
+}
+
+#[test]
+fn a_create_that_never_ends_is_bounded_too() {
+    let mut entries = Entries::default();
+    for n in 0..200 {
+        entries.push(entry(Operation::Create, "step", n));
+    }
+    assert_eq!(entries.list().len(), MAX_ENTRIES);
+    assert_eq!(entries.list()[0].at_unix_ms, 0, "the first stays");
+    assert_eq!(entries.list()[MAX_ENTRIES - 1].at_unix_ms, 199);
+}
+
+#[test]
+fn long_words_are_cut_and_repeated_ones_left_out() {
+    let mut entries = Entries::default();
+    entries.push(Entry { text: "ä".repeat(1_000), ..entry(Operation::Notice, "check", 1) });
+    assert!(entries.list()[0].text.len() <= MAX_TEXT && entries.list()[0].text.ends_with("..."));
+    let failed = Entry { outcome: Outcome::Failed, text: "no space".into(), ..entry(Operation::Create, "lease", 2) };
+    entries.push(failed.clone());
+    entries.push(Entry { took_us: None, phase: "create".into(), ..failed.clone() });
+    assert_eq!(entries.list().len(), 2, "the same words again");
+    entries.push(Entry { took_us: None, text: "another".into(), ..failed });
+    assert_eq!(entries.list().len(), 3);
+}
+
+#[test]
+fn what_is_old_or_too_much_goes_oldest_first_in_batches() {
+    let mut all = Past::default();
+    for n in 1..=10_u16 {
+        all.insert(past(n, u64::from(n), u64::from(n) * 1_000));
+    }
+    let ids = |lives: Vec<(EndpointId, Epoch)>| lives.iter().map(|(id, _)| id.get()).collect::<Vec<_>>();
+    assert_eq!(ids(all.outdated(10_000, 100_000, 100, 100)), [0_u16; 0], "nothing is old");
+    assert_eq!(ids(all.outdated(10_000, 7_000, 100, 100)), [1, 2, 3]);
+    assert_eq!(ids(all.outdated(10_000, 7_000, 100, 2)), [1, 2], "a batch");
+    assert_eq!(ids(all.outdated(10_000, 100_000, 6, 100)), [1, 2, 3, 4], "too many");
+    let gone = all.outdated(10_000, 7_000, 100, 2);
+    all.forget(&gone);
+    assert_eq!(all.len(), 8);
+    assert_eq!(ids(all.outdated(10_000, 7_000, 100, 2)), [3]);
+    assert_eq!(all.find(|p| p.who.id.get() > 8).iter().map(|p| p.who.id.get()).collect::<Vec<_>>(), [10, 9]);
+}
+
+#[test]
+fn a_life_comes_back_from_json_as_it_was() {
+    let mut entries = Entries::default();
+    entries.push(entry(Operation::Create, "lease", 1));
+    entries.push(Entry {
+        outcome: Outcome::Failed,
+        text: "why".into(),
+        took_us: None,
+        ..entry(Operation::Delete, "x", 2)
+    });
+    let life = Life { who: past(3, 4, 5).who, ended: Some(Ended { at_unix_ms: 5, how: End::Deleted }), entries };
+    let text = serde_json::to_string(&life).unwrap();
+    assert_eq!(serde_json::from_str::<Life>(&text).unwrap(), life);
+}

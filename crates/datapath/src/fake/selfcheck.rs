@@ -1,0 +1,79 @@
+//! What the fake's programs would decide of test packets: the verdict alone. Packets leave as the case wants them, and
+//! are counted where it wants them, whenever the verdict is the case's.
+
+use std::net::IpAddr;
+
+use wharf_core::{
+    ids::EndpointId,
+    selfcheck::{Case, CaseResult, Family, Hook, Kind, Outcome, Verdict},
+};
+
+use super::state::{Pinned, State};
+
+/// An address in a packet.
+fn address(packet: &[u8], offset: usize, family: Family) -> Option<IpAddr> {
+    let bytes = packet.get(offset..)?;
+    match family {
+        Family::Ipv4 => bytes.first_chunk::<4>().map(|a| IpAddr::from(*a)),
+        Family::Ipv6 => bytes.first_chunk::<16>().map(|a| IpAddr::from(*a)),
+    }
+}
+
+/// Verdict and reason.
+fn decide(s: &State, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
+    let Some(config) = &pinned.config else { return (Verdict::Drop, "no-config") };
+    if !config.live {
+        return (Verdict::Drop, "endpoint-not-ready");
+    }
+    let packet = &case.packet;
+    let (own, source_at, destination_at) = match case.family {
+        Family::Ipv4 => (config.ipv4.map(IpAddr::V4), 26, 30),
+        Family::Ipv6 => (config.ipv6.map(IpAddr::V6), 22, 38),
+    };
+    let destination = address(packet, destination_at, case.family);
+    if case.hook == Hook::ToContainer {
+        let is_own = own.is_some() && destination == own;
+        return if is_own { (Verdict::Pass, "forwarded-stack") } else { (Verdict::Drop, "not-endpoint-address") };
+    }
+    if packet.get(6..12) != Some(&pinned.spec.container_mac.0[..]) {
+        return (Verdict::Drop, "invalid-source-mac");
+    }
+    let asks = case.kind == Kind::Neighbour;
+    // In ARP the sender's address is two bytes further on than in IP.
+    let source_at = if asks && case.family == Family::Ipv4 { source_at + 2 } else { source_at };
+    if own.is_none() || address(packet, source_at, case.family) != own {
+        return (Verdict::Drop, if asks { "neighbour-spoof" } else { "invalid-source-ip" });
+    }
+    if asks {
+        return (Verdict::Redirect, "neighbour-answered");
+    }
+    match destination.and_then(|d| s.rows.get(&d)) {
+        None => (Verdict::Pass, "forwarded-stack"),
+        Some(row) if s.calls.keys().any(|id| u32::from(id.get()) == row.endpoint_id) => {
+            (Verdict::Redirect, "forwarded-local")
+        }
+        Some(_) => (Verdict::Drop, "destination-gone"),
+    }
+}
+
+/// What comes of each case; `None` when the endpoint has no maps.
+pub(super) fn verdicts(s: &State, id: EndpointId, cases: &[Case]) -> Option<Vec<CaseResult>> {
+    let pinned = s.pins.get(&id)?;
+    let outcome = |case: &Case| {
+        let (verdict, reason) = decide(s, pinned, case);
+        let same = verdict == case.verdict;
+        let direction = if case.hook == Hook::FromContainer { "egress" } else { "ingress" };
+        let packet = if same && !case.fields.is_empty() {
+            case.fields.iter().flat_map(|f| f.bytes.iter().copied()).collect()
+        } else {
+            case.packet.clone()
+        };
+        Ok(Outcome {
+            verdict,
+            packet,
+            counted: case.counts.iter().map(|_| same).collect(),
+            instead: if same { Vec::new() } else { vec![(direction.to_owned(), reason.to_owned())] },
+        })
+    };
+    Some(cases.iter().map(outcome).collect())
+}
