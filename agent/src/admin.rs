@@ -2,7 +2,7 @@
 //!
 //! A thread with a runtime of its own serves `<run-dir>/admin.sock`, same mode and group as the API's socket. The status
 //! is made to be never held up ([`crate::status`]); whatever else is read runs on a thread apart, with a time limit, so
-//! that a lock or a kernel call that hangs takes one of [`APART`] places and not the admin thread. Looks of the status
+//! that a lock or a kernel call that hangs takes one of eight places and not the admin thread. Looks of the status
 //! run here too, and so does systemd's watchdog ([`crate::watchdog`]).
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle, time::Duration};

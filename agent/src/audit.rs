@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use wharf_api::{ApiError, AuditReport, ErrorCode, Finding};
+use wharf_api::{ApiError, AuditReport, ErrorCode, Finding, LogStatus};
 use wharf_core::{
     audit::{AuditFinding, AuditView, QueueFile, Repair},
     ids::EndpointId,
@@ -169,7 +169,14 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
                     Some(Ok(left)) if left.contains(&finding.problem) => {
                         "not mended: a regeneration does not change it; create the container anew".to_owned()
                     }
-                    _ => "mended".to_owned(),
+                    _ => {
+                        // Whoever asks later finds it in the endpoint's timeline.
+                        if let Some(handle) = node.registry.get(*id) {
+                            let what = format!("{} {}: {}; mended", finding.object, finding.subject, finding.problem);
+                            handle.shared.log(LogStatus::Warning, "audit", what);
+                        }
+                        "mended".to_owned()
+                    }
                 })
             }
             (Some(Repair::CloseIntent(..)), true) if !all_mended => {

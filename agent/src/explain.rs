@@ -12,11 +12,12 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::timeout};
 use wharf_api::{
-    Candidate, Explanation, Fact, Finding, Health, KernelLook, LogStatus, MetricRow, PastOwner, SubjectKind,
-    TimelineEntry, Wait,
+    Candidate, Explanation, Fact, Finding, Health, HealthState, KernelLook, LogStatus, MetricRow, PastOwner,
+    SubjectKind, TimelineEntry, Wait,
 };
 use wharf_common::DropReason;
 use wharf_core::{
+    endpoint::EndpointRecord,
     identity::Identity,
     ids::{Attachment, EndpointId},
     kernel::{CounterRow, Kernel, KernelError, KernelErrorKind},
@@ -35,6 +36,7 @@ use crate::{
         Handle,
         view::{View, api_endpoint, api_state},
     },
+    health,
     node::Node,
 };
 
@@ -164,7 +166,7 @@ async fn living<K: Kernel>(
         to_be_deleted: record.is_some(),
         now_ms,
     };
-    let (health, summary) = conclude(&known);
+    let (health, summary) = with_probes(node, r, conclude(&known));
     let mut answer = blank(format!("endpoint {}", r.id), SubjectKind::Endpoint, health, summary);
     answer.facts.extend(what_to_do(&known, r.id).map(|text| fact("what to do", text)));
     answer.facts.extend(facts(node, &view));
@@ -198,6 +200,19 @@ async fn living<K: Kernel>(
     answer.kernel = kernel;
     answer.endpoint = Some(api_endpoint(&view));
     answer
+}
+
+/// The health endpoint is more than what it is made of: what its probes find comes first when they find something amiss.
+fn with_probes<K: Kernel>(node: &Node<K>, r: &EndpointRecord, concluded: (Health, String)) -> (Health, String) {
+    let (health, summary) = concluded;
+    let probed = node.health.view();
+    match probed.state {
+        HealthState::Degraded | HealthState::WrongAnswer | HealthState::Down if health::is_reserved(&r.attachment) => {
+            let amiss = format!("{}: {}", probed.state.as_str(), probed.message);
+            (health.max(Health::Degraded), format!("its probes say {amiss}; as an endpoint it is {summary}"))
+        }
+        _ => (health, summary),
+    }
 }
 
 /// Since when it is in its state: a delete that is asked for again and again has lasted since the first time.

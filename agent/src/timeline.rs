@@ -3,7 +3,7 @@
 //! Entries are noted in the endpoint's own picture ([`crate::endpoint::view::Shared`]). The create's are written by the
 //! transaction that commits the endpoint, the delete's by the one that removes its record, those of a failed create by the
 //! one that closes its intent: none of these commits once more, or waits, for the timeline. What is noted between goes
-//! with a slow batch ([`write`]), which also forgets what is old. An agent that is killed loses what the last batch
+//! with a slow batch ([`write()`]), which also forgets what is old. An agent that is killed loses what the last batch
 //! has not written, and nothing else.
 
 use std::{

@@ -15,14 +15,22 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// The deadline passed (with the last words of `what`), or `ask` failed.
-pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let end = Instant::now() + PATIENCE;
+pub fn until<T>(what: &str, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    until_within(PATIENCE, what, ask)
+}
+
+/// As [`until`], at most `limit` long: for what takes long on an idle machine, too.
+///
+/// # Errors
+/// As [`until`].
+pub fn until_within<T>(limit: Duration, what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let end = Instant::now() + limit;
     loop {
         if let Some(answer) = ask()? {
             return Ok(answer);
         }
         if Instant::now() >= end {
-            bail!("waited {PATIENCE:?} in vain for {what}");
+            bail!("waited {limit:?} in vain for {what}");
         }
         thread::sleep(Duration::from_millis(2));
     }

@@ -105,8 +105,8 @@ fn install(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     .arg(&versions)
     .arg(pinned(VERSIONS)?);
     step.run(&mut pip).context(
-        "install schemathesis: pip could not get it; its package index (pypi.org, or what pip's own configuration names) \
-         must be reachable for this check, which is not skipped",
+        "install schemathesis: pip could not get it; the package index of pip's configuration must be \
+         reachable for this check, which is not skipped",
     )?;
     fs::write(&stamp, VERSIONS).with_context(|| format!("write {}", stamp.display()))?;
     step.note("installed");

@@ -150,7 +150,8 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
             let old = owner(&torn.record);
             changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
             // One whose create failed has its own end.
-            let life = handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
+            let life =
+                handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
             if let Some(life) = &life {
                 changes.push(Change::PutLife(Box::new(life.clone())));
                 changes.extend(node.timelines.make_room());

@@ -85,15 +85,19 @@ pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
             "mend what the last error names; the delete is tried again by itself every 30 s, or now: `wharf endpoint delete \
              {id}`"
         )),
-        EndpointState::WaitingToRegenerate if k.last_error.is_some() => {
-            Some(format!("mend what the error names; it is built again by itself, or now: `wharf endpoint regenerate {id}`"))
-        }
+        EndpointState::WaitingToRegenerate if k.last_error.is_some() => Some(format!(
+            "mend what the error names; it is built again by itself, or now: `wharf endpoint regenerate {id}`"
+        )),
         EndpointState::Ready => match k.kernel {
-            Ok((1.., Some(first))) if first.starts_with("link ") || first.starts_with("netns ") => Some(
-                "what is gone with its link or namespace comes back only with a new container: have the runtime create it \
-                 anew"
-                    .to_owned(),
-            ),
+            Ok((1.., Some(first)))
+                if first.starts_with("netns ") || first.starts_with("link ") && first.ends_with("is not there") =>
+            {
+                Some("only a new container gets back what is gone: have the runtime create it anew".to_owned())
+            }
+            // What is in the way is in nobody's way but an operator's.
+            Ok((1.., Some(first))) if first.contains("rename it back") || first.contains("remove it (") => {
+                Some(format!("do what the line above names, then `wharf endpoint regenerate {id}`"))
+            }
             Ok((1.., _)) => Some(format!(
                 "`wharf endpoint regenerate {id}` puts in place what is missing; the leak audit does so by itself when it has \
                  seen it twice"
@@ -242,6 +246,25 @@ mod tests {
         );
         let waiting = said(&Known { to_be_deleted: true, ..ready() });
         assert!(waiting.starts_with("Degraded: ready") && waiting.contains("deletion record"), "{waiting}");
+    }
+
+    #[test]
+    fn what_to_do_is_said_where_something_can_be_done() {
+        let id = EndpointId::try_from(7).unwrap();
+        let told = |known: &Known<'_>| what_to_do(known, id).unwrap_or_default();
+        assert_eq!(told(&ready()), "");
+        let missing = Known { kernel: Ok((2, Some("program deliver: expected, is not there"))), ..ready() };
+        assert!(told(&missing).starts_with("`wharf endpoint regenerate 7` puts in place"), "{}", told(&missing));
+        let gone = Known { kernel: Ok((1, Some("link wh1: expected on the node, is not there"))), ..ready() };
+        assert!(told(&gone).contains("have the runtime create it anew"), "{}", told(&gone));
+        let renamed =
+            Known { kernel: Ok((1, Some("link wh1: is called up0 now: rename it back (`ip link`)"))), ..ready() };
+        assert!(told(&renamed).starts_with("do what the line above names"), "{}", told(&renamed));
+        let stuck = Known { state: EndpointState::Disconnecting, last_error: Some("busy"), ..ready() };
+        assert!(told(&stuck).ends_with("`wharf endpoint delete 7`"), "{}", told(&stuck));
+        let liar = Known { in_anothers_name: &[("invalid-source-ip".to_owned(), 3)], ..ready() };
+        assert!(told(&liar).contains("`wharf monitor --type drop --endpoint 7`"), "{}", told(&liar));
+        assert!(said(&liar).ends_with("in another's name were dropped: invalid-source-ip 3"), "{}", said(&liar));
     }
 
     #[test]

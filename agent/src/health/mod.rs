@@ -4,8 +4,8 @@
 //! | task | inputs | outputs |
 //! |---|---|---|
 //! | controller ([`run`]) | time, the process's end, who asks for a round | the endpoint, [`Health`], metrics, monitor |
-//! | `wharf-health` ([`launch`]), a thread for each process | the process | its start, its first word, its end |
-//! | the process ([`server`]) | standard input, connections | answers |
+//! | `wharf-health` (`launch`), a thread for each process | the process | its start, its first word, its end |
+//! | the process (`server`) | standard input, connections | answers |
 
 mod address;
 mod controller;

@@ -36,7 +36,7 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     let endpoints = if failing.is_empty() {
         "all as they should be".to_owned()
     } else {
-        format!("need attention: {}", named(&failing))
+        format!("need attention: {}", named(&failing.iter().map(|id| format!("endpoint {id}")).collect::<Vec<_>>()))
     };
     let stuck = stuck::stuck(node);
     let steps: Vec<String> =

@@ -61,7 +61,8 @@ mod tests {
         let mut report = AuditReport { findings: vec![finding, hostile], ..AuditReport::default() };
         insta::assert_snapshot!(findings(&report, &Style::plain()), @r"
         link wh0007a1b2: in the kernel, but no endpoint has it (owner wharf/3f9c51aa01b2:eth0)
-        link k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row: in the kernel, but no endpoint has it; repair: removed
+        link k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row: in the kernel, but no endpoint has it;
+            repair: removed
         ");
         report.findings.clear();
         assert_eq!(findings(&report, &Style::plain()), "");

@@ -60,7 +60,21 @@ fn observe_host(record: &EndpointRecord, bpf: &Bpf, findings: &mut Findings) -> 
     let mut host = Connection::open()?;
     let name = record.host_ifname.as_str();
     let Some(seen) = link::look_up(&mut host, name)? else {
-        findings.add("link", name, "expected on the node, is not there");
+        let there = link::look_up_index(&mut host, record.host_ifindex)?;
+        let renamed = there.filter(|l| link::names(l.alias.as_deref(), record.id, record.epoch));
+        findings.add(
+            "link",
+            name,
+            renamed.map_or_else(
+                || "expected on the node, is not there".to_owned(),
+                |l| {
+                    format!(
+                        "is called {0} now: rename it back (`ip link set {0} down`, `ip link set {0} name {name}`)",
+                        l.name
+                    )
+                },
+            ),
+        );
         return Ok(());
     };
     observe_link(&seen, record.host_ifindex.0, record.host_mac, record.mtu, findings);

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 use ipnet::IpNet;
 
 use super::{
-    AuditFinding, Auditor, IpOwner, LINK_PINS, REQUIRED_PINS, Repair, RouteRow, describe_owner, describe_record,
-    is_lease_of, is_row_of,
+    AuditFinding, Auditor, IpOwner, LINK_PINS, LinkRow, Mark, REQUIRED_PINS, Repair, RouteRow, describe_owner,
+    describe_record, is_lease_of, is_row_of,
 };
 use crate::endpoint::EndpointRecord;
 
@@ -38,7 +38,13 @@ impl Auditor<'_> {
             findings.push(AuditFinding { object, subject, problem, owner: Some(describe_record(record)), repair });
         };
         let rebuild = || Some(Repair::Regenerate(id));
-        if !self.link_names.contains(record.host_ifname.as_str()) {
+        // One that was renamed is told as such.
+        let renamed = |mark: &Mark| mark.id == id.get() && mark.epoch == record.epoch.0;
+        let is_renamed = |link: &LinkRow| {
+            link.ifindex == record.host_ifindex
+                && link.alias.as_deref().and_then(Mark::parse).is_some_and(|m| renamed(&m))
+        };
+        if !self.link_names.contains(record.host_ifname.as_str()) && !self.view.dump.links.iter().any(is_renamed) {
             let problem = format!(
                 "missing: endpoint {id} has no network (its namespace is gone, or the link was removed behind the agent's \
                  back); delete the endpoint"

@@ -446,6 +446,19 @@ fn intents_left_open_are_closed_unless_a_delete_is_to_be_taken_up_again() {
 }
 
 #[test]
+fn what_a_delete_that_could_not_finish_has_taken_away_is_not_missing() {
+    let mut node = Node::healthy();
+    node.snapshot.intents.push((id(2), Epoch(20), Intent::Delete { no_ip_release: false }));
+    node.dump.links.retain(|l| !l.name.starts_with("wh0002"));
+    node.dump.pins.retain(|(directory, _)| directory != "2");
+    assert_eq!(node.found(), ["intent delete of endpoint 2, epoch 20: no repair"]);
+    // Of another epoch's delete it is.
+    node.snapshot.intents = vec![(id(2), Epoch(19), Intent::Delete { no_ip_release: false })];
+    let found = node.found();
+    assert!(found.iter().any(|f| f.starts_with("link wh0002")), "{found:?}");
+}
+
+#[test]
 fn an_open_intent_tells_whose_a_leak_was_and_its_whole_epoch() {
     let epoch = 0x7_0000_0021;
     let mut node = Node::healthy();
@@ -503,5 +516,7 @@ fn a_link_that_was_renamed_is_told_by_its_mark() {
     let findings = node.audit();
     let renamed = findings.iter().find(|f| f.subject.starts_with("renamed0")).unwrap();
     assert!(renamed.problem.contains("rename it back to wh000200000014"), "{renamed:?}");
+    // It is there: nobody is told to delete the endpoint.
+    assert!(!findings.iter().any(|f| f.subject == "wh000200000014"), "{findings:?}");
     assert_eq!(renamed.repair, None);
 }

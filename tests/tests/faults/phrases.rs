@@ -1,0 +1,163 @@
+//! What the commands say, and docs/operations.md quotes: one place, so that neither the program nor the page can change
+//! alone. Numbers, names and times are not part of a phrase, nor is where a line breaks.
+
+/// The words of one fault.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    /// Its heading in docs/operations.md.
+    pub(crate) title: &'static str,
+    /// What `wharf status` says, which is asked first.
+    pub(crate) status: &'static [&'static str],
+    /// What `wharf explain` says.
+    pub(crate) explain: &'static [&'static str],
+    /// What `wharf audit` says.
+    pub(crate) audit: &'static [&'static str],
+    /// What another command says, or `wharf status` later on.
+    pub(crate) other: &'static [&'static str],
+    /// What is said when it is over, besides [`OVER`].
+    pub(crate) over: &'static [&'static str],
+}
+
+/// What is said on any node where all is well.
+pub(crate) const OVER: [&str; 2] = ["Wharf: OK", "nothing amiss"];
+
+pub(crate) const PROGRAMS_OFF: Fault = Fault {
+    title: "The programs are off a container's link",
+    status: &["leaks is degraded: 2 findings", "wharf audit --repair"],
+    explain: &["program from_container: expected program id", "puts in place what is missing"],
+    audit: &[
+        "program from_container: expected program id",
+        "found none of ours (was it removed, or its clsact qdisc?)",
+        "(harbour/web-3f9c51aa:eth0)",
+        "2 found, 2 repairable",
+    ],
+    other: &[],
+    over: &["; mended"],
+};
+
+pub(crate) const FOREIGN_ROUTE: Fault = Fault {
+    title: "Another route is in the place of a container's",
+    status: &["leaks is degraded: 1 finding;"],
+    explain: &[
+        "a route that is not Wharf's is in its place and goes to interface",
+        "remove it (`ip route del 10.87.0.2/32`)",
+    ],
+    audit: &["if another's route is in its place (`ip route get 10.87.0.2`), remove that one first", "web-3f9c51aa"],
+    other: &[],
+    over: &[],
+};
+
+pub(crate) const RENAMED_LINK: Fault = Fault {
+    title: "The host side of a link has another name",
+    status: &["leaks is degraded", "wharf audit"],
+    explain: &["is called uplink0 now: rename it back (`ip link set uplink0 down`, `ip link set uplink0 name"],
+    audit: &["link uplink0", "was renamed: rename it back to", "(set it down for that)", "web-3f9c51aa"],
+    other: &[],
+    over: &[],
+};
+
+pub(crate) const POOL_EXHAUSTED: Fault = Fault {
+    title: "No address is left",
+    status: &["ipam is degraded: exhausted: default IPv4", "has no free IPv4 address: 6/6 (100.0%)", "wharf ipam list"],
+    explain: &[
+        "its create failed",
+        "lease IPv4 address from pool default: all of its 6 addresses are in use",
+        "delete endpoints, release leases (`wharf ipam list`), or give the pool another CIDR",
+    ],
+    audit: &[],
+    other: &["harbour/job-0:eth0"],
+    over: &["addresses free in every pool"],
+};
+
+pub(crate) const DISK_FULL: Fault = Fault {
+    title: "The disk of the run directory is full",
+    status: &["store is failing", "is the disk full?", "endpoints is degraded: need attention: endpoint"],
+    explain: &["waits for another delete", "No space left on device", "mend what the last error names"],
+    audit: &[],
+    other: &[],
+    over: &["deleted"],
+};
+
+pub(crate) const STUCK_DELETE: Fault = Fault {
+    title: "A delete does not finish",
+    status: &["endpoints is degraded: need attention: endpoint", "wharf explain ID"],
+    explain: &[
+        "disconnecting for",
+        "waits for another delete",
+        "it holds what is not ours: backup; it was left alone",
+        "the agent's own try every 30 s",
+        "mend what the last error names",
+    ],
+    audit: &[
+        "not of Wharf's making: never touched; remove it by hand if nobody needs it",
+        "delete begun and not finished",
+    ],
+    other: &[],
+    over: &["deleted"],
+};
+
+pub(crate) const AGENT_DOWN: Fault = Fault {
+    title: "The agent was down while containers went",
+    status: &["is wharf-agent running?", "systemctl status wharf-agent"],
+    explain: &["deleted", "its link is gone"],
+    audit: &[],
+    other: &[
+        "deletion-queue is degraded: empty, 1 put aside as unusable in",
+        "a record that was put aside is a delete that nobody does: delete its container, remove the file",
+    ],
+    over: &[],
+};
+
+pub(crate) const FALSE_SOURCE: Fault = Fault {
+    title: "A container sends in another's name",
+    status: &["Wharf: OK"],
+    explain: &[
+        "packets that it sent in another's name were dropped: invalid-source-ip",
+        "it may use its own addresses and its own MAC only",
+    ],
+    audit: &[],
+    other: &["egress invalid-source-ip: UDP 10.99.1.5:4000 -> 10.87.0.3:53"],
+    over: &[],
+};
+
+pub(crate) const WRONG_ANSWER: Fault = Fault {
+    title: "Something else answers at the health endpoint's address",
+    status: &["health is degraded: wrong-answer", "something else answers", "wharf health status"],
+    explain: &["its probes say wrong-answer", "`wharf health status` tells what its probes find"],
+    audit: &[],
+    other: &[
+        "something else answers (a health endpoint that says it is of node \"pier\", with another nonce)",
+        "its own endpoint is as it should be, so it is not launched anew; find who else has the address",
+    ],
+    over: &[],
+};
+
+pub(crate) const DAMAGED_STORE: Fault = Fault {
+    title: "The records are lost",
+    status: &[
+        "records is degraded: 2 endpoints lost their records with the store of before",
+        "their containers still have their network: create these anew, one after the other",
+    ],
+    explain: &[
+        "its record was lost with a damaged store",
+        "its container has its network as before",
+        "create its container anew when it suits",
+    ],
+    audit: &["no record: its name says endpoint", "removes the links named above: are their containers gone?"],
+    other: &[],
+    over: &[],
+};
+
+/// Every fault, in the page's order.
+pub(crate) const ALL: [&Fault; 10] = [
+    &PROGRAMS_OFF,
+    &FOREIGN_ROUTE,
+    &RENAMED_LINK,
+    &POOL_EXHAUSTED,
+    &DISK_FULL,
+    &STUCK_DELETE,
+    &AGENT_DOWN,
+    &FALSE_SOURCE,
+    &WRONG_ANSWER,
+    &DAMAGED_STORE,
+];
