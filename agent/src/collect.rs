@@ -15,6 +15,7 @@ use wharf_core::{
 
 use crate::{
     endpoint::{Handle, delete},
+    health,
     node::Node,
     orphan, quarantine,
     sync::lock,
@@ -30,6 +31,7 @@ pub async fn collect<K: Kernel>(
 ) -> DeleteResult {
     let is_stale = |a: &Attachment| {
         a.network == *network
+            && !health::is_reserved(a)
             && !valid.contains(&GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
     };
     // An endpoint that is being created is not stale: the runtime could not have listed it yet.

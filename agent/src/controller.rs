@@ -74,6 +74,14 @@ impl Controllers {
         self.began((Some(endpoint), name.to_owned()))
     }
 
+    /// A controller that is not driven by [`Self::run`] runs every `interval`, and next in `wait`.
+    pub fn plan(&self, name: &str, interval: Duration, wait: Duration) {
+        if let Some(row) = lock(&self.rows).get_mut(&(None, name.to_owned())) {
+            row.status.interval_ms = Some(millis(interval));
+            row.status.next_run_unix_ms = Some(clock::unix_ms().saturating_add(millis(wait)));
+        }
+    }
+
     /// A controller of an endpoint runs again then, milliseconds since the Unix epoch.
     pub fn plan_for(&self, endpoint: EndpointId, name: &str, next_run_unix_ms: u64) {
         if let Some(row) = lock(&self.rows).get_mut(&(Some(endpoint), name.to_owned())) {

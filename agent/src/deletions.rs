@@ -404,6 +404,7 @@ async fn look<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) {
         tracing::warn!("drain the deletion queue: {why}");
     }
     node.controllers.record("deletion-queue", result.map(drop));
+    node.controllers.plan("deletion-queue", TICK, TICK);
 }
 
 async fn send_canary<K: Kernel>(node: &Arc<Node<K>>) {

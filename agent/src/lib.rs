@@ -87,6 +87,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let _turn = serve::Turn::take(&config.bpffs)?;
     make_directory(&config.run_dir)?;
     make_directory(&config.state_dir)?;
+    let _state = serve::take_directory(&config.state_dir)?;
     let opened = Store::open(&config.store(), &boot_id()?)?;
     if let Some(aside) = &opened.set_aside {
         tracing::warn!("the store could not be used and was put aside: {aside}");
@@ -244,6 +245,8 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
                     tracing::warn!(controller = "leak-audit", "{why}");
                 }
                 run.end(result);
+                let interval = owned.config.audit_interval;
+                owned.controllers.plan("leak-audit", interval, interval);
             }
         });
     }

@@ -121,7 +121,9 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
                 tracing::warn!(controller = CONTROLLER, endpoint = handle.id.get(), epoch = handle.epoch.0, "{why}");
             }
             run.end(result);
+            node.controllers.plan(CONTROLLER, interval, pause.max(PACE));
         }
+        node.controllers.plan(CONTROLLER, interval, (round + interval).saturating_duration_since(Instant::now()));
         tokio::select! {
             () = node.stop.cancelled() => return,
             () = tokio::time::sleep_until(round + interval) => {}

@@ -85,6 +85,21 @@ impl Turn {
     }
 }
 
+/// Takes a directory for one agent, for as long as the handle lives: two would write each other's files over.
+///
+/// # Errors
+/// When another agent has it, or it cannot be locked.
+pub fn take_directory(path: &Path) -> anyhow::Result<std::fs::File> {
+    let directory = std::fs::File::open(path).with_context(|| format!("open {}", path.display()))?;
+    match directory.try_lock() {
+        Ok(()) => Ok(directory),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            bail!("start: another agent uses the state directory {}; give each its own (--state-dir)", path.display())
+        }
+        Err(std::fs::TryLockError::Error(e)) => Err(e).with_context(|| format!("lock {}", path.display())),
+    }
+}
+
 /// Binds the socket: mode 0660, group `wharf` where there is one. A stale socket file is replaced; a live one is not.
 ///
 /// # Errors
@@ -173,4 +188,22 @@ async fn serve<L: Listener>(
     graceful.shutdown().await;
     tasks.close();
     tasks.wait().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_one_agents_for_as_long_as_it_holds_it() {
+        let directory = tempfile::tempdir().expect("make directory");
+        let held = take_directory(directory.path()).expect("nobody has it");
+        let refused = take_directory(directory.path()).expect_err("somebody has it").to_string();
+        assert!(
+            refused.contains("another agent uses the state directory") && refused.contains("--state-dir"),
+            "{refused}"
+        );
+        drop(held);
+        take_directory(directory.path()).expect("free again");
+    }
 }

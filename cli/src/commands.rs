@@ -18,7 +18,7 @@ use wharf_api::client::Client;
 use crate::{
     args::{Cli, Command, IpamCommand},
     error::{CliError, Exit},
-    output::Output,
+    output::{Output, remark},
     render,
 };
 
@@ -26,6 +26,9 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a status may take: it is asked by probes, and an agent that cannot say how it is, is not well.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// After this long, it is said what is waited for.
+const QUIET: Duration = Duration::from_secs(2);
 
 /// What every command needs.
 struct Context {
@@ -39,11 +42,28 @@ impl Context {
     }
 }
 
-/// Does what the command line asks.
+/// Does what the command line asks. Says on standard error what it waits for when that takes longer than anybody expects.
 ///
 /// # Errors
 /// When the agent cannot be reached or refuses, or the answer cannot be written.
 pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
+    // These go on for as long as they are told to, or say themselves how far they are.
+    let is_long =
+        matches!(cli.command, Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_));
+    let waiting = format!("wharf: waiting for the agent at {}", cli.global.socket.display());
+    let work = answer(cli);
+    tokio::pin!(work);
+    if !is_long {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = tokio::time::sleep(QUIET) => remark(&waiting),
+        }
+    }
+    work.await
+}
+
+async fn answer(cli: Cli) -> Result<Exit, CliError> {
     let out = Output::new(cli.global.output, cli.global.color);
     let cx = Context::new(&cli.global.socket, out);
     match cli.command {

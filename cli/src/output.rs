@@ -37,7 +37,10 @@ impl Output {
             ColorWhen::Always => true,
             ColorWhen::Never => false,
             // https://no-color.org: set and not empty means no colour.
-            ColorWhen::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+            ColorWhen::Auto => {
+                let dumb = std::env::var_os("TERM").is_some_and(|v| v == "dumb");
+                terminal && !dumb && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+            }
         };
         let width = if terminal { comfy_table::Table::new().width() } else { None };
         Self { format, color, width: width.unwrap_or(DEFAULT_WIDTH).max(MIN_WIDTH) }

@@ -2,11 +2,18 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use wharf_api::{Explanation, Health, SubjectKind};
 use wharf_core::{kernel::Kernel, store::LeaseOwner};
 
 use super::{blank, conclude, end_in_words, fact};
 use crate::{clock, node::Node, orphan, sync::lock};
+
+/// Network and broadcast address of IPv4, subnet-router anycast address of IPv6 (RFC 4291 section 2.6.1); links between
+/// two have neither.
+fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
+    cidr.max_prefix_len() - cidr.prefix_len() > 1 && (ip == cidr.network() || ip.is_ipv4() && ip == cidr.broadcast())
+}
 
 /// Explains an address from what is in memory.
 pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
@@ -68,6 +75,9 @@ pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
                 (None, _) => "its time is over; it is free when nothing speaks for it".to_owned(),
             };
             (Health::Ok, format!("resting {} after it was given back: {ends}", conclude::since(now, since)))
+        }
+        (None, None) if in_pool.is_some_and(|cidr| is_no_hosts(*cidr, ip)) => {
+            (Health::Ok, "reserved: the pool's first or last address, which no host may have".to_owned())
         }
         (None, None) => match (in_pool, &last) {
             (None, _) => {

@@ -86,7 +86,7 @@ pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
              {id}`"
         )),
         EndpointState::WaitingToRegenerate if k.last_error.is_some() => Some(format!(
-            "mend what the error names; it is built again by itself, or now: `wharf endpoint regenerate {id}`"
+            "mend what the error names; it is built again by itself, or now: `wharf endpoint regenerate {id} --level datapath`"
         )),
         EndpointState::Ready => match k.kernel {
             Ok((1.., Some(first)))
@@ -96,10 +96,10 @@ pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
             }
             // What is in the way is in nobody's way but an operator's.
             Ok((1.., Some(first))) if first.contains("rename it back") || first.contains("remove it (") => {
-                Some(format!("do what the line above names, then `wharf endpoint regenerate {id}`"))
+                Some(format!("do what the line above names, then `wharf endpoint regenerate {id} --level datapath`"))
             }
             Ok((1.., _)) => Some(format!(
-                "`wharf endpoint regenerate {id}` puts in place what is missing; the leak audit does so by itself when it has \
+                "`wharf endpoint regenerate {id} --level datapath` puts in place what is missing; the leak audit does so by itself when it has \
                  seen it twice"
             )),
             Ok((0, _)) if !k.in_anothers_name.is_empty() => Some(format!(
@@ -254,7 +254,11 @@ mod tests {
         let told = |known: &Known<'_>| what_to_do(known, id).unwrap_or_default();
         assert_eq!(told(&ready()), "");
         let missing = Known { kernel: Ok((2, Some("program deliver: expected, is not there"))), ..ready() };
-        assert!(told(&missing).starts_with("`wharf endpoint regenerate 7` puts in place"), "{}", told(&missing));
+        assert!(
+            told(&missing).starts_with("`wharf endpoint regenerate 7 --level datapath` puts in place"),
+            "{}",
+            told(&missing)
+        );
         let gone = Known { kernel: Ok((1, Some("link wh1: expected on the node, is not there"))), ..ready() };
         assert!(told(&gone).contains("have the runtime create it anew"), "{}", told(&gone));
         let renamed =

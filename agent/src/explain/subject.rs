@@ -51,9 +51,15 @@ pub fn parse(text: &str) -> Result<Subject, String> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(Subject::Address(ip));
     }
-    let is_number = text.len() <= 5 && text.bytes().all(|b| b.is_ascii_digit());
-    if is_number {
-        return text.parse().map(Subject::Number).or_else(|_| bad("endpoint numbers are 1 to 16383"));
+    // As results of CNI print it.
+    if let Some(Ok(ip)) = text.strip_suffix("/32").or(text.strip_suffix("/128")).map(str::parse::<IpAddr>) {
+        return Ok(Subject::Address(ip));
+    }
+    // Digits beyond what endpoints are numbered with may be the beginning of a container's id.
+    if text.bytes().all(|b| b.is_ascii_digit())
+        && let Ok(id) = text.parse()
+    {
+        return Ok(Subject::Number(id));
     }
     if let Some((id, low)) = parse_host_ifname(text) {
         return Ok(Subject::Link(id, low));
@@ -254,6 +260,9 @@ mod tests {
         assert_eq!(parse("wh00070000002a"), Ok(Subject::Link(id(7), 0x2a)));
         assert_eq!(parse("3f9c51aa01b2"), container("3f9c51aa01b2", None));
         assert_eq!(parse("123456"), container("123456", None), "more digits than an endpoint's number has");
+        assert_eq!(parse("16384"), container("16384", None), "beyond the numbers of endpoints");
+        assert_eq!(parse("10.0.0.1/32"), parse("10.0.0.1"), "as results of CNI print it");
+        assert_eq!(parse("fd00::1/128"), parse("fd00::1"));
         assert_eq!(parse("web/eth0"), container("web", Some("eth0")));
         assert_eq!(parse("cni-attachment-id:web:eth0"), container("web", Some("eth0")));
         assert_eq!(parse("net/web:eth0"), container("web", Some("eth0")), "as messages print it");
@@ -266,8 +275,6 @@ mod tests {
         let long = "a".repeat(100_000);
         for text in [
             "",
-            "0",
-            "16384",
             "a b",
             "a\nb",
             "a\u{1b}[2J",

@@ -195,11 +195,15 @@ async fn read_back(path: PathBuf) -> (Option<Kept>, Vec<String>) {
 }
 
 fn read(path: &Path) -> Result<Option<Kept>, String> {
-    let file = match File::open(path) {
+    // Without O_NONBLOCK the open of a pipe that nobody writes to would never end.
+    let file = match OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error.to_string()),
     };
+    if !file.metadata().map_err(|e| e.to_string())?.is_file() {
+        return Err("it is not a file".to_owned());
+    }
     let mut text = Vec::new();
     file.take(MAX_FILE + 1).read_to_end(&mut text).map_err(|e| e.to_string())?;
     if text.len() as u64 > MAX_FILE {
@@ -265,6 +269,14 @@ mod tests {
             fs::write(&path, text).expect("write");
             assert!(read(&path).is_err(), "{:?}", String::from_utf8_lossy(text));
         }
+    }
+
+    #[test]
+    fn a_pipe_in_its_place_is_not_waited_for() {
+        let (_directory, path) = file(b"");
+        fs::remove_file(&path).expect("remove");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("make a pipe");
+        assert_eq!(read(&path), Err("it is not a file".to_owned()));
     }
 
     #[tokio::test]

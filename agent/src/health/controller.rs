@@ -111,6 +111,8 @@ impl<K: Kernel> Controller<K> {
                 Some(_) => Instant::now() + interval,
                 None => self.not_before,
             };
+            let wait = next.saturating_duration_since(Instant::now());
+            self.node.controllers.plan(CONTROLLER, interval, wait);
             let ended = async {
                 match &self.running {
                     Some(running) => running.process.ended().await,

@@ -172,8 +172,13 @@ async fn hello(address: IpAddr, nonce: &str) -> (Outcome, Outcome) {
     let began = Instant::now();
     let mut stream = match timeout(DEADLINE, TcpStream::connect((address, PORT))).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return unconnected(error.to_string()),
-        Err(_) => return unconnected(format!("no answer within {DEADLINE:?}")),
+        // Its process listens for as long as it lives: whoever refuses is not it.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            let why = "something else answers (it refuses the connection; does the node itself have the address?)";
+            return unconnected(Outcome::WrongAnswer(why.to_owned()));
+        }
+        Ok(Err(error)) => return unconnected(Outcome::NoAnswer(error.to_string())),
+        Err(_) => return unconnected(Outcome::NoAnswer(format!("no answer within {DEADLINE:?}"))),
     };
     let connected = began.elapsed();
     let http = in_time(async {
@@ -187,8 +192,8 @@ async fn hello(address: IpAddr, nonce: &str) -> (Outcome, Outcome) {
     (Outcome::Answered(connected), http)
 }
 
-fn unconnected(why: String) -> (Outcome, Outcome) {
-    (Outcome::NoAnswer(why), Outcome::NotTried("there is no TCP connection".into()))
+fn unconnected(outcome: Outcome) -> (Outcome, Outcome) {
+    (outcome, Outcome::NotTried("there is no TCP connection".into()))
 }
 
 async fn ask(stream: &mut TcpStream) -> io::Result<Vec<u8>> {

@@ -148,6 +148,11 @@ pub async fn remove(
         ));
     }
     let network = handle.shared.read(|v| v.record.attachment.network.to_string());
+    if query.network.is_some() && handle.shared.read(|v| health::is_reserved(&v.record.attachment)) {
+        // Who names a network is a runtime, whose containers it is none of; an operator names the endpoint alone.
+        let message = format!("delete endpoint {text}: no container has it, it is the node's own");
+        return Err(Failure::new(ErrorCode::NotFound, message));
+    }
     if let Some(wanted) = &query.network
         && *wanted != network
     {
@@ -183,7 +188,10 @@ pub async fn remove_container(
     let fits = |h: &Handle| {
         h.shared.read(|v| {
             let a = &v.record.attachment;
-            a.container_id == container && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
+            // The node's own endpoint is no container's: it goes by its number alone.
+            a.container_id == container
+                && !health::is_reserved(a)
+                && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
         })
     };
     let handles: Vec<Handle> = all.into_iter().filter(fits).collect();

@@ -95,6 +95,7 @@ pub(super) async fn run(cx: &Context, args: &DebuginfoArgs) -> Result<Exit, CliE
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let node = status.as_ref().map_or("node", |s| s.node_name.as_str());
     let path = args.file.clone().unwrap_or_else(|| default_name(node, now.as_secs()).into());
+    replaceable(&path).map_err(|e| cannot_write(&path, &e))?;
     let archive = Archive::create(&path, now.as_secs()).map_err(|e| cannot_write(&path, &e))?;
     let mut all = Collection { archive, failed: Vec::new(), began };
 
@@ -218,6 +219,20 @@ fn default_name(node: &str, unix_s: u64) -> String {
     format!("wharf-debuginfo-{}-{stamp}Z.tar.gz", if node.is_empty() { "node" } else { &node })
 }
 
+/// The archive takes the place of what is there: of a file only, never of a device, a link, a pipe or a directory.
+fn replaceable(path: &Path) -> std::io::Result<()> {
+    if path == Path::new("-") {
+        return Err(std::io::Error::other("an archive goes to a file, not to standard output; name one"));
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(there) if !there.is_file() => {
+            Err(std::io::Error::other("something that is not a file is there, and is left as it is; name another"))
+        }
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
 fn cannot_write(path: &Path, error: &std::io::Error) -> CliError {
     CliError::refused(format!("write {}: {error}", path.display())).hint("name another place with --file")
 }
@@ -244,6 +259,18 @@ mod tests {
         assert_eq!(file_name("7/CONFIG").as_deref(), Some("7.CONFIG"));
         for bad in ["", "../x", "/etc/passwd", "a b", "a\nb"] {
             assert!(file_name(bad).is_none(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_file_is_replaced() {
+        let directory = tempfile::tempdir().expect("make directory");
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        std::fs::write(&file, "old").expect("write");
+        std::os::unix::fs::symlink(&file, &link).expect("link");
+        assert!(replaceable(&file).is_ok() && replaceable(&directory.path().join("new")).is_ok());
+        for not_a_file in [link.as_path(), directory.path(), Path::new("/dev/null"), Path::new("-")] {
+            assert!(replaceable(not_a_file).is_err(), "{}", not_a_file.display());
         }
     }
 }

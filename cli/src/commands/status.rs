@@ -44,7 +44,10 @@ async fn ask(cx: &Context, all_controllers: bool) -> Result<AgentStatus, CliErro
     };
     let admin = Client::new(cx.client.socket().with_file_name(ADMIN_SOCKET)).with_timeout(STATUS_TIMEOUT);
     // When neither answers, it is the API's silence that is told.
-    admin.status_of(all_controllers).await.map_err(|_| error.into())
+    let mut status = admin.status_of(all_controllers).await.map_err(|_| CliError::from(error))?;
+    // However well it says it is: what everybody asks does not answer.
+    status.overall = status.overall.max(wharf_api::Health::Degraded);
+    Ok(status)
 }
 
 /// `wharf version -o json`.
