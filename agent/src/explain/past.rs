@@ -76,9 +76,17 @@ pub(super) async fn left_in_kernel<K: Kernel>(
     attachment: &Attachment,
 ) -> KernelLook {
     let kernel = Arc::clone(&node.kernel);
-    let others = node.registry.get(id).is_some_and(|there| there.epoch != epoch) || node.prepared.ids().contains(&id);
+    // Asked before and after the look: the number may go to another meanwhile, first to whatever makes it ready.
+    let is_others = || match node.registry.get(id) {
+        Some(there) => there.epoch != epoch,
+        None => node.in_flight().contains(&id) || node.prepared.ids().contains(&id),
+    };
+    let before = is_others();
     match look(node, async move { kernel.dump().await }).await {
-        Ok(dump) => KernelLook { could_not_look: None, findings: left_in(&dump, id, epoch, others, attachment) },
+        Ok(dump) => {
+            let others = before || is_others();
+            KernelLook { could_not_look: None, findings: left_in(&dump, id, epoch, others, attachment) }
+        }
         Err(why) => KernelLook { could_not_look: Some(why.to_string()), findings: Vec::new() },
     }
 }

@@ -4,7 +4,7 @@ use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition}
 use wharf_agent::{clock, explain, timeline};
 use wharf_api::{Explanation, Health, LogStatus, SubjectKind, TimelineEntry};
 use wharf_core::{
-    kernel::KernelErrorKind as Kind,
+    kernel::{Kernel as _, KernelErrorKind as Kind, ProgramSpec},
     plan::{CreateStep, DeleteOptions, DeleteStep},
     state::{Level, State},
 };
@@ -125,6 +125,30 @@ fn a_deleted_endpoint_is_explained_by_each_of_its_names_also_after_a_kill() {
             assert_eq!(told.before.len(), 1, "who had it");
             assert_eq!(told.before[0].attachment, record.attachment.to_string());
         }
+    });
+}
+
+#[test]
+fn a_number_that_is_being_made_ready_for_another_is_not_held_against_who_had_it() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        let record = handle.shared.read(|v| v.record.clone());
+        assert_eq!(agent.delete(&handle).await.errors, []);
+        let making_ready = agent.node.working_on(record.id);
+        let spec = ProgramSpec {
+            id: record.id,
+            container_mac: record.container_mac,
+            host_mac: record.host_mac,
+            debug: false,
+            keep: false,
+        };
+        agent.kernel.ensure_programs(&spec).await.expect("programs of the next one");
+        let told = explained(&agent, "c1").await;
+        assert_eq!((told.kind, told.health), (SubjectKind::PastEndpoint, Health::Ok), "{}", told.summary);
+        drop(making_ready);
+        let told = explained(&agent, "c1").await;
+        assert_eq!(told.health, Health::Failing, "nobody's programs may be its own: {}", told.summary);
+        agent.kernel.remove_programs(record.id).await.expect("removed");
     });
 }
 
