@@ -77,6 +77,19 @@ impl IntoResponse for Failure {
     }
 }
 
+/// Longest piece of a parser's words that is kept at either end, bytes.
+const MAX_END: usize = 400;
+
+/// A refusal of what a parser did not take. The parser may repeat a field name of any length in the middle of its words;
+/// what it expected stands at the end.
+fn unreadable(operation: &str, mut words: String) -> Failure {
+    if words.len() > 2 * MAX_END {
+        let middle = words.floor_char_boundary(MAX_END)..words.ceil_char_boundary(words.len() - MAX_END);
+        words.replace_range(middle, " ... ");
+    }
+    Failure::new(ErrorCode::InvalidRequest, format!("{operation}: {words}"))
+}
+
 /// Longest time for a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -95,7 +108,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             Err(JsonRejection::MissingJsonContentType(_)) => {
                 Err(Failure::new(ErrorCode::InvalidRequest, "read body: content-type must be application/json"))
             }
-            Err(e) => Err(Failure::new(ErrorCode::InvalidRequest, format!("read body: {}", e.body_text()))),
+            Err(e) => Err(unreadable("read body", e.body_text())),
         }
     }
 }
@@ -109,7 +122,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
         match axum::extract::Query::<T>::from_request_parts(parts, state).await {
             Ok(axum::extract::Query(value)) => Ok(Self(value)),
-            Err(e) => Err(Failure::new(ErrorCode::InvalidRequest, format!("read query: {}", e.body_text()))),
+            Err(e) => Err(unreadable("read query", e.body_text())),
         }
     }
 }
@@ -123,7 +136,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
         match axum::extract::Path::<String>::from_request_parts(parts, state).await {
             Ok(axum::extract::Path(value)) => Ok(Self(value)),
-            Err(e) => Err(Failure::new(ErrorCode::InvalidRequest, format!("read path: {}", e.body_text()))),
+            Err(e) => Err(unreadable("read path", e.body_text())),
         }
     }
 }
@@ -142,5 +155,21 @@ pub fn from_ipam(operation: &str, e: &IpamError) -> ApiError {
         hint: None,
         retry_after_ms: matches!(e, IpamError::Resting { .. }).then_some(1_000),
         op: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_repeats_no_more_than_both_ends_of_what_a_parser_says() {
+        let said = format!("unknown field `{}`, expected `epoch`", "ü".repeat(5_000));
+        let message = unreadable("read query", said).0.message;
+        assert!(message.starts_with("read query: unknown field `üü"), "{message}");
+        assert!(message.contains("ü ... ü") && message.ends_with("ü`, expected `epoch`"), "{message}");
+        assert!(message.len() <= 2 * MAX_END + 20, "{} bytes", message.len());
+        let short = "unknown field `x`".to_owned();
+        assert_eq!(unreadable("read query", short).0.message, "read query: unknown field `x`");
     }
 }

@@ -1,14 +1,16 @@
 //! The owner's mark: the alias (`IFLA_IFALIAS`) on the host side of an endpoint's veth pair.
 //!
-//! `wharf:ID:EPOCH:NETWORK/CONTAINER/IFNAME`, in decimal and in the words of the CNI key, and cut off where the kernel
-//! would refuse it. It is set in the same request that makes the link. A network namespace's path may be another
-//! container's by now, a link with this mark is nobody else's.
+//! `wharf:ID:EPOCH:NETWORK/CONTAINER/IFNAME`, numbers in decimal, names as in the CNI key. A mark longer than the kernel's
+//! limit is cut off at the last character that fits. The mark is set in the same request that makes the link: the path of
+//! a network namespace may come to name another container's, but a link with this mark belongs to this attachment.
 
 use std::fmt;
 
 /// The kernel's longest alias, bytes (`IFALIASZ` is 256, its last byte is the terminating zero).
 pub const MAX_MARK: usize = 255;
 const PREFIX: &str = "wharf:";
+/// A mark of this length may be cut off: the first character that did not fit may have had up to four bytes.
+const MAY_BE_CUT_OFF: usize = MAX_MARK + 1 - char::MAX_LEN_UTF8;
 
 /// An endpoint's mark. Compared as text: two that were cut off at the same place are one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -51,10 +53,10 @@ impl Mark {
         *self == Self::new(self.id, self.epoch, network, container_id, ifname)
     }
 
-    /// Network, container id and interface name; `None` when they were cut off.
+    /// Network, container id and interface name; `None` when the mark is so long that it may be cut off.
     #[must_use]
     pub fn attachment(&self) -> Option<(&str, &str, &str)> {
-        if self.to_string().len() >= MAX_MARK {
+        if self.to_string().len() >= MAY_BE_CUT_OFF {
             return None;
         }
         let (network, rest) = self.owner.split_once('/')?;
@@ -101,6 +103,20 @@ mod tests {
         assert_eq!(mark.to_string().len(), MAX_MARK);
         assert!(Mark::parse(&mark.to_string()).is_some_and(|m| m.is_of("net", &long, "eth0")));
         assert_eq!(mark.attachment(), None);
+    }
+
+    #[test]
+    fn a_mark_that_is_cut_before_a_wide_character_names_no_attachment() {
+        for width in ['e', 'é', '€', '🚢'] {
+            for room in 0..8 {
+                // `wharf:1:2:n/` has 12 bytes, and a `/` follows the container id.
+                let container_id = "c".repeat(MAX_MARK - 13 - room);
+                let ifname = width.to_string().repeat(8);
+                let mark = Mark::new(1, 2, "n", &container_id, &ifname);
+                assert_eq!(mark.attachment(), None, "{width}, {room} bytes of room: {mark}");
+                assert!(mark.is_of("n", &container_id, &ifname));
+            }
+        }
     }
 
     proptest! {
