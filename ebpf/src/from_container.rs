@@ -2,6 +2,8 @@
 //!
 //! What leaves here is provably the endpoint's: its Ethernet source is the one MAC it was given, its IP source the one
 //! address of that family. Link-local IPv6 sources pass only in neighbour messages, which never leave this program.
+//! An IPv6 destination that embeds an IPv4 address is refused here, in the sender's name: in `ENDPOINTS` it would find the
+//! row of an IPv4 address.
 
 use aya_ebpf::programs::TcContext;
 use wharf_common::{Direction, DropReason};
@@ -69,6 +71,9 @@ fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
     }
     if !config.owns6(packet.source()) {
         return Err(DropReason::InvalidSourceIp);
+    }
+    if packet.destination().is_host_internal() {
+        return Err(DropReason::InvalidDestinationIp);
     }
     addressed_to_host(packet)?;
     forward::ipv6(ctx, config, packet, bytes)

@@ -113,6 +113,14 @@ impl Ipv6Address {
         self.0[0] | self.0[1] == 0
     }
 
+    /// `::/96` or `::ffff:0:0/96`: unspecified, loopback, IPv4-compatible and IPv4-mapped addresses (RFC 4291, 2.5.2 to
+    /// 2.5.5). No packet on a link may be addressed to one; the last are the IPv4 keys of `ENDPOINTS`.
+    #[inline(always)]
+    pub fn is_host_internal(self) -> bool {
+        let third = self.0[1] as u32;
+        self.0[0] == 0 && (third == 0 || third == 0x0000_ffff_u32.to_be())
+    }
+
     /// `ff00::/8`.
     #[inline(always)]
     pub fn is_multicast(self) -> bool {

@@ -78,6 +78,11 @@ fn frames(node: &Node, s: &Scene, port: u16) -> Result<Vec<(&'static str, &'stat
             "invalid-source-ip",
             eth(me, IPV6, &frame::ipv6(a4.to_ipv6_mapped(), b6, 17, 64, &[0; 16])),
         ),
+        (
+            "neighbour's IPv4 as an IPv6 destination",
+            "invalid-destination-ip",
+            eth(me, IPV6, &udp(a6.into(), b4.to_ipv6_mapped().into())),
+        ),
         ("ARP answer for the gateway", "neighbour-spoof", arp(2, (me, g4), a4)),
         ("ARP question in the neighbour's name", "neighbour-spoof", arp(1, (me, b4), g4)),
         ("ARP question with a stranger's MAC inside", "neighbour-spoof", arp(1, (STRANGER, a4), g4)),

@@ -104,6 +104,8 @@ reasons! {
     NoConfig = 20, "no-config";
     /// Ethernet destination is neither the host side's MAC nor a group address: nobody there would take it.
     InvalidDestinationMac = 21, "invalid-destination-mac";
+    /// IPv6 destination that no packet on a link may have: unspecified, loopback, IPv4-compatible or IPv4-mapped.
+    InvalidDestinationIp = 22, "invalid-destination-ip";
 }
 
 impl DropReason {

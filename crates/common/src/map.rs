@@ -36,7 +36,9 @@ pub const EVENTS_PER_SECOND: u32 = 256;
 pub const METRICS_MAX: u32 = 2 * crate::drop_reason::REASONS;
 
 /// Key of [`ENDPOINTS`]: an address of either family. IPv4 stands as an IPv4-mapped IPv6 address
-/// (RFC 4291 section 2.5.5.2), so that one map and one lookup serve both.
+/// (RFC 4291 section 2.5.5.2), so that one map and one lookup serve both. The families cannot meet in a key: `from_container`
+/// drops an IPv6 packet to such an address before the lookup ([`crate::DropReason::InvalidDestinationIp`]), and IPAM refuses
+/// a pool of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(

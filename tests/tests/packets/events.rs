@@ -180,6 +180,40 @@ fn a_flood_is_counted_but_not_told() -> Result<()> {
     Ok(())
 }
 
+/// A sender that means another's IPv4 row by an IPv6 packet spends its own budget.
+#[test]
+fn a_flood_to_a_mapped_address_is_the_senders() -> Result<()> {
+    let (mut a, mut b) = pair()?;
+    let packet = udp(A.v6, B.v4.to_ipv6_mapped());
+    let before = [a.counters()?, b.counters()?];
+    let (outcome, _) = a.run_times(FROM_CONTAINER, &packet, FLOOD)?;
+    assert_eq!(outcome.action, SHOT);
+    let (flood, budget) = (u64::from(FLOOD), u64::from(EVENTS_PER_SECOND));
+    assert_eq!(
+        a.counters()?.since(&before[0])?,
+        [
+            (Egress, EventSuppressed, flood - budget, 0),
+            (Egress, InvalidDestinationIp, flood, flood * u64::try_from(packet.len())?)
+        ]
+    );
+    assert_eq!(b.counters()?.since(&before[1])?, []);
+    let told = a.events()?;
+    assert_eq!(u64::try_from(told.len())?, budget);
+    let mut expected = about(&A, EventKind::Drop, Egress, InvalidDestinationIp, packet.len())?;
+    expected.source = mapped(A.v6);
+    expected.destination = mapped(B.v4);
+    expected.source_port = 4000_u16.to_be_bytes();
+    expected.destination_port = 53_u16.to_be_bytes();
+    expected.ethertype = [0x86, 0xdd];
+    expected.protocol = 17;
+    check(told[0], expected, "the first");
+    // The receiver has all of its budget left.
+    let (outcome, _) = b.run_times(TO_CONTAINER, &udp(GATEWAY4, A.v4), EVENTS_PER_SECOND)?;
+    assert_eq!(outcome.action, SHOT);
+    assert_eq!(u64::try_from(b.events()?.len())?, budget);
+    Ok(())
+}
+
 #[test]
 fn a_full_ring_is_counted_and_blocks_nothing() -> Result<()> {
     let mut a = Endpoint::load_with(A, |loader| {

@@ -190,6 +190,33 @@ fn drops_what_lies_about_its_source() -> Result<()> {
     ])
 }
 
+/// `ENDPOINTS` keeps IPv4 addresses as IPv4-mapped ones.
+#[test]
+fn an_ipv6_packet_finds_no_ipv4_endpoint() -> Result<()> {
+    let six = |name, destination: [u16; 8]| drop(name, udp(A.v6, destination), InvalidDestinationIp);
+    let [high, low] = [0x0ac8, 0x000b];
+    check_all([
+        drop("another's v4, mapped", udp(A.v6, B.v4.to_ipv6_mapped()), InvalidDestinationIp),
+        drop("its own v4, mapped", udp(A.v6, A.v4.to_ipv6_mapped()), InvalidDestinationIp),
+        drop("the gateway's v4, mapped", udp(A.v6, GATEWAY4.to_ipv6_mapped()), InvalidDestinationIp),
+        drop("a stranger's v4, mapped", udp(A.v6, ELSEWHERE4.to_ipv6_mapped()), InvalidDestinationIp),
+        six("another's v4, compatible", [0, 0, 0, 0, 0, 0, high, low]),
+        six("unspecified", [0; 8]),
+        six("loopback", [0, 0, 0, 0, 0, 0, 0, 1]),
+        drop(
+            "its own v4, mapped, as the source too",
+            udp(A.v4.to_ipv6_mapped(), B.v4.to_ipv6_mapped()),
+            InvalidSourceIp,
+        ),
+        drop("its own v4, compatible, as the source", udp([0, 0, 0, 0, 0, 0, 0x0ac8, 0x000a], B.v6), InvalidSourceIp),
+        // What only looks similar is an address like any other, and nobody's here.
+        to_stack("translated", udp(A.v6, [0, 0, 0, 0, 0xffff, 0, high, low])),
+        to_stack("by the well-known prefix", udp(A.v6, [0x64, 0xff9b, 0, 0, 0, 0, high, low])),
+        to_stack("a bit less", udp(A.v6, [0, 0, 0, 0, 0, 0xfffe, high, low])),
+        to_stack("a bit more", udp(A.v6, [0, 0, 0, 1, 0, 0xffff, high, low])),
+    ])
+}
+
 #[test]
 fn drops_groups_and_strangers() -> Result<()> {
     check_all([

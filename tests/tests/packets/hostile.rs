@@ -137,6 +137,10 @@ fn check_passed(program: &str, outcome: &Outcome) -> Result<()> {
             ensure!(is(&source, A.v4, A.v6), "source");
             ensure!(!matches!(destination[..], [224..=239, _, _, _] | [255, 255, 255, 255]), "group");
             ensure!(destination.len() == 4 || destination.first() != Some(&0xff), "group");
+            let embedded = destination.len() == 16
+                && destination[..10] == [0; 10]
+                && matches!(destination[10..12], [0, 0] | [0xff, 0xff]);
+            ensure!(!embedded, "an IPv4 address in an IPv6 packet");
         }
         (FROM_CONTAINER, REDIRECT) if field(0, 6) == B.mac => {
             ensure!(field(6, 6) == B.host_mac && is(&source, A.v4, A.v6) && is(&destination, B.v4, B.v6), "to B");

@@ -15,10 +15,11 @@ const RESERVED4: [([u8; 4], u8, &str); 5] = [
     ([240, 0, 0, 0], 4, "reserved (class E) and broadcast"),
 ];
 
-const RESERVED6: [([u16; 8], u8, &str); 5] = [
+const RESERVED6: [([u16; 8], u8, &str); 6] = [
     ([0; 8], 128, "unspecified"),
     ([0, 0, 0, 0, 0, 0, 0, 1], 128, "loopback"),
-    // The endpoint table writes IPv4 addresses this way: such a pool would answer for another family's endpoints.
+    // The programs drop IPv6 packets to both forms (RFC 4291, 2.5.5): the endpoint table keeps IPv4 addresses as mapped.
+    ([0; 8], 96, "IPv4-compatible"),
     ([0, 0, 0, 0, 0, 0xffff, 0, 0], 96, "IPv4-mapped"),
     ([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10, "link-local"),
     ([0xff00, 0, 0, 0, 0, 0, 0, 0], 8, "multicast"),
