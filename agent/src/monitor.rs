@@ -2,15 +2,16 @@
 //!
 //! One broadcast channel of bounded depth; a reader that is too slow loses the oldest and is told how many.
 
+mod packet;
+
 use std::{
-    net::{IpAddr, Ipv6Addr},
     sync::Arc,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use tokio::sync::broadcast;
-use wharf_api::{AgentEvent, MonitorEvent, PacketEvent};
-use wharf_common::{Direction, DropReason, Event, EventKind};
+use wharf_api::{AgentEvent, MonitorEvent};
+use wharf_common::{Event, EventKind};
 use wharf_core::{ids::EndpointId, selfcheck::Marks};
 
 use crate::clock;
@@ -77,7 +78,7 @@ impl Monitor {
             if self.is_sampled_out(event) {
                 continue;
             }
-            if let Some(event) = readable(event, offset) {
+            if let Some(event) = packet::readable(event, offset) {
                 self.send(event);
             }
         }
@@ -134,48 +135,6 @@ fn wall_clock_offset_ms() -> i64 {
     let monotonic = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
         .map_or(0, |t| t.tv_sec() * 1000 + t.tv_nsec() / 1_000_000);
     i64::try_from(clock::unix_ms()).unwrap_or(i64::MAX) - monotonic
-}
-
-/// The record in words; `None` for a kind of another version.
-fn readable(event: &Event, offset_ms: i64) -> Option<MonitorEvent> {
-    let kind = EventKind::from_u32(event.kind)?;
-    let time = i64::try_from(event.timestamp_ns / 1_000_000).unwrap_or(i64::MAX).saturating_add(offset_ms);
-    let ethertype = u16::from_be_bytes(event.ethertype);
-    let ip = matches!(ethertype, 0x0800 | 0x86dd | 0x0806);
-    let address =
-        |bytes: [u8; 16]| (ip && bytes != [0; 16]).then(|| IpAddr::from(Ipv6Addr::from(bytes)).to_canonical());
-    let packet = PacketEvent {
-        time_unix_ms: u64::try_from(time).unwrap_or(0),
-        endpoint: event.endpoint_id,
-        epoch: event.epoch,
-        identity: event.identity,
-        direction: Direction::from_u32(event.direction)
-            .map_or_else(|| event.direction.to_string(), |d| d.as_str().into()),
-        reason: DropReason::from_u32(event.reason).map_or_else(|| event.reason.to_string(), |r| r.as_str().into()),
-        ethertype: match ethertype {
-            0x0800 => "IPv4".into(),
-            0x86dd => "IPv6".into(),
-            0x0806 => "ARP".into(),
-            other => format!("{other:#06x}"),
-        },
-        protocol: match (ethertype, event.protocol) {
-            (0x0800 | 0x86dd, 1) => "ICMP".into(),
-            (0x0800 | 0x86dd, 6) => "TCP".into(),
-            (0x0800 | 0x86dd, 17) => "UDP".into(),
-            (0x0800 | 0x86dd, 58) => "ICMPv6".into(),
-            (0x0800 | 0x86dd, other) => other.to_string(),
-            _ => String::new(),
-        },
-        source: address(event.source),
-        source_port: u16::from_be_bytes(event.source_port),
-        destination: address(event.destination),
-        destination_port: u16::from_be_bytes(event.destination_port),
-        length: event.length,
-    };
-    Some(match kind {
-        EventKind::Drop => MonitorEvent::Drop(packet),
-        EventKind::Trace => MonitorEvent::Trace(packet),
-    })
 }
 
 #[cfg(test)]

@@ -313,7 +313,7 @@ fn settings_are_changed_in_one_request() {
 
 fn drop_event(reason: &str) -> Value {
     json!({"type": "drop", "time_unix_ms": 0, "endpoint": 7, "epoch": 1, "identity": 5, "direction": "egress",
-           "reason": reason, "ethertype": "IPv4", "protocol": "UDP", "source": "10.0.0.1", "source_port": 1,
+           "reason": reason, "ethertype": "IPv4", "protocol": "UDP", "message": null, "source": "10.0.0.1", "source_port": 1,
            "destination": "10.0.0.2", "destination_port": 2, "length": 60})
 }
 

@@ -105,6 +105,12 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const DESTINATION_OPTIONS: u8 = 60;
+/// IPv6 extension headers that are looked behind. RFC 8200, 4.1 lets a packet have each kind once, one of them twice.
+const EXTENSION_HEADERS: u32 = 4;
 
 /// Fills in what the packet is. Bytes are copied by a helper rather than read in place: it fetches them from wherever
 /// they lie, never moves the packet, and leaves zeros where there is nothing.
@@ -147,8 +153,34 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                 let mut next = 0_u8;
                 load(skb, ETHERNET_BYTES as u32 + 6, &raw mut next, 1);
                 load(skb, ETHERNET_BYTES as u32 + 8, source.cast(), 32);
+                let mut offset = ETHERNET_BYTES as u32 + 40;
+                let mut later_fragment = false;
+                for _ in 0..EXTENSION_HEADERS {
+                    if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS) {
+                        break;
+                    }
+                    let mut header = 0_u32;
+                    if !load(skb, offset, (&raw mut header).cast(), 4) {
+                        break;
+                    }
+                    let header = u32::from_be(header);
+                    if next == FRAGMENT {
+                        later_fragment = header & 0xfff8 != 0;
+                        offset += 8;
+                    } else {
+                        offset += 8 + (header >> 16 & 0xff) * 8;
+                    }
+                    next = (header >> 24) as u8;
+                    // What follows lies in the first fragment.
+                    if later_fragment {
+                        break;
+                    }
+                }
                 (*event).protocol = next;
-                (next, ETHERNET_BYTES as u32 + 40)
+                if later_fragment {
+                    return;
+                }
+                (next, offset)
             }
             0x0806 => {
                 // The sender's and the target's address, with the target's MAC between them.
@@ -157,15 +189,16 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                 load(skb, ETHERNET_BYTES as u32 + 24, addresses.as_mut_ptr().add(1).cast(), 4);
                 mapped(source, addresses[0]);
                 mapped(source.add(2), addresses[1]);
+                load(skb, ETHERNET_BYTES as u32 + 6, (&raw mut (*event).source_port).cast(), 2);
                 return;
             }
             _ => return,
         };
         match protocol {
             TCP | UDP => load(skb, transport, (&raw mut (*event).source_port).cast(), 4),
-            ICMP | ICMPV6 => load(skb, transport, (&raw mut (*event).source_port).cast(), 1),
-            _ => {}
-        }
+            ICMP | ICMPV6 => load(skb, transport, (&raw mut (*event).source_port).cast(), 2),
+            _ => false,
+        };
     }
 }
 
@@ -180,15 +213,15 @@ unsafe fn mapped(to: *mut u64, address: u32) {
     unsafe { to.add(1).write(u64::from(0xffff_u32.to_be()) | u64::from(address) << 32) }
 }
 
-/// Copies `bytes` bytes of the packet, or zeros when it has fewer.
+/// Copies `bytes` bytes of the packet and says so, or copies zeros when the packet has fewer.
 ///
 /// # Safety
 ///
 /// `to` is that many bytes of writable memory.
 #[inline(always)]
-unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, bytes: u32) {
+unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, bytes: u32) -> bool {
     // SAFETY: the caller's word. The helper's error means that it wrote zeros, which is what an event then shows.
-    unsafe { bpf_skb_load_bytes(skb.cast(), offset, to.cast(), bytes) };
+    unsafe { bpf_skb_load_bytes(skb.cast(), offset, to.cast(), bytes) == 0 }
 }
 
 /// A log record of the verdict, for an endpoint that asks for them and in an object built with them.

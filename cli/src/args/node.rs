@@ -7,7 +7,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use wharf_api::{LogFormat, PolicyEnforcement};
+use wharf_api::{LogFormat, PACKET_REASONS, PolicyEnforcement};
 
 use crate::target::Target;
 
@@ -164,7 +164,12 @@ pub(crate) struct EventFilter {
     #[arg(long, value_name = "IP")]
     pub(crate) to: Option<IpAddr>,
     /// Packets with this reason.
-    #[arg(long = "reason", value_name = "REASON", value_delimiter = ',')]
+    #[arg(
+        long = "reason",
+        value_name = "REASON",
+        value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(PACKET_REASONS)
+    )]
     pub(crate) reasons: Vec<String>,
 }
 

@@ -111,6 +111,8 @@ fn wrong_command_lines_are_refused() {
         &["monitor", "-n", "0"],
         &["monitor", "--from", "10.0.0"],
         &["monitor", "--type", "capture"],
+        &["monitor", "--reason", "malformed,nonsense"],
+        &["bpf", "events", "list", "--reason", "nonsense"],
         &["bpf", "map", "get", "a/../b"],
         &["config", "set"],
         &["config", "set", "ipv4-pool=10.0.0.0/8"],

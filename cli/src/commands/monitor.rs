@@ -118,6 +118,7 @@ mod tests {
             reason: "malformed".to_owned(),
             ethertype: "IPv4".to_owned(),
             protocol: "UDP".to_owned(),
+            message: None,
             source: "10.0.0.1".parse().ok(),
             source_port: 1,
             destination: "10.0.0.2".parse().ok(),

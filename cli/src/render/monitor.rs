@@ -29,15 +29,19 @@ fn packet(p: &PacketEvent, style: &Style, verdict: String) -> String {
             format!(" {} -> {}", side(source, p.source_port), side(destination, p.destination_port))
         }
     };
-    // Over IP the protocol says it all; the ethertype is needed for the rest.
-    let kind = if p.source.is_some() || p.destination.is_some() { &p.protocol } else { &p.ethertype };
+    // An IP packet too short for addresses has no protocol that could be believed.
+    let is_ip = !p.protocol.is_empty() && p.source.is_some();
+    let mut kind = text::safe(if is_ip { &p.protocol } else { &p.ethertype });
+    if let Some(message) = &p.message {
+        kind = format!("{kind} {}", text::safe(message));
+    }
     format!(
         "{} {verdict} endpoint {} {} {}: {}{flow} {} bytes, identity {}",
         text::time_of_day(p.time_unix_ms),
         p.endpoint,
         text::safe(&p.direction),
         style.paint(Tone::Bold, &text::safe(&p.reason)),
-        text::safe(kind),
+        kind,
         p.length,
         p.identity,
     )
@@ -69,6 +73,7 @@ mod tests {
             reason: "invalid-source-ip".to_owned(),
             ethertype: "IPv4".to_owned(),
             protocol: "UDP".to_owned(),
+            message: None,
             source: "10.0.0.9".parse().ok(),
             source_port: 5353,
             destination: "10.88.0.1".parse().ok(),
@@ -86,7 +91,26 @@ mod tests {
             reason: "forwarded-local".to_owned(),
             ..sample()
         };
-        let icmp = PacketEvent { protocol: "ICMP".to_owned(), source_port: 0, destination_port: 0, ..sample() };
+        let without_ports = PacketEvent { source_port: 0, destination_port: 0, ..sample() };
+        let icmp = PacketEvent {
+            protocol: "ICMP".to_owned(),
+            message: Some("echo-request".to_owned()),
+            ..without_ports.clone()
+        };
+        let listener_report = PacketEvent {
+            source: "::".parse().ok(),
+            destination: "ff02::16".parse().ok(),
+            ethertype: "IPv6".to_owned(),
+            protocol: "ICMPv6".to_owned(),
+            message: Some("multicast-listener-report-v2".to_owned()),
+            ..without_ports.clone()
+        };
+        let arp = PacketEvent {
+            ethertype: "ARP".to_owned(),
+            protocol: String::new(),
+            message: Some("request".to_owned()),
+            ..without_ports
+        };
         let odd = PacketEvent {
             source: None,
             destination: None,
@@ -104,6 +128,8 @@ mod tests {
             MonitorEvent::Drop(sample()),
             MonitorEvent::Trace(v6),
             MonitorEvent::Drop(icmp),
+            MonitorEvent::Drop(listener_report),
+            MonitorEvent::Drop(arp),
             MonitorEvent::Drop(odd),
             MonitorEvent::Agent(agent(Some(7))),
             MonitorEvent::Agent(agent(None)),
@@ -114,7 +140,9 @@ mod tests {
         insta::assert_snapshot!(lines.join("\n"), @r"
         12:00:01.123 drop  endpoint 7 egress invalid-source-ip: UDP 10.0.0.9:5353 -> 10.88.0.1:53 98 bytes, identity 65537
         12:00:01.123 trace endpoint 7 egress forwarded-local: UDP [fd00::9]:5353 -> [fd00::1]:53 98 bytes, identity 65537
-        12:00:01.123 drop  endpoint 7 egress invalid-source-ip: ICMP 10.0.0.9 -> 10.88.0.1 98 bytes, identity 65537
+        12:00:01.123 drop  endpoint 7 egress invalid-source-ip: ICMP echo-request 10.0.0.9 -> 10.88.0.1 98 bytes, identity 65537
+        12:00:01.123 drop  endpoint 7 egress invalid-source-ip: ICMPv6 multicast-listener-report-v2 :: -> ff02::16 98 bytes, identity 65537
+        12:00:01.123 drop  endpoint 7 egress invalid-source-ip: ARP request 10.0.0.9 -> 10.88.0.1 98 bytes, identity 65537
         12:00:01.123 drop  endpoint 7 egress unsupported-l2-protocol: 0x88cc 98 bytes, identity 65537
         12:00:00.000 agent endpoint 7 endpoint-created: in 2.1 ms
         12:00:00.000 agent endpoint-created: in 2.1 ms
@@ -128,6 +156,7 @@ mod tests {
             direction: HOSTILE.to_owned(),
             reason: HOSTILE.to_owned(),
             protocol: HOSTILE.to_owned(),
+            message: Some(HOSTILE.to_owned()),
             ..sample()
         };
         let agent =

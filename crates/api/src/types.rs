@@ -522,6 +522,29 @@ pub enum MonitorEvent {
     },
 }
 
+/// Every [`PacketEvent::reason`], by number. Of `wharf-common`'s reasons those that are verdicts; a test of the agent
+/// compares the two.
+pub const PACKET_REASONS: &[&str] = &[
+    "forwarded-local",
+    "forwarded-stack",
+    "neighbour-answered",
+    "malformed",
+    "unsupported-l2-protocol",
+    "invalid-source-mac",
+    "invalid-source-ip",
+    "neighbour-spoof",
+    "neighbour-unknown-target",
+    "multicast-unsupported",
+    "ttl-exceeded",
+    "endpoint-not-ready",
+    "destination-gone",
+    "not-endpoint-address",
+    "packet-write-failed",
+    "no-config",
+    "invalid-destination-mac",
+    "invalid-destination-ip",
+];
+
 /// A packet seen by an endpoint's program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PacketEvent {
@@ -535,21 +558,24 @@ pub struct PacketEvent {
     pub identity: u32,
     /// `ingress` or `egress`.
     pub direction: String,
-    /// Reason's name.
+    /// One of [`PACKET_REASONS`].
     pub reason: String,
     /// `IPv4`, `IPv6`, `ARP` or the number in hex.
     pub ethertype: String,
-    /// Protocol's name or number.
+    /// IP protocol: its name, or `protocol` and its number. Empty unless the packet is IP.
     pub protocol: String,
+    /// What an ICMP, ICMPv6 or ARP packet says, for example `echo-request`, `neighbor-solicitation`, `request`;
+    /// `type 200 code 3` or `operation 9` when it has no name here.
+    pub message: Option<String>,
     /// Source address.
     #[schema(value_type = Option<String>)]
     pub source: Option<IpAddr>,
-    /// Source port.
+    /// Source port; 0 unless the packet is TCP or UDP.
     pub source_port: u16,
     /// Destination address.
     #[schema(value_type = Option<String>)]
     pub destination: Option<IpAddr>,
-    /// Destination port.
+    /// Destination port; 0 unless the packet is TCP or UDP.
     pub destination_port: u16,
     /// Bytes, Ethernet header included.
     pub length: u32,

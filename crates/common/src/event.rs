@@ -50,13 +50,14 @@ pub struct Event {
     pub source: [u8; 16],
     /// Destination address; IPv4 as IPv4-mapped. Network byte order.
     pub destination: [u8; 16],
-    /// Source port (TCP, UDP), or ICMP type in the first byte; network byte order. Zero in later fragments.
+    /// Source port (TCP, UDP), type and code (ICMP, ICMPv6), or operation (ARP); network byte order. Zero in later
+    /// fragments.
     pub source_port: [u8; 2],
-    /// Destination port; network byte order.
+    /// Destination port (TCP, UDP), else zero; network byte order.
     pub destination_port: [u8; 2],
     /// Ethertype, network byte order.
     pub ethertype: [u8; 2],
-    /// IP protocol or next header.
+    /// IP protocol; of IPv6 the header that follows the extension headers, or the extension header that cannot be read.
     pub protocol: u8,
     /// Zero.
     pub _pad: u8,

@@ -78,9 +78,9 @@ fn a_drop_is_told_with_what_the_packet_is() -> Result<()> {
     a.run(FROM_CONTAINER, &options)?;
     check(the_only(a.events()?)?, expected_options, "options");
 
-    // An ICMP type is not a port.
-    a.run(FROM_CONTAINER, &with(with(packet, 23, &[1]), 34, &[8, 0]))?;
-    let expected_icmp = Event { protocol: 1, source_port: [8, 0], destination_port: [0; 2], ..expected };
+    // Type and code, no ports.
+    a.run(FROM_CONTAINER, &with(with(packet, 23, &[1]), 34, &[3, 4]))?;
+    let expected_icmp = Event { protocol: 1, source_port: [3, 4], destination_port: [0; 2], ..expected };
     check(the_only(a.events()?)?, expected_icmp, "ICMP");
 
     let packet = udp(B.v6, ELSEWHERE6);
@@ -99,6 +99,7 @@ fn a_drop_is_told_with_what_the_packet_is() -> Result<()> {
     let mut expected = drop(&packet, NeighbourSpoof)?;
     expected.source = mapped(GATEWAY4);
     expected.destination = mapped(B.v4);
+    expected.source_port = [0, 2];
     expected.ethertype = [8, 6];
     a.run(FROM_CONTAINER, &packet)?;
     check(the_only(a.events()?)?, expected, "ARP");
@@ -119,6 +120,45 @@ fn a_drop_is_told_with_what_the_packet_is() -> Result<()> {
     expected.protocol = 17;
     a.run(FROM_CONTAINER, &packet)?;
     check(the_only(a.events()?)?, expected, "cut in the ports");
+    Ok(())
+}
+
+/// A UDP packet with a false source, behind these extension headers, the first of which is of kind `next`.
+fn behind(next: u8, headers: &[u8]) -> Vec<u8> {
+    let mut packet = with(udp(B.v6, ELSEWHERE6), 20, &[next]);
+    packet.splice(54..54, headers.iter().copied());
+    let payload = u16::try_from(packet.len() - 54).unwrap_or(u16::MAX);
+    with(packet, 18, &payload.to_be_bytes())
+}
+
+#[test]
+fn a_drop_is_told_with_what_is_behind_extension_headers() -> Result<()> {
+    const UDP: u8 = 17;
+    let mut a = Endpoint::load(A)?;
+    let mut told = |packet: &[u8]| {
+        a.run(FROM_CONTAINER, packet)?;
+        let event = the_only(a.events()?)?;
+        let port = |bytes| u16::from_be_bytes(bytes);
+        anyhow::Ok((event.protocol, port(event.source_port), port(event.destination_port)))
+    };
+    let options = |next: u8| [next, 0, 1, 4, 0, 0, 0, 0];
+    assert_eq!(told(&behind(0, &options(UDP)))?, (UDP, 4000, 53), "hop-by-hop");
+    let long = [&[UDP, 2, 1, 20][..], &[0; 20]].concat();
+    assert_eq!(told(&behind(60, &long))?, (UDP, 4000, 53), "destination options of 24 bytes");
+    let chain = [options(60), options(43), options(44), [UDP, 0, 0, 1, 0, 0, 0, 9]].concat();
+    assert_eq!(told(&behind(0, &chain))?, (UDP, 4000, 53), "one of each, in the first fragment");
+    assert_eq!(told(&behind(44, &[UDP, 0, 0, 8, 0, 0, 0, 9]))?, (UDP, 0, 0), "a later fragment");
+    let many = [options(60), options(60), options(60), options(60), options(UDP)].concat();
+    assert_eq!(told(&behind(0, &many))?, (60, 0, 0), "more than are looked behind");
+    // A header that says it is longer than the packet.
+    assert_eq!(told(&behind(0, &[60, 255, 1, 4, 0, 0, 0, 0]))?, (60, 0, 0), "cut off");
+
+    // A listener report as every container's kernel sends it, behind a router alert.
+    let payload = [58, 0, 5, 2, 0, 0, 1, 0, 143, 0, 0, 0, 0, 0, 0, 0];
+    let group = [0xff02_u16, 0, 0, 0, 0, 0, 0, 0x16].into();
+    let packet = frame::ipv6([0_u16; 8].into(), group, 0, 1, &payload);
+    let packet = frame::ethernet([0x33, 0x33, 0, 0, 0, 0x16], A.mac, frame::IPV6, &packet);
+    assert_eq!(told(&packet)?, (58, u16::from_be_bytes([143, 0]), 0), "MLDv2");
     Ok(())
 }
 
