@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::{Instant, timeout_at};
 use wharf_api::{ApiError, AuditReport, ErrorCode, Finding, LogStatus};
 use wharf_core::{
     audit::{AuditFinding, AuditView, QueueFile, Repair},
@@ -50,6 +51,10 @@ pub type Key = (String, String, String);
 /// Between the close looks at two endpoints in the leak audit: a thousand endpoints take it five seconds and more of the
 /// minute, and nobody notices.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long an audit waits for the regenerations it asked for: a full node's take seconds. One that waits longer goes on
+/// without the audit.
+const RENEWAL: Duration = Duration::from_secs(10);
 
 /// What is to be mended.
 #[derive(Debug, Clone)]
@@ -149,20 +154,15 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         ]),
     };
     let mut all_mended = true;
-    let mut renewed: BTreeMap<EndpointId, Result<BTreeSet<String>, String>> = BTreeMap::new();
+    let wanted = findings.iter().filter(|f| repair.wants(f));
+    let amiss: BTreeSet<EndpointId> = wanted.filter_map(|f| repaired_endpoint(f.repair.as_ref()?)).collect();
+    let mut renewed = BTreeMap::new();
     for finding in findings {
         let outcome = match (&finding.repair, repair.wants(&finding)) {
             // One regeneration mends all that is amiss with an endpoint.
             (Some(Repair::Regenerate(id)), true) => {
-                if !renewed.contains_key(id) {
-                    let mended = mend(node, &Repair::Regenerate(*id), &later).await;
-                    renewed.insert(
-                        *id,
-                        match mended {
-                            Ok(()) => still_amiss(node, *id).await,
-                            Err(why) => Err(why),
-                        },
-                    );
+                if renewed.is_empty() {
+                    renewed = renew(node, &amiss).await;
                 }
                 Some(match renewed.get(id) {
                     Some(Err(why)) => format!("not mended: {why}"),
@@ -201,6 +201,39 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         });
     }
     Ok(report)
+}
+
+/// Regenerates endpoints and looks at each again: what is still amiss with it, or why its build did not succeed. The
+/// builds wait for their permits side by side, so none holds up another; all of them together hold up the audit for
+/// [`RENEWAL`] at most.
+async fn renew<K: Kernel>(
+    node: &Arc<Node<K>>,
+    ids: &BTreeSet<EndpointId>,
+) -> BTreeMap<EndpointId, Result<BTreeSet<String>, String>> {
+    let until = Instant::now() + RENEWAL;
+    let each = ids.iter().map(|id| async move {
+        let work = async {
+            regenerate(node, *id).await?;
+            still_amiss(node, *id).await
+        };
+        (*id, timeout_at(until, work).await.unwrap_or_else(|_| Err(still_waits(node, *id))))
+    });
+    futures::future::join_all(each).await.into_iter().collect()
+}
+
+async fn regenerate<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<(), String> {
+    let handle = node.registry.get(id).ok_or("the endpoint is gone")?;
+    let (done, answer) = tokio::sync::oneshot::channel();
+    let asked = handle.mailbox.send(Command::Regenerate(Level::Datapath, done)).await;
+    asked.map_err(|_| "the endpoint is gone")?;
+    answer.await.map_err(|_| "the endpoint is gone")?
+}
+
+/// What a build waits for that did not end within [`RENEWAL`].
+fn still_waits<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> String {
+    let Some(handle) = node.registry.get(id) else { return "the endpoint is gone".to_owned() };
+    let waits_for = handle.shared.read(|v| v.fsm.waits_for(clock::monotonic_ms()).map(|(what, _)| what));
+    format!("the build is still waiting for {} after {RENEWAL:?}", waits_for.unwrap_or("its turn"))
 }
 
 /// What a second look at a regenerated endpoint finds.
@@ -269,10 +302,12 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
         return findings;
     }
     // A lease is given out first and made durable then: a young one may be on its way.
-    let old = clock::unix_ms().saturating_sub(CreateStep::Commit.deadline_ms());
+    let now = clock::unix_ms();
+    // One from the future is old: the clock was set back since.
+    let is_young = |since_ms| now.checked_sub(since_ms).is_some_and(|age| age < CreateStep::Commit.deadline_ms());
     for lease in lock(&node.ipam).leases() {
         if lease.owner != LeaseOwner::Node
-            && lease.since_unix_ms < old
+            && !is_young(lease.since_unix_ms)
             && !snapshot.leases.iter().any(|l| l.ip == lease.ip && l.owner == lease.owner)
         {
             findings.push(AuditFinding {
@@ -352,33 +387,24 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
             }
             Ok(())
         }
-        Repair::Regenerate(id) => {
-            let handle = node.registry.get(*id).ok_or("the endpoint is gone")?;
-            let (done, answer) = tokio::sync::oneshot::channel();
-            handle
-                .mailbox
-                .send(Command::Regenerate(Level::Datapath, done))
-                .await
-                .map_err(|_| "the endpoint is gone")?;
-            answer.await.map_err(|_| "the endpoint is gone")?
-        }
+        Repair::Regenerate(id) => regenerate(node, *id).await,
     }
 }
 
 /// The deletion queue in the audit's words.
 async fn queue_files<K: Kernel>(node: &Node<K>) -> Result<Vec<QueueFile>, String> {
-    let now = clock::unix_ms();
     let files = deletions::entries(node)
         .await?
         .into_iter()
         .filter(|e| e.content.as_ref().is_ok_and(|d| d.canary.is_none()) || e.content.is_err());
     Ok(files
         .map(|entry| {
+            let age_ms = node.deletions.age_ms(&entry);
             let (owner, problem) = match entry.content {
                 Ok(d) => (Some(format!("{}/{} on network {}", d.container_id, d.ifname, d.network)), None),
                 Err(why) => (None, Some(why)),
             };
-            QueueFile { name: entry.name, age_ms: now.saturating_sub(entry.written_unix_ms), owner, problem }
+            QueueFile { name: entry.name, age_ms, owner, problem }
         })
         .collect())
 }

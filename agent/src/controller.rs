@@ -10,9 +10,10 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wharf_api::ControllerStatus;
 use wharf_core::{
@@ -49,7 +50,7 @@ pub struct Controllers {
 #[derive(Debug, Default)]
 struct Row {
     status: ControllerStatus,
-    /// The monotonic clock's word for `running_since_unix_ms`: the wall clock may jump.
+    /// When the run under way began: `running_since_unix_ms` is for people, and steps with the machine's clock.
     running: Option<Instant>,
 }
 
@@ -82,10 +83,10 @@ impl Controllers {
         }
     }
 
-    /// A controller of an endpoint runs again then, milliseconds since the Unix epoch.
-    pub fn plan_for(&self, endpoint: EndpointId, name: &str, next_run_unix_ms: u64) {
+    /// A controller of an endpoint runs again in `wait`.
+    pub fn plan_for(&self, endpoint: EndpointId, name: &str, wait: Duration) {
         if let Some(row) = lock(&self.rows).get_mut(&(Some(endpoint), name.to_owned())) {
-            row.status.next_run_unix_ms = Some(next_run_unix_ms);
+            row.status.next_run_unix_ms = Some(clock::unix_ms().saturating_add(millis(wait)));
         }
     }
 

@@ -6,9 +6,10 @@
 //! come out by the live path, `wharf status` says so, because a safety net that nobody has seen work is none.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::{FutureExt as _, StreamExt as _};
@@ -31,12 +32,14 @@ use crate::{
     unknown,
 };
 
+/// Its name among the controllers; the watchdog judges it.
+pub const CONTROLLER: &str = "deletion-queue";
 /// How often the directory is looked at without being told: the longest that a record waits when its event was lost.
 const TICK: Duration = Duration::from_secs(10);
-/// When the canary is held to be lost.
-const CANARY_PATIENCE_MS: u64 = 5_000;
-/// The same, for one that was not even sent.
-const CANARY_PATIENCE: Duration = Duration::from_millis(CANARY_PATIENCE_MS);
+/// When the canary is held to be lost, or not to have been sent at all.
+const CANARY_PATIENCE: Duration = Duration::from_secs(5);
+/// The age of a waiting record from which on the queue is degraded, milliseconds.
+const OLD_MS: u64 = 60_000;
 /// Pause before a watch that failed is set up anew.
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
 /// Temporary files of writers that were killed; no writer needs this long.
@@ -50,13 +53,13 @@ pub struct Deletions {
     /// the deletes' own bounds.
     turn: tokio::sync::Mutex<()>,
     seen: Mutex<Seen>,
-    since: std::time::Instant,
+    since: Instant,
 }
 
 #[derive(Default)]
 struct Seen {
-    records: u64,
-    oldest_unix_ms: Option<u64>,
+    /// Records that wait, by the names of their files.
+    waiting: BTreeMap<String, Waiting>,
     /// Put aside since the start.
     unusable: u64,
     /// Those that lie there still, from before this start too.
@@ -65,13 +68,34 @@ struct Seen {
     canary: Canary,
 }
 
+/// A record whose delete could not be finished. Its age grows with the monotonic clock; what the clocks of its writer
+/// and of this agent say counts once, when the agent meets it.
+struct Waiting {
+    age_ms: u64,
+    met: Instant,
+}
+
+impl Waiting {
+    fn meet(written_unix_ms: u64) -> Self {
+        Self { age_ms: clock::unix_ms().saturating_sub(written_unix_ms), met: Instant::now() }
+    }
+
+    fn age_ms(&self) -> u64 {
+        self.age_ms.saturating_add(millis(self.met))
+    }
+}
+
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
 #[derive(Default)]
 enum Canary {
     #[default]
     NotYet,
     Out {
         nonce: String,
-        since_unix_ms: u64,
+        since: Instant,
     },
     Back {
         after_ms: u64,
@@ -99,26 +123,31 @@ impl Deletions {
             queue: Queue::new(run_dir),
             turn: tokio::sync::Mutex::new(()),
             seen: Mutex::default(),
-            since: std::time::Instant::now(),
+            since: Instant::now(),
         }
+    }
+
+    /// The age of a record, milliseconds.
+    #[must_use]
+    pub fn age_ms(&self, entry: &Entry) -> u64 {
+        let seen = lock(&self.seen);
+        seen.waiting.get(&entry.name).map_or_else(|| Waiting::meet(entry.written_unix_ms).age_ms, Waiting::age_ms)
     }
 
     /// For status and metrics.
     #[must_use]
     pub fn status(&self) -> (DeletionQueueStatus, Health, String) {
-        let now = clock::unix_ms();
         let seen = lock(&self.seen);
-        let oldest_age_ms = seen.oldest_unix_ms.map(|t| now.saturating_sub(t));
+        let oldest_age = seen.waiting.values().map(Waiting::age_ms).max();
+        let records = seen.waiting.len();
         let (mut health, canary) = match &seen.canary {
             Canary::NotYet if self.since.elapsed() < CANARY_PATIENCE => (Health::Ok, "not sent yet".to_owned()),
             Canary::NotYet => {
                 (Health::Degraded, format!("could not be sent: {} cannot be watched", self.queue.path().display()))
             }
-            Canary::Out { since_unix_ms, .. } if now.saturating_sub(*since_unix_ms) < CANARY_PATIENCE_MS => {
-                (Health::Ok, "on its way".to_owned())
-            }
-            Canary::Out { since_unix_ms, .. } => {
-                let age = now.saturating_sub(*since_unix_ms) / 1_000;
+            Canary::Out { since, .. } if since.elapsed() < CANARY_PATIENCE => (Health::Ok, "on its way".to_owned()),
+            Canary::Out { since, .. } => {
+                let age = since.elapsed().as_secs();
                 (Health::Degraded, format!("has not come out for {age} s: records of deletes may not be taken up"))
             }
             Canary::Back { after_ms, live: true } => (Health::Ok, format!("came out after {after_ms} ms")),
@@ -127,12 +156,12 @@ impl Deletions {
             }
             Canary::Failed(why) => (Health::Degraded, format!("could not be sent: {why}")),
         };
-        if seen.aside > 0 || oldest_age_ms.is_some_and(|age| age > 60_000) {
+        if seen.aside > 0 || oldest_age.is_some_and(|age_ms| age_ms > OLD_MS) {
             health = health.max(Health::Degraded);
         }
-        let waiting = match (seen.records, oldest_age_ms) {
-            (0, _) | (_, None) => "empty".to_owned(),
-            (n, Some(age)) => format!("{n} waiting, the oldest for {} s", age / 1_000),
+        let waiting = match oldest_age {
+            None => "empty".to_owned(),
+            Some(age_ms) => format!("{records} waiting, the oldest for {} s", age_ms / 1_000),
         };
         let unusable = match seen.aside {
             0 => String::new(),
@@ -140,8 +169,8 @@ impl Deletions {
         };
         let message = format!("{waiting}{unusable}; canary {canary}");
         let status = DeletionQueueStatus {
-            records: seen.records,
-            oldest_age_ms: oldest_age_ms.unwrap_or(0),
+            records: u64::try_from(records).unwrap_or(u64::MAX),
+            oldest_age_ms: oldest_age.unwrap_or(0),
             unusable: seen.unusable,
             drained: seen.drained,
             canary,
@@ -188,8 +217,11 @@ async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usiz
     let aside = aside.await?;
     {
         let mut seen = lock(&node.deletions.seen);
-        seen.records = stay.len() as u64;
-        seen.oldest_unix_ms = stay.iter().map(|(_, written)| *written).min();
+        let mut before = std::mem::take(&mut seen.waiting);
+        seen.waiting.extend(
+            stay.iter()
+                .map(|(name, written)| (name.clone(), before.remove(name).unwrap_or_else(|| Waiting::meet(*written)))),
+        );
         seen.unusable += unusable;
         seen.aside = aside;
     }
@@ -321,10 +353,10 @@ fn find<K: Kernel>(node: &Node<K>, deletion: &Deletion) -> Found {
 
 fn canary_came<K: Kernel>(node: &Node<K>, nonce: &str, cause: Cause) {
     let mut seen = lock(&node.deletions.seen);
-    if let Canary::Out { nonce: ours, since_unix_ms } = &seen.canary
+    if let Canary::Out { nonce: ours, since } = &seen.canary
         && ours == nonce
     {
-        let after_ms = clock::unix_ms().saturating_sub(*since_unix_ms);
+        let after_ms = millis(*since);
         seen.canary = Canary::Back { after_ms, live: cause == Cause::Event };
     }
 }
@@ -338,7 +370,7 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
             result = watch_once(&node, &mut canary_sent) => result,
         };
         let Err(why) = result;
-        node.controllers.record("deletion-queue", Err(why.clone()));
+        node.controllers.record(CONTROLLER, Err(why.clone()));
         tracing::warn!("watch the deletion queue: {why}; it is set up anew");
         tokio::select! {
             () = node.stop.cancelled() => return,
@@ -399,17 +431,17 @@ fn is_end<S>(event: &inotify::Event<S>) -> bool {
 }
 
 async fn look<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) {
+    let run = node.controllers.begin(CONTROLLER);
     let result = drain(node, cause).await;
     if let Err(why) = &result {
         tracing::warn!("drain the deletion queue: {why}");
     }
-    node.controllers.record("deletion-queue", result.map(drop));
-    node.controllers.plan("deletion-queue", TICK, TICK);
+    run.end(result.map(drop));
+    node.controllers.plan(CONTROLLER, TICK, TICK);
 }
 
 async fn send_canary<K: Kernel>(node: &Arc<Node<K>>) {
     let nonce = format!("{:016x}", rand::random::<u64>());
-    let since_unix_ms = clock::unix_ms();
     let deletion = Deletion {
         version: 1,
         network: "canary".into(),
@@ -417,10 +449,10 @@ async fn send_canary<K: Kernel>(node: &Arc<Node<K>>) {
         ifname: "canary".into(),
         endpoint: None,
         boot_id: node.store.boot_id().to_owned(),
-        written_unix_ms: since_unix_ms,
+        written_unix_ms: clock::unix_ms(),
         canary: Some(nonce.clone()),
     };
-    lock(&node.deletions.seen).canary = Canary::Out { nonce, since_unix_ms };
+    lock(&node.deletions.seen).canary = Canary::Out { nonce, since: Instant::now() };
     if let Err(why) = blocking(node, move |queue| queue.put(&deletion).map(drop)).await {
         tracing::warn!("send the canary through the deletion queue: {why}");
         lock(&node.deletions.seen).canary = Canary::Failed(why);

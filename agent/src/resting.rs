@@ -95,12 +95,16 @@ pub async fn lease<K: Kernel>(node: &Node<K>, request: &LeaseRequest, owner: &Le
 /// Whether an address that is asked for by name may end its rest now: the one who had it may have it back at once (a
 /// container's network is reloaded, a pod with a fixed address comes back), others when its time is over.
 fn may_return<K: Kernel>(node: &Node<K>, ip: IpAddr, owner: &LeaseOwner) -> bool {
-    let Some(view) = lock(&node.ipam).resting().into_iter().find(|r| r.rest.ip == ip) else { return true };
+    let (view, has_rested) = {
+        let mut ipam = lock(&node.ipam);
+        let Some(view) = ipam.resting().into_iter().find(|r| r.rest.ip == ip) else { return true };
+        (view, ipam.has_rested(ip, clock::unix_ms()))
+    };
     let is_same = match owner {
         LeaseOwner::Attachment { attachment, .. } => view.rest.last_owner.starts_with(&format!("{attachment} ")),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => view.rest.last_owner == describe_owner(owner),
     };
-    is_same || view.rest.since_unix_ms.saturating_add(node.config.ip_rest_ms) <= clock::unix_ms()
+    is_same || has_rested
 }
 
 /// Wakes what has rested and is spoken for by nobody.

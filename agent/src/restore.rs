@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 use wharf_api::{EndpointStatus, LogStatus};
 use wharf_core::{
@@ -318,8 +318,9 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
         }
     }
     let view = View {
-        fsm: Fsm::new_restored(clock::unix_ms()),
+        fsm: Fsm::new_restored(clock::monotonic_ms()),
         status: EndpointStatus { since_unix_ms: clock::unix_ms(), ..EndpointStatus::default() },
+        step_since: Instant::now(),
         trace: false,
         committed: true,
         delete_options: DeleteOptions::default(),

@@ -22,6 +22,7 @@ use wharf_core::{
     timeline::Life,
 };
 
+use crate::clock::monotonic_ms;
 use tables::{apply, read_lives, read_one_life, read_snapshot, write_meta};
 
 /// Version of the tables' content. A store of a newer one is refused and left as it is; one of the version before is
@@ -79,9 +80,9 @@ pub struct Stats {
     pub failures: AtomicU64,
     /// The last commit succeeded.
     pub healthy: AtomicBool,
-    /// When a commit failed last, milliseconds since the Unix epoch; 0 when none has.
+    /// When a commit failed last, monotonic milliseconds; 0 when none has.
     pub last_failure: AtomicU64,
-    /// When the work that the disk is at now began, milliseconds since the Unix epoch; 0 when it rests.
+    /// When the work that the disk is at now began, monotonic milliseconds; 0 when it rests.
     pub busy_since: AtomicU64,
     /// Change sets that were committed without their part of the timeline, because with it there was no room.
     pub timeline_dropped: AtomicU64,
@@ -93,7 +94,7 @@ impl Stats {
     #[must_use]
     pub fn failed_recently(&self) -> Option<std::time::Duration> {
         let last = self.last_failure.load(Ordering::Relaxed);
-        let ago = std::time::Duration::from_millis(crate::clock::unix_ms().saturating_sub(last));
+        let ago = std::time::Duration::from_millis(monotonic_ms().saturating_sub(last));
         (last > 0 && ago < RECENT).then_some(ago)
     }
 
@@ -101,7 +102,7 @@ impl Stats {
     #[must_use]
     pub fn writing_for(&self) -> Option<std::time::Duration> {
         let since = self.busy_since.load(Ordering::Relaxed);
-        let busy = std::time::Duration::from_millis(crate::clock::unix_ms().saturating_sub(since));
+        let busy = std::time::Duration::from_millis(monotonic_ms().saturating_sub(since));
         (since > 0 && busy > SLOW).then_some(busy)
     }
 }
@@ -322,7 +323,7 @@ enum Lives {
 fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
     let mut queued = Vec::new();
     while jobs.blocking_recv_many(&mut queued, QUEUE) > 0 {
-        stats.busy_since.store(crate::clock::unix_ms(), Ordering::Relaxed);
+        stats.busy_since.store(monotonic_ms().max(1), Ordering::Relaxed);
         let (mut commits, mut reads, mut lives) = (Vec::new(), Vec::new(), Vec::new());
         let mut pings = Vec::new();
         for job in queued.drain(..) {
@@ -383,7 +384,7 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) {
         let counter = if result.is_ok() { &stats.commits } else { &stats.failures };
         counter.fetch_add(1, Ordering::Relaxed);
         if result.is_err() {
-            stats.last_failure.store(crate::clock::unix_ms(), Ordering::Relaxed);
+            stats.last_failure.store(monotonic_ms().max(1), Ordering::Relaxed);
         }
         drop(reply.send(result));
     }

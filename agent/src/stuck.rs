@@ -10,7 +10,7 @@ use wharf_core::{
     plan::{CreateStep, DeleteStep},
 };
 
-use crate::{clock, node::Node};
+use crate::node::Node;
 
 /// How often it looks.
 pub const TICK: Duration = Duration::from_secs(1);
@@ -20,14 +20,14 @@ const GRACE_MS: u64 = 1_000;
 /// Steps that overran, by endpoint.
 #[must_use]
 pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
-    let now = clock::unix_ms();
     let mut found = Vec::new();
     for handle in node.registry.list() {
         handle.shared.read(|v| {
             if v.status.phase.is_empty() {
                 return;
             }
-            let (for_ms, bound_ms) = (now.saturating_sub(v.status.since_unix_ms), bound_ms(node, &v.status.phase));
+            let for_ms = u64::try_from(v.step_since.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let bound_ms = bound_ms(node, &v.status.phase);
             if for_ms > bound_ms.saturating_add(GRACE_MS) {
                 found.push(StuckStep {
                     endpoint: handle.id.get(),

@@ -4,10 +4,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{notify, pulse::Pulse, rest::LinuxNode, status};
+use crate::{deletions, notify, pulse::Pulse, rest::LinuxNode, status};
 
 /// Controllers without which the node goes wrong while the agent looks alive.
-const CRITICAL: [&str; 2] = ["node-datapath", "deletion-queue"];
+pub const CRITICAL: [&str; 2] = ["node-datapath", deletions::CONTROLLER];
 
 /// Feeds it until the agent stops, three times in each interval.
 pub async fn feed(node: Arc<LinuxNode>, interval: Duration) {

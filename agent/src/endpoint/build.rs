@@ -117,10 +117,7 @@ impl<K: Kernel> Run<'_, K> {
         if self.cancel.is_cancelled() {
             return Err(format!("{step}: not begun, a delete came"));
         }
-        self.shared.update(|v| {
-            v.status.phase = step.name().into();
-            v.status.since_unix_ms = crate::clock::unix_ms();
-        });
+        self.shared.update(|v| v.begin_step(step.name()));
         crash_point("regenerate", step.name());
         let (since, bound) = (Instant::now(), Duration::from_millis(step.deadline_ms()));
         let result = timeout(bound, work).await;

@@ -241,11 +241,11 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
         pod_namespace: spec.pod_namespace.clone(),
         created_unix_ms: clock::unix_ms(),
     };
-    let now = clock::unix_ms();
     let view = View {
         record,
-        fsm: Fsm::new_created(now),
+        fsm: Fsm::new_created(clock::monotonic_ms()),
         status: EndpointStatus::default(),
+        step_since: Instant::now(),
         trace: false,
         committed: false,
         delete_options: DeleteOptions::default(),
@@ -371,10 +371,7 @@ async fn watch<K: Kernel>(
     reply: &mut Option<Reply<K>>,
 ) -> Result<(), ApiError> {
     let shared = Arc::clone(&task.shared);
-    shared.update(|v| {
-        v.status.phase = step.name().into();
-        v.status.since_unix_ms = clock::unix_ms();
-    });
+    shared.update(|v| v.begin_step(step.name()));
     let bound = (Instant::now() + Duration::from_millis(step.deadline_ms())).min(spec.deadline);
     let work = one(task, spec, step);
     tokio::pin!(work);

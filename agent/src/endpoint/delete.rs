@@ -25,7 +25,7 @@ use wharf_core::{
 };
 
 use crate::{
-    clock, deletions,
+    deletions,
     endpoint::{
         Handle,
         create::{crash_point, leases, link_ref, owner, removals},
@@ -208,10 +208,7 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, opti
             DeleteStep::AwaitProxy => node.config.proxy_timeout,
             _ => Duration::from_millis(step.deadline_ms()),
         };
-        shared.update(|v| {
-            v.status.phase = step.name().into();
-            v.status.since_unix_ms = clock::unix_ms();
-        });
+        shared.update(|v| v.begin_step(step.name()));
         if !matches!(step, DeleteStep::WriteIntent | DeleteStep::RemoveRecord) {
             crash_point("delete", step.name());
         }

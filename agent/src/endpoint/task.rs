@@ -105,7 +105,7 @@ impl<K: Kernel> EndpointTask<K> {
 
     /// Moves the state machine, and does what it asks for. A refused move is counted and logged, never silent.
     pub fn transition(&mut self, event: Event) -> bool {
-        let now = clock::unix_ms();
+        let now = clock::monotonic_ms();
         let step = self.shared.read(|v| v.fsm.step_with_jitter(event, now, rand::random()));
         match step {
             Ok((fsm, actions)) => {
@@ -113,7 +113,7 @@ impl<K: Kernel> EndpointTask<K> {
                 let wait = fsm.waits_for(now).unwrap_or_default();
                 self.shared.update(|v| {
                     if v.fsm.state != state {
-                        v.status.since_unix_ms = now;
+                        v.status.since_unix_ms = clock::unix_ms();
                     }
                     v.status.failures = fsm.failures;
                     (v.status.waits_for, v.status.ends_when) = (wait.0.to_owned(), wait.1.to_owned());
@@ -225,8 +225,8 @@ impl<K: Kernel> EndpointTask<K> {
                 });
                 self.shared.log(LogStatus::Failure, "build", error.clone());
                 self.transition(Event::BuildFailed);
-                let again = self.shared.read(|v| v.fsm.not_before_ms);
-                node.controllers.plan_for(self.handle.id, REGENERATION, again);
+                let again = self.shared.read(|v| v.fsm.not_before_ms).saturating_sub(clock::monotonic_ms());
+                node.controllers.plan_for(self.handle.id, REGENERATION, Duration::from_millis(again));
                 node.monitor.agent(Some(self.handle.id), "endpoint-regeneration-failed", error.clone());
                 self.answer_waiting(&Err(format!("{error}; the last good state stays in force, and it is retried")));
             }

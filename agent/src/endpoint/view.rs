@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus};
 use wharf_core::{
@@ -31,12 +31,23 @@ pub struct View {
     pub fsm: Fsm,
     /// What it is doing.
     pub status: EndpointStatus,
+    /// When the step it is at began.
+    pub step_since: Instant,
     /// Forwarded packets are traced.
     pub trace: bool,
     /// The record is in the store.
     pub committed: bool,
     /// What the last delete asked for.
     pub delete_options: DeleteOptions,
+}
+
+impl View {
+    /// A step of a create, build or delete begins.
+    pub(crate) fn begin_step(&mut self, name: &str) {
+        self.status.phase = name.to_owned();
+        self.status.since_unix_ms = clock::unix_ms();
+        self.step_since = Instant::now();
+    }
 }
 
 /// The part of an endpoint that is shared.

@@ -1,8 +1,12 @@
 //! Deletion records: served at start and while the agent runs, and gone only when their delete has succeeded.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
-use wharf_agent::deletions::{self, Cause};
+use wharf_agent::{
+    controller::OVERDUE,
+    deletions::{self, Cause},
+    watchdog,
+};
 use wharf_api::{ErrorCode, Health};
 use wharf_core::{
     kernel::KernelErrorKind as Kind,
@@ -268,6 +272,32 @@ fn the_audit_shows_what_waits_too_long_and_what_is_of_no_use_and_mends_both() {
         let mended = agent.findings(true).await;
         assert!(mended.iter().all(|f| f.repair.as_deref() == Some("mended")), "{mended:?}");
         agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn a_drain_that_hangs_is_named_to_the_watchdog() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        agent.node.tasks.spawn(deletions::watch(agent.node.clone()));
+        let runs = || agent.node.controllers.list().into_iter().find(|c| c.name == deletions::CONTROLLER);
+        eventually("the first look has ended", || runs().is_some_and(|c| c.successes > 0)).await;
+        agent.disk.hold();
+        agent.queue_deletion(&attachment("c1", "eth0"), Some(&handle));
+        agent.disk.reached().await;
+        eventually("the look is under way", || runs().is_some_and(|c| c.running_since_unix_ms.is_some())).await;
+        let overdue = || agent.node.controllers.overdue(&watchdog::CRITICAL);
+        assert_eq!(overdue(), None, "it has its time");
+        after(OVERDUE + Duration::from_secs(1), async {
+            assert!(overdue().is_some_and(|(name, ran)| name == deletions::CONTROLLER && ran > OVERDUE));
+        })
+        .await;
+        agent.disk.mend();
+        eventually("the look ends", || runs().is_some_and(|c| c.running_since_unix_ms.is_none())).await;
+        assert_eq!(overdue(), None);
+        agent.node.stop.cancel();
+        agent.quiet().await;
+        assert_eq!(records(&agent), 0);
     });
 }
 

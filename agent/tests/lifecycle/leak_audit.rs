@@ -1,10 +1,13 @@
 //! The leak audit: mends what two looks in a row have named, and nothing that only an operator can decide.
 
-use wharf_agent::{reconcile::Reconcile, sync::lock};
+use std::time::Duration;
+
+use wharf_agent::{audit, reconcile::Reconcile, sync::lock};
 use wharf_core::{
     ids::Epoch,
     kernel::{Kernel as _, KernelErrorKind as Kind, ProgramSpec},
     plan::DeleteOptions,
+    state::State,
     store::{Change, LeaseOwner},
 };
 use wharf_datapath::fake::Operation as Op;
@@ -85,6 +88,26 @@ fn an_endpoint_that_lost_a_part_is_mended_by_the_second_look() {
         assert_ne!(agent.kernel.observe_endpoint(&record).await.expect("observe"), [], "seen once");
         reconcile.run(&agent.node).await.expect("audit");
         agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn a_build_that_waits_holds_up_neither_the_audit_nor_the_repair_of_others() {
+    Machine::new().life(async |agent| {
+        let (waits, other) = (agent.create("c1").await, agent.create("c2").await);
+        for handle in [&waits, &other] {
+            assert!(agent.kernel.remove_route_behind_the_back(addresses(handle)[0]));
+        }
+        waits.shared.update(|v| v.fsm.not_before_ms += 3_600_000);
+        let node = agent.node.clone();
+        let audit = tokio::spawn(async move { audit::audit(&node, true).await });
+        let regenerated = || other.shared.read(|v| v.status.regenerations) == 2;
+        eventually("the other is mended meanwhile", || regenerated() && state(&other) == State::Ready).await;
+        let bounded = after(Duration::from_secs(11), tokio::time::timeout(Duration::from_secs(60), audit)).await;
+        let report = bounded.expect("the audit ends").expect("task").expect("audit");
+        let outcomes: Vec<_> = report.findings.iter().filter_map(|f| f.repair.as_deref()).collect();
+        let waiting = "not mended: the build is still waiting for the backoff after a failed build after 10s";
+        assert_eq!(outcomes, [waiting, "mended"]);
     });
 }
 

@@ -7,6 +7,7 @@
 
 mod audit;
 mod build;
+mod clock;
 mod controllers;
 mod crash;
 mod create;

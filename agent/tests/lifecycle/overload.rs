@@ -126,7 +126,7 @@ fn a_create_that_gives_its_place_up_leaves_room_for_the_next() {
 
 /// Sets back when the step of an endpoint began: as if so much time had passed, for whoever shows it.
 fn begun_earlier(agent: &Agent, n: u16, ms: u64) {
-    agent.handle(n).shared.update(|v| v.status.since_unix_ms -= ms);
+    agent.handle(n).shared.update(|v| v.step_since -= Duration::from_millis(ms));
 }
 
 #[test]

@@ -173,7 +173,7 @@ pub enum Action {
     QueueBuild {
         /// Level.
         level: Level,
-        /// Not to start before this time, on the clock that [`Fsm::step`] is given.
+        /// Not to start before this time, milliseconds on the monotonic clock that [`Fsm::step`] is given.
         not_before_ms: u64,
     },
     /// Take the queued build out of the queue, or cancel the one that runs and await its end: no result of it may come
@@ -208,7 +208,10 @@ pub struct Rejected {
     pub why: &'static str,
 }
 
-/// An endpoint's place in its life: plain data. Times are milliseconds on the caller's clock.
+/// An endpoint's place in its life: plain data.
+///
+/// Times are milliseconds on the caller's monotonic clock. Unix time is wrong here: a backoff that was reckoned with it
+/// lasts for an hour after somebody set the clock back by one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fsm {
     /// State.

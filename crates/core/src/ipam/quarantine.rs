@@ -128,6 +128,13 @@ impl Ipam {
         over.chain(blocked).take(limit).collect()
     }
 
+    /// Whether the rest of an address is over, so that only the checks are left. False when it does not rest.
+    pub fn has_rested(&mut self, ip: IpAddr, now_ms: u64) -> bool {
+        let (now_ms, rest_ms) = (self.on_clock(now_ms), self.rest_ms);
+        let release = self.family_of(ip).and_then(|f| f.sleeper(ip)).map(|s| s.release);
+        release.is_some_and(|(since_ms, _)| since_ms.saturating_add(rest_ms) <= now_ms)
+    }
+
     /// Addresses whose rest may be cut short for a request that [`Self::lease`] refused: the one it names, if that rests;
     /// of each family of which it takes any and none is free, at most `limit`, in the order of [`Self::rested`]. Empty
     /// where waking would not help.

@@ -206,6 +206,19 @@ fn a_clock_that_was_set_back_does_not_prolong_a_rest_beyond_one_more() {
 }
 
 #[test]
+fn a_rest_begins_anew_when_the_clock_is_set_back_for_whoever_asks_for_the_address() {
+    const YEARS: u64 = 1 << 40;
+    let mut ipam = ipam(&["10.1.0.0/29"]);
+    ipam.set_rest(1_000);
+    let ip: IpAddr = lease4(&mut ipam, 1).into();
+    assert!(!ipam.has_rested(ip, YEARS), "it is leased");
+    ipam.release(ip, YEARS).unwrap();
+    assert!(!ipam.has_rested(ip, YEARS + 999));
+    assert!(!ipam.has_rested(ip, 5_000), "the clock was set back");
+    assert!(ipam.has_rested(ip, 6_000));
+}
+
+#[test]
 fn many_that_rest_in_a_large_pool_are_not_in_the_way() {
     const MANY: u64 = 100_000;
     let mut ipam = ipam(&["10.0.0.0/8"]);
