@@ -11,6 +11,7 @@ use wharf_core::{
     kernel::Kernel,
     plan::DeleteOptions,
     store::LeaseOwner,
+    timeline::{Operation, Outcome},
 };
 
 use crate::{
@@ -37,6 +38,7 @@ pub async fn collect<K: Kernel>(
     // An endpoint that is being created is not stale: the runtime could not have listed it yet.
     let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
     let handles: Vec<Handle> = node.registry.list().into_iter().filter(stale).collect();
+    warn_of_living(node, network, &handles).await;
     let mut result = delete::delete(node, handles, DeleteOptions::default()).await;
 
     let mut left: HashSet<Attachment> = orphan::attachments(node).into_iter().collect();
@@ -51,4 +53,29 @@ pub async fn collect<K: Kernel>(
         unknown::remove_into(node, &unknown::Wanted::of(&attachment), &mut result).await;
     }
     result
+}
+
+/// Notes the endpoints whose network namespace still exists. The list that came with the GC is one runtime's: where two
+/// runtimes use one network name, the GC of each deletes the endpoints of the other, and an existing namespace is the
+/// sign of it.
+async fn warn_of_living<K: Kernel>(node: &Node<K>, network: &NetworkName, handles: &[Handle]) {
+    let mut living = Vec::new();
+    for handle in handles {
+        let (netns, attachment) = handle.shared.read(|v| (v.record.netns.clone(), v.record.attachment.to_string()));
+        if node.kernel.observe_netns(&netns.path).await.is_ok_and(|there| there.same(&netns)) {
+            let text =
+                format!("the runtime's GC of network {network} does not list it; its network namespace still exists");
+            handle.shared.note(Operation::Notice, "gc", None, Outcome::Warning, &text);
+            living.push(attachment);
+        }
+    }
+    if let Some(first) = living.first() {
+        tracing::warn!(
+            network = network.as_str(),
+            endpoints = living.len(),
+            first,
+            "GC deletes endpoints whose network namespaces still exist; if their containers run, another runtime uses the \
+             same network name: give each runtime a name of its own (docs/cni.md)"
+        );
+    }
 }

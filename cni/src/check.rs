@@ -33,10 +33,9 @@ struct Ip {
 }
 
 impl PrevResult {
-    pub(crate) fn parse(root: &Object<'_>) -> Result<Self, Fault> {
-        let prev = root
-            .object("prevResult")?
-            .ok_or_else(|| Fault::config("netconf: CHECK needs the key \"prevResult\", the result of ADD"))?;
+    /// None when netconf has no `prevResult`: the runtime holds no result of an ADD for this attachment.
+    pub(crate) fn parse(root: &Object<'_>) -> Result<Option<Self>, Fault> {
+        let Some(prev) = root.object("prevResult")? else { return Ok(None) };
         let mut parsed = Self::default();
         for (path, item) in prev.list("interfaces")? {
             let item = Object::at(path, item)?;
@@ -52,7 +51,7 @@ impl PrevResult {
             let interface = item.u32("interface")?.and_then(|index| usize::try_from(index).ok());
             parsed.ips.push(Ip { address, interface });
         }
-        Ok(parsed)
+        Ok(Some(parsed))
     }
 
     /// What does not match the endpoint.
@@ -84,6 +83,21 @@ impl PrevResult {
         }
         differences
     }
+}
+
+/// The fault of a CHECK whose runtime holds no result of an ADD, for an endpoint that is there.
+pub(crate) fn without_result(subject: &str, network: &str, endpoint: &Endpoint) -> Fault {
+    let id = endpoint.id;
+    if endpoint.network != network {
+        let there = &endpoint.network;
+        let msg = format!("{subject}: no such attachment; endpoint {id} has this interface on network {there}");
+        return Fault::new(Code::UnknownContainer, msg);
+    }
+    let msg = format!("{subject}: the runtime holds no result of this attachment's ADD to compare endpoint {id} with");
+    Fault::config(msg).with_details(
+        "another runtime added the attachment, or this one lost its cache of results (/var/lib/cni/results); recreate the \
+         container",
+    )
 }
 
 /// The verdict: no fault, or one with the first of what was found.
@@ -196,7 +210,7 @@ mod tests {
 
     fn check(prev: &Value, health: &EndpointHealth) -> Result<(), Fault> {
         let document = json!({ "prevResult": prev });
-        let prev = PrevResult::parse(&Object::root(document.as_object().unwrap()))?;
+        let prev = PrevResult::parse(&Object::root(document.as_object().unwrap()))?.unwrap();
         verdict("CHECK c1/eth0", "net", &target(), &prev, &endpoint(), health)
     }
 
@@ -242,10 +256,20 @@ mod tests {
     #[test]
     fn an_endpoint_of_another_network_is_not_the_one_that_was_added() {
         let document = json!({ "prevResult": prev() });
-        let prev = PrevResult::parse(&Object::root(document.as_object().unwrap())).unwrap();
+        let prev = PrevResult::parse(&Object::root(document.as_object().unwrap())).unwrap().unwrap();
         let fault = verdict("CHECK c1/eth0", "other", &target(), &prev, &endpoint(), &healthy()).unwrap_err();
         assert_eq!(fault.code, Code::OtherAttachment);
         assert!(fault.msg.contains("on network net"), "{}", fault.msg);
+    }
+
+    #[test]
+    fn without_a_result_the_missing_attachment_is_named() {
+        let fault = without_result("CHECK c1/eth0 on network net", "net", &endpoint());
+        assert_eq!(fault.code, Code::Config);
+        assert!(fault.msg.contains("c1/eth0") && fault.msg.contains("endpoint 7"), "{}", fault.msg);
+        let fault = without_result("CHECK c1/eth0 on network other", "other", &endpoint());
+        assert_eq!(fault.code, Code::UnknownContainer);
+        assert!(fault.msg.contains("no such attachment") && fault.msg.contains("network net"), "{}", fault.msg);
     }
 
     #[test]

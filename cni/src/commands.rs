@@ -62,7 +62,7 @@ pub(crate) fn run(ask: &Ask, limits: &Limits) -> Result<Option<String>, Fault> {
         match &ask.command {
             Command::Add { target, netns, args } => agent.add(target, netns, args).await.map(Some),
             Command::Del { target } => agent.del(target).await.map(|()| None),
-            Command::Check { target, prev } => agent.check(target, prev).await.map(|()| None),
+            Command::Check { target, prev } => agent.check(target, prev.as_ref()).await.map(|()| None),
             Command::Gc { valid } => agent.gc(valid).await.map(|()| None),
             Command::Status => agent.status().await.map(|()| None),
         }
@@ -146,11 +146,11 @@ impl Agent<'_> {
         matches!(error, ClientError::Timeout { after, .. } if *after >= self.limits.del_answer)
     }
 
-    async fn check(&self, target: &Target, prev: &PrevResult) -> Result<(), Fault> {
+    async fn check(&self, target: &Target, prev: Option<&PrevResult>) -> Result<(), Fault> {
         let subject = self.subject("CHECK", target);
         let failed = |e: ClientError| match &e {
             e if e.is_not_found() => {
-                Fault::new(Code::UnknownContainer, format!("{subject}: the agent knows no such endpoint"))
+                Fault::new(Code::UnknownContainer, format!("{subject}: the agent knows no such attachment"))
             }
             e => Fault::of_client(&subject, e),
         };
@@ -159,6 +159,7 @@ impl Agent<'_> {
         let log = self.conf.log;
         let endpoint = retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint(&id).await);
         let endpoint = endpoint.await.map_err(failed)?;
+        let Some(prev) = prev else { return Err(check::without_result(&subject, &self.conf.name, &endpoint)) };
         let health =
             retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint_health(&id).await)
                 .await;

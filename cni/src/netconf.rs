@@ -106,6 +106,17 @@ impl NetConf {
         })
     }
 
+    /// Refuses keys that ask for what this plugin does not do. DEL and GC do not ask: they need none of it, and a
+    /// configuration that was changed under living containers must not keep them from being deleted.
+    pub(crate) fn refuse_unsupported(&self) -> Result<(), Fault> {
+        if self.document().value("ipam").is_none() {
+            return Ok(());
+        }
+        Err(Fault::config("netconf: key \"ipam\" is not supported: wharf-agent leases the addresses itself").with_details(
+            "remove the key; \"pool\" names the agent's IPAM pool, and \"ips\" in runtimeConfig or args.cni asks for addresses",
+        ))
+    }
+
     /// The document, for keys that only one command reads.
     pub(crate) fn document(&self) -> Object<'_> {
         Object::root(&self.document)
@@ -173,6 +184,16 @@ mod tests {
         for key in ["socket", "mtu", "pool", "log-level", "dns", "args", "runtimeConfig"] {
             with(key, Value::Null).unwrap();
         }
+    }
+
+    #[test]
+    fn delegated_ipam_is_refused_and_null_is_absence() {
+        for ipam in [json!({"type": "host-local", "subnet": "10.1.0.0/16"}), json!({}), json!("host-local")] {
+            let fault = with("ipam", ipam.clone()).unwrap().refuse_unsupported().expect_err(&ipam.to_string());
+            assert_eq!(fault.code, Code::Config, "{ipam}");
+            assert!(fault.msg.contains("\"ipam\"") && fault.details.contains("\"pool\""), "{fault:?}");
+        }
+        assert_eq!(with("ipam", Value::Null).unwrap().refuse_unsupported(), Ok(()));
     }
 
     #[test]

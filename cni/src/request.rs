@@ -67,7 +67,7 @@ pub(crate) struct Target {
 pub(crate) enum Command {
     Add { target: Target, netns: String, args: Box<ContainerArgs> },
     Del { target: Target },
-    Check { target: Target, prev: PrevResult },
+    Check { target: Target, prev: Option<PrevResult> },
     Gc { valid: Vec<GcAttachment> },
     Status,
 }
@@ -199,6 +199,9 @@ impl Subject {
                 ),
             ));
         }
+        if !matches!(verb, Verb::Del | Verb::Gc) {
+            conf.refuse_unsupported()?;
+        }
         let command = match verb {
             Verb::Add => {
                 if conf.document().value("prevResult").is_some() {
@@ -221,7 +224,17 @@ impl Subject {
                 let prev = PrevResult::parse(&conf.document())?;
                 Command::Check { target: self.target, prev }
             }
-            Verb::Gc => Command::Gc { valid: valid_attachments(&conf.document())? },
+            Verb::Gc => {
+                let valid = valid_attachments(&conf.document())?;
+                if !GC_KEYS.iter().any(|key| conf.document().has_key(key)) {
+                    let [key, _] = GC_KEYS;
+                    conf.log.say(
+                        Level::Warn,
+                        format_args!("GC without {key:?} deletes every attachment of network {}", conf.name),
+                    );
+                }
+                Command::Gc { valid }
+            }
             Verb::Status => Command::Status,
         };
         Ok(Ask { conf, command })
@@ -252,14 +265,12 @@ fn variable(name: &str, value: Option<&OsString>, rule: Rule, problems: &mut Vec
     text.into_owned()
 }
 
-/// GC's list, from both keys: keeping too much mends itself at the next GC, deleting too much does not. For the same
+/// GC's list, the union of both keys: keeping too much is corrected by the next GC, deleting too much is not. For the same
 /// reason an entry that can name no attachment is an error: whatever it stands for would be deleted.
+///
+/// Without either key the list is empty, as it is to the reference plugins: libcni leaves the key out when its caller
+/// names no attachments (`cnitool gc`), and every attachment of the network is then stale.
 fn valid_attachments(root: &Object<'_>) -> Result<Vec<GcAttachment>, Fault> {
-    let [current, old] = GC_KEYS;
-    // An empty list deletes every attachment of the network; a missing one is more likely a mistake.
-    if !root.has_key(current) && !root.has_key(old) {
-        return Err(Fault::config(format!("netconf: GC needs the key {current:?}")));
-    }
     let mut valid = BTreeSet::new();
     for key in GC_KEYS {
         for (path, item) in root.list(key)? {

@@ -192,10 +192,23 @@ fn prev_result_is_for_check_alone() {
     let fault = refused(&env("ADD"), prev);
     assert_eq!((fault.code, fault.details.contains("first")), (Code::Config, true));
     assert!(matches!(command(&env("ADD"), json!({"prevResult": null})), Command::Add { .. }));
-    assert_eq!(refused(&env("CHECK"), json!({})).code, Code::Config);
+    // The agent is asked all the same: it may know that there is no such attachment.
+    assert!(matches!(command(&env("CHECK"), json!({})), Command::Check { prev: None, .. }));
     assert_eq!(refused(&env("CHECK"), json!({"prevResult": {"ips": [{"address": "x/24"}]}})).code, Code::Config);
     // DEL deletes what is there, whatever it is told was there.
     assert!(matches!(command(&env("DEL"), json!({"prevResult": "nonsense"})), Command::Del { .. }));
+}
+
+#[test]
+fn delegated_ipam_is_refused_where_it_would_matter() {
+    let ipam = json!({"ipam": {"type": "host-local"}, "prevResult": {}});
+    for verb in ["CHECK", "STATUS"] {
+        assert_eq!(refused(&env(verb), ipam.clone()).code, Code::Config, "{verb}");
+    }
+    let fault = refused(&env("ADD"), json!({"ipam": {"type": "host-local"}}));
+    assert!(fault.code == Code::Config && fault.msg.contains("ipam"), "{fault:?}");
+    assert!(matches!(command(&env("DEL"), ipam.clone()), Command::Del { .. }));
+    assert!(matches!(command(&env("GC"), ipam), Command::Gc { .. }));
 }
 
 #[test]
@@ -225,8 +238,8 @@ fn gc_lists() {
     );
     assert!(gc(json!({"cni.dev/valid-attachments": null})).is_empty());
     assert!(gc(json!({"cni.dev/attachments": null})).is_empty());
+    assert!(gc(json!({})).is_empty(), "as libcni sends it for no attachments");
     for keys in [
-        json!({}),
         json!({"cni.dev/valid-attachments": {}}),
         json!({"cni.dev/valid-attachments": [{"containerID": "a"}]}),
         json!({"cni.dev/valid-attachments": [{"containerID": 5, "ifname": "eth0"}]}),

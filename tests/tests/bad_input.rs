@@ -163,6 +163,7 @@ fn a_path_that_is_no_container_namespace_is_refused() -> Result<()> {
             sandbox.path().to_owned()
         };
         std::os::unix::fs::symlink(path("file"), path("link"))?;
+        std::os::unix::fs::symlink(path("loop"), path("loop"))?;
         let cases: Vec<(&str, PathBuf)> = vec![
             ("a path that never was", path("nothing")),
             ("a namespace that is gone", gone),
@@ -174,6 +175,9 @@ fn a_path_that_is_no_container_namespace_is_refused() -> Result<()> {
             ("another kind of namespace", "/proc/self/ns/mnt".into()),
             ("the node's own namespace", path("node")),
             ("the agent's own namespace", format!("/proc/{}/ns/net", node.agent_pid()?).into()),
+            ("a link to itself", path("loop")),
+            ("a path through a file", path("file/x")),
+            ("a path with a name of 300 bytes", path(&"a".repeat(300))),
             ("a path of 5000 bytes", format!("/{}", "a/".repeat(2500)).into()),
         ];
         let mut verdicts = Verdicts::default();

@@ -267,8 +267,10 @@ fn check_of_the_unknown_and_without_prev_result_are_errors() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let (a, ea) = one(node, "a")?;
         let bare = node.cni("CHECK").of("a", a.path(), "eth0").conf(&node.netconf()).run()?.failure()?;
-        ensure!(bare.code == 7 && bare.text().contains("prevResult"), "{bare:?}");
+        ensure!(bare.code == 7 && bare.text().contains("a/eth0"), "{bare:?}");
         node.detach(&ea)?;
+        let never = node.cni("CHECK").of("a", a.path(), "eth0").conf(&node.netconf()).run()?.failure()?;
+        ensure!(never.code == 3 && never.text().contains("no such attachment"), "{never:?}");
         let gone = node.check(&ea)?.failure()?;
         ensure!(gone.code == 3, "{gone:?}");
         Ok(())
@@ -297,15 +299,34 @@ fn gc_deletes_what_the_runtime_no_longer_lists_and_nothing_else() -> Result<()> 
 }
 
 #[test]
-fn gc_without_a_list_deletes_nothing() -> Result<()> {
+fn gc_without_the_key_is_gc_with_an_empty_list() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let (_a, ea) = one(node, "a")?;
-        let failure = node.cni("GC").conf(&node.netconf()).run()?.failure()?;
-        ensure!(failure.code == 7, "{failure:?}");
         let hostile = node.netconf().with("cni.dev/valid-attachments", json!("all"));
         ensure!(node.cni("GC").conf(&hostile).run()?.failure()?.code == 7);
         node.endpoint(&ea)?;
-        node.detach(&ea)
+        let c = node.sandbox("c")?;
+        let other_network = node.attach_with(&c, "eth0", &node.netconf().with("name", json!("annex")))?;
+        node.cni("GC").conf(&node.netconf()).run()?.silent()?;
+        let left: Vec<String> = node.endpoints()?.into_iter().map(|e| e.container_id).collect();
+        ensure!(left == ["c"], "after GC: {left:?}");
+        node.detach(&other_network)
+    })
+}
+
+#[test]
+fn delegated_ipam_is_refused_and_never_in_the_way_of_a_delete() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let (a, ea) = one(node, "a")?;
+        let conf = node.netconf().with("ipam", json!({"type": "host-local", "subnet": "10.1.0.0/16"}));
+        for command in ["ADD", "CHECK", "STATUS"] {
+            let failure = node.cni(command).of("a", a.path(), "eth1").conf(&conf).run()?.failure()?;
+            ensure!(failure.code == 7 && failure.text().contains("pool"), "{command}: {failure:?}");
+        }
+        ensure!(a.space()?.links()? == ["lo", "eth0"], "{:?}", a.space()?.links()?);
+        node.cni("DEL").of("a", a.path(), "eth0").conf(&conf).run()?.silent()?;
+        ensure!(node.endpoint(&ea).is_err(), "DEL did not delete");
+        Ok(())
     })
 }
 

@@ -18,6 +18,7 @@ mod delete_races;
 mod deletions;
 mod explain;
 mod faults;
+mod gc;
 mod gone_caller;
 mod identifiers;
 mod leak_audit;

@@ -16,6 +16,7 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     fcntl::{OFlag, open},
     sched::{CloneFlags, setns},
     sys::{stat::Mode, statfs::fstatfs},
@@ -62,7 +63,7 @@ impl Netns {
         let subject = || path.display().to_string();
         // O_PATH first: it opens nothing, so a FIFO cannot hang us and a device does not notice.
         let handle = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
-            .map_err(|e| wrap(operation, subject(), &io::Error::from(e)))?;
+            .map_err(|e| unresolved(operation, subject(), e))?;
         let not_one = |what: &str| {
             let cause = format!("{what}; give the path of a network namespace (/run/netns/NAME or /proc/PID/ns/net)");
             fail(operation, subject(), KernelErrorKind::NotANetns, cause)
@@ -83,6 +84,17 @@ impl Netns {
             .metadata()
             .map_err(|e| wrap(operation, subject(), &e))?;
         Ok(Self { fd, dev: meta.dev(), inode: meta.ino() })
+    }
+}
+
+/// The error of a path that does not resolve. A path that can lead nowhere, whatever appears there later, is wrong.
+fn unresolved(operation: &'static str, subject: String, errno: Errno) -> KernelError {
+    let error = wrap(operation, subject, &io::Error::from(errno));
+    match errno {
+        Errno::ELOOP | Errno::ENOTDIR | Errno::ENAMETOOLONG => {
+            KernelError { kind: KernelErrorKind::NotANetns, ..error }
+        }
+        _ => error,
     }
 }
 

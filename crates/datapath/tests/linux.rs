@@ -283,6 +283,12 @@ fn the_nodes_own_namespace_is_refused() {
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).expect("fifo");
         let e = w.kernel.observe_netns(&fifo).await.expect_err("a FIFO does not hang us");
         assert_eq!(e.kind, KernelErrorKind::NotANetns, "{e}");
+        let looped = w.dir.path().join("loop");
+        std::os::unix::fs::symlink(&looped, &looped).expect("symbolic link");
+        for path in [looped, fifo.join("x"), w.dir.path().join("a".repeat(300))] {
+            let e = w.kernel.observe_netns(&path).await.expect_err("the path does not resolve");
+            assert_eq!(e.kind, KernelErrorKind::NotANetns, "{e}");
+        }
     });
 }
 
