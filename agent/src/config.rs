@@ -13,7 +13,7 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, parser:
 use ipnet::IpNet;
 use serde::Deserialize;
 use wharf_api::SettingOrigin;
-use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode};
+use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode, plan::DeleteStep};
 
 /// Name of the pool that `--ipv4-pool` and `--ipv6-pool` make.
 pub const DEFAULT_POOL: &str = "default";
@@ -68,7 +68,7 @@ pub struct Flags {
     /// Program sets kept verified ahead of need [default: 32]
     #[arg(long, env = "WHARF_PREPARED_PROGRAMS", value_name = "N")]
     pub prepared_programs: Option<usize>,
-    /// How long a delete waits for the proxy to let go, milliseconds [default: 3000]
+    /// How long a delete waits for the proxy to let go, milliseconds, 3000 at most [default: 3000]
     #[arg(long, env = "WHARF_PROXY_TIMEOUT_MS", value_name = "MS")]
     pub proxy_timeout_ms: Option<u64>,
     /// How long an address rests after it was given back, milliseconds; cut short when a pool runs out [default: 30000]
@@ -316,6 +316,13 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
     if prepared_programs > 1024 {
         return Err(setting("prepared-programs", format!("{prepared_programs} is above 1024")));
     }
+    let proxy_timeout_ms = flags.proxy_timeout_ms.or(file.proxy_timeout_ms).unwrap_or(MAX_PROXY_TIMEOUT_MS);
+    if proxy_timeout_ms > MAX_PROXY_TIMEOUT_MS {
+        let message = format!(
+            "{proxy_timeout_ms} is above {MAX_PROXY_TIMEOUT_MS}: a DEL that waits longer is given up by the shim"
+        );
+        return Err(setting("proxy-timeout-ms", message));
+    }
     let audit_interval_ms = flags.audit_interval_ms.or(file.audit_interval_ms).unwrap_or(60_000);
     if (1..1_000).contains(&audit_interval_ms) {
         return Err(setting(
@@ -358,9 +365,7 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
             AttachChoice::Clsact => Some(AttachMode::Clsact),
         },
         prepared_programs,
-        proxy_timeout: std::time::Duration::from_millis(
-            flags.proxy_timeout_ms.or(file.proxy_timeout_ms).unwrap_or(3_000),
-        ),
+        proxy_timeout: std::time::Duration::from_millis(proxy_timeout_ms),
         ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
         audit_interval: std::time::Duration::from_millis(audit_interval_ms),
         health_interval: std::time::Duration::from_millis(health_interval_ms),
@@ -370,6 +375,9 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
         origins: BTreeMap::new(),
     })
 }
+
+/// Longest wait for the proxy, and the default: the bound of that step of a delete.
+const MAX_PROXY_TIMEOUT_MS: u64 = DeleteStep::AwaitProxy.deadline_ms();
 
 const DEFAULT_V4: IpNet = IpNet::V4(ipnet::Ipv4Net::new_assert(std::net::Ipv4Addr::new(10, 87, 0, 0), 16));
 const DEFAULT_V6: IpNet =
@@ -470,5 +478,11 @@ mod tests {
     #[test]
     fn an_mtu_too_small_for_ipv6_is_refused() {
         assert!(merge(flags(&["--mtu", "1279"]), File::default()).is_err());
+    }
+    #[test]
+    fn a_wait_for_the_proxy_that_outlasts_the_shim_is_refused() {
+        let error = merge(flags(&["--proxy-timeout-ms", "3001"]), File::default()).expect_err("refused");
+        assert!(error.to_string().starts_with("setting proxy-timeout-ms: 3001 is above 3000"), "{error}");
+        assert!(merge(flags(&["--proxy-timeout-ms", "3000"]), File::default()).is_ok());
     }
 }

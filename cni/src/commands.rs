@@ -33,7 +33,7 @@ pub(crate) struct Limits {
     pub(crate) add_absent: Duration,
     /// The same of DEL, which has another way when this is over.
     pub(crate) del_absent: Duration,
-    /// How long DEL waits for one answer of an agent that is there.
+    /// How long DEL waits for one answer of an agent that is there. The agent's steps are bounded below it.
     pub(crate) del_answer: Duration,
 }
 
@@ -45,7 +45,7 @@ impl Default for Limits {
             grace: Duration::from_secs(5),
             add_absent: Duration::from_secs(1),
             del_absent: Duration::from_secs(2),
-            del_answer: Duration::from_secs(20),
+            del_answer: wharf_handover::DELETE_ANSWER,
         }
     }
 }

@@ -13,13 +13,13 @@ use std::{
 
 use tokio::{
     sync::oneshot,
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 use wharf_api::{DeleteResult, LogStatus, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
     kernel::Kernel,
-    plan::{DeleteOptions, DeleteStep, plan_delete},
+    plan::{DeleteOptions, DeleteStep, TEARDOWN_BOUND, plan_delete},
     store::{Change, Intent, Lease, LeaseOwner},
     timeline::{DELETE_BEGINS, Operation, Outcome},
 };
@@ -38,10 +38,6 @@ use crate::{
     telemetry::operation::{self, Kind, OpId},
     timeline,
 };
-
-/// How long a delete waits for an endpoint's task: longer than all steps of a teardown may take together, so it is
-/// reached only when a kernel call of an earlier create or build never returns.
-const TEARDOWN_BOUND: Duration = Duration::from_secs(40);
 
 /// How a teardown ended.
 #[derive(Debug, Clone)]
@@ -125,7 +121,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         let (reply, answer) = oneshot::channel();
         let span = OpId::current_or_next(Kind::Delete).span_of(&handle);
         // An endpoint whose task has ended is gone.
-        match timeout(TEARDOWN_BOUND, handle.mailbox.send(Command::Teardown(options, span, reply))).await {
+        match timeout_at(started + TEARDOWN_BOUND, handle.mailbox.send(Command::Teardown(options, span, reply))).await {
             Ok(Ok(())) => asked.push((handle, answer)),
             Ok(Err(_)) => {}
             Err(_) => result.errors.push(still_busy(&handle)),
@@ -133,7 +129,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     }
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
     for (handle, answer) in asked {
-        let torn = match timeout(TEARDOWN_BOUND, answer).await {
+        let torn = match timeout_at(started + TEARDOWN_BOUND, answer).await {
             Ok(Ok(torn)) => torn,
             // Its task has ended: it is gone.
             Ok(Err(_)) => continue,

@@ -9,7 +9,7 @@ use wharf_core::{
     state::State,
     store::Intent,
 };
-use wharf_datapath::fake::Operation as Op;
+use wharf_datapath::fake::{Hold, Operation as Op};
 
 use crate::support::*;
 
@@ -237,6 +237,31 @@ fn a_step_that_hangs_is_passed_at_its_deadline() {
             agent.assert_nothing_left().await;
         });
     }
+}
+
+#[test]
+fn a_delete_whose_every_step_hangs_is_answered_while_the_shim_still_waits() {
+    let mut machine = Machine::new();
+    machine.config.proxy_timeout = Duration::from_millis(DeleteStep::AwaitProxy.deadline_ms());
+    machine.life(async |agent| {
+        let handle = agent.create("c1").await;
+        agent.proxy.never_answers(handle.id, "stuck");
+        let holds = STEPS.map(|(op, ..)| agent.kernel.hold(op));
+        let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
+        holds[0].reached().await;
+        // Nothing but deadlines is waited for from here on: the clock goes from one to the next.
+        tokio::time::pause();
+        let since = tokio::time::Instant::now();
+        let result = delete.await.expect("task");
+        let took = since.elapsed();
+        tokio::time::resume();
+        let steps: Vec<_> = result.errors.iter().map(|e| e.step.as_str()).collect();
+        assert_eq!(steps, ["detach", "remove-reachable", "await-proxy", "unpin", "remove-link"]);
+        assert!(took < wharf_handover::DELETE_ANSWER, "{took:?}");
+        holds.into_iter().for_each(Hold::release);
+        agent.delete(&handle).await;
+        agent.assert_nothing_left().await;
+    });
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn a_build_that_hangs_does_not_hold_a_delete_for_ever() {
         let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
         eventually("the delete has begun", || handle.cancel.is_cancelled()).await;
         agent.snapshot().await; // the intent is written when this is answered
-        let result = after(Duration::from_secs(120), delete).await.expect("task");
+        let result = after(Duration::from_secs(20), delete).await.expect("task");
         assert_eq!(result.deleted, [handle.id.get()]);
         built.await.expect("answered").expect_err("it never ended");
         hold.release();

@@ -4,9 +4,11 @@
 //! begun in reverse ([`plan_undo`]), the half-done step included. A delete is never undone: each step is idempotent, a
 //! failure is recorded and the next step runs.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
+
+use wharf_handover::DELETE_ANSWER;
 
 use crate::{
     endpoint::{EndpointRecord, IpOwner},
@@ -237,7 +239,7 @@ impl DeleteStep {
     }
 
     /// Longest time the step may take, milliseconds. A step that misses it is recorded as failed and the delete goes
-    /// on; all of them together stay under the 30 s that runtimes give a DEL.
+    /// on. All of them together end before the shim stops waiting ([`DELETE_ANSWER`]); the build fails otherwise.
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
@@ -256,6 +258,28 @@ impl DeleteStep {
             Self::RemoveLink => 8_000,
         }
     }
+}
+
+/// The part of [`DELETE_ANSWER`] that request and answer take between shim and agent.
+const DELETE_TRANSPORT: Duration = Duration::from_secs(1);
+
+/// Longest time from the request of a delete to the end of its teardown. The removal of the record and the answer follow
+/// while the shim still waits.
+pub const TEARDOWN_BOUND: Duration = Duration::from_millis(delete_bound_ms() - DeleteStep::RemoveRecord.deadline_ms());
+
+const _: () = assert!(
+    Duration::from_millis(delete_bound_ms()).as_millis() + DELETE_TRANSPORT.as_millis() <= DELETE_ANSWER.as_millis(),
+    "the shim stops waiting before the steps of a delete have used up their bounds"
+);
+
+/// The sum of all steps' bounds.
+const fn delete_bound_ms() -> u64 {
+    let (mut sum, mut n) = (0, 0);
+    while n < DeleteStep::ALL.len() {
+        sum += DeleteStep::ALL[n].deadline_ms();
+        n += 1;
+    }
+    sum
 }
 
 impl fmt::Display for DeleteStep {
