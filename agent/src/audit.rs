@@ -112,9 +112,9 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         Ok(queue) => (queue, None),
         Err(why) => (Vec::new(), Some(why)),
     };
-    let (cidrs, router) = {
+    let (cidrs, resting, router) = {
         let ipam = lock(&node.ipam);
-        (ipam.cidrs(), [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)])
+        (ipam.cidrs(), ipam.resting().len(), [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)])
     };
     let view = AuditView {
         dump: &dump,
@@ -149,7 +149,7 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
             ("endpoints".to_owned(), later.endpoints.len() as u64),
             ("leases".to_owned(), later.leases.len() as u64),
             ("intents".to_owned(), later.intents.len() as u64),
-            ("resting-addresses".to_owned(), later.resting.len() as u64),
+            ("resting-addresses".to_owned(), resting as u64),
             ("deletion-records".to_owned(), queue.len() as u64),
         ]),
     };

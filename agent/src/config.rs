@@ -5,15 +5,22 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
 
-use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, parser::ValueSource};
+use clap::{
+    ArgMatches, CommandFactory as _, FromArgMatches as _, Parser,
+    error::{ContextKind, ContextValue},
+    parser::ValueSource,
+};
 use ipnet::IpNet;
 use serde::Deserialize;
 use wharf_api::SettingOrigin;
 use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode, plan::DeleteStep};
+
+use crate::telemetry::LogFilter;
 
 /// Name of the pool that `--ipv4-pool` and `--ipv6-pool` make.
 pub const DEFAULT_POOL: &str = "default";
@@ -23,7 +30,14 @@ const EXAMPLES: &str = "Examples:
   wharf-agent --ipv4-pool 10.12.0.0/20 --ipv6-pool fd12::/64 --metrics-listen 127.0.0.1:9478
   wharf-agent --config /etc/wharf/agent.toml       the same keys in TOML, plus [[pool]] tables for named pools
 
-Every flag is also an environment variable (WHARF_RUN_DIR, ...) and a key of the TOML file (run-dir, ...).";
+  wharf-agent --config /etc/wharf/agent.toml --check-config       before a restart: can these settings be used?
+
+Every setting is also an environment variable (WHARF_RUN_DIR, ...) and a key of the TOML file (run-dir, ...).
+
+Exit status:
+  0  ended when asked to; with --check-config: the settings can be used
+  1  could not start or failed; standard error says why
+  3  the command line, an environment variable or the file is wrong";
 
 /// The Wharf node agent: gives containers their network, each with BPF programs and maps of its own.
 #[derive(Debug, Parser)]
@@ -89,6 +103,10 @@ pub struct Flags {
     /// Load the programs with debug log records compiled in (slow; for developers)
     #[arg(long, env = "WHARF_DEBUG_PROGRAMS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub debug_programs: Option<bool>,
+    /// Check the settings, print those that would be in force, and end: 0 when they can be used, 3 when not. Nothing of the
+    /// node is looked at or changed
+    #[arg(long)]
+    pub check_config: bool,
 }
 
 /// Log line format.
@@ -99,6 +117,17 @@ pub enum LogFormat {
     Text,
     /// For machines.
     Json,
+}
+
+impl LogFormat {
+    /// Its name as a setting's value.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
 }
 
 /// Wish for the attach mode.
@@ -150,12 +179,12 @@ struct FilePool {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("read configuration {}: {source}", path.display())]
+    #[error("read configuration {}: {cause}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
+        /// What the kernel said.
+        cause: std::io::Error,
     },
     /// The file does not parse.
     #[error("parse configuration {}: {message}", path.display())]
@@ -166,10 +195,12 @@ pub enum ConfigError {
         message: String,
     },
     /// A setting breaks a rule.
-    #[error("setting {name}: {message}")]
+    #[error("setting {name}{}: {message}", origin.as_ref().map_or_else(String::new, |o| format!(" ({o})")))]
     Setting {
         /// Its name as a flag without the dashes.
         name: &'static str,
+        /// Where the value comes from: a flag, an environment variable or the file.
+        origin: Option<String>,
         /// The rule.
         message: String,
     },
@@ -221,15 +252,15 @@ pub struct AgentConfig {
 }
 
 impl AgentConfig {
-    /// The settings of this process: its command line, its environment and its file.
+    /// The settings of a parsed command line and environment, and of the file that they name.
     ///
     /// # Errors
-    /// As [`AgentConfig::load`]; a command line that does not parse ends the process, as `--help` does.
-    pub fn of_process() -> Result<Self, ConfigError> {
-        let matches = Flags::command().get_matches();
-        let flags = Flags::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
-        let mut config = Self::load(flags)?;
-        config.origins.extend(given(&matches));
+    /// As [`AgentConfig::load`].
+    pub fn of(matches: &ArgMatches) -> Result<Self, ConfigError> {
+        let flags = Flags::from_arg_matches(matches).unwrap_or_else(|e| e.exit());
+        let (given, file) = (given(matches), flags.config.clone());
+        let mut config = Self::load(flags).map_err(|error| with_origin(error, &given, file.as_deref()))?;
+        config.origins.extend(given);
         Ok(config)
     }
 
@@ -266,6 +297,48 @@ impl AgentConfig {
     }
 }
 
+/// Parses a command line, and the environment for what the command line leaves out.
+///
+/// # Errors
+/// clap's, `--help` and `--version` included. A value that came from an environment variable names the variable.
+pub fn parse(arguments: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    Flags::command().try_get_matches_from(arguments).map_err(|error| name_variable(error, arguments))
+}
+
+/// clap names the flag also where its environment variable had the value. Without the environment the same command line
+/// fails in the same way only if the flag itself is wrong.
+fn name_variable(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
+    let of_flags = Flags::command().mut_args(|a| a.env(None::<&'static str>)).try_get_matches_from(arguments).err();
+    let invalid = |e: &clap::Error| e.get(ContextKind::InvalidArg).map(ToString::to_string);
+    let Some(flag) = invalid(&error).filter(|flag| of_flags.as_ref().and_then(invalid).as_ref() != Some(flag)) else {
+        return error;
+    };
+    let mut command = Flags::command();
+    command.build();
+    let variable = command.get_arguments().find(|a| a.to_string() == flag).and_then(|a| a.get_env());
+    if let Some(variable) = variable {
+        let words = format!("environment variable {}", variable.display());
+        error.insert(ContextKind::InvalidArg, ContextValue::String(words));
+    }
+    error
+}
+
+/// Names where the value of a refused setting comes from.
+fn with_origin(error: ConfigError, given: &BTreeMap<String, SettingOrigin>, file: Option<&Path>) -> ConfigError {
+    let ConfigError::Setting { name, message, .. } = error else { return error };
+    let variable = || {
+        let command = Flags::command();
+        let argument = command.get_arguments().find(|a| a.get_long() == Some(name));
+        argument.and_then(|a| Some(a.get_env()?.display().to_string()))
+    };
+    let origin = match given.get(name) {
+        Some(SettingOrigin::Flag) => Some(format!("--{name}")),
+        Some(SettingOrigin::Environment) => variable(),
+        _ => file.map(|path| path.display().to_string()),
+    };
+    ConfigError::Setting { name, origin, message }
+}
+
 /// The settings that the command line or the environment gave.
 fn given(matches: &ArgMatches) -> BTreeMap<String, SettingOrigin> {
     let mut origins = BTreeMap::new();
@@ -284,7 +357,7 @@ fn given(matches: &ArgMatches) -> BTreeMap<String, SettingOrigin> {
 
 /// The file, and the names of the settings that it has.
 fn read_file(path: &Path) -> Result<(File, Vec<String>), ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read { path: path.to_owned(), cause })?;
     let wrong =
         |e: toml::de::Error| ConfigError::Parse { path: path.to_owned(), message: e.to_string().trim().to_owned() };
     let file: File = toml::from_str(&text).map_err(wrong)?;
@@ -339,6 +412,8 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
     if (1..100).contains(&health_interval_ms) {
         return Err(setting("health-interval-ms", format!("{health_interval_ms} is neither 0 (off) nor 100 and more")));
     }
+    let log_level = flags.log_level.or(file.log_level).unwrap_or_else(|| "info".into());
+    LogFilter::check(&log_level).map_err(|e| setting("log-level", e))?;
     Ok(AgentConfig {
         run_dir: flags.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/wharf".into()),
         state_dir: flags.state_dir.or(file.state_dir).unwrap_or_else(|| "/var/lib/wharf".into()),
@@ -356,7 +431,7 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
                 .into_owned(),
         },
         metrics_listen: flags.metrics_listen.or(file.metrics_listen),
-        log_level: flags.log_level.or(file.log_level).unwrap_or_else(|| "info".into()),
+        log_level,
         log_format: flags.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
         mtu,
         attach_mode: match flags.attach_mode.or(file.attach_mode).unwrap_or(AttachChoice::Auto) {
@@ -388,10 +463,10 @@ fn pool_name(name: &str) -> Result<PoolName, ConfigError> {
 }
 
 fn setting(name: &'static str, message: String) -> ConfigError {
-    ConfigError::Setting { name, message }
+    ConfigError::Setting { name, origin: None, message }
 }
 
-/// The settings as `GET /v1/config` shows them.
+/// The settings as they are at start; `GET /v1/config` shows what was changed since in place of them.
 #[must_use]
 pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, String> {
     let family = |v6: bool| {
@@ -407,6 +482,8 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("ipv4-pool".to_owned(), family(false)),
         ("ipv6-pool".to_owned(), family(true)),
         ("node-name".to_owned(), config.node_name.clone()),
+        ("log-level".to_owned(), config.log_level.clone()),
+        ("log-format".to_owned(), config.log_format.as_str().to_owned()),
         ("metrics-listen".to_owned(), config.metrics_listen.map(|a| a.to_string()).unwrap_or_default()),
         ("mtu".to_owned(), config.mtu.to_string()),
         ("attach-mode".to_owned(), config.attach_mode.map_or_else(|| "auto".to_owned(), |m| m.to_string())),
@@ -473,6 +550,29 @@ mod tests {
         let of = |name: &str| config.origins.get(name).copied();
         assert_eq!((of("mtu"), of("node-name")), (Some(SettingOrigin::Flag), Some(SettingOrigin::File)));
         assert_eq!((of("pool.blue"), of("run-dir")), (Some(SettingOrigin::File), None));
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let error = AgentConfig::load(flags(&["--config", "/nonexistent/agent.toml"])).expect_err("no such file");
+        let told = format!("{:#}", anyhow::Error::from(error));
+        assert_eq!(told, "read configuration /nonexistent/agent.toml: No such file or directory (os error 2)");
+    }
+
+    #[test]
+    fn a_refused_setting_names_where_it_comes_from() {
+        let dir = tempfile::tempdir().expect("make directory");
+        let path = dir.path().join("agent.toml");
+        std::fs::write(&path, "mtu = 99").expect("write");
+        let refused = |arguments: &[&str]| {
+            let arguments: Vec<OsString> =
+                std::iter::once("wharf-agent").chain(arguments.iter().copied()).map(OsString::from).collect();
+            AgentConfig::of(&parse(&arguments).expect("parses")).expect_err("refused").to_string()
+        };
+        let file = path.display().to_string();
+        assert!(refused(&["--mtu", "98"]).starts_with("setting mtu (--mtu): 98 is not within"));
+        assert!(refused(&["--config", &file]).starts_with(&format!("setting mtu ({file}): 99 is not within")));
+        assert!(refused(&["--config", &file, "--mtu", "98"]).starts_with("setting mtu (--mtu): 98 is not within"));
     }
 
     #[test]

@@ -247,7 +247,6 @@ fn facts<K: Kernel>(node: &Node<K>, view: &View) -> Vec<Fact> {
         fact("epoch", r.epoch.to_string()),
         fact("link", format!("{} (index {})", r.host_ifname, r.host_ifindex)),
         fact("namespace", r.netns.path.display().to_string()),
-        fact("policy revision", format!("{} of {}", view.status.realized_revision, view.status.desired_revision)),
         fact("node", node.config.node_name.clone()),
     ]);
     facts

@@ -1,11 +1,24 @@
 //! The process: settings, logs, pools, runtime, agent.
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    ffi::OsString,
+    fmt::Display,
+    io::{self, Write as _},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::Context;
 use wharf_core::ipam::Ipam;
 
-use crate::{agent, config::AgentConfig, health, pages, telemetry};
+use crate::{
+    agent,
+    config::{self, AgentConfig},
+    health, pages, telemetry,
+};
+
+/// Exit status when the settings cannot be used: starting again does not help, correcting them does.
+pub const BAD_SETTINGS: u8 = 3;
 
 /// From the command line to the exit status.
 #[must_use]
@@ -17,7 +30,11 @@ pub fn main() -> ExitCode {
     if let Some(written) = pages::asked(std::env::args_os().skip(1)) {
         return written;
     }
-    match run() {
+    let settings = match Settings::of_process() {
+        Ok(usable) => usable,
+        Err(ended) => return ended,
+    };
+    match if settings.check_only { show(&settings.config) } else { run(settings.config, settings.ipam) } {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("wharf-agent: {error:#}");
@@ -26,10 +43,48 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run() -> anyhow::Result<()> {
-    let config = AgentConfig::of_process()?;
+/// What the process was asked to do.
+struct Settings {
+    config: AgentConfig,
+    /// The pools that the settings make.
+    ipam: Ipam,
+    /// Only check the settings.
+    check_only: bool,
+}
+
+impl Settings {
+    /// Reads and checks the settings of this process without a look at the node. Tells what is wrong with them on standard
+    /// error and returns the exit status then.
+    fn of_process() -> Result<Self, ExitCode> {
+        let arguments: Vec<OsString> = std::env::args_os().collect();
+        let matches = config::parse(&arguments).map_err(|error| {
+            // Help and version are answers, everything else is a mistake. Nobody may be left to read either.
+            let _ = error.print();
+            if error.use_stderr() { ExitCode::from(BAD_SETTINGS) } else { ExitCode::SUCCESS }
+        })?;
+        let refused = |error: &dyn Display| {
+            eprintln!("wharf-agent: {error}");
+            ExitCode::from(BAD_SETTINGS)
+        };
+        let config = AgentConfig::of(&matches).map_err(|e| refused(&e))?;
+        let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone()).map_err(|e| refused(&e))?;
+        Ok(Self { config, ipam, check_only: matches.get_flag("check_config") })
+    }
+}
+
+/// Prints the settings that would be in force, a line each, and where each comes from.
+fn show(config: &AgentConfig) -> anyhow::Result<()> {
+    let mut text = String::new();
+    for (name, value) in config::effective(config) {
+        let origin = config.origins.get(&name).map_or("default", |origin| origin.as_str());
+        text.push_str(&format!("{name} = {value}  ({origin})\n"));
+    }
+    text.push_str("the configuration is valid\n");
+    io::stdout().write_all(text.as_bytes()).context("write to standard output")
+}
+
+fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     let log = telemetry::init(&config.log_level, config.log_format)?;
-    let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // requests are short; what waits for the kernel runs on blocking threads
         .max_blocking_threads(64)

@@ -47,7 +47,7 @@ impl LogFilter {
     pub fn set(&self, filter: &str) -> Result<(), String> {
         let parsed = directives::parse(filter)?;
         let mut text = lock(&self.text);
-        self.handle.reload(parsed).map_err(|e| format!("log-level {filter:?}: {e}"))?;
+        self.handle.reload(parsed).map_err(|e| format!("{filter:?}: {e}"))?;
         filter.clone_into(&mut text);
         Ok(())
     }

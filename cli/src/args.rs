@@ -18,7 +18,7 @@ Exit status:
   0  done, and what was asked about is well
   1  what was asked about is not well, not found, or refused by the agent; of `status`: degraded
   2  the agent cannot be reached; of `status`: down
-  3  the command line is wrong
+  3  the command line is wrong; nothing was changed
 
 Examples:
   wharf status

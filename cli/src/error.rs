@@ -2,7 +2,7 @@
 
 use std::{fmt, io, process::ExitCode};
 
-use wharf_api::{Verdict, client::ClientError};
+use wharf_api::{ErrorCode, Verdict, client::ClientError};
 
 use crate::render::text::safe;
 
@@ -97,7 +97,12 @@ impl fmt::Display for CliError {
 
 impl From<ClientError> for CliError {
     fn from(error: ClientError) -> Self {
-        let exit = if error.is_unreachable() { Exit::Unreachable } else { Exit::Unwell };
+        let exit = match error.code() {
+            _ if error.is_unreachable() => Exit::Unreachable,
+            // What the command line says is no request that can be made; the agent has the grammar of labels and filters.
+            Some(ErrorCode::InvalidRequest) => Exit::Usage,
+            _ => Exit::Unwell,
+        };
         match error {
             // The agent's words carry the operation already; its hint gets a line of its own.
             ClientError::Api { error, .. } => Self { exit, message: error.message, hint: error.hint },

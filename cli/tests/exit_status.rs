@@ -142,6 +142,30 @@ fn an_agent_that_is_not_there() {
 }
 
 #[test]
+fn a_path_that_is_no_socket_is_told_from_a_socket_that_was_left_over() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("file");
+    std::fs::write(&file, "text").expect("a file");
+    let ran = Ran::from(wharf(&["endpoint", "list"]).env("WHARF_SOCKET", &file).output().expect("runs"));
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.err.contains("this is not a socket") && !ran.err.contains("left over"), "{ran:?}");
+}
+
+#[test]
+fn what_the_agent_takes_for_no_request_is_a_wrong_command_line() {
+    let refused = |why: &str| json!({"code": "invalid-request", "message": why});
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/endpoint?label=nonsense", 400, refused("list endpoints: must be source:key=value")),
+        Answer::new("PATCH /v1/endpoint/7", 400, refused("read labels: must be source:key=value")),
+    ]);
+    for args in [&["endpoint", "list", "--label", "nonsense"] as &[&str], &["endpoint", "labels", "7", "--set", "x"]] {
+        let ran = agent.run(args);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(3), ""), "{args:?}: {ran:?}");
+        assert!(ran.err.contains("must be source:key=value"), "{ran:?}");
+    }
+}
+
+#[test]
 fn what_is_not_there_is_exit_one_with_a_reason() {
     let agent = Agent::start(vec![
         not_found("GET /v1/endpoint/9"),

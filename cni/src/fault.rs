@@ -90,7 +90,7 @@ impl Fault {
 /// No agent listens on the socket. Whatever was asked, nothing of it was done.
 pub(crate) fn is_absent(error: &ClientError) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
-    matches!(error, ClientError::Connect { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused))
+    matches!(error, ClientError::Connect { cause, .. } if matches!(cause.kind(), NotFound | ConnectionRefused))
 }
 
 /// An agent's error without its hint, which has a place of its own; others as they are.
@@ -105,7 +105,7 @@ fn message_of(error: &ClientError) -> String {
 /// whoever answered is not the agent. `docs/cni.md` has this table for readers: change both together.
 fn code_of(error: &ClientError) -> Code {
     match error {
-        ClientError::Connect { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => Code::Io,
+        ClientError::Connect { cause, .. } if cause.kind() == std::io::ErrorKind::PermissionDenied => Code::Io,
         ClientError::Connect { .. } | ClientError::Closed { .. } | ClientError::Timeout { .. } => Code::TryAgain,
         ClientError::Protocol { .. } => Code::Io,
         ClientError::Api { error, .. } => match error.code {
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn no_permission_is_not_mended_by_a_retry() {
-        let error = |kind: io::ErrorKind| ClientError::Connect { socket: "/s".into(), source: kind.into() };
+        let error = |kind: io::ErrorKind| ClientError::Connect { socket: "/s".into(), cause: kind.into() };
         assert_eq!(Fault::of_client("ADD", &error(io::ErrorKind::PermissionDenied)).code, Code::Io);
         assert_eq!(Fault::of_client("ADD", &error(io::ErrorKind::NotFound)).code, Code::TryAgain);
     }

@@ -169,7 +169,7 @@ mod tests {
     }
 
     fn absent() -> ClientError {
-        ClientError::Connect { socket: "/s".into(), source: std::io::ErrorKind::NotFound.into() }
+        ClientError::Connect { socket: "/s".into(), cause: std::io::ErrorKind::NotFound.into() }
     }
 
     /// Calls with these answers in turn, the last again and again; returns the answer and how many calls were made.

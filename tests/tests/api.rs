@@ -230,6 +230,7 @@ fn addresses_are_leased_shown_and_given_back() -> Result<()> {
         let ip = only6["leases"][0]["ip"].as_str().context("ip")?;
         ensure!(ip.contains(':') && only6["leases"].as_array().map(Vec::len) == Some(1), "{only6}");
         answers(node, "DELETE", &format!("/v1/ipam/{ip}"), None, 200)?;
+        answers(node, "DELETE", "/v1/ipam/192.0.2.1", None, 404).context("an address of no pool")?;
         answers(node, "DELETE", &format!("/v1/ipam/{}", s.ea.v4()?), None, 409).context("an endpoint's address")?;
         answers(node, "DELETE", &format!("/v1/ipam/{}", s.ea.gateways()?[0]), None, 409)
             .context("the node's address")?;

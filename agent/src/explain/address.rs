@@ -82,7 +82,7 @@ pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
         (None, None) => match (in_pool, &last) {
             (None, _) => {
                 let pools: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
-                (Health::Pending, format!("outside this node's pools ({}); Wharf never gives it out", pools.join(", ")))
+                (Health::Ok, format!("outside this node's pools ({}); Wharf never gives it out", pools.join(", ")))
             }
             (Some(_), Some(last)) => {
                 let ago = conclude::span(now.saturating_sub(last.ended.at_unix_ms));

@@ -96,8 +96,9 @@ fn check(body: &AgentConfigPatch) -> Answer<()> {
     }
 }
 
+/// A log level that is none.
 fn invalid(why: &str) -> Failure {
-    Failure::new(ErrorCode::InvalidRequest, format!("change configuration: {why}"))
+    Failure::new(ErrorCode::InvalidRequest, format!("change configuration: {LOG_LEVEL} {why}"))
         .hint("for example info, or wharf_agent=debug,info")
 }
 

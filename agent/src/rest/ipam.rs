@@ -118,13 +118,27 @@ async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer
     Ok((StatusCode::CREATED, Json(IpamAllocation { leases: leases.iter().map(api_lease).collect() })))
 }
 
-/// Gives an address back. An address that is not leased is a success; one that an endpoint or the node holds is not.
+/// Gives an address back. An address of a pool that is not leased is a success; one that an endpoint or the node holds is
+/// not, nor is one that no pool has.
 #[utoipa::path(delete, path = "/v1/ipam/{ip}", tag = "ipam", params(("ip" = String, Path)),
-    responses((status = 200, description = "not leased any more"), (status = 400, body = ApiError), (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+    responses((status = 200, description = "not leased any more"), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<StatusCode> {
     accepts_work(&node, "release address")?;
     let ip = parse_ip(&text)?;
-    let Some(lease) = lock(&node.ipam).get(ip).cloned() else { return Ok(StatusCode::OK) };
+    let (lease, cidrs) = {
+        let ipam = lock(&node.ipam);
+        (ipam.get(ip).cloned(), ipam.cidrs())
+    };
+    let Some(lease) = lease else {
+        if cidrs.iter().any(|cidr| cidr.contains(&ip)) {
+            return Ok(StatusCode::OK);
+        }
+        let pools: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
+        let message = format!("release {ip}: it is in no pool of this node ({})", pools.join(", "));
+        return Err(
+            Failure::new(ErrorCode::NotFound, message).hint("`wharf ipam list` shows the pools and who holds what")
+        );
+    };
     let in_use = || {
         Failure::new(ErrorCode::Exists, format!("release {ip}: held by {}", describe_owner(&lease.owner)))
             .hint("an endpoint's address goes with the endpoint: delete that")

@@ -14,9 +14,8 @@ const LEVELS: &str = "error, warn, info, debug, trace or off";
 /// target, and all logs but that target's would be gone.
 pub(super) fn parse(filter: &str) -> Result<EnvFilter, String> {
     let shown: String = filter.chars().take(80).collect();
-    let refuse = |why: String| {
-        Err(format!("log-level {shown:?}: {why}; it is {LEVELS}, or target=level pairs with commas between"))
-    };
+    let refuse =
+        |why: String| Err(format!("{shown:?}: {why}; it is {LEVELS}, or target=level pairs with commas between"));
     if filter.len() > MAX_BYTES || filter.split(',').count() > MAX_PARTS {
         return refuse(format!("more than {MAX_BYTES} bytes or {MAX_PARTS} parts"));
     }

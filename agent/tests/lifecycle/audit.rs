@@ -8,7 +8,7 @@ use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
     ids::{Epoch, IfIndex, IfName},
     ipam::{LeaseRequest, Wanted},
-    kernel::{Kernel as _, LinkSpec, NodeSpec, ProgramSpec},
+    kernel::{Kernel as _, KernelErrorKind, LinkSpec, NodeSpec, ProgramSpec},
     plan::DeleteOptions,
     state::Level,
     store::{Change, Intent, Lease, LeaseOwner},
@@ -322,5 +322,21 @@ fn pins_whose_id_was_given_out_meanwhile_are_not_removed() {
         assert!(pin.repair.as_deref().is_some_and(|r| r.starts_with("not mended")), "{pin:?}");
         agent.create("c2").await;
         agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn addresses_that_rest_are_counted_as_they_are_listed() {
+    let mut machine = Machine::new();
+    machine.config.ip_rest_ms = 3_600_000;
+    machine.life(async |agent| {
+        let handle = agent.create("c1").await;
+        assert_eq!(agent.delete(&handle).await.errors, []);
+        // The addresses of a create that was undone rest in memory alone: the store never had their leases.
+        agent.kernel.fail_next(Op::EnsureLink, KernelErrorKind::Other);
+        agent.try_create(agent.container("c2")).await.expect_err("asked for");
+        let report = wharf_agent::audit::audit(&agent.node, false).await.expect("audit");
+        assert_eq!(lock(&agent.node.ipam).resting().len(), 4);
+        assert_eq!(report.examined.get("resting-addresses"), Some(&4), "{:?}", report.examined);
     });
 }

@@ -385,7 +385,7 @@ fn addresses_are_explained_whoever_has_them() {
             ("192.0.2.1", "outside this node's pools"),
         ] {
             let told = explained(&agent, ip).await;
-            assert_eq!(told.kind, SubjectKind::Address);
+            assert_eq!((told.kind, told.health), (SubjectKind::Address, Health::Ok), "{ip}");
             assert!(told.summary.starts_with(expected), "{ip}: {}", told.summary);
         }
         let kept = agent.create("c2").await;

@@ -1,6 +1,6 @@
 //! `wharf config`.
 
-use wharf_api::{AgentConfigView, SettingOrigin};
+use wharf_api::AgentConfigView;
 
 use super::{
     Style,
@@ -14,25 +14,17 @@ pub(crate) fn list(view: &AgentConfigView, style: &Style) -> String {
         .iter()
         .map(|(key, value)| {
             let mutable = if view.mutable.contains(key) { "yes" } else { "no" };
-            let origin = view.origin.get(key).map_or("-", |origin| origin_name(*origin));
+            let origin = view.origin.get(key).map_or("-", |origin| origin.as_str());
             vec![token(key), cell(value), token(origin), token(mutable)]
         })
         .collect();
     table(style, &["SETTING", "VALUE", "FROM", "CHANGES AT RUN TIME"], rows)
 }
 
-const fn origin_name(origin: SettingOrigin) -> &'static str {
-    match origin {
-        SettingOrigin::Default => "default",
-        SettingOrigin::File => "file",
-        SettingOrigin::Environment => "environment",
-        SettingOrigin::Flag => "flag",
-        SettingOrigin::RunTime => "run time",
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use wharf_api::SettingOrigin;
+
     use super::*;
     use crate::render::sample::HOSTILE;
 

@@ -195,7 +195,7 @@ pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
     screen.finish()
 }
 
-/// What it does, what it waits for, since when, what would end the wait; how its policy stands.
+/// What it does, what it waits for, since when, what would end the wait; how its builds went.
 fn activity(screen: &mut Screen<'_>, e: &Endpoint, now: u64) {
     let s = &e.status;
     let since = text::ago(now, s.since_unix_ms);
@@ -206,12 +206,6 @@ fn activity(screen: &mut Screen<'_>, e: &Endpoint, now: u64) {
         let ends = if s.ends_when.is_empty() { String::new() } else { format!("; ends when {}", s.ends_when) };
         screen.line("Waits for", &format!("{}, since {since}{ends}", s.waits_for));
     }
-    let policy = if s.realized_revision == s.desired_revision {
-        (Tone::Good, format!("revision {} in force", s.realized_revision))
-    } else {
-        (Tone::Warn, format!("revision {} in force, {} asked for", s.realized_revision, s.desired_revision))
-    };
-    screen.toned("Policy", policy.0, &policy.1, "");
     screen.line("Builds", &format!("{} succeeded", s.regenerations));
     if s.failures > 0 || s.last_error.is_some() {
         let why = s.last_error.as_deref().unwrap_or("no reason given");
@@ -245,16 +239,12 @@ pub(crate) fn log(entries: &[EndpointLogEntry], style: &Style) -> String {
 /// Health of one endpoint.
 pub(crate) fn endpoint_health(h: &EndpointHealth, style: &Style) -> String {
     let mut screen = Screen::new(style);
-    let revisions = match h.desired_revision {
-        0 => String::new(),
-        desired if desired == h.realized_revision => format!("revision {desired} in force"),
-        desired => format!("revision {} in force, {desired} desired", h.realized_revision),
-    };
     for (key, value, words) in [
         ("Overall", h.overall, String::new()),
         ("BPF", h.bpf, String::new()),
         ("Self-check", h.self_check.state, self_check_words(&h.self_check, style)),
-        ("Policy", h.policy, revisions),
+        // There is no policy yet: what the API calls so tells how the last build went.
+        ("Last build", h.policy, String::new()),
         ("Connected", h.connected, String::new()),
     ] {
         let (tone, word) = health(value);
@@ -335,14 +325,11 @@ pub(crate) fn regenerated(e: &Endpoint) -> String {
     let s = &e.status;
     match &s.last_error {
         Some(why) => format!(
-            "endpoint {} not regenerated: {}\nrevision {} stays in force; it is tried again\n",
+            "endpoint {} not regenerated: {}\nthe last good state stays in force; it is tried again\n",
             e.id,
             text::safe(why),
-            s.realized_revision
         ),
-        None => {
-            format!("endpoint {} regenerated, {}, revision {} in force\n", e.id, state(e.state), s.realized_revision)
-        }
+        None => format!("endpoint {} regenerated, {}\n", e.id, state(e.state)),
     }
 }
 

@@ -631,6 +631,20 @@ pub enum SettingOrigin {
     RunTime,
 }
 
+impl SettingOrigin {
+    /// Its name in words.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::File => "file",
+            Self::Environment => "environment",
+            Self::Flag => "flag",
+            Self::RunTime => "run time",
+        }
+    }
+}
+
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -104,7 +104,6 @@ fn everything_about_one() {
     insta::assert_snapshot!(get(&sample::endpoint(), &plain()), @r"
     Endpoint:           7 (epoch 41)
     State:              ready
-    Policy:             revision 3 in force
     Builds:             2 succeeded
     Identity:           65537
     Labels:             k8s:app=web
@@ -131,7 +130,6 @@ fn one_that_waits_says_for_what() {
     e.status.phase = "awaiting-proxy".to_owned();
     e.status.waits_for = "2 completions of the proxy".to_owned();
     e.status.ends_when = "the proxy answers, or 5s have passed".to_owned();
-    e.status.desired_revision = 4;
     e.status.failures = 1;
     e.status.last_error = Some("attaching to_container: no such device".to_owned());
     insta::assert_snapshot!(get(&e, &plain()), @r"
@@ -140,7 +138,6 @@ fn one_that_waits_says_for_what() {
     Phase:              awaiting-proxy, began 12s ago
     Waits for:          2 completions of the proxy, since 12s ago; ends when the proxy answers, or 5s
                         have passed
-    Policy:             revision 3 in force, 4 asked for
     Builds:             2 succeeded
     Last build:         1 failure in a row:  attaching to_container: no such device
     Identity:           65537
@@ -217,7 +214,7 @@ fn the_health() {
     Overall:            OK
     BPF:                OK
     Self-check:         OK  2 of 2 test packets as expected, 12s ago
-    Policy:             OK  revision 3 in force
+    Last build:         OK
     Connected:          OK
 
     TEST PACKET      EXPECTED                                                   GOT
@@ -227,7 +224,6 @@ fn the_health() {
     h.overall = Health::Failing;
     h.connected = Health::Failing;
     h.policy = Health::Pending;
-    h.desired_revision = 4;
     h.findings = vec![Finding {
         object: "route".to_owned(),
         subject: "10.88.0.7/32".to_owned(),
@@ -248,7 +244,7 @@ fn the_health() {
     Overall:            failing
     BPF:                OK
     Self-check:         failing  2 of 3 test packets as expected, 12s ago
-    Policy:             pending  revision 3 in force, 4 desired
+    Last build:         pending
     Connected:          failing
     Alarm:              for 1m12s; regenerated the datapath
 
@@ -262,13 +258,12 @@ fn the_health() {
     false-source-ip-ipv4  drop, egress invalid-source-ip             pass, egress forwarded-stack
     ");
     h.self_check = SelfCheck { error: Some(HOSTILE.to_owned()), ..SelfCheck::default() };
-    h.desired_revision = 0;
     h.findings.clear();
     insta::assert_snapshot!(endpoint_health(&h, &plain()), @r"
     Overall:            failing
     BPF:                OK
     Self-check:         pending  k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
-    Policy:             pending
+    Last build:         pending
     Connected:          failing
     ");
 }

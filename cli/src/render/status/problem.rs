@@ -1,6 +1,6 @@
 //! What is amiss in a status, why, and where to look next.
 
-use wharf_api::{AgentStatus, ControllerStatus, Health, IpFamily};
+use wharf_api::{AgentStatus, ComponentStatus, ControllerStatus, Health, IpFamily};
 
 use super::{FROM_ADMIN, controller_name, health, is_nearly_full, map_fill};
 use crate::render::{Tone, text};
@@ -31,9 +31,13 @@ pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
         let what = "the agent does not accept new endpoints; it is starting, stopping, or a component below failed";
         add(Tone::Bad, what.to_owned(), "the agent's log: journalctl -u wharf-agent -e");
     }
-    // Each controller that is not well has a line of its own below.
-    let told = |name: &str| name == "controllers" && s.controllers.iter().any(ControllerStatus::is_unwell);
-    for c in s.components.iter().filter(|c| c.health > Health::Pending && !told(&c.name)) {
+    // Each controller that is not well, and each pool that is exhausted, has a line of its own below.
+    let told = |c: &ComponentStatus| match c.name.as_str() {
+        "controllers" => s.controllers.iter().any(ControllerStatus::is_unwell),
+        "ipam" => c.stale_ms.is_none() && s.ipam.iter().any(|p| p.used >= p.total),
+        _ => false,
+    };
+    for c in s.components.iter().filter(|c| c.health > Health::Pending && !told(c)) {
         let (tone, word) = health(c.health);
         let stale = c.stale_ms.map_or_else(String::new, |age| format!(" and stale for {}", text::span(age)));
         add(tone, format!("{} is {word}{stale}: {}", c.name, c.message), component_next(&c.name));

@@ -93,6 +93,10 @@ fn sick() -> AgentStatus {
             pool.used = pool.total;
         }
     }
+    // As the agent tells of it; the problem is listed once.
+    if let Some(ipam) = s.components.iter_mut().find(|c| c.name == "ipam") {
+        (ipam.health, ipam.message) = (Health::Degraded, "exhausted: default IPv4".to_owned());
+    }
     s.endpoints.insert("invalid".to_owned(), 1);
     if let Some(map) = s.bpf_maps.first_mut() {
         map.entries = Some(30_000);
@@ -110,9 +114,9 @@ fn a_sick_node_says_what_and_where_to_look() {
     Device mode:        veth
     Routing:            the node's routes; redirect-peer between local endpoints
     Masquerading:       none
-    Components:         2/4 healthy
+    Components:         1/4 healthy
       datapath:         OK  programs and maps as they should be
-      ipam:             OK  2 pools
+      ipam:             degraded  exhausted: default IPv4
       store:            failing  k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
       proxy:            degraded  connection lost; a long explanation that does not fit into the rest of
                         a line of a hundred columns

@@ -8,12 +8,12 @@ use crate::{ApiError, ErrorCode};
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The socket cannot be connected to.
-    #[error("connecting to the agent at {}: {}", socket.display(), connect_problem(source))]
+    #[error("connecting to the agent at {}: {}", socket.display(), connect_problem(cause))]
     Connect {
         /// The agent's socket.
         socket: PathBuf,
         /// What the kernel said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The agent took the request and closed the connection before it had answered: it stopped, or was killed. What it
     /// did until then is not known.
@@ -86,9 +86,11 @@ impl ClientError {
     }
 }
 
-/// The cause in words that tell what to do. The common ones are whole; the rest keep the kernel's words.
-fn connect_problem(source: &io::Error) -> String {
-    match source.kind() {
+/// The cause in words that tell what to do. The common ones are whole; the rest keep the kernel's words, and so does what
+/// [`super::exchange`] found out about the path.
+fn connect_problem(cause: &io::Error) -> String {
+    match cause.kind() {
+        _ if cause.get_ref().is_some() => cause.to_string(),
         io::ErrorKind::NotFound => {
             "there is no such socket; is wharf-agent running, and with this run directory?".into()
         }
@@ -99,7 +101,7 @@ fn connect_problem(source: &io::Error) -> String {
             "refused: the socket is left over from an agent that ended; is wharf-agent running?".into()
         }
         io::ErrorKind::WouldBlock => "the agent's queue of connections stayed full; it is overloaded or stuck".into(),
-        _ => source.to_string(),
+        _ => cause.to_string(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! One request and its answer on a connection of its own.
 
-use std::{io, path::Path, pin::Pin, time::Duration};
+use std::{io, os::unix::fs::FileTypeExt as _, path::Path, pin::Pin, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
@@ -72,9 +72,8 @@ impl Client {
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|e| call.protocol(format!("the request cannot be written: {e}")))?;
 
-        let stream = connect(&self.socket)
-            .await
-            .map_err(|source| ClientError::Connect { socket: self.socket.clone(), source })?;
+        let stream =
+            connect(&self.socket).await.map_err(|cause| ClientError::Connect { socket: self.socket.clone(), cause })?;
         let (mut sender, connection): (SendRequest<Full<Bytes>>, _) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|e| broken(call, &e))?;
         let mut driver = Box::pin(connection);
@@ -98,9 +97,19 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
             // A unix socket's connect does not wait when the listener's queue is full (EAGAIN), so we do; the call's
             // time limit ends it.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => time::sleep(FULL_QUEUE_PAUSE).await,
+            // The kernel refuses a connection to a file that is no socket in the same way as one to a dead listener.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && !is_socket(socket) => {
+                let why = "this is not a socket; give the path of the agent's socket";
+                return Err(io::Error::new(io::ErrorKind::ConnectionRefused, why));
+            }
             result => return result,
         }
     }
+}
+
+/// Whether the path names a socket. A path that cannot be looked at counts as one: only what is known is told.
+fn is_socket(path: &Path) -> bool {
+    std::fs::metadata(path).map_or(true, |meta| meta.file_type().is_socket())
 }
 
 /// Runs `work` to its end, with the connection driven beside it. Takes the driver away once it has ended: it must not

@@ -37,7 +37,7 @@ pub enum QueueError {
         /// With which file.
         path: PathBuf,
         /// What the kernel said.
-        source: io::Error,
+        cause: io::Error,
     },
 }
 
@@ -56,7 +56,7 @@ impl QueueError {
             Self::NotADirectory { directory } => {
                 format!("open deletion queue {}: it is not a directory", directory.display())
             }
-            Self::Io { operation, path, source } => format!("{operation} {}: {source}", path.display()),
+            Self::Io { operation, path, cause } => format!("{operation} {}: {cause}", path.display()),
         }
     }
 
@@ -67,7 +67,7 @@ impl QueueError {
             Self::Full { .. } => "start wharf-agent, which takes them up (see `systemctl status wharf-agent`)",
             Self::Invalid { .. } | Self::Name { .. } => "correct the name",
             Self::NotADirectory { .. } => "move it out of the way; the directory is made when it is needed",
-            Self::Io { source, .. } => match source.kind() {
+            Self::Io { cause, .. } => match cause.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space on that file system",
                 io::ErrorKind::PermissionDenied => "run as root: the deletion queue is root's alone",
                 io::ErrorKind::ReadOnlyFilesystem => "mount that file system writable",
@@ -86,5 +86,5 @@ impl std::fmt::Display for QueueError {
 /// Names operation and path of what the file system refuses.
 pub(super) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> QueueError {
     let path = path.into();
-    move |source| QueueError::Io { operation, path, source }
+    move |cause| QueueError::Io { operation, path, cause }
 }

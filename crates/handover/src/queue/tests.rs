@@ -392,7 +392,7 @@ fn errors_name_operation_subject_cause_and_a_way_out() {
     let failed = QueueError::Io {
         operation: "write deletion record",
         path: "/run/wharf/deletions/.tmp-1".into(),
-        source: io::ErrorKind::StorageFull.into(),
+        cause: io::ErrorKind::StorageFull.into(),
     };
     assert_eq!(
         failed.to_string(),

@@ -1,0 +1,56 @@
+//! `wharf-agent --check-config`: the settings are judged without a look at the node, by an ordinary user too.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::process::Command;
+
+/// Exit status, standard output and standard error of an agent with these arguments and variables, and no others.
+fn agent(arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wharf-agent"));
+    command.args(arguments).env_clear().envs(variables.iter().copied());
+    let output = command.output().expect("the agent starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn good_settings_are_shown_with_where_they_come_from() {
+    let directory = tempfile::tempdir().expect("make directory");
+    let file = directory.path().join("agent.toml");
+    std::fs::write(&file, "mtu = 1400\nnode-name = 'node-a'\n").expect("write");
+    let run = directory.path().join("run");
+    let arguments = ["--check-config", "--config", &file.to_string_lossy(), "--run-dir", &run.to_string_lossy()];
+    let (code, out, err) = agent(&arguments, &[("WHARF_IP_REST_MS", "5000")]);
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    for line in ["mtu = 1400  (file)", "ip-rest-ms = 5000  (environment)", "log-level = info  (default)"] {
+        assert!(out.lines().any(|l| l == line), "{line}: {out}");
+    }
+    assert!(out.ends_with("the configuration is valid\n"), "{out}");
+    assert!(!run.exists(), "nothing is made");
+}
+
+#[test]
+fn bad_settings_are_told_once_with_where_they_come_from() {
+    let directory = tempfile::tempdir().expect("make directory");
+    let file = directory.path().join("agent.toml");
+    std::fs::write(&file, "mtu = 1400\n[[pool]]\nname = 'a'\ncidrs = ['10.87.3.0/24']\n").expect("write");
+    let file = file.to_string_lossy();
+    let none: &[(&str, &str)] = &[];
+    for (arguments, variables, words) in [
+        (&["--mtu", "abc"] as &[&str], none, "invalid value 'abc' for '--mtu <BYTES>'"),
+        (&[], &[("WHARF_MTU", "abc")], "invalid value 'abc' for 'environment variable WHARF_MTU'"),
+        (&["--mtu", "1400x"], &[("WHARF_MTU", "abc")], "invalid value '1400x' for '--mtu <BYTES>'"),
+        (&[], &[("WHARF_MTU", "99")], "setting mtu (WHARF_MTU): 99 is not within"),
+        (&["--log-level", "zzz"], none, "setting log-level (--log-level): \"zzz\": "),
+        (&["--config", "/nonexistent"], none, "read configuration /nonexistent: No such file"),
+        (&["--config", &file], none, "overlap"),
+        (&["--no-such-flag"], none, "unexpected argument '--no-such-flag'"),
+    ] {
+        let (code, out, err) = agent(&[&["--check-config"], arguments].concat(), variables);
+        assert_eq!((code, out.as_str()), (Some(3), ""), "{arguments:?} {variables:?}: {err}");
+        assert_eq!(err.matches(words).count(), 1, "{arguments:?} {variables:?}: {err}");
+        assert_eq!(err.matches("os error").count(), usize::from(err.contains("read configuration")), "{err}");
+        // An agent that is to serve refuses them in the same way.
+        let (code, _, again) = agent(arguments, variables);
+        assert_eq!((code, again.lines().next()), (Some(3), err.lines().next()), "{arguments:?} {variables:?}");
+    }
+}
