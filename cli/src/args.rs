@@ -58,6 +58,8 @@ pub(crate) struct Global {
 pub(crate) enum Format {
     /// For people.
     Table,
+    /// For people, with more columns where there are more.
+    Wide,
     /// The API's objects as JSON.
     Json,
     /// The same as YAML.
@@ -104,10 +106,13 @@ Examples:
 An endpoint ID is one of:
   7                           the endpoint's number
   10.88.0.7, fd00:88::7       one of its addresses (also ipv4:..., ipv6:...)
-  3f9c51aa01b2                a container id or the start of one, if that is enough to tell it apart
+  3f9c51aa01b2, 3f9c51aa/eth1 a container id or the start of one, with an interface if it has several
+  web-1                       a pod's name
+  wh00070000002a              the host side of its link
   container-id:ID             a whole container id
   cni-attachment-id:ID:IFNAME an attachment
   pod-name:[NAMESPACE/]NAME   a pod
+A name that fits several endpoints is refused, and they are listed.
 
 Examples:
   wharf endpoint list --state ready

@@ -10,13 +10,14 @@ mod health;
 mod monitor;
 mod pages;
 mod status;
+mod watch;
 
 use std::{path::Path, time::Duration};
 
 use wharf_api::client::Client;
 
 use crate::{
-    args::{Cli, Command, IpamCommand},
+    args::{Cli, Command, EndpointCommand, IpamCommand},
     error::{CliError, Exit},
     output::{Output, remark},
     render,
@@ -48,8 +49,11 @@ impl Context {
 /// When the agent cannot be reached or refuses, or the answer cannot be written.
 pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
     // These go on for as long as they are told to, or say themselves how far they are.
-    let is_long =
-        matches!(cli.command, Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_));
+    let is_long = match &cli.command {
+        Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_) => true,
+        Command::Endpoint(EndpointCommand::List(args)) => args.watch,
+        _ => false,
+    };
     let waiting = format!("wharf: waiting for the agent at {}", cli.global.socket.display());
     let work = answer(cli);
     tokio::pin!(work);

@@ -46,9 +46,14 @@ impl Output {
         Self { format, color, width: width.unwrap_or(DEFAULT_WIDTH).max(MIN_WIDTH) }
     }
 
-    /// The format asked for.
-    pub(crate) fn format(&self) -> Format {
-        self.format
+    /// True when people read it: a table was asked for.
+    pub(crate) fn is_table(&self) -> bool {
+        matches!(self.format, Format::Table | Format::Wide)
+    }
+
+    /// True when a table with every column was asked for.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.format == Format::Wide
     }
 
     /// How to render now.
@@ -63,7 +68,7 @@ impl Output {
     /// When it cannot be written.
     pub(crate) fn emit<T: Serialize>(&self, value: &T, table: impl FnOnce(&Style) -> String) -> Result<(), CliError> {
         let written = match self.format {
-            Format::Table => write_text(&table(&self.style())),
+            Format::Table | Format::Wide => write_text(&table(&self.style())),
             Format::Json => write_text(&(to_json(value, true)? + "\n")),
             Format::Yaml => write_text(&to_yaml(value)?),
         };
@@ -84,7 +89,7 @@ impl Output {
         line: impl FnOnce(&Style) -> String,
     ) -> Result<(), CliError> {
         match self.format {
-            Format::Table => write_text(&(line(&self.style()) + "\n")),
+            Format::Table | Format::Wide => write_text(&(line(&self.style()) + "\n")),
             Format::Json => write_text(&(to_json(value, false)? + "\n")),
             Format::Yaml => write_text(&format!("---\n{}", to_yaml(value)?)),
         }

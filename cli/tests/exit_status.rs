@@ -156,6 +156,7 @@ fn what_the_agent_takes_for_no_request_is_a_wrong_command_line() {
     let refused = |why: &str| json!({"code": "invalid-request", "message": why});
     let agent = Agent::start(vec![
         Answer::new("GET /v1/endpoint?label=nonsense", 400, refused("list endpoints: must be source:key=value")),
+        Answer::new("GET /v1/endpoint/7", 200, endpoint(7, "abc")),
         Answer::new("PATCH /v1/endpoint/7", 400, refused("read labels: must be source:key=value")),
     ]);
     for args in [&["endpoint", "list", "--label", "nonsense"] as &[&str], &["endpoint", "labels", "7", "--set", "x"]] {
@@ -170,7 +171,6 @@ fn what_is_not_there_is_exit_one_with_a_reason() {
     let agent = Agent::start(vec![
         not_found("GET /v1/endpoint/9"),
         not_found("DELETE /v1/endpoint/9"),
-        Answer::new("GET /v1/endpoint", 200, "[]"),
         Answer::new("GET /v1/ipam", 200, "not what an agent says"),
     ]);
     for args in [&["endpoint", "get", "9"], &["endpoint", "delete", "9"]] {
@@ -178,8 +178,6 @@ fn what_is_not_there_is_exit_one_with_a_reason() {
         assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""));
         assert_eq!(ran.err, "wharf: no endpoint 9\n  hint: it may be gone\n");
     }
-    let ran = agent.run(&["endpoint", "get", "abc"]);
-    assert_eq!((ran.code, ran.err.lines().next()), (Some(1), Some("wharf: no endpoint belongs to a container abc")));
     let ran = agent.run(&["ipam", "list"]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""), "{ran:?}");
 }
@@ -189,7 +187,7 @@ fn a_wrong_command_line_is_exit_three_and_asks_nothing() {
     let agent = Agent::start(Vec::new());
     for args in [
         &["frobnicate"] as &[&str],
-        &["endpoint", "get", "0"],
+        &["endpoint", "get", "a b"],
         &["endpoint"],
         &["config", "set", "trace=on", "trace=off"],
     ] {
@@ -230,6 +228,41 @@ fn the_endpoint_list_for_scripts_is_the_apis() {
 }
 
 #[test]
+fn a_list_that_is_watched_goes_on_with_each_change() {
+    let regenerating = |mut e: Value| {
+        e["state"] = json!("regenerating");
+        e
+    };
+    let answers = || {
+        vec![
+            Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abc")])),
+            Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abc")])),
+            Answer::new("GET /v1/endpoint", 200, json!([regenerating(endpoint(7, "abc")), endpoint(8, "abd")])),
+            Answer::new("GET /v1/endpoint", 200, json!([endpoint(8, "abd")])),
+            // The agent ends.
+            Answer::new("GET /v1/endpoint", 503, json!({"code": "unavailable", "message": "the agent is stopping"})),
+        ]
+    };
+    let agent = Agent::start(answers());
+    let ran = agent.run(&["endpoint", "list", "--watch"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("the agent is stopping"), "{ran:?}");
+    let seen: Vec<Vec<&str>> = ran.out.lines().map(|l| l.split_whitespace().take(2).collect()).collect();
+    assert_eq!(seen, [["ID", "STATE"], ["7", "ready"], ["7", "regenerating"], ["8", "ready"], ["7", "deleted"]]);
+    assert!(ran.out.lines().all(|l| l.chars().count() <= 100), "{}", ran.out);
+    let agent = Agent::start(answers());
+    let ran = agent.run(&["endpoint", "list", "-w", "-o", "json"]);
+    let seen: Vec<(Value, Value)> = ran
+        .out
+        .lines()
+        .map(|l| serde_json::from_str::<Value>(l).expect("an object a line"))
+        .map(|v| (v["change"].clone(), v["endpoint"]["id"].clone()))
+        .collect();
+    let wanted = [("added", 7), ("changed", 7), ("added", 8), ("deleted", 7)].map(|(c, id)| (json!(c), json!(id)));
+    assert_eq!(seen, wanted);
+}
+
+#[test]
 fn audit_prints_findings_and_nothing_else() {
     let healthy = json!({"findings": [], "examined": {"links": 2}});
     let agent = Agent::start(vec![Answer::new("GET /v1/audit", 200, &healthy)]);
@@ -267,13 +300,12 @@ fn a_repair_is_judged_by_a_second_look() {
 }
 
 #[test]
-fn a_delete_by_a_cut_container_id_names_the_epoch() {
+fn a_delete_asks_for_what_it_was_told() {
     let gone = json!({"deleted": [7], "leases_released": [], "errors": []});
     let partly = json!({"deleted": [7], "leases_released": [],
                         "errors": [{"step": "unpin", "endpoint": "7", "message": "busy"}]});
     let agent = Agent::start(vec![
-        Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abcdef"), endpoint(8, "xyz")])),
-        Answer::new("DELETE /v1/endpoint/7?epoch=41", 200, &gone),
+        Answer::new("DELETE /v1/endpoint/abc", 200, &gone),
         Answer::new("DELETE /v1/endpoint/7?no-ip-release=true&epoch=5", 206, &partly),
         Answer::new("DELETE /v1/endpoint?container-id=abcdef", 200, &gone),
     ]);
@@ -313,9 +345,13 @@ fn health_and_regeneration_tell_by_exit_status() {
 
 #[test]
 fn settings_are_changed_in_one_request() {
-    let view = json!({"effective": {"log-level": "debug", "trace": "true"}, "mutable": ["log-level", "trace"]});
+    let before =
+        json!({"effective": {"log-level": "info", "mtu": "1500", "trace": "true"}, "mutable": ["log-level", "trace"]});
+    let view =
+        json!({"effective": {"log-level": "debug", "mtu": "1500", "trace": "true"}, "mutable": ["log-level", "trace"]});
     let agent = Agent::start(vec![
         Answer::new("PATCH /v1/config", 200, &view),
+        Answer::new("GET /v1/config", 200, &before),
         Answer::new("GET /v1/config", 200, &view),
         Answer::new(
             "GET /v1/map/7.CONFIG",
@@ -326,8 +362,10 @@ fn settings_are_changed_in_one_request() {
             }),
         ),
     ]);
-    assert_eq!(agent.run(&["config", "set", "log-level=debug", "trace=on"]).code, Some(0));
-    assert_eq!(agent.seen(), [r#"PATCH /v1/config {"log_level":"debug","trace":true}"#]);
+    let ran = agent.run(&["config", "set", "log-level=debug", "trace=on"]);
+    // The change and nothing else.
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "log-level: info -> debug\ntrace: true (as before)\n"));
+    assert_eq!(agent.seen(), ["GET /v1/config", r#"PATCH /v1/config {"log_level":"debug","trace":true}"#]);
     let ran = agent.run(&["config", "get", "log-level"]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "debug\n"));
     assert_eq!(agent.run(&["config", "get", "colour"]).code, Some(1));

@@ -139,6 +139,12 @@ fn a_hostile_environment_is_refused_with_code_4() -> Result<()> {
                 Err(error) => verdicts.expect(case, false, format!("{error:#}")),
             }
         }
+        // What is no endpoint's number may be the beginning of a container id: here of none.
+        for target in ["/v1/endpoint/0", "/v1/endpoint/16384", "/v1/endpoint/-1", "/v1/endpoint/wh00070000002a"] {
+            let answer = node.http("GET", target, None)?;
+            let held = answer.status == 404 && answer.code().as_deref().is_ok_and(|c| c == "not-found");
+            verdicts.expect(target, held, (answer.status, answer.text()));
+        }
         verdicts.expect("victim", sandbox.space()?.links()? == ["lo"], sandbox.space()?.links()?);
         let fifteen = node.attach_with(&sandbox, "abcdefghijklmno", &node.netconf());
         let fifteen = fifteen.context("an interface name of 15 bytes is a good one")?;
@@ -241,9 +247,6 @@ fn a_hostile_rest_body_is_answered_with_400() -> Result<()> {
         let id = node.endpoint(attached)?.id;
         let others: Vec<(&str, &str, String, Option<&str>)> = vec![
             ("unknown prefix", "GET", "/v1/endpoint/name:x".into(), None),
-            ("endpoint 0", "GET", "/v1/endpoint/0".into(), None),
-            ("endpoint 16384", "GET", "/v1/endpoint/16384".into(), None),
-            ("a negative endpoint", "GET", "/v1/endpoint/-1".into(), None),
             ("an id that climbs", "GET", "/v1/endpoint/..%2f..%2fetc%2fpasswd".into(), None),
             ("an id that is not UTF-8", "GET", "/v1/endpoint/%ff%fe".into(), None),
             ("unknown filter", "GET", "/v1/endpoint?colour=blue".into(), None),

@@ -9,9 +9,9 @@ fn config(node: &Node) -> Result<Value> {
     Ok(serde_json::from_str(&node.wharf(&["config", "get", "-o", "json"])?.ok()?)?)
 }
 
-/// The CLI refused: exit 1, nothing on standard output, and a reason with these words.
-fn refused(finished: &Finished, words: &[&str]) -> Result<()> {
-    ensure!(finished.code() == 1 && finished.stdout.is_empty(), "{}", finished.describe());
+/// The CLI refused: this exit status, nothing on standard output, and a reason with these words.
+fn refused(finished: &Finished, code: i32, words: &[&str]) -> Result<()> {
+    ensure!(finished.code() == code && finished.stdout.is_empty(), "{}", finished.describe());
     for word in words {
         ensure!(finished.stderr.contains(word), "no {word:?}: {}", finished.describe());
     }
@@ -24,12 +24,12 @@ fn a_setting_that_makes_no_sense_is_refused_with_what_is_allowed() -> Result<()>
         let before = config(node)?;
         for level in ["zzz", "info,zzz", "wharf_agent=zzz", "[x]=info"] {
             let set = node.wharf(&["config", "set", &format!("log-level={level}")])?;
-            refused(&set, &["error, warn, info, debug, trace or off", "wharf_agent=debug,info"])?;
+            refused(&set, 3, &["error, warn, info, debug, trace or off", "wharf_agent=debug,info"])?;
         }
         for mode in ["always", "never"] {
             // With something that could be done: nothing is, when any of it is wrong.
             let set = node.wharf(&["config", "set", "log-level=debug", &format!("policy-enforcement={mode}")])?;
-            refused(&set, &["there is no policy in this version", "source enforcement"])?;
+            refused(&set, 1, &["there is no policy in this version", "source enforcement"])?;
             let answer = node.http("PATCH", "/v1/config", Some(&json!({"policy_enforcement": mode}).to_string()))?;
             ensure!(answer.status == 422 && answer.code()? == "unsupported", "{}", answer.text());
         }
@@ -140,7 +140,7 @@ fn every_map_that_is_listed_can_be_shown() -> Result<()> {
         let events: Value = serde_json::from_str(&node.wharf(&["bpf", "map", "get", "EVENTS", "-o", "json"])?.ok()?)?;
         ensure!(events["rows"][0]["bytes"] == "262144", "{events}");
         let unknown = node.wharf(&["bpf", "map", "get", "NOTHING"])?;
-        refused(&unknown, &["NOTHING", "ENDPOINTS, CALLS, EVENTS", "wharf bpf map list"])?;
+        refused(&unknown, 1, &["NOTHING", "ENDPOINTS, CALLS, EVENTS", "wharf bpf map list"])?;
         node.detach(&ea)
     })
 }

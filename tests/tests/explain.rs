@@ -45,14 +45,20 @@ fn a_life_is_told_from_create_to_delete_over_kills_of_the_agent() -> Result<()> 
         node.start_agent()?;
         ping(a.space()?, eb.v4()?.into())?.must_answer()?;
         let id = node.endpoint(&ea)?.id.to_string();
+        let link = node.endpoint(&ea)?.host_ifname;
         for subject in [
             id.as_str(),
             "first-container",
             "first-",
             "first-container/eth0",
+            &link,
             &ea.v4()?.to_string(),
             &ea.v6()?.to_string(),
         ] {
+            // Every command takes the same names.
+            let got = node.wharf(&["endpoint", "get", subject, "-o", "json"])?.ok()?;
+            let got: serde_json::Value = serde_json::from_str(&got)?;
+            ensure!(got["id"].as_u64() == id.parse().ok(), "{subject}: {got:#}");
             let (code, told) = explained(node, subject)?;
             let same = told["endpoint"]["id"].as_u64() == id.parse().ok();
             ensure!(code == 0 && told["kind"] == "endpoint" && same, "{subject}: {told:#}");
@@ -130,6 +136,11 @@ fn what_cannot_be_told_apart_and_what_nobody_knows_have_their_own_exits() -> Res
     scenario(NodeConfig::default(), |node| {
         let (a, b) = (node.sandbox("same-1")?, node.sandbox("same-2")?);
         let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
+        for verb in ["get", "log", "health", "labels", "regenerate", "delete", "config"] {
+            let several = node.wharf(&["endpoint", verb, "same"])?;
+            let listed = several.stderr.contains("same-1:eth0") && several.stderr.contains("same-2:eth0");
+            ensure!(several.code() == 1 && listed && several.stdout.is_empty(), "{verb}: {}", several.describe());
+        }
         let (code, told) = explained(node, "same")?;
         ensure!(code == 3 && told["candidates"].as_array().is_some_and(|c| c.len() == 2), "{told:#}");
         let (code, told) = explained(node, "nobody")?;
@@ -139,8 +150,8 @@ fn what_cannot_be_told_apart_and_what_nobody_knows_have_their_own_exits() -> Res
         );
         let (code, told) = explained(node, "192.0.2.7")?;
         ensure!(code == 0 && text(&told, "summary").starts_with("outside"), "{told:#}");
-        let wrong = node.wharf(&["explain", "a b"])?;
-        ensure!(wrong.code() == 1 && wrong.stderr.contains("container id"), "{}", wrong.describe());
+        let wrong = node.wharf(&["explain", "a/b/c"])?;
+        ensure!(wrong.code() == 3 && wrong.stderr.contains("container id"), "{}", wrong.describe());
         node.detach(&ea)?;
         node.detach(&eb)
     })

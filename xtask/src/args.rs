@@ -223,6 +223,9 @@ pub(crate) struct InstallArgs {
     /// Do not build: install what target/release holds.
     #[arg(long)]
     pub(crate) prebuilt: bool,
+    /// List what would be written where, and change nothing: no build, no package, no root.
+    #[arg(long, conflicts_with = "now")]
+    pub(crate) dry_run: bool,
 }
 
 /// Arguments of `uninstall`.

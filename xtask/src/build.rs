@@ -1,6 +1,10 @@
 //! The BPF objects, then the programs that carry them.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, bail};
 
@@ -113,6 +117,17 @@ pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str
         command.env("__CARGO_TESTS_ONLY_SRC_ROOT", &toolchain.core_sources);
     }
     Ok(command)
+}
+
+/// What `--prebuilt` relies on: refuses when a program of the product is not in `release`, and says how to build it.
+pub(crate) fn must_be_there(release: &Path) -> Result<()> {
+    match PRODUCT.iter().map(|name| release.join(name)).find(|program| !program.is_file()) {
+        Some(missing) => bail!(
+            "use what is built already: {} is not built; run `cargo xtask build` first, or leave --prebuilt out",
+            missing.display()
+        ),
+        None => Ok(()),
+    }
 }
 
 fn bpf_target(workspace: &Workspace) -> PathBuf {

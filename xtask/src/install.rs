@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     args::InstallArgs,
-    launch,
+    build, launch,
     manifest::{Kind, Manifest, below, plain},
     privilege::Privilege,
     uninstall,
@@ -71,7 +71,8 @@ impl Sources {
 struct Item {
     kind: Kind,
     path: PathBuf,
-    bytes: Vec<u8>,
+    /// What it is to hold; `None` in a dry run of what is not built yet.
+    bytes: Option<Vec<u8>>,
     mode: u32,
 }
 
@@ -98,12 +99,22 @@ pub(crate) fn install(
     arguments: &InstallArgs,
 ) -> Result<()> {
     let staged = arguments.layout.root.is_some();
+    let sources = Sources::of(workspace);
+    if arguments.dry_run {
+        for line in preview(&sources, arguments)? {
+            println!("{line}");
+        }
+        return Ok(());
+    }
     if !staged {
         privilege.confirm("installing")?;
     }
-    let sources = Sources::of(workspace);
-    if !arguments.prebuilt {
+    if arguments.prebuilt {
+        build::must_be_there(&sources.release)?;
+    } else {
         launch::build(workspace, privilege, verbose)?;
+    }
+    if !arguments.prebuilt || !sources.generated.exists() {
         generate(&sources)?;
     }
     if !staged && *privilege != Privilege::Root {
@@ -178,57 +189,71 @@ fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Item>> {
         }
     }
     let read = |path: PathBuf| fs::read(&path).with_context(|| format!("read {}", path.display()));
+    let built = |path: PathBuf| {
+        let unbuilt = arguments.dry_run && !path.exists();
+        if unbuilt { Ok(None) } else { read(path).map(Some) }
+    };
     let mut items = Vec::new();
     let mut add = |kind, path: PathBuf, mode, bytes| items.push(Item { kind, path, bytes, mode });
 
     for name in ["wharf-agent", "wharf"] {
-        add(Kind::File, prefix.join("bin").join(name), 0o755, read(sources.release.join(name))?);
+        add(Kind::File, prefix.join("bin").join(name), 0o755, built(sources.release.join(name))?);
     }
-    add(Kind::File, arguments.cni_bin_dir.join("wharf-cni"), 0o755, read(sources.release.join("wharf-cni"))?);
+    add(Kind::File, arguments.cni_bin_dir.join("wharf-cni"), 0o755, built(sources.release.join("wharf-cni"))?);
 
     let pages = sources.generated.join("man");
-    for page in fs::read_dir(&pages).with_context(|| format!("list {}; install without --prebuilt", pages.display()))? {
+    let listed = match fs::read_dir(&pages) {
+        Err(error) if arguments.dry_run && error.kind() == io::ErrorKind::NotFound => None,
+        listed => Some(listed.with_context(|| format!("list {}", pages.display()))?),
+    };
+    for page in listed.into_iter().flatten() {
         let page = page.with_context(|| format!("list {}", pages.display()))?;
-        add(Kind::File, prefix.join("share/man/man1").join(page.file_name()), 0o644, read(page.path())?);
+        add(Kind::File, prefix.join("share/man/man1").join(page.file_name()), 0o644, built(page.path())?);
     }
     for program in DESCRIBED {
         for shell in SHELLS {
             let place = prefix.join(completion_place(shell, program));
-            add(Kind::File, place, 0o644, read(sources.completion(program, shell))?);
+            add(Kind::File, place, 0o644, built(sources.completion(program, shell))?);
         }
     }
 
     let unit = String::from_utf8(read(sources.dist.join(UNIT))?).context("read the unit: it is not text")?;
     let unit = unit.replace("@prefix@", prefix.to_str().unwrap_or_default());
-    add(Kind::File, Path::new("/etc/systemd/system").join(UNIT), 0o644, unit.into_bytes());
+    add(Kind::File, Path::new("/etc/systemd/system").join(UNIT), 0o644, Some(unit.into_bytes()));
 
     for (source, path) in [
         ("agent.toml", PathBuf::from("/etc/wharf/agent.toml")),
         ("10-wharf.conflist", arguments.cni_conf_dir.join("10-wharf.conflist")),
     ] {
         let bytes = read(sources.dist.join(source))?;
-        add(Kind::File, delivered(prefix, &path), 0o644, bytes.clone());
-        add(Kind::Config, path, 0o644, bytes);
+        add(Kind::File, delivered(prefix, &path), 0o644, Some(bytes.clone()));
+        add(Kind::Config, path, 0o644, Some(bytes));
     }
     Ok(items)
 }
 
-/// Puts the items in place; gives lines that tell what was done.
-fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
+/// What an install would do, decided from what is there. Nothing is written.
+struct Decision<'a> {
+    /// Configuration that stays as it is.
+    kept: Vec<&'a Path>,
+    /// Files of the same name that are not ours; with any of these nothing is installed.
+    foreign: Vec<&'a Path>,
+    /// What is ours afterwards.
+    manifest: Manifest,
+    /// What an earlier install put there and this one no longer does.
+    obsolete: Manifest,
+}
+
+fn decide<'a>(items: &'a [Item], arguments: &InstallArgs) -> Result<Decision<'a>> {
     let prefix = &arguments.layout.prefix;
     let root = arguments.layout.root.as_deref();
-    let manifest_path = below(root, &manifest_file(prefix));
-    let earlier = Manifest::read(&manifest_path)?.unwrap_or_default();
-
-    let foreign: Vec<_> = items
+    let earlier = Manifest::read(&below(root, &manifest_file(prefix)))?.unwrap_or_default();
+    let foreign = items
         .iter()
         .filter(|item| item.kind == Kind::File && !earlier.contains(Kind::File, &item.path))
-        .filter(|item| differs(&below(root, &item.path), &item.bytes))
-        .map(|item| item.path.display().to_string())
+        .filter(|item| differs(&below(root, &item.path), item.bytes.as_deref()))
+        .map(|item| item.path.as_path())
         .collect();
-    if !foreign.is_empty() {
-        bail!("install: these files are there and are not Wharf's; move them away first: {}", foreign.join(", "));
-    }
 
     // Which configuration stays is decided before the delivered copies are replaced.
     let mut manifest = Manifest::default();
@@ -237,7 +262,7 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
         let place = below(root, &item.path);
         let ours = earlier.contains(item.kind, &item.path) || !place.exists();
         if item.kind == Kind::Config && place.exists() && !uninstall::unedited(root, prefix, &item.path) {
-            kept.push(&item.path);
+            kept.push(item.path.as_path());
         }
         if ours || item.kind == Kind::File {
             manifest.add(item.kind, &item.path);
@@ -258,16 +283,65 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
     for group in earlier.of(Kind::Group) {
         manifest.add(Kind::Group, group);
     }
+    Ok(Decision { kept, foreign, manifest, obsolete })
+}
+
+/// Lines that tell what an install would do. What is not built yet is listed all the same.
+fn preview(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<String>> {
+    let prefix = &arguments.layout.prefix;
+    let root = arguments.layout.root.as_deref();
+    let items = plan(sources, arguments)?;
+    let decision = decide(&items, arguments)?;
+    let exists = |path: &Path| below(root, path).exists();
+    let line = |what: &str, path: &Path| format!("{what:<9} {}", path.display());
+    let mut report = Vec::new();
+    for item in &items {
+        let path = item.path.as_path();
+        report.push(match &item.bytes {
+            _ if decision.foreign.contains(&path) => line("refused", path) + " (not Wharf's; move it away)",
+            _ if decision.kept.contains(&path) => line("kept", path) + " (yours)",
+            _ if !exists(path) => line("new", path),
+            Some(bytes) if !differs(&below(root, path), Some(bytes)) => line("unchanged", path),
+            _ => line("replaced", path),
+        });
+    }
+    let manifest = manifest_file(prefix);
+    report.push(line(if exists(&manifest) { "replaced" } else { "new" }, &manifest));
+    for kind in [Kind::Config, Kind::File] {
+        report.extend(decision.obsolete.of(kind).map(|path| line("removed", path)));
+    }
+    report.extend(decision.manifest.of(Kind::Directory).filter(|f| !exists(f)).map(|f| line("new", f) + "/"));
+    if root.is_none() {
+        report.push(format!("{:<9} the group {GROUP}, unless it is there", "new"));
+    }
+    if items.iter().any(|item| item.bytes.is_none()) || !sources.generated.exists() {
+        report.push("some of it is not built yet, manual pages and completions may be missing above".to_owned());
+    }
+    report.push("nothing was changed".to_owned());
+    Ok(report)
+}
+
+/// Puts the items in place; gives lines that tell what was done.
+fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
+    let prefix = &arguments.layout.prefix;
+    let root = arguments.layout.root.as_deref();
+    let Decision { kept, foreign, manifest, obsolete } = decide(items, arguments)?;
+    if !foreign.is_empty() {
+        let foreign: Vec<String> = foreign.iter().map(|path| path.display().to_string()).collect();
+        bail!("install: these files are there and are not Wharf's; move them away first: {}", foreign.join(", "));
+    }
 
     // The manifest goes first: an install that is cut short can be repeated or taken away.
-    put(&manifest_path, manifest.text().as_bytes(), 0o644)?;
+    put(&below(root, &manifest_file(prefix)), manifest.text().as_bytes(), 0o644)?;
     let mut report = Vec::new();
     for item in items {
-        if kept.contains(&&item.path) {
+        if kept.contains(&item.path.as_path()) {
             report.push(format!("kept      {} (yours)", item.path.display()));
             continue;
         }
-        put(&below(root, &item.path), &item.bytes, item.mode)?;
+        let bytes =
+            item.bytes.as_deref().with_context(|| format!("install {}: it is not built", item.path.display()))?;
+        put(&below(root, &item.path), bytes, item.mode)?;
         // Dozens of pages, and copies that only uninstall reads, would hide what matters.
         if !item.path.starts_with(prefix.join("share")) {
             report.push(format!("installed {}", item.path.display()));
@@ -290,9 +364,9 @@ fn obsolete(earlier: &Manifest, now: &Manifest) -> Manifest {
 }
 
 /// Whether something else than these bytes is there.
-fn differs(path: &Path, bytes: &[u8]) -> bool {
+fn differs(path: &Path, bytes: Option<&[u8]>) -> bool {
     match fs::read(path) {
-        Ok(present) => present != bytes,
+        Ok(present) => bytes != Some(present.as_slice()),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
 }

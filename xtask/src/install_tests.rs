@@ -48,6 +48,16 @@ impl Machine {
     }
 
     fn install(&self, extra: &[&str]) -> Result<Vec<String>> {
+        let (sources, arguments) = self.asked(extra)?;
+        apply(&plan(&sources, &arguments)?, &arguments)
+    }
+
+    fn dry_run(&self, extra: &[&str]) -> Result<Vec<String>> {
+        let (sources, arguments) = self.asked(&[extra, &["--dry-run"]].concat())?;
+        preview(&sources, &arguments)
+    }
+
+    fn asked(&self, extra: &[&str]) -> Result<(Sources, InstallArgs)> {
         let root = self.root();
         let mut words = vec!["xtask", "install", "--root", root.to_str().context("utf-8")?];
         words.extend(extra);
@@ -55,7 +65,7 @@ impl Machine {
         let from = self.folder.path().join("sources");
         let sources =
             Sources { release: from.join("release"), dist: from.join("dist"), generated: from.join("generated") };
-        apply(&plan(&sources, &arguments)?, &arguments)
+        Ok((sources, arguments))
     }
 
     fn uninstall(&self, purge: bool) -> Result<Vec<String>> {
@@ -168,6 +178,57 @@ fn a_file_that_is_not_ours_stops_the_install_before_it_changes_anything() -> Res
     let message = machine.install(&[]).map_err(|error| error.to_string()).err().unwrap_or_default();
     assert!(message.contains("not Wharf's") && message.ends_with("/usr/local/bin/wharf"), "{message}");
     assert_eq!(machine.tree()?, before);
+    Ok(())
+}
+
+#[test]
+fn a_dry_run_says_what_an_install_does_and_changes_nothing() -> Result<()> {
+    let machine = Machine::new()?;
+    let says = |report: &[String], words: &str| report.iter().any(|line| line == words);
+    let before = machine.tree()?;
+    let report = machine.dry_run(&[])?;
+    assert_eq!(machine.tree()?, before);
+    for line in ["new       /usr/local/bin/wharf", "new       /etc/wharf/", "nothing was changed"] {
+        assert!(says(&report, line), "{line}: {report:?}");
+    }
+    // Each file that it names is then there, and no other.
+    machine.install(&[])?;
+    let named = |line: &String| line.strip_prefix("new ").map(|path| path.trim().trim_matches('/').to_owned());
+    let mut promised: Vec<String> = before.keys().cloned().chain(report.iter().filter_map(named)).collect();
+    promised.sort();
+    assert_eq!(promised, machine.tree()?.into_keys().collect::<Vec<_>>());
+
+    machine.write("etc/wharf/agent.toml", "mtu = 1400\n")?;
+    machine.source("release/wharf", "cli 2")?;
+    let before = machine.tree()?;
+    let report = machine.dry_run(&["--cni-bin-dir", "/usr/lib/cni"])?;
+    assert_eq!(machine.tree()?, before);
+    for line in [
+        "replaced  /usr/local/bin/wharf",
+        "unchanged /usr/local/bin/wharf-agent",
+        "kept      /etc/wharf/agent.toml (yours)",
+        "new       /usr/lib/cni/wharf-cni",
+        "removed   /opt/cni/bin/wharf-cni",
+    ] {
+        assert!(says(&report, line), "{line}: {report:?}");
+    }
+    machine.write("usr/lib/cni/wharf-cni", "somebody else's")?;
+    let report = machine.dry_run(&["--cni-bin-dir", "/usr/lib/cni"])?;
+    assert!(says(&report, "refused   /usr/lib/cni/wharf-cni (not Wharf's; move it away)"), "{report:?}");
+    Ok(())
+}
+
+#[test]
+fn what_is_not_built_is_listed_by_a_dry_run_and_refused_by_prebuilt() -> Result<()> {
+    let machine = Machine::new()?;
+    fs::remove_dir_all(machine.folder.path().join("sources/release"))?;
+    fs::remove_dir_all(machine.folder.path().join("sources/generated"))?;
+    let report = machine.dry_run(&[])?;
+    assert!(report.contains(&"new       /usr/local/bin/wharf-agent".to_owned()), "{report:?}");
+    assert!(report.iter().any(|line| line.contains("not built yet")), "{report:?}");
+    let (sources, _) = machine.asked(&["--prebuilt"])?;
+    let message = build::must_be_there(&sources.release).map_err(|error| error.to_string()).err().unwrap_or_default();
+    assert!(message.contains("is not built; run `cargo xtask build` first"), "{message}");
     Ok(())
 }
 

@@ -154,10 +154,11 @@ pub struct Found {
     pub past: Vec<PastLife>,
 }
 
-/// Looks in memory alone: it must answer when store and kernel do not.
+/// The endpoints that are there and that a subject names best. The REST API finds endpoints by it too, so that every
+/// command takes the same names.
 #[must_use]
-pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
-    let living = node.registry.list().into_iter().filter_map(|h| {
+pub fn living<K: Kernel>(node: &Node<K>, subject: &Subject) -> Vec<Handle> {
+    best(node.registry.list().into_iter().filter_map(|h| {
         let fit = h.shared.read(|v| {
             let addresses: Vec<IpAddr> = v.record.addresses().collect();
             subject.fit(&Names {
@@ -169,7 +170,12 @@ pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
             })
         })?;
         Some((fit, h))
-    });
+    }))
+}
+
+/// Looks in memory alone: it must answer when store and kernel do not.
+#[must_use]
+pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
     let orphans = orphan::list(node).into_iter().filter_map(|o| {
         let addresses: Vec<IpAddr> = o.rows.iter().map(|(ip, _)| *ip).collect();
         let names = Names {
@@ -205,7 +211,7 @@ pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
     };
     let past = node.timelines.past(|p| past_fit(p).is_some());
     Found {
-        living: best(living),
+        living: living(node, subject),
         orphans: best(orphans),
         quarantined: best(quarantined),
         past: best(past.into_iter().filter_map(|p| past_fit(&p).map(|fit| (fit, p)))),

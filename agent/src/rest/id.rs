@@ -1,4 +1,5 @@
-//! What an endpoint may be called by: a number, or a prefixed name.
+//! What an endpoint may be called by. A number and a name with a prefix are exact, as runtimes need them; every other name
+//! means what it means to `wharf explain`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,7 +14,12 @@ use wharf_core::{
     kernel::Kernel,
 };
 
-use crate::{endpoint::Handle, node::Node, rest::error::Failure};
+use crate::{
+    endpoint::Handle,
+    explain::subject::{self, Subject},
+    node::Node,
+    rest::error::Failure,
+};
 
 /// A parsed id.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,11 +34,18 @@ pub enum IdRef {
     Pod(Option<String>, String),
     /// `ipv4:10.0.0.7`, `ipv6:fd00::7`
     Ip(IpAddr),
+    /// `10.0.0.7`, `3f9c51aa`, `3f9c51aa/eth1`, `wh00070000002a`, `web`: an address, the beginning of a container id, the
+    /// host side of a link, a pod's name.
+    Name(Subject),
 }
 
-const ID_PATTERN: &str = "^([0-9]{1,5}|(container-id|cni-attachment-id|pod-name|ipv4|ipv6):.+)$";
+const PREFIXES: [&str; 5] = ["container-id", "cni-attachment-id", "pod-name", "ipv4", "ipv6"];
+const ID_PATTERN: &str = "^([0-9]{1,5}|(container-id|cni-attachment-id|pod-name|ipv4|ipv6):.+|[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)?)$";
 const MAP_PATTERN: &str = "^[A-Za-z0-9_./]+$";
-const FORMS: &str = "an id is a number, container-id:ID, cni-attachment-id:ID:IFNAME, pod-name:[NAMESPACE/]NAME, ipv4:ADDRESS or ipv6:ADDRESS";
+const FORMS: &str = "an id is a number, container-id:ID, cni-attachment-id:ID:IFNAME, pod-name:[NAMESPACE/]NAME, ipv4:ADDRESS or ipv6:ADDRESS; \
+    or, if that fits one endpoint, an address, a container id or its beginning (with /IFNAME), a pod's name or the name of the link's host side";
+/// Endpoints that the refusal of an ambiguous name lists.
+const MAX_LISTED: usize = 8;
 
 /// Parses an id.
 ///
@@ -41,8 +54,12 @@ const FORMS: &str = "an id is a number, container-id:ID, cni-attachment-id:ID:IF
 pub fn parse(text: &str) -> Result<IdRef, Failure> {
     let bad = |why: String| Failure::new(ErrorCode::InvalidRequest, format!("read endpoint id: {why}")).hint(FORMS);
     let shown: String = text.chars().take(80).collect();
-    let Some((prefix, rest)) = text.split_once(':') else {
-        return text.parse().map(IdRef::Number).map_err(|e: wharf_core::ids::IdError| bad(e.to_string()));
+    let Some((prefix, rest)) = text.split_once(':').filter(|(prefix, _)| PREFIXES.contains(prefix)) else {
+        let name = |why| Failure::new(ErrorCode::InvalidRequest, why);
+        return match subject::parse(text).map_err(name)? {
+            Subject::Number(id) => Ok(IdRef::Number(id)),
+            other => Ok(IdRef::Name(other)),
+        };
     };
     match prefix {
         "container-id" => ContainerId::parse(rest).map(IdRef::Container).map_err(|e| bad(e.to_string())),
@@ -60,8 +77,7 @@ pub fn parse(text: &str) -> Result<IdRef, Failure> {
             _ => Err(bad(format!("{shown:?} lacks the pod's name"))),
         },
         "ipv4" => rest.parse::<Ipv4Addr>().map(|a| IdRef::Ip(a.into())).map_err(|e| bad(format!("{shown:?}: {e}"))),
-        "ipv6" => rest.parse::<Ipv6Addr>().map(|a| IdRef::Ip(a.into())).map_err(|e| bad(format!("{shown:?}: {e}"))),
-        _ => Err(bad(format!("{shown:?} has a prefix that is not known"))),
+        _ => rest.parse::<Ipv6Addr>().map(|a| IdRef::Ip(a.into())).map_err(|e| bad(format!("{shown:?}: {e}"))),
     }
 }
 
@@ -78,6 +94,7 @@ pub fn find<K: Kernel>(node: &Node<K>, id: &IdRef, text: &str) -> Result<Handle,
             r.pod_name.as_ref() == Some(name) && (namespace.is_none() || r.pod_namespace == *namespace)
         }),
         IdRef::Ip(ip) => select(node, |r| r.addresses().any(|a| a == *ip)),
+        IdRef::Name(subject) => subject::living(node, subject),
     };
     let shown: String = text.chars().take(300).collect();
     match matches.as_slice() {
@@ -85,9 +102,11 @@ pub fn find<K: Kernel>(node: &Node<K>, id: &IdRef, text: &str) -> Result<Handle,
         [] => Err(Failure::new(ErrorCode::NotFound, format!("find endpoint {shown}: no such endpoint"))
             .hint("`wharf endpoint list` shows those that are there")),
         many => {
-            let ids: Vec<String> = many.iter().map(|h| h.id.to_string()).collect();
-            Err(Failure::new(ErrorCode::Exists, format!("find endpoint {shown}: fits endpoints {}", ids.join(", ")))
-                .hint("use the number, or cni-attachment-id:ID:IFNAME"))
+            let what = |h: &Handle| format!("{} ({})", h.id, h.shared.read(|v| v.record.attachment.to_string()));
+            let listed: Vec<String> = many.iter().take(MAX_LISTED).map(what).collect();
+            let more = if many.len() > listed.len() { ", ..." } else { "" };
+            let message = format!("find endpoint {shown}: {} endpoints fit: {}{more}", many.len(), listed.join(", "));
+            Err(Failure::new(ErrorCode::Exists, message).hint("use the number, or cni-attachment-id:ID:IFNAME"))
         }
     }
 }
@@ -137,6 +156,13 @@ mod tests {
             ("pod-name:default/web", "Pod"),
             ("ipv4:10.0.0.1", "Ip"),
             ("ipv6:fd00::1", "Ip"),
+            ("10.0.0.1", "Name(Address"),
+            ("fd00::1", "Name(Address"),
+            ("wh00070000002a", "Name(Link"),
+            ("3f9c51aa", "Name(Container"),
+            ("3f9c51aa/eth1", "Name(Container"),
+            ("16384", "Name(Container"),
+            ("cni/3f9c51aa:eth1", "Name(Container"),
         ] {
             let parsed = parse(text).expect(text);
             assert!(format!("{parsed:?}").starts_with(kind), "{text}: {parsed:?}");
@@ -148,9 +174,8 @@ mod tests {
         let long = format!("container-id:{}", "a".repeat(100_000));
         for text in [
             "",
-            "0",
-            "16384",
-            "-1",
+            "a b",
+            "a\u{1b}[2J",
             "nope:x",
             "container-id:",
             "container-id:../etc",
@@ -165,7 +190,7 @@ mod tests {
         ] {
             let error = parse(text).expect_err(text);
             assert_eq!(error.0.code, ErrorCode::InvalidRequest);
-            assert!(error.0.message.len() < 300, "{}", error.0.message.len());
+            assert!(error.0.message.len() < 700, "{}", error.0.message.len());
         }
     }
 }

@@ -15,7 +15,9 @@ pub(crate) enum EndpointCommand {
 Examples:
   wharf endpoint list
   wharf endpoint list --state waiting-for-identity
-  wharf endpoint list --label k8s:app=web --wide
+  wharf endpoint list --label k8s:app=web --show-labels
+  wharf endpoint list -o wide
+  wharf endpoint list --watch                  and then every change, until interrupted
   wharf endpoint list -o json | jq -r '.[] | [.id, .epoch, .ifindex] | @tsv'"
     )]
     List(ListFilter),
@@ -114,9 +116,15 @@ pub(crate) struct ListFilter {
     /// Of this pod.
     #[arg(long, value_name = "NAME")]
     pub(crate) pod_name: Option<String>,
-    /// More columns: network, pod, epoch, host interface, age.
+    /// Every column: epoch, network, pod, host interface, age, labels; the same as `-o wide`.
     #[arg(long)]
     pub(crate) wide: bool,
+    /// The labels too.
+    #[arg(long)]
+    pub(crate) show_labels: bool,
+    /// Go on with every endpoint that comes, changes or goes, a row each, until interrupted or until the agent ends.
+    #[arg(short = 'w', long)]
+    pub(crate) watch: bool,
 }
 
 /// Arguments of `wharf endpoint delete`.

@@ -212,7 +212,7 @@ pub(crate) struct AuditArgs {
 pub(crate) struct ExplainArgs {
     /// An endpoint's number, an address, a container id or its beginning, a pod, or the name of a link.
     #[arg(value_name = "ENDPOINT|CONTAINER|IP")]
-    pub(crate) subject: String,
+    pub(crate) subject: Target,
 }
 
 /// Arguments of `wharf debuginfo`.
@@ -261,6 +261,19 @@ pub(crate) enum Setting {
     TraceSampling(u32),
     /// When policy is enforced.
     PolicyEnforcement(PolicyEnforcement),
+}
+
+impl Setting {
+    /// Its name, as `wharf config get` lists it.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::LogLevel(_) => "log-level",
+            Self::LogFormat(_) => "log-format",
+            Self::Trace(_) => "trace",
+            Self::TraceSampling(_) => "trace-sampling",
+            Self::PolicyEnforcement(_) => "policy-enforcement",
+        }
+    }
 }
 
 const SETTINGS: &str = "log-level, log-format, trace, trace-sampling and policy-enforcement";

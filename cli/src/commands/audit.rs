@@ -5,7 +5,7 @@ use wharf_api::AuditReport;
 
 use super::Context;
 use crate::{
-    args::{AuditArgs, Format},
+    args::AuditArgs,
     error::{CliError, Exit},
     output::remark,
     render::audit::{examined, findings, words},
@@ -27,7 +27,7 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
         let remaining = cx.client.audit(false).await?;
         let both = Repair { repaired: &repaired, remaining: &remaining };
         cx.out.emit(&both, |style| findings(&remaining, style))?;
-        if cx.out.format() == Format::Table {
+        if cx.out.is_table() {
             for finding in &repaired.findings {
                 remark(&format!("repair: {}", words(finding)));
             }
@@ -39,7 +39,7 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
         report
     };
     // Standard output holds findings and nothing else, so that an empty one means healthy.
-    if cx.out.format() == Format::Table {
+    if cx.out.is_table() {
         let summary = if report.findings.is_empty() {
             format!("nothing amiss ({})", examined(&report))
         } else {

@@ -2,7 +2,7 @@
 
 use wharf_api::MetricRow;
 
-use super::{Context, endpoint::resolve, monitor};
+use super::{Context, monitor};
 use crate::{
     args::{BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, EventKind},
     error::{CliError, Exit},
@@ -43,7 +43,7 @@ async fn dump(cx: &Context, name: &str) -> Result<Exit, CliError> {
 
 async fn metrics(cx: &Context, dropped: bool, endpoint: Option<&Target>) -> Result<Exit, CliError> {
     let only = match endpoint {
-        Some(target) => Some(cx.client.endpoint(&resolve(cx, target).await?.id).await?.id),
+        Some(target) => Some(cx.client.endpoint(target.as_str()).await?.id),
         None => None,
     };
     let rows: Vec<MetricRow> = cx

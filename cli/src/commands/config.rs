@@ -27,8 +27,11 @@ pub(super) async fn run(cx: &Context, command: ConfigCommand) -> Result<Exit, Cl
             cx.out.emit(&one, |_| text::safe(value) + "\n")?;
         }
         ConfigCommand::Set { settings } => {
-            let view = cx.client.patch_config(&patch(settings)?).await?;
-            cx.out.emit(&view, |style| config::list(&view, style))?;
+            let names: Vec<&str> = settings.iter().map(Setting::name).collect();
+            let patch = patch(settings)?;
+            let before = cx.client.config().await?;
+            let after = cx.client.patch_config(&patch).await?;
+            cx.out.emit(&after, |_| config::changes(&names, &before, &after))?;
         }
     }
     Ok(Exit::Ok)
@@ -38,14 +41,15 @@ pub(super) async fn run(cx: &Context, command: ConfigCommand) -> Result<Exit, Cl
 fn patch(settings: Vec<Setting>) -> Result<AgentConfigPatch, CliError> {
     let mut patch = AgentConfigPatch::default();
     for setting in settings {
+        let name = setting.name();
         let twice = match setting {
-            Setting::LogLevel(level) => patch.log_level.replace(level).map(|_| "log-level"),
-            Setting::LogFormat(format) => patch.log_format.replace(format).map(|_| "log-format"),
-            Setting::Trace(on) => patch.trace.replace(on).map(|_| "trace"),
-            Setting::TraceSampling(one_in) => patch.trace_sampling.replace(one_in).map(|_| "trace-sampling"),
-            Setting::PolicyEnforcement(mode) => patch.policy_enforcement.replace(mode).map(|_| "policy-enforcement"),
+            Setting::LogLevel(level) => patch.log_level.replace(level).is_some(),
+            Setting::LogFormat(format) => patch.log_format.replace(format).is_some(),
+            Setting::Trace(on) => patch.trace.replace(on).is_some(),
+            Setting::TraceSampling(one_in) => patch.trace_sampling.replace(one_in).is_some(),
+            Setting::PolicyEnforcement(mode) => patch.policy_enforcement.replace(mode).is_some(),
         };
-        if let Some(name) = twice {
+        if twice {
             return Err(CliError::usage(format!("{name} is set twice")));
         }
     }

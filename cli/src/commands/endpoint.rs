@@ -2,29 +2,29 @@
 
 use wharf_api::{DeleteQuery, Endpoint, EndpointFilter, EndpointPatch, Health};
 
-use super::Context;
+use super::{Context, watch};
 use crate::{
     args::{DeleteArgs, EndpointCommand, Level, ListFilter},
     error::{CliError, Exit},
-    render::endpoint,
-    target::{Target, pick},
+    render::endpoint::{self, Columns},
+    target::Target,
 };
 
 pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, CliError> {
     match command {
         EndpointCommand::List(filter) => list(cx, filter).await,
         EndpointCommand::Get { id } => {
-            let e = cx.client.endpoint(&resolve(cx, &id).await?.id).await?;
+            let e = cx.client.endpoint(id.as_str()).await?;
             cx.out.emit(&e, |style| endpoint::get(&e, style))?;
             Ok(Exit::Ok)
         }
         EndpointCommand::Log { id } => {
-            let entries = cx.client.endpoint_log(&resolve(cx, &id).await?.id).await?;
+            let entries = cx.client.endpoint_log(id.as_str()).await?;
             cx.out.emit(&entries, |style| endpoint::log(&entries, style))?;
             Ok(Exit::Ok)
         }
         EndpointCommand::Health { id } => {
-            let h = cx.client.endpoint_health(&resolve(cx, &id).await?.id).await?;
+            let h = cx.client.endpoint_health(id.as_str()).await?;
             cx.out.emit(&h, |style| endpoint::endpoint_health(&h, style))?;
             Ok(Exit::well(h.overall <= Health::Pending))
         }
@@ -35,32 +35,21 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
     }
 }
 
-/// An endpoint as the API names it.
-pub(super) struct Resolved {
-    /// Id of the API.
-    pub(super) id: String,
-    /// Its epoch, when it was looked up: what is done next is meant for this attachment and no later one.
-    epoch: Option<u64>,
-}
-
-/// A bare container id is looked up here, because a table shows only its beginning; the API takes the rest as it is.
-pub(super) async fn resolve(cx: &Context, target: &Target) -> Result<Resolved, CliError> {
-    match target {
-        Target::Api(id) => Ok(Resolved { id: id.clone(), epoch: None }),
-        Target::Container(text) => {
-            let all = cx.client.endpoints(&EndpointFilter::default()).await?;
-            let found = pick(text, &all)?;
-            Ok(Resolved { id: found.id.to_string(), epoch: Some(found.epoch) })
-        }
-    }
-}
-
 async fn list(cx: &Context, args: ListFilter) -> Result<Exit, CliError> {
-    let ListFilter { container_id, network, state, label, pod_name, wide } = args;
+    let ListFilter { container_id, network, state, label, pod_name, wide, show_labels, watch } = args;
     let filter = EndpointFilter { container_id, network, state, label, pod_name };
+    let columns = Columns { wide: wide || cx.out.is_wide(), labels: show_labels };
+    if watch {
+        return watch::run(cx, filter, columns).await;
+    }
     let endpoints = cx.client.endpoints(&filter).await?;
-    cx.out.emit(&endpoints, |style| endpoint::list(&endpoints, style, wide))?;
+    cx.out.emit(&endpoints, |style| endpoint::list(&endpoints, style, columns))?;
     Ok(Exit::Ok)
+}
+
+/// The number of the endpoint that is meant, for commands that ask twice: both requests are then about the same one.
+async fn one(cx: &Context, target: &Target) -> Result<String, CliError> {
+    Ok(cx.client.endpoint(target.as_str()).await?.id.to_string())
 }
 
 async fn patch(cx: &Context, id: &str, patch: EndpointPatch) -> Result<Endpoint, CliError> {
@@ -68,7 +57,7 @@ async fn patch(cx: &Context, id: &str, patch: EndpointPatch) -> Result<Endpoint,
 }
 
 async fn labels(cx: &Context, id: &Target, set: Vec<String>) -> Result<Exit, CliError> {
-    let id = resolve(cx, id).await?.id;
+    let id = one(cx, id).await?;
     if !set.is_empty() {
         patch(cx, &id, EndpointPatch { labels: Some(set), ..EndpointPatch::default() }).await?;
     }
@@ -78,8 +67,8 @@ async fn labels(cx: &Context, id: &Target, set: Vec<String>) -> Result<Exit, Cli
 }
 
 async fn regenerate(cx: &Context, id: &Target, level: Level) -> Result<Exit, CliError> {
-    let id = resolve(cx, id).await?.id;
-    let e = patch(cx, &id, EndpointPatch { regenerate: Some(level.into()), ..EndpointPatch::default() }).await?;
+    let e =
+        patch(cx, id.as_str(), EndpointPatch { regenerate: Some(level.into()), ..EndpointPatch::default() }).await?;
     cx.out.emit(&e, |_| endpoint::regenerated(&e))?;
     // The agent answers when the build is over; a build that failed keeps the last good state and is tried again.
     Ok(Exit::well(e.status.last_error.is_none()))
@@ -87,13 +76,9 @@ async fn regenerate(cx: &Context, id: &Target, level: Level) -> Result<Exit, Cli
 
 async fn delete(cx: &Context, args: DeleteArgs) -> Result<Exit, CliError> {
     let DeleteArgs { id, container_id, keep_ip, epoch } = args;
-    let mut query = DeleteQuery { no_ip_release: keep_ip.then_some(true), epoch, ..DeleteQuery::default() };
+    let query = DeleteQuery { no_ip_release: keep_ip.then_some(true), epoch, ..DeleteQuery::default() };
     let result = match (id, container_id) {
-        (Some(target), _) => {
-            let resolved = resolve(cx, &target).await?;
-            query.epoch = query.epoch.or(resolved.epoch);
-            cx.client.delete_endpoint(&resolved.id, &query).await?
-        }
+        (Some(target), _) => cx.client.delete_endpoint(target.as_str(), &query).await?,
         (None, Some(container)) => cx.client.delete_container(&container, &query).await?,
         (None, None) => return Err(CliError::usage("name an endpoint, or a container with --container-id")),
     };
@@ -102,7 +87,7 @@ async fn delete(cx: &Context, args: DeleteArgs) -> Result<Exit, CliError> {
 }
 
 async fn config(cx: &Context, id: &Target, trace: Option<bool>) -> Result<Exit, CliError> {
-    let id = resolve(cx, id).await?.id;
+    let id = one(cx, id).await?;
     if trace.is_some() {
         patch(cx, &id, EndpointPatch { trace, ..EndpointPatch::default() }).await?;
     }

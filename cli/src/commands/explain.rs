@@ -17,7 +17,7 @@ use crate::{
 const API_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(cx: &Context, args: &ExplainArgs) -> Result<Exit, CliError> {
-    let e = ask(cx, &args.subject).await?;
+    let e = ask(cx, args.subject.as_str()).await?;
     cx.out.emit(&e, |style| explain::explain(&e, style))?;
     Ok(match (e.kind, e.health) {
         // As with every command: what was asked for must be asked again, in other words.

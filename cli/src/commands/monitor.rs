@@ -4,7 +4,7 @@ use std::{future, net::IpAddr, time::Duration};
 
 use wharf_api::{MonitorEvent, PacketEvent};
 
-use super::{Context, endpoint::resolve};
+use super::Context;
 use crate::{
     args::{EventFilter, EventKind},
     error::{CliError, Exit},
@@ -65,7 +65,7 @@ impl Wanted {
     async fn new(cx: &Context, filter: EventFilter) -> Result<Self, CliError> {
         let EventFilter { kinds, endpoint, from, to, reasons } = filter;
         let endpoint = match endpoint {
-            Some(target) => Some(cx.client.endpoint(&resolve(cx, &target).await?.id).await?.id),
+            Some(target) => Some(cx.client.endpoint(target.as_str()).await?.id),
             None => None,
         };
         Ok(Self { kinds, endpoint, from, to, reasons })

@@ -7,7 +7,7 @@ use wharf_api::{ADMIN_SOCKET, AgentStatus, Verdict, client::Client};
 
 use super::{Context, STATUS_TIMEOUT};
 use crate::{
-    args::{Format, StatusArgs},
+    args::StatusArgs,
     error::{CliError, Exit},
     output::{remark, write_text},
     render::status::{self, Detail},
@@ -26,7 +26,7 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
         write_text(&format!("{}\n", verdict.as_str()))?;
     }
     let s = answer.map_err(|e| CliError { exit: Exit::Unreachable, ..e })?;
-    if s.from_admin && (args.brief || cx.out.format() != Format::Table) {
+    if s.from_admin && (args.brief || !cx.out.is_table()) {
         remark(&format!("wharf: {}", status::FROM_ADMIN));
     }
     if !args.brief {
@@ -67,7 +67,7 @@ struct AgentVersion {
 pub(super) async fn version(cx: &Context, client_only: bool) -> Result<Exit, CliError> {
     let client = env!("CARGO_PKG_VERSION");
     // What is known is printed even when the agent does not answer; in a table it comes first anyway.
-    if cx.out.format() == Format::Table {
+    if cx.out.is_table() {
         write_text(&format!("wharf:        {client}\n"))?;
     }
     let agent = if client_only {

@@ -32,6 +32,13 @@ pub(crate) fn dump(dump: &BpfMapDump, style: &Style) -> String {
     // What a row is found by comes first, however it sorts.
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_by_key(|name| (!matches!(*name, "key" | "address" | "index"), *name));
+    // What is known of a ring buffer is one row of facts with names too long for columns.
+    if let [facts] = dump.rows.as_slice()
+        && names.iter().map(|name| name.chars().count() + 2).sum::<usize>() > usize::from(style.width)
+    {
+        let rows = names.iter().map(|name| vec![cell(name), cell(facts.get(*name).map_or("-", String::as_str))]);
+        return table(style, &["NAME", "VALUE"], rows.collect());
+    }
     let header: Vec<String> = names.iter().map(|name| text::cut(&name.to_uppercase(), 32)).collect();
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
     let rows = dump

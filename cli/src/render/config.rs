@@ -5,6 +5,7 @@ use wharf_api::AgentConfigView;
 use super::{
     Style,
     table::{cell, table, token},
+    text,
 };
 
 /// Every setting; those that can change while the agent runs are marked.
@@ -19,6 +20,17 @@ pub(crate) fn list(view: &AgentConfigView, style: &Style) -> String {
         })
         .collect();
     table(style, &["SETTING", "VALUE", "FROM", "CHANGES AT RUN TIME"], rows)
+}
+
+/// What became of the settings that were set, a line each.
+pub(crate) fn changes(names: &[&str], before: &AgentConfigView, after: &AgentConfigView) -> String {
+    let line = |name: &&str| {
+        let value =
+            |view: &AgentConfigView| view.effective.get(*name).map_or_else(|| "-".to_owned(), |v| text::safe(v));
+        let (old, new) = (value(before), value(after));
+        if old == new { format!("{name}: {new} (as before)\n") } else { format!("{name}: {old} -> {new}\n") }
+    };
+    names.iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -36,6 +48,11 @@ mod tests {
             mutable: vec!["log-level".to_owned()],
             origin: [("log-level".to_owned(), SettingOrigin::RunTime)].into(),
         };
+        let mut after = view.clone();
+        after.effective.insert("log-level".to_owned(), "debug".to_owned());
+        let told = changes(&["node-name", "log-level"], &view, &after);
+        let hostile = "k8s:app=\\u{1b}[2J\\u{9b}31m\\u{202e}evil\\r\\nfake row";
+        assert_eq!(told, format!("node-name: {hostile} (as before)\nlog-level: info -> debug\n"));
         insta::assert_snapshot!(list(&view, &Style::plain()), @r"
         SETTING    VALUE                                               FROM      CHANGES AT RUN TIME
         log-level  info                                                run time  yes

@@ -1,5 +1,7 @@
 //! `wharf endpoint ...`.
 
+mod list;
+
 use std::fmt::Write as _;
 
 use wharf_api::{
@@ -11,35 +13,11 @@ use super::{
     Style, Tone, audit,
     screen::Screen,
     status::health,
-    table::{Cell, cell, lines, maybe, number, table, token},
+    table::{Cell, cell, lines, table, token},
     text,
 };
 
-/// Characters of a container id in a table; enough to tell them apart, and the CLI takes them back.
-const SHORT_ID: usize = 13;
-
-const COLUMNS: [&str; 8] = ["ID", "STATE", "IDENTITY", "CONTAINER", "IFNAME", "IPV4", "IPV6", "LABELS"];
-const NARROW_COLUMNS: [&str; 7] = ["ID", "STATE", "IDENTITY", "CONTAINER", "IFNAME", "ADDRESSES", "LABELS"];
-const WIDE_COLUMNS: [&str; 14] = [
-    "ID",
-    "EPOCH",
-    "STATE",
-    "IDENTITY",
-    "NETWORK",
-    "CONTAINER",
-    "IFNAME",
-    "POD",
-    "IPV4",
-    "IPV6",
-    "HOST IF",
-    "IFINDEX",
-    "AGE",
-    "LABELS",
-];
-/// Where addresses begin in [`COLUMNS`].
-const ADDRESSES: usize = 5;
-/// Columns below which labels are hard to read.
-const LABEL_ROOM: usize = 28;
+pub(crate) use list::{Columns, Following, list};
 
 /// A state as the API writes it.
 pub(crate) fn state(state: EndpointState) -> &'static str {
@@ -72,86 +50,6 @@ fn state_cell(e: &Endpoint) -> Cell {
         return lines(&[word, &format!("({failures})")], 2).whole().tone(Tone::Bad);
     }
     token(word).tone(state_tone(e.state))
-}
-
-/// The table of endpoints, by number.
-pub(crate) fn list(endpoints: &[Endpoint], style: &Style, wide: bool) -> String {
-    let mut sorted: Vec<&Endpoint> = endpoints.iter().collect();
-    sorted.sort_by_key(|e| (e.id, e.epoch));
-    if wide {
-        // For a pipe or a wide screen: it is not squeezed.
-        let style = Style { width: style.width.max(240), ..*style };
-        return table(&style, &WIDE_COLUMNS, sorted.into_iter().map(|e| wide_row(e, &style)).collect());
-    }
-    let rows: Vec<Vec<Cell>> = sorted.iter().map(|e| row(e)).collect();
-    if is_squeezed(&rows, style.width) {
-        table(style, &NARROW_COLUMNS, sorted.into_iter().map(narrow_row).collect())
-    } else {
-        table(style, &COLUMNS, rows)
-    }
-}
-
-fn row(e: &Endpoint) -> Vec<Cell> {
-    vec![
-        number(e.id),
-        state_cell(e),
-        number(e.identity),
-        token(short_id(&e.container_id)),
-        token(&e.ifname),
-        maybe(e.ipv4),
-        maybe(e.ipv6),
-        lines(&e.labels, 4),
-    ]
-}
-
-/// Both addresses in one column, one below the other.
-fn narrow_row(e: &Endpoint) -> Vec<Cell> {
-    let addresses: Vec<String> =
-        e.ipv4.map(|ip| ip.to_string()).into_iter().chain(e.ipv6.map(|ip| ip.to_string())).collect();
-    let addresses = if addresses.is_empty() { token("-") } else { lines(&addresses, 2).whole() };
-    let mut row = row(e);
-    let labels = row.pop();
-    row.truncate(ADDRESSES);
-    row.push(addresses);
-    row.extend(labels);
-    row
-}
-
-/// True when labels would be squeezed into a few letters a line.
-fn is_squeezed(rows: &[Vec<Cell>], width: u16) -> bool {
-    let columns = COLUMNS.len() - 1;
-    let fixed: usize = (0..columns)
-        .map(|i| {
-            let header = COLUMNS.get(i).map_or(0, |name| name.len());
-            2 + rows.iter().filter_map(|row| row.get(i)).map(Cell::width).fold(header, usize::max)
-        })
-        .sum();
-    let labels = rows.iter().filter_map(|row| row.last()).map(Cell::width).max().unwrap_or(0);
-    usize::from(width).saturating_sub(fixed) < labels.min(LABEL_ROOM)
-}
-
-fn wide_row(e: &Endpoint, style: &Style) -> Vec<Cell> {
-    vec![
-        number(e.id),
-        number(e.epoch),
-        state_cell(e),
-        number(e.identity),
-        token(&e.network),
-        token(short_id(&e.container_id)),
-        token(&e.ifname),
-        maybe(pod(e)),
-        maybe(e.ipv4),
-        maybe(e.ipv6),
-        token(&e.host_ifname),
-        number(e.ifindex),
-        token(text::age(style.now_unix_ms, e.created_unix_ms)),
-        lines(&e.labels, 4),
-    ]
-}
-
-/// Cut without a mark, so that it can be copied and given back.
-fn short_id(id: &str) -> String {
-    text::cut(&id.chars().take(SHORT_ID).collect::<String>(), 24)
 }
 
 fn pod(e: &Endpoint) -> Option<String> {

@@ -17,7 +17,8 @@ pub(super) struct Cell {
 /// Longest text in a cell; what a container may choose freely must not fill the screen.
 const MAX_CELL: usize = 200;
 
-/// Longest text that is never broken; an IPv6 address has 39 characters.
+/// Longest text that is never broken; an IPv6 address has 39 characters. No word of a cell is broken either unless it is
+/// longer.
 const MAX_TOKEN: usize = 40;
 
 /// Blanks between columns.
@@ -72,11 +73,39 @@ impl Cell {
     pub(super) fn width(&self) -> usize {
         self.text.lines().map(|l| l.chars().count()).max().unwrap_or(0)
     }
+
+    /// Columns that its longest word takes.
+    fn longest_word(&self) -> usize {
+        self.text.split_whitespace().map(|word| word.chars().count()).max().unwrap_or(0)
+    }
 }
 
 /// The table with its header; without rows, the header alone, so that a reader sees what there would be.
 pub(super) fn table(style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
-    let columns = columns(header, &rows);
+    lay_out(style, header, true, columns(header, &rows), rows)
+}
+
+/// A table that is printed row by row, as its rows become known: later rows stand below the earlier ones.
+#[derive(Debug, Default)]
+pub(super) struct Growing {
+    /// Columns of the screen that each column has had so far; empty until the header was printed.
+    widths: Vec<u16>,
+}
+
+impl Growing {
+    /// The next rows, below the header when they are the first ones.
+    pub(super) fn rows(&mut self, style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
+        let mut columns = columns(header, &rows);
+        for (column, width) in columns.iter_mut().zip(&self.widths) {
+            column.least = column.least.max(*width);
+        }
+        let first = self.widths.is_empty();
+        self.widths = columns.iter().map(|c| c.least).collect();
+        lay_out(style, header, first, columns, rows)
+    }
+}
+
+fn lay_out(style: &Style, header: &[&str], with_header: bool, columns: Vec<Column>, rows: Vec<Vec<Cell>>) -> String {
     // Where even the least does not fit, the terminal breaks the line: better than columns a letter wide.
     let least = columns.iter().map(|c| c.least.saturating_add(GAP)).fold(0, u16::saturating_add);
     let mut table = Table::new();
@@ -89,29 +118,39 @@ pub(super) fn table(style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> Str
     } else {
         table.force_no_tty();
     }
-    table.set_header(header.iter().enumerate().map(|(i, name)| {
-        let cell = comfy_table::Cell::new(name).add_attribute(Attribute::Bold);
-        if columns.get(i).is_some_and(|c| c.right) { cell.set_alignment(CellAlignment::Right) } else { cell }
-    }));
+    if with_header {
+        table.set_header(header.iter().zip(&columns).map(|(name, column)| {
+            let cell = comfy_table::Cell::new(name).add_attribute(Attribute::Bold);
+            if column.right { cell.set_alignment(CellAlignment::Right) } else { cell }
+        }));
+    }
     for row in rows {
         table.add_row(row.into_iter().map(render));
     }
     for (column, known) in table.column_iter_mut().zip(&columns) {
         column.set_padding((0, GAP));
+        let least = Width::Fixed(known.least.saturating_add(GAP));
         column.set_constraint(if known.whole {
-            ColumnConstraint::ContentWidth
+            ColumnConstraint::Absolute(least)
         } else {
-            ColumnConstraint::LowerBoundary(Width::Fixed(known.least.saturating_add(GAP)))
+            ColumnConstraint::LowerBoundary(least)
         });
     }
     // Padding of the last column would be blanks at the end of each line.
     table.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
 }
 
+/// Columns of the screen that rows take when nothing is broken.
+pub(super) fn natural_width(header: &[&str], rows: &[Vec<Cell>]) -> usize {
+    columns(header, rows).iter().map(|c| c.widest + usize::from(GAP)).sum::<usize>().saturating_sub(GAP.into())
+}
+
 /// What is known of a column before it is laid out.
 struct Column {
     right: bool,
     whole: bool,
+    /// Columns of the screen it takes when nothing is broken, without the gap.
+    widest: usize,
     /// Columns of the screen it needs to be readable, without the gap.
     least: u16,
 }
@@ -121,10 +160,12 @@ fn columns(header: &[&str], rows: &[Vec<Cell>]) -> Vec<Column> {
         let cells = || rows.iter().filter_map(move |row| row.get(i));
         let whole = cells().all(|c| c.whole);
         let widest = cells().map(Cell::width).fold(name.len(), usize::max);
-        let least = if whole { widest } else { widest.min(READABLE) };
+        let word = cells().map(Cell::longest_word).fold(name.len(), usize::max);
+        let least = if whole { widest } else { widest.min(READABLE).max(word.min(MAX_TOKEN)) };
         Column {
             right: cells().next().is_some_and(|c| c.right),
             whole,
+            widest,
             least: u16::try_from(least).unwrap_or(u16::MAX),
         }
     };

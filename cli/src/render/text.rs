@@ -27,6 +27,18 @@ pub(crate) fn cut(text: &str, max: usize) -> String {
     }
 }
 
+/// [`safe`] text of at most `max` characters; of what was longer the middle is `…`: names of pods differ at their end.
+pub(crate) fn cut_middle(text: &str, max: usize) -> String {
+    let out = safe(text);
+    let length = out.chars().count();
+    if length <= max {
+        return out;
+    }
+    let head = max / 2;
+    let tail = max.saturating_sub(head + 1);
+    out.chars().take(head).chain(['…']).chain(out.chars().skip(length.saturating_sub(tail))).collect()
+}
+
 /// Characters that do something else than to show themselves.
 fn acts(c: char) -> bool {
     c.is_control()
@@ -183,6 +195,9 @@ mod tests {
         assert_eq!(cut("", 13), "");
         assert_eq!(cut("日本日本", 3), "日本…");
         assert_eq!(cut("\x1b\x1b\x1b", 7), "\\u{1b}…");
+        assert_eq!(cut_middle("coredns-abcde", 13), "coredns-abcde");
+        assert_eq!(cut_middle("coredns-abcdef", 8), "core…def");
+        assert_eq!(cut_middle("日本日本日", 3), "日…日");
     }
 
     #[test]

@@ -9,67 +9,7 @@ fn plain() -> Style {
     Style::plain()
 }
 
-#[test]
-fn no_endpoints() {
-    insta::assert_snapshot!(list(&[], &plain(), false), @"ID  STATE  IDENTITY  CONTAINER  IFNAME  IPV4  IPV6  LABELS");
-}
-
-fn several() -> Vec<Endpoint> {
-    let mut waiting = sample::endpoint();
-    waiting.id = 12_345;
-    waiting.state = EndpointState::WaitingToRegenerate;
-    waiting.labels = (0..9).map(|i| format!("k8s:label-{i}=value")).collect();
-    waiting.ipv6 = "fd00:88:1234:5678:9abc:def0:1234:5678".parse().ok();
-    waiting.status.failures = 2;
-    let mut bare = sample::endpoint();
-    bare.id = 3;
-    bare.container_id = "c1".to_owned();
-    bare.ipv4 = None;
-    bare.ipv6 = None;
-    bare.labels.clear();
-    bare.pod_name = None;
-    bare.identity = 5;
-    vec![waiting, sample::endpoint(), bare]
-}
-
-#[test]
-fn one_and_several_endpoints() {
-    insta::assert_snapshot!(list(&[sample::endpoint()], &plain(), false), @r"
-    ID  STATE  IDENTITY  CONTAINER      IFNAME  IPV4       IPV6        LABELS
-     7  ready     65537  3f9c51aa01b2d  eth0    10.88.0.7  fd00:88::7  k8s:app=web
-                                                                       k8s:io.kubernetes.pod.namespace
-                                                                       =default
-    ");
-    insta::assert_snapshot!(list(&several(), &plain(), false), @r"
-       ID  STATE                  IDENTITY  CONTAINER      IFNAME  ADDRESSES                              LABELS
-        3  ready                         5  c1             eth0    -
-        7  ready                     65537  3f9c51aa01b2d  eth0    10.88.0.7                              k8s:app=web
-                                                                   fd00:88::7                             k8s:io.kubernetes.pod.na
-                                                                                                          mespace=default
-    12345  waiting-to-regenerate     65537  3f9c51aa01b2d  eth0    10.88.0.7                              k8s:label-0=value
-           (2 failures)                                            fd00:88:1234:5678:9abc:def0:1234:5678  k8s:label-1=value
-                                                                                                          k8s:label-2=value
-                                                                                                          k8s:label-3=value
-                                                                                                          (+5 more)
-    ");
-}
-
-#[test]
-fn wide() {
-    insta::assert_snapshot!(list(&several(), &plain(), true), @r"
-       ID  EPOCH  STATE                  IDENTITY  NETWORK  CONTAINER      IFNAME  POD            IPV4       IPV6                                   HOST IF     IFINDEX  AGE    LABELS
-        3     41  ready                         5  wharf    c1             eth0    -              -          -                                      wh0007a1b2       12  5m12s
-        7     41  ready                     65537  wharf    3f9c51aa01b2d  eth0    default/web-1  10.88.0.7  fd00:88::7                             wh0007a1b2       12  5m12s  k8s:app=web
-                                                                                                                                                                                k8s:io.kubernetes.pod.namespace=default
-    12345     41  waiting-to-regenerate     65537  wharf    3f9c51aa01b2d  eth0    default/web-1  10.88.0.7  fd00:88:1234:5678:9abc:def0:1234:5678  wh0007a1b2       12  5m12s  k8s:label-0=value
-                  (2 failures)                                                                                                                                                  k8s:label-1=value
-                                                                                                                                                                                k8s:label-2=value
-                                                                                                                                                                                k8s:label-3=value
-                                                                                                                                                                                (+5 more)
-    ");
-}
-
-fn hostile() -> Endpoint {
+pub(super) fn hostile() -> Endpoint {
     let mut e = sample::endpoint();
     e.labels = vec![HOSTILE.to_owned(), "größe=日本🦀".to_owned(), "x".repeat(10_000)];
     for text in [&mut e.ifname, &mut e.network, &mut e.netns, &mut e.pool, &mut e.host_ifname, &mut e.container_id] {
@@ -84,19 +24,8 @@ fn hostile() -> Endpoint {
 
 #[test]
 fn hostile_names_do_not_reach_the_terminal() {
-    insta::assert_snapshot!(list(&[hostile()], &plain(), false), @r"
-    ID  STATE  IDENTITY  CONTAINER                IFNAME                                    ADDRESSES   LABELS
-     7  ready     65537  k8s:app=\u{1b}[2J\u{9b}  k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\…  10.88.0.7   k8s:app=\u{1b}[2J\u{9b}3
-                                                                                            fd00:88::7  1m\u{202e}evil\r\nfake
-                                                                                                        row
-                                                                                                        größe=日本🦀
-                                                                                                        xxxxxxxxxxxxxxxxxxxxxxxx
-                                                                                                        xxxxxxxxxxxxxxxxxxxxxxxx
-                                                                                                        xxxxxxxxxxxxxxx…
-    ");
-    for text in [list(&[hostile()], &plain(), true), get(&hostile(), &plain())] {
-        assert!(!text.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{text:?}");
-    }
+    let text = get(&hostile(), &plain());
+    assert!(!text.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{text:?}");
 }
 
 #[test]

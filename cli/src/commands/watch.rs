@@ -1,0 +1,140 @@
+//! `wharf endpoint list --watch`.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+use wharf_api::{Endpoint, EndpointFilter, EndpointState};
+
+use super::Context;
+use crate::{
+    error::{CliError, Exit},
+    output::write_text,
+    render::endpoint::{Columns, Following},
+};
+
+/// How often the agent is asked.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// What happened to an endpoint; `-o json` and `-o yaml` name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Change {
+    Added,
+    Changed,
+    Deleted,
+}
+
+/// One change, as `-o json` prints it on a line.
+#[derive(Debug, Serialize)]
+struct Told<'a> {
+    change: Change,
+    endpoint: &'a Endpoint,
+}
+
+/// Shows the endpoints that match, then each one that comes, changes or goes, until interrupted. Ends with an error when
+/// the agent cannot be asked any more.
+pub(super) async fn run(cx: &Context, filter: EndpointFilter, columns: Columns) -> Result<Exit, CliError> {
+    // An endpoint that leaves the state is shown once more, with its new one: so the agent is asked for all states.
+    let state = filter.state;
+    let filter = EndpointFilter { state: None, ..filter };
+    let mut shown = BTreeMap::new();
+    let mut table = Following::new(columns);
+    let mut first = true;
+    loop {
+        let all = cx.client.endpoints(&filter).await?;
+        let changes = changes(&mut shown, &all, state);
+        if cx.out.is_table() {
+            let changed: Vec<Endpoint> = changes.into_iter().map(|(_, e)| e).collect();
+            if first || !changed.is_empty() {
+                write_text(&table.rows(&changed, &all, &cx.out.style()))?;
+            }
+        } else {
+            for (change, endpoint) in &changes {
+                cx.out.emit_line(&Told { change: *change, endpoint }, |_| String::new())?;
+            }
+        }
+        first = false;
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// An endpoint's number and epoch.
+type Key = (u16, u64);
+
+/// What is new against what was `shown`, which is brought up to date. With a `state`, only endpoints in it are followed.
+fn changes(
+    shown: &mut BTreeMap<Key, Endpoint>,
+    all: &[Endpoint],
+    state: Option<EndpointState>,
+) -> Vec<(Change, Endpoint)> {
+    let key = |e: &Endpoint| (e.id, e.epoch);
+    let now: BTreeMap<Key, &Endpoint> = all.iter().map(|e| (key(e), e)).collect();
+    let mut changes = Vec::new();
+    shown.retain(|key, old| {
+        let is_there = now.contains_key(key);
+        if !is_there {
+            changes.push((Change::Deleted, old.clone()));
+        }
+        is_there
+    });
+    for (key, e) in now {
+        let follows = state.is_none_or(|wanted| wanted == e.state);
+        let change = match shown.get(&key) {
+            None if follows => Change::Added,
+            Some(old) if !is_same(old, e) => Change::Changed,
+            None | Some(_) => continue,
+        };
+        changes.push((change, e.clone()));
+        if follows {
+            shown.insert(key, e.clone());
+        } else {
+            shown.remove(&key);
+        }
+    }
+    changes
+}
+
+/// Whether nothing that people look for has changed: a regeneration that came and went between two looks is none.
+fn is_same(a: &Endpoint, b: &Endpoint) -> bool {
+    let settled = |e: &Endpoint| (e.state, e.identity, e.ipv4, e.ipv6, e.status.failures);
+    settled(a) == settled(b) && a.labels == b.labels && a.status.last_error == b.status.last_error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::sample;
+
+    fn told(shown: &mut BTreeMap<Key, Endpoint>, all: &[Endpoint], state: Option<EndpointState>) -> Vec<(Change, u16)> {
+        changes(shown, all, state).into_iter().map(|(change, e)| (change, e.id)).collect()
+    }
+
+    #[test]
+    fn each_change_is_told_once() {
+        let mut shown = BTreeMap::new();
+        let one = sample::endpoint();
+        let two = Endpoint { id: 9, ..one.clone() };
+        assert_eq!(told(&mut shown, std::slice::from_ref(&one), None), [(Change::Added, 7)]);
+        assert_eq!(told(&mut shown, std::slice::from_ref(&one), None), []);
+        let mut busy = one.clone();
+        busy.state = EndpointState::Regenerating;
+        assert_eq!(told(&mut shown, &[busy.clone(), two.clone()], None), [(Change::Changed, 7), (Change::Added, 9)]);
+        // The same number again is another endpoint.
+        let next = Endpoint { epoch: 42, ..busy };
+        assert_eq!(told(&mut shown, &[next], None), [(Change::Deleted, 7), (Change::Deleted, 9), (Change::Added, 7)]);
+    }
+
+    #[test]
+    fn an_endpoint_that_leaves_the_state_is_shown_once_more() {
+        let mut shown = BTreeMap::new();
+        let ready = Some(EndpointState::Ready);
+        let one = sample::endpoint();
+        let mut gone = one.clone();
+        gone.state = EndpointState::Disconnecting;
+        assert_eq!(told(&mut shown, std::slice::from_ref(&gone), ready), []);
+        assert_eq!(told(&mut shown, std::slice::from_ref(&one), ready), [(Change::Added, 7)]);
+        assert_eq!(told(&mut shown, std::slice::from_ref(&gone), ready), [(Change::Changed, 7)]);
+        assert_eq!(told(&mut shown, &[gone], ready), []);
+        assert_eq!(told(&mut shown, &[], ready), []);
+    }
+}

@@ -1,0 +1,169 @@
+//! The table of `wharf endpoint list`.
+
+use std::collections::BTreeSet;
+
+use wharf_api::Endpoint;
+
+use super::{pod, state_cell};
+use crate::render::{
+    Style, Tone,
+    table::{Cell, Growing, cell, lines, maybe, natural_width, number, table, token},
+    text,
+};
+
+/// Least characters of a container id in a table; the CLI takes them back.
+const SHORT_ID: usize = 13;
+/// Least characters of a pod's name where the screen is narrow.
+const SHORT_POD: usize = 16;
+/// Labels of one endpoint that are shown; `wharf endpoint labels` shows all.
+const MAX_LABELS: usize = 16;
+
+/// What is shown of each endpoint.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Columns {
+    /// Every column.
+    pub(crate) wide: bool,
+    /// The labels too.
+    pub(crate) labels: bool,
+}
+
+/// The table of endpoints, by number.
+pub(crate) fn list(endpoints: &[Endpoint], style: &Style, columns: Columns) -> String {
+    let mut sorted: Vec<&Endpoint> = endpoints.iter().collect();
+    sorted.sort_by_key(|e| (e.id, e.epoch));
+    let ids = ShortIds::of(endpoints);
+    let layout = Layout::of(&sorted, &ids, style, columns);
+    let rows = sorted.iter().map(|e| layout.row(e, &ids, state_cell(e), style)).collect();
+    table(style, &layout.header(), rows)
+}
+
+/// A list that is followed: rows are added as endpoints change.
+#[derive(Debug)]
+pub(crate) struct Following {
+    columns: Columns,
+    layout: Option<Layout>,
+    table: Growing,
+}
+
+impl Following {
+    /// Nothing is printed yet.
+    pub(crate) fn new(columns: Columns) -> Self {
+        Self { columns, layout: None, table: Growing::default() }
+    }
+
+    /// Rows for these endpoints, below the header when they are the first ones. `all` are the endpoints that are there;
+    /// of those that are not, the state is `deleted`.
+    pub(crate) fn rows(&mut self, changed: &[Endpoint], all: &[Endpoint], style: &Style) -> String {
+        let mut sorted: Vec<&Endpoint> = changed.iter().collect();
+        sorted.sort_by_key(|e| (e.id, e.epoch));
+        let ids = ShortIds::of(all.iter().chain(changed));
+        let columns = self.columns;
+        let layout =
+            self.layout.get_or_insert_with(|| Layout { pod: true, ..Layout::of(&sorted, &ids, style, columns) });
+        let rows = sorted.iter().map(|e| {
+            let is_there = all.iter().any(|a| (a.id, a.epoch) == (e.id, e.epoch));
+            let state = if is_there { state_cell(e) } else { token("deleted").tone(Tone::Dim) };
+            layout.row(e, &ids, state, style)
+        });
+        self.table.rows(style, &layout.header(), rows.collect())
+    }
+}
+
+/// Beginnings of container ids, each long enough to be told from the others.
+struct ShortIds<'a>(BTreeSet<&'a str>);
+
+impl<'a> ShortIds<'a> {
+    fn of(endpoints: impl IntoIterator<Item = &'a Endpoint>) -> Self {
+        Self(endpoints.into_iter().map(|e| e.container_id.as_str()).collect())
+    }
+
+    /// Cut without a mark, so that it can be copied and given back.
+    fn short(&self, id: &str) -> String {
+        // In order, the ids with the longest common beginning stand beside each other.
+        let before = self.0.range(..id).next_back();
+        let after = self.0.range::<str, _>((std::ops::Bound::Excluded(id), std::ops::Bound::Unbounded)).next();
+        let common = |other: &str| id.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
+        let apart = before.into_iter().chain(after).map(|other| common(other) + 1).max().unwrap_or(0);
+        id.chars().take(apart.max(SHORT_ID)).collect()
+    }
+}
+
+/// Which columns there are, and how long texts are placed.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    wide: bool,
+    labels: bool,
+    /// Any of them belongs to a pod.
+    pod: bool,
+    /// The screen is too narrow: addresses stand one below the other, and so do a pod's namespace and name, each of at most
+    /// so many characters.
+    stacked: Option<usize>,
+}
+
+impl Layout {
+    fn of(endpoints: &[&Endpoint], ids: &ShortIds<'_>, style: &Style, columns: Columns) -> Self {
+        let Columns { wide, labels } = columns;
+        let pod = wide || endpoints.iter().any(|e| e.pod_name.is_some());
+        let flat = Self { wide, labels: false, pod, stacked: None };
+        let width = |layout: Self| {
+            let rows: Vec<Vec<Cell>> = endpoints.iter().map(|e| layout.row(e, ids, state_cell(e), style)).collect();
+            natural_width(&layout.header(), &rows)
+        };
+        let screen = usize::from(style.width);
+        // Who asks for everything has a wide screen, or a pipe.
+        let stacked = (!wide && width(flat) > screen).then(|| {
+            let others = width(Self { stacked: Some(SHORT_POD), ..flat }).saturating_sub(SHORT_POD);
+            screen.saturating_sub(others).max(SHORT_POD)
+        });
+        Self { labels: labels || wide, stacked, ..flat }
+    }
+
+    fn header(self) -> Vec<&'static str> {
+        let mut header = vec!["ID"];
+        header.extend(self.wide.then_some("EPOCH"));
+        header.extend(["STATE", "IDENTITY"]);
+        header.extend(self.wide.then_some("NETWORK"));
+        header.extend(self.pod.then_some("POD"));
+        header.extend(["CONTAINER", "IFNAME"]);
+        header.extend(if self.stacked.is_some() { &["ADDRESSES"] as &[_] } else { &["IPV4", "IPV6"] });
+        header.extend(if self.wide { &["HOST IF", "IFINDEX", "AGE"] as &[_] } else { &[] });
+        header.extend(self.labels.then_some("LABELS"));
+        header
+    }
+
+    fn row(self, e: &Endpoint, ids: &ShortIds<'_>, state: Cell, style: &Style) -> Vec<Cell> {
+        let mut row = vec![number(e.id)];
+        row.extend(self.wide.then(|| number(e.epoch)));
+        row.extend([state, number(e.identity)]);
+        row.extend(self.wide.then(|| token(&e.network)));
+        row.extend(self.pod.then(|| self.pod_cell(e)));
+        // It tells containers apart, so it is not cut as other names are.
+        row.extend([cell(ids.short(&e.container_id)).whole(), token(&e.ifname)]);
+        if self.stacked.is_some() {
+            let v4 = e.ipv4.map(|ip| ip.to_string());
+            let addresses: Vec<String> = v4.into_iter().chain(e.ipv6.map(|ip| ip.to_string())).collect();
+            row.push(if addresses.is_empty() { token("-") } else { lines(&addresses, 2).whole() });
+        } else {
+            row.extend([maybe(e.ipv4), maybe(e.ipv6)]);
+        }
+        if self.wide {
+            let age = text::age(style.now_unix_ms, e.created_unix_ms);
+            row.extend([token(&e.host_ifname), number(e.ifindex), token(age)]);
+        }
+        row.extend(self.labels.then(|| lines(&e.labels, MAX_LABELS).whole()));
+        row
+    }
+
+    fn pod_cell(self, e: &Endpoint) -> Cell {
+        match (self.stacked, e.pod_namespace.as_deref(), e.pod_name.as_deref()) {
+            (Some(room), Some(namespace), Some(name)) => {
+                let namespace = text::cut_middle(namespace, room.saturating_sub(1)) + "/";
+                lines(&[namespace, text::cut_middle(name, room)], 2).whole()
+            }
+            _ => cell(pod(e).unwrap_or_else(|| "-".to_owned())).whole(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
