@@ -10,7 +10,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) use endpoint::{DeleteArgs, EndpointCommand, Level, ListFilter};
 pub(crate) use node::{
     AuditArgs, BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, ConfigCommand,
-    DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MonitorArgs, Setting, StatusArgs,
+    DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MapName, MonitorArgs, Setting,
+    SettingName, StatusArgs,
 };
 
 const EXIT_CODES: &str = "\
@@ -215,6 +216,13 @@ Examples:
         /// The shell.
         #[arg(value_enum)]
         shell: clap_complete::Shell,
+    },
+    /// Print what may stand at the end of a command line (for the completion scripts).
+    #[command(hide = true)]
+    Candidates {
+        /// The words behind `wharf` up to the cursor.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
     },
     /// Write man pages into a directory.
     #[command(hide = true)]

@@ -2,6 +2,7 @@
 
 mod audit;
 mod bpf;
+mod candidates;
 mod config;
 mod debuginfo;
 mod endpoint;
@@ -91,6 +92,7 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
         Command::Explain(args) => explain::run(&cx, &args).await,
         Command::Debuginfo(args) => debuginfo::run(&cx, &args).await,
         Command::Config(command) => config::run(&cx, command).await,
+        Command::Candidates { words } => candidates::run(&cx, &words).await,
         Command::Completion { shell } => pages::completion(shell),
         Command::Man { dir } => pages::man(&dir),
         Command::Version { client } => status::version(&cx, client).await,

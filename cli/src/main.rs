@@ -7,6 +7,7 @@
 mod args;
 mod commands;
 mod error;
+mod expected;
 mod output;
 mod render;
 mod target;

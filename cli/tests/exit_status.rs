@@ -453,3 +453,52 @@ fn completions_and_man_pages() {
     assert_eq!(ran.code, Some(1));
     assert!(ran.err.contains("/nonexistent/dir"), "{ran:?}");
 }
+
+/// What bash offers at the end of this line, by the script that `wharf completion bash` prints.
+fn offered(agent: &Agent, line: &[&str]) -> Vec<String> {
+    let script = Ran::from(wharf(&["completion", "bash"]).output().expect("runs")).out;
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("wharf.bash");
+    std::fs::write(&file, script).expect("written");
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_wharf"));
+    let path = format!("{}:/usr/bin:/bin", program.parent().expect("a directory").display());
+    // As bash calls it: the words of the line, the one under the cursor, and the function with the program's name.
+    let test = r#"source "$1"; shift; COMP_WORDS=(wharf "$@"); COMP_CWORD=$#
+        COMP_LINE="${COMP_WORDS[*]}"; COMP_POINT=${#COMP_LINE}
+        _wharf_candidates wharf "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+        printf '%s\n' "${COMPREPLY[@]}""#;
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["--norc", "-c", test, "bash"]).arg(&file).args(line);
+    let ran = Ran::from(bash.env("PATH", path).env("WHARF_SOCKET", agent.socket()).output().expect("bash runs"));
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    ran.out.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_offers_what_the_agent_knows() {
+    let mut hostile = endpoint(9, "fedcba");
+    hostile["pod_name"] = json!("$(touch /tmp/x)");
+    let map = |name: &str| json!({"name": name, "kind": "array", "entries": 1, "max_entries": 1, "memlock_bytes": 0});
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abc-1"), endpoint(8, "abd-1"), hostile])),
+        Answer::new("GET /v1/map", 200, json!([map("ENDPOINTS"), map("7/CONFIG")])),
+        Answer::new("GET /v1/config", 200, json!({"effective": {"log-level": "info", "mtu": "1500"}, "mutable": []})),
+    ]);
+    for (line, wanted) in [
+        (&["endpoint", "get", ""] as &[&str], &["7", "8", "9"] as &[&str]),
+        (&["endpoint", "get", "ab"], &["abc-1", "abd-1"]),
+        (&["endpoint", "get", "$"], &[]),
+        (&["monitor", "--endpoint", ""], &["7", "8", "9"]),
+        (&["bpf", "map", "get", "EN"], &["ENDPOINTS"]),
+        (&["config", "get", "m"], &["mtu"]),
+        (&["config", "set", "log-f"], &["log-format=text", "log-format=json"]),
+        (&["config", "set", "log-format", "="], &["text", "json"]),
+        (&["config", "set", "log-format", "=", "j"], &["json"]),
+        // What clap knows is still offered.
+        (&["endpoint", "reg"], &["regenerate"]),
+    ] {
+        let got = offered(&agent, line);
+        let got: Vec<&str> = got.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
+        assert_eq!(got, wanted, "{line:?}");
+    }
+}

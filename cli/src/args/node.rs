@@ -132,8 +132,7 @@ pub(crate) enum BpfMapCommand {
     #[command(after_help = "Examples:\n  wharf bpf map get ENDPOINTS\n  wharf bpf map get 7/CONFIG")]
     Get {
         /// As `wharf bpf map list` names it.
-        #[arg(value_parser = map_name)]
-        name: String,
+        name: MapName,
     },
 }
 
@@ -231,7 +230,7 @@ pub(crate) enum ConfigCommand {
     Get {
         /// The setting.
         #[arg(value_name = "KEY")]
-        key: Option<String>,
+        key: Option<SettingName>,
     },
     /// Change settings of the running agent; a restart forgets them.
     #[command(after_help = "\
@@ -264,6 +263,23 @@ pub(crate) enum Setting {
 }
 
 impl Setting {
+    /// What a shell offers.
+    pub(crate) const EXAMPLES: [&str; 13] = [
+        "log-level=error",
+        "log-level=warn",
+        "log-level=info",
+        "log-level=debug",
+        "log-level=trace",
+        "log-level=off",
+        "log-format=text",
+        "log-format=json",
+        "trace=on",
+        "trace=off",
+        "trace-sampling=1",
+        "trace-sampling=100",
+        "policy-enforcement=default",
+    ];
+
     /// Its name, as `wharf config get` lists it.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
@@ -320,15 +336,34 @@ pub(super) fn on_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|text| text == "on")
 }
 
-/// The name goes into a URL path, so it must not be able to name another one.
-fn map_name(text: &str) -> Result<String, String> {
-    let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
-    match text {
-        "" => Err("a map needs a name; `wharf bpf map list` shows them".to_owned()),
-        _ if !text.chars().all(ok) || text.contains("..") => {
-            Err("a map's name holds only letters, digits, '_', '-', '.' and '/'".to_owned())
+/// The name of a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SettingName(pub(crate) String);
+
+impl std::str::FromStr for SettingName {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// The name of a BPF map. It goes into a URL path, so it must not be able to name another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MapName(pub(crate) String);
+
+impl std::str::FromStr for MapName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
+        match text {
+            "" => Err("a map needs a name; `wharf bpf map list` shows them".to_owned()),
+            _ if !text.chars().all(ok) || text.contains("..") => {
+                Err("a map's name holds only letters, digits, '_', '-', '.' and '/'".to_owned())
+            }
+            _ => Ok(Self(text.to_owned())),
         }
-        _ => Ok(text.to_owned()),
     }
 }
 
@@ -371,6 +406,9 @@ mod tests {
         assert_eq!("trace-sampling=100".parse(), Ok(Setting::TraceSampling(100)));
         assert_eq!("log-format=json".parse(), Ok(Setting::LogFormat(LogFormat::Json)));
         assert_eq!("policy-enforcement=never".parse(), Ok(Setting::PolicyEnforcement(PolicyEnforcement::Never)));
+        for offered in Setting::EXAMPLES {
+            assert!(offered.parse::<Setting>().is_ok(), "{offered}");
+        }
         for bad in ["trace-sampling=-1", "trace-sampling=", "log-format=xml", "policy-enforcement=off"] {
             assert!(bad.parse::<Setting>().is_err(), "{bad:?}");
         }
@@ -381,9 +419,9 @@ mod tests {
 
     #[test]
     fn map_names_cannot_leave_their_path() {
-        assert!(map_name("7/CONFIG").is_ok());
+        assert!("7/CONFIG".parse::<MapName>().is_ok());
         for bad in ["", "../endpoint", "a b", "a?x=1", "a#b", "a%2f", "a\r\nHost: x", "ä"] {
-            assert!(map_name(bad).is_err(), "{bad:?}");
+            assert!(bad.parse::<MapName>().is_err(), "{bad:?}");
         }
     }
 }

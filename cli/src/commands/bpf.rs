@@ -30,7 +30,7 @@ pub(super) async fn run(cx: &Context, command: BpfCommand) -> Result<Exit, CliEr
             cx.out.emit(&maps, |style| bpf::maps(&maps, style))?;
             Ok(Exit::Ok)
         }
-        BpfCommand::Map(BpfMapCommand::Get { name }) => dump(cx, &name).await,
+        BpfCommand::Map(BpfMapCommand::Get { name }) => dump(cx, &name.0).await,
     }
 }
 

@@ -6,7 +6,7 @@ use wharf_api::AgentConfigPatch;
 
 use super::Context;
 use crate::{
-    args::{ConfigCommand, Setting},
+    args::{ConfigCommand, Setting, SettingName},
     error::{CliError, Exit},
     render::{config, text},
 };
@@ -17,7 +17,7 @@ pub(super) async fn run(cx: &Context, command: ConfigCommand) -> Result<Exit, Cl
             let view = cx.client.config().await?;
             cx.out.emit(&view, |style| config::list(&view, style))?;
         }
-        ConfigCommand::Get { key: Some(key) } => {
+        ConfigCommand::Get { key: Some(SettingName(key)) } => {
             let view = cx.client.config().await?;
             let Some(value) = view.effective.get(&key) else {
                 return Err(CliError::refused(format!("the agent has no setting {key:?}"))

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use clap::CommandFactory;
+use clap_complete::Shell;
 
 use crate::{
     args::Cli,
@@ -10,13 +11,69 @@ use crate::{
     output::write_text,
 };
 
-pub(super) fn completion(shell: clap_complete::Shell) -> Result<Exit, CliError> {
+pub(super) fn completion(shell: Shell) -> Result<Exit, CliError> {
     // Into memory first: the generator panics when its writer fails, as a pipe to `head` does.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "wharf", &mut script);
-    write_text(&String::from_utf8_lossy(&script))?;
+    write_text(&with_candidates(shell, &String::from_utf8_lossy(&script)))?;
     Ok(Exit::Ok)
 }
+
+/// The script that clap makes knows commands and options. This adds what the agent knows (endpoints, maps, settings): the
+/// script asks `wharf candidates` first, and does what it did where that has no answer.
+fn with_candidates(shell: Shell, script: &str) -> String {
+    match shell {
+        Shell::Bash => format!("{script}{BASH}"),
+        Shell::Fish => format!("{script}{FISH}"),
+        // The end of the script calls or registers the function.
+        Shell::Zsh => match script.rsplit_once(ZSH_END) {
+            Some((functions, _)) => format!("{functions}{ZSH}{ZSH_END}"),
+            None => script.to_owned(),
+        },
+        _ => script.to_owned(),
+    }
+}
+
+/// No word of an answer goes through the shell's expansion.
+const BASH: &str = r#"
+_wharf_candidates() {
+    local line
+    COMPREPLY=()
+    while IFS= read -r line; do
+        COMPREPLY+=("${line%%$'\t'*}")
+    done < <(wharf candidates -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    if [[ ${#COMPREPLY[@]} -eq 0 ]]; then
+        _wharf "$@"
+    fi
+}
+complete -F _wharf_candidates -o bashdefault -o default wharf
+"#;
+
+const FISH: &str = r#"
+complete -c wharf -f -a '(wharf candidates -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'
+"#;
+
+const ZSH: &str = r#"functions[_wharf_static]=$functions[_wharf]
+_wharf() {
+    local -a candidates
+    candidates=("${(@f)$(wharf candidates -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    candidates=("${(@)candidates%%$'\t'*}")
+    candidates=("${(@)candidates:#}")
+    if (( $#candidates )); then
+        compadd -- "${(@)candidates}"
+    else
+        _wharf_static "$@"
+    fi
+}
+
+"#;
+
+const ZSH_END: &str = r#"if [ "$funcstack[1]" = "_wharf" ]; then
+    _wharf "$@"
+else
+    compdef _wharf wharf
+fi
+"#;
 
 pub(super) fn man(dir: &Path) -> Result<Exit, CliError> {
     clap_mangen::generate_to(Cli::command(), dir)
@@ -27,6 +84,19 @@ pub(super) fn man(dir: &Path) -> Result<Exit, CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_scripts_ask_for_candidates() {
+        for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "wharf", &mut script);
+            let made = String::from_utf8(script).expect("UTF-8");
+            let whole = with_candidates(shell, &made);
+            assert_eq!(whole.matches("wharf candidates -- ").count(), 1, "{shell}");
+            // Nothing is lost of what clap made.
+            assert!(made.lines().all(|line| whole.contains(line)), "{shell}");
+        }
+    }
 
     #[test]
     fn each_command_has_a_page_with_an_example() {

@@ -32,10 +32,8 @@ pub(crate) fn dump(dump: &BpfMapDump, style: &Style) -> String {
     // What a row is found by comes first, however it sorts.
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_by_key(|name| (!matches!(*name, "key" | "address" | "index"), *name));
-    // What is known of a ring buffer is one row of facts with names too long for columns.
-    if let [facts] = dump.rows.as_slice()
-        && names.iter().map(|name| name.chars().count() + 2).sum::<usize>() > usize::from(style.width)
-    {
+    // A ring buffer has no rows but facts, whose names are too long for columns.
+    if let ("ringbuf", [facts]) = (dump.map.kind.as_str(), dump.rows.as_slice()) {
         let rows = names.iter().map(|name| vec![cell(name), cell(facts.get(*name).map_or("-", String::as_str))]);
         return table(style, &["NAME", "VALUE"], rows.collect());
     }
@@ -115,6 +113,27 @@ mod tests {
         ");
         all.rows.clear();
         insta::assert_snapshot!(dump(&all, &Style::plain()), @"ENDPOINTS: no rows");
+    }
+
+    #[test]
+    fn what_is_known_of_a_ring_buffer_is_a_line_each() {
+        let names = [
+            "bytes",
+            "events-per-second-of-an-endpoint",
+            "read-by-the-agent",
+            "readers-of-the-monitor",
+            "trace-sampling",
+        ];
+        let facts: BTreeMap<String, String> = names.iter().map(|name| ((*name).to_owned(), "1".to_owned())).collect();
+        let events = BpfMapDump { map: map("EVENTS", "ringbuf", None, 1 << 20), rows: vec![facts] };
+        insta::assert_snapshot!(dump(&events, &Style::plain()), @r"
+        NAME                              VALUE
+        bytes                             1
+        events-per-second-of-an-endpoint  1
+        read-by-the-agent                 1
+        readers-of-the-monitor            1
+        trace-sampling                    1
+        ");
     }
 
     #[test]

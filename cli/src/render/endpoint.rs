@@ -17,7 +17,7 @@ use super::{
     text,
 };
 
-pub(crate) use list::{Columns, Following, list};
+pub(crate) use list::{Columns, Following, list, short_ids};
 
 /// A state as the API writes it.
 pub(crate) fn state(state: EndpointState) -> &'static str {

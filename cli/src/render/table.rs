@@ -184,3 +184,20 @@ fn render(cell: Cell) -> comfy_table::Cell {
         Tone::Bold => out.add_attribute(Attribute::Bold),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_word_is_broken() {
+        let words = ["a-word-of-more-than-twenty-four-letters", "and", "another-word-of-thirty-letters"];
+        let row = || vec![cell(words.join(" ")), cell(words.join(" ")), cell(words.join(" "))];
+        let header = ["A-HEADER-OF-MORE-THAN-24-LETTERS", "SHORT", "OTHER"];
+        let text = table(&Style::plain(), &header, vec![row(), row()]);
+        let printed: Vec<&str> = text.split_whitespace().collect();
+        for (word, times) in words.iter().map(|word| (*word, 6)).chain(header.map(|word| (word, 1))) {
+            assert_eq!(printed.iter().filter(|w| **w == word).count(), times, "{word}\n{text}");
+        }
+    }
+}

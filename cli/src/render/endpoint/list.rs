@@ -88,6 +88,12 @@ impl<'a> ShortIds<'a> {
     }
 }
 
+/// The beginning of each endpoint's container id that tells it from the others, as tables show it.
+pub(crate) fn short_ids(endpoints: &[Endpoint]) -> Vec<String> {
+    let ids = ShortIds::of(endpoints);
+    endpoints.iter().map(|e| ids.short(&e.container_id)).collect()
+}
+
 /// Which columns there are, and how long texts are placed.
 #[derive(Debug, Clone, Copy)]
 struct Layout {

@@ -1,0 +1,123 @@
+//! What may stand where the cursor is: read from the command line's own description.
+
+use std::any::TypeId;
+
+use clap::{Arg, ArgAction, Command};
+
+use crate::{
+    args::{MapName, Setting, SettingName},
+    target::Target,
+};
+
+/// A value that only the agent knows the candidates for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// An endpoint.
+    Endpoint,
+    /// A BPF map.
+    Map,
+    /// The name of a setting.
+    SettingName,
+    /// `KEY=VALUE`.
+    Setting,
+}
+
+impl Expected {
+    fn of(argument: &Arg) -> Option<Self> {
+        let of_type = argument.get_value_parser().type_id();
+        [
+            (TypeId::of::<Target>(), Self::Endpoint),
+            (TypeId::of::<MapName>(), Self::Map),
+            (TypeId::of::<SettingName>(), Self::SettingName),
+            (TypeId::of::<Setting>(), Self::Setting),
+        ]
+        .into_iter()
+        .find_map(|(id, expected)| (of_type == id).then_some(expected))
+    }
+}
+
+/// What the last of these words may be. The words are those behind the program's name up to the cursor; the last one may be
+/// empty or a beginning.
+pub(crate) fn expected(root: &Command, words: &[String]) -> Option<Expected> {
+    let (current, before) = words.split_last()?;
+    let (mut command, mut position, mut only_values) = (root, 0, false);
+    // The option whose value comes next.
+    let mut open: Option<&Arg> = None;
+    for word in before {
+        if open.take().is_some() {
+            continue;
+        }
+        match word.as_str() {
+            _ if only_values => position += 1,
+            "--" => only_values = true,
+            option if option.starts_with('-') && option.len() > 1 => {
+                open = find_option(root, command, option).filter(|_| !option.contains('='));
+            }
+            name => match command.find_subcommand(name) {
+                Some(sub) => (command, position) = (sub, 0),
+                None => position += 1,
+            },
+        }
+    }
+    if let Some(option) = open {
+        return Expected::of(option);
+    }
+    if current.starts_with('-') && !only_values {
+        return None;
+    }
+    let positionals: Vec<&Arg> = command.get_positionals().collect();
+    // The last one may take several values.
+    let last = positionals.last().filter(|a| matches!(a.get_action(), ArgAction::Append));
+    Expected::of(positionals.get(position).or(last)?)
+}
+
+/// The option that a word names, when it takes a value.
+fn find_option<'a>(root: &'a Command, command: &'a Command, word: &str) -> Option<&'a Arg> {
+    let name = word.split('=').next().unwrap_or(word);
+    let is_named = |a: &&Arg| match name.strip_prefix("--") {
+        Some(long) => a.get_long() == Some(long),
+        None => name.strip_prefix('-').is_some_and(|s| a.get_short().is_some_and(|c| s.chars().eq([c]))),
+    };
+    // Global options stand in the root's description.
+    let option = command.get_arguments().chain(root.get_arguments()).find(is_named)?;
+    option.get_action().takes_values().then_some(option)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::args::Cli;
+
+    #[test]
+    fn what_stands_where() {
+        let command = Cli::command();
+        for (line, wanted) in [
+            ("endpoint get ", Some(Expected::Endpoint)),
+            ("endpoint get 7 ", None),
+            ("ep get 3f", Some(Expected::Endpoint)),
+            ("-o json endpoint health ", Some(Expected::Endpoint)),
+            ("endpoint -ojson delete --keep-ip ", Some(Expected::Endpoint)),
+            ("endpoint delete --epoch ", None),
+            ("endpoint delete --epoch 7 ", Some(Expected::Endpoint)),
+            ("--socket /run/x.sock explain ", Some(Expected::Endpoint)),
+            ("--socket ", None),
+            ("monitor --endpoint ", Some(Expected::Endpoint)),
+            ("monitor --endpoint 7 ", None),
+            ("monitor --type=drop --endpoint ", Some(Expected::Endpoint)),
+            ("bpf metrics list --dropped --endpoint ", Some(Expected::Endpoint)),
+            ("bpf map get ", Some(Expected::Map)),
+            ("config get ", Some(Expected::SettingName)),
+            ("config set ", Some(Expected::Setting)),
+            ("config set trace=on log-", Some(Expected::Setting)),
+            ("endpoint get -", None),
+            ("endpoint get -- ", Some(Expected::Endpoint)),
+            ("endpoint ", None),
+            ("", None),
+        ] {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            assert_eq!(expected(&command, &words), wanted, "{line:?}");
+        }
+    }
+}
