@@ -22,6 +22,7 @@
 //! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
 
 pub mod admin;
+pub mod aside;
 pub mod audit;
 pub mod clock;
 pub mod collect;

@@ -21,9 +21,9 @@ use wharf_core::{
 };
 
 use crate::{
-    config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate, health::Health, metrics::Metrics,
-    monitor::Monitor, orphan::Orphan, prepared::Prepared, proxy::Redirects, pulse::Pulses, registry::Registry,
-    selfcheck::SelfChecks, status::Parts, store::Store, sync::lock, timeline::Timelines,
+    aside::Aside, config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate, health::Health,
+    metrics::Metrics, monitor::Monitor, orphan::Orphan, prepared::Prepared, proxy::Redirects, pulse::Pulses,
+    registry::Registry, selfcheck::SelfChecks, status::Parts, store::Store, sync::lock, timeline::Timelines,
 };
 
 /// Everything the tasks share; one for each agent.
@@ -87,10 +87,10 @@ pub struct Node<K: Kernel> {
     pub health: Health,
     /// Deletion records of shims that found no agent.
     pub deletions: Deletions,
-    /// Endpoints whose records were lost: at most as many as there are ids.
-    pub orphans: Mutex<Vec<Orphan>>,
-    /// Records out of service: at most as many as there are ids.
-    pub quarantined: Mutex<Vec<Quarantined>>,
+    /// Endpoints whose records were lost.
+    pub orphans: Mutex<Aside<Orphan>>,
+    /// Records out of service.
+    pub quarantined: Mutex<Aside<Quarantined>>,
     /// Looks at the kernel for explanations that may be under way at once.
     pub looks: Arc<Semaphore>,
     /// What happened to endpoints that are gone.
@@ -195,6 +195,12 @@ impl<K: Kernel> Node<K> {
     pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight<K> {
         *lock(&self.in_flight).entry(id).or_default() += 1;
         InFlight { node: Arc::clone(self), id }
+    }
+
+    /// True while a create, build, delete or refill works on the id.
+    #[must_use]
+    pub fn is_in_flight(&self, id: EndpointId) -> bool {
+        lock(&self.in_flight).contains_key(&id)
     }
 
     /// Ids that a create, build, delete or refill works on: the audit does not judge them.

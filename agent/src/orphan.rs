@@ -5,7 +5,11 @@
 //! link, and `wharf audit` shows them, so that `wharf audit --repair` takes them away when the operator wants it.
 //! The mark on the link says whose it is: a runtime's DEL for that container takes it away like any other endpoint.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use wharf_core::{
     endpoint::parse_host_ifname,
@@ -29,6 +33,8 @@ pub struct Orphan {
     pub attachment: Option<Attachment>,
     /// Its rows of the shared table.
     pub rows: Vec<(IpAddr, Epoch)>,
+    /// Addresses that are leased under the name of its link.
+    pub held: Vec<IpAddr>,
 }
 
 /// The link that a lost endpoint's address is held for.
@@ -45,14 +51,16 @@ pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
     let mut living = BTreeSet::new();
     let mut held = Vec::new();
     for link in &dump.links {
-        let Some(orphan) = orphan(dump, link) else { continue };
+        let Some(mut orphan) = orphan(dump, link) else { continue };
         let id = orphan.link.id;
         living.insert(id);
         node.registry.claim_id(id);
         for (ip, _) in &orphan.rows {
-            held.extend(hold(node, *ip, &link.name));
+            let change = hold(node, *ip, &link.name);
+            orphan.held.extend(change.is_some().then_some(*ip));
+            held.extend(change);
         }
-        lock(&node.orphans).push(orphan);
+        set_aside(node, orphan);
     }
     tracing::warn!(
         links = living.len(),
@@ -74,12 +82,22 @@ pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
 
 /// Recognises, at a later start, those whose addresses are still held.
 pub fn recognise<K: Kernel>(node: &Node<K>, dump: &KernelDump, leases: &[Lease]) {
-    let held: BTreeSet<&str> = leases.iter().filter_map(link_of).collect();
-    for link in dump.links.iter().filter(|l| held.contains(l.name.as_str())) {
+    let mut held: BTreeMap<&str, Vec<IpAddr>> = BTreeMap::new();
+    for lease in leases {
+        if let Some(link) = link_of(lease) {
+            held.entry(link).or_default().push(lease.ip);
+        }
+    }
+    for link in &dump.links {
+        let Some(addresses) = held.remove(link.name.as_str()) else { continue };
         let Some(orphan) = orphan(dump, link) else { continue };
         node.registry.claim_id(orphan.link.id);
-        lock(&node.orphans).push(orphan);
+        set_aside(node, Orphan { held: addresses, ..orphan });
     }
+}
+
+fn set_aside<K: Kernel>(node: &Node<K>, orphan: Orphan) {
+    lock(&node.orphans).put(orphan.link.id, orphan.attachment.clone(), orphan);
 }
 
 fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
@@ -99,28 +117,28 @@ fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
         })
     });
     let rows = dump.endpoint_rows.iter().filter(|r| r.ifindex == link.ifindex).map(|r| (r.address, r.epoch)).collect();
-    Some(Orphan { link: LinkRef { id, epoch, host_ifname, host_ifindex: Some(link.ifindex) }, attachment, rows })
+    let link = LinkRef { id, epoch, host_ifname, host_ifindex: Some(link.ifindex) };
+    Some(Orphan { link, attachment, rows, held: Vec::new() })
 }
 
 /// Ids of those that are meant.
 pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
-    let all = lock(&node.orphans);
-    all.iter().filter(|o| o.attachment.as_ref().is_some_and(|a| wanted.fits(a))).map(|o| o.link.id).collect()
+    lock(&node.orphans).find(wanted)
 }
 
 /// Whose they are, where the mark says it.
 pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
-    lock(&node.orphans).iter().filter_map(|o| o.attachment.clone()).collect()
+    lock(&node.orphans).attachments().cloned().collect()
 }
 
 /// All of them.
 pub fn list<K: Kernel>(node: &Node<K>) -> Vec<Orphan> {
-    lock(&node.orphans).clone()
+    lock(&node.orphans).iter().cloned().collect()
 }
 
 /// Their ids.
 pub fn ids<K: Kernel>(node: &Node<K>) -> BTreeSet<EndpointId> {
-    lock(&node.orphans).iter().map(|o| o.link.id).collect()
+    lock(&node.orphans).ids().collect()
 }
 
 /// Takes one away, and gives its addresses back.
@@ -128,7 +146,7 @@ pub fn ids<K: Kernel>(node: &Node<K>) -> BTreeSet<EndpointId> {
 /// # Errors
 /// What could not be removed and why; the next delete of the container tries again.
 pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
-    let Some(orphan) = lock(&node.orphans).iter().find(|o| o.link.id == id).cloned() else { return Ok(Vec::new()) };
+    let Some(orphan) = lock(&node.orphans).get(id).cloned() else { return Ok(Vec::new()) };
     let _guard = node.working_on(id);
     let words = |e: wharf_core::kernel::KernelError| e.to_string();
     node.kernel.remove_attached(&orphan.link).await.map_err(words)?;
@@ -139,10 +157,13 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Ve
     node.kernel.remove_programs(id).await.map_err(words)?;
     node.kernel.remove_link(&orphan.link).await.map_err(words)?;
     let name = format!("{PREFIX}{}", orphan.link.host_ifname);
-    let held = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Caller { name: holder } if *holder == name);
-    let leases = lock(&node.ipam).owned_by(held);
+    let leases: Vec<Lease> = {
+        let ipam = lock(&node.ipam);
+        let ours = |l: &&Lease| matches!(&l.owner, LeaseOwner::Caller { name: holder } if *holder == name);
+        orphan.held.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
+    };
     resting::release(node, &leases, Vec::new()).await.map_err(|e| e.to_string())?;
-    lock(&node.orphans).retain(|o| o.link.id != id);
+    lock(&node.orphans).remove(id);
     node.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
 }

@@ -27,17 +27,17 @@ pub fn record_of(quarantined: &Quarantined) -> Option<EndpointRecord> {
 
 /// Puts records that the store has out of service into the tables: reserved, and nothing else.
 pub fn hold<K: Kernel>(node: &Node<K>, quarantined: Vec<Quarantined>) {
-    for q in &quarantined {
+    for q in quarantined {
         node.registry.claim_id(q.id);
         tracing::warn!(endpoint = q.id.get(), "a record is out of service: {}", q.why);
+        let attachment = attachment_of(node, &q);
+        lock(&node.quarantined).put(q.id, attachment, q);
     }
-    lock(&node.quarantined).extend(quarantined);
 }
 
 /// Ids of records that are meant.
 pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
-    let all = lock(&node.quarantined).clone();
-    all.iter().filter(|q| attachment_of(node, q).is_some_and(|a| wanted.fits(&a))).map(|q| q.id).collect()
+    lock(&node.quarantined).find(wanted)
 }
 
 /// Whose it is: the record says so, or the leases of its addresses where that cannot be read.
@@ -54,8 +54,7 @@ pub fn attachment_of<K: Kernel>(node: &Node<K>, quarantined: &Quarantined) -> Op
 
 /// Whose they are, as far as it can be told.
 pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
-    let all = lock(&node.quarantined).clone();
-    all.iter().filter_map(|q| attachment_of(node, q)).collect()
+    lock(&node.quarantined).attachments().cloned().collect()
 }
 
 /// Does one of them hold this address?
@@ -69,7 +68,7 @@ pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
 /// # Errors
 /// What could not be removed and why; the record stays out of service then.
 pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
-    let Some(quarantined) = lock(&node.quarantined).iter().find(|q| q.id == id).cloned() else { return Ok(Vec::new()) };
+    let Some(quarantined) = lock(&node.quarantined).get(id).cloned() else { return Ok(Vec::new()) };
     let _guard = node.working_on(id);
     let words = |e: wharf_core::kernel::KernelError| e.to_string();
     match record_of(&quarantined) {
@@ -81,11 +80,13 @@ pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<V
         }
         None => remove_by_id(node, id).await.map_err(words)?,
     }
-    let ours = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Attachment { .. });
-    let leases: Vec<Lease> =
-        lock(&node.ipam).owned_by(ours).into_iter().filter(|l| quarantined.addresses.contains(&l.ip)).collect();
+    let leases: Vec<Lease> = {
+        let ipam = lock(&node.ipam);
+        let ours = |l: &&Lease| matches!(l.owner, LeaseOwner::Attachment { .. });
+        quarantined.addresses.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
+    };
     resting::release(node, &leases, vec![Change::RemoveQuarantined(id)]).await.map_err(|e| e.to_string())?;
-    lock(&node.quarantined).retain(|q| q.id != id);
+    lock(&node.quarantined).remove(id);
     node.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
 }

@@ -25,7 +25,7 @@ impl Reconcile {
     /// When the kernel or the store cannot be read.
     pub async fn run<K: Kernel>(&mut self, node: &Arc<Node<K>>) -> Result<(), String> {
         let mut kept: BTreeSet<EndpointId> = orphan::ids(node);
-        kept.extend(lock(&node.quarantined).iter().map(|q| q.id));
+        kept.extend(lock(&node.quarantined).ids());
         let guards: Vec<_> = kept.into_iter().map(|id| node.working_on(id)).collect();
         let report = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await.map_err(|e| e.message)?;
         drop(guards);

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::IpAddr,
+    ops::Bound,
     sync::Mutex,
 };
 
@@ -128,6 +129,14 @@ impl Registry {
         let inner = lock(&self.inner);
         let id = inner.by_interface.get(&(container.clone(), ifname.clone()))?;
         inner.by_id.get(id).cloned()
+    }
+
+    /// The endpoint whose id follows this one; after the highest comes the lowest.
+    #[must_use]
+    pub fn next_after(&self, id: EndpointId) -> Option<Handle> {
+        let inner = lock(&self.inner);
+        let mut above = inner.by_id.range((Bound::Excluded(id), Bound::Unbounded));
+        above.next().or_else(|| inner.by_id.first_key_value()).map(|(_, handle)| handle.clone())
     }
 
     /// All, by id.

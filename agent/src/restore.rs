@@ -369,7 +369,7 @@ async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[Endpoi
     let mut guards: Vec<_> = rebuilding.iter().map(|id| node.working_on(*id)).collect();
     // Containers behind these live; they are shown, and go when their delete comes or the operator says so.
     let mut kept = orphan::ids(node);
-    kept.extend(lock(&node.quarantined).iter().map(|q| q.id));
+    kept.extend(lock(&node.quarantined).ids());
     guards.extend(kept.into_iter().map(|id| node.working_on(id)));
     match audit::audit(node, true).await {
         Ok(report) => {

@@ -36,6 +36,8 @@ pub const CONTROLLER: &str = "endpoint-selfcheck";
 pub const PACE: Duration = Duration::from_millis(20);
 /// Looks at an endpoint until two in a row say the same.
 const LOOKS: usize = 4;
+/// Endpoints that are tried as the other end of a test packet.
+const PEERS: usize = 16;
 /// A batch takes a millisecond; the kernel may be busy.
 const BATCH_LIMIT: Duration = Duration::from_secs(5);
 /// How long a client waits for its turn, behind others that ask.
@@ -229,7 +231,7 @@ async fn is_well<K: Kernel>(node: &Node<K>, handle: &Handle, view: &View) -> boo
 /// The endpoint as it is, when nothing works on it.
 fn settled<K: Kernel>(node: &Node<K>, handle: &Handle) -> Option<View> {
     let view = handle.shared.view();
-    let quiet = view.committed && view.fsm.state == State::Ready && !node.in_flight().contains(&handle.id);
+    let quiet = view.committed && view.fsm.state == State::Ready && !node.is_in_flight(handle.id);
     quiet.then_some(view)
 }
 
@@ -239,16 +241,22 @@ fn unchanged<K: Kernel>(node: &Node<K>, handle: &Handle, before: &View) -> bool 
         v.fsm == before.fsm && v.status.regenerations == before.status.regenerations && v.record == before.record
     };
     handle.shared.read(same)
-        && !node.in_flight().contains(&handle.id)
+        && !node.is_in_flight(handle.id)
         && node.registry.get(handle.id).is_some_and(|now| now.epoch == handle.epoch)
 }
 
-/// Another endpoint of the node: the next by number that nothing works on.
+/// Another endpoint of the node: the next by number that nothing works on. None when the next [`PEERS`] are all busy; the
+/// next round asks again.
 fn peer_of<K: Kernel>(node: &Node<K>, id: EndpointId) -> Option<(Handle, View)> {
-    let mut all = node.registry.list();
-    all.retain(|h| h.id != id);
-    all.sort_by_key(|h| (h.id < id, h.id));
-    all.into_iter().find_map(|h| settled(node, &h).map(|view| (h, view)))
+    let mut at = id;
+    for _ in 0..PEERS {
+        let handle = node.registry.next_after(at).filter(|h| h.id != id)?;
+        if let Some(view) = settled(node, &handle) {
+            return Some((handle, view));
+        }
+        at = handle.id;
+    }
+    None
 }
 
 fn note<K: Kernel>(node: &Node<K>, handle: &Handle, found: &[Judged]) {

@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use wharf_api::{LogStatus, StuckStep};
 use wharf_core::{
+    ids::EndpointId,
     kernel::Kernel,
     plan::{CreateStep, DeleteStep},
 };
@@ -61,8 +62,8 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
             if told.insert((s.endpoint, s.step.clone())) {
                 let what = format!("step {} has not ended for {} ms, its bound is {} ms", s.step, s.for_ms, s.bound_ms);
                 tracing::error!(endpoint = s.endpoint, attachment = s.attachment, "stuck: {what}");
-                let handle = node.registry.list().into_iter().find(|h| h.id.get() == s.endpoint);
-                if let Some(handle) = handle {
+                let id = EndpointId::try_from(s.endpoint).ok();
+                if let Some(handle) = id.and_then(|id| node.registry.get(id)) {
                     handle.shared.log(LogStatus::Failure, "stuck", what.clone());
                     node.monitor.agent(Some(handle.id), "endpoint-stuck", what);
                 }

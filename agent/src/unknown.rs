@@ -91,12 +91,11 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
 
 /// Leases in that name which no endpoint, no create and no record out of service stands for.
 fn leases<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<Lease> {
-    let fits =
-        |owner: &LeaseOwner| matches!(owner, LeaseOwner::Attachment { attachment, .. } if wanted.fits(attachment));
-    let mut leases = lock(&node.ipam).owned_by(fits);
+    let mut leases = lock(&node.ipam).of_container(&wanted.container_id);
     leases.retain(|lease| match &lease.owner {
         LeaseOwner::Attachment { attachment, .. } => {
-            node.registry.by_interface(&attachment.container_id, &attachment.ifname).is_none()
+            wanted.fits(attachment)
+                && node.registry.by_interface(&attachment.container_id, &attachment.ifname).is_none()
                 && !quarantine::holds(node, lease.ip)
         }
         LeaseOwner::Caller { .. } | LeaseOwner::Node => false,

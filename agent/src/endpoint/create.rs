@@ -571,7 +571,7 @@ pub fn error(code: ErrorCode, message: String) -> ApiError {
 fn taken_by<K: Kernel>(node: &Node<K>, attachment: &Attachment, there: &Handle) -> ApiError {
     let (id, state, committed) = there.shared.read(|v| (v.record.id, v.fsm.state, v.committed));
     let what = format!("create endpoint {attachment}: endpoint {id}");
-    let goes = state == State::Disconnecting && node.in_flight().contains(&there.id);
+    let goes = state == State::Disconnecting && node.is_in_flight(there.id);
     if !committed || goes {
         let doing = if goes { "is being deleted" } else { "is being created, or taken back" };
         let message = format!("{what} of this interface {doing}");

@@ -79,7 +79,7 @@ pub(super) async fn left_in_kernel<K: Kernel>(
     // Asked before and after the look: the number may go to another meanwhile, first to whatever makes it ready.
     let is_others = || match node.registry.get(id) {
         Some(there) => there.epoch != epoch,
-        None => node.in_flight().contains(&id) || node.prepared.ids().contains(&id),
+        None => node.is_in_flight(id) || node.prepared.ids().contains(&id),
     };
     let before = is_others();
     match look(node, async move { kernel.dump().await }).await {

@@ -187,7 +187,7 @@ pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
         };
         subject.fit(&names).map(|fit| (fit, o))
     });
-    let quarantined = lock(&node.quarantined).clone();
+    let quarantined: Vec<_> = lock(&node.quarantined).iter().cloned().collect();
     let quarantined = quarantined.into_iter().filter_map(|q| {
         let record = quarantine::record_of(&q);
         let attachment = quarantine::attachment_of(node, &q);

@@ -6,7 +6,7 @@
 //! leased or resting, never two of these.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::PoolName,
+    ids::{ContainerId, PoolName},
     store::{Lease, LeaseOwner},
 };
 
@@ -151,6 +151,8 @@ pub struct Ipam {
     router4: Option<Ipv4Addr>,
     router6: Option<Ipv6Addr>,
     leases: BTreeMap<IpAddr, Lease>,
+    /// Addresses leased to attachments, by container: a delete finds a container's without looking at every lease.
+    by_container: HashMap<ContainerId, BTreeSet<IpAddr>>,
     /// How long an address rests at least, milliseconds.
     rest_ms: u64,
     /// The latest time heard of, milliseconds since the Unix epoch.
@@ -182,6 +184,7 @@ impl Ipam {
             router4: None,
             router6: None,
             leases: BTreeMap::new(),
+            by_container: HashMap::new(),
             rest_ms: quarantine::DEFAULT_REST_MS,
             latest_ms: 0,
             turns: 0,
@@ -286,9 +289,17 @@ impl Ipam {
     /// Hands a lease to another owner if `from` holds it, and returns the lease as it is now. NoIPRelease needs it: when
     /// the endpoint goes and its address stays, somebody must answer for the lease, or the audit rightly calls it leaked.
     pub fn transfer(&mut self, ip: IpAddr, from: &LeaseOwner, to: LeaseOwner) -> Option<Lease> {
-        let lease = self.leases.get_mut(&ip).filter(|l| l.owner == *from && l.owner != LeaseOwner::Node)?;
-        lease.owner = to;
-        Some(lease.clone())
+        let held = self.leases.get(&ip).filter(|l| l.owner == *from && l.owner != LeaseOwner::Node)?;
+        let lease = Lease { owner: to, ..held.clone() };
+        self.file(lease.clone());
+        Some(lease)
+    }
+
+    /// Leases of a container's attachments, by address.
+    #[must_use]
+    pub fn of_container(&self, id: &ContainerId) -> Vec<Lease> {
+        let held = self.by_container.get(id).into_iter().flatten();
+        held.filter_map(|ip| self.leases.get(ip)).cloned().collect()
     }
 
     /// Leases whose owner satisfies `pred`, by address.
@@ -377,7 +388,29 @@ impl Ipam {
         if let Some(pool) = self.pools.get_mut(index).and_then(|p| p.family_mut(Family::of(lease.ip))) {
             pool.take(lease.ip);
         }
+        self.file(lease);
+    }
+
+    /// Files a lease, in place of the address's old one.
+    fn file(&mut self, lease: Lease) {
+        self.unfile(lease.ip);
+        if let LeaseOwner::Attachment { attachment, .. } = &lease.owner {
+            self.by_container.entry(attachment.container_id.clone()).or_default().insert(lease.ip);
+        }
         self.leases.insert(lease.ip, lease);
+    }
+
+    fn unfile(&mut self, ip: IpAddr) -> Option<Lease> {
+        let lease = self.leases.remove(&ip)?;
+        if let LeaseOwner::Attachment { attachment, .. } = &lease.owner
+            && let Some(held) = self.by_container.get_mut(&attachment.container_id)
+        {
+            held.remove(&ip);
+            if held.is_empty() {
+                self.by_container.remove(&attachment.container_id);
+            }
+        }
+        Some(lease)
     }
 
     fn pool_of(&self, ip: IpAddr) -> Option<(usize, &PoolName)> {

@@ -5,7 +5,7 @@
 //! next batch.
 
 use std::{
-    collections::HashSet,
+    hash::{BuildHasher, RandomState},
     io,
     sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     thread::{self, JoinHandle},
@@ -29,9 +29,8 @@ use crate::{
 const QUEUE: usize = 1024;
 /// Links in one batch.
 const BATCH: usize = 256;
-/// First of our link group numbers (`ip link show group N`); each batch takes the next, so that a link left behind in the
-/// group of a failed batch is not deleted by a later one.
-const GROUP_BASE: u32 = 0x7768_0000;
+/// Our link group numbers begin here: far from those that people choose, and positive where a tool reads them as signed.
+const GROUP_BASE: u32 = 1 << 30;
 
 const OPERATION: &str = "remove link";
 
@@ -89,12 +88,10 @@ fn ended(subject: String) -> wharf_core::kernel::KernelError {
 }
 
 fn serve(orders: &Receiver<Order>, mut connection: Connection) {
-    let mut group = GROUP_BASE;
     while let Ok(first) = orders.recv() {
         let mut batch = vec![first];
         batch.extend(orders.try_iter().take(BATCH - 1));
-        group = if group == GROUP_BASE | 0xffff { GROUP_BASE } else { group + 1 };
-        let results = delete_all(&mut connection, group, &batch);
+        let results = delete_all(&mut connection, random_group(), &batch);
         let failed = results.is_err();
         match results {
             Ok(results) => {
@@ -169,8 +166,16 @@ fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex
     Ok(seen.filter(ours).map(|l| l.ifindex))
 }
 
-/// Deletes several links in one kernel wait. False when that cannot be done safely, or failed: then none is sure to be
-/// gone.
+/// A link group number (`ip link show group N`) that nobody else uses: one in a billion, drawn anew for each batch. So no
+/// link of others has to be looked for in it, which would take a dump of every link for each batch of deletes; and a link
+/// that a failed batch left in its group is not deleted by a later one.
+fn random_group() -> u32 {
+    // The standard library seeds its hash maps from the kernel's random numbers.
+    let [a, b, c, d, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
+    u32::from_le_bytes([a, b, c, d]) % GROUP_BASE + GROUP_BASE
+}
+
+/// Deletes several links in one kernel wait. False when that failed: then none is sure to be gone.
 fn delete_group(connection: &mut Connection, group: u32, doomed: &[(usize, IfIndex)]) -> Result<bool> {
     let requests = doomed
         .iter()
@@ -179,19 +184,6 @@ fn delete_group(connection: &mut Connection, group: u32, doomed: &[(usize, IfInd
     // One that went away meanwhile is refused, and is gone: as wanted.
     connection.batch(requests)?;
     crash::point("datapath/reaper/after-group");
-    let ours: HashSet<IfIndex> = doomed.iter().map(|(_, ifindex)| *ifindex).collect();
-    let Ok(links) = connection.dump(&link::get_all())? else { return Ok(false) };
-    let foreign = links.iter().any(|m| match m {
-        RouteNetlinkMessage::NewLink(m) => {
-            let seen = link::read(m);
-            seen.group == group && !ours.contains(&seen.ifindex)
-        }
-        _ => false,
-    });
-    if foreign {
-        tracing::warn!(group, "links that are not ours are in our link group; deleting one by one");
-        return Ok(false);
-    }
     let message = LinkUnspec::new_with_index(0).link_group(group).build();
     let answer = connection.batch(vec![Request::new(RouteNetlinkMessage::DelLink(message), 0)])?.pop();
     match answer {

@@ -44,7 +44,7 @@ impl Ipam {
         if self.leases.get(&ip)?.owner == LeaseOwner::Node {
             return None;
         }
-        let lease = self.leases.remove(&ip)?;
+        let lease = self.unfile(ip)?;
         let rest = rest_of(&lease, now_ms);
         let release = self.next_release(now_ms);
         if let Some(pool) = self.family_of(ip) {
@@ -68,7 +68,7 @@ impl Ipam {
         if *owner == LeaseOwner::Node || self.leases.get(&ip)?.owner != *owner {
             return None;
         }
-        let lease = self.leases.remove(&ip)?;
+        let lease = self.unfile(ip)?;
         let release = self.next_release(self.latest_ms);
         if let Some(pool) = self.family_of(ip) {
             pool.release_unused(ip, release);

@@ -40,7 +40,6 @@ pub(crate) struct LinkSeen {
     pub(crate) mac: Option<MacAddr>,
     pub(crate) alias: Option<String>,
     pub(crate) veth: bool,
-    pub(crate) group: u32,
 }
 
 /// Reads the parts of a link that matter here.
@@ -57,7 +56,6 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         mac: None,
         alias: None,
         veth: false,
-        group: 0,
     };
     for attribute in &m.attributes {
         match attribute {
@@ -67,7 +65,6 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
             LinkAttribute::Address(mac) => seen.mac = mac.as_slice().try_into().ok().map(MacAddr),
             LinkAttribute::IfAlias(alias) => seen.alias = Some(alias.clone()),
             LinkAttribute::OperState(state) => seen.running = *state == State::Up,
-            LinkAttribute::Group(group) => seen.group = *group,
             LinkAttribute::LinkInfo(infos) => {
                 seen.veth = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Veth)));
             }
@@ -124,14 +121,6 @@ pub(crate) fn look_up_index(connection: &mut Connection, ifindex: IfIndex) -> Re
 /// Asks for all veth links: the kernel leaves the others out.
 pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
     let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
-        .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
-        .build();
-    RouteNetlinkMessage::GetLink(message)
-}
-
-/// Asks for all links.
-pub(crate) fn get_all() -> RouteNetlinkMessage {
-    let message = LinkMessageBuilder::<LinkUnspec>::new()
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
         .build();
     RouteNetlinkMessage::GetLink(message)

@@ -287,6 +287,14 @@ proptest! {
             }
             let held: BTreeMap<IpAddr, LeaseOwner> = ipam.leases().into_iter().map(|l| (l.ip, l.owner)).collect();
             prop_assert_eq!(&held, &model.leased);
+            for owner in model.leased.values() {
+                let LeaseOwner::Attachment { attachment, .. } = owner else { continue };
+                let is_of = |o: &LeaseOwner| {
+                    matches!(o, LeaseOwner::Attachment { attachment: a, .. } if a.container_id == attachment.container_id)
+                };
+                prop_assert_eq!(ipam.of_container(&attachment.container_id), ipam.owned_by(is_of));
+            }
+            prop_assert!(ipam.by_container.len() <= model.leased.len(), "containers without a lease are forgotten");
             let resting: Vec<IpAddr> = ipam.resting().into_iter().map(|v| v.rest.ip).collect();
             let expected: Vec<IpAddr> = model.resting.iter().map(|r| r.ip).collect();
             prop_assert_eq!(&resting, &expected);
