@@ -25,7 +25,9 @@ use wharf_api::{ErrorCode, StatusQuery};
 
 use crate::{
     rest::{self, LinuxNode, error::Failure},
-    serve, status,
+    serve,
+    socket::{Reach, Socket},
+    status,
     telemetry::LogFilter,
 };
 
@@ -41,7 +43,6 @@ const BLOCKING: usize = 64;
 
 /// The running admin thread.
 pub struct Admin {
-    socket: PathBuf,
     stop: CancellationToken,
     handle: Handle,
     thread: JoinHandle<()>,
@@ -56,14 +57,14 @@ impl Admin {
         let (socket, stop) = (node.config.admin_socket(), CancellationToken::new());
         let (ready, bound) = oneshot::channel();
         let thread = {
-            let (node, path, stop) = (Arc::clone(node), socket.clone(), stop.clone());
+            let (node, stop) = (Arc::clone(node), stop.clone());
             std::thread::Builder::new()
                 .name("wharf-admin".into())
-                .spawn(move || run(node, log, path, stop, ready))
+                .spawn(move || run(node, log, socket, stop, ready))
                 .context("start the admin thread")?
         };
         let handle = bound.await.context("start the admin thread: it ended")??;
-        Ok(Self { socket, stop, handle, thread })
+        Ok(Self { stop, handle, thread })
     }
 
     /// The thread's runtime: for what must move when the main one does not.
@@ -73,10 +74,7 @@ impl Admin {
     }
 
     /// Answers what is asked already, ends the thread and removes the socket.
-    ///
-    /// # Errors
-    /// When the thread does not end, or the socket cannot be removed.
-    pub async fn stop(self) -> anyhow::Result<()> {
+    pub async fn stop(self) {
         self.stop.cancel();
         let thread = self.thread;
         match timeout(GRACE * 2, tokio::task::spawn_blocking(move || thread.join())).await {
@@ -84,7 +82,6 @@ impl Admin {
             Ok(_) => tracing::error!("the admin thread panicked"),
             Err(_) => tracing::warn!("the admin thread did not end within {:?}", GRACE * 2),
         }
-        std::fs::remove_file(&self.socket).with_context(|| format!("remove {}", self.socket.display()))
     }
 }
 
@@ -95,7 +92,7 @@ fn run(
     stop: CancellationToken,
     ready: oneshot::Sender<anyhow::Result<Handle>>,
 ) {
-    let begun = begin(&socket);
+    let begun = begin(&socket, node.pulses.admin_socket.clone());
     let (runtime, listener) = match begun {
         Ok(begun) => begun,
         // Whoever started the thread waits for this; if it does not any more, nobody misses the thread.
@@ -120,14 +117,14 @@ fn run(
     runtime.shutdown_background();
 }
 
-fn begin(socket: &std::path::Path) -> anyhow::Result<(Runtime, tokio::net::UnixListener)> {
+fn begin(socket: &std::path::Path, reach: Reach) -> anyhow::Result<(Runtime, Socket)> {
     let runtime = Builder::new_current_thread()
         .thread_name("wharf-admin-look")
         .max_blocking_threads(BLOCKING)
         .enable_all()
         .build()
         .context("start the admin thread's runtime")?;
-    let listener = runtime.block_on(serve::bind(socket))?;
+    let listener = runtime.block_on(Socket::bind(socket, reach))?;
     Ok((runtime, listener))
 }
 

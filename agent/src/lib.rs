@@ -2,7 +2,7 @@
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
-//! | api ([`serve`]) | requests on the unix socket | commands to endpoints, answers |
+//! | api ([`serve`], [`socket`]) | requests on the unix socket | commands to endpoints, answers |
 //! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, its picture |
 //! | delete, one for each request | the endpoints | teardown commands, one store transaction |
 //! | store writer ([`store`], a thread) | change sets | commits |
@@ -52,6 +52,7 @@ pub mod restore;
 pub mod resume;
 pub mod selfcheck;
 pub mod serve;
+pub mod socket;
 pub mod status;
 pub mod store;
 pub mod stuck;
@@ -61,7 +62,7 @@ pub mod timeline;
 pub mod unknown;
 pub mod watchdog;
 
-use std::{path::Path, sync::Arc, sync::atomic::Ordering, time::Duration};
+use std::{os::unix::fs::DirBuilderExt as _, path::Path, sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
@@ -70,8 +71,8 @@ use wharf_core::{ipam::Ipam, kernel::Kernel as _};
 use wharf_datapath::{LinuxKernel, OpenOptions};
 
 use crate::{
-    admin::Admin, config::AgentConfig, node::Node, proxy::NoProxy, rest::LinuxNode, store::Store, sync::lock,
-    telemetry::LogFilter,
+    admin::Admin, config::AgentConfig, node::Node, proxy::NoProxy, rest::LinuxNode, socket::Socket, store::Store,
+    sync::lock, telemetry::LogFilter,
 };
 
 /// How long requests and operations that run may take at a stop.
@@ -94,7 +95,6 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         tracing::warn!("the store could not be used and was put aside: {aside}");
     }
     let events = kernel.events()?;
-    let listener = serve::bind(&config.socket()).await?;
     let metrics_listener = match config.metrics_listen {
         Some(address) => {
             Some(tokio::net::TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?)
@@ -105,6 +105,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     restore::fits(&opened.snapshot, &ipam)?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
+    let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
     node.tasks.spawn(telemetry::tell_suppressed(log.clone(), node.stop.clone()));
     let admin = Admin::start(&node, log.clone()).await?;
     let beat = {
@@ -150,7 +151,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     }
     notify(&[sd_notify::NotifyState::Stopping]);
     stop(node, api, admin, opened.writer).await;
-    std::fs::remove_file(&socket).with_context(|| format!("remove {}", socket.display()))
+    Ok(())
 }
 
 /// See the top of this file for the order.
@@ -180,9 +181,7 @@ async fn stop(
         tracing::warn!("{why}; what was not written is not told after the next start");
     }
     // Late, so that a stop that hangs can be looked at; before the store, because it holds a handle to it.
-    if let Err(error) = admin.stop().await {
-        tracing::warn!("end the admin thread: {error:#}");
-    }
+    admin.stop().await;
     drop(node);
     // Ends when the last handle to the store is gone; everything queued is committed first. What overran its grace above
     // may hold one still.
@@ -220,6 +219,12 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     node.tasks.spawn(async move {
         let work = || timeline::write(&owned, clock::unix_ms());
         owned.controllers.run("timeline", timeline::INTERVAL, owned.stop.clone(), work).await;
+    });
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        // A store whose file is gone is noticed before the agent ends and all is lost with it.
+        let work = || async { owned.store.ping().await.map_err(|e| e.to_string()) };
+        owned.controllers.run("store-file", store::LOOK, owned.stop.clone(), work).await;
     });
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
@@ -306,8 +311,10 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
     }
 }
 
+/// Makes a directory that only its owner writes to, whatever the umask is.
 fn make_directory(path: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(path).with_context(|| format!("make directory {}", path.display()))
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+    made.with_context(|| format!("make directory {}", path.display()))
 }
 
 /// Identifies this boot (random(4), /proc/sys/kernel/random/boot_id).

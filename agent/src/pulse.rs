@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::socket::Reach;
+
 /// How often what lives beats.
 pub const BEAT: Duration = Duration::from_millis(250);
 
@@ -52,6 +54,10 @@ pub struct Pulses {
     pub runtime: Pulse,
     /// The API's listener: it takes connections, or waits for a place for one.
     pub api: Pulse,
+    /// The name of the API's socket.
+    pub api_socket: Reach,
+    /// The name of the admin thread's socket.
+    pub admin_socket: Reach,
 }
 
 #[cfg(test)]

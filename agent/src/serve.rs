@@ -1,16 +1,6 @@
 //! Listeners: the unix socket, and the metrics port when one is asked for.
 
-use std::{
-    fs::File,
-    io,
-    os::{
-        linux::net::SocketAddrExt as _,
-        unix::fs::{FileTypeExt as _, PermissionsExt as _},
-    },
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs::File, io, os::linux::net::SocketAddrExt as _, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use axum::{Router, serve::Listener};
@@ -20,14 +10,10 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use tokio::{
-    net::{TcpListener, UnixListener, UnixStream},
-    sync::Semaphore,
-    time::MissedTickBehavior,
-};
+use tokio::{net::TcpListener, sync::Semaphore, time::MissedTickBehavior};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::pulse::BEAT;
+use crate::{pulse::BEAT, socket::Socket};
 
 /// Connections at once; a shim or a CLI needs one each.
 const MAX_CONNECTIONS: usize = 1024;
@@ -43,9 +29,6 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Name in the network namespace's table of abstract unix sockets (unix(7)) that the node's one agent holds.
 const TURN: &[u8] = b"wharf-agent";
-
-/// Group that may talk to the agent, when the system has it.
-const GROUP: &str = "wharf";
 
 /// The right to be the agent of a network namespace and of a bpffs. Held while this lives; the kernel gives both back
 /// when the process ends, however it ends.
@@ -100,41 +83,13 @@ pub fn take_directory(path: &Path) -> anyhow::Result<std::fs::File> {
     }
 }
 
-/// Binds the socket: mode 0660, group `wharf` where there is one. A stale socket file is replaced; a live one is not.
-///
-/// # Errors
-/// When another agent answers there, or the file system refuses.
-pub async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
-    match std::fs::symlink_metadata(path) {
-        Ok(meta) if !meta.file_type().is_socket() => {
-            bail!("bind {}: there is something that is not a socket; move it away", path.display())
-        }
-        Ok(_) => match UnixStream::connect(path).await {
-            Ok(_) => bail!("bind {}: another agent serves there; stop it, or use another --run-dir", path.display()),
-            Err(_) => {
-                std::fs::remove_file(path).with_context(|| format!("remove the stale socket {}", path.display()))?
-            }
-        },
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) => return Err(e).with_context(|| format!("look at {}", path.display())),
-    }
-    let listener = UnixListener::bind(path).with_context(|| format!("bind {}", path.display()))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
-        .with_context(|| format!("set the mode of {}", path.display()))?;
-    if let Ok(Some(group)) = nix::unistd::Group::from_name(GROUP) {
-        nix::unistd::chown(path, None, Some(group.gid))
-            .with_context(|| format!("give {} to group {GROUP}", path.display()))?;
-    }
-    Ok(listener)
-}
-
 /// Serves the API until told to stop; requests that run are answered first. Beats while it takes connections.
-pub async fn api(listener: UnixListener, router: Router, stop: CancellationToken, beat: impl Fn() + Send) {
+pub async fn api(listener: Socket, router: Router, stop: CancellationToken, beat: impl Fn() + Send) {
     serve(listener, MAX_CONNECTIONS, router, stop, beat).await;
 }
 
 /// Serves the admin thread's socket until told to stop.
-pub async fn admin(listener: UnixListener, router: Router, stop: CancellationToken) {
+pub async fn admin(listener: Socket, router: Router, stop: CancellationToken) {
     serve(listener, MAX_ADMINS, router, stop, || {}).await;
 }
 

@@ -5,13 +5,17 @@
 //! whole or not at all (a redb transaction is atomic), which makes sixteen creates at once cost two commits and not
 //! thirty-two.
 
+mod file;
 mod opening;
 mod tables;
 
 use std::{
+    collections::VecDeque,
     path::{Path, PathBuf},
-    sync::Arc,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use redb::{Database, DatabaseError};
@@ -22,7 +26,8 @@ use wharf_core::{
     timeline::Life,
 };
 
-use crate::clock::monotonic_ms;
+use crate::{clock::monotonic_ms, sync::lock};
+use file::File;
 use tables::{apply, read_lives, read_one_life, read_snapshot, write_meta};
 
 /// Version of the tables' content. A store of a newer one is refused and left as it is; one of the version before is
@@ -35,6 +40,14 @@ const OLDEST_SCHEMA: u64 = 1;
 const QUEUE: usize = 256;
 /// Epochs reserved with one write, so that a create need not commit just to get its number.
 const EPOCH_BLOCK: u64 = 4096;
+
+/// Pages of the file that redb keeps in memory; its own default is 1 GiB. The file is in memory already (tmpfs).
+const CACHE_BYTES: usize = 1 << 20;
+/// Ended lives kept for [`Store::take_untold`].
+const MAX_UNTOLD: usize = 256;
+
+/// How often the file is looked at while nobody writes: what it takes to lose a store is that, and an agent that is killed.
+pub const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// For how long a failed commit is shown in status, unless it is overtaken by a restart.
 const RECENT: std::time::Duration = std::time::Duration::from_secs(30);
@@ -86,16 +99,51 @@ pub struct Stats {
     pub busy_since: AtomicU64,
     /// Change sets that were committed without their part of the timeline, because with it there was no room.
     pub timeline_dropped: AtomicU64,
+    /// Why a commit failed last.
+    last_cause: Mutex<String>,
+    /// When the file was written anew because it was removed or replaced, and what had happened to it.
+    rewritten: Mutex<Option<(std::time::Instant, String)>>,
+    /// Ended lives of those change sets, until the timeline's next batch takes them.
+    untold: Mutex<VecDeque<Life>>,
 }
 
 impl Stats {
-    /// How long ago a commit failed, while that is recent: with a disk that is nearly full, small commits succeed between
-    /// those that fail.
+    /// How long ago a commit failed and why, while that is recent: with a disk that is nearly full, small commits succeed
+    /// between those that fail.
     #[must_use]
-    pub fn failed_recently(&self) -> Option<std::time::Duration> {
+    pub fn failed_recently(&self) -> Option<(std::time::Duration, String)> {
         let last = self.last_failure.load(Ordering::Relaxed);
         let ago = std::time::Duration::from_millis(monotonic_ms().saturating_sub(last));
-        (last > 0 && ago < RECENT).then_some(ago)
+        (last > 0 && ago < RECENT).then(|| (ago, lock(&self.last_cause).clone()))
+    }
+
+    /// How long ago the file was written anew and what had happened to the one before, while that is recent.
+    #[must_use]
+    pub fn rewritten_recently(&self) -> Option<(std::time::Duration, String)> {
+        let rewritten = lock(&self.rewritten);
+        let (ago, what) = rewritten.as_ref().map(|(at, what)| (at.elapsed(), what.clone()))?;
+        (ago < RECENT).then_some((ago, what))
+    }
+
+    fn failed(&self, error: &StoreError) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        self.last_failure.store(monotonic_ms().max(1), Ordering::Relaxed);
+        lock(&self.last_cause).clone_from(&error.cause);
+    }
+
+    /// Keeps the ended lives of changes that were committed without them.
+    fn keep_untold(&self, changes: Vec<Change>) {
+        let mut untold = lock(&self.untold);
+        for change in changes {
+            if let Change::PutLife(life) = change
+                && life.ended.is_some()
+            {
+                if untold.len() >= MAX_UNTOLD {
+                    untold.pop_front();
+                }
+                untold.push_back(*life);
+            }
+        }
     }
 
     /// For how long the disk has been at one piece of work, when that is too long.
@@ -133,7 +181,7 @@ impl Store {
     /// # Errors
     /// When the file cannot be opened or made, is held by another agent, or is of a newer schema.
     pub fn open(path: &Path, boot_id: &str) -> Result<Opened, StoreError> {
-        Self::open_with(path, boot_id, |path| Database::create(path))
+        Self::open_with(path, boot_id, |path| Database::builder().set_cache_size(CACHE_BYTES).create(path))
     }
 
     /// [`Self::open`], with another way to open a redb file, or make it: for tests whose disk is full or slow.
@@ -151,12 +199,12 @@ impl Store {
         let first_epoch = meta.epoch_high + 1;
         let reserved = first_epoch + EPOCH_BLOCK;
         write_meta(&database, boot_id, reserved).map_err(fail)?;
+        let file = File::new(database, path, Box::new(opener)).map_err(|e| fail(e.to_string()))?;
 
         let (jobs, receiver) = mpsc::channel(QUEUE);
         let stats = Arc::new(Stats { healthy: AtomicBool::new(true), ..Stats::default() });
         let writer = {
             let stats = Arc::clone(&stats);
-            let file = File { database: Some(database), path: path.to_owned(), opener: Box::new(opener) };
             std::thread::Builder::new()
                 .name("wharf-store".into())
                 .spawn(move || write_loop(file, receiver, &stats))
@@ -221,16 +269,29 @@ impl Store {
         answer.await.map_err(|_| self.ended("read"))?
     }
 
+    /// Ended lives that a store without room has committed everything of but their timeline; they are the caller's to
+    /// write now.
+    #[must_use]
+    pub fn take_untold(&self) -> Vec<Life> {
+        lock(&self.stats.untold).drain(..).collect()
+    }
+
+    /// One of those that nobody has taken yet.
+    #[must_use]
+    pub fn untold(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
+        lock(&self.stats.untold).iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
+    }
+
     fn ended(&self, operation: &'static str) -> StoreError {
         let cause = "the writer thread has ended; restart the agent".into();
         StoreError { operation, path: (*self.path).clone(), cause }
     }
 
-    /// Answers when the writer thread has done what was queued before: it lives, and its disk answers. Nothing is read or
-    /// written, but a file that was closed after a failure is opened again.
+    /// Answers when the writer thread has done what was queued before: it lives, and its disk answers. A file that was
+    /// closed after a failure is opened again; one that was removed or replaced is written anew.
     ///
     /// # Errors
-    /// When the file cannot be opened again, or the thread has ended.
+    /// When the file cannot be opened again, was removed or replaced since the last look, or the thread has ended.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         let gone = || StoreError {
@@ -283,37 +344,6 @@ impl Store {
     }
 }
 
-/// Opens a redb file, or makes it.
-type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
-
-/// The open file.
-struct File {
-    /// `None` after a failure: an I/O error leaves redb refusing everything until the file is opened anew, and a disk
-    /// that was full for a second must not cost the agent its store.
-    database: Option<Database>,
-    path: PathBuf,
-    opener: Opener,
-}
-
-impl File {
-    fn with<T>(
-        &mut self,
-        operation: &'static str,
-        f: impl FnOnce(&Database) -> Result<T, String>,
-    ) -> Result<T, StoreError> {
-        let fail = |cause| StoreError { operation, path: self.path.clone(), cause };
-        let database = match self.database.take() {
-            Some(database) => database,
-            // Opening would make a new, empty one, and the agent would think that it has no endpoints.
-            None if !self.path.exists() => return Err(fail("the file is gone; restart the agent".into())),
-            None => (self.opener)(&self.path).map_err(|e| fail(format!("open it again after a failure: {e}")))?,
-        };
-        let value = f(&database).map_err(fail)?;
-        self.database = Some(database);
-        Ok(value)
-    }
-}
-
 /// Who asks for lives.
 enum Lives {
     All(oneshot::Sender<Result<(Vec<Life>, u64), StoreError>>),
@@ -335,13 +365,18 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
                 Job::Life { id, epoch, reply } => lives.push(Lives::One(id, epoch, reply)),
             }
         }
-        commit_all(&mut file, commits, stats);
+        let displaced = write_back(&mut file, stats);
+        let committed = match &displaced {
+            Some(error) => refuse_all(commits, error, stats),
+            None => commit_all(&mut file, commits, stats),
+        };
         for reply in reads {
             let result = file.with("read", |database| read_snapshot(database).map_err(|e| e.cause().to_owned()));
             reply.send(result).ok(); // a reader that went away needs no answer
         }
         for reply in pings {
-            reply.send(file.with("read", |_| Ok(()))).ok(); // as above
+            let answer = displaced.clone().map_or_else(|| file.with("read", |_| Ok(())), Err);
+            reply.send(answer).ok(); // as above
         }
         for job in lives {
             match job {
@@ -350,24 +385,54 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
                 Lives::One(id, epoch, reply) => drop(reply.send(file.with("read", |d| read_one_life(d, id, epoch)))),
             }
         }
+        file.changed(committed);
+        if jobs.is_empty() {
+            file.compact();
+        }
         stats.busy_since.store(0, Ordering::Relaxed);
     }
+}
+
+/// Writes the file anew when it was removed or replaced. What was asked for meanwhile is refused all the same: an answer
+/// that it is durable would be wrong if whoever took the file away comes again.
+fn write_back(file: &mut File, stats: &Stats) -> Option<StoreError> {
+    let what = file.displaced()?;
+    let cause = match file.write_anew() {
+        Ok(()) => {
+            *lock(&stats.rewritten) = Some((std::time::Instant::now(), what.clone()));
+            format!("{what}; it has been written anew with every record: try again")
+        }
+        Err(why) => format!("{what}, and cannot be written anew: {why}"),
+    };
+    let error = file.error("write", cause);
+    tracing::error!("{error}");
+    Some(error)
+}
+
+fn refuse_all(commits: Vec<Commit>, error: &StoreError, stats: &Stats) -> u64 {
+    for (_, reply) in commits {
+        stats.failed(error);
+        reply.send(Err(error.clone())).ok(); // a caller that went away has nothing to undo here
+    }
+    0
 }
 
 /// A change set and who awaits its commit.
 type Commit = (Vec<Change>, oneshot::Sender<Result<(), StoreError>>);
 
-fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) {
+/// Returns how many changes were committed.
+fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) -> u64 {
     if commits.is_empty() {
-        return;
+        return 0;
     }
+    let count = commits.iter().map(|(changes, _)| changes.len() as u64).sum();
     // A caller that went away has its change durable all the same; its task will look again.
     let all = file.with("commit", |database| apply(database, commits.iter().flat_map(|(changes, _)| changes)));
     if all.is_ok() {
         stats.commits.fetch_add(1, Ordering::Relaxed);
         stats.healthy.store(true, Ordering::Relaxed);
         commits.into_iter().for_each(|(_, reply)| drop(reply.send(Ok(()))));
-        return;
+        return count;
     }
     // One caller's change may be what cannot be stored: try each alone, so that only that one fails.
     for (changes, reply) in commits {
@@ -379,13 +444,16 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) {
                 result = file.with("commit", |database| apply(database, needed()));
             }
             stats.timeline_dropped.fetch_add(1, Ordering::Relaxed);
+            if result.is_ok() {
+                stats.keep_untold(changes);
+            }
         }
         stats.healthy.store(result.is_ok(), Ordering::Relaxed);
-        let counter = if result.is_ok() { &stats.commits } else { &stats.failures };
-        counter.fetch_add(1, Ordering::Relaxed);
-        if result.is_err() {
-            stats.last_failure.store(monotonic_ms().max(1), Ordering::Relaxed);
+        match &result {
+            Ok(()) => drop(stats.commits.fetch_add(1, Ordering::Relaxed)),
+            Err(error) => stats.failed(error),
         }
         drop(reply.send(result));
     }
+    count
 }

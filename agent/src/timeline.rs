@@ -60,10 +60,7 @@ impl Timelines {
     /// the transaction that ends the other, so that however fast lives end, there are never many too many.
     #[must_use]
     pub fn make_room(&self) -> Option<Change> {
-        let mut inner = lock(&self.inner);
-        let excess = inner.past.outdated(0, u64::MAX, MAX_PAST - 1, 1);
-        inner.past.forget(&excess);
-        excess.first().map(|(id, epoch)| Change::RemoveLife(*id, *epoch))
+        lock(&self.inner).past.make_room(MAX_PAST).map(|(id, epoch)| Change::RemoveLife(id, epoch))
     }
 
     /// A life has ended; the next batch writes it.
@@ -133,17 +130,20 @@ pub fn entry(operation: Operation, phase: &str, took: Option<Duration>, outcome:
 /// that removes the record.
 #[must_use]
 pub fn deleted(shared: &Shared, took: Duration) -> Life {
-    let text = "nothing of it is left; the time is that of the whole delete";
+    let text = "nothing of it is left; time of the whole delete";
     let mut life = shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Deleted }));
     // Not noted with the endpoint: the transaction that makes it true may fail.
     life.entries.push(entry(Operation::Delete, "remove-record", Some(took), Outcome::Ok, text));
+    life.trim();
     life
 }
 
 /// The life of an endpoint whose create failed.
 #[must_use]
 pub fn create_failed(shared: &Shared) -> Life {
-    shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::CreateFailed }))
+    let mut life = shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::CreateFailed }));
+    life.trim();
+    life
 }
 
 /// The life of a create that the end of the agent interrupted, and that this start has undone.
@@ -191,6 +191,7 @@ pub async fn load<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) {
             let text = "its record was gone when the agent started; whoever removed it did not note how";
             life.entries.push(entry(Operation::Restore, "gone", None, Outcome::Warning, text));
             life.ended = Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Unnoted });
+            life.trim();
             node.timelines.later(life);
         }
     }
@@ -202,14 +203,16 @@ pub async fn load<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) {
 /// # Errors
 /// When the store refuses; what was to be written is tried again.
 pub async fn write<K: Kernel>(node: &Node<K>, now_ms: u64) -> Result<(), String> {
+    node.store.take_untold().into_iter().for_each(|life| node.timelines.later(life));
     let keep_ms = u64::try_from(node.config.timeline_keep.as_millis()).unwrap_or(u64::MAX);
     let (later, old) = {
-        let mut inner = lock(&node.timelines.inner);
-        let count = inner.later.len().min(BATCH);
-        let later: Vec<Life> = inner.later.drain(..count).collect();
+        // They stay where an explanation finds them until the store has them.
+        let inner = lock(&node.timelines.inner);
+        let later: Vec<Life> = inner.later.iter().take(BATCH).cloned().collect();
         (later, inner.past.outdated(now_ms, keep_ms, MAX_PAST, BATCH))
     };
-    let mut changes: Vec<Change> = later.iter().cloned().map(|life| Change::PutLife(Box::new(life))).collect();
+    let written: BTreeSet<_> = later.iter().map(|life| (life.who.id, life.who.epoch)).collect();
+    let mut changes: Vec<Change> = later.into_iter().map(|life| Change::PutLife(Box::new(life))).collect();
     let mut noted = Vec::new();
     for handle in node.registry.list() {
         if changes.len() >= BATCH {
@@ -223,19 +226,13 @@ pub async fn write<K: Kernel>(node: &Node<K>, now_ms: u64) -> Result<(), String>
     changes.extend(old.iter().map(|(id, epoch)| Change::RemoveLife(*id, *epoch)));
     match node.store.commit(changes).await {
         Ok(()) => {
-            lock(&node.timelines.inner).past.forget(&old);
+            let mut inner = lock(&node.timelines.inner);
+            inner.past.forget(&old);
+            inner.later.retain(|life| !written.contains(&(life.who.id, life.who.epoch)));
             Ok(())
         }
         Err(error) => {
             noted.iter().for_each(|handle| handle.shared.set_unwritten());
-            let mut inner = lock(&node.timelines.inner);
-            for life in later.into_iter().rev() {
-                if inner.later.len() >= MAX_LATER {
-                    node.timelines.dropped.fetch_add(1, Ordering::Relaxed);
-                } else {
-                    inner.later.push_front(life);
-                }
-            }
             Err(format!("write the timeline: {error}"))
         }
     }

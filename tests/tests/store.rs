@@ -1,7 +1,7 @@
 //! Stores that the agent did not leave like this: of the schema before, of one to come, with a record that cannot be read.
 //! The containers live through all of it.
 
-use std::{fs, path::PathBuf};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
@@ -209,5 +209,72 @@ fn a_container_whose_record_cannot_be_read_is_deleted_by_its_mark() -> Result<()
         ping(a.space()?, eb.v4()?.into())?.must_answer()?;
         node.detach(&ea)?;
         node.detach(&eb)
+    })
+}
+
+/// What the status says of a component.
+fn component(node: &Node, name: &str) -> Result<Option<(wharf_api::Health, String)>> {
+    let status = node.ask(async |c| c.status().await)?;
+    Ok(status.components.into_iter().find(|c| c.name == name).map(|c| (c.health, c.message)))
+}
+
+#[test]
+fn a_store_that_is_removed_under_the_agent_is_written_anew_with_every_record() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (b, eb)] = two(node)?;
+        let c = node.sandbox("c")?;
+        fs::remove_file(path_of(node))?;
+        // Refused by whoever notices first: this ADD, or the agent's own look, and then it succeeds.
+        let first = node.attach(&c);
+        if let Err(refused) = &first {
+            let refused = format!("{refused:#}");
+            ensure!(refused.contains("the file was removed") && refused.contains("\"code\":11"), "{refused}");
+        }
+        wait::until("status to tell of it", || {
+            let told = component(node, "store")?;
+            Ok(told.filter(|(_, message)| message.contains("written anew")).map(drop))
+        })?;
+        let ec = first.or_else(|_| node.attach(&c))?;
+        node.kill_agent()?;
+        node.start_agent()?;
+        all_ready(node, 3)?;
+        ensure!(findings(node)?.is_empty() && aside(node)?.is_empty(), "{:?} {:?}", findings(node)?, aside(node)?);
+        ping(a.space()?, ec.v4()?.into())?.must_answer()?;
+        ping(b.space()?, ea.v6()?.into())?.must_answer()?;
+        [ea, eb, ec].iter().try_for_each(|e| node.detach(e))
+    })
+}
+
+#[test]
+fn sockets_and_run_directory_that_are_removed_come_back_by_themselves() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (_b, eb)] = two(node)?;
+        let mode = |path: &PathBuf| fs::metadata(path).map(|m| m.permissions().mode() & 0o777);
+        for socket in [node.dirs().socket(), node.dirs().admin_socket()] {
+            fs::remove_file(&socket)?;
+            wait::until("the socket to come back", || Ok(mode(&socket).ok().filter(|m| *m == 0o660)))?;
+        }
+        let (_, message) = component(node, "api")?.context("the API's component")?;
+        ensure!(message.contains("bound again"), "{message}");
+        ensure!(component(node, "admin")?.is_some(), "the admin thread's socket is not told of");
+        fs::remove_dir_all(&node.dirs().run)?;
+        wait::until("the store to come back", || Ok(path_of(node).exists().then_some(())))?;
+        wait::until("the API to answer", || Ok(node.endpoints().ok().filter(|all| all.len() == 2)))?;
+        wait::until("the admin thread to answer", || Ok(mode(&node.dirs().admin_socket()).ok()))?;
+        // Without an agent: the queue of deletes is there too.
+        let queue = wharf_handover::queue::Queue::new(&node.dirs().run);
+        wait::until("the deletion queue to come back", || Ok(queue.path().is_dir().then_some(())))?;
+        node.kill_agent()?;
+        node.detach(&eb)?;
+        node.start_agent()?;
+        all_ready(node, 1)?;
+        ping(a.space()?, ea.gateways()?[0])?.must_answer()?;
+        node.detach(&ea)?;
+        node.stop_agent()?;
+        ensure!(
+            !node.dirs().socket().exists() && !node.dirs().admin_socket().exists(),
+            "a socket stays after the stop"
+        );
+        node.start_agent()
     })
 }

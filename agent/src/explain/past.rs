@@ -18,7 +18,8 @@ use crate::{clock, node::Node, quarantine};
 pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Explanation {
     let who = &past.who;
     let ago = conclude::span(clock::unix_ms().saturating_sub(past.ended.at_unix_ms));
-    let life = match node.timelines.unwritten(who.id, who.epoch) {
+    let unwritten = node.timelines.unwritten(who.id, who.epoch);
+    let life = match unwritten.or_else(|| node.store.untold(who.id, who.epoch)) {
         Some(life) => Ok(Some(life)),
         None => match timeout(DEADLINE, node.store.life(who.id, who.epoch)).await {
             Ok(life) => life.map_err(|e| e.to_string()),

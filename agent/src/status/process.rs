@@ -9,7 +9,7 @@ use wharf_api::{ComponentStatus, Health, ProxyStatus};
 use wharf_core::kernel::Kernel;
 
 use super::{Fill, Source, seconds};
-use crate::{node::Node, pulse::Pulse};
+use crate::{node::Node, pulse::Pulse, socket::Reach};
 
 /// What has not beaten for so long does not work: twenty beats.
 pub(crate) const LIFELESS: Duration = Duration::from_secs(5);
@@ -33,9 +33,17 @@ pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
     all.push(lives("runtime", &pulses.runtime, "runs its tasks", "its workers are all blocked"));
     // The listener goes first at a stop.
     if !node.stop.is_cancelled() {
-        all.push(lives("api", &pulses.api, "takes connections", "connections are not taken"));
+        let api = lives("api", &pulses.api, "takes connections", "connections are not taken");
+        all.push(reached(&pulses.api_socket).map_or(api, |(health, why)| ComponentStatus::new("api", health, why)));
+        all.extend(reached(&pulses.admin_socket).map(|(health, why)| ComponentStatus::new("admin", health, why)));
     }
     all
+}
+
+/// What is the matter with a socket's name, or was a moment ago.
+fn reached(reach: &Reach) -> Option<(Health, String)> {
+    let again = |ago| (Health::Degraded, format!("its socket was gone and is bound again since {}", seconds(ago)));
+    reach.lost().map(|why| (Health::Failing, why)).or_else(|| reach.bound_again().map(again))
 }
 
 fn lives(name: &str, pulse: &Pulse, well: &str, ill: &str) -> ComponentStatus {

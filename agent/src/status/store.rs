@@ -28,13 +28,16 @@ async fn look<K: Kernel>(node: Arc<Node<K>>) -> Fill {
     if untold > 0 {
         counted.push_str(&format!(", {untold} without room for their timeline"));
     }
-    let (health, message) = match (answer, stats.failed_recently()) {
-        (Err(error), _) => (Health::Failing, error.to_string()),
-        (Ok(()), Some(ago)) => {
-            (Health::Failing, format!("{counted}, the last {} s ago; is the disk full?", ago.as_secs()))
+    let (health, message) = match (answer, stats.failed_recently(), stats.rewritten_recently()) {
+        (Err(error), ..) => (Health::Failing, error.to_string()),
+        (Ok(()), _, Some((ago, what))) => {
+            (Health::Degraded, format!("{counted}; written anew {} s ago: {what}", ago.as_secs()))
         }
-        (Ok(()), None) if !stats.healthy.load(Ordering::Relaxed) => (Health::Failing, counted),
-        (Ok(()), None) => (Health::Ok, counted),
+        (Ok(()), Some((ago, cause)), None) => {
+            (Health::Failing, format!("{counted}, the last {} s ago: {cause}; is the disk full?", ago.as_secs()))
+        }
+        (Ok(()), None, None) if !stats.healthy.load(Ordering::Relaxed) => (Health::Failing, counted),
+        (Ok(()), None, None) => (Health::Ok, counted),
     };
     Arc::new(move |status| status.components.push(ComponentStatus::new("store", health, message.clone())))
 }

@@ -10,6 +10,7 @@ use wharf_core::store::Snapshot;
 
 use super::{
     OLDEST_SCHEMA, SCHEMA_VERSION,
+    file::finish_writing_anew,
     tables::{Meta, ReadError, read_meta, read_snapshot},
 };
 
@@ -34,6 +35,7 @@ pub(super) fn open(
     path: &Path,
     boot_id: &str,
 ) -> Result<Found, String> {
+    finish_writing_anew(path).map_err(|e| format!("finish writing it anew: {e}"))?;
     let attempt = Attempt::begin(path).map_err(|e| format!("note that it is being opened: {e}"))?;
     let loaded = if attempt.earlier < FATAL_OPENINGS {
         load(opener, path, boot_id)
@@ -168,7 +170,7 @@ fn is_damage(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
 }
 
-fn put_aside(path: &Path, why: &str) -> std::io::Result<String> {
+pub(super) fn put_aside(path: &Path, why: &str) -> std::io::Result<String> {
     let stamp = crate::clock::unix_ms();
     let aside = path.with_extension(format!("redb.{why}-{stamp}"));
     std::fs::rename(path, &aside)?;

@@ -292,7 +292,48 @@ fn a_timeline_of_another_kind_keeps_nothing_from_coming_or_going() {
         assert_eq!(dropped, 2, "and it is counted");
         let told = explained(&agent, "c1").await;
         assert_eq!(told.kind, SubjectKind::PastEndpoint);
-        assert!(!fact(&told, "timeline").is_empty(), "{told:?}");
+        let all: Vec<_> = CreateStep::ALL.into_iter().map(CreateStep::name).collect();
+        assert_eq!(phases(&told.timeline, "create"), all, "memory knows what the store had no room for");
+        timeline::write(&agent.node, clock::unix_ms()).await.expect_err("still no room");
+        assert_eq!(phases(&explained(&agent, "c1").await.timeline, "create"), all);
+    });
+}
+
+#[test]
+fn a_create_that_failed_without_room_for_its_timeline_is_explained_with_its_cause() {
+    let machine = Machine::new();
+    {
+        let database = Database::create(machine.store_path()).expect("open");
+        let txn = database.begin_write().expect("begin");
+        let other: TableDefinition<u64, u64> = TableDefinition::new("timeline");
+        txn.open_table(other).expect("table").insert(1, 1).expect("insert");
+        txn.commit().expect("commit");
+    }
+    machine.life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureLink, Kind::Exhausted);
+        let refused = agent.try_create(agent.container("c1")).await.expect_err("the kernel refuses").message;
+        let told = explained(&agent, "c1").await;
+        assert!(told.summary.contains(&refused), "{refused:?} is not in {:?}", told.summary);
+    });
+}
+
+#[test]
+fn a_create_that_failed_on_a_full_disk_is_explained_with_its_cause() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.disk.fill();
+        agent.try_create(agent.container("c1")).await.expect_err("no room");
+        for look in ["at once", "after a batch that failed too"] {
+            let told = explained(&agent, "c1").await;
+            assert!(told.summary.contains("store commit"), "{look}: {:?}", told.summary);
+            timeline::write(&agent.node, clock::unix_ms()).await.expect_err("no room");
+        }
+        agent.disk.mend();
+        write(&agent).await;
+    });
+    machine.life(async |agent| {
+        let told = explained(&agent, "c1").await;
+        assert!(told.summary.contains("store commit"), "after a restart: {:?}", told.summary);
     });
 }
 

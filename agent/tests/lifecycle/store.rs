@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    os::unix::fs::FileExt as _,
+    os::unix::fs::{FileExt as _, MetadataExt as _},
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
@@ -344,4 +344,191 @@ fn a_store_that_another_agent_holds_is_refused() {
     assert!(refused.to_string().contains("another agent has it open"), "{refused}");
     drop(held.store);
     held.writer.join().expect("ends");
+}
+
+/// What a machine has that only its store knows: an endpoint, a caller's lease, an address that rests, a life that ended.
+async fn fill(agent: &Agent) -> wharf_core::store::Snapshot {
+    agent.create("c1").await;
+    agent.lease_to_caller("job 7").await;
+    let gone = agent.create("c0").await;
+    agent.delete(&gone).await;
+    agent.snapshot().await
+}
+
+async fn touch(agent: &Agent) -> Result<(), wharf_agent::store::StoreError> {
+    agent.node.store.commit(vec![Change::RemoveIntent(id(9), wharf_core::ids::Epoch(9))]).await
+}
+
+#[test]
+fn a_store_that_is_removed_is_noticed_and_written_anew_with_every_record() {
+    let machine = Machine::new();
+    let before = machine.life(async |agent| {
+        let before = fill(&agent).await;
+        std::fs::remove_file(machine.store_path()).expect("remove");
+        let refused = agent.try_create(agent.container("c2")).await.expect_err("its record would be lost");
+        assert_eq!(refused.code, wharf_api::ErrorCode::Store, "{refused:?}");
+        assert!(refused.message.contains("state.redb: the file was removed"), "{}", refused.message);
+        assert!(agent.node.store.stats().rewritten_recently().is_some());
+        assert_eq!(agent.snapshot().await, before);
+        agent.create("c2").await;
+        agent.assert_healthy().await;
+        before
+    });
+    assert_eq!(machine.files(), ["state.redb"]);
+    machine.life(async |agent| {
+        assert_eq!(agent.set_aside, None);
+        agent.quiet().await;
+        assert_eq!(agent.node.registry.len(), 2);
+        let now = agent.snapshot().await;
+        assert!(before.endpoints.iter().all(|r| now.endpoints.contains(r)), "{now:?}");
+        assert!(before.leases.iter().all(|l| now.leases.contains(l)), "{now:?}");
+        assert_eq!(now.resting, before.resting);
+        assert_eq!(agent.node.store.lives().await.expect("read").0.len(), 4, "also those that ended");
+        assert!(agent.create("c3").await.epoch.0 > 4_096, "epochs go on");
+    });
+}
+
+#[test]
+fn a_store_that_is_removed_is_noticed_though_nobody_writes() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        fill(&agent).await;
+        // The whole run directory.
+        std::fs::remove_dir_all(machine.store_path().parent().expect("directory")).expect("remove");
+        agent.node.store.ping().await.expect_err("noticed");
+        agent.node.store.ping().await.expect("written anew");
+    });
+    machine.life(async |agent| {
+        agent.assert_healthy().await;
+        assert_eq!(agent.node.registry.len(), 1);
+    });
+}
+
+#[test]
+fn another_file_in_the_place_of_the_store_is_put_aside_and_not_written_to() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        fill(&agent).await;
+        std::fs::rename(machine.store_path(), machine.store_path().with_extension("stolen")).expect("move");
+        std::fs::write(machine.store_path(), b"somebody's").expect("write");
+        let refused = touch(&agent).await.expect_err("noticed").to_string();
+        assert!(refused.contains("was replaced by another"), "{refused}");
+        touch(&agent).await.expect("written anew");
+    });
+    let aside = machine.files().into_iter().find(|f| f.contains("foreign")).expect("it is put aside");
+    let aside = std::fs::read(machine.store_path().with_file_name(aside)).expect("read");
+    assert_eq!(aside, b"somebody's");
+    machine.life(async |agent| {
+        assert_eq!(agent.set_aside, None);
+        agent.assert_healthy().await;
+        assert_eq!(agent.node.registry.len(), 1);
+    });
+}
+
+#[test]
+fn a_store_in_the_place_of_the_store_that_another_process_uses_is_left_alone() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        fill(&agent).await;
+        std::fs::remove_file(machine.store_path()).expect("remove");
+        let other = Database::create(machine.store_path()).expect("make");
+        for _ in 0..2 {
+            let refused = touch(&agent).await.expect_err("it cannot be written anew").to_string();
+            assert!(refused.contains("another process has the file"), "{refused}");
+        }
+        drop(other);
+        touch(&agent).await.expect_err("noticed");
+        touch(&agent).await.expect("written anew");
+    });
+}
+
+#[test]
+fn a_store_that_is_removed_while_the_disk_is_full_is_written_anew_when_there_is_room() {
+    let machine = Machine::new();
+    let before = machine.life(async |agent| {
+        let before = fill(&agent).await;
+        agent.disk.fill();
+        touch(&agent).await.expect_err("full");
+        std::fs::remove_file(machine.store_path()).expect("remove");
+        for _ in 0..2 {
+            let refused = touch(&agent).await.expect_err("still full").to_string();
+            assert!(refused.contains("was removed") && refused.contains("cannot be written anew"), "{refused}");
+        }
+        agent.disk.mend();
+        agent.node.store.ping().await.expect_err("noticed");
+        assert_eq!(agent.snapshot().await, before);
+        before
+    });
+    machine.life(async |agent| {
+        assert_eq!(agent.set_aside, None);
+        agent.quiet().await;
+        assert_eq!(agent.snapshot().await.leases, before.leases);
+    });
+}
+
+#[test]
+fn an_agent_that_died_before_the_new_file_had_its_name_loses_nothing() {
+    let machine = Machine::new();
+    let before = machine.life(async |agent| fill(&agent).await);
+    let new = machine.store_path().with_extension("redb.new");
+    std::fs::rename(machine.store_path(), &new).expect("rename");
+    machine.life(async |agent| {
+        assert_eq!(agent.set_aside, None);
+        agent.quiet().await;
+        assert_eq!(agent.snapshot().await.leases, before.leases);
+    });
+    // Beside a store that is there, it is what was left of an attempt.
+    std::fs::write(&new, b"half a copy").expect("write");
+    machine.life(async |agent| {
+        agent.quiet().await;
+        assert_eq!(agent.snapshot().await.leases, before.leases);
+    });
+    assert_eq!(machine.files(), ["state.redb"]);
+}
+
+#[test]
+fn ended_lives_cost_two_kib_each_and_what_is_forgotten_gives_its_room_back() {
+    const LIVES: u64 = 4_096;
+    let machine = Machine::new();
+    // What was never written to takes no room.
+    let size = || std::fs::metadata(machine.store_path()).expect("the store").blocks() * 512;
+    machine.life(async |agent| {
+        let store = &agent.node.store;
+        let first = agent.create("c1").await;
+        let mut life = first.shared.life(None);
+        let steps: Vec<_> = life.entries.list().to_vec();
+        // As many steps as a create and a delete have, under the names that a kubelet gives.
+        for entry in steps.iter().cycle().take(12) {
+            life.entries.push(entry.clone());
+        }
+        life.who.attachment.container_id =
+            wharf_core::ids::ContainerId::parse(&"0123456789abcdef".repeat(4)).expect("container id");
+        life.who.pod_name = Some("a-deployment-of-some-service-7d4b9c5f6d-x2x7q".into());
+        life.who.pod_namespace = Some("a-namespace-of-a-tenant".into());
+        life.ended = Some(wharf_core::timeline::Ended { at_unix_ms: 1, how: wharf_core::timeline::End::Deleted });
+        life.trim();
+        let begun = size();
+        for epoch in 0..LIVES {
+            // Ids come again and again.
+            (life.who.id, life.who.epoch) =
+                (id(u16::try_from(epoch % 300 + 1).expect("id")), wharf_core::ids::Epoch(epoch));
+            store.commit(vec![Change::PutLife(Box::new(life.clone()))]).await.expect("commit");
+        }
+        let each = (size() - begun) / LIVES;
+        assert!(each <= 2_048, "{each} bytes for each life");
+        for batch in 0..8 {
+            let gone = (0..LIVES).skip(batch * 512).take(512).map(|epoch| {
+                Change::RemoveLife(id(u16::try_from(epoch % 300 + 1).expect("id")), wharf_core::ids::Epoch(epoch))
+            });
+            store.commit(gone.collect()).await.expect("commit");
+        }
+        // It is compacted when nobody waits any more, so after the last answer.
+        eventually("the file shrinks", || size() <= begun + (1 << 20)).await;
+        agent.assert_healthy().await;
+    });
+    machine.life(async |agent| {
+        assert_eq!(agent.set_aside, None);
+        assert_eq!(agent.node.registry.len(), 1);
+        agent.assert_healthy().await;
+    });
 }

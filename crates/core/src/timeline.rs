@@ -3,7 +3,10 @@
 //! Pure: what is kept, in which order, and what goes first when there is too much. Times are milliseconds since the Unix
 //! epoch, for people; nothing but the age of what has ended is decided by them.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +22,11 @@ pub const MAX_ENTRIES: usize = 64;
 pub const MAX_TEXT: usize = 400;
 /// Lives that are kept after their end.
 pub const MAX_PAST: usize = 4_096;
+/// JSON of a life that has ended, bytes: four rows fit into a page of the store (4 KiB), and a page that was split has two
+/// at least, so that a life costs 2 KiB of the file at most.
+pub const MAX_ENDED: usize = 1_000;
+/// What its entries may take at least, however long its names are.
+const MIN_ENTRIES_BYTES: usize = 400;
 
 /// What an entry is part of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -69,14 +77,8 @@ pub enum Outcome {
     Failed,
 }
 
-impl Outcome {
-    fn is_ok(&self) -> bool {
-        *self == Self::Ok
-    }
-}
-
-/// One thing that happened.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// One thing that happened. Read from JSON as it was written before [`Row`].
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Entry {
     /// When it ended, milliseconds since the Unix epoch.
     #[serde(rename = "at")]
@@ -87,30 +89,87 @@ pub struct Entry {
     /// Step, or event of the state machine.
     pub phase: String,
     /// How long it took, microseconds; none for what has no length.
-    #[serde(rename = "us", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "us", default)]
     pub took_us: Option<u64>,
     /// How it went.
-    #[serde(default, skip_serializing_if = "Outcome::is_ok")]
+    #[serde(default)]
     pub outcome: Outcome,
     /// In words; empty when there is nothing to add.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default)]
     pub text: String,
 }
 
 /// The entries of one endpoint, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Written", into = "Written")]
 pub struct Entries {
     list: Vec<Entry>,
+    left_out: u64,
+}
+
+/// Entries as the store has them.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    list: Vec<WrittenEntry>,
     #[serde(default)]
     left_out: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum WrittenEntry {
+    Row(Row),
+    Named(#[serde(skip_serializing)] Entry),
+}
+
+/// An entry without the names of its fields: milliseconds since the entry before, operation, phase, how long it took; then
+/// outcome and text, unless it is a success without words.
+#[derive(Serialize, Deserialize)]
+struct Row(
+    i64,
+    Operation,
+    String,
+    Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")] Option<(Outcome, String)>,
+);
+
+impl From<Entries> for Written {
+    fn from(entries: Entries) -> Self {
+        let mut before = 0_u64;
+        let row = |e: Entry| {
+            let since = e.at_unix_ms.wrapping_sub(before).cast_signed();
+            before = e.at_unix_ms;
+            let words = (!e.says_nothing()).then_some((e.outcome, e.text));
+            WrittenEntry::Row(Row(since, e.operation, e.phase, e.took_us, words))
+        };
+        Self { list: entries.list.into_iter().map(row).collect(), left_out: entries.left_out }
+    }
+}
+
+impl From<Written> for Entries {
+    fn from(written: Written) -> Self {
+        let mut before = 0_u64;
+        let entry = |e: WrittenEntry| {
+            let entry = match e {
+                WrittenEntry::Named(entry) => entry,
+                WrittenEntry::Row(Row(since, operation, phase, took_us, words)) => {
+                    let (outcome, text) = words.unwrap_or_default();
+                    Entry { at_unix_ms: before.wrapping_add_signed(since), operation, phase, took_us, outcome, text }
+                }
+            };
+            before = entry.at_unix_ms;
+            entry
+        };
+        Self { list: written.list.into_iter().map(entry).collect(), left_out: written.left_out }
+    }
 }
 
 impl Entries {
     /// Adds an entry. What only repeats the words of the one before adds nothing. When there are too many, the oldest goes
     /// that belongs neither to the create nor to the last delete; where all do, the oldest after the first.
     pub fn push(&mut self, mut entry: Entry) {
-        cut(&mut entry.text);
-        cut(&mut entry.phase);
+        cut(&mut entry.text, MAX_TEXT);
+        cut(&mut entry.phase, MAX_TEXT);
         let repeats = |last: &Entry| {
             !entry.text.is_empty()
                 && entry.took_us.is_none()
@@ -140,6 +199,31 @@ impl Entries {
         self.list.iter().enumerate().position(|e| !is_needed(e)).unwrap_or(1)
     }
 
+    /// Leaves out what says least until the rest takes at most `budget` bytes of JSON: steps that succeeded, the quickest
+    /// first; then the oldest of the others. The last failure stays; its text is cut.
+    fn trim(&mut self, budget: usize) {
+        let mut size: usize = self.list.iter().map(Entry::written_len).sum();
+        while size > budget && self.list.len() > 1 {
+            let last_failure = self.list.iter().rposition(|e| e.outcome == Outcome::Failed);
+            let weight = |(at, e): (usize, &Entry)| match e.outcome {
+                Outcome::Ok if e.says_nothing() => (0, e.took_us.unwrap_or(0), at),
+                Outcome::Failed if last_failure == Some(at) => (3, 0, at),
+                Outcome::Failed => (2, 0, at),
+                Outcome::Ok | Outcome::Warning => (1, 0, at),
+            };
+            let Some((_, _, at)) = self.list.iter().enumerate().map(weight).min() else { break };
+            size -= self.list.remove(at).written_len();
+            self.left_out += 1;
+        }
+        if size > budget
+            && let Some(entry) = self.list.first_mut()
+        {
+            // A character of JSON takes up to six bytes.
+            cut(&mut entry.text, (budget / 6).min(MAX_TEXT));
+        }
+        self.list.shrink_to_fit();
+    }
+
     /// All of them, oldest first.
     #[must_use]
     pub fn list(&self) -> &[Entry] {
@@ -156,11 +240,35 @@ impl Entries {
 /// Phase of the entry with which a delete begins.
 pub const DELETE_BEGINS: &str = "write-intent";
 
-fn cut(text: &mut String) {
-    if text.len() > MAX_TEXT {
-        let end = (0..=MAX_TEXT - 3).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+fn cut(text: &mut String, most: usize) {
+    if text.len() > most {
+        let end = (0..=most.saturating_sub(3)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
         text.truncate(end);
         text.push_str("...");
+    }
+}
+
+/// Bytes of a text in JSON, without the quotes.
+fn json_len(text: &str) -> usize {
+    let one = |c: char| match c {
+        '"' | '\\' => 2,
+        c if c.is_ascii_control() => 6,
+        c => c.len_utf8(),
+    };
+    text.chars().map(one).sum()
+}
+
+impl Entry {
+    /// A success without words.
+    fn says_nothing(&self) -> bool {
+        self.outcome == Outcome::Ok && self.text.is_empty()
+    }
+
+    /// Bytes of its row in JSON: the marks, a time since the entry before of up to a minute, the rest as it is.
+    fn written_len(&self) -> usize {
+        let took = self.took_us.map_or(4, |us| us.checked_ilog10().unwrap_or(0) as usize + 1);
+        let words = if self.says_nothing() { 0 } else { 14 + json_len(&self.text) };
+        15 + self.operation.name().len() + json_len(&self.phase) + took + words
     }
 }
 
@@ -226,6 +334,14 @@ impl Who {
             created_unix_ms: record.created_unix_ms,
         }
     }
+
+    /// About how many bytes it and what is around it take in JSON: names of fields, numbers, then what varies.
+    fn written_len(&self) -> usize {
+        let pod = [&self.pod_name, &self.pod_namespace].into_iter().flatten().map(|name| 18 + json_len(name));
+        let a = &self.attachment;
+        let names = a.network.as_str().len() + a.container_id.as_str().len() + a.ifname.as_str().len();
+        290 + names + 20 * self.addresses.len() + pod.sum::<usize>()
+    }
 }
 
 /// The life of an endpoint, as the store keeps it.
@@ -238,6 +354,13 @@ pub struct Life {
     pub ended: Option<Ended>,
     /// What happened.
     pub entries: Entries,
+}
+
+impl Life {
+    /// Cuts a life that has ended down to [`MAX_ENDED`] bytes.
+    pub fn trim(&mut self) {
+        self.entries.trim(MAX_ENDED.saturating_sub(self.who.written_len()).max(MIN_ENTRIES_BYTES));
+    }
 }
 
 /// A life without an endpoint.
@@ -278,7 +401,14 @@ impl Past {
         if lives.is_empty() {
             return;
         }
+        let lives: BTreeSet<_> = lives.iter().collect();
         self.by_end.retain(|_, past| !lives.contains(&(past.who.id, past.who.epoch)));
+    }
+
+    /// Forgets the oldest one when there are `most` or more: then there is room for another.
+    pub fn make_room(&mut self, most: usize) -> Option<(EndpointId, Epoch)> {
+        let oldest = (self.by_end.len() >= most).then(|| self.by_end.pop_first()).flatten();
+        oldest.map(|(_, past)| (past.who.id, past.who.epoch))
     }
 
     /// All that fit, the last that ended first.

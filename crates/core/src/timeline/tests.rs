@@ -104,3 +104,72 @@ fn a_life_comes_back_from_json_as_it_was() {
     let text = serde_json::to_string(&life).unwrap();
     assert_eq!(serde_json::from_str::<Life>(&text).unwrap(), life);
 }
+
+/// A life as a kubelet's: long names, both families, every step of a create and a delete.
+fn pods_life(failure: &str) -> Life {
+    let mut who = past(7, 1_234_567, 0).who;
+    who.attachment.container_id = ContainerId::parse(&"0123456789abcdef".repeat(4)).unwrap();
+    who.addresses = vec!["10.87.123.234".parse().unwrap(), "fd57:4a7f:e8f::1:ffff".parse().unwrap()];
+    who.identity = Some(Identity(65_000));
+    who.host_ifname = Some(IfName::parse("wh3fff1234567").unwrap());
+    who.pod_name = Some("a-deployment-of-some-service-7d4b9c5f6d-x2x7q".into());
+    who.pod_namespace = Some("a-namespace-of-a-tenant".into());
+    who.created_unix_ms = 1_790_000_000_000;
+    let mut entries = Entries::default();
+    let steps = ["write-intent", "lease", "ensure-programs", "ensure-link", "ensure-config", "ensure-attached"];
+    for (n, step) in (0_u64..).zip(steps.into_iter().cycle().take(24)) {
+        let operation = if n < 12 { Operation::Create } else { Operation::Delete };
+        let took_us = Some(10_000 + 1_000 * n);
+        entries.push(Entry { took_us, ..entry(operation, step, 1_790_000_000_000 + n) });
+    }
+    entries.push(Entry {
+        outcome: Outcome::Failed,
+        text: failure.into(),
+        ..entry(Operation::Create, "commit", 1_790_000_001_000)
+    });
+    Life { who, ended: Some(Ended { at_unix_ms: 1_790_000_001_000, how: End::Deleted }), entries }
+}
+
+#[test]
+fn an_ended_life_fits_its_place_in_the_store_and_keeps_what_failed_and_what_took_long() {
+    for failure in ["no space left on device", &"\"\u{1}long".repeat(300)] {
+        let mut life = pods_life(failure);
+        let before = life.entries.list().len() as u64;
+        life.trim();
+        let text = serde_json::to_string(&life).unwrap();
+        assert!(text.len() <= MAX_ENDED, "{} bytes: {text}", text.len());
+        let list = life.entries.list();
+        assert_eq!(list.last().map(|e| e.outcome), Some(Outcome::Failed));
+        assert_eq!(life.entries.left_out() + list.len() as u64, before);
+        assert!(list.is_sorted_by_key(|e| e.at_unix_ms), "in the order they came");
+        assert_eq!(serde_json::from_str::<Life>(&text).unwrap(), life);
+    }
+    let mut life = pods_life("no space left on device");
+    life.trim();
+    let slowest = life.entries.list().iter().filter_map(|e| e.took_us).max();
+    assert_eq!(slowest, Some(33_000), "the slowest step stays");
+    assert!(life.entries.list().len() > 8, "{:?}", life.entries);
+}
+
+#[test]
+fn a_life_written_with_the_names_of_its_fields_is_read() {
+    let named = r#"{"list":[{"at":5,"op":"create","phase":"lease","us":7},
+        {"at":3,"op":"delete","phase":"x","outcome":"failed","text":"why"}],"left_out":2}"#;
+    let entries: Entries = serde_json::from_str(named).unwrap();
+    assert_eq!(entries.list()[0], Entry { took_us: Some(7), ..entry(Operation::Create, "lease", 5) });
+    assert_eq!((entries.list()[1].at_unix_ms, entries.list()[1].text.as_str(), entries.left_out()), (3, "why", 2));
+    let again = serde_json::to_string(&entries).unwrap();
+    assert_eq!(serde_json::from_str::<Entries>(&again).unwrap(), entries, "a clock that went back: {again}");
+}
+
+#[test]
+fn the_oldest_makes_room_only_when_there_is_none() {
+    let mut all = Past::default();
+    assert_eq!(all.make_room(2), None);
+    for n in 1..=2 {
+        all.insert(past(n, u64::from(n), u64::from(n)));
+    }
+    assert_eq!(all.make_room(3), None);
+    assert_eq!(all.make_room(2).map(|(id, _)| id.get()), Some(1));
+    assert_eq!(all.len(), 1);
+}

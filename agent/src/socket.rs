@@ -1,0 +1,239 @@
+//! A unix socket with a name in the file system, which is bound again when its name is gone.
+//!
+//! Removing the file of a socket, or the directory around it, leaves a listener that nobody can reach. So whoever accepts
+//! also compares the file at the path with the one that was bound, once a second.
+
+use std::{
+    io,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use axum::serve::Listener;
+use tokio::{
+    net::{UnixListener, UnixStream, unix::SocketAddr},
+    time::{Interval, MissedTickBehavior},
+};
+
+use crate::{make_directory, sync::lock};
+
+/// Group that may talk to the agent, when the system has it.
+const GROUP: &str = "wharf";
+/// How often the file is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// For how long status tells that a socket was bound again.
+const RECENT: Duration = Duration::from_secs(30);
+
+/// Device and inode of a file.
+type FileId = (u64, u64);
+
+/// What is known of a socket's name: read by status. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Reach(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Why the socket cannot be reached and not be bound again.
+    lost: Option<String>,
+    /// When it was bound again.
+    again: Option<Instant>,
+}
+
+impl Reach {
+    /// Why nobody can reach the socket.
+    #[must_use]
+    pub fn lost(&self) -> Option<String> {
+        lock(&self.0).lost.clone()
+    }
+
+    /// How long ago it was bound again, while that is recent.
+    #[must_use]
+    pub fn bound_again(&self) -> Option<Duration> {
+        lock(&self.0).again.map(|at| at.elapsed()).filter(|ago| *ago < RECENT)
+    }
+}
+
+/// The socket.
+#[derive(Debug)]
+pub struct Socket {
+    path: PathBuf,
+    listener: UnixListener,
+    file: FileId,
+    looks: Interval,
+    reach: Reach,
+}
+
+impl Socket {
+    /// Binds it: mode 0660, group `wharf` where there is one. A stale socket file is replaced; a live one is not.
+    ///
+    /// # Errors
+    /// When another agent answers there, or the file system refuses.
+    pub async fn bind(path: &Path, reach: Reach) -> anyhow::Result<Self> {
+        let (listener, file) = bind(path).await?;
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Ok(Self { path: path.to_owned(), listener, file, looks, reach })
+    }
+
+    /// Binds it again when its name is gone, and says so; once for each time it is lost.
+    async fn look(&mut self) {
+        let problem = match file_id(&self.path) {
+            Ok(there) if there == self.file => {
+                lock(&self.reach.0).lost = None;
+                return;
+            }
+            Ok(_) => "was replaced by another file",
+            Err(e) if e.kind() == io::ErrorKind::NotFound => "was removed",
+            Err(_) => "cannot be looked at",
+        };
+        let result = async {
+            if let Some(directory) = self.path.parent() {
+                make_directory(directory)?;
+            }
+            bind(&self.path).await
+        };
+        match result.await {
+            Ok((listener, file)) => {
+                (self.listener, self.file) = (listener, file);
+                tracing::warn!(socket = %self.path.display(), "the socket {problem}; it is bound again");
+                let mut known = lock(&self.reach.0);
+                (known.lost, known.again) = (None, Some(Instant::now()));
+            }
+            Err(error) => {
+                let why = format!("its socket {problem}, and cannot be bound again: {error:#}");
+                let mut known = lock(&self.reach.0);
+                if known.lost.as_ref() != Some(&why) {
+                    tracing::error!(socket = %self.path.display(), "{why}");
+                    known.lost = Some(why);
+                }
+            }
+        }
+    }
+}
+
+impl Listener for Socket {
+    type Io = UnixStream;
+    type Addr = SocketAddr;
+
+    /// Cancel safe: a look that is cut off begins again at the next tick.
+    async fn accept(&mut self) -> (UnixStream, SocketAddr) {
+        loop {
+            tokio::select! {
+                // Who waits in the old listener's queue is served before it goes.
+                biased;
+                accepted = Listener::accept(&mut self.listener) => return accepted,
+                _ = self.looks.tick() => {}
+            }
+            self.look().await;
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+impl Drop for Socket {
+    /// Takes the name away, unless it is another's by now.
+    fn drop(&mut self) {
+        if file_id(&self.path).is_ok_and(|there| there == self.file)
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::warn!("remove the socket {}: {error}", self.path.display());
+        }
+    }
+}
+
+fn file_id(path: &Path) -> io::Result<FileId> {
+    std::fs::symlink_metadata(path).map(|m| (m.dev(), m.ino()))
+}
+
+async fn bind(path: &Path) -> anyhow::Result<(UnixListener, FileId)> {
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => {
+            bail!("bind {}: there is something that is not a socket; move it away", path.display())
+        }
+        Ok(_) => match UnixStream::connect(path).await {
+            Ok(_) => bail!("bind {}: another agent serves there; stop it, or use another --run-dir", path.display()),
+            Err(_) => {
+                std::fs::remove_file(path).with_context(|| format!("remove the stale socket {}", path.display()))?
+            }
+        },
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e).with_context(|| format!("look at {}", path.display())),
+    }
+    let listener = UnixListener::bind(path).with_context(|| format!("bind {}", path.display()))?;
+    let file = file_id(path).with_context(|| format!("look at {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
+        .with_context(|| format!("set the mode of {}", path.display()))?;
+    if let Ok(Some(group)) = nix::unistd::Group::from_name(GROUP) {
+        nix::unistd::chown(path, None, Some(group.gid))
+            .with_context(|| format!("give {} to group {GROUP}", path.display()))?;
+    }
+    Ok((listener, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    async fn is_served(socket: &mut Socket) -> bool {
+        let path = socket.path.clone();
+        let client = async move {
+            while UnixStream::connect(&path).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let both = async { tokio::join!(Listener::accept(socket), client) };
+        tokio::time::timeout(PATIENCE, both).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_name_or_directory_is_removed_is_bound_again() {
+        let root = tempfile::tempdir().expect("make directory");
+        let path = root.path().join("run/a.sock");
+        make_directory(path.parent().expect("parent")).expect("make directory");
+        let reach = Reach::default();
+        let mut socket = Socket::bind(&path, reach.clone()).await.expect("bound");
+        assert!(is_served(&mut socket).await && reach.bound_again().is_none());
+        std::fs::remove_file(&path).expect("remove");
+        assert!(is_served(&mut socket).await && reach.bound_again().is_some());
+        std::fs::remove_dir_all(root.path().join("run")).expect("remove");
+        assert!(is_served(&mut socket).await);
+        let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        assert_eq!(mode(&path), 0o660);
+        assert_eq!(mode(&root.path().join("run")) & 0o022, 0, "nobody else may put another socket there");
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn what_is_anothers_stays_and_is_told_of_until_it_goes() {
+        let root = tempfile::tempdir().expect("make directory");
+        let path = root.path().join("a.sock");
+        let reach = Reach::default();
+        let mut socket = Socket::bind(&path, reach.clone()).await.expect("bound");
+        std::fs::remove_file(&path).expect("remove");
+        let other = UnixListener::bind(&path).expect("another agent");
+        socket.look().await;
+        let lost = reach.lost().expect("told of");
+        assert!(lost.contains("was replaced by another file") && lost.contains("another agent serves there"), "{lost}");
+        drop(other);
+        std::fs::remove_file(&path).expect("remove");
+        std::fs::write(&path, "a file").expect("write");
+        socket.look().await;
+        assert!(reach.lost().is_some_and(|lost| lost.contains("not a socket")));
+        assert_eq!(std::fs::read_to_string(&path).expect("still there"), "a file");
+        std::fs::remove_file(&path).expect("remove");
+        assert!(is_served(&mut socket).await && reach.lost().is_none());
+        std::fs::remove_file(&path).expect("remove");
+        std::fs::write(&path, "a file").expect("write");
+        drop(socket);
+        assert!(path.exists(), "it was not the socket's");
+    }
+}
