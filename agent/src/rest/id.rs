@@ -148,24 +148,27 @@ mod tests {
 
     #[test]
     fn each_form_parses() {
-        for (text, kind) in [
-            ("7", "Number"),
-            ("container-id:c1", "Container"),
-            ("cni-attachment-id:c1:eth0", "Attachment"),
-            ("pod-name:web", "Pod"),
-            ("pod-name:default/web", "Pod"),
-            ("ipv4:10.0.0.1", "Ip"),
-            ("ipv6:fd00::1", "Ip"),
-            ("10.0.0.1", "Name(Address"),
-            ("fd00::1", "Name(Address"),
-            ("wh00070000002a", "Name(Link"),
-            ("3f9c51aa", "Name(Container"),
-            ("3f9c51aa/eth1", "Name(Container"),
-            ("16384", "Name(Container"),
-            ("cni/3f9c51aa:eth1", "Name(Container"),
+        let container = ContainerId::parse("c1").expect("an id");
+        let ifname = IfName::parse("eth0").expect("a name");
+        let part =
+            |id: &str, ifname: Option<&str>| IdRef::Name(Subject::Container(id.to_owned(), ifname.map(str::to_owned)));
+        for (text, meant) in [
+            ("7", IdRef::Number(EndpointId::try_from(7).expect("an id"))),
+            ("container-id:c1", IdRef::Container(container.clone())),
+            ("cni-attachment-id:c1:eth0", IdRef::Attachment(container, ifname)),
+            ("pod-name:web", IdRef::Pod(None, "web".into())),
+            ("pod-name:default/web", IdRef::Pod(Some("default".into()), "web".into())),
+            ("ipv4:10.0.0.1", IdRef::Ip([10, 0, 0, 1].into())),
+            ("ipv6:fd00::1", IdRef::Ip([0xfd00, 0, 0, 0, 0, 0, 0, 1_u16].into())),
+            ("10.0.0.1", IdRef::Name(Subject::Address([10, 0, 0, 1].into()))),
+            ("fd00::1", IdRef::Name(Subject::Address([0xfd00, 0, 0, 0, 0, 0, 0, 1_u16].into()))),
+            ("wh00070000002a", IdRef::Name(Subject::Link(EndpointId::try_from(7).expect("an id"), 42))),
+            ("3f9c51aa", part("3f9c51aa", None)),
+            ("3f9c51aa/eth1", part("3f9c51aa", Some("eth1"))),
+            ("16384", part("16384", None)),
+            ("cni/3f9c51aa:eth1", part("3f9c51aa", Some("eth1"))),
         ] {
-            let parsed = parse(text).expect(text);
-            assert!(format!("{parsed:?}").starts_with(kind), "{text}: {parsed:?}");
+            assert_eq!(parse(text).expect(text), meant, "{text}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, os::unix::process::ExitStatusExt, time::Duration};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use wharf_tests::{Node, NodeConfig, crash, process::Finished, scenario};
 
 use crate::{
@@ -21,29 +21,32 @@ pub(crate) fn run_part(operation: &Operation, part: usize, of: usize) -> Result<
         // By name, so that all parts agree on which is whose.
         let is_ours = |point: &String| point.bytes().map(usize::from).sum::<usize>() % of == part;
         let points: Vec<String> = learn(scene, operation)?.into_iter().filter(is_ours).collect();
-        let mut missed = 0;
+        let mut tries = 0;
         for point in &points {
             let at = || format!("{}, killed at {point}", operation.name);
-            missed += usize::from(!crash_at(scene, operation, point).with_context(at)?);
+            tries += until_killed(|| crash_at(scene, operation, point)).with_context(at)?;
         }
-        println!("{}: {} points, {missed} later passes not come to", operation.name, points.len());
-        ensure!(missed * 4 <= points.len(), "{missed} of {} points were not come to", points.len());
+        println!("{}: killed at each of {} points, in {tries} tries", operation.name, points.len());
         Ok(())
     })
 }
 
-/// The same for a start on a node where nothing was before: each point has a node of its own.
+/// The same for a start on a node where nothing was before: each try has a node of its own.
 pub(crate) fn starts(operation: &Operation) -> Result<()> {
     let points = points(operation)?;
+    let mut tries = 0;
     for point in &points {
-        let mut node = Node::without_agent(config(operation))?;
-        let result = start_at(&mut node, point);
-        if result.is_err() {
-            eprintln!("---- log of the node's agent\n{}---- end of the log", node.log());
-        }
-        result.with_context(|| format!("{}, killed at {point}", operation.name))?;
+        let on_a_node = || {
+            let mut node = Node::without_agent(config(operation))?;
+            let result = start_at(&mut node, point);
+            if result.is_err() {
+                eprintln!("---- log of the node's agent\n{}---- end of the log", node.log());
+            }
+            result
+        };
+        tries += until_killed(on_a_node).with_context(|| format!("{}, killed at {point}", operation.name))?;
     }
-    println!("{}: {} points", operation.name, points.len());
+    println!("{}: killed at each of {} points, in {tries} tries", operation.name, points.len());
     Ok(())
 }
 
@@ -62,6 +65,19 @@ pub(crate) fn points(operation: &Operation) -> Result<Vec<String>> {
 
 /// How long a later pass of a point is waited for: an operation takes milliseconds.
 const LATER_PASS: Duration = Duration::from_secs(10);
+/// Tries to kill at a later pass of a point. Not every run of an operation comes to it, though both that were learned from did.
+const TRIES: usize = 4;
+
+/// Tries until one was killed at its point; says how many that took. What a try leaves that missed the point is checked as
+/// well, by the try itself.
+fn until_killed(mut attempt: impl FnMut() -> Result<bool>) -> Result<usize> {
+    for tried in 1..=TRIES {
+        if attempt()? {
+            return Ok(tried);
+        }
+    }
+    bail!("the operation did not come to this point in {TRIES} tries")
+}
 
 fn config(operation: &Operation) -> NodeConfig {
     NodeConfig { flags: operation.flags.iter().map(|f| (*f).to_owned()).collect(), toml: None }
@@ -87,17 +103,20 @@ fn learn_start(operation: &Operation) -> Result<Vec<String>> {
     common(&traces)
 }
 
-fn start_at(node: &mut Node, point: &str) -> Result<()> {
+/// True when the agent was killed at the point.
+fn start_at(node: &mut Node, point: &str) -> Result<bool> {
     crash::wish(node.dirs(), point)?;
+    let mut killed = true;
     if node.start_armed_agent()? {
-        await_crash(node, point)?;
+        killed = await_crash(node, point)?;
     }
     crash::forget_wish(node.dirs())?;
     node.start_agent()?;
     let mut scene = Scene::new(node)?;
     scene.check()?;
     scene.end()?;
-    node.finish()
+    node.finish()?;
+    Ok(killed)
 }
 
 /// Runs the operation twice without a wish. What both runs passed is what it always passes.
@@ -186,8 +205,9 @@ fn count(trace: &[String]) -> BTreeMap<&str, usize> {
     counts
 }
 
-/// The first pass of a point is always come to. A later one may not be: a controller's commit or a rebuild that a delete
-/// overtakes makes one more of them in one run than in another. Then the agent is killed when nothing goes on.
+/// Waits for the agent's death at the point. Every run comes to the first pass of a point. A run may miss a later one: a
+/// controller's commit, or a rebuild that a delete overtakes, makes one pass more in one run than in another. The agent is then
+/// killed when nothing goes on, and the answer is false.
 fn await_crash(node: &mut Node, point: &str) -> Result<bool> {
     if point.ends_with(":1") {
         return node.await_crash().map(|()| true);

@@ -206,7 +206,7 @@ fn a_flood_is_counted_but_not_told() -> Result<()> {
     let mut a = Endpoint::load(A)?;
     let packet = udp(B.v4, ELSEWHERE4);
     let before = a.counters()?;
-    let (outcome, _) = a.run_times(FROM_CONTAINER, &packet, FLOOD)?;
+    let outcome = a.run_times(FROM_CONTAINER, &packet, FLOOD)?;
     assert_eq!(outcome.action, SHOT);
     let (flood, budget) = (u64::from(FLOOD), u64::from(EVENTS_PER_SECOND));
     assert_eq!(
@@ -226,7 +226,7 @@ fn a_flood_to_a_mapped_address_is_the_senders() -> Result<()> {
     let (mut a, mut b) = pair()?;
     let packet = udp(A.v6, B.v4.to_ipv6_mapped());
     let before = [a.counters()?, b.counters()?];
-    let (outcome, _) = a.run_times(FROM_CONTAINER, &packet, FLOOD)?;
+    let outcome = a.run_times(FROM_CONTAINER, &packet, FLOOD)?;
     assert_eq!(outcome.action, SHOT);
     let (flood, budget) = (u64::from(FLOOD), u64::from(EVENTS_PER_SECOND));
     assert_eq!(
@@ -248,7 +248,7 @@ fn a_flood_to_a_mapped_address_is_the_senders() -> Result<()> {
     expected.protocol = 17;
     check(told[0], expected, "the first");
     // The receiver has all of its budget left.
-    let (outcome, _) = b.run_times(TO_CONTAINER, &udp(GATEWAY4, A.v4), EVENTS_PER_SECOND)?;
+    let outcome = b.run_times(TO_CONTAINER, &udp(GATEWAY4, A.v4), EVENTS_PER_SECOND)?;
     assert_eq!(outcome.action, SHOT);
     assert_eq!(u64::try_from(b.events()?.len())?, budget);
     Ok(())

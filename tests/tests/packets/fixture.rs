@@ -255,11 +255,11 @@ impl Endpoint {
 
     /// Runs a program once on a packet.
     pub(crate) fn run(&self, program: &str, packet: &[u8]) -> Result<Outcome> {
-        self.run_times(program, packet, 1).map(|(outcome, _)| outcome)
+        self.run_times(program, packet, 1)
     }
 
-    /// Runs a program on the same packet over and over; nanoseconds for one run.
-    pub(crate) fn run_times(&self, program: &str, packet: &[u8], times: u32) -> Result<(Outcome, u128)> {
+    /// Runs a program on the same packet over and over.
+    pub(crate) fn run_times(&self, program: &str, packet: &[u8], times: u32) -> Result<Outcome> {
         let mut out = vec![0; packet.len() + 256];
         let result = self
             .program(program)?
@@ -271,7 +271,7 @@ impl Endpoint {
             })
             .with_context(|| format!("run {program} on {} bytes", packet.len()))?;
         out.truncate(usize::try_from(result.data_size_out)?);
-        Ok((Outcome { action: result.return_value, packet: out }, result.duration.as_nanos()))
+        Ok(Outcome { action: result.return_value, packet: out })
     }
 }
 
