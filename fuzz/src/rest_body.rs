@@ -9,6 +9,7 @@ use axum::{
     http::{Request, header::CONTENT_TYPE},
 };
 use serde::{Serialize, de::DeserializeOwned};
+use wharf_agent::explain::subject::Subject;
 use wharf_agent::rest::{
     endpoint::create_spec,
     error::{Body, Failure, Query},
@@ -60,7 +61,9 @@ fn create(data: &[u8]) {
     let Some(asked) = body::<EndpointCreate>(bytes) else { return };
     let spec = match create_spec(DEFAULT_MTU, id, asked.clone()) {
         Ok(spec) => spec,
-        Err(failure) => return refused(&failure, &["create endpoint", "read endpoint id", "read labels"]),
+        Err(failure) => {
+            return refused(&failure, &["create endpoint", "read endpoint id", "read subject", "read labels"]);
+        }
     };
     // What is taken is what was asked for, and nothing else.
     let attachment = (&asked.network, &asked.container_id, &asked.ifname);
@@ -138,7 +141,7 @@ fn parameters<T: DeserializeOwned + Debug>(query: &str) -> Option<T> {
 fn endpoint_id(text: &str) {
     let found = match id::parse(text) {
         Ok(found) => found,
-        Err(failure) => return refused(&failure, &["read endpoint id"]),
+        Err(failure) => return refused(&failure, &["read endpoint id", "read subject"]),
     };
     let spelling = match &found {
         IdRef::Number(id) => id.to_string(),
@@ -147,8 +150,23 @@ fn endpoint_id(text: &str) {
         IdRef::Pod(Some(namespace), name) => format!("pod-name:{namespace}/{name}"),
         IdRef::Pod(None, name) => format!("pod-name:{name}"),
         IdRef::Ip(ip) => format!("{}:{ip}", if ip.is_ipv4() { "ipv4" } else { "ipv6" }),
+        IdRef::Name(subject) => name(subject),
     };
     assert_eq!(id::parse(&spelling).ok().as_ref(), Some(&found), "{spelling:?} is not {text:?}");
+}
+
+/// A name without a prefix, as it may be written.
+fn name(subject: &Subject) -> String {
+    match subject {
+        Subject::Number(id) => id.to_string(),
+        Subject::Address(ip) => ip.to_string(),
+        Subject::Link(id, low) => format!("wh{:04x}{low:08x}", id.get()),
+        Subject::Container(id, None) => id.clone(),
+        // What begins with a colon has no network's name before it.
+        Subject::Container(id, Some(ifname)) if id.starts_with(':') => format!("{id}/{ifname}"),
+        Subject::Container(id, Some(ifname)) => format!("network/{id}:{ifname}"),
+        Subject::Pod(..) => panic!("a pod is asked for with a prefix: {subject:?}"),
+    }
 }
 
 /// An answer; what is read is written and read again as the same.
