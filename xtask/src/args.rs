@@ -42,7 +42,7 @@ pub(crate) enum Task {
     /// Quick checks come first (formatting, licences, documentation links), then the build, clippy and the tests. With
     /// FILTERS only the tests whose names contain one of them run, and no checks.
     Test(TestArgs),
-    /// Kill, churn and model for as long as you like: each round at random, the first failure ends it
+    /// Churn with kills, crash tests and the model for as long as you like, at random; the first failure ends it
     Soak(SoakArgs),
     /// Run the kernel's tests on other kernels: Debian's 6.1, 6.12 and 7.2, in virtual machines
     ///
@@ -111,10 +111,10 @@ pub(crate) struct TestArgs {
 /// Arguments of `soak`.
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
-    /// Begin no new round after this time; a round takes about half an hour.
-    #[arg(long, value_name = "N", default_value_t = 60)]
+    /// How long it runs once all is built. Each part has a share, and at least one run of a minute or so.
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) minutes: u64,
-    /// Take this seed in every round, to repeat what failed.
+    /// Begin every part with this seed, to repeat the run that failed.
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 }

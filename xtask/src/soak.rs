@@ -1,60 +1,88 @@
 //! `soak`: what `test` does for a minute, for as long as one likes, at random.
 //!
-//! Each round: ten times the churn with an agent that is killed at random, the crash matrix at random passes of its
-//! points in random order, and thousands of the model's histories. The first failure ends it; its output names the seed.
+//! Three parts share the time: churn with an agent that is killed at random, the crash matrix at random passes of its
+//! points, and the model's histories. A part is a number of runs; each takes a minute or so, and one that would not fit into
+//! the part's share is not begun. The first failure ends it, and names the seed that repeats it.
 
 use std::{
     process::{Command, ExitCode},
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     args::{CoreSources, SoakArgs},
     build, packages,
     privilege::Privilege,
-    progress::{Progress, spell},
+    progress::{Progress, Step, spell},
     rustc::cargo_target_variable,
     setup,
+    vm::plan::{output_of, parse_list},
     workspace::Workspace,
 };
 
-/// A part of a round: package, test binary, and the variables that make it larger.
+/// A part of the soak: the runs of one test binary.
 struct Part {
     title: &'static str,
     package: &'static str,
     test: &'static str,
-    variables: &'static [(&'static str, &'static str)],
-    /// The variable that takes a seed, where the test does not choose and tell its own.
-    seed: Option<&'static str>,
+    /// Percent of the time.
+    share: u32,
+    /// The variable that takes the seed.
+    seed: &'static str,
+    runs: Runs,
+}
+
+/// What a run of a part is.
+enum Runs {
+    /// The whole binary, with these variables.
+    Whole { variables: &'static [(&'static str, &'static str)], does: &'static str },
+    /// As many tests of the binary as there are processors, without this one. The next run takes the next tests.
+    Some { without: &'static str, does: &'static str },
+}
+
+impl Runs {
+    const fn does(&self) -> &'static str {
+        match self {
+            Self::Whole { does, .. } | Self::Some { does, .. } => does,
+        }
+    }
 }
 
 const PARTS: [Part; 3] = [
     Part {
-        title: "Churn, 20,000 operations",
+        title: "Churn with kills",
         package: "wharf-tests",
         test: "churn",
-        variables: &[("WHARF_CHURN_ADDS", "10000")],
-        seed: Some("WHARF_CHURN_SEED"),
+        share: 25,
+        seed: "WHARF_CHURN_SEED",
+        runs: Runs::Whole { variables: &[("WHARF_CHURN_ADDS", "1000")], does: "2,000 operations each" },
     },
     Part {
         title: "Crash matrix at random",
         package: "wharf-tests",
         test: "crash_matrix",
-        variables: &[],
-        seed: Some("WHARF_CRASH_SEED"),
+        share: 50,
+        seed: "WHARF_CRASH_SEED",
+        runs: Runs::Some {
+            // It kills nobody.
+            without: "the_matrix_is_as_large_as_it_should_be",
+            does: "one crash test for each processor",
+        },
     },
     Part {
-        title: "Model, 5,000 histories",
+        title: "Model",
         package: "wharf-agent",
         test: "model",
-        variables: &[("WHARF_MODEL_CASES", "5000")],
-        seed: None,
+        share: 25,
+        seed: "WHARF_MODEL_SEED",
+        runs: Runs::Whole { variables: &[("WHARF_MODEL_CASES", "1000")], does: "1,000 histories each" },
     },
 ];
 
-/// Runs rounds until the time is over; at least one.
+/// Runs every part for its share of the time; each at least once.
 pub(crate) fn run(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -62,58 +90,131 @@ pub(crate) fn run(
     arguments: &SoakArgs,
 ) -> Result<ExitCode> {
     privilege.confirm("soaking (tests make network namespaces)")?;
-    let mut progress = Progress::new(setup::STEPS + build::STEPS + 2, verbose, privilege);
+    let mut progress = Progress::new(setup::STEPS + build::STEPS + 2 + PARTS.len(), verbose, privilege);
     let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::TEST, CoreSources::Auto)?;
     build::ensure(&mut progress, workspace, &toolchain, &[])?;
     build::crash_programs(&mut progress, workspace)?;
     let variable = cargo_target_variable(&toolchain.rustc.host, "RUNNER");
-    let runner = privilege.test_runner().map(|runner| (variable, runner));
+    let soak = Soak { workspace, runner: privilege.test_runner().map(|runner| (variable, runner)) };
     progress.step("Test binaries", |step| {
-        PARTS.iter().try_for_each(|part| step.run(cargo_test(workspace, part, runner.as_ref()).arg("--no-run")))
+        PARTS.iter().try_for_each(|part| step.run(soak.cargo_test(part).arg("--no-run")))
     })?;
 
-    let (started, limit) = (Instant::now(), Duration::from_secs(arguments.minutes.saturating_mul(60)));
-    let mut rounds = 0_u64;
-    while rounds == 0 || started.elapsed() < limit {
-        rounds += 1;
-        for part in &PARTS {
-            let seed = arguments.seed.unwrap_or_else(random);
-            privilege.refresh();
-            let began = Instant::now();
-            let mut command = cargo_test(workspace, part, runner.as_ref());
-            if let Some(name) = part.seed {
-                command.env(name, seed.to_string());
-            }
-            command.args(["--", "--nocapture"]);
-            println!(
-                "round {rounds}: {}{}",
-                part.title,
-                part.seed.map_or(String::new(), |name| format!(", {name}={seed}"))
-            );
-            let status = command.status()?;
-            ensure!(status.success(), "round {rounds}: {} failed ({status})", part.title);
-            println!("round {rounds}: {} held, in {}", part.title, spell(began.elapsed()));
-        }
+    let started = Instant::now();
+    let whole = Duration::from_secs(arguments.minutes.saturating_mul(60));
+    let seed = arguments.seed.unwrap_or_else(random);
+    for part in &PARTS {
+        let time = whole * part.share / 100;
+        progress.step(&format!("{}, for {}", part.title, spell(time)), |step| {
+            let runs = soak.part(step, privilege, part, seed, time)?;
+            step.note(format!("{runs} runs, {}", part.runs.does()));
+            Ok(())
+        })?;
     }
-    println!("{rounds} rounds held, in {}", spell(started.elapsed()));
+    println!("all held, in {}", spell(started.elapsed()));
     Ok(ExitCode::SUCCESS)
 }
 
-fn cargo_test(workspace: &Workspace, part: &Part, runner: Option<&(String, String)>) -> Command {
-    let mut command = workspace.cargo();
-    command
-        .args(["test", "--locked", "--package", part.package, "--test", part.test])
-        .env("WHARF_BIN_DIR", workspace.release())
-        .env("WHARF_CRASH_DIR", build::crash_dir(workspace))
-        .envs(part.variables.iter().copied());
-    if let Some((name, value)) = runner {
-        command.env(name, value);
+/// What all parts share.
+struct Soak<'a> {
+    workspace: &'a Workspace,
+    /// The variable that names cargo's runner, and the runner.
+    runner: Option<(String, String)>,
+}
+
+impl Soak<'_> {
+    /// Runs a part for about this long; says how many runs that were. Each run has the seed after the last one's, so that
+    /// a part that begins with the seed of a failed run begins with that run.
+    fn part(&self, step: &Step, privilege: &Privilege, part: &Part, seed: u64, time: Duration) -> Result<u64> {
+        let tests = self.tests(part)?;
+        let (mut runs, mut longest) = (0_u64, Duration::ZERO);
+        while runs == 0 || fits(step.elapsed(), longest, time) {
+            let seed = seed.wrapping_add(runs);
+            privilege.refresh();
+            let began = Instant::now();
+            let mut command = self.cargo_test(part);
+            command.env(part.seed, seed.to_string());
+            command.args(["--", "--nocapture"]);
+            if !tests.is_empty() {
+                command.arg("--exact").args(chosen(&tests, seed, thread::available_parallelism()?.get()));
+            }
+            step.run(&mut command).with_context(|| {
+                format!("{}: run {} failed; `cargo xtask soak --seed {seed}` begins with it", part.title, runs + 1)
+            })?;
+            longest = longest.max(began.elapsed());
+            runs += 1;
+        }
+        Ok(runs)
     }
-    command
+
+    /// The tests among which a run chooses; none when it takes the whole binary.
+    fn tests(&self, part: &Part) -> Result<Vec<String>> {
+        let Runs::Some { without, .. } = part.runs else { return Ok(Vec::new()) };
+        let mut command = self.cargo_test(part);
+        let mut tests = parse_list(&output_of(command.args(["--", "--list", "--format", "terse"]))?);
+        tests.retain(|test| test != without);
+        ensure!(!tests.is_empty(), "list the tests of {}: there are none", part.test);
+        Ok(tests)
+    }
+
+    fn cargo_test(&self, part: &Part) -> Command {
+        let mut command = self.workspace.cargo();
+        command
+            .args(["test", "--locked", "--package", part.package, "--test", part.test])
+            .env("WHARF_BIN_DIR", self.workspace.release())
+            .env("WHARF_CRASH_DIR", build::crash_dir(self.workspace));
+        if let Runs::Whole { variables, .. } = part.runs {
+            command.envs(variables.iter().copied());
+        }
+        if let Some((name, value)) = &self.runner {
+            command.env(name, value);
+        }
+        command
+    }
+}
+
+/// True when another run, as long as the longest so far, ends in time.
+fn fits(elapsed: Duration, longest: Duration, time: Duration) -> bool {
+    elapsed + longest <= time
+}
+
+/// The tests of the run that has this seed. The next seed's run goes on where this one ends.
+fn chosen(tests: &[String], seed: u64, count: usize) -> impl Iterator<Item = &String> {
+    let place = usize::try_from(seed % tests.len() as u64).unwrap_or(0);
+    tests.iter().cycle().skip(place * count % tests.len()).take(count.min(tests.len()))
 }
 
 /// The standard library seeds its hash maps from the kernel.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0_u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_share_all_of_the_time() {
+        assert_eq!(PARTS.iter().map(|part| part.share).sum::<u32>(), 100);
+    }
+
+    #[test]
+    fn a_run_that_would_end_too_late_is_not_begun() {
+        let [elapsed, longest] = [60, 30].map(Duration::from_secs);
+        assert!(fits(elapsed, longest, Duration::from_secs(90)));
+        assert!(!fits(elapsed, longest, Duration::from_secs(89)));
+    }
+
+    #[test]
+    fn runs_take_turns_over_all_tests_and_a_seed_repeats_its_own() {
+        let tests: Vec<String> = (0..23).map(|n| n.to_string()).collect();
+        let run = |seed| chosen(&tests, seed, 2).cloned().collect::<Vec<_>>();
+        assert_eq!([run(22), run(23), run(24)], [["21", "22"], ["0", "1"], ["2", "3"]]);
+        let mut seen: Vec<_> = (1_000..1_012).flat_map(run).collect();
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), tests.len());
+        assert_eq!(chosen(&tests[..1], 7, 4).count(), 1);
+    }
 }

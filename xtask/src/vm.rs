@@ -7,7 +7,7 @@ mod apt;
 mod guest;
 mod image;
 mod kernel;
-mod plan;
+pub(crate) mod plan;
 mod table;
 mod tools;
 

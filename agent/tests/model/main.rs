@@ -6,7 +6,8 @@
 //! After each step the agent's memory, its store and the kernel are held against the model.
 //!
 //! The histories are the same in every run, so that a run tells the same on every machine; `WHARF_MODEL_CASES=N` tries N
-//! others. A history that failed is shrunk and kept in `regressions.txt`, and replayed first from then on.
+//! others, those of `WHARF_MODEL_SEED` if it is set. A history that failed is shrunk and kept in `regressions.txt`, and
+//! replayed first from then on.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod expected;
@@ -30,9 +31,14 @@ fn config() -> Config {
     let regressions = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/model/regressions.txt");
     let wanted = ["WHARF_MODEL_CASES", "PROPTEST_CASES"].iter().find_map(|name| std::env::var(name).ok());
     let wanted = wanted.map(|n| n.parse().expect("the number of cases is a number"));
+    let seed = std::env::var("WHARF_MODEL_SEED").ok().map(|n| n.parse().expect("the seed is a number"));
     Config {
         cases: wanted.unwrap_or(CASES),
-        rng_seed: if wanted.is_some() { RngSeed::Random } else { RngSeed::Fixed(SEED) },
+        rng_seed: match (seed, wanted) {
+            (Some(seed), _) => RngSeed::Fixed(seed),
+            (None, Some(_)) => RngSeed::Random,
+            (None, None) => RngSeed::Fixed(SEED),
+        },
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
         max_shrink_iters: 4_000,
         ..Config::default()

@@ -91,7 +91,8 @@ pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Re
     Ok(files)
 }
 
-fn output_of(command: &mut Command) -> Result<String> {
+/// Standard output of a command that must succeed.
+pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("start `{}`", describe(command)))?;
     if !output.status.success() {
         let told = String::from_utf8_lossy(&output.stderr);
@@ -110,8 +111,8 @@ fn parse_artifact(line: &str) -> Option<(String, PathBuf)> {
     (is_test && matches!(kind, "test" | "lib")).then(|| (name.to_owned(), PathBuf::from(path)))
 }
 
-/// Lines like `live::a_closed_gate_lets_nothing_through: test`.
-fn parse_list(output: &str) -> Vec<String> {
+/// Names in what `--list --format terse` prints: lines like `live::a_closed_gate_lets_nothing_through: test`.
+pub(crate) fn parse_list(output: &str) -> Vec<String> {
     output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
