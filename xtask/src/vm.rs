@@ -73,13 +73,14 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
     }
     let kernels = if arguments.kernels.is_empty() { VmKernel::DEFAULT.to_vec() } else { unique(&arguments.kernels) };
     let building = if arguments.prebuilt { 0 } else { setup::STEPS + build::STEPS };
-    let mut progress = Progress::new(building + 3 + 2 * kernels.len(), verbose, privilege);
+    let mut progress = Progress::new(building + 4 + 2 * kernels.len(), verbose, privilege);
     if arguments.prebuilt {
         build::must_be_there(&workspace.release())?;
     } else {
         let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::DEMO, CoreSources::Auto)?;
         build::ensure(&mut progress, workspace, &toolchain, &[])?;
     }
+    build::crash_programs(&mut progress, workspace)?;
     let files = progress.step("Test binaries", |step| plan::make(step, workspace, &arguments.tests))?;
     let planned = files.iter().map(|file| file.tests.len()).sum();
 
@@ -145,6 +146,12 @@ fn conclude(files: &[TestFile], runs: &[Run], mut failures: Vec<String>, directo
     println!("\n{}", table::render(runs));
     for (name, why) in plan::LEFT_OUT.iter().chain(plan::TOO_FAST) {
         println!("left out: {name}, which {why}");
+    }
+    for run in runs {
+        let without = run.told.tests.iter().filter(|test| test.verdict == guest::Verdict::NoTcx);
+        for test in without {
+            println!("not applicable on Linux {}: {}, which needs tcx", run.wanted.version, test.name);
+        }
     }
     println!("{planned} tests of {} files; the guests' logs are in {}", files.len(), directory.display());
     for run in runs {

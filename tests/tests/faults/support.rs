@@ -62,6 +62,11 @@ impl Screen {
         phrases.iter().all(|p| self.says(p))
     }
 
+    /// True when it ended with this code and says all of these.
+    pub(crate) fn is(&self, code: i32, phrases: &[&str]) -> bool {
+        self.code == code && self.says_all(phrases)
+    }
+
     /// It ended with this code.
     pub(crate) fn must_exit(&self, code: i32) -> Result<()> {
         ensure!(self.code == code, "expected exit {code}, not {} of\n{}", self.code, self.whole);
@@ -108,7 +113,7 @@ pub(crate) fn await_screen(node: &Node, arguments: &[&str], fits: impl Fn(&Scree
 
 /// `wharf status` until it ends with a code and says all of these.
 pub(crate) fn await_status(node: &Node, code: i32, phrases: &[&str]) -> Result<Screen> {
-    await_screen(node, &["status"], |s| s.code == code && s.says_all(phrases))
+    await_screen(node, &["status"], |s| s.is(code, phrases))
 }
 
 /// Nothing is amiss: what every remedy ends with.

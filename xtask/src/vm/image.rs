@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{apt::empty_directory, kernel::Kernel, plan::TestFile, tools::Tools};
 use crate::{
+    build::crash_dir,
     progress::Step,
     workspace::{Workspace, find_program},
 };
@@ -29,8 +30,11 @@ const PROGRAMS: &[&str] = &["ip", "tc", "ss"];
 /// Wharf's programs.
 const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
 
+/// Programs with crash points, which tests stop at a chosen step.
+const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash"];
+
 /// Files of the checkout that tests read, found in the guest where they are on the host.
-const READ_BY_TESTS: &[&str] = &["crates/api/openapi.json"];
+const READ_BY_TESTS: &[&str] = &["crates/api/openapi.json", "docs/operations.md"];
 
 const DIRECTORIES: &[&str] =
     &["bin", "dev", "proc", "sys", "tmp", "run", "mnt", "media", "srv", "opt", "etc", "root", "var/lib", "modules"];
@@ -59,6 +63,13 @@ impl Tree<'_> {
         let to = self.place(to);
         fs::copy(from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
         Ok(())
+    }
+
+    /// Copies a program and its libraries, without debug information: that is most of an unoptimised program, and the
+    /// guest's memory holds all files.
+    fn stripped(&mut self, step: &Step, from: &Path, to: &Path) -> Result<()> {
+        self.libraries_of(from)?;
+        step.run(Command::new("objcopy").arg("--strip-debug").arg(from).arg(self.place(to)))
     }
 
     fn write(&self, path: &str, text: &str) -> Result<()> {
@@ -123,6 +134,9 @@ pub(crate) fn make(
         symlink(format!("/wharf/bin/{name}"), root.join("bin").join(name))
             .with_context(|| format!("link {name} in the guest"))?;
     }
+    for name in ARMED {
+        tree.stripped(step, &crash_dir(workspace).join(name), &Path::new("/wharf/bin").join(name))?;
+    }
     for object in ["endpoint.o", "sink.o", "endpoint-debug.o"] {
         tree.copy(&workspace.bpf_objects().join(object), &Path::new("/wharf/bpf").join(object))?;
     }
@@ -136,10 +150,7 @@ pub(crate) fn make(
     }
     let mut plan = String::new();
     for file in files {
-        tree.libraries_of(&file.path)?;
-        // Debug information is most of a test binary, and the guest's memory holds all of them.
-        let stripped = tree.place(&Path::new("/wharf/tests").join(&file.name));
-        step.run(Command::new("objcopy").arg("--strip-debug").arg(&file.path).arg(&stripped))?;
+        tree.stripped(step, &file.path, &Path::new("/wharf/tests").join(&file.name))?;
         for test in &file.tests {
             plan.push_str(&format!("{} {test}\n", file.name));
         }

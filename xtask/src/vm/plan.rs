@@ -31,7 +31,7 @@ pub(crate) const TOO_FAST: &[(&str, &str)] = &[
         "regenerate::no_packet_is_lost_while_programs_are_replaced",
         "sends 10,000 packets a second beside a TCP stream; attach::replacements_lose_nothing_* asks the same of fewer",
     ),
-    ("crash_matrix::", "needs the agent and the plugin with crash points, and starts the agent a thousand times"),
+    ("crash_matrix::", "starts the agent a thousand times"),
     ("churn::", "two thousand operations against an agent that is killed again and again"),
     ("concurrency::sixteen_at_once", "makes 16 endpoints at once, each step within the agent's own deadline"),
 ];
