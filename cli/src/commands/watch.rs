@@ -38,7 +38,7 @@ pub(super) async fn run(cx: &Context, filter: EndpointFilter, columns: Columns) 
     let state = filter.state;
     let filter = EndpointFilter { state: None, ..filter };
     let mut shown = BTreeMap::new();
-    let mut table = Following::new(columns);
+    let mut table = Following::new(columns, &cx.out.style());
     let mut first = true;
     loop {
         let all = cx.client.endpoints(&filter).await?;

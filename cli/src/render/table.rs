@@ -86,21 +86,28 @@ pub(super) fn table(style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> Str
 }
 
 /// A table that is printed row by row, as its rows become known: later rows stand below the earlier ones.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Growing {
-    /// Columns of the screen that each column has had so far; empty until the header was printed.
+    /// Columns of the screen that each column has had so far.
     widths: Vec<u16>,
+    /// The header was printed.
+    begun: bool,
 }
 
 impl Growing {
+    /// Nothing is printed yet; each column is to have so many columns of the screen at least.
+    pub(super) fn new(least: Vec<u16>) -> Self {
+        Self { widths: least, begun: false }
+    }
+
     /// The next rows, below the header when they are the first ones.
     pub(super) fn rows(&mut self, style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
         let mut columns = columns(header, &rows);
         for (column, width) in columns.iter_mut().zip(&self.widths) {
             column.least = column.least.max(*width);
         }
-        let first = self.widths.is_empty();
         self.widths = columns.iter().map(|c| c.least).collect();
+        let first = !std::mem::replace(&mut self.begun, true);
         lay_out(style, header, first, columns, rows)
     }
 }

@@ -58,7 +58,7 @@ pub(crate) const RENAMED_LINK: Fault = Fault {
 
 pub(crate) const POOL_EXHAUSTED: Fault = Fault {
     title: "No address is left",
-    status: &["ipam is degraded: exhausted: default IPv4", "has no free IPv4 address: 6/6 (100.0%)", "wharf ipam list"],
+    status: &["has no free IPv4 address: 6/6 (100.0%)", "wharf ipam list"],
     explain: &[
         "its create failed",
         "lease IPv4 address from pool default: all of its 6 addresses are in use",

@@ -40,15 +40,24 @@ pub(crate) fn list(endpoints: &[Endpoint], style: &Style, columns: Columns) -> S
 /// A list that is followed: rows are added as endpoints change.
 #[derive(Debug)]
 pub(crate) struct Following {
-    columns: Columns,
-    layout: Option<Layout>,
+    layout: Layout,
     table: Growing,
 }
 
 impl Following {
-    /// Nothing is printed yet.
-    pub(crate) fn new(columns: Columns) -> Self {
-        Self { columns, layout: None, table: Growing::default() }
+    /// Nothing is printed yet. The columns are made for rows that nobody knows yet: for the longest state, and for usual
+    /// numbers and addresses.
+    pub(crate) fn new(columns: Columns, style: &Style) -> Self {
+        let Columns { wide, labels } = columns;
+        let flat = Layout { wide, labels: labels || wide, pod: true, stacked: None };
+        let screen = usize::from(style.width);
+        let others = |layout: Layout| layout.usual_widths(0).into_iter().map(|w| usize::from(w) + 2).sum::<usize>();
+        let narrow = Layout { stacked: Some(SHORT_POD), labels: false, ..flat };
+        let room = |layout| screen.saturating_sub(others(layout)).max(SHORT_POD);
+        let is_narrow = !wide && others(Layout { labels: false, ..flat }) + 2 * SHORT_POD > screen;
+        let stacked = is_narrow.then(|| room(narrow));
+        let layout = Layout { stacked, ..flat };
+        Self { layout, table: Growing::new(layout.usual_widths(stacked.unwrap_or(2 * SHORT_POD))) }
     }
 
     /// Rows for these endpoints, below the header when they are the first ones. `all` are the endpoints that are there;
@@ -57,15 +66,12 @@ impl Following {
         let mut sorted: Vec<&Endpoint> = changed.iter().collect();
         sorted.sort_by_key(|e| (e.id, e.epoch));
         let ids = ShortIds::of(all.iter().chain(changed));
-        let columns = self.columns;
-        let layout =
-            self.layout.get_or_insert_with(|| Layout { pod: true, ..Layout::of(&sorted, &ids, style, columns) });
         let rows = sorted.iter().map(|e| {
             let is_there = all.iter().any(|a| (a.id, a.epoch) == (e.id, e.epoch));
             let state = if is_there { state_cell(e) } else { token("deleted").tone(Tone::Dim) };
-            layout.row(e, &ids, state, style)
+            self.layout.row(e, &ids, state, style)
         });
-        self.table.rows(style, &layout.header(), rows.collect())
+        self.table.rows(style, &self.layout.header(), rows.collect())
     }
 }
 
@@ -135,6 +141,19 @@ impl Layout {
         header.extend(if self.wide { &["HOST IF", "IFINDEX", "AGE"] as &[_] } else { &[] });
         header.extend(self.labels.then_some("LABELS"));
         header
+    }
+
+    /// Columns of the screen that each column commonly takes; a pod's name takes `pod` of them.
+    fn usual_widths(self, pod: usize) -> Vec<u16> {
+        let usual = |name: &&str| match *name {
+            "STATE" => "waiting-to-regenerate".len(),
+            "POD" => pod,
+            "CONTAINER" => SHORT_ID,
+            "IPV4" => "10.123.123.123".len(),
+            "IPV6" | "ADDRESSES" => "fd57:4a7f:e8f::ffff".len(),
+            other => other.len().max(3),
+        };
+        self.header().iter().map(|name| u16::try_from(usual(name)).unwrap_or(u16::MAX)).collect()
     }
 
     fn row(self, e: &Endpoint, ids: &ShortIds<'_>, state: Cell, style: &Style) -> Vec<Cell> {

@@ -83,13 +83,16 @@ fn ids_are_as_long_as_it_takes_to_tell_them_apart() {
 
 #[test]
 fn rows_that_follow_stand_below_the_first() {
-    let mut following = Following::new(USUAL);
+    let mut following = Following::new(USUAL, &Style::plain());
+    let mut text = following.rows(&[], &[], &Style::plain());
     let one = sample::endpoint();
-    let mut text = following.rows(std::slice::from_ref(&one), std::slice::from_ref(&one), &Style::plain());
-    let mut longer = Endpoint { id: 12_345, state: EndpointState::WaitingToRegenerate, ..one.clone() };
-    longer.pod_name = None;
-    text += &following.rows(&[longer.clone()], &[one.clone(), longer], &Style::plain());
-    text += &following.rows(std::slice::from_ref(&one), &[], &Style::plain());
+    text += &following.rows(std::slice::from_ref(&one), std::slice::from_ref(&one), &Style::plain());
+    let mut longer = Endpoint { id: 12, state: EndpointState::WaitingToRegenerate, ..one.clone() };
+    longer.ipv6 = "fd57:4a7f:e8f::fff1".parse().ok();
+    longer.pod_name = Some("coredns-5d78c9869d-abcde".to_owned());
+    text += &following.rows(std::slice::from_ref(&longer), &[one.clone(), longer.clone()], &Style::plain());
+    text += &following.rows(std::slice::from_ref(&one), &[longer], &Style::plain());
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     insta::assert_snapshot!(text);
 }
 
