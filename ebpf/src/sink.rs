@@ -1,5 +1,6 @@
-//! The object `sink`: stands in for an endpoint's programs while the endpoint is being deleted, so that nothing passes
-//! unpoliced on the links and in the `CALLS` slot while the rest is taken away. No maps: it may outlive all of them.
+//! The object `sink`: takes the place of an endpoint's programs on both hooks while the endpoint is deleted, so that no
+//! packet passes unpoliced until the link is gone. The endpoint's `CALLS` slot is emptied, and an empty slot drops.
+//! No maps: the program may outlive all of them.
 #![no_std]
 #![no_main]
 
