@@ -1,6 +1,13 @@
-//! Prometheus metrics: counters and histograms that live here, gauges computed when asked.
+//! Prometheus metrics: counters and histograms that live here, gauges computed for each scrape. docs/metrics.md lists
+//! them; a test compares the two.
 
-use std::{fmt::Write as _, time::Duration};
+mod exposition;
+
+use std::{
+    fmt::Write as _,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
@@ -15,6 +22,7 @@ use prometheus_client::{
 use wharf_api::{AgentStatus, HealthState, IpFamily, MetricRow, NodeHealth, ProbeOutcome};
 use wharf_core::state::Level;
 
+pub use self::exposition::Format;
 use crate::controller::Runs;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -58,6 +66,15 @@ struct ProbeLabel {
     family: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    version: String,
+    abi: u32,
+}
+
+/// A gauge of fractions or seconds.
+type Real = Gauge<f64, AtomicU64>;
+
 /// What the agent counts. Label sets are of fixed words, so the families cannot grow without bound.
 #[derive(Debug)]
 pub struct Metrics {
@@ -67,9 +84,9 @@ pub struct Metrics {
     self_check_alarms: Counter,
     self_checks_failing: Gauge,
     health_up: Gauge,
-    health_launches: Gauge,
-    health_trips: Family<ProbeLabel, Gauge<f64, std::sync::atomic::AtomicU64>>,
-    health_losses: Family<ProbeLabel, Gauge<f64, std::sync::atomic::AtomicU64>>,
+    health_launches: Counter,
+    health_trips: Family<ProbeLabel, Real>,
+    health_losses: Family<ProbeLabel, Real>,
 }
 
 /// 100 microseconds to 13 seconds.
@@ -86,7 +103,7 @@ impl Default for Metrics {
             self_check_alarms: Counter::default(),
             self_checks_failing: Gauge::default(),
             health_up: Gauge::default(),
-            health_launches: Gauge::default(),
+            health_launches: Counter::default(),
             health_trips: Family::default(),
             health_losses: Family::default(),
         }
@@ -133,11 +150,12 @@ impl Metrics {
         self.self_check_alarms.inc();
     }
 
-    /// What probing the health endpoint gave.
+    /// The result of the last round of health probes.
     pub fn health(&self, health: &NodeHealth) {
         self.health_up.set(i64::from(health.state == HealthState::Ok));
-        self.health_launches.set(number(health.launches));
-        // Of an endpoint that is not there, times of before would be taken for those of today.
+        // The controller of the health endpoint counts; this is its number.
+        self.health_launches.inner().store(health.launches, Ordering::Relaxed);
+        // Times of an endpoint that is gone must not be shown as current.
         self.health_trips.clear();
         self.health_losses.clear();
         for probe in &health.probes {
@@ -151,42 +169,55 @@ impl Metrics {
         }
     }
 
-    /// So many alarms last.
+    /// Sets the number of self-check alarms in force.
     pub fn self_checks_failing(&self, n: u64) {
         self.self_checks_failing.set(number(n));
     }
 
-    /// All metrics in the OpenMetrics text format.
+    /// All metrics in this text format.
     #[must_use]
-    pub fn encode(&self, status: &AgentStatus, verdicts: &[MetricRow], runs: &Runs, stale_parts: u64) -> String {
+    pub fn encode(
+        &self,
+        format: Format,
+        status: &AgentStatus,
+        verdicts: &[MetricRow],
+        runs: &Runs,
+        stale: u64,
+    ) -> String {
         let mut registry = Registry::with_prefix("wharf");
-        registry.register_with_unit("phase_duration", "Time of each phase", Unit::Seconds, self.phases.clone());
-        registry.register_with_unit(
-            "operation_duration",
-            "Time of each operation",
-            Unit::Seconds,
-            self.operations.clone(),
-        );
-        registry.register("self_checks", "Endpoints given test packets", self.self_checks.clone());
-        registry.register("self_check_alarms", "Self-checks that found a mismatch", self.self_check_alarms.clone());
-        let failing = self.self_checks_failing.clone();
-        registry.register("self_checks_failing", "Endpoints whose self-check finds a mismatch", failing);
-        registry.register("health_endpoint_up", "1 while every probe is answered", self.health_up.clone());
-        registry.register("health_endpoint_launches", "Launches since start", self.health_launches.clone());
-        let trips = self.health_trips.clone();
-        registry.register_with_unit("health_probe_trip", "Round-trip time of the last probe", Unit::Seconds, trips);
-        let losses = self.health_losses.clone();
-        registry.register_with_unit("health_probe_loss", "Probes lost of the last 60, 0 to 1", Unit::Ratios, losses);
+        self.own(&mut registry);
         gauges(&mut registry, status);
-        controllers(&mut registry, status, runs, stale_parts);
-        totals(&mut registry, verdicts);
+        pools(&mut registry, status);
+        controllers(&mut registry, status, runs, stale);
+        packets(&mut registry, verdicts);
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {
-            // Writing to a String does not fail; say so in the place where it would be looked for.
+            // Writing to a String does not fail; if it did, the scrape is where it would be looked for.
             text.clear();
             writeln!(text, "# encoding failed: {error}").ok();
         }
-        text
+        format.of(text)
+    }
+
+    /// Registers what is counted here.
+    fn own(&self, to: &mut Registry) {
+        let phases = self.phases.clone();
+        to.register_with_unit("phase_duration", "Duration of each phase of an operation", Unit::Seconds, phases);
+        let operations = self.operations.clone();
+        to.register_with_unit("operation_duration", "Duration of each operation", Unit::Seconds, operations);
+        to.register("self_checks", "Endpoints whose programs were given test packets", self.self_checks.clone());
+        to.register("self_check_alarms", "Self-check alarms raised", self.self_check_alarms.clone());
+        let failing = self.self_checks_failing.clone();
+        to.register("self_checks_failing", "Endpoints with a self-check alarm", failing);
+        let up = self.health_up.clone();
+        to.register("health_endpoint_up", "1 while the health endpoint answers every probe", up);
+        let launches = self.health_launches.clone();
+        to.register("health_endpoint_launches", "Launches of the health endpoint", launches);
+        let trips = self.health_trips.clone();
+        to.register_with_unit("health_probe_trip", "Round-trip time of the last health probe", Unit::Seconds, trips);
+        let losses = self.health_losses.clone();
+        let ratio = Unit::Other("ratio".to_owned());
+        to.register_with_unit("health_probe_loss", "Share of the last 60 health probes that was lost", ratio, losses);
     }
 }
 
@@ -202,36 +233,41 @@ const fn family(family: IpFamily) -> &'static str {
 }
 
 fn gauges(registry: &mut Registry, status: &AgentStatus) {
-    let single = |registry: &mut Registry, name: &str, help: &str, value: u64| {
-        let gauge: Gauge = Gauge::default();
-        gauge.set(number(value));
-        registry.register(name, help, gauge);
-    };
-    single(registry, "serving", "1 while new endpoints are accepted", u64::from(status.serving));
-    single(registry, "prepared_program_sets", "Program sets ready ahead of need", status.prepared.ready);
-    single(registry, "resident_memory_bytes", "Resident memory of the agent", status.resident_bytes);
-    single(registry, "refused_transitions", "Moves the state machine refused since start", status.refused_transitions);
-    single(registry, "proxy_completions_pending", "Completions awaited now", status.proxy.pending_completions);
-    single(
+    let build = Family::<Build, Gauge>::default();
+    build.get_or_create(&Build { version: status.version.clone(), abi: status.abi_version }).set(1);
+    registry.register("build_info", "Version of the agent, and of its maps' layout; always 1", build);
+
+    gauge(registry, "serving", "1 while new endpoints are accepted", u64::from(status.serving));
+    gauge(registry, "prepared_program_sets", "Program sets loaded ahead of need", status.prepared.ready);
+    let resident: Gauge = Gauge::default();
+    resident.set(number(status.resident_bytes));
+    registry.register_with_unit("resident_memory", "Resident memory of the agent", Unit::Bytes, resident);
+    counter(
         registry,
-        "proxy_completions_timed_out",
-        "Completions never given and passed",
-        status.proxy.timed_out_completions,
+        "refused_transitions",
+        "Events that the endpoint state machine refused",
+        status.refused_transitions,
     );
+
+    let pending = status.proxy.pending_completions;
+    gauge(registry, "proxy_completions_pending", "Proxy completions that deletes wait for", pending);
+    let timed_out = status.proxy.timed_out_completions;
+    counter(registry, "proxy_completions_timed_out", "Proxy completions that deletes gave up", timed_out);
+
     let queue = &status.deletion_queue;
-    single(registry, "deletion_queue_records", "Deletion records that wait", queue.records);
-    single(
-        registry,
-        "deletion_queue_oldest_age_milliseconds",
-        "Age of the oldest deletion record",
-        queue.oldest_age_ms,
-    );
-    single(registry, "deletion_queue_unusable", "Deletion records put aside since start", queue.unusable);
-    single(registry, "stuck_steps", "Steps that have not ended in their time", status.stuck.len() as u64);
-    single(registry, "quarantined_records", "Records out of service", status.quarantined.len() as u64);
-    single(registry, "audit_findings", "Findings that the last leak audit left", status.audit_findings.unwrap_or(0));
-    single(registry, "creates_waiting", "Creates that wait for their turn", status.admission.waiting);
-    single(registry, "creates_refused", "Creates told to come again since start", status.admission.refused);
+    gauge(registry, "deletion_queue_records", "Deletion records that wait", queue.records);
+    let age = Real::default();
+    age.set(Duration::from_millis(queue.oldest_age_ms).as_secs_f64());
+    registry.register_with_unit("deletion_queue_oldest_age", "Age of the oldest deletion record", Unit::Seconds, age);
+    counter(registry, "deletion_queue_unusable", "Deletion records set aside as unusable", queue.unusable);
+
+    gauge(registry, "stuck_steps", "Steps that have outlasted their deadline", status.stuck.len() as u64);
+    gauge(registry, "quarantined_records", "Endpoint records in quarantine", status.quarantined.len() as u64);
+    if let Some(findings) = status.audit_findings {
+        gauge(registry, "audit_findings", "Findings of the last leak audit", findings);
+    }
+    gauge(registry, "creates_waiting", "Creates that wait for admission", status.admission.waiting);
+    counter(registry, "creates_refused", "Creates asked to retry later", status.admission.refused);
 
     let states = Family::<One, Gauge>::default();
     for (state, n) in &status.endpoints {
@@ -239,6 +275,29 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
     }
     registry.register("endpoint_state", "Endpoints by state", states);
 
+    let pressure = Family::<One, Real>::default();
+    for map in &status.bpf_maps {
+        if let Some(entries) = map.entries.filter(|_| map.max_entries > 0) {
+            pressure.get_or_create(&One { name: map.name.clone() }).set(entries as f64 / map.max_entries as f64);
+        }
+    }
+    registry.register("bpf_map_pressure", "Share of a map's entries in use, 0 to 1", pressure);
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let gauge: Gauge = Gauge::default();
+    gauge.set(number(value));
+    registry.register(name, help, gauge);
+}
+
+/// A count kept elsewhere since the agent's start; the encoder adds `_total`.
+fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let counter: Counter = Counter::default();
+    counter.inc_by(value);
+    registry.register(name, help, counter);
+}
+
+fn pools(registry: &mut Registry, status: &AgentStatus) {
     let (capacity, used) = (Family::<PoolLabel, Gauge>::default(), Family::<PoolLabel, Gauge>::default());
     let resting = Family::<PoolLabel, Gauge>::default();
     for pool in &status.ipam {
@@ -247,26 +306,16 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
         used.get_or_create(&label).set(number(pool.used));
         resting.get_or_create(&label).set(number(pool.resting));
     }
-    registry.register("ipam_capacity", "Addresses a pool can give out", capacity);
-    registry.register("ip_addresses", "Addresses given out", used);
-    registry.register("ip_addresses_resting", "Addresses given back that rest", resting);
-
-    let pressure = Family::<One, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
-    for map in &status.bpf_maps {
-        if let Some(entries) = map.entries.filter(|_| map.max_entries > 0) {
-            pressure.get_or_create(&One { name: map.name.clone() }).set(entries as f64 / map.max_entries as f64);
-        }
-    }
-    registry.register("bpf_map_pressure", "Fill of a map, 0 to 1", pressure);
+    registry.register("ipam_capacity", "Addresses that a pool can lease", capacity);
+    registry.register("ip_addresses", "Addresses leased", used);
+    registry.register("ip_addresses_resting", "Released addresses in quarantine", resting);
 }
 
 /// Runs by controller: those of endpoints are summed by name, so the labels stay as few as the names in the code.
-fn controllers(registry: &mut Registry, status: &AgentStatus, runs: &Runs, stale_parts: u64) {
-    let (failing, stale) = (Gauge::<i64>::default(), Gauge::<i64>::default());
-    failing.set(number(status.controllers_unwell));
-    registry.register("controllers_failing", "Controllers whose last run failed, or does not end", failing);
-    stale.set(number(stale_parts));
-    registry.register("status_stale_parts", "Parts of the status that do not answer", stale);
+fn controllers(registry: &mut Registry, status: &AgentStatus, runs: &Runs, stale: u64) {
+    let unwell = status.controllers_unwell;
+    gauge(registry, "controllers_failing", "Controllers whose last run failed or does not end", unwell);
+    gauge(registry, "status_stale_parts", "Parts of the status that do not answer in time", stale);
     let ended = Family::<Controller, Counter>::default();
     for (name, (succeeded, failed)) in runs {
         for (outcome, n) in [("success", *succeeded), ("failure", *failed)] {
@@ -276,13 +325,19 @@ fn controllers(registry: &mut Registry, status: &AgentStatus, runs: &Runs, stale
     registry.register("controller_runs", "Runs of controllers that have ended", ended);
 }
 
-fn totals(registry: &mut Registry, verdicts: &[MetricRow]) {
-    let (drops, forwards) = (Family::<Verdict, Counter>::default(), Family::<Verdict, Counter>::default());
-    for row in verdicts {
-        let family = if row.dropped { &drops } else { &forwards };
-        let label = Verdict { direction: row.direction.clone(), reason: row.reason.clone() };
-        family.get_or_create(&label).inc_by(row.packets);
+fn packets(registry: &mut Registry, verdicts: &[MetricRow]) {
+    for (name, dropped) in [("drop", true), ("forward", false)] {
+        let (packets, bytes) = (Family::<Verdict, Counter>::default(), Family::<Verdict, Counter>::default());
+        for row in verdicts.iter().filter(|row| row.dropped == dropped) {
+            let label = Verdict { direction: row.direction.clone(), reason: row.reason.clone() };
+            packets.get_or_create(&label).inc_by(row.packets);
+            bytes.get_or_create(&label).inc_by(row.bytes);
+        }
+        let verb = if dropped { "dropped" } else { "forwarded" };
+        registry.register(format!("{name}_packets"), format!("Packets {verb}, by reason"), packets);
+        registry.register_with_unit(name, format!("Bytes {verb}, by reason"), Unit::Bytes, bytes);
     }
-    registry.register("drop_count", "Packets dropped, by reason", drops);
-    registry.register("forward_count", "Packets forwarded, by reason", forwards);
 }
+
+#[cfg(test)]
+mod tests;

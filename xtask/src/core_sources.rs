@@ -174,14 +174,14 @@ fn unique<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
 }
 
 /// `dpkg-deb --fsys-tarfile DEB | tar -x -C INTO PATTERN`, both ends checked.
-fn unpack(deb: &Path, into: &Path, pattern: &str) -> Result<()> {
+pub(crate) fn unpack(deb: &Path, into: &Path, pattern: &str) -> Result<()> {
     let mut source = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")
         .arg(deb)
         .stdout(Stdio::piped())
         .spawn()
-        .context("unpack core's sources: run dpkg-deb")?;
-    let archive = source.stdout.take().context("unpack core's sources: dpkg-deb has no output")?;
+        .context("unpack a package: run dpkg-deb")?;
+    let archive = source.stdout.take().context("unpack a package: dpkg-deb has no output")?;
     let extracted = Command::new("tar")
         .arg("-x")
         .arg("-C")
@@ -189,8 +189,8 @@ fn unpack(deb: &Path, into: &Path, pattern: &str) -> Result<()> {
         .args(["--no-same-owner", "--wildcards", pattern])
         .stdin(archive)
         .output()
-        .context("unpack core's sources: run tar");
-    let read = source.wait().context("unpack core's sources: wait for dpkg-deb")?;
+        .context("unpack a package: run tar");
+    let read = source.wait().context("unpack a package: wait for dpkg-deb")?;
     let extracted = extracted?;
     if !read.success() || !extracted.status.success() {
         bail!(

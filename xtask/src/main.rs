@@ -16,6 +16,7 @@ mod manifest;
 mod packages;
 mod privilege;
 mod progress;
+mod promtool;
 mod rustc;
 mod schemathesis;
 mod setup;

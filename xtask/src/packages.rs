@@ -62,6 +62,8 @@ pub(crate) const TEST: &[Need] = &[
     // The package busybox has a program of the same name, which is not static and cannot be an image by itself.
     Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
     Need::file("containernetworking-plugins", "/usr/lib/cni/host-local"),
+    // Checks the manual pages.
+    Need::program("mandoc", "mandoc"),
     LIBFUZZER,
     VENV,
 ];
@@ -122,7 +124,8 @@ pub(crate) fn ensure(step: &Step, privilege: &Privilege, lists: &[&[Need]]) -> R
     Ok(())
 }
 
-fn apt(privilege: &Privilege, apt_get: &Path) -> Command {
+/// apt-get as root, without questions.
+pub(crate) fn apt(privilege: &Privilege, apt_get: &Path) -> Command {
     let mut command = privilege.command(apt_get, &[("DEBIAN_FRONTEND", "noninteractive".into())]);
     // Another apt (unattended upgrades on a fresh machine) may hold the lock for a while.
     command.args(["-o", "DPkg::Lock::Timeout=300"]);

@@ -12,6 +12,7 @@ use crate::{
     build, checks, fuzz, libtest, packages,
     privilege::Privilege,
     progress::{Progress, Step, spell},
+    promtool,
     rustc::{Rustc, cargo_target_variable},
     schemathesis, setup,
     test_results::{Tally, forget_junit, read_junit},
@@ -109,12 +110,12 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // Crash points, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo, and with
-    // nextest the documentation's tests.
+    // promtool, crash points, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo,
+    // and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
-        (false, _) => 3,
-        (true, false) => 8,
-        (true, true) => 9,
+        (false, _) => 4,
+        (true, false) => 9,
+        (true, true) => 10,
     };
     let steps = quick.len() + setup::STEPS + build::STEPS + own;
     let mut report = Report {
@@ -147,6 +148,9 @@ fn phases(
     }
     let toolchain = report.prepare("Toolchain", |progress| {
         setup::ensure(progress, workspace, privilege, packages::TEST, CoreSources::Auto)
+    })?;
+    report.prepare("promtool", |progress| {
+        progress.step("promtool, for metrics and alert rules", |step| promtool::ensure(step, workspace, privilege))
     })?;
     report.prepare("BPF programs", |progress| build::objects(progress, workspace, &toolchain))?;
     if everything {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::State,
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use wharf_api::{AgentStatus, ApiError, ErrorCode, MetricRow, StatusQuery, Verdict};
 
 pub use crate::status::api_map;
 use crate::{
+    metrics::Format,
     rest::{
         LinuxNode,
         error::{Answer, Failure, Query},
@@ -54,13 +55,15 @@ pub async fn rows(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<MetricR
     Ok(Json(status::verdicts(&*node).await?))
 }
 
-/// Prometheus metrics. What does not answer in time is told as it was last.
+/// Prometheus metrics: OpenMetrics for a client whose `Accept` names it, else the Prometheus text format. A part of the
+/// status that does not answer in time gives its last values.
 #[utoipa::path(get, path = "/metrics", tag = "agent",
-    responses((status = 200, body = String, content_type = "application/openmetrics-text"),
+    responses((status = 200, content((String = "text/plain"), (String = "application/openmetrics-text"))),
         (status = 500, body = ApiError)))]
-pub async fn prometheus(State(node): State<Arc<LinuxNode>>) -> Answer<impl IntoResponse> {
+pub async fn prometheus(State(node): State<Arc<LinuxNode>>, headers: HeaderMap) -> Answer<impl IntoResponse> {
     let (status, verdicts) = tokio::join!(status::status(&node), status::counters(&node));
     let verdicts = verdicts.map_err(|why| Failure::new(ErrorCode::Kernel, why))?;
-    let text = node.metrics.encode(&status, &verdicts, &node.controllers.runs(), node.parts.stale());
-    Ok(([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
+    let format = Format::accepted(headers.get(header::ACCEPT).and_then(|types| types.to_str().ok()));
+    let text = node.metrics.encode(format, &status, &verdicts, &node.controllers.runs(), node.parts.stale());
+    Ok(([(header::CONTENT_TYPE, format.content_type())], text))
 }

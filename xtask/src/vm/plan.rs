@@ -22,6 +22,7 @@ pub(crate) const LEFT_OUT: &[(&str, &str)] = &[
     ("podman", "needs podman and its image store"),
     ("bench", "measures, which an emulated processor cannot"),
     ("fake", "touches no kernel"),
+    ("lint", "needs promtool and mandoc"),
 ];
 
 /// Single tests that stay out, by the beginning of `FILE::NAME`, and why: no test's bounds are widened for an emulated

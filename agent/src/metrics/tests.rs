@@ -1,0 +1,118 @@
+//! Every metric with a value, against the page that describes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+use wharf_api::NodeHealth;
+
+use super::*;
+
+/// A status in which every metric has a value.
+fn status() -> AgentStatus {
+    let pool = json!({"name": "default", "family": "ipv4", "cidrs": ["10.87.0.0/16"], "used": 4, "resting": 1, "total": 65534});
+    let map =
+        json!({"name": "ENDPOINTS", "kind": "hash", "entries": 6, "max_entries": 32768, "memlock_bytes": 525_000});
+    let status = json!({
+        "overall": "ok", "serving": true, "version": "0.1.0", "abi_version": 1, "node_name": "quay", "pid": 7,
+        "uptime_ms": 1000, "router": ["10.87.0.1"],
+        "kernel": {"release": "6.12", "attach_mode": "clsact", "features": {}},
+        "components": [], "controllers": [], "ipam": [pool], "endpoints": {"ready": 3}, "bpf_maps": [map],
+        "deletion_queue": {"records": 1, "oldest_age_ms": 1500, "unusable": 2, "drained": 1, "canary": "came out"},
+        "audit_findings": 0, "refused_transitions": 1, "prepared": {"ready": 4, "target": 4},
+        "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0},
+        "resident_bytes": 1 << 24,
+    });
+    serde_json::from_value(status).expect("a status")
+}
+
+fn health() -> NodeHealth {
+    let probe = json!({"probe": "tcp", "family": "ipv4", "address": "10.87.0.2", "outcome": "answered", "error": "", "last_us": 71,
+        "sent": 60, "lost": 3});
+    let health = json!({"node": "quay", "local": true, "state": "ok", "message": "", "since_unix_ms": 1, "interval_ms": 10_000,
+        "rounds": 1, "failed_rounds": 0, "launches": 2, "failed_launches": 0, "probes": [probe]});
+    serde_json::from_value(health).expect("the health endpoint")
+}
+
+fn encoded(format: Format) -> String {
+    let metrics = Metrics::default();
+    metrics.phase("create", "lease", Duration::from_millis(1));
+    metrics.create(Duration::from_millis(3), true);
+    metrics.self_check();
+    metrics.health(&health());
+    let row = |direction: &str, reason: &str, dropped| MetricRow {
+        endpoint: None,
+        direction: direction.to_owned(),
+        reason: reason.to_owned(),
+        dropped,
+        packets: 2,
+        bytes: 300,
+    };
+    let verdicts = [row("ingress", "forwarded-local", false), row("egress", "invalid-source-ip", true)];
+    let runs = BTreeMap::from([("leak-audit".to_owned(), (3, 1))]);
+    metrics.encode(format, &status(), &verdicts, &runs, 0)
+}
+
+/// Name, type and labels of each metric in a text of Prometheus' format.
+fn metrics_of(text: &str) -> BTreeSet<(String, String, BTreeSet<String>)> {
+    let mut found = BTreeSet::new();
+    for (name, kind) in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')) {
+        let mut labels = BTreeSet::new();
+        for line in text.lines().filter(|line| line.starts_with(name)) {
+            let inner = line.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(inner, _)| inner);
+            labels.extend(inner.split(',').filter_map(|pair| pair.split_once('=')).map(|(label, _)| label.to_owned()));
+        }
+        labels.remove("le");
+        found.insert((name.to_owned(), kind.to_owned(), labels));
+    }
+    found
+}
+
+/// The same of the table in docs/metrics.md.
+fn metrics_on_the_page() -> BTreeSet<(String, String, BTreeSet<String>)> {
+    let page = include_str!("../../../docs/metrics.md");
+    let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let rows = page.lines().filter(|line| line.starts_with("| `wharf_"));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let name = words(cells[1]).remove(0);
+        (name, cells[2].to_owned(), words(cells[3]).into_iter().collect())
+    })
+    .collect()
+}
+
+#[test]
+fn the_page_lists_every_metric_with_its_type_and_labels() {
+    let (made, told) = (metrics_of(&encoded(Format::Prometheus)), metrics_on_the_page());
+    let unlisted: Vec<_> = made.difference(&told).collect();
+    let unmade: Vec<_> = told.difference(&made).collect();
+    assert!(unlisted.is_empty() && unmade.is_empty(), "not on the page: {unlisted:#?}\nonly on the page: {unmade:#?}");
+}
+
+#[test]
+fn alert_rules_name_metrics_and_the_page_names_the_alerts() {
+    let rules = include_str!("../../../dist/wharf-alerts.rules.yml");
+    let page = include_str!("../../../docs/metrics.md");
+    let names: BTreeSet<String> = metrics_on_the_page().into_iter().map(|(name, ..)| name).collect();
+    let word = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+    let expressions = rules.lines().filter(|line| !line.contains("summary:"));
+    for used in expressions.flat_map(|line| line.split(word)).filter(|word| word.starts_with("wharf_")) {
+        assert!(names.contains(used.trim_end_matches("_count")), "{used} is no metric");
+    }
+    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let told: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| `Wharf")?.split('`').next()).collect();
+    assert_eq!(alerts.iter().filter_map(|alert| alert.strip_prefix("Wharf")).collect::<Vec<_>>(), told);
+}
+
+#[test]
+fn the_age_of_the_oldest_deletion_record_is_in_seconds() {
+    let text = encoded(Format::OpenMetrics);
+    assert!(text.contains("\nwharf_deletion_queue_oldest_age_seconds 1.5\n"), "{text}");
+    assert!(text.contains("# UNIT wharf_deletion_queue_oldest_age_seconds seconds\n"), "{text}");
+}
+
+#[test]
+fn findings_are_unknown_before_the_first_audit() {
+    let status = AgentStatus { audit_findings: None, ..status() };
+    let text = Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0);
+    assert!(!text.contains("wharf_audit_findings"), "{text}");
+}
