@@ -18,6 +18,8 @@ mod args;
 mod away;
 mod check;
 mod commands;
+#[cfg(test)]
+mod documented_tests;
 pub mod fault;
 mod json;
 mod link;
