@@ -8,6 +8,7 @@ mod debuginfo;
 mod endpoint;
 mod explain;
 mod health;
+mod manual;
 mod monitor;
 mod pages;
 mod status;
@@ -94,7 +95,7 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
         Command::Config(command) => config::run(&cx, command).await,
         Command::Candidates { words } => candidates::run(&cx, &words).await,
         Command::Completion { shell } => pages::completion(shell),
-        Command::Man { dir } => pages::man(&dir),
+        Command::Man { dir } => manual::man(&dir),
         Command::Version { client } => status::version(&cx, client).await,
     }
 }

@@ -207,9 +207,12 @@ fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Item>> {
         listed => Some(listed.with_context(|| format!("list {}", pages.display()))?),
     };
     for page in listed.into_iter().flatten() {
-        let page = page.with_context(|| format!("list {}", pages.display()))?;
-        add(Kind::File, prefix.join("share/man/man1").join(page.file_name()), 0o644, built(page.path())?);
+        let page = page.with_context(|| format!("list {}", pages.display()))?.path();
+        add(Kind::File, manual_place(prefix, &page)?, 0o644, built(page)?);
     }
+    // The plugin has no command line that could describe it.
+    let plugin_page = sources.dist.join("wharf-cni.8");
+    add(Kind::File, manual_place(prefix, &plugin_page)?, 0o644, Some(read(plugin_page)?));
     for program in DESCRIBED {
         for shell in SHELLS {
             let place = prefix.join(completion_place(shell, program));
@@ -230,6 +233,15 @@ fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Item>> {
         add(Kind::Config, path, 0o644, Some(bytes));
     }
     Ok(items)
+}
+
+/// Where a manual page goes: its name ends in its section.
+fn manual_place(prefix: &Path, page: &Path) -> Result<PathBuf> {
+    let name = page.file_name().unwrap_or_default();
+    let section = page.extension().and_then(|section| section.to_str()).filter(|section| ["1", "8"].contains(section));
+    let section =
+        section.with_context(|| format!("install {}: it is no manual page of section 1 or 8", page.display()))?;
+    Ok(prefix.join(format!("share/man/man{section}")).join(name))
 }
 
 /// What an install would do, decided from what is there. Nothing is written.

@@ -23,7 +23,8 @@ impl Machine {
             ("dist/agent.toml", "# settings 1\n"),
             ("dist/10-wharf.conflist", "{}"),
             ("generated/man/wharf.1", "manual"),
-            ("generated/man/wharf-agent.1", "manual"),
+            ("generated/man/wharf-agent.8", "manual"),
+            ("dist/wharf-cni.8", "manual"),
             ("generated/wharf.bash", "bash"),
             ("generated/wharf.zsh", "zsh"),
             ("generated/wharf.fish", "fish"),
@@ -115,6 +116,9 @@ fn uninstall_leaves_the_machine_as_install_found_it() -> Result<()> {
     assert_eq!(machine.read("opt/cni/bin/wharf-cni")?, "cni 1");
     assert_eq!(machine.read("etc/wharf/agent.toml")?, "# settings 1\n");
     assert!(machine.read("etc/systemd/system/wharf-agent.service")?.contains("ExecStart=/usr/local/bin/wharf-agent"));
+    for page in ["man1/wharf.1", "man8/wharf-agent.8", "man8/wharf-cni.8"] {
+        assert_eq!(machine.read(&format!("usr/local/share/man/{page}"))?, "manual", "{page}");
+    }
     let mode = fs::metadata(machine.root().join("usr/local/bin/wharf"))?.permissions().mode();
     assert_eq!(mode & 0o777, 0o755);
     machine.uninstall(false)?;

@@ -1,0 +1,176 @@
+//! Manual pages, made from the command line's own description.
+
+use std::{fs, io, path::Path};
+
+use clap::CommandFactory;
+use clap_mangen::{
+    Man,
+    roff::{Roff, bold, roman},
+};
+
+use crate::{
+    args::Cli,
+    error::{CliError, Exit},
+};
+
+/// When what the pages say last changed.
+const DATE: &str = "2026-11-22";
+
+/// The command's environment, on each page.
+const ENVIRONMENT: &[(&str, &str)] = &[
+    ("WHARF_SOCKET", "The agent's unix socket; the option --socket takes precedence."),
+    ("NO_COLOR", "When set, --color auto means never."),
+];
+
+/// The command's files, on each page.
+const FILES: &[(&str, &str)] = &[
+    ("/run/wharf/wharf.sock", "The agent's socket: root, or a member of the group wharf, may use it."),
+    ("/run/wharf/admin.sock", "The agent's second socket, for a look at an agent whose API does not answer."),
+];
+
+pub(super) fn man(dir: &Path) -> Result<Exit, CliError> {
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    let exit_status = help_section(&command, "Exit status:");
+    pages(&command, &[], &exit_status, dir)
+        .map_err(|e| CliError::refused(format!("write manual pages into {}: {e}", dir.display())))?;
+    Ok(Exit::Ok)
+}
+
+/// Writes the page of a command and of those below it. `above` are the names of its parents' pages.
+fn pages(command: &clap::Command, above: &[String], exit_status: &str, dir: &Path) -> io::Result<()> {
+    let man = Man::new(command.clone()).manual("Wharf").date(DATE).source(concat!("wharf ", env!("CARGO_PKG_VERSION")));
+    fs::write(dir.join(man.get_filename()), page(&man, command, above, exit_status)?)?;
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+    let above: Vec<String> = above.iter().cloned().chain([name.to_owned()]).collect();
+    command.get_subcommands().filter(|sub| !sub.is_hide_set()).try_for_each(|sub| pages(sub, &above, exit_status, dir))
+}
+
+/// The sections in the order of man-pages(7). What clap has no place for stands in `after_help`, under the headings
+/// `Exit status:` and `Examples:`.
+fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str) -> io::Result<String> {
+    let mut text = Vec::new();
+    man.render_title(&mut text)?;
+    let preamble = Roff::new().render();
+    let mut parts = String::from_utf8_lossy(&text).into_owned();
+    let mut add = |render: &dyn Fn(&mut dyn io::Write) -> io::Result<()>| {
+        let mut text = Vec::new();
+        render(&mut text)?;
+        let text = String::from_utf8_lossy(&text);
+        // Each part comes with the preamble that the page has already.
+        parts.push_str(text.strip_prefix(&preamble).unwrap_or(&text));
+        io::Result::Ok(())
+    };
+    add(&|to| man.render_name_section(to))?;
+    add(&|to| man.render_synopsis_section(to))?;
+    add(&|to| man.render_description_section(to))?;
+    add(&|to| man.render_options_section(to))?;
+    if command.get_subcommands().any(|sub| !sub.is_hide_set()) {
+        add(&|to| man.render_subcommands_section(to))?;
+    }
+    let mut rest = Roff::new();
+    let own = help_section(command, "Exit status:");
+    as_written(&mut rest, "EXIT STATUS", if own.is_empty() { exit_status } else { &own });
+    list(&mut rest, "ENVIRONMENT", ENVIRONMENT);
+    list(&mut rest, "FILES", FILES);
+    as_written(&mut rest, "NOTES", &help_section(command, ""));
+    let examples = [help_section(command, "Examples:"), help_section(command, "Example:")].concat();
+    as_written(&mut rest, "EXAMPLES", &examples);
+    rest.control("SH", ["SEE ALSO"]);
+    for name in above {
+        rest.text([bold(name), roman("(1),")]);
+    }
+    rest.text([bold("wharf-agent"), roman("(8),")]);
+    rest.text([bold("wharf-cni"), roman("(8)")]);
+    add(&|to| rest.to_writer(to))?;
+    // What the generator writes for an empty line, in the macro that means it.
+    Ok(parts.replace("\n.br\n\n.br\n", "\n.sp\n"))
+}
+
+/// The lines below a heading of a command's `after_help`; those below none of the headings when it is empty.
+fn help_section(command: &clap::Command, heading: &str) -> String {
+    let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let mut lines = String::new();
+    let mut current = "";
+    for line in text.lines() {
+        match line {
+            "Exit status:" | "Examples:" | "Example:" => {
+                current = line;
+                continue;
+            }
+            // A line that is not indented ends the section before it.
+            _ if !line.is_empty() && !line.starts_with(' ') => current = "",
+            _ => {}
+        }
+        if current == heading {
+            lines.push_str(line);
+            lines.push('\n');
+        }
+    }
+    lines.trim_end().trim_start_matches('\n').to_owned()
+}
+
+/// A section whose lines stay as they are.
+fn as_written(to: &mut Roff, heading: &str, text: &str) {
+    if text.is_empty() {
+        return;
+    }
+    to.control("SH", [heading]);
+    to.control("nf", []);
+    for line in text.lines() {
+        to.text([roman(line)]);
+    }
+    to.control("fi", []);
+}
+
+/// A section of terms and what they mean.
+fn list(to: &mut Roff, heading: &str, rows: &[(&str, &str)]) {
+    to.control("SH", [heading]);
+    for (term, meaning) in rows {
+        to.control("TP", []);
+        to.text([bold(*term)]);
+        to.text([roman(*meaning)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_command_has_a_page_with_the_usual_sections() {
+        fn walk(command: &clap::Command, name: &str, directory: &Path, bare: &mut Vec<String>) -> usize {
+            let page = std::fs::read_to_string(directory.join(format!("{name}.1"))).unwrap_or_default();
+            let sections =
+                ["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "ENVIRONMENT", "FILES", "EXAMPLES", "SEE ALSO"];
+            let mut rest = page.as_str();
+            for section in sections {
+                let quoted = [format!(".SH {section}\n"), format!(".SH \"{section}\"\n")];
+                // In this order, each once.
+                match quoted.iter().find_map(|heading| rest.split_once(heading.as_str())) {
+                    Some((_, after)) => rest = after,
+                    None => bare.push(format!("{name}: {section}")),
+                }
+            }
+            if page.contains("EXTRA") {
+                bare.push(format!("{name}: a heading EXTRA"));
+            }
+            let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+            1 + shown.map(|sub| walk(sub, &format!("{name}-{}", sub.get_name()), directory, bare)).sum::<usize>()
+        }
+        let directory = tempfile::tempdir().expect("make directory");
+        man(directory.path()).expect("writes");
+        let mut bare = Vec::new();
+        let pages = walk(&Cli::command(), "wharf", directory.path(), &mut bare);
+        assert_eq!(bare, Vec::<String>::new(), "pages that are missing, or lack a section");
+        assert!(pages > 30, "only {pages} commands were found");
+    }
+
+    #[test]
+    fn help_is_told_apart_by_its_headings() {
+        let command = clap::Command::new("c").after_help("An ID is:\n  7  a number\n\nExample:\n  c 7\n\nNeeds root.");
+        assert_eq!(help_section(&command, "Example:"), "  c 7");
+        assert_eq!(help_section(&command, ""), "An ID is:\n  7  a number\n\nNeeds root.");
+        assert_eq!(help_section(&command, "Exit status:"), "");
+    }
+}
