@@ -97,7 +97,7 @@ pub(crate) const STUCK_DELETE: Fault = Fault {
 };
 
 pub(crate) const AGENT_DOWN: Fault = Fault {
-    title: "The agent was down while containers went",
+    title: "The agent was down while containers ended",
     status: &["is wharf-agent running?", "systemctl status wharf-agent"],
     explain: &["deleted", "its link is gone"],
     audit: &[],
@@ -109,7 +109,7 @@ pub(crate) const AGENT_DOWN: Fault = Fault {
 };
 
 pub(crate) const FALSE_SOURCE: Fault = Fault {
-    title: "A container sends in another's name",
+    title: "A container spoofs its source address",
     status: &["Wharf: OK"],
     explain: &[
         "packets that it sent in another's name were dropped: invalid-source-ip",
