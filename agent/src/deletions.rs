@@ -371,7 +371,7 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
         };
         let Err(why) = result;
         node.controllers.record(CONTROLLER, Err(why.clone()));
-        tracing::warn!("watch the deletion queue: {why}; it is set up anew");
+        tracing::warn!("watch the deletion queue: {why}; it is set up again");
         tokio::select! {
             () = node.stop.cancelled() => return,
             () = tokio::time::sleep(WATCH_AGAIN) => {}

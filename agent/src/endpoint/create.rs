@@ -417,7 +417,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         ) => ApiError {
             code: ErrorCode::InvalidNetns,
             message: format!("create endpoint {}: {e}", spec.attachment),
-            hint: Some("the container's network namespace went away; create the container anew".into()),
+            hint: Some("the container's network namespace went away; recreate the container".into()),
             retry_after_ms: None,
             op: None,
         },

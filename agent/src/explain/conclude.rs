@@ -38,7 +38,7 @@ pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
             }
             (Ok((0, _)), None) => {
                 let reasons: Vec<String> = k.in_anothers_name.iter().map(|(why, n)| format!("{why} {n}")).collect();
-                let text = "nothing is wrong with it, but packets that it sent in another's name were dropped";
+                let text = "nothing is wrong with it, but packets with a spoofed source address were dropped";
                 (Health::Ok, format!("ready {since}; {text}: {}", reasons.join(", ")))
             }
             (Ok((0, _)), Some(e)) => (Health::Degraded, format!("ready {since}, but its last build failed: {e}")),
@@ -92,7 +92,7 @@ pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
             Ok((1.., Some(first)))
                 if first.starts_with("netns ") || first.starts_with("link ") && first.ends_with("is not there") =>
             {
-                Some("only a new container gets back what is gone: have the runtime create it anew".to_owned())
+                Some("only a new container gets back what is gone: have the runtime recreate it".to_owned())
             }
             // What is in the way is in nobody's way but an operator's.
             Ok((1.., Some(first))) if first.contains("rename it back") || first.contains("remove it (") => {
@@ -260,7 +260,7 @@ mod tests {
             told(&missing)
         );
         let gone = Known { kernel: Ok((1, Some("link wh1: expected on the node, is not there"))), ..ready() };
-        assert!(told(&gone).contains("have the runtime create it anew"), "{}", told(&gone));
+        assert!(told(&gone).contains("have the runtime recreate it"), "{}", told(&gone));
         let renamed =
             Known { kernel: Ok((1, Some("link wh1: is called up0 now: rename it back (`ip link`)"))), ..ready() };
         assert!(told(&renamed).starts_with("do what the line above names"), "{}", told(&renamed));
@@ -268,7 +268,7 @@ mod tests {
         assert!(told(&stuck).ends_with("`wharf endpoint delete 7`"), "{}", told(&stuck));
         let liar = Known { in_anothers_name: &[("invalid-source-ip".to_owned(), 3)], ..ready() };
         assert!(told(&liar).contains("`wharf monitor --type drop --endpoint 7`"), "{}", told(&liar));
-        assert!(said(&liar).ends_with("in another's name were dropped: invalid-source-ip 3"), "{}", said(&liar));
+        assert!(said(&liar).ends_with("spoofed source address were dropped: invalid-source-ip 3"), "{}", said(&liar));
     }
 
     #[test]

@@ -128,8 +128,7 @@ pub(super) async fn out_of_service<K: Kernel>(node: &Arc<Node<K>>, found: &Found
         answer.facts = vec![
             fact(
                 "what to do",
-                "create its container anew when it suits; `wharf audit --repair` takes the network away from every such \
-                 container at once",
+                "recreate the container; `wharf audit --repair` disconnects every such container at once",
             ),
             fact("attachment", whose.map_or_else(|| "its mark does not tell".to_owned(), ToString::to_string)),
             fact("addresses", if addresses.is_empty() { "none".to_owned() } else { addresses.join(", ") }),

@@ -135,7 +135,7 @@ impl<K: Kernel> Controller<K> {
         self.node.health.is_on.store(false, Ordering::Release);
     }
 
-    /// One round: what is gone is launched anew, what is there is probed.
+    /// One round: what is gone is relaunched, what is there is probed.
     async fn round(&mut self) -> Result<(), String> {
         let amiss = match self.look().await {
             Look::Gone(why) => {
@@ -193,14 +193,16 @@ impl<K: Kernel> Controller<K> {
         let (windows, failed) = (running.windows.status(), running.judge.failed);
         let (state, message) = match &verdict {
             Verdict::Well => (HealthState::Ok, format!("{answered} of {answered} probes answered")),
-            // Launched anew, and not one good round since: it is no better than before.
-            Verdict::Wait(why) if self.fruitless > 0 => (HealthState::Down, format!("launched anew in vain: {why}")),
+            // Relaunched, and not one good round since: it is no better than before.
+            Verdict::Wait(why) if self.fruitless > 0 => {
+                (HealthState::Down, format!("relaunched without success: {why}"))
+            }
             Verdict::Wait(why) => {
                 let rounds = if failed == 1 { "one round" } else { "two rounds in a row" };
                 (HealthState::Degraded, format!("{rounds} failed: {why}"))
             }
             Verdict::Foreign(why) => {
-                let means = "its own endpoint is as it should be, so it is not launched anew";
+                let means = "its own endpoint is as it should be, so it is not relaunched";
                 (HealthState::WrongAnswer, format!("{why}; {means}; find who else has the address"))
             }
             Verdict::Relaunch(why) => (HealthState::Down, why.clone()),
@@ -229,14 +231,14 @@ impl<K: Kernel> Controller<K> {
         }
     }
 
-    /// Deletes the endpoint with NoIPRelease and ends its process, to launch it anew.
+    /// Deletes the endpoint with NoIPRelease and ends its process, to relaunch it.
     async fn take_down(&mut self, why: String) {
         let Some(running) = self.running.take() else { return };
         let id = running.handle.id;
-        tracing::warn!(endpoint = id.get(), epoch = running.handle.epoch.0, "health endpoint: launched anew: {why}");
-        running.handle.shared.log(LogStatus::Failure, "health", format!("deleted to be launched anew: {why}"));
+        tracing::warn!(endpoint = id.get(), epoch = running.handle.epoch.0, "health endpoint: relaunched: {why}");
+        running.handle.shared.log(LogStatus::Failure, "health", format!("deleted to be relaunched: {why}"));
         self.node.monitor.agent(Some(id), "health-endpoint-relaunch", why.clone());
-        self.tell(HealthState::Down, format!("launched anew: {why}"), |h| {
+        self.tell(HealthState::Down, format!("relaunched: {why}"), |h| {
             (h.endpoint, h.pid) = (None, None);
             h.last_relaunch = Some(Relaunch { unix_ms: clock::unix_ms(), reason: why.clone() });
         });

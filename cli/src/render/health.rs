@@ -108,7 +108,7 @@ fn remarks(n: &NodeHealth, style: &Style) -> Vec<(Tone, String)> {
     }
     if let Some(relaunch) = &n.last_relaunch {
         let when = text::ago(style.now_unix_ms, relaunch.unix_ms);
-        out.push((Tone::Warn, format!("{}: deleted to be launched anew {when}: {}", n.node, relaunch.reason)));
+        out.push((Tone::Warn, format!("{}: deleted to be relaunched {when}: {}", n.node, relaunch.reason)));
     }
     if let Some(note) = &n.address_note {
         out.push((Tone::Warn, format!("{}: {note}", n.node)));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn down_and_launched_anew() {
+    fn down_and_relaunched() {
         let mut n = well();
         (n.state, n.launches, n.pid, n.endpoint) = (HealthState::Down, 3, None, None);
         n.message = "launch: lease its addresses: no free IPv4 address in pool default; it is tried again".to_owned();
@@ -212,12 +212,12 @@ mod tests {
         HTTP   10.87.0.2  no answer  999.9ms  71us  123us    1.0s  3/60
 
           - quay: down: launch: lease its addresses: no free IPv4 address in pool default; it is tried again
-          - quay: deleted to be launched anew 5s ago: 3 rounds in a row failed: HTTP to 10.87.0.2: no answer
+          - quay: deleted to be relaunched 5s ago: 3 rounds in a row failed: HTTP to 10.87.0.2: no answer
             within 1s
           - quay: 10.87.0.9, kept from before, cannot be had again; another was taken
           - pier: down: launch: lease its addresses: no free IPv4 address in pool default; it is tried again
           - pier: its addresses: 10.87.0.2, fd57:4a7f:e8f::2
-          - pier: deleted to be launched anew 5s ago: 3 rounds in a row failed: HTTP to 10.87.0.2: no answer
+          - pier: deleted to be relaunched 5s ago: 3 rounds in a row failed: HTTP to 10.87.0.2: no answer
             within 1s
           - pier: 10.87.0.9, kept from before, cannot be had again; another was taken
         ");

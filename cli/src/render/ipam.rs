@@ -58,7 +58,7 @@ pub(crate) fn list(view: &IpamView, style: &Style) -> String {
         };
         screen.gap();
         let rows = view.resting.iter().map(row).collect();
-        screen.block(&table(style, &["RESTING", "POOL", "FOR", "LAST OWNER", "STILL SPOKEN FOR BY"], rows));
+        screen.block(&table(style, &["RESTING", "POOL", "FOR", "LAST OWNER", "HELD BACK BY"], rows));
     }
     screen.finish()
 }
@@ -106,7 +106,7 @@ mod tests {
         10.88.0.2   default  12s  wharf/3f9c51aa01b2:eth0
         10.88.0.10  default  12s  k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
 
-        RESTING    POOL     FOR  LAST OWNER             STILL SPOKEN FOR BY
+        RESTING    POOL     FOR  LAST OWNER             HELD BACK BY
         10.88.0.3  default  40s  wharf/77d0aa01b2:eth0  route 10.88.0.3/32
         ");
     }

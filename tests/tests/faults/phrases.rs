@@ -112,7 +112,7 @@ pub(crate) const FALSE_SOURCE: Fault = Fault {
     title: "A container spoofs its source address",
     status: &["Wharf: OK"],
     explain: &[
-        "packets that it sent in another's name were dropped: invalid-source-ip",
+        "packets with a spoofed source address were dropped: invalid-source-ip",
         "it may use its own addresses and its own MAC only",
     ],
     audit: &[],
@@ -127,7 +127,7 @@ pub(crate) const WRONG_ANSWER: Fault = Fault {
     audit: &[],
     other: &[
         "something else answers (a health endpoint that says it is of node \"pier\", with another nonce)",
-        "its own endpoint is as it should be, so it is not launched anew; find who else has the address",
+        "its own endpoint is as it should be, so it is not relaunched; find who else has the address",
     ],
     over: &[],
 };
@@ -136,12 +136,12 @@ pub(crate) const DAMAGED_STORE: Fault = Fault {
     title: "The records are lost",
     status: &[
         "records is degraded: 2 endpoints lost their records with the store of before",
-        "their containers still have their network: create these anew, one after the other",
+        "their containers still have their network: recreate them one after the other",
     ],
     explain: &[
         "its record was lost with a damaged store",
         "its container has its network as before",
-        "create its container anew when it suits",
+        "recreate the container; `wharf audit --repair` disconnects",
     ],
     audit: &["no record: its name says endpoint", "removes the links named above: are their containers gone?"],
     other: &[],

@@ -1,4 +1,4 @@
-//! One fault each: the endpoint is launched anew, for a reason that names the fault, at the same addresses.
+//! One fault each: the endpoint is relaunched, for a reason that names the fault, at the same addresses.
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -71,7 +71,7 @@ fn mends(fault: Fault, words: &[&str]) -> Result<()> {
         }
         ensure!(after.launches > before.launches, "{after:?}");
         let log = node.log();
-        ensure!(log.contains("launched anew") && words.iter().all(|w| log.contains(w)), "the log does not tell why");
+        ensure!(log.contains("relaunched") && words.iter().all(|w| log.contains(w)), "the log does not tell why");
         well(node)?;
         end(node, &after)
     })

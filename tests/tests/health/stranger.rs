@@ -73,15 +73,15 @@ fn is_wrong(h: &NodeHealth) -> bool {
 }
 
 #[test]
-fn with_ours_in_its_place_it_is_told_and_not_launched_anew() -> Result<()> {
+fn with_ours_in_its_place_it_is_told_and_not_relaunched() -> Result<()> {
     scenario(config(), |node| {
         let before = await_ok(node)?;
         let address = IpAddr::V4(before.ipv4.context("IPv4")?);
         let stranger = take(node, address)?;
         // Twice as many rounds as silence is given.
         let wrong = await_health(node, "rounds of wrong answers", |h| is_wrong(h) && h.failed_rounds >= 6)?;
-        ensure!((wrong.pid, wrong.launches) == (before.pid, before.launches), "launched anew: {wrong:?}");
-        for word in [&format!("HTTP to {address}"), "something else answers", "\"pier\"", "not launched anew"] {
+        ensure!((wrong.pid, wrong.launches) == (before.pid, before.launches), "relaunched: {wrong:?}");
+        for word in [&format!("HTTP to {address}"), "something else answers", "\"pier\"", "not relaunched"] {
             ensure!(wrong.message.contains(word), "no {word:?} in {:?}", wrong.message);
         }
         let wrongs: Vec<bool> = wrong.probes.iter().map(|p| p.outcome == ProbeOutcome::WrongAnswer).collect();
@@ -97,13 +97,13 @@ fn with_ours_in_its_place_it_is_told_and_not_launched_anew() -> Result<()> {
 }
 
 #[test]
-fn with_ours_gone_from_behind_it_is_launched_anew() -> Result<()> {
+fn with_ours_gone_from_behind_it_is_relaunched() -> Result<()> {
     scenario(config(), |node| {
         let before = await_ok(node)?;
         let address = IpAddr::V4(before.ipv4.context("IPv4")?);
         let stranger = take(node, address)?;
         ip(node.space(), &format!("route del {address}/32"))?;
-        let anew = await_health(node, "a launch anew", |h| h.launches > before.launches && h.last_relaunch.is_some())?;
+        let anew = await_health(node, "a relaunch", |h| h.launches > before.launches && h.last_relaunch.is_some())?;
         let reason = &anew.last_relaunch.as_ref().context("a reason")?.reason;
         for word in ["something else answers", "in the kernel: route"] {
             ensure!(reason.contains(word), "no {word:?} in {reason:?}");

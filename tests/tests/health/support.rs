@@ -51,7 +51,7 @@ pub(crate) fn await_ok(node: &Node) -> Result<NodeHealth> {
 /// Waits until another one than `before` is ok, which has the same addresses.
 pub(crate) fn await_anew(node: &Node, before: &NodeHealth) -> Result<NodeHealth> {
     let is_new = |h: &NodeHealth| h.state == HealthState::Ok && h.pid.is_some() && h.pid != before.pid;
-    let after = await_health(node, "the health endpoint to be launched anew", is_new)?;
+    let after = await_health(node, "the health endpoint to be relaunched", is_new)?;
     ensure!((after.ipv4, after.ipv6) == (before.ipv4, before.ipv6), "{before:?}\nbecame\n{after:?}");
     Ok(after)
 }

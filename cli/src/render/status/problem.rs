@@ -92,13 +92,13 @@ fn component_next(name: &str) -> &'static str {
         "runtime" | "api" => {
             "the agent is stuck; systemd restarts it (traffic goes on), or: systemctl restart wharf-agent"
         }
-        "endpoints" => "wharf explain ID says what it is with each",
+        "endpoints" => "wharf explain ID explains each",
         "deletion-queue" => {
             "a record that was put aside is a delete that nobody does: delete its container, remove the file"
         }
         "leaks" => "wharf audit; wharf audit --repair",
         "records" => {
-            "their containers still have their network: create these anew, one after the other; wharf audit --repair takes it away from all at once"
+            "their containers still have their network: recreate them one after the other; wharf audit --repair disconnects all of them at once"
         }
         "self-check" => "wharf endpoint health ID",
         "health" => "wharf health status",
