@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use wharf_api::{ApiError, AuditReport, ErrorCode, Finding, LogStatus};
 use wharf_core::{
     audit::{AuditFinding, AuditView, QueueFile, Repair},
     ids::EndpointId,
     kernel::Kernel,
-    plan::CreateStep,
+    plan::{CreateStep, DeleteStep},
     state::{Level, State},
     store::{Change, LeaseOwner, Snapshot},
 };
@@ -27,6 +27,7 @@ use crate::{
     node::Node,
     orphan, quarantine, resting,
     sync::lock,
+    unfinished,
 };
 
 /// Compares, and mends when asked to.
@@ -350,10 +351,15 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
     let kernel = |e: wharf_core::kernel::KernelError| e.to_string();
     tracing::info!("audit repairs: {repair:?}");
     match repair {
-        Repair::RemoveLink(link) => node.kernel.remove_link(link).await.map_err(kernel),
+        Repair::RemoveLink(link) => {
+            // It names the epoch, so that it may end late and beside whoever has the id next.
+            let bound = Duration::from_millis(DeleteStep::RemoveLink.deadline_ms());
+            let removed = timeout(bound, node.kernel.remove_link(link)).await;
+            removed.map_err(|_| format!("no answer within {bound:?}"))?.map_err(kernel)
+        }
         Repair::RemovePins(id) => {
             let _held = Held::take(node, *id)?;
-            node.kernel.remove_programs(*id).await.map(drop).map_err(kernel)
+            unfinished::remove_programs(node, *id).await
         }
         Repair::RemoveEndpointRow(ip, epoch) => node.kernel.remove_endpoint_row(*ip, *epoch).await.map_err(kernel),
         Repair::RemoveCallSlot(slot) => {
@@ -382,7 +388,7 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
         Repair::ReleaseQuarantined(id) => quarantine::release(node, *id).await.map(drop),
         Repair::CloseIntent(id, epoch) => {
             node.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await.map_err(|e| e.to_string())?;
-            if lock(&node.reserved).remove(id) {
+            if lock(&node.unfinished).remove(*id).is_some() {
                 node.registry.free_id(*id);
             }
             Ok(())

@@ -20,7 +20,7 @@ use crate::{
     node::Node,
     orphan, quarantine,
     sync::lock,
-    unknown,
+    unfinished, unknown,
 };
 
 /// Deletes every endpoint of the network that is not listed, and what is left of others: endpoints whose records were
@@ -43,6 +43,7 @@ pub async fn collect<K: Kernel>(
 
     let mut left: HashSet<Attachment> = orphan::attachments(node).into_iter().collect();
     left.extend(quarantine::attachments(node));
+    left.extend(unfinished::attachments(node));
     left.extend(lock(&node.ipam).owned_by(|_| true).into_iter().filter_map(|lease| match lease.owner {
         LeaseOwner::Attachment { attachment, .. } => Some(attachment),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => None,

@@ -5,6 +5,7 @@
 //! | api ([`serve`], [`socket`]) | requests on the unix socket | commands to endpoints, answers |
 //! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, its picture |
 //! | delete, one for each request | the endpoints | teardown commands, one store transaction |
+//! | kernel call ([`jobs`]), one at a time for each endpoint id | a step of a create, build, delete or undo | kernel changes |
 //! | store writer ([`store`], a thread) | change sets | commits |
 //! | events | the ring buffer of the programs | [`monitor`] |
 //! | program log, with `--debug-programs` | the log buffer of the programs | the agent's log |
@@ -33,6 +34,7 @@ pub mod endpoint;
 pub mod explain;
 pub mod gate;
 pub mod health;
+pub mod jobs;
 pub mod log_ring;
 pub mod metrics;
 pub mod monitor;
@@ -59,6 +61,7 @@ pub mod stuck;
 pub mod sync;
 pub mod telemetry;
 pub mod timeline;
+pub mod unfinished;
 pub mod unknown;
 pub mod watchdog;
 

@@ -22,8 +22,9 @@ use wharf_core::{
 
 use crate::{
     aside::Aside, config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate, health::Health,
-    metrics::Metrics, monitor::Monitor, orphan::Orphan, prepared::Prepared, proxy::Redirects, pulse::Pulses,
-    registry::Registry, selfcheck::SelfChecks, status::Parts, store::Store, sync::lock, timeline::Timelines,
+    jobs::Jobs, metrics::Metrics, monitor::Monitor, orphan::Orphan, prepared::Prepared, proxy::Redirects,
+    pulse::Pulses, registry::Registry, selfcheck::SelfChecks, status::Parts, store::Store, sync::lock,
+    timeline::Timelines, unfinished::Unfinished,
 };
 
 /// Everything the tasks share; one for each agent.
@@ -95,8 +96,10 @@ pub struct Node<K: Kernel> {
     pub looks: Arc<Semaphore>,
     /// What happened to endpoints that are gone.
     pub timelines: Timelines,
-    /// Ids that stay taken because the undo of a create left something; the audit frees them when that is gone.
-    pub reserved: Mutex<BTreeSet<EndpointId>>,
+    /// Undos that failed, by the id that they keep taken: at most as many as there are ids.
+    pub unfinished: Mutex<Aside<Unfinished>>,
+    /// Kernel calls for endpoints.
+    pub jobs: Jobs,
     /// Ids that something works on, and how many do: a delete may follow a build that has not ended.
     in_flight: Mutex<BTreeMap<EndpointId, u32>>,
     /// Every endpoint's own check.
@@ -130,7 +133,8 @@ impl<K: Kernel> Node<K> {
             quarantined: Mutex::default(),
             looks: Arc::new(Semaphore::new(crate::explain::LOOKS)),
             timelines: Timelines::default(),
-            reserved: Mutex::default(),
+            unfinished: Mutex::default(),
+            jobs: Jobs::default(),
             prepared: Prepared::new(config.prepared_programs),
             config,
             kernel: Arc::new(kernel),

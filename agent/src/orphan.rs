@@ -19,7 +19,13 @@ use wharf_core::{
 };
 use wharf_handover::mark::Mark;
 
-use crate::{clock, node::Node, resting, sync::lock, unknown::Wanted};
+use crate::{
+    clock,
+    node::Node,
+    resting,
+    sync::lock,
+    unknown::{self, Wanted},
+};
 
 /// Owner of an address whose endpoint's record was lost, before the link's name.
 const PREFIX: &str = "lost-record:";
@@ -148,19 +154,22 @@ pub fn ids<K: Kernel>(node: &Node<K>) -> BTreeSet<EndpointId> {
 pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
     let Some(orphan) = lock(&node.orphans).get(id).cloned() else { return Ok(Vec::new()) };
     let _guard = node.working_on(id);
-    let words = |e: wharf_core::kernel::KernelError| e.to_string();
-    node.kernel.remove_attached(&orphan.link).await.map_err(words)?;
-    for (ip, epoch) in &orphan.rows {
-        node.kernel.remove_endpoint_row(*ip, *epoch).await.map_err(words)?;
-    }
-    node.kernel.remove_call_slot(u32::from(id.get())).await.map_err(words)?;
-    node.kernel.remove_programs(id).await.map_err(words)?;
-    node.kernel.remove_link(&orphan.link).await.map_err(words)?;
     let name = format!("{PREFIX}{}", orphan.link.host_ifname);
+    let held = orphan.held.clone();
+    let call = move |kernel: Arc<K>| async move {
+        kernel.remove_attached(&orphan.link).await?;
+        for (ip, epoch) in &orphan.rows {
+            kernel.remove_endpoint_row(*ip, *epoch).await?;
+        }
+        kernel.remove_call_slot(u32::from(id.get())).await?;
+        kernel.remove_programs(id).await?;
+        kernel.remove_link(&orphan.link).await
+    };
+    node.bounded_job(id, unknown::STEP, unknown::BOUND, call).await?;
     let leases: Vec<Lease> = {
         let ipam = lock(&node.ipam);
         let ours = |l: &&Lease| matches!(&l.owner, LeaseOwner::Caller { name: holder } if *holder == name);
-        orphan.held.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
+        held.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
     resting::release(node, &leases, Vec::new()).await.map_err(|e| e.to_string())?;
     lock(&node.orphans).remove(id);

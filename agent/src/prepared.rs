@@ -14,11 +14,13 @@ use tokio::sync::Notify;
 use wharf_core::{
     ids::{EndpointId, MacAddr},
     kernel::{Kernel, ProgramSpec, Programs},
+    plan::CreateStep,
 };
 
 use crate::{
     node::{InFlight, Node},
     sync::lock,
+    unfinished::{self, Unfinished},
 };
 
 /// A loaded and pinned program set that no endpoint has yet.
@@ -142,14 +144,17 @@ pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, String> {
     let guard = node.working_on(id);
     let (container_mac, host_mac) = random_macs();
     let spec = ProgramSpec { id, container_mac, host_mac, debug: node.config.debug_programs, keep: false };
-    match node.kernel.ensure_programs(&spec).await {
+    let load = |kernel: Arc<K>| async move { kernel.ensure_programs(&spec).await };
+    let (step, bound) = (CreateStep::EnsurePrograms, Duration::from_millis(CreateStep::EnsurePrograms.deadline_ms()));
+    match node.bounded_job(id, step.name(), bound, load).await {
         Ok(programs) => Ok((ProgramSet { id, container_mac, host_mac }, programs, guard)),
         Err(error) => {
-            if let Err(undo) = node.kernel.remove_programs(id).await {
-                return Err(format!("{error}; and undoing it: {undo} (id {id} stays reserved)"));
+            if let Err(undo) = unfinished::remove_programs(node, id).await {
+                unfinished::keep(node, id, Unfinished::Programs);
+                return Err(format!("{error}; and undoing it: {undo} (it is tried again)"));
             }
             node.registry.free_id(id);
-            Err(error.to_string())
+            Err(error)
         }
     }
 }
@@ -158,8 +163,8 @@ pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, String> {
 pub async fn drain<K: Kernel>(node: &Arc<Node<K>>) {
     loop {
         let Some(set) = lock(&node.prepared.ready).pop_front() else { return };
-        match node.kernel.remove_programs(set.id).await {
-            Ok(_) => node.registry.free_id(set.id),
+        match unfinished::remove_programs(node, set.id).await {
+            Ok(()) => node.registry.free_id(set.id),
             // The next start finds its pins without a record and removes them.
             Err(error) => tracing::warn!(endpoint = set.id.get(), "unpin prepared programs: {error}"),
         }

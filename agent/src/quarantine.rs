@@ -14,7 +14,13 @@ use wharf_core::{
     store::{Change, Lease, LeaseOwner, Quarantined},
 };
 
-use crate::{endpoint::create::link_ref, node::Node, resting, sync::lock, unknown::Wanted};
+use crate::{
+    endpoint::create::link_ref,
+    node::Node,
+    resting,
+    sync::lock,
+    unknown::{self, Wanted},
+};
 
 /// Starts at which a record may fail before it is taken out of service.
 pub const PATIENCE: u32 = 3;
@@ -70,20 +76,23 @@ pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
 pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
     let Some(quarantined) = lock(&node.quarantined).get(id).cloned() else { return Ok(Vec::new()) };
     let _guard = node.working_on(id);
-    let words = |e: wharf_core::kernel::KernelError| e.to_string();
-    match record_of(&quarantined) {
-        Some(record) => {
-            node.kernel.remove_attached(&link_ref(&record)).await.map_err(words)?;
-            node.kernel.remove_reachable(&record).await.map_err(words)?;
-            node.kernel.remove_programs(id).await.map_err(words)?;
-            node.kernel.remove_link(&link_ref(&record)).await.map_err(words)?;
+    let addresses = quarantined.addresses.clone();
+    let call = move |kernel: Arc<K>| async move {
+        match record_of(&quarantined) {
+            Some(record) => {
+                kernel.remove_attached(&link_ref(&record)).await?;
+                kernel.remove_reachable(&record).await?;
+                kernel.remove_programs(id).await?;
+                kernel.remove_link(&link_ref(&record)).await
+            }
+            None => remove_by_id(kernel.as_ref(), id).await,
         }
-        None => remove_by_id(node, id).await.map_err(words)?,
-    }
+    };
+    node.bounded_job(id, unknown::STEP, unknown::BOUND, call).await?;
     let leases: Vec<Lease> = {
         let ipam = lock(&node.ipam);
         let ours = |l: &&Lease| matches!(l.owner, LeaseOwner::Attachment { .. });
-        quarantined.addresses.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
+        addresses.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
     resting::release(node, &leases, vec![Change::RemoveQuarantined(id)]).await.map_err(|e| e.to_string())?;
     lock(&node.quarantined).remove(id);
@@ -92,8 +101,8 @@ pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<V
 }
 
 /// The record cannot be read, but everything of an endpoint carries its id.
-async fn remove_by_id<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<(), wharf_core::kernel::KernelError> {
-    let dump = node.kernel.dump().await?;
+async fn remove_by_id<K: Kernel>(kernel: &K, id: EndpointId) -> Result<(), wharf_core::kernel::KernelError> {
+    let dump = kernel.dump().await?;
     let of_id = |name: &str| parse_host_ifname(name).filter(|(of, _)| *of == id);
     let links = dump.links.iter().filter_map(|l| {
         let (_, low) = of_id(&l.name)?;
@@ -102,15 +111,15 @@ async fn remove_by_id<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<(), w
     });
     let links: Vec<LinkRef> = links.collect();
     for link in &links {
-        node.kernel.remove_attached(link).await?;
+        kernel.remove_attached(link).await?;
     }
     for row in dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get())) {
-        node.kernel.remove_endpoint_row(row.address, row.epoch).await?;
+        kernel.remove_endpoint_row(row.address, row.epoch).await?;
     }
-    node.kernel.remove_call_slot(u32::from(id.get())).await?;
-    node.kernel.remove_programs(id).await?;
+    kernel.remove_call_slot(u32::from(id.get())).await?;
+    kernel.remove_programs(id).await?;
     for link in &links {
-        node.kernel.remove_link(link).await?;
+        kernel.remove_link(link).await?;
     }
     Ok(())
 }

@@ -1,25 +1,29 @@
-//! Deletes that could not finish are resumed, also when nobody asks again: a runtime that has given up must not leave an
-//! endpoint disconnecting for ever.
+//! Deletes and undos that could not finish are resumed, also when nobody asks again: a runtime that has given up must not
+//! leave an endpoint disconnecting for ever, nor an id taken.
 
 use std::{sync::Arc, time::Duration};
 
-use wharf_core::{kernel::Kernel, state::State};
+use wharf_core::kernel::Kernel;
 
 use crate::{
     endpoint::{Handle, delete},
     node::Node,
+    unfinished,
 };
 
 /// How often. Whoever deletes tries again by itself much sooner; this is for those that do not.
 pub const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Resumes, one after another, every delete that ended without taking all of it away and that nothing works on.
+/// Resumes, one after another, every delete that ended without taking all of it away, or could not even begin, and every
+/// undo that failed, unless something works on it.
 ///
 /// # Errors
-/// The deletes that failed again, with their steps and causes.
+/// Those that failed again, with their steps and causes.
 pub async fn resume<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
     let busy = node.in_flight();
-    let idle = |h: &Handle| !busy.contains(&h.id) && h.shared.read(|v| v.fsm.state) == State::Disconnecting;
+    // Nothing but a delete sets the token. One whose command found no place in the mailbox has left it set, and builds
+    // are refused since.
+    let idle = |h: &Handle| !busy.contains(&h.id) && h.cancel.is_cancelled();
     let mut failed = Vec::new();
     for handle in node.registry.list().into_iter().filter(idle) {
         if node.stop.is_cancelled() {
@@ -30,5 +34,13 @@ pub async fn resume<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
         let result = delete::delete(node, vec![handle], options).await;
         failed.extend(result.errors.into_iter().map(|e| format!("{}: {}: {}", e.endpoint, e.step, e.message)));
     }
-    if failed.is_empty() { Ok(()) } else { Err(format!("deletes that cannot finish: {}", failed.join("; "))) }
+    for id in unfinished::ids(node).into_iter().filter(|id| !busy.contains(id)) {
+        if node.stop.is_cancelled() {
+            break;
+        }
+        if let Err(why) = unfinished::finish(node, id).await {
+            failed.push(format!("endpoint {id}: undo of its create: {why}"));
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(format!("deletes and undos that cannot finish: {}", failed.join("; "))) }
 }

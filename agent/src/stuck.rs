@@ -11,7 +11,7 @@ use wharf_core::{
     plan::{CreateStep, DeleteStep},
 };
 
-use crate::node::Node;
+use crate::{node::Node, unknown};
 
 /// How often it looks.
 pub const TICK: Duration = Duration::from_secs(1);
@@ -40,6 +40,17 @@ pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
             }
         });
     }
+    // A kernel call that goes on although its step was given up.
+    for (id, job) in node.jobs.running() {
+        let for_ms = u64::try_from(job.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (endpoint, bound_ms) = (id.get(), bound_ms(node, job.step));
+        let is_named = found.iter().any(|s| s.endpoint == endpoint && s.step == job.step);
+        if for_ms > bound_ms.saturating_add(GRACE_MS) && !is_named {
+            let of = node.registry.get(id).map(|h| h.shared.read(|v| v.record.attachment.to_string()));
+            let attachment = of.unwrap_or_else(|| "no endpoint".to_owned());
+            found.push(StuckStep { endpoint, attachment, step: job.step.to_owned(), for_ms, bound_ms });
+        }
+    }
     found
 }
 
@@ -47,6 +58,9 @@ pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
 fn bound_ms<K: Kernel>(node: &Node<K>, step: &str) -> u64 {
     if step == DeleteStep::AwaitProxy.name() {
         return u64::try_from(node.config.proxy_timeout.as_millis()).unwrap_or(u64::MAX);
+    }
+    if step == unknown::STEP {
+        return u64::try_from(unknown::BOUND.as_millis()).unwrap_or(u64::MAX);
     }
     let create = CreateStep::ALL.into_iter().filter(|s| s.name() == step).map(CreateStep::deadline_ms);
     let delete = DeleteStep::ALL.into_iter().filter(|s| s.name() == step).map(DeleteStep::deadline_ms);

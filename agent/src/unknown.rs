@@ -4,16 +4,27 @@
 //! container's name all the same: an endpoint whose record was lost, a record that was taken out of service, leases
 //! whose endpoint is gone. The delete that comes for it is the moment to let it go, because no other will come.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use wharf_api::{DeleteResult, StepError};
 use wharf_core::{
     ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName},
     kernel::Kernel,
+    plan::DeleteStep,
     store::{Lease, LeaseOwner},
 };
 
-use crate::{node::Node, orphan, quarantine, resting, sync::lock};
+use crate::{node::Node, orphan, quarantine, resting, sync::lock, unfinished};
+
+/// What the removal of leftovers is called among the steps of an endpoint.
+pub const STEP: &str = "remove-leftovers";
+/// How long it may take: what the kernel's part of a delete may.
+pub const BOUND: Duration = Duration::from_millis(
+    DeleteStep::Detach.deadline_ms()
+        + DeleteStep::RemoveReachable.deadline_ms()
+        + DeleteStep::Unpin.deadline_ms()
+        + DeleteStep::RemoveLink.deadline_ms(),
+);
 
 /// Whose leftovers are meant.
 #[derive(Debug, Clone)]
@@ -45,6 +56,9 @@ impl Wanted {
 /// Removes what is left under the name. Nothing found is a success with nothing in it.
 pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted) -> DeleteResult {
     let mut result = DeleteResult::default();
+    for id in unfinished::find(node, wanted) {
+        take_in(&mut result, id, unfinished::finish(node, id).await);
+    }
     for id in orphan::find(node, wanted) {
         take_in(&mut result, id, orphan::remove(node, id).await);
     }
@@ -83,20 +97,19 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
             result.deleted.push(id.get());
             result.leases_released.extend(addresses);
         }
-        Err(message) => {
-            result.errors.push(StepError { step: "remove-leftovers".into(), endpoint: id.to_string(), message })
-        }
+        Err(message) => result.errors.push(StepError { step: STEP.into(), endpoint: id.to_string(), message }),
     }
 }
 
-/// Leases in that name which no endpoint, no create and no record out of service stands for.
+/// Leases in that name which no endpoint, no create, no undo and no record out of service stands for.
 fn leases<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<Lease> {
     let mut leases = lock(&node.ipam).of_container(&wanted.container_id);
     leases.retain(|lease| match &lease.owner {
-        LeaseOwner::Attachment { attachment, .. } => {
+        LeaseOwner::Attachment { attachment, epoch } => {
             wanted.fits(attachment)
                 && node.registry.by_interface(&attachment.container_id, &attachment.ifname).is_none()
                 && !quarantine::holds(node, lease.ip)
+                && !unfinished::holds(node, attachment, *epoch)
         }
         LeaseOwner::Caller { .. } | LeaseOwner::Node => false,
     });

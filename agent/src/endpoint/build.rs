@@ -9,10 +9,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wharf_core::{
     endpoint::EndpointRecord,
+    ids::EndpointId,
     kernel::{ConfigSpec, Kernel, KernelError, ProgramSpec},
     plan::CreateStep,
     state::Level,
@@ -49,14 +50,14 @@ pub fn desired_config<K: Kernel>(node: &Node<K>, record: &EndpointRecord, trace:
 /// # Errors
 /// The step that failed or hung and why; the last good state is in force.
 pub async fn build<K: Kernel>(
-    node: &Node<K>,
+    node: &Arc<Node<K>>,
     shared: &Arc<Shared>,
     cancel: &CancellationToken,
     level: Level,
     keep_programs: bool,
 ) -> Result<(), String> {
     let (record, trace) = shared.read(|v| (v.record.clone(), v.trace));
-    let mut run = Run { node, shared, cancel, steps: Vec::new() };
+    let mut run = Run { node, shared, cancel, id: record.id, steps: Vec::new() };
     let since = Instant::now();
     let operation = if keep_programs { Operation::Restore } else { Operation::Regenerate };
     let result = steps(&mut run, level, keep_programs, &record, trace).await;
@@ -86,46 +87,51 @@ async fn steps<K: Kernel>(
             debug: node.config.debug_programs,
             keep: keep_programs,
         };
-        run.step(CreateStep::EnsurePrograms, node.kernel.ensure_programs(&spec)).await?;
+        run.step(CreateStep::EnsurePrograms, |k| async move { k.ensure_programs(&spec).await }).await?;
     }
     let config = desired_config(node, record, trace);
-    run.step(CreateStep::EnsureConfig, node.kernel.ensure_config(record.id, &config)).await?;
+    let id = record.id;
+    run.step(CreateStep::EnsureConfig, move |k| async move { k.ensure_config(id, &config).await }).await?;
     if level == Level::Datapath {
-        run.step(CreateStep::EnsureAttached, node.kernel.ensure_attached(&link_ref(record))).await?;
+        let link = link_ref(record);
+        run.step(CreateStep::EnsureAttached, |k| async move { k.ensure_attached(&link).await }).await?;
         // Addresses and routes that somebody took away come back too; what is there stays as it is.
-        run.step(CreateStep::EnsureConnected, node.kernel.ensure_connected(record)).await?;
+        let record = record.clone();
+        run.step(CreateStep::EnsureConnected, |k| async move { k.ensure_connected(&record).await }).await?;
     }
-    run.step(CreateStep::EnsureReachable, node.kernel.ensure_reachable(record)).await?;
-    Ok(())
+    let record = record.clone();
+    run.step(CreateStep::EnsureReachable, |k| async move { k.ensure_reachable(&record).await }).await
 }
 
 struct Run<'a, K: Kernel> {
-    node: &'a Node<K>,
+    node: &'a Arc<Node<K>>,
     shared: &'a Shared,
     cancel: &'a CancellationToken,
+    id: EndpointId,
     /// Steps that succeeded, each with its time: one entry of the timeline for all of them.
     steps: Vec<String>,
 }
 
 impl<K: Kernel> Run<'_, K> {
     /// Runs a step within the time that a create has for it: a build that hangs must not hold up a delete.
-    async fn step<T>(
+    async fn step<T, F>(
         &mut self,
         step: CreateStep,
-        work: impl Future<Output = Result<T, KernelError>>,
-    ) -> Result<T, String> {
+        call: impl FnOnce(Arc<K>) -> F + Send + 'static,
+    ) -> Result<(), String>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, KernelError>> + Send + 'static,
+    {
         if self.cancel.is_cancelled() {
             return Err(format!("{step}: not begun, a delete came"));
         }
         self.shared.update(|v| v.begin_step(step.name()));
         crash_point("regenerate", step.name());
         let (since, bound) = (Instant::now(), Duration::from_millis(step.deadline_ms()));
-        let result = timeout(bound, work).await;
+        let result = self.node.bounded_job(self.id, step.name(), bound, call).await;
         self.node.metrics.phase(Operation::Regenerate.name(), step.name(), since.elapsed());
         self.steps.push(format!("{step} {:.1} ms", since.elapsed().as_secs_f64() * 1_000.0));
-        match result {
-            Ok(result) => result.map_err(|e| format!("{step}: {e}")),
-            Err(_) => Err(format!("{step}: no answer within {bound:?}")),
-        }
+        result.map(drop).map_err(|e| format!("{step}: {e}"))
     }
 }

@@ -311,10 +311,7 @@ async fn steps<K: Kernel>(
     task.transition(Event::IdentityResolved);
     let running = tokio::select! {
         running = place.start() => running,
-        () = tokio::time::sleep_until(spec.deadline) => {
-            let waited = error(ErrorCode::DeadlineExceeded, format!("create endpoint {}: waited for its turn until the deadline", spec.attachment));
-            return Err(fail(task, &[], waited).await);
-        }
+        given_up = gives_up(task, spec, reply) => return Err(fail(task, &[], given_up).await),
     };
     task.transition(Event::BuildStarted);
     let mut begun: Vec<CreateStep> = Vec::new();
@@ -342,6 +339,27 @@ async fn steps<K: Kernel>(
         v.status.realized_revision = v.status.desired_revision;
     });
     Ok(())
+}
+
+/// Waits until there is a reason not to wait for its turn any longer.
+async fn gives_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &mut Option<Reply<K>>) -> ApiError {
+    let caller_goes = async {
+        match reply {
+            Some(reply) => reply.closed().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = task.cancel.cancelled() => {}
+        () = task.node.stop.cancelled() => {}
+        () = caller_goes => {}
+        () = tokio::time::sleep_until(spec.deadline) => {
+            let what = format!("create endpoint {}: waited for its turn until the deadline", spec.attachment);
+            return error(ErrorCode::DeadlineExceeded, what);
+        }
+    }
+    let what = || format!("create endpoint {}: it was given up while it waited for its turn", spec.attachment);
+    give_up(task, spec, reply).unwrap_or_else(|| error(ErrorCode::Busy, what()))
 }
 
 /// Whether to stop before the next step.
@@ -403,6 +421,7 @@ async fn watch<K: Kernel>(
 async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateStep) -> Result<(), ApiError> {
     let (node, shared) = (&task.node, &task.shared);
     let record = shared.read(|v| v.record.clone());
+    let (id, name) = (record.id, step.name());
     let kernel = |e: KernelError| match (step, e.kind) {
         (CreateStep::EnsureLink, KernelErrorKind::Exists) => ApiError {
             code: ErrorCode::Exists,
@@ -447,7 +466,8 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::EnsurePrograms if task.prepared => Ok(()),
         CreateStep::EnsurePrograms => {
-            node.kernel.ensure_programs(&program_spec(node, &record)).await.map(drop).map_err(kernel)
+            let spec = program_spec(node, &record);
+            node.job(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
         }
         CreateStep::EnsureLink => {
             let link = LinkSpec {
@@ -461,7 +481,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
                 host_mac: record.host_mac,
                 mtu: record.mtu,
             };
-            let link = node.kernel.ensure_link(&link).await.map_err(kernel)?;
+            let link = node.job(id, name, |k| async move { k.ensure_link(&link).await }).await.map_err(kernel)?;
             shared.update(|v| {
                 v.record.host_ifindex = link.host_ifindex;
                 v.record.container_ifindex = link.container_ifindex;
@@ -470,18 +490,29 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::EnsureConfig => {
             let config = build::desired_config(node, &record, task.shared.read(|v| v.trace));
-            match node.kernel.ensure_config(record.id, &config).await {
-                // Somebody removed the pins of a set that was ready: then this create loads its own.
-                Err(e) if task.prepared && e.kind == KernelErrorKind::NotFound => {
-                    node.kernel.ensure_programs(&program_spec(node, &record)).await.map_err(kernel)?;
-                    node.kernel.ensure_config(record.id, &config).await.map_err(kernel)
+            let (spec, prepared) = (program_spec(node, &record), task.prepared);
+            let call = move |k: Arc<K>| async move {
+                match k.ensure_config(id, &config).await {
+                    // Somebody removed the pins of a set that was ready: then this create loads its own.
+                    Err(e) if prepared && e.kind == KernelErrorKind::NotFound => {
+                        k.ensure_programs(&spec).await?;
+                        k.ensure_config(id, &config).await
+                    }
+                    result => result,
                 }
-                result => result.map_err(kernel),
-            }
+            };
+            node.job(id, name, call).await.map_err(kernel)
         }
-        CreateStep::EnsureAttached => node.kernel.ensure_attached(&link_ref(&record)).await.map(drop).map_err(kernel),
-        CreateStep::EnsureConnected => node.kernel.ensure_connected(&record).await.map_err(kernel),
-        CreateStep::EnsureReachable => node.kernel.ensure_reachable(&record).await.map_err(kernel),
+        CreateStep::EnsureAttached => {
+            let link = link_ref(&record);
+            node.job(id, name, |k| async move { k.ensure_attached(&link).await }).await.map(drop).map_err(kernel)
+        }
+        CreateStep::EnsureConnected => {
+            node.job(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
+        }
+        CreateStep::EnsureReachable => {
+            node.job(id, name, |k| async move { k.ensure_reachable(&record).await }).await.map_err(kernel)
+        }
         CreateStep::Commit => {
             let mut changes = vec![Change::RemoveIntent(record.id, record.epoch)];
             if record.ip_owner == IpOwner::Endpoint {

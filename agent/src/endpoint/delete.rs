@@ -97,7 +97,11 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     let started = Instant::now();
 
     // A create or build that runs ends at its next step, long before the teardown's turn comes.
-    handles.iter().for_each(|h| h.cancel.cancel());
+    for handle in &handles {
+        // Whoever resumes it asks for the same.
+        handle.shared.update(|v| v.delete_options = options);
+        handle.cancel.cancel();
+    }
     let intent = Intent::Delete { no_ip_release: options.no_ip_release };
     crash_point("delete", DeleteStep::WriteIntent.name());
     let committed = handles.iter().filter(|h| h.shared.read(|v| v.committed));
@@ -116,12 +120,14 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         handles.iter().for_each(|h| result.errors.push(step_error(h, DeleteStep::WriteIntent, error.to_string())));
     }
 
+    // One for all: the endpoints' teardowns run side by side.
+    let until = started + TEARDOWN_BOUND;
     let mut asked = Vec::with_capacity(handles.len());
     for handle in handles {
         let (reply, answer) = oneshot::channel();
         let span = OpId::current_or_next(Kind::Delete).span_of(&handle);
         // An endpoint whose task has ended is gone.
-        match timeout_at(started + TEARDOWN_BOUND, handle.mailbox.send(Command::Teardown(options, span, reply))).await {
+        match timeout_at(until, handle.mailbox.send(Command::Teardown(options, span, reply))).await {
             Ok(Ok(())) => asked.push((handle, answer)),
             Ok(Err(_)) => {}
             Err(_) => result.errors.push(still_busy(&handle)),
@@ -129,7 +135,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     }
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
     for (handle, answer) in asked {
-        let torn = match timeout_at(started + TEARDOWN_BOUND, answer).await {
+        let torn = match timeout_at(until, answer).await {
             Ok(Ok(torn)) => torn,
             // Its task has ended: it is gone.
             Ok(Err(_)) => continue,
@@ -209,10 +215,7 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, opti
             crash_point("delete", step.name());
         }
         let since = Instant::now();
-        let result = match timeout(bound, one(node, &record, step)).await {
-            Ok(result) => result,
-            Err(_) => Err(format!("no answer within {bound:?}")),
-        };
+        let result = one(node, &record, step, bound).await;
         let failed = result.as_ref().err().map(String::as_str);
         if is_of_others(step) && failed.is_none() {
             node.metrics.phase(Operation::Delete.name(), step.name(), since.elapsed());
@@ -271,22 +274,39 @@ const fn is_of_others(step: DeleteStep) -> bool {
     )
 }
 
-async fn one<K: Kernel>(node: &Arc<Node<K>>, record: &EndpointRecord, step: DeleteStep) -> Result<(), String> {
+async fn one<K: Kernel>(
+    node: &Arc<Node<K>>,
+    record: &EndpointRecord,
+    step: DeleteStep,
+    bound: Duration,
+) -> Result<(), String> {
+    let (id, name, link) = (record.id, step.name(), link_ref(record));
     match step {
         DeleteStep::WriteIntent
         | DeleteStep::RefuseWork
         | DeleteStep::ReleaseIdentity
         | DeleteStep::ReleaseIps
         | DeleteStep::RemoveRecord => Ok(()),
-        DeleteStep::Detach => node.kernel.remove_attached(&link_ref(record)).await.map_err(|e| e.to_string()),
-        DeleteStep::RemoveReachable => node.kernel.remove_reachable(record).await.map_err(|e| e.to_string()),
-        DeleteStep::AwaitProxy => await_proxy(node, record).await,
+        DeleteStep::Detach => {
+            node.bounded_job(id, name, bound, |k| async move { k.remove_attached(&link).await }).await
+        }
+        DeleteStep::RemoveReachable => {
+            let record = record.clone();
+            node.bounded_job(id, name, bound, |k| async move { k.remove_reachable(&record).await }).await
+        }
+        DeleteStep::AwaitProxy => match timeout(bound, await_proxy(node, record)).await {
+            Ok(result) => result,
+            Err(_) => Err(format!("no answer within {bound:?}")),
+        },
         DeleteStep::Unpin => {
-            let counters = node.kernel.remove_programs(record.id).await.map_err(|e| e.to_string())?;
+            let unpin = move |k: Arc<K>| async move { k.remove_programs(id).await };
+            let counters = node.bounded_job(id, name, bound, unpin).await?;
             node.keep_counters(&counters);
             Ok(())
         }
-        DeleteStep::RemoveLink => node.kernel.remove_link(&link_ref(record)).await.map_err(|e| e.to_string()),
+        DeleteStep::RemoveLink => {
+            node.bounded_job(id, name, bound, |k| async move { k.remove_link(&link).await }).await
+        }
     }
 }
 

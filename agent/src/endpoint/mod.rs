@@ -10,7 +10,7 @@ mod claim;
 pub mod create;
 pub mod delete;
 pub mod task;
-mod undo;
+pub(crate) mod undo;
 pub mod view;
 
 pub use view::Handle;

@@ -23,11 +23,13 @@ use crate::{
     endpoint::{
         Handle, build,
         delete::{Torn, teardown},
+        undo::Remains,
         view::Shared,
     },
     node::Node,
     sync::lock,
     telemetry::operation::{Kind, OpId},
+    unfinished::{self, Unfinished},
 };
 
 /// Commands that may wait for an endpoint: a client each; a full mailbox is "busy" to the next.
@@ -64,8 +66,10 @@ pub struct EndpointTask<K: Kernel> {
     pub cancel: CancellationToken,
     /// The programs were verified ahead of need.
     pub prepared: bool,
-    /// What the undo of a failed create could not take back; its id stays reserved then.
-    pub left: Vec<StepError>,
+    /// Steps of the undo of a failed create that failed too.
+    pub(super) left: Vec<StepError>,
+    /// What that undo could not take back; its id stays taken then.
+    pub(super) remains: Option<Remains>,
     /// From before a restart: its programs stay as long as they are what this agent would load, and nobody asked for new
     /// ones.
     pub keep_programs: bool,
@@ -88,6 +92,7 @@ impl<K: Kernel> EndpointTask<K> {
             cancel: handle.cancel.clone(),
             prepared,
             left: Vec::new(),
+            remains: None,
             keep_programs: false,
             handle: handle.clone(),
             mailbox,
@@ -256,7 +261,6 @@ impl<K: Kernel> EndpointTask<K> {
             },
             Command::Teardown(options, span, reply) => {
                 self.answer_waiting(&Err("the endpoint is being deleted".into()));
-                self.shared.update(|v| v.delete_options = options);
                 let torn = match self.torn.take() {
                     Some(torn) if torn.clean => torn,
                     _ => {
@@ -329,10 +333,11 @@ impl<K: Kernel> EndpointTask<K> {
         self.mailbox.close();
         self.node.registry.remove(self.handle.id);
         self.node.controllers.forget(self.handle.id);
-        if self.left.is_empty() {
-            self.node.registry.free_id(self.handle.id);
-        } else {
-            lock(&self.node.reserved).insert(self.handle.id);
+        match self.remains.take() {
+            None => self.node.registry.free_id(self.handle.id),
+            Some(remains) => {
+                unfinished::keep(&self.node, self.handle.id, Unfinished::Create(Box::new(remains)));
+            }
         }
         while let Some(command) = self.mailbox.recv().await {
             match command {

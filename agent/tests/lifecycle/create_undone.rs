@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use wharf_agent::sync::lock;
+use wharf_agent::{prepared, resume, sync::lock};
 use wharf_api::ErrorCode;
 use wharf_core::{
     kernel::KernelErrorKind as Kind,
@@ -136,6 +136,74 @@ fn an_undo_that_fails_is_named_and_keeps_what_it_could_not_take_back_from_others
         assert!(!agent.kernel.is_clean());
     });
     machine.life(async |agent| agent.assert_nothing_left().await);
+}
+
+#[test]
+fn an_undo_that_failed_is_resumed_until_nothing_is_left() {
+    for (failing, undo) in [(Op::EnsureReachable, Op::RemoveLink), (Op::EnsureLink, Op::RemovePrograms)] {
+        Machine::new().life(async |agent| {
+            agent.kernel.fail_next(failing, Kind::Other);
+            agent.kernel.fail_always(undo, Kind::Exhausted);
+            agent.try_create(agent.container("c1")).await.expect_err("asked for");
+            agent.quiet().await;
+            resume::resume(&agent.node).await.expect_err("it fails again");
+            assert!(!agent.is_free(id(1)), "something is left of it");
+            agent.kernel.mend(undo);
+            assert_eq!(resume::resume(&agent.node).await, Ok(()));
+            assert!(agent.is_free(id(1)));
+            agent.assert_nothing_left().await;
+        });
+    }
+}
+
+#[test]
+fn an_undo_that_ends_after_its_bound_takes_nothing_from_the_next_of_that_id() {
+    Machine::new().life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureLink, Kind::Other);
+        let hold = agent.kernel.hold(Op::RemovePrograms);
+        let create = agent.spawn_create(agent.container("c1"));
+        hold.reached().await;
+        let error = after(Duration::from_secs(5), create).await.expect("task").expect_err("asked for");
+        assert!(error.message.contains("undoing it: remove-programs: no answer"), "{}", error.message);
+        assert!(!agent.is_free(id(1)));
+        hold.release();
+        agent.quiet().await;
+        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn an_id_whose_load_ahead_of_need_and_its_undo_failed_is_freed_later() {
+    let mut machine = Machine::new();
+    machine.config.prepared_programs = 1;
+    machine.life(async |agent| {
+        agent.kernel.fail_next_after_effect(Op::EnsurePrograms, Kind::Other);
+        agent.kernel.fail_next(Op::RemovePrograms, Kind::Exhausted);
+        let why = prepared::refill(&agent.node).await.expect_err("asked for");
+        assert!(why.contains("and undoing it"), "{why}");
+        assert!(!agent.is_free(id(1)));
+        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        assert!(agent.is_free(id(1)));
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn a_create_that_fails_before_its_intent_with_programs_that_stay_is_resumed_too() {
+    let mut machine = Machine::new();
+    machine.config.prepared_programs = 1;
+    machine.life(async |agent| {
+        prepared::refill(&agent.node).await.expect("refilled");
+        agent.disk.fill();
+        agent.kernel.fail_next(Op::RemovePrograms, Kind::Exhausted);
+        agent.try_create(agent.container("c1")).await.expect_err("no intent, no create");
+        agent.quiet().await;
+        agent.disk.mend();
+        assert!(!agent.is_free(id(1)));
+        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        agent.assert_nothing_left().await;
+    });
 }
 
 #[test]

@@ -220,20 +220,28 @@ fn a_delete_that_runs_is_not_resumed_beside_itself() {
 }
 
 #[test]
-fn a_step_that_hangs_is_passed_at_its_deadline() {
-    for (op, step, can_go) in STEPS {
+fn a_step_that_hangs_is_given_up_at_its_deadline_and_no_other_runs_beside_it() {
+    for (n, (op, step, _)) in STEPS.into_iter().enumerate() {
         Machine::new().life(async |agent| {
             let handle = agent.create("c1").await;
             let hold = agent.kernel.hold(op);
             let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
             hold.reached().await;
+            agent.kernel.clear_call_log();
             let result = after(Duration::from_millis(step.deadline_ms() + 1), delete).await.expect("task");
             let steps: Vec<_> = result.errors.iter().map(|e| e.step.as_str()).collect();
-            assert_eq!(steps, [step.name()]);
+            assert_eq!(steps, STEPS[n..].iter().map(|(_, step, _)| step.name()).collect::<Vec<_>>());
             assert!(result.errors[0].message.contains("no answer within"), "{:?}", result.errors);
-            assert_eq!(result.deleted.is_empty(), !can_go);
+            let names_it = format!("it waits for {}", step.name());
+            assert!(result.errors[1..].iter().all(|e| e.message.contains(&names_it)), "{:?}", result.errors);
+            assert_eq!((result.deleted, agent.operations()), (vec![], vec![]), "nothing runs beside it");
+            assert!(agent.lease_owner(addresses(&handle)[0]).is_some());
+            // It goes on, and nobody is told of it as if it had ended.
+            assert_eq!(resume::resume(&agent.node).await, Ok(()), "it is left alone while it runs");
+            assert_eq!(agent.operations(), []);
             hold.release();
-            agent.delete(&handle).await;
+            agent.quiet().await;
+            assert_eq!(resume::resume(&agent.node).await, Ok(()));
             agent.assert_nothing_left().await;
         });
     }

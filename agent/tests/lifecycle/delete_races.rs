@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use wharf_core::{plan::DeleteOptions, state::Level, store::LeaseOwner};
+use wharf_agent::{endpoint::task::MAILBOX, resume, stuck};
+use wharf_api::ErrorCode;
+use wharf_core::{
+    plan::{DeleteOptions, TEARDOWN_BOUND},
+    state::{Level, State},
+    store::LeaseOwner,
+};
 use wharf_datapath::fake::Operation as Op;
 
 use crate::support::*;
@@ -101,11 +107,96 @@ fn a_build_that_hangs_does_not_hold_a_delete_for_ever() {
         let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
         eventually("the delete has begun", || handle.cancel.is_cancelled()).await;
         agent.snapshot().await; // the intent is written when this is answered
-        let result = after(Duration::from_secs(20), delete).await.expect("task");
-        assert_eq!(result.deleted, [handle.id.get()]);
+        let result = after(Duration::from_secs(2), delete).await.expect("task");
+        assert!(result.errors.iter().all(|e| e.message.contains("it waits for ensure-config")), "{:?}", result.errors);
+        assert_eq!(result.deleted, Vec::<u16>::new(), "what may still come of the build keeps its id");
         built.await.expect("answered").expect_err("it never ended");
         hold.release();
+        agent.quiet().await;
+        assert_eq!(resume::resume(&agent.node).await, Ok(()));
         agent.assert_nothing_left().await;
+    });
+}
+
+/// The kernel finishes what it was asked for, whoever has given it up.
+#[test]
+fn a_load_that_ends_after_its_bound_pins_nothing_behind_the_delete() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        let hold = agent.kernel.hold(Op::EnsurePrograms);
+        let built = agent.request(&handle, Level::Datapath).await;
+        hold.reached().await;
+        let why = after(Duration::from_secs(9), built).await.expect("answered").expect_err("it hangs");
+        assert!(why.contains("ensure-programs: no answer within 8s"), "{why}");
+        let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
+        is_told_to_end(&handle).await;
+        agent.snapshot().await; // the intent is written when this is answered
+        let_all_run().await;
+        hold.release();
+        let result = delete.await.expect("task");
+        assert_eq!((result.deleted, result.errors), (vec![handle.id.get()], vec![]));
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn a_kernel_call_that_goes_on_after_its_step_was_given_up_is_named_until_it_ends() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        let hold = agent.kernel.hold(Op::EnsurePrograms);
+        let built = agent.request(&handle, Level::Datapath).await;
+        hold.reached().await;
+        let stuck = after(Duration::from_secs(9) + Duration::from_millis(1), async {
+            built.await.expect("answered").expect_err("it hangs");
+            stuck::stuck(&agent.node)
+        })
+        .await;
+        assert!(stuck.iter().any(|s| s.step == "ensure-programs" && s.endpoint == handle.id.get()), "{stuck:?}");
+        hold.release();
+        eventually("the retry succeeds", || state(&handle) == State::Ready).await;
+        assert_eq!(stuck::stuck(&agent.node), []);
+        agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn a_delete_that_finds_no_place_in_the_mailbox_is_resumed() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        let full = handle.mailbox.reserve_many(MAILBOX).await.expect("places");
+        let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
+        is_told_to_end(&handle).await;
+        agent.snapshot().await; // the intent is written when this is answered
+        let_all_run().await;
+        let result = after(TEARDOWN_BOUND + Duration::from_secs(1), delete).await.expect("task");
+        assert_eq!((result.deleted, result.errors.len()), (vec![], 1), "it has not even begun");
+        assert_eq!(state(&handle), State::Ready);
+        drop(full);
+        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn a_create_that_waits_for_its_turn_ends_at_once_when_its_delete_comes() {
+    Machine::new().life(async |agent| {
+        let hold = agent.kernel.hold(Op::EnsureLink);
+        let running: Vec<_> = (0..8).map(|n| agent.spawn_create(agent.container(&format!("c{n}")))).collect();
+        eventually("there is no room", || agent.node.gate.status().running == 8).await;
+        let waits = agent.spawn_create(agent.container("waits"));
+        eventually("it waits", || agent.node.registry.len() == 9).await;
+        let wanted = attachment("waits", "eth0");
+        let delete = agent.del(&wanted, DeleteOptions::default());
+        let result =
+            tokio::time::timeout(Duration::from_secs(5), delete).await.expect("the delete waits for a turn too");
+        assert_eq!(result.errors, []);
+        assert_eq!(waits.await.expect("task").expect_err("deleted").code, ErrorCode::Busy);
+        assert_eq!(agent.node.registry.len(), 8);
+        hold.release();
+        for create in running {
+            create.await.expect("task").expect("created");
+        }
+        agent.assert_healthy().await;
     });
 }
 

@@ -9,7 +9,7 @@ use wharf_agent::{
 };
 use wharf_api::{ErrorCode, Health};
 use wharf_core::{
-    kernel::KernelErrorKind as Kind,
+    kernel::{Kernel as _, KernelErrorKind as Kind},
     plan::DeleteOptions,
     store::{Intent, LeaseOwner},
 };
@@ -303,7 +303,7 @@ fn a_drain_that_hangs_is_named_to_the_watchdog() {
 
 /// A delete of what the agent does not know, as a runtime sends it.
 #[test]
-fn a_delete_of_the_unknown_releases_leases_in_that_name_and_no_others() {
+fn a_delete_of_the_unknown_takes_back_what_is_left_in_that_name_and_nothing_else() {
     Machine::new().life(async |agent| {
         let stays = agent.create("c1").await;
         // Two creates whose undo could not take everything back: their addresses are still held.
@@ -325,10 +325,14 @@ fn a_delete_of_the_unknown_releases_leases_in_that_name_and_no_others() {
         let result = agent.del(&attachment("c2", "eth0"), DeleteOptions::default()).await;
         assert_eq!((result.leases_released.len(), result.errors), (2, vec![]));
         assert_eq!(["c1", "c2", "c3"].map(held), [2, 0, 2]);
-        // Its link is still there, so its addresses are not given out, whatever the time.
+        // Its link is gone, so nothing speaks for its addresses.
         wharf_agent::resting::wake(&agent.node).await.expect("checked");
-        assert_eq!(agent.resting().len(), 2);
-        assert!(agent.resting().iter().all(|(_, why)| why.is_some()), "{:?}", agent.resting());
+        assert_eq!(agent.resting(), []);
+        assert_eq!(agent.kernel.dump().await.expect("dump").links.len(), 2, "c1's, and what is left of c3");
+        agent.kernel.fail_next(Op::RemoveLink, Kind::Exhausted);
+        let failed = agent.del(&attachment("c3", "eth0"), DeleteOptions::default()).await;
+        assert_eq!((failed.leases_released, failed.errors.len()), (vec![], 1), "its link is still there");
+        assert_eq!(held("c3"), 2);
         assert!(agent.lease_owner(addresses(&stays)[0]).is_some(), "an endpoint's stay");
         let intents = agent.snapshot().await.intents;
         assert!(intents.iter().all(|(_, _, i)| matches!(i, Intent::Create { .. })), "{intents:?}");

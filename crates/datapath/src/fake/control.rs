@@ -141,6 +141,11 @@ impl Controls {
         Hold { state }
     }
 
+    /// Whether the next call of this operation must wait.
+    pub(super) fn is_held(&self, operation: Operation) -> bool {
+        self.holds.get(&operation).is_some_and(|s| !s.borrow().released)
+    }
+
     /// Notes a call; says what it must wait for.
     pub(super) fn enter(&mut self, operation: Operation, subject: &str) -> Option<Waiter> {
         self.log.push((operation, subject.to_owned()));

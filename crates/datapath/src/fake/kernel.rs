@@ -44,6 +44,28 @@ impl FakeKernel {
             None => effect(&mut self.state()),
         }
     }
+
+    /// [`Self::call`] for a change of an endpoint. The kernel finishes what it was asked for: a call that is held goes on
+    /// when nobody awaits it any more.
+    async fn change<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        subject: String,
+        effect: impl FnOnce(&mut State) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let is_held = self.controls().is_held(operation);
+        if !is_held {
+            return self.call(operation, subject, effect).await;
+        }
+        let kernel = self.clone();
+        let held = tokio::spawn(async move { kernel.call(operation, subject, effect).await });
+        match held.await.map_err(tokio::task::JoinError::try_into_panic) {
+            Ok(result) => result,
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            // The runtime ends, and with it whoever awaits this.
+            Err(Err(_)) => std::future::pending().await,
+        }
+    }
 }
 
 pub(super) fn endpoint(id: EndpointId) -> String {
@@ -88,8 +110,9 @@ impl Kernel for FakeKernel {
     }
 
     async fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs> {
-        self.call(Operation::EnsurePrograms, endpoint(spec.id), |s| {
-            if let Some(old) = s.pins.get(&spec.id).filter(|p| spec.keep && p.is_of(spec)) {
+        let spec = spec.clone();
+        self.change(Operation::EnsurePrograms, endpoint(spec.id), move |s| {
+            if let Some(old) = s.pins.get(&spec.id).filter(|p| spec.keep && p.is_of(&spec)) {
                 return Ok(Programs { program_ids: old.program_ids, map_ids: old.map_ids, memlock_bytes: 3 * 8192 });
             }
             let program_ids = [s.fresh(), s.fresh(), s.fresh()];
@@ -111,7 +134,8 @@ impl Kernel for FakeKernel {
     }
 
     async fn ensure_link(&self, spec: &LinkSpec) -> Result<Link> {
-        self.call(Operation::EnsureLink, endpoint(spec.id), |s| {
+        let spec = spec.clone();
+        self.change(Operation::EnsureLink, endpoint(spec.id), move |s| {
             let host = spec.host_ifname.as_str();
             let name = spec.ifname.as_str();
             let mark = link::mark(spec.id, spec.epoch, &spec.attachment);
@@ -169,7 +193,8 @@ impl Kernel for FakeKernel {
     }
 
     async fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> Result<()> {
-        self.call(Operation::EnsureConfig, endpoint(id), |s| match s.pins.get_mut(&id) {
+        let spec = spec.clone();
+        self.change(Operation::EnsureConfig, endpoint(id), move |s| match s.pins.get_mut(&id) {
             Some(pinned) => {
                 pinned.config = Some(spec.clone());
                 Ok(())
@@ -180,7 +205,8 @@ impl Kernel for FakeKernel {
     }
 
     async fn ensure_attached(&self, link: &LinkRef) -> Result<Attached> {
-        self.call(Operation::EnsureAttached, endpoint(link.id), |s| {
+        let link = link.clone();
+        self.change(Operation::EnsureAttached, endpoint(link.id), move |s| {
             let Some(pinned) = s.pins.get_mut(&link.id) else {
                 return Err(not_found(Operation::EnsureAttached, endpoint(link.id), "its programs are not pinned"));
             };
@@ -202,7 +228,8 @@ impl Kernel for FakeKernel {
     }
 
     async fn ensure_connected(&self, record: &EndpointRecord) -> Result<()> {
-        self.call(Operation::EnsureConnected, endpoint(record.id), |s| {
+        let record = record.clone();
+        self.change(Operation::EnsureConnected, endpoint(record.id), move |s| {
             let gone = |what: &str| Err(not_found(Operation::EnsureConnected, endpoint(record.id), what));
             if s.links.get(record.host_ifname.as_str()).is_none_or(|l| l.ifindex != record.host_ifindex) {
                 return gone("the link is gone");
@@ -230,13 +257,14 @@ impl Kernel for FakeKernel {
     }
 
     async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
-        self.call(Operation::EnsureReachable, endpoint(record.id), |s| {
+        let record = record.clone();
+        self.change(Operation::EnsureReachable, endpoint(record.id), move |s| {
             let Some(pinned) = s.pins.get(&record.id) else {
                 return Err(not_found(Operation::EnsureReachable, endpoint(record.id), "its programs are not pinned"));
             };
             s.calls.insert(record.id, pinned.program_ids[2]);
             for address in record.addresses() {
-                s.rows.insert(address, observe::table_row(record, address));
+                s.rows.insert(address, observe::table_row(&record, address));
             }
             Ok(())
         })
@@ -244,7 +272,8 @@ impl Kernel for FakeKernel {
     }
 
     async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
-        self.call(Operation::RemoveReachable, endpoint(record.id), |s| {
+        let record = record.clone();
+        self.change(Operation::RemoveReachable, endpoint(record.id), move |s| {
             for address in record.addresses() {
                 if s.rows.get(&address).is_some_and(|r| r.epoch == record.epoch) {
                     s.rows.remove(&address);
@@ -259,7 +288,8 @@ impl Kernel for FakeKernel {
     }
 
     async fn remove_attached(&self, link: &LinkRef) -> Result<()> {
-        self.call(Operation::RemoveAttached, endpoint(link.id), |s| {
+        let link = link.clone();
+        self.change(Operation::RemoveAttached, endpoint(link.id), move |s| {
             let known = s.links.get_mut(link.host_ifname.as_str());
             if let Some(host) = known.filter(|l| link.host_ifindex.is_none_or(|want| want == l.ifindex)) {
                 host.attached = Some(Hook::Sink);
@@ -273,14 +303,15 @@ impl Kernel for FakeKernel {
     }
 
     async fn remove_programs(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
-        self.call(Operation::RemovePrograms, endpoint(id), |s| {
+        self.change(Operation::RemovePrograms, endpoint(id), move |s| {
             Ok(s.pins.remove(&id).map(|p| p.counters).unwrap_or_default())
         })
         .await
     }
 
     async fn remove_link(&self, link: &LinkRef) -> Result<()> {
-        self.call(Operation::RemoveLink, endpoint(link.id), |s| {
+        let link = link.clone();
+        self.change(Operation::RemoveLink, endpoint(link.id), move |s| {
             s.remove_link_named(link.host_ifname.as_str());
             Ok(())
         })

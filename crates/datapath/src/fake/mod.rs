@@ -161,7 +161,8 @@ impl FakeKernel {
         self.controls().fail_always(operation, None);
     }
 
-    /// Calls of this operation wait, before they have any effect, until the returned hold is released or dropped.
+    /// Calls of this operation wait, before they have any effect, until the returned hold is released or dropped. A change
+    /// of an endpoint takes effect then also when its caller has gone meanwhile.
     #[must_use]
     pub fn hold(&self, operation: Operation) -> Hold {
         self.controls().hold(operation)

@@ -1,0 +1,164 @@
+//! Kernel calls for an endpoint, one at a time.
+//!
+//! A kernel call cannot be taken back: one that overran its bound goes on. Were the next step run beside it, a load that
+//! ends late would pin programs that the delete had just unpinned. So each call runs to its end as a task of its own
+//! that holds the turn of its endpoint id, whoever still awaits it; the next call for that id waits for the turn, within
+//! its own bound, and is refused in the name of the one that runs. The id counts as worked on meanwhile, so that no audit
+//! judges it, and a delete that was refused is resumed afterwards.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    sync::OwnedMutexGuard,
+    task::JoinHandle,
+    time::{Instant, timeout_at},
+};
+use tracing::Instrument as _;
+use wharf_core::{
+    ids::EndpointId,
+    kernel::{Kernel, KernelError, KernelErrorKind},
+};
+
+use crate::{node::Node, sync::lock};
+
+/// The turns of the ids that have a call under way, and those calls.
+#[derive(Debug, Default)]
+pub struct Jobs {
+    /// Held across the call by design: that is what makes the next one wait. An entry lives as long as somebody has or
+    /// wants the turn.
+    turns: Mutex<BTreeMap<EndpointId, Weak<Turn>>>,
+    running: Mutex<BTreeMap<EndpointId, Job>>,
+}
+
+type Turn = tokio::sync::Mutex<()>;
+
+/// A kernel call under way.
+#[derive(Debug, Clone, Copy)]
+pub struct Job {
+    /// The step that it is.
+    pub step: &'static str,
+    /// When it began.
+    pub since: Instant,
+}
+
+impl Jobs {
+    /// The calls that are under way, by endpoint id.
+    #[must_use]
+    pub fn running(&self) -> BTreeMap<EndpointId, Job> {
+        lock(&self.running).clone()
+    }
+
+    async fn turn(&self, id: EndpointId) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = lock(&self.turns);
+            let there = turns.get(&id).and_then(Weak::upgrade);
+            there.unwrap_or_else(|| {
+                let turn = Arc::new(Turn::default());
+                turns.retain(|_, turn| turn.strong_count() > 0);
+                turns.insert(id, Arc::downgrade(&turn));
+                turn
+            })
+        };
+        turn.lock_owned().await
+    }
+}
+
+impl<K: Kernel> Node<K> {
+    /// Runs a kernel call as the only one for an endpoint id, to its end, also when the returned future is dropped once
+    /// the call has begun.
+    ///
+    /// # Errors
+    /// The call's own.
+    pub async fn job<T, F>(
+        self: &Arc<Self>,
+        id: EndpointId,
+        step: &'static str,
+        call: impl FnOnce(Arc<K>) -> F + Send + 'static,
+    ) -> Result<T, KernelError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, KernelError>> + Send + 'static,
+    {
+        let turn = self.jobs.turn(id).await;
+        ended(self.begin(id, step, turn, call).await, id, step)
+    }
+
+    /// [`Self::job`] for whoever waits no longer than a bound.
+    ///
+    /// # Errors
+    /// The call's own; that it did not end in time; that it was not begun, because another for that id still runs.
+    pub async fn bounded_job<T, F>(
+        self: &Arc<Self>,
+        id: EndpointId,
+        step: &'static str,
+        bound: Duration,
+        call: impl FnOnce(Arc<K>) -> F + Send + 'static,
+    ) -> Result<T, String>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, KernelError>> + Send + 'static,
+    {
+        let until = Instant::now() + bound;
+        let Ok(turn) = timeout_at(until, self.jobs.turn(id)).await else {
+            let running = lock(&self.jobs.running).get(&id).copied();
+            let other = running.map_or("another step".to_owned(), |job| {
+                format!("{} of the same endpoint, which runs for {:?}", job.step, job.since.elapsed())
+            });
+            return Err(format!("not begun within {bound:?}: it waits for {other}"));
+        };
+        match timeout_at(until, self.begin(id, step, turn, call)).await {
+            Ok(result) => ended(result, id, step).map_err(|e| e.to_string()),
+            Err(_) => Err(format!("no answer within {bound:?}")),
+        }
+    }
+
+    fn begin<T, F>(
+        self: &Arc<Self>,
+        id: EndpointId,
+        step: &'static str,
+        turn: OwnedMutexGuard<()>,
+        call: impl FnOnce(Arc<K>) -> F,
+    ) -> JoinHandle<Result<T, KernelError>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, KernelError>> + Send + 'static,
+    {
+        let working = self.working_on(id);
+        let running = Running { node: Arc::clone(self), id };
+        lock(&self.jobs.running).insert(id, Job { step, since: Instant::now() });
+        let call = call(Arc::clone(&self.kernel));
+        let job = async move {
+            // Dropped in reverse: the turn passes on when nothing tells of this call any more.
+            let _held = (running, turn, working);
+            call.await
+        };
+        self.tasks.spawn(job.in_current_span())
+    }
+}
+
+/// A call's entry among those that run; gone when the call ends, also by a panic.
+struct Running<K: Kernel> {
+    node: Arc<Node<K>>,
+    id: EndpointId,
+}
+
+impl<K: Kernel> Drop for Running<K> {
+    fn drop(&mut self) {
+        lock(&self.node.jobs.running).remove(&self.id);
+    }
+}
+
+fn ended<T>(
+    joined: Result<Result<T, KernelError>, tokio::task::JoinError>,
+    id: EndpointId,
+    step: &'static str,
+) -> Result<T, KernelError> {
+    joined.unwrap_or_else(|error| {
+        let (subject, cause) = (format!("endpoint {id}"), error.to_string());
+        Err(KernelError { operation: step, subject, cause, kind: KernelErrorKind::Other })
+    })
+}
