@@ -11,10 +11,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 use wharf_api::{ApiError, AuditReport, ErrorCode, Finding, LogStatus};
 use wharf_core::{
     audit::{AuditFinding, AuditView, QueueFile, Repair},
+    finding::{Kept, Problem, Stray, Verdict},
     ids::EndpointId,
     kernel::Kernel,
     plan::{CreateStep, DeleteStep},
-    state::{Level, State},
+    state::Level,
     store::{Change, LeaseOwner, Snapshot},
 };
 
@@ -22,8 +23,11 @@ use crate::{
     clock, deletions,
     endpoint::{
         create::{error, kernel_error},
+        look,
         task::Command,
+        view::View,
     },
+    findings,
     node::Node,
     orphan, quarantine, resting,
     sync::lock,
@@ -35,19 +39,18 @@ use crate::{
 /// # Errors
 /// When the kernel or the store cannot be read.
 pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<AuditReport, ApiError> {
-    let report = audit_and(node, &if repair { Mend::All } else { Mend::Nothing }).await?;
-    // What is gone by now is not told of any more, nor waits for the leak audit's next round. What is new is for the leak
-    // audit to tell, which leaves out what only an operator can decide.
-    let left = report.findings.iter().filter(|f| f.repair.as_deref() != Some("mended")).count() as u64;
-    lock(&node.audit_findings).iter_mut().for_each(|told| *told = left.min(*told));
+    let audited = audit_and(node, &if repair { Mend::All } else { Mend::Nothing }).await?;
+    // Findings that the repair removed do not wait for the leak audit's next round. New ones are for the leak audit to
+    // report: it leaves out what only an operator can decide.
+    let left = audited.left();
+    if let Some(told) = lock(&node.audit_findings).as_mut() {
+        *told = Left { amiss: told.amiss.min(left.amiss), containers: told.containers.min(left.containers) };
+    }
     if repair && let Err(why) = orphan::forget_gone(node).await {
         tracing::warn!("audit: forget endpoints without a record whose link is gone: {why}");
     }
-    Ok(report)
+    Ok(audited.report())
 }
-
-/// A finding as one audit and the next both name it.
-pub type Key = (String, String, String);
 
 /// Between the close looks at two endpoints in the leak audit: a thousand endpoints take it five seconds and more of the
 /// minute, and nobody notices.
@@ -56,6 +59,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// How long an audit waits for the regenerations it asked for: a full node's take seconds. One that waits longer goes on
 /// without the audit.
 const RENEWAL: Duration = Duration::from_secs(10);
+
+/// A finding as one audit and the next both name it: its object and subject. What was found of it may change.
+pub type Key = (&'static str, String);
 
 /// What is to be mended.
 #[derive(Debug, Clone)]
@@ -69,24 +75,81 @@ pub enum Mend {
 }
 
 impl Mend {
-    fn wants(&self, finding: &AuditFinding) -> bool {
+    fn wants(&self, problem: &Problem) -> bool {
         match self {
             Self::Nothing => false,
             Self::All => true,
-            Self::Only(keys) => keys.contains(&key_of(finding)),
+            Self::Only(keys) => keys.contains(&key_of(problem)),
         }
     }
 }
 
-fn key_of(finding: &AuditFinding) -> Key {
-    (finding.object.to_owned(), finding.subject.clone(), finding.problem.clone())
+/// By what a finding is known to the next audit.
+#[must_use]
+pub fn key_of(problem: &Problem) -> Key {
+    (problem.object(), problem.subject())
+}
+
+/// Findings that are left.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Of the node.
+    pub amiss: u64,
+    /// Containers' own doing: the node is well.
+    pub containers: u64,
+}
+
+/// A finding and what became of it.
+#[derive(Debug)]
+pub struct Audited {
+    /// The finding.
+    pub finding: AuditFinding,
+    /// How its repair ended; none when none was asked for.
+    pub outcome: Option<Result<(), String>>,
+}
+
+/// What an audit found and did.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Findings.
+    pub findings: Vec<Audited>,
+    /// Objects that were looked at, by kind.
+    pub examined: BTreeMap<String, u64>,
+}
+
+impl Outcome {
+    /// Findings that no repair removed.
+    #[must_use]
+    pub fn left(&self) -> Left {
+        let mut left = Left::default();
+        for audited in self.findings.iter().filter(|a| !matches!(a.outcome, Some(Ok(())))) {
+            match audited.finding.problem.verdict() {
+                Verdict::Well => {}
+                Verdict::ContainersOwn => left.containers += 1,
+                Verdict::Amiss => left.amiss += 1,
+            }
+        }
+        left
+    }
+
+    fn report(self) -> AuditReport {
+        let finding = |Audited { finding, outcome }: Audited| Finding {
+            repairable: finding.repair.is_some(),
+            repair: outcome.map(|outcome| match outcome {
+                Ok(()) => "mended".to_owned(),
+                Err(why) => format!("not mended: {why}"),
+            }),
+            ..findings::finding(&finding.problem, finding.owner)
+        };
+        AuditReport { findings: self.findings.into_iter().map(finding).collect(), examined: self.examined }
+    }
 }
 
 /// Compares, and mends what is asked for.
 ///
 /// # Errors
 /// When the kernel or the store cannot be read.
-pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<AuditReport, ApiError> {
+pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<Outcome, ApiError> {
     if matches!(repair, Mend::All) {
         // The node's own part first: endpoints' routes speak from its addresses.
         node.kernel.ensure_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
@@ -128,80 +191,90 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         queue: &queue,
     };
     let mut findings = wharf_core::audit::audit(&view);
-    findings.extend(no_queue.map(|problem| AuditFinding {
-        object: "queue-file",
-        subject: node.deletions.queue.path().display().to_string(),
-        problem,
-        owner: None,
-        repair: None,
+    findings.extend(no_queue.map(|why| {
+        let path = node.deletions.queue.path().display().to_string();
+        AuditFinding { problem: Problem::Kept(Kept::Queue { path, why }), owner: None, repair: None }
     }));
     findings.extend(memory_against_store(node, &later));
-    let seen: BTreeSet<EndpointId> = findings.iter().filter_map(|f| repaired_endpoint(f.repair.as_ref()?)).collect();
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
-    findings.extend(endpoints_against_kernel(node, &in_flight, &seen, pause).await?);
-    let mut report = AuditReport {
-        findings: Vec::with_capacity(findings.len()),
-        examined: BTreeMap::from([
-            ("links".to_owned(), dump.links.len() as u64),
-            ("routes".to_owned(), dump.routes.len() as u64),
-            ("endpoint-rows".to_owned(), dump.endpoint_rows.len() as u64),
-            ("call-slots".to_owned(), dump.call_slots.len() as u64),
-            ("pin-directories".to_owned(), dump.pins.len() as u64),
-            ("endpoints".to_owned(), later.endpoints.len() as u64),
-            ("leases".to_owned(), later.leases.len() as u64),
-            ("intents".to_owned(), later.intents.len() as u64),
-            ("resting-addresses".to_owned(), resting as u64),
-            ("deletion-records".to_owned(), queue.len() as u64),
-        ]),
-    };
+    let close = close_looks(node, &in_flight, pause).await?;
+    // The close look is the later one and knows more.
+    findings.retain(|f| !matches!(f.problem, Problem::Endpoint(id, _) if close.looked_at.contains(&id)));
+    findings.extend(close.findings);
+    let examined = BTreeMap::from([
+        ("links".to_owned(), dump.links.len() as u64),
+        ("routes".to_owned(), dump.routes.len() as u64),
+        ("endpoint-rows".to_owned(), dump.endpoint_rows.len() as u64),
+        ("call-slots".to_owned(), dump.call_slots.len() as u64),
+        ("pin-directories".to_owned(), dump.pins.len() as u64),
+        ("endpoints".to_owned(), later.endpoints.len() as u64),
+        ("leases".to_owned(), later.leases.len() as u64),
+        ("intents".to_owned(), later.intents.len() as u64),
+        ("resting-addresses".to_owned(), resting as u64),
+        ("deletion-records".to_owned(), queue.len() as u64),
+    ]);
+    Ok(Outcome { findings: mend_all(node, findings, repair, &later).await, examined })
+}
+
+/// Mends what is asked for, in the findings' order.
+async fn mend_all<K: Kernel>(
+    node: &Arc<Node<K>>,
+    findings: Vec<AuditFinding>,
+    repair: &Mend,
+    snapshot: &Snapshot,
+) -> Vec<Audited> {
+    // One regeneration mends all that is amiss with an endpoint.
+    let mut levels: BTreeMap<EndpointId, Level> = BTreeMap::new();
+    for finding in findings.iter().filter(|f| repair.wants(&f.problem)) {
+        if let Some(Repair::Regenerate(id, level)) = finding.repair {
+            let most = levels.entry(id).or_insert(level);
+            *most = level.max(*most);
+        }
+    }
+    let mut regenerated = BTreeMap::new();
+    let mut done: BTreeMap<&'static str, u64> = BTreeMap::new();
     let mut all_mended = true;
-    let wanted = findings.iter().filter(|f| repair.wants(f));
-    let amiss: BTreeSet<EndpointId> = wanted.filter_map(|f| repaired_endpoint(f.repair.as_ref()?)).collect();
-    let mut renewed = BTreeMap::new();
+    let mut audited = Vec::with_capacity(findings.len());
     for finding in findings {
-        let outcome = match (&finding.repair, repair.wants(&finding)) {
-            // One regeneration mends all that is amiss with an endpoint.
-            (Some(Repair::Regenerate(id)), true) => {
-                if renewed.is_empty() {
-                    renewed = renew(node, &amiss).await;
+        let wanted = finding.repair.as_ref().filter(|_| repair.wants(&finding.problem));
+        let outcome = match wanted {
+            None => None,
+            Some(Repair::Regenerate(id, _)) => {
+                if regenerated.is_empty() {
+                    regenerated = renew(node, &levels).await;
                 }
-                Some(match renewed.get(id) {
-                    Some(Err(why)) => format!("not mended: {why}"),
-                    Some(Ok(left)) if left.contains(&finding.problem) => {
-                        "not mended: a regeneration does not change it; create the container anew".to_owned()
+                Some(match regenerated.get(id) {
+                    Some(Err(why)) => Err(why.clone()),
+                    Some(Ok(left)) if left.iter().any(|p: &Problem| p.is_about_the_same(&finding.problem)) => {
+                        Err("a regeneration does not change it".to_owned())
                     }
-                    _ => {
-                        // Whoever asks later finds it in the endpoint's timeline.
-                        if let Some(handle) = node.registry.get(*id) {
-                            let what = format!("{} {}: {}; mended", finding.object, finding.subject, finding.problem);
-                            handle.shared.log(LogStatus::Warning, "audit", what);
-                        }
-                        "mended".to_owned()
-                    }
+                    _ => Ok(()),
                 })
             }
-            (Some(Repair::CloseIntent(..)), true) if !all_mended => {
-                Some("not mended: what it tells of may still be there".to_owned())
+            Some(Repair::CloseIntent(..)) if !all_mended => Some(Err("what it tells of may still be there".to_owned())),
+            Some(action) => {
+                let outcome = mend(node, action, snapshot).await;
+                all_mended &= outcome.is_ok();
+                Some(outcome)
             }
-            (Some(action), true) => Some(match mend(node, action, &later).await {
-                Ok(()) => "mended".to_owned(),
-                Err(why) => {
-                    all_mended = false;
-                    format!("not mended: {why}")
-                }
-            }),
-            _ => None,
         };
-        report.findings.push(Finding {
-            object: finding.object.to_owned(),
-            subject: finding.subject,
-            problem: finding.problem,
-            owner: finding.owner,
-            repairable: finding.repair.is_some(),
-            repair: outcome,
-        });
+        if let (Some(Ok(())), Some(action)) = (&outcome, wanted) {
+            *done.entry(action.in_words()).or_default() += 1;
+            // Whoever asks later finds it in the endpoint's timeline.
+            if let Problem::Endpoint(id, _) = finding.problem
+                && let Some(handle) = node.registry.get(id)
+            {
+                let what = format!("{}; mended", findings::in_words(&finding.problem));
+                handle.shared.log(LogStatus::Warning, "audit", what);
+            }
+        }
+        audited.push(Audited { finding, outcome });
     }
-    Ok(report)
+    if !done.is_empty() {
+        let done: Vec<String> = done.into_iter().map(|(what, n)| format!("{what} ({n})")).collect();
+        tracing::info!("audit repaired: {}", done.join(", "));
+    }
+    audited
 }
 
 /// Regenerates endpoints and looks at each again: what is still amiss with it, or why its build did not succeed. The
@@ -209,25 +282,14 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
 /// [`RENEWAL`] at most.
 async fn renew<K: Kernel>(
     node: &Arc<Node<K>>,
-    ids: &BTreeSet<EndpointId>,
-) -> BTreeMap<EndpointId, Result<BTreeSet<String>, String>> {
+    levels: &BTreeMap<EndpointId, Level>,
+) -> BTreeMap<EndpointId, Result<Vec<Problem>, String>> {
     let until = Instant::now() + RENEWAL;
-    let each = ids.iter().map(|id| async move {
-        let work = async {
-            regenerate(node, *id).await?;
-            still_amiss(node, *id).await
-        };
-        (*id, timeout_at(until, work).await.unwrap_or_else(|_| Err(still_waits(node, *id))))
+    let each = levels.iter().map(|(id, level)| async move {
+        let work = timeout_at(until, regenerate(node, *id, *level)).await;
+        (*id, work.unwrap_or_else(|_| Err(still_waits(node, *id))))
     });
     futures::future::join_all(each).await.into_iter().collect()
-}
-
-async fn regenerate<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<(), String> {
-    let handle = node.registry.get(id).ok_or("the endpoint is gone")?;
-    let (done, answer) = tokio::sync::oneshot::channel();
-    let asked = handle.mailbox.send(Command::Regenerate(Level::Datapath, done)).await;
-    asked.map_err(|_| "the endpoint is gone")?;
-    answer.await.map_err(|_| "the endpoint is gone")?
 }
 
 /// What a build waits for that did not end within [`RENEWAL`].
@@ -237,62 +299,49 @@ fn still_waits<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> String {
     format!("the build is still waiting for {} after {RENEWAL:?}", waits_for.unwrap_or("its turn"))
 }
 
-/// What a second look at a regenerated endpoint finds.
-async fn still_amiss<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<BTreeSet<String>, String> {
+/// Regenerates an endpoint, and says what is amiss with it afterwards.
+async fn regenerate<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, level: Level) -> Result<Vec<Problem>, String> {
     let handle = node.registry.get(id).ok_or("the endpoint is gone")?;
-    let record = handle.shared.read(|v| v.record.clone());
-    let mismatches = node.kernel.observe_endpoint(&record).await.map_err(|e| e.to_string())?;
-    Ok(mismatches.into_iter().map(|m| m.problem).collect())
+    let (done, answer) = tokio::sync::oneshot::channel();
+    handle.mailbox.send(Command::Regenerate(level, done)).await.map_err(|_| "the endpoint is gone")?;
+    answer.await.map_err(|_| "the endpoint is gone")??;
+    look::once(node, &handle).await.map(|look| look.problems).map_err(|e| e.to_string())
 }
 
-/// Whose object a repair would renew.
-fn repaired_endpoint(repair: &Repair) -> Option<EndpointId> {
-    match repair {
-        Repair::Regenerate(id) => Some(*id),
-        _ => None,
-    }
+/// What the close looks found, and at which endpoints.
+#[derive(Default)]
+struct CloseLooks {
+    findings: Vec<AuditFinding>,
+    looked_at: BTreeSet<EndpointId>,
 }
 
-/// What only a close look at each endpoint shows: programs on its hooks, rows of its maps, addresses, MTU. Endpoints in
-/// `seen` have a finding already, which the same regeneration mends.
-async fn endpoints_against_kernel<K: Kernel>(
+/// What only a close look at each endpoint shows: programs on its hooks, rows of its maps, addresses, MTU. Endpoints on
+/// which something works are left out, and so are notices.
+async fn close_looks<K: Kernel>(
     node: &Arc<Node<K>>,
     in_flight: &BTreeSet<EndpointId>,
-    seen: &BTreeSet<EndpointId>,
     pause: Duration,
-) -> Result<Vec<AuditFinding>, ApiError> {
-    let mut findings = Vec::new();
+) -> Result<CloseLooks, ApiError> {
+    let mut looks = CloseLooks::default();
     for handle in node.registry.list() {
-        let view = handle.shared.view();
-        let settled = view.committed && view.fsm.state == State::Ready;
-        if !settled || in_flight.contains(&handle.id) || seen.contains(&handle.id) {
+        if in_flight.contains(&handle.id) || !handle.shared.read(View::is_settled) {
             continue;
         }
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        let mismatches = node.kernel.observe_endpoint(&view.record).await.map_err(|e| kernel_error(&e))?;
-        // A change that began meanwhile explains what was seen.
-        let unchanged = handle.shared.read(|v| v.fsm == view.fsm) && !node.in_flight().contains(&handle.id);
-        if unchanged {
-            findings.extend(mismatches.into_iter().map(|m| AuditFinding {
-                object: object_word(&m.object),
-                subject: m.subject,
-                problem: m.problem,
-                owner: Some(format!("endpoint {} ({})", handle.id, view.record.attachment)),
-                repair: Some(Repair::Regenerate(handle.id)),
-            }));
+        let look = look::once(node, &handle).await.map_err(|e| kernel_error(&e))?;
+        if !look.settled || node.in_flight().contains(&handle.id) {
+            continue;
+        }
+        looks.looked_at.insert(handle.id);
+        for problem in look.problems.into_iter().filter(|p| p.verdict() > Verdict::Well) {
+            if let Problem::Endpoint(_, problem) = problem {
+                looks.findings.push(AuditFinding::of_endpoint(&look.view.record, problem));
+            }
         }
     }
-    Ok(findings)
-}
-
-/// The audit's words for what the datapath looks at.
-fn object_word(object: &str) -> &'static str {
-    ["link", "address", "route", "rule", "mtu", "program", "map", "endpoint-row", "call-slot", "pin"]
-        .into_iter()
-        .find(|word| *word == object)
-        .unwrap_or("datapath")
+    Ok(looks)
 }
 
 /// Leases in memory and in the store tell the same, and every endpoint in memory has its record.
@@ -311,13 +360,12 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
             && !is_young(lease.since_unix_ms)
             && !snapshot.leases.iter().any(|l| l.ip == lease.ip && l.owner == lease.owner)
         {
+            // Of a create whose undo failed: no endpoint will ever give it back.
+            let nobodys = is_nobodys(node, &lease.owner);
             findings.push(AuditFinding {
-                object: "lease",
-                subject: lease.ip.to_string(),
-                problem: "held in memory, not in the store".into(),
+                problem: Problem::Stray(Stray::UnstoredLease { ip: lease.ip, nobodys }),
                 owner: Some(wharf_core::ipam::describe_owner(&lease.owner)),
-                // Of a create whose undo failed: no endpoint will ever give it back.
-                repair: is_nobodys(node, &lease.owner).then_some(Repair::ReleaseLease(lease.ip)),
+                repair: nobodys.then_some(Repair::ReleaseLease(lease.ip)),
             });
         }
     }
@@ -325,9 +373,7 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
         let (committed, what) = handle.shared.read(|v| (v.committed, v.record.attachment.to_string()));
         if committed && !snapshot.endpoints.iter().any(|r| r.id == handle.id && r.epoch == handle.epoch) {
             findings.push(AuditFinding {
-                object: "endpoint",
-                subject: handle.id.to_string(),
-                problem: "runs, but has no record in the store".into(),
+                problem: Problem::Kept(Kept::RecordMissing { id: handle.id }),
                 owner: Some(what),
                 repair: None,
             });
@@ -349,7 +395,6 @@ fn is_nobodys<K: Kernel>(node: &Node<K>, owner: &LeaseOwner) -> bool {
 
 async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapshot) -> Result<(), String> {
     let kernel = |e: wharf_core::kernel::KernelError| e.to_string();
-    tracing::info!("audit repairs: {repair:?}");
     match repair {
         Repair::RemoveLink(link) => {
             // It names the epoch, so that it may end late and beside whoever has the id next.
@@ -393,7 +438,7 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
             }
             Ok(())
         }
-        Repair::Regenerate(id) => regenerate(node, *id).await,
+        Repair::Regenerate(id, level) => regenerate(node, *id, *level).await.map(drop),
     }
 }
 

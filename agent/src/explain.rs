@@ -12,12 +12,13 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::timeout};
 use wharf_api::{
-    Candidate, Explanation, Fact, Finding, Health, HealthState, KernelLook, LogStatus, MetricRow, PastOwner,
-    SubjectKind, TimelineEntry, Wait,
+    Candidate, Explanation, Fact, Health, HealthState, KernelLook, LogStatus, MetricRow, PastOwner, SubjectKind,
+    TimelineEntry, Wait,
 };
 use wharf_common::DropReason;
 use wharf_core::{
     endpoint::EndpointRecord,
+    finding::{Mender, Problem, Verdict, verdict},
     identity::Identity,
     ids::{Attachment, EndpointId},
     kernel::{CounterRow, Kernel, KernelError, KernelErrorKind},
@@ -33,15 +34,17 @@ use self::{
 use crate::{
     clock, deletions,
     endpoint::{
-        Handle,
+        self, Handle,
         view::{View, api_endpoint, api_state},
     },
-    health,
+    findings, health,
     node::Node,
 };
 
 /// How long the kernel, the store and the deletion queue each may take to answer.
 pub const DEADLINE: Duration = Duration::from_secs(2);
+/// How long a look at an endpoint waits for a build that runs: within [`DEADLINE`].
+const BUILD_PATIENCE: Duration = Duration::from_secs(1);
 /// Looks at the kernel that may be under way at once: those of askers who went away go on until the kernel answers.
 pub const LOOKS: usize = 4;
 /// Errors that are listed apart.
@@ -133,19 +136,19 @@ async fn living<K: Kernel>(
     handle: &Handle,
     records: &Result<Vec<Deletion>, String>,
 ) -> Explanation {
+    let is_looked_at = |v: &View| v.committed && !v.fsm.state.is_terminal() && v.fsm.state != State::Disconnecting;
+    let found = if handle.shared.read(is_looked_at) { Some(problems(node, handle).await) } else { None };
+    // Only now: a build may have ended meanwhile.
     let (view, entries) = (handle.shared.view(), handle.shared.entries());
     let r = &view.record;
     let now_ms = clock::unix_ms();
     let disconnecting = view.fsm.state == State::Disconnecting;
-    let kernel = if !view.committed || view.fsm.state.is_terminal() {
-        None
-    } else if disconnecting {
-        Some(past::left_in_kernel(node, r.id, r.epoch, &r.attachment).await)
-    } else {
-        Some(mismatches(node, &view).await)
+    let kernel = match &found {
+        Some(found) => Some(kernel_look(found, &r.attachment.to_string())),
+        None if disconnecting => Some(past::left_in_kernel(node, r.id, r.epoch, &r.attachment).await),
+        None => None,
     };
     let record = records.as_ref().ok().and_then(|all| all.iter().find(|d| asks_for(d, &r.attachment)));
-    let first = kernel.as_ref().and_then(|k| k.findings.first()).map(in_words);
     let last_delete_error = entries.list().iter().rev().take_while(|e| e.phase != DELETE_BEGINS);
     let last_delete_error = last_delete_error.filter(|e| e.outcome == Outcome::Failed).map(|e| e.text.as_str()).next();
     let since_unix_ms = since(&view, &entries);
@@ -157,10 +160,10 @@ async fn living<K: Kernel>(
         phase: &view.status.phase,
         waits: (&view.status.waits_for, &view.status.ends_when),
         last_error: if disconnecting { last_delete_error } else { view.status.last_error.as_deref() },
-        kernel: match &kernel {
-            Some(KernelLook { could_not_look: Some(why), .. }) => Err(why),
-            Some(look) => Ok((look.findings.len(), first.as_deref())),
-            None => Ok((0, None)),
+        kernel: match &found {
+            Some(Ok(problems)) => Ok(problems),
+            Some(Err(why)) => Err(why),
+            None => Ok(&[]),
         },
         in_anothers_name: &in_anothers_name,
         to_be_deleted: record.is_some(),
@@ -170,6 +173,8 @@ async fn living<K: Kernel>(
     let mut answer = blank(format!("endpoint {}", r.id), SubjectKind::Endpoint, health, summary);
     answer.facts.extend(what_to_do(&known, r.id).map(|text| fact("what to do", text)));
     answer.facts.extend(facts(node, &view));
+    let notices = found.iter().flatten().flatten().filter(|p| p.mender() == Mender::Nobody);
+    answer.facts.extend(notices.map(|p| fact("notice", format!("{}; {}", findings::in_words(p), p.remedy()))));
     if let Some(record) = record {
         let waits = conclude::span(now_ms.saturating_sub(record.written_unix_ms));
         answer.facts.push(fact("deletion record", format!("waits for {waits}; written by a DEL that found no agent")));
@@ -222,10 +227,6 @@ fn since(view: &View, entries: &Entries) -> u64 {
     }
     let begun = entries.list().iter().find(|e| e.operation == Operation::Delete);
     begun.map_or(view.status.since_unix_ms, |e| e.at_unix_ms)
-}
-
-fn in_words(f: &Finding) -> String {
-    format!("{} {}: {}", f.object, f.subject, f.problem)
 }
 
 /// Who it is.
@@ -327,26 +328,26 @@ impl std::fmt::Display for KernelErrorOrWait {
     }
 }
 
-/// What the kernel holds for an endpoint against what it should hold.
-async fn mismatches<K: Kernel>(node: &Node<K>, view: &View) -> KernelLook {
-    let (kernel, record) = (Arc::clone(&node.kernel), view.record.clone());
-    let owner = record.attachment.to_string();
-    match look(node, async move { kernel.observe_endpoint(&record).await }).await {
-        Ok(mismatches) => KernelLook {
+/// What is amiss with an endpoint in the kernel, or why nobody could look. A build that runs has a moment to end.
+async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec<Problem>, String> {
+    let (asked, handle) = (Arc::clone(node), handle.clone());
+    let looked = look(node, async move { endpoint::look::settled(&asked, &handle, BUILD_PATIENCE).await }).await;
+    let looked = looked.map_err(|why| why.to_string())?;
+    if looked.settled || verdict(&looked.problems) == Verdict::Well {
+        Ok(looked.problems)
+    } else {
+        Err("a build of it runs or waits for its turn".to_owned())
+    }
+}
+
+/// What was found in the kernel, in the API's words.
+fn kernel_look(problems: &Result<Vec<Problem>, String>, owner: &str) -> KernelLook {
+    match problems {
+        Ok(problems) => KernelLook {
             could_not_look: None,
-            findings: mismatches
-                .into_iter()
-                .map(|m| Finding {
-                    object: m.object,
-                    subject: m.subject,
-                    problem: m.problem,
-                    owner: Some(owner.clone()),
-                    repairable: true,
-                    repair: None,
-                })
-                .collect(),
+            findings: problems.iter().map(|p| findings::finding(p, Some(owner.to_owned()))).collect(),
         },
-        Err(why) => KernelLook { could_not_look: Some(why.to_string()), findings: Vec::new() },
+        Err(why) => KernelLook { could_not_look: Some(why.clone()), findings: Vec::new() },
     }
 }
 

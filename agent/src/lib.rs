@@ -32,6 +32,7 @@ pub mod controller;
 pub mod deletions;
 pub mod endpoint;
 pub mod explain;
+pub mod findings;
 pub mod gate;
 pub mod health;
 pub mod jobs;

@@ -21,10 +21,10 @@ use wharf_core::{
 };
 
 use crate::{
-    aside::Aside, config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate, health::Health,
-    jobs::Jobs, metrics::Metrics, monitor::Monitor, orphan::Orphan, prepared::Prepared, proxy::Redirects,
-    pulse::Pulses, registry::Registry, selfcheck::SelfChecks, status::Parts, store::Store, sync::lock,
-    timeline::Timelines, unfinished::Unfinished,
+    aside::Aside, audit::Left, config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate,
+    health::Health, jobs::Jobs, metrics::Metrics, monitor::Monitor, orphan::Orphan, prepared::Prepared,
+    proxy::Redirects, pulse::Pulses, registry::Registry, selfcheck::SelfChecks, status::Parts, store::Store,
+    sync::lock, timeline::Timelines, unfinished::Unfinished,
 };
 
 /// Everything the tasks share; one for each agent.
@@ -61,7 +61,7 @@ pub struct Node<K: Kernel> {
     /// Creates asked for since start.
     pub creates: AtomicU64,
     /// What the last leak audit left; none before the first.
-    pub audit_findings: Mutex<Option<u64>>,
+    pub audit_findings: Mutex<Option<Left>>,
     /// Operations (deletes, controllers, readers): awaited at a stop.
     pub tasks: TaskTracker,
     /// Endpoint tasks: ended after the operations, which need them.

@@ -1,12 +1,19 @@
 //! The leak audit: compares kernel and store at a gentle pace, and mends what two rounds in a row have named. What only
-//! an operator can decide (endpoints whose records were lost, records out of service) it leaves alone.
+//! an operator can decide (endpoints whose records were lost, records out of service) and what a container did to its own
+//! network it leaves alone. Each finding is logged once, when it is new.
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use wharf_core::{ids::EndpointId, kernel::Kernel};
+use wharf_api::LogStatus;
+use wharf_core::{
+    finding::{Mender, Problem},
+    ids::EndpointId,
+    kernel::Kernel,
+};
 
 use crate::{
-    audit::{Key, Mend, audit_and},
+    audit::{Audited, Key, Mend, audit_and, key_of},
+    findings,
     node::Node,
     orphan,
     sync::lock,
@@ -15,7 +22,10 @@ use crate::{
 /// What one round remembers for the next.
 #[derive(Debug, Default)]
 pub struct Reconcile {
+    /// Findings that the agent mends if the next round names them too.
     last: BTreeSet<Key>,
+    /// Findings that are in the log already.
+    logged: BTreeSet<Problem>,
 }
 
 impl Reconcile {
@@ -27,31 +37,48 @@ impl Reconcile {
         let mut kept: BTreeSet<EndpointId> = orphan::ids(node);
         kept.extend(lock(&node.quarantined).ids());
         let guards: Vec<_> = kept.into_iter().map(|id| node.working_on(id)).collect();
-        let report = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await.map_err(|e| e.message)?;
+        let outcome = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await.map_err(|e| e.message)?;
         drop(guards);
-        let mut left = 0;
-        for f in report.findings {
-            let mended = f.repair.as_deref() == Some("mended");
-            match &f.repair {
-                Some(outcome) => tracing::warn!(
-                    object = f.object,
-                    subject = f.subject,
-                    owner = f.owner,
-                    "leak audit: {}: {outcome}",
-                    f.problem
-                ),
-                None => {
-                    tracing::info!(object = f.object, subject = f.subject, owner = f.owner, "leak audit: {}", f.problem)
-                }
+        let left = outcome.left();
+        let mut logged = BTreeSet::new();
+        for audited in outcome.findings {
+            self.log(node, &audited);
+            let Audited { finding, outcome } = audited;
+            if outcome != Some(Ok(())) && is_the_agents(finding.problem.mender()) {
+                self.last.insert(key_of(&finding.problem));
             }
-            if !mended {
-                left += 1;
-                if f.repairable && f.object != "record" {
-                    self.last.insert((f.object, f.subject, f.problem));
+            logged.insert(finding.problem);
+        }
+        self.logged = logged;
+        *lock(&node.audit_findings) = Some(left);
+        orphan::forget_gone(node).await
+    }
+
+    fn log<K: Kernel>(&self, node: &Node<K>, audited: &Audited) {
+        let Audited { finding, outcome } = audited;
+        let (problem, owner) = (&finding.problem, finding.owner.as_deref());
+        let (object, subject) = (problem.object(), problem.subject());
+        match outcome {
+            Some(Ok(())) => tracing::warn!(object, subject, owner, "leak audit: {problem}: mended"),
+            Some(Err(why)) => tracing::warn!(object, subject, owner, "leak audit: {problem}: not mended: {why}"),
+            None if self.logged.contains(problem) => {}
+            None => {
+                tracing::info!(object, subject, owner, "leak audit: {problem}; remedy: {}", problem.remedy());
+                // The endpoint's timeline tells of it when the container is asked about later.
+                if let (Mender::Container { .. }, Problem::Endpoint(id, _)) = (problem.mender(), problem)
+                    && let Some(handle) = node.registry.get(*id)
+                {
+                    handle.shared.log(LogStatus::Warning, "audit", findings::in_words(problem));
                 }
             }
         }
-        *lock(&node.audit_findings) = Some(left);
-        orphan::forget_gone(node).await
+    }
+}
+
+/// The agent mends it without being asked.
+const fn is_the_agents(mender: Mender) -> bool {
+    match mender {
+        Mender::Regeneration(_) | Mender::Repair => true,
+        Mender::Removal | Mender::Container { .. } | Mender::Nobody | Mender::Operator => false,
     }
 }

@@ -373,7 +373,8 @@ async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[Endpoi
     guards.extend(kept.into_iter().map(|id| node.working_on(id)));
     match audit::audit(node, true).await {
         Ok(report) => {
-            for f in report.findings {
+            // What was mended is one line of the audit's.
+            for f in report.findings.into_iter().filter(|f| f.repair.as_deref() != Some("mended")) {
                 let repair = f.repair.unwrap_or_else(|| "left alone".into());
                 tracing::info!(object = f.object, subject = f.subject, "restore: {}: {repair}", f.problem);
             }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use wharf_api::{Endpoint, EndpointHealth, Finding, Health};
+use wharf_api::{Endpoint, EndpointHealth, Finding, Health, MendedBy};
 
 use crate::{
     fault::{Code, Fault, first_of},
@@ -116,9 +116,13 @@ pub(crate) fn verdict(
     if !differences.is_empty() {
         return Err(fault(subject, Code::OtherAttachment, endpoint, &differences));
     }
-    let mut findings: Vec<String> = health.findings.iter().map(finding).collect();
     // Pending is a build under way: CHECK may come right after ADD and must allow for it.
-    if findings.is_empty() && health.overall >= Health::Degraded {
+    if health.overall < Health::Degraded {
+        return Ok(());
+    }
+    let faults = health.findings.iter().filter(|f| f.mended_by != MendedBy::Nobody);
+    let mut findings: Vec<String> = faults.map(finding).collect();
+    if findings.is_empty() {
         for (part, state) in [
             ("bpf", health.bpf),
             ("policy", health.policy),
@@ -133,7 +137,7 @@ pub(crate) fn verdict(
             findings.push("the agent calls the endpoint unhealthy and does not say why".into());
         }
     }
-    if findings.is_empty() { Ok(()) } else { Err(fault(subject, Code::NotAsItShouldBe, endpoint, &findings)) }
+    Err(fault(subject, Code::NotAsItShouldBe, endpoint, &findings))
 }
 
 fn finding(finding: &Finding) -> String {
@@ -280,13 +284,22 @@ mod tests {
             problem: "is missing".into(),
             owner: None,
             repairable: true,
-            repair: None,
+            ..Finding::default()
         };
-        let health = EndpointHealth { findings: (0..8).map(finding).collect(), ..healthy() };
+        let health = EndpointHealth { overall: Health::Failing, findings: (0..8).map(finding).collect(), ..healthy() };
         let fault = check(&prev(), &health).unwrap_err();
         assert_eq!(fault.code, Code::NotAsItShouldBe);
         assert!(fault.msg.contains("route r0: is missing") && fault.msg.ends_with("and 3 more"), "{}", fault.msg);
         assert_eq!(fault.details, "all of it: wharf endpoint health 7");
+    }
+
+    #[test]
+    fn a_notice_is_no_fault() {
+        let mtu = Finding { object: "mtu".into(), mended_by: MendedBy::Nobody, ..Finding::default() };
+        let noticed = EndpointHealth { findings: vec![mtu.clone()], ..healthy() };
+        assert_eq!(check(&prev(), &noticed), Ok(()));
+        let failing = EndpointHealth { overall: Health::Failing, bpf: Health::Failing, ..noticed };
+        assert!(check(&prev(), &failing).unwrap_err().msg.ends_with("bpf is failing"));
     }
 
     #[test]

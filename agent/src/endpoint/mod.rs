@@ -9,6 +9,7 @@ pub mod build;
 mod claim;
 pub mod create;
 pub mod delete;
+pub mod look;
 pub mod task;
 pub(crate) mod undo;
 pub mod view;

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{Notify, futures::Notified, mpsc},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus};
 use wharf_core::{
@@ -48,12 +51,39 @@ impl View {
         self.status.since_unix_ms = clock::unix_ms();
         self.step_since = Instant::now();
     }
+
+    /// Its record is stored and no build runs or is about to: what the kernel holds otherwise is a fault. A build that has
+    /// failed and waits for its next try explains nothing.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let quiet = match self.fsm.state {
+            State::Ready => true,
+            State::WaitingToRegenerate => self.fsm.failures > 0,
+            State::WaitingForIdentity
+            | State::Regenerating
+            | State::Restoring
+            | State::Disconnecting
+            | State::Disconnected
+            | State::Invalid => false,
+        };
+        self.committed && quiet
+    }
+
+    /// Nothing has worked on it between the two.
+    #[must_use]
+    pub fn is_as(&self, before: &Self) -> bool {
+        self.fsm == before.fsm
+            && self.status.regenerations == before.status.regenerations
+            && self.record == before.record
+    }
 }
 
 /// The part of an endpoint that is shared.
 #[derive(Debug)]
 pub struct Shared {
     view: Mutex<View>,
+    /// Wakes who waits for a change of the picture.
+    changed: Notify,
     log: Mutex<VecDeque<EndpointLogEntry>>,
     line: Mutex<Line>,
 }
@@ -69,7 +99,8 @@ impl Shared {
     /// A new endpoint's.
     #[must_use]
     pub fn new(view: View) -> Arc<Self> {
-        Arc::new(Self { view: Mutex::new(view), log: Mutex::new(VecDeque::new()), line: Mutex::default() })
+        let (log, line, changed) = (Mutex::default(), Mutex::default(), Notify::new());
+        Arc::new(Self { view: Mutex::new(view), changed, log, line })
     }
 
     /// A copy of the picture.
@@ -85,7 +116,14 @@ impl Shared {
 
     /// Changes the picture; called by the endpoint's task only.
     pub fn update<T>(&self, f: impl FnOnce(&mut View) -> T) -> T {
-        f(&mut lock(&self.view))
+        let result = f(&mut lock(&self.view));
+        self.changed.notify_waiters();
+        result
+    }
+
+    /// The next change of the picture.
+    pub fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
     /// Adds a line to the log.

@@ -1,7 +1,12 @@
 //! The conclusion in one sentence. Pure: what is known goes in, words come out.
 
 use wharf_api::{EndpointState, Health};
-use wharf_core::ids::EndpointId;
+use wharf_core::{
+    finding::{Problem, Verdict, verdict},
+    ids::EndpointId,
+};
+
+use crate::findings::{endpoint_health, in_words};
 
 /// What a conclusion is drawn from.
 #[derive(Debug, Clone)]
@@ -16,8 +21,8 @@ pub(super) struct Known<'a> {
     pub(super) waits: (&'a str, &'a str),
     /// Last error of a build, or of the delete that runs.
     pub(super) last_error: Option<&'a str>,
-    /// Things that do not match in the kernel, the first in words; or why nobody could look.
-    pub(super) kernel: Result<(usize, Option<&'a str>), &'a str>,
+    /// What does not match in the kernel, notices included; or why nobody could look.
+    pub(super) kernel: Result<&'a [Problem], &'a str>,
     /// Packets that its programs dropped because they were sent in another's name, by reason.
     pub(super) in_anothers_name: &'a [(String, u64)],
     /// A deletion record for it waits.
@@ -32,25 +37,17 @@ pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
     let since = since(k.now_ms, k.since_unix_ms);
     let error = |lead: &str| k.last_error.map(|e| format!("{lead}{e}")).unwrap_or_default();
     let (health, mut sentence) = match k.state {
-        EndpointState::Ready => match (k.kernel, k.last_error) {
-            (Ok((0, _)), None) if k.in_anothers_name.is_empty() => {
+        EndpointState::Ready => match (found(k), k.last_error) {
+            (Ok(None), None) if k.in_anothers_name.is_empty() => {
                 (Health::Ok, format!("ready {since}; nothing is wrong"))
             }
-            (Ok((0, _)), None) => {
+            (Ok(None), None) => {
                 let reasons: Vec<String> = k.in_anothers_name.iter().map(|(why, n)| format!("{why} {n}")).collect();
                 let text = "nothing is wrong with it, but packets with a spoofed source address were dropped";
                 (Health::Ok, format!("ready {since}; {text}: {}", reasons.join(", ")))
             }
-            (Ok((0, _)), Some(e)) => (Health::Degraded, format!("ready {since}, but its last build failed: {e}")),
-            (Ok((n, first)), _) => {
-                let first = first.unwrap_or("see below");
-                let things = if n == 1 {
-                    "one thing is not as it should be".to_owned()
-                } else {
-                    format!("{n} things are not as they should be")
-                };
-                (Health::Failing, format!("ready {since}, but {things} in the kernel: {first}"))
-            }
+            (Ok(None), Some(e)) => (Health::Degraded, format!("ready {since}, but its last build failed: {e}")),
+            (Ok(Some((health, things))), _) => (health, format!("ready {since}, but {things}")),
             (Err(why), _) => {
                 (Health::Degraded, format!("ready {since}; whether the kernel has what it should is not known: {why}"))
             }
@@ -64,7 +61,11 @@ pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
             let text = format!(
                 "its last build failed {since}: {last}; the state before stays in force, and it is built again"
             );
-            (Health::Degraded, format!("{text}; {}", ends(k)))
+            let (health, things) = match found(k) {
+                Ok(Some((health, things))) => (health, format!("; {things}")),
+                Ok(None) | Err(_) => (Health::Degraded, String::new()),
+            };
+            (health, format!("{text}{things}; {}", ends(k)))
         }
         EndpointState::Disconnected => (Health::Pending, format!("gone {since}")),
         EndpointState::Invalid => (Health::Failing, format!("its create failed {since}{}", error(": "))),
@@ -77,10 +78,33 @@ pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
     (health, sentence)
 }
 
+/// The health that findings make, and what they are; none when nothing is amiss.
+fn found<'a>(k: &Known<'a>) -> Result<Option<(Health, String)>, &'a str> {
+    let problems = k.kernel?;
+    let Some(worst) = worst(problems) else { return Ok(None) };
+    let count = problems.iter().filter(|p| p.verdict() > Verdict::Well).count();
+    let things = match (worst.verdict(), count) {
+        (Verdict::Well, _) => return Ok(None),
+        (Verdict::ContainersOwn, 1) => "its container changed its own network".to_owned(),
+        (Verdict::ContainersOwn, n) => format!("its container changed {n} things of its own network"),
+        (Verdict::Amiss, 1) => "one thing is not as it should be in the kernel".to_owned(),
+        (Verdict::Amiss, n) => format!("{n} things are not as they should be in the kernel"),
+    };
+    Ok(Some((endpoint_health(worst.verdict()), format!("{things}: {}", in_words(worst)))))
+}
+
+/// The first of the worst problems; notices are none.
+fn worst(problems: &[Problem]) -> Option<&Problem> {
+    let verdict = verdict(problems);
+    problems.iter().find(|p| p.verdict() == verdict && verdict > Verdict::Well)
+}
+
 /// What an operator can do about it; none where nothing is to be done.
 #[must_use]
 pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
+    let found = k.kernel.ok().and_then(worst);
     match k.state {
+        EndpointState::Ready | EndpointState::WaitingToRegenerate if found.is_some() => found.map(Problem::remedy),
         EndpointState::Disconnecting if k.last_error.is_some() => Some(format!(
             "mend what the last error names; the delete is tried again by itself every 30 s, or now: `wharf endpoint delete \
              {id}`"
@@ -88,26 +112,10 @@ pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
         EndpointState::WaitingToRegenerate if k.last_error.is_some() => Some(format!(
             "mend what the error names; it is built again by itself, or now: `wharf endpoint regenerate {id} --level datapath`"
         )),
-        EndpointState::Ready => match k.kernel {
-            Ok((1.., Some(first)))
-                if first.starts_with("netns ") || first.starts_with("link ") && first.ends_with("is not there") =>
-            {
-                Some("only a new container gets back what is gone: have the runtime recreate it".to_owned())
-            }
-            // What is in the way is in nobody's way but an operator's.
-            Ok((1.., Some(first))) if first.contains("rename it back") || first.contains("remove it (") => {
-                Some(format!("do what the line above names, then `wharf endpoint regenerate {id} --level datapath`"))
-            }
-            Ok((1.., _)) => Some(format!(
-                "`wharf endpoint regenerate {id} --level datapath` puts in place what is missing; the leak audit does so by itself when it has \
-                 seen it twice"
-            )),
-            Ok((0, _)) if !k.in_anothers_name.is_empty() => Some(format!(
-                "see what it sends: `wharf monitor --type drop --endpoint {id}`; it may use its own addresses and its own MAC \
-                 only"
-            )),
-            _ => None,
-        },
+        EndpointState::Ready if k.kernel.is_ok() && !k.in_anothers_name.is_empty() => Some(format!(
+            "see what it sends: `wharf monitor --type drop --endpoint {id}`; it may use its own addresses and its own MAC \
+             only"
+        )),
         _ => None,
     }
 }
@@ -188,9 +196,16 @@ pub(super) fn span(ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use wharf_core::finding::{EndpointProblem, Side};
+
     use super::*;
 
     const NOW: u64 = 1_790_856_192_000;
+
+    fn row() -> Problem {
+        let address = [10, 0, 0, 7].into();
+        Problem::Endpoint(EndpointId::try_from(7).unwrap(), EndpointProblem::Row { address, found: None })
+    }
 
     fn ready() -> Known<'static> {
         Known {
@@ -199,7 +214,7 @@ mod tests {
             phase: "",
             waits: ("", ""),
             last_error: None,
-            kernel: Ok((0, None)),
+            kernel: Ok(&[]),
             in_anothers_name: &[],
             to_be_deleted: false,
             now_ms: NOW,
@@ -215,9 +230,9 @@ mod tests {
     fn the_sentence_says_what_is_wrong_and_what_ends_it() {
         assert_eq!(said(&ready()), "Ok: ready for 3m12s (since 12:00:00 UTC); nothing is wrong");
         assert_eq!(
-            said(&Known { kernel: Ok((1, Some("route 10.0.0.7/32: missing"))), ..ready() }),
-            "Failing: ready for 3m12s (since 12:00:00 UTC), but one thing is not as it should be in the kernel: route \
-             10.0.0.7/32: missing"
+            said(&Known { kernel: Ok(&[row()]), ..ready() }),
+            "Failing: ready for 3m12s (since 12:00:00 UTC), but one thing is not as it should be in the kernel: \
+             endpoint-row 10.0.0.7: expected, is not there: other endpoints cannot reach this one at this address"
         );
         assert_eq!(
             said(&Known { kernel: Err("no answer within 2s"), ..ready() }),
@@ -253,17 +268,20 @@ mod tests {
         let id = EndpointId::try_from(7).unwrap();
         let told = |known: &Known<'_>| what_to_do(known, id).unwrap_or_default();
         assert_eq!(told(&ready()), "");
-        let missing = Known { kernel: Ok((2, Some("program deliver: expected, is not there"))), ..ready() };
-        assert!(
-            told(&missing).starts_with("`wharf endpoint regenerate 7 --level datapath` puts in place"),
-            "{}",
-            told(&missing)
-        );
-        let gone = Known { kernel: Ok((1, Some("link wh1: expected on the node, is not there"))), ..ready() };
-        assert!(told(&gone).contains("have the runtime recreate it"), "{}", told(&gone));
-        let renamed =
-            Known { kernel: Ok((1, Some("link wh1: is called up0 now: rename it back (`ip link`)"))), ..ready() };
-        assert!(told(&renamed).starts_with("do what the line above names"), "{}", told(&renamed));
+        assert_eq!(told(&Known { kernel: Ok(&[row()]), ..ready() }), row().remedy());
+        // The worst comes first, whatever was seen first.
+        let own = Problem::Endpoint(id, EndpointProblem::LinkDown { side: Side::Container, name: "eth0".to_owned() });
+        let both = [own.clone(), row()];
+        assert_eq!(told(&Known { kernel: Ok(&both), ..ready() }), row().remedy());
+        let waiting = Known {
+            state: EndpointState::WaitingToRegenerate,
+            last_error: Some("ensure-connected: no"),
+            kernel: Ok(std::slice::from_ref(&own)),
+            ..ready()
+        };
+        assert_eq!(told(&waiting), own.remedy());
+        assert!(said(&waiting).starts_with("Failing: its last build failed"), "{}", said(&waiting));
+        assert!(said(&waiting).contains("its container changed its own network: link eth0"), "{}", said(&waiting));
         let stuck = Known { state: EndpointState::Disconnecting, last_error: Some("busy"), ..ready() };
         assert!(told(&stuck).ends_with("`wharf endpoint delete 7`"), "{}", told(&stuck));
         let liar = Known { in_anothers_name: &[("invalid-source-ip".to_owned(), 3)], ..ready() };

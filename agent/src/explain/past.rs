@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::time::timeout;
-use wharf_api::{Explanation, Finding, Health, KernelLook, SubjectKind};
+use wharf_api::{Explanation, Finding, Health, KernelLook, MendedBy, SubjectKind};
 use wharf_core::{
     endpoint::parse_host_ifname,
     ids::{Attachment, EndpointId, Epoch},
@@ -100,7 +100,8 @@ fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &A
         problem: "is there, and should be gone".to_owned(),
         owner: Some(of.to_string()),
         repairable: true,
-        repair: None,
+        mended_by: MendedBy::Agent,
+        ..Finding::default()
     };
     let is_it = |name: &str| parse_host_ifname(name) == Some((id, u32::try_from(epoch.0 & 0xffff_ffff).unwrap_or(0)));
     let mut left = Vec::new();

@@ -9,8 +9,9 @@ use tokio::{
 use wharf_api::{HealthState, LogStatus, NodeHealth, Relaunch};
 use wharf_core::{
     endpoint::EndpointRecord,
+    finding::{EndpointProblem, Problem},
     ids::Attachment,
-    kernel::{Kernel, Mismatch},
+    kernel::Kernel,
     plan::DeleteOptions,
     state::retry_delay_ms,
 };
@@ -30,6 +31,7 @@ use crate::{
         create::{self, CreateSpec},
         delete,
     },
+    findings,
     node::Node,
     sync::lock,
 };
@@ -166,10 +168,14 @@ impl<K: Kernel> Controller<K> {
             return Look::Gone(format!("its endpoint {} was deleted", running.handle.id));
         }
         match timeout(OBSERVE_BOUND, self.node.kernel.observe_endpoint(&running.record)).await {
-            Ok(Ok(mismatches)) => match mismatches.iter().find(|m| is_gone(m)) {
-                Some(m) => Look::Gone(words(m)),
-                None => Look::There(Some(mismatches.iter().map(words).collect())),
-            },
+            Ok(Ok(problems)) => {
+                let id = running.handle.id;
+                let words = |p: &EndpointProblem| findings::in_words(&Problem::Endpoint(id, p.clone()));
+                match problems.iter().find(|p| p.is_of_a_lost_link()) {
+                    Some(lost) => Look::Gone(words(lost)),
+                    None => Look::There(Some(problems.iter().map(words).collect())),
+                }
+            }
             Ok(Err(error)) => {
                 tracing::debug!("health endpoint: {error}");
                 Look::There(None)
@@ -393,14 +399,4 @@ enum Look {
     Gone(String),
     /// What the kernel does not hold as it should; none when it could not be looked at.
     There(Option<Vec<String>>),
-}
-
-/// Its namespace or a side of its link is gone, or is another.
-fn is_gone(m: &Mismatch) -> bool {
-    m.object == "netns"
-        || (m.object == "link" && (m.problem.contains("is not there") || m.problem.starts_with("index")))
-}
-
-fn words(m: &Mismatch) -> String {
-    format!("{} {}: {}", m.object, m.subject, m.problem)
 }

@@ -6,26 +6,27 @@ use axum::{Json, extract::State, http::StatusCode};
 use tokio::{sync::oneshot, time::Instant};
 use wharf_api::{
     ApiError, DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth,
-    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Finding, Health, RegenerateLevel, SelfCheck,
+    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Health, RegenerateLevel, SelfCheck,
 };
 use wharf_core::{
+    finding::{Problem, Verdict, verdict},
     identity::Label,
     identity_allocator::{RESERVED_SOURCE, security_relevant},
     ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName},
-    kernel::{Kernel as _, Mismatch},
+    kernel::Kernel as _,
     plan::DeleteOptions,
-    state::{Level, State as EndpointState},
+    state::Level,
 };
 
 use crate::{
     endpoint::{
         Handle, build,
         create::{self, CreateSpec},
-        delete,
+        delete, look,
         task::{Command, Done},
         view::{View, api_endpoint, api_state},
     },
-    health,
+    findings, health,
     rest::{
         LinuxNode,
         error::{Answer, Body, Failure, Query, Segment},
@@ -36,6 +37,9 @@ use crate::{
 
 /// A create that names no deadline gives up after this; runtimes give an ADD a minute or more.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a look at an endpoint's health waits for a build that runs: a datapath build takes some ten milliseconds, its
+/// turn behind others more. CHECK waits no longer than 10 s in all.
+const BUILD_PATIENCE: Duration = Duration::from_secs(5);
 const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// Labels of an endpoint: Kubernetes objects carry a few dozen.
 const MAX_LABELS: usize = 256;
@@ -236,14 +240,10 @@ pub async fn log(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> 
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointHealth>> {
     let handle = handle(&node, &text)?;
-    let view = handle.shared.view();
-    let status = &view.status;
+    let look = look::settled(&node, &handle, BUILD_PATIENCE).await.map_err(|e| create::kernel_error(&e))?;
+    let status = &look.view.status;
     let (desired_revision, realized_revision) = (status.desired_revision, status.realized_revision);
-    if !matches!(
-        view.fsm.state,
-        EndpointState::Ready | EndpointState::WaitingToRegenerate | EndpointState::Regenerating
-    ) || !view.committed
-    {
+    if !look.settled && verdict(&look.problems) > Verdict::Well {
         let pending = Health::Pending;
         return Ok(Json(EndpointHealth {
             overall: pending,
@@ -256,27 +256,18 @@ pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
             self_check: SelfCheck::default(),
         }));
     }
-    let mismatches = node.kernel.observe_endpoint(&view.record).await.map_err(|e| create::kernel_error(&e))?;
-    let in_bpf = |m: &Mismatch| {
-        matches!(m.object.as_str(), "program" | "map" | "pin" | "endpoint-row" | "attachment" | "config" | "call-slot")
+    let health_of = |bpf: bool| {
+        let of_part = |p: &&Problem| matches!(p, Problem::Endpoint(_, problem) if problem.is_of_bpf() == bpf);
+        findings::endpoint_health(verdict(look.problems.iter().filter(of_part)))
     };
-    let of = |any: bool| if any { Health::Failing } else { Health::Ok };
-    let bpf = of(mismatches.iter().any(in_bpf));
-    let connected = of(mismatches.iter().any(|m| !in_bpf(m)));
+    let (bpf, connected) = (health_of(true), health_of(false));
     let policy = match (realized_revision >= desired_revision, &status.last_error) {
         (true, None) => Health::Ok,
         (_, Some(_)) => Health::Degraded,
         (false, None) => Health::Pending,
     };
-    let finding = |m: Mismatch| Finding {
-        object: m.object,
-        subject: m.subject,
-        problem: m.problem,
-        owner: Some(view.record.attachment.to_string()),
-        repairable: true,
-        repair: None,
-    };
-    let findings: Vec<Finding> = mismatches.into_iter().map(finding).collect();
+    let owner = look.view.record.attachment.to_string();
+    let findings = look.problems.iter().map(|p| findings::finding(p, Some(owner.clone()))).collect();
     let self_check = selfcheck::ask(&node, &handle).await;
     let overall = bpf.max(connected).max(policy).max(self_check.state);
     Ok(Json(EndpointHealth {

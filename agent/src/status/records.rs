@@ -6,7 +6,7 @@ use wharf_api::{ComponentStatus, Health, QuarantinedRecord};
 use wharf_core::kernel::Kernel;
 
 use super::{Fill, Source, of};
-use crate::{node::Node, sync::lock};
+use crate::{audit::Left, node::Node, sync::lock};
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
@@ -21,10 +21,13 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     let findings = *lock(&node.audit_findings);
     let leaks = match findings {
         None => "not looked for yet".to_owned(),
-        Some(0) => "none".to_owned(),
-        Some(1) => "1 finding; see `wharf audit`".to_owned(),
-        Some(n) => format!("{n} findings; see `wharf audit`"),
+        Some(Left { amiss: 0, containers: 0 }) => "none".to_owned(),
+        Some(Left { amiss: 0, containers }) => {
+            format!("none; {} of containers' own doing; see `wharf audit`", counted(containers))
+        }
+        Some(Left { amiss, .. }) => format!("{}; see `wharf audit`", counted(amiss)),
     };
+    let findings = findings.map(|left| left.amiss);
     let quarantined = quarantined(node);
     let lost = lock(&node.orphans).len();
     Arc::new(move |status| {
@@ -50,6 +53,10 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
         status.audit_findings = findings;
         status.quarantined.clone_from(&quarantined);
     })
+}
+
+fn counted(n: u64) -> String {
+    if n == 1 { "1 finding".to_owned() } else { format!("{n} findings") }
 }
 
 fn quarantined<K: Kernel>(node: &Node<K>) -> Vec<QuarantinedRecord> {

@@ -175,7 +175,7 @@ fn what_a_live_endpoint_lacks_is_found_and_rebuilt() {
         agent.kernel.remove_call_slot(handle.id.get().into()).await.expect("slot");
         assert_mended(&agent, &["call-slot"]).await;
         agent.kernel.remove_programs(handle.id).await.expect("pins");
-        assert_mended(&agent, &["pin"]).await;
+        assert_mended(&agent, &["pin", "call-slot"]).await;
         let mut wrong = record.clone();
         wrong.host_ifindex = IfIndex(4_711);
         agent.kernel.ensure_reachable(&wrong).await.expect("rows");

@@ -44,13 +44,7 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
             format!("nothing amiss ({})", examined(&report))
         } else {
             let repairable = report.findings.iter().filter(|f| f.repairable).count();
-            // Their containers may still run.
-            let cuts = report.findings.iter().any(|f| f.object == "link" && f.repairable);
-            let hint = match (repairable > 0 && !args.repair, cuts) {
-                (true, true) => "; `wharf audit --repair` removes the links named above: are their containers gone?",
-                (true, false) => "; `wharf audit --repair` mends what may be mended",
-                (false, _) => "",
-            };
+            let hint = if repairable > 0 && !args.repair { "; `wharf audit --repair` repairs those" } else { "" };
             format!("{} found, {repairable} repairable ({}){hint}", report.findings.len(), examined(&report))
         };
         remark(&summary);

@@ -19,17 +19,24 @@ pub(crate) fn words(f: &Finding) -> String {
     text::safe(&out)
 }
 
-/// Every finding, one after the other, wrapped under itself; empty when there are none.
+/// Every finding, one after the other, wrapped under itself, with its remedy; empty when there are none. A remedy that the
+/// next finding has too is printed once, after the last of them.
 pub(crate) fn findings(report: &AuditReport, style: &Style) -> String {
     let mut out = String::new();
-    for f in &report.findings {
+    // Where lines begin without a blank, findings do.
+    let room = usize::from(style.width).saturating_sub(INDENT.len()).max(20);
+    for (n, f) in report.findings.iter().enumerate() {
         let tone = if f.repairable { Tone::Warn } else { Tone::Bad };
-        // Where lines begin without a blank, findings do.
-        let room = usize::from(style.width).saturating_sub(INDENT.len()).max(20);
         for (i, part) in wrap(&words(f), room).into_iter().enumerate() {
             out.push_str(if i == 0 { "" } else { INDENT });
             out.push_str(&style.paint(tone, &part));
             out.push('\n');
+        }
+        let follows = report.findings.get(n + 1).is_some_and(|next| next.remedy == f.remedy);
+        if !f.remedy.is_empty() && !follows {
+            for part in wrap(&format!("-> {}", text::safe(&f.remedy)), room) {
+                out.push_str(&format!("{INDENT}{part}\n"));
+            }
         }
     }
     out
@@ -54,15 +61,22 @@ mod tests {
             problem: "in the kernel, but no endpoint has it".to_owned(),
             owner: Some("wharf/3f9c51aa01b2:eth0".to_owned()),
             repairable: true,
-            repair: None,
+            ..Finding::default()
         };
-        let hostile =
-            Finding { subject: HOSTILE.to_owned(), owner: None, repair: Some("removed".to_owned()), ..finding.clone() };
-        let mut report = AuditReport { findings: vec![finding, hostile], ..AuditReport::default() };
+        let remedied = Finding { remedy: "recreate the container".to_owned(), ..finding.clone() };
+        let hostile = Finding {
+            subject: HOSTILE.to_owned(),
+            owner: None,
+            repair: Some("removed".to_owned()),
+            ..remedied.clone()
+        };
+        let mut report = AuditReport { findings: vec![finding, remedied, hostile], ..AuditReport::default() };
         insta::assert_snapshot!(findings(&report, &Style::plain()), @r"
+        link wh0007a1b2: in the kernel, but no endpoint has it (owner wharf/3f9c51aa01b2:eth0)
         link wh0007a1b2: in the kernel, but no endpoint has it (owner wharf/3f9c51aa01b2:eth0)
         link k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row: in the kernel, but no endpoint has it;
             repair: removed
+            -> recreate the container
         ");
         report.findings.clear();
         assert_eq!(findings(&report, &Style::plain()), "");

@@ -251,8 +251,25 @@ pub enum Health {
     Failing,
 }
 
+/// Who mends a finding.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MendedBy {
+    /// The agent: its leak audit, when it has seen it twice, or `audit --repair` at once.
+    Agent,
+    /// `audit --repair`, when an operator asks for it: it takes something away from a container that may live.
+    Removal,
+    /// The container, whose own doing it is: its endpoint fails, the node is well.
+    Container,
+    /// Nobody: a notice, nothing is amiss.
+    Nobody,
+    /// An operator.
+    #[default]
+    Operator,
+}
+
 /// Something that is not as it should be.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
     /// Kind of object: `link`, `route`, `pin`, `lease`, `endpoint`, `map-row`, `program`, `address`, ...
     pub object: String,
@@ -266,6 +283,12 @@ pub struct Finding {
     /// True when `audit --repair` may mend it.
     #[serde(default)]
     pub repairable: bool,
+    /// Who mends it.
+    #[serde(default)]
+    pub mended_by: MendedBy,
+    /// What an operator should do.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub remedy: String,
     /// What a repair did, or why it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<String>,

@@ -10,15 +10,16 @@ use std::{
 };
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 
 use wharf_handover::mark::Mark;
 
 use crate::{
     endpoint::{EndpointRecord, IpOwner, parse_host_ifname},
+    finding::{EndpointProblem, Mender, NodeProblem, Problem},
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName},
     ipam::describe_owner,
-    kernel::{EndpointTableRow, KernelDump, LinkRef, LinkRow, Mismatch, RouteRow},
+    kernel::{EndpointTableRow, KernelDump, LinkRef, LinkRow, RouteRow},
+    state::Level,
     store::{Intent, Lease, LeaseOwner, Quarantined, Snapshot},
 };
 
@@ -55,14 +56,13 @@ pub struct AuditView<'a> {
     /// The node's router addresses.
     pub router: [Option<IpAddr>; 2],
     /// What is amiss with the node's own part, as the kernel layer sees it.
-    pub node: &'a [Mismatch],
+    pub node: &'a [NodeProblem],
     /// Files of the deletion queue.
     pub queue: &'a [QueueFile],
 }
 
 /// What mends a finding. Each names its object beyond doubt, so that one that comes late does no harm.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Repair {
     /// Remove a veth pair. Of its epoch only the low 32 bits may be known; the name carries those.
     RemoveLink(LinkRef),
@@ -76,8 +76,8 @@ pub enum Repair {
     ReleaseLease(IpAddr),
     /// Remove a route.
     RemoveRoute(RouteRow),
-    /// Rebuild the endpoint, rows and routes included.
-    Regenerate(EndpointId),
+    /// Regenerate the endpoint.
+    Regenerate(EndpointId, Level),
     /// Close an intent, after everything of its id and epoch that has no record was removed.
     CloseIntent(EndpointId, Epoch),
     /// Put the node's own part in place.
@@ -92,20 +92,54 @@ pub enum Repair {
     ReleaseQuarantined(EndpointId),
 }
 
+impl Repair {
+    /// What it does, in words.
+    #[must_use]
+    pub const fn in_words(&self) -> &'static str {
+        match self {
+            Self::RemoveLink(_) => "links removed",
+            Self::RemovePins(_) => "program sets without an endpoint unpinned",
+            Self::RemoveEndpointRow(..) => "rows of the table of endpoints removed",
+            Self::RemoveCallSlot(_) => "slots of the program array emptied",
+            Self::ReleaseLease(_) => "leases released",
+            Self::RemoveRoute(_) => "routes removed",
+            Self::Regenerate(..) => "findings regenerated away",
+            Self::CloseIntent(..) => "intents closed",
+            Self::EnsureNode => "findings of the node's own part mended",
+            Self::DrainQueue => "deletion records worked off",
+            Self::RemoveQueueFile(_) => "files of the deletion queue removed",
+            Self::ForgetRest(_) => "addresses taken out of quarantine",
+            Self::ReleaseQuarantined(_) => "records out of service released",
+        }
+    }
+}
+
 /// Something that does not match.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditFinding {
-    /// Kind of object: `link`, `pin`, `endpoint-row`, `call-slot`, `route`, `lease`, `rest`, `node`, `endpoint`, `record`,
-    /// `queue-file`, `intent`.
-    pub object: &'static str,
-    /// Which one.
-    pub subject: String,
-    /// What is wrong, both sides named.
-    pub problem: String,
+    /// What.
+    pub problem: Problem,
     /// Whom it belongs or belonged to, where that is known.
     pub owner: Option<String>,
     /// What mends it; none where nothing does, or where it is not ours to touch.
     pub repair: Option<Repair>,
+}
+
+impl AuditFinding {
+    /// A problem of an endpoint, with what regenerates it away.
+    #[must_use]
+    pub fn of_endpoint(record: &EndpointRecord, problem: EndpointProblem) -> Self {
+        let repair = match problem.mender() {
+            Mender::Regeneration(level) => Some(Repair::Regenerate(record.id, level)),
+            Mender::Container { regenerable: true } => Some(Repair::Regenerate(record.id, Level::Datapath)),
+            Mender::Container { regenerable: false }
+            | Mender::Repair
+            | Mender::Removal
+            | Mender::Nobody
+            | Mender::Operator => None,
+        };
+        Self { problem: Problem::Endpoint(record.id, problem), owner: Some(describe_record(record)), repair }
+    }
 }
 
 /// Names pinned for each endpoint, whatever the way its programs are attached.

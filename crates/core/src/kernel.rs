@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     endpoint::{EndpointRecord, NetnsRef},
+    finding::{EndpointProblem, NodeProblem},
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
     selfcheck::{Case, CaseResult},
@@ -59,7 +60,7 @@ pub struct KernelError {
 pub type Result<T> = std::result::Result<T, KernelError>;
 
 /// How programs are attached to an interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachMode {
     /// tcx links (Linux 6.6): pinned, replaced atomically by link update.
@@ -216,17 +217,6 @@ pub enum Attached {
     Replaced,
 }
 
-/// Something that is not as it should be: what, and what was expected.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Mismatch {
-    /// What was looked at: `link`, `address`, `route`, `mtu`, `program`, `map`, `endpoint-row`, `pin`.
-    pub object: String,
-    /// Which one.
-    pub subject: String,
-    /// What is wrong, with both sides.
-    pub problem: String,
-}
-
 /// A row of counters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CounterRow {
@@ -360,7 +350,7 @@ pub trait Kernel: Send + Sync + 'static {
     fn remove_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
 
     /// Compares what the kernel holds for an endpoint with what it should; empty when all is well.
-    fn observe_endpoint(&self, record: &EndpointRecord) -> impl Future<Output = Result<Vec<Mismatch>>> + Send;
+    fn observe_endpoint(&self, record: &EndpointRecord) -> impl Future<Output = Result<Vec<EndpointProblem>>> + Send;
 
     /// The endpoint's counters that are not zero.
     fn observe_counters(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
@@ -389,7 +379,7 @@ pub trait Kernel: Send + Sync + 'static {
 
     /// Compares the node's own part (router interface and addresses, routes of the pools, shared pins) with what it should
     /// be; empty when all is well.
-    fn observe_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<Vec<Mismatch>>> + Send {
+    fn observe_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<Vec<NodeProblem>>> + Send {
         let subject = format!("{} pools", spec.cidrs.len());
         async move { Err(unsupported("observe node", subject)) }
     }

@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod audit;
 pub mod endpoint;
+pub mod finding;
 #[cfg(test)]
 mod fixtures;
 pub mod identity;

@@ -9,10 +9,11 @@ use std::{
 
 use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
+    finding::{EndpointProblem, NodeProblem},
     ids::{EndpointId, Epoch},
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
-        LinkRef, LinkSpec, MapInfo, Mismatch, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
+        LinkRef, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
     selfcheck::{Case, CaseResult},
 };
@@ -190,7 +191,7 @@ impl Kernel for LinuxKernel {
         self.blocking("remove link", move |k| k.bpf.forget_closed(&link)).await
     }
 
-    async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<Mismatch>> {
+    async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<EndpointProblem>> {
         let record = record.clone();
         self.blocking("observe endpoint", move |k| observe::observe_endpoint(&k.netns, &k.bpf, &record)).await
     }
@@ -231,11 +232,11 @@ impl Kernel for LinuxKernel {
         self.blocking("remove route", move |_| netlink::route::remove_row(&route)).await
     }
 
-    async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<Mismatch>> {
+    async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
         let spec = spec.clone();
         self.blocking("observe node", move |k| {
             let mut wrong = node::observe(&spec)?;
-            wrong.extend(k.bpf.shared_mismatches());
+            wrong.extend(k.bpf.shared_problems());
             Ok(wrong)
         })
         .await

@@ -12,8 +12,9 @@ use rtnetlink::{
     },
 };
 use wharf_core::{
+    finding::NodeProblem,
     ids::IfIndex,
-    kernel::{KernelErrorKind, Mismatch, NodeSpec, Result},
+    kernel::{KernelErrorKind, NodeSpec, Result},
 };
 use wharf_crash as crash;
 
@@ -161,27 +162,24 @@ fn ensure_router(connection: &mut Connection, mtu: u32) -> Result<IfIndex> {
 }
 
 /// Compares the router interface, its addresses and the pools' routes with what [`ensure_node`] makes. What others added
-/// is passed over.
-pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<Mismatch>> {
+/// is ignored.
+pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let mut wrong = Vec::new();
-    let mut add = |object: &str, subject: String, problem: String| {
-        wrong.push(Mismatch { object: object.to_owned(), subject, problem });
-    };
     let mut connection = Connection::open()?;
     for name in [ROUTER_IFNAME, ROUTER_PEER_IFNAME] {
         let Some(seen) = link::look_up(&mut connection, name)? else {
-            add("link", name.to_owned(), "expected on the node, is not there".to_owned());
+            wrong.push(NodeProblem::LinkMissing { name: name.to_owned() });
             continue;
         };
         if !seen.veth {
-            add("link", name.to_owned(), "expected a veth of ours, found another kind".to_owned());
+            wrong.push(NodeProblem::LinkForeign { name: name.to_owned() });
             continue;
         }
         if !seen.up {
-            add("link", name.to_owned(), "expected up, is down".to_owned());
+            wrong.push(NodeProblem::LinkDown { name: name.to_owned() });
         }
         if seen.mtu != spec.mtu {
-            add("mtu", name.to_owned(), format!("expected {}, found {}", spec.mtu, seen.mtu));
+            wrong.push(NodeProblem::LinkMtu { name: name.to_owned(), expected: spec.mtu, found: seen.mtu });
         }
         if name != ROUTER_IFNAME {
             continue;
@@ -189,13 +187,9 @@ pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<Mismatch>> {
         let there = address::list(&mut connection, seen.ifindex)?;
         for wanted in routers(spec) {
             let single = if wanted.is_ipv4() { 32 } else { 128 };
-            match there.iter().find(|a| a.address == wanted) {
-                Some(a) if a.prefix_len == single => {}
-                Some(a) => {
-                    let problem = format!("expected prefix length {single} on {name}, found {}", a.prefix_len);
-                    add("address", wanted.to_string(), problem);
-                }
-                None => add("address", wanted.to_string(), format!("expected on {name}, is not there")),
+            let found = there.iter().find(|a| a.address == wanted).map(|a| a.prefix_len);
+            if found != Some(single) {
+                wrong.push(NodeProblem::Address { address: wanted, ifname: name.to_owned(), found });
             }
         }
     }
@@ -203,11 +197,7 @@ pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<Mismatch>> {
     for cidr in spec.cidrs.iter().map(|c| c.trunc()) {
         match routes.iter().find(|r| r.destination == cidr) {
             Some(r) if r.ifindex.is_none() => {}
-            Some(r) => {
-                let is = r.ifindex.map_or(0, |i| i.0);
-                add("route", cidr.to_string(), format!("expected unreachable, goes to interface {is}"));
-            }
-            None => add("route", cidr.to_string(), "expected unreachable, is not there".to_owned()),
+            other => wrong.push(NodeProblem::PoolRoute { cidr, found: other.and_then(|r| r.ifindex) }),
         }
     }
     Ok(wrong)

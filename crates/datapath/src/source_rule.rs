@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use wharf_core::{
     endpoint::EndpointRecord,
+    finding::EndpointProblem,
     kernel::{KernelErrorKind, Result},
 };
 
@@ -134,12 +135,12 @@ fn remove_in(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
     Ok(())
 }
 
-/// What is missing of the tables and rules of the addresses: what, and what is wrong with it.
+/// What is missing of the tables and rules of the addresses.
 pub(crate) fn missing(
     inside: &mut Connection,
     record: &EndpointRecord,
     behind: &[(IpAddr, IpAddr)],
-) -> Result<Vec<(String, String)>> {
+) -> Result<Vec<EndpointProblem>> {
     if behind.is_empty() {
         return Ok(Vec::new());
     }
@@ -150,13 +151,12 @@ pub(crate) fn missing(
     for (address, gateway) in behind {
         for wanted in routes(record, *gateway) {
             if !there.iter().any(|r| r.destination == wanted.destination && r.ifindex == wanted.ifindex) {
-                let problem = format!("expected in the container's table {table} (by {gateway}), is not there");
-                missing.push((wanted.destination.to_string(), problem));
+                let (to, gateway) = (wanted.destination, *gateway);
+                missing.push(EndpointProblem::ContainerRoute { to, gateway, table: Some(table) });
             }
         }
         if !rules.contains(&Rule { source: *address, table }) {
-            let problem = format!("expected a rule in the container that looks in table {table}, is not there");
-            missing.push((format!("from {address}"), problem));
+            missing.push(EndpointProblem::ContainerRule { from: *address, table });
         }
     }
     Ok(missing)

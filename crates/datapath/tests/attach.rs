@@ -12,6 +12,7 @@ use support::{
 };
 use wharf_core::{
     endpoint::EndpointRecord,
+    finding::EndpointProblem,
     kernel::{AttachMode, Attached, Kernel, KernelErrorKind},
 };
 use wharf_datapath::{LinuxKernel, OpenOptions};
@@ -160,7 +161,7 @@ fn a_changed_mode_loses_nothing_and_lets_nothing_through() {
             for r in [&a, &b] {
                 load.advance(20).await;
                 let left = k.observe_endpoint(r).await.expect("observe");
-                assert!(left.iter().any(|m| m.object == "program"), "programs of the other mode are told: {left:?}");
+                assert!(left.iter().any(|p| p.object() == "program"), "programs of the other mode are told: {left:?}");
                 // Every other time with new programs.
                 if n % 4 > 1 {
                     k.ensure_programs(&program_spec(r)).await.expect("programs");
@@ -335,14 +336,18 @@ fn a_deleted_qdisc_is_told_of_and_mended() {
         run("tc", &["qdisc", "del", "dev", a.host_ifname.as_str(), "clsact"]);
         let told = k.observe_endpoint(&a).await.expect("observe");
         assert_eq!(told.len(), 2, "one for each hook: {told:?}");
-        assert!(told.iter().all(|m| m.object == "program" && m.problem.contains("qdisc")), "{told:?}");
+        assert!(
+            told.iter().all(|p| matches!(p, EndpointProblem::Program { found, .. } if found.is_empty())),
+            "{told:?}"
+        );
         assert_eq!(k.ensure_attached(&link_ref(&a)).await.expect("attached"), Attached::New);
         assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
         assert_only(AttachMode::Clsact, &a).await;
         // One filter gone.
         run("tc", &["filter", "del", "dev", a.host_ifname.as_str(), "egress"]);
         let told = k.observe_endpoint(&a).await.expect("observe");
-        assert_eq!(told.iter().map(|m| m.subject.as_str()).collect::<Vec<_>>(), ["to_container"], "{told:?}");
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(matches!(&told[0], EndpointProblem::Program { program, .. } if program == "to_container"), "{told:?}");
         assert_eq!(k.ensure_attached(&link_ref(&a)).await.expect("attached"), Attached::New);
         assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
         // Gone while it is deleted: the sink comes all the same.
@@ -362,7 +367,7 @@ fn a_missing_link_pin_is_told_of_and_mended() {
         let a = new_endpoint(&w, 1, 10).await;
         std::fs::remove_file(w.bpffs().join("wharf/v1/endpoints/1/link_to_container")).expect("unpin");
         let told = k.observe_endpoint(&a).await.expect("observe");
-        assert!(told.iter().any(|m| m.object == "pin" && m.subject == "1/link_to_container"), "{told:?}");
+        assert!(told.contains(&EndpointProblem::PinMissing { name: "link_to_container".to_owned() }), "{told:?}");
         // The kernel lets go of the link a moment after its pin went; until then the attempt is to be repeated.
         let mended = async {
             loop {
@@ -393,7 +398,7 @@ fn an_empty_closing_directory_goes_when_the_programs_are_attached() {
         // The sink left in front of the programs is told of.
         w.kernel.remove_attached(&link_ref(&a)).await.expect("detach");
         let told = w.kernel.observe_endpoint(&a).await.expect("observe");
-        assert!(told.iter().any(|m| m.object == "program" && m.problem.contains("sink")), "{told:?}");
+        assert!(told.iter().any(|p| matches!(p, EndpointProblem::Sink { .. })), "{told:?}");
         assert_eq!(w.kernel.ensure_attached(&link_ref(&a)).await.expect("attached"), Attached::Replaced);
         assert_eq!(w.kernel.observe_endpoint(&a).await.expect("observe"), []);
         delete(&w.kernel, &a).await;

@@ -8,6 +8,7 @@ use std::{net::IpAddr, path::Path};
 use support::*;
 use wharf_core::{
     endpoint::EndpointRecord,
+    finding::{EndpointProblem, Problem, Side},
     ids::{ContainerId, Epoch, IfName, MacAddr},
     kernel::{AttachMode, Attached, Kernel, KernelErrorKind, NodeSpec, ProgramSpec, RouteRow},
     selfcheck::{self, Judged, Marks},
@@ -285,7 +286,7 @@ async fn regeneration_replaces_and_keeps_the_maps<W: World>(w: W) {
     assert_ne!(second.program_ids, first.program_ids);
     assert_eq!(second.map_ids, first.map_ids, "configuration and counters stay");
     let between = k.observe_endpoint(&r).await.expect("observe");
-    assert!(between.iter().any(|m| m.object == "program"), "old programs are attached still: {between:?}");
+    assert!(between.iter().any(|p| p.object() == "program"), "old programs are attached still: {between:?}");
     assert_eq!(k.ensure_attached(&link_ref(&r)).await.expect("attached"), Attached::Replaced);
     assert_eq!(k.observe_endpoint(&r).await.expect("observe"), [], "the slot has the new program too");
     let kept = k.ensure_programs(&ProgramSpec { keep: true, ..program_spec(&r) }).await.expect("programs kept");
@@ -322,7 +323,10 @@ async fn a_link_that_went_by_itself_is_told_and_cleaned_up<W: World>(w: W) {
     let a = new_endpoint(&w, 1, 10).await;
     w.delete_link(a.host_ifname.as_str());
     let wrong = k.observe_endpoint(&a).await.expect("observe");
-    assert!(wrong.iter().any(|m| m.object == "link" && m.subject == a.host_ifname.as_str()), "{wrong:?}");
+    assert!(
+        wrong.contains(&EndpointProblem::LinkMissing { side: Side::Node, name: a.host_ifname.to_string() }),
+        "{wrong:?}"
+    );
     let refused = k.ensure_attached(&link_ref(&a)).await.expect_err("nothing to attach to");
     assert_eq!(refused.kind, KernelErrorKind::NotFound, "{refused}");
     let refused = k.ensure_connected(&a).await.expect_err("nothing to connect");
@@ -358,9 +362,9 @@ async fn repair_verbs_take_only_what_they_name<W: World>(w: W) {
     let route = RouteRow { destination: address.into(), ifindex: Some(a.host_ifindex) };
     k.remove_route(&route).await.expect("route");
     let wrong = k.observe_endpoint(&a).await.expect("observe");
-    let mut objects: Vec<&str> = wrong.iter().map(|m| m.object.as_str()).collect();
+    let mut objects: Vec<&str> = wrong.iter().map(EndpointProblem::object).collect();
     objects.sort_unstable();
-    assert_eq!(objects, ["endpoint-row", "map", "route"], "{wrong:?}");
+    assert_eq!(objects, ["call-slot", "endpoint-row", "route"], "{wrong:?}");
     k.ensure_connected(&a).await.expect("connect again");
     k.ensure_reachable(&a).await.expect("reachable again");
     assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "mended");
@@ -433,7 +437,7 @@ async fn the_owners_mark_is_on_the_link_and_stays_there<W: World>(w: W) {
     // Another's mark is told of, and mended.
     w.set_alias(&host, "wharf:1:10:test/another/eth0");
     let wrong = k.observe_endpoint(&a).await.expect("observe");
-    assert_eq!(wrong.iter().map(|m| m.object.as_str()).collect::<Vec<_>>(), ["link"], "{wrong:?}");
+    assert_eq!(wrong.iter().map(EndpointProblem::object).collect::<Vec<_>>(), ["link"], "{wrong:?}");
     k.ensure_connected(&a).await.expect("connected");
     assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
     delete(k, &a).await;
@@ -450,8 +454,10 @@ async fn the_owners_mark_is_on_the_link_and_stays_there<W: World>(w: W) {
 async fn the_nodes_part_is_observed_and_mended<W: World>(w: W) {
     let k = w.kernel();
     let told = async |spec: &NodeSpec| {
-        let mut objects: Vec<String> =
-            k.observe_node(spec).await.expect("observe").into_iter().map(|m| m.object).collect();
+        let problems = k.observe_node(spec).await.expect("observe").into_iter();
+        // `link wharf0`: the first word is the kind.
+        let kind = |p| Problem::Node(p).subject().split(' ').next().unwrap_or_default().to_owned();
+        let mut objects: Vec<String> = problems.map(kind).collect();
         objects.dedup();
         objects
     };

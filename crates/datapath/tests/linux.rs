@@ -17,6 +17,7 @@ use support::{
     *,
 };
 use wharf_core::{
+    finding::{EndpointProblem, NodeProblem},
     ids::Epoch,
     kernel::{AttachMode, Kernel, KernelErrorKind, LinkRef},
 };
@@ -160,7 +161,7 @@ fn a_container_with_two_interfaces_answers_from_both_addresses() {
         LinuxWorld::inside(both, move || run("ip", &["rule", "del", "from", &address]));
         let told = k.observe_endpoint(&second).await.expect("observe");
         assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].subject.starts_with("from 10.77."), "{told:?}");
+        assert!(matches!(told[0], EndpointProblem::ContainerRule { .. }), "{told:?}");
         let table = (0x7768_0000 + second.container_ifindex.0).to_string();
         LinuxWorld::inside(both, move || run("ip", &["-6", "route", "flush", "table", &table]));
         assert_eq!(k.observe_endpoint(&second).await.expect("observe").len(), 3, "both routes of the table, too");
@@ -439,7 +440,11 @@ fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
         let bpffs = w.bpffs();
         mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount over it");
         let told = k.observe_node(&node_spec()).await.expect("observe");
-        assert_eq!(told.iter().filter(|m| m.object == "pin").count(), 4, "three maps and the sink: {told:?}");
+        assert_eq!(
+            told.iter().filter(|p| matches!(p, NodeProblem::PinMissing { .. })).count(),
+            4,
+            "three maps and the sink: {told:?}"
+        );
         let speakers = k.observe_speakers(first_address(&a)).await.expect("observe");
         assert_eq!(speakers.len(), 2, "the row is in the table that the programs use: {speakers:?}");
         // Made again there: the same maps, so that what is attached and what is written are one.
@@ -452,7 +457,10 @@ fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
         // Something that is no bpffs.
         mount(Some("tmpfs"), &bpffs, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("mount over it");
         let told = k.observe_node(&node_spec()).await.expect("observe");
-        assert!(told.iter().any(|m| m.object == "bpffs" && m.problem.contains("not a bpffs")), "{told:?}");
+        assert!(
+            told.iter().any(|p| matches!(p, NodeProblem::Bpffs { cause, .. } if cause.contains("not a bpffs"))),
+            "{told:?}"
+        );
         let e = k.ensure_node(&node_spec()).await.expect_err("no bpffs");
         assert_eq!(e.kind, KernelErrorKind::NotFound, "{e}");
         assert_eq!(fs::read_dir(&bpffs).expect("list").count(), 0, "nothing was made in it");
@@ -474,8 +482,14 @@ fn a_shared_map_that_was_replaced_is_told_and_never_used() {
         // Another agent, which knows nothing of the first one's maps, makes a new one of the same layout.
         let second = open(&w.bpffs()).expect("second agent");
         let told = k.observe_node(&node_spec()).await.expect("observe");
-        assert_eq!(told.iter().map(|m| m.object.as_str()).collect::<Vec<_>>(), ["map"], "{told:?}");
-        assert!(told[0].subject.ends_with("ENDPOINTS") && told[0].problem.contains("replaced"), "{told:?}");
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(
+            matches!(
+                &told[0],
+                NodeProblem::Pin { path, cause } if path.ends_with("ENDPOINTS") && cause.contains("replaced")
+            ),
+            "{told:?}"
+        );
         for e in [
             k.ensure_node(&node_spec()).await.expect_err("another map"),
             k.ensure_programs(&program_spec(&a)).await.expect_err("another map"),
@@ -486,7 +500,10 @@ fn a_shared_map_that_was_replaced_is_told_and_never_used() {
         // To the second agent the map is the right one and the endpoint's programs are not.
         assert_eq!(second.observe_node(&node_spec()).await.expect("observe"), []);
         let told = second.observe_endpoint(&a).await.expect("observe");
-        assert!(told.iter().any(|m| m.object == "map" && m.subject == "1/ENDPOINTS"), "{told:?}");
+        assert!(
+            told.iter().any(|p| matches!(p, EndpointProblem::MapUnused { map, .. } if map == "ENDPOINTS")),
+            "{told:?}"
+        );
         create(&second, &mut a).await;
         assert_eq!(second.observe_endpoint(&a).await.expect("observe"), [], "built anew, on the pinned map");
         delete(&second, &a).await;

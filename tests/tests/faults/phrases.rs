@@ -28,6 +28,7 @@ pub(crate) const PROGRAMS_OFF: Fault = Fault {
     audit: &[
         "program from_container: expected program id",
         "found none of ours (was it removed, or its clsact qdisc?)",
+        "--level datapath` puts in place what is missing",
         "(harbour/web-3f9c51aa:eth0)",
         "2 found, 2 repairable",
     ],
@@ -40,9 +41,13 @@ pub(crate) const FOREIGN_ROUTE: Fault = Fault {
     status: &["leaks is degraded: 1 finding;"],
     explain: &[
         "a route that is not Wharf's is in its place and goes to interface",
-        "remove it (`ip route del 10.87.0.2/32`)",
+        "remove it (`ip route del 10.87.0.2/32`), then `wharf endpoint regenerate",
     ],
-    audit: &["if another's route is in its place (`ip route get 10.87.0.2`), remove that one first", "web-3f9c51aa"],
+    audit: &[
+        "a route that is not Wharf's is in its place and goes to interface",
+        "-> remove it (`ip route del 10.87.0.2/32`)",
+        "web-3f9c51aa",
+    ],
     other: &[],
     over: &[],
 };
@@ -50,8 +55,15 @@ pub(crate) const FOREIGN_ROUTE: Fault = Fault {
 pub(crate) const RENAMED_LINK: Fault = Fault {
     title: "The host side of a link has another name",
     status: &["leaks is degraded", "wharf audit"],
-    explain: &["is called uplink0 now: rename it back (`ip link set uplink0 down`, `ip link set uplink0 name"],
-    audit: &["link uplink0", "was renamed: rename it back to", "(set it down for that)", "web-3f9c51aa"],
+    explain: &[
+        "was renamed on the node to uplink0",
+        "rename it back (`ip link set uplink0 down`, `ip link set uplink0 name",
+    ],
+    audit: &[
+        "was renamed on the node to uplink0",
+        "-> rename it back (`ip link set uplink0 down`, `ip link set uplink0 name",
+        "web-3f9c51aa",
+    ],
     other: &[],
     over: &[],
 };
@@ -89,7 +101,8 @@ pub(crate) const STUCK_DELETE: Fault = Fault {
         "mend what the last error names",
     ],
     audit: &[
-        "not of Wharf's making: never touched; remove it by hand if nobody needs it",
+        "not of Wharf's making: never touched",
+        "-> remove it by hand if nobody needs it",
         "delete begun and not finished",
     ],
     other: &[],
@@ -143,7 +156,10 @@ pub(crate) const DAMAGED_STORE: Fault = Fault {
         "its container has its network as before",
         "recreate the container; `wharf audit --repair` disconnects",
     ],
-    audit: &["no record: its name says endpoint", "removes the links named above: are their containers gone?"],
+    audit: &[
+        "no record: its name says endpoint",
+        "if its container still runs, recreate the container; `wharf audit --repair` removes the link",
+    ],
     other: &[],
     over: &[],
 };

@@ -159,7 +159,7 @@ fn the_health() {
         problem: "wanted dev wh0007a1b2, the kernel has none".to_owned(),
         owner: None,
         repairable: true,
-        repair: None,
+        ..Finding::default()
     }];
     h.self_check.state = Health::Failing;
     h.self_check.cases.push(test_packet(

@@ -67,7 +67,7 @@ fn one_that_is_stuck_in_its_delete() {
                 problem: "is there, and should be gone".to_owned(),
                 owner: None,
                 repairable: true,
-                repair: None,
+                ..Finding::default()
             }],
         }),
         ..blank(

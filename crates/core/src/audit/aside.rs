@@ -3,7 +3,10 @@
 use std::net::IpAddr;
 
 use super::{AuditFinding, Auditor, Lease, LeaseOwner, Repair, describe_owner};
-use crate::ids::EndpointId;
+use crate::{
+    finding::{Kept, Problem},
+    ids::EndpointId,
+};
 
 /// A deletion record older than this, milliseconds, should have been worked off.
 const QUEUE_AGE_MS: u64 = 60_000;
@@ -13,16 +16,14 @@ impl Auditor<'_> {
     pub(super) fn rests(&self, findings: &mut Vec<AuditFinding>) {
         for rest in &self.view.snapshot.resting {
             let problem = if let Some(lease) = self.leases.get(&rest.ip) {
-                format!("rests, and is leased to {}; the lease counts", describe_owner(&lease.owner))
+                Kept::RestLeased { ip: rest.ip, holder: describe_owner(&lease.owner) }
             } else if !self.view.pool_cidrs.iter().any(|c| c.contains(&rest.ip)) {
-                format!("rests, but no pool has it today (it was of pool {})", rest.pool)
+                Kept::RestOutside { ip: rest.ip, pool: rest.pool.to_string() }
             } else {
                 continue;
             };
             findings.push(AuditFinding {
-                object: "rest",
-                subject: rest.ip.to_string(),
-                problem,
+                problem: Problem::Kept(problem),
                 owner: Some(rest.last_owner.clone()),
                 repair: Some(Repair::ForgetRest(rest.ip)),
             });
@@ -33,13 +34,11 @@ impl Auditor<'_> {
     pub(super) fn records_aside(&self, findings: &mut Vec<AuditFinding>) {
         for (id, quarantined) in self.quarantined.iter().filter(|(id, _)| !self.in_flight(**id)) {
             findings.push(AuditFinding {
-                object: "record",
-                subject: id.to_string(),
-                problem: format!(
-                    "out of service: {}; its id and addresses ({}) stay reserved until its container is deleted",
-                    quarantined.why,
-                    in_words(&quarantined.addresses)
-                ),
+                problem: Problem::Kept(Kept::RecordAside {
+                    id: *id,
+                    why: quarantined.why.clone(),
+                    addresses: quarantined.addresses.clone(),
+                }),
                 owner: self.owner_aside(*id, &quarantined.addresses),
                 repair: Some(Repair::ReleaseQuarantined(*id)),
             });
@@ -50,9 +49,7 @@ impl Auditor<'_> {
                 continue;
             }
             findings.push(AuditFinding {
-                object: "record",
-                subject: key.to_string(),
-                problem: format!("cannot be read: {why}; it is taken out of service when it fails at three starts"),
+                problem: Problem::Kept(Kept::RecordUnreadable { key: *key, why: why.clone() }),
                 owner: id.and_then(|id| self.owner_aside(id, &self.addresses_in_kernel(id))),
                 repair: id.map(Repair::ReleaseQuarantined),
             });
@@ -80,18 +77,16 @@ impl Auditor<'_> {
     /// Deletes that nobody took up, and files that are no deletes.
     pub(super) fn queue_files(&self, findings: &mut Vec<AuditFinding>) {
         for file in self.view.queue {
+            let name = || file.name.clone();
             let (problem, repair) = match &file.problem {
-                Some(why) => (format!("of no use: {why}"), Repair::RemoveQueueFile(file.name.clone())),
+                Some(why) => (Kept::QueueFile { name: name(), why: why.clone() }, Repair::RemoveQueueFile(name())),
                 None if file.age_ms > QUEUE_AGE_MS => {
-                    let age = file.age_ms / 1_000;
-                    (format!("a delete that waits for {age} s and was not taken up"), Repair::DrainQueue)
+                    (Kept::QueuedDelete { name: name(), age_ms: file.age_ms }, Repair::DrainQueue)
                 }
                 None => continue,
             };
             findings.push(AuditFinding {
-                object: "queue-file",
-                subject: file.name.clone(),
-                problem,
+                problem: Problem::Kept(problem),
                 owner: file.owner.clone(),
                 repair: Some(repair),
             });
@@ -100,21 +95,12 @@ impl Auditor<'_> {
 
     /// The node's own part.
     pub(super) fn node(&self, findings: &mut Vec<AuditFinding>) {
-        for mismatch in self.view.node {
+        for problem in self.view.node {
             findings.push(AuditFinding {
-                object: "node",
-                subject: format!("{} {}", mismatch.object, mismatch.subject),
-                problem: mismatch.problem.clone(),
+                problem: Problem::Node(problem.clone()),
                 owner: Some("node".to_owned()),
                 repair: Some(Repair::EnsureNode),
             });
         }
     }
-}
-
-fn in_words(addresses: &[IpAddr]) -> String {
-    if addresses.is_empty() {
-        return "none known".to_owned();
-    }
-    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -6,7 +6,10 @@ use super::{
 };
 use wharf_handover::mark::Mark;
 
-use crate::ids::{EndpointId, Epoch};
+use crate::{
+    finding::{EndpointProblem, Problem, Side, Stray},
+    ids::{EndpointId, Epoch},
+};
 
 impl Auditor<'_> {
     pub(super) fn links(&self, findings: &mut Vec<AuditFinding>) {
@@ -19,21 +22,16 @@ impl Auditor<'_> {
             if self.is_unjudged(id) {
                 continue;
             }
-            let subject = format!("{} (ifindex {})", link.name, link.ifindex);
             let record = self.records.get(&id).filter(|r| r.host_ifname.as_str() == link.name);
             if let Some(record) = record {
                 if record.host_ifindex != link.ifindex {
-                    findings.push(AuditFinding {
-                        object: "link",
-                        subject,
-                        problem: format!(
-                            "the record of endpoint {id} says ifindex {}: the link was replaced behind the agent's back; \
-                             delete the endpoint and let the runtime attach it anew",
-                            record.host_ifindex
-                        ),
-                        owner: Some(describe_record(record)),
-                        repair: None,
-                    });
+                    let problem = EndpointProblem::LinkReplaced {
+                        side: Side::Node,
+                        name: link.name.clone(),
+                        expected: record.host_ifindex,
+                        found: link.ifindex,
+                    };
+                    findings.push(AuditFinding::of_endpoint(record, problem));
                 }
                 continue;
             }
@@ -41,7 +39,8 @@ impl Auditor<'_> {
             let intended = self.view.snapshot.intents.iter().any(|(of, e, _)| *of == id && low_half(*e) == epoch);
             let marked = link.alias.as_deref().is_some_and(|alias| alias.starts_with(&format!("wharf:{id}:")));
             let ours = IfName::parse(&link.name).ok().filter(|_| intended || marked);
-            let proof = if ours.is_some() { "" } else { "; it does not carry Wharf's mark, so it is left alone" };
+            let problem =
+                Stray::Link { name: link.name.clone(), ifindex: link.ifindex, id, epoch, ours: ours.is_some() };
             let repair = ours.map(|host_ifname| {
                 Repair::RemoveLink(LinkRef {
                     id,
@@ -51,11 +50,7 @@ impl Auditor<'_> {
                 })
             });
             findings.push(AuditFinding {
-                object: "link",
-                subject,
-                problem: format!(
-                    "no record: its name says endpoint {id}, epoch ...{epoch:08x}, which is not there{proof}"
-                ),
+                problem: Problem::Stray(problem),
                 owner: self.former_owner(id, Some(epoch)),
                 repair,
             });
@@ -67,15 +62,20 @@ impl Auditor<'_> {
         let Some(mark) = link.alias.as_deref().and_then(Mark::parse) else { return };
         let Some(id) = endpoint_id(u32::from(mark.id)).filter(|id| !self.is_unjudged(*id)) else { return };
         let record = self.records.get(&id).filter(|r| r.epoch.0 == mark.epoch && r.host_ifindex == link.ifindex);
-        findings.push(AuditFinding {
-            object: "link",
-            subject: format!("{} (ifindex {})", link.name, link.ifindex),
-            problem: match record {
-                Some(record) => format!("was renamed: rename it back to {} (set it down for that)", record.host_ifname),
-                None => "carries a mark of Wharf under a name that is not Wharf's; left alone".to_owned(),
+        findings.push(match record {
+            Some(record) => AuditFinding::of_endpoint(
+                record,
+                EndpointProblem::LinkRenamed {
+                    side: Side::Node,
+                    name: record.host_ifname.to_string(),
+                    found: link.name.clone(),
+                },
+            ),
+            None => AuditFinding {
+                problem: Problem::Stray(Stray::MarkedLink { name: link.name.clone(), ifindex: link.ifindex }),
+                owner: Some(mark.owner.clone()),
+                repair: None,
             },
-            owner: Some(record.map_or_else(|| mark.owner.clone(), |r| describe_record(r))),
-            repair: None,
         });
     }
 
@@ -89,9 +89,7 @@ impl Auditor<'_> {
     pub(super) fn pins(&self, findings: &mut Vec<AuditFinding>) {
         for path in &self.view.dump.foreign_pins {
             findings.push(AuditFinding {
-                object: "pin",
-                subject: path.display().to_string(),
-                problem: "not of Wharf's making: never touched; remove it by hand if nobody needs it".to_owned(),
+                problem: Problem::Stray(Stray::ForeignPin { path: path.display().to_string() }),
                 owner: None,
                 repair: None,
             });
@@ -99,10 +97,7 @@ impl Auditor<'_> {
         for (directory, names) in &self.view.dump.pins {
             let Ok(id) = directory.parse::<EndpointId>() else {
                 findings.push(AuditFinding {
-                    object: "pin",
-                    subject: format!("endpoints/{directory}"),
-                    problem: "the name is not an endpoint id: never touched; remove it by hand if nobody needs it"
-                        .to_owned(),
+                    problem: Problem::Stray(Stray::ForeignPin { path: format!("endpoints/{directory}") }),
                     owner: None,
                     repair: None,
                 });
@@ -113,9 +108,7 @@ impl Auditor<'_> {
             }
             if !self.records.contains_key(&id) && !self.view.prepared.contains(&id) {
                 findings.push(AuditFinding {
-                    object: "pin",
-                    subject: format!("endpoints/{id}"),
-                    problem: format!("{} pins of an endpoint that is not there", names.len()),
+                    problem: Problem::Stray(Stray::Pins { id, count: names.len() }),
                     owner: self.former_owner(id, None),
                     repair: Some(Repair::RemovePins(id)),
                 });
@@ -125,9 +118,7 @@ impl Auditor<'_> {
                 names.iter().map(String::as_str).filter(|n| !REQUIRED_PINS.contains(n) && !LINK_PINS.contains(n))
             {
                 findings.push(AuditFinding {
-                    object: "pin",
-                    subject: format!("endpoints/{id}/{name}"),
-                    problem: "no pin that Wharf makes has this name: never touched; remove it by hand".to_owned(),
+                    problem: Problem::Stray(Stray::ForeignPin { path: format!("endpoints/{id}/{name}") }),
                     owner: None,
                     repair: None,
                 });
@@ -141,13 +132,14 @@ impl Auditor<'_> {
             if id.is_some_and(|id| self.is_unjudged(id)) {
                 continue;
             }
-            let subject = format!("{} (endpoint {}, epoch {})", row.address, row.endpoint_id, row.epoch);
             let record = id.and_then(|id| self.records.get(&id)).filter(|r| is_row_of(row, r));
             let Some(record) = record else {
                 findings.push(AuditFinding {
-                    object: "endpoint-row",
-                    subject,
-                    problem: "no endpoint of this id and epoch has this address".to_owned(),
+                    problem: Problem::Stray(Stray::Row {
+                        address: row.address,
+                        endpoint_id: row.endpoint_id,
+                        epoch: row.epoch,
+                    }),
                     owner: id.and_then(|id| self.former_owner(id, Some(low_half(row.epoch)))),
                     repair: Some(Repair::RemoveEndpointRow(row.address, row.epoch)),
                 });
@@ -164,13 +156,8 @@ impl Auditor<'_> {
                 differences.push(format!("MAC {}, not {}", row.mac, record.container_mac));
             }
             if !differences.is_empty() {
-                findings.push(AuditFinding {
-                    object: "endpoint-row",
-                    subject,
-                    problem: format!("differs from the record: {}", differences.join(", ")),
-                    owner: Some(describe_record(record)),
-                    repair: Some(Repair::Regenerate(record.id)),
-                });
+                let problem = EndpointProblem::Row { address: row.address, found: Some(differences.join(", ")) };
+                findings.push(AuditFinding::of_endpoint(record, problem));
             }
         }
     }
@@ -182,9 +169,7 @@ impl Auditor<'_> {
                 continue;
             }
             findings.push(AuditFinding {
-                object: "call-slot",
-                subject: slot.to_string(),
-                problem: "holds a program of an endpoint that is not there".to_owned(),
+                problem: Problem::Stray(Stray::CallSlot { slot: *slot }),
                 owner: id.and_then(|id| self.former_owner(id, None)),
                 repair: Some(Repair::RemoveCallSlot(*slot)),
             });
@@ -196,19 +181,14 @@ impl Auditor<'_> {
             if self.is_route_expected(route) || self.is_route_unjudged(route) {
                 continue;
             }
-            let through = route.ifindex.map_or_else(|| "unreachable".to_owned(), |i| format!("dev ifindex {i}"));
             let owner = route.ifindex.and_then(|i| self.link_ids.get(&i)).and_then(|id| self.former_owner(*id, None));
             // The number alone proves nothing, where neither the interface nor the destination is one of ours.
             let ours = route.ifindex.is_none_or(|i| {
                 self.link_ids.contains_key(&i)
                     || self.view.pool_cidrs.iter().any(|cidr| cidr.contains(&route.destination))
             });
-            let proof =
-                if ours { "" } else { "; neither its interface nor its destination is Wharf's, so it is left alone" };
             findings.push(AuditFinding {
-                object: "route",
-                subject: format!("{} ({through})", route.destination),
-                problem: format!("carries Wharf's protocol number, but no endpoint and no pool asks for it{proof}"),
+                problem: Problem::Stray(Stray::Route { to: route.destination, ifindex: route.ifindex, ours }),
                 owner,
                 repair: ours.then(|| Repair::RemoveRoute(route.clone())),
             });
@@ -246,14 +226,12 @@ impl Auditor<'_> {
             let problem = match &lease.owner {
                 LeaseOwner::Caller { .. } => continue,
                 LeaseOwner::Node if self.view.router.contains(&Some(lease.ip)) => continue,
-                LeaseOwner::Node => "held by the node, but not a router address of today's pools",
+                LeaseOwner::Node => Stray::NodeLease { ip: lease.ip },
                 LeaseOwner::Attachment { .. } if self.is_lease_explained(lease) => continue,
-                LeaseOwner::Attachment { .. } => "no endpoint of this attachment and epoch has this address",
+                LeaseOwner::Attachment { .. } => Stray::Lease { ip: lease.ip },
             };
             findings.push(AuditFinding {
-                object: "lease",
-                subject: lease.ip.to_string(),
-                problem: problem.to_owned(),
+                problem: Problem::Stray(problem),
                 owner: Some(describe_owner(&lease.owner)),
                 repair: Some(Repair::ReleaseLease(lease.ip)),
             });
@@ -281,17 +259,11 @@ impl Auditor<'_> {
             // A delete that stopped half-way is to be taken up again, not forgotten: its endpoint is still there.
             let resumed = matches!(intent, Intent::Delete { .. }) && record.is_some();
             let (problem, repair) = if resumed {
-                (format!("{what} begun and not finished; `wharf explain {id}` says what it waits for"), None)
+                (Stray::Delete { id: *id, epoch: *epoch }, None)
             } else {
-                (format!("{what} begun and never closed; nothing works on it"), Some(Repair::CloseIntent(*id, *epoch)))
+                (Stray::Intent { id: *id, epoch: *epoch, what }, Some(Repair::CloseIntent(*id, *epoch)))
             };
-            findings.push(AuditFinding {
-                object: "intent",
-                subject: format!("{what} of endpoint {id}, epoch {epoch}"),
-                problem,
-                owner,
-                repair,
-            });
+            findings.push(AuditFinding { problem: Problem::Stray(problem), owner, repair });
         }
     }
 }

@@ -8,22 +8,20 @@ use super::{
     AuditFinding, Auditor, IpOwner, LINK_PINS, LinkRow, Mark, REQUIRED_PINS, Repair, RouteRow, describe_owner,
     describe_record, is_lease_of, is_row_of,
 };
-use crate::endpoint::EndpointRecord;
+use crate::{
+    endpoint::EndpointRecord,
+    finding::{EndpointProblem, Kept, NodeProblem, Problem, Side},
+};
 
 impl Auditor<'_> {
     /// The pools' own routes, where the look at the node's part has not named them.
     pub(super) fn missing_pool_routes(&self, findings: &mut Vec<AuditFinding>) {
         for cidr in self.view.pool_cidrs {
             let wanted = RouteRow { destination: *cidr, ifindex: None };
-            let is_it = |word: &str| word.parse() == Ok(*cidr);
-            let mut routes = self.view.node.iter().filter(|m| m.object == "route");
-            let named = routes.any(|m| m.subject.split_whitespace().any(is_it));
-            if !named && !self.routes.contains(&wanted) {
+            let is_it = |p: &NodeProblem| matches!(p, NodeProblem::PoolRoute { cidr: named, .. } if named == cidr);
+            if !self.view.node.iter().any(is_it) && !self.routes.contains(&wanted) {
                 findings.push(AuditFinding {
-                    object: "route",
-                    subject: format!("{cidr} (unreachable)"),
-                    problem: "missing: traffic to addresses of the pool that no endpoint has leaves the node"
-                        .to_owned(),
+                    problem: Problem::Node(NodeProblem::PoolRoute { cidr: *cidr, found: None }),
                     owner: Some("node".to_owned()),
                     repair: Some(Repair::EnsureNode),
                 });
@@ -34,10 +32,7 @@ impl Auditor<'_> {
     /// What an endpoint should have and has not.
     pub(super) fn missing(&self, record: &EndpointRecord, findings: &mut Vec<AuditFinding>) {
         let id = record.id;
-        let mut add = |object, subject: String, problem: String, repair| {
-            findings.push(AuditFinding { object, subject, problem, owner: Some(describe_record(record)), repair });
-        };
-        let rebuild = || Some(Repair::Regenerate(id));
+        let mut add = |problem: EndpointProblem| findings.push(AuditFinding::of_endpoint(record, problem));
         // One that was renamed is told as such.
         let renamed = |mark: &Mark| mark.id == id.get() && mark.epoch == record.epoch.0;
         let is_renamed = |link: &LinkRow| {
@@ -45,61 +40,50 @@ impl Auditor<'_> {
                 && link.alias.as_deref().and_then(Mark::parse).is_some_and(|m| renamed(&m))
         };
         if !self.link_names.contains(record.host_ifname.as_str()) && !self.view.dump.links.iter().any(is_renamed) {
-            let problem = format!(
-                "missing: endpoint {id} has no network (its namespace is gone, or the link was removed behind the agent's \
-                 back); delete the endpoint"
-            );
-            add("link", record.host_ifname.to_string(), problem, None);
+            add(EndpointProblem::LinkMissing { side: Side::Node, name: record.host_ifname.to_string() });
         }
         match self.pins.get(&id) {
-            None => add("pin", format!("endpoints/{id}"), "missing: no programs are pinned".to_owned(), rebuild()),
+            None => add(EndpointProblem::PinsMissing),
             Some(names) => {
                 let has = |name: &str| names.iter().any(|n| n == name);
                 let links = LINK_PINS.into_iter().filter(|name| LINK_PINS.into_iter().any(has) && !has(name));
                 for name in REQUIRED_PINS.into_iter().filter(|name| !has(name)).chain(links) {
-                    add("pin", format!("endpoints/{id}/{name}"), "missing".to_owned(), rebuild());
+                    add(EndpointProblem::PinMissing { name: name.to_owned() });
                 }
             }
         }
         if !self.call_slots.contains(&u32::from(id.get())) {
-            let problem = format!("missing: other endpoints cannot reach endpoint {id}");
-            add("call-slot", id.to_string(), problem, rebuild());
+            add(EndpointProblem::CallSlot { expected: None, found: None });
         }
         for address in record.addresses() {
             if !self.rows.get(&address).is_some_and(|row| is_row_of(row, record)) {
-                let problem = format!("missing: other endpoints cannot reach endpoint {id} at this address");
-                add("endpoint-row", address.to_string(), problem, rebuild());
+                add(EndpointProblem::Row { address, found: None });
             }
             let route = RouteRow { destination: IpNet::from(address), ifindex: Some(record.host_ifindex) };
             if !self.routes.contains(&route) {
-                let problem = format!(
-                    "missing: the node cannot reach endpoint {id} at this address; if another's route is in its place \
-                     (`ip route get {address}`), remove that one first"
-                );
-                add("route", route.destination.to_string(), problem, rebuild());
+                let (to, expected) = (route.destination, record.host_ifindex);
+                add(EndpointProblem::NodeRoute { to, expected, found: None });
             }
-            if let Some(problem) = self.lease_problem(record, address) {
-                add("lease", address.to_string(), problem, None);
-            }
+        }
+        for problem in record.addresses().filter_map(|address| self.lease_problem(record, address)) {
+            let owner = Some(describe_record(record));
+            findings.push(AuditFinding { problem: Problem::Kept(problem), owner, repair: None });
         }
     }
 
     /// An address that an endpoint has and the pools could give to another.
-    fn lease_problem(&self, record: &EndpointRecord, address: IpAddr) -> Option<String> {
+    fn lease_problem(&self, record: &EndpointRecord, ip: IpAddr) -> Option<Kept> {
         // A pool that the user took out of the configuration gives nothing out: nobody else can get the address.
-        if !self.view.pool_cidrs.iter().any(|c| c.contains(&address)) {
+        if !self.view.pool_cidrs.iter().any(|c| c.contains(&ip)) {
             return None;
         }
-        let lease = self.leases.get(&address);
+        let (lease, id) = (self.leases.get(&ip), record.id);
         match (lease, record.ip_owner) {
             (Some(lease), IpOwner::Endpoint) if !is_lease_of(lease, record) => {
-                Some(format!("held by {}, not by endpoint {}", describe_owner(&lease.owner), record.id))
+                Some(Kept::LeaseHeld { ip, id, holder: describe_owner(&lease.owner) })
             }
             (Some(_), _) => None,
-            (None, _) => Some(format!(
-                "missing: the pool may give the address of endpoint {} to another; delete the endpoint, or restart the agent",
-                record.id
-            )),
+            (None, _) => Some(Kept::LeaseMissing { ip, id }),
         }
     }
 
@@ -114,9 +98,7 @@ impl Auditor<'_> {
         for (address, records) in claims.into_iter().filter(|(_, records)| records.len() > 1) {
             let owners: Vec<String> = records.iter().map(|r| describe_record(r)).collect();
             findings.push(AuditFinding {
-                object: "endpoint",
-                subject: address.to_string(),
-                problem: format!("{} endpoints have this address; delete all but one", records.len()),
+                problem: Problem::Kept(Kept::SharedAddress { ip: address, count: records.len() }),
                 owner: Some(owners.join(", ")),
                 repair: None,
             });

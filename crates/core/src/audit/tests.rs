@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::{
+    finding::Side,
     fixtures::{attachment, id, record},
     ids::{MacAddr, PoolName},
 };
@@ -22,7 +23,7 @@ struct Node {
     prepared: BTreeSet<EndpointId>,
     in_flight: BTreeSet<EndpointId>,
     pool_cidrs: Vec<IpNet>,
-    node: Vec<Mismatch>,
+    node: Vec<NodeProblem>,
     queue: Vec<QueueFile>,
 }
 
@@ -89,7 +90,10 @@ impl Node {
     fn found(&self) -> Vec<String> {
         self.audit()
             .into_iter()
-            .map(|f| format!("{} {}: {}", f.object, f.subject, f.repair.map_or("no repair".to_owned(), |r| name(&r))))
+            .map(|f| {
+                let repair = f.repair.map_or("no repair".to_owned(), |r| name(&r));
+                format!("{} {}: {repair}", f.problem.object(), f.problem.subject())
+            })
             .collect()
     }
 }
@@ -102,7 +106,7 @@ fn name(repair: &Repair) -> String {
         Repair::RemoveCallSlot(slot) => format!("remove-slot {slot}"),
         Repair::ReleaseLease(ip) => format!("release {ip}"),
         Repair::RemoveRoute(route) => format!("remove-route {}", route.destination),
-        Repair::Regenerate(id) => format!("regenerate {id}"),
+        Repair::Regenerate(id, level) => format!("regenerate {id} {level}"),
         Repair::CloseIntent(id, epoch) => format!("close-intent {id} epoch {epoch}"),
         Repair::EnsureNode => "ensure-node".to_owned(),
         Repair::DrainQueue => "drain-queue".to_owned(),
@@ -218,12 +222,12 @@ fn an_endpoint_that_lacks_something_is_regenerated() {
     assert_eq!(
         node.found(),
         [
-            "pin endpoints/2: regenerate 2",
-            "call-slot 2: regenerate 2",
-            "endpoint-row 10.0.0.2: regenerate 2",
-            "route 10.0.0.2/32: regenerate 2",
-            "endpoint-row fd00::2: regenerate 2",
-            "route fd00::2/128: regenerate 2",
+            "pin endpoints/2: regenerate 2 datapath",
+            "call-slot 2: regenerate 2 policy",
+            "endpoint-row 10.0.0.2: regenerate 2 policy",
+            "route 10.0.0.2/32: regenerate 2 datapath",
+            "endpoint-row fd00::2: regenerate 2 policy",
+            "route fd00::2/128: regenerate 2 datapath",
         ]
     );
     assert!(node.audit().iter().all(|f| f.owner.as_deref() == Some("net/c2:eth0 (endpoint 2, epoch 20)")));
@@ -237,7 +241,7 @@ fn a_link_that_is_gone_or_replaced_is_past_repair() {
 
     let mut node = Node::healthy();
     node.dump.links[1].ifindex = IfIndex(555);
-    assert_eq!(node.found(), ["link wh000200000014 (ifindex 555): no repair"]);
+    assert_eq!(node.found(), ["link wh000200000014: no repair"]);
 }
 
 #[test]
@@ -248,8 +252,8 @@ fn each_pin_that_is_missing_is_named() {
         node.found(),
         [
             "pin endpoints/2/stranger: no repair",
-            "pin endpoints/2/to_container: regenerate 2",
-            "pin endpoints/2/link_from_container: regenerate 2",
+            "pin endpoints/2/to_container: regenerate 2 datapath",
+            "pin endpoints/2/link_from_container: regenerate 2 datapath",
         ]
     );
     // With clsact there are no links to pin.
@@ -301,7 +305,7 @@ fn an_old_epochs_leftovers_do_not_touch_the_endpoint_that_came_after() {
             "link wh000200000013 (ifindex 77): remove-link wh000200000013 epoch 19",
             "endpoint-row 10.0.0.2 (endpoint 2, epoch 19): remove-row 10.0.0.2 epoch 19",
             "route 10.0.0.2/32 (dev ifindex 77): remove-route 10.0.0.2/32",
-            "endpoint-row 10.0.0.2: regenerate 2",
+            "endpoint-row 10.0.0.2: regenerate 2 policy",
         ]
     );
 }
@@ -314,10 +318,10 @@ fn a_row_that_differs_says_how() {
     let findings = node.audit();
     assert_eq!(findings.len(), 1);
     assert_eq!(
-        findings[0].problem,
+        findings[0].problem.to_string(),
         "differs from the record: ifindex 5, not 101, identity 1, not 300, MAC 02:02:02:02:02:02, not 02:00:00:00:00:01"
     );
-    assert_eq!(findings[0].repair, Some(Repair::Regenerate(id(1))));
+    assert_eq!(findings[0].repair, Some(Repair::Regenerate(id(1), Level::Policy)));
 }
 
 #[test]
@@ -352,7 +356,7 @@ fn routes_of_pools_are_expected_exactly() {
         [
             "route 10.8.0.0/24 (unreachable): remove-route 10.8.0.0/24",
             "route 10.0.0.0/24 (dev ifindex 101): remove-route 10.0.0.0/24",
-            "route 10.7.0.0/24 (unreachable): ensure-node",
+            "node route 10.7.0.0/24: ensure-node",
         ]
     );
 }
@@ -422,8 +426,8 @@ fn two_endpoints_with_one_address_are_named() {
     twin.ipv4 = Some([10, 0, 0, 1].into());
     node.add(twin);
     let findings = node.audit();
-    let shared = findings.iter().find(|f| f.object == "endpoint").unwrap();
-    assert_eq!((shared.subject.as_str(), &shared.repair), ("10.0.0.1", &None));
+    let shared = findings.iter().find(|f| f.problem.object() == "endpoint").unwrap();
+    assert_eq!((shared.problem.subject(), &shared.repair), ("10.0.0.1".to_owned(), &None));
     assert_eq!(shared.owner.as_deref(), Some("net/c1:eth0 (endpoint 1, epoch 10), net/c3:eth0 (endpoint 3, epoch 30)"));
 }
 
@@ -491,7 +495,7 @@ fn a_link_or_a_route_that_only_looks_like_ours_is_named_and_left_alone() {
     for alias in [None, Some("my own thing"), Some("wharf:171:170:net/c/eth0")] {
         node.dump.links.push(foreign(alias));
         assert_eq!(node.found(), ["link wh00aa000000aa (ifindex 200): no repair"], "{alias:?}");
-        assert!(node.audit()[0].problem.ends_with("left alone"), "{:?}", node.audit());
+        assert!(node.audit()[0].problem.to_string().ends_with("left alone"), "{:?}", node.audit());
         node.dump.links.pop();
     }
     let far = RouteRow { destination: "203.0.113.0/24".parse().unwrap(), ifindex: Some(IfIndex(1)) };
@@ -514,9 +518,10 @@ fn a_link_that_was_renamed_is_told_by_its_mark() {
         alias: Some("wharf:2:20:net/c2/eth0".to_owned()),
     });
     let findings = node.audit();
-    let renamed = findings.iter().find(|f| f.subject.starts_with("renamed0")).unwrap();
-    assert!(renamed.problem.contains("rename it back to wh000200000014"), "{renamed:?}");
-    // It is there: nobody is told to delete the endpoint.
-    assert!(!findings.iter().any(|f| f.subject == "wh000200000014"), "{findings:?}");
-    assert_eq!(renamed.repair, None);
+    let name = "wh000200000014".to_owned();
+    let renamed = EndpointProblem::LinkRenamed { side: Side::Node, name, found: "renamed0".to_owned() };
+    // It is there: nobody is told that it is missing.
+    let of_links: Vec<_> = findings.iter().filter(|f| f.problem.object() == "link").collect();
+    assert_eq!(of_links, [&AuditFinding::of_endpoint(&record, renamed)]);
+    assert_eq!(of_links[0].repair, None);
 }

@@ -10,8 +10,9 @@ use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use nix::{errno::Errno, net::if_::if_nametoindex};
 use wharf_core::{
     endpoint::EndpointRecord,
+    finding::EndpointProblem,
     ids::EndpointId,
-    kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Mismatch, Result},
+    kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Result},
 };
 use wharf_crash as crash;
 
@@ -281,7 +282,7 @@ impl Bpf {
     }
 
     /// Where the pinned programs do not use the pinned maps: then they read what nobody writes.
-    pub(crate) fn map_mismatches(&self, id: EndpointId) -> Result<Vec<Mismatch>> {
+    pub(crate) fn map_problems(&self, id: EndpointId) -> Result<Vec<EndpointProblem>> {
         let mut used = BTreeSet::new();
         for name in PROGRAMS {
             match open_program(&self.pins.endpoint(id, name)) {
@@ -305,66 +306,55 @@ impl Bpf {
                 Err(e) => return Err(e),
             };
             if !used.contains(&pinned) {
-                let problem = format!("pinned is map id {pinned}, the endpoint's programs use {used:?}");
-                wrong.push(Mismatch { object: "map".to_owned(), subject: format!("{id}/{name}"), problem });
+                let used = used.iter().copied().collect();
+                wrong.push(EndpointProblem::MapUnused { map: name.to_owned(), pinned, used });
             }
         }
         Ok(wrong)
     }
 
     /// What should stand on the hooks but does not, and what does but should not.
-    pub(crate) fn attached_mismatches(&self, record: &EndpointRecord) -> Result<Vec<Mismatch>> {
+    pub(crate) fn attached_problems(&self, record: &EndpointRecord) -> Result<Vec<EndpointProblem>> {
         let ifname = record.host_ifname.as_str();
         let mut wrong = Vec::new();
-        let mut add = |object: &str, subject: String, problem: String| {
-            wrong.push(Mismatch { object: object.to_owned(), subject, problem });
-        };
         for hook in HOOKS {
             let pin = self.pins.endpoint(record.id, hook.link);
             let filter = clsact::program(ifname, hook.attach)?;
             // None is told as a missing pin.
             let wanted = self.pinned_program_id(record.id, hook.program)?;
+            let program = || hook.program.to_owned();
+            let misses = |found: Vec<u32>| {
+                let (ifname, mode) = (ifname.to_owned(), self.mode);
+                let wanted = wanted.filter(|w| !found.contains(w));
+                wanted.map(|expected| EndpointProblem::Program { program: program(), ifname, mode, expected, found })
+            };
             match self.mode {
                 AttachMode::Tcx => {
                     let link = tcx::open(&pin)?;
                     let behind = link.map(|l| tcx::program_of(&l, ifname)).transpose()?;
-                    let there = tcx::programs(ifname, hook.attach)?;
-                    if let Some(wanted) = wanted.filter(|w| !there.contains(w)) {
-                        let problem = format!("expected program id {wanted} on {ifname}, found {there:?}");
-                        add("program", hook.program.to_owned(), problem);
-                    }
-                    let subject = || format!("{}/{}", record.id, hook.link);
-                    match behind {
-                        None => add("pin", subject(), "expected, is not there".to_owned()),
-                        Some(is) if wanted.is_some_and(|w| w != is) => {
-                            add("pin", subject(), format!("expected program id {wanted:?} behind it, found {is}"));
+                    wrong.extend(misses(tcx::programs(ifname, hook.attach)?));
+                    let name = || hook.link.to_owned();
+                    match (behind, wanted) {
+                        (None, _) => wrong.push(EndpointProblem::PinMissing { name: name() }),
+                        (Some(found), Some(expected)) if expected != found => {
+                            wrong.push(EndpointProblem::PinStale { name: name(), expected, found });
                         }
-                        Some(_) => {}
+                        (Some(_), _) => {}
                     }
                     let closed = self.pins.closing(&record.host_ifname).join(hook.link);
                     if let Some(sink) = tcx::open_on(&closed, ifname, hook.attach)? {
-                        let problem =
-                            format!("the sink (program id {}) still drops everything", tcx::program_of(&sink, ifname)?);
-                        add("program", hook.program.to_owned(), problem);
+                        let id = tcx::program_of(&sink, ifname)?;
+                        wrong.push(EndpointProblem::Sink { program: program(), id });
                     }
-                    if let Some(filter) = filter {
-                        let problem = format!("a clsact filter with program id {filter} is left, the mode is tcx");
-                        add("program", hook.program.to_owned(), problem);
+                    if let Some(id) = filter {
+                        wrong.push(EndpointProblem::StrayFilter { program: program(), id });
                     }
                 }
                 AttachMode::Clsact => {
-                    if let Some(wanted) = wanted.filter(|w| filter != Some(*w)) {
-                        let is = filter.map_or_else(
-                            || "none of ours (was it removed, or its clsact qdisc?)".to_owned(),
-                            |is| format!("program id {is}"),
-                        );
-                        let problem = format!("expected program id {wanted} in a filter on {ifname}, found {is}");
-                        add("program", hook.program.to_owned(), problem);
-                    }
+                    wrong.extend(misses(filter.into_iter().collect()));
                     for pin in [pin, self.pins.closing(&record.host_ifname).join(hook.link)] {
                         if tcx::open(&pin)?.is_some() {
-                            let problem = "a tcx link is left, the mode is clsact".to_owned();
-                            add("pin", pin.display().to_string(), problem);
+                            wrong.push(EndpointProblem::StrayLink { path: pin.display().to_string() });
                         }
                     }
                 }

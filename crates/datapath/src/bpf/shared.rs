@@ -11,7 +11,10 @@ use aya::{
     programs::SchedClassifier,
 };
 use wharf_common::map;
-use wharf_core::kernel::{KernelErrorKind, Mismatch, Result};
+use wharf_core::{
+    finding::NodeProblem,
+    kernel::{KernelErrorKind, Result},
+};
 use wharf_crash as crash;
 
 use super::{
@@ -140,23 +143,22 @@ impl Bpf {
     }
 
     /// What is wrong with the bpffs and the shared pins: they are to be the maps that this process has open.
-    pub(crate) fn shared_mismatches(&self) -> Vec<Mismatch> {
+    pub(crate) fn shared_problems(&self) -> Vec<NodeProblem> {
         let mut wrong = Vec::new();
-        let mut add = |object: &str, subject: String, problem: String| {
-            wrong.push(Mismatch { object: object.to_owned(), subject, problem });
-        };
         if let Err(e) = self.pins.check_bpffs() {
-            add("bpffs", e.subject, e.cause);
+            wrong.push(NodeProblem::Bpffs { path: e.subject, cause: e.cause });
             return wrong;
         }
         let held = self.held();
         for name in SHARED_MAPS {
-            let subject = || self.pins.shared(name).display().to_string();
+            let path = self.pins.shared(name).display().to_string();
             match (self.pinned_map_id(name), held.iter().find(|map| map.name == name)) {
-                (Ok(None), _) => add("pin", subject(), "expected, is not there".to_owned()),
-                (Ok(Some(is)), Some(own)) if is != own.id => add("map", subject(), own.another(is)),
+                (Ok(None), _) => wrong.push(NodeProblem::PinMissing { path }),
+                (Ok(Some(is)), Some(own)) if is != own.id => {
+                    wrong.push(NodeProblem::Pin { path, cause: own.another(is) });
+                }
                 (Ok(Some(_)), _) => {}
-                (Err(e), _) => add("map", subject(), e.cause),
+                (Err(e), _) => wrong.push(NodeProblem::Pin { path, cause: e.cause }),
             }
         }
         let sink = self.pins.shared(SINK);
@@ -164,11 +166,11 @@ impl Bpf {
             Ok(_) => {}
             Err(e) => {
                 let told = wrap("open program", sink.display().to_string(), &e);
-                let problem = match told.kind {
-                    KernelErrorKind::NotFound => "expected, is not there".to_owned(),
-                    _ => told.cause,
-                };
-                add("pin", told.subject, problem);
+                let (path, cause) = (told.subject, told.cause);
+                wrong.push(match told.kind {
+                    KernelErrorKind::NotFound => NodeProblem::PinMissing { path },
+                    _ => NodeProblem::Pin { path, cause },
+                });
             }
         }
         wrong

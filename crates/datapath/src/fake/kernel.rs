@@ -8,10 +8,11 @@ use std::{
 
 use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
+    finding::{EndpointProblem, NodeProblem},
     ids::{EndpointId, Epoch, IfIndex},
     kernel::{
         Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, Link,
-        LinkRef, LinkRow, LinkSpec, MapInfo, Mismatch, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
+        LinkRef, LinkRow, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
     selfcheck::{Case, CaseResult},
 };
@@ -318,9 +319,8 @@ impl Kernel for FakeKernel {
         .await
     }
 
-    async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<Mismatch>> {
-        self.call(Operation::ObserveEndpoint, endpoint(record.id), |s| Ok(observe::endpoint_mismatches(s, record)))
-            .await
+    async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<EndpointProblem>> {
+        self.call(Operation::ObserveEndpoint, endpoint(record.id), |s| Ok(observe::endpoint_problems(s, record))).await
     }
 
     async fn observe_counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
@@ -396,8 +396,8 @@ impl Kernel for FakeKernel {
         .await
     }
 
-    async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<Mismatch>> {
-        self.call(Operation::ObserveNode, "node".to_owned(), |s| Ok(observe::node_mismatches(s, spec))).await
+    async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
+        self.call(Operation::ObserveNode, "node".to_owned(), |s| Ok(observe::node_problems(s, spec))).await
     }
 
     async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {

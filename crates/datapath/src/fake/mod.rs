@@ -24,8 +24,9 @@ use std::{
 use wharf_common::Event;
 use wharf_core::{
     endpoint::NetnsRef,
+    finding::NodeProblem,
     ids::{EndpointId, IfIndex},
-    kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures, Mismatch},
+    kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures},
 };
 
 use control::Controls;
@@ -109,9 +110,8 @@ impl FakeKernel {
 
     /// Breaks the node's part: [`Kernel::observe_node`](wharf_core::kernel::Kernel::observe_node) tells of this problem
     /// until the node's part is made again.
-    pub fn break_node(&self, problem: &str) {
-        let (object, subject) = ("link".to_owned(), crate::ROUTER_IFNAME.to_owned());
-        self.state().broken.push(Mismatch { object, subject, problem: problem.to_owned() });
+    pub fn break_node(&self, problem: NodeProblem) {
+        self.state().broken.push(problem);
     }
 
     /// Adds a conntrack row.

@@ -4,18 +4,12 @@ use std::net::IpAddr;
 
 use wharf_core::{
     endpoint::EndpointRecord,
-    kernel::{EndpointTableRow, Mismatch, NodeSpec},
+    finding::{EndpointProblem, NodeProblem, RouteSeen, Side},
+    kernel::{AttachMode, EndpointTableRow, NodeSpec},
 };
 
-use super::{
-    kernel::endpoint,
-    state::{Hook, State, host_net},
-};
+use super::state::{Hook, State, host_net};
 use crate::{ROUTER_IFNAME, netlink::link, speakers};
-
-fn mismatch(found: &mut Vec<Mismatch>, object: &str, subject: impl Into<String>, problem: impl Into<String>) {
-    found.push(Mismatch { object: object.to_owned(), subject: subject.into(), problem: problem.into() });
-}
 
 /// The row a record is to have for one of its addresses.
 pub(super) fn table_row(record: &EndpointRecord, address: IpAddr) -> EndpointTableRow {
@@ -30,84 +24,95 @@ pub(super) fn table_row(record: &EndpointRecord, address: IpAddr) -> EndpointTab
 }
 
 /// What is not as the record says.
-pub(super) fn endpoint_mismatches(s: &State, record: &EndpointRecord) -> Vec<Mismatch> {
+pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<EndpointProblem> {
     let mut found = Vec::new();
-    let host = record.host_ifname.as_str();
     let pinned = s.pins.get(&record.id);
-    match s.links.get(host) {
-        None => mismatch(&mut found, "link", host, "expected to be there, is gone"),
+    let (side, name) = (Side::Node, record.host_ifname.to_string());
+    match s.links.get(&name) {
+        None => found.push(EndpointProblem::LinkMissing { side, name }),
         Some(l) => {
             if !l.up {
-                mismatch(&mut found, "link", host, "expected up, is down");
+                found.push(EndpointProblem::LinkDown { side, name: name.clone() });
+            }
+            if l.mtu != record.mtu {
+                let (expected, found_mtu) = (record.mtu, l.mtu);
+                found.push(EndpointProblem::LinkMtu { side, name: name.clone(), expected, found: found_mtu });
+            }
+            // Without pins there is nothing that should be attached: that is told as missing pins.
+            if let Some(expected) = pinned.map(|p| p.program_ids[0])
+                && l.attached != Some(Hook::Programs(expected))
+            {
+                let (program, ifname, mode) = ("from_container".to_owned(), name.clone(), AttachMode::Tcx);
+                let is = match l.attached {
+                    Some(Hook::Programs(id)) => vec![id],
+                    Some(Hook::Sink) | None => vec![],
+                };
+                found.push(EndpointProblem::Program { program, ifname, mode, expected, found: is });
             }
             let mark = link::mark(record.id, record.epoch, &record.attachment);
             if l.alias.as_ref() != Some(&mark) && !link::is_unowned(l.alias.as_deref(), record.id, record.epoch) {
-                mismatch(&mut found, "link", host, format!("expected alias {mark}, is {:?}", l.alias));
-            }
-            if l.mtu != record.mtu {
-                mismatch(&mut found, "mtu", host, format!("expected {}, is {}", record.mtu, l.mtu));
-            }
-            if l.attached != pinned.map(|p| Hook::Programs(p.program_ids[0])) {
-                mismatch(&mut found, "program", host, "what is attached is not what is pinned");
+                found.push(EndpointProblem::LinkAlias { name, expected: mark, found: l.alias.clone() });
             }
         }
     }
-    let ifname = record.attachment.ifname.as_str();
-    match s.netns(&record.netns).and_then(|ns| ns.interfaces.get(ifname)) {
-        None => mismatch(&mut found, "link", ifname, "expected in the container, is not there"),
+    let (side, name) = (Side::Container, record.attachment.ifname.to_string());
+    match s.netns(&record.netns).and_then(|ns| ns.interfaces.get(&name)) {
+        None => found.push(EndpointProblem::LinkMissing { side, name }),
         Some(inside) => {
             for address in record.addresses().filter(|a| !inside.addresses.contains(a)) {
-                mismatch(&mut found, "address", address.to_string(), "expected in the container, is not there");
+                found.push(EndpointProblem::Address { address, found: None });
             }
             if !inside.up {
-                mismatch(&mut found, "link", ifname, "expected up, is down");
+                found.push(EndpointProblem::LinkDown { side, name });
             }
         }
     }
     if pinned.is_none() {
-        mismatch(&mut found, "pin", endpoint(record.id), "expected programs and maps, there are none");
+        found.push(EndpointProblem::PinsMissing);
     } else if s.config_epoch(record.id) != Some(record.epoch) {
-        mismatch(&mut found, "map", format!("{}/CONFIG", record.id), format!("expected epoch {}", record.epoch));
+        let is = s.config_epoch(record.id).map_or_else(|| "none".to_owned(), |e| e.to_string());
+        found.push(EndpointProblem::Config { field: "epoch", expected: record.epoch.to_string(), found: is });
     }
     for address in record.addresses() {
-        if s.routes.get(&host_net(address)) != Some(&Some(record.host_ifindex)) {
-            mismatch(&mut found, "route", address.to_string(), format!("expected through {host}, is not"));
+        let (to, expected) = (host_net(address), record.host_ifindex);
+        let via = s.routes.get(&to);
+        if via != Some(&Some(expected)) {
+            let seen = via.map(|via| RouteSeen::Ours(*via));
+            found.push(EndpointProblem::NodeRoute { to, expected, found: seen });
         }
-        if s.rows.get(&address) != Some(&table_row(record, address)) {
-            mismatch(&mut found, "endpoint-row", address.to_string(), "differs from the record or is missing");
+        let row = s.rows.get(&address);
+        if row != Some(&table_row(record, address)) {
+            found.push(EndpointProblem::Row { address, found: row.map(|r| format!("{r:?}")) });
         }
     }
-    if s.calls.get(&record.id).copied() != pinned.map(|p| p.program_ids[2]) {
-        mismatch(&mut found, "map", format!("CALLS[{}]", record.id), "does not hold the pinned deliver program");
+    let (expected, is) = (pinned.map(|p| p.program_ids[2]), s.calls.get(&record.id).copied());
+    if is != expected {
+        found.push(EndpointProblem::CallSlot { expected, found: is });
     }
     found
 }
 
 /// What of the node's part is not as the spec says.
-pub(super) fn node_mismatches(s: &State, spec: &NodeSpec) -> Vec<Mismatch> {
+pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
     let mut found = s.broken.clone();
+    let name = || ROUTER_IFNAME.to_owned();
     match &s.node {
-        None => mismatch(&mut found, "link", ROUTER_IFNAME, "expected on the node, is not there"),
+        None => found.push(NodeProblem::LinkMissing { name: name() }),
         Some(is) => {
             if is.mtu != spec.mtu {
-                mismatch(&mut found, "mtu", ROUTER_IFNAME, format!("expected {}, is {}", spec.mtu, is.mtu));
+                found.push(NodeProblem::LinkMtu { name: name(), expected: spec.mtu, found: is.mtu });
             }
+            let there = [is.router4.map(IpAddr::V4), is.router6.map(IpAddr::V6)];
             let wanted = spec.router4.map(IpAddr::V4).into_iter().chain(spec.router6.map(IpAddr::V6));
-            for address in
-                wanted.filter(|a| ![is.router4.map(IpAddr::V4), is.router6.map(IpAddr::V6)].contains(&Some(*a)))
-            {
-                mismatch(
-                    &mut found,
-                    "address",
-                    address.to_string(),
-                    format!("expected on {ROUTER_IFNAME}, is not there"),
-                );
+            for address in wanted.filter(|a| !there.contains(&Some(*a))) {
+                found.push(NodeProblem::Address { address, ifname: name(), found: None });
             }
         }
     }
     for cidr in spec.cidrs.iter().map(|c| c.trunc()) {
-        if s.routes.get(&cidr) != Some(&None) {
-            mismatch(&mut found, "route", cidr.to_string(), "expected unreachable, is not there");
+        match s.routes.get(&cidr) {
+            Some(None) => {}
+            other => found.push(NodeProblem::PoolRoute { cidr, found: other.copied().flatten() }),
         }
     }
     found

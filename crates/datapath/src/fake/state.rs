@@ -10,8 +10,9 @@ use ipnet::IpNet;
 use wharf_common::Event;
 use wharf_core::{
     endpoint::NetnsRef,
+    finding::NodeProblem,
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
-    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, Mismatch, NodeSpec, ProgramSpec},
+    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec},
 };
 
 pub(super) fn features() -> KernelFeatures {
@@ -102,7 +103,7 @@ pub(super) struct State {
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
     /// What a test broke of the node's part.
-    pub(super) broken: Vec<Mismatch>,
+    pub(super) broken: Vec<NodeProblem>,
     /// Conntrack rows, source and destination.
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
     pub(super) events: Vec<Event>,

@@ -37,6 +37,8 @@ pub(crate) struct LinkSeen {
     /// Carries packets: it and its peer are up, and the kernel has taken note of that.
     pub(crate) running: bool,
     pub(crate) mtu: u32,
+    /// The kernel resolves neighbours on it (not `IFF_NOARP`).
+    pub(crate) arp: bool,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) alias: Option<String>,
     pub(crate) veth: bool,
@@ -53,6 +55,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         up: m.header.flags.contains(LinkFlags::Up),
         running: false,
         mtu: 0,
+        arp: !m.header.flags.contains(LinkFlags::Noarp),
         mac: None,
         alias: None,
         veth: false,

@@ -81,7 +81,7 @@ impl World for FakeWorld {
         assert!(self.0.set_alias_behind_the_back(host_ifname, Some(alias)));
     }
     fn break_node(&self) {
-        self.0.break_node("the router interface is down");
+        self.0.break_node(wharf_core::finding::NodeProblem::LinkDown { name: "wharf0".to_owned() });
     }
     fn add_connection(&self, source: IpAddr, destination: IpAddr) -> bool {
         self.0.add_connection(source, destination);

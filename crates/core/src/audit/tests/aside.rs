@@ -40,7 +40,7 @@ fn the_mark_on_a_link_tells_whose_everything_was() {
     node.snapshot.endpoints.retain(|r| r.id != id(7));
     node.snapshot.leases.retain(|l| l.ip != ip("10.0.0.7") && l.ip != ip("fd00::7"));
     let findings = node.audit();
-    let objects: Vec<&str> = findings.iter().map(|f| f.object).collect();
+    let objects: Vec<&str> = findings.iter().map(|f| f.problem.object()).collect();
     assert_eq!(objects, ["link", "pin", "endpoint-row", "endpoint-row", "call-slot", "route", "route"]);
     for finding in &findings {
         assert_eq!(finding.owner.as_deref(), Some("net/c7:eth0 (epoch 30064771105)"), "{finding:?}");
@@ -91,7 +91,7 @@ fn a_record_out_of_service_is_named_once() {
     assert_eq!(node.found(), ["record 2: release-quarantined 2"]);
     let finding = &node.audit()[0];
     assert_eq!(
-        finding.problem,
+        finding.problem.to_string(),
         "out of service: its delete failed at 3 starts; its id and addresses (10.0.0.2, fd00::2) stay reserved until its \
          container is deleted"
     );
@@ -122,7 +122,7 @@ fn a_record_that_cannot_be_read_is_named_once_and_explains_what_is_there() {
     node.snapshot.unreadable.extend([unreadable(2), unreadable(0)]);
     assert_eq!(node.found(), ["record 2: release-quarantined 2", "record 0: no repair"]);
     let findings = node.audit();
-    assert!(findings[0].problem.starts_with("cannot be read: EOF while parsing"), "{:?}", findings[0]);
+    assert!(findings[0].problem.to_string().starts_with("cannot be read: EOF while parsing"), "{:?}", findings[0]);
     assert_eq!(findings[0].owner.as_deref(), Some("net/c2:eth0 (epoch 20)"));
     assert_eq!(findings[1].owner, None);
 }
@@ -133,8 +133,8 @@ fn what_rests_is_a_pools_and_nobodys_lease() {
     node.snapshot.resting.extend([rest("10.0.0.77"), rest("10.0.0.1"), rest("192.0.2.1")]);
     assert_eq!(node.found(), ["rest 10.0.0.1: forget-rest 10.0.0.1", "rest 192.0.2.1: forget-rest 192.0.2.1"]);
     let findings = node.audit();
-    assert_eq!(findings[0].problem, "rests, and is leased to net/c1:eth0 (epoch 10); the lease counts");
-    assert_eq!(findings[1].problem, "rests, but no pool has it today (it was of pool default)");
+    assert_eq!(findings[0].problem.to_string(), "rests, and is leased to net/c1:eth0 (epoch 10); the lease counts");
+    assert_eq!(findings[1].problem.to_string(), "rests, but no pool has it today (it was of pool default)");
     assert!(findings.iter().all(|f| f.owner.as_deref() == Some("net/c9:eth0 (epoch 90)")));
 }
 
@@ -163,27 +163,20 @@ fn deletes_that_nobody_took_up_are_named_and_so_is_what_is_no_delete() {
     assert_eq!(node.found(), ["queue-file old: drain-queue", "queue-file torn: remove-file torn"]);
     let findings = node.audit();
     assert_eq!(findings[0].owner.as_deref(), Some("net/c5:eth0"));
-    assert_eq!(findings[0].problem, "a delete that waits for 60 s and was not taken up");
-    assert_eq!(findings[1].problem, "of no use: EOF while parsing a value");
+    assert_eq!(findings[0].problem.to_string(), "a delete that waits for 60 s and was not taken up");
+    assert_eq!(findings[1].problem.to_string(), "of no use: EOF while parsing a value");
 }
 
 #[test]
 fn the_nodes_own_part_is_mended_by_making_it_again_and_a_route_is_named_once() {
     let mut node = Node::healthy();
-    let mismatch = |object: &str, subject: &str| Mismatch {
-        object: object.to_owned(),
-        subject: subject.to_owned(),
-        problem: "missing".to_owned(),
-    };
     node.dump.routes.retain(|r| r.ifindex.is_some());
-    node.node = vec![mismatch("link", "wharf0"), mismatch("route", "unreachable 10.0.0.0/24")];
+    let cidr = "10.0.0.0/24".parse().unwrap();
+    node.node =
+        vec![NodeProblem::LinkMissing { name: "wharf0".to_owned() }, NodeProblem::PoolRoute { cidr, found: None }];
     assert_eq!(
         node.found(),
-        [
-            "node link wharf0: ensure-node",
-            "node route unreachable 10.0.0.0/24: ensure-node",
-            "route fd00::/64 (unreachable): ensure-node",
-        ]
+        ["node link wharf0: ensure-node", "node route 10.0.0.0/24: ensure-node", "node route fd00::/64: ensure-node",]
     );
     assert!(node.audit().iter().all(|f| f.owner.as_deref() == Some("node")));
 }

@@ -1,0 +1,54 @@
+//! A look at what the kernel holds for an endpoint, which does not take a build under way for a fault.
+
+use std::{pin::pin, time::Duration};
+
+use tokio::time::{Instant, timeout_at};
+use wharf_core::{
+    finding::{Problem, Verdict, verdict},
+    kernel::{Kernel, KernelError},
+};
+
+use crate::{
+    endpoint::{Handle, view::View},
+    node::Node,
+};
+
+/// What was seen.
+#[derive(Debug)]
+pub struct Look {
+    /// The endpoint when it was looked at.
+    pub view: View,
+    /// What is amiss, notices included.
+    pub problems: Vec<Problem>,
+    /// No build ran meanwhile, none is about to: the problems are faults. Otherwise the build may mend them.
+    pub settled: bool,
+}
+
+/// Looks once.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn once<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Look, KernelError> {
+    let view = handle.shared.view();
+    let found = node.kernel.observe_endpoint(&view.record).await?;
+    let problems = found.into_iter().map(|problem| Problem::Endpoint(handle.id, problem)).collect();
+    let settled = view.is_settled() && handle.shared.read(|now| now.is_as(&view));
+    Ok(Look { view, problems, settled })
+}
+
+/// Looks until all is well or no build explains what is not, for as long as there is `patience`.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn settled<K: Kernel>(node: &Node<K>, handle: &Handle, patience: Duration) -> Result<Look, KernelError> {
+    let until = Instant::now() + patience;
+    loop {
+        let mut changed = pin!(handle.shared.changed());
+        // From here on every change is heard, also one that comes while the kernel is asked.
+        changed.as_mut().enable();
+        let look = once(node, handle).await?;
+        if look.settled || verdict(&look.problems) == Verdict::Well || timeout_at(until, changed).await.is_err() {
+            return Ok(look);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Findings in the API's words, for everything that shows them.
+
+use wharf_api::{Finding, Health, MendedBy};
+use wharf_core::finding::{Mender, Problem, Verdict};
+
+/// A problem as a finding. What a repair did is filled in where one was made.
+#[must_use]
+pub fn finding(problem: &Problem, owner: Option<String>) -> Finding {
+    let mender = problem.mender();
+    Finding {
+        object: problem.object().to_owned(),
+        subject: problem.subject(),
+        problem: problem.to_string(),
+        owner,
+        repairable: is_repairable(mender),
+        mended_by: mended_by(mender),
+        remedy: problem.remedy(),
+        repair: None,
+    }
+}
+
+/// `audit --repair` may mend it.
+const fn is_repairable(mender: Mender) -> bool {
+    match mender {
+        Mender::Regeneration(_) | Mender::Repair | Mender::Removal => true,
+        Mender::Container { regenerable } => regenerable,
+        Mender::Nobody | Mender::Operator => false,
+    }
+}
+
+const fn mended_by(mender: Mender) -> MendedBy {
+    match mender {
+        Mender::Regeneration(_) | Mender::Repair => MendedBy::Agent,
+        Mender::Removal => MendedBy::Removal,
+        Mender::Container { .. } => MendedBy::Container,
+        Mender::Nobody => MendedBy::Nobody,
+        Mender::Operator => MendedBy::Operator,
+    }
+}
+
+/// The health of an endpoint with that verdict.
+#[must_use]
+pub const fn endpoint_health(verdict: Verdict) -> Health {
+    match verdict {
+        Verdict::Well => Health::Ok,
+        Verdict::ContainersOwn | Verdict::Amiss => Health::Failing,
+    }
+}
+
+/// Object, subject and problem in one line.
+#[must_use]
+pub fn in_words(problem: &Problem) -> String {
+    format!("{} {}: {problem}", problem.object(), problem.subject())
+}

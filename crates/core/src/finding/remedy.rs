@@ -1,0 +1,153 @@
+//! What an operator should do about a problem: one answer, whoever asks.
+
+use super::{EndpointProblem, Kept, Mender, NodeProblem, Problem, RouteSeen, Side, Stray};
+use crate::{ids::EndpointId, state::Level};
+
+const REPAIR: &str = "`wharf audit --repair` mends it; the leak audit does so by itself when it has seen it twice";
+
+impl Problem {
+    /// What an operator should do.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Endpoint(id, problem) => problem.remedy(*id),
+            Self::Node(problem) => match problem {
+                NodeProblem::LinkForeign { name } => {
+                    format!("rename or remove the interface {name} that is not Wharf's, then restart the agent")
+                }
+                NodeProblem::Bpffs { path, .. } => {
+                    format!("mount a bpffs at {path} (`mount -t bpf bpf {path}`), then restart the agent")
+                }
+                NodeProblem::Pin { path, .. } => {
+                    format!("remove the pin (`rm {path}`), then `wharf audit --repair` pins the agent's own")
+                }
+                NodeProblem::LinkMissing { .. }
+                | NodeProblem::LinkDown { .. }
+                | NodeProblem::LinkMtu { .. }
+                | NodeProblem::Address { .. }
+                | NodeProblem::PoolRoute { .. }
+                | NodeProblem::PinMissing { .. } => REPAIR.to_owned(),
+            },
+            Self::Stray(stray) => match stray {
+                Stray::Link { ours: true, .. } => "if its container still runs, recreate the container; `wharf audit \
+                                                   --repair` removes the link, and with it the container's network"
+                    .to_owned(),
+                Stray::Link { ours: false, name, .. } | Stray::MarkedLink { name, .. } => {
+                    format!("if nobody needs it: `ip link del {name}`")
+                }
+                Stray::ForeignPin { .. } => "remove it by hand if nobody needs it".to_owned(),
+                Stray::Route { ours: false, to, .. } => format!("if nobody needs it: `ip route del {to}`"),
+                Stray::UnstoredLease { nobodys: false, .. } => {
+                    "`wharf status` says whether the store can be written; restart the agent when it can".to_owned()
+                }
+                Stray::Delete { id, .. } => format!(
+                    "`wharf explain {id}` says what it waits for; the agent tries again every 30 s, `wharf endpoint delete \
+                     {id}` at once"
+                ),
+                Stray::Pins { .. }
+                | Stray::Row { .. }
+                | Stray::CallSlot { .. }
+                | Stray::Route { ours: true, .. }
+                | Stray::Lease { .. }
+                | Stray::NodeLease { .. }
+                | Stray::UnstoredLease { nobodys: true, .. }
+                | Stray::Intent { .. } => REPAIR.to_owned(),
+            },
+            Self::Kept(kept) => match kept {
+                Kept::LeaseMissing { id, .. } => {
+                    format!("restart the agent, or recreate the container of endpoint {id}")
+                }
+                Kept::LeaseHeld { id, .. } => {
+                    format!("recreate the container of endpoint {id}: it gets another address")
+                }
+                Kept::SharedAddress { .. } => {
+                    "delete all but one of these endpoints (`wharf endpoint delete`)".to_owned()
+                }
+                Kept::RecordAside { .. } | Kept::RecordUnreadable { .. } => {
+                    "recreate its container; `wharf audit --repair` takes the container's network away and gives its \
+                     addresses back"
+                        .to_owned()
+                }
+                Kept::RecordMissing { .. } => "recreate its container".to_owned(),
+                Kept::Queue { path, .. } => format!("make {path} readable for the agent"),
+                Kept::RestLeased { .. }
+                | Kept::RestOutside { .. }
+                | Kept::QueueFile { .. }
+                | Kept::QueuedDelete { .. } => REPAIR.to_owned(),
+            },
+        }
+    }
+}
+
+impl EndpointProblem {
+    fn remedy(&self, id: EndpointId) -> String {
+        use Side::{Container, Node};
+        let regenerate = format!("`wharf endpoint regenerate {id} --level datapath`");
+        match self {
+            Self::Netns { .. } => format!(
+                "`wharf endpoint delete {id}` if the container is gone; if it runs, recreate it: nothing else brings its \
+                 network back"
+            ),
+            Self::LinkMissing { side: Node, .. } | Self::LinkReplaced { .. } => {
+                "recreate the container: nothing else brings its network back".to_owned()
+            }
+            Self::LinkMissing { side: Container, name } => format!(
+                "move {name} back into the container's network namespace, then {regenerate}; or recreate the container"
+            ),
+            Self::LinkRenamed { side: Node, name, found } => {
+                format!(
+                    "rename it back (`ip link set {found} down`, `ip link set {found} name {name}`), then {regenerate}"
+                )
+            }
+            Self::LinkRenamed { side: Container, name, found } => format!(
+                "rename it back in the container (`ip link set {found} down`, `ip link set {found} name {name}`), then \
+                 {regenerate}; or recreate the container"
+            ),
+            Self::NodeRoute { to, found: Some(RouteSeen::Foreign(_)), .. } => {
+                format!("remove it (`ip route del {to}`), then {regenerate}")
+            }
+            Self::LinkMac { side: Container, expected, .. } => format!(
+                "a container sends and receives with the MAC address it was given, {expected}: {regenerate} puts it back; a \
+                 container that needs another asks for it in its ADD (`runtimeConfig.mac`, `args.cni.mac`)"
+            ),
+            Self::LinkMtu { side: Container, expected, found, .. } if found < expected => {
+                "nothing: a container may use a smaller MTU".to_owned()
+            }
+            Self::LinkMtu { side: Container, expected, .. } => format!(
+                "packets above {expected} bytes that the container sends are lost: {regenerate} puts the MTU back; a \
+                 network whose containers need a larger one says so in its configuration (`mtu`)"
+            ),
+            Self::LinkDown { side: Container, .. }
+            | Self::Address { .. }
+            | Self::ContainerRoute { .. }
+            | Self::ContainerRule { .. } => format!(
+                "the container changed it itself, or somebody in its namespace: {regenerate} puts it back; the agent does \
+                 not by itself"
+            ),
+            Self::LinkDown { side: Node, .. }
+            | Self::LinkMac { side: Node, .. }
+            | Self::LinkMtu { side: Node, .. }
+            | Self::LinkArp { .. }
+            | Self::LinkAlias { .. }
+            | Self::NodeRoute { .. }
+            | Self::Program { .. }
+            | Self::Sink { .. }
+            | Self::StrayFilter { .. }
+            | Self::StrayLink { .. }
+            | Self::PinMissing { .. }
+            | Self::PinsMissing
+            | Self::PinStale { .. }
+            | Self::MapUnused { .. }
+            | Self::MapUnreadable { .. }
+            | Self::Config { .. }
+            | Self::Row { .. }
+            | Self::CallSlot { .. } => {
+                let level = if self.mender() == Mender::Regeneration(Level::Policy) { "" } else { " --level datapath" };
+                format!(
+                    "`wharf endpoint regenerate {id}{level}` puts in place what is missing; the leak audit does so by itself \
+                     when it has seen it twice"
+                )
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use super::{Side::*, *};
+use crate::fixtures::id;
+
+fn name() -> String {
+    "eth0".to_owned()
+}
+
+fn mtu(side: Side, found: u32) -> EndpointProblem {
+    EndpointProblem::LinkMtu { side, name: name(), expected: 1500, found }
+}
+
+fn route(found: Option<RouteSeen>) -> EndpointProblem {
+    EndpointProblem::NodeRoute { to: "10.0.0.2/32".parse().unwrap(), expected: IfIndex(4), found }
+}
+
+/// One of each kind of what can be amiss with an endpoint.
+fn all() -> Vec<EndpointProblem> {
+    use EndpointProblem as P;
+    let (program, pin) = (|| "from_container".to_owned(), || "link_from_container".to_owned());
+    let both = |problem: &dyn Fn(Side) -> P| [problem(Node), problem(Container)];
+    let mut all = vec![P::Netns { path: "/run/netns/c1".to_owned(), cause: "not a network namespace".to_owned() }];
+    all.extend(both(&|side| P::LinkMissing { side, name: name() }));
+    all.extend(both(&|side| P::LinkRenamed { side, name: name(), found: "up0".to_owned() }));
+    all.extend(both(&|side| P::LinkReplaced { side, name: name(), expected: IfIndex(4), found: IfIndex(5) }));
+    all.extend(both(&|side| P::LinkDown { side, name: name() }));
+    all.extend(both(&|side| P::LinkMac { side, name: name(), expected: MacAddr([2; 6]), found: None }));
+    all.extend([mtu(Node, 1400), mtu(Container, 1400), mtu(Container, 9000)]);
+    all.extend([
+        P::LinkArp { name: name() },
+        P::LinkAlias { name: name(), expected: "wharf:1:1:net/c/eth0".to_owned(), found: None },
+        P::Address { address: [10, 0, 0, 2].into(), found: None },
+        P::Address { address: [10, 0, 0, 2].into(), found: Some(24) },
+        route(None),
+        route(Some(RouteSeen::Ours(None))),
+        route(Some(RouteSeen::Foreign(Some(IfIndex(5))))),
+        P::ContainerRoute { to: "0.0.0.0/0".parse().unwrap(), gateway: [10, 0, 0, 1].into(), table: None },
+        P::ContainerRoute { to: "0.0.0.0/0".parse().unwrap(), gateway: [10, 0, 0, 1].into(), table: Some(7) },
+        P::ContainerRule { from: [10, 0, 0, 2].into(), table: 7 },
+        P::Program { program: program(), ifname: name(), mode: AttachMode::Clsact, expected: 7, found: vec![] },
+        P::Program { program: program(), ifname: name(), mode: AttachMode::Tcx, expected: 7, found: vec![8] },
+        P::Sink { program: program(), id: 7 },
+        P::StrayFilter { program: program(), id: 7 },
+        P::StrayLink { path: "/sys/fs/bpf/x".to_owned() },
+        P::PinMissing { name: pin() },
+        P::PinsMissing,
+        P::PinStale { name: pin(), expected: 7, found: 8 },
+        P::MapUnused { map: "CONFIG".to_owned(), pinned: 7, used: vec![8] },
+        P::MapUnreadable { map: "CONFIG".to_owned(), cause: "it has another layout".to_owned() },
+        P::Config { field: "epoch", expected: "1".to_owned(), found: "2".to_owned() },
+        P::Row { address: [10, 0, 0, 2].into(), found: None },
+        P::Row { address: [10, 0, 0, 2].into(), found: Some("ifindex 5, not 4".to_owned()) },
+        P::CallSlot { expected: Some(7), found: None },
+        P::CallSlot { expected: Some(7), found: Some(8) },
+    ]);
+    all
+}
+
+/// What each is called, who mends it and what an operator reads: one table, so that a change of any of it is seen.
+#[test]
+fn every_problem_of_an_endpoint_has_a_mender_and_a_remedy() {
+    let line = |problem: EndpointProblem| {
+        let problem = Problem::Endpoint(id(7), problem);
+        format!(
+            "{} {}: {problem}\n  {:?}\n  -> {}\n",
+            problem.object(),
+            problem.subject(),
+            problem.mender(),
+            problem.remedy()
+        )
+    };
+    insta::assert_snapshot!(all().into_iter().map(line).collect::<String>());
+}
+
+#[test]
+fn what_is_on_the_node_is_never_called_the_containers_own_doing() {
+    for problem in all() {
+        let text = format!("{problem:?}");
+        let is_own = matches!(problem.mender(), Mender::Container { .. } | Mender::Nobody);
+        assert!(!(is_own && text.contains("side: Node")), "{text}");
+        assert!(!(problem.is_of_bpf() && is_own), "{text}: containers have no hand in programs and maps");
+    }
+}
+
+#[test]
+fn the_worst_finding_is_the_verdict_and_a_notice_is_none() {
+    let of = |problems: &[EndpointProblem]| {
+        let problems: Vec<_> = problems.iter().map(|p| Problem::Endpoint(id(7), p.clone())).collect();
+        verdict(&problems)
+    };
+    assert_eq!(of(&[]), Verdict::Well);
+    assert_eq!(of(&[mtu(Container, 1400)]), Verdict::Well);
+    assert_eq!(of(&[mtu(Container, 9000), mtu(Container, 1400)]), Verdict::ContainersOwn);
+    assert_eq!(of(&[mtu(Container, 9000), mtu(Node, 1400)]), Verdict::Amiss);
+}
+
+#[test]
+fn two_looks_at_one_thing_are_about_the_same_whatever_they_found() {
+    let problem = |found| Problem::Endpoint(id(7), route(found));
+    assert!(problem(None).is_about_the_same(&problem(Some(RouteSeen::Ours(None)))));
+    let other = Problem::Endpoint(id(7), EndpointProblem::LinkArp { name: name() });
+    assert!(!problem(None).is_about_the_same(&other));
+}
