@@ -1,8 +1,8 @@
 //! The timeline of endpoints and what is explained with it: over creates, failed creates, deletes, stops and kills.
 
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
-use wharf_agent::{clock, explain, timeline};
-use wharf_api::{Explanation, Health, LogStatus, SubjectKind, TimelineEntry};
+use wharf_agent::{clock, explain, rest::id, timeline};
+use wharf_api::{ErrorCode, Explanation, Health, LogStatus, SubjectKind, TimelineEntry};
 use wharf_core::{
     kernel::{Kernel as _, KernelErrorKind as Kind, ProgramSpec},
     plan::{CreateStep, DeleteOptions, DeleteStep},
@@ -402,6 +402,31 @@ fn several_that_are_meant_are_listed_and_none_is_chosen() {
         let unknown = explained(&agent, "abcdef").await;
         assert_eq!((unknown.kind, unknown.candidates.len()), (SubjectKind::Unknown, 3), "what is near");
         explain::explain(&agent.node, "a b").await.expect_err("no question");
+    });
+}
+
+#[test]
+fn every_request_takes_the_names_that_explain_takes() {
+    Machine::new().life(async |agent| {
+        let (one, other) = (agent.create("web-3f9c51aa").await, agent.create("web-3f9d").await);
+        let find = |text: &str| id::find(&agent.node, &id::parse(text).expect(text), text).map(|h| h.id);
+        let link = one.shared.read(|v| v.record.host_ifname.to_string());
+        let of_address = addresses(&one)[0].to_string();
+        for name in ["web-3f9c", "web-3f9c51aa/eth0", "net/web-3f9c51aa:eth0", &link, &of_address, &one.id.to_string()]
+        {
+            assert_eq!(find(name).ok(), Some(one.id), "{name}");
+            assert_eq!(explained(&agent, name).await.endpoint.map(|e| e.id), Some(one.id.get()), "{name}");
+        }
+        // What runtimes use is never taken for the beginning of another.
+        for exact in ["container-id:web-3f9c", "cni-attachment-id:web-3f9c:eth0"] {
+            assert_eq!(find(exact).map_err(|e| e.0.code), Err(ErrorCode::NotFound), "{exact}");
+        }
+        let several = find("web-3f9").expect_err("two").0;
+        assert_eq!(several.code, ErrorCode::Exists);
+        for candidate in [&one, &other] {
+            assert!(several.message.contains(&format!("{} (", candidate.id)), "{}", several.message);
+        }
+        assert_eq!(find("nobody").map_err(|e| e.0.code), Err(ErrorCode::NotFound));
     });
 }
 
