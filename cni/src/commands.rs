@@ -1,6 +1,10 @@
 //! Each command's request to the agent, and what its answer means.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    time::{Duration, Instant},
+};
 
 use wharf_api::{
     DeleteQuery, DeleteResult, EndpointCreate, ErrorCode, GcAttachment, GcRequest,
@@ -72,6 +76,11 @@ pub(crate) fn run(ask: &Ask, limits: &Limits) -> Result<Option<String>, Fault> {
     outcome
 }
 
+/// What to do when the agent does not find the namespace that this process finds.
+const OTHER_MOUNTS: &str = "the plugin finds a namespace at this path and the agent does not: the agent runs in a mount \
+    namespace of its own; start it in the runtime's (a unit without PrivateTmp=, ProtectSystem= and the like; a container \
+    with /run and /var/run mounted with propagation)";
+
 struct Agent<'a> {
     client: Client,
     conf: &'a NetConf,
@@ -105,7 +114,7 @@ impl Agent<'_> {
         })
         .await;
         wharf_crash::point("shim/add/after-answer");
-        let endpoint = answer.map_err(|e| explained(&subject, args, &e))?;
+        let endpoint = answer.map_err(|e| explained(&subject, netns, args, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: endpoint {}", endpoint.id));
         result::added(self.conf, netns, &endpoint)
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
@@ -208,8 +217,8 @@ fn went_away(error: &ClientError) -> bool {
 }
 
 /// Names the variable at fault, which code 4 asks for.
-fn explained(subject: &str, args: &ContainerArgs, error: &ClientError) -> Fault {
-    let fault = Fault::of_client(subject, error);
+fn explained(subject: &str, netns: &str, args: &ContainerArgs, error: &ClientError) -> Fault {
+    let mut fault = Fault::of_client(subject, error);
     let origin = match error.code() {
         Some(ErrorCode::InvalidNetns) => "CNI_NETNS",
         Some(ErrorCode::Exists) if args.ips.is_empty() => "CNI_CONTAINERID and CNI_IFNAME",
@@ -217,8 +226,19 @@ fn explained(subject: &str, args: &ContainerArgs, error: &ClientError) -> Fault 
         Some(ErrorCode::Exists) => "CNI_CONTAINERID and CNI_IFNAME, or the addresses asked for",
         _ => return fault,
     };
-    let msg = format!("{} (from {origin})", fault.msg);
-    Fault { msg, ..fault }
+    fault.msg = format!("{} (from {origin})", fault.msg);
+    if error.code() == Some(ErrorCode::InvalidNetns) && is_container_namespace(netns) {
+        fault.details = OTHER_MOUNTS.to_owned();
+    }
+    fault
+}
+
+/// Whether this process finds a namespace at the path, and not the node's own.
+fn is_container_namespace(path: &str) -> bool {
+    let own = fs::metadata("/proc/self/ns/net");
+    let there = fs::metadata(path);
+    // Every namespace is a file of one device.
+    matches!((own, there), (Ok(own), Ok(there)) if own.dev() == there.dev() && own.ino() != there.ino())
 }
 
 fn finished(subject: &str, done: &DeleteResult) -> Result<(), Fault> {

@@ -377,3 +377,40 @@ fn without_agent_add_says_try_again_and_del_succeeds() -> Result<()> {
         node.detach(&ea)
     })
 }
+
+#[test]
+fn an_agent_in_another_mount_namespace_is_named_as_the_cause() -> Result<()> {
+    use nix::{
+        mount::{MsFlags, mount},
+        sched::{CloneFlags, unshare},
+    };
+    scenario(NodeConfig::default(), |node| {
+        let shared = node.dirs().root.join("netns-elsewhere");
+        let hidden = node.dirs().root.join("hidden");
+        std::fs::create_dir(&shared)?;
+        std::fs::create_dir(&hidden)?;
+        let node: &Node = node;
+        // The runtime's mounts, which the agent does not see: of the namespace alone, and of the directory with it.
+        let runtime = || -> Result<()> {
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+            mount(Some("runtime"), &hidden, Some("tmpfs"), MsFlags::empty(), None::<&str>)?;
+            for (container, path) in [("a", shared.join("a")), ("b", hidden.join("b"))] {
+                wharf_tests::space::Space::create()?.bind(&path)?;
+                let failure = node.cni("ADD").of(container, &path, "eth0").conf(&node.netconf()).run()?.failure()?;
+                ensure!(failure.code == 4, "{failure:?}");
+                ensure!(failure.text().contains("mount namespace of its own"), "{failure:?}");
+            }
+            // What is no namespace for the plugin either, and the node's own, have other causes.
+            std::fs::write(hidden.join("plain"), b"")?;
+            node.space().bind(&hidden.join("own"))?;
+            for name in ["plain", "own", "missing"] {
+                let call = node.cni("ADD").of("c", &hidden.join(name), "eth0").conf(&node.netconf());
+                let failure = call.run()?.failure()?;
+                ensure!(!failure.text().contains("mount namespace"), "{name}: {failure:?}");
+            }
+            Ok(())
+        };
+        std::thread::scope(|s| s.spawn(runtime).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
