@@ -22,12 +22,16 @@ use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode, plan::Dele
 
 use crate::telemetry::LogFilter;
 
+/// Name of the agent's socket in the run directory.
+pub const SOCKET: &str = "wharf.sock";
+
 /// Name of the pool that `--ipv4-pool` and `--ipv6-pool` make.
 pub const DEFAULT_POOL: &str = "default";
 
 const EXAMPLES: &str = "Examples:
   wharf-agent                                      serve this network namespace with the defaults
   wharf-agent --ipv4-pool 10.12.0.0/20 --ipv6-pool fd12::/64 --metrics-listen 127.0.0.1:9478
+  wharf-agent --ipv6-pool=                         IPv4 alone
   wharf-agent --config /etc/wharf/agent.toml       the same keys in TOML, plus [[pool]] tables for named pools
 
   wharf-agent --config /etc/wharf/agent.toml --check-config       before a restart: can these settings be used?
@@ -40,7 +44,7 @@ Exit status:
   3  the command line, an environment variable or the file is wrong";
 
 /// The Wharf node agent: gives containers their network, each with BPF programs and maps of its own.
-#[derive(Debug, Parser)]
+#[derive(Debug, Default, Parser)]
 #[command(version, after_help = EXAMPLES)]
 pub struct Flags {
     /// Directory for the socket and the store; what is in it dies with the boot [default: /run/wharf]
@@ -55,12 +59,14 @@ pub struct Flags {
     /// TOML file with any of these settings, and `[[pool]]` tables
     #[arg(long, env = "WHARF_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// IPv4 CIDR of the default pool; may be repeated [default: 10.87.0.0/16]
-    #[arg(long, env = "WHARF_IPV4_POOL", value_name = "CIDR", value_delimiter = ',')]
-    pub ipv4_pool: Option<Vec<IpNet>>,
-    /// IPv6 CIDR of the default pool; may be repeated [default: fd57:4a7f:e8f::/64]
-    #[arg(long, env = "WHARF_IPV6_POOL", value_name = "CIDR", value_delimiter = ',')]
-    pub ipv6_pool: Option<Vec<IpNet>>,
+    /// IPv4 CIDRs of the default pool; may be repeated; empty (--ipv4-pool=) gives no IPv4 addresses
+    /// [default: 10.87.0.0/16]
+    #[arg(long, env = "WHARF_IPV4_POOL", value_name = "CIDR,...", value_parser = cidrs)]
+    pub ipv4_pool: Option<Vec<Cidrs>>,
+    /// IPv6 CIDRs of the default pool; may be repeated; empty (--ipv6-pool=) gives no IPv6 addresses
+    /// [default: fd57:4a7f:e8f::/64, or none on a node whose IPv6 is off]
+    #[arg(long, env = "WHARF_IPV6_POOL", value_name = "CIDR,...", value_parser = cidrs)]
+    pub ipv6_pool: Option<Vec<Cidrs>>,
     /// Name of this node in status and metrics [default: the host name]
     #[arg(long, env = "WHARF_NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
@@ -107,6 +113,17 @@ pub struct Flags {
     /// node is looked at or changed
     #[arg(long)]
     pub check_config: bool,
+}
+
+/// The CIDRs of one flag.
+#[derive(Debug, Clone)]
+pub struct Cidrs(Vec<IpNet>);
+
+/// Comma-separated CIDRs; none where the text is empty.
+fn cidrs(text: &str) -> Result<Cidrs, String> {
+    let one = |cidr: &str| cidr.trim().parse().map_err(|e| format!("{cidr:?}: {e}"));
+    let parts = text.split(',').filter(|_| !text.trim().is_empty());
+    parts.map(one).collect::<Result<_, _>>().map(Cidrs)
 }
 
 /// Log line format.
@@ -219,6 +236,8 @@ pub struct AgentConfig {
     pub pools: Vec<PoolConfig>,
     /// The pool used when a request names none.
     pub default_pool: PoolName,
+    /// Why the default pool has no IPv6 although no setting says so: IPv6 is off on the node.
+    pub ipv6_off: Option<&'static str>,
     /// Node name.
     pub node_name: String,
     /// Prometheus listener.
@@ -273,7 +292,7 @@ impl AgentConfig {
             Some(path) => read_file(path)?,
             None => (File::default(), Vec::new()),
         };
-        let mut config = merge(flags, file)?;
+        let mut config = merge(flags, file, wharf_datapath::ipv6_off())?;
         config.origins = keys.into_iter().map(|key| (key, SettingOrigin::File)).collect();
         Ok(config)
     }
@@ -281,7 +300,7 @@ impl AgentConfig {
     /// The unix socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.run_dir.join("wharf.sock")
+        self.run_dir.join(SOCKET)
     }
 
     /// The admin thread's unix socket.
@@ -339,6 +358,37 @@ fn with_origin(error: ConfigError, given: &BTreeMap<String, SettingOrigin>, file
     ConfigError::Setting { name, origin, message }
 }
 
+/// Where an agent keeps its things.
+#[derive(Debug, Clone)]
+pub struct Directories {
+    /// Socket and store.
+    pub run: PathBuf,
+    /// What outlives a boot.
+    pub state: PathBuf,
+    /// BPF file system.
+    pub bpffs: PathBuf,
+}
+
+/// The directories that these flags and the file they name give an agent, whatever else the file says.
+///
+/// # Errors
+/// When the file cannot be read or parsed.
+pub fn directories(flags: &Flags) -> Result<Directories, ConfigError> {
+    let file = flags.config.as_deref().map(read_file).transpose()?.map(|(file, _)| file).unwrap_or_default();
+    Ok(directories_of(flags, &file))
+}
+
+fn directories_of(flags: &Flags, file: &File) -> Directories {
+    let of = |flag: &Option<PathBuf>, file: &Option<PathBuf>, default: &str| {
+        flag.as_ref().or(file.as_ref()).map_or_else(|| default.into(), PathBuf::clone)
+    };
+    Directories {
+        run: of(&flags.run_dir, &file.run_dir, "/run/wharf"),
+        state: of(&flags.state_dir, &file.state_dir, "/var/lib/wharf"),
+        bpffs: of(&flags.bpffs, &file.bpffs, "/sys/fs/bpf"),
+    }
+}
+
 /// The settings that the command line or the environment gave.
 fn given(matches: &ArgMatches) -> BTreeMap<String, SettingOrigin> {
     let mut origins = BTreeMap::new();
@@ -366,9 +416,14 @@ fn read_file(path: &Path) -> Result<(File, Vec<String>), ConfigError> {
     Ok((file, keys))
 }
 
-fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
-    let v4 = flags.ipv4_pool.or(file.ipv4_pool).unwrap_or_else(|| vec![DEFAULT_V4]);
-    let v6 = flags.ipv6_pool.or(file.ipv6_pool).unwrap_or_else(|| vec![DEFAULT_V6]);
+/// `ipv6_off`: why the node has no IPv6, where that is so.
+fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<AgentConfig, ConfigError> {
+    let directories = directories_of(&flags, &file);
+    let flat = |flag: Vec<Cidrs>| flag.into_iter().flat_map(|c| c.0).collect::<Vec<_>>();
+    let v4 = flags.ipv4_pool.map(flat).or(file.ipv4_pool).unwrap_or_else(|| vec![DEFAULT_V4]);
+    let asked_v6 = flags.ipv6_pool.map(flat).or(file.ipv6_pool);
+    let ipv6_off_by_itself = ipv6_off.filter(|_| asked_v6.is_none());
+    let v6 = asked_v6.unwrap_or_else(|| if ipv6_off.is_some() { Vec::new() } else { vec![DEFAULT_V6] });
     if let Some(bad) = v4.iter().find(|c| c.addr().is_ipv6()) {
         return Err(setting("ipv4-pool", format!("{bad} is not an IPv4 CIDR")));
     }
@@ -380,6 +435,13 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
         vec![PoolConfig { name: default_pool.clone(), cidrs: v4.into_iter().chain(v6).map(|c| c.trunc()).collect() }];
     for p in file.pool {
         pools.push(PoolConfig { name: pool_name(&p.name)?, cidrs: p.cidrs.iter().map(IpNet::trunc).collect() });
+    }
+    let first_v6 = || pools.iter().flat_map(|p| &p.cidrs).find(|c| c.addr().is_ipv6());
+    if let (Some(why), Some(cidr)) = (ipv6_off, first_v6()) {
+        let message = format!(
+            "{cidr} cannot be used: IPv6 is off on this node ({why}); turn it on, or start without IPv6 pools (--ipv6-pool=)"
+        );
+        return Err(setting("ipv6-pool", message));
     }
     let mtu = flags.mtu.or(file.mtu).unwrap_or(1500);
     if !(1280..=65_535).contains(&mtu) {
@@ -415,11 +477,12 @@ fn merge(flags: Flags, file: File) -> Result<AgentConfig, ConfigError> {
     let log_level = flags.log_level.or(file.log_level).unwrap_or_else(|| "info".into());
     LogFilter::check(&log_level).map_err(|e| setting("log-level", e))?;
     Ok(AgentConfig {
-        run_dir: flags.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/wharf".into()),
-        state_dir: flags.state_dir.or(file.state_dir).unwrap_or_else(|| "/var/lib/wharf".into()),
-        bpffs: flags.bpffs.or(file.bpffs).unwrap_or_else(|| "/sys/fs/bpf".into()),
+        run_dir: directories.run,
+        state_dir: directories.state,
+        bpffs: directories.bpffs,
         pools,
         default_pool,
+        ipv6_off: ipv6_off_by_itself,
         node_name: match flags.node_name.or(file.node_name) {
             Some(name) if name.is_empty() || name.len() > 253 || name.chars().any(char::is_control) => {
                 return Err(setting("node-name", "must be 1 to 253 bytes without control characters".into()));
@@ -514,7 +577,7 @@ mod tests {
     #[test]
     fn a_flag_wins_over_the_file() {
         let file: File = toml::from_str("mtu = 1400\nnode-name = 'from-file'").expect("file parses");
-        let config = merge(flags(&["--mtu", "9000"]), file).expect("merges");
+        let config = merge(flags(&["--mtu", "9000"]), file, None).expect("merges");
         assert_eq!((config.mtu, config.node_name.as_str()), (9000, "from-file"));
     }
 
@@ -527,15 +590,46 @@ mod tests {
     #[test]
     fn pools_of_the_file_follow_the_default_pool() {
         let file: File = toml::from_str("[[pool]]\nname = 'blue'\ncidrs = ['10.9.0.7/24']").expect("file parses");
-        let config = merge(flags(&[]), file).expect("merges");
+        let config = merge(flags(&[]), file, None).expect("merges");
         assert_eq!(config.pools.len(), 2);
         assert_eq!(config.pools[1].cidrs[0].to_string(), "10.9.0.0/24");
     }
 
     #[test]
     fn a_family_mixed_up_is_refused() {
-        let error = merge(flags(&["--ipv4-pool", "fd00::/64"]), File::default()).expect_err("refused");
+        let error = merge(flags(&["--ipv4-pool", "fd00::/64"]), File::default(), None).expect_err("refused");
         assert_eq!(error.to_string(), "setting ipv4-pool: fd00::/64 is not an IPv4 CIDR");
+    }
+
+    #[test]
+    fn a_family_is_off_where_its_pool_is_empty() {
+        let cidrs = |args: &[&str]| -> Vec<String> {
+            let config = merge(flags(args), File::default(), None).expect("merges");
+            config.pools.iter().flat_map(|p| &p.cidrs).map(ToString::to_string).collect()
+        };
+        assert_eq!(cidrs(&["--ipv6-pool="]), ["10.87.0.0/16"]);
+        assert_eq!(cidrs(&["--ipv4-pool=", "--ipv6-pool", "fd01::/64,fd02::/64"]), ["fd01::/64", "fd02::/64"]);
+        assert_eq!(
+            cidrs(&["--ipv6-pool=fd01::/64", "--ipv6-pool=fd02::/64"]),
+            ["10.87.0.0/16", "fd01::/64", "fd02::/64"]
+        );
+        assert!(Flags::try_parse_from(["wharf-agent", "--ipv4-pool", "10.0.0.0/8,"]).is_err(), "a CIDR is missing");
+    }
+
+    #[test]
+    fn where_ipv6_is_off_the_default_is_ipv4_alone_and_an_explicit_pool_is_refused() {
+        let off = Some("because");
+        let config = merge(flags(&[]), File::default(), off).expect("merges");
+        assert_eq!(config.pools[0].cidrs, [DEFAULT_V4]);
+        assert_eq!(config.ipv6_off, off, "told, as nobody asked for it");
+        let asked = merge(flags(&["--ipv6-pool="]), File::default(), off).expect("merges");
+        assert_eq!((asked.pools[0].cidrs.len(), asked.ipv6_off), (1, None));
+        let by_flag = merge(flags(&["--ipv6-pool", "fd01::/64"]), File::default(), off).expect_err("refused");
+        let words = "setting ipv6-pool: fd01::/64 cannot be used: IPv6 is off on this node (because); turn it on, or start \
+                     without IPv6 pools (--ipv6-pool=)";
+        assert_eq!(by_flag.to_string(), words);
+        let file: File = toml::from_str("[[pool]]\nname = 'blue'\ncidrs = ['fd02::/64']").expect("file parses");
+        assert!(merge(flags(&[]), file, off).is_err(), "of another pool too");
     }
 
     #[test]
@@ -577,12 +671,12 @@ mod tests {
 
     #[test]
     fn an_mtu_too_small_for_ipv6_is_refused() {
-        assert!(merge(flags(&["--mtu", "1279"]), File::default()).is_err());
+        assert!(merge(flags(&["--mtu", "1279"]), File::default(), None).is_err());
     }
     #[test]
     fn a_wait_for_the_proxy_that_outlasts_the_shim_is_refused() {
-        let error = merge(flags(&["--proxy-timeout-ms", "3001"]), File::default()).expect_err("refused");
+        let error = merge(flags(&["--proxy-timeout-ms", "3001"]), File::default(), None).expect_err("refused");
         assert!(error.to_string().starts_with("setting proxy-timeout-ms: 3001 is above 3000"), "{error}");
-        assert!(merge(flags(&["--proxy-timeout-ms", "3000"]), File::default()).is_ok());
+        assert!(merge(flags(&["--proxy-timeout-ms", "3000"]), File::default(), None).is_ok());
     }
 }

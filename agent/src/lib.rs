@@ -42,6 +42,7 @@ pub mod monitor;
 pub mod node;
 pub mod orphan;
 pub mod pages;
+pub mod pools;
 pub mod prepared;
 pub mod process;
 pub mod proxy;
@@ -62,6 +63,7 @@ pub mod stuck;
 pub mod sync;
 pub mod telemetry;
 pub mod timeline;
+pub mod turn;
 pub mod unfinished;
 pub mod unknown;
 pub mod watchdog;
@@ -89,11 +91,12 @@ const GRACE: Duration = Duration::from_secs(15);
 pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    // Before the kernel is opened, which puts this version's sink in place.
+    let turn = turn::Turn::take()?.and_bpffs(&config.bpffs)?;
     let kernel = LinuxKernel::open(OpenOptions { bpffs: config.bpffs.clone(), attach_mode: config.attach_mode })?;
-    let _turn = serve::Turn::take(&config.bpffs)?;
     make_directory(&config.run_dir)?;
     make_directory(&config.state_dir)?;
-    let _state = serve::take_directory(&config.state_dir)?;
+    let _turn = turn.and_state(&config.state_dir)?;
     let opened = Store::open(&config.store(), &boot_id()?)?;
     if let Some(aside) = &opened.set_aside {
         tracing::warn!("the store could not be used and was put aside: {aside}");
@@ -106,7 +109,10 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         None => None,
     };
 
-    restore::fits(&opened.snapshot, &ipam)?;
+    restore::fits(&opened.snapshot, &ipam).map_err(|e| match config.ipv6_off {
+        Some(why) => e.context(format!("IPv6 is off on this node ({why})")),
+        None => e,
+    })?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
@@ -126,6 +132,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         }
     });
     node.kernel.ensure_node(&node.spec()).await?;
+    pools::look(&node).await.map_err(anyhow::Error::msg)?;
     lock(&node.ipam).set_rest(node.config.ip_rest_ms);
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(&node, opened.snapshot, opened.lost).instrument(restoring).await?;
@@ -262,7 +269,11 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     }
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
-        let work = || async { owned.kernel.ensure_node(&owned.spec()).await.map_err(|e| e.to_string()) };
+        let work = || async {
+            let made = owned.kernel.ensure_node(&owned.spec()).await.map_err(|e| e.to_string());
+            let looked = pools::look(&owned).await;
+            made.and(looked)
+        };
         owned.controllers.run("node-datapath", Duration::from_secs(60), owned.stop.clone(), work).await;
     });
     if let Some(interval) = sd_notify::watchdog_enabled() {

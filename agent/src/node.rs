@@ -17,6 +17,7 @@ use wharf_core::{
     ids::EndpointId,
     ipam::Ipam,
     kernel::{CounterRow, Kernel, NodeSpec},
+    overlap::Overlap,
     store::Quarantined,
 };
 
@@ -37,6 +38,8 @@ pub struct Node<K: Kernel> {
     pub store: Store,
     /// Addresses. Locked for one decision at a time.
     pub ipam: Mutex<Ipam>,
+    /// Networks of the node that share addresses with pools, as they were last seen.
+    pub overlaps: Mutex<Arc<Vec<Overlap>>>,
     /// Identities. Locked for one decision at a time.
     pub identities: Mutex<IdentityAllocator>,
     /// Endpoints.
@@ -140,6 +143,7 @@ impl<K: Kernel> Node<K> {
             kernel: Arc::new(kernel),
             store,
             ipam: Mutex::new(ipam),
+            overlaps: Mutex::default(),
             identities: Mutex::new(IdentityAllocator::new()),
             registry: Registry::default(),
             monitor: Monitor::default(),

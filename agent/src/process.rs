@@ -14,7 +14,7 @@ use wharf_core::ipam::Ipam;
 use crate::{
     agent,
     config::{self, AgentConfig},
-    health, pages, telemetry,
+    health, pages, pools, telemetry,
 };
 
 /// Exit status when the settings cannot be used: starting again does not help, correcting them does.
@@ -85,6 +85,11 @@ fn show(config: &AgentConfig) -> anyhow::Result<()> {
 
 fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     let log = telemetry::init(&config.log_level, config.log_format)?;
+    wharf_datapath::check_capabilities()?;
+    if let Some(why) = config.ipv6_off {
+        tracing::warn!("IPv6 is off on this node ({why}): containers get IPv4 addresses alone until the next start");
+    }
+    pools::check(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // requests are short; what waits for the kernel runs on blocking threads
         .max_blocking_threads(64)

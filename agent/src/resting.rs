@@ -14,7 +14,7 @@ use wharf_core::{
     store::{Change, Lease, LeaseOwner},
 };
 
-use crate::{clock, node::Node, store::StoreError, sync::lock};
+use crate::{clock, node::Node, pools, store::StoreError, sync::lock};
 
 /// How often rested addresses are looked at.
 pub const TICK: Duration = Duration::from_secs(1);
@@ -59,11 +59,28 @@ pub fn in_memory<K: Kernel>(node: &Node<K>, leases: &[Lease]) {
     }
 }
 
-/// Leases addresses; wakes resting ones when no other is free.
+/// How often a request is answered with other addresses, where the node turns out to have those of before.
+const TRIES: usize = 4;
+
+/// Leases addresses that the node itself does not have; wakes resting ones when no other is free.
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
 pub async fn lease<K: Kernel>(node: &Node<K>, request: &LeaseRequest, owner: &LeaseOwner) -> Result<Leased, IpamError> {
+    for _ in 0..TRIES {
+        let leased = lease_any(node, request, owner).await?;
+        if !pools::is_taken_by_node(node, &leased, owner).await {
+            return Ok(leased);
+        }
+    }
+    Err(IpamError::Withheld {
+        pool: request.pool.clone().unwrap_or_else(|| node.config.default_pool.clone()),
+        why: pools::told(node).unwrap_or_default(),
+    })
+}
+
+/// Leases addresses, whatever the node has; wakes resting ones when no other is free.
+async fn lease_any<K: Kernel>(node: &Node<K>, request: &LeaseRequest, owner: &LeaseOwner) -> Result<Leased, IpamError> {
     let lease = || lock(&node.ipam).lease(request, owner.clone(), clock::unix_ms());
     let first = lease();
     let Err(IpamError::Exhausted { .. } | IpamError::Resting { .. }) = first else { return first };

@@ -1,8 +1,7 @@
 //! Listeners: the unix socket, and the metrics port when one is asked for.
 
-use std::{fs::File, io, os::linux::net::SocketAddrExt as _, path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, bail};
 use axum::{Router, serve::Listener};
 use hyper::server::conn::http1;
 use hyper_util::{
@@ -26,62 +25,6 @@ const MAX_ADMINS: usize = 32;
 
 /// Longest time for a request's head, and for the pause between two requests on one connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Name in the network namespace's table of abstract unix sockets (unix(7)) that the node's one agent holds.
-const TURN: &[u8] = b"wharf-agent";
-
-/// The right to be the agent of a network namespace and of a bpffs. Held while this lives; the kernel gives both back
-/// when the process ends, however it ends.
-#[derive(Debug)]
-pub struct Turn {
-    _namespace: std::os::unix::net::UnixListener,
-    _bpffs: File,
-}
-
-impl Turn {
-    /// Takes it. Two agents of one namespace would each remove what only the other's records explain.
-    ///
-    /// # Errors
-    /// When another agent has it.
-    pub fn take(bpffs: &Path) -> anyhow::Result<Self> {
-        let name = std::os::unix::net::SocketAddr::from_abstract_name(TURN).context("name the agent's turn")?;
-        let namespace = match std::os::unix::net::UnixListener::bind_addr(&name) {
-            Ok(socket) => socket,
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                bail!(
-                    "start: another agent serves this network namespace; stop that one (its --run-dir does not matter)"
-                )
-            }
-            Err(e) => return Err(e).context("take the agent's turn in this network namespace"),
-        };
-        let directory = File::open(bpffs).with_context(|| format!("open {}", bpffs.display()))?;
-        match directory.try_lock() {
-            Ok(()) => Ok(Self { _namespace: namespace, _bpffs: directory }),
-            Err(std::fs::TryLockError::WouldBlock) => {
-                bail!(
-                    "start: another agent uses the bpffs {}; give each its own (mount -t bpf bpf DIR)",
-                    bpffs.display()
-                )
-            }
-            Err(std::fs::TryLockError::Error(e)) => Err(e).with_context(|| format!("lock {}", bpffs.display())),
-        }
-    }
-}
-
-/// Takes a directory for one agent, for as long as the handle lives: two would write each other's files over.
-///
-/// # Errors
-/// When another agent has it, or it cannot be locked.
-pub fn take_directory(path: &Path) -> anyhow::Result<std::fs::File> {
-    let directory = std::fs::File::open(path).with_context(|| format!("open {}", path.display()))?;
-    match directory.try_lock() {
-        Ok(()) => Ok(directory),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            bail!("start: another agent uses the state directory {}; give each its own (--state-dir)", path.display())
-        }
-        Err(std::fs::TryLockError::Error(e)) => Err(e).with_context(|| format!("lock {}", path.display())),
-    }
-}
 
 /// Serves the API until told to stop; requests that run are answered first. Beats while it takes connections.
 pub async fn api(listener: Socket, router: Router, stop: CancellationToken, beat: impl Fn() + Send) {
@@ -143,22 +86,4 @@ async fn serve<L: Listener>(
     graceful.shutdown().await;
     tasks.close();
     tasks.wait().await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_directory_is_one_agents_for_as_long_as_it_holds_it() {
-        let directory = tempfile::tempdir().expect("make directory");
-        let held = take_directory(directory.path()).expect("nobody has it");
-        let refused = take_directory(directory.path()).expect_err("somebody has it").to_string();
-        assert!(
-            refused.contains("another agent uses the state directory") && refused.contains("--state-dir"),
-            "{refused}"
-        );
-        drop(held);
-        take_directory(directory.path()).expect("free again");
-    }
 }

@@ -146,8 +146,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
 pub fn from_ipam(operation: &str, e: &IpamError) -> ApiError {
     ApiError {
         code: match e {
-            IpamError::Exhausted { .. } => ErrorCode::PoolExhausted,
-            IpamError::AlreadyLeased { .. } => ErrorCode::Exists,
+            IpamError::Exhausted { .. } | IpamError::Withheld { .. } => ErrorCode::PoolExhausted,
+            IpamError::AlreadyLeased { .. } | IpamError::TakenByNode { .. } => ErrorCode::Exists,
             IpamError::Resting { .. } => ErrorCode::Busy,
             _ => ErrorCode::InvalidRequest,
         },

@@ -21,15 +21,20 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     let family = |family| if family == IpFamily::Ipv4 { "IPv4" } else { "IPv6" };
     let full: Vec<String> =
         pools.iter().filter(|p| p.used >= p.total).map(|p| format!("{} {}", p.name, family(p.family))).collect();
-    let message = if full.is_empty() {
-        "addresses free in every pool".to_owned()
-    } else {
-        format!("exhausted: {}", full.join(", "))
+    let overlaps = crate::pools::told(node);
+    let mut message = match &overlaps {
+        Some(overlaps) => overlaps.clone(),
+        None if full.is_empty() => "addresses free in every pool".to_owned(),
+        None => format!("exhausted: {}", full.join(", ")),
     };
+    if let Some(why) = node.config.ipv6_off {
+        message.push_str(&format!("; IPv4 alone: IPv6 is off on the node ({why})"));
+    }
+    let amiss = !full.is_empty() || overlaps.is_some();
     Arc::new(move |status| {
         status.ipam.clone_from(&pools);
         status.router.clone_from(&router);
-        let health = of(!full.is_empty(), Health::Degraded);
+        let health = of(amiss, Health::Degraded);
         status.components.push(ComponentStatus::new("ipam", health, message.clone()));
     })
 }

@@ -20,6 +20,9 @@ fn an_endpoint_is_policed_before_it_is_connected_and_reachable_last() {
     Machine::new().life(async |agent| {
         let handle = agent.create("c1").await;
         let expected = [
+            // Of each address: the node does not have it.
+            Op::ObserveNetworkOf,
+            Op::ObserveNetworkOf,
             Op::EnsurePrograms,
             Op::EnsureLink,
             Op::EnsureConfig,

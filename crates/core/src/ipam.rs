@@ -102,6 +102,15 @@ pub struct Leased {
     pub pool: PoolName,
 }
 
+/// Addresses of a pool that are not given out while the node itself has or reaches them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Withheld {
+    /// The addresses.
+    pub net: IpNet,
+    /// What has them, in words.
+    pub why: String,
+}
+
 /// How full a pool is, of one family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolUsage {
@@ -153,6 +162,7 @@ pub struct Ipam {
     leases: BTreeMap<IpAddr, Lease>,
     /// Addresses leased to attachments, by container: a delete finds a container's without looking at every lease.
     by_container: HashMap<ContainerId, BTreeSet<IpAddr>>,
+    withheld: Vec<Withheld>,
     /// How long an address rests at least, milliseconds.
     rest_ms: u64,
     /// The latest time heard of, milliseconds since the Unix epoch.
@@ -185,6 +195,7 @@ impl Ipam {
             router6: None,
             leases: BTreeMap::new(),
             by_container: HashMap::new(),
+            withheld: Vec::new(),
             rest_ms: quarantine::DEFAULT_REST_MS,
             latest_ms: 0,
             turns: 0,
@@ -230,13 +241,23 @@ impl Ipam {
         self.pools.iter().flat_map(|p| p.config.cidrs.iter().copied()).collect()
     }
 
-    /// Leases an address of each family that is wanted, never one that rests. `now_ms`: milliseconds since the Unix
+    /// Sets which addresses are not given out from now on, in place of those of before. Leases stay as they are.
+    pub fn withhold(&mut self, withheld: Vec<Withheld>) {
+        let nets: Vec<IpNet> = withheld.iter().map(|w| w.net).collect();
+        for pool in &mut self.pools {
+            pool.v4.iter_mut().chain(pool.v6.iter_mut()).for_each(|f| f.withhold(&nets));
+        }
+        self.withheld = withheld;
+    }
+
+    /// Leases an address of each family that is wanted, never one that rests or is withheld. `now_ms`: milliseconds since the Unix
     /// epoch.
     ///
     /// # Errors
     /// [`IpamError::Exhausted`] and [`IpamError::Resting`], after which [`Self::early`] names the addresses whose rest may
     /// be cut short; [`IpamError::UnknownPool`], [`IpamError::NotInPool`], [`IpamError::AlreadyLeased`],
-    /// [`IpamError::FamilyNotInPool`], [`IpamError::NothingWanted`]. Nothing is leased then, of either family.
+    /// [`IpamError::FamilyNotInPool`], [`IpamError::NothingWanted`], [`IpamError::TakenByNode`],
+    /// [`IpamError::Withheld`]. Nothing is leased then, of either family.
     pub fn lease(&mut self, req: &LeaseRequest, owner: LeaseOwner, now_ms: u64) -> Result<Leased, IpamError> {
         let pool = req.pool.as_ref().unwrap_or(&self.default_pool).clone();
         let index = index_of(&self.pools, &pool)?;
@@ -351,6 +372,14 @@ impl Ipam {
             (Wanted::Exact(_), None) => Err(IpamError::FamilyNotInPool { pool: name, family }),
             (Wanted::Any, Some(pool)) => match pool.next_free() {
                 Some(ip) => Ok(Some(ip)),
+                None if pool.has_withheld_free() => Err(IpamError::Withheld {
+                    pool: name,
+                    why: self
+                        .withheld
+                        .iter()
+                        .find(|w| Family::of(w.net.addr()) == family && pool.overlaps(&w.net))
+                        .map_or_else(String::new, |w| w.why.clone()),
+                }),
                 None => {
                     let resting = pool.resting();
                     Err(IpamError::Exhausted {
@@ -370,6 +399,9 @@ impl Ipam {
                 }
                 if let Some(held) = self.leases.get(&ip) {
                     return Err(IpamError::AlreadyLeased { ip, owner: describe_owner(&held.owner) });
+                }
+                if let Some(withheld) = self.withheld.iter().find(|w| w.net.contains(&ip)) {
+                    return Err(IpamError::TakenByNode { ip, pool: name, why: withheld.why.clone() });
                 }
                 match pool.sleeper(ip) {
                     Some(sleeper) => Err(IpamError::Resting {

@@ -18,6 +18,7 @@ use crate::{
     finding::{EndpointProblem, NodeProblem},
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
+    overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
 };
 
@@ -382,6 +383,18 @@ pub trait Kernel: Send + Sync + 'static {
     fn observe_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<Vec<NodeProblem>>> + Send {
         let subject = format!("{} pools", spec.cidrs.len());
         async move { Err(unsupported("observe node", subject)) }
+    }
+
+    /// The node's own addresses and routes, as far as they share addresses with the CIDRs.
+    fn observe_networks(&self, cidrs: &[IpNet]) -> impl Future<Output = Result<NodeNetworks>> + Send {
+        let subject = format!("{} CIDRs", cidrs.len());
+        async move { Err(unsupported("observe networks of", subject)) }
+    }
+
+    /// The network of the node that a look-up of an address leads to: none when it leads nowhere, or over a route of
+    /// Wharf's. Costs a few questions to the kernel, whatever there is.
+    fn observe_network_of(&self, ip: IpAddr) -> impl Future<Output = Result<Option<NodeNetwork>>> + Send {
+        async move { Err(unsupported("look up", ip.to_string())) }
     }
 
     /// What in the kernel can still speak for an address that no endpoint has: rows of the shared maps, routes, in words

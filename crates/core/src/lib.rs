@@ -14,6 +14,7 @@ pub mod identity_allocator;
 pub mod ids;
 pub mod ipam;
 pub mod kernel;
+pub mod overlap;
 pub mod plan;
 pub mod selfcheck;
 pub mod state;

@@ -35,21 +35,23 @@ struct Step {
     subject: String,
     /// Of an address; none for the link itself.
     ipv6: bool,
-    /// A route of the container, which may find another interface's in its place.
+    /// It is an address: there already is as wanted.
+    address: bool,
+    /// It is a route, which may find another in its place.
     route: Option<Route>,
 }
 
 impl Step {
     fn link(request: Request, name: &str) -> Self {
-        Self { request, subject: name.to_owned(), ipv6: false, route: None }
+        Self { request, subject: name.to_owned(), ipv6: false, address: false, route: None }
     }
 
-    fn of(address: IpAddr, request: Request, subject: String) -> Self {
-        Self { request, subject, ipv6: address.is_ipv6(), route: None }
+    fn address(address: IpAddr, request: Request, subject: String) -> Self {
+        Self { request, subject, ipv6: address.is_ipv6(), address: true, route: None }
     }
 
     fn route(address: IpAddr, route: Route, subject: String) -> Self {
-        Self { request: route.add(), subject, ipv6: address.is_ipv6(), route: Some(route) }
+        Self { request: route.add(), subject, ipv6: address.is_ipv6(), address: false, route: Some(route) }
     }
 }
 
@@ -187,7 +189,7 @@ fn container_steps(record: &EndpointRecord) -> Vec<Step> {
     let index = record.container_ifindex;
     let mut steps = vec![Step::link(link::set(LinkUnspec::new_with_name("lo").up().build()), "lo")];
     for a in record.addresses() {
-        steps.push(Step::of(a, address::ensure(index, a), format!("address {a}")));
+        steps.push(Step::address(a, address::add(index, a), format!("address {a}")));
     }
     steps.push(Step::link(link::up(index), record.attachment.ifname.as_str()));
     for (a, gateway) in record.addresses().filter_map(|a| Some((a, gateway_of(record, a)?))) {
@@ -216,36 +218,46 @@ fn host_steps(record: &EndpointRecord, alias: Option<&str>) -> Vec<Step> {
     steps
 }
 
-/// Puts the node's route to an address in the place of ours from before: an address belongs to one endpoint at a time,
-/// and that is this one. A route that is not ours stays.
+/// Makes room for the node's route to an address where the route in its place is ours from before: an address belongs to
+/// one endpoint at a time, and that is this one. A route that is not ours stays.
 fn take_place(host: &mut Connection, route: &Route, record: &EndpointRecord) -> Result<()> {
     let address = route.destination.addr();
     let subject = || about(record, &format!("route to {address}"));
-    match route::of_address(host, address)? {
-        Some(there) if there.ifindex == route.ifindex && there.source == route.source => Ok(()),
-        Some(_) => match host.batch(vec![route.ensure()])?.pop() {
-            Some(Err(refusal)) => Err(refusal.into_error(OPERATION, subject())),
-            _ => Ok(()),
-        },
-        None => {
-            let cause = "the node has a route to this address that is not Wharf's; remove it (`ip route show table main`), \
-                         or take the address out of the pools";
-            Err(fail(OPERATION, subject(), KernelErrorKind::Conflict, cause))
+    let conflict = || {
+        let cause = "the node has a route to this address that is not Wharf's; remove it (`ip route show table main`), \
+                     or take the address out of the pools";
+        fail(OPERATION, subject(), KernelErrorKind::Conflict, cause)
+    };
+    let old = match route::of_address(host, address)? {
+        Some(there) if there.ifindex == route.ifindex && there.source == route.source => return Ok(()),
+        Some(old) => old,
+        None => return Err(conflict()),
+    };
+    for (request, fine) in [(old.remove(), libc::ESRCH), (route.add(), 0)] {
+        match host.batch(vec![request])?.pop() {
+            Some(Err(refusal)) if refusal.is(fine) => {}
+            Some(Err(refusal)) if refusal.is(libc::EEXIST) => return Err(conflict()),
+            Some(Err(refusal)) => return Err(refusal.into_error(OPERATION, subject())),
+            _ => {}
         }
     }
+    Ok(())
 }
 
 /// Runs steps in one batch.
 fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -> Result<Outcome> {
     let mut requests = Vec::with_capacity(steps.len());
     let mut purposes = Vec::with_capacity(steps.len());
-    for Step { request, subject, ipv6, route } in steps {
+    for Step { request, subject, ipv6, address, route } in steps {
         requests.push(request);
-        purposes.push((subject, ipv6, route));
+        purposes.push((subject, ipv6, address, route));
     }
     let mut outcome = Outcome::default();
-    for (answer, (subject, ipv6, route)) in connection.batch(requests)?.into_iter().zip(purposes) {
+    for (answer, (subject, ipv6, address, route)) in connection.batch(requests)?.into_iter().zip(purposes) {
         let Err(refusal) = answer else { continue };
+        if address && refusal.is(libc::EEXIST) {
+            continue;
+        }
         if ipv6 && (outcome.ipv6_off || ipv6_is_off(&refusal)) {
             // Whatever comes after it follows from it.
             outcome.ipv6_off = true;

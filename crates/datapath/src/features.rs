@@ -24,7 +24,10 @@ const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
 /// Makes sure that this thread has the capabilities that loading, attaching and visiting namespaces need.
-pub(crate) fn check_capabilities() -> Result<()> {
+///
+/// # Errors
+/// `Permission` when one is missing: which, and what to do.
+pub fn check_capabilities() -> Result<()> {
     let operation = "check capabilities";
     let path = "/proc/thread-self/status";
     let status = fs::read_to_string(path).map_err(|e| wrap(operation, path, &e))?;
@@ -53,6 +56,17 @@ fn missing_capabilities(effective: u64) -> Vec<&'static str> {
     .into_iter()
     .filter_map(|(name, there)| (!there).then_some(name))
     .collect()
+}
+
+/// Why new interfaces of this thread's network namespace get no IPv6 address; none where they do.
+#[must_use]
+pub fn ipv6_off() -> Option<&'static str> {
+    // The kernel copies it to each interface that is made.
+    match fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6") {
+        Ok(text) if text.trim() == "0" => None,
+        Ok(_) => Some("net.ipv6.conf.default.disable_ipv6=1"),
+        Err(_) => Some("the kernel has no IPv6, or was started with ipv6.disable=1"),
+    }
 }
 
 /// Major and minor of `uname -r`.

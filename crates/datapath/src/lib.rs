@@ -27,6 +27,7 @@ mod features;
 pub mod linux;
 mod netlink;
 mod netns;
+mod networks;
 mod node;
 mod observe;
 pub mod outside;
@@ -35,9 +36,12 @@ mod reaper;
 mod source_rule;
 mod speakers;
 
+pub use bpf::pins::ensure_pin_root;
 pub use events::EventReader;
 pub use fake::FakeKernel;
+pub use features::{check_capabilities, ipv6_off};
 pub use linux::{LinuxKernel, OpenOptions};
+pub use networks::observe as observe_networks;
 pub use program_log::ProgramLog;
 
 /// Protocol number of every route that Wharf makes (`ip route show proto 87`): how its routes are known from others'.

@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use ipnet::IpNet;
 use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
@@ -15,6 +16,7 @@ use wharf_core::{
         AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
         LinkRef, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
+    overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
 };
 use wharf_crash as crash;
@@ -26,7 +28,7 @@ use crate::{
     events::{EventReader, Turn},
     features, netlink,
     netns::{self, NetnsThread},
-    node, observe,
+    networks, node, observe,
     program_log::ProgramLog,
     reaper::Reaper,
     source_rule, speakers,
@@ -240,6 +242,15 @@ impl Kernel for LinuxKernel {
             Ok(wrong)
         })
         .await
+    }
+
+    async fn observe_networks(&self, cidrs: &[IpNet]) -> Result<NodeNetworks> {
+        let cidrs = cidrs.to_vec();
+        self.blocking("observe networks", move |_| networks::observe(&cidrs)).await
+    }
+
+    async fn observe_network_of(&self, ip: IpAddr) -> Result<Option<NodeNetwork>> {
+        self.blocking("look up address", move |_| networks::of_address(ip)).await
     }
 
     async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {

@@ -34,36 +34,55 @@ fn routers(spec: &NodeSpec) -> Vec<IpAddr> {
 }
 
 /// Makes the router interface (a veth pair, as not every kernel has dummy), gives it exactly the router addresses, and
-/// routes exactly the pools' CIDRs to nowhere.
+/// routes exactly the pools' CIDRs to nowhere. Addresses and routes of others stay: a router address that another
+/// interface has is refused, and a route to the same destination as one of ours comes before ours.
 pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
     let mut connection = Connection::open()?;
+    let wanted = routers(spec);
+    refuse_twins(&mut connection, &wanted)?;
     let router = ensure_router(&mut connection, spec.mtu)?;
     crash::point("datapath/node/after-router");
-    let wanted = routers(spec);
+    let there = address::list(&mut connection, router)?;
     let mut steps = Vec::new();
-    for old in address::list(&mut connection, router)? {
-        if !old.link_local && !wanted.contains(&old.address) {
-            steps.push(Step::remove(
-                old.address,
-                address::remove(router, old.address),
-                format!("address {}", old.address),
-            ));
-        }
+    for old in there.iter().filter(|a| !a.link_local && !wanted.contains(&a.address)) {
+        let subject = format!("address {}", old.address);
+        steps.push(Step::remove(old.address, address::remove(router, old.address), subject));
     }
-    for a in &wanted {
-        steps.push(Step::ensure(*a, address::ensure(router, *a), format!("router address {a}")));
+    for a in wanted.iter().filter(|a| !there.iter().any(|t| t.address == **a)) {
+        steps.push(Step::add(*a, address::add(router, *a), format!("router address {a}")));
     }
-    let cidrs: Vec<_> = spec.cidrs.iter().map(|c| c.trunc()).collect();
-    for old in route::list(&mut connection, Some(ROUTE_PROTOCOL))? {
-        if old.ifindex.is_none() && !cidrs.contains(&old.destination) {
-            let to = old.destination;
-            steps.push(Step::remove(to.addr(), Route::unreachable(to).remove(), format!("unreachable route {to}")));
-        }
+    let cidrs: Vec<_> = spec.cidrs.iter().map(|c| Route::unreachable(*c)).collect();
+    let ours: Vec<_> =
+        route::list(&mut connection, Some(ROUTE_PROTOCOL))?.into_iter().filter(|r| r.ifindex.is_none()).collect();
+    for route in cidrs.iter().filter(|r| !ours.contains(r)) {
+        let to = route.destination;
+        steps.push(Step::add(to.addr(), route.add(), format!("unreachable route {to}")));
     }
-    for cidr in cidrs {
-        steps.push(Step::ensure(cidr.addr(), Route::unreachable(cidr).ensure(), format!("unreachable route {cidr}")));
+    // Of pools that are no more, or with the metric that a version before gave them.
+    for old in ours.iter().filter(|r| !cidrs.contains(r)) {
+        let to = old.destination;
+        steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
     }
     run(&mut connection, steps)
+}
+
+/// A router address that another interface has would be the node's twice, and no longer that interface's alone.
+fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr]) -> Result<()> {
+    let all = address::list_all(connection)?;
+    let router = link::look_up(connection, ROUTER_IFNAME)?.map(|l| l.ifindex);
+    for a in wanted {
+        let mut holders = all.iter().filter(|(_, there)| there == a).map(|(ifindex, _)| *ifindex);
+        if holders.clone().any(|holder| Some(holder) == router) {
+            continue;
+        }
+        if let Some(holder) = holders.next() {
+            let ifname = link::look_up_index(connection, holder)?.map_or_else(|| format!("index {holder}"), |l| l.name);
+            let cause =
+                format!("the node has it on {ifname}; choose another range for the default pool, or remove it there");
+            return Err(fail(OPERATION, format!("router address {a}"), KernelErrorKind::Conflict, cause));
+        }
+    }
+    Ok(())
 }
 
 /// A request, what it is about, and what may be wrong with it.
@@ -76,7 +95,7 @@ struct Step {
 }
 
 impl Step {
-    fn ensure(address: IpAddr, request: Request, subject: String) -> Self {
+    fn add(address: IpAddr, request: Request, subject: String) -> Self {
         Self { request, subject, ipv6: address.is_ipv6(), removal: false }
     }
 
@@ -99,8 +118,13 @@ fn run(connection: &mut Connection, steps: Vec<Step>) -> Result<()> {
         }
         if ipv6 && (refusal.is(libc::EACCES) || refusal.is(libc::EAFNOSUPPORT) || refusal.is(libc::EOPNOTSUPP)) {
             let cause = "IPv6 is off on the node (net.ipv6.conf.all.disable_ipv6=1 or ipv6.disable=1); turn it on, or \
-                         configure no IPv6 pool";
+                         start with IPv4 alone (--ipv6-pool=)";
             return Err(fail(OPERATION, subject, KernelErrorKind::Unsupported, cause));
+        }
+        if !removal && refusal.is(libc::EEXIST) {
+            let cause = "another of that destination and metric is there and is not Wharf's; remove it, or choose another \
+                         pool";
+            return Err(fail(OPERATION, subject, KernelErrorKind::Conflict, cause));
         }
         return Err(refusal.into_error(OPERATION, subject));
     }
@@ -210,7 +234,7 @@ pub(crate) fn remove_node() -> Result<()> {
     for old in route::list(&mut connection, Some(ROUTE_PROTOCOL))? {
         if old.ifindex.is_none() {
             let to = old.destination;
-            steps.push(Step::remove(to.addr(), Route::unreachable(to).remove(), format!("unreachable route {to}")));
+            steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
         }
     }
     run(&mut connection, steps)?;

@@ -88,7 +88,7 @@ fn try_ensure(inside: &mut Connection, record: &EndpointRecord, behind: &[(IpAdd
     for (address, gateway) in behind {
         for route in routes(record, *gateway) {
             let subject = format!("route to {} in table {table}", route.destination);
-            steps.push((route.ensure(), subject, libc::EEXIST));
+            steps.push((route.add(), subject, libc::EEXIST));
         }
         // Of an interface that had the address before.
         for old in there.iter().filter(|r| r.source == *address && r.table != table) {

@@ -111,6 +111,8 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::RemoveCallSlot => k.remove_call_slot(9).await,
         Operation::RemoveRoute => k.remove_route(&RouteRow { destination: ip.into(), ifindex: None }).await,
         Operation::ObserveNode => k.observe_node(&node_spec()).await.map(drop),
+        Operation::ObserveNetworks => k.observe_networks(&node_spec().cidrs).await.map(drop),
+        Operation::ObserveNetworkOf => k.observe_network_of(ip).await.map(drop),
         Operation::ObserveSpeakers => k.observe_speakers(ip).await.map(drop),
         Operation::RemoveConnections => k.remove_connections(&[ip]).await.map(drop),
         Operation::Dump => k.dump().await.map(drop),

@@ -70,6 +70,7 @@ impl Machine {
             bpffs: directory.path().to_owned(),
             pools: vec![PoolConfig { name: default_pool.clone(), cidrs }],
             default_pool,
+            ipv6_off: None,
             node_name: "test".into(),
             metrics_listen: None,
             log_level: "info".into(),

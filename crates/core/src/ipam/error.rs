@@ -59,6 +59,26 @@ pub enum IpamError {
         /// What it is instead, and what to do.
         why: String,
     },
+    /// The node itself has the address, or reaches it over a link of its own.
+    #[error("lease {ip} from pool {pool}: {why} overlaps the pool; ask for another address")]
+    TakenByNode {
+        /// Address.
+        ip: IpAddr,
+        /// Pool.
+        pool: PoolName,
+        /// What has it.
+        why: String,
+    },
+    /// Every address that nobody holds is the node's, or one that the node reaches over a link of its own.
+    #[error(
+        "lease from pool {pool}: {why} overlaps the pool, and no other address is free; remove that from the node, or give the pool another CIDR"
+    )]
+    Withheld {
+        /// Pool.
+        pool: PoolName,
+        /// What has them.
+        why: String,
+    },
     /// Somebody else holds it.
     #[error("lease {ip}: held by {owner}; delete that holder first, or ask for another address")]
     AlreadyLeased {

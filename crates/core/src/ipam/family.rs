@@ -106,6 +106,11 @@ impl Range {
         }
     }
 
+    /// Every address of a CIDR, those included that are never given out.
+    fn whole(cidr: &IpNet) -> Self {
+        Self { first: number(cidr.network()), last: number(cidr.broadcast()) }
+    }
+
     fn contains(&self, n: u128) -> bool {
         (self.first..=self.last).contains(&n)
     }
@@ -120,6 +125,8 @@ pub(super) struct FamilyPool {
     passed_over: AddressSet,
     resting: Resting,
     rested: Rested,
+    /// What next-fit passes over because the node has it.
+    withheld: Vec<Range>,
     /// Where next-fit goes on: a range, and a number in it.
     cursor: (usize, u128),
     used: u64,
@@ -140,6 +147,7 @@ impl FamilyPool {
             passed_over,
             resting: Resting::default(),
             rested: Rested::default(),
+            withheld: Vec::new(),
             cursor,
             used: 0,
         })
@@ -186,17 +194,47 @@ impl FamilyPool {
     /// The address that comes next, not taken yet: a fresh one from the cursor on and around, else the one that was
     /// released longest ago.
     pub(super) fn next_free(&self) -> Option<IpAddr> {
-        self.next_fresh().or_else(|| self.rested.oldest()).and_then(|n| self.address(n))
+        let rested = || self.rested.by_age().find(|n| self.withheld_at(*n).is_none());
+        self.next_fresh().or_else(rested).and_then(|n| self.address(n))
+    }
+
+    /// Gives out no address of these networks from now on, in place of those of before.
+    pub(super) fn withhold(&mut self, nets: &[IpNet]) {
+        self.withheld = nets.iter().filter(|n| Family::of(n.addr()) == self.family).map(Range::whole).collect();
+    }
+
+    /// True when an address that nobody has is withheld. Asked for when [`Self::next_free`] has none.
+    pub(super) fn has_withheld_free(&self) -> bool {
+        let free = |r: &Range| self.passed_over.first_absent(r.first, r.last).is_some();
+        !self.withheld.is_empty() && (self.ranges.iter().any(free) || self.rested.by_age().next().is_some())
+    }
+
+    /// True when a network holds an address that this pool gives out.
+    pub(super) fn overlaps(&self, net: &IpNet) -> bool {
+        let net = Range::whole(net);
+        self.ranges.iter().any(|r| r.first <= net.last && net.first <= r.last)
+    }
+
+    fn withheld_at(&self, n: u128) -> Option<&Range> {
+        self.withheld.iter().find(|r| r.contains(n))
+    }
+
+    /// Lowest fresh address from `from` to `to` (both included) that is not withheld.
+    fn first_fresh(&self, mut from: u128, to: u128) -> Option<u128> {
+        loop {
+            let fresh = self.passed_over.first_absent(from, to)?;
+            let Some(withheld) = self.withheld_at(fresh) else { return Some(fresh) };
+            from = withheld.last.checked_add(1)?;
+        }
     }
 
     fn next_fresh(&self) -> Option<u128> {
         let (at, from) = self.cursor;
         let current = self.ranges.get(at)?;
         let others = self.ranges.iter().skip(at + 1).chain(self.ranges.iter().take(at));
-        self.passed_over
-            .first_absent(from, current.last)
-            .or_else(|| others.into_iter().find_map(|r| self.passed_over.first_absent(r.first, r.last)))
-            .or_else(|| self.passed_over.first_absent(current.first, current.last))
+        self.first_fresh(from, current.last)
+            .or_else(|| others.into_iter().find_map(|r| self.first_fresh(r.first, r.last)))
+            .or_else(|| self.first_fresh(current.first, current.last))
     }
 
     /// Takes an address, whether it was chosen or named; if it rests, its rest ends. One that is taken already stays so.

@@ -34,8 +34,9 @@ impl Rested {
         self.release_of.remove(&n).is_some_and(|release| self.by_release.remove(&release).is_some())
     }
 
-    pub(super) fn oldest(&self) -> Option<u128> {
-        self.by_release.first_key_value().map(|(_, n)| *n)
+    /// The one that was released longest ago first.
+    pub(super) fn by_age(&self) -> impl Iterator<Item = u128> {
+        self.by_release.values().copied()
     }
 
     #[cfg(test)]

@@ -277,3 +277,44 @@ fn a_lease_can_change_hands_when_its_endpoint_goes() {
     assert_eq!(ipam.release_owned(address, &owner(1), 0), None);
     assert_eq!(ipam.owned_by(|o| *o == keeper).len(), 1);
 }
+
+fn withheld(nets: &[&str]) -> Vec<Withheld> {
+    nets.iter().map(|n| Withheld { net: n.parse().unwrap(), why: format!("the node's {n}") }).collect()
+}
+
+#[test]
+fn what_the_node_has_is_given_to_nobody() {
+    let mut ipam = ipam(&["10.1.0.0/29", "fd00::/64"]);
+    ipam.withhold(withheld(&["10.1.0.2/31", "10.1.0.5/32", "fd00::/65"]));
+    // Usable are 10.1.0.1 (the router) to 10.1.0.6.
+    assert_eq!(lease4(&mut ipam, 1), Ipv4Addr::new(10, 1, 0, 4));
+    assert_eq!(lease4(&mut ipam, 2), Ipv4Addr::new(10, 1, 0, 6));
+    let any4 = LeaseRequest { ipv6: Wanted::None, ..LeaseRequest::default() };
+    let none = ipam.lease(&any4, owner(3), 0).unwrap_err();
+    assert!(matches!(&none, IpamError::Withheld { .. }), "{none}");
+    assert!(none.to_string().contains("the node's 10.1.0.2/31"), "{none}");
+    let refused = ipam.lease(&exact4("10.1.0.3"), owner(3), 0).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "lease 10.1.0.3 from pool default: the node's 10.1.0.2/31 overlaps the pool; ask for another address"
+    );
+    let any6 = LeaseRequest { ipv4: Wanted::None, ..LeaseRequest::default() };
+    let leased = ipam.lease(&any6, owner(4), 0).unwrap();
+    assert_eq!(leased.ipv6, Some("fd00::8000:0:0:0".parse().unwrap()), "the first one beyond");
+    // One that has rested is passed over too while it is withheld, and free again after.
+    ipam.release_unused(ip("10.1.0.4"), &owner(1)).unwrap();
+    ipam.withhold(withheld(&["10.1.0.0/29"]));
+    assert!(matches!(ipam.lease(&any4, owner(5), 0), Err(IpamError::Withheld { .. })));
+    ipam.withhold(Vec::new());
+    assert_eq!(lease4(&mut ipam, 5), Ipv4Addr::new(10, 1, 0, 2));
+    assert_eq!(ipam.usage().first().unwrap().used, 3);
+}
+
+#[test]
+fn a_full_pool_is_exhausted_whatever_is_withheld() {
+    let mut ipam = ipam(&["10.1.0.0/30"]);
+    lease4(&mut ipam, 1);
+    ipam.withhold(withheld(&["10.1.0.0/30"]));
+    let any4 = LeaseRequest { ipv6: Wanted::None, ..LeaseRequest::default() };
+    assert!(matches!(ipam.lease(&any4, owner(2), 0), Err(IpamError::Exhausted { .. })));
+}

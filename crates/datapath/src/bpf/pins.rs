@@ -10,6 +10,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -23,8 +24,10 @@ use wharf_core::{
 use crate::error::{fail, wrap};
 
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
-const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+pub(crate) const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
+/// Directory of Wharf's pins, of every ABI version.
+pub(crate) const ROOT: &str = "wharf";
 const ENDPOINTS_DIR: &str = "endpoints";
 const CLOSING_DIR: &str = "closing";
 
@@ -68,11 +71,25 @@ fn check_bpffs(bpffs: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Makes sure that `bpffs` is one, and that the directory of Wharf's pins is there and open to nobody but root. Returns it.
+///
+/// # Errors
+/// `NotFound` when it is no bpffs; nothing is made then.
+pub fn ensure_pin_root(bpffs: &Path) -> Result<PathBuf> {
+    check_bpffs(bpffs)?;
+    let root = bpffs.join(ROOT);
+    let subject = || root.display().to_string();
+    fs::create_dir_all(&root).map_err(|e| wrap("make pin directory", subject(), &e))?;
+    fs::set_permissions(&root, fs::Permissions::from_mode(0o700))
+        .map_err(|e| wrap("set the mode of pin directory", subject(), &e))?;
+    Ok(root)
+}
+
 impl PinTree {
     /// Makes sure that `bpffs` is one; changes nothing.
     pub(crate) fn open(bpffs: &Path) -> Result<Self> {
         check_bpffs(bpffs)?;
-        let root = bpffs.join("wharf").join(format!("v{}", wharf_common::ABI_VERSION));
+        let root = bpffs.join(ROOT).join(format!("v{}", wharf_common::ABI_VERSION));
         Ok(Self { bpffs: bpffs.to_owned(), root })
     }
 

@@ -47,6 +47,8 @@ operations! {
     RemoveCallSlot = "remove_call_slot",
     RemoveRoute = "remove_route",
     ObserveNode = "observe_node",
+    ObserveNetworks = "observe_networks",
+    ObserveNetworkOf = "observe_network_of",
     ObserveSpeakers = "observe_speakers",
     RemoveConnections = "remove_connections",
     Dump = "dump",

@@ -6,6 +6,7 @@ use std::{
     path::Path,
 };
 
+use ipnet::IpNet;
 use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
@@ -14,6 +15,7 @@ use wharf_core::{
         Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, Link,
         LinkRef, LinkRow, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
+    overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
 };
 
@@ -409,6 +411,26 @@ impl Kernel for FakeKernel {
             let before = s.connections.len();
             s.connections.retain(|(a, b)| !ips.contains(a) && !ips.contains(b));
             Ok(before.abs_diff(s.connections.len()) as u64)
+        })
+        .await
+    }
+
+    async fn observe_networks(&self, cidrs: &[IpNet]) -> Result<NodeNetworks> {
+        self.call(Operation::ObserveNetworks, format!("{} CIDRs", cidrs.len()), |s| {
+            let shares = |net: &IpNet| cidrs.iter().any(|c| c.contains(net) || net.contains(c));
+            let ours = s.routes.iter().filter(|(d, via)| via.is_some() && shares(d));
+            Ok(NodeNetworks {
+                foreign: s.networks.iter().filter(|n| shares(&n.net)).cloned().collect(),
+                endpoints: ours.map(|(d, _)| d.addr()).collect(),
+            })
+        })
+        .await
+    }
+
+    async fn observe_network_of(&self, ip: IpAddr) -> Result<Option<NodeNetwork>> {
+        self.call(Operation::ObserveNetworkOf, ip.to_string(), |s| {
+            let holds = s.networks.iter().filter(|n| n.net.contains(&ip));
+            Ok(holds.max_by_key(|n| n.net.prefix_len()).cloned())
         })
         .await
     }

@@ -27,6 +27,7 @@ use wharf_core::{
     finding::NodeProblem,
     ids::{EndpointId, IfIndex},
     kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures},
+    overlap::NodeNetwork,
 };
 
 use control::Controls;
@@ -112,6 +113,11 @@ impl FakeKernel {
     /// until the node's part is made again.
     pub fn break_node(&self, problem: NodeProblem) {
         self.state().broken.push(problem);
+    }
+
+    /// Sets the node's addresses and routes that are not ours.
+    pub fn set_networks(&self, networks: Vec<NodeNetwork>) {
+        self.state().networks = networks;
     }
 
     /// Adds a conntrack row.

@@ -13,6 +13,7 @@ use wharf_core::{
     finding::NodeProblem,
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
     kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec},
+    overlap::NodeNetwork,
 };
 
 pub(super) fn features() -> KernelFeatures {
@@ -104,6 +105,8 @@ pub(super) struct State {
     pub(super) node: Option<NodeSpec>,
     /// What a test broke of the node's part.
     pub(super) broken: Vec<NodeProblem>,
+    /// Addresses and routes of the node that are not ours.
+    pub(super) networks: Vec<NodeNetwork>,
     /// Conntrack rows, source and destination.
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
     pub(super) events: Vec<Event>,

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use rtnetlink::{
     AddressMessageBuilder,
-    packet_core::{NLM_F_CREATE, NLM_F_REPLACE},
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope},
@@ -28,9 +28,9 @@ fn message(ifindex: IfIndex, address: IpAddr) -> AddressMessage {
     }
 }
 
-/// Gives an interface an address as a single host (/32 or /128), or leaves it there.
-pub(crate) fn ensure(ifindex: IfIndex, address: IpAddr) -> Request {
-    Request::new(RouteNetlinkMessage::NewAddress(message(ifindex, address)), NLM_F_CREATE | NLM_F_REPLACE)
+/// Gives an interface an address as a single host (/32 or /128). Refused with EEXIST when it has it.
+pub(crate) fn add(ifindex: IfIndex, address: IpAddr) -> Request {
+    Request::new(RouteNetlinkMessage::NewAddress(message(ifindex, address)), NLM_F_CREATE | NLM_F_EXCL)
 }
 
 /// Takes a single host's address from an interface.
@@ -48,19 +48,26 @@ pub(crate) struct Address {
 
 /// The addresses of an interface.
 pub(crate) fn list(connection: &mut Connection, ifindex: IfIndex) -> Result<Vec<Address>> {
+    let found = dump(connection, Some(ifindex))?;
+    Ok(found.into_iter().filter(|(index, _)| *index == ifindex).map(|(_, address)| address).collect())
+}
+
+/// Every address of every interface, with the interface's index.
+pub(crate) fn list_all(connection: &mut Connection) -> Result<Vec<(IfIndex, IpAddr)>> {
+    Ok(dump(connection, None)?.into_iter().map(|(index, found)| (index, found.address)).collect())
+}
+
+fn dump(connection: &mut Connection, ifindex: Option<IfIndex>) -> Result<Vec<(IfIndex, Address)>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut request = AddressMessage::default();
         request.header.family = family;
-        request.header.index = ifindex.0;
+        request.header.index = ifindex.map_or(0, |index| index.0);
         let answer = connection.dump(&RouteNetlinkMessage::GetAddress(request))?;
         // An interface that has gone, or a kernel without the family, has no addresses.
         let Ok(messages) = answer else { continue };
         for message in messages {
             let RouteNetlinkMessage::NewAddress(m) = message else { continue };
-            if m.header.index != ifindex.0 {
-                continue;
-            }
             let own = m.attributes.iter().find_map(|a| match a {
                 AddressAttribute::Local(a) => Some(*a),
                 _ => None,
@@ -71,7 +78,8 @@ pub(crate) fn list(connection: &mut Connection, ifindex: IfIndex) -> Result<Vec<
             });
             if let Some(address) = own.or(any) {
                 let link_local = m.header.scope == AddressScope::Link;
-                found.push(Address { address, prefix_len: m.header.prefix_len, link_local });
+                let seen = Address { address, prefix_len: m.header.prefix_len, link_local };
+                found.push((IfIndex(m.header.index), seen));
             }
         }
     }

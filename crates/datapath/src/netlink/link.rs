@@ -42,6 +42,7 @@ pub(crate) struct LinkSeen {
     pub(crate) mac: Option<MacAddr>,
     pub(crate) alias: Option<String>,
     pub(crate) veth: bool,
+    pub(crate) point_to_point: bool,
 }
 
 /// Reads the parts of a link that matter here.
@@ -59,6 +60,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         mac: None,
         alias: None,
         veth: false,
+        point_to_point: m.header.flags.contains(LinkFlags::Pointopoint),
     };
     for attribute in &m.attributes {
         match attribute {

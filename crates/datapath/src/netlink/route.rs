@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use rtnetlink::{
     RouteMessageBuilder,
-    packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE},
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         route::{
@@ -20,6 +20,10 @@ use wharf_core::{
 
 use super::{Connection, Request};
 use crate::ROUTE_PROTOCOL;
+
+/// Metric of the routes that lead to nowhere: any other route to the same destination comes before them, also one that
+/// is made later.
+const LAST_METRIC: u32 = 0x7768_0000;
 
 /// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,9 +61,9 @@ impl Route {
         Self { ifindex: Some(ifindex), gateway: Some(gateway), ..Self::to(everything) }
     }
 
-    /// To nowhere, with an ICMP error for the sender.
+    /// To nowhere, with an ICMP error for the sender, unless there is any other route to the same destination.
     pub(crate) fn unreachable(to: IpNet) -> Self {
-        Self::to(to.trunc())
+        Self { metric: Some(LAST_METRIC), ..Self::to(to.trunc()) }
     }
 
     fn to(destination: IpNet) -> Self {
@@ -100,12 +104,8 @@ impl Route {
         m
     }
 
-    /// Puts the route in, in place of one to the same destination.
-    pub(crate) fn ensure(&self) -> Request {
-        Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_REPLACE)
-    }
-
-    /// Puts the route in unless there is one to the same destination.
+    /// Puts the route in. Refused with EEXIST when there is one to the same destination of the same metric, whoever made
+    /// it: no route of ours ever takes another's place.
     pub(crate) fn add(&self) -> Request {
         Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_EXCL)
     }
@@ -157,20 +157,24 @@ pub(crate) fn is_local_route_to(message: &RouteNetlinkMessage, address: Option<I
     m.header.kind == RouteType::Local && address.is_none_or(to)
 }
 
-/// The route of ours that leads to one address, if there is one. Looks the address up, and reads the table only where
-/// another one (a rule's) answers.
-pub(crate) fn of_address(connection: &mut Connection, address: IpAddr) -> Result<Option<Route>> {
-    let to = IpNet::from(address);
+/// Asks for the route that a look-up of an address finds: the route itself, and not what the look-up makes of it.
+pub(crate) fn question(address: IpAddr) -> RouteMessage {
     let mut question = RouteMessage::default();
     question.header.address_family = match address {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
     };
-    question.header.destination_prefix_length = to.prefix_len();
-    // The route itself and not what the lookup makes of it.
+    question.header.destination_prefix_length = IpNet::from(address).prefix_len();
     question.header.flags = RouteFlags::FibMatch;
     question.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
-    let answer = connection.one(RouteNetlinkMessage::GetRoute(question), 0)?;
+    question
+}
+
+/// The route of ours that leads to one address, if there is one. Looks the address up, and reads the table only where
+/// another one (a rule's) answers.
+pub(crate) fn of_address(connection: &mut Connection, address: IpAddr) -> Result<Option<Route>> {
+    let to = IpNet::from(address);
+    let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
     // Refused: there is none, or the pool's unreachable one.
     let Ok(messages) = answer else { return Ok(None) };
     let main = messages.iter().find_map(|m| read(m, None, None));
@@ -197,11 +201,10 @@ pub(crate) fn remove_row(row: &RouteRow) -> Result<()> {
 fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>) -> Option<Route> {
     let RouteNetlinkMessage::NewRoute(m) = message else { return None };
     let mut table = u32::from(m.header.table);
-    let (mut to, mut ifindex, mut gateway, mut source, mut metric) = (None, None, None, None, None);
+    let (mut ifindex, mut gateway, mut source, mut metric) = (None, None, None, None);
     for attribute in &m.attributes {
         match attribute {
             RouteAttribute::Table(t) => table = *t,
-            RouteAttribute::Destination(a) => to = ip(a),
             RouteAttribute::Oif(i) => ifindex = Some(IfIndex(*i)),
             RouteAttribute::Gateway(a) => gateway = ip(a),
             RouteAttribute::PrefSource(a) => source = ip(a),
@@ -213,18 +216,27 @@ fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>
     if table != here || protocol.is_some_and(|p| u8::from(m.header.protocol) != p) {
         return None;
     }
-    let nowhere = match m.header.address_family {
-        AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        _ => return None,
-    };
-    let destination = IpNet::new(to.unwrap_or(nowhere), m.header.destination_prefix_length).ok()?;
+    let destination = destination_of(m)?;
     // IPv6 hangs its unreachable routes on `lo`.
     let ifindex = ifindex.filter(|_| m.header.kind == RouteType::Unicast);
     Some(Route { table: wanted, destination, ifindex, gateway, source, metric })
 }
 
-fn ip(address: &RouteAddress) -> Option<IpAddr> {
+/// A route's destination; none for other families than IP.
+pub(crate) fn destination_of(m: &RouteMessage) -> Option<IpNet> {
+    let nowhere = match m.header.address_family {
+        AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        _ => return None,
+    };
+    let to = m.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Destination(a) => ip(a),
+        _ => None,
+    });
+    IpNet::new(to.unwrap_or(nowhere), m.header.destination_prefix_length).ok()
+}
+
+pub(crate) fn ip(address: &RouteAddress) -> Option<IpAddr> {
     match address {
         RouteAddress::Inet(a) => Some(IpAddr::V4(*a)),
         RouteAddress::Inet6(a) => Some(IpAddr::V6(*a)),

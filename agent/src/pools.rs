@@ -1,0 +1,88 @@
+//! The pools against the node's own networks.
+//!
+//! A pool that overlaps an address or a route of the node is refused before anything is made. An overlap that comes while
+//! the agent runs is logged, told by status and audit, and its addresses are given to nobody: the node is looked at with
+//! each round of the node's datapath, and each address is looked up when it is leased.
+
+use std::{net::IpAddr, sync::Arc};
+
+use anyhow::Context;
+use ipnet::IpNet;
+use wharf_core::{
+    ipam::Leased,
+    kernel::Kernel,
+    overlap::{Overlap, at_start, overlaps},
+    store::LeaseOwner,
+};
+
+use crate::{config::AgentConfig, node::Node, sync::lock};
+
+/// Looks at the node before the agent makes anything.
+///
+/// # Errors
+/// When a pool overlaps a network of the node: both are named.
+pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
+    let cidrs: Vec<IpNet> = config.pools.iter().flat_map(|p| p.cidrs.iter().copied()).collect();
+    let seen = wharf_datapath::observe_networks(&cidrs).context("look at the node's addresses and routes")?;
+    at_start(&config.pools, &seen)?;
+    Ok(())
+}
+
+/// Looks at the node's networks, and withholds the addresses that they share with pools.
+///
+/// # Errors
+/// When the kernel cannot be asked: what was known before stays in force.
+pub async fn look<K: Kernel>(node: &Node<K>) -> Result<(), String> {
+    let cidrs = lock(&node.ipam).cidrs();
+    let seen = node.kernel.observe_networks(&cidrs).await.map_err(|e| e.to_string())?;
+    apply(node, overlaps(&node.config.pools, &seen.foreign));
+    Ok(())
+}
+
+fn apply<K: Kernel>(node: &Node<K>, now: Vec<Overlap>) {
+    lock(&node.ipam).withhold(now.iter().map(Overlap::withheld).collect());
+    let before = std::mem::replace(&mut *lock(&node.overlaps), Arc::new(now.clone()));
+    for overlap in now.iter().filter(|o| !before.contains(o)) {
+        tracing::warn!("{overlap}: addresses that both have are given to no container");
+    }
+    for overlap in before.iter().filter(|o| !now.contains(o)) {
+        tracing::info!("{overlap}: no longer so");
+    }
+}
+
+/// Whether the node itself has a leased address, or reaches it over a link of its own. If so, the lease is given back and
+/// what both have is withheld from now on.
+pub async fn is_taken_by_node<K: Kernel>(node: &Node<K>, leased: &Leased, owner: &LeaseOwner) -> bool {
+    let addresses: Vec<IpAddr> = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6)).collect();
+    let mut found = Vec::new();
+    for ip in &addresses {
+        match node.kernel.observe_network_of(*ip).await {
+            Ok(network) => found.extend(overlaps(&node.config.pools, network.as_slice())),
+            // The steps that follow ask the same kernel, and fail with what they were about.
+            Err(error) => tracing::warn!(%ip, "{error}; whether the node has it is not known"),
+        }
+    }
+    if found.is_empty() {
+        return false;
+    }
+    let mut ipam = lock(&node.ipam);
+    for ip in addresses {
+        ipam.release_unused(ip, owner);
+    }
+    drop(ipam);
+    let mut all = Vec::clone(&lock(&node.overlaps));
+    all.extend(found.into_iter().filter(|o| !all.contains(o)).collect::<Vec<_>>());
+    apply(node, all);
+    true
+}
+
+/// What status says of the pools beside their fill; none when there is nothing to say.
+#[must_use]
+pub fn told<K: Kernel>(node: &Node<K>) -> Option<String> {
+    let overlaps = Arc::clone(&lock(&node.overlaps));
+    match overlaps.as_slice() {
+        [] => None,
+        [one] => Some(one.to_string()),
+        [first, rest @ ..] => Some(format!("{first}; and {} more (`wharf audit`)", rest.len())),
+    }
+}

@@ -1,0 +1,202 @@
+//! The node's own addresses and routes, as far as they share addresses with pools.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ipnet::IpNet;
+use rtnetlink::packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType},
+};
+use wharf_core::{
+    ids::IfIndex,
+    kernel::Result,
+    overlap::{NodeNetwork, NodeNetworks, Way},
+};
+
+use crate::{
+    ROUTE_PROTOCOL, ROUTER_IFNAME, ROUTER_PEER_IFNAME,
+    netlink::{Connection, address, link, route},
+};
+
+/// Reads the addresses, the routes of the tables main and local, and what a look-up (by the node's rules) gives for the
+/// first and last address of each CIDR. Only what shares addresses with one of the CIDRs is returned, and nothing that
+/// the kernel makes for an address by itself.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
+    let mut connection = Connection::open()?;
+    let shares = |net: &IpNet| cidrs.iter().any(|cidr| cidr.contains(net) || net.contains(cidr));
+    let mut links = Links::new(&mut connection)?;
+    let mut seen = NodeNetworks::default();
+    let mut foreign = BTreeSet::new();
+    for (ifindex, there) in address::list_all(&mut connection)? {
+        let net = IpNet::from(there);
+        if shares(&net) && !links.is_router(ifindex) {
+            let (ifname, _) = links.name(&mut connection, ifindex)?;
+            foreign.insert(NodeNetwork { net, way: Way::Address, ifname });
+        }
+    }
+    for message in tables(&mut connection)? {
+        let Some(found) = Found::read(&message) else { continue };
+        if !shares(&found.net) {
+            continue;
+        }
+        if found.is_ours() {
+            if found.ifindex.is_some() && found.net.prefix_len() == found.net.max_prefix_len() {
+                seen.endpoints.push(found.net.addr());
+            }
+        } else if !found.is_made_for_an_address() {
+            foreign.extend(links.network(&mut connection, found)?);
+        }
+    }
+    for cidr in cidrs {
+        for ip in [cidr.network(), cidr.broadcast()] {
+            if let Some(found) = look_up(&mut connection, ip)?
+                && found.table != u32::from(LOCAL)
+            {
+                foreign.extend(links.network(&mut connection, found)?);
+            }
+        }
+    }
+    seen.foreign = foreign.into_iter().collect();
+    Ok(seen)
+}
+
+/// The network of the node that a look-up of an address leads to; none when it leads nowhere, or over a route of ours.
+pub(crate) fn of_address(ip: IpAddr) -> Result<Option<NodeNetwork>> {
+    let mut connection = Connection::open()?;
+    let Some(found) = look_up(&mut connection, ip)? else { return Ok(None) };
+    Links::new(&mut connection)?.network(&mut connection, found)
+}
+
+/// Number of the table local (`linux/rtnetlink.h`).
+const LOCAL: u8 = 255;
+
+/// A route as this module reads it.
+struct Found {
+    net: IpNet,
+    kind: RouteType,
+    protocol: RouteProtocol,
+    table: u32,
+    ifindex: Option<IfIndex>,
+    by_gateway: bool,
+    gateway: Option<IpAddr>,
+}
+
+impl Found {
+    fn read(message: &RouteNetlinkMessage) -> Option<Self> {
+        let RouteNetlinkMessage::NewRoute(m) = message else { return None };
+        let mut found = Self {
+            net: route::destination_of(m)?,
+            kind: m.header.kind,
+            protocol: m.header.protocol,
+            table: u32::from(m.header.table),
+            ifindex: None,
+            by_gateway: false,
+            gateway: None,
+        };
+        for attribute in &m.attributes {
+            match attribute {
+                RouteAttribute::Table(table) => found.table = *table,
+                RouteAttribute::Oif(index) => found.ifindex = Some(IfIndex(*index)),
+                RouteAttribute::Gateway(a) => (found.by_gateway, found.gateway) = (true, route::ip(a)),
+                RouteAttribute::Via(_) | RouteAttribute::MultiPath(_) => found.by_gateway = true,
+                _ => {}
+            }
+        }
+        Some(found)
+    }
+
+    fn is_ours(&self) -> bool {
+        u8::from(self.protocol) == ROUTE_PROTOCOL
+    }
+
+    /// The kernel's entries in the local table: of an address, which is seen as an address, and its broadcasts.
+    fn is_made_for_an_address(&self) -> bool {
+        self.table == u32::from(LOCAL) && self.protocol == RouteProtocol::Kernel
+    }
+
+    fn way(&self, point_to_point: bool) -> Way {
+        match self.kind {
+            RouteType::Local | RouteType::Anycast if self.is_made_for_an_address() => Way::Address,
+            RouteType::Local | RouteType::Anycast => Way::Local,
+            RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit | RouteType::Throw => Way::Nowhere,
+            _ if self.by_gateway => Way::Gateway(self.gateway),
+            _ => {
+                let by_kernel = matches!(self.protocol, RouteProtocol::Kernel | RouteProtocol::Ra);
+                Way::OnLink { by_kernel, point_to_point }
+            }
+        }
+    }
+}
+
+/// Names of interfaces, each asked for once.
+struct Links {
+    routers: Vec<IfIndex>,
+    names: BTreeMap<IfIndex, (Option<String>, bool)>,
+}
+
+impl Links {
+    fn new(connection: &mut Connection) -> Result<Self> {
+        let mut routers = Vec::new();
+        for name in [ROUTER_IFNAME, ROUTER_PEER_IFNAME] {
+            routers.extend(link::look_up(connection, name)?.filter(|l| l.veth).map(|l| l.ifindex));
+        }
+        Ok(Self { routers, names: BTreeMap::new() })
+    }
+
+    fn is_router(&self, ifindex: IfIndex) -> bool {
+        self.routers.contains(&ifindex)
+    }
+
+    /// Name, and whether the link is point to point. None for one that went away.
+    fn name(&mut self, connection: &mut Connection, ifindex: IfIndex) -> Result<(Option<String>, bool)> {
+        if let Some(known) = self.names.get(&ifindex) {
+            return Ok(known.clone());
+        }
+        let seen = link::look_up_index(connection, ifindex)?;
+        let found = seen.map_or((None, false), |l| (Some(l.name), l.point_to_point));
+        self.names.insert(ifindex, found.clone());
+        Ok(found)
+    }
+
+    /// A route as a network of the node; none when it is ours.
+    fn network(&mut self, connection: &mut Connection, found: Found) -> Result<Option<NodeNetwork>> {
+        if found.is_ours() || found.ifindex.is_some_and(|i| self.is_router(i)) {
+            return Ok(None);
+        }
+        let (ifname, point_to_point) = match found.ifindex {
+            Some(ifindex) => self.name(connection, ifindex)?,
+            None => (None, false),
+        };
+        Ok(Some(NodeNetwork { net: found.net, way: found.way(point_to_point), ifname }))
+    }
+}
+
+/// What the kernel's look-up, rules included, gives for an address. None when it is refused: there is no route, or one
+/// that leads nowhere.
+fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<Found>> {
+    let answer = connection.one(RouteNetlinkMessage::GetRoute(route::question(ip)), 0)?;
+    Ok(answer.ok().and_then(|messages| messages.iter().find_map(Found::read)))
+}
+
+/// The routes of the tables main and local, of both families.
+fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
+    let mut found = Vec::new();
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        for table in [RouteHeader::RT_TABLE_MAIN, LOCAL] {
+            let mut request = RouteMessage::default();
+            request.header.address_family = family;
+            request.header.table = table;
+            // A kernel without the family has no routes of it.
+            if let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRoute(request))? {
+                found.extend(messages);
+            }
+        }
+    }
+    Ok(found)
+}
