@@ -32,6 +32,7 @@ const EXAMPLES: &str = "Examples:
   wharf-agent                                      serve this network namespace with the defaults
   wharf-agent --ipv4-pool 10.12.0.0/20 --ipv6-pool fd12::/64 --metrics-listen 127.0.0.1:9478
   wharf-agent --ipv6-pool=                         IPv4 alone
+  wharf-agent cleanup --dry-run                    list what agents left on this node; without the flag, remove it
   wharf-agent --config /etc/wharf/agent.toml       the same keys in TOML, plus [[pool]] tables for named pools
 
   wharf-agent --config /etc/wharf/agent.toml --check-config       before a restart: can these settings be used?

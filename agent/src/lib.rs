@@ -25,6 +25,7 @@
 pub mod admin;
 pub mod aside;
 pub mod audit;
+pub mod cleanup;
 pub mod clock;
 pub mod collect;
 pub mod config;

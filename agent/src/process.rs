@@ -12,7 +12,7 @@ use anyhow::Context;
 use wharf_core::ipam::Ipam;
 
 use crate::{
-    agent,
+    agent, cleanup,
     config::{self, AgentConfig},
     health, pages, pools, telemetry,
 };
@@ -29,6 +29,9 @@ pub fn main() -> ExitCode {
     }
     if let Some(written) = pages::asked(std::env::args_os().skip(1)) {
         return written;
+    }
+    if let Some(done) = cleanup::asked(std::env::args_os().skip(1)) {
+        return done;
     }
     let settings = match Settings::of_process() {
         Ok(usable) => usable,

@@ -56,7 +56,9 @@ pub(crate) enum Task {
     Run(Passed),
     /// Put binaries, CNI network, configuration, manual pages and systemd unit in place
     Install(InstallArgs),
-    /// Take away exactly what `install` put there
+    /// Take away exactly what `install` put there, and what the agent left on the node (`wharf-agent cleanup`)
+    ///
+    /// Refuses while endpoints live: without the plugin their runtime could not delete them any more.
     Uninstall(UninstallArgs),
     /// Fuzz whatever reads bytes from outside
     ///
@@ -240,6 +242,9 @@ pub(crate) struct UninstallArgs {
     /// Stop and disable the service first.
     #[arg(long, conflicts_with = "root")]
     pub(crate) now: bool,
+    /// Also while endpoints live: their containers lose their network.
+    #[arg(long, conflicts_with = "root")]
+    pub(crate) force: bool,
 }
 
 #[cfg(test)]

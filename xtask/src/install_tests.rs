@@ -72,7 +72,10 @@ impl Machine {
     fn uninstall(&self, purge: bool) -> Result<Vec<String>> {
         let layout = crate::args::Layout { root: Some(self.root()), prefix: "/usr/local".into() };
         let manifest = Manifest::read(&below(Some(&self.root()), &manifest_file(&layout.prefix)))?;
-        uninstall::take_away(&manifest.context("no manifest")?, &UninstallArgs { layout, purge, now: false })
+        uninstall::take_away(
+            &manifest.context("no manifest")?,
+            &UninstallArgs { layout, purge, now: false, force: false },
+        )
     }
 
     /// Everything below the root: contents of files, `/` for folders.
@@ -129,6 +132,7 @@ fn uninstall_leaves_the_machine_as_install_found_it() -> Result<()> {
 #[test]
 fn edited_configuration_survives_upgrade_and_uninstall_and_purge_takes_it() -> Result<()> {
     let machine = Machine::new()?;
+    let before = machine.tree()?;
     machine.install(&[])?;
     machine.write("etc/wharf/agent.toml", "mtu = 1400\n")?;
     machine.source("dist/agent.toml", "# settings 2\n")?;
@@ -140,12 +144,18 @@ fn edited_configuration_survives_upgrade_and_uninstall_and_purge_takes_it() -> R
     assert_eq!(machine.read("etc/cni/net.d/10-wharf.conflist")?, "{\"new\":1}", "unedited configuration follows");
     assert_eq!(machine.read("usr/local/bin/wharf")?, "cli 2");
 
-    machine.uninstall(false)?;
+    let report = machine.uninstall(false)?;
+    assert!(report.iter().any(|line| line.contains("agent.toml") && line.contains("--purge")), "{report:?}");
     assert_eq!(machine.read("etc/wharf/agent.toml")?, "mtu = 1400\n");
-    assert!(!machine.root().join("usr").exists());
+    assert!(!machine.root().join("usr/local/bin").exists());
 
     machine.install(&[])?;
     assert_eq!(machine.read("etc/wharf/agent.toml")?, "mtu = 1400\n");
+
+    // What the report says can be done.
+    machine.uninstall(false)?;
+    machine.uninstall(true)?;
+    assert_eq!(machine.tree()?, before);
     Ok(())
 }
 
@@ -271,5 +281,43 @@ fn a_missing_piece_or_a_bad_path_is_an_error_before_anything_is_written() -> Res
     let message = machine.install(&[]).map_err(|error| error.to_string()).err().unwrap_or_default();
     assert!(message.ends_with("dist/agent.toml"), "{message}");
     assert_eq!(machine.tree()?, before);
+    Ok(())
+}
+
+/// Stands in for the installed agent: writes down its arguments, and ends as it is told.
+fn stand_in(prefix: &Path, status: u8) -> Result<Manifest> {
+    let agent = prefix.join("bin/wharf-agent");
+    fs::create_dir_all(prefix.join("bin"))?;
+    let calls = prefix.join("calls");
+    fs::write(&agent, format!("#!/bin/sh\necho \"$@\" >> {}\nexit {status}\n", calls.display()))?;
+    fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))?;
+    let mut manifest = Manifest::default();
+    manifest.add(Kind::File, &agent);
+    Ok(manifest)
+}
+
+#[test]
+fn uninstall_has_the_agent_clean_up_and_stops_where_that_is_refused() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let prefix = folder.path().to_owned();
+    let arguments = |force| {
+        let layout = crate::args::Layout { root: None, prefix: prefix.clone() };
+        UninstallArgs { layout, purge: false, now: false, force }
+    };
+    let manifest = stand_in(&prefix, 0)?;
+    uninstall::clean_up(&manifest, &arguments(false), true)?;
+    uninstall::clean_up(&manifest, &arguments(true), false)?;
+    let calls = fs::read_to_string(prefix.join("calls"))?;
+    let flags: Vec<(bool, bool)> =
+        calls.lines().map(|call| (call.contains("--dry-run"), call.contains("--force"))).collect();
+    assert!(calls.lines().all(|call| call.starts_with("cleanup")), "{calls}");
+    assert_eq!(flags, [(true, false), (false, true)]);
+
+    let manifest = stand_in(&prefix, 1)?;
+    let refused = uninstall::clean_up(&manifest, &arguments(false), false).map_err(|e| e.to_string());
+    assert!(refused.as_ref().is_err_and(|e| e.contains("--force")), "{refused:?}");
+    // An installation that was cut short has no agent to ask.
+    fs::remove_file(prefix.join("bin/wharf-agent"))?;
+    uninstall::clean_up(&manifest, &arguments(false), false)?;
     Ok(())
 }

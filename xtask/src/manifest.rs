@@ -58,6 +58,17 @@ impl Manifest {
         self.items.iter().filter(move |(found, _)| *found == kind).map(|(_, path)| path.as_path())
     }
 
+    /// What is left of an installation whose files are gone: the manifest's own file, the configuration that is there, and
+    /// every folder and group.
+    pub(crate) fn left(&self, own: &Path, is_there: impl Fn(&Path) -> bool) -> Self {
+        let stays = |(kind, path): &&(Kind, PathBuf)| match kind {
+            Kind::File => path == own,
+            Kind::Config => is_there(path),
+            Kind::Directory | Kind::Group => true,
+        };
+        Self { items: self.items.iter().filter(stays).cloned().collect() }
+    }
+
     /// Reads a manifest; `None` where there is none.
     pub(crate) fn read(file: &Path) -> Result<Option<Self>> {
         match fs::read_to_string(file) {

@@ -19,6 +19,9 @@ use crate::{
 /// What the agent itself keeps across boots.
 const STATE: &str = "/var/lib/wharf";
 
+/// The agent's configuration, which names its directories.
+const CONFIG: &str = "/etc/wharf/agent.toml";
+
 /// The command.
 pub(crate) fn uninstall(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
     let layout = &arguments.layout;
@@ -36,7 +39,13 @@ pub(crate) fn uninstall(privilege: &Privilege, arguments: &UninstallArgs) -> Res
         if !arguments.now {
             bail!("uninstall: {UNIT} runs; stop it with `systemctl disable --now {UNIT}`, or pass --now");
         }
+        // Refused while endpoints live: then the service goes on.
+        clean_up(&manifest, arguments, true)?;
         systemctl(&["disable", "--now", UNIT])?;
+    }
+    // Before its plugin goes: without it no runtime can delete a container that lives.
+    if !staged {
+        clean_up(&manifest, arguments, false)?;
     }
     for line in take_away(&manifest, arguments)? {
         println!("{line}");
@@ -54,7 +63,7 @@ fn as_root(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
     let this = std::env::current_exe().context("find this program's own file")?;
     let mut command = privilege.command(&this, &[]);
     command.args(["uninstall", "--prefix"]).arg(&arguments.layout.prefix);
-    for (flag, set) in [("--purge", arguments.purge), ("--now", arguments.now)] {
+    for (flag, set) in [("--purge", arguments.purge), ("--now", arguments.now), ("--force", arguments.force)] {
         if set {
             command.arg(flag);
         }
@@ -62,6 +71,36 @@ fn as_root(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
     let status = command.status().context("uninstall as root: run sudo")?;
     if !status.success() {
         bail!("uninstall as root: it failed ({status}); its message is above");
+    }
+    Ok(())
+}
+
+/// Has the installed agent take its traces off the node: links, routes, pins, its run and state directory. Fails while
+/// endpoints live or an agent runs, unless `--force`.
+pub(crate) fn clean_up(manifest: &Manifest, arguments: &UninstallArgs, only_look: bool) -> Result<()> {
+    let agent = arguments.layout.prefix.join("bin/wharf-agent");
+    if !manifest.contains(Kind::File, &agent) || !agent.exists() {
+        return Ok(());
+    }
+    let mut command = Command::new(&agent);
+    command.arg("cleanup");
+    if Path::new(CONFIG).exists() {
+        command.args(["--config", CONFIG]);
+    }
+    for (flag, set) in [("--force", arguments.force), ("--dry-run", only_look)] {
+        if set {
+            command.arg(flag);
+        }
+    }
+    if only_look {
+        command.stdout(Stdio::null());
+    }
+    let status = command.status().with_context(|| format!("run {}", agent.display()))?;
+    if !status.success() {
+        bail!(
+            "uninstall: the node still has what only an installed Wharf can take away (the message is above); delete the \
+             containers and stop the agent first, or pass --force, which cuts living containers off"
+        );
     }
     Ok(())
 }
@@ -120,13 +159,18 @@ pub(crate) fn remove_items(
             kept.push(format!("kept      {} (edited; --purge removes it)", config.display()));
         }
     }
-    // The manifest goes last of the files: while anything is left, it can be found again.
+    // The manifest goes last of the files, and only when nothing is left: `uninstall --purge` finds by it what was kept.
     let own = manifest_file(prefix);
     for file in manifest.of(Kind::File).filter(|file| **file != *own) {
         remove(file)?;
     }
-    if manifest.contains(Kind::File, &own) {
-        remove(&own)?;
+    if kept.is_empty() {
+        if manifest.contains(Kind::File, &own) {
+            remove(&own)?;
+        }
+    } else {
+        let left = manifest.left(&own, |config| below(root, config).exists());
+        fs::write(below(root, &own), left.text()).with_context(|| format!("write {}", own.display()))?;
     }
     for folder in manifest.of(Kind::Directory).rev() {
         let place = below(root, folder);

@@ -24,6 +24,7 @@ mod error;
 pub mod events;
 pub mod fake;
 mod features;
+pub mod leftovers;
 pub mod linux;
 mod netlink;
 mod netns;
@@ -36,7 +37,7 @@ mod reaper;
 mod source_rule;
 mod speakers;
 
-pub use bpf::pins::ensure_pin_root;
+pub use bpf::pins::{ensure_pin_root, has_pin_root};
 pub use events::EventReader;
 pub use fake::FakeKernel;
 pub use features::{check_capabilities, ipv6_off};

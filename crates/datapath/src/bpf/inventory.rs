@@ -1,6 +1,9 @@
 //! What the pin tree and the maps hold, for restore, audit and people.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use aya::maps::MapData;
 use wharf_common::map::{self, FLAG_LIVE, FLAG_TRACE};
@@ -11,7 +14,7 @@ use wharf_core::{
 
 use super::{
     Bpf, maps,
-    pins::{self, LINKS, LOGS, MAPS, PROGRAMS, SHARED_MAPS, SINK, upcoming},
+    pins::{self, LINKS, LOGS, MAPS, PROGRAMS, PinTree, SHARED_MAPS, SINK, upcoming},
 };
 use crate::error::{fail, wrap};
 
@@ -34,6 +37,37 @@ fn is_ours(name: &str) -> bool {
     LINKS.contains(&name)
         || MAPS.contains(&name)
         || PROGRAMS.iter().any(|program| *program == name || upcoming(program) == name)
+}
+
+impl PinTree {
+    /// Every pin and directory of the tree that is ours, what is in a directory before it; and what is not ours.
+    pub(crate) fn listing(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+        let (mut ours, mut foreign) = (Vec::new(), Vec::new());
+        let shared = |name: &str| SHARED_MAPS.contains(&name) || [SINK, LOGS].contains(&name) || name == upcoming(SINK);
+        let mut sort = |dir: &Path, known: &dyn Fn(&str) -> bool| -> Result<()> {
+            let (mine, others): (Vec<_>, Vec<_>) = pins::names(dir)?.into_iter().partition(|name| known(name));
+            // Directories are listed when they are looked into.
+            ours.extend(mine.into_iter().map(|name| dir.join(name)).filter(|path| !path.is_dir()));
+            foreign.extend(others.into_iter().map(|name| dir.join(name)));
+            if dir.is_dir() {
+                ours.push(dir.to_owned());
+            }
+            Ok(())
+        };
+        sort(&self.shared_dir(), &shared)?;
+        let of_id = |name: &str| name.parse::<EndpointId>().is_ok();
+        let of_link = |_: &str| true;
+        for (parent, named) in [(self.endpoints_dir(), &of_id as &dyn Fn(&str) -> bool), (self.closing_dir(), &of_link)]
+        {
+            let is_directory = |name: &str| named(name) && parent.join(name).is_dir();
+            for name in pins::names(&parent)?.iter().filter(|name| is_directory(name)) {
+                sort(&parent.join(name), &is_ours)?;
+            }
+            sort(&parent, &is_directory)?;
+        }
+        sort(self.root(), &|name| ["shared", "endpoints", "closing"].contains(&name))?;
+        Ok((ours, foreign))
+    }
 }
 
 impl Bpf {

@@ -85,12 +85,26 @@ pub fn ensure_pin_root(bpffs: &Path) -> Result<PathBuf> {
     Ok(root)
 }
 
+/// Whether there is a bpffs with Wharf's directory on it.
+#[must_use]
+pub fn has_pin_root(bpffs: &Path) -> bool {
+    check_bpffs(bpffs).is_ok() && bpffs.join(ROOT).is_dir()
+}
+
 impl PinTree {
     /// Makes sure that `bpffs` is one; changes nothing.
     pub(crate) fn open(bpffs: &Path) -> Result<Self> {
         check_bpffs(bpffs)?;
         let root = bpffs.join(ROOT).join(format!("v{}", wharf_common::ABI_VERSION));
         Ok(Self { bpffs: bpffs.to_owned(), root })
+    }
+
+    /// The trees of every ABI version; nothing is made.
+    pub(crate) fn all(bpffs: &Path) -> Result<Vec<Self>> {
+        let root = bpffs.join(ROOT);
+        let of_version = |name: &String| name.strip_prefix('v').is_some_and(|v| v.parse::<u32>().is_ok());
+        let tree = |name: String| Self { bpffs: bpffs.to_owned(), root: root.join(name) };
+        Ok(names(&root)?.into_iter().filter(of_version).map(tree).collect())
     }
 
     /// Makes sure that the bpffs is one still: somebody may have unmounted it, or mounted something over it.

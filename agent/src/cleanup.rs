@@ -1,0 +1,207 @@
+//! `wharf-agent cleanup`: takes every trace of an agent off a node, when none runs.
+//!
+//! Links, routes, router, pins; then the files in run and state directory. What is not provably ours is named and stays.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use wharf_core::ids::Attachment;
+use wharf_datapath::leftovers::{self, Leftover, Leftovers};
+use wharf_handover::{mark::Mark, queue};
+
+use crate::{
+    config::{self, Directories, Flags},
+    health, turn,
+};
+
+/// The word that asks for it.
+pub const COMMAND: &str = "cleanup";
+
+const EXAMPLES: &str = "Examples:
+  wharf-agent cleanup --dry-run                            list, change nothing; exits 1 while endpoints live
+  wharf-agent cleanup --config /etc/wharf/agent.toml       the directories of that agent
+  wharf-agent cleanup --force                              cut off the containers that still live
+
+Needs a node without a running agent. Binaries, configuration and CNI network are not touched: `cargo xtask uninstall`
+removes those, and runs this first.";
+
+/// Remove what agents left on this node: links, routes, pins, run and state directory.
+#[derive(Debug, Parser)]
+#[command(name = "wharf-agent cleanup", bin_name = "wharf-agent cleanup", version, after_help = EXAMPLES)]
+struct Arguments {
+    /// List what would be removed, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Also while endpoints live: their containers lose their network
+    #[arg(long)]
+    force: bool,
+    /// Run directory of the agent [default: /run/wharf]
+    #[arg(long, env = "WHARF_RUN_DIR", value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// State directory of the agent [default: /var/lib/wharf]
+    #[arg(long, env = "WHARF_STATE_DIR", value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// BPF file system of the agent [default: /sys/fs/bpf]
+    #[arg(long, env = "WHARF_BPFFS", value_name = "DIR")]
+    bpffs: Option<PathBuf>,
+    /// TOML file of the agent, for its directories
+    #[arg(long, env = "WHARF_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Cleans up when the arguments ask for that; `None` when they ask for an agent.
+pub fn asked(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    if arguments.next()? != COMMAND {
+        return None;
+    }
+    let name = OsString::from("wharf-agent cleanup");
+    let arguments = Arguments::parse_from(std::iter::once(name).chain(arguments));
+    Some(match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("wharf-agent cleanup: {error:#}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let Arguments { dry_run, force, run_dir, state_dir, bpffs, config } = arguments;
+    wharf_datapath::check_capabilities()?;
+    let directories = config::directories(&Flags { run_dir, state_dir, bpffs, config, ..Flags::default() })?;
+    // Held to the end: no agent may start in between.
+    let _turn = if dry_run { None } else { Some(take_turn(&directories)?) };
+    let found = leftovers::list(&directories.bpffs)?;
+    let files = files(&directories)?;
+    let verb = if dry_run { "would remove" } else { "removed" };
+    let living = living(&found);
+    if !living.is_empty() && !force {
+        if dry_run {
+            tell(&found, &files, verb);
+        }
+        bail!("endpoints live: {}; delete their containers, or pass --force, which cuts them off", first_of(&living));
+    }
+    if !dry_run {
+        for leftover in &found.ours {
+            leftovers::remove(leftover)?;
+        }
+        for file in &files.ours {
+            remove(file)?;
+        }
+    }
+    tell(&found, &files, verb);
+    Ok(())
+}
+
+/// The same locks as an agent's, where there is something to lock.
+fn take_turn(directories: &Directories) -> anyhow::Result<turn::Turn> {
+    let mut held = turn::Turn::take()?;
+    if wharf_datapath::has_pin_root(&directories.bpffs) {
+        held = held.and_bpffs(&directories.bpffs)?;
+    }
+    if directories.state.is_dir() {
+        held = held.and_state(&directories.state)?;
+    }
+    Ok(held)
+}
+
+/// Owners of the links that are there. The health endpoint's is the agent's own.
+fn living(found: &Leftovers) -> Vec<String> {
+    let owner = |leftover: &Leftover| match leftover {
+        Leftover::Link { mark, .. } if !is_health(mark) => Some(mark.owner.clone()),
+        _ => None,
+    };
+    found.ours.iter().filter_map(owner).collect()
+}
+
+fn is_health(mark: &Mark) -> bool {
+    let of = |Attachment { network, container_id, ifname }: Attachment| {
+        mark.is_of(network.as_str(), container_id.as_str(), ifname.as_str())
+    };
+    health::attachment().is_ok_and(of)
+}
+
+/// Endpoints that a message names.
+const TOLD: usize = 5;
+
+fn first_of(living: &[String]) -> String {
+    let mut text = living.iter().take(TOLD).cloned().collect::<Vec<_>>().join(", ");
+    if living.len() > TOLD {
+        text.push_str(&format!(" and {} more", living.len() - TOLD));
+    }
+    text
+}
+
+fn tell(found: &Leftovers, files: &Files, verb: &str) {
+    for leftover in &found.ours {
+        println!("{verb} {leftover}");
+    }
+    for file in &files.ours {
+        println!("{verb} {}", file.display());
+    }
+    for foreign in &found.foreign {
+        println!("left alone: {foreign}");
+    }
+    for foreign in &files.foreign {
+        println!("left alone: {}", foreign.display());
+    }
+    if found.ours.is_empty() && files.ours.is_empty() {
+        println!("nothing of Wharf's is left on this node");
+    }
+}
+
+/// Files and directories of an agent, what is in a directory before it.
+#[derive(Debug, Default)]
+struct Files {
+    ours: Vec<PathBuf>,
+    foreign: Vec<PathBuf>,
+}
+
+fn files(directories: &Directories) -> anyhow::Result<Files> {
+    let mut files = Files::default();
+    let in_run = |name: &str| {
+        [config::SOCKET, wharf_api::ADMIN_SOCKET, queue::DIRECTORY].contains(&name)
+            || name.starts_with("state.redb")
+            || name == "state.opening"
+    };
+    let in_state = |name: &str| name == turn::STATE_LOCK || name.starts_with("health.json");
+    for (directory, known) in [(&directories.run, &in_run as &dyn Fn(&str) -> bool), (&directories.state, &in_state)] {
+        let entries = match fs::read_dir(directory) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e).with_context(|| format!("list {}", directory.display())),
+        };
+        for entry in entries {
+            let entry = entry.with_context(|| format!("list {}", directory.display()))?;
+            let ours = entry.file_name().to_str().is_some_and(known);
+            if ours { &mut files.ours } else { &mut files.foreign }.push(entry.path());
+        }
+        files.ours.sort();
+        files.ours.push(directory.clone());
+    }
+    Ok(files)
+}
+
+fn remove(path: &Path) -> anyhow::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        // The queue is a directory of the agent's own (mode 0700), whatever is in it.
+        Ok(meta) if meta.is_dir() && path.ends_with(queue::DIRECTORY) => fs::remove_dir_all(path),
+        Ok(meta) if meta.is_dir() => match fs::remove_dir(path) {
+            // Somebody else's files are in it, which were named.
+            Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+            other => other,
+        },
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    match removed {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).with_context(|| format!("remove {}", path.display())),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,151 @@
+//! What agents left on a node, and its removal when none runs: for a node that Wharf is taken off.
+//!
+//! Only what is provably ours is listed: links by the owner's mark, the router's pair by name, routes by protocol number,
+//! pins by their place and name. What looks like ours and is not is named, and never touched.
+
+use std::{
+    collections::BTreeSet,
+    fmt, fs, io,
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statfs::statfs;
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use wharf_core::{
+    endpoint::parse_host_ifname,
+    ids::IfIndex,
+    kernel::{Result, RouteRow},
+};
+use wharf_handover::mark::Mark;
+
+use crate::{
+    ROUTE_PROTOCOL, ROUTER_IFNAME,
+    bpf::pins::{self, BPF_FS_MAGIC, PinTree},
+    error::wrap,
+    netlink::{Connection, link, route},
+};
+
+/// One thing of ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Leftover {
+    /// The host side of an endpoint's veth pair; with it goes the container's side.
+    Link {
+        /// Name.
+        name: String,
+        /// Index.
+        ifindex: IfIndex,
+        /// What the owner's mark says.
+        mark: Mark,
+    },
+    /// A route with our protocol number.
+    Route(RouteRow),
+    /// The router's veth pair.
+    Router(IfIndex),
+    /// A pin, or a directory of pins.
+    Pin(PathBuf),
+}
+
+impl Leftover {
+    /// Index of an endpoint's link.
+    fn ifindex(&self) -> Option<IfIndex> {
+        match self {
+            Self::Link { ifindex, .. } => Some(*ifindex),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Leftover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Link { name, mark, .. } => write!(f, "link {name} of {}", mark.owner),
+            Self::Route(RouteRow { destination, ifindex: None }) => write!(f, "unreachable route {destination}"),
+            Self::Route(RouteRow { destination, .. }) => write!(f, "route {destination}"),
+            Self::Router(_) => write!(f, "link {ROUTER_IFNAME}"),
+            Self::Pin(path) => write!(f, "pin {}", path.display()),
+        }
+    }
+}
+
+/// What there is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    /// Ours, in the order in which it is to be removed: links before the programs on them.
+    pub ours: Vec<Leftover>,
+    /// What is not provably ours, in words.
+    pub foreign: Vec<String>,
+}
+
+/// Lists what there is of Wharf in this thread's network namespace and on a bpffs. Changes nothing.
+///
+/// # Errors
+/// When the kernel cannot be asked, or the pins cannot be read.
+pub fn list(bpffs: &Path) -> Result<Leftovers> {
+    let mut found = Leftovers::default();
+    let mut connection = Connection::open()?;
+    for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
+        let RouteNetlinkMessage::NewLink(m) = message else { continue };
+        let seen = link::read(&m);
+        let named = parse_host_ifname(&seen.name);
+        match (seen.alias.as_deref().and_then(Mark::parse), named) {
+            _ if !seen.veth => {}
+            (Some(mark), _) => found.ours.push(Leftover::Link { name: seen.name, ifindex: seen.ifindex, mark }),
+            (None, Some(_)) => found.foreign.push(format!("link {} (it has no mark of Wharf's)", seen.name)),
+            (None, None) => {}
+        }
+    }
+    let routes = route::list(&mut connection, Some(ROUTE_PROTOCOL))?;
+    let links: BTreeSet<IfIndex> = found.ours.iter().filter_map(Leftover::ifindex).collect();
+    for route in routes {
+        // One that leads nowhere is ours by its number; another one by the link it leads to as well.
+        if route.ifindex.is_none_or(|ifindex| links.contains(&ifindex)) {
+            let row = RouteRow { destination: route.destination, ifindex: route.ifindex };
+            found.ours.push(Leftover::Route(row));
+        } else {
+            found.foreign.push(format!("route {} (over a link that is not Wharf's)", route.destination));
+        }
+    }
+    match link::look_up(&mut connection, ROUTER_IFNAME)? {
+        Some(seen) if seen.veth => found.ours.push(Leftover::Router(seen.ifindex)),
+        Some(_) => found.foreign.push(format!("link {ROUTER_IFNAME} (it is no veth)")),
+        None => {}
+    }
+    if statfs(bpffs).is_ok_and(|fs| fs.filesystem_type().0 == BPF_FS_MAGIC) {
+        for tree in PinTree::all(bpffs)? {
+            let (pins, foreign) = tree.listing()?;
+            found.ours.extend(pins.into_iter().map(Leftover::Pin));
+            found.foreign.extend(foreign.into_iter().map(|path| format!("pin {}", path.display())));
+        }
+        let root = bpffs.join(pins::ROOT);
+        if root.is_dir() {
+            found.ours.push(Leftover::Pin(root));
+        }
+    }
+    Ok(found)
+}
+
+/// Removes one thing; gone already is success. A directory of pins that holds what is not ours stays.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn remove(leftover: &Leftover) -> Result<()> {
+    match leftover {
+        Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),
+        Leftover::Router(ifindex) => remove_link(*ifindex, ROUTER_IFNAME),
+        Leftover::Route(row) => route::remove_row(row),
+        Leftover::Pin(path) if path.is_dir() => match fs::remove_dir(path) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOTEMPTY) => Ok(()),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(wrap("remove pins", path.display().to_string(), &e)),
+            _ => Ok(()),
+        },
+        Leftover::Pin(path) => pins::unpin(path).map(drop),
+    }
+}
+
+fn remove_link(ifindex: IfIndex, name: &str) -> Result<()> {
+    let mut connection = Connection::open()?;
+    match connection.batch(vec![link::delete(ifindex)])?.pop() {
+        Some(Err(refusal)) if !refusal.is(libc::ENODEV) => Err(refusal.into_error("remove link", name)),
+        _ => Ok(()),
+    }
+}
