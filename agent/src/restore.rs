@@ -174,6 +174,10 @@ fn claim_addresses<K: Kernel>(
         if orphan::link_of(lease).is_some_and(|link| !links.contains_key(link)) {
             changes.push(Change::RemoveLease(lease.ip));
         } else if let Err(error) = ipam.claim(lease.clone()) {
+            if ipam.keep_outside(lease.clone()) {
+                tracing::warn!(ip = %lease.ip, "no pool has this leased address today; its owner keeps it");
+                continue;
+            }
             tracing::warn!(ip = %lease.ip, "restore lease: {error}");
             unclaimed.push(lease.ip);
         }

@@ -241,3 +241,31 @@ fn where_ipv6_is_off_the_default_agent_runs_with_ipv4_alone() -> Result<()> {
     ensure!(none.code() > 0 && none.stderr.contains("no CIDR"), "{}", none.describe());
     Ok(())
 }
+
+#[test]
+fn leases_that_smaller_pools_leave_outside_are_listed_until_they_are_given_back() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let sandbox = node.sandbox("a")?;
+        let conf = node.netconf();
+        let call = node.cni("ADD").of(sandbox.name(), sandbox.path(), "eth0").env("CNI_ARGS", "IP=10.87.200.9");
+        call.conf(&conf).run()?.result()?;
+        let leased = node.http("POST", "/v1/ipam/10.87.200.10?owner=me", None)?;
+        ensure!(leased.status == 201, "{leased:?}");
+        node.stop_agent()?;
+        node.set_flag("--ipv4-pool=10.87.0.0/24", true);
+        node.start_agent()?;
+        let listed = || -> Result<Vec<String>> {
+            let leases = node.ask(async |client| client.ipam().await)?.leases;
+            Ok(leases.into_iter().filter(|l| l.owner != "node").map(|l| l.ip.to_string()).collect())
+        };
+        ensure!(listed()? == ["10.87.200.9", "10.87.200.10", "fd57:4a7f:e8f::2"], "{:?}", listed()?);
+        let status = node.wharf(&["status"])?;
+        ensure!(status.stdout.contains("2 leased addresses are in no pool"), "{}", status.stdout);
+        ensure!(node.audit()?.findings.is_empty(), "{:?}", node.audit()?.findings);
+        wharf_tests::icmp::ping(sandbox.space()?, "10.87.0.1".parse()?)?.must_answer()?;
+        node.wharf(&["ipam", "release", "10.87.200.10"])?.ok()?;
+        node.cni("DEL").of(sandbox.name(), sandbox.path(), "eth0").conf(&conf).run()?.silent()?;
+        ensure!(listed()?.is_empty(), "{:?}", listed()?);
+        Ok(())
+    })
+}

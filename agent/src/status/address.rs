@@ -6,7 +6,7 @@ use wharf_api::{ComponentStatus, Health, IpFamily};
 use wharf_core::kernel::Kernel;
 
 use super::{Fill, Source, of};
-use crate::{node::Node, rest::ipam::pools};
+use crate::{node::Node, rest::ipam::pools, sync::lock};
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
@@ -27,6 +27,11 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
         None if full.is_empty() => "addresses free in every pool".to_owned(),
         None => format!("exhausted: {}", full.join(", ")),
     };
+    match lock(&node.ipam).outside().len() {
+        0 => {}
+        1 => message.push_str("; 1 leased address is in no pool today (`wharf ipam list`)"),
+        n => message.push_str(&format!("; {n} leased addresses are in no pool today (`wharf ipam list`)")),
+    }
     if let Some(why) = node.config.ipv6_off {
         message.push_str(&format!("; IPv4 alone: IPv6 is off on the node ({why})"));
     }

@@ -307,6 +307,24 @@ impl Ipam {
         Ok(())
     }
 
+    /// Takes back a stored lease whose address no pool gives out today: the pools were made smaller while somebody had it.
+    /// It is listed, and given back by its owner, as any other; nobody else gets the address meanwhile. False where a pool
+    /// has the address, somebody holds it, or it was the node's.
+    pub fn keep_outside(&mut self, lease: Lease) -> bool {
+        let outside = self.pool_of(lease.ip).is_none() && lease.owner != LeaseOwner::Node;
+        let keep = outside && !self.leases.contains_key(&lease.ip);
+        if keep {
+            self.file(lease);
+        }
+        keep
+    }
+
+    /// Leases of addresses that no pool gives out today.
+    #[must_use]
+    pub fn outside(&self) -> Vec<&Lease> {
+        self.leases.values().filter(|l| self.pool_of(l.ip).is_none()).collect()
+    }
+
     /// Hands a lease to another owner if `from` holds it, and returns the lease as it is now. NoIPRelease needs it: when
     /// the endpoint goes and its address stays, somebody must answer for the lease, or the audit rightly calls it leaked.
     pub fn transfer(&mut self, ip: IpAddr, from: &LeaseOwner, to: LeaseOwner) -> Option<Lease> {

@@ -35,6 +35,8 @@ impl Ipam {
     #[must_use]
     pub fn peek_rest(&self, ip: IpAddr, owner: &LeaseOwner, now_ms: u64) -> Option<Rest> {
         let lease = self.leases.get(&ip).filter(|l| l.owner == *owner && l.owner != LeaseOwner::Node)?;
+        // What no pool gives out any more has nobody to rest for.
+        self.pool_of(ip)?;
         Some(rest_of(lease, now_ms))
     }
 

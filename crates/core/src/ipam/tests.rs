@@ -278,6 +278,22 @@ fn a_lease_can_change_hands_when_its_endpoint_goes() {
     assert_eq!(ipam.owned_by(|o| *o == keeper).len(), 1);
 }
 
+#[test]
+fn a_lease_that_smaller_pools_leave_outside_is_listed_and_given_back() {
+    let mut ipam = ipam(&["10.1.0.0/30"]);
+    let lease = |text: &str| Lease { ip: ip(text), pool: pool_name("default"), owner: owner(1), since_unix_ms: 0 };
+    assert!(ipam.keep_outside(lease("10.1.0.9")));
+    assert!(!ipam.keep_outside(lease("10.1.0.9")), "held already");
+    assert!(!ipam.keep_outside(lease("10.1.0.2")), "a pool has it");
+    assert!(!ipam.keep_outside(Lease { owner: LeaseOwner::Node, ..lease("10.1.0.8") }), "a router of before");
+    assert_eq!(ipam.outside(), [&lease("10.1.0.9")]);
+    assert!(ipam.leases().contains(&lease("10.1.0.9")));
+    assert_eq!(ipam.usage().first().unwrap().used, 1, "the router's alone");
+    assert_eq!(ipam.peek_rest(ip("10.1.0.9"), &owner(1), 5), None, "nobody waits for it");
+    assert!(ipam.release_owned(ip("10.1.0.9"), &owner(1), 5).is_some());
+    assert!(ipam.outside().is_empty() && ipam.resting().is_empty());
+}
+
 fn withheld(nets: &[&str]) -> Vec<Withheld> {
     nets.iter().map(|n| Withheld { net: n.parse().unwrap(), why: format!("the node's {n}") }).collect()
 }
