@@ -9,7 +9,7 @@
 //! | [`traffic`] | request/response and bulk between two containers, over [`wires`] |
 //! | [`programs`] | nanoseconds a packet in the programs |
 //! | [`churn`] | ADD and DEL through the CNI binaries of each [`plugin`] |
-//! | [`scale`] | a thousand endpoints: time and memory |
+//! | [`scale`] | a thousand endpoints: time, memory, and what the agent does at rest |
 
 pub mod churn;
 pub mod ends;
@@ -19,6 +19,7 @@ pub mod phases;
 pub mod plot;
 pub mod plugin;
 pub mod programs;
+mod rest;
 pub mod scale;
 pub mod stats;
 pub mod table;
@@ -93,7 +94,10 @@ fn one(part: &str, options: &Options) -> Result<Part> {
         "programs" => programs::measure(agent, options.rounds(3, 9), quick),
         "one" => churn::one_at_a_time(agent, options.rounds(3, 100)),
         "many" => churn::many_at_once(agent, options.rounds(1, 10), options.rounds(1, 3), if quick { 2 } else { 8 }),
-        "scale" => scale::measure(agent, if quick { 80 } else { 1_000 }),
+        "scale" => {
+            let (endpoints, rest) = if quick { (80, 2) } else { (1_000, 65) };
+            scale::measure(agent, endpoints, Duration::from_secs(rest))
+        }
         other => anyhow::bail!("there is no part {other}; there are {}", PARTS.join(", ")),
     }
 }

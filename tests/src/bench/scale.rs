@@ -1,5 +1,5 @@
-//! A thousand endpoints: whether the last comes as fast as the first, what they cost in memory, and how soon they are back
-//! after the agent was killed.
+//! A thousand endpoints: whether the last comes as fast as the first, what they cost in memory and at rest, and how soon they
+//! are back after the agent was killed.
 
 use std::{collections::BTreeSet, fs, os::fd::AsFd, os::fd::AsRawFd, time::Duration, time::Instant};
 
@@ -12,6 +12,7 @@ use super::{
     findings::{Better, Group, Mark, Part},
     phases::Phases,
     plugin::{Plugin, settle},
+    rest,
 };
 use crate::{Node, NodeConfig};
 
@@ -22,11 +23,12 @@ const KIB: f64 = 1024.0;
 /// Maps of the node that an endpoint's programs also use.
 const SHARED: [&str; 3] = [wharf_common::map::ENDPOINTS, wharf_common::map::CALLS, wharf_common::map::EVENTS];
 
-/// Adds that many endpoints one after another, and deletes them.
+/// Adds that many endpoints one after another, leaves them alone for `at_rest` (an audit and a round of self-checks take place
+/// each minute), and deletes them.
 ///
 /// # Errors
 /// When an ADD or DEL fails.
-pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
+pub fn measure(agent: &NodeConfig, endpoints: usize, at_rest: Duration) -> Result<Part> {
     ensure!(endpoints > 3 * WINDOW, "{endpoints} endpoints are too few to compare {WINDOW} with {WINDOW}");
     let mut plugin = Plugin::wharf(agent)?;
     let node = plugin.node().context("wharf has a node")?;
@@ -37,12 +39,20 @@ pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
     let (mut times, mut added) = (Vec::with_capacity(endpoints), Vec::with_capacity(endpoints));
     let start = Instant::now();
     let last = endpoints - WINDOW;
+    let quarter = endpoints / 4;
+    let (mut audited, mut audits_of_quarter) = (Duration::ZERO, Vec::new());
     for sandbox in sandboxes.iter().take(last) {
+        if added.len() == quarter {
+            let pause = Instant::now();
+            settle(node)?;
+            audits_of_quarter = rest::audits(node)?;
+            audited = pause.elapsed();
+        }
         let (took, result) = plugin.add(sandbox)?;
         times.push(ms(took));
         added.push(result);
     }
-    let in_a_row = start.elapsed();
+    let in_a_row = start.elapsed().saturating_sub(audited);
     // The first found the agent with programs at hand; so shall the last.
     settle(node)?;
     let full_before = Phases::of(node)?;
@@ -57,6 +67,19 @@ pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
     let listed = node.endpoints()?.len();
     ensure!(listed == endpoints, "{listed} endpoints are listed, {endpoints} were added");
     let kernel = kernel_memory(node)?;
+    let (few, all) = (format!("{quarter} endpoints"), format!("{endpoints} endpoints"));
+    let mut audits = Group::new("processor time of an audit", "ms", Better::Lower);
+    audits.add(&few, audits_of_quarter)?;
+    audits.add(&all, rest::audits(node)?)?;
+    audits.compare_to(&few)?;
+    let share = rest::share(node, at_rest)?;
+    let mut resting = Group::new(
+        &format!("the agent with {endpoints} endpoints, {} s at rest", at_rest.as_secs()),
+        "%",
+        Better::Lower,
+    );
+    resting.add("of one processor", vec![share])?;
+    let growth = audits.median(&all)? / audits.median(&few)?;
 
     let (restart, rebuild) = restarts(plugin.node_mut().context("wharf has a node")?, endpoints)?;
 
@@ -100,6 +123,20 @@ pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
     let ratio = adds.median(&late)? / adds.median(&first)?;
     let marks = vec![
         Mark::judge(&format!("ADD number {endpoints}: within 1.5 of the first"), "x", Better::Lower, ratio, 1.5),
+        Mark::judge(
+            &format!("{endpoints} endpoints at rest: under 1 % of a processor"),
+            "%",
+            Better::Lower,
+            share,
+            1.0,
+        ),
+        Mark::judge(
+            &format!("audit of {endpoints} endpoints: within 4.5 of {quarter}"),
+            "x",
+            Better::Lower,
+            growth,
+            4.5,
+        ),
         Mark::judge("the agent at rest: under 40 MiB resident", "MiB", Better::Lower, mebi, 40.0),
         Mark::judge("the agent, each endpoint: 64 KiB more", "KiB", Better::Lower, slope, 64.0),
         Mark::judge(
@@ -119,6 +156,8 @@ pub fn measure(agent: &NodeConfig, endpoints: usize) -> Result<Part> {
         rebuild,
         memory,
         kernel,
+        audits,
+        resting,
     ];
     drop(sandboxes);
     plugin.finish()?;
