@@ -1,7 +1,7 @@
 //! The audit: kernel against store, and the executor of its repairs.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
     time::Duration,
@@ -163,13 +163,8 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
     // Records that changed while we looked are in flight too, even if their work has ended meanwhile.
     let later = node.store.snapshot().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
-    for record in snapshot.endpoints.iter().chain(&later.endpoints) {
-        let in_both = snapshot.endpoints.iter().any(|r| r.id == record.id && r.epoch == record.epoch)
-            && later.endpoints.iter().any(|r| r.id == record.id && r.epoch == record.epoch);
-        if !in_both {
-            in_flight.insert(record.id);
-        }
-    }
+    let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
+    in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
     let prepared: BTreeSet<_> = prepared_before.union(&node.prepared.ids()).copied().collect();
     let node_part = node.kernel.observe_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
     let (queue, no_queue) = match queue_files(node).await {
@@ -331,7 +326,7 @@ async fn close_looks<K: Kernel>(
             tokio::time::sleep(pause).await;
         }
         let look = look::once(node, &handle).await.map_err(|e| kernel_error(&e))?;
-        if !look.settled || node.in_flight().contains(&handle.id) {
+        if !look.settled || node.is_in_flight(handle.id) {
             continue;
         }
         looks.looked_at.insert(handle.id);
@@ -355,10 +350,14 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
     let now = clock::unix_ms();
     // One from the future is old: the clock was set back since.
     let is_young = |since_ms| now.checked_sub(since_ms).is_some_and(|age| age < CreateStep::Commit.deadline_ms());
-    for lease in lock(&node.ipam).leases() {
+    let stored: HashMap<IpAddr, &LeaseOwner> = snapshot.leases.iter().map(|l| (l.ip, &l.owner)).collect();
+    let records: HashSet<_> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
+    // Copied, so that the lock is held for that alone.
+    let leases = lock(&node.ipam).leases();
+    for lease in leases {
         if lease.owner != LeaseOwner::Node
             && !is_young(lease.since_unix_ms)
-            && !snapshot.leases.iter().any(|l| l.ip == lease.ip && l.owner == lease.owner)
+            && stored.get(&lease.ip) != Some(&&lease.owner)
         {
             // Of a create whose undo failed: no endpoint will ever give it back.
             let nobodys = is_nobodys(node, &lease.owner);
@@ -371,7 +370,7 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
     }
     for handle in node.registry.list() {
         let (committed, what) = handle.shared.read(|v| (v.committed, v.record.attachment.to_string()));
-        if committed && !snapshot.endpoints.iter().any(|r| r.id == handle.id && r.epoch == handle.epoch) {
+        if committed && !records.contains(&(handle.id, handle.epoch)) {
             findings.push(AuditFinding {
                 problem: Problem::Kept(Kept::RecordMissing { id: handle.id }),
                 owner: Some(what),
@@ -471,8 +470,7 @@ impl<K: Kernel> Held<K> {
     /// Pins and call slots carry no epoch, so what was found under an id may be a new user's by now.
     fn take(node: &Arc<Node<K>>, id: EndpointId) -> Result<Self, String> {
         let was_free = node.registry.claim_id(id);
-        let in_use =
-            node.registry.get(id).is_some() || node.in_flight().contains(&id) || node.prepared.ids().contains(&id);
+        let in_use = node.registry.get(id).is_some() || node.is_in_flight(id) || node.prepared.ids().contains(&id);
         // Neither free nor in use: reserved, because the undo of a create left something.
         if !was_free && in_use {
             return Err(format!("id {id} is in use again"));

@@ -87,9 +87,13 @@ fn observe_host(record: &EndpointRecord, bpf: &Bpf, problems: &mut Vec<EndpointP
     }
     problems.extend(bpf.attached_problems(record)?);
     problems.extend(bpf.map_problems(record.id)?);
-    let routes = route::list(&mut host, Some(ROUTE_PROTOCOL))?;
     for address in record.addresses() {
         let (to, expected) = (IpNet::from(address), record.host_ifindex);
+        // A look-up costs the same with any number of endpoints. The table is read only where another route answers.
+        if route::of_address(&mut host, address)?.is_some_and(|r| r.ifindex == Some(expected)) {
+            continue;
+        }
+        let routes = route::list(&mut host, Some(ROUTE_PROTOCOL))?;
         let found = match routes.iter().find(|r| r.destination == to) {
             Some(r) if r.ifindex == Some(expected) => continue,
             Some(r) => Some(RouteSeen::Ours(r.ifindex)),
