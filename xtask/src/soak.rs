@@ -40,13 +40,13 @@ enum Runs {
     /// The whole binary, with these variables.
     Whole { variables: &'static [(&'static str, &'static str)], does: &'static str },
     /// As many tests of the binary as there are processors, without this one. The next run takes the next tests.
-    Some { without: &'static str, does: &'static str },
+    Turns { without: &'static str, does: &'static str },
 }
 
 impl Runs {
     const fn does(&self) -> &'static str {
         match self {
-            Self::Whole { does, .. } | Self::Some { does, .. } => does,
+            Self::Whole { does, .. } | Self::Turns { does, .. } => does,
         }
     }
 }
@@ -66,7 +66,7 @@ const PARTS: [Part; 3] = [
         test: "crash_matrix",
         share: 50,
         seed: "WHARF_CRASH_SEED",
-        runs: Runs::Some {
+        runs: Runs::Turns {
             // It kills nobody.
             without: "the_matrix_is_as_large_as_it_should_be",
             does: "one crash test for each processor",
@@ -149,7 +149,7 @@ impl Soak<'_> {
 
     /// The tests among which a run chooses; none when it takes the whole binary.
     fn tests(&self, part: &Part) -> Result<Vec<String>> {
-        let Runs::Some { without, .. } = part.runs else { return Ok(Vec::new()) };
+        let Runs::Turns { without, .. } = part.runs else { return Ok(Vec::new()) };
         let mut command = self.cargo_test(part);
         let mut tests = parse_list(&output_of(command.args(["--", "--list", "--format", "terse"]))?);
         tests.retain(|test| test != without);
