@@ -38,6 +38,7 @@ pub mod gate;
 pub mod health;
 pub mod jobs;
 pub mod log_ring;
+pub mod memory;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
@@ -237,6 +238,14 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
         // A store whose file is gone is noticed before the agent ends and all is lost with it.
         let work = || async { owned.store.ping().await.map_err(|e| e.to_string()) };
         owned.controllers.run("store-file", store::LOOK, owned.stop.clone(), work).await;
+    });
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        let work = || async {
+            owned.memory.give_back();
+            Ok(())
+        };
+        owned.controllers.run("memory", memory::INTERVAL, owned.stop.clone(), work).await;
     });
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {

@@ -23,7 +23,7 @@ use wharf_core::{
 
 use crate::{
     aside::Aside, audit::Left, config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate,
-    health::Health, jobs::Jobs, metrics::Metrics, monitor::Monitor, orphan::Orphan, prepared::Prepared,
+    health::Health, jobs::Jobs, memory::Memory, metrics::Metrics, monitor::Monitor, orphan::Orphan, prepared::Prepared,
     proxy::Redirects, pulse::Pulses, registry::Registry, selfcheck::SelfChecks, status::Parts, store::Store,
     sync::lock, timeline::Timelines, unfinished::Unfinished,
 };
@@ -109,6 +109,8 @@ pub struct Node<K: Kernel> {
     pub self_checks: SelfChecks,
     /// Signs of life.
     pub pulses: Pulses,
+    /// The process's memory, and what its control group allows.
+    pub memory: Memory,
     /// The parts of the status: what each said last.
     pub parts: Parts,
     /// When the agent started.
@@ -169,6 +171,7 @@ impl<K: Kernel> Node<K> {
             in_flight: Mutex::default(),
             self_checks: SelfChecks::default(),
             pulses: Pulses::default(),
+            memory: Memory::default(),
             parts: Parts::default(),
             started: Instant::now(),
         })

@@ -99,8 +99,8 @@ pub async fn refill<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
         if ready >= target || node.stop.is_cancelled() {
             return Ok(());
         }
-        if node.registry.is_full() {
-            // Every id is an endpoint's; when one goes, the next create loads its own.
+        // Every id is an endpoint's, or its memory is all used up: a create loads its own when there is room again.
+        if node.registry.is_full() || node.memory.admit().is_err() {
             return Ok(());
         }
         quiet(node).await;

@@ -80,6 +80,7 @@ type Reply<K> = oneshot::Sender<Result<Claim<K>, ApiError>>;
 /// # Errors
 /// In the API's words; whatever was begun is undone.
 pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, ApiError> {
+    admitted_by_memory(node, &spec)?;
     let patience = spec.deadline.saturating_duration_since(Instant::now());
     let place = node.gate.offer(patience).map_err(|refusal| ApiError {
         code: ErrorCode::Overloaded,
@@ -156,6 +157,13 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, p
             task.end_after_failed_create().await;
         }
     }
+}
+
+fn admitted_by_memory<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(), ApiError> {
+    node.memory.admit().map_err(|why| ApiError {
+        hint: Some("raise the memory limit of the agent's service (MemoryMax=), or delete endpoints".into()),
+        ..error(ErrorCode::LimitReached, format!("create endpoint {}: {why}", spec.attachment))
+    })
 }
 
 /// What can be refused without any side effect, then the reservations: id, epoch, identity, a place in the registry.
@@ -313,6 +321,10 @@ async fn steps<K: Kernel>(
         running = place.start() => running,
         given_up = gives_up(task, spec, reply) => return Err(fail(task, &[], given_up).await),
     };
+    // Those before it may have taken the last room.
+    if let Err(refused) = admitted_by_memory(&node, spec) {
+        return Err(fail(task, &[], refused).await);
+    }
     task.transition(Event::BuildStarted);
     let mut begun: Vec<CreateStep> = Vec::new();
     for step in plan_create(ip_owner) {

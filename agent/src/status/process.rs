@@ -9,7 +9,12 @@ use wharf_api::{ComponentStatus, Health, ProxyStatus};
 use wharf_core::kernel::Kernel;
 
 use super::{Fill, Source, seconds};
-use crate::{node::Node, pulse::Pulse, socket::Reach};
+use crate::{
+    memory::{self, Room},
+    node::Node,
+    pulse::Pulse,
+    socket::Reach,
+};
 
 /// What has not beaten for so long does not work: twenty beats.
 pub(crate) const LIFELESS: Duration = Duration::from_secs(5);
@@ -71,19 +76,18 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
         pending_completions: node.completions.pending.load(Ordering::Relaxed),
         timed_out_completions: node.completions.timed_out.load(Ordering::Relaxed),
     };
-    let resident = resident_bytes();
+    let (resident, room) = (memory::resident_bytes(), node.memory.room());
     Arc::new(move |status| {
+        // Only where there is a limit.
+        if let Some(Room { limit, used, endpoints }) = room {
+            let what = format!("{} of {} MiB of the control group in use", used >> 20, limit >> 20);
+            let (health, left) = match endpoints {
+                0 => (Health::Degraded, "no room for another endpoint: new ones are refused".to_owned()),
+                n => (Health::Ok, format!("room for about {n} more endpoints")),
+            };
+            status.components.push(ComponentStatus::new("memory", health, format!("{what}; {left}")));
+        }
         status.proxy = proxy.clone();
         status.resident_bytes = resident;
     })
-}
-
-/// Resident memory of this process (proc(5), /proc/self/statm, second field, in pages); 0 when it cannot be read.
-fn resident_bytes() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm")
-        .ok()
-        .and_then(|text| text.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()))
-        .unwrap_or(0);
-    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096);
-    pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
 }

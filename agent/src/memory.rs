@@ -1,0 +1,256 @@
+//! Memory: what the allocator keeps, and what the agent's control group allows.
+//!
+//! Most of what an endpoint costs is kernel memory (its link, its programs and maps), which the kernel charges to the
+//! agent's control group. At its limit the kernel kills the agent, and every start of it. So a create is refused while
+//! there is still room for the agent itself.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use nix::libc;
+
+/// Kernel memory of an endpoint without its share of each processor, and that share (docs/sizing.md).
+const ENDPOINT_BYTES: u64 = 160 << 10;
+const ENDPOINT_CPU_BYTES: u64 = 6 << 10;
+/// Room that is kept for the agent itself: an eighth of the limit, within these bounds. A start parses the kernel's BTF, which
+/// takes some 30 MiB for a moment, of which the agent before had the rest.
+const LEAST_RESERVE: u64 = 24 << 20;
+const MOST_RESERVE: u64 = 64 << 20;
+/// A limit of version 1 that is none: the highest number of pages there is.
+const NO_LIMIT: u64 = 1 << 62;
+/// Growth since memory was given back last, from which on it is done again.
+const GROWTH_BYTES: u64 = 1 << 20;
+/// How often that is looked at.
+pub const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Before any other thread starts: each thread would get a heap of its own, and keep what its busiest hour needed.
+pub fn prepare() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt(3) takes two numbers; no other thread runs yet.
+    if unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) } == 0 {
+        eprintln!("wharf-agent: mallopt(M_ARENA_MAX) is refused; the agent will keep more memory than it needs");
+    }
+}
+
+/// The process's memory and its limits.
+#[derive(Debug)]
+pub struct Memory {
+    /// Limited control groups, the agent's own first.
+    groups: Vec<Group>,
+    endpoint_bytes: u64,
+    /// Resident when memory was given back last.
+    trimmed_at: AtomicU64,
+}
+
+/// What a control group allows, and what of it is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Limit, bytes.
+    pub limit: u64,
+    /// In use, bytes, without page cache that the kernel can drop.
+    pub used: u64,
+    /// Endpoints for which there is room.
+    pub endpoints: u64,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::of(own_groups())
+    }
+}
+
+impl Memory {
+    fn of(groups: Vec<Group>) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        let endpoint_bytes = ENDPOINT_BYTES + ENDPOINT_CPU_BYTES * processors;
+        Self { groups, endpoint_bytes, trimmed_at: AtomicU64::new(0) }
+    }
+
+    /// What is left in the group with the least room; none without a limit.
+    #[must_use]
+    pub fn room(&self) -> Option<Room> {
+        let of = |(limit, used): (u64, u64)| {
+            let reserve = (limit / 8).clamp(LEAST_RESERVE, MOST_RESERVE);
+            let free = limit.saturating_sub(used).saturating_sub(reserve);
+            Room { limit, used, endpoints: free / self.endpoint_bytes }
+        };
+        self.groups.iter().filter_map(Group::usage).map(of).min_by_key(|room| room.endpoints)
+    }
+
+    /// Whether another endpoint may be made.
+    ///
+    /// # Errors
+    /// When its kernel memory could cost the agent its life; in words.
+    pub fn admit(&self) -> Result<(), String> {
+        match self.room() {
+            Some(room) if room.endpoints == 0 => Err(format!(
+                "the agent's control group has {} MiB of memory in use and may have {} MiB; an endpoint needs about {} KiB, \
+                 and the rest is kept for the agent",
+                room.used >> 20,
+                room.limit >> 20,
+                self.endpoint_bytes >> 10
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives what the allocator keeps back to the kernel, when there is enough of it to be worth the walk.
+    pub fn give_back(&self) {
+        let before = resident_bytes();
+        if before < self.trimmed_at.load(Ordering::Relaxed).saturating_add(GROWTH_BYTES) {
+            return;
+        }
+        #[cfg(target_env = "gnu")]
+        // SAFETY: malloc_trim(3) locks each heap while it walks it, and frees nothing that is in use.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+        self.trimmed_at.store(resident_bytes(), Ordering::Relaxed);
+    }
+}
+
+/// Resident memory of this process (proc(5), /proc/self/statm, second field, in pages); 0 when it cannot be read.
+#[must_use]
+pub fn resident_bytes() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()))
+        .unwrap_or(0);
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096);
+    pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
+}
+
+/// Files of a control group's memory controller.
+#[derive(Debug, PartialEq, Eq)]
+struct Group {
+    limit: PathBuf,
+    usage: PathBuf,
+    stat: PathBuf,
+}
+
+impl Group {
+    fn version2(directory: &Path) -> Self {
+        let file = |name| directory.join(name);
+        Self { limit: file("memory.max"), usage: file("memory.current"), stat: file("memory.stat") }
+    }
+
+    fn version1(directory: &Path) -> Self {
+        let file = |name| directory.join(name);
+        Self { limit: file("memory.limit_in_bytes"), usage: file("memory.usage_in_bytes"), stat: file("memory.stat") }
+    }
+
+    /// Limit, and bytes in use that cannot be dropped; none where there is no limit.
+    fn usage(&self) -> Option<(u64, u64)> {
+        // "max" is no number.
+        let limit = number(&self.limit).filter(|limit| *limit < NO_LIMIT)?;
+        let used = number(&self.usage)?;
+        let stat = fs::read_to_string(&self.stat).unwrap_or_default();
+        let of = |name: &str| {
+            let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|value| value.trim().parse::<u64>().ok())
+        };
+        let cache = |list: &str| of(&format!("total_{list}")).or_else(|| of(list)).unwrap_or(0);
+        let droppable = cache("active_file").saturating_add(cache("inactive_file"));
+        Some((limit, used.saturating_sub(droppable)))
+    }
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The control groups of this process that count memory, and those around them: each of them may have a limit.
+fn own_groups() -> Vec<Group> {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
+}
+
+/// From cgroups(7)'s /proc/self/cgroup and /proc/self/mountinfo.
+fn groups(cgroup: &str, mountinfo: &str) -> Vec<Group> {
+    let mut found = Vec::new();
+    for line in cgroup.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
+        let of: fn(&Path) -> Group = match controllers {
+            "" => Group::version2,
+            list if list.split(',').any(|c| c == "memory") => Group::version1,
+            _ => continue,
+        };
+        let Some((root, point)) = mountinfo.lines().find_map(|mount| mounted(mount, controllers.is_empty())) else {
+            continue;
+        };
+        let Ok(inside) = Path::new(path).strip_prefix(root) else { continue };
+        // An empty path joined would end the directory's name with a slash.
+        found.extend(inside.ancestors().map(|at| of(&point.join(at))));
+    }
+    found
+}
+
+/// Root and mount point of a mount of a memory hierarchy.
+fn mounted(line: &str, version2: bool) -> Option<(&Path, &Path)> {
+    let (mount, kind) = line.split_once(" - ")?;
+    let mut kind = kind.split(' ');
+    let is_it = match kind.next()? {
+        "cgroup2" => version2,
+        "cgroup" => !version2 && kind.nth(1)?.split(',').any(|option| option == "memory"),
+        _ => false,
+    };
+    let mut fields = mount.split(' ').skip(3);
+    let (root, point) = (fields.next()?, fields.next()?);
+    is_it.then_some((Path::new(root), Path::new(point)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "30 23 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+        35 31 0:32 /slice /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n";
+
+    #[test]
+    fn both_versions_are_found_with_what_is_around_them() {
+        let found = groups("4:cpu:/x\n3:memory:/slice/a/b\n0::/c\n", MOUNTS);
+        let limits: Vec<_> = found.iter().map(|g| g.limit.to_str().expect("text")).collect();
+        let v1 = |at: &str| format!("/sys/fs/cgroup/memory/{at}memory.limit_in_bytes");
+        let v2 = |at: &str| format!("/sys/fs/cgroup/unified/{at}memory.max");
+        assert_eq!(limits, [v1("a/b/"), v1("a/"), v1(""), v2("c/"), v2("")]);
+        assert_eq!(groups("garbage\n::\n1:memory:/elsewhere\n", MOUNTS), []);
+        assert_eq!(groups("0::/c\n", ""), []);
+    }
+
+    fn group(directory: &Path, limit: &str, used: u64, cache: u64) -> Group {
+        let group = Group::version2(directory);
+        fs::write(&group.limit, limit).expect("write");
+        fs::write(&group.usage, used.to_string()).expect("write");
+        fs::write(&group.stat, format!("anon 1\nactive_file {cache}\nslab 7\n")).expect("write");
+        group
+    }
+
+    #[test]
+    fn an_endpoint_is_refused_before_the_limit_and_page_cache_does_not_count() {
+        let mib = |n: u64| n << 20;
+        let room = |limit: &str, used, cache| {
+            let directory = tempfile::tempdir().expect("make directory");
+            let memory = Memory::of(vec![group(directory.path(), limit, used, cache)]);
+            (memory.room().map(|r| r.endpoints), memory.admit())
+        };
+        assert_eq!(room("max\n", mib(500), 0), (None, Ok(())));
+        let (left, admitted) = room(&mib(64).to_string(), mib(20), 0);
+        assert!(left.is_some_and(|n| (100..280).contains(&n)) && admitted.is_ok(), "{left:?}");
+        let (left, refused) = room(&mib(64).to_string(), mib(57), 0);
+        assert_eq!(left, Some(0));
+        assert!(refused.expect_err("refused").contains("57 MiB of memory in use and may have 64 MiB"));
+        assert!(room(&mib(64).to_string(), mib(57), mib(20)).1.is_ok(), "the cache can be dropped");
+    }
+
+    #[test]
+    fn the_group_with_the_least_room_counts() {
+        let (inner, outer) = (tempfile::tempdir().expect("directory"), tempfile::tempdir().expect("directory"));
+        let groups = vec![group(inner.path(), "max", 0, 0), group(outer.path(), &(1 << 30).to_string(), 1 << 30, 0)];
+        assert!(Memory::of(groups).admit().is_err());
+    }
+}

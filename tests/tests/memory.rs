@@ -1,0 +1,177 @@
+//! What the agent's memory comes back to after its busiest hours.
+
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::json;
+use wharf_api::DeleteQuery;
+use wharf_tests::{Node, NodeConfig, Sandbox, scenario};
+
+/// Endpoints that are there at once.
+const ENDPOINTS: usize = 250;
+/// Times that they come and go.
+const ROUNDS: usize = 4;
+/// Connections that send half a request, at once and in all.
+const SLOW: usize = 500;
+const SLOW_ROUNDS: usize = 4;
+/// Requests under way at once.
+const PARALLEL: usize = 8;
+/// How long the agent may take to give memory back.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// How long some 150 endpoints may take to be back after a restart.
+const RESTORED: Duration = Duration::from_secs(120);
+
+/// KiB of memory of the agent.
+fn resident(node: &Node) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{}/status", node.agent_pid()?)).context("read its memory")?;
+    let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:")).context("it has no VmRSS")?;
+    line.trim().trim_end_matches(" kB").parse().with_context(|| format!("VmRSS is {line:?}"))
+}
+
+fn id(n: usize) -> String {
+    format!("cni-attachment-id:{n:064}:e{n}")
+}
+
+fn create(node: &Node, container: &Sandbox, n: usize) -> Result<()> {
+    let create = serde_json::from_value(json!({
+        "container_id": format!("{n:064}"), "ifname": format!("e{n}"), "network": "harbour",
+        "netns": container.path(), "pod_name": format!("a-deployment-of-some-service-7d4b9c5f6d-{n}"),
+        "pod_namespace": "a-namespace-of-a-tenant", "deadline_ms": 60_000,
+    }))?;
+    node.ask(async |client| client.put_endpoint(&id(n), &create).await).map(drop)
+}
+
+fn delete(node: &Node, n: usize) -> Result<()> {
+    node.ask(async |client| client.delete_endpoint(&id(n), &DeleteQuery::default()).await).map(drop)
+}
+
+/// So many endpoints come, all in one container, and go.
+fn churn(node: &Node, container: &Sandbox, count: usize) -> Result<()> {
+    in_parallel(count, &|n| create(node, container, n))?;
+    in_parallel(count, &|n| delete(node, n))
+}
+
+/// Does something for each number below `count`.
+fn in_parallel(count: usize, work: &(dyn Fn(usize) -> Result<()> + Sync)) -> Result<()> {
+    thread::scope(|scope| {
+        let share = |first: usize| move || (first..count).step_by(PARALLEL).try_for_each(work);
+        let shares: Vec<_> = (0..PARALLEL).map(|first| scope.spawn(share(first))).collect();
+        shares.into_iter().try_for_each(|share| share.join().map_err(|_| anyhow!("a share panicked"))?)
+    })
+}
+
+/// So many clients begin a request, never end it, and go.
+fn dawdle(node: &Node, count: usize) -> Result<()> {
+    let mut clients = Vec::new();
+    for _ in 0..count {
+        let mut client = UnixStream::connect(node.dirs().socket()).context("connect")?;
+        client.write_all(b"GET /v1/healthz HTTP/1.1\r\nhost: wh").context("write half a request")?;
+        clients.push(client);
+    }
+    Ok(())
+}
+
+#[test]
+fn memory_comes_back_after_endpoints_and_connections_came_and_went() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let container = node.sandbox("all")?;
+        churn(node, &container, 32)?;
+        dawdle(node, 32)?;
+        let begun = resident(node)?;
+        for _ in 0..ROUNDS {
+            churn(node, &container, ENDPOINTS)?;
+        }
+        for _ in 0..SLOW_ROUNDS {
+            dawdle(node, SLOW)?;
+        }
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let now = resident(node)?;
+            if now * 10 <= begun * 13 {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "the agent has {now} KiB, and had {begun} before");
+            thread::sleep(Duration::from_millis(500));
+        }
+    })
+}
+
+/// A control group of this process, with a memory limit. The process leaves it, and it goes, when this is dropped.
+struct Limited {
+    home: PathBuf,
+    group: PathBuf,
+}
+
+impl Limited {
+    fn new(limit: u64) -> Result<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup").context("read the control groups")?;
+        let v1 = own.lines().find_map(|l| l.split_once(":memory:").map(|(_, path)| path.trim_start_matches('/')));
+        let (home, file) = match v1 {
+            Some(path) => (PathBuf::from("/sys/fs/cgroup/memory").join(path), "memory.limit_in_bytes"),
+            None => (PathBuf::from("/sys/fs/cgroup"), "memory.max"),
+        };
+        let group = home.join(format!("wharf-test-{}", std::process::id()));
+        fs::create_dir(&group).with_context(|| format!("make control group {}", group.display()))?;
+        let limited = Self { home, group };
+        fs::write(limited.group.join(file), limit.to_string()).context("limit its memory")?;
+        Ok(limited)
+    }
+
+    /// What is started meanwhile is in the group; this process is not.
+    fn start(&self, node: &mut Node) -> Result<()> {
+        let enter = |group: &Path| fs::write(group.join("cgroup.procs"), std::process::id().to_string());
+        enter(&self.group).context("enter the control group")?;
+        let started = node.start_agent();
+        enter(&self.home).context("leave the control group")?;
+        started
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        // It can be removed a moment after its last process has ended.
+        let gone = wharf_tests::wait::until("the control group to go", || Ok(fs::remove_dir(&self.group).ok()));
+        if let Err(error) = gone {
+            eprintln!("{}: {error:#}", self.group.display());
+        }
+    }
+}
+
+#[test]
+fn creates_are_refused_before_the_memory_limit_and_a_restart_there_survives() -> Result<()> {
+    let limited = Limited::new(64 << 20)?;
+    let mut node = Node::without_agent(NodeConfig::default())?;
+    limited.start(&mut node)?;
+    let container = node.sandbox("all")?;
+    let made = (0..1_000).find_map(|n| create(&node, &container, n).err().map(|error| (n, error)));
+    let (made, refused) = made.context("a thousand endpoints fit into 64 MiB")?;
+    let refused = format!("{refused:#}");
+    ensure!(made > 50 && refused.contains("the agent's control group has"), "after {made}: {refused}");
+    let shown = node.wharf(&["status"])?.stdout;
+    ensure!(shown.contains("no room for another endpoint"), "{shown}");
+    for _ in 0..2 {
+        node.kill_agent()?;
+        limited.start(&mut node)?;
+        let end = Instant::now() + RESTORED;
+        loop {
+            let all = node.endpoints()?;
+            let ready = all.iter().filter(|e| e.state == wharf_api::EndpointState::Ready).count();
+            if ready == made {
+                break;
+            }
+            ensure!(Instant::now() < end, "{ready} of {made} endpoints are back after {RESTORED:?}");
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+    in_parallel(made, &|n| delete(&node, n))?;
+    create(&node, &container, 0)?;
+    delete(&node, 0)?;
+    node.finish()
+}
