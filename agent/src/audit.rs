@@ -431,11 +431,9 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
         Repair::RemoveQueueFile(name) => deletions::discard(node, name).await,
         Repair::ReleaseQuarantined(id) => quarantine::release(node, *id).await.map(drop),
         Repair::CloseIntent(id, epoch) => {
-            node.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await.map_err(|e| e.to_string())?;
-            if lock(&node.unfinished).remove(*id).is_some() {
-                node.registry.free_id(*id);
-            }
-            Ok(())
+            // The undo that left it gives the addresses and the id back too.
+            unfinished::finish(node, *id).await?;
+            node.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await.map_err(|e| e.to_string())
         }
         Repair::Regenerate(id, level) => regenerate(node, *id, *level).await.map(drop),
     }

@@ -157,6 +157,19 @@ fn an_undo_that_failed_is_resumed_until_nothing_is_left() {
 }
 
 #[test]
+fn a_repair_of_what_an_undo_left_gives_back_the_addresses_too() {
+    Machine::new().life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureLink, Kind::Other);
+        agent.kernel.fail_next(Op::RemovePrograms, Kind::Exhausted);
+        agent.try_create(agent.container("c1")).await.expect_err("asked for");
+        agent.quiet().await;
+        let findings = agent.findings(true).await;
+        assert!(findings.iter().all(|f| f.repair.as_deref() == Some("mended")), "{findings:?}");
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
 fn an_undo_that_ends_after_its_bound_takes_nothing_from_the_next_of_that_id() {
     Machine::new().life(async |agent| {
         agent.kernel.fail_next(Op::EnsureLink, Kind::Other);

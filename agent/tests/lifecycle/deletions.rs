@@ -276,6 +276,22 @@ fn the_audit_shows_what_waits_too_long_and_what_is_of_no_use_and_mends_both() {
 }
 
 #[test]
+fn a_record_for_what_is_left_of_a_failed_create_waits_until_the_disk_has_room() {
+    Machine::new().life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureLink, Kind::Permission);
+        agent.kernel.fail_next(Op::RemovePrograms, Kind::Other);
+        agent.try_create(agent.container("c1")).await.expect_err("asked for");
+        agent.quiet().await;
+        agent.queue_deletion(&attachment("c1", "eth0"), None);
+        agent.disk.fill();
+        assert_eq!(agent.drain().await, 1, "its intent cannot be closed");
+        agent.disk.mend();
+        assert_eq!(agent.drain().await, 0);
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
 fn a_drain_that_hangs_is_named_to_the_watchdog() {
     Machine::new().life(async |agent| {
         let handle = agent.create("c1").await;

@@ -99,12 +99,20 @@ pub(crate) struct Model {
     pub(crate) listeners: BTreeSet<IpAddr>,
     pub(crate) queue: BTreeMap<(Who, u8), Queued>,
     pub(crate) disk_full: bool,
-    /// The undo of a create failed: something may be left until the next start.
-    pub(crate) murky: bool,
+    /// Attachments of which the undo of a create failed: something is left until their delete comes, an audit repairs, or
+    /// the agent starts again.
+    pub(crate) left: BTreeSet<(Who, u8)>,
+    /// A start could not undo what was left: something may be left until the next.
+    pub(crate) left_by_start: bool,
     pub(crate) last_epoch: u64,
 }
 
 impl Model {
+    /// Something may be left of a create that failed.
+    pub(crate) fn is_murky(&self) -> bool {
+        self.left_by_start || !self.left.is_empty()
+    }
+
     /// Leases, by address.
     pub(crate) fn leases(&self) -> BTreeMap<IpAddr, LeaseOwner> {
         let callers = self.callers.iter().map(|(ip, name)| (*ip, LeaseOwner::Caller { name: name.clone() }));
@@ -152,7 +160,10 @@ impl Model {
             Some(_) => self.remove(who, keep),
             // A record out of service goes when nobody else has the name.
             None if self.disk_full => {}
-            None => self.aside.retain(|(_, e)| e.attachment != wanted),
+            None => {
+                self.aside.retain(|(_, e)| e.attachment != wanted);
+                self.left.remove(&(who, network));
+            }
         }
     }
 
@@ -180,8 +191,9 @@ impl Model {
             if there.is_some_and(|e| e.attachment != wanted || queued.epoch.is_some_and(|epoch| epoch != e.epoch)) {
                 continue;
             }
-            let unfinished =
-                self.disk_full && (there.is_some() || self.aside.iter().any(|(_, e)| e.attachment == wanted));
+            let is_aside = self.aside.iter().any(|(_, e)| e.attachment == wanted);
+            let is_left = self.left.contains(&(who, network));
+            let unfinished = self.disk_full && (there.is_some() || is_aside || is_left);
             self.delete(who, network, false);
             if unfinished {
                 stays.insert((who, network), queued);
@@ -197,7 +209,8 @@ impl Model {
 
     /// A start: what was going or dead goes, unless the kernel refuses `calls` of that kind.
     pub(crate) fn start(&mut self, refused: bool) {
-        self.murky = false;
+        self.left_by_start = false;
+        self.left.clear();
         self.disk_full = false;
         for who in self.endpoints.keys().copied().collect::<Vec<_>>() {
             let Some(there) = self.endpoints.get_mut(&who) else { continue };

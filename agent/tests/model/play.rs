@@ -188,10 +188,10 @@ impl Play {
         if let Some(op) = refuses {
             self.machine.kernel.mend(op);
         }
-        let murky = self.model.murky && refuses.is_some();
+        let left = self.model.is_murky() && refuses.is_some();
         // An endpoint can go without being detached: its link goes.
         self.model.start(refuses.is_some_and(|op| op != Op::RemoveAttached));
-        self.model.murky = murky;
+        self.model.left_by_start = left;
         let aside: BTreeSet<_> = self.snapshot().quarantined.iter().map(|q| q.id).collect();
         for who in self.model.endpoints.keys().copied().collect::<Vec<_>>() {
             let Some(there) = self.model.endpoints.get(&who) else { continue };
@@ -353,7 +353,7 @@ impl Play {
                 }
                 self.assert_rested(exact.map(address), &given, &held, &rests);
             }
-            Outcome::Answered(Err(error)) => self.assert_refused(who, &error, may, available, trouble),
+            Outcome::Answered(Err(error)) => self.assert_refused((who, network), &error, may, available, trouble),
             // Nobody knows of it, so it is taken back.
             Outcome::Unheard => {}
             Outcome::Killed => {
@@ -377,7 +377,7 @@ impl Play {
     /// A create that was refused must have had a reason.
     fn assert_refused(
         &mut self,
-        who: Who,
+        (who, network): (Who, u8),
         error: &ApiError,
         may: Result<(), ErrorCode>,
         available: bool,
@@ -394,10 +394,12 @@ impl Play {
             (Err(code), _) if !asked => assert_eq!(error.code, code, "{}", error.message),
             (_, Trouble::Refused { at, undo, .. }) if asked => {
                 assert!(CREATE.contains(&at) || may.is_err(), "{at:?}: {}", error.message);
-                self.model.murky |= undo.is_some();
+                if undo.is_some() && error.message.contains("; and undoing it: ") {
+                    self.model.left.insert((who, network));
+                }
             }
             // What is left of the one before may be in its way.
-            _ if self.model.murky || of_aside => {}
+            _ if self.model.is_murky() || of_aside => {}
             _ => assert!(!available, "refused without a reason: {}", error.message),
         }
     }
@@ -451,6 +453,7 @@ impl Play {
         }
         match (outcome, trouble) {
             (Outcome::Answered(result), Trouble::Refused { at, .. }) if !result.errors.is_empty() => {
+                gone.left.clone_from(&self.model.left);
                 // It went all the same when it could.
                 let mut half = self.model.clone();
                 half.half_deleted(who, (!self.model.disk_full).then_some(keep), at == Op::RemoveLink);
@@ -460,11 +463,19 @@ impl Play {
                 assert!(!stays || named, "{:?}", result.errors);
             }
             (Outcome::Answered(result), _) => {
-                assert!(result.errors.is_empty() || self.model.disk_full || self.model.murky, "{:?}", result.errors);
+                assert!(
+                    result.errors.is_empty() || self.model.disk_full || self.model.is_murky(),
+                    "{:?}",
+                    result.errors
+                );
                 self.model = gone;
             }
             // A delete goes on without its caller.
-            (Outcome::Unheard, _) => self.one_of(vec![gone]),
+            (Outcome::Unheard, _) => {
+                // What is left of a create that failed is not an endpoint's delete: it waits for the next.
+                gone.left.clone_from(&self.model.left);
+                self.one_of(vec![gone]);
+            }
             (Outcome::Killed, Trouble::KilledAt(_)) if meant && !self.model.disk_full => {
                 // The intent was durable before the kernel was called.
                 gone.start(false);
@@ -505,7 +516,7 @@ impl Play {
             .collect();
         let of = attached(Who { container: 0, interface: 0 }, network).network;
         let result = self.run(collect::collect(&agent.node, &of, &listed));
-        assert!(result.errors.is_empty() || self.model.disk_full || self.model.murky, "{:?}", result.errors);
+        assert!(result.errors.is_empty() || self.model.disk_full || self.model.is_murky(), "{:?}", result.errors);
         let stale: Vec<Who> = self.model.endpoints.keys().copied().filter(|who| !valid.contains(who)).collect();
         for who in stale.into_iter().filter(|who| self.network_of(*who) == network).collect::<Vec<_>>() {
             self.model.delete(who, network, false);
@@ -517,6 +528,7 @@ impl Play {
             let taken: BTreeSet<Who> = self.model.endpoints.keys().copied().collect();
             let stays = |who: &Who, a: &Attachment| a.network != of || valid.contains(who) || taken.contains(who);
             self.model.aside.retain(|(who, e)| stays(who, &e.attachment));
+            self.model.left.retain(|(who, n)| stays(who, &attached(*who, *n)));
         }
     }
 
@@ -558,7 +570,7 @@ impl Play {
             }
             Err(error) => {
                 let rests = error.to_string().contains(RESTS);
-                assert!(!free || rests || self.model.murky, "refused without a reason: {error}");
+                assert!(!free || rests || self.model.is_murky(), "refused without a reason: {error}");
             }
         }
     }
@@ -708,7 +720,7 @@ impl Play {
         assert_eq!(woken, Ok(()));
         for ip in self.resting() {
             assert!(
-                self.model.listeners.contains(&ip) || self.model.murky,
+                self.model.listeners.contains(&ip) || self.model.is_murky(),
                 "{ip} rests on though nothing speaks for it"
             );
         }
@@ -720,6 +732,7 @@ impl Play {
         }
         self.run(self.life().agent.findings(true));
         self.model.aside.clear();
+        self.model.left.clear();
     }
 
     fn leak_audit(&mut self) {
@@ -732,6 +745,7 @@ impl Play {
             self.run(reconcile.run(&agent.node)).expect("the leak audit runs");
         }
         self.reconcile = reconcile;
+        self.model.left.clear();
     }
 
     /// Waits until nothing is under way. What waits for its backoff need not wait long: nothing here depends on time.

@@ -40,7 +40,7 @@ impl Play {
         let leases = model.leases();
         let in_memory = lock(&agent.node.ipam).owned_by(|o| *o != LeaseOwner::Node);
         let in_memory: BTreeMap<_, _> = in_memory.into_iter().map(|l| (l.ip, l.owner)).collect();
-        if model.murky {
+        if model.is_murky() {
             let lost = leases.iter().find(|(ip, owner)| in_memory.get(ip) != Some(owner));
             alike("a lease in memory", "gone".into(), lost.map_or("gone".into(), |l| format!("{l:?}")))?;
         } else {
@@ -70,7 +70,7 @@ impl Play {
         for (id, epoch, intent) in &snapshot.intents {
             let of = model.endpoints.values().find(|e| e.id == *id && e.epoch == *epoch);
             let explained = of.is_some_and(|e| matches!(e.health, Health::Going { .. }));
-            if !explained && !model.murky {
+            if !explained && !model.is_murky() {
                 return Err(format!("an intent was never closed: {id} {epoch} {intent:?}"));
             }
         }
@@ -107,7 +107,7 @@ impl Play {
             assert_eq!(mismatches, [], "{}", well.attachment);
             assert!(links.contains(&well.id), "{} has no link", well.attachment);
         }
-        if self.model.murky {
+        if self.model.is_murky() {
             return;
         }
         let known: BTreeSet<EndpointId> =
@@ -127,7 +127,7 @@ impl Play {
 
     /// What is known to be amiss is named, and nothing else is.
     fn audit_finds_nothing_new(&self) {
-        if self.model.disk_full || self.model.murky {
+        if self.model.disk_full || self.model.is_murky() {
             return;
         }
         let amiss = self.model.endpoints.values().filter(|e| e.health != Health::Well);
