@@ -322,13 +322,20 @@ fn a_delete_asks_for_what_it_was_told() {
 fn health_and_regeneration_tell_by_exit_status() {
     let health =
         |overall: &str| json!({"overall": overall, "bpf": "ok", "policy": "ok", "connected": overall, "findings": []});
+    let mut left = health("failing");
+    left["findings"] =
+        json!([{"object": "program", "subject": "deliver", "problem": "is missing", "remedy": "--level datapath"}]);
     let mut failed = endpoint(7, "abc");
     failed["status"]["last_error"] = json!("no such device");
     let agent = Agent::start(vec![
         Answer::new("GET /v1/endpoint/7/healthz", 200, health("ok")),
         Answer::new("GET /v1/endpoint/7/healthz", 200, health("failing")),
         Answer::new("PATCH /v1/endpoint/7", 200, endpoint(7, "abc")),
+        Answer::new("GET /v1/endpoint/7/healthz", 200, health("ok")),
         Answer::new("PATCH /v1/endpoint/7", 200, failed),
+        Answer::new("GET /v1/endpoint/7/healthz", 200, health("ok")),
+        Answer::new("PATCH /v1/endpoint/7", 200, endpoint(7, "abc")),
+        Answer::new("GET /v1/endpoint/7/healthz", 200, left),
     ]);
     assert_eq!(agent.run(&["endpoint", "health", "7"]).code, Some(0));
     assert_eq!(agent.run(&["endpoint", "health", "7"]).code, Some(1));
@@ -336,10 +343,18 @@ fn health_and_regeneration_tell_by_exit_status() {
     let ran = agent.run(&["endpoint", "regenerate", "7"]);
     assert_eq!(ran.code, Some(1));
     assert!(ran.out.contains("no such device"), "{ran:?}");
+    let ran = agent.run(&["endpoint", "regenerate", "7"]);
+    assert_eq!(ran.code, Some(1), "the build succeeded and did not mend it: {ran:?}");
+    assert!(ran.err.contains("still amiss: program deliver: is missing"), "{ran:?}");
+    assert!(ran.err.contains("-> --level datapath"), "{ran:?}");
     let patches: Vec<String> = agent.seen().into_iter().filter(|r| r.starts_with("PATCH")).collect();
     assert_eq!(
         patches,
-        [r#"PATCH /v1/endpoint/7 {"regenerate":"datapath"}"#, r#"PATCH /v1/endpoint/7 {"regenerate":"policy"}"#,]
+        [
+            r#"PATCH /v1/endpoint/7 {"regenerate":"datapath"}"#,
+            r#"PATCH /v1/endpoint/7 {"regenerate":"policy"}"#,
+            r#"PATCH /v1/endpoint/7 {"regenerate":"policy"}"#
+        ]
     );
 }
 

@@ -11,8 +11,10 @@ use std::{
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::EndpointRecord,
+    finding::Mender,
     ids::EndpointId,
     kernel::{ConfigSpec, Kernel, KernelError, ProgramSpec},
     plan::CreateStep,
@@ -96,11 +98,25 @@ async fn steps<K: Kernel>(
         let link = link_ref(record);
         run.step(CreateStep::EnsureAttached, |k| async move { k.ensure_attached(&link).await }).await?;
         // Addresses and routes that somebody took away come back too; what is there stays as it is.
-        let record = record.clone();
-        run.step(CreateStep::EnsureConnected, |k| async move { k.ensure_connected(&record).await }).await?;
+        let asked = record.clone();
+        let connected =
+            run.step(CreateStep::EnsureConnected, |k| async move { k.ensure_connected(&asked).await }).await;
+        if let Err(why) = connected {
+            if !has_no_interface(node, record).await {
+                return Err(why);
+            }
+            // No try changes that, and the audit reports it: the build is as done as it can be.
+            run.shared.log(LogStatus::Warning, "build", format!("{why}; the container took its interface away"));
+        }
     }
     let record = record.clone();
     run.step(CreateStep::EnsureReachable, |k| async move { k.ensure_reachable(&record).await }).await
+}
+
+/// The container renamed its interface, replaced it or moved it to another namespace: it cannot be connected.
+async fn has_no_interface<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> bool {
+    let found = node.kernel.observe_endpoint(record).await;
+    found.is_ok_and(|all| all.iter().any(|p| p.mender() == Mender::Container { regenerable: false }))
 }
 
 struct Run<'a, K: Kernel> {

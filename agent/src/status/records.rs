@@ -1,6 +1,6 @@
 //! What is written down and not yet dealt with: the deletion queue, leaks, records out of service.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use wharf_api::{ComponentStatus, Health, QuarantinedRecord};
 use wharf_core::kernel::Kernel;
@@ -29,7 +29,7 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     };
     let findings = findings.map(|left| left.amiss);
     let quarantined = quarantined(node);
-    let lost = lock(&node.orphans).len();
+    let (lost, unreached) = lost(node);
     Arc::new(move |status| {
         status.components.push(ComponentStatus::new("deletion-queue", queue_health, queue_message.clone()));
         let health = of(findings.is_some_and(|n| n > 0), Health::Degraded);
@@ -46,6 +46,11 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
                 1 => parts.push("1 endpoint lost its record with the store of before".to_owned()),
                 n => parts.push(format!("{n} endpoints lost their records with the store of before")),
             }
+            match unreached {
+                0 => {}
+                1 => parts.push(format!("1 of them {OTHER_POOLS}")),
+                n => parts.push(format!("{n} of them {OTHER_POOLS}")),
+            }
             let message = format!("{}; see `wharf audit`", parts.join(", "));
             status.components.push(ComponentStatus::new("records", Health::Degraded, message));
         }
@@ -53,6 +58,20 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
         status.audit_findings = findings;
         status.quarantined.clone_from(&quarantined);
     })
+}
+
+/// What is the matter with containers whose addresses are of no pool of today.
+const OTHER_POOLS: &str =
+    "without their gateway: no pool has their addresses any more; start the agent with the pools of before";
+
+/// Endpoints that lost their records, and how many of them have an address outside today's pools: the gateway that their
+/// containers route by went with the pool.
+fn lost<K: Kernel>(node: &Node<K>) -> (usize, usize) {
+    let pools = lock(&node.ipam).cidrs();
+    let orphans = lock(&node.orphans);
+    let is_outside = |ip: &IpAddr| !pools.iter().any(|cidr| cidr.contains(ip));
+    let unreached = orphans.iter().filter(|o| o.rows.iter().any(|(ip, _)| is_outside(ip))).count();
+    (orphans.len(), unreached)
 }
 
 fn counted(n: u64) -> String {

@@ -24,6 +24,7 @@ mod identifiers;
 mod leak_audit;
 mod orphans;
 mod overload;
+mod own_doing;
 mod quarantine;
 mod resting;
 mod restore;

@@ -21,10 +21,12 @@ struct Repair<'a> {
 }
 
 pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError> {
+    let mut all_mended = true;
     let report = if args.repair {
         let repaired = cx.client.audit(true).await?;
         // Whether a repair held is not for the repair to say.
         let remaining = cx.client.audit(false).await?;
+        all_mended = repaired.findings.iter().all(|f| f.repair.as_deref().is_none_or(|r| r == "mended"));
         let both = Repair { repaired: &repaired, remaining: &remaining };
         cx.out.emit(&both, |style| findings(&remaining, style))?;
         if cx.out.is_table() {
@@ -49,5 +51,5 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
         };
         remark(&summary);
     }
-    Ok(Exit::well(report.findings.is_empty()))
+    Ok(Exit::well(report.findings.is_empty() && all_mended))
 }

@@ -1,12 +1,17 @@
 //! `wharf endpoint ...`.
 
-use wharf_api::{DeleteQuery, Endpoint, EndpointFilter, EndpointPatch, Health};
+use wharf_api::{DeleteQuery, Endpoint, EndpointFilter, EndpointPatch, Health, MendedBy};
 
 use super::{Context, watch};
 use crate::{
     args::{DeleteArgs, EndpointCommand, Level, ListFilter},
     error::{CliError, Exit},
-    render::endpoint::{self, Columns},
+    output::remark,
+    render::{
+        audit::words,
+        endpoint::{self, Columns},
+        text,
+    },
     target::Target,
 };
 
@@ -70,8 +75,14 @@ async fn regenerate(cx: &Context, id: &Target, level: Level) -> Result<Exit, Cli
     let e =
         patch(cx, id.as_str(), EndpointPatch { regenerate: Some(level.into()), ..EndpointPatch::default() }).await?;
     cx.out.emit(&e, |_| endpoint::regenerated(&e))?;
-    // The agent answers when the build is over; a build that failed keeps the last good state and is tried again.
-    Ok(Exit::well(e.status.last_error.is_none()))
+    // The agent answers when the build is over; a build that failed keeps the last good state and is tried again. Whether
+    // the build mended what it was asked for is for a look at the kernel to say.
+    let health = cx.client.endpoint_health(&e.id.to_string()).await?;
+    for f in health.findings.iter().filter(|f| f.mended_by != MendedBy::Nobody) {
+        remark(&format!("still amiss: {}", words(f)));
+        remark(&format!("  -> {}", text::safe(&f.remedy)));
+    }
+    Ok(Exit::well(e.status.last_error.is_none() && health.overall <= Health::Pending))
 }
 
 async fn delete(cx: &Context, args: DeleteArgs) -> Result<Exit, CliError> {

@@ -17,7 +17,8 @@ use wharf_crash as crash;
 use crate::{
     error::{fail, wrap},
     netlink::{
-        Connection, Refusal, Request, address, link,
+        Connection, Refusal, Request, address,
+        link::{self, LinkSeen},
         route::{self, Route},
     },
     netns::NetnsThread,
@@ -68,22 +69,22 @@ struct Outcome {
 pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
     let mut inside = thread.connect(OPERATION, &record.netns)?;
     let name = record.attachment.ifname.as_str();
-    match link::look_up(&mut inside, name)? {
-        Some(seen) if seen.ifindex == record.container_ifindex => {}
+    let seen = match link::look_up(&mut inside, name)? {
+        Some(seen) if seen.ifindex == record.container_ifindex => seen,
         other => {
             let found = other.map_or("nothing".to_owned(), |l| format!("index {}", l.ifindex));
             let cause = format!("expected index {} in the container, found {found}", record.container_ifindex);
             return Err(fail(OPERATION, about(record, name), KernelErrorKind::NotFound, cause));
         }
-    }
+    };
     crash::point("datapath/connect/before-container");
-    let mut outcome = run(&mut inside, container_steps(record), record)?;
+    let mut outcome = run(&mut inside, container_steps(record, &seen), record)?;
     crash::point("datapath/connect/after-container");
     if outcome.ipv6_off {
         // Some runtimes start containers with IPv6 off; a network that gives an IPv6 address means it to work.
         enable_ipv6(thread, record)?;
         crash::point("datapath/connect/after-ipv6-on");
-        outcome = run(&mut inside, container_steps(record), record)?;
+        outcome = run(&mut inside, container_steps(record, &seen), record)?;
         if outcome.ipv6_off {
             let cause = "IPv6 stays off in the container (net.ipv6.conf.*.disable_ipv6); use a pool without IPv6";
             return Err(fail(OPERATION, about(record, name), KernelErrorKind::Unsupported, cause));
@@ -93,8 +94,8 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
     crash::point("datapath/connect/after-behind");
     let mut host = Connection::open()?;
     let host_name = record.host_ifname.as_str();
-    let alias = match link::look_up(&mut host, host_name)? {
-        Some(seen) if seen.ifindex == record.host_ifindex => seen.alias,
+    let seen = match link::look_up(&mut host, host_name)? {
+        Some(seen) if seen.ifindex == record.host_ifindex => seen,
         other => {
             let found = other.map_or("nothing".to_owned(), |l| format!("index {}", l.ifindex));
             let cause = format!("expected index {} in the node, found {found}", record.host_ifindex);
@@ -102,7 +103,7 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         }
     };
     crash::point("datapath/connect/before-host");
-    let outcome = run(&mut host, host_steps(record, alias.as_deref()), record)?;
+    let outcome = run(&mut host, host_steps(record, &seen), record)?;
     if outcome.ipv6_off {
         let cause = "IPv6 is off on the node (net.ipv6.conf.all.disable_ipv6); turn it on or use no IPv6 pool";
         return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::Unsupported, cause));
@@ -184,14 +185,21 @@ fn about(record: &EndpointRecord, what: &str) -> String {
     format!("{what} (endpoint {}, epoch {})", record.id, record.epoch)
 }
 
-/// Loopback up, addresses, link up, and for each family the gateway on the link and everything by the gateway.
-fn container_steps(record: &EndpointRecord) -> Vec<Step> {
-    let index = record.container_ifindex;
+/// Loopback up, MAC address and MTU put back, addresses, link up, and for each family the gateway on the link and
+/// everything by the gateway. An MTU below the record's is the container's to choose.
+fn container_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
+    let (index, name) = (record.container_ifindex, record.attachment.ifname.as_str());
     let mut steps = vec![Step::link(link::set(LinkUnspec::new_with_name("lo").up().build()), "lo")];
+    if seen.mac != Some(record.container_mac) {
+        steps.push(Step::link(link::set_mac(index, record.container_mac), name));
+    }
+    if seen.mtu > record.mtu {
+        steps.push(Step::link(link::set_mtu(index, record.mtu), name));
+    }
     for a in record.addresses() {
         steps.push(Step::address(a, address::add(index, a), format!("address {a}")));
     }
-    steps.push(Step::link(link::up(index), record.attachment.ifname.as_str()));
+    steps.push(Step::link(link::up(index), name));
     for (a, gateway) in record.addresses().filter_map(|a| Some((a, gateway_of(record, a)?))) {
         let on_link = Route::direct(IpNet::from(gateway), index, None);
         steps.push(Step::route(a, on_link, format!("route to gateway {gateway}")));
@@ -201,16 +209,19 @@ fn container_steps(record: &EndpointRecord) -> Vec<Step> {
     steps
 }
 
-/// The owner's mark where it is another, link up, and a route to each address that speaks from the router's.
-fn host_steps(record: &EndpointRecord, alias: Option<&str>) -> Vec<Step> {
+/// The owner's mark, MAC address, MTU and ARP flag where they differ, link up, and a route to each address that speaks from
+/// the router's.
+fn host_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     let index = record.host_ifindex;
     let name = record.host_ifname.as_str();
     let mut steps = Vec::new();
     let mark = link::mark(record.id, record.epoch, &record.attachment);
-    if alias != Some(mark.as_str()) {
+    if seen.alias.as_ref() != Some(&mark) {
         steps.push(Step::link(link::set_mark(index, mark), name));
     }
-    steps.push(Step::link(link::up(index), name));
+    let is_as_made = seen.mac == Some(record.host_mac) && seen.mtu == record.mtu && !seen.arp;
+    let up = if is_as_made { link::up(index) } else { link::renew_host(index, record.host_mac, record.mtu) };
+    steps.push(Step::link(up, name));
     for a in record.addresses() {
         let to = Route::direct(IpNet::from(a), index, gateway_of(record, a));
         steps.push(Step::route(a, to, format!("route to {a}")));

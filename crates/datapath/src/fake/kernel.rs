@@ -187,6 +187,8 @@ impl Kernel for FakeKernel {
                     mtu: spec.mtu,
                     alias: Some(mark),
                     up: false,
+                    arp: false,
+                    container_mtu: spec.mtu,
                     attached: None,
                 },
             );
@@ -249,6 +251,9 @@ impl Kernel for FakeKernel {
             inside.addresses.extend(record.addresses());
             if let Some(host) = s.links.get_mut(record.host_ifname.as_str()) {
                 host.up = true;
+                (host.host_mac, host.mtu, host.arp) = (record.host_mac, record.mtu, false);
+                host.container_mac = record.container_mac;
+                host.container_mtu = host.container_mtu.min(record.mtu);
                 host.alias = Some(link::mark(record.id, record.epoch, &record.attachment));
             }
             for address in record.addresses() {

@@ -14,6 +14,7 @@ mod selfcheck;
 mod state;
 
 pub use control::{Hold, Operation};
+pub use state::LinkChange;
 
 use std::{
     net::IpAddr,
@@ -86,6 +87,11 @@ impl FakeKernel {
     /// Takes a link away behind the agent's back, by its host side's name. False when there is none.
     pub fn remove_link_behind_the_back(&self, host_ifname: &str) -> bool {
         self.state().remove_link_named(host_ifname)
+    }
+
+    /// Changes a link behind the agent's back, by its host side's name. False when there is no such link.
+    pub fn change_link_behind_the_back(&self, host_ifname: &str, change: LinkChange) -> bool {
+        self.state().change_link(host_ifname, change)
     }
 
     /// Gives a link another alias behind the agent's back, or none. False when there is no such link.

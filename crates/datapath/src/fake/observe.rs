@@ -38,6 +38,13 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
                 let (expected, found_mtu) = (record.mtu, l.mtu);
                 found.push(EndpointProblem::LinkMtu { side, name: name.clone(), expected, found: found_mtu });
             }
+            if l.host_mac != record.host_mac {
+                let (expected, is) = (record.host_mac, Some(l.host_mac));
+                found.push(EndpointProblem::LinkMac { side, name: name.clone(), expected, found: is });
+            }
+            if l.arp {
+                found.push(EndpointProblem::LinkArp { name: name.clone() });
+            }
             // Without pins there is nothing that should be attached: that is told as missing pins.
             if let Some(expected) = pinned.map(|p| p.program_ids[0])
                 && l.attached != Some(Hook::Programs(expected))
@@ -56,9 +63,22 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
         }
     }
     let (side, name) = (Side::Container, record.attachment.ifname.to_string());
-    match s.netns(&record.netns).and_then(|ns| ns.interfaces.get(&name)) {
-        None => found.push(EndpointProblem::LinkMissing { side, name }),
-        Some(inside) => {
+    let ns = s.netns(&record.netns);
+    let renamed = ns.and_then(|ns| ns.interfaces.iter().find(|(_, i)| i.host.as_ref() == Some(&record.host_ifname)));
+    match (ns.and_then(|ns| ns.interfaces.get(&name)), renamed) {
+        (None, Some((is, _))) => found.push(EndpointProblem::LinkRenamed { side, name, found: is.clone() }),
+        (None, None) => found.push(EndpointProblem::LinkMissing { side, name }),
+        (Some(inside), _) => {
+            if let Some(l) = s.links.get(record.host_ifname.as_str()) {
+                if l.container_mac != record.container_mac {
+                    let (expected, is) = (record.container_mac, Some(l.container_mac));
+                    found.push(EndpointProblem::LinkMac { side, name: name.clone(), expected, found: is });
+                }
+                if l.container_mtu != record.mtu {
+                    let (expected, is) = (record.mtu, l.container_mtu);
+                    found.push(EndpointProblem::LinkMtu { side, name: name.clone(), expected, found: is });
+                }
+            }
             for address in record.addresses().filter(|a| !inside.addresses.contains(a)) {
                 found.push(EndpointProblem::Address { address, found: None });
             }

@@ -62,6 +62,10 @@ pub(super) struct HostSide {
     pub(super) mtu: u32,
     pub(super) alias: Option<String>,
     pub(super) up: bool,
+    /// The kernel resolves neighbours on it.
+    pub(super) arp: bool,
+    /// MTU of the container's side.
+    pub(super) container_mtu: u32,
     /// What stands on its hooks.
     pub(super) attached: Option<Hook>,
 }
@@ -72,6 +76,27 @@ pub(super) enum Hook {
     Programs(u32),
     /// The program that drops everything.
     Sink,
+}
+
+/// What somebody does to a link behind the agent's back.
+#[derive(Debug, Clone)]
+pub enum LinkChange {
+    /// Host side: another MAC address.
+    HostMac(MacAddr),
+    /// Host side: the kernel resolves neighbours on it.
+    HostArp,
+    /// Host side: another MTU.
+    HostMtu(u32),
+    /// Host side: down.
+    HostDown,
+    /// Container's side: another MAC address.
+    ContainerMac(MacAddr),
+    /// Container's side: another MTU.
+    ContainerMtu(u32),
+    /// Container's side: down.
+    ContainerDown,
+    /// Container's side: another name.
+    ContainerRenamed(String),
 }
 
 /// What is pinned for an endpoint.
@@ -151,6 +176,32 @@ impl State {
 
     pub(super) fn netns(&self, wanted: &NetnsRef) -> Option<&Namespace> {
         self.namespaces.get(&wanted.path).filter(|ns| ns.identity.same(wanted))
+    }
+
+    /// False when there is no such link.
+    pub(super) fn change_link(&mut self, host_ifname: &str, change: LinkChange) -> bool {
+        let Some(link) = self.links.get_mut(host_ifname) else { return false };
+        let inode = link.inode;
+        let mut inside =
+            self.namespaces.values_mut().filter(|ns| ns.identity.inode == inode).map(|ns| &mut ns.interfaces);
+        let name = link.container_ifname.as_str();
+        match change {
+            LinkChange::HostMac(mac) => link.host_mac = mac,
+            LinkChange::HostArp => link.arp = true,
+            LinkChange::HostMtu(mtu) => link.mtu = mtu,
+            LinkChange::HostDown => link.up = false,
+            LinkChange::ContainerMac(mac) => link.container_mac = mac,
+            LinkChange::ContainerMtu(mtu) => link.container_mtu = mtu,
+            LinkChange::ContainerDown => {
+                inside.filter_map(|interfaces| interfaces.get_mut(name)).for_each(|i| i.up = false);
+            }
+            LinkChange::ContainerRenamed(new) => {
+                let Some(interfaces) = inside.next() else { return false };
+                let Some(moved) = interfaces.remove(name) else { return false };
+                interfaces.insert(new, moved);
+            }
+        }
+        true
     }
 
     /// Deletes a pair and the routes through it.

@@ -167,6 +167,21 @@ pub(crate) fn up(ifindex: IfIndex) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).up().build())
 }
 
+/// Gives a host side the values it was made with, and brings it up.
+pub(crate) fn renew_host(ifindex: IfIndex, mac: MacAddr, mtu: u32) -> Request {
+    set(LinkUnspec::new_with_index(ifindex.0).address(mac.0.to_vec()).mtu(mtu).arp(false).up().build())
+}
+
+/// Changes a link's MAC address.
+pub(crate) fn set_mac(ifindex: IfIndex, mac: MacAddr) -> Request {
+    set(LinkUnspec::new_with_index(ifindex.0).address(mac.0.to_vec()).build())
+}
+
+/// Changes a link's MTU.
+pub(crate) fn set_mtu(ifindex: IfIndex, mtu: u32) -> Request {
+    set(LinkUnspec::new_with_index(ifindex.0).mtu(mtu).build())
+}
+
 /// Deletes one link by index.
 pub(crate) fn delete(ifindex: IfIndex) -> Request {
     Request::new(RouteNetlinkMessage::DelLink(LinkUnspec::new_with_index(ifindex.0).build()), 0)
