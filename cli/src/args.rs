@@ -81,11 +81,11 @@ pub(crate) enum ColorWhen {
 /// What can be asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// How the node is: components, controllers, addresses, endpoints, BPF maps.
+    /// Show the state of the node: components, controllers, addresses, endpoints, BPF maps.
     ///
-    /// Answers whatever is stuck: a part that does not answer in 1.5 s is shown as it was last, marked as stale
-    /// with its age and with what it waits for. When the agent's API does not answer at all, its admin thread is asked
-    /// (admin.sock beside the agent's socket), and the answer says so.
+    /// Answers even when a part of the agent is stuck: a part that does not answer in 1.5 s is shown with its last value,
+    /// marked as stale with its age and what it waits for. When the API itself does not answer, the admin thread is asked
+    /// (admin.sock beside the agent's socket), and the output says so.
     #[command(after_help = "\
 Exit status:
   0  ok: the agent serves and nothing is amiss (a part that is pending is no fault)
@@ -99,7 +99,7 @@ Examples:
   wharf status --all-controllers     with every controller, healthy or not, those of endpoints too
   wharf status -o json | jq '.components[] | select(.stale_ms)'    for scripts")]
     Status(StatusArgs),
-    /// Endpoints: one network attachment of one container each.
+    /// List, show and change endpoints. An endpoint is one network attachment of one container.
     #[command(
         subcommand,
         visible_alias = "ep",
@@ -121,7 +121,7 @@ Examples:
   wharf endpoint regenerate 7 --level datapath"
     )]
     Endpoint(EndpointCommand),
-    /// The health endpoints: does the container network work, end to end?
+    /// Show the health endpoints, which probe the container network end to end.
     ///
     /// A health endpoint is a process of the agent's own, attached like any container and probed through the same
     /// programs. Exits 0 when every node's is ok, 1 when one is not, 2 when the agent cannot be reached.
@@ -134,10 +134,10 @@ Examples:
   wharf health status -o json | jq '.nodes[].state'"
     )]
     Health(HealthCommand),
-    /// Addresses: pools and leases.
+    /// List pools and leases, release addresses.
     #[command(subcommand, after_help = "Example:\n  wharf ipam list")]
     Ipam(IpamCommand),
-    /// What the kernel holds: BPF maps, counters, events.
+    /// Show BPF maps, counters and events.
     #[command(
         subcommand,
         after_help = "\
@@ -158,9 +158,9 @@ Examples:
 Forwarded packets are shown only for endpoints that trace: `wharf endpoint config 7 --trace on`.
 The reasons that --reason knows are those of `wharf bpf metrics list`.")]
     Monitor(MonitorArgs),
-    /// Compare what the kernel, the BPF file system and the store hold; nothing found is healthy.
+    /// Compare kernel, BPF file system and store. A healthy node has no findings.
     ///
-    /// Prints one line a finding and exits 1 when there are any; prints nothing on standard output and exits 0 when
+    /// Prints one line for each finding and exits 1 when there are any; prints nothing on standard output and exits 0 when
     /// there are none; exits 2 when the agent cannot be reached.
     #[command(after_help = "\
 Examples:
@@ -168,11 +168,11 @@ Examples:
   wharf audit --repair          mend what may be mended, then look again
   wharf audit -o json | jq '.findings[].subject'")]
     Audit(AuditArgs),
-    /// What it is with an endpoint, a container or an address: who, since when, what it waits for, what happened.
+    /// Explain the state of an endpoint, a container or an address: since when, what it waits for, what happened.
     ///
     /// The first line is the conclusion. Endpoints that are gone are explained too, for a day, and so are creates that
-    /// failed. Exits 0 when nothing is wrong, 1 when something is or nothing is known by that name, 2 when the agent cannot
-    /// be reached, 3 when several things could be meant; these are listed then.
+    /// failed. Exits 0 when nothing is wrong, 1 when something is wrong or the name is unknown, 2 when the agent cannot
+    /// be reached, 3 when the name is ambiguous; the candidates are listed then.
     #[command(after_help = "\
 Examples:
   wharf explain 7                    an endpoint, by its number
@@ -182,7 +182,7 @@ Examples:
   wharf explain pod-name:default/web
   wharf explain 7 -o json | jq .timeline")]
     Explain(ExplainArgs),
-    /// Write everything that helps to find a fault into one archive: status, records, maps, logs, kernel facts.
+    /// Write one archive for troubleshooting: status, records, maps, logs, kernel facts.
     ///
     /// Nothing secret goes in: no environment, no tokens, nothing of what runs in containers; names, labels, addresses
     /// and log lines do. Works without an agent too, with what can be read then. Exits 0 when every part is in it, 1 when
@@ -196,7 +196,7 @@ Examples:
   tar -tzf /tmp/node-a.tar.gz"
     )]
     Debuginfo(DebuginfoArgs),
-    /// Settings of the running agent.
+    /// Show or change settings of the running agent.
     #[command(
         subcommand,
         after_help = "\
@@ -224,13 +224,13 @@ Examples:
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
-    /// Write man pages into a directory.
+    /// Write manual pages into a directory.
     #[command(hide = true)]
     Man {
         /// The directory, which must be there.
         dir: PathBuf,
     },
-    /// Versions of this program and of the agent.
+    /// Show the versions of this program and of the agent.
     #[command(after_help = "\
 Examples:
   wharf version

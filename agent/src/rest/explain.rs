@@ -14,7 +14,7 @@ use crate::{
     telemetry::LogFilter,
 };
 
-/// What it is with an endpoint, a container or an address: who, since when, what it waits for, what happened, what the
+/// The state of an endpoint, a container or an address: who, since when, what it waits for, what happened, what the
 /// kernel holds for it. Answers for what is gone too, for a day; `kind` tells what the words turned out to name, `several`
 /// and `unknown` included.
 #[utoipa::path(get, path = "/v1/explain/{subject}", tag = "agent", params(("subject" = String, Path,

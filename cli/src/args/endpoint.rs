@@ -8,7 +8,7 @@ use crate::target::Target;
 /// `wharf endpoint ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum EndpointCommand {
-    /// All endpoints, or those that match every filter.
+    /// List all endpoints, or those that match every filter.
     #[command(
         visible_alias = "ls",
         after_help = "\
@@ -21,22 +21,22 @@ Examples:
   wharf endpoint list -o json | jq -r '.[] | [.id, .epoch, .ifindex] | @tsv'"
     )]
     List(ListFilter),
-    /// Everything about one endpoint: what it is, what it does, what it waits for.
+    /// Show one endpoint: addresses, link, state, and what it waits for.
     #[command(after_help = "Examples:\n  wharf endpoint get 7\n  wharf endpoint get 10.88.0.7 -o json")]
     Get {
         /// The endpoint (see `wharf endpoint --help`).
         #[arg(value_name = "ID")]
         id: Target,
     },
-    /// What happened to an endpoint, oldest first.
+    /// Show the events of an endpoint, oldest first.
     #[command(after_help = "Example:\n  wharf endpoint log 7")]
     Log {
         /// The endpoint.
         #[arg(value_name = "ID")]
         id: Target,
     },
-    /// Look at an endpoint's programs, maps, link, addresses and routes now, and give its programs test packets (nothing is
-    /// sent). Exits 1 when something is amiss.
+    /// Check an endpoint's programs, maps, link, addresses and routes now, and run test packets through its programs (nothing
+    /// is sent). Exits 1 when a check fails.
     #[command(after_help = "\
 Examples:
   wharf endpoint health 7 || wharf endpoint log 7
@@ -59,7 +59,7 @@ Examples:
         #[arg(long, value_name = "LABEL")]
         set: Vec<String>,
     },
-    /// Build an endpoint anew and wait until it is done. Traffic is not interrupted.
+    /// Regenerate an endpoint and wait until it is done. Traffic is not interrupted.
     #[command(after_help = "\
 Examples:
   wharf endpoint regenerate 7                    maps only
@@ -72,7 +72,7 @@ Examples:
         #[arg(long, value_enum, default_value_t = Level::Policy)]
         level: Level,
     },
-    /// Take an endpoint away: its programs, maps, link, routes and, unless told otherwise, its addresses.
+    /// Delete an endpoint: its programs, maps, link, routes and, without --keep-ip, its addresses.
     #[command(
         visible_alias = "disconnect",
         after_help = "\
@@ -83,7 +83,7 @@ Examples:
   wharf endpoint delete --container-id 3f9c51aa01b2d4e5...   all of a container's"
     )]
     Delete(DeleteArgs),
-    /// Desired and realized settings side by side, or switch tracing.
+    /// Show desired and realized settings, or switch tracing.
     #[command(after_help = "\
 Examples:
   wharf endpoint config 7

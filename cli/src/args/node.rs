@@ -28,10 +28,10 @@ pub(crate) struct StatusArgs {
 /// `wharf health ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum HealthCommand {
-    /// The nodes' health endpoints as they were last probed: state, addresses, round-trip times, the last relaunch.
+    /// Show the result of the last probes: state, addresses, round-trip times, the last relaunch.
     #[command(after_help = "Examples:\n  wharf health status\n  wharf health status -o json")]
     Status,
-    /// Probe now by ICMP, TCP and HTTP, and show the same.
+    /// Probe now by ICMP, TCP and HTTP, and show the result.
     #[command(after_help = "Example:\n  wharf health probe")]
     Probe,
 }
@@ -39,7 +39,7 @@ pub(crate) enum HealthCommand {
 /// `wharf ipam ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum IpamCommand {
-    /// Pools with their fill, and every lease with its owner.
+    /// List pools with their fill, leases with their owners, and addresses in quarantine.
     #[command(
         visible_alias = "ls",
         after_help = "\
@@ -48,7 +48,7 @@ Examples:
   wharf ipam list -o json | jq '.leases | length'"
     )]
     List,
-    /// Give back an address that a caller holds: one leased through the API, or kept by a delete without release.
+    /// Release an address that a caller holds: one leased through the API, or kept by a delete without release.
     ///
     /// An endpoint's address goes with the endpoint. An address that nobody holds is no error.
     #[command(after_help = "\
@@ -63,16 +63,16 @@ Example:
 /// `wharf bpf ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BpfCommand {
-    /// The shared table by which packets find their endpoint.
+    /// Show the shared table by which packets find their endpoint.
     #[command(subcommand, after_help = "Example:\n  wharf bpf endpoint list")]
     Endpoint(BpfEndpointCommand),
-    /// Counters that the programs keep.
+    /// Show the counters of the programs.
     #[command(subcommand, after_help = "Example:\n  wharf bpf metrics list --dropped")]
     Metrics(BpfMetricsCommand),
-    /// Events that the programs send.
+    /// Show the events of the programs.
     #[command(subcommand, after_help = "Example:\n  wharf bpf events list -n 20 --for 10s")]
     Events(BpfEventsCommand),
-    /// BPF maps and their rows.
+    /// Show BPF maps and their rows.
     #[command(subcommand, after_help = "Examples:\n  wharf bpf map list\n  wharf bpf map get ENDPOINTS")]
     Map(BpfMapCommand),
 }
@@ -109,9 +109,9 @@ Examples:
 /// `wharf bpf events ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BpfEventsCommand {
-    /// Packet events that arrive from now on: as many as asked for, or as long as asked for, whichever ends first.
+    /// Show packet events from now on, until the number or the time is reached.
     ///
-    /// The ring buffer is read once, by the agent, and keeps nothing behind: what was before is not shown.
+    /// The agent reads the ring buffer as it fills, and the buffer keeps nothing: earlier events are not shown.
     #[command(
         visible_alias = "ls",
         after_help = "\
@@ -201,7 +201,7 @@ pub(crate) struct EventsArgs {
 /// Arguments of `wharf audit`.
 #[derive(Debug, Args)]
 pub(crate) struct AuditArgs {
-    /// Mend what may be mended, say what was done, and look again; the second look decides the exit status.
+    /// Repair what may be repaired, print what was done, and compare again; the second result decides the exit status.
     #[arg(long)]
     pub(crate) repair: bool,
 }
@@ -209,7 +209,7 @@ pub(crate) struct AuditArgs {
 /// Arguments of `wharf explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// An endpoint's number, an address, a container id or its beginning, a pod, or the name of a link.
+    /// An endpoint's number, an address, a container id or a prefix of it, a pod, or the name of a link.
     #[arg(value_name = "ENDPOINT|CONTAINER|IP")]
     pub(crate) subject: Target,
 }
