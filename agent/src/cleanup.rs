@@ -172,6 +172,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
     };
     let in_state = |name: &str| name == turn::STATE_LOCK || name.starts_with("health.json");
     for (directory, known) in [(&directories.run, &in_run as &dyn Fn(&str) -> bool), (&directories.state, &in_state)] {
+        let mut mine = Vec::new();
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -180,9 +181,10 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
         for entry in entries {
             let entry = entry.with_context(|| format!("list {}", directory.display()))?;
             let ours = entry.file_name().to_str().is_some_and(known);
-            if ours { &mut files.ours } else { &mut files.foreign }.push(entry.path());
+            if ours { &mut mine } else { &mut files.foreign }.push(entry.path());
         }
-        files.ours.sort();
+        mine.sort();
+        files.ours.extend(mine);
         files.ours.push(directory.clone());
     }
     Ok(files)

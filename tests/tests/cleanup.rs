@@ -67,7 +67,7 @@ fn cleanup_takes_every_trace_off_the_node_and_nothing_else() -> Result<()> {
         ensure!(sandbox.space()?.links()? == ["lo"], "{mode}: the container's side is there");
         let pinned = names(&node.dirs().bpffs)?;
         ensure!(pinned.contains(&"theirs".to_owned()) && !pinned.contains(&"wharf".to_owned()), "{mode}: {pinned:?}");
-        ensure!(!node.dirs().run.exists() && !node.dirs().state.exists(), "{mode}: a directory is there");
+        ensure!(!node.dirs().run.exists() && !node.dirs().state.exists(), "{mode}: a directory is there:\n{done}");
         ensure!(ip(node.space(), "route show")? == before, "{mode}: {}", ip(node.space(), "route show")?);
         ensure!(ip(node.space(), "-6 route show proto 87")?.is_empty(), "{mode}: routes are left");
 
