@@ -163,7 +163,7 @@ fn pools_that_cannot_work_are_refused() {
         ("0.0.0.0/0", "this network"),
         ("::/0", "unspecified"),
         ("::/127", "unspecified"),
-        ("::10.0.0.0/104", "IPv4-compatible"),
+        ("::a00:0/104", "IPv4-compatible"),
         ("::ffff:10.0.0.0/104", "IPv4-mapped"),
         ("fe80::/64", "link-local"),
         ("ff02::/16", "multicast"),
