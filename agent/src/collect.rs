@@ -3,8 +3,10 @@
 use std::{
     collections::{BTreeSet, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
+use tokio::time::{Instant, timeout_at};
 use wharf_api::{DeleteResult, GcAttachment};
 use wharf_core::{
     ids::{Attachment, NetworkName},
@@ -56,14 +58,18 @@ pub async fn collect<K: Kernel>(
     result
 }
 
+/// How long the looks of [`warn_of_living`] may hold up a GC, all together: they only decide whether it warns.
+const LOOKS: Duration = Duration::from_secs(1);
+
 /// Notes the endpoints whose network namespace still exists. The list that came with the GC is one runtime's: where two
 /// runtimes use one network name, the GC of each deletes the endpoints of the other, and an existing namespace is the
 /// sign of it.
 async fn warn_of_living<K: Kernel>(node: &Node<K>, network: &NetworkName, handles: &[Handle]) {
-    let mut living = Vec::new();
+    let (mut living, until) = (Vec::new(), Instant::now() + LOOKS);
     for handle in handles {
         let (netns, attachment) = handle.shared.read(|v| (v.record.netns.clone(), v.record.attachment.to_string()));
-        if node.kernel.observe_netns(&netns.path).await.is_ok_and(|there| there.same(&netns)) {
+        let look = timeout_at(until, node.kernel.observe_netns(&netns.path)).await;
+        if look.is_ok_and(|seen| seen.is_ok_and(|there| there.same(&netns))) {
             let text =
                 format!("the runtime's GC of network {network} does not list it; its network namespace still exists");
             handle.shared.note(Operation::Notice, "gc", None, Outcome::Warning, &text);

@@ -16,8 +16,8 @@ use nix::libc;
 /// Kernel memory of an endpoint without its share of each processor, and that share (docs/sizing.md).
 const ENDPOINT_BYTES: u64 = 160 << 10;
 const ENDPOINT_CPU_BYTES: u64 = 6 << 10;
-/// Room that is kept for the agent itself: an eighth of the limit, within these bounds. A start parses the kernel's BTF, which
-/// takes some 30 MiB for a moment, of which the agent before had the rest.
+/// Room that is kept for the agent itself: an eighth of the limit, within these bounds. The next start needs it: a start
+/// takes 27 MiB at its peak and 17 MiB after it (docs/sizing.md), while the limit may be as good as used up by endpoints.
 const LEAST_RESERVE: u64 = 24 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
 /// A limit of version 1 that is none: the highest number of pages there is.

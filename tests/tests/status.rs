@@ -109,6 +109,27 @@ fn a_stuck_kernel_call_is_named_and_the_rest_is_told() -> Result<()> {
     })
 }
 
+/// Without the leak audit: nothing but the status's own look can tell.
+#[test]
+fn a_container_whose_namespace_went_is_named_at_once() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--audit-interval-ms", "0"]), |node| {
+        let (mut a, b) = (node.sandbox("a")?, node.sandbox("b")?);
+        let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
+        let (id, other) = (node.endpoint(&ea)?.id, node.endpoint(&eb)?.id);
+        await_exit(node, OK)?;
+        a.vanish()?;
+        let told = wait::until("a status that names the endpoint", || {
+            let (status, code, _) = status(node)?;
+            Ok(component(&status, "endpoints").filter(|c| c.health == Health::Degraded && code == DEGRADED))
+        })?;
+        let (gone, there) = (format!("endpoint {id} (its link is gone)"), format!("endpoint {other}"));
+        ensure!(told.message.contains(&gone) && !told.message.contains(&there), "{told:?}");
+        node.detach(&ea)?;
+        await_exit(node, OK)?;
+        node.detach(&eb)
+    })
+}
+
 #[test]
 fn a_runtime_that_is_stuck_is_looked_at_through_the_admin_thread() -> Result<()> {
     armed(|node| {

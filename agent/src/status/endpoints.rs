@@ -1,12 +1,19 @@
 //! Endpoints by state, steps that do not end, admission.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use wharf_api::{ComponentStatus, Health, PreparedStatus};
-use wharf_core::{kernel::Kernel, state::State};
+use wharf_core::{ids::EndpointId, kernel::Kernel, state::State};
 
 use super::{Fill, Source, of};
-use crate::{node::Node, stuck};
+use crate::{
+    endpoint::{Handle, create::link_ref, view::View},
+    node::Node,
+    stuck,
+};
 
 /// Endpoints and steps that are named one by one; the rest is counted.
 const NAMED: usize = 3;
@@ -14,12 +21,13 @@ const NAMED: usize = 3;
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
         name: "endpoints",
-        look: |node| Box::pin(async move { look(&node) }),
-        silent: |_| (Health::Degraded, "waits for the table of endpoints".into()),
+        look: |node| Box::pin(async move { look(&node).await }),
+        silent: |_| (Health::Degraded, "waits for the table of endpoints, or for the kernel's of interfaces".into()),
     }
 }
 
-fn look<K: Kernel>(node: &Node<K>) -> Fill {
+async fn look<K: Kernel>(node: &Node<K>) -> Fill {
+    let unlinked = unlinked(node).await;
     let mut states: BTreeMap<String, u64> = BTreeMap::new();
     let mut failing = Vec::new();
     for handle in node.registry.list() {
@@ -29,15 +37,18 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
             (state, waits || v.status.last_error.is_some())
         });
         *states.entry(state.as_str().to_owned()).or_default() += 1;
-        if bad {
-            failing.push(handle.id.to_string());
+        if unlinked.as_ref().is_ok_and(|ids| ids.contains(&handle.id)) {
+            failing.push(format!("endpoint {} (its link is gone)", handle.id));
+        } else if bad {
+            failing.push(format!("endpoint {}", handle.id));
         }
     }
-    let endpoints = if failing.is_empty() {
-        "all as they should be".to_owned()
-    } else {
-        format!("need attention: {}", named(&failing.iter().map(|id| format!("endpoint {id}")).collect::<Vec<_>>()))
+    let endpoints = match &unlinked {
+        Err(why) => format!("their links could not be looked at: {why}"),
+        Ok(_) if failing.is_empty() => "all as they should be".to_owned(),
+        Ok(_) => format!("need attention: {}", named(&failing)),
     };
+    let amiss = unlinked.is_err() || !failing.is_empty();
     let stuck = stuck::stuck(node);
     let steps: Vec<String> =
         stuck.iter().map(|s| format!("endpoint {} in {} for {} s", s.endpoint, s.step, s.for_ms / 1_000)).collect();
@@ -45,7 +56,7 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     let (ready, target) = node.prepared.fill();
     Arc::new(move |status| {
         status.endpoints.clone_from(&states);
-        let health = of(!failing.is_empty(), Health::Degraded);
+        let health = of(amiss, Health::Degraded);
         status.components.push(ComponentStatus::new("endpoints", health, endpoints.clone()));
         // Only while there is something to tell.
         if !stuck.is_empty() {
@@ -63,6 +74,18 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
         status.admission = admission.clone();
         status.prepared = PreparedStatus { ready: ready as u64, target: target as u64 };
     })
+}
+
+/// Endpoints whose link is gone, as it goes with the container's network namespace. The leak audit finds them too, but
+/// only at its next round.
+async fn unlinked<K: Kernel>(node: &Node<K>) -> Result<BTreeSet<EndpointId>, String> {
+    let settled = |h: &Handle| !node.is_in_flight(h.id) && h.shared.read(View::is_settled);
+    let handles: Vec<Handle> = node.registry.list().into_iter().filter(settled).collect();
+    let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| link_ref(&v.record))).collect();
+    let missing: BTreeSet<_> =
+        node.kernel.observe_missing(&links).await.map_err(|e| e.to_string())?.into_iter().collect();
+    // A delete that began meanwhile explains a link that is gone.
+    Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }
 
 fn named(all: &[String]) -> String {

@@ -353,6 +353,13 @@ pub trait Kernel: Send + Sync + 'static {
     /// Compares what the kernel holds for an endpoint with what it should; empty when all is well.
     fn observe_endpoint(&self, record: &EndpointRecord) -> impl Future<Output = Result<Vec<EndpointProblem>>> + Send;
 
+    /// Those of the links whose host side is gone, or whose name another interface has. Asks for each by its name, without
+    /// a dump and without the kernel's lock on links: cheap enough for each status.
+    fn observe_missing(&self, links: &[LinkRef]) -> impl Future<Output = Result<Vec<EndpointId>>> + Send {
+        let subject = format!("{} links", links.len());
+        async move { Err(unsupported("look for missing links among", subject)) }
+    }
+
     /// The endpoint's counters that are not zero.
     fn observe_counters(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 

@@ -22,7 +22,7 @@ use wharf_core::{
 use wharf_crash as crash;
 
 use crate::{
-    bpf::Bpf,
+    bpf::{self, Bpf},
     connect,
     error::fail,
     events::{EventReader, Turn},
@@ -196,6 +196,20 @@ impl Kernel for LinuxKernel {
     async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<EndpointProblem>> {
         let record = record.clone();
         self.blocking("observe endpoint", move |k| observe::observe_endpoint(&k.netns, &k.bpf, &record)).await
+    }
+
+    async fn observe_missing(&self, links: &[LinkRef]) -> Result<Vec<EndpointId>> {
+        let links = links.to_vec();
+        self.blocking("look for missing links", move |_| {
+            let mut missing = Vec::new();
+            for link in &links {
+                if !bpf::present(link)? {
+                    missing.push(link.id);
+                }
+            }
+            Ok(missing)
+        })
+        .await
     }
 
     async fn observe_counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {

@@ -103,6 +103,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::RemovePrograms => k.remove_programs(r.id).await.map(drop),
         Operation::RemoveLink => k.remove_link(&link_ref(r)).await,
         Operation::ObserveEndpoint => k.observe_endpoint(r).await.map(drop),
+        Operation::ObserveMissing => k.observe_missing(&[link_ref(r)]).await.map(drop),
         Operation::ObserveCounters => k.observe_counters(r.id).await.map(drop),
         Operation::ObserveVerdicts => k.observe_verdicts(id(1), &[]).await.map(drop),
         Operation::ObserveMaps => k.observe_maps().await.map(drop),

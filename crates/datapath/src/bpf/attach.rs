@@ -73,7 +73,7 @@ pub(super) fn index_of(ifname: &str) -> Result<Option<u32>> {
 }
 
 /// True when the interface is there and, where its index is known, is that very one.
-fn present(link: &LinkRef) -> Result<bool> {
+pub(crate) fn present(link: &LinkRef) -> Result<bool> {
     let index = index_of(link.host_ifname.as_str())?;
     Ok(index.is_some_and(|is| link.host_ifindex.is_none_or(|want| want.0 == is)))
 }

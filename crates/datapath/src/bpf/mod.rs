@@ -18,6 +18,7 @@ use std::{path::Path, sync::Mutex};
 
 use wharf_core::kernel::{AttachMode, Result};
 
+pub(crate) use attach::present;
 use kept::Known;
 use loader::Loader;
 use pins::PinTree;

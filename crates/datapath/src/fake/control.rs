@@ -39,6 +39,7 @@ operations! {
     RemovePrograms = "remove_programs",
     RemoveLink = "remove_link",
     ObserveEndpoint = "observe_endpoint",
+    ObserveMissing = "observe_missing",
     ObserveCounters = "observe_counters",
     ObserveVerdicts = "observe_verdicts",
     ObserveMaps = "observe_maps",

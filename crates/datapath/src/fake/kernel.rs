@@ -330,6 +330,17 @@ impl Kernel for FakeKernel {
         self.call(Operation::ObserveEndpoint, endpoint(record.id), |s| Ok(observe::endpoint_problems(s, record))).await
     }
 
+    async fn observe_missing(&self, links: &[LinkRef]) -> Result<Vec<EndpointId>> {
+        self.call(Operation::ObserveMissing, format!("{} links", links.len()), |s| {
+            let is_there = |link: &LinkRef| {
+                let seen = s.links.get(link.host_ifname.as_str());
+                seen.is_some_and(|seen| link.host_ifindex.is_none_or(|wanted| wanted == seen.ifindex))
+            };
+            Ok(links.iter().filter(|link| !is_there(link)).map(|link| link.id).collect())
+        })
+        .await
+    }
+
     async fn observe_counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
         self.call(Operation::ObserveCounters, endpoint(id), |s| match s.pins.get(&id) {
             Some(pinned) => Ok(pinned.counters.clone()),
