@@ -18,7 +18,7 @@ pub(super) struct Cell {
 const MAX_CELL: usize = 200;
 
 /// Longest text that is never broken; an IPv6 address has 39 characters. No word of a cell is broken either unless it is
-/// longer.
+/// longer, or the table does not fit the screen otherwise.
 const MAX_TOKEN: usize = 40;
 
 /// Blanks between columns.
@@ -105,6 +105,9 @@ impl Growing {
         let mut columns = columns(header, &rows);
         for (column, width) in columns.iter_mut().zip(&self.widths) {
             column.least = column.least.max(*width);
+            if column.whole {
+                column.narrowest = column.least;
+            }
         }
         self.widths = columns.iter().map(|c| c.least).collect();
         let first = !std::mem::replace(&mut self.begun, true);
@@ -112,9 +115,15 @@ impl Growing {
     }
 }
 
-fn lay_out(style: &Style, header: &[&str], with_header: bool, columns: Vec<Column>, rows: Vec<Vec<Cell>>) -> String {
+fn lay_out(
+    style: &Style,
+    header: &[&str],
+    with_header: bool,
+    mut columns: Vec<Column>,
+    rows: Vec<Vec<Cell>>,
+) -> String {
     // Where even the least does not fit, the terminal breaks the line: better than columns a letter wide.
-    let least = columns.iter().map(|c| c.least.saturating_add(GAP)).fold(0, u16::saturating_add);
+    let least = squeeze(&mut columns, style.width);
     let mut table = Table::new();
     table
         .load_style(presets::NOTHING)
@@ -147,6 +156,19 @@ fn lay_out(style: &Style, header: &[&str], with_header: bool, columns: Vec<Colum
     table.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
 }
 
+/// Makes columns narrower than their longest word, the widest first, until the table fits the screen; not below what is
+/// readable. Columns of the screen that the table needs then.
+fn squeeze(columns: &mut [Column], width: u16) -> u16 {
+    loop {
+        let least = columns.iter().map(|c| c.least.saturating_add(GAP)).fold(0, u16::saturating_add);
+        // The gap of the last column is not printed.
+        let excess = least.saturating_sub(GAP).saturating_sub(width);
+        let widest = columns.iter_mut().filter(|c| c.least > c.narrowest).max_by_key(|c| c.least);
+        let Some(column) = widest.filter(|_| excess > 0) else { return least };
+        column.least = column.least.saturating_sub(excess).max(column.narrowest);
+    }
+}
+
 /// Columns of the screen that rows take when nothing is broken.
 pub(super) fn natural_width(header: &[&str], rows: &[Vec<Cell>]) -> usize {
     columns(header, rows).iter().map(|c| c.widest + usize::from(GAP)).sum::<usize>().saturating_sub(GAP.into())
@@ -158,8 +180,10 @@ struct Column {
     whole: bool,
     /// Columns of the screen it takes when nothing is broken, without the gap.
     widest: usize,
-    /// Columns of the screen it needs to be readable, without the gap.
+    /// Columns of the screen it needs so that no word is broken, without the gap.
     least: u16,
+    /// Columns of the screen it needs to be readable with broken words, without the gap.
+    narrowest: u16,
 }
 
 fn columns(header: &[&str], rows: &[Vec<Cell>]) -> Vec<Column> {
@@ -168,12 +192,14 @@ fn columns(header: &[&str], rows: &[Vec<Cell>]) -> Vec<Column> {
         let whole = cells().all(|c| c.whole);
         let widest = cells().map(Cell::width).fold(name.len(), usize::max);
         let word = cells().map(Cell::longest_word).fold(name.len(), usize::max);
-        let least = if whole { widest } else { widest.min(READABLE).max(word.min(MAX_TOKEN)) };
+        let narrowest = if whole { widest } else { widest.min(READABLE).max(name.len()) };
+        let least = if whole { widest } else { narrowest.max(word.min(MAX_TOKEN)) };
         Column {
             right: cells().next().is_some_and(|c| c.right),
             whole,
             widest,
             least: u16::try_from(least).unwrap_or(u16::MAX),
+            narrowest: u16::try_from(narrowest).unwrap_or(u16::MAX),
         }
     };
     header.iter().enumerate().map(column).collect()
@@ -196,15 +222,38 @@ fn render(cell: Cell) -> comfy_table::Cell {
 mod tests {
     use super::*;
 
+    const WORDS: [&str; 3] = ["a-word-of-more-than-twenty-four-letters", "and", "another-word-of-thirty-letters"];
+
+    fn row(cells: usize) -> Vec<Cell> {
+        (0..cells).map(|_| cell(WORDS.join(" "))).collect()
+    }
+
     #[test]
     fn no_word_is_broken() {
-        let words = ["a-word-of-more-than-twenty-four-letters", "and", "another-word-of-thirty-letters"];
-        let row = || vec![cell(words.join(" ")), cell(words.join(" ")), cell(words.join(" "))];
-        let header = ["A-HEADER-OF-MORE-THAN-24-LETTERS", "SHORT", "OTHER"];
-        let text = table(&Style::plain(), &header, vec![row(), row()]);
+        let header = ["A-HEADER-OF-MORE-THAN-24-LETTERS", "SHORT"];
+        let text = table(&Style::plain(), &header, vec![row(2), row(2)]);
         let printed: Vec<&str> = text.split_whitespace().collect();
-        for (word, times) in words.iter().map(|word| (*word, 6)).chain(header.map(|word| (word, 1))) {
+        for (word, times) in WORDS.iter().map(|word| (*word, 4)).chain(header.map(|word| (word, 1))) {
             assert_eq!(printed.iter().filter(|w| **w == word).count(), times, "{word}\n{text}");
+        }
+    }
+
+    #[test]
+    fn words_are_broken_where_the_table_would_not_fit_the_screen() {
+        let style = Style::plain();
+        let header = ["A-HEADER-OF-MORE-THAN-24-LETTERS", "TOKEN", "OTHER"];
+        let whole = "fd57:4a7f:0e8f:0000:0000:0000:0000:0002";
+        let text = table(&style, &header, vec![vec![cell(WORDS.join(" ")), token(whole), cell(WORDS.join(" "))]]);
+        for line in text.lines() {
+            assert!(line.chars().count() <= usize::from(style.width), "{line:?} of\n{text}");
+        }
+        let printed: Vec<&str> = text.split_whitespace().collect();
+        for word in header.iter().chain([&whole]) {
+            assert!(printed.contains(word), "{word}\n{text}");
+        }
+        let letters: String = printed.concat();
+        for part in ["a-word-of-more-than-twen", "another-word-of-thirty-l"] {
+            assert!(letters.contains(part), "{part}\n{text}");
         }
     }
 }
