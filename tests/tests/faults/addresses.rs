@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use wharf_tests::{
     Node, NodeConfig,
     frame::{self, Mac, PacketSocket},
@@ -12,7 +12,7 @@ use wharf_tests::{
 
 use crate::{
     phrases::{FALSE_SOURCE, POOL_EXHAUSTED},
-    support::{Screen, all_is_well, await_screen, await_status, config, id, two, wharf},
+    support::{Screen, all_is_well, await_screen, await_status, config, id, remedy, two, wharf},
 };
 
 /// The CNI code for "try again later".
@@ -25,8 +25,10 @@ fn small_pool() -> NodeConfig {
 #[test]
 fn no_address_is_left() -> Result<()> {
     scenario(small_pool(), |node| {
-        // Six addresses; the router has one.
-        let sandboxes: Vec<_> = (0..5).map(|n| node.sandbox(&format!("job-{n}"))).collect::<Result<_>>()?;
+        // Six addresses; the router has one, and a caller another.
+        let held = node.http("POST", "/v1/ipam/10.44.0.6?owner=somebody", None)?;
+        ensure!(held.status < 300, "{}", held.text());
+        let sandboxes: Vec<_> = (0..4).map(|n| node.sandbox(&format!("job-{n}"))).collect::<Result<_>>()?;
         let jobs: Vec<_> = sandboxes.iter().map(|s| node.attach(s)).collect::<Result<_>>()?;
         let web = node.sandbox("web-3f9c51aa")?;
         let failure = node.cni("ADD").of(web.name(), web.path(), "eth0").conf(&node.netconf()).run()?.failure()?;
@@ -38,11 +40,11 @@ fn no_address_is_left() -> Result<()> {
         for job in &jobs {
             list.must_say(&[&job.v4()?.to_string(), &format!("harbour/{}:eth0", job.container)])?;
         }
-        let (last, others) = jobs.split_last().context("a job")?;
-        node.detach(last)?;
+        list.must_say(&["10.44.0.6", "somebody"])?;
+        remedy(node, POOL_EXHAUSTED.remedy, &[("ADDRESS", "10.44.0.6")])?;
         let ea = node.attach(&web)?;
         ping(web.space()?, ea.gateways()?[0])?.must_answer()?;
-        others.iter().try_for_each(|job| node.detach(job))?;
+        jobs.iter().try_for_each(|job| node.detach(job))?;
         await_status(node, 0, POOL_EXHAUSTED.over)?;
         all_is_well(node)?;
         node.detach(&ea)

@@ -7,7 +7,7 @@ use wharf_tests::{icmp::ping, scenario};
 
 use crate::{
     phrases::{AGENT_DOWN, STUCK_DELETE},
-    support::{all_is_well, await_screen, await_status, config, id, two, wharf},
+    support::{all_is_well, await_screen, await_status, config, id, remedy, two, wharf},
 };
 
 #[test]
@@ -35,8 +35,7 @@ fn a_delete_does_not_finish() -> Result<()> {
         )?;
         audit.must_say(&["2 found", "delete begun and not finished"])?;
 
-        fs::remove_dir(&foreign).context("take it out again")?;
-        wharf(node, &["endpoint", "delete", &ia])?.must(0, STUCK_DELETE.over)?;
+        remedy(node, STUCK_DELETE.remedy, &[("PATH", &foreign.display().to_string()), ("ID", &ia)])?;
         all_is_well(node)?;
         ping(b.space()?, eb.gateways()?[0])?.must_answer()?;
         node.detach(&eb)
@@ -58,6 +57,7 @@ fn the_agent_was_down_while_containers_went() -> Result<()> {
         }
         ping(b.space()?, eb.gateways()?[0])?.must_answer()?;
 
+        // What `systemctl start wharf-agent` does.
         node.start_agent()?;
         await_status(node, 1, AGENT_DOWN.other)?;
         wharf(node, &["explain", "web-3f9c51aa"])?.must(0, AGENT_DOWN.explain)?;
@@ -65,7 +65,7 @@ fn the_agent_was_down_while_containers_went() -> Result<()> {
         let aside: Vec<_> = fs::read_dir(&bad).context("list what was put aside")?.collect::<Result<_, _>>()?;
         ensure!(aside.len() == 1, "{aside:?}");
         for file in aside {
-            fs::remove_file(file.path()).context("remove what was put aside")?;
+            remedy(node, AGENT_DOWN.remedy, &[("PATH", &file.path().display().to_string())])?;
         }
         all_is_well(node)?;
         await_screen(node, &["status"], |s| s.says("deletion-queue: OK empty"))?;

@@ -17,7 +17,7 @@ use wharf_tests::{Node, NodeConfig, process::ip, scenario, space::Space};
 
 use crate::{
     phrases::WRONG_ANSWER,
-    support::{all_is_well, await_screen, await_status, wharf},
+    support::{all_is_well, await_screen, await_status, remedy, wharf},
 };
 
 const ON: &str = "--health-interval-ms=200";
@@ -84,7 +84,7 @@ fn something_else_answers_at_the_health_endpoints_address() -> Result<()> {
         await_screen(node, &["health", "status"], |s| s.says_all(WRONG_ANSWER.other))?
             .must(1, &[&format!("HTTP to {address}"), "wrong answer"])?;
         wharf(node, &["explain", &address.to_string()])?.must(1, WRONG_ANSWER.explain)?;
-        ip(node.space(), &format!("addr del {address}/32 dev lo"))?;
+        remedy(node, WRONG_ANSWER.remedy, &[("ADDRESS", &address.to_string()), ("LINK", "lo")])?;
         drop(stranger);
         await_screen(node, &["health", "status"], |s| s.says("quay ok"))?.must_exit(0)?;
         all_is_well(node)?;

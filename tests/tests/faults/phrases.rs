@@ -16,6 +16,13 @@ pub(crate) struct Fault {
     pub(crate) other: &'static [&'static str],
     /// What is said when it is over, besides [`OVER`].
     pub(crate) over: &'static [&'static str],
+    /// Commands of the remedy, as the page has them; the scenario runs them in this order ([`remedy`]). Capital words
+    /// stand for what differs from node to node.
+    ///
+    /// [`remedy`]: crate::support::remedy
+    pub(crate) remedy: &'static [&'static str],
+    /// Commands that the page names beside the remedy: they only show something, or the test harness stands in for them.
+    pub(crate) beside: &'static [&'static str],
 }
 
 /// What is said on any node where all is well.
@@ -29,11 +36,13 @@ pub(crate) const PROGRAMS_OFF: Fault = Fault {
         "program from_container: expected program id",
         "found none of ours (was it removed, or its clsact qdisc?)",
         "--level datapath` puts in place what is missing",
-        "(harbour/web-3f9c51aa:eth0)",
+        "owner harbour/web-3f9c51aa:eth0 (endpoint",
         "2 found, 2 repairable",
     ],
     other: &[],
     over: &["; mended"],
+    remedy: &["wharf endpoint regenerate ID --level datapath", "wharf audit --repair"],
+    beside: &[],
 };
 
 pub(crate) const FOREIGN_ROUTE: Fault = Fault {
@@ -50,6 +59,8 @@ pub(crate) const FOREIGN_ROUTE: Fault = Fault {
     ],
     other: &[],
     over: &[],
+    remedy: &["ip route del ADDRESS/32", "wharf endpoint regenerate ID --level datapath"],
+    beside: &[],
 };
 
 pub(crate) const RENAMED_LINK: Fault = Fault {
@@ -66,6 +77,12 @@ pub(crate) const RENAMED_LINK: Fault = Fault {
     ],
     other: &[],
     over: &[],
+    remedy: &[
+        "ip link set uplink0 down",
+        "ip link set uplink0 name LINK",
+        "wharf endpoint regenerate ID --level datapath",
+    ],
+    beside: &[],
 };
 
 pub(crate) const POOL_EXHAUSTED: Fault = Fault {
@@ -79,6 +96,8 @@ pub(crate) const POOL_EXHAUSTED: Fault = Fault {
     audit: &[],
     other: &["harbour/job-0:eth0"],
     over: &["addresses free in every pool"],
+    remedy: &["wharf ipam release ADDRESS"],
+    beside: &["wharf audit"],
 };
 
 pub(crate) const DISK_FULL: Fault = Fault {
@@ -88,6 +107,8 @@ pub(crate) const DISK_FULL: Fault = Fault {
     audit: &[],
     other: &[],
     over: &["deleted"],
+    remedy: &["wharf endpoint delete ID"],
+    beside: &[],
 };
 
 pub(crate) const STUCK_DELETE: Fault = Fault {
@@ -107,6 +128,8 @@ pub(crate) const STUCK_DELETE: Fault = Fault {
     ],
     other: &[],
     over: &["deleted"],
+    remedy: &["rmdir PATH", "wharf endpoint delete ID"],
+    beside: &[],
 };
 
 pub(crate) const AGENT_DOWN: Fault = Fault {
@@ -119,6 +142,13 @@ pub(crate) const AGENT_DOWN: Fault = Fault {
         "a record that was put aside is a delete that nobody does: delete its container, remove the file",
     ],
     over: &[],
+    remedy: &["rm PATH"],
+    beside: &[
+        "systemctl start wharf-agent",
+        "journalctl -u wharf-agent -e",
+        "wharf endpoint list",
+        "wharf endpoint delete ID",
+    ],
 };
 
 pub(crate) const FALSE_SOURCE: Fault = Fault {
@@ -131,6 +161,8 @@ pub(crate) const FALSE_SOURCE: Fault = Fault {
     audit: &[],
     other: &["egress invalid-source-ip: UDP 10.99.1.5:4000 -> 10.87.0.3:53"],
     over: &[],
+    remedy: &[],
+    beside: &[],
 };
 
 pub(crate) const WRONG_ANSWER: Fault = Fault {
@@ -143,6 +175,8 @@ pub(crate) const WRONG_ANSWER: Fault = Fault {
         "its own endpoint is as it should be, so it is not relaunched; find who else has the address",
     ],
     over: &[],
+    remedy: &["ip addr del ADDRESS/32 dev LINK", "wharf health probe"],
+    beside: &["ip addr show to ADDRESS", "ip route get ADDRESS"],
 };
 
 pub(crate) const DAMAGED_STORE: Fault = Fault {
@@ -162,6 +196,8 @@ pub(crate) const DAMAGED_STORE: Fault = Fault {
     ],
     other: &[],
     over: &[],
+    remedy: &[],
+    beside: &["wharf audit --repair"],
 };
 
 /// Every fault, in the page's order.

@@ -8,7 +8,7 @@ use wharf_tests::{Attached, Node, icmp::ping, scenario};
 
 use crate::{
     phrases::{DAMAGED_STORE, DISK_FULL},
-    support::{all_is_well, await_status, config, id, two, wharf},
+    support::{all_is_well, await_status, config, id, remedy, two, wharf},
 };
 
 /// Takes what space there is, to the last byte.
@@ -58,7 +58,7 @@ fn on_a_full_disk(node: &mut Node) -> Result<()> {
     ping(b.space()?, eb.gateways()?[0])?.must_answer()?;
 
     fs::remove_file(filler).context("make room")?;
-    wharf(node, &["endpoint", "delete", &ia])?.must(0, DISK_FULL.over)?;
+    remedy(node, DISK_FULL.remedy, &[("ID", &ia)])?;
     for ip in leased {
         let gone = node.http("DELETE", &format!("/v1/ipam/{ip}"), None)?;
         ensure!(gone.status < 300, "{}", gone.text());

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use wharf_tests::{Attached, Node, NodeConfig, Sandbox, process::Finished, wait};
+use wharf_tests::{
+    Attached, Node, NodeConfig, Sandbox,
+    process::{Finished, command_in, run},
+    wait,
+};
 
 use crate::phrases::OVER;
 
@@ -94,6 +98,35 @@ pub(crate) fn flat(text: &str) -> String {
 /// Runs `wharf`; what it shows fits the columns.
 pub(crate) fn wharf(node: &Node, arguments: &[&str]) -> Result<Screen> {
     Ok(Screen::of(arguments, &node.wharf(arguments)?)?.print())
+}
+
+/// Runs commands of the page with names and numbers in the place of their capital words; each must succeed.
+pub(crate) fn remedy(node: &Node, commands: &[&str], words: &[(&str, &str)]) -> Result<()> {
+    for command in commands {
+        let filled =
+            command.split(' ').map(|word| words.iter().fold(word.to_owned(), |w, (name, is)| w.replace(name, is)));
+        let filled: Vec<String> = filled.collect();
+        let (program, arguments) = filled.split_first().context("an empty command")?;
+        if program == "wharf" {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            wharf(node, &arguments)?.must_exit(0)?;
+            continue;
+        }
+        let mut there = command_in(node.space(), program)?;
+        there.args(arguments);
+        run(there, b"", Duration::from_secs(10))?.ok().with_context(|| filled.join(" "))?;
+    }
+    Ok(())
+}
+
+/// Commands in the text of a section's remedy, without those of its samples.
+pub(crate) fn commands_of(section: &str) -> Vec<String> {
+    const PROGRAMS: [&str; 8] = ["wharf", "ip", "tc", "rm", "rmdir", "systemctl", "journalctl", "df"];
+    let remedy = section.find("**Remedy").map_or("", |at| &section[at..]);
+    let text: Vec<&str> = remedy.lines().filter(|l| !l.starts_with("    ")).collect();
+    let text = flat(&text.join(" "));
+    let is_command = |quoted: &&str| quoted.split_once(' ').is_some_and(|(program, _)| PROGRAMS.contains(&program));
+    text.split('`').skip(1).step_by(2).filter(is_command).map(str::to_owned).collect()
 }
 
 /// Runs `wharf` again and again until the screen is as it should be.
