@@ -77,7 +77,7 @@ pub enum Outcome {
     Failed,
 }
 
-/// One thing that happened. Read from JSON as it was written before [`Row`].
+/// One thing that happened. Read from JSON as it was written before `Row`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Entry {
     /// When it ended, milliseconds since the Unix epoch.
