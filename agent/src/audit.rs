@@ -7,11 +7,12 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use tokio::time::{Instant, timeout, timeout_at};
 use wharf_api::{ApiError, AuditReport, ErrorCode, Finding, LogStatus};
 use wharf_core::{
     audit::{AuditFinding, AuditView, QueueFile, Repair},
-    finding::{Kept, Problem, Stray, Verdict},
+    finding::{EndpointProblem, Kept, NodeProblem, Problem, Stray, Verdict},
     ids::EndpointId,
     kernel::Kernel,
     plan::{CreateStep, DeleteStep},
@@ -29,7 +30,7 @@ use crate::{
     },
     findings,
     node::Node,
-    orphan, quarantine, resting,
+    orphan, pools, quarantine, resting,
     sync::lock,
     unfinished,
 };
@@ -166,7 +167,9 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
     let prepared: BTreeSet<_> = prepared_before.union(&node.prepared.ids()).copied().collect();
-    let node_part = node.kernel.observe_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
+    let mut node_part = node.kernel.observe_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
+    pools::look(node).await.map_err(|e| error(ErrorCode::Kernel, e))?;
+    node_part.extend(pools::problems(node));
     let (queue, no_queue) = match queue_files(node).await {
         Ok(queue) => (queue, None),
         Err(why) => (Vec::new(), Some(why)),
@@ -196,6 +199,7 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     // The close look is the later one and knows more.
     findings.retain(|f| !matches!(f.problem, Problem::Endpoint(id, _) if close.looked_at.contains(&id)));
     findings.extend(close.findings);
+    leave_out_told_overlaps(&mut findings);
     let examined = BTreeMap::from([
         ("links".to_owned(), dump.links.len() as u64),
         ("routes".to_owned(), dump.routes.len() as u64),
@@ -209,6 +213,21 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         ("deletion-records".to_owned(), queue.len() as u64),
     ]);
     Ok(Outcome { findings: mend_all(node, findings, repair, &later).await, examined })
+}
+
+/// A route or an address of the node in the place of an endpoint's route is told once, as the endpoint's.
+fn leave_out_told_overlaps(findings: &mut Vec<AuditFinding>) {
+    let route = |f: &AuditFinding| match f.problem {
+        Problem::Endpoint(_, EndpointProblem::NodeRoute { to, .. } | EndpointProblem::NodeRouteShadowed { to, .. }) => {
+            Some(to)
+        }
+        _ => None,
+    };
+    let told: HashSet<IpNet> = findings.iter().filter_map(route).collect();
+    findings.retain(|f| match &f.problem {
+        Problem::Node(NodeProblem::PoolOverlap(overlap)) => !told.contains(&overlap.network.net),
+        _ => true,
+    });
 }
 
 /// Mends what is asked for, in the findings' order.

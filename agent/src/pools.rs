@@ -9,6 +9,7 @@ use std::{net::IpAddr, sync::Arc};
 use anyhow::Context;
 use ipnet::IpNet;
 use wharf_core::{
+    finding::NodeProblem,
     ipam::Leased,
     kernel::Kernel,
     overlap::{Overlap, at_start, overlaps},
@@ -74,6 +75,12 @@ pub async fn is_taken_by_node<K: Kernel>(node: &Node<K>, leased: &Leased, owner:
     all.extend(found.into_iter().filter(|o| !all.contains(o)).collect::<Vec<_>>());
     apply(node, all);
     true
+}
+
+/// The overlaps as the audit tells them.
+#[must_use]
+pub fn problems<K: Kernel>(node: &Node<K>) -> Vec<NodeProblem> {
+    lock(&node.overlaps).iter().cloned().map(NodeProblem::PoolOverlap).collect()
 }
 
 /// What status says of the pools beside their fill; none when there is nothing to say.

@@ -194,6 +194,15 @@ fn a_network_that_comes_later_keeps_its_routes() -> Result<()> {
         let attached = node.attach(&sandbox)?;
         ip(node.space(), "addr add 10.87.200.1/16 dev lan0")?;
         ip(node.space(), "-6 addr add fd57:4a7f:e8f::c8/64 dev lan0 nodad")?;
+        let told = node.audit()?.findings;
+        for pool in ["pool 10.87.0.0/16", "pool fd57:4a7f:e8f::/64"] {
+            let finding = told.iter().find(|f| f.subject == pool && f.remedy.contains("dev lan0"));
+            ensure!(finding.is_some_and(|f| f.problem.contains("dev lan0") && !f.repairable), "{pool}: {told:?}");
+        }
+        let audit = node.wharf(&["audit"])?;
+        ensure!(audit.code() == 1, "{}", audit.describe());
+        let status = node.wharf(&["status"])?;
+        ensure!(status.code() == 1 && status.stdout.contains("lan0"), "{}", status.describe());
         for to in ["10.87.200.2", "fd57:4a7f:e8f::c9"] {
             let leads = || ip(node.space(), &format!("route get {to}"));
             wait::until(&format!("{to} is on the LAN"), || Ok(leads()?.contains("dev lan0").then_some(())))?;
@@ -203,7 +212,82 @@ fn a_network_that_comes_later_keeps_its_routes() -> Result<()> {
         }
         wharf_tests::icmp::ping(sandbox.space()?, attached.gateways()?[0])?.must_answer()?;
         node.detach(&attached)?;
+        ip(node.space(), "link del lan0")?;
+        let told = node.audit()?.findings;
+        ensure!(told.is_empty(), "the network is gone: {told:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_rule_or_a_route_that_comes_before_the_route_to_a_container_is_told() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        for command in ["link add lan0 type veth peer name lan1", "link set lan0 up", "link set lan1 up"] {
+            ip(node.space(), command)?;
+        }
+        let sandbox = node.sandbox("a")?;
+        let attached = node.attach(&sandbox)?;
+        let (v4, v6) = (attached.v4()?.to_string(), attached.v6()?.to_string());
+        let id = node.endpoint(&attached)?.id.to_string();
+        // What somebody adds, what takes it away again, and what the finding says.
+        let rule = |family: &str, to: &str, route: &str, says: &'static str| {
+            let add = [
+                format!("{family} route add {route} table 77"),
+                format!("{family} rule add pref 100 to {to} lookup 77"),
+            ];
+            let remove = [format!("{family} rule del pref 100"), format!("{family} route flush table 77")];
+            (to.to_owned(), add.to_vec(), remove.to_vec(), says)
+        };
+        let better = |add: String, remove: String, to: &str| (to.to_owned(), vec![add], vec![remove], "table 254");
+        for (address, add, remove, says) in [
+            rule("-4", &v4, "default dev lan0", "0.0.0.0/0 in table 77 first"),
+            rule("-6", &v6, "default dev lan0", "::/0 in table 77 first"),
+            rule("-4", &v4, "unreachable default", "refused"),
+            rule("-6", &v6, "unreachable default", "refused"),
+            better(format!("route prepend {v4}/32 dev lan0"), format!("route del {v4}/32 dev lan0"), &v4),
+            better(format!("-6 route add {v6} dev lan0 metric 1"), format!("-6 route del {v6} dev lan0"), &v6),
+        ] {
+            for command in &add {
+                ip(node.space(), command)?;
+            }
+            let told = node.audit()?.findings;
+            let finding = told.iter().find(|f| f.object == "route" && f.subject.starts_with(&address));
+            let finding = finding.with_context(|| format!("{add:?}: {told:?}"))?;
+            ensure!(finding.problem.contains("look-up") && finding.problem.contains(says), "{add:?}: {finding:?}");
+            ensure!(finding.remedy.contains("rule`") && !finding.repairable, "{add:?}: {finding:?}");
+            ensure!(told.len() == 1, "{add:?} is told once: {told:?}");
+            let health = node.wharf(&["endpoint", "health", &id])?;
+            ensure!(health.code() != 0, "{add:?}: {}", health.describe());
+            for command in &remove {
+                ip(node.space(), command)?;
+            }
+            ensure!(node.audit()?.findings.is_empty(), "{remove:?}: {:?}", node.audit()?.findings);
+        }
+        node.detach(&attached)?;
         ip(node.space(), "link del lan0").map(drop)
+    })
+}
+
+#[test]
+fn a_container_that_takes_its_side_down_is_no_shadow_where_routes_without_carrier_are_ignored() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        node.space()
+            .run(|| {
+                ["ipv4", "ipv6"].iter().try_for_each(|family| {
+                    ["all", "default"].iter().try_for_each(|of| {
+                        std::fs::write(format!("/proc/sys/net/{family}/conf/{of}/ignore_routes_with_linkdown"), "1")
+                    })
+                })
+            })?
+            .context("ignore routes without carrier")?;
+        let sandbox = node.sandbox("a")?;
+        let attached = node.attach(&sandbox)?;
+        ip(sandbox.space()?, "link set eth0 down")?;
+        let get = format!("route get {}", attached.v4()?);
+        wait::until("a look-up ignores the route", || Ok(ip(node.space(), &get).is_err().then_some(())))?;
+        let told = node.audit()?.findings;
+        ensure!(!told.is_empty() && told.iter().all(|f| !f.problem.contains("look-up")), "{told:?}");
+        node.detach(&attached)
     })
 }
 

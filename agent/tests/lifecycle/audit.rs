@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 
-use wharf_agent::sync::lock;
+use wharf_agent::{reconcile::Reconcile, sync::lock};
 use wharf_api::Finding;
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
     ids::{Epoch, IfIndex, IfName},
     ipam::{LeaseRequest, Wanted},
     kernel::{Kernel as _, KernelErrorKind, LinkSpec, NodeSpec, ProgramSpec},
+    overlap::{NodeNetwork, Way},
     plan::DeleteOptions,
     state::Level,
     store::{Change, Intent, Lease, LeaseOwner},
@@ -338,5 +339,24 @@ fn addresses_that_rest_are_counted_as_they_are_listed() {
         let report = wharf_agent::audit::audit(&agent.node, false).await.expect("audit");
         assert_eq!(lock(&agent.node.ipam).resting().len(), 4);
         assert_eq!(report.examined.get("resting-addresses"), Some(&4), "{:?}", report.examined);
+    });
+}
+
+#[test]
+fn a_network_that_comes_to_overlap_a_pool_is_named_until_it_is_gone_and_nothing_is_tried() {
+    Machine::new().life(async |agent| {
+        agent.create("c1").await;
+        let (net, way) =
+            ("10.88.0.128/25".parse().expect("CIDR"), Way::OnLink { by_kernel: true, point_to_point: false });
+        agent.kernel.set_networks(vec![NodeNetwork { net, way, ifname: Some("lan0".to_owned()) }]);
+        let findings = agent.findings(true).await;
+        let [finding] = findings.as_slice() else { panic!("{findings:?}") };
+        assert_eq!((finding.object.as_str(), finding.subject.as_str()), ("node", "pool 10.88.0.0/24"));
+        assert!(finding.problem.contains("10.88.0.128/25 dev lan0"), "{finding:?}");
+        assert_eq!((finding.repairable, finding.repair.as_deref()), (false, None), "{finding:?}");
+        Reconcile::default().run(&agent.node).await.expect("leak audit");
+        assert_eq!(lock(&agent.node.audit_findings).map(|left| left.amiss), Some(1), "status is degraded");
+        agent.kernel.set_networks(Vec::new());
+        assert_eq!(agent.findings(false).await, []);
     });
 }

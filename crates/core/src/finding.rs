@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use crate::{
     ids::{EndpointId, Epoch, IfIndex, MacAddr},
     kernel::AttachMode,
+    overlap::Overlap,
     state::Level,
 };
 
@@ -33,6 +34,19 @@ pub enum RouteSeen {
     Ours(Option<IfIndex>),
     /// Somebody else's.
     Foreign(Option<IfIndex>),
+}
+
+/// The route by which a look-up of an endpoint's address leads elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lookup {
+    /// Destination of the route.
+    pub destination: IpNet,
+    /// Its table.
+    pub table: u32,
+    /// Its interface; none where it names several or none.
+    pub ifindex: Option<IfIndex>,
+    /// Its gateway.
+    pub gateway: Option<IpAddr>,
 }
 
 /// What the kernel holds for an endpoint otherwise than its record asks for.
@@ -130,6 +144,16 @@ pub enum EndpointProblem {
         expected: IfIndex,
         /// What is there instead; none when nothing is.
         found: Option<RouteSeen>,
+    },
+    /// The node's route to an address of the endpoint is in the main table, but a look-up by the node's rules leads
+    /// elsewhere: a rule asks another table first, or another route comes before it.
+    NodeRouteShadowed {
+        /// Destination.
+        to: IpNet,
+        /// Interface expected.
+        expected: IfIndex,
+        /// Where the look-up leads; none when it is refused.
+        found: Option<Lookup>,
     },
     /// A route in the container is not there.
     ContainerRoute {
@@ -279,6 +303,8 @@ pub enum NodeProblem {
         /// Interface found; none when there is no route.
         found: Option<IfIndex>,
     },
+    /// A pool shares addresses with a network of the node.
+    PoolOverlap(Overlap),
     /// The bpffs is none, or cannot be read.
     Bpffs {
         /// Path.
@@ -544,10 +570,13 @@ impl Problem {
     pub fn mender(&self) -> Mender {
         match self {
             Self::Endpoint(_, problem) => problem.mender(),
-            // Something else has the name, or the bpffs is none: making the node's part again fails on it too.
-            Self::Node(NodeProblem::LinkForeign { .. } | NodeProblem::Bpffs { .. } | NodeProblem::Pin { .. }) => {
-                Mender::Operator
-            }
+            // Making the node's part again does not remove what is not Wharf's.
+            Self::Node(
+                NodeProblem::LinkForeign { .. }
+                | NodeProblem::PoolOverlap(_)
+                | NodeProblem::Bpffs { .. }
+                | NodeProblem::Pin { .. },
+            ) => Mender::Operator,
             Self::Node(_) => Mender::Repair,
             Self::Stray(stray) => match stray {
                 Stray::Link { ours: true, .. }
@@ -601,7 +630,8 @@ impl EndpointProblem {
             | Self::LinkMissing { side: Node, .. }
             | Self::LinkRenamed { side: Node, .. }
             | Self::LinkReplaced { side: Node, .. }
-            | Self::NodeRoute { found: Some(RouteSeen::Foreign(_)), .. } => Mender::Operator,
+            | Self::NodeRoute { found: Some(RouteSeen::Foreign(_)), .. }
+            | Self::NodeRouteShadowed { .. } => Mender::Operator,
             Self::LinkMissing { side: Container, .. }
             | Self::LinkRenamed { side: Container, .. }
             | Self::LinkReplaced { side: Container, .. } => own(false),
@@ -659,6 +689,7 @@ impl EndpointProblem {
             | Self::LinkAlias { .. }
             | Self::Address { .. }
             | Self::NodeRoute { .. }
+            | Self::NodeRouteShadowed { .. }
             | Self::ContainerRoute { .. }
             | Self::ContainerRule { .. } => false,
         }

@@ -76,7 +76,7 @@ pub struct NodeNetworks {
 }
 
 /// A CIDR of a pool and a network of the node that share addresses.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Overlap {
     /// Pool.
     pub pool: PoolName,

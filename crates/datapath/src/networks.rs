@@ -11,6 +11,7 @@ use rtnetlink::packet_route::{
     route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType},
 };
 use wharf_core::{
+    finding::Lookup,
     ids::IfIndex,
     kernel::Result,
     overlap::{NodeNetwork, NodeNetworks, Way},
@@ -77,7 +78,7 @@ pub(crate) fn of_address(ip: IpAddr) -> Result<Option<NodeNetwork>> {
 const LOCAL: u8 = 255;
 
 /// A route as this module reads it.
-struct Found {
+pub(crate) struct Found {
     net: IpNet,
     kind: RouteType,
     protocol: RouteProtocol,
@@ -111,6 +112,11 @@ impl Found {
         Some(found)
     }
 
+    /// Whether it is our route to exactly this destination, over this link.
+    pub(crate) fn is_ours_to(&self, to: IpNet, ifindex: IfIndex) -> bool {
+        self.is_ours() && self.net == to && self.ifindex == Some(ifindex)
+    }
+
     fn is_ours(&self) -> bool {
         u8::from(self.protocol) == ROUTE_PROTOCOL
     }
@@ -131,6 +137,12 @@ impl Found {
                 Way::OnLink { by_kernel, point_to_point }
             }
         }
+    }
+}
+
+impl From<Found> for Lookup {
+    fn from(found: Found) -> Self {
+        Self { destination: found.net, table: found.table, ifindex: found.ifindex, gateway: found.gateway }
     }
 }
 
@@ -179,7 +191,7 @@ impl Links {
 
 /// What the kernel's look-up, rules included, gives for an address. None when it is refused: there is no route, or one
 /// that leads nowhere.
-fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<Found>> {
+pub(crate) fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<Found>> {
     let answer = connection.one(RouteNetlinkMessage::GetRoute(route::question(ip)), 0)?;
     Ok(answer.ok().and_then(|messages| messages.iter().find_map(Found::read)))
 }

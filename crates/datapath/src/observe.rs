@@ -20,6 +20,7 @@ use crate::{
         route::{self, Route},
     },
     netns::NetnsThread,
+    networks,
     source_rule::{self, gateway_of},
 };
 
@@ -90,12 +91,20 @@ fn observe_host(record: &EndpointRecord, bpf: &Bpf, problems: &mut Vec<EndpointP
     for address in record.addresses() {
         let (to, expected) = (IpNet::from(address), record.host_ifindex);
         // A look-up costs the same with any number of endpoints. The table is read only where another route answers.
-        if route::of_address(&mut host, address)?.is_some_and(|r| r.ifindex == Some(expected)) {
+        let look_up = networks::look_up(&mut host, address)?;
+        if look_up.as_ref().is_some_and(|found| found.is_ours_to(to, expected)) {
+            continue;
+        }
+        if route::of_link(&mut host, expected)?.iter().any(|r| r.destination == to) {
+            // Where `ignore_routes_with_linkdown` is set, a look-up ignores routes over a link without carrier. A container
+            // that takes its side down is told as such.
+            if seen.running {
+                problems.push(EndpointProblem::NodeRouteShadowed { to, expected, found: look_up.map(Into::into) });
+            }
             continue;
         }
         let routes = route::list(&mut host, Some(ROUTE_PROTOCOL))?;
         let found = match routes.iter().find(|r| r.destination == to) {
-            Some(r) if r.ifindex == Some(expected) => continue,
             Some(r) => Some(RouteSeen::Ours(r.ifindex)),
             None => {
                 let all = route::list(&mut host, None)?;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{AuditFinding, Auditor, Lease, LeaseOwner, Repair, describe_owner};
 use crate::{
-    finding::{Kept, Problem},
+    finding::{Kept, Mender, Problem},
     ids::EndpointId,
 };
 
@@ -95,12 +95,9 @@ impl Auditor<'_> {
 
     /// The node's own part.
     pub(super) fn node(&self, findings: &mut Vec<AuditFinding>) {
-        for problem in self.view.node {
-            findings.push(AuditFinding {
-                problem: Problem::Node(problem.clone()),
-                owner: Some("node".to_owned()),
-                repair: Some(Repair::EnsureNode),
-            });
+        for problem in self.view.node.iter().cloned().map(Problem::Node) {
+            let repair = (problem.mender() == Mender::Repair).then_some(Repair::EnsureNode);
+            findings.push(AuditFinding { problem, owner: Some("node".to_owned()), repair });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What an operator should do about a problem: one answer, whoever asks.
 
 use super::{EndpointProblem, Kept, Mender, NodeProblem, Problem, RouteSeen, Side, Stray};
-use crate::{ids::EndpointId, state::Level};
+use crate::{ids::EndpointId, overlap::Overlap, state::Level};
 
 const REPAIR: &str = "`wharf audit --repair` mends it; the leak audit does so by itself when it has seen it twice";
 
@@ -15,6 +15,10 @@ impl Problem {
                 NodeProblem::LinkForeign { name } => {
                     format!("rename or remove the interface {name} that is not Wharf's, then restart the agent")
                 }
+                NodeProblem::PoolOverlap(Overlap { pool, network, .. }) => format!(
+                    "remove {network}, or start the agent with another range for pool {pool} (--ipv4-pool, --ipv6-pool or \
+                     `cidrs` of the pool)"
+                ),
                 NodeProblem::Bpffs { path, .. } => {
                     format!("mount a bpffs at {path} (`mount -t bpf bpf {path}`), then restart the agent")
                 }
@@ -105,6 +109,14 @@ impl EndpointProblem {
             ),
             Self::NodeRoute { to, found: Some(RouteSeen::Foreign(_)), .. } => {
                 format!("remove it (`ip route del {to}`), then {regenerate}")
+            }
+            Self::NodeRouteShadowed { to, found, .. } => {
+                let (ip, address) = (if to.addr().is_ipv4() { "ip" } else { "ip -6" }, to.addr());
+                let table = found.map_or_else(|| "all".to_owned(), |f| f.table.to_string());
+                format!(
+                    "remove the rule or route that is not Wharf's, or exclude the pools from it: `{ip} route get {address}`, \
+                     `{ip} rule` and `{ip} route show table {table}` show it"
+                )
             }
             Self::LinkMac { side: Container, expected, .. } => format!(
                 "a container sends and receives with the MAC address it was given, {expected}: {regenerate} puts it back; a \

@@ -1,7 +1,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::{Side::*, *};
-use crate::fixtures::id;
+use crate::{
+    fixtures::id,
+    ids::PoolName,
+    overlap::{NodeNetwork, Way},
+};
 
 fn name() -> String {
     "eth0".to_owned()
@@ -13,6 +17,10 @@ fn mtu(side: Side, found: u32) -> EndpointProblem {
 
 fn route(found: Option<RouteSeen>) -> EndpointProblem {
     EndpointProblem::NodeRoute { to: "10.0.0.2/32".parse().unwrap(), expected: IfIndex(4), found }
+}
+
+fn shadowed(found: Option<Lookup>) -> EndpointProblem {
+    EndpointProblem::NodeRouteShadowed { to: "10.0.0.2/32".parse().unwrap(), expected: IfIndex(4), found }
 }
 
 /// One of each kind of what can be amiss with an endpoint.
@@ -35,6 +43,13 @@ fn all() -> Vec<EndpointProblem> {
         route(None),
         route(Some(RouteSeen::Ours(None))),
         route(Some(RouteSeen::Foreign(Some(IfIndex(5))))),
+        shadowed(None),
+        shadowed(Some(Lookup {
+            destination: "0.0.0.0/0".parse().unwrap(),
+            table: 77,
+            ifindex: Some(IfIndex(5)),
+            gateway: Some([192, 0, 2, 7].into()),
+        })),
         P::ContainerRoute { to: "0.0.0.0/0".parse().unwrap(), gateway: [10, 0, 0, 1].into(), table: None },
         P::ContainerRoute { to: "0.0.0.0/0".parse().unwrap(), gateway: [10, 0, 0, 1].into(), table: Some(7) },
         P::ContainerRule { from: [10, 0, 0, 2].into(), table: 7 },
@@ -60,17 +75,32 @@ fn all() -> Vec<EndpointProblem> {
 /// What each is called, who mends it and what an operator reads: one table, so that a change of any of it is seen.
 #[test]
 fn every_problem_of_an_endpoint_has_a_mender_and_a_remedy() {
-    let line = |problem: EndpointProblem| {
-        let problem = Problem::Endpoint(id(7), problem);
-        format!(
-            "{} {}: {problem}\n  {:?}\n  -> {}\n",
-            problem.object(),
-            problem.subject(),
-            problem.mender(),
-            problem.remedy()
-        )
-    };
+    let line = |problem| line(&Problem::Endpoint(id(7), problem));
     insta::assert_snapshot!(all().into_iter().map(line).collect::<String>());
+}
+
+fn line(problem: &Problem) -> String {
+    let (object, subject) = (problem.object(), problem.subject());
+    format!("{object} {subject}: {problem}\n  {:?}\n  -> {}\n", problem.mender(), problem.remedy())
+}
+
+#[test]
+fn an_overlap_names_both_sides_and_is_an_operators_matter() {
+    let overlap = Overlap {
+        pool: PoolName::parse("default").unwrap(),
+        cidr: "10.87.0.0/16".parse().unwrap(),
+        network: NodeNetwork {
+            net: "10.87.9.0/24".parse().unwrap(),
+            way: Way::OnLink { by_kernel: true, point_to_point: false },
+            ifname: Some("lan0".to_owned()),
+        },
+    };
+    assert_eq!(
+        line(&Problem::Node(NodeProblem::PoolOverlap(overlap))),
+        "node pool 10.87.0.0/16: overlaps the node's route 10.87.9.0/24 dev lan0: addresses that both have are given to no \
+         container\n  Operator\n  -> remove the node's route 10.87.9.0/24 dev lan0, or start the agent with another range \
+         for pool default (--ipv4-pool, --ipv6-pool or `cidrs` of the pool)\n"
+    );
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::{fmt, net::IpAddr};
 
-use super::{EndpointProblem, Kept, NodeProblem, Problem, RouteSeen, Side, Stray};
+use super::{EndpointProblem, Kept, Lookup, NodeProblem, Problem, RouteSeen, Side, Stray};
 use crate::{
     ids::{EndpointId, IfIndex},
     kernel::AttachMode,
+    overlap::Overlap,
 };
 
 const MISSING: &str = "expected, is not there";
@@ -76,7 +77,7 @@ impl EndpointProblem {
             | Self::LinkAlias { .. } => "link",
             Self::LinkMtu { .. } => "mtu",
             Self::Address { .. } => "address",
-            Self::NodeRoute { .. } | Self::ContainerRoute { .. } => "route",
+            Self::NodeRoute { .. } | Self::NodeRouteShadowed { .. } | Self::ContainerRoute { .. } => "route",
             Self::ContainerRule { .. } => "rule",
             Self::Program { .. } | Self::Sink { .. } | Self::StrayFilter { .. } => "program",
             Self::StrayLink { .. } | Self::PinMissing { .. } | Self::PinsMissing | Self::PinStale { .. } => "pin",
@@ -98,7 +99,9 @@ impl EndpointProblem {
             | Self::LinkArp { name }
             | Self::LinkAlias { name, .. } => name.clone(),
             Self::Address { address, .. } | Self::Row { address, .. } => address.to_string(),
-            Self::NodeRoute { to, .. } | Self::ContainerRoute { to, .. } => to.to_string(),
+            Self::NodeRoute { to, .. } | Self::NodeRouteShadowed { to, .. } | Self::ContainerRoute { to, .. } => {
+                to.to_string()
+            }
             Self::ContainerRule { from, .. } => format!("from {from}"),
             Self::Program { program, .. } | Self::Sink { program, .. } | Self::StrayFilter { program, .. } => {
                 program.clone()
@@ -151,6 +154,14 @@ impl fmt::Display for EndpointProblem {
                     goes(*is)
                 ),
             },
+            Self::NodeRouteShadowed { expected, found: Some(found), .. } => {
+                write!(f, "expected by interface {expected}, but the node's look-up finds {found}")
+            }
+            Self::NodeRouteShadowed { expected, found: None, .. } => write!(
+                f,
+                "expected by interface {expected}, but the node's look-up is refused: a rule or route that leads nowhere \
+                 comes first"
+            ),
             Self::ContainerRoute { gateway, table: None, .. } => {
                 write!(f, "expected in the container (by {gateway}), is not there")
             }
@@ -199,6 +210,16 @@ impl fmt::Display for EndpointProblem {
     }
 }
 
+impl fmt::Display for Lookup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in table {} first", self.destination, self.table)?;
+        if let Some(gateway) = self.gateway {
+            write!(f, ", via {gateway}")?;
+        }
+        self.ifindex.map_or(Ok(()), |ifindex| write!(f, ", by interface {ifindex}"))
+    }
+}
+
 impl NodeProblem {
     fn subject(&self) -> String {
         match self {
@@ -208,6 +229,7 @@ impl NodeProblem {
             Self::LinkMtu { name, .. } => format!("mtu {name}"),
             Self::Address { address, .. } => format!("address {address}"),
             Self::PoolRoute { cidr, .. } => format!("route {cidr}"),
+            Self::PoolOverlap(overlap) => format!("pool {}", overlap.cidr),
             Self::Bpffs { path, .. } => format!("bpffs {path}"),
             Self::PinMissing { path } | Self::Pin { path, .. } => format!("pin {path}"),
         }
@@ -229,6 +251,9 @@ impl fmt::Display for NodeProblem {
                 "expected unreachable, is not there: traffic to addresses of the pool that no endpoint has leaves the node",
             ),
             Self::PoolRoute { found: Some(is), .. } => write!(f, "expected unreachable, goes to interface {is}"),
+            Self::PoolOverlap(Overlap { network, .. }) => {
+                write!(f, "overlaps {network}: addresses that both have are given to no container")
+            }
             Self::PinMissing { .. } => f.write_str(MISSING),
             Self::Bpffs { cause, .. } | Self::Pin { cause, .. } => f.write_str(cause),
         }

@@ -121,8 +121,22 @@ pub(crate) fn list(connection: &mut Connection, protocol: Option<u8>) -> Result<
     list_table(connection, None, protocol)
 }
 
+/// Our routes of the main table over one link. The kernel filters: it costs little where there are many others.
+pub(crate) fn of_link(connection: &mut Connection, ifindex: IfIndex) -> Result<Vec<Route>> {
+    ask(connection, None, Some(ROUTE_PROTOCOL), Some(ifindex))
+}
+
 /// A table's routes (none: the main table's) of one protocol number, or of all.
 pub(crate) fn list_table(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>) -> Result<Vec<Route>> {
+    ask(connection, table, protocol, None)
+}
+
+fn ask(
+    connection: &mut Connection,
+    table: Option<u32>,
+    protocol: Option<u8>,
+    over: Option<IfIndex>,
+) -> Result<Vec<Route>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut request = RouteMessage::default();
@@ -132,7 +146,8 @@ pub(crate) fn list_table(connection: &mut Connection, table: Option<u32>, protoc
             None => request.header.table = RouteHeader::RT_TABLE_MAIN,
         }
         request.header.protocol = RouteProtocol::from(protocol.unwrap_or(0));
-        // A kernel without the family, or a table that nobody made, has no routes.
+        request.attributes.extend(over.map(|ifindex| RouteAttribute::Oif(ifindex.0)));
+        // A kernel without the family, a table that nobody made, or a link that went away has no routes.
         let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRoute(request))? else { continue };
         found.extend(messages.iter().filter_map(|m| read(m, table, protocol)));
     }
@@ -160,12 +175,12 @@ pub(crate) fn is_local_route_to(message: &RouteNetlinkMessage, address: Option<I
 /// Asks for the route that a look-up of an address finds: the route itself, and not what the look-up makes of it.
 pub(crate) fn question(address: IpAddr) -> RouteMessage {
     let mut question = RouteMessage::default();
-    question.header.address_family = match address {
-        IpAddr::V4(_) => AddressFamily::Inet,
-        IpAddr::V6(_) => AddressFamily::Inet6,
+    (question.header.address_family, question.header.flags) = match address {
+        // Without the second flag the answer names the table main, whatever the route's. IPv6 does without, and refuses it.
+        IpAddr::V4(_) => (AddressFamily::Inet, RouteFlags::FibMatch | RouteFlags::LookupTable),
+        IpAddr::V6(_) => (AddressFamily::Inet6, RouteFlags::FibMatch),
     };
     question.header.destination_prefix_length = IpNet::from(address).prefix_len();
-    question.header.flags = RouteFlags::FibMatch;
     question.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
     question
 }
