@@ -223,7 +223,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     node.tasks.spawn(deletions::watch(Arc::clone(node)));
     node.tasks.spawn(stuck::watch(Arc::clone(node)));
     if !node.config.health_interval.is_zero() {
-        node.tasks.spawn(health::run(Arc::clone(node)));
+        node.tasks.spawn(health::run(Arc::clone(node), health::ThisHost));
     }
     if !node.config.selfcheck_interval.is_zero() {
         node.tasks.spawn(selfcheck::watch(Arc::clone(node)));

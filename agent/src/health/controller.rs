@@ -19,8 +19,8 @@ use wharf_core::{
 use super::{
     Asker,
     address::{self, Kept},
+    host::{Host, Responder as _},
     judge::{Judge, Verdict},
-    launch::Process,
     probe,
     window::Windows,
 };
@@ -46,18 +46,19 @@ const OBSERVE_BOUND: Duration = Duration::from_secs(2);
 const PREPARED_BOUND: Duration = Duration::from_secs(10);
 
 /// A launched endpoint.
-struct Running {
-    process: Process,
+struct Running<P> {
+    process: P,
     handle: Handle,
     record: EndpointRecord,
     windows: Windows,
     judge: Judge,
 }
 
-struct Controller<K: Kernel> {
+struct Controller<K: Kernel, H: Host> {
     node: Arc<Node<K>>,
+    host: H,
     attachment: Attachment,
-    running: Option<Running>,
+    running: Option<Running<H::Process>>,
     /// Launches and relaunches since the last round that went well: the next comes the later.
     fruitless: u32,
     not_before: Instant,
@@ -66,12 +67,13 @@ struct Controller<K: Kernel> {
 }
 
 /// Serves until the agent stops; then the process is ended and the endpoint deleted. Its address stays kept.
-pub async fn run<K: Kernel>(node: Arc<Node<K>>) {
+pub async fn run<K: Kernel>(node: Arc<Node<K>>, host: impl Host) {
     let inbox = lock(&node.health.inbox).take();
     let (Some(inbox), Ok(attachment)) = (inbox, super::attachment()) else { return };
     node.health.is_on.store(true, Ordering::Release);
     await_prepared(&node).await;
     let mut controller = Controller {
+        host,
         attachment,
         running: None,
         fruitless: 0,
@@ -97,7 +99,7 @@ async fn await_prepared<K: Kernel>(node: &Arc<Node<K>>) {
     }
 }
 
-impl<K: Kernel> Controller<K> {
+impl<K: Kernel, H: Host> Controller<K, H> {
     async fn serve(&mut self, mut inbox: mpsc::Receiver<Asker>) {
         let interval = self.node.config.health_interval;
         let stop = self.node.stop.clone();
@@ -117,7 +119,8 @@ impl<K: Kernel> Controller<K> {
             self.node.controllers.plan(CONTROLLER, interval, wait);
             let ended = async {
                 match &self.running {
-                    Some(running) => running.process.ended().await,
+                    // An error means that nobody is left to tell how it ended; the next round learns what it can.
+                    Some(running) => drop(running.process.ended().wait_for(Option::is_some).await),
                     None => std::future::pending().await,
                 }
             };
@@ -160,7 +163,7 @@ impl<K: Kernel> Controller<K> {
     /// What can be known without asking it.
     async fn look(&self) -> Look {
         let Some(running) = &self.running else { return Look::Nothing };
-        if let Some(how) = running.process.has_ended() {
+        if let Some(how) = running.process.ended().borrow().clone() {
             return Look::Gone(format!("its process {} is gone: {how}", running.process.pid()));
         }
         let there = self.node.registry.get(running.handle.id).filter(|h| h.epoch == running.handle.epoch);
@@ -191,7 +194,7 @@ impl<K: Kernel> Controller<K> {
         let probed = tokio::select! {
             // A stop is no reason to call it ill.
             () = node.stop.cancelled() => return Ok(()),
-            probed = probe::round(&addresses, running.process.nonce()) => probed,
+            probed = self.host.probe(&running.process, &addresses) => probed,
         };
         let answered = probed.iter().filter(|p| matches!(p.outcome, probe::Outcome::Answered(_))).count();
         let verdict = running.judge.round(&probed, amiss.as_deref());
@@ -309,7 +312,7 @@ impl<K: Kernel> Controller<K> {
         }
     }
 
-    async fn try_launch(&self) -> Result<Running, String> {
+    async fn try_launch(&self) -> Result<Running<H::Process>, String> {
         let node = &self.node;
         // Of the agent before, or of a launch that was not ended well.
         let old = || node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
@@ -320,7 +323,7 @@ impl<K: Kernel> Controller<K> {
             return Err(format!("the one before, endpoint {}, cannot be deleted yet", old.id));
         }
         let kept = address::lease(node).await?;
-        let process = Process::launch(&node.config.node_name).await?;
+        let process = self.host.launch(&node.config.node_name).await?;
         let launched = self.attach(kept, &process).await;
         match launched {
             Ok((handle, record)) => {
@@ -334,7 +337,7 @@ impl<K: Kernel> Controller<K> {
     }
 
     /// By the very way of every container.
-    async fn attach(&self, kept: Kept, process: &Process) -> Result<(Handle, EndpointRecord), String> {
+    async fn attach(&self, kept: Kept, process: &H::Process) -> Result<(Handle, EndpointRecord), String> {
         let spec = CreateSpec {
             attachment: self.attachment.clone(),
             netns: process.netns_path(),

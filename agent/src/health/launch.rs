@@ -30,7 +30,10 @@ use tokio::{
 };
 use wharf_core::endpoint::NetnsRef;
 
-use super::server::{Hello, MAX_LINE, MODE, READY};
+use super::{
+    host::Responder,
+    server::{Hello, MAX_LINE, MODE, READY},
+};
 use crate::sync::lock;
 
 /// How long the process may take until it listens; it takes milliseconds.
@@ -46,7 +49,7 @@ type Reapable = Arc<Mutex<Option<Child>>>;
 
 /// A running process; killed when dropped.
 #[derive(Debug)]
-pub(super) struct Process {
+pub struct Process {
     pid: u32,
     nonce: String,
     /// Device and inode of its network namespace.
@@ -90,50 +93,9 @@ impl Process {
         }
     }
 
-    /// Process id.
-    pub(super) fn pid(&self) -> u32 {
-        self.pid
-    }
-
     /// What it says to whoever asks, and nobody else.
     pub(super) fn nonce(&self) -> &str {
         &self.nonce
-    }
-
-    /// Names its network namespace while it lives.
-    pub(super) fn netns_path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/ns/net", self.pid))
-    }
-
-    /// Whether a namespace is this process's: had it ended, its number could be another's by now.
-    pub(super) fn is_in(&self, netns: &NetnsRef) -> bool {
-        self.netns == (netns.dev, netns.inode)
-    }
-
-    /// How it ended, if it has.
-    pub(super) fn has_ended(&self) -> Option<String> {
-        self.ended.borrow().clone()
-    }
-
-    /// Waits for its end.
-    pub(super) async fn ended(&self) {
-        // An error means that the thread is gone, which it only is when the process has ended.
-        self.ended.clone().wait_for(Option::is_some).await.ok();
-    }
-
-    /// Kills it and waits until it is gone.
-    pub(super) async fn end(mut self) {
-        self.kill();
-        if timeout(END_BOUND, self.ended()).await.is_err() {
-            tracing::error!(pid = self.pid, "the health endpoint's process was killed, but does not end");
-            return;
-        }
-        // It has said its last word already.
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread of the health endpoint's process panicked");
-        }
     }
 
     fn observe_netns(&self) -> Result<(u64, u64), String> {
@@ -154,6 +116,39 @@ impl Process {
         let killed = i32::try_from(self.pid).map(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL));
         if !matches!(killed, Ok(Ok(()))) {
             tracing::error!(pid = self.pid, "kill the health endpoint's process: {killed:?}");
+        }
+    }
+}
+
+impl Responder for Process {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn netns_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.pid))
+    }
+
+    fn is_in(&self, netns: &NetnsRef) -> bool {
+        self.netns == (netns.dev, netns.inode)
+    }
+
+    fn ended(&self) -> watch::Receiver<Option<String>> {
+        self.ended.clone()
+    }
+
+    async fn end(mut self) {
+        self.kill();
+        // An error in time means that the thread is gone, and the kernel ends the process with it.
+        if timeout(END_BOUND, self.ended.wait_for(Option::is_some)).await.is_err() {
+            tracing::error!(pid = self.pid, "the health endpoint's process was killed, but does not end");
+            return;
+        }
+        // It has said its last word already.
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the health endpoint's process panicked");
         }
     }
 }

@@ -9,6 +9,7 @@
 
 mod address;
 mod controller;
+mod host;
 mod judge;
 mod launch;
 mod probe;
@@ -30,7 +31,12 @@ use wharf_core::{
     store::LeaseOwner,
 };
 
-pub use self::controller::run;
+pub use self::{
+    controller::run,
+    host::{Host, Responder, ThisHost},
+    launch::Process,
+    probe::{Outcome, Probed},
+};
 use crate::{clock, config::AgentConfig, node::Node, sync::lock};
 
 /// Network, container id and holder of the addresses of the health endpoint; no container may have any of them.

@@ -26,7 +26,7 @@ const TOKEN: usize = 16;
 
 /// What came of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub enum Outcome {
     /// The right answer, and how long it took.
     Answered(Duration),
     /// None, or an error: which.
@@ -51,13 +51,13 @@ impl Outcome {
 
 /// One probe of a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Probed {
+pub struct Probed {
     /// Whom.
-    pub(super) address: IpAddr,
+    pub address: IpAddr,
     /// How.
-    pub(super) kind: ProbeKind,
+    pub kind: ProbeKind,
     /// What came of it.
-    pub(super) outcome: Outcome,
+    pub outcome: Outcome,
 }
 
 impl Probed {

@@ -20,6 +20,7 @@ mod explain;
 mod faults;
 mod gc;
 mod gone_caller;
+mod health;
 mod identifiers;
 mod leak_audit;
 mod orphans;
