@@ -11,6 +11,7 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
 use wharf_core::{
     endpoint::parse_host_ifname,
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfName, NetworkName},
@@ -41,6 +42,14 @@ pub struct Orphan {
     pub rows: Vec<(IpAddr, Epoch)>,
     /// Addresses that are leased under the name of its link.
     pub held: Vec<IpAddr>,
+}
+
+impl Orphan {
+    /// One of its addresses is in none of these pools: the gateway that its container routes by went with the pool.
+    #[must_use]
+    pub fn lost_gateway(&self, pools: &[IpNet]) -> bool {
+        self.rows.iter().any(|(ip, _)| !pools.iter().any(|pool| pool.contains(ip)))
+    }
 }
 
 /// The link that a lost endpoint's address is held for.

@@ -1,6 +1,6 @@
 //! What is written down and not yet dealt with: the deletion queue, leaks, records out of service.
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, Health, QuarantinedRecord};
 use wharf_core::kernel::Kernel;
@@ -43,8 +43,8 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
             }
             match lost {
                 0 => {}
-                1 => parts.push("1 endpoint lost its record with the store of before".to_owned()),
-                n => parts.push(format!("{n} endpoints lost their records with the store of before")),
+                1 => parts.push("1 endpoint lost its record with the previous store".to_owned()),
+                n => parts.push(format!("{n} endpoints lost their records with the previous store")),
             }
             match unreached {
                 0 => {}
@@ -60,18 +60,14 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     })
 }
 
-/// What is the matter with containers whose addresses are of no pool of today.
-const OTHER_POOLS: &str =
-    "without their gateway: no pool has their addresses any more; start the agent with the pools of before";
+/// What is the matter with containers whose addresses are in no pool.
+const OTHER_POOLS: &str = "without their gateway: no pool has their addresses; start the agent with the previous pools";
 
-/// Endpoints that lost their records, and how many of them have an address outside today's pools: the gateway that their
-/// containers route by went with the pool.
+/// Endpoints that lost their records, and how many of their containers have lost their gateway too.
 fn lost<K: Kernel>(node: &Node<K>) -> (usize, usize) {
     let pools = lock(&node.ipam).cidrs();
     let orphans = lock(&node.orphans);
-    let is_outside = |ip: &IpAddr| !pools.iter().any(|cidr| cidr.contains(ip));
-    let unreached = orphans.iter().filter(|o| o.rows.iter().any(|(ip, _)| is_outside(ip))).count();
-    (orphans.len(), unreached)
+    (orphans.len(), orphans.iter().filter(|o| o.lost_gateway(&pools)).count())
 }
 
 fn counted(n: u64) -> String {

@@ -1,5 +1,7 @@
 //! Endpoints whose records were lost with the store: they live on, and go with their containers.
 
+use wharf_agent::explain;
+use wharf_api::Health;
 use wharf_core::{
     endpoint::EndpointRecord,
     kernel::{Kernel as _, KernelErrorKind as Kind},
@@ -119,4 +121,24 @@ fn a_container_that_is_added_again_beside_its_lost_endpoint_keeps_what_is_new() 
         agent.del(&first.attachment, DeleteOptions::default()).await;
         agent.try_create(Agent::spec("c1", "eth0")).await.expect("created");
     });
+}
+
+#[test]
+fn containers_that_lost_their_gateway_with_the_pool_are_not_said_to_have_their_network() {
+    for (cidrs, health, says) in [
+        (None, Health::Degraded, "its container has its network as before"),
+        (Some(["10.99.0.0/24", "fd99::/64"]), Health::Failing, "its container has lost its gateway"),
+    ] {
+        let (machine, [first, _]) = lost();
+        let machine = if let Some(cidrs) = cidrs { machine.with_cidrs(&cidrs) } else { machine };
+        machine.life(async |agent| {
+            for subject in ["c1", first.host_ifname.as_str()] {
+                let told = explain::explain(&agent.node, subject).await.expect("explained");
+                assert_eq!(told.health, health, "{subject}: {told:?}");
+                assert!(told.summary.contains(says), "{subject}: {told:?}");
+                let to_do = told.facts.iter().find(|f| f.name == "what to do").expect("what to do");
+                assert_eq!(to_do.value.contains("start the agent with the previous pools"), health == Health::Failing);
+            }
+        });
+    }
 }

@@ -13,11 +13,11 @@ use std::{
 use aya::maps::{Array, MapData};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use support::{
-    traffic::{PORT, converse, reaches_node},
+    traffic::{PORT, converse, node_reaches, reaches_node},
     *,
 };
 use wharf_core::{
-    finding::{EndpointProblem, NodeProblem},
+    finding::{EndpointProblem, NodeProblem, Side},
     ids::Epoch,
     kernel::{AttachMode, Kernel, KernelErrorKind, LinkRef},
 };
@@ -330,6 +330,40 @@ fn foreign_things_are_named_and_never_touched() {
         run("ip", &["link", "show", "wharf0"]);
         assert!(root.join("shared/theirs").exists());
         MapData::from_pin(root.join("theirs")).expect("theirs is there still");
+    });
+}
+
+#[test]
+fn what_somebody_changed_on_the_host_side_is_named_and_put_back() {
+    type IsIt = fn(&EndpointProblem) -> bool;
+    let changes: [(&[&str], IsIt); 3] = [
+        (&["address", "02:00:00:00:00:99"], |p| matches!(p, EndpointProblem::LinkMac { side: Side::Node, .. })),
+        (&["arp", "on"], |p| matches!(p, EndpointProblem::LinkArp { .. })),
+        (&["mtu", "1400"], |p| matches!(p, EndpointProblem::LinkMtu { side: Side::Node, .. })),
+    ];
+    in_linux_world(None, move |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let in_a = a.netns.path.as_path();
+        let pairs =
+            [(IpAddr::V4(a.ipv4.unwrap()), IpAddr::V4(ROUTER4)), (IpAddr::V6(a.ipv6.unwrap()), IpAddr::V6(ROUTER6))];
+        for (change, is_it) in changes {
+            run("ip", &[&["link", "set", "dev", a.host_ifname.as_str()], change].concat());
+            let problems = k.observe_endpoint(&a).await.expect("observe");
+            assert!(matches!(problems.as_slice(), [one] if is_it(one)), "{change:?}: {problems:?}");
+            if change[0] != "mtu" {
+                let both_ways = reaches_node(in_a) && node_reaches(in_a, pairs[0].0);
+                assert!(!both_ways, "{change:?}: the fault is none");
+            }
+            k.ensure_connected(&a).await.expect("put back");
+            assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "{change:?}");
+            for (of_a, router) in pairs {
+                assert_eq!(converse(Some(in_a), None, router), of_a, "{change:?}: endpoint to node");
+                assert_eq!(converse(None, Some(in_a), of_a), router, "{change:?}: node to endpoint");
+            }
+        }
+        delete(k, &a).await;
     });
 }
 

@@ -182,8 +182,8 @@ pub(crate) const WRONG_ANSWER: Fault = Fault {
 pub(crate) const DAMAGED_STORE: Fault = Fault {
     title: "The records are lost",
     status: &[
-        "records is degraded: 2 endpoints lost their records with the store of before",
-        "their containers still have their network: recreate them one after the other",
+        "records is degraded: 2 endpoints lost their records with the previous store",
+        "recreate their containers one after the other",
     ],
     explain: &[
         "its record was lost with a damaged store",

@@ -98,7 +98,7 @@ fn component_next(name: &str) -> &'static str {
         }
         "leaks" => "wharf audit; wharf audit --repair",
         "records" => {
-            "their containers still have their network: recreate them one after the other; wharf audit --repair disconnects all of them at once"
+            "recreate their containers one after the other; wharf audit --repair disconnects all of them at once"
         }
         "self-check" => "wharf endpoint health ID",
         "health" => "wharf health status",

@@ -96,6 +96,17 @@ pub(crate) fn reaches_node(from: &Path) -> bool {
     server.recv_from(&mut text).is_ok()
 }
 
+/// True when a datagram from the node reaches the container within a short time.
+pub(crate) fn node_reaches(to: &Path, address: IpAddr) -> bool {
+    let at = SocketAddr::new(address, PORT);
+    let server = LinuxWorld::inside(to, move || UdpSocket::bind(at).expect("UDP socket"));
+    server.set_read_timeout(Some(Duration::from_millis(300))).expect("timeout");
+    let client = UdpSocket::bind(SocketAddr::new(ROUTER4.into(), 0)).expect("UDP socket");
+    client.send_to(b"ping", at).expect("datagram");
+    let mut text = [0; 4];
+    server.recv_from(&mut text).is_ok()
+}
+
 /// Datagrams that may be on their way: few enough that no socket buffer overflows, so that each one that is missing was
 /// lost in the datapath.
 const WINDOW: usize = 32;
