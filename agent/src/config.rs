@@ -298,6 +298,14 @@ impl AgentConfig {
         Ok(config)
     }
 
+    /// Gives the default pool the IPv6 CIDR that it did not get because IPv6 is off on the node.
+    pub fn keep_ipv6(&mut self) {
+        self.ipv6_off = None;
+        for pool in self.pools.iter_mut().filter(|pool| pool.name == self.default_pool) {
+            pool.cidrs.push(DEFAULT_V6);
+        }
+    }
+
     /// The unix socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {

@@ -111,10 +111,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         None => None,
     };
 
-    restore::fits(&opened.snapshot, &ipam).map_err(|e| match config.ipv6_off {
-        Some(why) => e.context(format!("IPv6 is off on this node ({why})")),
-        None => e,
-    })?;
+    let (config, ipam) = restore::with_ipv6_of(&opened.snapshot, config, ipam)?;
+    restore::fits(&opened.snapshot, &ipam)?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;

@@ -90,9 +90,6 @@ fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     memory::prepare();
     let log = telemetry::init(&config.log_level, config.log_format)?;
     wharf_datapath::check_capabilities()?;
-    if let Some(why) = config.ipv6_off {
-        tracing::warn!("IPv6 is off on this node ({why}): containers get IPv4 addresses alone until the next start");
-    }
     pools::check(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // requests are short; what waits for the kernel runs on blocking threads

@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
 };
 
+use anyhow::Context as _;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 use wharf_api::{EndpointStatus, LogStatus};
@@ -27,6 +28,7 @@ use wharf_handover::mark::Mark;
 
 use crate::{
     audit, clock,
+    config::AgentConfig,
     endpoint::{
         Handle, delete,
         task::{EndpointTask, MAILBOX},
@@ -63,6 +65,27 @@ pub fn fits(snapshot: &Snapshot, ipam: &Ipam) -> anyhow::Result<()> {
         show(record.gateway4, record.gateway6),
         show(router4, router6)
     );
+}
+
+/// The default pool gets its IPv6 CIDR after all when endpoints from before have addresses of it: where new interfaces get no
+/// IPv6, those that are there keep theirs, and an agent that refused to start would help nobody.
+///
+/// # Errors
+/// When the pools cannot be used together.
+pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) -> anyhow::Result<(AgentConfig, Ipam)> {
+    let Some(why) = config.ipv6_off else { return Ok((config, ipam)) };
+    let Some(record) = snapshot.endpoints.iter().find(|r| r.ipv6.is_some()) else {
+        tracing::warn!("IPv6 is off on this node ({why}): containers get IPv4 addresses alone until the next start");
+        return Ok((config, ipam));
+    };
+    tracing::warn!(
+        endpoint = record.id.get(),
+        "IPv6 is off on this node ({why}), but there are endpoints with IPv6 addresses: the IPv6 pool stays, and new \
+         endpoints fail until IPv6 is on or they are deleted and the agent is restarted"
+    );
+    config.keep_ipv6();
+    let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone()).context("keep the IPv6 pool")?;
+    Ok((config, ipam))
 }
 
 /// Brings back what was there. Failures are counted, logged and left to the audit; an agent that can serve new containers

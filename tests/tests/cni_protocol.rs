@@ -177,7 +177,7 @@ const TAMPERINGS: &[Tampering] = &[
     ("IPv6 address removed", |_, s, e| in_sandbox(s, &format!("addr del {}/128 dev eth0", e.v6()?)), &["address"]),
     ("IPv4 default route removed", |_, s, _| in_sandbox(s, "-4 route del default"), &["route"]),
     ("IPv6 default route removed", |_, s, _| in_sandbox(s, "-6 route del default"), &["route"]),
-    ("MTU changed inside", |_, s, _| in_sandbox(s, "link set eth0 mtu 1300"), &["mtu"]),
+    ("MTU changed inside", |_, s, _| in_sandbox(s, "link set eth0 mtu 9000"), &["mtu"]),
     ("MTU changed outside", |n, _, e| on_node(n, e, "link set LINK mtu 1300"), &["mtu"]),
     ("link down inside", |_, s, _| in_sandbox(s, "link set eth0 down"), &["link"]),
     ("link down outside", |n, _, e| on_node(n, e, "link set LINK down"), &["link"]),
@@ -257,6 +257,8 @@ fn check_passes_over_what_others_added() -> Result<()> {
         in_sandbox(&a, "addr add 192.0.2.7/32 dev eth0")?;
         in_sandbox(&a, "-4 route add 198.51.100.0/24 dev eth0")?;
         in_sandbox(&a, "link add extra type veth peer name more")?;
+        // As a chained plugin (tuning) does: only a larger one would break traffic.
+        in_sandbox(&a, "link set eth0 mtu 1300")?;
         node.check(&ea)?.silent()?;
         node.detach(&ea)
     })

@@ -522,8 +522,9 @@ fn ended_lives_cost_two_kib_each_and_what_is_forgotten_gives_its_room_back() {
             });
             store.commit(gone.collect()).await.expect("commit");
         }
-        // It is compacted when nobody waits any more, so after the last answer.
-        eventually("the file shrinks", || size() <= begun + (1 << 20)).await;
+        // It is compacted when nobody waits any more, so after the last answer. A file of up to 2 MiB is left as it is, and one
+        // that a compaction in between has made smaller may be.
+        eventually("the file shrinks", || size() <= 2 << 20).await;
         agent.assert_healthy().await;
     });
     machine.life(async |agent| {

@@ -139,7 +139,9 @@ pub(crate) fn await_quiet(node: &Node) -> Result<()> {
         let status = node.ask(async |client| client.status().await)?;
         let queue = &status.deletion_queue;
         let drained = queue.records == 0 && queue.canary.starts_with("came out");
-        Ok((drained && status.prepared.ready >= status.prepared.target).then_some(()))
+        let builds = ["restoring", "waiting-to-regenerate", "regenerating"];
+        let rebuilt = builds.iter().all(|state| !status.endpoints.contains_key(*state));
+        Ok((drained && rebuilt && status.prepared.ready >= status.prepared.target).then_some(()))
     })
 }
 
