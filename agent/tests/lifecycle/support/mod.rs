@@ -299,6 +299,7 @@ impl Agent {
             Operation::Dump,
             Operation::ObserveEndpoint,
             Operation::ObserveNode,
+            Operation::ObserveNetworks,
             Operation::ObserveSpeakers,
             Operation::RemoveConnections,
             Operation::EnsureNode,
