@@ -7,7 +7,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -22,9 +21,7 @@ const LEAST_RESERVE: u64 = 24 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
 /// A limit of version 1 that is none: the highest number of pages there is.
 const NO_LIMIT: u64 = 1 << 62;
-/// Growth since memory was given back last, from which on it is done again.
-const GROWTH_BYTES: u64 = 1 << 20;
-/// How often that is looked at.
+/// How often memory is given back.
 pub const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Before any other thread starts: each thread would get a heap of its own, and keep what its busiest hour needed.
@@ -42,8 +39,6 @@ pub struct Memory {
     /// Limited control groups, the agent's own first.
     groups: Vec<Group>,
     endpoint_bytes: u64,
-    /// Resident when memory was given back last.
-    trimmed_at: AtomicU64,
 }
 
 /// What a control group allows, and what of it is left.
@@ -67,7 +62,7 @@ impl Memory {
     fn of(groups: Vec<Group>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
         let endpoint_bytes = ENDPOINT_BYTES + ENDPOINT_CPU_BYTES * processors;
-        Self { groups, endpoint_bytes, trimmed_at: AtomicU64::new(0) }
+        Self { groups, endpoint_bytes }
     }
 
     /// What is left in the group with the least room; none without a limit.
@@ -98,18 +93,14 @@ impl Memory {
         }
     }
 
-    /// Gives what the allocator keeps back to the kernel, when there is enough of it to be worth the walk.
+    /// Gives what the allocator keeps back to the kernel. A walk over the heaps takes about a millisecond, so it is made at
+    /// each round: memory that is freed without any growth shows in no figure that could tell when it is worth it.
     pub fn give_back(&self) {
-        let before = resident_bytes();
-        if before < self.trimmed_at.load(Ordering::Relaxed).saturating_add(GROWTH_BYTES) {
-            return;
-        }
         #[cfg(target_env = "gnu")]
         // SAFETY: malloc_trim(3) locks each heap while it walks it, and frees nothing that is in use.
         unsafe {
             libc::malloc_trim(0);
         }
-        self.trimmed_at.store(resident_bytes(), Ordering::Relaxed);
     }
 }
 

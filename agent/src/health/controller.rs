@@ -176,7 +176,12 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                 let words = |p: &EndpointProblem| findings::in_words(&Problem::Endpoint(id, p.clone()));
                 match problems.iter().find(|p| p.is_of_a_lost_link()) {
                     Some(lost) => Look::Gone(words(lost)),
-                    None => Look::There(Some(problems.iter().map(words).collect())),
+                    None => {
+                        // What comes before its route is somebody else's: everything of its own is in place, and a launch would
+                        // change nothing.
+                        let own = |p: &&EndpointProblem| !matches!(p, EndpointProblem::NodeRouteShadowed { .. });
+                        Look::There(Some(problems.iter().filter(own).map(words).collect()))
+                    }
                 }
             }
             Ok(Err(error)) => {

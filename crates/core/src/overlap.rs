@@ -73,6 +73,8 @@ pub struct NodeNetworks {
     pub foreign: Vec<NodeNetwork>,
     /// Addresses to which a route of Wharf's leads over an endpoint's link.
     pub endpoints: Vec<IpAddr>,
+    /// CIDRs of pools that have Wharf's unreachable route: an agent has served them since the boot.
+    pub pools: Vec<IpNet>,
 }
 
 /// A CIDR of a pool and a network of the node that share addresses.
@@ -152,13 +154,15 @@ fn told(overlaps: &[Overlap]) -> String {
     text
 }
 
-/// Decides at start. An overlap of a CIDR that endpoints have addresses of came after the pool: refusing it would take the
-/// agent from containers that live, so it is returned, to be told.
+/// Decides at start. An overlap of a CIDR that an agent has served already, or that endpoints have addresses of, came after
+/// the pool: refusing it would take the agent from containers that live, so it is returned, to be told.
 ///
 /// # Errors
 /// Every other overlap.
 pub fn at_start(pools: &[PoolConfig], seen: &NodeNetworks) -> Result<Vec<Overlap>, Refused> {
-    let in_use = |overlap: &Overlap| seen.endpoints.iter().any(|ip| overlap.cidr.contains(ip));
+    let in_use = |overlap: &Overlap| {
+        seen.pools.contains(&overlap.cidr) || seen.endpoints.iter().any(|ip| overlap.cidr.contains(ip))
+    };
     let (later, refused): (Vec<_>, Vec<_>) = overlaps(pools, &seen.foreign).into_iter().partition(in_use);
     if refused.is_empty() { Ok(later) } else { Err(Refused(refused)) }
 }
@@ -224,7 +228,7 @@ mod tests {
                 network("10.87.0.0/16", Way::Gateway("192.0.2.7".parse().ok())),
                 network("10.87.0.1/32", Way::Address),
             ],
-            endpoints: Vec::new(),
+            ..NodeNetworks::default()
         };
         let refused = at_start(&[pool(&["10.87.0.0/16", "fd57::/64"])], &seen).expect_err("overlaps");
         assert_eq!(
@@ -240,11 +244,13 @@ mod tests {
         let pools = [pool(&["10.87.0.0/16", "fd57::/64"])];
         let foreign = vec![network("10.87.9.0/24", LAN)];
         let endpoints = vec!["10.87.0.2".parse().expect("ip")];
-        let later = at_start(&pools, &NodeNetworks { foreign, endpoints: endpoints.clone() }).expect("endpoints live");
+        let seen = |foreign, endpoints, pools| NodeNetworks { foreign, endpoints, pools };
+        let later = at_start(&pools, &seen(foreign, endpoints.clone(), Vec::new())).expect("endpoints live");
         assert_eq!(later.iter().map(|o| o.withheld().net).collect::<Vec<_>>(), [net("10.87.9.0/24")]);
         // Endpoints of one CIDR say nothing of another.
         let foreign = vec![network("fd57::/64", LAN)];
-        assert!(at_start(&pools, &NodeNetworks { foreign, endpoints }).is_err());
+        assert!(at_start(&pools, &seen(foreign.clone(), endpoints.clone(), vec![net("10.87.0.0/16")])).is_err());
+        assert!(at_start(&pools, &seen(foreign, endpoints, vec![net("fd57::/64")])).is_ok(), "served before");
     }
 
     #[test]

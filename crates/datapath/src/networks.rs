@@ -47,8 +47,12 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
             continue;
         }
         if found.is_ours() {
-            if found.ifindex.is_some() && found.net.prefix_len() == found.net.max_prefix_len() {
-                seen.endpoints.push(found.net.addr());
+            match found.ifindex {
+                None => seen.pools.push(found.net),
+                Some(_) if found.net.prefix_len() == found.net.max_prefix_len() => {
+                    seen.endpoints.push(found.net.addr())
+                }
+                Some(_) => {}
             }
         } else if !found.is_made_for_an_address() {
             foreign.extend(links.network(&mut connection, found)?);

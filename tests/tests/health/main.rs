@@ -111,7 +111,7 @@ fn the_operator_is_told() -> Result<()> {
         wait::until("the metrics", || {
             let metrics = node.http("GET", "/metrics", None)?.text();
             let trip = "wharf_health_probe_trip_seconds{probe=\"HTTP\",family=\"ipv6\"}";
-            let all = ["wharf_health_endpoint_up 1", "wharf_health_endpoint_launches 1", trip];
+            let all = ["wharf_health_endpoint_up 1", "wharf_health_endpoint_launches_total 1", trip];
             Ok(all.iter().all(|line| metrics.contains(line)).then_some(()))
         })?;
         end(node, &h)?;

@@ -438,6 +438,7 @@ impl Kernel for FakeKernel {
             Ok(NodeNetworks {
                 foreign: s.networks.iter().filter(|n| shares(&n.net)).cloned().collect(),
                 endpoints: ours.map(|(d, _)| d.addr()).collect(),
+                pools: s.routes.iter().filter(|(_, via)| via.is_none()).map(|(d, _)| *d).collect(),
             })
         })
         .await
