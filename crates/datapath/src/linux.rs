@@ -270,7 +270,7 @@ impl Kernel for LinuxKernel {
     async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {
         self.blocking("observe speakers", move |k| {
             let mut found = Vec::new();
-            if let Some(row) = k.bpf.speaking_row(ip)? {
+            if let Some(row) = k.bpf.endpoint_row(ip)? {
                 found.push(speakers::row(&row));
             }
             if let Some(route) = netlink::route::of_address(&mut netlink::Connection::open()?, ip)? {

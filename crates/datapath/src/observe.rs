@@ -1,8 +1,6 @@
 //! What the kernel holds for an endpoint, compared with what its record says. Tolerant of what others added later
 //! (addresses, routes, programs): it asks only whether ours is there.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
-
 use ipnet::IpNet;
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -13,7 +11,7 @@ use wharf_core::{
 
 use crate::{
     ROUTE_PROTOCOL,
-    bpf::{Bpf, pins, rows::expected_row},
+    bpf::{Bpf, Opened},
     netlink::{
         Connection, address,
         link::{self, LinkSeen},
@@ -33,9 +31,10 @@ pub(crate) fn observe_endpoint(
     record: &EndpointRecord,
 ) -> Result<Vec<EndpointProblem>> {
     let mut found = Vec::new();
-    observe_host(record, bpf, &mut found)?;
+    let opened = bpf.opened(record.id)?;
+    observe_host(record, bpf, &opened, &mut found)?;
     observe_container(thread, record, &mut found)?;
-    observe_maps(bpf, record, &mut found)?;
+    bpf.observe_maps(record, &opened, &mut found)?;
     Ok(found)
 }
 
@@ -64,7 +63,12 @@ fn observe_link(seen: &LinkSeen, wanted: &Wanted, problems: &mut Vec<EndpointPro
     }
 }
 
-fn observe_host(record: &EndpointRecord, bpf: &Bpf, problems: &mut Vec<EndpointProblem>) -> Result<()> {
+fn observe_host(
+    record: &EndpointRecord,
+    bpf: &Bpf,
+    opened: &Opened,
+    problems: &mut Vec<EndpointProblem>,
+) -> Result<()> {
     let mut host = Connection::open()?;
     let (side, name) = (Side::Node, record.host_ifname.to_string());
     let Some(seen) = link::look_up(&mut host, &name)? else {
@@ -86,8 +90,7 @@ fn observe_host(record: &EndpointRecord, bpf: &Bpf, problems: &mut Vec<EndpointP
     if seen.alias.as_ref() != Some(&mark) && !link::is_unowned(seen.alias.as_deref(), record.id, record.epoch) {
         problems.push(EndpointProblem::LinkAlias { name, expected: mark, found: seen.alias });
     }
-    problems.extend(bpf.attached_problems(record)?);
-    problems.extend(bpf.map_problems(record.id)?);
+    bpf.observe_hooks(&mut host, seen.ifindex, record, opened, problems)?;
     for address in record.addresses() {
         let (to, expected) = (IpNet::from(address), record.host_ifindex);
         // A look-up costs the same with any number of endpoints. The table is read only where another route answers.
@@ -95,7 +98,7 @@ fn observe_host(record: &EndpointRecord, bpf: &Bpf, problems: &mut Vec<EndpointP
         if look_up.as_ref().is_some_and(|found| found.is_ours_to(to, expected)) {
             continue;
         }
-        if route::of_link(&mut host, expected)?.iter().any(|r| r.destination == to) {
+        if route::of_link(&mut host, expected, Some(ROUTE_PROTOCOL))?.iter().any(|r| r.destination == to) {
             // Where `ignore_routes_with_linkdown` is set, a look-up ignores routes over a link without carrier. A container
             // that takes its side down is told as such.
             if seen.running {
@@ -145,7 +148,7 @@ fn observe_container(thread: &NetnsThread, record: &EndpointRecord, problems: &m
             problems.push(EndpointProblem::Address { address, found });
         }
     }
-    let routes = route::list(&mut inside, None)?;
+    let routes = route::of_link(&mut inside, seen.ifindex, None)?;
     for address in record.addresses() {
         let Some(gateway) = gateway_of(record, address) else { continue };
         for wanted in [Route::direct(gateway.into(), seen.ifindex, None), Route::default_via(gateway, seen.ifindex)] {
@@ -157,50 +160,5 @@ fn observe_container(thread: &NetnsThread, record: &EndpointRecord, problems: &m
     }
     let behind = source_rule::behind(&routes, record);
     problems.extend(source_rule::missing(&mut inside, record, &behind)?);
-    Ok(())
-}
-
-fn observe_maps(bpf: &Bpf, record: &EndpointRecord, problems: &mut Vec<EndpointProblem>) -> Result<()> {
-    let there = pins::names(&bpf.pins().endpoint_dir(record.id))?;
-    for name in pins::PROGRAMS.into_iter().chain(pins::MAPS) {
-        if !there.iter().any(|n| n == name) {
-            problems.push(EndpointProblem::PinMissing { name: name.to_owned() });
-        }
-    }
-    match bpf.config(record.id) {
-        Ok(c) => {
-            let mut field = |field, expected: String, found: String| {
-                if expected != found {
-                    problems.push(EndpointProblem::Config { field, expected, found });
-                }
-            };
-            field("epoch", record.epoch.to_string(), c.epoch.to_string());
-            field("ifindex", record.host_ifindex.to_string(), c.ifindex.to_string());
-            field("identity", record.identity.to_string(), c.identity.to_string());
-            let v4 = |octets: [u8; 4]| Ipv4Addr::from(octets).to_string();
-            field("ipv4", v4(record.ipv4.map_or([0; 4], |a| a.octets())), v4(c.ipv4));
-            let v6 = |octets: [u8; 16]| Ipv6Addr::from(octets).to_string();
-            field("ipv6", v6(record.ipv6.map_or([0; 16], |a| a.octets())), v6(c.ipv6));
-            let live = c.flags & wharf_common::map::FLAG_LIVE != 0;
-            field("live", true.to_string(), live.to_string());
-        }
-        // Told above, as a missing pin.
-        Err(e) if e.kind == KernelErrorKind::NotFound => {}
-        Err(e) => problems.push(EndpointProblem::MapUnreadable { map: "CONFIG".to_owned(), cause: e.cause }),
-    }
-    for address in record.addresses() {
-        let want = expected_row(record, address);
-        let found = match bpf.endpoint_row(address)? {
-            Some(is) if is == want => continue,
-            Some(is) => Some(format!("expected {want:?}, found {is:?}")),
-            None => None,
-        };
-        problems.push(EndpointProblem::Row { address, found });
-    }
-    let expected = bpf.pinned_program_id(record.id, pins::PROGRAMS[2])?;
-    let found = bpf.call_slot(u32::from(record.id.get()))?;
-    if expected != found {
-        problems.push(EndpointProblem::CallSlot { expected, found });
-    }
     Ok(())
 }

@@ -4,23 +4,17 @@
 //! its own in place and then takes the others away, so that at every moment one of them polices. On a hook with both, tcx
 //! runs first and, as our programs always decide, alone.
 
-use std::{collections::BTreeSet, fs, io, path::Path};
+use std::{fs, io, path::Path};
 
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use nix::{errno::Errno, net::if_::if_nametoindex};
-use wharf_core::{
-    endpoint::EndpointRecord,
-    finding::EndpointProblem,
-    ids::EndpointId,
-    kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Result},
-};
+use wharf_core::kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Result};
 use wharf_crash as crash;
 
 use super::{
     Bpf,
     clsact::{self, Wanted},
-    maps,
-    pins::{self, LINKS, MAPS, PROGRAMS, SHARED_MAPS, SINK},
+    pins::{self, LINKS, PROGRAMS, SINK},
     tcx,
 };
 use crate::error::{fail, wrap};
@@ -270,96 +264,5 @@ impl Bpf {
             }
         }
         Ok(())
-    }
-
-    /// Id of a pinned program of the endpoint; `None` when it is not pinned.
-    pub(crate) fn pinned_program_id(&self, id: EndpointId, name: &str) -> Result<Option<u32>> {
-        match open_program(&self.pins.endpoint(id, name)) {
-            Ok(program) => Ok(Some(program.info().map_err(|e| wrap("read program", name, &e))?.id())),
-            Err(e) if e.kind == KernelErrorKind::NotFound => Ok(None),
-            Err(e) => Err(e),
-        }
-    }
-
-    /// Where the pinned programs do not use the pinned maps: then they read what nobody writes.
-    pub(crate) fn map_problems(&self, id: EndpointId) -> Result<Vec<EndpointProblem>> {
-        let mut used = BTreeSet::new();
-        for name in PROGRAMS {
-            match open_program(&self.pins.endpoint(id, name)) {
-                Ok(program) => {
-                    let info = program.info().map_err(|e| wrap("read program", name, &e))?;
-                    used.extend(info.map_ids().map_err(|e| wrap("read program", name, &e))?.into_iter().flatten());
-                }
-                // Told as a missing pin.
-                Err(e) if e.kind == KernelErrorKind::NotFound => return Ok(Vec::new()),
-                Err(e) => return Err(e),
-            }
-        }
-        let shared = SHARED_MAPS.into_iter().map(|name| (name, self.pins.shared(name)));
-        let own = MAPS.into_iter().map(|name| (name, self.pins.endpoint(id, name)));
-        let mut wrong = Vec::new();
-        for (name, path) in shared.chain(own) {
-            let pinned = match maps::open(&path, name) {
-                Ok(data) => maps::id(&data, &path)?,
-                // Told as a missing or a wrong pin.
-                Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::Conflict) => continue,
-                Err(e) => return Err(e),
-            };
-            if !used.contains(&pinned) {
-                let used = used.iter().copied().collect();
-                wrong.push(EndpointProblem::MapUnused { map: name.to_owned(), pinned, used });
-            }
-        }
-        Ok(wrong)
-    }
-
-    /// What should stand on the hooks but does not, and what does but should not.
-    pub(crate) fn attached_problems(&self, record: &EndpointRecord) -> Result<Vec<EndpointProblem>> {
-        let ifname = record.host_ifname.as_str();
-        let mut wrong = Vec::new();
-        for hook in HOOKS {
-            let pin = self.pins.endpoint(record.id, hook.link);
-            let filter = clsact::program(ifname, hook.attach)?;
-            // None is told as a missing pin.
-            let wanted = self.pinned_program_id(record.id, hook.program)?;
-            let program = || hook.program.to_owned();
-            let misses = |found: Vec<u32>| {
-                let (ifname, mode) = (ifname.to_owned(), self.mode);
-                let wanted = wanted.filter(|w| !found.contains(w));
-                wanted.map(|expected| EndpointProblem::Program { program: program(), ifname, mode, expected, found })
-            };
-            match self.mode {
-                AttachMode::Tcx => {
-                    let link = tcx::open(&pin)?;
-                    let behind = link.map(|l| tcx::program_of(&l, ifname)).transpose()?;
-                    wrong.extend(misses(tcx::programs(ifname, hook.attach)?));
-                    let name = || hook.link.to_owned();
-                    match (behind, wanted) {
-                        (None, _) => wrong.push(EndpointProblem::PinMissing { name: name() }),
-                        (Some(found), Some(expected)) if expected != found => {
-                            wrong.push(EndpointProblem::PinStale { name: name(), expected, found });
-                        }
-                        (Some(_), _) => {}
-                    }
-                    let closed = self.pins.closing(&record.host_ifname).join(hook.link);
-                    if let Some(sink) = tcx::open_on(&closed, ifname, hook.attach)? {
-                        let id = tcx::program_of(&sink, ifname)?;
-                        wrong.push(EndpointProblem::Sink { program: program(), id });
-                    }
-                    if let Some(id) = filter {
-                        wrong.push(EndpointProblem::StrayFilter { program: program(), id });
-                    }
-                }
-                AttachMode::Clsact => {
-                    wrong.extend(misses(filter.into_iter().collect()));
-                    for pin in [pin, self.pins.closing(&record.host_ifname).join(hook.link)] {
-                        if tcx::open(&pin)?.is_some() {
-                            wrong.push(EndpointProblem::StrayLink { path: pin.display().to_string() });
-                        }
-                    }
-                }
-            }
-        }
-        Ok(wrong)
     }
 }

@@ -15,7 +15,10 @@ use rtnetlink::{
         tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcHeader, TcMessage, TcOption},
     },
 };
-use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
+use wharf_core::{
+    ids::IfIndex,
+    kernel::{KernelError, KernelErrorKind, Result},
+};
 use wharf_crash as crash;
 
 use super::attach::{ATTACH, HOOKS, gone, index_of};
@@ -77,12 +80,10 @@ pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
     })
 }
 
-/// Id of our filter's program on a hook; `None` when there is no such filter.
-pub(super) fn program(ifname: &str, hook: TcAttachType) -> Result<Option<u32>> {
-    match Device::open(ifname)? {
-        Some(mut device) => Ok(device.look(hook)?.ours().and_then(|f| f.program)),
-        None => Ok(None),
-    }
+/// Id of our filter's program on a hook of an interface; `None` when there is no such filter.
+pub(super) fn program(connection: &mut Connection, index: IfIndex, hook: TcAttachType) -> Result<Option<u32>> {
+    let filters = filters(connection, index.0.cast_signed(), hook, &index.to_string())?;
+    Ok(filters.ours().and_then(|f| f.program))
 }
 
 /// Removes our filters. The qdisc goes with the last filter if one of ours was in it: then this endpoint made it, or
@@ -255,28 +256,8 @@ impl<'a> Device<'a> {
         Ok(refused.map_or(Ok(replaced), Err))
     }
 
-    /// The filters on a hook, in the order they run in.
     fn look(&mut self, hook: TcAttachType) -> Result<Filters> {
-        let request = TcMessage::from_parts(TcHeader { info: 0, ..self.on_hook(hook) }, Vec::new());
-        let dump = match self.connection.dump_whole(&RouteNetlinkMessage::GetTrafficFilter(request))? {
-            Ok(dump) => dump,
-            Err(refusal) if refusal.is(libc::ENODEV) => return Ok(Filters { known: Vec::new(), unknown: 0 }),
-            Err(refusal) => return Err(refusal.into_error("list filters", self.ifname)),
-        };
-        let known = dump.known.into_iter().filter_map(|m| match m {
-            RouteNetlinkMessage::NewTrafficFilter(m) => Some(Filter::read(m)),
-            _ => None,
-        });
-        Ok(Filters { known: known.collect(), unknown: dump.left_out })
-    }
-
-    fn on_hook(&self, hook: TcAttachType) -> TcHeader {
-        let minor = match hook {
-            TcAttachType::Ingress => TcHandle::MIN_INGRESS,
-            _ => TcHandle::MIN_EGRESS,
-        };
-        let parent = TcHandle { major: TcHandle::CLSACT.major, minor };
-        TcHeader { index: self.index, parent, info: info(), ..TcHeader::default() }
+        filters(&mut self.connection, self.index, hook, self.ifname)
     }
 
     fn put_filter(&self, wanted: &Wanted<'_>, flags: u16) -> Result<Request> {
@@ -290,14 +271,14 @@ impl<'a> Device<'a> {
             TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
         ];
         let options = options.into_iter().map(TcOption::Bpf).collect();
-        let header = TcHeader { handle: HANDLE.into(), ..self.on_hook(wanted.hook) };
+        let header = TcHeader { handle: HANDLE.into(), ..on_hook(self.index, wanted.hook) };
         let attributes = vec![TcAttribute::Kind(BPF.to_owned()), TcAttribute::Options(options)];
         let message = TcMessage::from_parts(header, attributes);
         Ok(Request::new(RouteNetlinkMessage::NewTrafficFilter(message), flags))
     }
 
     fn remove_filter(&self, hook: TcAttachType) -> Request {
-        let header = TcHeader { handle: HANDLE.into(), ..self.on_hook(hook) };
+        let header = TcHeader { handle: HANDLE.into(), ..on_hook(self.index, hook) };
         let message = TcMessage::from_parts(header, vec![TcAttribute::Kind(BPF.to_owned())]);
         Request::new(RouteNetlinkMessage::DelTrafficFilter(message), 0)
     }
@@ -311,6 +292,30 @@ impl<'a> Device<'a> {
     fn remove_qdisc(&self) -> Request {
         Request::new(RouteNetlinkMessage::DelQueueDiscipline(self.qdisc()), 0)
     }
+}
+
+/// The filters on a hook, in the order they run in.
+fn filters(connection: &mut Connection, index: i32, hook: TcAttachType, subject: &str) -> Result<Filters> {
+    let request = TcMessage::from_parts(TcHeader { info: 0, ..on_hook(index, hook) }, Vec::new());
+    let dump = match connection.dump_whole(&RouteNetlinkMessage::GetTrafficFilter(request))? {
+        Ok(dump) => dump,
+        Err(refusal) if refusal.is(libc::ENODEV) => return Ok(Filters { known: Vec::new(), unknown: 0 }),
+        Err(refusal) => return Err(refusal.into_error("list filters", subject)),
+    };
+    let known = dump.known.into_iter().filter_map(|m| match m {
+        RouteNetlinkMessage::NewTrafficFilter(m) => Some(Filter::read(m)),
+        _ => None,
+    });
+    Ok(Filters { known: known.collect(), unknown: dump.left_out })
+}
+
+fn on_hook(index: i32, hook: TcAttachType) -> TcHeader {
+    let minor = match hook {
+        TcAttachType::Ingress => TcHandle::MIN_INGRESS,
+        _ => TcHandle::MIN_EGRESS,
+    };
+    let parent = TcHandle { major: TcHandle::CLSACT.major, minor };
+    TcHeader { index, parent, info: info(), ..TcHeader::default() }
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl Bpf {
             programs.memlock_bytes += maps::memlock(data.fd())?;
         }
         // Programs over maps that nobody writes are no good, whatever their instructions.
-        let right_maps = programs.map_ids.iter().chain(&self.held_ids()).all(|id| used.contains(id));
+        let right_maps = self.held_ids().iter().map(|(_, id)| id).chain(&programs.map_ids).all(|id| used.contains(id));
         if !right_maps || !used.iter().any(|id| has_constants(*id, consts)) {
             return Ok(None);
         }

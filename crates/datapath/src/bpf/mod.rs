@@ -6,6 +6,7 @@ mod endpoint;
 mod inventory;
 mod kept;
 mod loader;
+mod look;
 pub(crate) mod maps;
 mod objects;
 pub(crate) mod pins;
@@ -21,6 +22,7 @@ use wharf_core::kernel::{AttachMode, Result};
 pub(crate) use attach::present;
 use kept::Known;
 use loader::Loader;
+pub(crate) use look::Opened;
 use pins::PinTree;
 use shared::SharedMap;
 
@@ -49,9 +51,5 @@ impl Bpf {
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;
         Ok(bpf)
-    }
-
-    pub(crate) fn pins(&self) -> &PinTree {
-        &self.pins
     }
 }

@@ -1,12 +1,13 @@
 //! Rows of the shared maps: who reaches an endpoint.
 
 use std::{
+    borrow::Borrow,
     net::{IpAddr, Ipv6Addr},
     sync::{MutexGuard, PoisonError},
 };
 
 use aya::{
-    maps::{HashMap, Map, MapData, MapError},
+    maps::{Array, HashMap, MapData, MapError},
     programs::SchedClassifier,
 };
 use wharf_common::{EndpointKey, EndpointRow, map};
@@ -179,9 +180,12 @@ impl Bpf {
         self.clear_slot(slot)
     }
 
-    /// Id of the program in a slot; `None` when it is empty.
+    /// Id of the program in a slot of the array that the programs use; `None` when it is empty.
     pub(crate) fn call_slot(&self, slot: u32) -> Result<Option<u32>> {
-        read_slot(&maps::call_ids(&self.pins.shared(map::CALLS))?, slot)
+        let program = self.read_held(map::CALLS, |held| {
+            read_slot(&Array::try_from(held).map_err(|e| wrap("open map", map::CALLS, &e))?, slot)
+        })?;
+        Ok(program.flatten())
     }
 
     /// Every filled slot with its program's id, in order.
@@ -208,22 +212,20 @@ impl Bpf {
         Ok(rows)
     }
 
-    /// The row of one address.
-    pub(crate) fn endpoint_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
-        read_row(&maps::endpoints(&self.pins.shared(map::ENDPOINTS))?, address)
-    }
-
     /// The row of one address in the table that the programs use, wherever its pin is now.
-    pub(crate) fn speaking_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
-        let Some(data) = self.held_map(map::ENDPOINTS)? else { return Ok(None) };
-        let endpoints = HashMap::try_from(Map::HashMap(data)).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;
-        read_row(&endpoints, address)
+    pub(crate) fn endpoint_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
+        let row = self.read_held(map::ENDPOINTS, |held| {
+            let endpoints = HashMap::try_from(held).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;
+            read_row(&endpoints, address)
+        })?;
+        Ok(row.flatten())
     }
 }
 
-type Endpoints = HashMap<MapData, EndpointKey, EndpointRow>;
-
-fn read_row(endpoints: &Endpoints, address: IpAddr) -> Result<Option<EndpointTableRow>> {
+fn read_row(
+    endpoints: &HashMap<&MapData, EndpointKey, EndpointRow>,
+    address: IpAddr,
+) -> Result<Option<EndpointTableRow>> {
     let key = key_of(address);
     match endpoints.get(&key, 0) {
         Ok(row) => Ok(Some(table_row(&key, &row))),
@@ -232,7 +234,7 @@ fn read_row(endpoints: &Endpoints, address: IpAddr) -> Result<Option<EndpointTab
     }
 }
 
-fn read_slot(calls: &aya::maps::Array<MapData, u32>, slot: u32) -> Result<Option<u32>> {
+fn read_slot<M: Borrow<MapData>>(calls: &Array<M, u32>, slot: u32) -> Result<Option<u32>> {
     match calls.get(&slot, 0) {
         Ok(program) => Ok(Some(program)),
         Err(MapError::KeyNotFound) => Ok(None),

@@ -1,13 +1,12 @@
 //! The node-wide maps and the sink.
 
 use std::{
-    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::{MutexGuard, PoisonError},
 };
 
 use aya::{
-    maps::{MapData, RingBuf},
+    maps::{Map, MapData, RingBuf},
     programs::SchedClassifier,
 };
 use wharf_common::map;
@@ -27,10 +26,21 @@ use crate::error::{fail, wrap};
 pub(super) struct SharedMap {
     name: &'static str,
     id: u32,
-    data: MapData,
+    /// As user space reads it: a program array is an array of program ids then.
+    map: Map,
 }
 
 impl SharedMap {
+    fn new(name: &'static str, id: u32, data: MapData) -> Self {
+        let map = match name {
+            map::ENDPOINTS => Map::HashMap(data),
+            map::CALLS => Map::Array(data),
+            map::EVENTS => Map::RingBuf(data),
+            _ => Map::Unsupported(data),
+        };
+        Self { name, id, map }
+    }
+
     /// What is wrong when another map is pinned in its place.
     fn another(&self, is: u32) -> String {
         format!(
@@ -80,7 +90,7 @@ impl Bpf {
         crash::point("datapath/shared/after-directories");
         for (own, path) in unpinned {
             // The programs go on using it, so a new one in its place would be written to in vain.
-            own.data.pin(&path).map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
+            own.map.pin(&path).map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
         }
         if missing {
             // Parsing the object makes them; its programs are not loaded, and its other maps go at once.
@@ -93,7 +103,7 @@ impl Bpf {
             let data = maps::open(&path, name)?;
             if held.iter().all(|map| map.name != name) {
                 let id = maps::id(&data, &path)?;
-                held.push(SharedMap { name, id, data });
+                held.push(SharedMap::new(name, id, data));
             }
         }
         Ok(())
@@ -104,9 +114,9 @@ impl Bpf {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ids of the shared maps that this process has open.
-    pub(super) fn held_ids(&self) -> Vec<u32> {
-        self.held().iter().map(|map| map.id).collect()
+    /// The shared maps that this process has open: names and ids.
+    pub(super) fn held_ids(&self) -> Vec<(&'static str, u32)> {
+        self.held().iter().map(|map| (map.name, map.id)).collect()
     }
 
     /// Id of a pinned shared map; `None` when it is not pinned.
@@ -119,12 +129,9 @@ impl Bpf {
         }
     }
 
-    /// A shared map that this process has open, to read, wherever its pin is now. `None` when the node's part was removed.
-    pub(super) fn held_map(&self, name: &str) -> Result<Option<MapData>> {
-        let held = self.held();
-        let Some(own) = held.iter().find(|map| map.name == name) else { return Ok(None) };
-        let fd = own.data.fd().as_fd().try_clone_to_owned().map_err(|e| wrap("open map", name, &e))?;
-        MapData::from_fd(fd).map(Some).map_err(|e| wrap("open map", name, &e))
+    /// Reads a shared map that this process has open, wherever its pin is now. `None` when the node's part was removed.
+    pub(super) fn read_held<T>(&self, name: &str, read: impl FnOnce(&Map) -> Result<T>) -> Result<Option<T>> {
+        self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
     }
 
     /// Makes sure that what is pinned are the maps that this process has open: programs with others in their place would

@@ -121,9 +121,10 @@ pub(crate) fn list(connection: &mut Connection, protocol: Option<u8>) -> Result<
     list_table(connection, None, protocol)
 }
 
-/// Our routes of the main table over one link. The kernel filters: it costs little where there are many others.
-pub(crate) fn of_link(connection: &mut Connection, ifindex: IfIndex) -> Result<Vec<Route>> {
-    ask(connection, None, Some(ROUTE_PROTOCOL), Some(ifindex))
+/// The main table's routes over one link, of one protocol number or of all. The kernel filters: it costs little where there
+/// are many others.
+pub(crate) fn of_link(connection: &mut Connection, ifindex: IfIndex, protocol: Option<u8>) -> Result<Vec<Route>> {
+    ask(connection, None, protocol, Some(ifindex))
 }
 
 /// A table's routes (none: the main table's) of one protocol number, or of all.

@@ -1,0 +1,189 @@
+//! A close look at an endpoint's programs and maps. Each pin is opened once for all that is asked of it: with a thousand
+//! endpoints, looks are most of what an agent does while nothing happens.
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, Ipv6Addr},
+};
+
+use aya::{
+    maps::{Array, Map, MapData},
+    programs::ProgramInfo,
+};
+use wharf_common::{
+    EndpointConfig,
+    map::{self, FLAG_LIVE},
+};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    finding::EndpointProblem,
+    ids::{EndpointId, IfIndex},
+    kernel::{AttachMode, KernelErrorKind, Result},
+};
+
+use super::{
+    Bpf,
+    attach::HOOKS,
+    clsact, maps,
+    pins::{MAPS, PROGRAMS},
+    rows::expected_row,
+    tcx,
+};
+use crate::{error::wrap, netlink::Connection};
+
+/// What is pinned of an endpoint's programs.
+pub(crate) struct Opened {
+    /// Ids of [`PROGRAMS`], each in its place; none for one that is not pinned.
+    programs: [Option<u32>; PROGRAMS.len()],
+    /// The maps that they use.
+    uses: BTreeSet<u32>,
+}
+
+impl Opened {
+    fn program(&self, name: &str) -> Option<u32> {
+        PROGRAMS.iter().zip(self.programs).find_map(|(program, id)| id.filter(|_| *program == name))
+    }
+}
+
+impl Bpf {
+    /// Opens an endpoint's pinned programs.
+    pub(crate) fn opened(&self, id: EndpointId) -> Result<Opened> {
+        let mut opened = Opened { programs: [None; PROGRAMS.len()], uses: BTreeSet::new() };
+        for (name, program) in PROGRAMS.iter().zip(&mut opened.programs) {
+            let path = self.pins.endpoint(id, name);
+            let read = |e: &(dyn std::error::Error + 'static)| wrap("read program", path.display().to_string(), e);
+            let info = match ProgramInfo::from_pin(&path).map_err(|e| read(&e)) {
+                Ok(info) => info,
+                Err(e) if e.kind == KernelErrorKind::NotFound => continue,
+                Err(e) => return Err(e),
+            };
+            *program = Some(info.id());
+            opened.uses.extend(info.map_ids().map_err(|e| read(&e))?.into_iter().flatten());
+        }
+        Ok(opened)
+    }
+
+    /// What should stand on the hooks but does not, and what does but should not. `index`: the interface's now.
+    pub(crate) fn observe_hooks(
+        &self,
+        connection: &mut Connection,
+        index: IfIndex,
+        record: &EndpointRecord,
+        opened: &Opened,
+        problems: &mut Vec<EndpointProblem>,
+    ) -> Result<()> {
+        let ifname = record.host_ifname.as_str();
+        for hook in HOOKS {
+            let pin = self.pins.endpoint(record.id, hook.link);
+            let filter = clsact::program(connection, index, hook.attach)?;
+            // None is told as a missing pin.
+            let wanted = opened.program(hook.program);
+            let program = || hook.program.to_owned();
+            let misses = |found: Vec<u32>| {
+                let (ifname, mode) = (ifname.to_owned(), self.mode);
+                let wanted = wanted.filter(|w| !found.contains(w));
+                wanted.map(|expected| EndpointProblem::Program { program: program(), ifname, mode, expected, found })
+            };
+            match self.mode {
+                AttachMode::Tcx => {
+                    let link = tcx::open(&pin)?;
+                    let behind = link.map(|l| tcx::program_of(&l, ifname)).transpose()?;
+                    problems.extend(misses(tcx::programs(ifname, hook.attach)?));
+                    let name = || hook.link.to_owned();
+                    match (behind, wanted) {
+                        (None, _) => problems.push(EndpointProblem::PinMissing { name: name() }),
+                        (Some(found), Some(expected)) if expected != found => {
+                            problems.push(EndpointProblem::PinStale { name: name(), expected, found });
+                        }
+                        (Some(_), _) => {}
+                    }
+                    let closed = self.pins.closing(&record.host_ifname).join(hook.link);
+                    if let Some(sink) = tcx::open_on(&closed, ifname, hook.attach)? {
+                        let id = tcx::program_of(&sink, ifname)?;
+                        problems.push(EndpointProblem::Sink { program: program(), id });
+                    }
+                    if let Some(id) = filter {
+                        problems.push(EndpointProblem::StrayFilter { program: program(), id });
+                    }
+                }
+                AttachMode::Clsact => {
+                    problems.extend(misses(filter.into_iter().collect()));
+                    for pin in [pin, self.pins.closing(&record.host_ifname).join(hook.link)] {
+                        if tcx::open(&pin)?.is_some() {
+                            problems.push(EndpointProblem::StrayLink { path: pin.display().to_string() });
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pins that are missing, maps that the programs do not use (they read what nobody writes then), and rows that are not
+    /// as the record asks.
+    pub(crate) fn observe_maps(
+        &self,
+        record: &EndpointRecord,
+        opened: &Opened,
+        problems: &mut Vec<EndpointProblem>,
+    ) -> Result<()> {
+        for name in PROGRAMS.into_iter().filter(|name| opened.program(name).is_none()) {
+            problems.push(EndpointProblem::PinMissing { name: name.to_owned() });
+        }
+        let mut pinned = self.held_ids();
+        for name in MAPS {
+            let path = self.pins.endpoint(record.id, name);
+            let looked = maps::open(&path, name).and_then(|data| {
+                pinned.push((name, maps::id(&data, &path)?));
+                if name == map::CONFIG { observe_config(data, record, problems) } else { Ok(()) }
+            });
+            match looked {
+                Ok(()) => {}
+                Err(e) if e.kind == KernelErrorKind::NotFound => {
+                    problems.push(EndpointProblem::PinMissing { name: name.to_owned() });
+                }
+                Err(e) => problems.push(EndpointProblem::MapUnreadable { map: name.to_owned(), cause: e.cause }),
+            }
+        }
+        let all_there = opened.programs.iter().all(Option::is_some);
+        for (name, pinned) in pinned.into_iter().filter(|(_, id)| all_there && !opened.uses.contains(id)) {
+            let used = opened.uses.iter().copied().collect();
+            problems.push(EndpointProblem::MapUnused { map: name.to_owned(), pinned, used });
+        }
+        for address in record.addresses() {
+            let want = expected_row(record, address);
+            let found = match self.endpoint_row(address)? {
+                Some(is) if is == want => continue,
+                Some(is) => Some(format!("expected {want:?}, found {is:?}")),
+                None => None,
+            };
+            problems.push(EndpointProblem::Row { address, found });
+        }
+        let expected = opened.program(PROGRAMS[2]);
+        let found = self.call_slot(u32::from(record.id.get()))?;
+        if expected != found {
+            problems.push(EndpointProblem::CallSlot { expected, found });
+        }
+        Ok(())
+    }
+}
+
+fn observe_config(data: MapData, record: &EndpointRecord, problems: &mut Vec<EndpointProblem>) -> Result<()> {
+    let read = |e: &(dyn std::error::Error + 'static)| wrap("read configuration", format!("endpoint {}", record.id), e);
+    let rows: Array<_, EndpointConfig> = Array::try_from(Map::Array(data)).map_err(|e| read(&e))?;
+    let config = rows.get(&0, 0).map_err(|e| read(&e))?;
+    let mut field = |field, expected: String, found: String| {
+        if expected != found {
+            problems.push(EndpointProblem::Config { field, expected, found });
+        }
+    };
+    field("epoch", record.epoch.to_string(), config.epoch.to_string());
+    field("ifindex", record.host_ifindex.to_string(), config.ifindex.to_string());
+    field("identity", record.identity.to_string(), config.identity.to_string());
+    let v4 = |octets: [u8; 4]| Ipv4Addr::from(octets).to_string();
+    field("ipv4", v4(record.ipv4.map_or([0; 4], |a| a.octets())), v4(config.ipv4));
+    let v6 = |octets: [u8; 16]| Ipv6Addr::from(octets).to_string();
+    field("ipv6", v6(record.ipv6.map_or([0; 16], |a| a.octets())), v6(config.ipv6));
+    field("live", true.to_string(), (config.flags & FLAG_LIVE != 0).to_string());
+    Ok(())
+}
