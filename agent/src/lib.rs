@@ -239,14 +239,6 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     });
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
-        let work = || async {
-            owned.memory.give_back();
-            Ok(())
-        };
-        owned.controllers.run("memory", memory::INTERVAL, owned.stop.clone(), work).await;
-    });
-    let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
         let work = || resting::wake(&owned);
         owned.controllers.run("address-rest", resting::TICK, owned.stop.clone(), work).await;
     });

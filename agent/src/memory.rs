@@ -1,4 +1,4 @@
-//! Memory: what the allocator keeps, and what the agent's control group allows.
+//! Memory: the allocator, and what the agent's control group allows.
 //!
 //! Most of what an endpoint costs is kernel memory (its link, its programs and maps), which the kernel charges to the
 //! agent's control group. At its limit the kernel kills the agent, and every start of it. So a create is refused while
@@ -7,10 +7,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
 };
-
-use nix::libc;
 
 /// Kernel memory of an endpoint without its share of each processor, and that share (docs/sizing.md).
 const ENDPOINT_BYTES: u64 = 160 << 10;
@@ -21,17 +18,9 @@ const LEAST_RESERVE: u64 = 24 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
 /// A limit of version 1 that is none: the highest number of pages there is.
 const NO_LIMIT: u64 = 1 << 62;
-/// How often memory is given back.
-pub const INTERVAL: Duration = Duration::from_secs(10);
-
-/// Before any other thread starts: each thread would get a heap of its own, and keep what its busiest hour needed.
-pub fn prepare() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: mallopt(3) takes two numbers; no other thread runs yet.
-    if unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) } == 0 {
-        eprintln!("wharf-agent: mallopt(M_ARENA_MAX) is refused; the agent will keep more memory than it needs");
-    }
-}
+/// Gives freed memory back from a thread of its own, soon after it is freed (docs/sizing.md).
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// The process's memory and its limits.
 #[derive(Debug)]
@@ -90,16 +79,6 @@ impl Memory {
                 self.endpoint_bytes >> 10
             )),
             _ => Ok(()),
-        }
-    }
-
-    /// Gives what the allocator keeps back to the kernel. A walk over the heaps takes about a millisecond, so it is made at
-    /// each round: memory that is freed without any growth shows in no figure that could tell when it is worth it.
-    pub fn give_back(&self) {
-        #[cfg(target_env = "gnu")]
-        // SAFETY: malloc_trim(3) locks each heap while it walks it, and frees nothing that is in use.
-        unsafe {
-            libc::malloc_trim(0);
         }
     }
 }

@@ -14,7 +14,7 @@ use wharf_core::ipam::Ipam;
 use crate::{
     agent, cleanup,
     config::{self, AgentConfig},
-    health, memory, pages, pools, telemetry,
+    health, pages, pools, telemetry,
 };
 
 /// Exit status when the settings cannot be used: starting again does not help, correcting them does.
@@ -87,7 +87,6 @@ fn show(config: &AgentConfig) -> anyhow::Result<()> {
 }
 
 fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
-    memory::prepare();
     let log = telemetry::init(&config.log_level, config.log_format)?;
     wharf_datapath::check_capabilities()?;
     pools::check(&config)?;

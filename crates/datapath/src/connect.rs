@@ -103,10 +103,16 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         }
     };
     crash::point("datapath/connect/before-host");
-    let outcome = run(&mut host, host_steps(record, &seen), record)?;
+    let mut outcome = run(&mut host, host_steps(record, &seen), record)?;
     if outcome.ipv6_off {
-        let cause = "IPv6 is off on the node (net.ipv6.conf.all.disable_ipv6); turn it on or use no IPv6 pool";
-        return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::Unsupported, cause));
+        // The interface is Wharf's own, and so is this setting of it.
+        let path = disable_ipv6(host_name);
+        fs::write(&path, "0").map_err(|e| wrap(OPERATION, about(record, &path), &e))?;
+        outcome = run(&mut host, host_steps(record, &seen), record)?;
+        if outcome.ipv6_off {
+            let cause = format!("IPv6 stays off on {host_name} (`sysctl net.ipv6`); turn it on or use no IPv6 pool");
+            return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::Unsupported, cause));
+        }
     }
     for route in outcome.in_the_way {
         take_place(&mut host, &route, record)?;
@@ -316,11 +322,15 @@ fn ipv6_is_off(refusal: &Refusal) -> bool {
     refusal.is(libc::EACCES) || refusal.is(libc::EAFNOSUPPORT) || refusal.is(libc::EOPNOTSUPP)
 }
 
+/// `/proc/sys/net` shows the network namespace of the thread that opens it.
+fn disable_ipv6(ifname: &str) -> String {
+    format!("/proc/sys/net/ipv6/conf/{ifname}/disable_ipv6")
+}
+
 fn enable_ipv6(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
     let netns = thread.open(OPERATION, &record.netns)?;
     let name = record.attachment.ifname.to_string();
-    // `/proc/sys/net` shows the namespace of the thread that opens it.
-    let path = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+    let path = disable_ipv6(&name);
     let file = path.clone();
     let written: io::Result<()> =
         thread.visit(OPERATION, &about(record, &name), &netns, move || fs::write(file, "0"))?;

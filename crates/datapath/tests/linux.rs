@@ -363,6 +363,13 @@ fn what_somebody_changed_on_the_host_side_is_named_and_put_back() {
                 assert_eq!(converse(None, Some(in_a), of_a), router, "{change:?}: node to endpoint");
             }
         }
+        // The kernel takes the IPv6 routes with the setting.
+        fs::write(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", a.host_ifname), "1").expect("sysctl");
+        let problems = k.observe_endpoint(&a).await.expect("observe");
+        assert!(matches!(problems.as_slice(), [EndpointProblem::NodeRoute { .. }]), "{problems:?}");
+        k.ensure_connected(&a).await.expect("turned on again");
+        assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+        assert_eq!(converse(None, Some(in_a), pairs[1].0), pairs[1].1, "node to endpoint");
         delete(k, &a).await;
     });
 }
