@@ -447,7 +447,7 @@ fn nothing<K: Kernel>(
     let keep = conclude::span(u64::try_from(node.config.timeline_keep.as_millis()).unwrap_or(u64::MAX));
     let mut searched = vec![
         format!("{} endpoints", node.registry.len()),
-        format!("{} lives that ended in the last {keep}", node.timelines.past(|_| true).len()),
+        format!("{} lives that ended in the last {keep}", node.timelines.ended_count()),
         "endpoints whose records were lost, and records out of service".to_owned(),
     ];
     match records {

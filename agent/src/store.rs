@@ -42,7 +42,7 @@ const QUEUE: usize = 256;
 const EPOCH_BLOCK: u64 = 4096;
 
 /// Pages of the file that redb keeps in memory; its own default is 1 GiB. The file is in memory already (tmpfs).
-const CACHE_BYTES: usize = 1 << 20;
+const CACHE_BYTES: usize = 256 << 10;
 /// Ended lives kept for [`Store::take_untold`].
 const MAX_UNTOLD: usize = 256;
 

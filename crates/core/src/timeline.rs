@@ -364,7 +364,7 @@ impl Life {
 }
 
 /// A life without an endpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastLife {
     /// Who it was.
     pub who: Who,
@@ -372,16 +372,23 @@ pub struct PastLife {
     pub ended: Ended,
 }
 
-/// The lives that have ended: who they were. At most [`MAX_PAST`], the entries themselves are in the store.
-#[derive(Debug, Clone, Default)]
-pub struct Past {
-    by_end: BTreeMap<(u64, u64, u16), PastLife>,
+/// The lives that have ended, at most [`MAX_PAST`]: who they were, as the caller packs it. The entries are in the store.
+#[derive(Debug, Clone)]
+pub struct Past<T> {
+    /// By when it ended (milliseconds since the Unix epoch), epoch and id.
+    by_end: BTreeMap<(u64, u64, u16), T>,
 }
 
-impl Past {
+impl<T> Default for Past<T> {
+    fn default() -> Self {
+        Self { by_end: BTreeMap::new() }
+    }
+}
+
+impl<T> Past<T> {
     /// Adds one.
-    pub fn insert(&mut self, past: PastLife) {
-        self.by_end.insert((past.ended.at_unix_ms, past.who.epoch.0, past.who.id.get()), past);
+    pub fn insert(&mut self, past: &PastLife, packed: T) {
+        self.by_end.insert((past.ended.at_unix_ms, past.who.epoch.0, past.who.id.get()), packed);
     }
 
     /// Those that are to be forgotten, oldest first, at most `batch`: the ones that ended more than `keep_ms` ago, and what
@@ -391,9 +398,8 @@ impl Past {
         let excess = self.by_end.len().saturating_sub(most);
         // The oldest first, so that the first that may stay ends the search.
         let is_old =
-            |(n, past): &(usize, &PastLife)| *n < excess || past.ended.at_unix_ms.saturating_add(keep_ms) <= now_ms;
-        let old = self.by_end.values().enumerate().take_while(is_old).take(batch);
-        old.map(|(_, past)| (past.who.id, past.who.epoch)).collect()
+            |(n, (ended, ..)): &(usize, &(u64, u64, u16))| *n < excess || ended.saturating_add(keep_ms) <= now_ms;
+        self.by_end.keys().enumerate().take_while(is_old).take(batch).filter_map(|(_, key)| life_of(*key)).collect()
     }
 
     /// Forgets lives.
@@ -402,18 +408,18 @@ impl Past {
             return;
         }
         let lives: BTreeSet<_> = lives.iter().collect();
-        self.by_end.retain(|_, past| !lives.contains(&(past.who.id, past.who.epoch)));
+        self.by_end.retain(|key, _| life_of(*key).is_none_or(|life| !lives.contains(&life)));
     }
 
     /// Forgets the oldest one when there are `most` or more: then there is room for another.
     pub fn make_room(&mut self, most: usize) -> Option<(EndpointId, Epoch)> {
         let oldest = (self.by_end.len() >= most).then(|| self.by_end.pop_first()).flatten();
-        oldest.map(|(_, past)| (past.who.id, past.who.epoch))
+        oldest.and_then(|(key, _)| life_of(key))
     }
 
-    /// All that fit, the last that ended first.
-    pub fn find(&self, fits: impl Fn(&PastLife) -> bool) -> Vec<PastLife> {
-        self.by_end.values().rev().filter(|past| fits(past)).cloned().collect()
+    /// All of them, the last that ended first.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.by_end.values().rev()
     }
 
     /// How many.
@@ -427,6 +433,10 @@ impl Past {
     pub fn is_empty(&self) -> bool {
         self.by_end.is_empty()
     }
+}
+
+fn life_of((_, epoch, id): (u64, u64, u16)) -> Option<(EndpointId, Epoch)> {
+    Some((EndpointId::try_from(id).ok()?, Epoch(epoch)))
 }
 
 #[cfg(test)]
