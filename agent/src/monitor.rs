@@ -12,7 +12,7 @@ use std::{
 use tokio::sync::broadcast;
 use wharf_api::{AgentEvent, MonitorEvent};
 use wharf_common::{Event, EventKind};
-use wharf_core::{ids::EndpointId, selfcheck::Marks};
+use wharf_core::ids::EndpointId;
 
 use crate::clock;
 
@@ -27,7 +27,6 @@ pub struct Monitor {
     /// Of the traced packets that arrive here, one in so many is told; 0 and 1 are all.
     sampling: Arc<AtomicU32>,
     traced: Arc<AtomicU64>,
-    marks: Marks,
 }
 
 impl Default for Monitor {
@@ -37,7 +36,6 @@ impl Default for Monitor {
             packets: Arc::default(),
             sampling: Arc::default(),
             traced: Arc::default(),
-            marks: Marks { source_port: rand::random(), destination_port: rand::random() },
         }
     }
 }
@@ -47,12 +45,6 @@ impl Monitor {
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<MonitorEvent>> {
         self.sender.subscribe()
-    }
-
-    /// The ports of the self-check's packets, of which nobody is told.
-    #[must_use]
-    pub fn marks(&self) -> Marks {
-        self.marks
     }
 
     /// Tells what the agent did.
@@ -66,15 +58,14 @@ impl Monitor {
         }));
     }
 
-    /// Tells of packets, the self-check's left out; the clock's offset turns the kernel's monotonic time into wall time.
+    /// Tells of packets; the clock's offset turns the kernel's monotonic time into wall time.
     pub fn packets(&self, events: &[Event]) {
-        let of_traffic = |e: &&Event| !is_test(e, self.marks);
-        self.packets.fetch_add(events.iter().filter(of_traffic).count() as u64, Ordering::Relaxed);
+        self.packets.fetch_add(events.len() as u64, Ordering::Relaxed);
         if self.sender.receiver_count() == 0 {
             return;
         }
         let offset = wall_clock_offset_ms();
-        for event in events.iter().filter(of_traffic) {
+        for event in events {
             if self.is_sampled_out(event) {
                 continue;
             }
@@ -121,15 +112,6 @@ impl Monitor {
     }
 }
 
-/// An event of one of the self-check's packets. Its ports are random for each agent and never leave it, so no container
-/// can hide packets of its own behind them.
-fn is_test(event: &Event, marks: Marks) -> bool {
-    const UDP: u8 = 17;
-    event.protocol == UDP
-        && event.source_port == marks.source_port.to_be_bytes()
-        && event.destination_port == marks.destination_port.to_be_bytes()
-}
-
 /// Wall clock minus CLOCK_MONOTONIC, milliseconds.
 fn wall_clock_offset_ms() -> i64 {
     let monotonic = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
@@ -139,34 +121,6 @@ fn wall_clock_offset_ms() -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn test_packets_are_not_told_and_those_that_only_look_alike_are() {
-        let monitor = Monitor::default();
-        let mut reader = monitor.subscribe();
-        let marks = monitor.marks();
-        let test = Event {
-            kind: EventKind::Drop as u32,
-            endpoint_id: 7,
-            protocol: 17,
-            source_port: marks.source_port.to_be_bytes(),
-            destination_port: marks.destination_port.to_be_bytes(),
-            ..Event::default()
-        };
-        let other_port = Event { source_port: marks.source_port.wrapping_add(1).to_be_bytes(), ..test };
-        let tcp = Event { protocol: 6, ..test };
-        monitor.packets(&[test, other_port, tcp, test]);
-        assert_eq!(monitor.packet_events(), 2);
-        for _ in 0..2 {
-            assert!(matches!(&*reader.try_recv().expect("an event"), MonitorEvent::Drop(p) if p.endpoint == 7));
-        }
-        assert!(reader.try_recv().is_err());
-    }
-}
-
-#[cfg(test)]
-mod sampling_tests {
     use super::*;
 
     fn told(sampling: u32, kind: EventKind) -> usize {

@@ -32,7 +32,7 @@ const FILES: &[(&str, &str)] = &[
     ("/run/wharf/state.redb", "The store: endpoints, leases, intents. It belongs to one boot."),
     ("/run/wharf/deletions/", "Deletion records of plugins that found no agent."),
     ("/var/lib/wharf/health.json", "The health endpoint's addresses, which outlive a boot."),
-    ("/sys/fs/bpf/wharf/v1/", "Pinned programs, maps and links."),
+    ("/sys/fs/bpf/wharf/", "Pinned programs, maps and links."),
 ];
 
 /// Variables that are no settings.

@@ -193,7 +193,7 @@ async fn look<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option<
     let Some(view) = settled(node, handle) else { return Ok(None) };
     let peer = peer_of(node, handle.id);
     let config = desired_config(node, &view.record, view.trace);
-    let wanted = cases(&view.record, &config, peer.as_ref().map(|(_, v)| &v.record), node.monitor.marks());
+    let wanted = cases(&view.record, &config, peer.as_ref().map(|(_, v)| &v.record));
     let answer = timeout(BATCH_LIMIT, node.kernel.observe_verdicts(handle.id, &wanted)).await;
     // A change that began meanwhile explains whatever was seen.
     if !unchanged(node, handle, &view) {
@@ -222,7 +222,7 @@ async fn look<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option<
 async fn is_well<K: Kernel>(node: &Node<K>, handle: &Handle, view: &View) -> bool {
     node.self_checks.turn().await;
     let config = desired_config(node, &view.record, view.trace);
-    let wanted = cases(&view.record, &config, None, node.monitor.marks());
+    let wanted = cases(&view.record, &config, None);
     let answer = timeout(BATCH_LIMIT, node.kernel.observe_verdicts(handle.id, &wanted)).await;
     let all_same = |results: &[CaseResult]| wanted.iter().zip(results).all(|(c, r)| c.judge(r).same);
     matches!(answer, Ok(Ok(results)) if all_same(&results)) && unchanged(node, handle, view)

@@ -6,9 +6,9 @@
 //! | [`to_container`] | clsact (or tcx) egress, host side of the veth | what the node's stack sends to the container |
 //! | [`deliver`] | tail call from the **sender's** `from_container` | what another local endpoint sends to the container |
 //!
-//! Every program runs the same way: gate, parse, decide, then [`verdict::conclude`] counts the one verdict and tells of
-//! it. The kernel itself drops, uncounted, only when it cannot unshare a packet's head for lack of memory, which happens
-//! before a program that writes to packets begins.
+//! Every program runs the same way: gate, parse, decide, then [`verdict::conclude`] records the one verdict. The
+//! kernel itself drops, uncounted, only when it cannot unshare a packet's head for lack of memory, which happens before a
+//! program that writes to packets begins.
 #![no_std]
 #![no_main]
 // For `atomic_xadd`: the one atomic addition that every kernel's BPF has, which `core::sync::atomic` does not give here.
@@ -25,6 +25,7 @@ mod metrics;
 mod neighbour;
 mod parse;
 mod receive;
+mod test_packet;
 mod to_container;
 mod verdict;
 

@@ -13,11 +13,9 @@ use wharf_common::{Direction, DropReason, EndpointKey, EventKind};
 
 use crate::{
     config::Config,
-    event,
     maps::{CALLS, ENDPOINTS},
-    metrics,
     parse::{Framed, Ipv4, Ipv6, Ipv6Address},
-    verdict::{Decision, Forward},
+    verdict::{self, Decision, Forward},
 };
 
 /// Forwards an IPv4 packet whose source is proven.
@@ -65,11 +63,8 @@ fn local(destination: Ipv6Address) -> Option<u32> {
 /// a forwarded one.
 #[inline(always)]
 fn deliver(ctx: &TcContext, config: Config, endpoint: u32, bytes: u32) -> Decision {
-    let counted = metrics::count(Direction::Egress, DropReason::ForwardedLocal, bytes);
-    if config.trace() {
-        event::emit(ctx, EventKind::Trace, Direction::Egress, DropReason::ForwardedLocal);
-    }
-    event::debug(ctx, Direction::Egress, DropReason::ForwardedLocal);
+    let event = config.trace().then_some(EventKind::Trace);
+    let counted = verdict::record(ctx, event, Direction::Egress, bytes, DropReason::ForwardedLocal);
     // SAFETY: everything this run holds is on its stack; the call does not come back when it succeeds.
     unsafe { CALLS.tail_call(ctx, endpoint) };
     counted.undo(bytes);

@@ -8,6 +8,9 @@ use crate::maps::METRICS;
 #[derive(Clone, Copy)]
 pub struct Counted(Option<*mut Counter>);
 
+/// Of a packet that was not counted.
+pub const NOT_COUNTED: Counted = Counted(None);
+
 /// Counts one packet of `bytes`.
 #[inline(always)]
 pub fn count(direction: Direction, reason: DropReason, bytes: u32) -> Counted {

@@ -1,4 +1,4 @@
-//! What a program decides about a packet, and the one place where a decision is counted and told.
+//! What a program decides about a packet, and the one place where a verdict is recorded.
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_SHOT},
@@ -6,7 +6,12 @@ use aya_ebpf::{
 };
 use wharf_common::{Direction, DropReason, EventKind};
 
-use crate::{config::Config, event, metrics};
+use crate::{
+    config::Config,
+    event,
+    metrics::{self, Counted, NOT_COUNTED},
+    test_packet,
+};
 
 /// A packet that goes on: why, and what the hook is to return.
 #[derive(Clone, Copy)]
@@ -24,24 +29,35 @@ impl Forward {
 /// Forward, or drop for the reason.
 pub type Decision = Result<Forward, DropReason>;
 
-/// Counts the decision, tells of it where it is to be told, and returns what the hook is to return. `bytes` is the
-/// packet's length as it came in.
+/// Records the decision and returns what the hook is to return. `bytes` is the packet's length as it came in.
 #[inline(always)]
 pub fn conclude(ctx: &TcContext, config: Option<Config>, direction: Direction, bytes: u32, decision: Decision) -> i32 {
-    match decision {
-        Ok(forward) => {
-            metrics::count(direction, forward.reason, bytes);
-            if config.is_some_and(Config::trace) {
-                event::emit(ctx, EventKind::Trace, direction, forward.reason);
-            }
-            event::debug(ctx, direction, forward.reason);
-            forward.action
-        }
-        Err(reason) => {
-            metrics::count(direction, reason, bytes);
-            event::emit(ctx, EventKind::Drop, direction, reason);
-            event::debug(ctx, direction, reason);
-            TC_ACT_SHOT
-        }
+    let (event, reason, action) = match decision {
+        Ok(forward) => (config.is_some_and(Config::trace).then_some(EventKind::Trace), forward.reason, forward.action),
+        Err(reason) => (Some(EventKind::Drop), reason, TC_ACT_SHOT),
+    };
+    record(ctx, event, direction, bytes, reason);
+    action
+}
+
+/// Counts the verdict and sends the event, if there is to be one; reports the verdict of a test packet, and no more.
+/// All that a program writes to maps is written from here, so that a test packet leaves no trace in any.
+#[inline(always)]
+pub fn record(
+    ctx: &TcContext,
+    event: Option<EventKind>,
+    direction: Direction,
+    bytes: u32,
+    reason: DropReason,
+) -> Counted {
+    if test_packet::is_test(ctx) {
+        test_packet::report(ctx, direction, reason);
+        return NOT_COUNTED;
     }
+    let counted = metrics::count(direction, reason, bytes);
+    if let Some(kind) = event {
+        event::emit(ctx, kind, direction, reason);
+    }
+    event::debug(ctx, direction, reason);
+    counted
 }

@@ -8,6 +8,18 @@ use serde_json::Value;
 
 use crate::space::Space;
 
+/// The context of a test run (`struct __sk_buff` of linux/bpf.h, up to its member `ifindex`) whose packet is on an
+/// interface of the caller's network namespace. Without one the kernel takes the loopback interface, by which Wharf's
+/// programs recognise the self-check's packets, which they do not count.
+#[must_use]
+pub fn on_interface(ifindex: u32) -> [u8; 44] {
+    let mut context = [0; 44];
+    if let Some(place) = context.last_chunk_mut() {
+        *place = ifindex.to_ne_bytes();
+    }
+    context
+}
+
 /// Kernel ids of the programs on an interface's hooks, ingress first: those in its tcx chain, then those of its clsact
 /// filters (as `tc` shows them). Each load of a program gives it a new id.
 ///

@@ -2,21 +2,28 @@
 //!
 //! Everything here is `#[repr(C)]` with explicit padding, so that the two compilers (x86-64 and BPF) agree on every
 //! offset and no byte of a map key is ever uninitialised. Addresses and ports are in **network byte order** as they
-//! stand in the packet; every other integer is in host order. A change of any layout, of a map's kind or of a drop
-//! reason's number is a change of [`ABI_VERSION`], which is part of every pin path: a program never opens a map that
-//! another version laid out.
+//! stand in the packet; every other integer is in host order. A change of any layout, of a map's kind, of the meaning of
+//! its rows or of a drop reason's number is a change of [`ABI_VERSION`], which is part of every pin path: a program never
+//! opens a map that another version laid out.
 #![no_std]
 
 pub mod drop_reason;
 pub mod event;
 pub mod map;
+pub mod test_packet;
 
 pub use drop_reason::{Direction, DropReason};
 pub use event::{Event, EventKind};
 pub use map::{Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, EventBudget};
+pub use test_packet::TestReport;
 
 /// Version of every layout in this crate; the directory under `<bpffs>/wharf/` that pins live in is `v<ABI_VERSION>`.
-pub const ABI_VERSION: u32 = 1;
+///
+/// | version | change |
+/// |---|---|
+/// | 1 | the first; user space kept counts of test packets in rows 24 and up of each half of [`map::METRICS`] |
+/// | 2 | every row of [`map::METRICS`] is a reason's; the programs recognise test packets ([`test_packet`]) and count none |
+pub const ABI_VERSION: u32 = 2;
 
 /// Highest endpoint id (ids start at 1; 0 means "none"). Bounds [`map::CALLS`] and twice that [`map::ENDPOINTS`].
 pub const MAX_ENDPOINT_ID: u32 = 16_383;

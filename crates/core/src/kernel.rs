@@ -364,7 +364,7 @@ pub trait Kernel: Send + Sync + 'static {
     fn observe_counters(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 
     /// Gives test packets to the endpoint's pinned programs and says what came of each, in the cases' order. Nothing is
-    /// sent; what the programs count of cases that end as expected is not seen in [`Self::observe_counters`].
+    /// sent and nothing is counted.
     ///
     /// # Errors
     /// `NotFound` when the endpoint's maps are not pinned. A case whose program cannot be run is told in its place.

@@ -1,7 +1,7 @@
 //! Every endpoint's own check, without a container in it: which test packets its programs are given, and what desired
 //! state says of each.
 //!
-//! The list of cases is data: a case names the hook, the packet, the verdict, the counters and the bytes that must come
+//! The list of cases is data: a case names the hook, the packet, the verdict, the reports and the bytes that must come
 //! of it. Whoever adds a rule to the datapath adds its cases to [`cases`].
 
 mod packet;
@@ -22,16 +22,6 @@ const TTL: u8 = 64;
 /// Who speaks to an endpoint that has no gateway (RFC 5737, RFC 3849: nobody has these addresses).
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-
-/// The ports of test packets: random for each agent, so that events of test packets can be told apart and no container
-/// can pass its own packets off as such.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Marks {
-    /// Source port.
-    pub source_port: u16,
-    /// Destination port.
-    pub destination_port: u16,
-}
 
 /// The pinned program a packet is given to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -133,10 +123,10 @@ pub enum Family {
     Ipv6,
 }
 
-/// A counter that must go up by one packet at least (the endpoint's own traffic counts meanwhile).
+/// What a program says it decided about a test packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Count {
-    /// Whose.
+pub struct Report {
+    /// Whose program.
     pub endpoint: EndpointId,
     /// As in [`CounterRow`](crate::kernel::CounterRow).
     pub direction: &'static str,
@@ -168,8 +158,8 @@ pub struct Case {
     pub packet: Vec<u8>,
     /// The verdict, exactly.
     pub verdict: Verdict,
-    /// What counts it.
-    pub counts: Vec<Count>,
+    /// What the programs that see it report, egress before ingress.
+    pub reports: Vec<Report>,
     /// The packet as it must leave; none for one that is dropped.
     pub fields: Vec<Field>,
 }
@@ -181,10 +171,8 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// The packet as the program left it.
     pub packet: Vec<u8>,
-    /// Whether each of the case's counters went up, in their order.
-    pub counted: Vec<bool>,
-    /// The endpoint's own counters that went up, direction and reason, when not all of the case's did.
-    pub instead: Vec<(String, String)>,
+    /// What the programs reported, egress before ingress.
+    pub reports: Vec<Report>,
 }
 
 /// A case's outcome, or why its program could not be run.
@@ -205,8 +193,8 @@ pub struct Judged {
 
 /// The cases of an endpoint. `peer` is another live endpoint of the node, if there is one.
 #[must_use]
-pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&EndpointRecord>, marks: Marks) -> Vec<Case> {
-    let maker = Maker { record, marks };
+pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&EndpointRecord>) -> Vec<Case> {
+    let maker = Maker { record };
     let mut cases = Vec::new();
     for own in record.addresses() {
         maker.of_family(own, peer, &mut cases);
@@ -216,7 +204,7 @@ pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&Endpoin
         for case in &mut cases {
             let direction = if case.hook == Hook::FromContainer { EGRESS } else { INGRESS };
             case.verdict = Verdict::Drop;
-            case.counts = vec![maker.count(direction, "endpoint-not-ready")];
+            case.reports = vec![maker.report(direction, "endpoint-not-ready")];
             case.fields.clear();
         }
     }
@@ -228,12 +216,11 @@ const EGRESS: &str = "egress";
 
 struct Maker<'a> {
     record: &'a EndpointRecord,
-    marks: Marks,
 }
 
 impl Maker<'_> {
-    fn count(&self, direction: &'static str, reason: &'static str) -> Count {
-        Count { endpoint: self.record.id, direction, reason }
+    fn report(&self, direction: &'static str, reason: &'static str) -> Report {
+        Report { endpoint: self.record.id, direction, reason }
     }
 
     /// From the container to the host side of its link.
@@ -247,47 +234,54 @@ impl Maker<'_> {
     }
 
     fn of_family(&self, own: IpAddr, peer: Option<&EndpointRecord>, cases: &mut Vec<Case>) {
-        let (record, marks) = (self.record, self.marks);
+        let record = self.record;
         let (family, gateway, nobody) = match own {
             IpAddr::V4(_) => (Family::Ipv4, record.gateway4.map(IpAddr::V4), IpAddr::V4(NOBODY4)),
             IpAddr::V6(_) => (Family::Ipv6, record.gateway6.map(IpAddr::V6), IpAddr::V6(NOBODY6)),
         };
         let far = gateway.unwrap_or(nobody);
-        let case =
-            |kind, hook, packet, verdict, counts, fields| Case { kind, family, hook, packet, verdict, counts, fields };
+        let case = |kind, hook, packet, verdict, reports, fields| Case {
+            kind,
+            family,
+            hook,
+            packet,
+            verdict,
+            reports,
+            fields,
+        };
         let out = Hook::FromContainer;
 
-        let honest = packet::udp(self.outward(), own, far, TTL, marks);
-        let passed = vec![self.count(EGRESS, "forwarded-stack")];
+        let honest = packet::udp(self.outward(), own, far, TTL);
+        let passed = vec![self.report(EGRESS, "forwarded-stack")];
         let unchanged = fields_of(&honest, family);
         cases.push(case(Kind::Honest, out, honest, Verdict::Pass, passed, unchanged));
 
-        let lie = packet::udp(self.outward(), other_address(own), far, TTL, marks);
-        let dropped = vec![self.count(EGRESS, "invalid-source-ip")];
+        let lie = packet::udp(self.outward(), other_address(own), far, TTL);
+        let dropped = vec![self.report(EGRESS, "invalid-source-ip")];
         cases.push(case(Kind::FalseIp, out, lie, Verdict::Drop, dropped, Vec::new()));
 
-        let lie = packet::udp((record.host_mac, other_mac(record.container_mac)), own, far, TTL, marks);
-        let dropped = vec![self.count(EGRESS, "invalid-source-mac")];
+        let lie = packet::udp((record.host_mac, other_mac(record.container_mac)), own, far, TTL);
+        let dropped = vec![self.report(EGRESS, "invalid-source-mac")];
         cases.push(case(Kind::FalseMac, out, lie, Verdict::Drop, dropped, Vec::new()));
 
         if let Some((question, answer)) = self.neighbour(own, gateway) {
-            let answered = vec![self.count(EGRESS, "neighbour-answered")];
+            let answered = vec![self.report(EGRESS, "neighbour-answered")];
             cases.push(case(Kind::Neighbour, out, question, Verdict::Redirect, answered, answer));
         }
 
-        let arriving = packet::udp((record.host_mac, record.host_mac), far, own, TTL, marks);
-        let let_in = packet::udp(Self::inward(record), far, own, TTL, marks);
-        let passed = vec![self.count(INGRESS, "forwarded-stack")];
+        let arriving = packet::udp((record.host_mac, record.host_mac), far, own, TTL);
+        let let_in = packet::udp(Self::inward(record), far, own, TTL);
+        let passed = vec![self.report(INGRESS, "forwarded-stack")];
         let fields = fields_of(&let_in, family);
         cases.push(case(Kind::FromNode, Hook::ToContainer, arriving, Verdict::Pass, passed, fields));
 
         let mut to_endpoint = |kind, receiver: &EndpointRecord, address| {
-            let sent = packet::udp(self.outward(), own, address, TTL, marks);
-            let delivered = packet::udp(Self::inward(receiver), own, address, TTL - 1, marks);
-            let received = Count { endpoint: receiver.id, direction: INGRESS, reason: "forwarded-local" };
-            let counts = vec![self.count(EGRESS, "forwarded-local"), received];
+            let sent = packet::udp(self.outward(), own, address, TTL);
+            let delivered = packet::udp(Self::inward(receiver), own, address, TTL - 1);
+            let received = Report { endpoint: receiver.id, direction: INGRESS, reason: "forwarded-local" };
+            let reports = vec![self.report(EGRESS, "forwarded-local"), received];
             let fields = fields_of(&delivered, family);
-            cases.push(case(kind, out, sent, Verdict::Redirect, counts, fields));
+            cases.push(case(kind, out, sent, Verdict::Redirect, reports, fields));
         };
         to_endpoint(Kind::ToItself, record, own);
         if let Some(peer) = peer
@@ -401,7 +395,7 @@ impl Case {
     /// Compares what came of it with what had to.
     #[must_use]
     pub fn judge(&self, result: &CaseResult) -> Judged {
-        let expected = self.told(self.verdict, &vec![true; self.counts.len()], &[]);
+        let expected = self.told(self.verdict, &self.reports);
         let (got, same) = match result {
             Err(why) => (format!("not run: {why}"), false),
             Ok(outcome) => self.judge_outcome(outcome),
@@ -410,9 +404,8 @@ impl Case {
     }
 
     fn judge_outcome(&self, outcome: &Outcome) -> (String, bool) {
-        let mut got = self.told(outcome.verdict, &outcome.counted, &outcome.instead);
-        let all_counted = outcome.counted.len() == self.counts.len() && outcome.counted.iter().all(|c| *c);
-        let mut same = outcome.verdict == self.verdict && all_counted;
+        let mut got = self.told(outcome.verdict, &outcome.reports);
+        let mut same = outcome.verdict == self.verdict && outcome.reports == self.reports;
         // Of a packet that had to go elsewhere the bytes say nothing more.
         if outcome.verdict == self.verdict
             && let Some(difference) = self.difference(&outcome.packet)
@@ -441,26 +434,18 @@ impl Case {
     }
 
     /// `drop, egress invalid-source-ip`.
-    fn told(&self, verdict: Verdict, counted: &[bool], instead: &[(String, String)]) -> String {
+    fn told(&self, verdict: Verdict, reports: &[Report]) -> String {
         let mut text = verdict.to_string();
-        let own = self.counts.first().map(|c| c.endpoint);
-        for (count, counted) in self.counts.iter().zip(counted) {
-            if !counted {
-                continue;
-            }
-            text.push_str(&format!(", {} {}", count.direction, count.reason));
-            if Some(count.endpoint) != own {
-                text.push_str(&format!(" at endpoint {}", count.endpoint));
+        // The endpoint that is checked: the first report of each case is its own.
+        let own = self.reports.first().map(|r| r.endpoint);
+        for report in reports {
+            text.push_str(&format!(", {} {}", report.direction, report.reason));
+            if Some(report.endpoint) != own {
+                text.push_str(&format!(" at endpoint {}", report.endpoint));
             }
         }
-        if counted.iter().any(|c| !c) {
-            if instead.is_empty() {
-                text.push_str(", not counted");
-            }
-            let told = |d: &str, r: &str| self.counts.iter().any(|c| (c.direction, c.reason) == (d, r));
-            for (direction, reason) in instead.iter().filter(|(d, r)| !told(d, r)) {
-                text.push_str(&format!(", {direction} {reason}"));
-            }
+        if reports.is_empty() {
+            text.push_str(", not reported");
         }
         text
     }

@@ -365,7 +365,7 @@ fn a_missing_link_pin_is_told_of_and_mended() {
         let k = &w.kernel;
         k.ensure_node(&node_spec()).await.expect("node");
         let a = new_endpoint(&w, 1, 10).await;
-        std::fs::remove_file(w.bpffs().join("wharf/v1/endpoints/1/link_to_container")).expect("unpin");
+        std::fs::remove_file(w.pins().join("endpoints/1/link_to_container")).expect("unpin");
         let told = k.observe_endpoint(&a).await.expect("observe");
         assert!(told.contains(&EndpointProblem::PinMissing { name: "link_to_container".to_owned() }), "{told:?}");
         // The kernel lets go of the link a moment after its pin went; until then the attempt is to be repeated.
@@ -391,7 +391,7 @@ fn an_empty_closing_directory_goes_when_the_programs_are_attached() {
         w.kernel.ensure_node(&node_spec()).await.expect("node");
         let a = new_endpoint(&w, 1, 10).await;
         // As a crash leaves it that comes when the pins are back in the endpoint's directory.
-        let closing = w.bpffs().join("wharf/v1/closing").join(a.host_ifname.as_str());
+        let closing = w.pins().join("closing").join(a.host_ifname.as_str());
         std::fs::create_dir(&closing).expect("directory");
         w.kernel.ensure_attached(&link_ref(&a)).await.expect("attached");
         assert!(!closing.exists());

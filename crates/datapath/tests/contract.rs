@@ -11,7 +11,7 @@ use wharf_core::{
     finding::{EndpointProblem, Problem, Side},
     ids::{ContainerId, Epoch, IfName, MacAddr},
     kernel::{AttachMode, Attached, Kernel, KernelErrorKind, NodeSpec, ProgramSpec, RouteRow},
-    selfcheck::{self, Judged, Marks},
+    selfcheck::{self, Judged},
 };
 use wharf_handover::mark::Mark;
 
@@ -555,11 +555,9 @@ async fn a_left_over_pair_makes_room<W: World>(w: W) {
     assert_no_endpoints(k).await;
 }
 
-const MARKS: Marks = Marks { source_port: 40_001, destination_port: 40_002 };
-
 /// Every case of an endpoint with a neighbour, as desired state has it.
 async fn self_check<K: Kernel>(k: &K, r: &EndpointRecord, peer: &EndpointRecord) -> Vec<Judged> {
-    let cases = selfcheck::cases(r, &config_spec(r), Some(peer), MARKS);
+    let cases = selfcheck::cases(r, &config_spec(r), Some(peer));
     let results = k.observe_verdicts(r.id, &cases).await.expect("verdicts");
     assert_eq!(results.len(), cases.len());
     cases.iter().zip(&results).map(|(case, result)| case.judge(result)).collect()
@@ -592,7 +590,7 @@ async fn test_packets_get_the_verdicts_of_desired_state<W: World>(w: W) {
     (four.ipv6, four.gateway6) = (None, None);
     assert_eq!(amiss(self_check(k, &four, &b).await), Vec::<String>::new());
     delete(k, &a).await;
-    let cases = selfcheck::cases(&a, &config_spec(&a), None, MARKS);
+    let cases = selfcheck::cases(&a, &config_spec(&a), None);
     let gone = k.observe_verdicts(a.id, &cases).await.expect_err("it is gone");
     assert_eq!(gone.kind, KernelErrorKind::NotFound, "{gone}");
     delete(k, &b).await;
@@ -615,7 +613,7 @@ async fn a_test_packet_shows_what_is_amiss<W: World>(w: W) {
     assert!(told.iter().any(|t| t == honest), "{told:?}");
     assert!(told.iter().any(|t| t.starts_with("from-node-ipv6: ")), "{told:?}");
     // And what desired state wants closed is closed.
-    let closed = selfcheck::cases(&a, &config, Some(&b), MARKS);
+    let closed = selfcheck::cases(&a, &config, Some(&b));
     let results = k.observe_verdicts(a.id, &closed).await.expect("verdicts");
     assert_eq!(amiss(closed.iter().zip(&results).map(|(c, r)| c.judge(r)).collect()), Vec::<String>::new());
     // Another's address.

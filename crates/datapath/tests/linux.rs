@@ -10,16 +10,18 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, Map, MapData, PerCpuArray};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use support::{
     traffic::{PORT, converse, node_reaches, reaches_node},
     *,
 };
+use wharf_common::{Counter, map::METRICS_MAX};
 use wharf_core::{
     finding::{EndpointProblem, NodeProblem, Side},
     ids::Epoch,
-    kernel::{AttachMode, Kernel, KernelErrorKind, LinkRef},
+    kernel::{AttachMode, ConfigSpec, Kernel, KernelErrorKind, LinkRef},
+    selfcheck,
 };
 use wharf_datapath::{LinuxKernel, OpenOptions};
 
@@ -53,7 +55,7 @@ fn a_pinned_map_of_another_layout_is_refused_and_left_alone() {
     in_namespaces(|dir| {
         let bpffs = dir.join("bpf");
         drop(open(&bpffs).expect("first open"));
-        let endpoints = bpffs.join("wharf/v1/shared/ENDPOINTS");
+        let endpoints = pins_on(&bpffs).join("shared/ENDPOINTS");
         fs::remove_file(&endpoints).expect("unpin");
         let other = Array::<MapData, u32>::create(7, 0).expect("map");
         other.pin(&endpoints).expect("pin");
@@ -314,7 +316,7 @@ fn ipv6_that_is_off_in_the_container_is_turned_on_for_its_interface() {
 #[test]
 fn foreign_things_are_named_and_never_touched() {
     in_linux_world(None, |w| async move {
-        let root = w.bpffs().join("wharf/v1");
+        let root = w.pins();
         for path in ["shared/theirs", "theirs"] {
             let map = Array::<MapData, u32>::create(1, 0).expect("map");
             map.pin(root.join(path)).expect("pin");
@@ -424,6 +426,51 @@ fn programs_with_log_records_are_read_by_one_reader() {
     });
 }
 
+/// Every row of an endpoint's counters as it stands in the map.
+fn rows_of(metrics: &Path) -> Vec<Vec<(u64, u64)>> {
+    let map = Map::PerCpuArray(MapData::from_pin(metrics).expect("map"));
+    let rows: PerCpuArray<_, Counter> = map.try_into().expect("rows");
+    let row = |index| rows.get(&index, 0).expect("row").iter().map(|c| (c.packets, c.bytes)).collect();
+    (0..METRICS_MAX).map(row).collect()
+}
+
+/// Nothing but the self-check's packets passes here: the links are down.
+#[test]
+fn test_packets_leave_no_trace_in_pinned_maps() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let (a, b) = (new_endpoint(&w, 1, 10).await, new_endpoint(&w, 2, 11).await);
+        for r in [&a, &b] {
+            run("ip", &["link", "set", r.host_ifname.as_str(), "down"]);
+            k.ensure_config(r.id, &ConfigSpec { trace: true, ..config_spec(r) }).await.expect("config");
+        }
+        let mut events = k.events().expect("reader");
+        let early = tokio::time::timeout(Duration::from_millis(200), async {
+            loop {
+                events.next().await.expect("events");
+            }
+        });
+        early.await.expect_err("only events of what the links' ends said while they were up");
+        let rows = || [1, 2].map(|id| rows_of(&w.pins().join(format!("endpoints/{id}/METRICS"))));
+        let before = rows();
+        for (r, peer) in [(&a, &b), (&b, &a)] {
+            let cases = selfcheck::cases(r, &config_spec(r), Some(peer));
+            let results = k.observe_verdicts(r.id, &cases).await.expect("verdicts");
+            assert_eq!(results.len(), 14);
+            for (case, result) in cases.iter().zip(&results) {
+                let judged = case.judge(result);
+                assert!(judged.same, "{judged:?}");
+            }
+        }
+        assert_eq!(rows(), before);
+        let told = tokio::time::timeout(Duration::from_millis(200), events.next()).await;
+        assert!(told.is_err(), "{told:?}");
+        delete(k, &a).await;
+        delete(k, &b).await;
+    });
+}
+
 #[test]
 fn endpoints_of_another_abi_version_keep_the_agent_from_starting() {
     in_namespaces(|dir| {
@@ -433,7 +480,7 @@ fn endpoints_of_another_abi_version_keep_the_agent_from_starting() {
             fs::create_dir_all(bpffs.join(path)).expect("directory");
         }
         drop(open(&bpffs).expect("nothing of theirs is in use"));
-        fs::remove_dir_all(bpffs.join("wharf/v1")).expect("directory");
+        fs::remove_dir_all(pins_on(&bpffs)).expect("directory");
         for path in ["wharf/v9/endpoints/7", "wharf/v9/closing/wh00070000000a"] {
             fs::create_dir_all(bpffs.join(path)).expect("directory");
             let e = refused(&bpffs);
@@ -441,7 +488,7 @@ fn endpoints_of_another_abi_version_keep_the_agent_from_starting() {
             for part in ["v9", "run the version that made them", path.rsplit('/').next().unwrap()] {
                 assert!(e.to_string().contains(part), "{part} is missing in: {e}");
             }
-            assert!(!bpffs.join("wharf/v1").exists(), "nothing was made");
+            assert!(!pins_on(&bpffs).exists(), "nothing was made");
             fs::remove_dir(bpffs.join(path)).expect("directory");
         }
     });
@@ -451,7 +498,7 @@ fn endpoints_of_another_abi_version_keep_the_agent_from_starting() {
 fn each_shared_map_of_another_layout_is_refused_before_anything_is_made() {
     in_namespaces(|dir| {
         let bpffs = dir.join("bpf");
-        let shared = bpffs.join("wharf/v1/shared");
+        let shared = pins_on(&bpffs).join("shared");
         fs::create_dir_all(&shared).expect("directory");
         for name in ["ENDPOINTS", "CALLS", "EVENTS"] {
             let other = Array::<MapData, u32>::create(7, 0).expect("map");
@@ -473,9 +520,8 @@ fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
         k.ensure_node(&node_spec()).await.expect("node");
         let a = new_endpoint(&w, 1, 10).await;
         let b = new_endpoint(&w, 2, 11).await;
-        let id = |name: &str| {
-            MapData::from_pin(w.bpffs().join("wharf/v1/shared").join(name)).expect("map").info().expect("info").id()
-        };
+        let id =
+            |name: &str| MapData::from_pin(w.pins().join("shared").join(name)).expect("map").info().expect("info").id();
         let names = ["ENDPOINTS", "CALLS", "EVENTS"];
         let before = names.map(id);
         let bpffs = w.bpffs();
@@ -518,7 +564,7 @@ fn a_shared_map_that_was_replaced_is_told_and_never_used() {
         let k = &w.kernel;
         k.ensure_node(&node_spec()).await.expect("node");
         let mut a = new_endpoint(&w, 1, 10).await;
-        let endpoints = w.bpffs().join("wharf/v1/shared/ENDPOINTS");
+        let endpoints = w.pins().join("shared/ENDPOINTS");
         fs::remove_file(&endpoints).expect("unpin");
         // Another agent, which knows nothing of the first one's maps, makes a new one of the same layout.
         let second = open(&w.bpffs()).expect("second agent");

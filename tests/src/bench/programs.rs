@@ -15,6 +15,7 @@ use super::findings::{Better, Group, Part};
 use crate::{
     Node, NodeConfig,
     frame::{self, Mac},
+    programs::on_interface,
 };
 
 /// Verdicts of `linux/pkt_cls.h`.
@@ -33,8 +34,9 @@ pub fn measure(agent: &NodeConfig, rounds: usize, quick: bool) -> Result<Part> {
     let mut node = Node::start(agent.clone())?;
     let (left, right) = (node.sandbox("left")?, node.sandbox("right")?);
     let attached = [node.attach(&left)?, node.attach(&right)?];
-    let [a, b] = &attached;
-    let group = on_endpoints(&node, &node.endpoint(a)?, &node.endpoint(b)?, rounds, quick)?;
+    let (a, b) = (node.endpoint(&attached[0])?, node.endpoint(&attached[1])?);
+    // Where the endpoints' links are: test runs take place on them, so that the programs count as they do for traffic.
+    let group = node.space().run(|| on_endpoints(&node, &a, &b, rounds, quick))??;
     attached.iter().try_for_each(|one| node.detach(one))?;
     node.finish()?;
     Ok((vec![group], Vec::new()))
@@ -54,15 +56,16 @@ fn on_endpoints(node: &Node, a: &Endpoint, b: &Endpoint, rounds: usize, quick: b
         ("to_container, IPv6", b, "to_container", packets.sent_by_node(true)?, OK),
     ] {
         let program = pinned(node, endpoint, program)?;
-        let samples = (0..rounds).map(|_| run(&program, &packet, repeat, verdict)).collect::<Result<_>>();
+        let link = link_of(endpoint)?;
+        let samples = (0..rounds).map(|_| run(&program, &packet, link, repeat, verdict)).collect::<Result<_>>();
         group.add(name, samples.with_context(|| name.to_owned())?)?;
     }
     let mirror = Mirror::of(node, a, b)?;
-    let program = pinned(node, a, "from_container")?;
+    let (program, link) = (pinned(node, a, "from_container")?, link_of(a)?);
     for (name, v6) in [("from_container and deliver, IPv4", false), ("from_container and deliver, IPv6", true)] {
         let packet = packets.to_endpoint(v6)?;
         let round = || -> Result<f64> {
-            let all = (0..calls).map(|_| run(&program, &packet, HOPS, REDIRECT)).collect::<Result<Vec<_>>>()?;
+            let all = (0..calls).map(|_| run(&program, &packet, link, HOPS, REDIRECT)).collect::<Result<Vec<_>>>()?;
             Ok(super::stats::Summary::of(&all).context("no runs")?.median)
         };
         let samples = (0..rounds).map(|_| round()).collect::<Result<_>>();
@@ -82,9 +85,16 @@ fn pinned(node: &Node, endpoint: &Endpoint, name: &str) -> Result<SchedClassifie
     SchedClassifier::from_pin(&path).with_context(|| format!("open {}", path.display()))
 }
 
-/// Runs a program on a packet; nanoseconds a run.
-fn run(program: &SchedClassifier, packet: &[u8], repeat: u32, verdict: u32) -> Result<f64> {
-    let options = TestRunOptions { data_in: Some(packet), repeat, ..TestRunOptions::default() };
+/// Index of the host side of an endpoint's link, in this thread's namespace.
+fn link_of(endpoint: &Endpoint) -> Result<u32> {
+    let name = endpoint.host_ifname.as_str();
+    nix::net::if_::if_nametoindex(name).with_context(|| format!("find {name}"))
+}
+
+/// Runs a program on a packet of a link's; nanoseconds a run.
+fn run(program: &SchedClassifier, packet: &[u8], ifindex: u32, repeat: u32, verdict: u32) -> Result<f64> {
+    let context = on_interface(ifindex);
+    let options = TestRunOptions { data_in: Some(packet), ctx_in: Some(&context), repeat, ..TestRunOptions::default() };
     let result = program.test_run(options).context("BPF_PROG_TEST_RUN")?;
     ensure!(result.return_value == verdict, "the verdict is {}, not {verdict}", result.return_value);
     Ok(result.duration.as_secs_f64() * 1e9)

@@ -1,6 +1,7 @@
 //! Two endpoints of one node, loaded but attached to nothing.
 
 use std::{
+    cell::OnceCell,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::PathBuf,
 };
@@ -11,12 +12,17 @@ use aya::{
     maps::{Array, HashMap, MapData, PerCpuArray, ProgramArray, RingBuf},
     programs::{SchedClassifier, TestRun, TestRunOptions},
 };
+use nix::{
+    net::if_::if_nametoindex,
+    sched::{CloneFlags, setns},
+};
 use wharf_common::{
     ABI_VERSION, Counter, Direction, DropReason, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, Event,
+    EventBudget,
     drop_reason::{REASONS, metrics_index},
     map::{self, FLAG_LIVE, FLAG_TRACE},
 };
-use wharf_tests::frame::Mac;
+use wharf_tests::{frame::Mac, process::ip, programs::on_interface, space::Space};
 use zerocopy::FromBytes;
 
 /// Hook verdicts, from `linux/pkt_cls.h`.
@@ -229,6 +235,12 @@ impl Endpoint {
         slots.set(id, &deliver, 0).context("set CALLS")
     }
 
+    /// The endpoint's budget of events.
+    pub(crate) fn budget(&self) -> Result<EventBudget> {
+        let rows: Array<&MapData, EventBudget> = self.map(map::EVENT_BUDGET)?.try_into()?;
+        rows.get(&0, 0).context("read EVENT_BUDGET")
+    }
+
     pub(crate) fn counters(&self) -> Result<Counters> {
         let rows: PerCpuArray<&MapData, Counter> = self.map(map::METRICS)?.try_into()?;
         (0..map::METRICS_MAX)
@@ -260,19 +272,44 @@ impl Endpoint {
 
     /// Runs a program on the same packet over and over.
     pub(crate) fn run_times(&self, program: &str, packet: &[u8], times: u32) -> Result<Outcome> {
-        let mut out = vec![0; packet.len() + 256];
-        let result = self
-            .program(program)?
-            .test_run(TestRunOptions {
-                data_in: Some(packet),
-                data_out: Some(&mut out),
-                repeat: times,
-                ..TestRunOptions::default()
-            })
-            .with_context(|| format!("run {program} on {} bytes", packet.len()))?;
-        out.truncate(usize::try_from(result.data_size_out)?);
-        Ok(Outcome { action: result.return_value, packet: out })
+        on_link(self.program(program)?, packet, times)
+            .with_context(|| format!("run {program} on {} bytes", packet.len()))
     }
+}
+
+/// Runs a program on a packet of a link's, over and over.
+pub(crate) fn on_link(program: &SchedClassifier, packet: &[u8], times: u32) -> Result<Outcome> {
+    run_with(program, packet, &on_interface(link()?), times)
+}
+
+/// Runs a program on a packet with this context, over and over.
+pub(crate) fn run_with(program: &SchedClassifier, packet: &[u8], context: &[u8], times: u32) -> Result<Outcome> {
+    let mut out = vec![0; packet.len() + 256];
+    let result = program.test_run(TestRunOptions {
+        data_in: Some(packet),
+        data_out: Some(&mut out),
+        ctx_in: Some(context),
+        repeat: times,
+        ..TestRunOptions::default()
+    })?;
+    out.truncate(usize::try_from(result.data_size_out)?);
+    Ok(Outcome { action: result.return_value, packet: out })
+}
+
+/// Index of an interface that packets of test runs are on. The first call of a thread makes it, in a network namespace
+/// of its own, which the thread then stays in.
+fn link() -> Result<u32> {
+    thread_local!(static LINK: OnceCell<u32> = const { OnceCell::new() });
+    LINK.with(|link| {
+        if let Some(ifindex) = link.get() {
+            return Ok(*ifindex);
+        }
+        let space = Space::create()?;
+        ip(&space, "link add wh0 type veth peer name eth0")?;
+        setns(&space, CloneFlags::CLONE_NEWNET).context("enter the network namespace")?;
+        let ifindex = if_nametoindex("wh0").context("find wh0")?;
+        Ok(*link.get_or_init(|| ifindex))
+    })
 }
 
 /// A and B, each local to the other, with programs in all slots.

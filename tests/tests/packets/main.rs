@@ -1,8 +1,10 @@
-//! The endpoint's programs, packet by packet, without an interface: `BPF_PROG_TEST_RUN` on the very object that ships.
+//! The endpoint's programs, packet by packet, attached to nothing: `BPF_PROG_TEST_RUN` on the very object that ships.
 //!
 //! Each case names a packet, the hook it meets, and all that may come of it: the verdict, the bytes that leave, and the
 //! **exact** change of every counter of every endpoint concerned. What the kernel's test run cannot make (packets that
 //! arrive somewhere, VLAN tags that the kernel took off the frame, packets in several pieces) is in `live`, on veth pairs.
+//! The test runs name an interface, as traffic has one: the programs do not count what comes on the loopback interface,
+//! see `test_packets`.
 
 mod deliver;
 mod events;
@@ -12,4 +14,5 @@ mod hostile;
 mod live;
 mod neighbours;
 mod size;
+mod test_packets;
 mod to_container;

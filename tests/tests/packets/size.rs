@@ -7,13 +7,14 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use aya::{
     EbpfLoader,
     maps::{Array, Map},
-    programs::{SchedClassifier, TestRun, TestRunOptions},
+    programs::SchedClassifier,
 };
 use wharf_common::{ABI_VERSION, EndpointConfig, EndpointConsts, map};
 use wharf_tests::frame;
 
 use crate::fixture::{
-    A, B, DELIVER, ELSEWHERE4, Endpoint, FROM_CONTAINER, OK, PROGRAMS, REDIRECT, SHOT, TO_CONTAINER, object, udp,
+    A, B, DELIVER, ELSEWHERE4, Endpoint, FROM_CONTAINER, OK, PROGRAMS, REDIRECT, SHOT, TO_CONTAINER, object, on_link,
+    udp,
 };
 
 /// Instructions the verifier walks, at about ten for a microsecond.
@@ -99,8 +100,8 @@ fn programs_with_log_records_decide_the_same() -> Result<()> {
             if program.fd().is_err() {
                 program.load().with_context(|| format!("verify {name} of endpoint-debug.o"))?;
             }
-            let result = program.test_run(TestRunOptions { data_in: Some(&packet), ..TestRunOptions::default() })?;
-            ensure!(result.return_value == action, "{name} with debug {debug}: {}", result.return_value);
+            let is = on_link(program, &packet, 1)?.action;
+            ensure!(is == action, "{name} with debug {debug}: {is}");
         }
     }
     Ok(())
@@ -112,8 +113,7 @@ fn the_sink_drops_everything() -> Result<()> {
     let program: &mut SchedClassifier = ebpf.program_mut("sink").context("sink")?.try_into()?;
     program.load()?;
     for packet in [udp(A.v4, B.v4), udp(A.v6, B.v6), frame::ethernet(A.mac, B.mac, frame::ARP, &[0; 28])] {
-        let result = program.test_run(TestRunOptions { data_in: Some(&packet), ..TestRunOptions::default() })?;
-        assert_eq!(result.return_value, SHOT);
+        assert_eq!(on_link(program, &packet, 1)?.action, SHOT);
     }
     assert_eq!(ebpf.maps().count(), 0, "a sink holds nothing");
     Ok(())

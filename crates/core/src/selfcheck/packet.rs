@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::Marks;
 use crate::ids::MacAddr;
 
 const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
 const ARP: [u8; 2] = [0x08, 0x06];
 const UDP: u8 = 17;
+/// Source and destination port of test packets: the discard service's (RFC 863).
+const PORT: u16 = 9;
 const ICMPV6: u8 = 58;
 /// Hop limit of neighbour discovery (RFC 4861, 7.1.1): proves that no router forwarded it.
 const NEIGHBOUR_HOPS: u8 = 255;
@@ -33,9 +34,9 @@ fn checksum(parts: &[&[u8]]) -> [u8; 2] {
 }
 
 /// A UDP datagram without payload, in an IP packet with this TTL or hop limit, in a frame.
-pub(super) fn udp(macs: (MacAddr, MacAddr), from: IpAddr, to: IpAddr, ttl: u8, marks: Marks) -> Vec<u8> {
+pub(super) fn udp(macs: (MacAddr, MacAddr), from: IpAddr, to: IpAddr, ttl: u8) -> Vec<u8> {
     let (to_mac, from_mac) = macs;
-    let ports = [marks.source_port.to_be_bytes(), marks.destination_port.to_be_bytes()].concat();
+    let ports = [PORT.to_be_bytes(), PORT.to_be_bytes()].concat();
     const LENGTH: [u8; 2] = [0, 8];
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -112,15 +113,14 @@ mod tests {
     use super::*;
 
     const MACS: (MacAddr, MacAddr) = (MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([2, 0, 0, 0, 0, 2]));
-    const MARKS: Marks = Marks { source_port: 0x1234, destination_port: 0xabcd };
 
     #[test]
     fn headers_sum_to_zero_with_their_checksums() {
-        let v4 = udp(MACS, [10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 64, MARKS);
+        let v4 = udp(MACS, [10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 64);
         assert_eq!(v4.len(), 42);
         assert_eq!(checksum(&[v4.get(14..34).unwrap_or_default()]), [0, 0]);
         let (a, b) = (Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2));
-        let v6 = udp(MACS, a.into(), b.into(), 64, MARKS);
+        let v6 = udp(MACS, a.into(), b.into(), 64);
         let pseudo = [&a.octets()[..], &b.octets(), &[0, 0, 0, 8, 0, 0, 0, 17]].concat();
         assert_eq!(checksum(&[&pseudo, v6.get(54..).unwrap_or_default()]), [0, 0]);
         let advertised = advertisement(MACS, a, b);

@@ -1,8 +1,6 @@
 use super::*;
 use crate::{fixtures::record, identity::Identity, ids::Epoch, ids::IfIndex};
 
-const MARKS: Marks = Marks { source_port: 40_001, destination_port: 40_002 };
-
 fn config(r: &EndpointRecord, live: bool) -> ConfigSpec {
     ConfigSpec {
         epoch: Epoch(1),
@@ -22,15 +20,14 @@ fn right(case: &Case) -> Outcome {
     Outcome {
         verdict: case.verdict,
         packet: case.fields.iter().flat_map(|f| f.bytes.clone()).collect(),
-        counted: vec![true; case.counts.len()],
-        instead: Vec::new(),
+        reports: case.reports.clone(),
     }
 }
 
 #[test]
 fn the_cases_of_an_endpoint_with_a_neighbour() {
     let (a, b) = (record(7, 1), record(9, 2));
-    let lines: Vec<String> = cases(&a, &config(&a, true), Some(&b), MARKS)
+    let lines: Vec<String> = cases(&a, &config(&a, true), Some(&b))
         .iter()
         .map(|case| {
             let judged = case.judge(&Ok(right(case)));
@@ -59,11 +56,11 @@ fn the_cases_of_an_endpoint_with_a_neighbour() {
 #[test]
 fn an_endpoint_that_is_to_be_closed_drops_all_of_them() {
     let a = record(7, 1);
-    let closed = cases(&a, &config(&a, false), None, MARKS);
+    let closed = cases(&a, &config(&a, false), None);
     assert_eq!(closed.len(), 12);
     for case in closed {
         assert_eq!(case.verdict, Verdict::Drop, "{}", case.name());
-        assert!(case.counts.iter().all(|c| c.reason == "endpoint-not-ready"), "{}", case.name());
+        assert!(case.reports.iter().all(|r| r.reason == "endpoint-not-ready"), "{}", case.name());
     }
 }
 
@@ -71,17 +68,17 @@ fn an_endpoint_that_is_to_be_closed_drops_all_of_them() {
 fn a_family_it_does_not_have_is_not_tried() {
     let mut a = record(7, 1);
     a.ipv6 = None;
-    let four = cases(&a, &config(&a, true), Some(&record(9, 2)), MARKS);
+    let four = cases(&a, &config(&a, true), Some(&record(9, 2)));
     assert!(!four.is_empty() && four.iter().all(|c| c.family == Family::Ipv4));
     a.gateway4 = None;
-    let kinds: Vec<Kind> = cases(&a, &config(&a, true), None, MARKS).iter().map(|c| c.kind).collect();
+    let kinds: Vec<Kind> = cases(&a, &config(&a, true), None).iter().map(|c| c.kind).collect();
     assert!(!kinds.contains(&Kind::Neighbour) && kinds.contains(&Kind::Honest), "{kinds:?}");
 }
 
 #[test]
 fn both_sides_of_a_mismatch_are_told() {
-    let a = record(7, 1);
-    let all = cases(&a, &config(&a, true), None, MARKS);
+    let (a, b) = (record(7, 1), record(9, 2));
+    let all = cases(&a, &config(&a, true), None);
     let of = |kind: Kind| all.iter().find(|c| c.kind == kind && c.family == Family::Ipv4).expect("a case");
     let told = |kind: Kind, change: &dyn Fn(&mut Outcome)| {
         let mut outcome = right(of(kind));
@@ -92,26 +89,31 @@ fn both_sides_of_a_mismatch_are_told() {
     };
     let lines = [
         told(Kind::FalseIp, &|o| {
-            (o.verdict, o.counted) = (Verdict::Pass, vec![false]);
-            o.instead = vec![("egress".into(), "forwarded-stack".into())];
+            (o.verdict, o.reports[0].reason) = (Verdict::Pass, "forwarded-stack");
         }),
-        told(Kind::Honest, &|o| (o.verdict, o.counted) = (Verdict::Drop, vec![false])),
+        told(Kind::Honest, &|o| (o.verdict, o.reports) = (Verdict::Drop, vec![])),
+        told(Kind::Honest, &|o| (o.verdict, o.reports[0].endpoint) = (Verdict::Drop, b.id)),
         told(Kind::Honest, &|o| o.verdict = Verdict::Other(3)),
         told(Kind::Neighbour, &|o| {
             o.packet.splice(22..28, [2, 0, 0, 0, 9, 9]);
         }),
         told(Kind::FromNode, &|o| o.packet.push(0)),
         told(Kind::FromNode, &|o| o.packet.clear()),
-        told(Kind::ToItself, &|o| o.counted = vec![true, false]),
+        told(Kind::ToItself, &|o| o.reports.truncate(1)),
+        told(Kind::ToItself, &|o| o.reports[1].endpoint = b.id),
+        told(Kind::FromNode, &|o| o.reports.push(Report { direction: "egress", ..o.reports[0] })),
     ];
     insta::assert_snapshot!(lines.join("\n"), @r"
     drop, egress invalid-source-ip -> pass, egress forwarded-stack
-    pass, egress forwarded-stack -> drop, not counted
+    pass, egress forwarded-stack -> drop, not reported
+    pass, egress forwarded-stack -> drop, egress forwarded-stack at endpoint 9
     pass, egress forwarded-stack -> action 3, egress forwarded-stack
     redirect, egress neighbour-answered -> redirect, egress neighbour-answered; ARP sender MAC 02:00:00:00:09:09 instead of 02:00:00:00:01:07
     pass, ingress forwarded-stack -> pass, ingress forwarded-stack; 43 bytes instead of 42
     pass, ingress forwarded-stack -> pass, ingress forwarded-stack; 0 bytes instead of 42
-    redirect, egress forwarded-local, ingress forwarded-local -> redirect, egress forwarded-local, not counted
+    redirect, egress forwarded-local, ingress forwarded-local -> redirect, egress forwarded-local
+    redirect, egress forwarded-local, ingress forwarded-local -> redirect, egress forwarded-local, ingress forwarded-local at endpoint 9
+    pass, ingress forwarded-stack -> pass, ingress forwarded-stack, egress forwarded-stack
     ");
     let not_run = of(Kind::Honest).judge(&Err("no such pin".into()));
     assert!(!not_run.same && not_run.got == "not run: no such pin", "{not_run:?}");

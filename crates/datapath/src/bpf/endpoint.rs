@@ -5,7 +5,7 @@ use std::fs;
 use wharf_common::{
     ABI_VERSION, Counter, Direction, DropReason, EndpointConfig, EndpointConsts,
     drop_reason::REASONS,
-    map::{self, FLAG_LIVE, FLAG_TRACE},
+    map::{self, FLAG_LIVE, FLAG_TRACE, METRICS_MAX},
 };
 use wharf_core::{
     ids::EndpointId,
@@ -159,13 +159,22 @@ impl Bpf {
         maps::config(&path)?.get(&0, 0).map_err(|e| wrap("read configuration", about(id), &e))
     }
 
-    /// The endpoint's counters that are not zero, summed over CPUs, without the self-check's packets.
+    /// The endpoint's counters that are not zero, summed over CPUs.
     pub(crate) fn counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
-        let named = |(index, counter): (u32, Counter)| {
-            let (direction, reason) = counter_names(index);
-            CounterRow { direction, reason, packets: counter.packets, bytes: counter.bytes }
-        };
-        Ok(self.read_counters(id)?.of_traffic().map(named).collect())
+        let metrics = maps::metrics(&self.pins.endpoint(id, map::METRICS))?;
+        let mut rows = Vec::new();
+        for index in 0..METRICS_MAX {
+            let values = metrics.get(&index, 0).map_err(|e| wrap("read counters", about(id), &e))?;
+            let sum = values.iter().fold(Counter::default(), |sum, one| Counter {
+                packets: sum.packets.wrapping_add(one.packets),
+                bytes: sum.bytes.wrapping_add(one.bytes),
+            });
+            if sum != Counter::default() {
+                let (direction, reason) = counter_names(index);
+                rows.push(CounterRow { direction, reason, packets: sum.packets, bytes: sum.bytes });
+            }
+        }
+        Ok(rows)
     }
 
     /// Unpins an endpoint's links, programs and maps; returns its last counters. Nothing there is success.
@@ -202,7 +211,7 @@ impl Bpf {
 }
 
 /// Direction and reason of a row of `METRICS`. Reasons of a newer version have a number for a name.
-pub(super) fn counter_names(index: u32) -> (String, String) {
+fn counter_names(index: u32) -> (String, String) {
     let direction = Direction::from_u32(index / REASONS).map_or("unknown", Direction::as_str);
     let number = index % REASONS;
     let reason = DropReason::from_u32(number).map_or_else(|| format!("reason-{number}"), |r| r.as_str().to_owned());

@@ -34,8 +34,6 @@ pub(crate) struct Bpf {
     /// Held while rows of the shared maps are compared and written, so that a late delete cannot take the row that a
     /// create wrote between its look and its act.
     tables: Mutex<()>,
-    /// Held while the self-check's packets are counted and noted, see `selfcheck`.
-    counting: Mutex<()>,
     /// The shared maps that the programs loaded here use, open as long as this process runs.
     shared: Mutex<Vec<SharedMap>>,
     /// By which programs from before a restart are recognised.
@@ -45,8 +43,8 @@ pub(crate) struct Bpf {
 impl Bpf {
     /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode) -> Result<Self> {
-        let (tables, counting, shared, known) = Default::default();
-        let bpf = Self { pins: PinTree::open(bpffs)?, loader: Loader::new(), mode, tables, counting, shared, known };
+        let (tables, shared, known) = Default::default();
+        let bpf = Self { pins: PinTree::open(bpffs)?, loader: Loader::new(), mode, tables, shared, known };
         bpf.pins.check_versions()?;
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;

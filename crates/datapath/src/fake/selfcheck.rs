@@ -1,11 +1,11 @@
 //! What the fake's programs would decide of test packets: the verdict alone. Packets leave as the case wants them, and
-//! are counted where it wants them, whenever the verdict is the case's.
+//! are reported as it wants them, whenever the verdict is the case's.
 
 use std::net::IpAddr;
 
 use wharf_core::{
     ids::EndpointId,
-    selfcheck::{Case, CaseResult, Family, Hook, Kind, Outcome, Verdict},
+    selfcheck::{Case, CaseResult, Family, Hook, Kind, Outcome, Report, Verdict},
 };
 
 use super::state::{Pinned, State};
@@ -68,12 +68,8 @@ pub(super) fn verdicts(s: &State, id: EndpointId, cases: &[Case]) -> Option<Vec<
         } else {
             case.packet.clone()
         };
-        Ok(Outcome {
-            verdict,
-            packet,
-            counted: case.counts.iter().map(|_| same).collect(),
-            instead: if same { Vec::new() } else { vec![(direction.to_owned(), reason.to_owned())] },
-        })
+        let reports = if same { case.reports.clone() } else { vec![Report { endpoint: id, direction, reason }] };
+        Ok(Outcome { verdict, packet, reports })
     };
     Some(cases.iter().map(outcome).collect())
 }

@@ -114,9 +114,19 @@ impl Drop for Scratch {
     }
 }
 
+/// Where this version's pins are on a bpffs.
+pub(crate) fn pins_on(bpffs: &Path) -> PathBuf {
+    bpffs.join("wharf").join(format!("v{}", wharf_common::ABI_VERSION))
+}
+
 impl LinuxWorld {
     pub(crate) fn bpffs(&self) -> PathBuf {
         self.dir.path().join("bpf")
+    }
+
+    /// Where this version's pins are.
+    pub(crate) fn pins(&self) -> PathBuf {
+        pins_on(&self.bpffs())
     }
 
     /// Runs a job in the namespace at a path.
