@@ -268,6 +268,13 @@ pub enum NodeProblem {
         /// Name.
         name: String,
     },
+    /// A side of the router's link has another name.
+    LinkRenamed {
+        /// Name expected.
+        name: String,
+        /// Name found.
+        found: String,
+    },
     /// Something else has the name of the router's link.
     LinkForeign {
         /// Name.

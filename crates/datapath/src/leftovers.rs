@@ -1,7 +1,7 @@
 //! What agents left on a node, and its removal when none runs: for a node that Wharf is taken off.
 //!
-//! Only what is provably ours is listed: links by the owner's mark, the router's pair by name, routes by protocol number,
-//! pins by their place and name. What looks like ours and is not is named, and never touched.
+//! Only what is provably ours is listed: links by the owner's mark, the router's pair by name or mark, routes by protocol
+//! number, pins by their place and name. What looks like ours and is not is named, and never touched.
 
 use std::{
     collections::BTreeSet,
@@ -19,10 +19,11 @@ use wharf_core::{
 use wharf_handover::mark::Mark;
 
 use crate::{
-    ROUTE_PROTOCOL, ROUTER_IFNAME,
+    ROUTE_PROTOCOL,
     bpf::pins::{self, BPF_FS_MAGIC, PinTree},
     error::wrap,
     netlink::{Connection, link, route},
+    router::Pair,
 };
 
 /// One thing of ours.
@@ -39,8 +40,13 @@ pub enum Leftover {
     },
     /// A route with our protocol number.
     Route(RouteRow),
-    /// The router's veth pair.
-    Router(IfIndex),
+    /// The router's veth pair, by its first end, or what is left of the pair.
+    Router {
+        /// Name.
+        name: String,
+        /// Index.
+        ifindex: IfIndex,
+    },
     /// A pin, or a directory of pins.
     Pin(PathBuf),
 }
@@ -61,7 +67,7 @@ impl fmt::Display for Leftover {
             Self::Link { name, mark, .. } => write!(f, "link {name} of {}", mark.owner),
             Self::Route(RouteRow { destination, ifindex: None }) => write!(f, "unreachable route {destination}"),
             Self::Route(RouteRow { destination, .. }) => write!(f, "route {destination}"),
-            Self::Router(_) => write!(f, "link {ROUTER_IFNAME}"),
+            Self::Router { name, .. } => write!(f, "link {name} of the node's router"),
             Self::Pin(path) => write!(f, "pin {}", path.display()),
         }
     }
@@ -105,10 +111,13 @@ pub fn list(bpffs: &Path) -> Result<Leftovers> {
             found.foreign.push(format!("route {} (over a link that is not Wharf's)", route.destination));
         }
     }
-    match link::look_up(&mut connection, ROUTER_IFNAME)? {
-        Some(seen) if seen.veth => found.ours.push(Leftover::Router(seen.ifindex)),
-        Some(_) => found.foreign.push(format!("link {ROUTER_IFNAME} (it is no veth)")),
-        None => {}
+    let router = Pair::find(&mut connection)?;
+    let mut gone_with = None;
+    for link in router.links().filter(|l| gone_with.replace(l.ifindex) != Some(l.peer)) {
+        found.ours.push(Leftover::Router { name: link.name.clone(), ifindex: link.ifindex });
+    }
+    for end in router.ends().iter().filter(|end| end.is_taken()) {
+        found.foreign.push(format!("link {} (it is not Wharf's)", end.name));
     }
     if statfs(bpffs).is_ok_and(|fs| fs.filesystem_type().0 == BPF_FS_MAGIC) {
         for tree in PinTree::all(bpffs)? {
@@ -131,7 +140,7 @@ pub fn list(bpffs: &Path) -> Result<Leftovers> {
 pub fn remove(leftover: &Leftover) -> Result<()> {
     match leftover {
         Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),
-        Leftover::Router(ifindex) => remove_link(*ifindex, ROUTER_IFNAME),
+        Leftover::Router { name, ifindex } => remove_link(*ifindex, name),
         Leftover::Route(row) => route::remove_row(row),
         Leftover::Pin(path) if path.is_dir() => match fs::remove_dir(path) {
             Err(e) if e.raw_os_error() == Some(libc::ENOTEMPTY) => Ok(()),

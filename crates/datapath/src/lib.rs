@@ -11,6 +11,7 @@
 //! | `netlink` | synchronous batches: several requests in one `sendmsg`, answers matched by sequence number |
 //! | `netns` | the one thread that visits other network namespaces |
 //! | `source_rule` | routes by source address in a container with more than one interface |
+//! | `router` | the veth pair that carries the router addresses |
 //! | `reaper` | the one thread that deletes links, many in one kernel wait |
 //! | [`events`], [`program_log`] | the readers of the ring buffers |
 //!
@@ -34,6 +35,7 @@ mod observe;
 pub mod outside;
 pub mod program_log;
 mod reaper;
+mod router;
 mod source_rule;
 mod speakers;
 

@@ -18,8 +18,9 @@ use wharf_core::{
 };
 
 use crate::{
-    ROUTE_PROTOCOL, ROUTER_IFNAME, ROUTER_PEER_IFNAME,
+    ROUTE_PROTOCOL,
     netlink::{Connection, address, link, route},
+    router::Pair,
 };
 
 /// Reads the addresses, the routes of the tables main and local, and what a look-up (by the node's rules) gives for the
@@ -158,10 +159,7 @@ struct Links {
 
 impl Links {
     fn new(connection: &mut Connection) -> Result<Self> {
-        let mut routers = Vec::new();
-        for name in [ROUTER_IFNAME, ROUTER_PEER_IFNAME] {
-            routers.extend(link::look_up(connection, name)?.filter(|l| l.veth).map(|l| l.ifindex));
-        }
+        let routers = Pair::find(connection)?.links().map(|l| l.ifindex).collect();
         Ok(Self { routers, names: BTreeMap::new() })
     }
 

@@ -3,28 +3,20 @@
 
 use std::net::IpAddr;
 
-use rtnetlink::{
-    LinkMessageBuilder, LinkUnspec, LinkVeth,
-    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
-    packet_route::{
-        RouteNetlinkMessage,
-        link::{InfoData, InfoKind, InfoVeth},
-    },
-};
 use wharf_core::{
     finding::NodeProblem,
-    ids::IfIndex,
     kernel::{KernelErrorKind, NodeSpec, Result},
 };
 use wharf_crash as crash;
 
 use crate::{
-    ROUTE_PROTOCOL, ROUTER_IFNAME, ROUTER_PEER_IFNAME,
+    ROUTE_PROTOCOL, ROUTER_IFNAME,
     error::fail,
     netlink::{
         Connection, Request, address, link,
         route::{self, Route},
     },
+    router::Pair,
 };
 
 const OPERATION: &str = "set up node";
@@ -39,8 +31,9 @@ fn routers(spec: &NodeSpec) -> Vec<IpAddr> {
 pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
     let mut connection = Connection::open()?;
     let wanted = routers(spec);
-    refuse_twins(&mut connection, &wanted)?;
-    let router = ensure_router(&mut connection, spec.mtu)?;
+    let pair = Pair::find(&mut connection)?;
+    refuse_twins(&mut connection, &wanted, &pair)?;
+    let router = pair.ensure(&mut connection, spec.mtu)?;
     crash::point("datapath/node/after-router");
     let there = address::list(&mut connection, router)?;
     let mut steps = Vec::new();
@@ -67,9 +60,9 @@ pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
 }
 
 /// A router address that another interface has would be the node's twice, and no longer that interface's alone.
-fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr]) -> Result<()> {
+fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr], pair: &Pair) -> Result<()> {
     let all = address::list_all(connection)?;
-    let router = link::look_up(connection, ROUTER_IFNAME)?.map(|l| l.ifindex);
+    let router = pair.router();
     for a in wanted {
         let mut holders = all.iter().filter(|(_, there)| there == a).map(|(ifindex, _)| *ifindex);
         if holders.clone().any(|holder| Some(holder) == router) {
@@ -131,73 +124,24 @@ fn run(connection: &mut Connection, steps: Vec<Step>) -> Result<()> {
     Ok(())
 }
 
-fn ensure_router(connection: &mut Connection, mtu: u32) -> Result<IfIndex> {
-    let peer = LinkUnspec::new_with_name(ROUTER_PEER_IFNAME).mtu(mtu).arp(false).build();
-    let create = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
-        .name(ROUTER_IFNAME)
-        .mtu(mtu)
-        .arp(false)
-        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
-        .build();
-    let quiet = |name: &str| {
-        link::set(
-            LinkUnspec::new_with_name(name).mtu(mtu).append_extra_attribute(link::no_generated_addresses()).build(),
-        )
-    };
-    let up = |name: &str| link::set(LinkUnspec::new_with_name(name).up().build());
-    let made = connection.one(RouteNetlinkMessage::NewLink(create), NLM_F_CREATE | NLM_F_EXCL)?;
-    if let Err(refusal) = made
-        && !refusal.is(libc::EEXIST)
-    {
-        return Err(refusal.into_error(OPERATION, ROUTER_IFNAME));
-    }
-    crash::point("datapath/node/after-pair");
-    for name in [ROUTER_IFNAME, ROUTER_PEER_IFNAME] {
-        match link::look_up(connection, name)? {
-            Some(seen) if seen.veth => {}
-            Some(_) => {
-                let cause = "an interface of that name is there and is not ours (not a veth); rename or remove it";
-                return Err(fail(OPERATION, name, KernelErrorKind::Conflict, cause));
-            }
-            None => {
-                let cause = format!(
-                    "expected the pair {ROUTER_IFNAME} and {ROUTER_PEER_IFNAME}, one of them is missing; remove the \
-                     other (ip link del) and start again"
-                );
-                return Err(fail(OPERATION, name, KernelErrorKind::Conflict, cause));
-            }
-        }
-    }
-    let subjects = [ROUTER_IFNAME, ROUTER_PEER_IFNAME, "lo", ROUTER_IFNAME, ROUTER_PEER_IFNAME];
-    let steps =
-        vec![quiet(ROUTER_IFNAME), quiet(ROUTER_PEER_IFNAME), up("lo"), up(ROUTER_IFNAME), up(ROUTER_PEER_IFNAME)];
-    for ((at, answer), subject) in connection.batch(steps)?.into_iter().enumerate().zip(subjects) {
-        match answer {
-            Ok(_) => {}
-            // A kernel without IPv6 refuses its settings and needs none.
-            Err(refusal) if at < 2 && refusal.is(libc::EAFNOSUPPORT) => {}
-            Err(refusal) => return Err(refusal.into_error(OPERATION, subject)),
-        }
-    }
-    match link::look_up(connection, ROUTER_IFNAME)? {
-        Some(seen) => Ok(seen.ifindex),
-        None => Err(fail(OPERATION, ROUTER_IFNAME, KernelErrorKind::NotFound, "it went away as soon as it was made")),
-    }
-}
-
 /// Compares the router interface, its addresses and the pools' routes with what [`ensure_node`] makes. What others added
 /// is ignored.
 pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let mut wrong = Vec::new();
     let mut connection = Connection::open()?;
-    for name in [ROUTER_IFNAME, ROUTER_PEER_IFNAME] {
-        let Some(seen) = link::look_up(&mut connection, name)? else {
+    let pair = Pair::find(&mut connection)?;
+    for end in pair.ends() {
+        let name = end.name;
+        if end.is_taken() {
+            wrong.push(NodeProblem::LinkForeign { name: name.to_owned() });
+            continue;
+        }
+        let Some(seen) = end.link() else {
             wrong.push(NodeProblem::LinkMissing { name: name.to_owned() });
             continue;
         };
-        if !seen.veth {
-            wrong.push(NodeProblem::LinkForeign { name: name.to_owned() });
-            continue;
+        if seen.name != name {
+            wrong.push(NodeProblem::LinkRenamed { name: name.to_owned(), found: seen.name.clone() });
         }
         if !seen.up {
             wrong.push(NodeProblem::LinkDown { name: name.to_owned() });
@@ -238,15 +182,5 @@ pub(crate) fn remove_node() -> Result<()> {
         }
     }
     run(&mut connection, steps)?;
-    match link::look_up(&mut connection, ROUTER_IFNAME)? {
-        Some(seen) if seen.veth => match connection.batch(vec![link::delete(seen.ifindex)])?.pop() {
-            Some(Err(refusal)) if !refusal.is(libc::ENODEV) => Err(refusal.into_error("remove node", ROUTER_IFNAME)),
-            _ => Ok(()),
-        },
-        Some(_) => {
-            let cause = "an interface of that name is there and is not ours (not a veth); it was left alone";
-            Err(fail("remove node", ROUTER_IFNAME, KernelErrorKind::Conflict, cause))
-        }
-        None => Ok(()),
-    }
+    Pair::find(&mut connection)?.remove(&mut connection)
 }

@@ -23,7 +23,10 @@ use wharf_core::{
     kernel::{AttachMode, ConfigSpec, Kernel, KernelErrorKind, LinkRef},
     selfcheck,
 };
-use wharf_datapath::{LinuxKernel, OpenOptions};
+use wharf_datapath::{
+    LinuxKernel, OpenOptions,
+    leftovers::{self, Leftover},
+};
 
 fn open(bpffs: &Path) -> wharf_core::kernel::Result<LinuxKernel> {
     LinuxKernel::open(OpenOptions { bpffs: bpffs.to_owned(), attach_mode: None })
@@ -663,5 +666,134 @@ fn a_renamed_link_goes_with_its_endpoint_and_anothers_stays() {
             assert!(!left.status.success(), "it went with endpoint {n}");
         }
         assert_no_endpoints(k).await;
+    });
+}
+
+/// Commands that change the router's link behind the agent's back, and how many problems they make.
+fn changes_of_the_router(other: &str) -> [Vec<String>; 5] {
+    let rename = |from: &str, to: &str| [format!("link set {from} down"), format!("link set {from} name {to}")];
+    let both = [rename("wharf0", "foo"), rename("wharf0p", "foop")].concat();
+    [
+        rename("wharf0", "foo").to_vec(),
+        rename("wharf0p", "foop").to_vec(),
+        both,
+        vec![format!("link set wharf0 netns {other}")],
+        vec![format!("link set wharf0p netns {other}")],
+    ]
+}
+
+fn apply(commands: &[String]) {
+    for command in commands {
+        run("ip", &command.split(' ').collect::<Vec<_>>());
+    }
+}
+
+/// A process that holds a network namespace of its own, for `ip link set ... netns PID`.
+struct Elsewhere(std::process::Child);
+
+impl Elsewhere {
+    fn start() -> Self {
+        let holder = "unshare -n sh -c 'echo there; exec cat'";
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &format!("exec {holder}")]);
+        let piped = std::process::Stdio::piped;
+        let mut child = command.stdin(piped()).stdout(piped()).spawn().expect("run unshare");
+        let mut there = [0; 6];
+        std::io::Read::read_exact(child.stdout.as_mut().expect("output"), &mut there).expect("the namespace is there");
+        Self(child)
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().expect("its namespace goes with it");
+    }
+}
+
+fn links() -> String {
+    run("ip", &["-brief", "link"])
+}
+
+#[test]
+fn the_routers_link_is_mended_whatever_somebody_did_to_it() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let in_a = a.netns.path.as_path();
+        let elsewhere = Elsewhere::start();
+        for change in changes_of_the_router(&elsewhere.0.id().to_string()) {
+            apply(&change);
+            let told = k.observe_node(&node_spec()).await.expect("observe");
+            let named =
+                |p: &NodeProblem| matches!(p, NodeProblem::LinkRenamed { .. } | NodeProblem::LinkMissing { .. });
+            assert!(told.iter().any(named), "{change:?}: {told:?}");
+            k.ensure_node(&node_spec()).await.unwrap_or_else(|e| panic!("{change:?}: {e}"));
+            assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), [], "{change:?}");
+            assert!(!links().contains("foo"), "{change:?}: {}", links());
+            // Routes whose source is the router address go with the address.
+            k.ensure_connected(&a).await.expect("connect again");
+            assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "{change:?}");
+            for (own, router) in
+                [(IpAddr::V4(a.ipv4.unwrap()), IpAddr::V4(ROUTER4)), (IpAddr::V6(a.ipv6.unwrap()), IpAddr::V6(ROUTER6))]
+            {
+                assert_eq!(converse(Some(in_a), None, router), own, "{change:?}");
+                assert_eq!(converse(None, Some(in_a), own), router, "{change:?}");
+            }
+        }
+        delete(k, &a).await;
+    });
+}
+
+#[test]
+fn a_router_link_without_marks_is_adopted_when_whole_and_left_alone_when_not() {
+    in_linux_world(None, |w| async move {
+        let k = w.kernel();
+        let unmarked = || ["wharf0", "wharf0p"].map(|name| run("ip", &["link", "set", name, "alias", ""]));
+        k.ensure_node(&node_spec()).await.expect("node");
+        // As a version before marks made it.
+        unmarked();
+        k.ensure_node(&node_spec()).await.expect("adopted");
+        apply(&changes_of_the_router("")[0]);
+        k.ensure_node(&node_spec()).await.expect("it was marked");
+        unmarked();
+        let elsewhere = Elsewhere::start();
+        run("ip", &["link", "set", "wharf0", "netns", &elsewhere.0.id().to_string()]);
+        let e = k.ensure_node(&node_spec()).await.expect_err("wharf0p is not provably Wharf's");
+        assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
+        assert!(e.to_string().contains("ip link del wharf0p"), "{e}");
+        run("ip", &["link", "del", "wharf0p"]);
+        k.ensure_node(&node_spec()).await.expect("as the error said");
+        // The name is another's, the link itself is known by its mark.
+        apply(&changes_of_the_router("")[0]);
+        run("ip", &["link", "add", "wharf0", "type", "veth", "peer", "name", "theirs"]);
+        let told = k.observe_node(&node_spec()).await.expect("observe");
+        assert!(matches!(told.as_slice(), [NodeProblem::LinkForeign { name }] if name == "wharf0"), "{told:?}");
+        let e = k.ensure_node(&node_spec()).await.expect_err("the name is taken");
+        assert!(e.to_string().contains("rename or remove it"), "{e}");
+        run("ip", &["link", "del", "wharf0"]);
+        k.ensure_node(&node_spec()).await.expect("renamed back");
+        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), []);
+    });
+}
+
+#[test]
+fn a_cleanup_finds_the_routers_link_whatever_somebody_did_to_it() {
+    in_linux_world(None, |w| async move {
+        let elsewhere = Elsewhere::start();
+        for change in changes_of_the_router(&elsewhere.0.id().to_string()) {
+            w.kernel.ensure_node(&node_spec()).await.expect("node");
+            apply(&change);
+            let routers = || {
+                let found = leftovers::list(&w.bpffs()).expect("list").ours;
+                found.into_iter().filter(|l| matches!(l, Leftover::Router { .. })).collect::<Vec<_>>()
+            };
+            let found = routers();
+            assert_eq!(found.len(), 1, "{change:?}: {found:?}");
+            leftovers::remove(&found[0]).expect("remove");
+            assert_eq!(routers(), [], "{change:?}");
+            assert!(!links().contains("veth") && links().lines().count() == 1, "only lo is left: {}", links());
+        }
     });
 }

@@ -26,6 +26,7 @@ impl Problem {
                     format!("remove the pin (`rm {path}`), then `wharf audit --repair` pins the agent's own")
                 }
                 NodeProblem::LinkMissing { .. }
+                | NodeProblem::LinkRenamed { .. }
                 | NodeProblem::LinkDown { .. }
                 | NodeProblem::LinkMtu { .. }
                 | NodeProblem::Address { .. }

@@ -223,9 +223,10 @@ impl fmt::Display for Lookup {
 impl NodeProblem {
     fn subject(&self) -> String {
         match self {
-            Self::LinkMissing { name } | Self::LinkForeign { name } | Self::LinkDown { name } => {
-                format!("link {name}")
-            }
+            Self::LinkMissing { name }
+            | Self::LinkRenamed { name, .. }
+            | Self::LinkForeign { name }
+            | Self::LinkDown { name } => format!("link {name}"),
             Self::LinkMtu { name, .. } => format!("mtu {name}"),
             Self::Address { address, .. } => format!("address {address}"),
             Self::PoolRoute { cidr, .. } => format!("route {cidr}"),
@@ -240,7 +241,8 @@ impl fmt::Display for NodeProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LinkMissing { .. } => f.write_str("expected on the node, is not there"),
-            Self::LinkForeign { .. } => f.write_str("expected a veth of ours, found another kind"),
+            Self::LinkRenamed { found, .. } => write!(f, "was renamed to {found}"),
+            Self::LinkForeign { .. } => f.write_str("expected Wharf's own veth, found another interface of that name"),
             Self::LinkDown { .. } => f.write_str("expected up, is down"),
             Self::LinkMtu { expected, found, .. } => write!(f, "expected {expected}, found {found}"),
             Self::Address { ifname, found: None, .. } => write!(f, "expected on {ifname}, is not there"),
