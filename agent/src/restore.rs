@@ -31,7 +31,7 @@ use crate::{
     config::AgentConfig,
     endpoint::{
         Handle, delete,
-        task::{EndpointTask, MAILBOX},
+        task::{Command, EndpointTask, MAILBOX},
         view::{Shared, View},
     },
     health,
@@ -304,8 +304,14 @@ async fn clean_up<K: Kernel>(
         };
         changes.push(Change::RemoveIntent(handle.id, handle.epoch));
         changes.push(Change::Quarantine(Box::new(quarantined.clone())));
-        // Its task ends when the registry has forgotten it; its id stays taken.
+        // Its id stays taken.
         node.registry.remove(handle.id);
+        if handle.mailbox.try_send(Command::Retire).is_err() {
+            tracing::warn!(
+                endpoint = handle.id.get(),
+                "restore: the task of a record out of service runs on to the agent's end"
+            );
+        }
         quarantine::hold(node, vec![quarantined]);
     }
     if let Err(error) = node.store.commit(changes).await {

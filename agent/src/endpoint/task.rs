@@ -54,6 +54,8 @@ pub enum Command {
     Teardown(DeleteOptions, Span, oneshot::Sender<Torn>),
     /// Phase two has ended: the record is gone. The task ends.
     Finish(Span, oneshot::Sender<()>),
+    /// The record went out of service, and the registry has forgotten the endpoint. The task ends.
+    Retire,
 }
 
 /// The one owner of an endpoint.
@@ -170,7 +172,7 @@ impl<K: Kernel> EndpointTask<K> {
                 () = node.halt.cancelled() => return,
                 command = self.mailbox.recv() => match command {
                     Some(command) => if self.on_command(command).await { return },
-                    // Every handle is gone: the registry has forgotten this endpoint.
+                    // Not while this task has a handle itself.
                     None => return,
                 },
                 permit = permit, if queued.is_some() => {
@@ -273,6 +275,7 @@ impl<K: Kernel> EndpointTask<K> {
                 self.torn = Some(torn.clone());
                 reply.send(torn).ok(); // a deleter that went away left the intent; the next delete resumes
             }
+            Command::Retire => return true,
             Command::Finish(span, reply) => {
                 let _within = span.entered();
                 self.transition(Event::DeleteFinished);
@@ -347,6 +350,7 @@ impl<K: Kernel> EndpointTask<K> {
                     drop(reply.send(torn));
                 }
                 Command::Finish(_, reply) => drop(reply.send(())),
+                Command::Retire => {}
                 Command::Regenerate(_, done) | Command::Relabel(_, done) | Command::Trace(_, done) => {
                     drop(done.send(Err("the endpoint's create failed".into())));
                 }

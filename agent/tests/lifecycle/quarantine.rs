@@ -34,6 +34,8 @@ fn dead(starts: u32) -> (Machine, EndpointRecord) {
             assert_eq!(agent.node.registry.get(record.id).is_some(), n < STARTS, "at start {n}");
             let expected = if n < STARTS { vec![(record.id.get(), n)] } else { vec![] };
             assert_eq!(counted(&agent).await, expected);
+            let tasks_are_known = || agent.node.endpoints.len() == agent.node.registry.len();
+            eventually("the task of what is out of service ends", tasks_are_known).await;
         });
     }
     (machine, record)

@@ -6,7 +6,13 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 use tokio::task::JoinHandle;
-use wharf_agent::{collect, deletions, endpoint::task::Command, reconcile::Reconcile, resting, sync::lock};
+use wharf_agent::{
+    collect, deletions,
+    endpoint::{Handle, task::Command},
+    reconcile::Reconcile,
+    resting,
+    sync::lock,
+};
 use wharf_api::{ApiError, ErrorCode, GcAttachment};
 use wharf_core::{
     identity::Label,
@@ -767,7 +773,16 @@ impl Play {
         };
         let begun = std::time::Instant::now();
         loop {
-            assert!(begun.elapsed() < Duration::from_secs(60), "nothing comes to an end");
+            if begun.elapsed() >= Duration::from_secs(60) {
+                let of =
+                    |h: &Handle| h.shared.read(|v| (v.record.attachment.to_string(), v.fsm.state, v.status.clone()));
+                let states: Vec<_> = agent.node.registry.list().iter().map(|h| of(h)).collect();
+                let (idle, flight) = (agent.node.gate.is_idle(), agent.node.in_flight());
+                let (tasks, own) = (agent.node.tasks.len(), agent.node.endpoints.len());
+                panic!(
+                    "nothing comes to an end: gate idle {idle}, in flight {flight:?}, {tasks} and {own} tasks, {states:?}"
+                );
+            }
             if !works() && !waits() {
                 return;
             }
