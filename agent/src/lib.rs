@@ -68,6 +68,7 @@ pub mod timeline;
 pub mod turn;
 pub mod unfinished;
 pub mod unknown;
+pub mod upgrade;
 pub mod watchdog;
 
 use std::{os::unix::fs::DirBuilderExt as _, path::Path, sync::Arc, sync::atomic::Ordering, time::Duration};
@@ -113,6 +114,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
 
     let (config, ipam) = restore::with_ipv6_of(&opened.snapshot, config, ipam)?;
     restore::fits(&opened.snapshot, &ipam)?;
+    // After everything that may refuse: until here other versions' endpoints are as they were.
+    upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;

@@ -1,7 +1,7 @@
 //! Finds the BPF objects and says where they are, so that `bpf/objects.rs` can embed them.
 //!
 //! They come from another target and another workspace (`ebpf/`), which `cargo xtask build` builds first and places in
-//! `target/bpf`; `WHARF_BPF_DIR` names another place.
+//! `target/bpf`; `WHARF_BPF_DIR` names another place. Those of the tests' next ABI version are in `next` beside them.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
@@ -11,6 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(dir) => PathBuf::from(dir),
         None => PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../target/bpf"),
     };
+    let dir = if env::var_os("CARGO_FEATURE_NEXT_ABI").is_some() { dir.join("next") } else { dir };
     let dir = dir.canonicalize().unwrap_or(dir);
     let mut code = String::new();
     for (name, constant) in [("endpoint.o", "ENDPOINT"), ("sink.o", "SINK")] {

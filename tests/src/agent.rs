@@ -1,6 +1,7 @@
 //! A running `wharf-agent`.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, OpenOptions},
     os::unix::{net::UnixDatagram, process::ExitStatusExt},
     path::{Path, PathBuf},
@@ -16,7 +17,7 @@ use nix::{
 
 use crate::{
     crash,
-    process::{bin, command_in, crash_bin, wait},
+    process::{command_in, wait},
     space::Space,
 };
 
@@ -72,7 +73,20 @@ impl Dirs {
         self.run.join(wharf_api::ADMIN_SOCKET)
     }
 
-    /// Directory that holds one directory of pins for each endpoint.
+    /// Names of the pin trees, one for each ABI version that has pins.
+    ///
+    /// # Errors
+    /// When the bpffs cannot be read.
+    pub fn version_trees(&self) -> Result<BTreeSet<String>> {
+        let root = self.bpffs.join("wharf");
+        if !root.is_dir() {
+            return Ok(BTreeSet::new());
+        }
+        let entries = fs::read_dir(&root).with_context(|| format!("read {}", root.display()))?;
+        entries.map(|e| Ok(e.context("read the pins")?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    /// Directory that holds one directory of pins for each endpoint of this ABI version.
     #[must_use]
     pub fn endpoint_pins(&self) -> PathBuf {
         self.bpffs.join("wharf").join(format!("v{}", wharf_common::ABI_VERSION)).join("endpoints")
@@ -95,8 +109,8 @@ impl Agent {
     ///
     /// # Errors
     /// When it ends before it is ready, or is not ready in time; its log is in the message.
-    pub fn start(space: &Space, dirs: &Dirs, arguments: &[String]) -> Result<Self> {
-        match Self::spawn(command_in(space, bin("wharf-agent")?)?, dirs, arguments)? {
+    pub fn start(space: &Space, dirs: &Dirs, program: &Path, arguments: &[String]) -> Result<Self> {
+        match Self::spawn(command_in(space, program)?, dirs, arguments)? {
             Started::Ready(agent) => Ok(agent),
             Started::Ended(status) => {
                 bail!("wharf-agent ended with {status} before it was ready:\n{}", read_log(dirs))
@@ -108,8 +122,8 @@ impl Agent {
     ///
     /// # Errors
     /// As [`Self::start`], for any other end.
-    pub fn start_armed(space: &Space, dirs: &Dirs, arguments: &[String]) -> Result<Option<Self>> {
-        let mut command = command_in(space, crash_bin("wharf-agent")?)?;
+    pub fn start_armed(space: &Space, dirs: &Dirs, program: &Path, arguments: &[String]) -> Result<Option<Self>> {
+        let mut command = command_in(space, program)?;
         command.envs(crash::environment(dirs));
         match Self::spawn(command, dirs, arguments)? {
             Started::Ready(agent) => Ok(Some(agent)),

@@ -49,15 +49,23 @@ impl Node {
     /// When the bpffs cannot be read.
     pub fn attached_pins(&self) -> Result<BTreeSet<PathBuf>> {
         let mut pins = BTreeSet::new();
-        let root = self.dirs().endpoint_pins();
-        if !root.is_dir() {
-            return Ok(pins);
-        }
-        for directory in read_dir(&root)? {
+        for directory in self.pin_directories()? {
             let links = read_dir(&directory)?.into_iter().filter(|p| name_of(p).starts_with("link_"));
             pins.extend(links);
         }
         Ok(pins)
+    }
+
+    /// Directories of endpoints' pins, of every ABI version.
+    fn pin_directories(&self) -> Result<Vec<PathBuf>> {
+        let mut directories = Vec::new();
+        for version in self.dirs().version_trees()? {
+            let endpoints = self.dirs().bpffs.join("wharf").join(version).join("endpoints");
+            if endpoints.is_dir() {
+                directories.extend(read_dir(&endpoints)?);
+            }
+        }
+        Ok(directories)
     }
 
     /// The end of a scenario that went well: nothing is left, and the agent ends in good order.
@@ -77,8 +85,7 @@ impl Node {
         for socket in [self.dirs().socket(), self.dirs().admin_socket()] {
             ensure!(!socket.exists(), "the agent left {} behind", socket.display());
         }
-        let sets = self.dirs().endpoint_pins();
-        let pinned = if sets.is_dir() { read_dir(&sets)? } else { Vec::new() };
+        let pinned = self.pin_directories()?;
         ensure!(pinned.is_empty(), "left pinned after the agent ended: {pinned:?}");
         Ok(())
     }

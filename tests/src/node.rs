@@ -13,7 +13,7 @@ use crate::{
     attached::Attached,
     cni::{Call, NetConf},
     http,
-    process::{Finished, bin, command_in, run},
+    process::{Finished, bin, command_in, crash_bin, next_agent, run},
     sandbox::Sandbox,
     scratch,
     space::Space,
@@ -79,6 +79,7 @@ pub struct Node {
     dirs: Dirs,
     flags: Vec<String>,
     agent: Option<Agent>,
+    next_version: bool,
     told: bool,
 }
 
@@ -108,7 +109,7 @@ impl Node {
             fs::write(&path, text).context("write the configuration file")?;
             flags.extend(["--config".to_owned(), path.display().to_string()]);
         }
-        Ok(Self { space: Space::create()?, dirs, flags, agent: None, told: false })
+        Ok(Self { space: Space::create()?, dirs, flags, agent: None, next_version: false, told: false })
     }
 
     /// Another value for the same namespace and directories, without an agent of its own: for threads that call the
@@ -119,7 +120,8 @@ impl Node {
     pub fn twin(&self) -> Result<Self> {
         let space = self.space.try_clone()?;
         // What fails is told by the node that has the agent.
-        Ok(Self { space, dirs: self.dirs.clone(), flags: self.flags.clone(), agent: None, told: true })
+        let (dirs, flags, next_version) = (self.dirs.clone(), self.flags.clone(), self.next_version);
+        Ok(Self { space, dirs, flags, agent: None, next_version, told: true })
     }
 
     /// The node's network namespace.
@@ -154,8 +156,17 @@ impl Node {
     /// When one runs already, or it does not get ready.
     pub fn start_agent(&mut self) -> Result<()> {
         ensure!(self.agent.is_none(), "an agent runs already");
-        self.agent = Some(Agent::start(&self.space, &self.dirs, &self.flags)?);
+        self.agent = Some(Agent::start(&self.space, &self.dirs, &self.program()?, &self.flags)?);
         Ok(())
+    }
+
+    /// From the next start on, the agent is the one of the next ABI version, or that of this one.
+    pub fn set_next_version(&mut self, next: bool) {
+        self.next_version = next;
+    }
+
+    fn program(&self) -> Result<PathBuf> {
+        if self.next_version { next_agent() } else { bin("wharf-agent") }
     }
 
     /// From the next start on, the agent has this flag, or has it no more.
@@ -172,7 +183,8 @@ impl Node {
     /// When one runs already, or it ends in another way.
     pub fn start_armed_agent(&mut self) -> Result<bool> {
         ensure!(self.agent.is_none(), "an agent runs already");
-        self.agent = Agent::start_armed(&self.space, &self.dirs, &self.flags)?;
+        let program = if self.next_version { next_agent() } else { crash_bin("wharf-agent") }?;
+        self.agent = Agent::start_armed(&self.space, &self.dirs, &program, &self.flags)?;
         Ok(self.agent.is_some())
     }
 
@@ -384,7 +396,7 @@ impl Node {
     /// # Errors
     /// When it cannot be started, or does not end.
     pub fn run_agent_to_end(&self, flags: &[&str]) -> Result<Finished> {
-        let mut command = self.command(bin("wharf-agent")?)?;
+        let mut command = self.command(self.program()?)?;
         command.args(self.dirs.flags()).args(&self.flags).args(flags).env("NO_COLOR", "1");
         run(command, b"", wait::PATIENCE)
     }

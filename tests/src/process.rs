@@ -58,6 +58,16 @@ pub fn crash_bin(name: &str) -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("resolve {}", path.display()))
 }
 
+/// Path of the agent of the next ABI version, which has crash points too: beside the other binaries with crash points.
+///
+/// # Errors
+/// When it was not built.
+pub fn next_agent() -> Result<PathBuf> {
+    let path = crash_bin("wharf-agent")?.with_file_name("wharf-agent-next");
+    ensure!(path.is_file(), "{} is not there: `cargo xtask test` builds it, with its BPF objects", path.display());
+    Ok(path)
+}
+
 /// A command that runs inside the namespace, dies with this thread, and inherits no `WHARF_*` setting.
 ///
 /// # Errors

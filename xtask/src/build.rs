@@ -63,33 +63,63 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> 
     })
 }
 
+/// Builds the agent of the next ABI version with its objects, which the upgrade tests upgrade to, into [`crash_dir`].
+pub(crate) fn next_agent(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    progress.step("The agent of the next ABI version", |step| {
+        let copies = [("endpoint", "next/endpoint.o"), ("sink", "next/sink.o")];
+        build_object(step, workspace, toolchain, Some("next-abi"), &copies)?;
+        let mut command = workspace.cargo();
+        command.args(["build", "--locked", "--package", "wharf-agent", "--features", "crash-points,next-abi"]);
+        step.run(command.args(["--bin", NEXT_AGENT]))?;
+        if !crash_dir(workspace).join(NEXT_AGENT).is_file() {
+            bail!("build {NEXT_AGENT}: cargo succeeded, yet it is not in {}", crash_dir(workspace).display());
+        }
+        Ok(())
+    })
+}
+
+/// Name of the program that [`next_agent`] builds.
+pub(crate) const NEXT_AGENT: &str = "wharf-agent-next";
+
 /// Where the programs with crash points are.
 pub(crate) fn crash_dir(workspace: &Workspace) -> PathBuf {
     workspace.target().join("debug")
 }
 
 fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
-    let objects = workspace.bpf_objects();
     let mut changed = 0;
     // The second build differs in one feature; what both share is compiled once.
     for (features, copies) in [
         (None, [("endpoint", "endpoint.o"), ("sink", "sink.o")].as_slice()),
         (Some("debug-log"), [("endpoint", "endpoint-debug.o")].as_slice()),
     ] {
-        let mut command = bpf_cargo(workspace, toolchain, "build")?;
-        command.args(["--release", "--locked"]);
-        if let Some(features) = features {
-            command.args(["--features", features]);
-        }
-        step.run(&mut command)?;
-        for (built, object) in copies {
-            let built = bpf_target(workspace).join(BPF_TARGET).join("release").join(built);
-            let bytes = fs::read(&built).with_context(|| format!("read the BPF object {}", built.display()))?;
-            changed += usize::from(write_if_changed(&objects.join(object), &bytes)?);
-        }
+        changed += build_object(step, workspace, toolchain, features, copies)?;
     }
     step.note(if changed == 0 { "unchanged".to_owned() } else { format!("{changed} objects new") });
     Ok(())
+}
+
+/// One build of the BPF programs; the objects that are copied, and how many of them are new.
+fn build_object(
+    step: &Step,
+    workspace: &Workspace,
+    toolchain: &Toolchain,
+    features: Option<&str>,
+    copies: &[(&str, &str)],
+) -> Result<usize> {
+    let mut command = bpf_cargo(workspace, toolchain, "build")?;
+    command.args(["--release", "--locked"]);
+    if let Some(features) = features {
+        command.args(["--features", features]);
+    }
+    step.run(&mut command)?;
+    let mut changed = 0;
+    for (built, object) in copies {
+        let built = bpf_target(workspace).join(BPF_TARGET).join("release").join(built);
+        let bytes = fs::read(&built).with_context(|| format!("read the BPF object {}", built.display()))?;
+        changed += usize::from(write_if_changed(&workspace.bpf_objects().join(object), &bytes)?);
+    }
+    Ok(changed)
 }
 
 /// `cargo VERB` for the BPF programs, with the settings that only this child may see: they let a stable compiler

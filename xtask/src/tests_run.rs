@@ -110,12 +110,12 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // promtool, crash points, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo,
+    // promtool, crash points, next ABI version, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo,
     // and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
-        (false, _) => 4,
-        (true, false) => 9,
-        (true, true) => 10,
+        (false, _) => 5,
+        (true, false) => 10,
+        (true, true) => 11,
     };
     let steps = quick.len() + setup::STEPS + build::STEPS + own;
     let mut report = Report {
@@ -165,6 +165,7 @@ fn phases(
 
     let rustc = &toolchain.rustc;
     report.prepare("Crash points", |progress| build::crash_programs(progress, workspace))?;
+    report.prepare("Next ABI version", |progress| build::next_agent(progress, workspace, &toolchain))?;
     report.prepare("Test build", |progress| {
         progress.step("Test binaries (a few minutes the first time)", |step| {
             step.run(runner(workspace, privilege, rustc, &[]).arg("--no-run"))

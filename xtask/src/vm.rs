@@ -72,13 +72,14 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
         bail!("run guests: they are x86-64 and run this machine's builds, which are {}", std::env::consts::ARCH);
     }
     let kernels = if arguments.kernels.is_empty() { VmKernel::DEFAULT.to_vec() } else { unique(&arguments.kernels) };
-    let building = if arguments.prebuilt { 0 } else { setup::STEPS + build::STEPS };
+    let building = if arguments.prebuilt { 0 } else { setup::STEPS + build::STEPS + 1 };
     let mut progress = Progress::new(building + 4 + 2 * kernels.len(), verbose, privilege);
     if arguments.prebuilt {
         build::must_be_there(&workspace.release())?;
     } else {
         let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::DEMO, CoreSources::Auto)?;
         build::ensure(&mut progress, workspace, &toolchain, &[])?;
+        build::next_agent(&mut progress, workspace, &toolchain)?;
     }
     build::crash_programs(&mut progress, workspace)?;
     let files = progress.step("Test binaries", |step| plan::make(step, workspace, &arguments.tests))?;

@@ -23,6 +23,7 @@ use wharf_core::{
 };
 
 use crate::{
+    config::AgentConfig,
     endpoint::{
         create::{crash_point, link_ref},
         view::Shared,
@@ -33,6 +34,12 @@ use crate::{
 /// The configuration row an endpoint is to have.
 #[must_use]
 pub fn desired_config<K: Kernel>(node: &Node<K>, record: &EndpointRecord, trace: bool) -> ConfigSpec {
+    config_of(record, trace || node.trace_all.load(Ordering::Relaxed))
+}
+
+/// The configuration row that a record asks for.
+#[must_use]
+pub fn config_of(record: &EndpointRecord, trace: bool) -> ConfigSpec {
     ConfigSpec {
         epoch: record.epoch,
         host_ifindex: record.host_ifindex,
@@ -42,7 +49,19 @@ pub fn desired_config<K: Kernel>(node: &Node<K>, record: &EndpointRecord, trace:
         gateway4: record.gateway4,
         gateway6: record.gateway6,
         live: true,
-        trace: trace || node.trace_all.load(Ordering::Relaxed),
+        trace,
+    }
+}
+
+/// The programs an endpoint is to have, loaded anew.
+#[must_use]
+pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> ProgramSpec {
+    ProgramSpec {
+        id: record.id,
+        container_mac: record.container_mac,
+        host_mac: record.host_mac,
+        debug: config.debug_programs,
+        keep: false,
     }
 }
 
@@ -82,13 +101,7 @@ async fn steps<K: Kernel>(
 ) -> Result<(), String> {
     let node = run.node;
     if level == Level::Datapath {
-        let spec = ProgramSpec {
-            id: record.id,
-            container_mac: record.container_mac,
-            host_mac: record.host_mac,
-            debug: node.config.debug_programs,
-            keep: keep_programs,
-        };
+        let spec = ProgramSpec { keep: keep_programs, ..desired_programs(&node.config, record) };
         run.step(CreateStep::EnsurePrograms, |k| async move { k.ensure_programs(&spec).await }).await?;
     }
     let config = desired_config(node, record, trace);

@@ -15,7 +15,7 @@ use wharf_core::{
     identity::Label,
     ids::{Attachment, IfIndex, IfName, MacAddr, PoolName},
     ipam::{LeaseRequest, Wanted},
-    kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec, ProgramSpec},
+    kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec},
     plan::{CreateStep, DeleteOptions, plan_create},
     state::{Event, Fsm, State},
     store::{Change, Intent, Lease, LeaseOwner},
@@ -478,7 +478,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::EnsurePrograms if task.prepared => Ok(()),
         CreateStep::EnsurePrograms => {
-            let spec = program_spec(node, &record);
+            let spec = build::desired_programs(&node.config, &record);
             node.job(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
         }
         CreateStep::EnsureLink => {
@@ -502,7 +502,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::EnsureConfig => {
             let config = build::desired_config(node, &record, task.shared.read(|v| v.trace));
-            let (spec, prepared) = (program_spec(node, &record), task.prepared);
+            let (spec, prepared) = (build::desired_programs(&node.config, &record), task.prepared);
             let call = move |k: Arc<K>| async move {
                 match k.ensure_config(id, &config).await {
                     // Somebody removed the pins of a set that was ready: then this create loads its own.
@@ -534,16 +534,6 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             changes.push(Change::PutLife(Box::new(shared.life(None))));
             node.store.commit(changes).await.map_err(|e| store_error(&e))
         }
-    }
-}
-
-fn program_spec<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> ProgramSpec {
-    ProgramSpec {
-        id: record.id,
-        container_mac: record.container_mac,
-        host_mac: record.host_mac,
-        debug: node.config.debug_programs,
-        keep: false,
     }
 }
 

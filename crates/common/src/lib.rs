@@ -23,7 +23,12 @@ pub use test_packet::TestReport;
 /// |---|---|
 /// | 1 | the first; user space kept counts of test packets in rows 24 and up of each half of [`map::METRICS`] |
 /// | 2 | every row of [`map::METRICS`] is a reason's; the programs recognise test packets ([`test_packet`]) and count none |
-pub const ABI_VERSION: u32 = 2;
+///
+/// With the feature `next-abi` it is the version after, in which [`EndpointConfig`] has another layout: what the tests of upgrade
+/// and downgrade upgrade to.
+pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { CURRENT_VERSION + 1 } else { CURRENT_VERSION };
+
+const CURRENT_VERSION: u32 = 2;
 
 /// Highest endpoint id (ids start at 1; 0 means "none"). Bounds [`map::CALLS`] and twice that [`map::ENDPOINTS`].
 pub const MAX_ENDPOINT_ID: u32 = 16_383;

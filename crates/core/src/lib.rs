@@ -20,3 +20,4 @@ pub mod selfcheck;
 pub mod state;
 pub mod store;
 pub mod timeline;
+pub mod upgrade;

@@ -1,7 +1,7 @@
 //! The real kernel.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
@@ -18,6 +18,7 @@ use wharf_core::{
     },
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
+    upgrade::{Takeover, Upgraded, VersionTree},
 };
 use wharf_crash as crash;
 
@@ -85,6 +86,23 @@ impl LinuxKernel {
     pub fn events(&self) -> Result<EventReader> {
         let turn = Turn::take(&self.inner.events_taken)?;
         EventReader::new(self.inner.bpf.event_ring()?, turn)
+    }
+
+    /// What other ABI versions have pinned.
+    ///
+    /// # Errors
+    /// When the pins cannot be read.
+    pub async fn other_versions(&self) -> Result<Vec<VersionTree>> {
+        self.blocking("list pins", |k| k.bpf.other_versions()).await
+    }
+
+    /// Takes endpoints over from other ABI versions without losing a packet, and removes what those versions have pinned
+    /// but for the endpoints to `keep`. May be repeated at any time, also after a SIGKILL.
+    ///
+    /// # Errors
+    /// What failed, and which versions' programs are in force: those of before, wherever that was possible.
+    pub async fn upgrade(&self, endpoints: Vec<Takeover>, keep: BTreeSet<EndpointId>) -> Result<Upgraded> {
+        self.blocking("upgrade endpoints", move |k| k.bpf.upgrade(&endpoints, &keep)).await
     }
 
     /// Opens the log of the programs that were loaded with debug on; `program_id` is any one of theirs. There can be one

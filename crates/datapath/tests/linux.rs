@@ -475,29 +475,6 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
 }
 
 #[test]
-fn endpoints_of_another_abi_version_keep_the_agent_from_starting() {
-    in_namespaces(|dir| {
-        let bpffs = dir.join("bpf");
-        // An empty tree is nobody's; neither is a directory of another name.
-        for path in ["wharf/v9/shared", "wharf/v9/endpoints", "wharf/theirs/endpoints/1"] {
-            fs::create_dir_all(bpffs.join(path)).expect("directory");
-        }
-        drop(open(&bpffs).expect("nothing of theirs is in use"));
-        fs::remove_dir_all(pins_on(&bpffs)).expect("directory");
-        for path in ["wharf/v9/endpoints/7", "wharf/v9/closing/wh00070000000a"] {
-            fs::create_dir_all(bpffs.join(path)).expect("directory");
-            let e = refused(&bpffs);
-            assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
-            for part in ["v9", "run the version that made them", path.rsplit('/').next().unwrap()] {
-                assert!(e.to_string().contains(part), "{part} is missing in: {e}");
-            }
-            assert!(!pins_on(&bpffs).exists(), "nothing was made");
-            fs::remove_dir(bpffs.join(path)).expect("directory");
-        }
-    });
-}
-
-#[test]
 fn each_shared_map_of_another_layout_is_refused_before_anything_is_made() {
     in_namespaces(|dir| {
         let bpffs = dir.join("bpf");

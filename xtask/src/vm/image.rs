@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{apt::empty_directory, kernel::Kernel, plan::TestFile, tools::Tools};
 use crate::{
-    build::crash_dir,
+    build::{NEXT_AGENT, crash_dir},
     progress::Step,
     workspace::{Workspace, find_program},
 };
@@ -31,7 +31,7 @@ const PROGRAMS: &[&str] = &["ip", "tc", "ss"];
 const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
 
 /// Programs with crash points, which tests stop at a chosen step.
-const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash"];
+const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash", NEXT_AGENT];
 
 /// Files of the checkout that tests read, found in the guest where they are on the host.
 const READ_BY_TESTS: &[&str] = &["crates/api/openapi.json", "docs/operations.md"];

@@ -14,7 +14,7 @@ use wharf_crash as crash;
 use super::{
     Bpf,
     clsact::{self, Wanted},
-    pins::{self, LINKS, PROGRAMS, SINK},
+    pins::{self, LINKS, PROGRAMS, PinTree, SINK},
     tcx,
 };
 use crate::error::{fail, wrap};
@@ -72,7 +72,7 @@ pub(crate) fn present(link: &LinkRef) -> Result<bool> {
     Ok(index.is_some_and(|is| link.host_ifindex.is_none_or(|want| want.0 == is)))
 }
 
-fn open_program(path: &Path) -> Result<SchedClassifier> {
+pub(super) fn open_program(path: &Path) -> Result<SchedClassifier> {
     SchedClassifier::from_pin(path).map_err(|e| wrap("open program", path.display().to_string(), &e))
 }
 
@@ -80,68 +80,88 @@ pub(super) fn gone(operation: &'static str, subject: String) -> KernelError {
     fail(operation, subject, KernelErrorKind::NotFound, "the interface is gone, or its index is another's")
 }
 
+/// True when programs stood on every hook.
+fn ensure_tcx(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
+    let ifname = link.host_ifname.as_str();
+    let mut replaced = true;
+    for (hook, program) in programs {
+        let pin = tree.endpoint(link.id, hook.link);
+        if let Some(old) = tcx::open_on(&pin, ifname, hook.attach)?
+            && tcx::put_behind(program, old, &about(link))?
+        {
+            crash::point(hook.attached);
+            continue;
+        }
+        // What is pinned, if anything, is of an interface that is gone.
+        pins::unpin(&pin)?;
+        tcx::attach(program, ifname, hook.attach, LinkOrder::default(), &pin)?;
+        crash::point(hook.attached);
+        replaced = false;
+    }
+    let filtered = clsact::release(ifname)?;
+    Ok(replaced || filtered)
+}
+
+/// True when programs stood on every hook.
+fn ensure_clsact(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
+    let mut linked = 0;
+    for (hook, program) in &mut *programs {
+        // Of the other mode: the new program goes behind it too, as some kernels let go of a link a little later.
+        let pin = tree.endpoint(link.id, hook.link);
+        if let Some(old) = tcx::open_on(&pin, link.host_ifname.as_str(), hook.attach)?
+            && tcx::put_behind(program, old, &about(link))?
+        {
+            linked += 1;
+        }
+    }
+    let wanted: Vec<_> =
+        programs.iter().map(|(hook, program)| Wanted { hook: hook.attach, program, name: hook.program }).collect();
+    let filtered = clsact::ensure(link.host_ifname.as_str(), &wanted)?;
+    crash::point("datapath/attach/after-filters");
+    for hook in HOOKS {
+        tcx::release(&tree.endpoint(link.id, hook.link))?;
+    }
+    Ok(filtered || linked == HOOKS.len())
+}
+
+/// Takes the pins of a closed link back into the endpoint's directory, so that its programs take the sink's place.
+fn reopen_closed(tree: &PinTree, link: &LinkRef) -> Result<()> {
+    let closing = tree.closing(&link.host_ifname);
+    let names = pins::names(&closing)?;
+    if names.is_empty() {
+        // Left over, empty, by a crash after the pins had moved.
+        return pins::remove_dir(&closing);
+    }
+    for hook in HOOKS.into_iter().filter(|hook| names.iter().any(|n| n == hook.link)) {
+        pins::replace(&closing.join(hook.link), &tree.endpoint(link.id, hook.link))?;
+    }
+    crash::point("datapath/attach/after-reopen");
+    pins::remove_dir(&closing)
+}
+
 impl Bpf {
     /// Attaches the pinned programs, or replaces what is attached.
     pub(crate) fn ensure_attached(&self, link: &LinkRef) -> Result<Attached> {
-        if !present(link)? {
-            return Err(gone(ATTACH, about(link)));
-        }
-        self.reopen_closed(link)?;
-        let mut programs = Vec::with_capacity(HOOKS.len());
-        for hook in HOOKS {
-            programs.push((hook, open_program(&self.pins.endpoint(link.id, hook.program))?));
-        }
-        let replaced = match self.mode {
-            AttachMode::Tcx => self.ensure_tcx(link, &mut programs)?,
-            AttachMode::Clsact => self.ensure_clsact(link, &mut programs)?,
-        };
+        let replaced = self.attach(&self.pins, link)?;
         crash::point("datapath/attach/before-slot");
         self.refresh_slot(link.id)?;
         Ok(if replaced { Attached::Replaced } else { Attached::New })
     }
 
-    /// True when programs stood on every hook.
-    fn ensure_tcx(&self, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
-        let ifname = link.host_ifname.as_str();
-        let mut replaced = true;
-        for (hook, program) in programs {
-            let pin = self.pins.endpoint(link.id, hook.link);
-            if let Some(old) = tcx::open_on(&pin, ifname, hook.attach)?
-                && tcx::put_behind(program, old, &about(link))?
-            {
-                crash::point(hook.attached);
-                continue;
-            }
-            // What is pinned, if anything, is of an interface that is gone.
-            pins::unpin(&pin)?;
-            tcx::attach(program, ifname, hook.attach, LinkOrder::default(), &pin)?;
-            crash::point(hook.attached);
-            replaced = false;
+    /// Puts the programs that a tree holds for the endpoint on the hooks of its link. True when programs stood on every hook.
+    pub(super) fn attach(&self, tree: &PinTree, link: &LinkRef) -> Result<bool> {
+        if !present(link)? {
+            return Err(gone(ATTACH, about(link)));
         }
-        let filtered = clsact::release(ifname)?;
-        Ok(replaced || filtered)
-    }
-
-    /// True when programs stood on every hook.
-    fn ensure_clsact(&self, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
-        let mut linked = 0;
-        for (hook, program) in &mut *programs {
-            // Of the other mode: the new program goes behind it too, as some kernels let go of a link a little later.
-            let pin = self.pins.endpoint(link.id, hook.link);
-            if let Some(old) = tcx::open_on(&pin, link.host_ifname.as_str(), hook.attach)?
-                && tcx::put_behind(program, old, &about(link))?
-            {
-                linked += 1;
-            }
-        }
-        let wanted: Vec<_> =
-            programs.iter().map(|(hook, program)| Wanted { hook: hook.attach, program, name: hook.program }).collect();
-        let filtered = clsact::ensure(link.host_ifname.as_str(), &wanted)?;
-        crash::point("datapath/attach/after-filters");
+        reopen_closed(tree, link)?;
+        let mut programs = Vec::with_capacity(HOOKS.len());
         for hook in HOOKS {
-            tcx::release(&self.pins.endpoint(link.id, hook.link))?;
+            programs.push((hook, open_program(&tree.endpoint(link.id, hook.program))?));
         }
-        Ok(filtered || linked == HOOKS.len())
+        match self.mode {
+            AttachMode::Tcx => ensure_tcx(tree, link, &mut programs),
+            AttachMode::Clsact => ensure_clsact(tree, link, &mut programs),
+        }
     }
 
     /// Puts the sink in the place of the endpoint's programs.
@@ -225,27 +245,13 @@ impl Bpf {
         for pin in linked {
             tcx::release(&pin)?;
         }
-        self.forget_closed(link)
+        self.forget_closed_dir(&closing)
     }
 
-    /// Takes the pins of a closed link back into the endpoint's directory, so that its programs take the sink's place.
-    fn reopen_closed(&self, link: &LinkRef) -> Result<()> {
-        let closing = self.pins.closing(&link.host_ifname);
-        let names = pins::names(&closing)?;
-        if names.is_empty() {
-            // Left over, empty, by a crash after the pins had moved.
-            return pins::remove_dir(&closing);
-        }
-        for hook in HOOKS.into_iter().filter(|hook| names.iter().any(|n| n == hook.link)) {
-            pins::replace(&closing.join(hook.link), &self.pins.endpoint(link.id, hook.link))?;
-        }
-        crash::point("datapath/attach/after-reopen");
-        pins::remove_dir(&closing)
-    }
-
-    /// Forgets the sink's attachments to a link that is gone.
+    /// Forgets the sink's attachments to a link that is gone, and what other ABI versions hold for its endpoint.
     pub(crate) fn forget_closed(&self, link: &LinkRef) -> Result<()> {
-        self.forget_closed_dir(&self.pins.closing(&link.host_ifname))
+        self.forget_closed_dir(&self.pins.closing(&link.host_ifname))?;
+        self.forget_elsewhere(link.id)
     }
 
     fn forget_closed_dir(&self, closing: &Path) -> Result<()> {

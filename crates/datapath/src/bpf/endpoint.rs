@@ -144,7 +144,7 @@ impl Bpf {
             identity: spec.identity.0,
             ipv4: spec.ipv4.map_or([0; 4], |a| a.octets()),
             gateway4: spec.gateway4.map_or([0; 4], |a| a.octets()),
-            _pad: [0; 4],
+            _pad: Default::default(),
             ipv6: spec.ipv6.map_or([0; 16], |a| a.octets()),
             gateway6: spec.gateway6.map_or([0; 16], |a| a.octets()),
         };
@@ -192,7 +192,7 @@ impl Bpf {
         Ok(counters)
     }
 
-    fn unpin_all(&self, id: EndpointId) -> Result<()> {
+    pub(super) fn unpin_all(&self, id: EndpointId) -> Result<()> {
         for name in LINKS {
             pins::unpin(&self.pins.endpoint(id, name))?;
         }

@@ -40,10 +40,15 @@ fn is_ours(name: &str) -> bool {
 }
 
 impl PinTree {
-    /// Every pin and directory of the tree that is ours, what is in a directory before it; and what is not ours.
+    /// Every pin and directory of the tree that is ours, what is in a directory before it; and what is not ours. Names of
+    /// another version's pins are its own business: all of them are ours.
     pub(crate) fn listing(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (mut ours, mut foreign) = (Vec::new(), Vec::new());
-        let shared = |name: &str| SHARED_MAPS.contains(&name) || [SINK, LOGS].contains(&name) || name == upcoming(SINK);
+        let foreign_version = self.version() != wharf_common::ABI_VERSION;
+        let shared = |name: &str| {
+            foreign_version || SHARED_MAPS.contains(&name) || [SINK, LOGS].contains(&name) || name == upcoming(SINK)
+        };
+        let of_endpoint = |name: &str| foreign_version || is_ours(name);
         let mut sort = |dir: &Path, known: &dyn Fn(&str) -> bool| -> Result<()> {
             let (mine, others): (Vec<_>, Vec<_>) = pins::names(dir)?.into_iter().partition(|name| known(name));
             // Directories are listed when they are looked into.
@@ -61,7 +66,7 @@ impl PinTree {
         {
             let is_directory = |name: &str| named(name) && parent.join(name).is_dir();
             for name in pins::names(&parent)?.iter().filter(|name| is_directory(name)) {
-                sort(&parent.join(name), &is_ours)?;
+                sort(&parent.join(name), &of_endpoint)?;
             }
             sort(&parent, &is_directory)?;
         }

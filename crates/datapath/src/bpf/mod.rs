@@ -14,8 +14,12 @@ pub(crate) mod rows;
 mod selfcheck;
 mod shared;
 mod tcx;
+mod upgrade;
 
-use std::{path::Path, sync::Mutex};
+use std::{
+    path::Path,
+    sync::{Mutex, atomic::AtomicBool},
+};
 
 use wharf_core::kernel::{AttachMode, Result};
 
@@ -38,14 +42,17 @@ pub(crate) struct Bpf {
     shared: Mutex<Vec<SharedMap>>,
     /// By which programs from before a restart are recognised.
     known: Known,
+    /// Other ABI versions have pins beside this one's, see `upgrade`.
+    beside_others: AtomicBool,
 }
 
 impl Bpf {
     /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode) -> Result<Self> {
-        let (tables, shared, known) = Default::default();
-        let bpf = Self { pins: PinTree::open(bpffs)?, loader: Loader::new(), mode, tables, shared, known };
-        bpf.pins.check_versions()?;
+        let (tables, shared, known, beside_others) = Default::default();
+        let (pins, loader) = (PinTree::open(bpffs)?, Loader::new());
+        let bpf = Self { pins, loader, mode, tables, shared, known, beside_others };
+        bpf.note_others()?;
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;
         Ok(bpf)

@@ -7,8 +7,12 @@
 //! ```
 //! `closing` holds the attachments that now drop everything, of endpoints that are being deleted: their link must keep
 //! dropping when the endpoint's own directory is gone already. bpffs allows no dot in a name.
+//!
+//! Directories, the names of hooked programs and of links, and the name `METRICS` are the same in every ABI version: an agent
+//! takes endpoints over from other versions' trees by them (`upgrade`).
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -47,6 +51,12 @@ pub(crate) const LOGS: &str = "AYA_LOGS";
 /// Name under which a new program is pinned before it takes its place.
 pub(crate) fn upcoming(name: &str) -> String {
     format!("next_{name}")
+}
+
+/// ABI version that a directory's name carries: `v` and the number as it is written out.
+fn version_of(name: &str) -> Option<u32> {
+    let version = name.strip_prefix('v')?.parse().ok()?;
+    (name == format!("v{version}")).then_some(version)
 }
 
 /// The pin tree.
@@ -102,7 +112,7 @@ impl PinTree {
     /// The trees of every ABI version; nothing is made.
     pub(crate) fn all(bpffs: &Path) -> Result<Vec<Self>> {
         let root = bpffs.join(ROOT);
-        let of_version = |name: &String| name.strip_prefix('v').is_some_and(|v| v.parse::<u32>().is_ok());
+        let of_version = |name: &String| version_of(name).is_some();
         let tree = |name: String| Self { bpffs: bpffs.to_owned(), root: root.join(name) };
         Ok(names(&root)?.into_iter().filter(of_version).map(tree).collect())
     }
@@ -112,29 +122,34 @@ impl PinTree {
         check_bpffs(&self.bpffs)
     }
 
-    /// Makes sure that no endpoints of another ABI version are pinned; changes nothing. Their programs and maps have
-    /// layouts that this version does not know, and their links, which it does know, no record of its own explains.
-    pub(crate) fn check_versions(&self) -> Result<()> {
-        let Some(parent) = self.root.parent() else { return Ok(()) };
-        for name in names(parent)? {
-            let tree = parent.join(&name);
-            let other = name.strip_prefix('v').is_some_and(|v| v.parse::<u32>().is_ok()) && tree != self.root;
-            if !other {
-                continue;
-            }
-            let mut left = names(&tree.join(ENDPOINTS_DIR))?;
-            left.extend(names(&tree.join(CLOSING_DIR))?);
-            if !left.is_empty() {
-                let cause = format!(
-                    "endpoints of ABI {name} are pinned there ({}), this version's is v{}; run the version that made them, \
-                     or delete them with it first",
-                    left.join(", "),
-                    wharf_common::ABI_VERSION
-                );
-                return Err(fail("open pins", tree.display().to_string(), KernelErrorKind::Conflict, cause));
-            }
-        }
-        Ok(())
+    /// The trees of other ABI versions, the newest first; nothing is made.
+    pub(crate) fn others(&self) -> Result<Vec<Self>> {
+        let mut others = Self::all(&self.bpffs)?;
+        others.retain(|tree| tree.root != self.root);
+        others.sort_by_key(|tree| std::cmp::Reverse(tree.version()));
+        Ok(others)
+    }
+
+    /// Name of the tree's directory: `v` and the ABI version.
+    pub(crate) fn version_name(&self) -> String {
+        self.root.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// ABI version.
+    pub(crate) fn version(&self) -> u32 {
+        version_of(&self.version_name()).unwrap_or_default()
+    }
+
+    /// Ids of the endpoints that have a pin directory.
+    pub(crate) fn endpoint_ids(&self) -> Result<BTreeSet<EndpointId>> {
+        Ok(names(&self.endpoints_dir())?.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// Names of the endpoints and closing links that the tree has pins of.
+    pub(crate) fn in_use(&self) -> Result<Vec<String>> {
+        let mut names = names(&self.endpoints_dir())?;
+        names.extend(self::names(&self.closing_dir())?);
+        Ok(names)
     }
 
     /// Makes the tree's directories.
@@ -202,6 +217,17 @@ pub(crate) fn unpin(path: &Path) -> Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(wrap("unpin", path.display().to_string(), &e)),
     }
+}
+
+/// Removes a directory of pins with every pin in it; gone already is success. Directories in it stay, and are an error.
+pub(crate) fn remove_files(dir: &Path) -> Result<()> {
+    for name in names(dir)? {
+        let path = dir.join(name);
+        if !path.is_dir() {
+            unpin(&path)?;
+        }
+    }
+    remove_dir(dir)
 }
 
 /// Removes an empty directory; gone already is success.

@@ -18,7 +18,7 @@ use wharf_crash as crash;
 
 use super::{
     Bpf, loader, maps, objects,
-    pins::{self, SHARED_MAPS, SINK, upcoming},
+    pins::{self, PinTree, SHARED_MAPS, SINK, upcoming},
 };
 use crate::error::{fail, wrap};
 
@@ -214,15 +214,10 @@ impl Bpf {
         maps::events(&self.pins.shared(map::EVENTS))
     }
 
-    /// Makes sure that no endpoint is left, before what they share is removed.
+    /// Makes sure that no endpoint is left, of any ABI version, before what they share is removed.
     pub(crate) fn check_unused(&self) -> Result<()> {
-        let mut left = pins::names(&self.pins.endpoints_dir())?;
-        left.extend(pins::names(&self.pins.closing_dir())?);
-        if left.is_empty() {
-            return Ok(());
-        }
-        let cause = format!("endpoints still have programs: {}; delete them first", left.join(", "));
-        Err(fail("remove node", self.pins.root().display().to_string(), KernelErrorKind::Conflict, cause))
+        check_unused(&self.pins)?;
+        self.pins.others()?.iter().try_for_each(check_unused)
     }
 
     /// Removes the shared pins and the tree, as far as nothing else is in it.
@@ -243,6 +238,16 @@ impl Bpf {
         }
         Ok(())
     }
+}
+
+/// Makes sure that no endpoint of a tree is left.
+fn check_unused(tree: &PinTree) -> Result<()> {
+    let left = tree.in_use()?;
+    if left.is_empty() {
+        return Ok(());
+    }
+    let cause = format!("endpoints still have programs: {}; delete them first", left.join(", "));
+    Err(fail("remove node", tree.root().display().to_string(), KernelErrorKind::Conflict, cause))
 }
 
 /// Pins a program under a name that may be taken, in one step: whoever opens the pin sees the old program or the new.

@@ -1,0 +1,162 @@
+//! Upgrade across ABI versions: which endpoints a starting agent takes over from other versions, and what of those versions
+//! stays in force.
+//!
+//! Each ABI version has a pin tree of its own. The records in the store do not depend on it and are the truth: everything in a
+//! tree but the counters and the pins of tcx links can be made from them. Downgrade is the same: any other version is treated
+//! alike, also several at once, as an upgrade that was killed leaves them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wharf_handover::mark::Mark;
+
+use crate::{
+    endpoint::{EndpointRecord, parse_host_ifname},
+    ids::{EndpointId, Epoch, IfIndex},
+    kernel::{ConfigSpec, LinkRow, ProgramSpec},
+    store::{Intent, Snapshot},
+};
+
+/// The pin tree of another ABI version, as far as its grammar tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VersionTree {
+    /// ABI version.
+    pub version: u32,
+    /// Endpoint ids that have a pin directory.
+    pub endpoints: BTreeSet<EndpointId>,
+}
+
+/// What a start does about other versions' endpoints.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UpgradePlan {
+    /// Endpoints to take over: recorded, their link lives, their delete has not begun.
+    pub take_over: Vec<EndpointRecord>,
+    /// Ids whose pins stay where they are, because a link of theirs lives: endpoints without a record, whose record is out of
+    /// service, whose link somebody renamed, or whose delete has begun. They stay in force in their version until their link is
+    /// removed.
+    pub keep: BTreeSet<EndpointId>,
+}
+
+/// Decides what becomes of each endpoint that another version has pinned. An id that is in neither part of the plan has no link:
+/// its pins are in nobody's way of traffic and may be removed.
+#[must_use]
+pub fn plan_upgrade(trees: &[VersionTree], snapshot: &Snapshot, links: &[LinkRow]) -> UpgradePlan {
+    let pinned: BTreeSet<EndpointId> = trees.iter().flat_map(|tree| tree.endpoints.iter().copied()).collect();
+    let by_name: BTreeMap<&str, IfIndex> = links.iter().map(|link| (link.name.as_str(), link.ifindex)).collect();
+    let deleting: BTreeSet<(EndpointId, Epoch)> = snapshot
+        .intents
+        .iter()
+        .filter(|(_, _, intent)| matches!(intent, Intent::Delete { .. }))
+        .map(|(id, epoch, _)| (*id, *epoch))
+        .collect();
+    let lives = |record: &&EndpointRecord| {
+        pinned.contains(&record.id)
+            && by_name.get(record.host_ifname.as_str()) == Some(&record.host_ifindex)
+            && !deleting.contains(&(record.id, record.epoch))
+    };
+    let mut plan = UpgradePlan::default();
+    let mut taken = BTreeSet::new();
+    for record in snapshot.endpoints.iter().filter(lives) {
+        if taken.insert(record.id) {
+            plan.take_over.push(record.clone());
+        }
+    }
+    plan.keep = links.iter().flat_map(ids_of).filter(|id| pinned.contains(id) && !taken.contains(id)).collect();
+    plan
+}
+
+/// Ids that a link's name and mark carry: two different ones where somebody renamed the link.
+fn ids_of(link: &LinkRow) -> impl Iterator<Item = EndpointId> + use<> {
+    let named = parse_host_ifname(&link.name).map(|(id, _)| id);
+    let mark = link.alias.as_deref().and_then(Mark::parse);
+    let marked = mark.and_then(|mark| EndpointId::try_from(mark.id).ok());
+    named.into_iter().chain(marked)
+}
+
+/// An endpoint that is taken over, with what this version makes of its record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Takeover {
+    /// Its record.
+    pub record: EndpointRecord,
+    /// Its programs.
+    pub programs: ProgramSpec,
+    /// Its row of configuration.
+    pub config: ConfigSpec,
+}
+
+/// What an upgrade did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Upgraded {
+    /// Endpoints whose hooks have this version's programs.
+    pub taken_over: usize,
+    /// Endpoints whose link went meanwhile.
+    pub gone: BTreeSet<EndpointId>,
+    /// Endpoints whose counters begin at zero, because this version cannot read the other one's, and why of the first.
+    pub counters_lost: Option<(usize, String)>,
+    /// What could not be removed of other versions, in words; the next start tries again.
+    pub left: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{id, record};
+
+    fn tree(version: u32, ids: &[u16]) -> VersionTree {
+        VersionTree { version, endpoints: ids.iter().map(|n| id(*n)).collect() }
+    }
+
+    fn link(record: &EndpointRecord) -> LinkRow {
+        let alias = Some(format!("wharf:{}:{}:net/c/eth0", record.id, record.epoch));
+        LinkRow { name: record.host_ifname.to_string(), ifindex: record.host_ifindex, alias }
+    }
+
+    fn taken(plan: &UpgradePlan) -> Vec<u16> {
+        plan.take_over.iter().map(|r| r.id.get()).collect()
+    }
+
+    fn kept(plan: &UpgradePlan) -> Vec<u16> {
+        plan.keep.iter().map(|id| id.get()).collect()
+    }
+
+    #[test]
+    fn living_endpoints_of_every_other_version_are_taken_over() {
+        let records = vec![record(1, 10), record(2, 11), record(3, 12), record(4, 13)];
+        let links: Vec<_> = records.iter().map(link).collect();
+        let snapshot = Snapshot { endpoints: records, ..Snapshot::default() };
+        // An upgrade from 1 to 2 was killed, and 3 starts. Endpoint 4 is of this version already.
+        let plan = plan_upgrade(&[tree(1, &[1, 2, 9]), tree(2, &[2, 3])], &snapshot, &links);
+        assert_eq!((taken(&plan), kept(&plan)), (vec![1, 2, 3], vec![]), "{plan:?}");
+        assert_eq!(plan_upgrade(&[], &snapshot, &links), UpgradePlan::default());
+    }
+
+    #[test]
+    fn an_endpoint_whose_link_is_gone_or_anothers_is_neither_taken_over_nor_kept() {
+        let (gone, replaced) = (record(1, 10), record(2, 11));
+        let mut other = link(&replaced);
+        other.ifindex = IfIndex(999);
+        other.alias = None;
+        let snapshot = Snapshot { endpoints: vec![gone, replaced], ..Snapshot::default() };
+        let plan = plan_upgrade(&[tree(1, &[1, 2])], &snapshot, &[other]);
+        // An interface with the second one's name lives: nothing of that id is taken away.
+        assert_eq!((taken(&plan), kept(&plan)), (vec![], vec![2]), "{plan:?}");
+    }
+
+    #[test]
+    fn what_has_a_link_but_no_record_in_service_stays_in_force() {
+        let (lost, deleting, renamed) = (record(1, 10), record(2, 11), record(3, 12));
+        let mut new_name = link(&renamed);
+        new_name.name = "uplink0".to_owned();
+        let links = [link(&lost), link(&deleting), new_name];
+        let snapshot = Snapshot {
+            intents: vec![
+                (deleting.id, deleting.epoch, Intent::Delete { no_ip_release: false }),
+                // Of another attachment that had the id before.
+                (renamed.id, Epoch(3), Intent::Delete { no_ip_release: false }),
+            ],
+            endpoints: vec![deleting, renamed],
+            ..Snapshot::default()
+        };
+        let plan = plan_upgrade(&[tree(1, &[1, 2, 3, 4])], &snapshot, &links);
+        assert_eq!((taken(&plan), kept(&plan)), (vec![], vec![1, 2, 3]), "{plan:?}");
+    }
+}
