@@ -115,3 +115,29 @@ fn a_flood_of_refused_requests_is_counted_not_written() -> Result<()> {
         })
     })
 }
+
+#[test]
+fn what_a_start_repaired_is_one_line_in_words() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--log-format", "json"]), |node| {
+        let prepared = |node: &Node| fs::read_dir(node.dirs().endpoint_pins()).map_or(0, Iterator::count);
+        wait::until("program sets ahead of need", || Ok((prepared(node) > 2).then_some(())))?;
+        node.kill_agent()?;
+        let before = lines(node)?.len();
+        node.start_agent()?;
+        let told = line(node, "the repair", |l| is_repair(l))?;
+        ensure!(
+            told["message"].as_str().is_some_and(|m| m.contains("program sets without an endpoint unpinned (")),
+            "{told}"
+        );
+        let all = lines(node)?;
+        let repairs = all.iter().skip(before).filter(|l| is_repair(l)).count();
+        ensure!(repairs == 1, "{repairs} lines tell of it: {all:#?}");
+        let debug = |l: &&Value| l["message"].as_str().is_some_and(|m| m.contains("RemovePins"));
+        ensure!(!all.iter().any(|l| debug(&l)), "{all:#?}");
+        Ok(())
+    })
+}
+
+fn is_repair(line: &Value) -> bool {
+    line["message"].as_str().is_some_and(|m| m.starts_with("audit repaired: "))
+}

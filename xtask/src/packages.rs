@@ -48,7 +48,8 @@ impl Need {
 
 /// To build: Rust links through the C compiler. (dpkg-deb and apt's own download helper, which may fetch core's
 /// sources, are part of every Debian.)
-pub(crate) const BUILD: &[Need] = &[Need::program("gcc", "cc"), Need::program("libc6-dev", "cc")];
+pub(crate) const BUILD: &[Need] =
+    &[Need::program("gcc", "cc"), Need::program("libc6-dev", "cc"), Need::program("make", "make")];
 
 /// To run the demo.
 pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip")];
