@@ -132,7 +132,7 @@ fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
         })
     });
     let rows = dump.endpoint_rows.iter().filter(|r| r.ifindex == link.ifindex).map(|r| (r.address, r.epoch)).collect();
-    let link = LinkRef { id, epoch, host_ifname, host_ifindex: Some(link.ifindex) };
+    let link = LinkRef { id, epoch, host_ifname, host_ifindex: Some(link.ifindex), container: None };
     Some(Orphan { link, attachment, rows, held: Vec::new() })
 }
 

@@ -15,7 +15,6 @@ use wharf_core::{
 };
 
 use crate::{
-    endpoint::create::link_ref,
     node::Node,
     resting,
     sync::lock,
@@ -80,10 +79,10 @@ pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<V
     let call = move |kernel: Arc<K>| async move {
         match record_of(&quarantined) {
             Some(record) => {
-                kernel.remove_attached(&link_ref(&record)).await?;
+                kernel.remove_attached(&LinkRef::of(&record)).await?;
                 kernel.remove_reachable(&record).await?;
                 kernel.remove_programs(id).await?;
-                kernel.remove_link(&link_ref(&record)).await
+                kernel.remove_link(&LinkRef::of(&record)).await
             }
             None => remove_by_id(kernel.as_ref(), id).await,
         }
@@ -107,7 +106,7 @@ async fn remove_by_id<K: Kernel>(kernel: &K, id: EndpointId) -> Result<(), wharf
     let links = dump.links.iter().filter_map(|l| {
         let (_, low) = of_id(&l.name)?;
         let host_ifname = IfName::parse(&l.name).ok()?;
-        Some(LinkRef { id, epoch: Epoch(u64::from(low)), host_ifname, host_ifindex: Some(l.ifindex) })
+        Some(LinkRef { id, epoch: Epoch(u64::from(low)), host_ifname, host_ifindex: Some(l.ifindex), container: None })
     });
     let links: Vec<LinkRef> = links.collect();
     for link in &links {

@@ -379,7 +379,7 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
 /// the epoch is touched here; pins under an id without a record go with what nobody explains.
 async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoch, attachment: &Attachment) {
     let Ok(name) = IfName::parse(&host_ifname(id, epoch)) else { return };
-    let link = LinkRef { id, epoch, host_ifname: name, host_ifindex: None };
+    let link = LinkRef { id, epoch, host_ifname: name, host_ifindex: None, container: None };
     if let Err(error) = node.kernel.remove_link(&link).await {
         tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: undo a create: {error}; its intent stays open");
         return;

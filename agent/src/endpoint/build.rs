@@ -16,7 +16,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     finding::Mender,
     ids::EndpointId,
-    kernel::{ConfigSpec, Kernel, KernelError, ProgramSpec},
+    kernel::{ConfigSpec, Kernel, KernelError, LinkRef, ProgramSpec},
     plan::CreateStep,
     state::Level,
     timeline::{Operation, Outcome},
@@ -24,10 +24,7 @@ use wharf_core::{
 
 use crate::{
     config::AgentConfig,
-    endpoint::{
-        create::{crash_point, link_ref},
-        view::Shared,
-    },
+    endpoint::{create::crash_point, view::Shared},
     node::Node,
 };
 
@@ -108,7 +105,7 @@ async fn steps<K: Kernel>(
     let id = record.id;
     run.step(CreateStep::EnsureConfig, move |k| async move { k.ensure_config(id, &config).await }).await?;
     if level == Level::Datapath {
-        let link = link_ref(record);
+        let link = LinkRef::of(record);
         run.step(CreateStep::EnsureAttached, |k| async move { k.ensure_attached(&link).await }).await?;
         // Addresses and routes that somebody took away come back too; what is there stays as it is.
         let asked = record.clone();

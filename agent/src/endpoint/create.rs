@@ -516,7 +516,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             node.job(id, name, call).await.map_err(kernel)
         }
         CreateStep::EnsureAttached => {
-            let link = link_ref(&record);
+            let link = LinkRef::of(&record);
             node.job(id, name, |k| async move { k.ensure_attached(&link).await }).await.map(drop).map_err(kernel)
         }
         CreateStep::EnsureConnected => {
@@ -579,17 +579,6 @@ pub fn removals<K: Kernel>(node: &Node<K>, record: &EndpointRecord, release_ips:
 pub(super) fn crash_point(operation: &str, step: &str) {
     if cfg!(feature = "crash-points") {
         wharf_crash::point(&format!("{operation}/before-{step}"));
-    }
-}
-
-/// What names an endpoint's link.
-#[must_use]
-pub fn link_ref(record: &EndpointRecord) -> LinkRef {
-    LinkRef {
-        id: record.id,
-        epoch: record.epoch,
-        host_ifname: record.host_ifname.clone(),
-        host_ifindex: (record.host_ifindex.0 != 0).then_some(record.host_ifindex),
     }
 }
 

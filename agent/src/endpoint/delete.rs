@@ -18,7 +18,7 @@ use tokio::{
 use wharf_api::{DeleteResult, LogStatus, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
-    kernel::Kernel,
+    kernel::{Kernel, LinkRef},
     plan::{DeleteOptions, DeleteStep, TEARDOWN_BOUND, plan_delete},
     store::{Change, Intent, Lease, LeaseOwner},
     timeline::{DELETE_BEGINS, Operation, Outcome},
@@ -28,7 +28,7 @@ use crate::{
     deletions,
     endpoint::{
         Handle,
-        create::{crash_point, leases, link_ref, owner, removals},
+        create::{crash_point, leases, owner, removals},
         task::Command,
         view::{Shared, View},
     },
@@ -280,7 +280,7 @@ async fn one<K: Kernel>(
     step: DeleteStep,
     bound: Duration,
 ) -> Result<(), String> {
-    let (id, name, link) = (record.id, step.name(), link_ref(record));
+    let (id, name, link) = (record.id, step.name(), LinkRef::of(record));
     match step {
         DeleteStep::WriteIntent
         | DeleteStep::RefuseWork

@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout};
 use wharf_api::{ApiError, LogStatus, StepError};
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner},
-    kernel::Kernel,
+    kernel::{Kernel, LinkRef},
     plan::{CreateStep, UndoStep, plan_undo},
     state::Event,
     store::Change,
@@ -15,7 +15,7 @@ use wharf_core::{
 
 use crate::{
     endpoint::{
-        create::{crash_point, leases, link_ref, removals},
+        create::{crash_point, leases, removals},
         task::EndpointTask,
         view::Shared,
     },
@@ -137,7 +137,7 @@ async fn take_back<K: Kernel>(
     all_gone: bool,
 ) -> Result<(), String> {
     let (id, step, bound) = (record.id, undo.name(), Duration::from_millis(undo.deadline_ms()));
-    let (record, link) = (record.clone(), link_ref(record));
+    let (record, link) = (record.clone(), LinkRef::of(record));
     match undo {
         UndoStep::RemoveRecord => {
             let removals = removals(node, &record, record.ip_owner == IpOwner::Endpoint);

@@ -6,11 +6,15 @@ use std::{
 };
 
 use wharf_api::{ComponentStatus, Health, PreparedStatus};
-use wharf_core::{ids::EndpointId, kernel::Kernel, state::State};
+use wharf_core::{
+    ids::EndpointId,
+    kernel::{Kernel, LinkRef},
+    state::State,
+};
 
 use super::{Fill, Source, of};
 use crate::{
-    endpoint::{Handle, create::link_ref, view::View},
+    endpoint::{Handle, view::View},
     node::Node,
     stuck,
 };
@@ -81,7 +85,7 @@ async fn look<K: Kernel>(node: &Node<K>) -> Fill {
 async fn unlinked<K: Kernel>(node: &Node<K>) -> Result<BTreeSet<EndpointId>, String> {
     let settled = |h: &Handle| !node.is_in_flight(h.id) && h.shared.read(View::is_settled);
     let handles: Vec<Handle> = node.registry.list().into_iter().filter(settled).collect();
-    let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| link_ref(&v.record))).collect();
+    let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
     let missing: BTreeSet<_> =
         node.kernel.observe_missing(&links).await.map_err(|e| e.to_string())?.into_iter().collect();
     // A delete that began meanwhile explains a link that is gone.

@@ -8,7 +8,7 @@ use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
     ids::{Epoch, IfIndex, IfName},
     ipam::{LeaseRequest, Wanted},
-    kernel::{Kernel as _, KernelErrorKind, LinkSpec, NodeSpec, ProgramSpec},
+    kernel::{Kernel as _, KernelErrorKind, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
     overlap::{NodeNetwork, Way},
     plan::DeleteOptions,
     state::Level,
@@ -87,7 +87,7 @@ fn everything_of_a_lost_create_is_found_with_its_owner_and_mended() {
         plant_intent(&agent, &record).await;
         plant_pins(&agent, &record).await;
         plant_link(&agent, &mut record).await;
-        agent.kernel.ensure_attached(&wharf_agent::endpoint::create::link_ref(&record)).await.expect("attached");
+        agent.kernel.ensure_attached(&LinkRef::of(&record)).await.expect("attached");
         agent.kernel.ensure_connected(&record).await.expect("connected");
         agent.kernel.ensure_reachable(&record).await.expect("reachable");
         let findings = agent.findings(false).await;

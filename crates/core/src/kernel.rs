@@ -195,7 +195,7 @@ pub struct ConfigSpec {
     pub trace: bool,
 }
 
-/// What names a link beyond doubt: every destructive act checks all three against the kernel before it acts.
+/// What names a link beyond doubt: every destructive act checks id, epoch and name or mark against the kernel before it acts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinkRef {
     /// Endpoint id.
@@ -206,6 +206,40 @@ pub struct LinkRef {
     pub host_ifname: IfName,
     /// Host side's index, when it is known.
     pub host_ifindex: Option<IfIndex>,
+    /// The container's side, when it is known: by it the pair is removed when somebody moved the host side to another
+    /// network namespace.
+    pub container: Option<ContainerSide>,
+}
+
+/// What names the container's side of a link.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ContainerSide {
+    /// The container's network namespace.
+    pub netns: NetnsRef,
+    /// Index there.
+    pub ifindex: IfIndex,
+    /// MAC address that it was made with.
+    pub mac: MacAddr,
+}
+
+impl LinkRef {
+    /// The link of a record.
+    #[must_use]
+    pub fn of(record: &EndpointRecord) -> Self {
+        let known = |ifindex: IfIndex| (ifindex.0 != 0).then_some(ifindex);
+        let container = known(record.container_ifindex).map(|ifindex| ContainerSide {
+            netns: record.netns.clone(),
+            ifindex,
+            mac: record.container_mac,
+        });
+        Self {
+            id: record.id,
+            epoch: record.epoch,
+            host_ifname: record.host_ifname.clone(),
+            host_ifindex: known(record.host_ifindex),
+            container,
+        }
+    }
 }
 
 /// How an attach ended.
@@ -347,7 +381,8 @@ pub trait Kernel: Send + Sync + 'static {
     /// Unpins the endpoint's links, programs and maps. Returns its last counters, for the node's totals.
     fn remove_programs(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 
-    /// Removes the veth pair, and with it the node's routes to it. Calls that come together share one kernel wait.
+    /// Removes the veth pair, and with it the node's routes to it. Calls that come together share one kernel wait. Where
+    /// the host side is not in the node's namespace, the pair is removed by the container's side.
     fn remove_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
 
     /// Compares what the kernel holds for an endpoint with what it should; empty when all is well.

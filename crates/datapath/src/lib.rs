@@ -12,6 +12,7 @@
 //! | `netns` | the one thread that visits other network namespaces |
 //! | `source_rule` | routes by source address in a container with more than one interface |
 //! | `router` | the veth pair that carries the router addresses |
+//! | `container_side` | the removal of a pair whose host side somebody moved away |
 //! | `reaper` | the one thread that deletes links, many in one kernel wait |
 //! | [`events`], [`program_log`] | the readers of the ring buffers |
 //!
@@ -21,6 +22,7 @@
 
 mod bpf;
 mod connect;
+mod container_side;
 mod error;
 pub mod events;
 pub mod fake;

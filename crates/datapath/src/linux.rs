@@ -24,7 +24,7 @@ use wharf_crash as crash;
 
 use crate::{
     bpf::{self, Bpf},
-    connect,
+    connect, container_side,
     error::fail,
     events::{EventReader, Turn},
     features, netlink,
@@ -204,11 +204,17 @@ impl Kernel for LinuxKernel {
     }
 
     async fn remove_link(&self, link: &LinkRef) -> Result<()> {
-        self.inner.reaper.remove(link).await?;
+        let was_there = self.inner.reaper.remove(link).await?;
         crash::point("datapath/unlink/after-delete");
-        // Only now: until the link was gone its sink had to stay attached.
         let link = link.clone();
-        self.blocking("remove link", move |k| k.bpf.forget_closed(&link)).await
+        self.blocking("remove link", move |k| {
+            if let Some(side) = link.container.as_ref().filter(|_| !was_there) {
+                container_side::remove(&k.netns, side)?;
+            }
+            // Only now: until the link was gone its sink had to stay attached.
+            k.bpf.forget_closed(&link)
+        })
+        .await
     }
 
     async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<EndpointProblem>> {

@@ -36,7 +36,7 @@ const OPERATION: &str = "remove link";
 
 struct Order {
     link: LinkRef,
-    reply: oneshot::Sender<Result<()>>,
+    reply: oneshot::Sender<Result<bool>>,
 }
 
 /// The thread `wharf-reaper`. It ends when this is dropped, with the batch it has in hand.
@@ -66,8 +66,8 @@ impl Reaper {
         Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 
-    /// Deletes a link; gone already is success.
-    pub(crate) async fn remove(&self, link: &LinkRef) -> Result<()> {
+    /// Deletes a link; gone already is success. True when its host side was there.
+    pub(crate) async fn remove(&self, link: &LinkRef) -> Result<bool> {
         let subject = link.host_ifname.to_string();
         let (reply, answer) = oneshot::channel();
         let Some(queue) = &self.queue else { return Err(ended(subject)) };
@@ -118,7 +118,7 @@ fn serve(orders: &Receiver<Order>, mut connection: Connection) {
 }
 
 /// Deletes every link that is still there; one result for each order.
-fn delete_all(connection: &mut Connection, group: u32, batch: &[Order]) -> Result<Vec<Result<()>>> {
+fn delete_all(connection: &mut Connection, group: u32, batch: &[Order]) -> Result<Vec<Result<bool>>> {
     let questions = batch.iter().map(|o| link::get_by_name(o.link.host_ifname.as_str())).collect();
     let answers = connection.batch(questions)?;
     let mut results = Vec::with_capacity(batch.len());
@@ -130,13 +130,16 @@ fn delete_all(connection: &mut Connection, group: u32, batch: &[Order]) -> Resul
             // become another link's is thereby never acted on.
             Ok(Some(seen)) if seen.veth => {
                 doomed.push((at, seen.ifindex));
-                Ok(())
+                Ok(true)
             }
             Ok(Some(_)) => {
                 let cause = "it is not a veth link, so it is not ours; it was left alone";
                 Err(fail(OPERATION, name, KernelErrorKind::Conflict, cause))
             }
-            Ok(None) => renamed(connection, &order.link).map(|found| doomed.extend(found.map(|ifindex| (at, ifindex)))),
+            Ok(None) => renamed(connection, &order.link).map(|found| {
+                doomed.extend(found.map(|ifindex| (at, ifindex)));
+                found.is_some()
+            }),
             Err(e) => Err(e),
         });
     }

@@ -19,8 +19,8 @@ use support::{
 use wharf_common::{Counter, map::METRICS_MAX};
 use wharf_core::{
     finding::{EndpointProblem, NodeProblem, Side},
-    ids::Epoch,
-    kernel::{AttachMode, ConfigSpec, Kernel, KernelErrorKind, LinkRef},
+    ids::{Epoch, IfIndex, IfName},
+    kernel::{AttachMode, ConfigSpec, ContainerSide, Kernel, KernelErrorKind, LinkRef},
     selfcheck,
 };
 use wharf_datapath::{
@@ -772,5 +772,49 @@ fn a_cleanup_finds_the_routers_link_whatever_somebody_did_to_it() {
             assert_eq!(routers(), [], "{change:?}");
             assert!(!links().contains("veth") && links().lines().count() == 1, "only lo is left: {}", links());
         }
+    });
+}
+
+#[test]
+fn a_link_whose_host_side_was_moved_away_goes_with_its_endpoint_and_anothers_stays() {
+    in_linux_world(None, |w| async move {
+        let k = w.kernel();
+        k.ensure_node(&node_spec()).await.expect("node");
+        let b = new_endpoint(&w, 2, 10).await;
+        for into_the_container in [false, true] {
+            let a = new_endpoint(&w, 1, 10 + u64::from(into_the_container)).await;
+            let path = a.netns.path.clone();
+            let inside = || LinuxWorld::inside(&path, links);
+            let elsewhere = Elsewhere::start();
+            if into_the_container {
+                let container = path.display().to_string();
+                run("ip", &["link", "set", a.host_ifname.as_str(), "netns", &container]);
+            } else {
+                run("ip", &["link", "set", a.host_ifname.as_str(), "netns", &elsewhere.0.id().to_string()]);
+            }
+            // Another link than the one that was made, or one that is in use.
+            let of_a = link_ref(&a).container.expect("known");
+            let gone = LinkRef { host_ifname: IfName::parse("wh00ff000000ff").expect("name"), ..link_ref(&a) };
+            for other in [
+                ContainerSide { mac: b.container_mac, ..of_a.clone() },
+                ContainerSide { ifindex: IfIndex(of_a.ifindex.0 + 100), ..of_a.clone() },
+                link_ref(&b).container.expect("known"),
+            ] {
+                let link = LinkRef { host_ifindex: None, container: Some(other), ..gone.clone() };
+                k.remove_link(&link).await.expect("nothing of its own");
+                assert!(inside().contains("eth0"), "{}", inside());
+                assert_eq!(k.observe_endpoint(&b).await.expect("observe"), []);
+            }
+            delete(k, &a).await;
+            assert!(inside().lines().count() == 1, "only lo is left: {}", inside());
+            delete(k, &a).await;
+            // The interface's name is free for the next endpoint.
+            let mut next = record(3, 10, &a.netns, "eth0");
+            create(k, &mut next).await;
+            assert_eq!(k.observe_endpoint(&next).await.expect("observe"), []);
+            delete(k, &next).await;
+        }
+        delete(k, &b).await;
+        assert_no_endpoints(k).await;
     });
 }

@@ -47,6 +47,7 @@ impl Auditor<'_> {
                     epoch: self.full_epoch(id, epoch),
                     host_ifname,
                     host_ifindex: Some(link.ifindex),
+                    container: None,
                 })
             });
             findings.push(AuditFinding {

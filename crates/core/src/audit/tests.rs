@@ -480,6 +480,7 @@ fn an_open_intent_tells_whose_a_leak_was_and_its_whole_epoch() {
         epoch: Epoch(epoch),
         host_ifname: leaked.host_ifname,
         host_ifindex: Some(leaked.host_ifindex),
+        container: None,
     };
     assert_eq!(findings[0].repair, Some(Repair::RemoveLink(link)));
 }

@@ -66,7 +66,7 @@ use wharf_common::{
     map::{self, METRICS_MAX},
 };
 use wharf_core::{
-    endpoint::{EndpointRecord, parse_host_ifname},
+    endpoint::parse_host_ifname,
     ids::{EndpointId, IfIndex},
     kernel::{KernelError, KernelErrorKind, LinkRef, Result},
     upgrade::{Takeover, Upgraded, VersionTree},
@@ -84,15 +84,6 @@ use crate::{
     error::{fail, wrap},
     netlink::Connection,
 };
-
-fn link_of(record: &EndpointRecord) -> LinkRef {
-    LinkRef {
-        id: record.id,
-        epoch: record.epoch,
-        host_ifname: record.host_ifname.clone(),
-        host_ifindex: Some(record.host_ifindex).filter(|index| index.0 != 0),
-    }
-}
 
 fn version_names(trees: &[PinTree]) -> String {
     trees.iter().map(PinTree::version_name).collect::<Vec<_>>().join(", ")
@@ -157,7 +148,7 @@ impl Bpf {
         for tree in others {
             self.know_those_that_stay(tree, keep)?;
         }
-        for link in endpoints.iter().map(|endpoint| link_of(&endpoint.record)) {
+        for link in endpoints.iter().map(|endpoint| LinkRef::of(&endpoint.record)) {
             if self.is_in_force(&self.pins, others, &link)? {
                 // Taken over by a start that was killed: what was counted since is in this version's map alone.
                 continue;
@@ -168,7 +159,7 @@ impl Bpf {
             crash::point("datapath/upgrade/after-counters");
         }
         for endpoint in endpoints {
-            let link = link_of(&endpoint.record);
+            let link = LinkRef::of(&endpoint.record);
             self.move_links(others, &self.pins, link.id)?;
             match self.ensure_attached(&link) {
                 Ok(_) => done.taken_over += 1,
@@ -255,7 +246,7 @@ impl Bpf {
     fn fall_back(&self, others: &[PinTree], endpoints: &[Takeover]) -> std::result::Result<(), String> {
         let mut failed = Vec::new();
         for endpoint in endpoints.iter().rev() {
-            let link = link_of(&endpoint.record);
+            let link = LinkRef::of(&endpoint.record);
             if let Err(e) = self.put_back(others, &link) {
                 failed.push(e.to_string());
             }

@@ -32,6 +32,8 @@ pub(crate) struct LinkSeen {
     pub(crate) ifindex: IfIndex,
     /// The other end's index, in its own namespace.
     pub(crate) peer: IfIndex,
+    /// The number that the link's namespace has for the other end's; none when both are in one.
+    pub(crate) peer_netns: Option<i32>,
     /// Wanted up (`IFF_UP`).
     pub(crate) up: bool,
     /// Carries packets: it and its peer are up, and the kernel has taken note of that.
@@ -53,6 +55,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         ifindex,
         // Kernels before 5.8 leave the peer's index out where it equals the link's own.
         peer: ifindex,
+        peer_netns: None,
         up: m.header.flags.contains(LinkFlags::Up),
         running: false,
         mtu: 0,
@@ -66,6 +69,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         match attribute {
             LinkAttribute::IfName(name) => seen.name.clone_from(name),
             LinkAttribute::Link(peer) => seen.peer = IfIndex(*peer),
+            LinkAttribute::LinkNetNsId(id) => seen.peer_netns = Some(*id),
             LinkAttribute::Mtu(mtu) => seen.mtu = *mtu,
             LinkAttribute::Address(mac) => seen.mac = mac.as_slice().try_into().ok().map(MacAddr),
             LinkAttribute::IfAlias(alias) => seen.alias = Some(alias.clone()),

@@ -314,12 +314,7 @@ pub(crate) fn link_spec(r: &EndpointRecord) -> LinkSpec {
 }
 
 pub(crate) fn link_ref(r: &EndpointRecord) -> LinkRef {
-    LinkRef {
-        id: r.id,
-        epoch: r.epoch,
-        host_ifname: r.host_ifname.clone(),
-        host_ifindex: Some(r.host_ifindex).filter(|i| i.0 != 0),
-    }
+    LinkRef::of(r)
 }
 
 pub(crate) fn config_spec(r: &EndpointRecord) -> ConfigSpec {
