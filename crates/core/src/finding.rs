@@ -115,8 +115,11 @@ pub enum EndpointProblem {
         /// Bytes found.
         found: u32,
     },
-    /// The node does ARP on the host side, where the programs answer none of its requests.
+    /// The ARP flag of a side of the link. On the node ARP is to be off: the programs answer none of the node's requests. In
+    /// the container it is to be on: without it the container learns no neighbour, and reaches nobody.
     LinkArp {
+        /// Side.
+        side: Side,
         /// Name.
         name: String,
     },
@@ -647,13 +650,14 @@ impl EndpointProblem {
             Self::LinkDown { side: Container, .. }
             | Self::LinkMac { side: Container, .. }
             | Self::LinkMtu { side: Container, .. }
+            | Self::LinkArp { side: Container, .. }
             | Self::Address { .. }
             | Self::ContainerRoute { .. }
             | Self::ContainerRule { .. } => own(true),
             Self::LinkDown { side: Node, .. }
             | Self::LinkMac { side: Node, .. }
             | Self::LinkMtu { side: Node, .. }
-            | Self::LinkArp { .. }
+            | Self::LinkArp { side: Node, .. }
             | Self::LinkAlias { .. }
             | Self::NodeRoute { .. }
             | Self::Program { .. }

@@ -191,7 +191,7 @@ fn about(record: &EndpointRecord, what: &str) -> String {
     format!("{what} (endpoint {}, epoch {})", record.id, record.epoch)
 }
 
-/// Loopback up, MAC address and MTU put back, addresses, link up, and for each family the gateway on the link and
+/// Loopback up, MAC address, MTU and ARP flag put back, addresses, link up, and for each family the gateway on the link and
 /// everything by the gateway. An MTU below the record's is the container's to choose.
 fn container_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     let (index, name) = (record.container_ifindex, record.attachment.ifname.as_str());
@@ -201,6 +201,9 @@ fn container_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     }
     if seen.mtu > record.mtu {
         steps.push(Step::link(link::set_mtu(index, record.mtu), name));
+    }
+    if !seen.arp {
+        steps.push(Step::link(link::set_arp(index), name));
     }
     for a in record.addresses() {
         steps.push(Step::address(a, address::add(index, a), format!("address {a}")));

@@ -58,6 +58,9 @@ fn observe_link(seen: &LinkSeen, wanted: &Wanted, problems: &mut Vec<EndpointPro
     if seen.mtu != wanted.mtu {
         problems.push(EndpointProblem::LinkMtu { side, name: name(), expected: wanted.mtu, found: seen.mtu });
     }
+    if seen.arp != (side == Side::Container) {
+        problems.push(EndpointProblem::LinkArp { side, name: name() });
+    }
     if seen.mac != Some(wanted.mac) {
         problems.push(EndpointProblem::LinkMac { side, name: name(), expected: wanted.mac, found: seen.mac });
     }
@@ -82,9 +85,6 @@ fn observe_host(
     };
     let wanted = Wanted { side, ifindex: record.host_ifindex, mac: record.host_mac, mtu: record.mtu };
     observe_link(&seen, &wanted, problems);
-    if seen.arp {
-        problems.push(EndpointProblem::LinkArp { name: name.clone() });
-    }
     // One that names no owner yet is brought up to date when the endpoint is connected again.
     let mark = link::mark(record.id, record.epoch, &record.attachment);
     if seen.alias.as_ref() != Some(&mark) && !link::is_unowned(seen.alias.as_deref(), record.id, record.epoch) {

@@ -343,7 +343,7 @@ fn what_somebody_changed_on_the_host_side_is_named_and_put_back() {
     type IsIt = fn(&EndpointProblem) -> bool;
     let changes: [(&[&str], IsIt); 3] = [
         (&["address", "02:00:00:00:00:99"], |p| matches!(p, EndpointProblem::LinkMac { side: Side::Node, .. })),
-        (&["arp", "on"], |p| matches!(p, EndpointProblem::LinkArp { .. })),
+        (&["arp", "on"], |p| matches!(p, EndpointProblem::LinkArp { side: Side::Node, .. })),
         (&["mtu", "1400"], |p| matches!(p, EndpointProblem::LinkMtu { side: Side::Node, .. })),
     ];
     in_linux_world(None, move |w| async move {
@@ -816,5 +816,24 @@ fn a_link_whose_host_side_was_moved_away_goes_with_its_endpoint_and_anothers_sta
         }
         delete(k, &b).await;
         assert_no_endpoints(k).await;
+    });
+}
+
+#[test]
+fn arp_that_the_container_turned_off_is_named_and_put_back() {
+    in_linux_world(None, |w| async move {
+        let k = w.kernel();
+        k.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let in_a = a.netns.path.as_path();
+        LinuxWorld::inside(in_a, || run("ip", &["link", "set", "dev", "eth0", "arp", "off"]));
+        assert!(!reaches_node(in_a), "the fault is none");
+        let problems = k.observe_endpoint(&a).await.expect("observe");
+        let is_it = |p: &EndpointProblem| matches!(p, EndpointProblem::LinkArp { side: Side::Container, .. });
+        assert!(matches!(problems.as_slice(), [one] if is_it(one)), "{problems:?}");
+        k.ensure_connected(&a).await.expect("put back");
+        assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+        assert!(reaches_node(in_a), "put back");
+        delete(k, &a).await;
     });
 }

@@ -131,6 +131,7 @@ impl EndpointProblem {
                  network whose containers need a larger one says so in its configuration (`mtu`)"
             ),
             Self::LinkDown { side: Container, .. }
+            | Self::LinkArp { side: Container, .. }
             | Self::Address { .. }
             | Self::ContainerRoute { .. }
             | Self::ContainerRule { .. } => format!(
@@ -140,7 +141,7 @@ impl EndpointProblem {
             Self::LinkDown { side: Node, .. }
             | Self::LinkMac { side: Node, .. }
             | Self::LinkMtu { side: Node, .. }
-            | Self::LinkArp { .. }
+            | Self::LinkArp { side: Node, .. }
             | Self::LinkAlias { .. }
             | Self::NodeRoute { .. }
             | Self::Program { .. }

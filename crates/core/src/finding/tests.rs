@@ -36,7 +36,8 @@ fn all() -> Vec<EndpointProblem> {
     all.extend(both(&|side| P::LinkMac { side, name: name(), expected: MacAddr([2; 6]), found: None }));
     all.extend([mtu(Node, 1400), mtu(Container, 1400), mtu(Container, 9000)]);
     all.extend([
-        P::LinkArp { name: name() },
+        P::LinkArp { side: Node, name: name() },
+        P::LinkArp { side: Container, name: name() },
         P::LinkAlias { name: name(), expected: "wharf:1:1:net/c/eth0".to_owned(), found: None },
         P::Address { address: [10, 0, 0, 2].into(), found: None },
         P::Address { address: [10, 0, 0, 2].into(), found: Some(24) },
@@ -129,6 +130,6 @@ fn the_worst_finding_is_the_verdict_and_a_notice_is_none() {
 fn two_looks_at_one_thing_are_about_the_same_whatever_they_found() {
     let problem = |found| Problem::Endpoint(id(7), route(found));
     assert!(problem(None).is_about_the_same(&problem(Some(RouteSeen::Ours(None)))));
-    let other = Problem::Endpoint(id(7), EndpointProblem::LinkArp { name: name() });
+    let other = Problem::Endpoint(id(7), EndpointProblem::LinkArp { side: Node, name: name() });
     assert!(!problem(None).is_about_the_same(&other));
 }

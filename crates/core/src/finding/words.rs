@@ -96,7 +96,7 @@ impl EndpointProblem {
             | Self::LinkDown { name, .. }
             | Self::LinkMac { name, .. }
             | Self::LinkMtu { name, .. }
-            | Self::LinkArp { name }
+            | Self::LinkArp { name, .. }
             | Self::LinkAlias { name, .. } => name.clone(),
             Self::Address { address, .. } | Self::Row { address, .. } => address.to_string(),
             Self::NodeRoute { to, .. } | Self::NodeRouteShadowed { to, .. } | Self::ContainerRoute { to, .. } => {
@@ -137,7 +137,12 @@ impl fmt::Display for EndpointProblem {
             Self::LinkMtu { side, expected, found, .. } => {
                 write!(f, "{}: expected {expected}, found {found}", place(*side))
             }
-            Self::LinkArp { .. } => f.write_str("ARP: expected off, is on; nobody answers what the node asks there"),
+            Self::LinkArp { side: Side::Node, .. } => {
+                f.write_str("ARP: expected off, is on; nobody answers what the node asks there")
+            }
+            Self::LinkArp { side: Side::Container, .. } => {
+                f.write_str("in the container: ARP: expected on, is off; the container resolves no neighbour")
+            }
             Self::LinkAlias { expected, found, .. } => {
                 write!(f, "alias: expected {expected}, found {}", or_none(found.as_ref()))
             }

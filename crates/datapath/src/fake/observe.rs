@@ -43,7 +43,7 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
                 found.push(EndpointProblem::LinkMac { side, name: name.clone(), expected, found: is });
             }
             if l.arp {
-                found.push(EndpointProblem::LinkArp { name: name.clone() });
+                found.push(EndpointProblem::LinkArp { side: Side::Node, name: name.clone() });
             }
             // Without pins there is nothing that should be attached: that is told as missing pins.
             if let Some(expected) = pinned.map(|p| p.program_ids[0])

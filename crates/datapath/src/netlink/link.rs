@@ -181,6 +181,11 @@ pub(crate) fn set_mac(ifindex: IfIndex, mac: MacAddr) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).address(mac.0.to_vec()).build())
 }
 
+/// Lets the kernel resolve neighbours on a link.
+pub(crate) fn set_arp(ifindex: IfIndex) -> Request {
+    set(LinkUnspec::new_with_index(ifindex.0).arp(true).build())
+}
+
 /// Changes a link's MTU.
 pub(crate) fn set_mtu(ifindex: IfIndex, mtu: u32) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).mtu(mtu).build())
