@@ -195,22 +195,35 @@ impl Links {
 /// that leads nowhere.
 pub(crate) fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<Found>> {
     let answer = connection.one(RouteNetlinkMessage::GetRoute(route::question(ip)), 0)?;
-    Ok(answer.ok().and_then(|messages| messages.iter().find_map(Found::read)))
+    let Some(mut found) = answer.ok().and_then(|messages| messages.iter().find_map(Found::read)) else {
+        return Ok(None);
+    };
+    // Without rules of its own a kernel keeps the IPv4 routes of main and local in one table, and answers "main" for both.
+    let is_of_both = ip.is_ipv4() && found.table == u32::from(RouteHeader::RT_TABLE_MAIN);
+    if is_of_both && matches!(found.kind, RouteType::Local | RouteType::Broadcast | RouteType::Anycast) {
+        let same = |f: &Found| f.net == found.net && f.kind == found.kind;
+        if table(connection, AddressFamily::Inet, LOCAL)?.iter().filter_map(Found::read).any(|f| same(&f)) {
+            found.table = LOCAL.into();
+        }
+    }
+    Ok(Some(found))
 }
 
 /// The routes of the tables main and local, of both families.
 fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        for table in [RouteHeader::RT_TABLE_MAIN, LOCAL] {
-            let mut request = RouteMessage::default();
-            request.header.address_family = family;
-            request.header.table = table;
-            // A kernel without the family has no routes of it.
-            if let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRoute(request))? {
-                found.extend(messages);
-            }
+        for number in [RouteHeader::RT_TABLE_MAIN, LOCAL] {
+            found.extend(table(connection, family, number)?);
         }
     }
     Ok(found)
+}
+
+/// The routes of one table. A kernel without the family has no routes of it.
+fn table(connection: &mut Connection, family: AddressFamily, number: u8) -> Result<Vec<RouteNetlinkMessage>> {
+    let mut request = RouteMessage::default();
+    request.header.address_family = family;
+    request.header.table = number;
+    Ok(connection.dump(&RouteNetlinkMessage::GetRoute(request))?.unwrap_or_default())
 }

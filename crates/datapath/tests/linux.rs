@@ -11,6 +11,7 @@ use std::{
 };
 
 use aya::maps::{Array, Map, MapData, PerCpuArray};
+use ipnet::IpNet;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use support::{
     traffic::{PORT, converse, node_reaches, reaches_node},
@@ -834,6 +835,29 @@ fn arp_that_the_container_turned_off_is_named_and_put_back() {
         k.ensure_connected(&a).await.expect("put back");
         assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
         assert!(reaches_node(in_a), "put back");
+        delete(k, &a).await;
+    });
+}
+
+#[test]
+fn a_local_route_that_comes_first_is_named_with_its_table() {
+    in_linux_world(None, |w| async move {
+        let k = w.kernel();
+        k.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let addresses = [IpAddr::V4(a.ipv4.unwrap()), IpAddr::V6(a.ipv6.unwrap())];
+        for address in addresses {
+            run("ip", &["addr", "add", &IpNet::from(address).to_string(), "dev", "lo", "nodad"]);
+        }
+        let problems = k.observe_endpoint(&a).await.expect("observe");
+        let tables = problems.iter().map(|p| match p {
+            EndpointProblem::NodeRouteShadowed { found: Some(found), .. } => Some(found.table),
+            _ => None,
+        });
+        assert_eq!(tables.collect::<Vec<_>>(), [Some(255), Some(255)], "{problems:?}");
+        for address in addresses {
+            run("ip", &["addr", "del", &IpNet::from(address).to_string(), "dev", "lo"]);
+        }
         delete(k, &a).await;
     });
 }
