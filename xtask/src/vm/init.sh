@@ -9,6 +9,7 @@ mount -t devtmpfs devtmpfs /dev
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
+echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 mount -t bpf bpf /sys/fs/bpf
 ln -s /proc/self/fd /dev/fd
 stty -F /dev/ttyS1 raw -echo
