@@ -776,7 +776,7 @@ impl Play {
             if begun.elapsed() >= Duration::from_secs(60) {
                 let of =
                     |h: &Handle| h.shared.read(|v| (v.record.attachment.to_string(), v.fsm.state, v.status.clone()));
-                let states: Vec<_> = agent.node.registry.list().iter().map(|h| of(h)).collect();
+                let states: Vec<_> = agent.node.registry.list().iter().map(of).collect();
                 let (idle, flight) = (agent.node.gate.is_idle(), agent.node.in_flight());
                 let (tasks, own) = (agent.node.tasks.len(), agent.node.endpoints.len());
                 panic!(
