@@ -24,7 +24,8 @@ use crate::{
 pub const COMMAND: &str = "cleanup";
 
 const EXAMPLES: &str = "Examples:
-  wharf-agent cleanup --dry-run                            list, change nothing; exits 1 while endpoints live
+  wharf-agent cleanup --dry-run                            list, change nothing; exits 1 while endpoints live, 0 while an
+                                                           agent runs without any (it says that it is to be stopped)
   wharf-agent cleanup --config /etc/wharf/agent.toml       the directories of that agent
   wharf-agent cleanup --force                              cut off the containers that still live
 
@@ -96,6 +97,10 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         }
     }
     tell(&found, &files, verb);
+    // Only told: `cargo xtask uninstall` looks before it stops the agent. The lock is given back at once.
+    if dry_run && let Err(error) = turn::Turn::take() {
+        eprintln!("wharf-agent cleanup: without --dry-run this is refused: {error:#}");
+    }
     Ok(())
 }
 
@@ -156,7 +161,7 @@ fn tell(found: &Leftovers, files: &Files, verb: &str) {
     }
 }
 
-/// Files and directories of an agent, what is in a directory before it.
+/// Files and directories of an agent, what is in a directory before it. A directory with something else in it stays.
 #[derive(Debug, Default)]
 struct Files {
     ours: Vec<PathBuf>,
@@ -171,8 +176,15 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
             || name == "state.opening"
     };
     let in_state = |name: &str| name == turn::STATE_LOCK || name.starts_with("health.json");
-    for (directory, known) in [(&directories.run, &in_run as &dyn Fn(&str) -> bool), (&directories.state, &in_state)] {
-        let mut mine = Vec::new();
+    let in_either = |name: &str| in_run(name) || in_state(name);
+    let mut places = vec![(&directories.run, &in_run as &dyn Fn(&str) -> bool), (&directories.state, &in_state)];
+    if is_same(&directories.run, &directories.state) {
+        places = vec![(&directories.run, &in_either)];
+    }
+    // One of them may be in the other.
+    places.sort_by_key(|(directory, _)| std::cmp::Reverse(directory.components().count()));
+    for (directory, known) in places {
+        let (mut mine, mut others) = (Vec::new(), Vec::new());
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -180,25 +192,35 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
         };
         for entry in entries {
             let entry = entry.with_context(|| format!("list {}", directory.display()))?;
-            let ours = entry.file_name().to_str().is_some_and(known);
-            if ours { &mut mine } else { &mut files.foreign }.push(entry.path());
+            let path = entry.path();
+            if files.ours.contains(&path) {
+                continue;
+            }
+            // The queue is the one directory that an agent makes there (mode 0700), whatever is in it.
+            let is_dir = entry.file_type().with_context(|| format!("look at {}", path.display()))?.is_dir();
+            let name = entry.file_name();
+            let ours = name.to_str().is_some_and(|name| known(name) && (!is_dir || name == queue::DIRECTORY));
+            if ours { &mut mine } else { &mut others }.push(path);
         }
         mine.sort();
+        others.sort();
         files.ours.extend(mine);
-        files.ours.push(directory.clone());
+        if others.is_empty() {
+            files.ours.push(directory.clone());
+        }
+        files.foreign.extend(others);
     }
     Ok(files)
 }
 
+fn is_same(a: &Path, b: &Path) -> bool {
+    a == b || matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
+}
+
 fn remove(path: &Path) -> anyhow::Result<()> {
     let removed = match fs::symlink_metadata(path) {
-        // The queue is a directory of the agent's own (mode 0700), whatever is in it.
         Ok(meta) if meta.is_dir() && path.ends_with(queue::DIRECTORY) => fs::remove_dir_all(path),
-        Ok(meta) if meta.is_dir() => match fs::remove_dir(path) {
-            // Somebody else's files are in it, which were named.
-            Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
-            other => other,
-        },
+        Ok(meta) if meta.is_dir() => fs::remove_dir(path),
         Ok(_) => fs::remove_file(path),
         Err(e) => Err(e),
     };

@@ -3,6 +3,7 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
+use wharf_common::ABI_VERSION;
 use wharf_tests::{
     Node, NodeConfig,
     process::{Finished, ip},
@@ -92,10 +93,27 @@ fn cleanup_takes_every_trace_off_the_node_and_nothing_else() -> Result<()> {
 #[test]
 fn files_that_are_not_the_agents_stay_where_they_are() -> Result<()> {
     let mut node = Node::start(NodeConfig::default())?;
-    fs::write(node.dirs().run.join("notes.txt"), b"mine")?;
+    let (run, pins) = (node.dirs().run.clone(), node.dirs().bpffs.join(format!("wharf/v{ABI_VERSION}")));
+    fs::write(run.join("notes.txt"), b"mine")?;
+    fs::create_dir(run.join("state.redb.mine"))?;
+    fs::create_dir(pins.join("mine"))?;
+    // A dry run names what keeps a cleanup from being done.
+    let listed = cleanup(&node, &["--dry-run"])?;
+    ensure!(listed.code() == 0 && listed.stderr.contains("another agent serves"), "{}", listed.describe());
     node.stop_agent()?;
+    let listed = cleanup(&node, &["--dry-run"])?;
+    ensure!(listed.code() == 0 && listed.stderr.is_empty(), "{}", listed.describe());
     let done = cleanup(&node, &[])?.ok()?;
-    ensure!(done.contains("left alone") && done.contains("notes.txt"), "{done}");
-    ensure!(names(&node.dirs().run)? == ["notes.txt"], "{:?}", names(&node.dirs().run)?);
+    ensure!(listed.stdout.replace("would remove", "removed") == done, "listed:\n{}\ndone:\n{done}", listed.stdout);
+    for stays in [run.join("notes.txt"), run.join("state.redb.mine"), pins.join("mine")] {
+        ensure!(stays.exists() && done.contains(&stays.display().to_string()), "{}:\n{done}", stays.display());
+    }
+    for line in done.lines().filter(|line| line.starts_with("removed")) {
+        let path = line.rsplit(' ').next().unwrap_or_default();
+        ensure!(!path.starts_with('/') || !std::path::Path::new(path).exists(), "it is there still: {line}\n{done}");
+    }
+    ensure!(names(&run)? == ["notes.txt", "state.redb.mine"], "{:?}", names(&run)?);
+    let again = cleanup(&node, &[])?.ok()?;
+    ensure!(!again.lines().any(|line| line.starts_with("removed")), "{again}");
     Ok(())
 }

@@ -120,30 +120,35 @@ pub fn list(bpffs: &Path) -> Result<Leftovers> {
         found.foreign.push(format!("link {} (it is not Wharf's)", end.name));
     }
     if statfs(bpffs).is_ok_and(|fs| fs.filesystem_type().0 == BPF_FS_MAGIC) {
-        for tree in PinTree::all(bpffs)? {
-            let (pins, foreign) = tree.listing()?;
-            found.ours.extend(pins.into_iter().map(Leftover::Pin));
-            found.foreign.extend(foreign.into_iter().map(|path| format!("pin {}", path.display())));
-        }
         let root = bpffs.join(pins::ROOT);
-        if root.is_dir() {
-            found.ours.push(Leftover::Pin(root));
+        let (mut ours, mut foreign, mut trees) = (Vec::new(), Vec::new(), Vec::new());
+        for tree in PinTree::all(bpffs)? {
+            let (mine, others) = tree.listing()?;
+            ours.extend(mine);
+            foreign.extend(others);
+            trees.push(tree.root().to_owned());
         }
+        foreign
+            .extend(pins::names(&root)?.into_iter().map(|name| root.join(name)).filter(|path| !trees.contains(path)));
+        ours.extend(root.is_dir().then_some(root));
+        // A directory with something in it that is not ours stays.
+        ours.retain(|path| !foreign.iter().any(|other| other.starts_with(path)));
+        found.ours.extend(ours.into_iter().map(Leftover::Pin));
+        found.foreign.extend(foreign.into_iter().map(|path| format!("pin {}", path.display())));
     }
     Ok(found)
 }
 
-/// Removes one thing; gone already is success. A directory of pins that holds what is not ours stays.
+/// Removes one thing; gone already is success.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// When the kernel refuses, and when something was put into a directory of pins since it was listed.
 pub fn remove(leftover: &Leftover) -> Result<()> {
     match leftover {
         Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),
         Leftover::Router { name, ifindex } => remove_link(*ifindex, name),
         Leftover::Route(row) => route::remove_row(row),
         Leftover::Pin(path) if path.is_dir() => match fs::remove_dir(path) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOTEMPTY) => Ok(()),
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(wrap("remove pins", path.display().to_string(), &e)),
             _ => Ok(()),
         },
