@@ -100,7 +100,9 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     make_directory(&config.run_dir)?;
     make_directory(&config.state_dir)?;
     let _turn = turn.and_state(&config.state_dir)?;
-    let opened = Store::open(&config.store(), &boot_id()?)?;
+    let boot_id = boot_id()?;
+    store::check::run(&config.store(), &boot_id);
+    let opened = Store::open(&config.store(), &boot_id)?;
     if let Some(aside) = &opened.set_aside {
         tracing::warn!("the store could not be used and was put aside: {aside}");
     }

@@ -14,7 +14,7 @@ use wharf_core::ipam::Ipam;
 use crate::{
     agent, cleanup,
     config::{self, AgentConfig},
-    health, pages, pools, telemetry,
+    health, pages, pools, store, telemetry,
 };
 
 /// Exit status when the settings cannot be used: starting again does not help, correcting them does.
@@ -23,9 +23,11 @@ pub const BAD_SETTINGS: u8 = 3;
 /// From the command line to the exit status.
 #[must_use]
 pub fn main() -> ExitCode {
-    // Started by the agent itself, and of no use to anybody else: so it is no command that help tells of.
-    if std::env::args_os().nth(1).is_some_and(|mode| mode == health::server::MODE) {
-        return health::server::main();
+    // Started by the agent itself, and of no use to anybody else: so they are no commands that help tells of.
+    match std::env::args_os().nth(1) {
+        Some(mode) if mode == health::server::MODE => return health::server::main(),
+        Some(mode) if mode == store::check::MODE => return store::check::main(),
+        _ => {}
     }
     if let Some(written) = pages::asked(std::env::args_os().skip(1)) {
         return written;

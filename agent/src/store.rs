@@ -5,6 +5,7 @@
 //! whole or not at all (a redb transaction is atomic), which makes sixteen creates at once cost two commits and not
 //! thirty-two.
 
+pub mod check;
 mod file;
 mod opening;
 mod tables;
@@ -28,7 +29,7 @@ use wharf_core::{
 
 use crate::{clock::monotonic_ms, sync::lock};
 use file::File;
-use tables::{apply, read_lives, read_one_life, read_snapshot, write_meta};
+use tables::{read_lives, read_one_life, read_snapshot, write_meta};
 
 /// Version of the tables' content. A store of a newer one is refused and left as it is; one of the version before is
 /// migrated when it is opened (1 -> 2: the tables of rests, restore failures and quarantine are new and begin empty).
@@ -99,9 +100,11 @@ pub struct Stats {
     pub busy_since: AtomicU64,
     /// Change sets that were committed without their part of the timeline, because with it there was no room.
     pub timeline_dropped: AtomicU64,
+    /// The file was written anew without the timeline.
+    timeline_lost: AtomicBool,
     /// Why a commit failed last.
     last_cause: Mutex<String>,
-    /// When the file was written anew because it was removed or replaced, and what had happened to it.
+    /// When the file was written anew because it was lost, and what had happened to it.
     rewritten: Mutex<Option<(std::time::Instant, String)>>,
     /// Ended lives of those change sets, until the timeline's next batch takes them.
     untold: Mutex<VecDeque<Life>>,
@@ -199,7 +202,7 @@ impl Store {
         let first_epoch = meta.epoch_high + 1;
         let reserved = first_epoch + EPOCH_BLOCK;
         write_meta(&database, boot_id, reserved).map_err(fail)?;
-        let file = File::new(database, path, Box::new(opener)).map_err(|e| fail(e.to_string()))?;
+        let file = File::new(database, path, Box::new(opener)).map_err(fail)?;
 
         let (jobs, receiver) = mpsc::channel(QUEUE);
         let stats = Arc::new(Stats { healthy: AtomicBool::new(true), ..Stats::default() });
@@ -276,6 +279,12 @@ impl Store {
         lock(&self.stats.untold).drain(..).collect()
     }
 
+    /// The timeline was lost since the last call: what the agent still has of it is the caller's to write again.
+    #[must_use]
+    pub fn take_timeline_lost(&self) -> bool {
+        self.stats.timeline_lost.swap(false, Ordering::Relaxed)
+    }
+
     /// One of those that nobody has taken yet.
     #[must_use]
     pub fn untold(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
@@ -288,10 +297,10 @@ impl Store {
     }
 
     /// Answers when the writer thread has done what was queued before: it lives, and its disk answers. A file that was
-    /// closed after a failure is opened again; one that was removed or replaced is written anew.
+    /// closed after a failure is opened again; one that was removed, replaced or written to by somebody else is written anew.
     ///
     /// # Errors
-    /// When the file cannot be opened again, was removed or replaced since the last look, or the thread has ended.
+    /// When the file cannot be opened again, was lost in such a way since the last look, or the thread has ended.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         let gone = || StoreError {
@@ -365,8 +374,8 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
                 Job::Life { id, epoch, reply } => lives.push(Lives::One(id, epoch, reply)),
             }
         }
-        let displaced = write_back(&mut file, stats);
-        let committed = match &displaced {
+        let lost = write_back(&mut file, stats);
+        let committed = match &lost {
             Some(error) => refuse_all(commits, error, stats),
             None => commit_all(&mut file, commits, stats),
         };
@@ -375,7 +384,7 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
             reply.send(result).ok(); // a reader that went away needs no answer
         }
         for reply in pings {
-            let answer = displaced.clone().map_or_else(|| file.with("read", |_| Ok(())), Err);
+            let answer = lost.clone().map_or_else(|| file.with("read", |_| Ok(())), Err);
             reply.send(answer).ok(); // as above
         }
         for job in lives {
@@ -391,14 +400,17 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
         }
         stats.busy_since.store(0, Ordering::Relaxed);
     }
+    // Closing the file writes to it.
+    write_back(&mut file, stats);
 }
 
-/// Writes the file anew when it was removed or replaced. What was asked for meanwhile is refused all the same: an answer
+/// Writes the file anew when it was removed, replaced, or written to by somebody else. What was asked for meanwhile is refused all the same: an answer
 /// that it is durable would be wrong if whoever took the file away comes again.
 fn write_back(file: &mut File, stats: &Stats) -> Option<StoreError> {
-    let what = file.displaced()?;
+    let what = file.lost()?;
     let cause = match file.write_anew() {
-        Ok(()) => {
+        Ok(timeline_lost) => {
+            stats.timeline_lost.fetch_or(timeline_lost, Ordering::Relaxed);
             *lock(&stats.rewritten) = Some((std::time::Instant::now(), what.clone()));
             format!("{what}; it has been written anew with every record: try again")
         }
@@ -427,7 +439,7 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) -> u64 {
     }
     let count = commits.iter().map(|(changes, _)| changes.len() as u64).sum();
     // A caller that went away has its change durable all the same; its task will look again.
-    let all = file.with("commit", |database| apply(database, commits.iter().flat_map(|(changes, _)| changes)));
+    let all = file.commit(commits.iter().flat_map(|(changes, _)| changes));
     if all.is_ok() {
         stats.commits.fetch_add(1, Ordering::Relaxed);
         stats.healthy.store(true, Ordering::Relaxed);
@@ -436,12 +448,12 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) -> u64 {
     }
     // One caller's change may be what cannot be stored: try each alone, so that only that one fails.
     for (changes, reply) in commits {
-        let mut result = file.with("commit", |database| apply(database, changes.iter()));
+        let mut result = file.commit(changes.iter());
         // What is only told later must not keep an endpoint from coming or going.
         if result.is_err() && changes.iter().any(Change::is_of_timeline) {
             let needed = || changes.iter().filter(|c| !c.is_of_timeline());
             if needed().next().is_some() {
-                result = file.with("commit", |database| apply(database, needed()));
+                result = file.commit(needed());
             }
             stats.timeline_dropped.fetch_add(1, Ordering::Relaxed);
             if result.is_ok() {

@@ -213,6 +213,9 @@ pub async fn load<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) {
 /// # Errors
 /// When the store refuses; what was to be written is tried again.
 pub async fn write<K: Kernel>(node: &Node<K>, now_ms: u64) -> Result<(), String> {
+    if node.store.take_timeline_lost() {
+        node.registry.list().iter().for_each(|handle| handle.shared.set_unwritten());
+    }
     node.store.take_untold().into_iter().for_each(|life| node.timelines.later(life));
     let keep_ms = u64::try_from(node.config.timeline_keep.as_millis()).unwrap_or(u64::MAX);
     let (later, old) = {

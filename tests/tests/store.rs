@@ -1,9 +1,13 @@
 //! Stores that the agent did not leave like this: of the schema before, of one to come, with a record that cannot be read.
 //! The containers live through all of it.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
@@ -213,6 +217,36 @@ fn a_container_whose_record_cannot_be_read_is_deleted_by_its_mark() -> Result<()
 }
 
 /// What the status says of a component.
+/// The store with one page overwritten, such that redb panics when it opens it: a panic ends an agent.
+fn fatal(whole: &[u8], scratch: &Path) -> Result<Vec<u8>> {
+    for page in (0..whole.len()).step_by(4096) {
+        let mut damaged = whole.to_vec();
+        damaged.iter_mut().skip(page).take(4096).for_each(|byte| *byte = 0xa5);
+        fs::write(scratch, &damaged)?;
+        let opened = std::panic::catch_unwind(|| Database::open(scratch).and_then(|mut d| d.check_integrity()));
+        if opened.is_err() {
+            return Ok(damaged);
+        }
+    }
+    bail!("redb panics over no page: this test proves nothing");
+}
+
+#[test]
+fn a_store_over_which_a_process_dies_is_set_aside_at_the_first_start() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (_b, eb)] = two(node)?;
+        node.stop_agent()?;
+        let damaged = fatal(&fs::read(path_of(node))?, &node.dirs().root.join("scratch.redb"))?;
+        fs::write(path_of(node), damaged)?;
+        node.start_agent()?;
+        let aside = aside(node)?;
+        ensure!(aside.len() == 1 && aside[0].contains("damaged"), "{aside:?}");
+        ping(a.space()?, eb.v4()?.into())?.must_answer()?;
+        node.detach(&ea)?;
+        node.detach(&eb)
+    })
+}
+
 fn component(node: &Node, name: &str) -> Result<Option<(wharf_api::Health, String)>> {
     let status = node.ask(async |c| c.status().await)?;
     Ok(status.components.into_iter().find(|c| c.name == name).map(|c| (c.health, c.message)))

@@ -1,8 +1,10 @@
-//! The open file: whether it is still the one at its path, and how it is written anew.
+//! The open file: whether it is still the one at its path with the content that the agent gave it, and how it is written
+//! anew.
 //!
 //! An unlinked file keeps taking commits, and all of them are lost with the process. So the file is held by a descriptor
-//! beside redb's: compared with what is at the path, it tells whether the store is still there; opened again through
-//! /proc/self/fd, it gives back everything that was committed, whatever became of its name.
+//! beside redb's, which is compared with what is at the path. The agent is the only writer: a file whose size or time of
+//! change is not what the last commit left was written to by somebody else, and nothing in it is believed. The file is
+//! written anew from the rows in memory, never from its own content.
 
 use std::{
     os::{
@@ -13,11 +15,12 @@ use std::{
 };
 
 use redb::{Database, DatabaseError};
+use wharf_core::store::Change;
 
 use super::{
     StoreError,
     opening::put_aside,
-    tables::{copy, live_bytes, words},
+    tables::{Rows, apply, live_bytes, words, write_all},
 };
 
 /// Opens a redb file, or makes it.
@@ -39,25 +42,70 @@ pub(super) struct File {
     held: std::fs::File,
     path: PathBuf,
     opener: Opener,
+    /// Content as of the last commit.
+    rows: Rows,
+    /// What the last write of this process left.
+    stamp: Stamp,
     /// Changes since the last look at how much of it is in use.
     changes: u64,
 }
 
+/// What tells that a file was written to. Not its change time: a new hard link or mode changes that one too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    length: u64,
+    /// Modification time, seconds and nanoseconds.
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn of(file: &std::fs::File) -> Result<Self, String> {
+        let meta = file.metadata().map_err(|e| format!("the open file cannot be looked at: {e}"))?;
+        Ok(Self { length: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) })
+    }
+}
+
 impl File {
-    pub(super) fn new(database: Database, path: &Path, opener: Opener) -> std::io::Result<Self> {
-        let held = std::fs::File::open(path)?;
-        Ok(Self { database: Some(database), held, path: path.to_owned(), opener, changes: 0 })
+    pub(super) fn new(database: Database, path: &Path, opener: Opener) -> Result<Self, String> {
+        let held = std::fs::File::open(path).map_err(words)?;
+        let (rows, stamp) = (Rows::load(&database)?, Stamp::of(&held)?);
+        Ok(Self { database: Some(database), held, path: path.to_owned(), opener, rows, stamp, changes: 0 })
     }
 
+    /// Reads.
     pub(super) fn with<T>(
         &mut self,
         operation: &'static str,
         f: impl FnOnce(&Database) -> Result<T, String>,
     ) -> Result<T, StoreError> {
         let database = self.take().map_err(|cause| self.error(operation, cause))?;
-        let value = f(&database).map_err(|cause| self.error(operation, cause))?;
-        self.database = Some(database);
-        Ok(value)
+        let result = f(&database);
+        self.keep(database, &result).map_err(|cause| self.error(operation, cause))?;
+        result.map_err(|cause| self.error(operation, cause))
+    }
+
+    /// Makes all changes in one transaction.
+    pub(super) fn commit<'a>(&mut self, changes: impl Iterator<Item = &'a Change> + Clone) -> Result<(), StoreError> {
+        let database = self.take().map_err(|cause| self.error("commit", cause))?;
+        let result = apply(&database, &mut self.rows, changes);
+        let kept = self.keep(database, &result).and_then(|()| self.written());
+        result.and(kept).map_err(|cause| self.error("commit", cause))
+    }
+
+    /// Closes the file after a failure, which writes to it.
+    fn keep<T>(&mut self, database: Database, result: &Result<T, String>) -> Result<(), String> {
+        if result.is_ok() {
+            self.database = Some(database);
+            return Ok(());
+        }
+        drop(database);
+        self.written()
+    }
+
+    /// This process has written to the file.
+    fn written(&mut self) -> Result<(), String> {
+        self.stamp = Stamp::of(&self.held)?;
+        Ok(())
     }
 
     pub(super) fn error(&self, operation: &'static str, cause: String) -> StoreError {
@@ -65,16 +113,39 @@ impl File {
     }
 
     fn take(&mut self) -> Result<Database, String> {
+        if let Some(what) = self.overwritten() {
+            return Err(what);
+        }
         if let Some(database) = self.database.take() {
             return Ok(database);
         }
         // By its descriptor: what is at the path may be another file, or none, and a new one would be made.
         let path = format!("/proc/self/fd/{}", self.held.as_raw_fd());
-        (self.opener)(Path::new(&path)).map_err(|e| format!("open it again after a failure: {e}"))
+        let again = |e: String| format!("open it again after a failure: {e}");
+        let database = (self.opener)(Path::new(&path)).map_err(|e| again(e.to_string()));
+        // Opening repairs, and may fail after it has written.
+        self.written()?;
+        let database = database?;
+        // The commit that failed may have become durable after all.
+        self.rows = Rows::load(&database).map_err(again)?;
+        Ok(database)
+    }
+
+    /// What happened to the file, when its path does not name it or its content is not the agent's own.
+    pub(super) fn lost(&self) -> Option<String> {
+        self.displaced().or_else(|| self.overwritten())
+    }
+
+    fn overwritten(&self) -> Option<String> {
+        match Stamp::of(&self.held) {
+            Ok(now) if now == self.stamp => None,
+            Ok(_) => Some("somebody else wrote to the file while the agent used it".into()),
+            Err(why) => Some(why),
+        }
     }
 
     /// What happened to the path, when it no longer names this file.
-    pub(super) fn displaced(&self) -> Option<String> {
+    fn displaced(&self) -> Option<String> {
         let ours = match self.held.metadata() {
             Ok(ours) => ours,
             Err(e) => return Some(format!("the open file cannot be looked at: {e}")),
@@ -89,17 +160,22 @@ impl File {
         }
     }
 
-    /// Copies everything into a new file at the path, which then is the store. A file that is there and is not ours is
-    /// put aside. Whenever the process dies, the store or its whole copy is in the directory.
-    pub(super) fn write_anew(&mut self) -> Result<(), String> {
+    /// Writes everything into a new file at the path, which then is the store. A file that is there and is not ours is put
+    /// aside. Whenever the process dies, the store or its whole copy is in the directory. Returns whether the timeline was
+    /// lost: of a file that somebody else wrote to, not even that is read.
+    pub(super) fn write_anew(&mut self) -> Result<bool, String> {
         let directory = self.path.parent().ok_or("its path has no directory")?.to_owned();
         crate::make_directory(&directory).map_err(|e| format!("{e:#}"))?;
-        let database = self.take()?;
         let (new, old) = (self.path.with_extension(NEW), self.displaced().is_some());
-        let copied = self.copy_to(&new, &database);
-        // The old one stays in use until the new one has its place.
-        self.database = Some(database);
-        let replaced = copied.and_then(|copied| {
+        let overwritten = self.overwritten().is_some();
+        if overwritten {
+            // redb reads and writes the file when it is closed, and panics over pages that are not its own. The file stays
+            // open: its descriptor and up to 1 MiB of pages for each time that somebody writes to the store.
+            std::mem::forget(self.database.take());
+        } else {
+            self.database = Some(self.take()?);
+        }
+        let replaced = self.copy_to(&new).and_then(|copied| {
             if old {
                 give_way(&self.path)?;
             }
@@ -108,10 +184,13 @@ impl File {
         });
         match replaced {
             Ok((database, held)) => {
+                // The old one stays in use until the new one has its place.
                 (self.database, self.held) = (Some(database), held);
+                self.written()?;
                 std::fs::File::open(&directory)
                     .and_then(|d| d.sync_all())
-                    .map_err(|e| format!("sync directory {}: {e}", directory.display()))
+                    .map_err(|e| format!("sync directory {}: {e}", directory.display()))?;
+                Ok(overwritten)
             }
             Err(cause) => {
                 // Nothing is at stake: it is made again from the start, and one that stays is removed by the next attempt.
@@ -121,7 +200,7 @@ impl File {
         }
     }
 
-    fn copy_to(&self, new: &Path, from: &Database) -> Result<(Database, std::fs::File), String> {
+    fn copy_to(&self, new: &Path) -> Result<(Database, std::fs::File), String> {
         match std::fs::remove_file(new) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 return Err(format!("remove {}, left by an earlier attempt: {e}", new.display()));
@@ -132,7 +211,7 @@ impl File {
         let fail = |e: std::io::Error| format!("open {}: {e}", new.display());
         let held = std::fs::File::open(new).map_err(fail)?;
         held.set_permissions(std::fs::Permissions::from_mode(0o600)).map_err(fail)?;
-        copy(from, &database)?;
+        write_all(&self.rows, self.database.as_ref(), &database)?;
         Ok((database, held))
     }
 
@@ -148,7 +227,7 @@ impl File {
         }
         self.changes = 0;
         let result = self.wasted().and_then(|wasted| match wasted {
-            Some((size, live)) => self.write_anew().map(|()| Some((size, live))),
+            Some((size, live)) => self.write_anew().map(|_| Some((size, live))),
             None => Ok(None),
         });
         match result {
@@ -168,7 +247,10 @@ impl File {
         if size <= SMALL {
             return Ok(None);
         }
-        let live = self.with("read", live_bytes).map_err(|e| e.cause)?;
+        let live = self.with("read", live_bytes).map_err(|e| e.cause);
+        // It takes a transaction, though one that changes nothing.
+        self.written()?;
+        let live = live?;
         Ok((size > live.saturating_mul(2).saturating_add(SMALL)).then_some((size, live)))
     }
 }

@@ -14,9 +14,12 @@ use super::{
     tables::{Meta, ReadError, read_meta, read_snapshot},
 };
 
-/// Starts that may die over a file before it is held to be damaged. redb's own walk through a damaged file may panic,
-/// which ends the process; an agent that is killed while it starts must not lose its store at once, though.
+/// Starts that may die over a file before it is held to be damaged, where nothing was learned from the check before
+/// ([`super::check`]): an agent that is killed while it starts must not lose its store at once.
 const FATAL_OPENINGS: usize = 3;
+
+/// Extension of the file that counts them.
+const MARKER: &str = "opening";
 
 /// What came of opening.
 pub(super) struct Found {
@@ -40,8 +43,7 @@ pub(super) fn open(
     let loaded = if attempt.earlier < FATAL_OPENINGS {
         load(opener, path, boot_id)
     } else {
-        let times = attempt.earlier;
-        Err(Unusable::Damaged(format!("the last {times} starts ended while it was opened"), Meta::default()))
+        Err(Unusable::Damaged("every process that opens it ends over it".into(), Meta::default()))
     };
     let fresh = |why: &str, what: &str, meta: Meta, lost: bool| {
         let aside = put_aside(path, why).map_err(|e| format!("put it aside ({what}): {e}"))?;
@@ -63,6 +65,18 @@ pub(super) fn open(
     Ok(found)
 }
 
+/// Opens the file and closes it again, for a process that may die over it.
+pub(super) fn try_open(opener: &impl Fn(&Path) -> Result<Database, DatabaseError>, path: &Path, boot_id: &str) {
+    if let Ok((database, ..)) = load(opener, path, boot_id) {
+        drop(database);
+    }
+}
+
+/// A process died over the file: the next opening sets it aside.
+pub(super) fn condemn(path: &Path) -> std::io::Result<()> {
+    std::fs::write(path.with_extension(MARKER), [b'x'; FATAL_OPENINGS])
+}
+
 /// A file beside the store that says, by its length, how often opening was begun and never ended.
 struct Attempt {
     marker: PathBuf,
@@ -71,7 +85,7 @@ struct Attempt {
 
 impl Attempt {
     fn begin(path: &Path) -> std::io::Result<Self> {
-        let marker = path.with_extension("opening");
+        let marker = path.with_extension(MARKER);
         let earlier = std::fs::metadata(&marker).map_or(0, |m| usize::try_from(m.len()).unwrap_or(usize::MAX));
         let earlier = earlier.min(FATAL_OPENINGS);
         std::fs::write(&marker, vec![b'x'; earlier + 1])?;
@@ -105,7 +119,11 @@ fn load(
     path: &Path,
     boot_id: &str,
 ) -> Result<(Database, Meta, Snapshot), Unusable> {
-    // Before anything else, because opening a file to write changes it.
+    // Opening a FIFO never ends.
+    if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(Unusable::Damaged("it is not a regular file".into(), Meta::default()));
+    }
+    // Before anything is opened to be written, because that changes the file.
     if let Some(schema) = peek_schema(path) {
         refuse_unknown(schema)?;
     }

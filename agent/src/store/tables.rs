@@ -1,10 +1,10 @@
 //! What is in the file: tables, and how they are read and changed.
 
-use std::net::IpAddr;
+use std::{borrow::Borrow, cell::RefCell, collections::HashMap, net::IpAddr};
 
 use redb::{
-    Database, Key, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, Value,
-    WriteTransaction,
+    Database, Key, ReadTransaction, ReadableDatabase, ReadableTable, StorageError, Table, TableDefinition, TableError,
+    TableHandle as _, Value, WriteTransaction,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use wharf_core::{
@@ -15,6 +15,8 @@ use wharf_core::{
 };
 
 use super::SCHEMA_VERSION;
+
+type Definition<K> = &'static TableDefinition<'static, K, &'static [u8]>;
 
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 const ENDPOINTS: TableDefinition<u16, &[u8]> = TableDefinition::new("endpoints");
@@ -31,18 +33,116 @@ const QUARANTINE: TableDefinition<u16, &[u8]> = TableDefinition::new("quarantine
 /// the table as it is, and the rows it does not end are ended by the next start of one with it.
 const TIMELINE: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("timeline");
 
+/// Every row but the timeline's, as of the last commit: what the file is written anew from. What somebody else wrote into
+/// the file must not come back from it.
+#[derive(Default)]
+pub(super) struct Rows(HashMap<RowKey, Box<[u8]>>);
+
+/// Table and key.
+type RowKey = (&'static str, Box<[u8]>);
+
+/// A row that a transaction changes, and its new value unless the row is removed.
+type Changed = (RowKey, Option<Box<[u8]>>);
+
+impl Rows {
+    pub(super) fn load(database: &Database) -> Result<Self, String> {
+        let read = database.begin_read().map_err(words)?;
+        let mut rows = Self::default();
+        rows.load_table(&read, &META)?;
+        rows.load_table(&read, &ENDPOINTS)?;
+        rows.load_table(&read, &LEASES)?;
+        rows.load_table(&read, &INTENTS)?;
+        rows.load_table(&read, &RESTS)?;
+        rows.load_table(&read, &FAILURES)?;
+        rows.load_table(&read, &QUARANTINE)?;
+        Ok(rows)
+    }
+
+    fn load_table<K: Key + 'static>(
+        &mut self,
+        read: &ReadTransaction,
+        definition: Definition<K>,
+    ) -> Result<(), String> {
+        let table = match read.open_table(*definition) {
+            Ok(table) => table,
+            Err(TableError::TableDoesNotExist(_)) => return Ok(()),
+            Err(e) => return Err(words(e)),
+        };
+        for row in table.iter().map_err(words)? {
+            let (key, value) = row.map_err(words)?;
+            let key = K::as_bytes(&key.value()).as_ref().into();
+            self.0.insert((definition.name(), key), value.value().into());
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, changed: Vec<Changed>) {
+        for (key, value) in changed {
+            match value {
+                Some(value) => drop(self.0.insert(key, value)),
+                None => drop(self.0.remove(&key)),
+            }
+        }
+    }
+
+    fn write_table<K: Key + 'static>(&self, write: &WriteTransaction, definition: Definition<K>) -> Result<(), String> {
+        let mut table = write.open_table(*definition).map_err(words)?;
+        for ((_, key), value) in self.0.iter().filter(|((name, _), _)| *name == definition.name()) {
+            table.insert(K::from_bytes(key), &**value).map_err(words)?;
+        }
+        Ok(())
+    }
+}
+
+/// A table whose changes are noted, for [`Rows`].
+struct Noted<'t, K: Key + 'static> {
+    table: Table<'t, K, &'static [u8]>,
+    name: &'static str,
+    changed: &'t RefCell<Vec<Changed>>,
+}
+
+impl<'t, K: Key + 'static> Noted<'t, K> {
+    fn open(
+        txn: &'t WriteTransaction,
+        definition: Definition<K>,
+        changed: &'t RefCell<Vec<Changed>>,
+    ) -> Result<Self, String> {
+        let table = txn.open_table(*definition).map_err(words)?;
+        Ok(Self { table, name: definition.name(), changed })
+    }
+
+    fn insert<'k>(&mut self, key: impl Borrow<K::SelfType<'k>>, value: &[u8]) -> Result<(), StorageError> {
+        self.note(key.borrow(), Some(value));
+        self.table.insert(key, value).map(drop)
+    }
+
+    fn remove<'k>(&mut self, key: impl Borrow<K::SelfType<'k>>) -> Result<(), StorageError> {
+        self.note(key.borrow(), None);
+        self.table.remove(key).map(drop)
+    }
+
+    fn note<'k>(&self, key: &K::SelfType<'k>, value: Option<&[u8]>) {
+        self.changed.borrow_mut().push(((self.name, K::as_bytes(key).as_ref().into()), value.map(Into::into)));
+    }
+}
+
 /// Makes all changes in one transaction.
-pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a Change> + Clone) -> Result<(), String> {
+pub(super) fn apply<'a>(
+    database: &Database,
+    rows: &mut Rows,
+    changes: impl Iterator<Item = &'a Change> + Clone,
+) -> Result<(), String> {
     wharf_crash::point("store/before-transaction");
     let txn = database.begin_write().map_err(words)?;
+    let changed = RefCell::default();
     {
-        let mut meta = txn.open_table(META).map_err(words)?;
-        let mut endpoints = txn.open_table(ENDPOINTS).map_err(words)?;
-        let mut leases = txn.open_table(LEASES).map_err(words)?;
-        let mut intents = txn.open_table(INTENTS).map_err(words)?;
-        let mut rests = txn.open_table(RESTS).map_err(words)?;
-        let mut failures = txn.open_table(FAILURES).map_err(words)?;
-        let mut quarantine = txn.open_table(QUARANTINE).map_err(words)?;
+        let mut meta = Noted::open(&txn, &META, &changed)?;
+        let mut endpoints = Noted::open(&txn, &ENDPOINTS, &changed)?;
+        let mut leases = Noted::open(&txn, &LEASES, &changed)?;
+        let mut intents = Noted::open(&txn, &INTENTS, &changed)?;
+        let mut rests = Noted::open(&txn, &RESTS, &changed)?;
+        let mut failures = Noted::open(&txn, &FAILURES, &changed)?;
+        let mut quarantine = Noted::open(&txn, &QUARANTINE, &changed)?;
         // Opened only for its own changes: what is wrong with it is then wrong with nothing else.
         let mut timeline = match changes.clone().any(Change::is_of_timeline) {
             true => Some(txn.open_table(TIMELINE).map_err(words)?),
@@ -50,10 +150,10 @@ pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a C
         };
         for change in changes {
             match change {
-                Change::PutEndpoint(r) => endpoints.insert(r.id.get(), encode(r)?.as_slice()).map(drop),
+                Change::PutEndpoint(r) => endpoints.insert(r.id.get(), encode(r)?.as_slice()),
                 Change::RemoveEndpoint(id, epoch) => {
-                    if has_record(&endpoints, *id, *epoch)? {
-                        endpoints.remove(id.get()).map(drop)
+                    if has_record(&endpoints.table, *id, *epoch)? {
+                        endpoints.remove(id.get())
                     } else {
                         Ok(())
                     }
@@ -61,45 +161,43 @@ pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a C
                 Change::PutLease(l) => {
                     // A lease ends a rest.
                     rests.remove(l.ip.to_string().as_str()).map_err(words)?;
-                    leases.insert(l.ip.to_string().as_str(), encode(l)?.as_slice()).map(drop)
+                    leases.insert(l.ip.to_string().as_str(), encode(l)?.as_slice())
                 }
-                Change::RemoveLease(ip) => leases.remove(ip.to_string().as_str()).map(drop),
+                Change::RemoveLease(ip) => leases.remove(ip.to_string().as_str()),
                 Change::RemoveOwnedLease(ip, owner) => {
-                    let held = is_held_by(&leases, *ip, owner)?;
-                    if held { leases.remove(ip.to_string().as_str()).map(drop) } else { Ok(()) }
+                    let held = is_held_by(&leases.table, *ip, owner)?;
+                    if held { leases.remove(ip.to_string().as_str()) } else { Ok(()) }
                 }
                 Change::ReplaceOwnedLease(l, owner) => {
-                    let held = is_held_by(&leases, l.ip, owner)?;
-                    if held {
-                        leases.insert(l.ip.to_string().as_str(), encode(l)?.as_slice()).map(drop)
-                    } else {
-                        Ok(())
-                    }
+                    let held = is_held_by(&leases.table, l.ip, owner)?;
+                    if held { leases.insert(l.ip.to_string().as_str(), encode(l)?.as_slice()) } else { Ok(()) }
                 }
-                Change::PutIntent(id, epoch, Intent::Delete { .. }) if !has_record(&endpoints, *id, *epoch)? => Ok(()),
-                Change::PutIntent(id, epoch, intent) => {
-                    intents.insert((id.get(), epoch.0), encode(intent)?.as_slice()).map(drop)
+                Change::PutIntent(id, epoch, Intent::Delete { .. }) if !has_record(&endpoints.table, *id, *epoch)? => {
+                    Ok(())
                 }
-                Change::RemoveIntent(id, epoch) => intents.remove((id.get(), epoch.0)).map(drop),
+                Change::PutIntent(id, epoch, intent) => intents.insert((id.get(), epoch.0), encode(intent)?.as_slice()),
+                Change::RemoveIntent(id, epoch) => intents.remove((id.get(), epoch.0)),
                 // Of two deletes that end together one is the later, and the address may have a new owner by then.
-                Change::PutRest(r) if leases.get(r.ip.to_string().as_str()).map_err(words)?.is_some() => Ok(()),
-                Change::PutRest(r) => rests.insert(r.ip.to_string().as_str(), encode(r)?.as_slice()).map(drop),
-                Change::RemoveRest(ip) => rests.remove(ip.to_string().as_str()).map(drop),
-                Change::PutRestoreFailure(id, f) => failures.insert(id.get(), encode(f)?.as_slice()).map(drop),
-                Change::RemoveRestoreFailure(id) => failures.remove(id.get()).map(drop),
+                Change::PutRest(r) if leases.table.get(r.ip.to_string().as_str()).map_err(words)?.is_some() => Ok(()),
+                Change::PutRest(r) => rests.insert(r.ip.to_string().as_str(), encode(r)?.as_slice()),
+                Change::RemoveRest(ip) => rests.remove(ip.to_string().as_str()),
+                Change::PutRestoreFailure(id, f) => failures.insert(id.get(), encode(f)?.as_slice()),
+                Change::RemoveRestoreFailure(id) => failures.remove(id.get()),
                 Change::Quarantine(q) => {
                     endpoints.remove(q.id.get()).map_err(words)?;
                     failures.remove(q.id.get()).map_err(words)?;
-                    quarantine.insert(q.id.get(), encode(q)?.as_slice()).map(drop)
+                    quarantine.insert(q.id.get(), encode(q)?.as_slice())
                 }
                 Change::RemoveQuarantined(id) => {
                     failures.remove(id.get()).map_err(words)?;
-                    if is_unreadable(&endpoints, *id)? {
+                    if is_unreadable(&endpoints.table, *id)? {
                         endpoints.remove(id.get()).map_err(words)?;
                     }
-                    quarantine.remove(id.get()).map(drop)
+                    quarantine.remove(id.get())
                 }
-                Change::PutLife(l) if l.ended.is_none() && !has_record(&endpoints, l.who.id, l.who.epoch)? => Ok(()),
+                Change::PutLife(l) if l.ended.is_none() && !has_record(&endpoints.table, l.who.id, l.who.epoch)? => {
+                    Ok(())
+                }
                 Change::PutLife(l) => match &mut timeline {
                     Some(table) => table.insert((l.who.id.get(), l.who.epoch.0), encode(l)?.as_slice()).map(drop),
                     None => Ok(()),
@@ -108,30 +206,34 @@ pub(super) fn apply<'a>(database: &Database, changes: impl Iterator<Item = &'a C
                     Some(table) => table.remove((id.get(), epoch.0)).map(drop),
                     None => Ok(()),
                 },
-                Change::ReserveEpochs(high) => meta.insert("epoch-high", high.0.to_le_bytes().as_slice()).map(drop),
+                Change::ReserveEpochs(high) => meta.insert("epoch-high", high.0.to_le_bytes().as_slice()),
             }
             .map_err(words)?;
         }
     }
     wharf_crash::point("store/before-commit");
     txn.commit().map_err(words)?;
+    rows.change(changed.into_inner());
     wharf_crash::point("store/after-commit");
     Ok(())
 }
 
-/// Copies every table into an empty file, in one transaction.
-pub(super) fn copy(from: &Database, to: &Database) -> Result<(), String> {
-    let (read, write) = (from.begin_read().map_err(words)?, to.begin_write().map_err(words)?);
-    copy_table(&read, &write, META)?;
-    copy_table(&read, &write, ENDPOINTS)?;
-    copy_table(&read, &write, LEASES)?;
-    copy_table(&read, &write, INTENTS)?;
-    copy_table(&read, &write, RESTS)?;
-    copy_table(&read, &write, FAILURES)?;
-    copy_table(&read, &write, QUARANTINE)?;
-    // A table of that name and another shape is nobody's: lives are written without it and read without it.
-    if !matches!(read.open_table(TIMELINE), Err(TableError::TableTypeMismatch { .. })) {
-        copy_table(&read, &write, TIMELINE)?;
+/// Writes every row into an empty file, in one transaction; the timeline's as they are in `old`.
+pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> Result<(), String> {
+    let write = to.begin_write().map_err(words)?;
+    rows.write_table(&write, &META)?;
+    rows.write_table(&write, &ENDPOINTS)?;
+    rows.write_table(&write, &LEASES)?;
+    rows.write_table(&write, &INTENTS)?;
+    rows.write_table(&write, &RESTS)?;
+    rows.write_table(&write, &FAILURES)?;
+    rows.write_table(&write, &QUARANTINE)?;
+    if let Some(old) = old {
+        let read = old.begin_read().map_err(words)?;
+        // A table of that name and another shape is nobody's: lives are written without it and read without it.
+        if !matches!(read.open_table(TIMELINE), Err(TableError::TableTypeMismatch { .. })) {
+            copy_table(&read, &write, TIMELINE)?;
+        }
     }
     write.commit().map_err(words)
 }

@@ -178,7 +178,7 @@ fn a_store_over_which_three_starts_ended_is_set_aside_and_one_over_which_two_did
     std::fs::write(&marker, b"xxx").expect("write");
     machine.life(async |agent| {
         let why = agent.set_aside.clone().expect("set aside");
-        assert!(why.contains("3 starts"), "{why}");
+        assert!(why.contains("every process that opens it"), "{why}");
         agent.create("c2").await;
         agent.assert_lost_but_living().await;
     });
@@ -401,6 +401,87 @@ fn a_store_that_is_removed_is_noticed_though_nobody_writes() {
     machine.life(async |agent| {
         agent.assert_healthy().await;
         assert_eq!(agent.node.registry.len(), 1);
+    });
+}
+
+/// What somebody may do to the store's bytes without giving its name to another file: none of it is read again.
+#[test]
+fn a_store_that_somebody_writes_to_is_written_anew_from_memory() {
+    type Harm = fn(&std::path::Path, &[u8]);
+    let harms: [Harm; 3] = [
+        |path, _| drop(std::fs::File::create(path).expect("truncate")),
+        |path, _| std::fs::write(path, [0xa5; 1 << 16]).expect("write"),
+        |path, earlier| std::fs::write(path, earlier).expect("write"),
+    ];
+    for harm in harms {
+        let machine = Machine::new();
+        machine.life(async |agent| {
+            agent.create("earlier").await;
+        });
+        let earlier = std::fs::read(machine.store_path()).expect("read");
+        let before = machine.life(async |agent| {
+            let before = fill(&agent).await;
+            harm(&machine.store_path(), &earlier);
+            let refused = agent.try_create(agent.container("c2")).await.expect_err("its record would be lost");
+            assert!(refused.message.contains("somebody else wrote to the file"), "{}", refused.message);
+            assert_eq!(agent.snapshot().await, before);
+            agent.create("c2").await;
+            wharf_agent::timeline::write(&agent.node, 0).await.expect("write");
+            agent.assert_healthy().await;
+            // The last look is at the very end.
+            harm(&machine.store_path(), &earlier);
+            agent.snapshot().await
+        });
+        assert_eq!(machine.files(), ["state.redb"]);
+        machine.life(async |agent| {
+            assert_eq!(agent.set_aside, None);
+            agent.quiet().await;
+            assert_eq!(agent.node.registry.len(), 3);
+            let now = agent.snapshot().await;
+            assert_eq!(
+                (&now.endpoints, &now.leases, &now.resting),
+                (&before.endpoints, &before.leases, &before.resting)
+            );
+            let epoch = agent.create("c3").await.epoch;
+            assert!(before.endpoints.iter().all(|r| r.epoch < epoch), "epochs go on");
+        });
+    }
+}
+
+#[test]
+fn the_timeline_of_those_that_live_is_written_again_after_somebody_wrote_to_the_store() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        let endpoint = agent.create("c1").await;
+        wharf_agent::timeline::write(&agent.node, 0).await.expect("write");
+        std::fs::write(machine.store_path(), b"").expect("truncate");
+        agent.node.store.ping().await.expect_err("noticed");
+        wharf_agent::timeline::write(&agent.node, 0).await.expect("write");
+        let lives = agent.node.store.lives().await.expect("read").0;
+        assert!(lives.iter().any(|l| l.who.epoch == endpoint.epoch), "{lives:?}");
+    });
+}
+
+#[test]
+fn a_link_to_the_file_or_another_mode_is_no_change_of_the_store() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        fill(&agent).await;
+        std::fs::hard_link(machine.store_path(), machine.store_path().with_extension("link")).expect("link");
+        std::fs::set_permissions(machine.store_path(), std::os::unix::fs::PermissionsExt::from_mode(0o640))
+            .expect("mode");
+        touch(&agent).await.expect("nothing was lost");
+    });
+}
+
+#[test]
+fn what_is_no_regular_file_is_put_aside_at_a_start() {
+    let machine = Machine::new();
+    nix::unistd::mkfifo(&machine.store_path(), nix::sys::stat::Mode::S_IRWXU).expect("make");
+    machine.life(async |agent| {
+        assert!(agent.set_aside.as_ref().is_some_and(|a| a.contains("not a regular file")), "{:?}", agent.set_aside);
+        agent.create("c1").await;
+        agent.assert_healthy().await;
     });
 }
 
