@@ -87,6 +87,10 @@ use crate::{
 /// How long requests and operations that run may take at a stop.
 const GRACE: Duration = Duration::from_secs(15);
 
+/// How often the node's own part (the router's link, shared pins, pools' routes) is put in place. Without the shared pins
+/// no endpoint can be made or deleted; a look takes a millisecond.
+const NODE_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Runs an agent until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -279,7 +283,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
             let looked = pools::look(&owned).await;
             made.and(looked)
         };
-        owned.controllers.run("node-datapath", Duration::from_secs(60), owned.stop.clone(), work).await;
+        owned.controllers.run("node-datapath", NODE_INTERVAL, owned.stop.clone(), work).await;
     });
     if let Some(interval) = sd_notify::watchdog_enabled() {
         node.tasks.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);

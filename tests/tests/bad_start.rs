@@ -170,6 +170,27 @@ fn program_sets_whose_pins_somebody_removed_do_not_fail_creates() -> Result<()> 
 }
 
 #[test]
+fn shared_pins_that_somebody_removed_are_named_and_come_back_without_an_operator() -> Result<()> {
+    // The leak audit alone would take two minutes.
+    scenario(NodeConfig::default(), |node| {
+        let sandbox = node.sandbox("a")?;
+        let attached = node.attach(&sandbox)?;
+        fs::remove_dir_all(node.dirs().bpffs.join("wharf"))?;
+        let pin = node.dirs().endpoint_pins().with_file_name("shared").join("ENDPOINTS");
+        let audit = node.wharf(&["audit"])?;
+        // Unless the agent was faster.
+        ensure!(audit.stdout.contains("shared/ENDPOINTS") || pin.exists(), "{}", audit.describe());
+        wait::until("the agent to put them back", || Ok(pin.exists().then_some(())))?;
+        let other = node.sandbox("b")?;
+        let reached = node.attach(&other)?;
+        wharf_tests::icmp::ping(sandbox.space()?, reached.v4()?.into())?.must_answer()?;
+        ensure!(node.wharf(&["audit", "--repair"])?.code() == 0, "what is left of it can be mended");
+        node.detach(&attached)?;
+        node.detach(&reached)
+    })
+}
+
+#[test]
 fn a_store_that_is_gone_or_empty_costs_no_container_its_network() -> Result<()> {
     for empty in [false, true] {
         scenario(NodeConfig::default(), |node| {

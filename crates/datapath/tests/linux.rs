@@ -513,6 +513,8 @@ fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
             4,
             "three maps and the sink: {told:?}"
         );
+        let dump = k.dump().await.expect("an audit needs it, to tell of the pins");
+        assert_eq!((dump.endpoint_rows.len(), dump.call_slots.len()), (4, 2), "{dump:?}");
         let speakers = k.observe_speakers(first_address(&a)).await.expect("observe");
         assert_eq!(speakers.len(), 2, "the row is in the table that the programs use: {speakers:?}");
         // Made again there: the same maps, so that what is attached and what is written are one.

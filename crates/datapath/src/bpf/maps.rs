@@ -122,11 +122,6 @@ pub(crate) fn calls(path: &Path) -> Result<ProgramArray<MapData>> {
     typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::CALLS)?)))
 }
 
-/// Opens the shared program array, to read: to user space its values are program ids.
-pub(crate) fn call_ids(path: &Path) -> Result<Array<MapData, u32>> {
-    typed(path, Array::try_from(Map::Array(open(path, map::CALLS)?)))
-}
-
 /// Opens the shared event ring buffer. Its consumer position is shared: one reader at a time.
 pub(crate) fn events(path: &Path) -> Result<RingBuf<MapData>> {
     typed(path, RingBuf::try_from(Map::RingBuf(open(path, map::EVENTS)?)))

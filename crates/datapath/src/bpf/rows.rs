@@ -188,28 +188,35 @@ impl Bpf {
         Ok(program.flatten())
     }
 
-    /// Every filled slot with its program's id, in order.
+    /// Every filled slot of the array that the programs use with its program's id, in order; none when the node's part
+    /// was removed.
     pub(super) fn call_slots(&self) -> Result<Vec<(u32, u32)>> {
-        let calls = maps::call_ids(&self.pins.shared(map::CALLS))?;
-        let mut filled = Vec::new();
-        for slot in 0..map::CALLS_MAX {
-            if let Some(program) = read_slot(&calls, slot)? {
-                filled.push((slot, program));
+        let filled = self.read_held(map::CALLS, |held| {
+            let calls = Array::try_from(held).map_err(|e| wrap("open map", map::CALLS, &e))?;
+            let mut filled = Vec::new();
+            for slot in 0..map::CALLS_MAX {
+                if let Some(program) = read_slot(&calls, slot)? {
+                    filled.push((slot, program));
+                }
             }
-        }
-        Ok(filled)
+            Ok(filled)
+        })?;
+        Ok(filled.unwrap_or_default())
     }
 
-    /// Every row of the endpoint table.
+    /// Every row of the table that the programs use; none when the node's part was removed.
     pub(super) fn endpoint_rows(&self) -> Result<Vec<EndpointTableRow>> {
-        let endpoints = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
-        let mut rows = Vec::new();
-        for row in endpoints.iter() {
-            let (key, row) = row.map_err(|e| wrap("read endpoint table", map::ENDPOINTS, &e))?;
-            rows.push(table_row(&key, &row));
-        }
-        rows.sort();
-        Ok(rows)
+        let rows = self.read_held(map::ENDPOINTS, |held| {
+            let endpoints = HashMap::try_from(held).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;
+            let mut rows = Vec::new();
+            for row in endpoints.iter() {
+                let (key, row) = row.map_err(|e| wrap("read endpoint table", map::ENDPOINTS, &e))?;
+                rows.push(table_row(&key, &row));
+            }
+            rows.sort();
+            Ok(rows)
+        })?;
+        Ok(rows.unwrap_or_default())
     }
 
     /// The row of one address in the table that the programs use, wherever its pin is now.
