@@ -9,7 +9,8 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 use wharf_core::{
-    ipam::{IpamError, LeaseRequest, Leased, describe_owner},
+    ids::Attachment,
+    ipam::{IpamError, LeaseRequest, Leased, Wanted, describe_owner},
     kernel::Kernel,
     store::{Change, Lease, LeaseOwner},
 };
@@ -77,6 +78,76 @@ pub async fn lease<K: Kernel>(node: &Node<K>, request: &LeaseRequest, owner: &Le
         pool: request.pool.clone().unwrap_or_else(|| node.config.default_pool.clone()),
         why: pools::told(node).unwrap_or_default(),
     })
+}
+
+/// Makes the addresses that are asked for by name and that a delete kept for this attachment the new owner's, and returns
+/// the leases as they were. In memory alone: the store has them when the create is committed.
+pub fn take_over<K: Kernel>(
+    node: &Node<K>,
+    request: &LeaseRequest,
+    attachment: &Attachment,
+    owner: &LeaseOwner,
+) -> Vec<Lease> {
+    let kept = LeaseOwner::kept_for(attachment);
+    let mut ipam = lock(&node.ipam);
+    let pool = request.pool.clone().unwrap_or_else(|| ipam.default_pool().clone());
+    let exact = [exact(request.ipv4).map(IpAddr::V4), exact(request.ipv6).map(IpAddr::V6)].into_iter().flatten();
+    let held: Vec<Lease> =
+        exact.filter_map(|ip| ipam.get(ip).filter(|l| l.owner == kept && l.pool == pool).cloned()).collect();
+    for lease in &held {
+        ipam.transfer(lease.ip, &kept, owner.clone());
+    }
+    held
+}
+
+/// Undoes [`take_over`].
+pub fn hand_back<K: Kernel>(node: &Node<K>, kept: &[Lease], owner: &LeaseOwner) {
+    let mut ipam = lock(&node.ipam);
+    for lease in kept {
+        ipam.transfer(lease.ip, owner, lease.owner.clone());
+    }
+}
+
+/// As [`lease`], where the owner has some of the addresses already.
+///
+/// # Errors
+/// As [`wharf_core::ipam::Ipam::lease`].
+pub async fn lease_besides<K: Kernel>(
+    node: &Node<K>,
+    held: &[Lease],
+    request: &LeaseRequest,
+    owner: &LeaseOwner,
+) -> Result<Leased, IpamError> {
+    let Some(first) = held.first() else { return lease(node, request, owner).await };
+    let (mut ipv4, mut ipv6) = (None, None);
+    for lease in held {
+        match lease.ip {
+            IpAddr::V4(ip) => ipv4 = Some(ip),
+            IpAddr::V6(ip) => ipv6 = Some(ip),
+        }
+    }
+    let mut leased = Leased { ipv4, ipv6, pool: first.pool.clone() };
+    let other = LeaseRequest {
+        ipv4: if ipv4.is_some() { Wanted::None } else { request.ipv4 },
+        ipv6: if ipv6.is_some() { Wanted::None } else { request.ipv6 },
+        ..request.clone()
+    };
+    let any = other.ipv4 == Wanted::Any || other.ipv6 == Wanted::Any;
+    match lease(node, &other, owner).await {
+        Ok(more) => (leased.ipv4, leased.ipv6) = (ipv4.or(more.ipv4), ipv6.or(more.ipv6)),
+        Err(IpamError::NothingWanted { .. }) => {}
+        // Any of a family that the pool lacks is none.
+        Err(IpamError::FamilyNotInPool { .. }) if any => {}
+        Err(error) => return Err(error),
+    }
+    Ok(leased)
+}
+
+fn exact<A>(wanted: Wanted<A>) -> Option<A> {
+    match wanted {
+        Wanted::Exact(address) => Some(address),
+        Wanted::Any | Wanted::None => None,
+    }
 }
 
 /// Leases addresses, whatever the node has; wakes resting ones when no other is free.

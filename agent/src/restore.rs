@@ -358,6 +358,7 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
         committed: true,
         delete_options: DeleteOptions::default(),
         record,
+        taken_over: Vec::new(),
     };
     let (sender, mailbox) = mpsc::channel(MAILBOX);
     let handle = Handle { id, epoch, mailbox: sender, shared: Shared::new(view), cancel: CancellationToken::new() };

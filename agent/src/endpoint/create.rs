@@ -257,6 +257,7 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
         trace: false,
         committed: false,
         delete_options: DeleteOptions::default(),
+        taken_over: Vec::new(),
     };
     let (sender, mailbox) = mpsc::channel(MAILBOX);
     let handle =
@@ -288,8 +289,9 @@ fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(
     let ipam = lock(&node.ipam);
     // The health endpoint's are nobody else's, also while it is launched anew.
     let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
-    let by_caller =
-        |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| matches!(l.owner, LeaseOwner::Caller { .. }) && fits(&l.owner));
+    // What a delete kept becomes the endpoint's own again, when it was kept for this attachment.
+    let lent = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Caller { .. }) && owner.kept().is_none();
+    let by_caller = |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| lent(&l.owner) && fits(&l.owner));
     let leased = spec.ips.iter().filter(|ip| by_caller(ip)).count();
     if leased == 0 {
         return Ok((IpOwner::Endpoint, (None, None)));
@@ -465,7 +467,9 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::Lease => {
             let request = lease_request(spec);
-            let leased = resting::lease(node, &request, &owner(&record))
+            let kept = resting::take_over(node, &request, &spec.attachment, &owner(&record));
+            shared.update(|v| v.taken_over.clone_from(&kept));
+            let leased = resting::lease_besides(node, &kept, &request, &owner(&record))
                 .await
                 .map_err(|e| crate::rest::error::from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
             shared.update(|v| {

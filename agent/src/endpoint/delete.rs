@@ -341,13 +341,13 @@ async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, record: &EndpointRecord) ->
 }
 
 /// NoIPRelease on addresses that the endpoint leased itself: they pass to a caller's name, so that no lease is left
-/// whose owner is gone. `DELETE /v1/ipam/{ip}` gives them back, and a create may ask for them.
+/// whose owner is gone. `DELETE /v1/ipam/{ip}` gives them back, and a create of the same attachment may ask for them.
 fn kept_leases<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> Vec<Lease> {
     let old = owner(record);
     let ipam = lock(&node.ipam);
     let held = record.addresses().filter_map(|ip| ipam.get(ip).filter(|l| l.owner == old).cloned());
-    let name = format!("kept:{}:{}", record.attachment.container_id, record.attachment.ifname);
-    held.map(|lease| Lease { owner: LeaseOwner::Caller { name: name.clone() }, ..lease }).collect()
+    let kept = LeaseOwner::kept_for(&record.attachment);
+    held.map(|lease| Lease { owner: kept.clone(), ..lease }).collect()
 }
 
 fn still_busy(handle: &Handle) -> StepError {

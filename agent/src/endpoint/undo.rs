@@ -15,7 +15,7 @@ use wharf_core::{
 
 use crate::{
     endpoint::{
-        create::{crash_point, leases, removals},
+        create::{crash_point, leases, owner, removals},
         task::EndpointTask,
         view::Shared,
     },
@@ -140,8 +140,11 @@ async fn take_back<K: Kernel>(
     let (record, link) = (record.clone(), LinkRef::of(record));
     match undo {
         UndoStep::RemoveRecord => {
-            let removals = removals(node, &record, record.ip_owner == IpOwner::Endpoint);
-            commit(node, removals, bound).await
+            let kept = shared.read(|v| v.taken_over.clone());
+            let mut changes: Vec<Change> =
+                kept.into_iter().map(|lease| Change::ReplaceOwnedLease(lease, owner(&record))).collect();
+            changes.extend(removals(node, &record, record.ip_owner == IpOwner::Endpoint));
+            commit(node, changes, bound).await
         }
         UndoStep::RemoveReachable => {
             node.bounded_job(id, step, bound, |k| async move { k.remove_reachable(&record).await }).await
@@ -150,6 +153,7 @@ async fn take_back<K: Kernel>(
         UndoStep::RemoveLink => node.bounded_job(id, step, bound, |k| async move { k.remove_link(&link).await }).await,
         UndoStep::RemovePrograms => unfinished::remove_programs(node, id).await,
         UndoStep::ReleaseLeases if all_gone => {
+            resting::hand_back(node, &shared.read(|v| v.taken_over.clone()), &owner(&record));
             resting::in_memory(node, &leases(&record));
             Ok(())
         }

@@ -17,6 +17,7 @@ use wharf_core::{
     ids::{EndpointId, Epoch},
     plan::DeleteOptions,
     state::{Fsm, State},
+    store::Lease,
     timeline::{Ended, Entries, Life, Operation, Outcome, Who},
 };
 
@@ -42,6 +43,9 @@ pub struct View {
     pub committed: bool,
     /// What the last delete asked for.
     pub delete_options: DeleteOptions,
+    /// Leases that an earlier delete kept for this attachment and that the create took over, as they were: the undo of
+    /// the create puts them back.
+    pub taken_over: Vec<Lease>,
 }
 
 impl View {

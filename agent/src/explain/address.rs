@@ -18,9 +18,10 @@ fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
 /// Explains an address from what is in memory.
 pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
     let now = clock::unix_ms();
-    let (lease, rest, cidrs) = {
+    let (lease, rest, cidrs, withheld) = {
         let ipam = lock(&node.ipam);
-        (ipam.get(ip).cloned(), ipam.resting().into_iter().find(|r| r.rest.ip == ip), ipam.cidrs())
+        let rest = ipam.resting().into_iter().find(|r| r.rest.ip == ip);
+        (ipam.get(ip).cloned(), rest, ipam.cidrs(), ipam.withheld(ip).map(|w| w.why.clone()))
     };
     let in_pool = cidrs.iter().find(|cidr| cidr.contains(&ip));
     let last = node.timelines.past(|p| p.who.addresses.contains(&ip)).into_iter().next();
@@ -40,7 +41,7 @@ pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
                 LeaseOwner::Node => {
                     (Health::Ok, "the node's own: endpoints have it as their gateway, and it is never given out".into())
                 }
-                LeaseOwner::Caller { name } => match (orphan::link_of(lease), name.strip_prefix("kept:")) {
+                LeaseOwner::Caller { name } => match (orphan::link_of(lease), lease.owner.kept()) {
                     (Some(link), _) => {
                         let what = format!("held {held} for the endpoint behind link {link}, whose record was lost");
                         (Health::Degraded, what)
@@ -60,6 +61,10 @@ pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
                     (Health::Degraded, format!("{held}: {text}"))
                 }
             }
+        }
+        (None, _) if withheld.is_some() => {
+            let why = withheld.unwrap_or_default();
+            (Health::Degraded, format!("not given out while {why} overlaps the pool; `wharf audit` says what to do"))
         }
         (None, Some(rest)) => {
             let since = rest.rest.since_unix_ms;

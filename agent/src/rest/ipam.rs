@@ -140,8 +140,13 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
         );
     };
     let in_use = || {
-        Failure::new(ErrorCode::Exists, format!("release {ip}: held by {}", describe_owner(&lease.owner)))
-            .hint("an endpoint's address goes with the endpoint: delete that")
+        Failure::new(ErrorCode::Exists, format!("release {ip}: held by {}", describe_owner(&lease.owner))).hint(
+            match lease.owner {
+                LeaseOwner::Node => "it is the node's own, and its endpoints' gateway: it is never given back",
+                LeaseOwner::Caller { .. } => "it is the health endpoint's, which the agent keeps",
+                LeaseOwner::Attachment { .. } => "an endpoint's address goes with the endpoint: delete that",
+            },
+        )
     };
     if !matches!(lease.owner, LeaseOwner::Caller { .. }) || health::holds(&lease.owner) {
         return Err(in_use());

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use wharf_agent::{reconcile::Reconcile, sync::lock};
-use wharf_api::Finding;
+use wharf_agent::{explain, reconcile::Reconcile, sync::lock};
+use wharf_api::{Finding, Health};
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
     ids::{Epoch, IfIndex, IfName},
@@ -356,6 +356,9 @@ fn a_network_that_comes_to_overlap_a_pool_is_named_until_it_is_gone_and_nothing_
         assert_eq!((finding.repairable, finding.repair.as_deref()), (false, None), "{finding:?}");
         Reconcile::default().run(&agent.node).await.expect("leak audit");
         assert_eq!(lock(&agent.node.audit_findings).map(|left| left.amiss), Some(1), "status is degraded");
+        let told = explain::explain(&agent.node, "10.88.0.200").await.expect("explained");
+        assert_eq!(told.health, Health::Degraded, "{}", told.summary);
+        assert!(told.summary.contains("10.88.0.128/25 dev lan0 overlaps the pool"), "{}", told.summary);
         agent.kernel.set_networks(Vec::new());
         assert_eq!(agent.findings(false).await, []);
     });

@@ -3,11 +3,12 @@
 use std::{net::IpAddr, path::Path, time::Duration};
 
 use tokio::time::Instant;
-use wharf_agent::{prepared, sync::lock};
+use wharf_agent::{endpoint::create::CreateSpec, prepared, sync::lock};
 use wharf_api::ErrorCode;
 use wharf_core::{
     endpoint::IpOwner,
     kernel::{Kernel as _, KernelErrorKind},
+    plan::DeleteOptions,
     state::State,
     store::{Intent, LeaseOwner},
 };
@@ -330,5 +331,42 @@ fn a_create_that_waits_for_its_turn_beyond_its_deadline_is_answered_and_leaves_n
         agent.assert_healthy().await;
         assert_eq!(agent.node.registry.len(), 8);
         assert_eq!(agent.node.kernel.dump().await.expect("dump").pins.len(), 8);
+    });
+}
+
+#[test]
+fn addresses_that_a_delete_kept_go_back_to_their_attachment_and_to_nobody_else() {
+    Machine::new().life(async |agent| {
+        let first = agent.create("c1").await;
+        let kept = addresses(&first);
+        let options = DeleteOptions { no_ip_release: true };
+        assert_eq!(agent.spawn_delete(&[&first], options).await.expect("task").errors, []);
+        let owner = LeaseOwner::kept_for(&attachment("c1", "eth0"));
+        let held = |agent: &Agent| kept.iter().all(|ip| agent.lease_owner(*ip) == Some(owner.clone()));
+        assert!(held(&agent));
+
+        let asks = |name: &str| CreateSpec { ips: vec![kept[0]], ..agent.container(name) };
+        let refused = agent.try_create(asks("c2")).await.expect_err("it is kept for another");
+        assert_eq!(refused.code, ErrorCode::Exists, "{refused:?}");
+        for part in ["kept it for c1:eth0", &format!("`wharf ipam release {}`", kept[0])] {
+            assert!(refused.message.contains(part), "{part}: {}", refused.message);
+        }
+
+        // A create that fails leaves the address kept.
+        let before = agent.snapshot().await.leases;
+        agent.kernel.fail_next(Op::EnsureConnected, KernelErrorKind::Other);
+        agent.try_create(asks("c1")).await.expect_err("as asked");
+        agent.quiet().await;
+        assert!(held(&agent));
+        assert_eq!(agent.snapshot().await.leases, before);
+
+        let endpoint = agent.try_create(asks("c1")).await.expect("it is this one's");
+        let handle = agent.handle(endpoint.id);
+        let now = addresses(&handle);
+        assert_eq!((now.len(), now[0]), (2, kept[0]), "and the other family as usual");
+        agent.assert_healthy().await;
+        assert_eq!(agent.delete(&handle).await.errors, []);
+        assert_eq!(agent.lease_owner(kept[0]), None, "the endpoint's own, and given back with it");
+        assert_eq!(agent.lease_owner(kept[1]), Some(owner), "not asked for");
     });
 }

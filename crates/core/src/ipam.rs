@@ -250,6 +250,12 @@ impl Ipam {
         self.withheld = withheld;
     }
 
+    /// What has an address that is not given out for that; none of others.
+    #[must_use]
+    pub fn withheld(&self, ip: IpAddr) -> Option<&Withheld> {
+        self.withheld.iter().find(|w| w.net.contains(&ip))
+    }
+
     /// Leases an address of each family that is wanted, never one that rests or is withheld. `now_ms`: milliseconds since the Unix
     /// epoch.
     ///
@@ -292,7 +298,7 @@ impl Ipam {
         };
         if let Some(held) = self.leases.get(&lease.ip) {
             if held.owner != lease.owner {
-                return Err(IpamError::AlreadyLeased { ip: lease.ip, owner: describe_owner(&held.owner) });
+                return Err(IpamError::AlreadyLeased { ip: lease.ip, owner: held.owner.clone() });
             }
         } else if lease.owner == LeaseOwner::Node {
             let router = match family {
@@ -416,9 +422,9 @@ impl Ipam {
                     return Err(self.not_in_pool(ip, name));
                 }
                 if let Some(held) = self.leases.get(&ip) {
-                    return Err(IpamError::AlreadyLeased { ip, owner: describe_owner(&held.owner) });
+                    return Err(IpamError::AlreadyLeased { ip, owner: held.owner.clone() });
                 }
-                if let Some(withheld) = self.withheld.iter().find(|w| w.net.contains(&ip)) {
+                if let Some(withheld) = self.withheld(ip) {
                     return Err(IpamError::TakenByNode { ip, pool: name, why: withheld.why.clone() });
                 }
                 match pool.sleeper(ip) {

@@ -30,6 +30,26 @@ pub enum LeaseOwner {
     Node,
 }
 
+/// What the names of owners begin with whose addresses a delete kept.
+const KEPT: &str = "kept:";
+
+impl LeaseOwner {
+    /// Who holds an address whose endpoint was deleted without giving it back: that attachment, when it comes again.
+    #[must_use]
+    pub fn kept_for(attachment: &Attachment) -> Self {
+        Self::Caller { name: format!("{KEPT}{}:{}", attachment.container_id, attachment.ifname) }
+    }
+
+    /// The container and interface for which a delete kept the address; none of other owners.
+    #[must_use]
+    pub fn kept(&self) -> Option<&str> {
+        match self {
+            Self::Caller { name } => name.strip_prefix(KEPT),
+            Self::Attachment { .. } | Self::Node => None,
+        }
+    }
+}
+
 /// An address that is given out.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lease {

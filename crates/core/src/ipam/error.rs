@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::Family;
-use crate::ids::PoolName;
+use super::{Family, describe_owner};
+use crate::{ids::PoolName, store::LeaseOwner};
 
 /// Why IPAM refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -80,12 +80,12 @@ pub enum IpamError {
         why: String,
     },
     /// Somebody else holds it.
-    #[error("lease {ip}: held by {owner}; delete that holder first, or ask for another address")]
+    #[error("lease {ip}: {}", held(*ip, owner))]
     AlreadyLeased {
         /// Address.
         ip: IpAddr,
-        /// Holder, in words.
-        owner: String,
+        /// Holder.
+        owner: LeaseOwner,
     },
     /// The pool has no addresses of that family.
     #[error("lease {family} address from pool {pool}: it has no {family} CIDR; configure one, or ask another pool")]
@@ -137,6 +137,19 @@ pub enum IpamError {
         /// Pool.
         pool: PoolName,
     },
+}
+
+/// By whom an address is held, and what to do.
+fn held(ip: IpAddr, owner: &LeaseOwner) -> String {
+    let mend = match owner {
+        LeaseOwner::Node => {
+            return "held by the node, whose own address it is; ask for another address".to_owned();
+        }
+        LeaseOwner::Attachment { .. } => "delete that endpoint first".to_owned(),
+        LeaseOwner::Caller { .. } => format!("give it back first (`wharf ipam release {ip}`)"),
+    };
+    let kept = owner.kept().map_or_else(String::new, |of| format!(" (a delete kept it for {of})"));
+    format!("held by {}{kept}; {mend}, or ask for another address", describe_owner(owner))
 }
 
 fn exhausted(used: u64, resting: u64, total: u64, why: Option<&str>) -> String {

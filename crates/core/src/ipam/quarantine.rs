@@ -85,7 +85,7 @@ impl Ipam {
     /// comes before a rest), [`IpamError::NotInPool`] (the pools' configuration was changed).
     pub fn claim_rest(&mut self, rest: Rest) -> Result<(), IpamError> {
         if let Some(held) = self.leases.get(&rest.ip) {
-            return Err(IpamError::AlreadyLeased { ip: rest.ip, owner: describe_owner(&held.owner) });
+            return Err(IpamError::AlreadyLeased { ip: rest.ip, owner: held.owner.clone() });
         }
         let Some(name) = self.pool_of(rest.ip).map(|(_, name)| name.clone()) else {
             return Err(self.not_in_pool(rest.ip, rest.pool));

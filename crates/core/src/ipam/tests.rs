@@ -89,7 +89,7 @@ fn a_family_that_fails_leaves_the_other_unleased() {
     let mut ipam = self::ipam(&["10.1.0.0/24", "fd00::/64"]);
     let request = LeaseRequest { ipv6: Wanted::Exact("fd00::1".parse().unwrap()), ..LeaseRequest::default() };
     let error = ipam.lease(&request, owner(1), 0).unwrap_err();
-    assert_eq!(error.to_string(), "lease fd00::1: held by node; delete that holder first, or ask for another address");
+    assert_eq!(error.to_string(), "lease fd00::1: held by the node, whose own address it is; ask for another address");
     assert_eq!(ipam.leases().len(), 2);
     assert_eq!(ipam.usage().iter().map(|u| u.used).collect::<Vec<_>>(), [1, 1]);
 }
