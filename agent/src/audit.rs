@@ -194,6 +194,11 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         let path = node.deletions.queue.path().display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::Queue { path, why }), owner: None, repair: None }
     }));
+    // A queue that cannot be read was told.
+    findings.extend(deletions::aside(node).await.unwrap_or_default().into_iter().map(|path| {
+        let path = path.display().to_string();
+        AuditFinding { problem: Problem::Kept(Kept::QueueAside { path }), owner: None, repair: None }
+    }));
     findings.extend(memory_against_store(node, &later));
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
     let close = close_looks(node, &in_flight, pause).await?;

@@ -7,7 +7,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -211,10 +211,8 @@ async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usiz
     }
     wharf_crash::point("drain/after-list");
     let stay = serve(node, asked, cause).await;
-    // Whoever has looked at them removes them; no directory is none.
-    let aside =
-        blocking(node, |queue| Ok(std::fs::read_dir(queue.path().join(BAD)).map_or(0, |files| files.count() as u64)));
-    let aside = aside.await?;
+    // Whoever has looked at them removes them.
+    let aside = blocking(node, Queue::aside).await?.len() as u64;
     {
         let mut seen = lock(&node.deletions.seen);
         let mut before = std::mem::take(&mut seen.waiting);
@@ -477,6 +475,14 @@ async fn blocking<K: Kernel, T: Send + 'static>(
 /// When the directory cannot be read.
 pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, String> {
     blocking(node, Queue::list).await
+}
+
+/// Files that were put aside, for the audit.
+///
+/// # Errors
+/// When their directory cannot be read.
+pub async fn aside<K: Kernel>(node: &Node<K>) -> Result<Vec<PathBuf>, String> {
+    blocking(node, Queue::aside).await
 }
 
 /// Removes a record that the audit found unusable.

@@ -24,7 +24,7 @@ use wharf_core::{
 
 use crate::{
     config::AgentConfig,
-    endpoint::{create::crash_point, view::Shared},
+    endpoint::{create::crash_point, look, view::Shared},
     node::Node,
 };
 
@@ -106,11 +106,14 @@ async fn steps<K: Kernel>(
     run.step(CreateStep::EnsureConfig, move |k| async move { k.ensure_config(id, &config).await }).await?;
     if level == Level::Datapath {
         let link = LinkRef::of(record);
-        run.step(CreateStep::EnsureAttached, |k| async move { k.ensure_attached(&link).await }).await?;
-        // Addresses and routes that somebody took away come back too; what is there stays as it is.
-        let asked = record.clone();
-        let connected =
-            run.step(CreateStep::EnsureConnected, |k| async move { k.ensure_connected(&asked).await }).await;
+        let mut connected =
+            run.step(CreateStep::EnsureAttached, |k| async move { k.ensure_attached(&link).await }).await;
+        if connected.is_ok() {
+            // Addresses and routes that somebody took away come back too; what is there stays as it is.
+            let asked = record.clone();
+            connected =
+                run.step(CreateStep::EnsureConnected, |k| async move { k.ensure_connected(&asked).await }).await;
+        }
         if let Err(why) = connected {
             if !has_no_interface(node, record).await {
                 return Err(why);
@@ -123,9 +126,9 @@ async fn steps<K: Kernel>(
     run.step(CreateStep::EnsureReachable, |k| async move { k.ensure_reachable(&record).await }).await
 }
 
-/// The container renamed its interface, replaced it or moved it to another namespace: it cannot be connected.
+/// The container renamed its interface, replaced it, deleted it or moved it to another namespace: it cannot be connected.
 async fn has_no_interface<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> bool {
-    let found = node.kernel.observe_endpoint(record).await;
+    let found = look::problems_of(node, record).await;
     found.is_ok_and(|all| all.iter().any(|p| p.mender() == Mender::Container { regenerable: false }))
 }
 

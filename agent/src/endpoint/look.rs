@@ -4,7 +4,8 @@ use std::{pin::pin, time::Duration};
 
 use tokio::time::{Instant, timeout_at};
 use wharf_core::{
-    finding::{Problem, Verdict, verdict},
+    endpoint::EndpointRecord,
+    finding::{EndpointProblem, Problem, Verdict, joined, verdict},
     kernel::{Kernel, KernelError},
 };
 
@@ -30,10 +31,21 @@ pub struct Look {
 /// When the kernel cannot be asked.
 pub async fn once<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Look, KernelError> {
     let view = handle.shared.view();
-    let found = node.kernel.observe_endpoint(&view.record).await?;
+    let found = problems_of(node, &view.record).await?;
     let problems = found.into_iter().map(|problem| Problem::Endpoint(handle.id, problem)).collect();
     let settled = view.is_settled() && handle.shared.read(|now| now.is_as(&view));
     Ok(Look { view, problems, settled })
+}
+
+/// What the kernel holds otherwise than the record asks for.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn problems_of<K: Kernel>(
+    node: &Node<K>,
+    record: &EndpointRecord,
+) -> Result<Vec<EndpointProblem>, KernelError> {
+    node.kernel.observe_endpoint(record).await.map(joined)
 }
 
 /// Looks until all is well or no build explains what is not, for as long as there is `patience`.

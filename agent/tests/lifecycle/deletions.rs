@@ -185,6 +185,14 @@ fn a_file_that_is_no_record_is_put_aside_and_the_others_are_served() {
         let kept = std::fs::read_dir(path.join("bad")).expect("listed").count();
         assert_eq!(kept, 4, "kept for a person to look at");
         assert!(std::fs::metadata("/etc/passwd").is_ok_and(|m| m.is_file()), "what the link led to is untouched");
+        // Status and audit agree, until that person has removed them.
+        let findings = agent.findings(true).await;
+        assert_eq!(findings.len(), 4, "{findings:?}");
+        for finding in &findings {
+            assert_eq!((finding.object.as_str(), finding.repairable), ("queue-file", false), "{finding:?}");
+            assert!(finding.remedy.contains(&format!("`rm {}`", finding.subject)), "{finding:?}");
+        }
+        std::fs::remove_dir_all(path.join("bad")).expect("removed");
         agent.assert_nothing_left().await;
     });
 }
@@ -271,6 +279,9 @@ fn the_audit_shows_what_waits_too_long_and_what_is_of_no_use_and_mends_both() {
         );
         let mended = agent.findings(true).await;
         assert!(mended.iter().all(|f| f.repair.as_deref() == Some("mended")), "{mended:?}");
+        let left = agent.findings(false).await;
+        assert_eq!(left.len(), 1, "what was put aside is for a person to look at: {left:?}");
+        std::fs::remove_dir_all(directory(&agent).join("bad")).expect("removed");
         agent.assert_nothing_left().await;
     });
 }

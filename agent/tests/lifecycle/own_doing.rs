@@ -77,6 +77,36 @@ fn what_a_container_does_to_its_own_interface_is_reported_and_neither_regenerate
     }
 }
 
+/// Whether the container did it, or somebody on the node, cannot be told; nobody but this container is harmed.
+#[test]
+fn a_link_that_was_deleted_under_a_living_container_is_one_finding_with_one_remedy() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        let host = handle.shared.read(|v| v.record.host_ifname.clone());
+        assert!(agent.kernel.remove_link_behind_the_back(host.as_str()));
+        let mut reconcile = Reconcile::default();
+        for _ in 0..3 {
+            reconcile.run(&agent.node).await.expect("audit");
+            assert_eq!(*lock(&agent.node.audit_findings), Some(Left { amiss: 0, containers: 1 }));
+        }
+        let told = handle.shared.log_lines().into_iter().filter(|l| l.event == "audit").count();
+        assert_eq!(told, 1, "told once");
+        let findings = agent.findings(true).await;
+        let [finding] = findings.as_slice() else { panic!("{findings:?}") };
+        assert_eq!((finding.subject.as_str(), finding.mended_by), ("eth0", MendedBy::Container), "{finding:?}");
+        assert!(finding.remedy.starts_with("recreate the container"), "{finding:?}");
+        // What somebody asks for all the same does not fail for ever.
+        agent.request(&handle, Level::Datapath).await.await.expect("answered").expect("as far as it can be");
+        assert_eq!(agent.findings(false).await.len(), 1, "it stays in the audit");
+        // A container that is gone is another matter.
+        agent.kernel.remove_netns(&handle.shared.read(|v| v.record.netns.path.clone()));
+        let look = look::once(&agent.node, &handle).await.expect("looked");
+        assert_eq!(verdict(&look.problems), Verdict::Amiss, "{look:?}");
+        assert_eq!(agent.delete(&handle).await.errors, []);
+        agent.assert_nothing_left().await;
+    });
+}
+
 #[test]
 fn a_smaller_mtu_in_a_container_is_a_notice() {
     Machine::new().life(async |agent| {

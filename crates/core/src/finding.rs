@@ -59,11 +59,17 @@ pub enum EndpointProblem {
         /// What is there.
         cause: String,
     },
-    /// A side of the link is not there. The container's side, while the host side is: in another network namespace.
+    /// A side of the link is not there, while the other is: it is in another network namespace.
     LinkMissing {
         /// Side.
         side: Side,
         /// Its name.
+        name: String,
+    },
+    /// Both sides of the link are gone, and the container's network namespace lives: it was deleted, which a container can
+    /// do from its side. Whether it was done on the node's side cannot be told.
+    LinkDeleted {
+        /// Name of the container's side.
         name: String,
     },
     /// A side of the link has another name.
@@ -497,6 +503,11 @@ pub enum Kept {
         /// Why.
         why: String,
     },
+    /// A file of the deletion queue that was put aside, because it is no deletion record: a delete that nobody does.
+    QueueAside {
+        /// Its path.
+        path: String,
+    },
     /// A deletion record that nobody took up.
     QueuedDelete {
         /// Its name.
@@ -615,6 +626,7 @@ impl Problem {
                 | Kept::LeaseHeld { .. }
                 | Kept::SharedAddress { .. }
                 | Kept::RecordMissing { .. }
+                | Kept::QueueAside { .. }
                 | Kept::Queue { .. } => Mender::Operator,
             },
         }
@@ -642,7 +654,8 @@ impl EndpointProblem {
             | Self::LinkReplaced { side: Node, .. }
             | Self::NodeRoute { found: Some(RouteSeen::Foreign(_)), .. }
             | Self::NodeRouteShadowed { .. } => Mender::Operator,
-            Self::LinkMissing { side: Container, .. }
+            Self::LinkDeleted { .. }
+            | Self::LinkMissing { side: Container, .. }
             | Self::LinkRenamed { side: Container, .. }
             | Self::LinkReplaced { side: Container, .. } => own(false),
             // Smaller packets harm nobody; larger ones do not arrive.
@@ -691,6 +704,7 @@ impl EndpointProblem {
             | Self::CallSlot { .. } => true,
             Self::Netns { .. }
             | Self::LinkMissing { .. }
+            | Self::LinkDeleted { .. }
             | Self::LinkRenamed { .. }
             | Self::LinkReplaced { .. }
             | Self::LinkDown { .. }
@@ -709,6 +723,31 @@ impl EndpointProblem {
     /// True when the endpoint's namespace or a side of its link is gone, or is another: no regeneration brings it back.
     #[must_use]
     pub fn is_of_a_lost_link(&self) -> bool {
-        matches!(self, Self::Netns { .. } | Self::LinkMissing { .. } | Self::LinkReplaced { .. })
+        matches!(
+            self,
+            Self::Netns { .. } | Self::LinkMissing { .. } | Self::LinkDeleted { .. } | Self::LinkReplaced { .. }
+        )
     }
+}
+
+/// One fact, one problem: a link whose two sides are both missed was deleted, and its routes went with it.
+#[must_use]
+pub fn joined(mut found: Vec<EndpointProblem>) -> Vec<EndpointProblem> {
+    let missing =
+        |wanted| move |p: &EndpointProblem| matches!(p, EndpointProblem::LinkMissing { side, .. } if *side == wanted);
+    if !found.iter().any(missing(Side::Node)) {
+        return found;
+    }
+    let inside = found.iter().find_map(|p| match p {
+        EndpointProblem::LinkMissing { side: Side::Container, name } => Some(name.clone()),
+        _ => None,
+    });
+    if let Some(name) = inside {
+        let follows = |p: &EndpointProblem| {
+            matches!(p, EndpointProblem::LinkMissing { .. } | EndpointProblem::NodeRoute { found: None, .. })
+        };
+        found.retain(|p| !follows(p));
+        found.insert(0, EndpointProblem::LinkDeleted { name });
+    }
+    found
 }

@@ -219,6 +219,26 @@ impl Queue {
         self.move_to_bad(&path, name)
     }
 
+    /// Files that were set aside and that nobody has removed since, the oldest first; at most [`MAX_BAD`].
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn aside(&self) -> Result<Vec<PathBuf>, QueueError> {
+        let bad = self.path.join(BAD);
+        let failed = |e| io("read", &bad)(e);
+        let mut paths = Vec::new();
+        let listing = match fs::read_dir(&bad) {
+            // Something else of that name gives way to the next file.
+            Err(e) if is_gone(&e) || e.kind() == io::ErrorKind::NotADirectory => return Ok(paths),
+            other => other.map_err(failed)?,
+        };
+        for item in listing.take(MAX_BAD) {
+            paths.push(item.map_err(failed)?.path());
+        }
+        paths.sort();
+        Ok(paths)
+    }
+
     /// Removes temporary files that are older than this, left by writers that were killed, and sets aside files whose
     /// names are no text. Returns how many files went.
     ///

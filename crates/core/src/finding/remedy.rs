@@ -74,7 +74,15 @@ impl Problem {
                         .to_owned()
                 }
                 Kept::RecordMissing { .. } => "recreate its container".to_owned(),
-                Kept::Queue { path, .. } => format!("make {path} readable for the agent"),
+                Kept::Queue { path, .. } => format!(
+                    "{path} is to be a directory that the agent can read; move away what is in its place, and the agent \
+                     makes it again"
+                ),
+                Kept::QueueAside { path, .. } => {
+                    format!(
+                        "delete its container if it is still there (`wharf endpoint list`), then remove the file (`rm {path}`)"
+                    )
+                }
                 Kept::RestLeased { .. }
                 | Kept::RestOutside { .. }
                 | Kept::QueueFile { .. }
@@ -93,7 +101,7 @@ impl EndpointProblem {
                 "`wharf endpoint delete {id}` if the container is gone; if it runs, recreate it: nothing else brings its \
                  network back"
             ),
-            Self::LinkMissing { side: Node, .. } | Self::LinkReplaced { .. } => {
+            Self::LinkMissing { side: Node, .. } | Self::LinkDeleted { .. } | Self::LinkReplaced { .. } => {
                 "recreate the container: nothing else brings its network back".to_owned()
             }
             Self::LinkMissing { side: Container, name } => format!(

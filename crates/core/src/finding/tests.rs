@@ -30,6 +30,7 @@ fn all() -> Vec<EndpointProblem> {
     let both = |problem: &dyn Fn(Side) -> P| [problem(Node), problem(Container)];
     let mut all = vec![P::Netns { path: "/run/netns/c1".to_owned(), cause: "not a network namespace".to_owned() }];
     all.extend(both(&|side| P::LinkMissing { side, name: name() }));
+    all.push(P::LinkDeleted { name: name() });
     all.extend(both(&|side| P::LinkRenamed { side, name: name(), found: "up0".to_owned() }));
     all.extend(both(&|side| P::LinkReplaced { side, name: name(), expected: IfIndex(4), found: IfIndex(5) }));
     all.extend(both(&|side| P::LinkDown { side, name: name() }));
@@ -102,6 +103,17 @@ fn an_overlap_names_both_sides_and_is_an_operators_matter() {
          container\n  Operator\n  -> remove the node's route 10.87.9.0/24 dev lan0, or start the agent with another range \
          for pool default (--ipv4-pool, --ipv6-pool or `cidrs` of the pool)\n"
     );
+}
+
+#[test]
+fn a_link_of_which_both_sides_are_missed_is_one_problem() {
+    let missing = |side| EndpointProblem::LinkMissing { side, name: name() };
+    let pin = EndpointProblem::PinsMissing;
+    let deleted = EndpointProblem::LinkDeleted { name: name() };
+    assert_eq!(joined(vec![missing(Node), route(None), pin.clone(), missing(Container)]), [deleted, pin]);
+    for side in [Node, Container] {
+        assert_eq!(joined(vec![missing(side)]), [missing(side)]);
+    }
 }
 
 #[test]

@@ -33,7 +33,9 @@ impl Problem {
                 Kept::SharedAddress { .. } | Kept::RecordMissing { .. } => "endpoint",
                 Kept::RestLeased { .. } | Kept::RestOutside { .. } => "rest",
                 Kept::RecordAside { .. } | Kept::RecordUnreadable { .. } => "record",
-                Kept::QueueFile { .. } | Kept::QueuedDelete { .. } | Kept::Queue { .. } => "queue-file",
+                Kept::QueueFile { .. } | Kept::QueueAside { .. } | Kept::QueuedDelete { .. } | Kept::Queue { .. } => {
+                    "queue-file"
+                }
             },
         }
     }
@@ -69,6 +71,7 @@ impl EndpointProblem {
         match self {
             Self::Netns { .. } => "netns",
             Self::LinkMissing { .. }
+            | Self::LinkDeleted { .. }
             | Self::LinkRenamed { .. }
             | Self::LinkReplaced { .. }
             | Self::LinkDown { .. }
@@ -91,6 +94,7 @@ impl EndpointProblem {
         match self {
             Self::Netns { path, .. } | Self::StrayLink { path } => path.clone(),
             Self::LinkMissing { name, .. }
+            | Self::LinkDeleted { name }
             | Self::LinkRenamed { name, .. }
             | Self::LinkReplaced { name, .. }
             | Self::LinkDown { name, .. }
@@ -122,6 +126,9 @@ impl fmt::Display for EndpointProblem {
             Self::LinkMissing { side: Side::Node, .. } => f.write_str("expected on the node, is not there"),
             Self::LinkMissing { side: Side::Container, .. } => {
                 f.write_str("expected in the container, is not there; was it moved to another network namespace?")
+            }
+            Self::LinkDeleted { .. } => {
+                f.write_str("the container's interface is gone, and with it the host side: somebody deleted it")
             }
             Self::LinkRenamed { side: Side::Node, found, .. } => write!(f, "was renamed on the node to {found}"),
             Self::LinkRenamed { side: Side::Container, found, .. } => {
@@ -330,7 +337,7 @@ impl Kept {
             Self::RecordAside { id, .. } | Self::RecordMissing { id } => id.to_string(),
             Self::RecordUnreadable { key, .. } => key.to_string(),
             Self::QueueFile { name, .. } | Self::QueuedDelete { name, .. } => name.clone(),
-            Self::Queue { path, .. } => path.clone(),
+            Self::QueueAside { path } | Self::Queue { path, .. } => path.clone(),
         }
     }
 }
@@ -355,6 +362,9 @@ impl fmt::Display for Kept {
             }
             Self::RecordMissing { .. } => f.write_str("runs, but has no record in the store"),
             Self::QueueFile { why, .. } => write!(f, "of no use: {why}"),
+            Self::QueueAside { .. } => {
+                f.write_str("put aside, because it is no deletion record: whatever delete it asked for was not done")
+            }
             Self::QueuedDelete { age_ms, .. } => {
                 write!(f, "a delete that waits for {} s and was not taken up", age_ms / 1_000)
             }

@@ -67,6 +67,10 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
     let renamed = ns.and_then(|ns| ns.interfaces.iter().find(|(_, i)| i.host.as_ref() == Some(&record.host_ifname)));
     match (ns.and_then(|ns| ns.interfaces.get(&name)), renamed) {
         (None, Some((is, _))) => found.push(EndpointProblem::LinkRenamed { side, name, found: is.clone() }),
+        (None, None) if ns.is_none() => {
+            let (path, cause) = (record.netns.path.display().to_string(), "no such network namespace".to_owned());
+            found.push(EndpointProblem::Netns { path, cause });
+        }
         (None, None) => found.push(EndpointProblem::LinkMissing { side, name }),
         (Some(inside), _) => {
             if let Some(l) = s.links.get(record.host_ifname.as_str()) {
