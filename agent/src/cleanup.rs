@@ -17,7 +17,7 @@ use wharf_handover::{mark::Mark, queue};
 
 use crate::{
     config::{self, Directories, Flags},
-    health, turn,
+    health, process, turn,
 };
 
 /// The word that asks for it.
@@ -62,7 +62,10 @@ pub fn asked(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> 
         return None;
     }
     let name = OsString::from("wharf-agent cleanup");
-    let arguments = Arguments::parse_from(std::iter::once(name).chain(arguments));
+    let arguments = match Arguments::try_parse_from(std::iter::once(name).chain(arguments)) {
+        Ok(arguments) => arguments,
+        Err(error) => return Some(process::refuse(&error)),
+    };
     Some(match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
+    io::Read as _,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
@@ -414,9 +415,19 @@ fn given(matches: &ArgMatches) -> BTreeMap<String, SettingOrigin> {
     origins
 }
 
+/// Bytes of the largest file that is read: a device has no end.
+const MAX_FILE: u64 = 1 << 20;
+
 /// The file, and the names of the settings that it has.
 fn read_file(path: &Path) -> Result<(File, Vec<String>), ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read { path: path.to_owned(), cause })?;
+    let mut text = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text))
+        .and_then(|read| match read as u64 {
+            0..=MAX_FILE => Ok(()),
+            _ => Err(std::io::Error::other(format!("it is larger than {} KiB", MAX_FILE >> 10))),
+        })
+        .map_err(|cause| ConfigError::Read { path: path.to_owned(), cause })?;
     let wrong =
         |e: toml::de::Error| ConfigError::Parse { path: path.to_owned(), message: e.to_string().trim().to_owned() };
     let file: File = toml::from_str(&text).map_err(wrong)?;

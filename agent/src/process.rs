@@ -62,11 +62,7 @@ impl Settings {
     /// error and returns the exit status then.
     fn of_process() -> Result<Self, ExitCode> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
-        let matches = config::parse(&arguments).map_err(|error| {
-            // Help and version are answers, everything else is a mistake. Nobody may be left to read either.
-            let _ = error.print();
-            if error.use_stderr() { ExitCode::from(BAD_SETTINGS) } else { ExitCode::SUCCESS }
-        })?;
+        let matches = config::parse(&arguments).map_err(|error| refuse(&error))?;
         let refused = |error: &dyn Display| {
             eprintln!("wharf-agent: {error}");
             ExitCode::from(BAD_SETTINGS)
@@ -75,6 +71,13 @@ impl Settings {
         let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone()).map_err(|e| refused(&e))?;
         Ok(Self { config, ipam, check_only: matches.get_flag("check_config") })
     }
+}
+
+/// Prints why a command line is not carried out, and gives the exit status.
+pub(crate) fn refuse(error: &clap::Error) -> ExitCode {
+    // Help and version are answers, everything else is a mistake. Nobody may be left to read either.
+    let _ = error.print();
+    if error.use_stderr() { ExitCode::from(BAD_SETTINGS) } else { ExitCode::SUCCESS }
 }
 
 /// Prints the settings that would be in force, a line each, and where each comes from.

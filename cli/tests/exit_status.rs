@@ -284,8 +284,10 @@ fn audit_prints_findings_and_nothing_else() {
 fn a_repair_is_judged_by_a_second_look() {
     let found = json!({"findings": [finding("wh1")], "examined": {}});
     let none = json!({"findings": [], "examined": {}});
+    let mut mended = found.clone();
+    mended["findings"][0]["repair"] = json!("mended");
     let agent = Agent::start(vec![
-        Answer::new("POST /v1/audit", 200, &found),
+        Answer::new("POST /v1/audit", 200, &mended),
         Answer::new("GET /v1/audit", 200, &none),
         Answer::new("GET /v1/audit", 200, &found),
     ]);

@@ -30,7 +30,8 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
         let both = Repair { repaired: &repaired, remaining: &remaining };
         cx.out.emit(&both, |style| findings(&remaining, style))?;
         if cx.out.is_table() {
-            for finding in &repaired.findings {
+            // Those that nothing mends are among the remaining.
+            for finding in repaired.findings.iter().filter(|f| f.repair.is_some()) {
                 remark(&format!("repair: {}", words(finding)));
             }
         }

@@ -20,7 +20,13 @@ pub(crate) fn explain(e: &Explanation, style: &Style) -> String {
         (_, Health::Degraded) => (Tone::Warn, "Degraded"),
         (_, Health::Failing) => (Tone::Bad, "Failing"),
     };
-    screen.toned(&capital(&text::cut(&e.subject, 60)), tone, word, &e.summary);
+    let subject = text::cut(&e.subject, 60);
+    // What was asked for is told as it was written: an upper-case letter makes another name of it.
+    let subject = match e.kind {
+        SubjectKind::Address | SubjectKind::Several | SubjectKind::Unknown => subject,
+        _ => capital(&subject),
+    };
+    screen.toned(&subject, tone, word, &e.summary);
     for fact in &e.facts {
         screen.line(&capital(&fact.name), &fact.value);
     }

@@ -40,7 +40,7 @@ pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
     for c in s.components.iter().filter(|c| c.health > Health::Pending && !told(c)) {
         let (tone, word) = health(c.health);
         let stale = c.stale_ms.map_or_else(String::new, |age| format!(" and stale for {}", text::span(age)));
-        add(tone, format!("{} is {word}{stale}: {}", c.name, c.message), component_next(&c.name));
+        add(tone, format!("{} is {word}{stale}: {}", c.name, c.message), component_next(c));
     }
     for c in s.controllers.iter().filter(|c| c.is_unwell()) {
         let name = controller_name(c);
@@ -85,8 +85,13 @@ pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
     out
 }
 
-fn component_next(name: &str) -> &'static str {
-    match name {
+fn component_next(c: &ComponentStatus) -> &'static str {
+    // A part that does not answer is another matter than one that answers what it has mended.
+    let answers = c.stale_ms.is_none() && c.health == Health::Degraded;
+    match c.name.as_str() {
+        "api" | "admin" | "store" if answers => {
+            "it works again, and nothing is lost; find who touches the agent's run directory"
+        }
         "ipam" => "wharf ipam list",
         "datapath" => "wharf audit; wharf bpf map list",
         "runtime" | "api" => {

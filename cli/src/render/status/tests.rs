@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use wharf_api::{ComponentStatus, PreparedStatus, ProxyStatus};
+use wharf_api::{ComponentStatus, Health, PreparedStatus, ProxyStatus};
 
 use super::*;
 use crate::render::sample::{self, HOSTILE, NOW};
@@ -321,4 +321,20 @@ fn the_verdict_of_a_status() {
         }
     }
     assert_eq!(verdicts, ["ok", "ok", "degraded", "down", "down", "down", "down", "down"]);
+}
+
+#[test]
+fn what_works_again_is_not_taken_for_stuck() {
+    let mut s = sample::status();
+    s.components = vec![
+        ComponentStatus::new("api", Health::Degraded, "its socket was gone and is bound again since 2 s"),
+        ComponentStatus::new("store", Health::Degraded, "4 commits, 0 failed; written anew 2 s ago"),
+    ];
+    let next: Vec<String> = problem::problems(&s, NOW).into_iter().map(|p| p.next).collect();
+    assert_eq!(next.len(), 2, "{next:?}");
+    assert!(next.iter().all(|next| next.starts_with("it works again")), "{next:?}");
+    // The last words of a part that does not answer now.
+    s.components.iter_mut().for_each(|c| c.stale_ms = Some(12_000));
+    let next: Vec<String> = problem::problems(&s, NOW).into_iter().map(|p| p.next).collect();
+    assert!(next.iter().all(|next| next.contains("stuck")), "{next:?}");
 }
