@@ -124,7 +124,7 @@ fn what_a_start_repaired_is_one_line_in_words() -> Result<()> {
         node.kill_agent()?;
         let before = lines(node)?.len();
         node.start_agent()?;
-        let told = line(node, "the repair", |l| is_repair(l))?;
+        let told = line(node, "the repair", is_repair)?;
         ensure!(
             told["message"].as_str().is_some_and(|m| m.contains("program sets without an endpoint unpinned (")),
             "{told}"
@@ -132,8 +132,8 @@ fn what_a_start_repaired_is_one_line_in_words() -> Result<()> {
         let all = lines(node)?;
         let repairs = all.iter().skip(before).filter(|l| is_repair(l)).count();
         ensure!(repairs == 1, "{repairs} lines tell of it: {all:#?}");
-        let debug = |l: &&Value| l["message"].as_str().is_some_and(|m| m.contains("RemovePins"));
-        ensure!(!all.iter().any(|l| debug(&l)), "{all:#?}");
+        let debug = |l: &Value| l["message"].as_str().is_some_and(|m| m.contains("RemovePins"));
+        ensure!(!all.iter().any(debug), "{all:#?}");
         Ok(())
     })
 }
