@@ -81,8 +81,9 @@ pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
         links = living.len(),
         "the records of this boot were lost; containers keep their network, and `wharf audit` shows them"
     );
+    held.push(Change::LossHandled);
     if let Err(error) = node.store.commit(held).await {
-        tracing::warn!("hold the addresses of lost endpoints: {error}");
+        tracing::warn!("hold the addresses of lost endpoints: {error}; the next start tries again");
     }
     for (directory, _) in &dump.pins {
         let Ok(id) = directory.parse::<EndpointId>() else { continue };

@@ -170,6 +170,9 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
         orphan::keep(node, &dump).await;
     } else {
         remove_unexplained(node, &rebuilt).await;
+        if lost && let Err(error) = node.store.commit(vec![Change::LossHandled]).await {
+            tracing::warn!("restore: note that no endpoint is without a record: {error}; the next start looks again");
+        }
     }
     wharf_crash::point("restore/after-unexplained");
     Ok(())

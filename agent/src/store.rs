@@ -201,7 +201,7 @@ impl Store {
             opening::open(&opener, path, boot_id).map_err(fail)?;
         let first_epoch = meta.epoch_high + 1;
         let reserved = first_epoch + EPOCH_BLOCK;
-        write_meta(&database, boot_id, reserved).map_err(fail)?;
+        write_meta(&database, boot_id, reserved, lost).map_err(fail)?;
         let file = File::new(database, path, Box::new(opener)).map_err(fail)?;
 
         let (jobs, receiver) = mpsc::channel(QUEUE);

@@ -53,7 +53,7 @@ pub(super) fn open(
     let found = match loaded {
         // A store that was never written to knows nothing: if the kernel does, what it knew was lost with its file.
         Ok((database, meta, snapshot)) => {
-            let lost = meta.schema.is_none();
+            let lost = meta.schema.is_none() || meta.lost;
             Ok(Found { database, meta, snapshot, set_aside: None, lost })
         }
         Err(Unusable::Refused(cause)) => Err(cause),

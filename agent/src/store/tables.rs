@@ -19,6 +19,8 @@ use super::SCHEMA_VERSION;
 type Definition<K> = &'static TableDefinition<'static, K, &'static [u8]>;
 
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
+/// Row of `META`, see [`Meta::lost`].
+const LOST: &str = "lost";
 const ENDPOINTS: TableDefinition<u16, &[u8]> = TableDefinition::new("endpoints");
 const LEASES: TableDefinition<&str, &[u8]> = TableDefinition::new("leases");
 const INTENTS: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("intents");
@@ -207,6 +209,7 @@ pub(super) fn apply<'a>(
                     None => Ok(()),
                 },
                 Change::ReserveEpochs(high) => meta.insert("epoch-high", high.0.to_le_bytes().as_slice()),
+                Change::LossHandled => meta.remove(LOST),
             }
             .map_err(words)?;
         }
@@ -295,6 +298,8 @@ pub(super) struct Meta {
     pub(super) schema: Option<u64>,
     pub(super) boot_id: Option<String>,
     pub(super) epoch_high: u64,
+    /// The records of this boot were lost, and no start since has held what lives without them.
+    pub(super) lost: bool,
 }
 
 pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, ReadError> {
@@ -320,10 +325,13 @@ pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, ReadEr
         schema: number("schema")?,
         boot_id: boot_id.map(|v| String::from_utf8_lossy(v.value()).into_owned()),
         epoch_high,
+        lost: table.get(LOST)?.is_some(),
     })
 }
 
-pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64) -> Result<(), String> {
+/// `lost` outlives a start that ends before it has held what lives without a record: the next one must not take that for
+/// leaked.
+pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64, lost: bool) -> Result<(), String> {
     let txn = database.begin_write().map_err(words)?;
     {
         let mut meta = txn.open_table(META).map_err(words)?;
@@ -333,6 +341,9 @@ pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64) ->
             ("epoch-high", epoch_high.to_le_bytes().as_slice()),
         ] {
             meta.insert(key, value).map_err(words)?;
+        }
+        if lost {
+            meta.insert(LOST, [].as_slice()).map_err(words)?;
         }
         for open in [
             txn.open_table(ENDPOINTS).map(drop),

@@ -56,6 +56,27 @@ fn endpoints_whose_records_were_lost_live_on_over_starts_and_leak_audits() {
 }
 
 #[test]
+fn starts_that_end_early_do_not_forget_that_records_were_lost() {
+    let (machine, records) = lost();
+    for _ in 0..2 {
+        let opened = wharf_agent::store::Store::open(&machine.store_path(), &machine.boot_id).expect("open");
+        assert!(opened.lost, "nothing has held what lives");
+        drop(opened.store);
+        opened.writer.join().expect("the writer ends");
+    }
+    for _ in 0..2 {
+        machine.life(async |agent| {
+            agent.quiet().await;
+            for record in &records {
+                assert_untouched(&agent, record).await;
+            }
+        });
+    }
+    let opened = wharf_agent::store::Store::open(&machine.store_path(), &machine.boot_id).expect("open");
+    assert!(!opened.lost, "what lives is held");
+}
+
+#[test]
 fn the_delete_of_its_container_takes_a_lost_endpoint_away_and_no_other() {
     for starts in 1..=2 {
         let (machine, [first, second]) = lost();

@@ -159,6 +159,8 @@ pub enum Change {
     RemoveLife(EndpointId, Epoch),
     /// Epochs below this one may be in use; none of them is given out after a restart.
     ReserveEpochs(Epoch),
+    /// What lives without a record since a store was lost is held: from now on what nothing explains is leaked.
+    LossHandled,
 }
 
 impl Change {
