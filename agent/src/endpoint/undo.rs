@@ -9,7 +9,7 @@ use wharf_core::{
     kernel::{Kernel, LinkRef},
     plan::{CreateStep, UndoStep, plan_undo},
     state::Event,
-    store::Change,
+    store::{Change, Lease},
     timeline::Operation,
 };
 
@@ -83,7 +83,8 @@ pub(crate) async fn again<K: Kernel>(node: &Arc<Node<K>>, remains: &mut Remains)
         return Err(in_words(&undone.failed));
     }
     let releases = remains.undos.contains(&UndoStep::ReleaseLeases);
-    Ok(remains.shared.read(|v| v.record.addresses().filter(|_| releases).collect()))
+    let is_free = |ip: &IpAddr, kept: &[Lease]| releases && kept.iter().all(|lease| lease.ip != *ip);
+    Ok(remains.shared.read(|v| v.record.addresses().filter(|ip| is_free(ip, &v.taken_over)).collect()))
 }
 
 /// What is left when these steps failed: they, and those that wait for all the others.

@@ -121,6 +121,12 @@ impl Model {
         callers.chain(own).collect()
     }
 
+    /// A delete kept the address for another attachment than this.
+    pub(crate) fn is_kept_for_another(&self, ip: IpAddr, attachment: &Attachment) -> bool {
+        let owner = self.callers.get(&ip).map(|name| LeaseOwner::Caller { name: name.clone() });
+        owner.is_some_and(|owner| owner.kept().is_some() && owner != LeaseOwner::kept_for(attachment))
+    }
+
     /// Who speaks with an address.
     pub(crate) fn speaks(&self, ip: IpAddr) -> bool {
         self.endpoints.values().chain(self.aside.iter().map(|(_, e)| e)).any(|e| e.addresses.contains(&ip))
@@ -131,13 +137,20 @@ impl Model {
         let endpoint = Endpoint::of(record);
         assert!(endpoint.epoch.0 > self.last_epoch, "epoch {} after {}", endpoint.epoch, self.last_epoch);
         self.last_epoch = endpoint.epoch.0;
-        let others = || self.endpoints.values().chain(self.aside.iter().map(|(_, e)| e));
-        assert!(others().all(|e| e.id != endpoint.id), "id {} has two endpoints", endpoint.id);
+        let others: Vec<Endpoint> = self.endpoints.values().chain(self.aside.iter().map(|(_, e)| e)).cloned().collect();
+        assert!(others.iter().all(|e| e.id != endpoint.id), "id {} has two endpoints", endpoint.id);
         let leases = self.leases();
         for ip in &endpoint.addresses {
-            assert!(others().all(|e| !e.addresses.contains(ip)), "{ip} has two endpoints");
-            let callers = matches!(leases.get(ip), Some(LeaseOwner::Caller { .. }));
-            assert_eq!(callers, endpoint.of_caller, "{ip} of {:?} went to an endpoint", leases.get(ip));
+            assert!(others.iter().all(|e| !e.addresses.contains(ip)), "{ip} has two endpoints");
+            let lease = leases.get(ip);
+            if lease == Some(&LeaseOwner::kept_for(&endpoint.attachment)) {
+                assert!(!endpoint.of_caller, "{ip} was kept for it");
+                self.callers.remove(ip);
+                continue;
+            }
+            let callers = lease.is_some_and(|l| matches!(l, LeaseOwner::Caller { .. }) && l.kept().is_none());
+            assert_eq!(callers, endpoint.of_caller, "{ip} of {lease:?} went to an endpoint");
+            assert!(callers || lease.is_none(), "{ip} of {lease:?} went to an endpoint");
         }
         assert_eq!(self.endpoints.insert(who, endpoint), None, "an attachment has two endpoints");
     }
@@ -146,7 +159,7 @@ impl Model {
     pub(crate) fn remove(&mut self, who: Who, keep: bool) {
         let Some(gone) = self.endpoints.remove(&who) else { return };
         if keep && !gone.of_caller {
-            let name = format!("kept:{}:{}", gone.attachment.container_id, gone.attachment.ifname);
+            let LeaseOwner::Caller { name } = LeaseOwner::kept_for(&gone.attachment) else { return };
             self.callers.extend(gone.addresses.into_iter().map(|ip| (ip, name.clone())));
         }
     }

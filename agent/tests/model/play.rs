@@ -326,6 +326,8 @@ impl Play {
             Err(ErrorCode::Exists)
         } else if self.model.disk_full {
             Err(ErrorCode::Store)
+        } else if exact.map(address).is_some_and(|ip| self.model.is_kept_for_another(ip, &attached(who, network))) {
+            Err(ErrorCode::Exists)
         } else {
             Ok(())
         };
