@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use wharf_api::Finding;
 
 use crate::node::Node;
 
@@ -25,11 +26,19 @@ impl Node {
             left.extend(endpoints.iter().map(|e| format!("endpoint {} ({}:{})", e.id, e.container_id, e.ifname)));
             let leases = self.ask(async |client| client.ipam().await)?.leases;
             left.extend(leases.iter().filter(|l| l.owner != "node").map(|l| format!("lease {} of {}", l.ip, l.owner)));
-            left.extend(
-                self.audit()?.findings.iter().map(|f| format!("audit: {} {}: {}", f.object, f.subject, f.problem)),
-            );
+            left.extend(self.found_amiss()?.into_iter().map(|finding| format!("audit: {finding}")));
         }
         Ok(left)
+    }
+
+    /// What the audit names, without deletion records that were put aside: those stay until an operator removes them.
+    ///
+    /// # Errors
+    /// When the agent does not answer.
+    pub fn found_amiss(&self) -> Result<Vec<String>> {
+        let is_aside = |f: &Finding| f.object == "queue-file" && f.problem.starts_with("put aside, ");
+        let told = |f: Finding| format!("{} {}: {}", f.object, f.subject, f.problem);
+        Ok(self.audit()?.findings.into_iter().filter(|f| !is_aside(f)).map(told).collect())
     }
 
     /// Host sides of veth pairs that carry an endpoint's name (`wh` and twelve hex digits).

@@ -86,9 +86,7 @@ fn await_only(node: &Node, attached: &[&Attached]) -> Result<()> {
     leased.sort_unstable();
     owned.sort_unstable();
     ensure!(leased == owned, "leased are {leased:?}, the endpoints have {owned:?}");
-    wait::until_equal("findings of the audit", &Vec::new(), || {
-        Ok(node.audit()?.findings.into_iter().map(|f| format!("{} {}: {}", f.object, f.subject, f.problem)).collect())
-    })
+    wait::until_equal("findings of the audit", &Vec::new(), || node.found_amiss())
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::{process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount, umount};
 use wharf_handover::queue::Queue;
 use wharf_tests::{
     cni::{Answer, NETWORK, Ready},
@@ -103,21 +104,29 @@ pub(crate) const ADD_FAILS_EARLY: Operation = Operation {
 };
 
 pub(crate) const ADD_FAILS_LATE: Operation = Operation {
-    name: "ADD that fails because new interfaces of the node have no IPv6",
+    name: "ADD that fails because new interfaces of the node have no IPv6, and the agent may not turn it on",
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: |scene| {
         scene.arm()?;
-        ipv6_of_new_interfaces(scene, false)
+        ipv6_of_new_interfaces(scene, false)?;
+        // As for an agent in a container without privileges. The mount namespace is the test's own.
+        let bind = |flags| mount(Some(SYSCTL), SYSCTL, None::<&str>, MsFlags::MS_BIND | flags, None::<&str>);
+        bind(MsFlags::empty()).context("bind the sysctls")?;
+        bind(MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY).context("make the sysctls read-only")
     },
     act: |scene| cni(scene, "ADD", false),
     go_on: |scene, finished| {
         Answer { finished: finished.context("ADD was not called")? }.failure()?;
         scene.del_x()?.silent()?;
+        umount(SYSCTL).context("make the sysctls writable again")?;
         ipv6_of_new_interfaces(scene, true)?;
         scene.add_x()
     },
 };
+
+/// Where the kernel's settings are.
+const SYSCTL: &str = "/proc/sys";
 
 /// A setting of the node's namespace, which is the test's own.
 fn ipv6_of_new_interfaces(scene: &Scene<'_>, on: bool) -> Result<()> {

@@ -170,7 +170,6 @@ fn amiss(node: &Node, expected: &[&Attached]) -> Result<Vec<String>> {
     );
     let records = Queue::new(&node.dirs().run).list()?;
     differ("deletion record", records.into_iter().map(|e| e.name).collect(), BTreeSet::new());
-    let findings = node.audit()?.findings;
-    amiss.extend(findings.iter().map(|f| format!("audit: {} {}: {}", f.object, f.subject, f.problem)));
+    amiss.extend(node.found_amiss()?.into_iter().map(|finding| format!("audit: {finding}")));
     Ok(amiss)
 }
