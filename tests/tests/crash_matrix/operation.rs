@@ -3,7 +3,7 @@
 use std::{process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use nix::mount::{MsFlags, mount, umount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use wharf_handover::queue::Queue;
 use wharf_tests::{
     cni::{Answer, NETWORK, Ready},
@@ -119,7 +119,8 @@ pub(crate) const ADD_FAILS_LATE: Operation = Operation {
     go_on: |scene, finished| {
         Answer { finished: finished.context("ADD was not called")? }.failure()?;
         scene.del_x()?.silent()?;
-        umount(SYSCTL).context("make the sysctls writable again")?;
+        // Another process of the test may be looking at one.
+        umount2(SYSCTL, MntFlags::MNT_DETACH).context("make the sysctls writable again")?;
         ipv6_of_new_interfaces(scene, true)?;
         scene.add_x()
     },
