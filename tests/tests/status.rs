@@ -246,7 +246,7 @@ fn controllers_are_told_in_full() -> Result<()> {
             let (all, _, _) = status(node)?;
             Ok(all.controllers.into_iter().find(|c| c.name == "node-datapath" && c.next_run_unix_ms.is_some()))
         })?;
-        ensure!(node_row.interval_ms == Some(60_000) && node_row.last_duration_ms.is_some(), "{node_row:?}");
+        ensure!(node_row.interval_ms == Some(10_000) && node_row.last_duration_ms.is_some(), "{node_row:?}");
         let table = node.wharf(&["status", "--all-controllers"])?.ok()?;
         for word in ["NEXT RUN", "node-datapath", &format!("endpoint-{id}-")] {
             ensure!(table.contains(word), "no {word} in\n{table}");
