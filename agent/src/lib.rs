@@ -90,6 +90,8 @@ const GRACE: Duration = Duration::from_secs(15);
 /// How often the node's own part (the router's link, shared pins, pools' routes) is put in place. Without the shared pins
 /// no endpoint can be made or deleted; a look takes a millisecond.
 const NODE_INTERVAL: Duration = Duration::from_secs(10);
+/// How often the pools are compared with the node's networks: it reads every route of the node.
+const POOLS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Runs an agent until SIGTERM or SIGINT.
 ///
@@ -278,12 +280,13 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     }
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
-        let work = || async {
-            let made = owned.kernel.ensure_node(&owned.spec()).await.map_err(|e| e.to_string());
-            let looked = pools::look(&owned).await;
-            made.and(looked)
-        };
+        let work = || async { owned.kernel.ensure_node(&owned.spec()).await.map_err(|e| e.to_string()) };
         owned.controllers.run("node-datapath", NODE_INTERVAL, owned.stop.clone(), work).await;
+    });
+    let owned = Arc::clone(node);
+    node.tasks.spawn(async move {
+        let work = || pools::look(&owned);
+        owned.controllers.run("pool-overlap", POOLS_INTERVAL, owned.stop.clone(), work).await;
     });
     if let Some(interval) = sd_notify::watchdog_enabled() {
         node.tasks.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);
