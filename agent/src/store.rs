@@ -404,8 +404,8 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
     write_back(&mut file, stats);
 }
 
-/// Writes the file anew when it was removed, replaced, or written to by somebody else. What was asked for meanwhile is refused all the same: an answer
-/// that it is durable would be wrong if whoever took the file away comes again.
+/// Writes the file anew when it was removed, replaced, or written to by somebody else. What was asked for meanwhile is refused
+/// all the same: an answer that it is durable would be wrong if whoever took the file away comes again.
 fn write_back(file: &mut File, stats: &Stats) -> Option<StoreError> {
     let what = file.lost()?;
     let cause = match file.write_anew() {

@@ -40,7 +40,7 @@ pub struct Timelines {
 
 #[derive(Default)]
 struct Inner {
-    /// Who they were, as JSON: a third of what the strings and lists of a [`PastLife`] take, and one piece of memory.
+    /// Who they were, as JSON: one allocation for each, where a [`PastLife`] has one for each of its strings and lists.
     past: Past<Box<[u8]>>,
     /// Ended, and not written yet; oldest first.
     later: VecDeque<Life>,

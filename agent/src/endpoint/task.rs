@@ -172,7 +172,7 @@ impl<K: Kernel> EndpointTask<K> {
                 () = node.halt.cancelled() => return,
                 command = self.mailbox.recv() => match command {
                     Some(command) => if self.on_command(command).await { return },
-                    // Not while this task has a handle itself.
+                    // Never seen: this task's own handle keeps the mailbox open. `Finish` and `Retire` end the task.
                     None => return,
                 },
                 permit = permit, if queued.is_some() => {
