@@ -23,6 +23,7 @@ use wharf_core::{
 use crate::{
     clock, deletions,
     endpoint::{
+        Handle,
         create::{error, kernel_error},
         look,
         task::Command,
@@ -54,7 +55,7 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
 }
 
 /// The leak audit takes a rest after so many close looks: a thousand endpoints take it five seconds and more of the minute,
-/// and nobody notices. A rest after each would cost the wake-up of three threads each time.
+/// and nobody notices. The kernel is asked about all of them in one call: a call for each would cost the wake-up of four threads each time.
 const IN_A_ROW: usize = 16;
 const PAUSE: Duration = Duration::from_millis(80);
 
@@ -342,26 +343,27 @@ async fn close_looks<K: Kernel>(
     in_flight: &BTreeSet<EndpointId>,
     pause: Duration,
 ) -> Result<CloseLooks, ApiError> {
-    let mut looks = CloseLooks::default();
-    for (n, handle) in node.registry.list().into_iter().enumerate() {
-        if in_flight.contains(&handle.id) || !handle.shared.read(View::is_settled) {
-            continue;
-        }
-        if n % IN_A_ROW == IN_A_ROW - 1 && !pause.is_zero() {
+    let mut found = CloseLooks::default();
+    let idle = |h: &Handle| !in_flight.contains(&h.id) && h.shared.read(View::is_settled);
+    let handles: Vec<Handle> = node.registry.list().into_iter().filter(idle).collect();
+    for (n, handles) in handles.chunks(IN_A_ROW).enumerate() {
+        if n > 0 && !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        let look = look::once(node, &handle).await.map_err(|e| kernel_error(&e))?;
-        if !look.settled || node.is_in_flight(handle.id) {
-            continue;
-        }
-        looks.looked_at.insert(handle.id);
-        for problem in look.problems.into_iter().filter(|p| p.verdict() > Verdict::Well) {
-            if let Problem::Endpoint(_, problem) = problem {
-                looks.findings.push(AuditFinding::of_endpoint(&look.view.record, problem));
+        for look in look::each(node, handles).await.map_err(|e| kernel_error(&e))? {
+            let id = look.view.record.id;
+            if !look.settled || node.is_in_flight(id) {
+                continue;
+            }
+            found.looked_at.insert(id);
+            for problem in look.problems.into_iter().filter(|p| p.verdict() > Verdict::Well) {
+                if let Problem::Endpoint(_, problem) = problem {
+                    found.findings.push(AuditFinding::of_endpoint(&look.view.record, problem));
+                }
             }
         }
     }
-    Ok(looks)
+    Ok(found)
 }
 
 /// Leases in memory and in the store tell the same, and every endpoint in memory has its record.

@@ -18,8 +18,8 @@ use tokio::{
 use wharf_api::{ComponentStatus, Health, LogStatus, SelfCheck, SelfCheckAlarm, SelfCheckCase};
 use wharf_core::{
     ids::{EndpointId, Epoch},
-    kernel::{Kernel, KernelErrorKind},
-    selfcheck::{CaseResult, Judged, Kind, cases},
+    kernel::{Kernel, KernelError, KernelErrorKind},
+    selfcheck::{Case, CaseResult, Judged, Kind, cases},
     state::{Level, State},
 };
 
@@ -34,6 +34,8 @@ use crate::{
 pub const CONTROLLER: &str = "endpoint-selfcheck";
 /// Between two batches of test packets at least, whoever asks: a batch takes the kernel about a millisecond.
 pub const PACE: Duration = Duration::from_millis(20);
+/// Endpoints whose turns come within this time are asked together.
+const GATHER: Duration = Duration::from_millis(500);
 /// Looks at an endpoint until two in a row say the same.
 const LOOKS: usize = 4;
 /// Endpoints that are tried as the other end of a test packet.
@@ -111,19 +113,22 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
         node.self_checks.keep(&handles.iter().map(|h| (h.id, h.epoch)).collect());
         node.metrics.self_checks_failing(node.self_checks.failing());
         // The last of them has its distance to the next round's first too.
-        let pause = interval / u32::try_from(handles.len() + 1).unwrap_or(u32::MAX);
-        for handle in handles {
+        let pause = (interval / u32::try_from(handles.len() + 1).unwrap_or(u32::MAX)).max(PACE);
+        // Where there are many, some are asked together: waking up for each would cost more than asking it.
+        let together = usize::try_from(GATHER.as_millis() / pause.as_millis().max(1)).unwrap_or(1).max(1);
+        for handles in handles.chunks(together) {
+            let pause = pause * u32::try_from(handles.len()).unwrap_or(1);
             tokio::select! {
                 () = node.stop.cancelled() => return,
-                () = tokio::time::sleep(pause.max(PACE)) => {}
+                () = tokio::time::sleep(pause) => {}
             }
             let run = node.controllers.begin(CONTROLLER);
-            let result = visit(&node, &handle).await;
+            let result = visit_each(&node, handles).await;
             if let Err(why) = &result {
-                tracing::warn!(controller = CONTROLLER, endpoint = handle.id.get(), epoch = handle.epoch.0, "{why}");
+                tracing::warn!(controller = CONTROLLER, "{why}");
             }
             run.end(result);
-            node.controllers.plan(CONTROLLER, interval, pause.max(PACE));
+            node.controllers.plan(CONTROLLER, interval, pause);
         }
         node.controllers.plan(CONTROLLER, interval, (round + interval).saturating_duration_since(Instant::now()));
         tokio::select! {
@@ -131,6 +136,30 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
             () = tokio::time::sleep_until(round + interval) => {}
         }
     }
+}
+
+/// Asks endpoints together, and those that do not answer as they should once more, each by itself.
+async fn visit_each<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -> Result<(), String> {
+    node.self_checks.turn().await;
+    let questions: Vec<Question> = handles.iter().filter_map(|handle| Question::of(node, handle)).collect();
+    if questions.is_empty() {
+        return Ok(());
+    }
+    let mut outcome = Ok(());
+    let answers = put(node, &questions).await?;
+    for (question, answer) in questions.into_iter().zip(answers) {
+        let handle = question.handle.clone();
+        match judge(node, question, answer).await {
+            Ok(None) => {}
+            Ok(Some(found)) if found.iter().all(|j| j.same) => {
+                node.metrics.self_check();
+                note(node, &handle, &found);
+                end_alarm(node, &handle);
+            }
+            Ok(Some(_)) | Err(_) => outcome = visit(node, &handle).await.and(outcome),
+        }
+    }
+    outcome
 }
 
 /// Checks an endpoint, and raises or ends its alarm.
@@ -187,31 +216,69 @@ async fn check<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option
     Ok(None)
 }
 
+/// What an endpoint's programs are asked.
+struct Question {
+    handle: Handle,
+    /// The endpoint before.
+    view: View,
+    /// The other end of some packets.
+    peer: Option<(Handle, View)>,
+    cases: Arc<[Case]>,
+}
+
+impl Question {
+    /// What the endpoint's programs should be asked now; none while something works on it.
+    fn of<K: Kernel>(node: &Node<K>, handle: &Handle) -> Option<Self> {
+        let view = settled(node, handle)?;
+        let peer = peer_of(node, handle.id);
+        let config = desired_config(node, &view.record, view.trace);
+        let cases = cases(&view.record, &config, peer.as_ref().map(|(_, v)| &v.record)).into();
+        Some(Self { handle: handle.clone(), view, peer, cases })
+    }
+}
+
+type Answer = Result<Vec<CaseResult>, KernelError>;
+
+/// Gives each endpoint's programs their test packets, in a turn that the caller has waited for.
+async fn put<K: Kernel>(node: &Node<K>, questions: &[Question]) -> Result<Vec<Answer>, String> {
+    let checks: Vec<_> = questions.iter().map(|q| (q.handle.id, Arc::clone(&q.cases))).collect();
+    let ids = || questions.iter().map(|q| q.handle.id.to_string()).collect::<Vec<_>>().join(", ");
+    match timeout(BATCH_LIMIT, node.kernel.observe_verdicts(&checks)).await {
+        Ok(answers) => answers.map_err(|e| format!("check endpoint {}: {e}", ids())),
+        Err(_) => Err(format!("check endpoint {}: no answer within {BATCH_LIMIT:?}", ids())),
+    }
+}
+
 /// Gives the endpoint's programs one batch of test packets.
-async fn look<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option<Vec<Judged>>, String> {
+async fn look<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Option<Vec<Judged>>, String> {
     node.self_checks.turn().await;
-    let Some(view) = settled(node, handle) else { return Ok(None) };
-    let peer = peer_of(node, handle.id);
-    let config = desired_config(node, &view.record, view.trace);
-    let wanted = cases(&view.record, &config, peer.as_ref().map(|(_, v)| &v.record));
-    let answer = timeout(BATCH_LIMIT, node.kernel.observe_verdicts(handle.id, &wanted)).await;
+    let Some(question) = Question::of(node, handle) else { return Ok(None) };
+    let answer = put(node, std::slice::from_ref(&question)).await?.pop();
+    match answer {
+        Some(answer) => judge(node, question, answer).await,
+        None => Err(format!("check endpoint {}: the kernel's answer is empty", handle.id)),
+    }
+}
+
+/// Compares an answer with desired state; none when something worked on the endpoint meanwhile.
+async fn judge<K: Kernel>(node: &Node<K>, asked: Question, answer: Answer) -> Result<Option<Vec<Judged>>, String> {
+    let Question { handle, view, peer, cases } = asked;
     // A change that began meanwhile explains whatever was seen.
-    if !unchanged(node, handle, &view) {
+    if !unchanged(node, &handle, &view) {
         return Ok(None);
     }
     let results = match answer {
-        Err(_) => return Err(format!("check endpoint {}: no answer within {BATCH_LIMIT:?}", handle.id)),
-        Ok(Err(e)) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::Conflict) => {
+        Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::Conflict) => {
             let (name, expected) = ("maps".to_owned(), "pinned, of this version's layout".to_owned());
             return Ok(Some(vec![Judged { name, expected, got: e.to_string(), same: false }]));
         }
-        Ok(Err(e)) => return Err(format!("check endpoint {}: {e}", handle.id)),
-        Ok(Ok(results)) => results,
+        Err(e) => return Err(format!("check endpoint {}: {e}", handle.id)),
+        Ok(results) => results,
     };
-    let judged: Vec<(Kind, Judged)> = wanted.iter().zip(&results).map(|(c, r)| (c.kind, c.judge(r))).collect();
+    let judged: Vec<(Kind, Judged)> = cases.iter().zip(&results).map(|(c, r)| (c.kind, c.judge(r))).collect();
     let peer_amiss = judged.iter().any(|(kind, j)| *kind == Kind::ToPeer && !j.same);
     let counts = match peer {
-        Some((peer, view)) if peer_amiss => is_well(node, &peer, &view).await,
+        Some((peer, view)) if peer_amiss => is_well(node, peer, view).await,
         _ => true,
     };
     Ok(Some(judged.into_iter().filter(|(kind, _)| counts || *kind != Kind::ToPeer).map(|(_, j)| j).collect()))
@@ -219,13 +286,13 @@ async fn look<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option<
 
 /// True when the other endpoint does by itself what it should, and nothing works on it: only then is what goes wrong
 /// between the two this one's affair. Otherwise the other's own check tells of it.
-async fn is_well<K: Kernel>(node: &Node<K>, handle: &Handle, view: &View) -> bool {
-    node.self_checks.turn().await;
+async fn is_well<K: Kernel>(node: &Node<K>, handle: Handle, view: View) -> bool {
     let config = desired_config(node, &view.record, view.trace);
-    let wanted = cases(&view.record, &config, None);
-    let answer = timeout(BATCH_LIMIT, node.kernel.observe_verdicts(handle.id, &wanted)).await;
-    let all_same = |results: &[CaseResult]| wanted.iter().zip(results).all(|(c, r)| c.judge(r).same);
-    matches!(answer, Ok(Ok(results)) if all_same(&results)) && unchanged(node, handle, view)
+    let alone = Question { cases: cases(&view.record, &config, None).into(), handle, view, peer: None };
+    node.self_checks.turn().await;
+    let answer = put(node, std::slice::from_ref(&alone)).await;
+    let all_same = |results: &[CaseResult]| alone.cases.iter().zip(results).all(|(c, r)| c.judge(r).same);
+    matches!(answer.as_deref(), Ok([Ok(results)]) if all_same(results)) && unchanged(node, &alone.handle, &alone.view)
 }
 
 /// The endpoint as it is, when nothing works on it.

@@ -22,7 +22,8 @@ const GRACE_MS: u64 = 1_000;
 #[must_use]
 pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
     let mut found = Vec::new();
-    for handle in node.registry.list() {
+    // A step runs while its endpoint is in flight: an idle endpoint has none.
+    for handle in node.in_flight().into_iter().filter_map(|id| node.registry.get(id)) {
         handle.shared.read(|v| {
             if v.status.phase.is_empty() {
                 return;

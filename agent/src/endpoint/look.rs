@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout_at};
 use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, Problem, Verdict, joined, verdict},
-    kernel::{Kernel, KernelError},
+    kernel::{Kernel, KernelError, KernelErrorKind},
 };
 
 use crate::{
@@ -30,11 +30,29 @@ pub struct Look {
 /// # Errors
 /// When the kernel cannot be asked.
 pub async fn once<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Look, KernelError> {
-    let view = handle.shared.view();
-    let found = problems_of(node, &view.record).await?;
-    let problems = found.into_iter().map(|problem| Problem::Endpoint(handle.id, problem)).collect();
-    let settled = view.is_settled() && handle.shared.read(|now| now.is_as(&view));
-    Ok(Look { view, problems, settled })
+    let mut looks = each(node, std::slice::from_ref(handle)).await?;
+    looks.pop().ok_or_else(|| KernelError {
+        kind: KernelErrorKind::Other,
+        operation: "observe endpoints",
+        subject: handle.id.to_string(),
+        cause: "the kernel's answer is empty".to_owned(),
+    })
+}
+
+/// Looks once at several endpoints; the looks are in their order.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn each<K: Kernel>(node: &Node<K>, handles: &[Handle]) -> Result<Vec<Look>, KernelError> {
+    let views: Vec<View> = handles.iter().map(|handle| handle.shared.view()).collect();
+    let records: Vec<EndpointRecord> = views.iter().map(|view| view.record.clone()).collect();
+    let found = node.kernel.observe_endpoints(&records).await?;
+    let look = |((handle, view), found): ((&Handle, View), Vec<EndpointProblem>)| {
+        let problems = joined(found).into_iter().map(|problem| Problem::Endpoint(handle.id, problem)).collect();
+        let settled = view.is_settled() && handle.shared.read(|now| now.is_as(&view));
+        Look { view, problems, settled }
+    };
+    Ok(handles.iter().zip(views).zip(found).map(look).collect())
 }
 
 /// What the kernel holds otherwise than the record asks for.

@@ -24,13 +24,24 @@ const STEPS: [(Op, DeleteStep, bool); 4] = [
 #[test]
 fn the_kernels_part_goes_in_order() {
     Machine::new().life(async |agent| {
-        let handle = agent.create("c1").await;
-        agent.kernel.clear_call_log();
-        let result = agent.delete(&handle).await;
-        assert_eq!((result.deleted, result.errors), (vec![handle.id.get()], vec![]));
-        assert_eq!(agent.operations(), STEPS.map(|(op, ..)| op));
-        assert_eq!(agent.proxy.asked(), [(handle.id, handle.epoch)]);
-        assert_eq!(state(&handle), State::Disconnected);
+        let mut neighbours = Vec::new();
+        // The same four calls, and no dump among them, however many others there are.
+        for others in [0, 30] {
+            while neighbours.len() < others {
+                neighbours.push(agent.create(&format!("other-{}", neighbours.len())).await);
+            }
+            let handle = agent.create("c1").await;
+            agent.kernel.clear_call_log();
+            let result = agent.delete(&handle).await;
+            assert_eq!((result.deleted, result.errors), (vec![handle.id.get()], vec![]));
+            let called: Vec<_> = agent.kernel.call_log().into_iter().map(|(op, _)| op).collect();
+            assert_eq!(called, STEPS.map(|(op, ..)| op), "beside {others}");
+            assert_eq!(agent.proxy.asked().last(), Some(&(handle.id, handle.epoch)));
+            assert_eq!(state(&handle), State::Disconnected);
+        }
+        for handle in neighbours {
+            assert_eq!(agent.delete(&handle).await.errors, []);
+        }
         agent.assert_nothing_left().await;
     });
 }

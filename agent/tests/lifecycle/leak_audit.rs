@@ -42,6 +42,24 @@ fn what_one_look_names_stays_and_what_two_name_is_mended() {
 }
 
 #[test]
+fn an_audit_asks_the_kernel_once_about_each_endpoint_and_dumps_it_once() {
+    Machine::new().life(async |agent| {
+        let mut others = Vec::new();
+        for count in [3, 40] {
+            while others.len() < count {
+                others.push(agent.create(&format!("c{}", others.len())).await);
+            }
+            agent.kernel.clear_call_log();
+            Reconcile::default().run(&agent.node).await.expect("audit");
+            let mut called: Vec<_> = agent.kernel.call_log().into_iter().map(|(op, _)| op).collect();
+            called.retain(|op| *op != Op::ObserveEndpoint);
+            assert_eq!(called, [Op::Dump, Op::ObserveNode, Op::ObserveNetworks]);
+            assert_eq!(agent.kernel.call_log().len(), called.len() + count);
+        }
+    });
+}
+
+#[test]
 fn what_was_seen_once_and_then_not_is_seen_for_the_first_time_when_it_comes_again() {
     Machine::new().life(async |agent| {
         let mut reconcile = Reconcile::default();

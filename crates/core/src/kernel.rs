@@ -8,6 +8,7 @@ use std::{
     future::Future,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -385,8 +386,17 @@ pub trait Kernel: Send + Sync + 'static {
     /// the host side is not in the node's namespace, the pair is removed by the container's side.
     fn remove_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
 
-    /// Compares what the kernel holds for an endpoint with what it should; empty when all is well.
-    fn observe_endpoint(&self, record: &EndpointRecord) -> impl Future<Output = Result<Vec<EndpointProblem>>> + Send;
+    /// Compares what the kernel holds for endpoints with what it should: the problems of each in its place, empty when all
+    /// is well. Asking for many at once saves the changes of thread that asking for each costs.
+    fn observe_endpoints(
+        &self,
+        records: &[EndpointRecord],
+    ) -> impl Future<Output = Result<Vec<Vec<EndpointProblem>>>> + Send;
+
+    /// [`Self::observe_endpoints`] for one.
+    fn observe_endpoint(&self, record: &EndpointRecord) -> impl Future<Output = Result<Vec<EndpointProblem>>> + Send {
+        async move { Ok(self.observe_endpoints(std::slice::from_ref(record)).await?.pop().unwrap_or_default()) }
+    }
 
     /// Those of the links whose host side is gone, or whose name another interface has. Asks for each by its name, without
     /// a dump and without the kernel's lock on links: cheap enough for each status.
@@ -398,13 +408,18 @@ pub trait Kernel: Send + Sync + 'static {
     /// The endpoint's counters that are not zero.
     fn observe_counters(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 
-    /// Gives test packets to the endpoint's pinned programs and says what came of each, in the cases' order. Nothing is
-    /// sent and nothing is counted.
+    /// Gives test packets to the pinned programs of endpoints and says what came of each packet, in the order of endpoints
+    /// and cases. Nothing is sent and nothing is counted. Asking for many endpoints at once saves the changes of thread
+    /// that asking for each costs.
     ///
     /// # Errors
-    /// `NotFound` when the endpoint's maps are not pinned. A case whose program cannot be run is told in its place.
-    fn observe_verdicts(&self, id: EndpointId, cases: &[Case]) -> impl Future<Output = Result<Vec<CaseResult>>> + Send {
-        let subject = format!("endpoint {id} ({} cases)", cases.len());
+    /// In an endpoint's place `NotFound` when its maps are not pinned. A case whose program cannot be run is told in its
+    /// place.
+    fn observe_verdicts(
+        &self,
+        checks: &[(EndpointId, Arc<[Case]>)],
+    ) -> impl Future<Output = Result<Vec<Result<Vec<CaseResult>>>>> + Send {
+        let subject = format!("{} endpoints", checks.len());
         async move { Err(unsupported("check programs of", subject)) }
     }
 

@@ -336,6 +336,6 @@ fn enable_ipv6(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
     let path = disable_ipv6(&name);
     let file = path.clone();
     let written: io::Result<()> =
-        thread.visit(OPERATION, &about(record, &name), &netns, move || fs::write(file, "0"))?;
+        thread.visit(OPERATION, &about(record, &name), &netns, move || fs::write(&file, "0"))?;
     written.map_err(|e| wrap(OPERATION, about(record, &path), &e))
 }

@@ -217,9 +217,9 @@ impl Kernel for LinuxKernel {
         .await
     }
 
-    async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<EndpointProblem>> {
-        let record = record.clone();
-        self.blocking("observe endpoint", move |k| observe::observe_endpoint(&k.netns, &k.bpf, &record)).await
+    async fn observe_endpoints(&self, records: &[EndpointRecord]) -> Result<Vec<Vec<EndpointProblem>>> {
+        let records = records.to_vec();
+        self.blocking("observe endpoints", move |k| observe::observe_endpoints(&k.netns, &k.bpf, &records)).await
     }
 
     async fn observe_missing(&self, links: &[LinkRef]) -> Result<Vec<EndpointId>> {
@@ -240,9 +240,12 @@ impl Kernel for LinuxKernel {
         self.blocking("read counters", move |k| k.bpf.counters(id)).await
     }
 
-    async fn observe_verdicts(&self, id: EndpointId, cases: &[Case]) -> Result<Vec<CaseResult>> {
-        let cases = cases.to_vec();
-        self.blocking("check programs", move |k| k.bpf.verdicts(id, &cases)).await
+    async fn observe_verdicts(&self, checks: &[(EndpointId, Arc<[Case]>)]) -> Result<Vec<Result<Vec<CaseResult>>>> {
+        let checks = checks.to_vec();
+        self.blocking("check programs", move |k| {
+            Ok(checks.iter().map(|(id, cases)| k.bpf.verdicts(*id, cases)).collect())
+        })
+        .await
     }
 
     async fn observe_maps(&self) -> Result<Vec<MapInfo>> {

@@ -120,10 +120,11 @@ pub(crate) fn has_cookie() -> Result<bool> {
     Ok(cookie(Connection::open()?.socket()) != 0)
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+type Job = Box<dyn FnMut() + Send>;
 
+/// The same job in one namespace after the other.
 struct Visit {
-    netns: OwnedFd,
+    netns: Vec<OwnedFd>,
     job: Job,
     reply: SyncSender<io::Result<()>>,
 }
@@ -162,14 +163,27 @@ impl NetnsThread {
 
     /// A netlink socket that speaks for the namespace a reference means.
     pub(crate) fn connect(&self, operation: &'static str, wanted: &NetnsRef) -> Result<Connection> {
-        let netns = self.open(operation, wanted)?;
-        let subject = wanted.path.display().to_string();
-        let connection = self.visit(operation, &subject, &netns, Connection::open)??;
-        // An inode number can be used again once its namespace is gone; a cookie never is.
-        if cookie(connection.socket()) != wanted.cookie {
-            return Err(moved(operation, wanted));
-        }
-        Ok(connection)
+        let subject = || wanted.path.display().to_string();
+        self.connect_each(operation, [wanted])?.pop().unwrap_or_else(|| Err(ended(operation, subject())))
+    }
+
+    /// [`Self::connect`] for several references, each in its place, in one visit of the thread.
+    pub(crate) fn connect_each<'a>(
+        &self,
+        operation: &'static str,
+        wanted: impl IntoIterator<Item = &'a NetnsRef>,
+    ) -> Result<Vec<Result<Connection>>> {
+        let opened: Vec<_> = wanted.into_iter().map(|wanted| (wanted, self.open(operation, wanted))).collect();
+        let there: Vec<&Netns> = opened.iter().filter_map(|(_, netns)| netns.as_ref().ok()).collect();
+        let subject = opened.first().map(|(wanted, _)| wanted.path.display().to_string()).unwrap_or_default();
+        let mut made = self.visit_each(operation, &subject, &there, Connection::open)?.into_iter();
+        let connection = |(wanted, netns): (&NetnsRef, Result<Netns>)| {
+            netns?;
+            let connection = made.next().ok_or_else(|| ended(operation, wanted.path.display().to_string()))??;
+            // An inode number can be used again once its namespace is gone; a cookie never is.
+            if cookie(connection.socket()) == wanted.cookie { Ok(connection) } else { Err(moved(operation, wanted)) }
+        };
+        Ok(opened.into_iter().map(connection).collect())
     }
 
     /// Runs a short job inside a namespace and brings its result back.
@@ -178,25 +192,35 @@ impl NetnsThread {
         operation: &'static str,
         subject: &str,
         netns: &Netns,
-        job: impl FnOnce() -> T + Send + 'static,
+        job: impl FnMut() -> T + Send + 'static,
     ) -> Result<T> {
-        let ended = || {
-            let cause = "the namespace thread has ended; restart the agent";
-            fail(operation, subject, KernelErrorKind::Other, cause)
-        };
-        let fd = netns.fd.try_clone().map_err(|e| wrap(operation, subject, &e))?;
-        let (result, outcome) = sync_channel(1);
+        self.visit_each(operation, subject, &[netns], job)?.pop().ok_or_else(|| ended(operation, subject.to_owned()))
+    }
+
+    /// Runs a short job inside one namespace after the other and brings the results back, in order.
+    fn visit_each<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        subject: &str,
+        netns: &[&Netns],
+        mut job: impl FnMut() -> T + Send + 'static,
+    ) -> Result<Vec<T>> {
+        let ended = || ended(operation, subject.to_owned());
+        let fds: io::Result<Vec<OwnedFd>> = netns.iter().map(|netns| netns.fd.try_clone()).collect();
+        let fds = fds.map_err(|e| wrap(operation, subject, &e))?;
+        // A result for each namespace: the thread never waits for the one who asked.
+        let (result, outcomes) = sync_channel(fds.len());
         let (reply, answer) = sync_channel(1);
         // What the job logs belongs to the operation that asked for it.
         let span = tracing::Span::current();
         let job: Job = Box::new(move || {
             // Nobody waits for the outcome any more: then nobody needs it.
-            let _unwanted = result.try_send(span.in_scope(job));
+            let _unwanted = result.try_send(span.in_scope(&mut job));
         });
         let queue = self.queue.as_ref().ok_or_else(ended)?;
-        queue.send(Visit { netns: fd, job, reply }).map_err(|_| ended())?;
+        queue.send(Visit { netns: fds, job, reply }).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?.map_err(|e| wrap(operation, subject, &e))?;
-        outcome.recv().map_err(|_| ended())
+        Ok(outcomes.try_iter().collect())
     }
 }
 
@@ -208,25 +232,29 @@ impl Drop for NetnsThread {
     }
 }
 
+fn ended(operation: &'static str, subject: String) -> KernelError {
+    fail(operation, subject, KernelErrorKind::Other, "the namespace thread has ended; restart the agent")
+}
+
 fn moved(operation: &'static str, wanted: &NetnsRef) -> KernelError {
     let cause = "the namespace is gone; the path now leads to another";
     fail(operation, wanted.path.display().to_string(), KernelErrorKind::NotFound, cause)
 }
 
 fn serve(visits: &Receiver<Visit>, home: &File) {
-    while let Ok(visit) = visits.recv() {
-        if let Err(e) = setns(&visit.netns, CloneFlags::CLONE_NEWNET) {
-            // The caller went away: it does not want to know.
-            let _unwanted = visit.reply.try_send(Err(io::Error::from(e)));
-            continue;
-        }
-        (visit.job)();
+    while let Ok(Visit { netns, mut job, reply }) = visits.recv() {
+        let visited = netns.iter().try_for_each(|netns| {
+            setns(netns, CloneFlags::CLONE_NEWNET)?;
+            job();
+            Ok(())
+        });
         if let Err(e) = setns(home, CloneFlags::CLONE_NEWNET) {
             // From a wrong namespace nothing may be done: the thread ends, and every later visit fails with that.
             tracing::error!(error = %e, "cannot return to the node's network namespace");
             return;
         }
-        let _unwanted = visit.reply.try_send(Ok(()));
+        // The caller went away: it does not want to know.
+        let _unwanted = reply.try_send(visited.map_err(|e: Errno| io::Error::from(e)));
     }
 }
 

@@ -45,8 +45,7 @@ pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
         steps.push(Step::add(*a, address::add(router, *a), format!("router address {a}")));
     }
     let cidrs: Vec<_> = spec.cidrs.iter().map(|c| Route::unreachable(*c)).collect();
-    let ours: Vec<_> =
-        route::list(&mut connection, Some(ROUTE_PROTOCOL))?.into_iter().filter(|r| r.ifindex.is_none()).collect();
+    let ours = route::unreachable(&mut connection, ROUTE_PROTOCOL)?;
     for route in cidrs.iter().filter(|r| !ours.contains(r)) {
         let to = route.destination;
         steps.push(Step::add(to.addr(), route.add(), format!("unreachable route {to}")));
@@ -175,11 +174,9 @@ pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
 pub(crate) fn remove_node() -> Result<()> {
     let mut connection = Connection::open()?;
     let mut steps = Vec::new();
-    for old in route::list(&mut connection, Some(ROUTE_PROTOCOL))? {
-        if old.ifindex.is_none() {
-            let to = old.destination;
-            steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
-        }
+    for old in route::unreachable(&mut connection, ROUTE_PROTOCOL)? {
+        let to = old.destination;
+        steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
     }
     run(&mut connection, steps)?;
     Pair::find(&mut connection)?.remove(&mut connection)

@@ -25,17 +25,22 @@ use crate::{
 const OPERATION: &str = "observe endpoint";
 
 /// Looks at everything; empty when all is well.
-pub(crate) fn observe_endpoint(
+pub(crate) fn observe_endpoints(
     thread: &NetnsThread,
     bpf: &Bpf,
-    record: &EndpointRecord,
-) -> Result<Vec<EndpointProblem>> {
-    let mut found = Vec::new();
-    let opened = bpf.opened(record.id)?;
-    observe_host(record, bpf, &opened, &mut found)?;
-    observe_container(thread, record, &mut found)?;
-    bpf.observe_maps(record, &opened, &mut found)?;
-    Ok(found)
+    records: &[EndpointRecord],
+) -> Result<Vec<Vec<EndpointProblem>>> {
+    let mut host = Connection::open()?;
+    let inside = thread.connect_each(OPERATION, records.iter().map(|record| &record.netns))?;
+    let look = |(record, inside): (&EndpointRecord, Result<Connection>)| {
+        let mut found = Vec::new();
+        let opened = bpf.opened(record.id)?;
+        observe_host(&mut host, record, bpf, &opened, &mut found)?;
+        observe_container(inside, record, &mut found)?;
+        bpf.observe_maps(record, &opened, &mut found)?;
+        Ok(found)
+    };
+    records.iter().zip(inside).map(look).collect()
 }
 
 /// What the record asks for on one side of the link.
@@ -67,15 +72,15 @@ fn observe_link(seen: &LinkSeen, wanted: &Wanted, problems: &mut Vec<EndpointPro
 }
 
 fn observe_host(
+    host: &mut Connection,
     record: &EndpointRecord,
     bpf: &Bpf,
     opened: &Opened,
     problems: &mut Vec<EndpointProblem>,
 ) -> Result<()> {
-    let mut host = Connection::open()?;
     let (side, name) = (Side::Node, record.host_ifname.to_string());
-    let Some(seen) = link::look_up(&mut host, &name)? else {
-        let there = link::look_up_index(&mut host, record.host_ifindex)?;
+    let Some(seen) = link::look_up(host, &name)? else {
+        let there = link::look_up_index(host, record.host_ifindex)?;
         let renamed = there.filter(|l| link::names(l.alias.as_deref(), record.id, record.epoch));
         problems.push(match renamed {
             Some(link) => EndpointProblem::LinkRenamed { side, name, found: link.name },
@@ -90,15 +95,15 @@ fn observe_host(
     if seen.alias.as_ref() != Some(&mark) && !link::is_unowned(seen.alias.as_deref(), record.id, record.epoch) {
         problems.push(EndpointProblem::LinkAlias { name, expected: mark, found: seen.alias });
     }
-    bpf.observe_hooks(&mut host, seen.ifindex, record, opened, problems)?;
+    bpf.observe_hooks(host, seen.ifindex, record, opened, problems)?;
     for address in record.addresses() {
         let (to, expected) = (IpNet::from(address), record.host_ifindex);
         // A look-up costs the same with any number of endpoints. The table is read only where another route answers.
-        let look_up = networks::look_up(&mut host, address)?;
+        let look_up = networks::look_up(host, address)?;
         if look_up.as_ref().is_some_and(|found| found.is_ours_to(to, expected)) {
             continue;
         }
-        if route::of_link(&mut host, expected, Some(ROUTE_PROTOCOL))?.iter().any(|r| r.destination == to) {
+        if route::of_link(host, expected, Some(ROUTE_PROTOCOL))?.iter().any(|r| r.destination == to) {
             // Where `ignore_routes_with_linkdown` is set, a look-up ignores routes over a link without carrier. A container
             // that takes its side down is told as such.
             if seen.running {
@@ -106,11 +111,11 @@ fn observe_host(
             }
             continue;
         }
-        let routes = route::list(&mut host, Some(ROUTE_PROTOCOL))?;
+        let routes = route::list(host, Some(ROUTE_PROTOCOL))?;
         let found = match routes.iter().find(|r| r.destination == to) {
             Some(r) => Some(RouteSeen::Ours(r.ifindex)),
             None => {
-                let all = route::list(&mut host, None)?;
+                let all = route::list(host, None)?;
                 all.iter().find(|r| r.destination == to).map(|r| RouteSeen::Foreign(r.ifindex))
             }
         };
@@ -119,8 +124,12 @@ fn observe_host(
     Ok(())
 }
 
-fn observe_container(thread: &NetnsThread, record: &EndpointRecord, problems: &mut Vec<EndpointProblem>) -> Result<()> {
-    let mut inside = match thread.connect(OPERATION, &record.netns) {
+fn observe_container(
+    inside: Result<Connection>,
+    record: &EndpointRecord,
+    problems: &mut Vec<EndpointProblem>,
+) -> Result<()> {
+    let mut inside = match inside {
         Ok(inside) => inside,
         Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => {
             problems.push(EndpointProblem::Netns { path: e.subject, cause: e.cause });

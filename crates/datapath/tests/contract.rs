@@ -61,6 +61,10 @@ async fn full_life<W: World>(w: W) {
     let b = new_endpoint(&w, 2, 11).await;
     assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
     assert_eq!(k.observe_endpoint(&b).await.expect("observe"), []);
+    let mut other = b.clone();
+    other.mtu += 1;
+    let each = k.observe_endpoints(&[a.clone(), other, b.clone()]).await.expect("observe");
+    assert_eq!(each.iter().map(Vec::is_empty).collect::<Vec<_>>(), [true, false, true], "each in its place: {each:?}");
     let dump = k.dump().await.expect("dump");
     assert_eq!(dump.links.len(), 2);
     assert_eq!(dump.endpoint_rows.len(), 4);
@@ -558,7 +562,7 @@ async fn a_left_over_pair_makes_room<W: World>(w: W) {
 /// Every case of an endpoint with a neighbour, as desired state has it.
 async fn self_check<K: Kernel>(k: &K, r: &EndpointRecord, peer: &EndpointRecord) -> Vec<Judged> {
     let cases = selfcheck::cases(r, &config_spec(r), Some(peer));
-    let results = k.observe_verdicts(r.id, &cases).await.expect("verdicts");
+    let results = verdicts(k, r.id, &cases).await.expect("verdicts");
     assert_eq!(results.len(), cases.len());
     cases.iter().zip(&results).map(|(case, result)| case.judge(result)).collect()
 }
@@ -591,7 +595,7 @@ async fn test_packets_get_the_verdicts_of_desired_state<W: World>(w: W) {
     assert_eq!(amiss(self_check(k, &four, &b).await), Vec::<String>::new());
     delete(k, &a).await;
     let cases = selfcheck::cases(&a, &config_spec(&a), None);
-    let gone = k.observe_verdicts(a.id, &cases).await.expect_err("it is gone");
+    let gone = verdicts(k, a.id, &cases).await.expect_err("it is gone");
     assert_eq!(gone.kind, KernelErrorKind::NotFound, "{gone}");
     delete(k, &b).await;
     assert_no_endpoints(k).await;
@@ -614,7 +618,7 @@ async fn a_test_packet_shows_what_is_amiss<W: World>(w: W) {
     assert!(told.iter().any(|t| t.starts_with("from-node-ipv6: ")), "{told:?}");
     // And what desired state wants closed is closed.
     let closed = selfcheck::cases(&a, &config, Some(&b));
-    let results = k.observe_verdicts(a.id, &closed).await.expect("verdicts");
+    let results = verdicts(k, a.id, &closed).await.expect("verdicts");
     assert_eq!(amiss(closed.iter().zip(&results).map(|(c, r)| c.judge(r)).collect()), Vec::<String>::new());
     // Another's address.
     let mut config = config_spec(&a);

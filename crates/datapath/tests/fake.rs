@@ -105,7 +105,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::ObserveEndpoint => k.observe_endpoint(r).await.map(drop),
         Operation::ObserveMissing => k.observe_missing(&[link_ref(r)]).await.map(drop),
         Operation::ObserveCounters => k.observe_counters(r.id).await.map(drop),
-        Operation::ObserveVerdicts => k.observe_verdicts(id(1), &[]).await.map(drop),
+        Operation::ObserveVerdicts => verdicts(k, id(1), &[]).await.map(drop),
         Operation::ObserveMaps => k.observe_maps().await.map(drop),
         Operation::DumpMap => k.dump_map("ENDPOINTS").await.map(drop),
         Operation::RemoveEndpointRow => k.remove_endpoint_row(ip, Epoch(9)).await,

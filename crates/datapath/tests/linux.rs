@@ -460,7 +460,7 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
         let before = rows();
         for (r, peer) in [(&a, &b), (&b, &a)] {
             let cases = selfcheck::cases(r, &config_spec(r), Some(peer));
-            let results = k.observe_verdicts(r.id, &cases).await.expect("verdicts");
+            let results = verdicts(k, r.id, &cases).await.expect("verdicts");
             assert_eq!(results.len(), 14);
             for (case, result) in cases.iter().zip(&results) {
                 let judged = case.judge(result);

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::Path,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -326,8 +327,13 @@ impl Kernel for FakeKernel {
         .await
     }
 
-    async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<EndpointProblem>> {
-        self.call(Operation::ObserveEndpoint, endpoint(record.id), |s| Ok(observe::endpoint_problems(s, record))).await
+    async fn observe_endpoints(&self, records: &[EndpointRecord]) -> Result<Vec<Vec<EndpointProblem>>> {
+        let mut found = Vec::with_capacity(records.len());
+        for record in records {
+            let look = |s: &mut _| Ok(observe::endpoint_problems(s, record));
+            found.push(self.call(Operation::ObserveEndpoint, endpoint(record.id), look).await?);
+        }
+        Ok(found)
     }
 
     async fn observe_missing(&self, links: &[LinkRef]) -> Result<Vec<EndpointId>> {
@@ -349,12 +355,14 @@ impl Kernel for FakeKernel {
         .await
     }
 
-    async fn observe_verdicts(&self, id: EndpointId, cases: &[Case]) -> Result<Vec<CaseResult>> {
-        self.call(Operation::ObserveVerdicts, endpoint(id), |s| {
-            let gone = || not_found(Operation::ObserveVerdicts, endpoint(id), "its maps are not pinned");
-            selfcheck::verdicts(s, id, cases).ok_or_else(gone)
-        })
-        .await
+    async fn observe_verdicts(&self, checks: &[(EndpointId, Arc<[Case]>)]) -> Result<Vec<Result<Vec<CaseResult>>>> {
+        let mut results = Vec::with_capacity(checks.len());
+        for (id, cases) in checks {
+            let gone = || not_found(Operation::ObserveVerdicts, endpoint(*id), "its maps are not pinned");
+            let look = |s: &mut _| selfcheck::verdicts(s, *id, cases).ok_or_else(gone);
+            results.push(self.call(Operation::ObserveVerdicts, endpoint(*id), look).await);
+        }
+        Ok(results)
     }
 
     async fn observe_maps(&self) -> Result<Vec<MapInfo>> {

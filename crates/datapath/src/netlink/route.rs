@@ -124,20 +124,32 @@ pub(crate) fn list(connection: &mut Connection, protocol: Option<u8>) -> Result<
 /// The main table's routes over one link, of one protocol number or of all. The kernel filters: it costs little where there
 /// are many others.
 pub(crate) fn of_link(connection: &mut Connection, ifindex: IfIndex, protocol: Option<u8>) -> Result<Vec<Route>> {
-    ask(connection, None, protocol, Some(ifindex))
+    ask(connection, None, protocol, Only::Over(ifindex))
 }
 
 /// A table's routes (none: the main table's) of one protocol number, or of all.
 pub(crate) fn list_table(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>) -> Result<Vec<Route>> {
-    ask(connection, table, protocol, None)
+    ask(connection, table, protocol, Only::All)
 }
 
-fn ask(
-    connection: &mut Connection,
-    table: Option<u32>,
-    protocol: Option<u8>,
-    over: Option<IfIndex>,
-) -> Result<Vec<Route>> {
+/// The main table's unreachable routes of one protocol number: an endpoint's route is never one, so however many endpoints
+/// there are, the kernel answers with these alone.
+pub(crate) fn unreachable(connection: &mut Connection, protocol: u8) -> Result<Vec<Route>> {
+    let mut found = ask(connection, None, Some(protocol), Only::Unreachable)?;
+    // What is found here may be removed: an endpoint's route must not be among it, whatever the kernel filters by.
+    found.retain(|route| route.ifindex.is_none());
+    Ok(found)
+}
+
+/// What the kernel filters by, beside table and protocol number.
+#[derive(Clone, Copy)]
+enum Only {
+    All,
+    Over(IfIndex),
+    Unreachable,
+}
+
+fn ask(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>, only: Only) -> Result<Vec<Route>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut request = RouteMessage::default();
@@ -147,7 +159,11 @@ fn ask(
             None => request.header.table = RouteHeader::RT_TABLE_MAIN,
         }
         request.header.protocol = RouteProtocol::from(protocol.unwrap_or(0));
-        request.attributes.extend(over.map(|ifindex| RouteAttribute::Oif(ifindex.0)));
+        match only {
+            Only::All => {}
+            Only::Over(ifindex) => request.attributes.push(RouteAttribute::Oif(ifindex.0)),
+            Only::Unreachable => request.header.kind = RouteType::Unreachable,
+        }
         // A kernel without the family, a table that nobody made, or a link that went away has no routes.
         let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRoute(request))? else { continue };
         found.extend(messages.iter().filter_map(|m| read(m, table, protocol)));

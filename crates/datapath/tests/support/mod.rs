@@ -11,6 +11,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
     thread,
 };
 
@@ -22,9 +23,16 @@ use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, NetnsRef, host_ifname},
     identity::Identity,
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfIndex, IfName, MacAddr, NetworkName, PoolName},
-    kernel::{AttachMode, ConfigSpec, Kernel, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
+    kernel::{self, AttachMode, ConfigSpec, Kernel, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
+    selfcheck::{Case, CaseResult},
 };
 use wharf_datapath::{FakeKernel, LinuxKernel, OpenOptions};
+
+/// Test packets for one endpoint.
+pub(crate) async fn verdicts(k: &impl Kernel, id: EndpointId, cases: &[Case]) -> kernel::Result<Vec<CaseResult>> {
+    let mut answers = k.observe_verdicts(&[(id, Arc::from(cases))]).await?;
+    answers.pop().expect("an answer for each endpoint")
+}
 
 /// A place to test in.
 pub(crate) trait World: Send + Sync + 'static {
