@@ -24,7 +24,8 @@ use tokio_util::sync::CancellationToken;
 use wharf_api::{ErrorCode, StatusQuery};
 
 use crate::{
-    rest::{self, LinuxNode, error::Failure},
+    node::LinuxNode,
+    rest::{self, error::Failure},
     serve,
     socket::{Reach, Socket},
     status,

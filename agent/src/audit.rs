@@ -21,19 +21,20 @@ use wharf_core::{
 };
 
 use crate::{
-    clock, deletions,
+    addresses::{pools, resting},
+    clock,
     endpoint::{
-        Handle,
-        create::{error, kernel_error},
-        look,
-        task::Command,
-        view::View,
+        deletions, look, orphan, quarantine,
+        refusal::{error, kernel_error},
+        unfinished,
     },
-    findings,
-    node::Node,
-    orphan, pools, quarantine, resting,
+    findings::{self, Left},
+    node::{
+        Node,
+        endpoint::{Command, Handle, View},
+        queue::Cause,
+    },
     sync::lock,
-    unfinished,
 };
 
 /// Compares, and mends when asked to.
@@ -93,15 +94,6 @@ pub fn key_of(problem: &Problem) -> Key {
     (problem.object(), problem.subject())
 }
 
-/// Findings that are left.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Left {
-    /// Of the node.
-    pub amiss: u64,
-    /// Containers' own doing: the node is well.
-    pub containers: u64,
-}
-
 /// A finding and what became of it.
 #[derive(Debug)]
 pub struct Audited {
@@ -158,11 +150,11 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         node.kernel.ensure_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
     }
     // What works now is not judged; taken before the dump, so that what starts after it is judged by neither side.
-    let before = node.in_flight();
+    let before = node.jobs.in_flight();
     let prepared_before = node.prepared.ids();
     let snapshot = node.store.snapshot().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
     let dump = node.kernel.dump().await.map_err(|e| kernel_error(&e))?;
-    let after = node.in_flight();
+    let after = node.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
     // Records that changed while we looked are in flight too, even if their work has ended meanwhile.
     let later = node.store.snapshot().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
@@ -352,7 +344,7 @@ async fn close_looks<K: Kernel>(
         }
         for look in look::each(node, handles).await.map_err(|e| kernel_error(&e))? {
             let id = look.view.record.id;
-            if !look.settled || node.is_in_flight(id) {
+            if !look.settled || node.jobs.is_in_flight(id) {
                 continue;
             }
             found.looked_at.insert(id);
@@ -369,7 +361,7 @@ async fn close_looks<K: Kernel>(
 /// Leases in memory and in the store tell the same, and every endpoint in memory has its record.
 fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<AuditFinding> {
     let mut findings = Vec::new();
-    if !node.in_flight().is_empty() {
+    if !node.jobs.in_flight().is_empty() {
         // Leases move between memory and store in two steps while something works.
         return findings;
     }
@@ -430,7 +422,7 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
         }
         Repair::RemovePins(id) => {
             let _held = Held::take(node, *id)?;
-            unfinished::remove_programs(node, *id).await
+            node.jobs.remove_programs(*id).await
         }
         Repair::RemoveEndpointRow(ip, epoch) => node.kernel.remove_endpoint_row(*ip, *epoch).await.map_err(kernel),
         Repair::RemoveCallSlot(slot) => {
@@ -450,12 +442,12 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
             }
         },
         Repair::EnsureNode => node.kernel.ensure_node(&node.spec()).await.map_err(kernel),
-        Repair::DrainQueue => match deletions::drain(node, deletions::Cause::Tick).await? {
+        Repair::DrainQueue => match deletions::drain(node, Cause::Tick).await? {
             0 => Ok(()),
             left => Err(format!("{left} deletes could not be finished yet")),
         },
         Repair::ForgetRest(ip) => node.store.commit(vec![Change::RemoveRest(*ip)]).await.map_err(|e| e.to_string()),
-        Repair::RemoveQueueFile(name) => deletions::discard(node, name).await,
+        Repair::RemoveQueueFile(name) => node.deletions.discard(name).await,
         Repair::ReleaseQuarantined(id) => quarantine::release(node, *id).await.map(drop),
         Repair::CloseIntent(id, epoch) => {
             // The undo that left it gives the addresses and the id back too.
@@ -495,7 +487,7 @@ impl<K: Kernel> Held<K> {
     /// Pins and call slots carry no epoch, so what was found under an id may be a new user's by now.
     fn take(node: &Arc<Node<K>>, id: EndpointId) -> Result<Self, String> {
         let was_free = node.registry.claim_id(id);
-        let in_use = node.registry.get(id).is_some() || node.is_in_flight(id) || node.prepared.ids().contains(&id);
+        let in_use = node.registry.get(id).is_some() || node.jobs.is_in_flight(id) || node.prepared.ids().contains(&id);
         // Neither free nor in use: reserved, because the undo of a create left something.
         if !was_free && in_use {
             return Err(format!("id {id} is in use again"));

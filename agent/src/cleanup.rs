@@ -13,11 +13,13 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use wharf_core::ids::Attachment;
 use wharf_datapath::leftovers::{self, Leftover, Leftovers};
-use wharf_handover::{mark::Mark, queue};
+use wharf_handover::queue;
+use wharf_names::mark::Mark;
 
 use crate::{
     config::{self, Directories, Flags},
-    health, process, turn,
+    node::health,
+    refused, turn,
 };
 
 /// The word that asks for it.
@@ -64,7 +66,7 @@ pub fn asked(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> 
     let name = OsString::from("wharf-agent cleanup");
     let arguments = match Arguments::try_parse_from(std::iter::once(name).chain(arguments)) {
         Ok(arguments) => arguments,
-        Err(error) => return Some(process::refuse(&error)),
+        Err(error) => return Some(refused::refuse(&error)),
     };
     Some(match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use wharf_api::SettingOrigin;
 use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode, plan::DeleteStep};
 
-use crate::telemetry::LogFilter;
+use crate::telemetry::{LogFilter, LogFormat};
 
 /// Name of the agent's socket in the run directory.
 pub const SOCKET: &str = "wharf.sock";
@@ -126,27 +126,6 @@ fn cidrs(text: &str) -> Result<Cidrs, String> {
     let one = |cidr: &str| cidr.trim().parse().map_err(|e| format!("{cidr:?}: {e}"));
     let parts = text.split(',').filter(|_| !text.trim().is_empty());
     parts.map(one).collect::<Result<_, _>>().map(Cidrs)
-}
-
-/// Log line format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For machines.
-    Json,
-}
-
-impl LogFormat {
-    /// Its name as a setting's value.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Json => "json",
-        }
-    }
 }
 
 /// Wish for the attach mode.

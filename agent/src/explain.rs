@@ -32,21 +32,20 @@ use self::{
     subject::{Found, Subject},
 };
 use crate::{
-    clock, deletions,
-    endpoint::{
-        self, Handle,
-        view::{View, api_endpoint, api_state},
+    clock,
+    endpoint::{self, deletions},
+    findings,
+    node::{
+        Node,
+        endpoint::{Handle, View, api_endpoint, api_state},
+        health,
     },
-    findings, health,
-    node::Node,
 };
 
 /// How long the kernel, the store and the deletion queue each may take to answer.
 pub const DEADLINE: Duration = Duration::from_secs(2);
 /// How long a look at an endpoint waits for a build that runs: within [`DEADLINE`].
 const BUILD_PATIENCE: Duration = Duration::from_secs(1);
-/// Looks at the kernel that may be under way at once: those of askers who went away go on until the kernel answers.
-pub const LOOKS: usize = 4;
 /// Errors that are listed apart.
 const MAX_ERRORS: usize = 8;
 /// Former owners, candidates and near names that are listed.

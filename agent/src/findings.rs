@@ -3,6 +3,15 @@
 use wharf_api::{Finding, Health, MendedBy};
 use wharf_core::finding::{Mender, Problem, Verdict};
 
+/// Findings that are left.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Of the node.
+    pub amiss: u64,
+    /// Containers' own doing: the node is well.
+    pub containers: u64,
+}
+
 /// A problem as a finding. What a repair did is filled in where one was made.
 #[must_use]
 pub fn finding(problem: &Problem, owner: Option<String>) -> Finding {

@@ -5,11 +5,11 @@
 //! | api ([`serve`], [`socket`]) | requests on the unix socket | commands to endpoints, answers |
 //! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, its picture |
 //! | delete, one for each request | the endpoints | teardown commands, one store transaction |
-//! | kernel call ([`jobs`]), one at a time for each endpoint id | a step of a create, build, delete or undo | kernel changes |
+//! | kernel call ([`node::jobs`]), one at a time for each endpoint id | a step of a create, build, delete or undo | kernel changes |
 //! | store writer ([`store`], a thread) | change sets | commits |
 //! | events | the ring buffer of the programs | [`monitor`] |
 //! | program log, with `--debug-programs` | the log buffer of the programs | the agent's log |
-//! | deletion queue ([`deletions`]) | the directory's events, a tick | deletes |
+//! | deletion queue ([`endpoint::deletions`]) | the directory's events, a tick | deletes |
 //! | held-back log lines ([`telemetry`]) | time | the log |
 //! | stuck steps ([`stuck`]) | time | the log, the monitor |
 //! | health endpoint ([`health`]) | time, its process, who asks for a round | the health endpoint, its picture |
@@ -22,40 +22,31 @@
 //! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
 //! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
 
+pub mod addresses;
 pub mod admin;
-pub mod aside;
 pub mod audit;
 pub mod cleanup;
 pub mod clock;
-pub mod collect;
 pub mod config;
 pub mod controller;
-pub mod deletions;
 pub mod endpoint;
 pub mod explain;
 pub mod findings;
 pub mod gate;
 pub mod health;
-pub mod jobs;
 pub mod log_ring;
 pub mod memory;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
-pub mod orphan;
 pub mod pages;
-pub mod pools;
-pub mod prepared;
 pub mod process;
 pub mod proxy;
 pub mod pulse;
-pub mod quarantine;
 pub mod reconcile;
-pub mod registry;
+mod refused;
 pub mod rest;
-pub mod resting;
 pub mod restore;
-pub mod resume;
 pub mod selfcheck;
 pub mod serve;
 pub mod socket;
@@ -64,10 +55,7 @@ pub mod store;
 pub mod stuck;
 pub mod sync;
 pub mod telemetry;
-pub mod timeline;
 pub mod turn;
-pub mod unfinished;
-pub mod unknown;
 pub mod upgrade;
 pub mod watchdog;
 
@@ -80,8 +68,16 @@ use wharf_core::{ipam::Ipam, kernel::Kernel as _};
 use wharf_datapath::{LinuxKernel, OpenOptions};
 
 use crate::{
-    admin::Admin, config::AgentConfig, node::Node, proxy::NoProxy, rest::LinuxNode, socket::Socket, store::Store,
-    sync::lock, telemetry::LogFilter,
+    addresses::{pools, resting},
+    admin::Admin,
+    config::AgentConfig,
+    endpoint::{deletions, prepared, resume},
+    node::{LinuxNode, Node, queue, timeline},
+    proxy::NoProxy,
+    socket::Socket,
+    store::Store,
+    sync::lock,
+    telemetry::LogFilter,
 };
 
 /// How long requests and operations that run may take at a stop.
@@ -149,7 +145,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     restore::restore(&node, opened.snapshot, opened.lost).instrument(restoring).await?;
     health::reserve(&node).await;
     // Before anything is served: what was deleted while no agent ran must be gone when its container is added again.
-    if let Err(why) = deletions::drain(&node, deletions::Cause::Start).await {
+    if let Err(why) = deletions::drain(&node, queue::Cause::Start).await {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
     }
     wharf_crash::point("start/after-drain");
@@ -199,7 +195,9 @@ async fn stop(
         tracing::warn!("endpoints were still busy after {GRACE:?}; the next start resumes them");
     }
     prepared::drain(&node).await;
-    if let Err(why) = timeline::write(&node, clock::unix_ms()).await {
+    if let Err(why) =
+        timeline::write(&node.timelines, &node.store, &node.registry, clock::unix_ms(), node.config.timeline_keep).await
+    {
         tracing::warn!("{why}; what was not written is not told after the next start");
     }
     // Late, so that a stop that hangs can be looked at; before the store, because it holds a handle to it.
@@ -239,7 +237,15 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     }
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
-        let work = || timeline::write(&owned, clock::unix_ms());
+        let work = || {
+            timeline::write(
+                &owned.timelines,
+                &owned.store,
+                &owned.registry,
+                clock::unix_ms(),
+                owned.config.timeline_keep,
+            )
+        };
         owned.controllers.run("timeline", timeline::INTERVAL, owned.stop.clone(), work).await;
     });
     let owned = Arc::clone(node);

@@ -12,13 +12,13 @@ use anyhow::Context;
 use wharf_core::ipam::Ipam;
 
 use crate::{
+    addresses::pools,
     agent, cleanup,
     config::{self, AgentConfig},
-    health, pages, pools, store, telemetry,
+    health, pages,
+    refused::{BAD_SETTINGS, refuse},
+    store, telemetry,
 };
-
-/// Exit status when the settings cannot be used: starting again does not help, correcting them does.
-pub const BAD_SETTINGS: u8 = 3;
 
 /// From the command line to the exit status.
 #[must_use]
@@ -71,13 +71,6 @@ impl Settings {
         let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone()).map_err(|e| refused(&e))?;
         Ok(Self { config, ipam, check_only: matches.get_flag("check_config") })
     }
-}
-
-/// Prints why a command line is not carried out, and gives the exit status.
-pub(crate) fn refuse(error: &clap::Error) -> ExitCode {
-    // Help and version are answers, everything else is a mistake. Nobody may be left to read either.
-    let _ = error.print();
-    if error.use_stderr() { ExitCode::from(BAD_SETTINGS) } else { ExitCode::SUCCESS }
 }
 
 /// Prints the settings that would be in force, a line each, and where each comes from.

@@ -13,9 +13,9 @@ use wharf_core::{
 
 use crate::{
     audit::{Audited, Key, Mend, audit_and, key_of},
+    endpoint::orphan,
     findings,
     node::Node,
-    orphan,
     sync::lock,
 };
 
@@ -36,7 +36,7 @@ impl Reconcile {
     pub async fn run<K: Kernel>(&mut self, node: &Arc<Node<K>>) -> Result<(), String> {
         let mut kept: BTreeSet<EndpointId> = orphan::ids(node);
         kept.extend(lock(&node.quarantined).ids());
-        let guards: Vec<_> = kept.into_iter().map(|id| node.working_on(id)).collect();
+        let guards: Vec<_> = kept.into_iter().map(|id| node.jobs.working_on(id)).collect();
         let outcome = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await.map_err(|e| e.message)?;
         drop(guards);
         let left = outcome.left();

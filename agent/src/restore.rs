@@ -24,21 +24,18 @@ use wharf_core::{
     store::{Change, Intent, Quarantined, RestoreFailure, Snapshot},
 };
 
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 use crate::{
     audit, clock,
     config::AgentConfig,
-    endpoint::{
-        Handle, delete,
-        task::{Command, EndpointTask, MAILBOX},
-        view::{Shared, View},
+    endpoint::{delete, orphan, quarantine, task::EndpointTask},
+    node::{
+        Node,
+        endpoint::{Command, Handle, MAILBOX, Shared, View},
+        health, timeline,
     },
-    health,
-    node::Node,
-    orphan, quarantine,
     sync::lock,
-    timeline,
 };
 
 /// Refuses settings that would cut living endpoints off: their containers route by the gateway they were given, and
@@ -101,7 +98,7 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     wharf_crash::point("restore/after-dump");
     let links: HashMap<&str, u32> = dump.links.iter().map(|l| (l.name.as_str(), l.ifindex.0)).collect();
     let mut changes = Vec::new();
-    timeline::load(node, &snapshot).await;
+    timeline::load(&node.timelines, &node.store, &snapshot).await;
     orphan::recognise(node, &dump, &snapshot.leases);
     let unclaimed = claim_addresses(node, &snapshot, &links, &mut changes);
     let out_of_service = unreadable(node, &snapshot, &dump, &mut changes);
@@ -403,11 +400,11 @@ async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoc
 /// Removes leftovers that are provably ours: program sets that were ready ahead of need, rows of interrupted creates.
 async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[EndpointId]) {
     // What is being rebuilt mends itself.
-    let mut guards: Vec<_> = rebuilding.iter().map(|id| node.working_on(*id)).collect();
+    let mut guards: Vec<_> = rebuilding.iter().map(|id| node.jobs.working_on(*id)).collect();
     // Containers behind these live; they are shown, and go when their delete comes or the operator says so.
     let mut kept = orphan::ids(node);
     kept.extend(lock(&node.quarantined).ids());
-    guards.extend(kept.into_iter().map(|id| node.working_on(id)));
+    guards.extend(kept.into_iter().map(|id| node.jobs.working_on(id)));
     match audit::audit(node, true).await {
         Ok(report) => {
             // What was mended is one line of the audit's.

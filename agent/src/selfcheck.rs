@@ -5,11 +5,7 @@
 //! and ends once: the endpoint's log, the monitor, the agent's log, status and metrics tell of it. A regeneration of the
 //! datapath is asked for once in each alarm.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc::error::TrySendError, oneshot},
@@ -17,7 +13,7 @@ use tokio::{
 };
 use wharf_api::{ComponentStatus, Health, LogStatus, SelfCheck, SelfCheckAlarm, SelfCheckCase};
 use wharf_core::{
-    ids::{EndpointId, Epoch},
+    ids::EndpointId,
     kernel::{Kernel, KernelError, KernelErrorKind},
     selfcheck::{Case, CaseResult, Judged, Kind, cases},
     state::{Level, State},
@@ -25,15 +21,16 @@ use wharf_core::{
 
 use crate::{
     clock,
-    endpoint::{Handle, build::desired_config, task::Command, view::View},
-    node::Node,
-    sync::lock,
+    endpoint::build::desired_config,
+    node::{
+        Node,
+        endpoint::{Command, Handle, View},
+        self_checks::PACE,
+    },
 };
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "endpoint-selfcheck";
-/// Between two batches of test packets at least, whoever asks: a batch takes the kernel about a millisecond.
-pub const PACE: Duration = Duration::from_millis(20);
 /// Endpoints whose turns come within this time are asked together.
 const GATHER: Duration = Duration::from_millis(500);
 /// Looks at an endpoint until two in a row say the same.
@@ -46,63 +43,6 @@ const BATCH_LIMIT: Duration = Duration::from_secs(5);
 const TURN_LIMIT: Duration = Duration::from_secs(2);
 /// How long an alarm waits for the regeneration it asked for: below what a controller's run may take.
 const REGENERATION_LIMIT: Duration = Duration::from_secs(30);
-
-/// What is known of every endpoint's self-check.
-#[derive(Debug, Default)]
-pub struct SelfChecks {
-    rows: Mutex<BTreeMap<EndpointId, Row>>,
-    /// When the last batch began. Held while one waits for its turn, so that batches keep their distance.
-    turn: tokio::sync::Mutex<Option<Instant>>,
-}
-
-#[derive(Debug)]
-struct Row {
-    /// An id may have a new owner.
-    epoch: Epoch,
-    seen: SelfCheck,
-    /// A regeneration was asked for in this alarm.
-    asked: bool,
-}
-
-impl SelfChecks {
-    /// What was found out last about an endpoint.
-    #[must_use]
-    pub fn last(&self, id: EndpointId, epoch: Epoch) -> SelfCheck {
-        let rows = lock(&self.rows);
-        rows.get(&id).filter(|row| row.epoch == epoch).map(|row| row.seen.clone()).unwrap_or_default()
-    }
-
-    /// Alarms that last.
-    #[must_use]
-    pub fn failing(&self) -> u64 {
-        lock(&self.rows).values().filter(|row| row.seen.alarm.is_some()).count() as u64
-    }
-
-    /// Forgets endpoints that are gone.
-    fn keep(&self, live: &BTreeMap<EndpointId, Epoch>) {
-        lock(&self.rows).retain(|id, row| live.get(id) == Some(&row.epoch));
-    }
-
-    /// Changes an endpoint's row.
-    fn update<T>(&self, handle: &Handle, change: impl FnOnce(&mut Row) -> T) -> T {
-        let mut rows = lock(&self.rows);
-        let new = || Row { epoch: handle.epoch, seen: SelfCheck::default(), asked: false };
-        let row = rows.entry(handle.id).or_insert_with(new);
-        if row.epoch != handle.epoch {
-            *row = new();
-        }
-        change(row)
-    }
-
-    /// Waits until the next batch may run.
-    async fn turn(&self) {
-        let mut last = self.turn.lock().await;
-        if let Some(last) = *last {
-            tokio::time::sleep_until(last + PACE).await;
-        }
-        *last = Some(Instant::now());
-    }
-}
 
 /// Runs until the agent stops.
 pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
@@ -298,7 +238,7 @@ async fn is_well<K: Kernel>(node: &Node<K>, handle: Handle, view: View) -> bool 
 /// The endpoint as it is, when nothing works on it.
 fn settled<K: Kernel>(node: &Node<K>, handle: &Handle) -> Option<View> {
     let view = handle.shared.view();
-    let quiet = view.committed && view.fsm.state == State::Ready && !node.is_in_flight(handle.id);
+    let quiet = view.committed && view.fsm.state == State::Ready && !node.jobs.is_in_flight(handle.id);
     quiet.then_some(view)
 }
 
@@ -308,7 +248,7 @@ fn unchanged<K: Kernel>(node: &Node<K>, handle: &Handle, before: &View) -> bool 
         v.fsm == before.fsm && v.status.regenerations == before.status.regenerations && v.record == before.record
     };
     handle.shared.read(same)
-        && !node.is_in_flight(handle.id)
+        && !node.jobs.is_in_flight(handle.id)
         && node.registry.get(handle.id).is_some_and(|now| now.epoch == handle.epoch)
 }
 
@@ -428,16 +368,9 @@ async fn mend<K: Kernel>(node: &Node<K>, handle: &Handle) -> bool {
 #[must_use]
 pub fn component<K: Kernel>(node: &Node<K>) -> ComponentStatus {
     let interval = node.config.selfcheck_interval;
-    let (mut failing, mut checked, mut oldest) = (Vec::new(), 0_u64, u64::MAX);
-    for (id, row) in lock(&node.self_checks.rows).iter() {
-        checked += u64::from(row.seen.checked_unix_ms.is_some());
-        oldest = oldest.min(row.seen.checked_unix_ms.unwrap_or(u64::MAX));
-        if row.seen.alarm.is_some() {
-            failing.push(id.to_string());
-        }
-    }
+    let (failing, checked, oldest) = node.self_checks.summary();
     let (health, message) = if let [first, ..] = failing.as_slice() {
-        let shown: Vec<&str> = failing.iter().take(3).map(String::as_str).collect();
+        let shown: Vec<String> = failing.iter().take(3).map(ToString::to_string).collect();
         let (n, shown) = (failing.len(), shown.join(", "));
         (Health::Degraded, format!("{n} not as desired: {shown}; see `wharf endpoint health {first}`"))
     } else if interval.is_zero() {

@@ -6,6 +6,7 @@
 //! thirty-two.
 
 pub mod check;
+mod error;
 mod file;
 mod opening;
 mod tables;
@@ -28,22 +29,17 @@ use wharf_core::{
 };
 
 use crate::{clock::monotonic_ms, sync::lock};
+pub use error::StoreError;
 use file::File;
+use opening::CACHE_BYTES;
 use tables::{read_lives, read_one_life, read_snapshot, write_meta};
 
-/// Version of the tables' content. A store of a newer one is refused and left as it is; one of the version before is
-/// migrated when it is opened (1 -> 2: the tables of rests, restore failures and quarantine are new and begin empty).
-pub const SCHEMA_VERSION: u64 = 2;
-/// The oldest version that is migrated.
-const OLDEST_SCHEMA: u64 = 1;
 /// Changes that may wait for the writer: more than the admission limit lets through at once, so a full channel means
 /// the disk is stuck, and callers then wait (bounded by their own deadlines).
 const QUEUE: usize = 256;
 /// Epochs reserved with one write, so that a create need not commit just to get its number.
 const EPOCH_BLOCK: u64 = 4096;
 
-/// Pages of the file that redb keeps in memory; its own default is 1 GiB. The file is in memory already (tmpfs).
-const CACHE_BYTES: usize = 256 << 10;
 /// Ended lives kept for [`Store::take_untold`].
 const MAX_UNTOLD: usize = 256;
 
@@ -54,18 +50,6 @@ pub const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 const RECENT: std::time::Duration = std::time::Duration::from_secs(30);
 /// A commit that takes longer than this is shown in status.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(3);
-
-/// Why the store refused.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("store {operation} {}: {cause}", path.display())]
-pub struct StoreError {
-    /// `open`, `commit`, `read`.
-    pub operation: &'static str,
-    /// The file.
-    pub path: PathBuf,
-    /// Cause, with what to do where that is known.
-    pub cause: String,
-}
 
 enum Job {
     Commit { changes: Vec<Change>, reply: oneshot::Sender<Result<(), StoreError>> },

@@ -11,7 +11,7 @@ use wharf_core::{
     plan::{CreateStep, DeleteStep},
 };
 
-use crate::{node::Node, unknown};
+use crate::node::Node;
 
 /// How often it looks.
 pub const TICK: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ const GRACE_MS: u64 = 1_000;
 pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
     let mut found = Vec::new();
     // A step runs while its endpoint is in flight: an idle endpoint has none.
-    for handle in node.in_flight().into_iter().filter_map(|id| node.registry.get(id)) {
+    for handle in node.jobs.in_flight().into_iter().filter_map(|id| node.registry.get(id)) {
         handle.shared.read(|v| {
             if v.status.phase.is_empty() {
                 return;
@@ -59,9 +59,6 @@ pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
 fn bound_ms<K: Kernel>(node: &Node<K>, step: &str) -> u64 {
     if step == DeleteStep::AwaitProxy.name() {
         return u64::try_from(node.config.proxy_timeout.as_millis()).unwrap_or(u64::MAX);
-    }
-    if step == unknown::STEP {
-        return u64::try_from(unknown::BOUND.as_millis()).unwrap_or(u64::MAX);
     }
     let create = CreateStep::ALL.into_iter().filter(|s| s.name() == step).map(CreateStep::deadline_ms);
     let delete = DeleteStep::ALL.into_iter().filter(|s| s.name() == step).map(DeleteStep::deadline_ms);

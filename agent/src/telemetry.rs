@@ -18,8 +18,9 @@ use anyhow::anyhow;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
+pub use self::lines::LogFormat;
 use self::lines::{Lines, Shape};
-use crate::{config::LogFormat, log_ring::LogRing, sync::lock};
+use crate::{log_ring::LogRing, sync::lock};
 
 /// Changes log filter and format while the agent runs. Cheap to clone.
 #[derive(Clone)]

@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{deletions, notify, pulse::Pulse, rest::LinuxNode, status};
+use crate::{endpoint::deletions, node::LinuxNode, notify, pulse::Pulse, status};
 
 /// Controllers without which the node goes wrong while the agent looks alive.
 pub const CRITICAL: [&str; 2] = ["node-datapath", deletions::CONTROLLER];

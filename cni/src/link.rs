@@ -15,7 +15,11 @@ use rtnetlink::{
         link::{InfoKind, LinkAttribute, LinkExtentMask, LinkInfo, LinkMessage},
     },
 };
-use wharf_handover::{mark::Mark, names::MAX_ENDPOINT_ID};
+use wharf_names::{
+    ids::{EndpointId, Epoch},
+    link::host_ifname,
+    mark::Mark,
+};
 
 use crate::{netconf::NetConf, request::Target};
 
@@ -138,15 +142,9 @@ fn marked(link: &LinkMessage, conf: &NetConf, target: &Target) -> Option<Marked>
     }
     let (name, mark) = (name?, Mark::parse(alias?)?);
     let ours = veth
-        && (1..=MAX_ENDPOINT_ID).contains(&mark.id)
-        && *name == host_ifname(&mark)
+        && EndpointId::try_from(mark.id).is_ok_and(|id| *name == host_ifname(id, Epoch(mark.epoch)))
         && mark.is_of(&conf.name, &target.container_id, &target.ifname);
     ours.then(|| Marked { index: link.header.index, name: name.clone(), mark })
-}
-
-/// The name that the agent gives the host side of an endpoint's link (`wharf_core::endpoint::host_ifname`).
-fn host_ifname(mark: &Mark) -> String {
-    format!("wh{:04x}{:08x}", mark.id, mark.epoch & 0xffff_ffff)
 }
 
 fn is_gone(error: &Error) -> bool {
@@ -155,9 +153,7 @@ fn is_gone(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
     use serde_json::json;
-    use wharf_core::ids::{EndpointId, Epoch};
 
     use super::*;
 
@@ -208,17 +204,5 @@ mod tests {
             assert_eq!(marked(&link(name, alias, kind.clone()), &conf(), &target()), None, "{name} {alias:?} {kind:?}");
         }
         assert_eq!(marked(&LinkMessage::default(), &conf(), &target()), None);
-    }
-
-    proptest! {
-        #[test]
-        fn the_name_and_the_ids_are_the_agents(id: u16, epoch: u64) {
-            let agents = EndpointId::try_from(id);
-            prop_assert_eq!(agents.is_ok(), (1..=MAX_ENDPOINT_ID).contains(&id));
-            if let Ok(agents) = agents {
-                let name = wharf_core::endpoint::host_ifname(agents, Epoch(epoch));
-                prop_assert_eq!(host_ifname(&Mark::new(id, epoch, "n", "c", "i")), name);
-            }
-        }
     }
 }

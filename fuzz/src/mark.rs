@@ -1,7 +1,7 @@
 //! Aliases of links: as they are, and made of an attachment's names.
 
 use arbitrary::{Arbitrary as _, Unstructured};
-use wharf_handover::mark::{MAX_MARK, Mark};
+use wharf_names::mark::{MAX_MARK, Mark};
 
 /// Runs one input: the whole of it as an alias, and its pieces as the parts of a mark.
 pub fn run(data: &[u8]) {

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 use wharf_cni::request::{Env, Request};
-use wharf_handover::names;
+use wharf_names::rules as names;
 
 /// Longest message of a failure, bytes: three texts cut to 80 characters, each escaped, and the words around them.
 const MAX_MESSAGE: usize = 4096;

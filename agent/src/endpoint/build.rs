@@ -24,8 +24,8 @@ use wharf_core::{
 
 use crate::{
     config::AgentConfig,
-    endpoint::{create::crash_point, look, view::Shared},
-    node::Node,
+    endpoint::{look, record::crash_point},
+    node::{Node, endpoint::Shared},
 };
 
 /// The configuration row an endpoint is to have.
@@ -158,7 +158,7 @@ impl<K: Kernel> Run<'_, K> {
         self.shared.update(|v| v.begin_step(step.name()));
         crash_point("regenerate", step.name());
         let (since, bound) = (Instant::now(), Duration::from_millis(step.deadline_ms()));
-        let result = self.node.bounded_job(self.id, step.name(), bound, call).await;
+        let result = self.node.jobs.bounded(self.id, step.name(), bound, call).await;
         self.node.metrics.phase(Operation::Regenerate.name(), step.name(), since.elapsed());
         self.steps.push(format!("{step} {:.1} ms", since.elapsed().as_secs_f64() * 1_000.0));
         result.map(drop).map_err(|e| format!("{step}: {e}"))

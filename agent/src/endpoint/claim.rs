@@ -6,8 +6,11 @@ use wharf_api::LogStatus;
 use wharf_core::kernel::Kernel;
 
 use crate::{
-    endpoint::{Handle, delete, view::api_endpoint},
-    node::Node,
+    endpoint::delete,
+    node::{
+        Node,
+        endpoint::{Handle, api_endpoint},
+    },
 };
 
 /// An endpoint that nobody has accepted yet. Dropped unaccepted, wherever it got to (the caller is gone before the

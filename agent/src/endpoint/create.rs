@@ -18,28 +18,32 @@ use wharf_core::{
     kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec},
     plan::{CreateStep, DeleteOptions, plan_create},
     state::{Event, Fsm, State},
-    store::{Change, Intent, Lease, LeaseOwner},
+    store::{Change, Intent, LeaseOwner},
     timeline::Operation,
 };
 
 use crate::{
-    clock, deletions,
+    addresses::resting,
+    clock,
     endpoint::{
-        Handle, build,
+        build,
         claim::Claim,
-        task::{EndpointTask, MAILBOX},
-        undo::fail,
-        view::{Shared, View},
+        deletions,
+        record::{crash_point, leases, owner},
+        refusal::{error, from_ipam, kernel_error, store_error},
+        task::EndpointTask,
     },
     gate::Place,
-    health,
-    node::Node,
-    prepared::{ProgramSet, random_macs},
-    registry::Taken,
-    resting,
+    node::{
+        Node,
+        endpoint::{Handle, MAILBOX, Shared, View},
+        health,
+        prepared::{ProgramSet, random_macs},
+        registry::Taken,
+        timeline,
+    },
     sync::lock,
     telemetry::operation::{self, Kind, OpId},
-    timeline,
 };
 
 /// What a create asks for, parsed.
@@ -130,7 +134,7 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, p
     operation::about(&span, Some((id, task.handle().epoch)), &spec.attachment);
     let mut reply = Some(reply);
     let result = {
-        let _guard = node.working_on(id);
+        let _guard = node.jobs.working_on(id);
         steps(&mut task, &spec, &mut reply, place).instrument(span.clone()).await
     };
     node.metrics.create(started.elapsed(), result.is_ok());
@@ -321,26 +325,26 @@ async fn steps<K: Kernel>(
     task.transition(Event::IdentityResolved);
     let running = tokio::select! {
         running = place.start() => running,
-        given_up = gives_up(task, spec, reply) => return Err(fail(task, &[], given_up).await),
+        given_up = gives_up(task, spec, reply) => return Err(task.undo_create(&[], given_up).await),
     };
     // Those before it may have taken the last room.
     if let Err(refused) = admitted_by_memory(&node, spec) {
-        return Err(fail(task, &[], refused).await);
+        return Err(task.undo_create(&[], refused).await);
     }
     task.transition(Event::BuildStarted);
     let mut begun: Vec<CreateStep> = Vec::new();
     for step in plan_create(ip_owner) {
         if let Some(refused) = give_up(task, spec, reply) {
-            return Err(fail(task, &begun, refused).await);
+            return Err(task.undo_create(&begun, refused).await);
         }
         begun.push(step);
         crash_point("create", step.name());
         let before = Instant::now();
         let result = watch(task, spec, step, reply).await;
         let failed = result.as_ref().err().map(|e| e.message.as_str());
-        timeline::phase(&node, &task.shared, Operation::Create, step.name(), before.elapsed(), failed);
+        timeline::phase(&node.metrics, &task.shared, Operation::Create, step.name(), before.elapsed(), failed);
         if let Err(failed) = result {
-            return Err(fail(task, &begun, failed).await);
+            return Err(task.undo_create(&begun, failed).await);
         }
     }
     crash_point("create", "answer");
@@ -471,7 +475,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             shared.update(|v| v.taken_over.clone_from(&kept));
             let leased = resting::lease_besides(node, &kept, &request, &owner(&record))
                 .await
-                .map_err(|e| crate::rest::error::from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
+                .map_err(|e| from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
             shared.update(|v| {
                 (v.record.ipv4, v.record.ipv6, v.record.pool) = (leased.ipv4, leased.ipv6, leased.pool);
                 // No gateway of a family the endpoint does not speak.
@@ -483,7 +487,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         CreateStep::EnsurePrograms if task.prepared => Ok(()),
         CreateStep::EnsurePrograms => {
             let spec = build::desired_programs(&node.config, &record);
-            node.job(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
+            node.jobs.run(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
         }
         CreateStep::EnsureLink => {
             let link = LinkSpec {
@@ -497,7 +501,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
                 host_mac: record.host_mac,
                 mtu: record.mtu,
             };
-            let link = node.job(id, name, |k| async move { k.ensure_link(&link).await }).await.map_err(kernel)?;
+            let link = node.jobs.run(id, name, |k| async move { k.ensure_link(&link).await }).await.map_err(kernel)?;
             shared.update(|v| {
                 v.record.host_ifindex = link.host_ifindex;
                 v.record.container_ifindex = link.container_ifindex;
@@ -517,17 +521,17 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
                     result => result,
                 }
             };
-            node.job(id, name, call).await.map_err(kernel)
+            node.jobs.run(id, name, call).await.map_err(kernel)
         }
         CreateStep::EnsureAttached => {
             let link = LinkRef::of(&record);
-            node.job(id, name, |k| async move { k.ensure_attached(&link).await }).await.map(drop).map_err(kernel)
+            node.jobs.run(id, name, |k| async move { k.ensure_attached(&link).await }).await.map(drop).map_err(kernel)
         }
         CreateStep::EnsureConnected => {
-            node.job(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
+            node.jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
         }
         CreateStep::EnsureReachable => {
-            node.job(id, name, |k| async move { k.ensure_reachable(&record).await }).await.map_err(kernel)
+            node.jobs.run(id, name, |k| async move { k.ensure_reachable(&record).await }).await.map_err(kernel)
         }
         CreateStep::Commit => {
             let mut changes = vec![Change::RemoveIntent(record.id, record.epoch)];
@@ -552,52 +556,12 @@ fn lease_request(spec: &CreateSpec) -> LeaseRequest {
     }
 }
 
-/// The owner of an endpoint's leases.
-#[must_use]
-pub fn owner(record: &EndpointRecord) -> LeaseOwner {
-    LeaseOwner::Attachment { attachment: record.attachment.clone(), epoch: record.epoch }
-}
-
-/// The leases an endpoint's record stands for.
-#[must_use]
-pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
-    let lease =
-        |ip| Lease { ip, pool: record.pool.clone(), owner: owner(record), since_unix_ms: record.created_unix_ms };
-    record.addresses().map(lease).collect()
-}
-
-/// The store's changes that remove an endpoint, with its leases or without.
-#[must_use]
-pub fn removals<K: Kernel>(node: &Node<K>, record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
-    let mut changes =
-        vec![Change::RemoveEndpoint(record.id, record.epoch), Change::RemoveIntent(record.id, record.epoch)];
-    // Counted against whoever has the id next, otherwise.
-    changes.push(Change::RemoveRestoreFailure(record.id));
-    if release_ips {
-        changes.extend(resting::changes_of(node, &leases(record)));
-    }
-    changes
-}
-
-/// A crash point before a step.
-pub(super) fn crash_point(operation: &str, step: &str) {
-    if cfg!(feature = "crash-points") {
-        wharf_crash::point(&format!("{operation}/before-{step}"));
-    }
-}
-
-/// An error without a hint.
-#[must_use]
-pub fn error(code: ErrorCode, message: String) -> ApiError {
-    ApiError { code, message, hint: None, retry_after_ms: None, op: None }
-}
-
 /// An endpoint that comes or goes will be there or gone in a moment: then a retry tells. One that stays is an error that
 /// no retry mends.
 fn taken_by<K: Kernel>(node: &Node<K>, attachment: &Attachment, there: &Handle) -> ApiError {
     let (id, state, committed) = there.shared.read(|v| (v.record.id, v.fsm.state, v.committed));
     let what = format!("create endpoint {attachment}: endpoint {id}");
-    let goes = state == State::Disconnecting && node.is_in_flight(there.id);
+    let goes = state == State::Disconnecting && node.jobs.is_in_flight(there.id);
     if !committed || goes {
         let doing = if goes { "is being deleted" } else { "is being created, or taken back" };
         let message = format!("{what} of this interface {doing}");
@@ -608,32 +572,6 @@ fn taken_by<K: Kernel>(node: &Node<K>, attachment: &Attachment, there: &Handle) 
         message: format!("{what} has this interface already ({state})"),
         hint: Some("delete that one first".into()),
         retry_after_ms: None,
-        op: None,
-    }
-}
-
-/// A kernel error in the API's words.
-#[must_use]
-pub fn kernel_error(e: &KernelError) -> ApiError {
-    ApiError {
-        code: match e.kind {
-            KernelErrorKind::NotANetns => ErrorCode::InvalidNetns,
-            KernelErrorKind::Exhausted => ErrorCode::LimitReached,
-            _ => ErrorCode::Kernel,
-        },
-        message: e.to_string(),
-        hint: None,
-        retry_after_ms: None,
-        op: None,
-    }
-}
-
-fn store_error(e: &crate::store::StoreError) -> ApiError {
-    ApiError {
-        code: ErrorCode::Store,
-        message: e.to_string(),
-        hint: Some("check the space and the health of the file system that holds the run directory".into()),
-        retry_after_ms: Some(1_000),
         op: None,
     }
 }

@@ -6,49 +6,35 @@
 //! record, addresses and id, and the next delete resumes it: an address is never given out while something could still
 //! speak for its old owner.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::sync::Arc;
 
 use tokio::{
     sync::oneshot,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout_at},
 };
 use wharf_api::{DeleteResult, LogStatus, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
-    kernel::{Kernel, LinkRef},
+    kernel::Kernel,
     plan::{DeleteOptions, DeleteStep, TEARDOWN_BOUND, plan_delete},
     store::{Change, Intent, Lease, LeaseOwner},
     timeline::{DELETE_BEGINS, Operation, Outcome},
 };
 
 use crate::{
-    deletions,
+    addresses::resting,
     endpoint::{
-        Handle,
-        create::{crash_point, leases, owner, removals},
-        task::Command,
-        view::{Shared, View},
+        record::{crash_point, leases, owner, removals},
+        remove::{self, Subject},
     },
-    node::Node,
-    resting,
+    node::{
+        Node,
+        endpoint::{Command, Handle, Shared, Torn, View},
+        timeline,
+    },
     sync::lock,
     telemetry::operation::{self, Kind, OpId},
-    timeline,
 };
-
-/// How a teardown ended.
-#[derive(Debug, Clone)]
-pub struct Torn {
-    /// What the endpoint was.
-    pub record: EndpointRecord,
-    /// Steps that failed.
-    pub errors: Vec<StepError>,
-    /// Nothing of it is left in the kernel: addresses and record may go.
-    pub clean: bool,
-}
 
 /// Deletes endpoints, and answers when they are gone or have to be tried again. Runs as a task of its own, so that a
 /// client that goes away does not leave a delete half done.
@@ -61,7 +47,7 @@ pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     let owned = Arc::clone(node);
     let op = OpId::current_or_next(Kind::Delete);
     let span = match handles.as_slice() {
-        [one] => op.span_of(one),
+        [one] => one.span(op),
         _ => op.span(),
     };
     let work = async move {
@@ -80,7 +66,7 @@ pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
 pub fn spawn_unclaimed<K: Kernel>(node: &Arc<Node<K>>, handle: Handle) {
     let owned = Arc::clone(node);
     let op = OpId::next(Kind::Delete);
-    let span = op.span_of(&handle);
+    let span = handle.span(op);
     let work = async move {
         let result = delete_all(&owned, vec![handle], DeleteOptions::default()).await;
         for e in result.errors {
@@ -92,7 +78,7 @@ pub fn spawn_unclaimed<K: Kernel>(node: &Arc<Node<K>>, handle: Handle) {
 
 async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, options: DeleteOptions) -> DeleteResult {
     let mut result = DeleteResult::default();
-    let _guards: Vec<_> = handles.iter().map(|h| node.working_on(h.id)).collect();
+    let _guards: Vec<_> = handles.iter().map(|h| node.jobs.working_on(h.id)).collect();
     let _deletes = node.gate.deletes(handles.len());
     let started = Instant::now();
 
@@ -125,7 +111,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     let mut asked = Vec::with_capacity(handles.len());
     for handle in handles {
         let (reply, answer) = oneshot::channel();
-        let span = OpId::current_or_next(Kind::Delete).span_of(&handle);
+        let span = handle.span(OpId::current_or_next(Kind::Delete));
         // An endpoint whose task has ended is gone.
         match timeout_at(until, handle.mailbox.send(Command::Teardown(options, span, reply))).await {
             Ok(Ok(())) => asked.push((handle, answer)),
@@ -188,14 +174,14 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
             }
         }
         let (reply, answer) = oneshot::channel();
-        let span = OpId::current_or_next(Kind::Delete).span_of(&handle);
+        let span = handle.span(OpId::current_or_next(Kind::Delete));
         if handle.mailbox.send(Command::Finish(span, reply)).await.is_ok() {
             answer.await.ok(); // a task that has ended has finished
         }
         result.deleted.push(handle.id.get());
     }
     crash_point("delete", "forget-queued");
-    deletions::served(node, &gone).await;
+    node.deletions.served(&gone).await;
     node.metrics.delete(started.elapsed(), result.errors.is_empty());
     result
 }
@@ -203,24 +189,21 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
 /// Phase one, run by the endpoint's task.
 pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, options: DeleteOptions) -> Torn {
     let record = shared.read(|v| v.record.clone());
+    let subject = Subject::of(&record);
     let mut errors = Vec::new();
     let mut clean = true;
     for step in plan_delete(&record, options) {
-        let bound = match step {
-            DeleteStep::AwaitProxy => node.config.proxy_timeout,
-            _ => Duration::from_millis(step.deadline_ms()),
-        };
         shared.update(|v| v.begin_step(step.name()));
         if !matches!(step, DeleteStep::WriteIntent | DeleteStep::RemoveRecord) {
             crash_point("delete", step.name());
         }
         let since = Instant::now();
-        let result = one(node, &record, step, bound).await;
+        let result = remove::step(node, &subject, step).await;
         let failed = result.as_ref().err().map(String::as_str);
         if is_of_others(step) && failed.is_none() {
             node.metrics.phase(Operation::Delete.name(), step.name(), since.elapsed());
         } else {
-            timeline::phase(node, shared, Operation::Delete, step.name(), since.elapsed(), failed);
+            timeline::phase(&node.metrics, shared, Operation::Delete, step.name(), since.elapsed(), failed);
         }
         match result {
             Ok(()) => shared.log(LogStatus::Ok, step.name(), format!("{:?}", since.elapsed())),
@@ -233,9 +216,7 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, opti
                 );
                 shared.log(LogStatus::Failure, step.name(), message.clone());
                 errors.push(StepError { step: step.name().into(), endpoint: record.attachment.to_string(), message });
-                if matches!(step, DeleteStep::RemoveReachable | DeleteStep::Unpin | DeleteStep::RemoveLink) {
-                    clean = false;
-                }
+                clean &= !step.must_succeed();
             }
         }
     }
@@ -272,72 +253,6 @@ const fn is_of_others(step: DeleteStep) -> bool {
             | DeleteStep::ReleaseIps
             | DeleteStep::RemoveRecord
     )
-}
-
-async fn one<K: Kernel>(
-    node: &Arc<Node<K>>,
-    record: &EndpointRecord,
-    step: DeleteStep,
-    bound: Duration,
-) -> Result<(), String> {
-    let (id, name, link) = (record.id, step.name(), LinkRef::of(record));
-    match step {
-        DeleteStep::WriteIntent
-        | DeleteStep::RefuseWork
-        | DeleteStep::ReleaseIdentity
-        | DeleteStep::ReleaseIps
-        | DeleteStep::RemoveRecord => Ok(()),
-        DeleteStep::Detach => {
-            node.bounded_job(id, name, bound, |k| async move { k.remove_attached(&link).await }).await
-        }
-        DeleteStep::RemoveReachable => {
-            let record = record.clone();
-            node.bounded_job(id, name, bound, |k| async move { k.remove_reachable(&record).await }).await
-        }
-        DeleteStep::AwaitProxy => match timeout(bound, await_proxy(node, record)).await {
-            Ok(result) => result,
-            Err(_) => Err(format!("no answer within {bound:?}")),
-        },
-        DeleteStep::Unpin => {
-            let unpin = move |k: Arc<K>| async move { k.remove_programs(id).await };
-            let counters = node.bounded_job(id, name, bound, unpin).await?;
-            node.keep_counters(&counters);
-            Ok(())
-        }
-        DeleteStep::RemoveLink => {
-            node.bounded_job(id, name, bound, |k| async move { k.remove_link(&link).await }).await
-        }
-    }
-}
-
-/// Waits for every completion, of all redirects at once; the step's deadline bounds it. A completion that is never given
-/// is counted and passed.
-async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, record: &EndpointRecord) -> Result<(), String> {
-    struct Pending<'a> {
-        counters: &'a crate::node::Completions,
-        answered: bool,
-    }
-    impl Drop for Pending<'_> {
-        fn drop(&mut self) {
-            self.counters.pending.fetch_sub(1, Ordering::Relaxed);
-            if !self.answered {
-                self.counters.timed_out.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
-    let completions = node.redirects.remove_redirects(record.id, record.epoch);
-    let waits = completions.into_iter().map(|(redirect, completion)| {
-        node.completions.pending.fetch_add(1, Ordering::Relaxed);
-        let pending = Pending { counters: &node.completions, answered: false };
-        async move {
-            let mut pending = pending; // all of it moves in, not only the field that is set below
-            let result = completion.await;
-            pending.answered = true;
-            result.err().map(|why| format!("redirect {redirect}: {why}"))
-        }
-    });
-    let failed: Vec<String> = futures::future::join_all(waits).await.into_iter().flatten().collect();
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
 /// NoIPRelease on addresses that the endpoint leased itself: they pass to a caller's name, so that no lease is left

@@ -9,9 +9,9 @@ use wharf_core::{
     kernel::{Kernel, KernelError, KernelErrorKind},
 };
 
-use crate::{
-    endpoint::{Handle, view::View},
-    node::Node,
+use crate::node::{
+    Node,
+    endpoint::{Handle, View},
 };
 
 /// What was seen.

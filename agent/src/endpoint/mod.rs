@@ -7,11 +7,19 @@
 
 pub mod build;
 mod claim;
+pub mod collect;
 pub mod create;
 pub mod delete;
+pub mod deletions;
 pub mod look;
+pub mod orphan;
+pub mod prepared;
+pub mod quarantine;
+pub mod record;
+pub mod refusal;
+pub mod remove;
+pub mod resume;
 pub mod task;
 pub(crate) mod undo;
-pub mod view;
-
-pub use view::Handle;
+pub mod unfinished;
+pub mod unknown;

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument as _, Span};
-use wharf_api::{LogStatus, StepError};
+use tracing::Instrument as _;
+use wharf_api::{ApiError, LogStatus, StepError};
 use wharf_core::{
     identity::Label,
     kernel::Kernel,
-    plan::DeleteOptions,
+    plan::CreateStep,
     state::{Action, Event, Level, State},
     timeline::{Operation, Outcome},
 };
@@ -21,42 +21,22 @@ use wharf_core::{
 use crate::{
     clock,
     endpoint::{
-        Handle, build,
-        delete::{Torn, teardown},
-        undo::Remains,
-        view::Shared,
+        build,
+        delete::teardown,
+        undo::{self, Failed},
+        unfinished,
     },
-    node::Node,
+    node::{
+        Node,
+        endpoint::{Command, Done, Handle, Shared, Torn},
+        leftovers::{Remains, Unfinished},
+    },
     sync::lock,
     telemetry::operation::{Kind, OpId},
-    unfinished::{self, Unfinished},
 };
-
-/// Commands that may wait for an endpoint: a client each; a full mailbox is "busy" to the next.
-pub const MAILBOX: usize = 8;
 
 /// Name of the controller that builds an endpoint.
 const REGENERATION: &str = "regeneration";
-
-/// Answer to a command that changes the endpoint.
-pub type Done = oneshot::Sender<Result<(), String>>;
-
-/// What others may ask of an endpoint.
-#[derive(Debug)]
-pub enum Command {
-    /// Regenerate, and answer when it is realized.
-    Regenerate(Level, Done),
-    /// Replace the labels; the identity follows.
-    Relabel(BTreeSet<Label>, Done),
-    /// Trace forwarded packets.
-    Trace(bool, Done),
-    /// Phase one of a delete, within the delete's span: everything but addresses and record. The intent is written.
-    Teardown(DeleteOptions, Span, oneshot::Sender<Torn>),
-    /// Phase two has ended: the record is gone. The task ends.
-    Finish(Span, oneshot::Sender<()>),
-    /// The record went out of service, and the registry has forgotten the endpoint. The task ends.
-    Retire,
-}
 
 /// The one owner of an endpoint.
 pub struct EndpointTask<K: Kernel> {
@@ -69,9 +49,9 @@ pub struct EndpointTask<K: Kernel> {
     /// The programs were verified ahead of need.
     pub prepared: bool,
     /// Steps of the undo of a failed create that failed too.
-    pub(super) left: Vec<StepError>,
+    left: Vec<StepError>,
     /// What that undo could not take back; its id stays taken then.
-    pub(super) remains: Option<Remains>,
+    remains: Option<Remains>,
     /// From before a restart: its programs stay as long as they are what this agent would load, and nobody asked for new
     /// ones.
     pub keep_programs: bool,
@@ -177,7 +157,7 @@ impl<K: Kernel> EndpointTask<K> {
                 },
                 permit = permit, if queued.is_some() => {
                     if let (Ok(_permit), Some((level, _))) = (permit, self.queued.take()) {
-                        let span = OpId::next(Kind::Regenerate).span_of(&self.handle);
+                        let span = self.handle.span(OpId::next(Kind::Regenerate));
                         self.on_permit(level).instrument(span).await;
                     }
                 }
@@ -190,7 +170,7 @@ impl<K: Kernel> EndpointTask<K> {
             return;
         }
         let node = Arc::clone(&self.node);
-        let _guard = node.working_on(self.handle.id);
+        let _guard = node.jobs.working_on(self.handle.id);
         let desired = self.shared.read(|v| v.status.desired_revision);
         let started = tokio::time::Instant::now();
         let run = node.controllers.begin_for(self.handle.id, REGENERATION);
@@ -329,6 +309,15 @@ impl<K: Kernel> EndpointTask<K> {
         self.node.registry.free_id(self.handle.id);
         let what = self.shared.read(|v| v.record.attachment.to_string());
         self.node.monitor.agent(Some(self.handle.id), "endpoint-deleted", what);
+    }
+
+    /// Undoes a create of which these steps were begun, and gives the answer to whoever asked for it.
+    pub(super) async fn undo_create(&mut self, begun: &[CreateStep], cause: ApiError) -> ApiError {
+        let Failed { answer, errors, remains } =
+            undo::undo(&self.node, &self.shared, self.prepared, begun, cause).await;
+        (self.left, self.remains) = (errors, remains);
+        self.transition(Event::CreateFailed);
+        answer
     }
 
     /// The end of an endpoint whose create was undone: deletes that came meanwhile have nothing left to do.

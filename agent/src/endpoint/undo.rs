@@ -6,31 +6,21 @@ use tokio::time::{Instant, timeout};
 use wharf_api::{ApiError, LogStatus, StepError};
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner},
-    kernel::{Kernel, LinkRef},
-    plan::{CreateStep, UndoStep, plan_undo},
-    state::Event,
+    kernel::Kernel,
+    plan::{CreateStep, DeleteStep, UndoStep, plan_undo},
     store::{Change, Lease},
     timeline::Operation,
 };
 
 use crate::{
+    addresses::resting,
     endpoint::{
-        create::{crash_point, leases, owner, removals},
-        task::EndpointTask,
-        view::Shared,
+        record::{crash_point, leases, owner, removals},
+        remove::{self, Subject},
     },
-    node::Node,
-    resting,
+    node::{Node, endpoint::Shared, leftovers::Remains, timeline},
     sync::lock,
-    timeline, unfinished,
 };
-
-/// What the undo of a create has not taken back.
-#[derive(Debug, Clone)]
-pub struct Remains {
-    pub(crate) shared: Arc<Shared>,
-    undos: Vec<UndoStep>,
-}
 
 /// How an undo ended.
 struct Undone {
@@ -40,36 +30,49 @@ struct Undone {
     closed: bool,
 }
 
-/// Undoes what was begun and says what failed. Undo steps that fail are named too; the intent then stays open, and what
-/// is left is the task's to hand on.
-pub(super) async fn fail<K: Kernel>(task: &mut EndpointTask<K>, begun: &[CreateStep], cause: ApiError) -> ApiError {
-    task.shared.log(LogStatus::Failure, "create", cause.message.clone());
-    let record = task.shared.read(|v| v.record.clone());
-    let node = Arc::clone(&task.node);
+/// How the undo of a create ended.
+pub(super) struct Failed {
+    /// The answer to whoever asked for the create: why it failed, and what of the undo failed.
+    pub(super) answer: ApiError,
+    /// Steps of the undo that failed.
+    pub(super) errors: Vec<StepError>,
+    /// What it could not take back.
+    pub(super) remains: Option<Remains>,
+}
+
+/// Undoes what was begun and says what failed. The intent stays open when a step of the undo failed. `prepared`: its
+/// programs were loaded ahead of need.
+pub(super) async fn undo<K: Kernel>(
+    node: &Arc<Node<K>>,
+    shared: &Arc<Shared>,
+    prepared: bool,
+    begun: &[CreateStep],
+    cause: ApiError,
+) -> Failed {
+    shared.log(LogStatus::Failure, "create", cause.message.clone());
+    let record = shared.read(|v| v.record.clone());
     let mut undos = plan_undo(begun);
-    if task.prepared && !undos.contains(&UndoStep::RemovePrograms) {
+    if prepared && !undos.contains(&UndoStep::RemovePrograms) {
         undos.push(UndoStep::RemovePrograms);
     }
-    let Undone { failed, closed } = run(&node, &task.shared, &undos).await;
+    let Undone { failed, closed } = run(node, shared, &undos).await;
     if !closed {
         // Nothing of its own is committed for it any more.
-        node.timelines.later(timeline::create_failed(&task.shared));
+        node.timelines.later(timeline::create_failed(shared));
     }
     // An intent that could not be closed names only this epoch; it holds nothing of the id.
     let left = failed.iter().filter(|(undo, _)| *undo != UndoStep::CloseIntent);
     let endpoint = record.attachment.to_string();
-    task.left = left.map(|(undo, e)| step_error(*undo, &endpoint, e)).collect();
-    if !task.left.is_empty() {
-        task.remains = Some(remains(&task.shared, &undos, &failed));
-    }
+    let errors: Vec<_> = left.map(|(undo, e)| step_error(*undo, &endpoint, e)).collect();
+    let remains = (!errors.is_empty()).then(|| remains(shared, &undos, &failed));
     lock(&node.identities).release(record.identity);
-    task.transition(Event::CreateFailed);
     tracing::warn!(endpoint = record.id.get(), epoch = record.epoch.0, code = ?cause.code, "{}", cause.message);
-    if failed.is_empty() {
+    let answer = if failed.is_empty() {
         cause
     } else {
         ApiError { message: format!("{}; and undoing it: {}", cause.message, in_words(&failed)), ..cause }
-    }
+    };
+    Failed { answer, errors, remains }
 }
 
 /// Takes up an undo that failed where it failed. Returns the addresses that are free now.
@@ -113,7 +116,7 @@ async fn run<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, undos: &[Undo
         let since = Instant::now();
         let result = take_back(node, shared, &record, undo, failed.is_empty()).await;
         let why = result.as_ref().err().map(String::as_str);
-        timeline::phase(node, shared, Operation::Undo, undo.name(), since.elapsed(), why);
+        timeline::phase(&node.metrics, shared, Operation::Undo, undo.name(), since.elapsed(), why);
         closed |= undo == UndoStep::CloseIntent && result.is_ok();
         if let Err(e) = result {
             shared.log(LogStatus::Failure, undo.name(), e.clone());
@@ -137,32 +140,30 @@ async fn take_back<K: Kernel>(
     undo: UndoStep,
     all_gone: bool,
 ) -> Result<(), String> {
-    let (id, step, bound) = (record.id, undo.name(), Duration::from_millis(undo.deadline_ms()));
-    let (record, link) = (record.clone(), LinkRef::of(record));
+    let (subject, bound) = (Subject::of(record), Duration::from_millis(undo.deadline_ms()));
     match undo {
         UndoStep::RemoveRecord => {
             let kept = shared.read(|v| v.taken_over.clone());
             let mut changes: Vec<Change> =
-                kept.into_iter().map(|lease| Change::ReplaceOwnedLease(lease, owner(&record))).collect();
-            changes.extend(removals(node, &record, record.ip_owner == IpOwner::Endpoint));
+                kept.into_iter().map(|lease| Change::ReplaceOwnedLease(lease, owner(record))).collect();
+            changes.extend(removals(node, record, record.ip_owner == IpOwner::Endpoint));
             commit(node, changes, bound).await
         }
-        UndoStep::RemoveReachable => {
-            node.bounded_job(id, step, bound, |k| async move { k.remove_reachable(&record).await }).await
-        }
-        UndoStep::Detach => node.bounded_job(id, step, bound, |k| async move { k.remove_attached(&link).await }).await,
-        UndoStep::RemoveLink => node.bounded_job(id, step, bound, |k| async move { k.remove_link(&link).await }).await,
-        UndoStep::RemovePrograms => unfinished::remove_programs(node, id).await,
+        UndoStep::RemoveReachable => remove::step(node, &subject, DeleteStep::RemoveReachable).await,
+        UndoStep::Detach => remove::step(node, &subject, DeleteStep::Detach).await,
+        UndoStep::RemoveLink => remove::step(node, &subject, DeleteStep::RemoveLink).await,
+        UndoStep::RemovePrograms => remove::step(node, &subject, DeleteStep::Unpin).await,
         UndoStep::ReleaseLeases if all_gone => {
-            resting::hand_back(node, &shared.read(|v| v.taken_over.clone()), &owner(&record));
-            resting::in_memory(node, &leases(&record));
+            resting::hand_back(node, &shared.read(|v| v.taken_over.clone()), &owner(record));
+            resting::in_memory(node, &leases(record));
             Ok(())
         }
         // Something of it may still speak with the address: it is given back when nothing is left.
         UndoStep::ReleaseLeases => Ok(()),
         UndoStep::CloseIntent => {
             let life = timeline::create_failed(shared);
-            let mut changes = vec![Change::RemoveIntent(id, record.epoch), Change::PutLife(Box::new(life.clone()))];
+            let mut changes =
+                vec![Change::RemoveIntent(record.id, record.epoch), Change::PutLife(Box::new(life.clone()))];
             changes.extend(node.timelines.make_room());
             commit(node, changes, bound).await?;
             node.timelines.ended(&life);

@@ -7,7 +7,7 @@ use wharf_api::{Explanation, Health, SubjectKind};
 use wharf_core::{kernel::Kernel, store::LeaseOwner};
 
 use super::{blank, conclude, end_in_words, fact};
-use crate::{clock, node::Node, orphan, sync::lock};
+use crate::{clock, endpoint::orphan, node::Node, sync::lock};
 
 /// Network and broadcast address of IPv4, subnet-router anycast address of IPv6 (RFC 4291 section 2.6.1); links between
 /// two have neither.

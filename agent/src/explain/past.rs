@@ -12,7 +12,7 @@ use wharf_core::{
 };
 
 use super::{DEADLINE, blank, conclude, end_in_words, fact, look, named, subject::Found, tell};
-use crate::{clock, node::Node, quarantine, sync::lock};
+use crate::{clock, endpoint::quarantine, node::Node, sync::lock};
 
 /// A life that has ended.
 pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Explanation {
@@ -80,7 +80,7 @@ pub(super) async fn left_in_kernel<K: Kernel>(
     // Asked before and after the look: the number may go to another meanwhile, first to whatever makes it ready.
     let is_others = || match node.registry.get(id) {
         Some(there) => there.epoch != epoch,
-        None => node.is_in_flight(id) || node.prepared.ids().contains(&id),
+        None => node.jobs.is_in_flight(id) || node.prepared.ids().contains(&id),
     };
     let before = is_others();
     match look(node, async move { kernel.dump().await }).await {

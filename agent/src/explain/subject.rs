@@ -10,7 +10,11 @@ use wharf_core::{
     timeline::PastLife,
 };
 
-use crate::{endpoint::Handle, node::Node, orphan, orphan::Orphan, quarantine, sync::lock};
+use crate::{
+    endpoint::{orphan, quarantine},
+    node::{Node, endpoint::Handle, leftovers::Orphan},
+    sync::lock,
+};
 
 /// Longest question, bytes: a container id and an interface name fit several times.
 const MAX_SUBJECT: usize = 600;

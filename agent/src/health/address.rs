@@ -22,8 +22,17 @@ use wharf_core::{
     store::{Change, Lease, LeaseOwner},
 };
 
-use super::NAME;
-use crate::{clock, config::AgentConfig, node::Node, resting, sync::lock, unknown};
+use crate::{
+    addresses::resting,
+    clock,
+    config::AgentConfig,
+    endpoint::unknown,
+    node::{
+        Node, aside,
+        health::{self, NAME, holds},
+    },
+    sync::lock,
+};
 
 /// Version of the file.
 const VERSION: u32 = 1;
@@ -47,12 +56,6 @@ impl Kept {
     }
 }
 
-/// Whether a lease is the health endpoint's.
-#[must_use]
-pub(super) fn is_ours(owner: &LeaseOwner) -> bool {
-    matches!(owner, LeaseOwner::Caller { name } if name == NAME)
-}
-
 fn owner() -> LeaseOwner {
     LeaseOwner::Caller { name: NAME.to_owned() }
 }
@@ -67,7 +70,7 @@ fn path(config: &AgentConfig) -> PathBuf {
 /// # Errors
 /// When the store refuses; the addresses stay leased then.
 pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
-    let leases = lock(&node.ipam).owned_by(is_ours);
+    let leases = lock(&node.ipam).owned_by(holds);
     if leases.is_empty() {
         return Ok(());
     }
@@ -81,8 +84,8 @@ pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String>
 /// When an address can neither be had again nor another be had, or the store refuses.
 pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String> {
     // What was lost with a damaged store, or stands out of service, may hold them in the endpoint's own name.
-    if let Ok(attachment) = super::attachment() {
-        for error in unknown::remove(node, &unknown::Wanted::of(&attachment)).await.errors {
+    if let Ok(attachment) = health::attachment() {
+        for error in unknown::remove(node, &aside::Wanted::of(&attachment)).await.errors {
             tracing::warn!(step = error.step, "take away what is left of the health endpoint: {}", error.message);
         }
     }
@@ -127,7 +130,7 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String
         }
     }
     // The store may tell of others, from before the file was changed.
-    let mut stale = lock(&node.ipam).owned_by(is_ours);
+    let mut stale = lock(&node.ipam).owned_by(holds);
     stale.retain(|lease| !got.addresses().contains(&lease.ip));
     let puts = new.into_iter().map(Change::PutLease).collect();
     resting::release(node, &stale, puts).await.map_err(|e| format!("lease its addresses: {e}"))?;
@@ -150,7 +153,7 @@ fn claim<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Result<Lease, String> {
     let pool = pool_of(node, ip).unwrap_or_else(|| node.config.default_pool.clone());
     let lease = Lease { ip, pool, owner: owner(), since_unix_ms: clock::unix_ms() };
     let mut ipam = lock(&node.ipam);
-    if let Some(held) = ipam.get(ip).filter(|held| is_ours(&held.owner)) {
+    if let Some(held) = ipam.get(ip).filter(|held| holds(&held.owner)) {
         return Ok(held.clone());
     }
     ipam.claim(lease.clone()).map_err(|e| e.to_string())?;
@@ -163,7 +166,7 @@ fn pool_of<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Option<PoolName> {
 
 /// One that the store held for it, where the file is lost.
 fn held<K: Kernel>(node: &Node<K>, v6: bool) -> Option<IpAddr> {
-    lock(&node.ipam).owned_by(is_ours).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
+    lock(&node.ipam).owned_by(holds).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
 }
 
 async fn take<K: Kernel>(node: &Arc<Node<K>>, v6: bool) -> Result<Lease, String> {

@@ -1,6 +1,6 @@
 //! The controller: launches the health endpoint, probes it, and launches it anew when that is due.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc, sync::atomic::Ordering, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::{
     sync::mpsc,
@@ -17,7 +17,6 @@ use wharf_core::{
 };
 
 use super::{
-    Asker,
     address::{self, Kept},
     host::{Host, Responder as _},
     judge::{Judge, Verdict},
@@ -27,13 +26,15 @@ use super::{
 use crate::{
     clock,
     endpoint::{
-        Handle,
         create::{self, CreateSpec},
         delete,
     },
     findings,
-    node::Node,
-    sync::lock,
+    node::{
+        Node,
+        endpoint::Handle,
+        health::{self, Asker},
+    },
 };
 
 /// Its name among the controllers.
@@ -68,9 +69,9 @@ struct Controller<K: Kernel, H: Host> {
 
 /// Serves until the agent stops; then the process is ended and the endpoint deleted. Its address stays kept.
 pub async fn run<K: Kernel>(node: Arc<Node<K>>, host: impl Host) {
-    let inbox = lock(&node.health.inbox).take();
-    let (Some(inbox), Ok(attachment)) = (inbox, super::attachment()) else { return };
-    node.health.is_on.store(true, Ordering::Release);
+    let inbox = node.health.take_inbox();
+    let (Some(inbox), Ok(attachment)) = (inbox, health::attachment()) else { return };
+    node.health.set_on(true);
     await_prepared(&node).await;
     let mut controller = Controller {
         host,
@@ -137,7 +138,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                 () = tokio::time::sleep_until(next) => {}
             }
         }
-        self.node.health.is_on.store(false, Ordering::Release);
+        self.node.health.set_on(false);
     }
 
     /// One round: what is gone is relaunched, what is there is probed.

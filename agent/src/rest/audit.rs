@@ -7,9 +7,10 @@ use wharf_api::{ApiError, AuditReport, DeleteResult, GcAttachment, GcRequest};
 use wharf_core::ids::NetworkName;
 
 use crate::{
-    audit, collect,
+    audit,
+    endpoint::collect,
+    node::LinuxNode,
     rest::{
-        LinuxNode,
         endpoint::accepts_work,
         error::{Answer, Body, Failure},
     },

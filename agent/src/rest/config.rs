@@ -13,15 +13,14 @@ use wharf_api::{
 use wharf_core::state::{Level, State as EndpointState};
 
 use crate::{
-    config::{LogFormat, effective},
-    endpoint::task::Command,
+    config::effective,
+    node::{LinuxNode, endpoint::Command},
     rest::{
-        LinuxNode,
         endpoint::accepts_work,
         error::{Answer, Body, Failure},
     },
     sync::lock,
-    telemetry::LogFilter,
+    telemetry::{LogFilter, LogFormat},
 };
 
 /// Settings that `PATCH` changes, by the names that people use.

@@ -20,19 +20,24 @@ use wharf_core::{
 
 use crate::{
     endpoint::{
-        Handle, build,
+        build,
         create::{self, CreateSpec},
         delete, look,
-        task::{Command, Done},
-        view::{View, api_endpoint, api_state},
+        refusal::kernel_error,
+        unknown,
     },
-    findings, health,
-    rest::{
+    findings,
+    node::{
         LinuxNode,
+        aside::Wanted,
+        endpoint::{Command, Done, Handle, View, api_endpoint, api_state},
+        health,
+    },
+    rest::{
         error::{Answer, Body, Failure, Query, Segment},
         id::{self, IdRef},
     },
-    selfcheck, unknown,
+    selfcheck,
 };
 
 /// A create that names no deadline gives up after this; runtimes give an ADD a minute or more.
@@ -168,7 +173,7 @@ pub async fn remove(
     let attachment = handle.shared.read(|v| v.record.attachment.clone());
     let mut result = delete::delete(&node, vec![handle], options).await;
     // A record of the same attachment may be out of service; no other delete will come for it.
-    unknown::remove_into(&node, &unknown::Wanted::of(&attachment), &mut result).await;
+    unknown::remove_into(&node, &Wanted::of(&attachment), &mut result).await;
     Ok(deleted(result))
 }
 
@@ -200,7 +205,7 @@ pub async fn remove_container(
     };
     let handles: Vec<Handle> = all.into_iter().filter(fits).collect();
     let network = query.network.as_deref().map(network).transpose()?;
-    let wanted = unknown::Wanted { network, container_id: container.clone(), ifname: None };
+    let wanted = Wanted { network, container_id: container.clone(), ifname: None };
     let left = unknown::remove(&node, &wanted).await;
     if handles.is_empty() && left == DeleteResult::default() {
         return Err(Failure::new(
@@ -217,7 +222,7 @@ pub async fn remove_container(
 /// What is left of an attachment that has no endpoint; `None` when nothing is.
 async fn leftovers(node: &Arc<LinuxNode>, text: &str, of: Option<&str>) -> Answer<Option<DeleteResult>> {
     let IdRef::Attachment(container_id, ifname) = id::parse(text)? else { return Ok(None) };
-    let wanted = unknown::Wanted { network: of.map(network).transpose()?, container_id, ifname: Some(ifname) };
+    let wanted = Wanted { network: of.map(network).transpose()?, container_id, ifname: Some(ifname) };
     let result = unknown::remove(node, &wanted).await;
     Ok((result != DeleteResult::default()).then_some(result))
 }
@@ -240,7 +245,7 @@ pub async fn log(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> 
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointHealth>> {
     let handle = handle(&node, &text)?;
-    let look = look::settled(&node, &handle, BUILD_PATIENCE).await.map_err(|e| create::kernel_error(&e))?;
+    let look = look::settled(&node, &handle, BUILD_PATIENCE).await.map_err(|e| kernel_error(&e))?;
     let status = &look.view.status;
     let (desired_revision, realized_revision) = (status.desired_revision, status.realized_revision);
     if !look.settled && verdict(&look.problems) > Verdict::Well {
@@ -312,8 +317,7 @@ pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
         ("live".to_owned(), want.live.to_string()),
         ("trace".to_owned(), want.trace.to_string()),
     ]);
-    let rows =
-        node.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await.map_err(|e| create::kernel_error(&e))?;
+    let rows = node.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await.map_err(|e| kernel_error(&e))?;
     Ok(Json(EndpointConfigView { desired, realized: rows.into_iter().next().unwrap_or_default() }))
 }
 

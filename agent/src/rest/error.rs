@@ -11,7 +11,6 @@ use axum::{
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use wharf_api::{ApiError, ErrorCode, object::Object};
-use wharf_core::ipam::IpamError;
 
 use crate::rest::operation;
 
@@ -138,23 +137,6 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
             Ok(axum::extract::Path(value)) => Ok(Self(value)),
             Err(e) => Err(unreadable("read path", e.body_text())),
         }
-    }
-}
-
-/// An IPAM error in the API's words.
-#[must_use]
-pub fn from_ipam(operation: &str, e: &IpamError) -> ApiError {
-    ApiError {
-        code: match e {
-            IpamError::Exhausted { .. } | IpamError::Withheld { .. } => ErrorCode::PoolExhausted,
-            IpamError::AlreadyLeased { .. } | IpamError::TakenByNode { .. } => ErrorCode::Exists,
-            IpamError::Resting { .. } => ErrorCode::Busy,
-            _ => ErrorCode::InvalidRequest,
-        },
-        message: format!("{operation}: {e}"),
-        hint: None,
-        retry_after_ms: matches!(e, IpamError::Resting { .. }).then_some(1_000),
-        op: None,
     }
 }
 

@@ -7,10 +7,8 @@ use wharf_api::{AgentLog, ApiError, ErrorCode, Explanation};
 
 use crate::{
     explain::explain,
-    rest::{
-        LinuxNode,
-        error::{Answer, Failure, Segment},
-    },
+    node::LinuxNode,
+    rest::error::{Answer, Failure, Segment},
     telemetry::LogFilter,
 };
 

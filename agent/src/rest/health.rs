@@ -7,9 +7,9 @@ use tokio::time::timeout;
 use wharf_api::{ApiError, ErrorCode, HealthReport};
 
 use crate::{
-    endpoint::create::error,
-    health::NAME,
-    rest::{LinuxNode, error::Answer},
+    endpoint::refusal::error,
+    node::{LinuxNode, health::NAME},
+    rest::error::Answer,
 };
 
 /// How long a round that was asked for may take: one that runs ends first, and a launch may be under way.

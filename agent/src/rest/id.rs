@@ -15,9 +15,8 @@ use wharf_core::{
 };
 
 use crate::{
-    endpoint::Handle,
     explain::subject::{self, Subject},
-    node::Node,
+    node::{Node, endpoint::Handle},
     rest::error::Failure,
 };
 

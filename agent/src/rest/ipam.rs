@@ -4,25 +4,21 @@ use std::{net::IpAddr, sync::Arc};
 
 use axum::{Json, extract::State, http::StatusCode};
 use serde::Deserialize;
-use wharf_api::{
-    ApiError, ErrorCode, IpFamily, IpamAllocate, IpamAllocation, IpamLease, IpamView, PoolView, RestingAddress,
-};
+use wharf_api::{ApiError, ErrorCode, IpFamily, IpamAllocate, IpamAllocation, IpamLease, IpamView, RestingAddress};
 use wharf_core::{
     ids::PoolName,
     ipam::{LeaseRequest, Wanted, describe_owner},
-    kernel::Kernel,
     store::{Change, Lease, LeaseOwner},
 };
 
 use crate::{
-    health,
-    node::Node,
+    addresses::{pools, resting},
+    endpoint::refusal::from_ipam,
+    node::{LinuxNode, health},
     rest::{
-        LinuxNode,
         endpoint::accepts_work,
-        error::{Answer, Body, Failure, Query, Segment, from_ipam},
+        error::{Answer, Body, Failure, Query, Segment},
     },
-    resting,
     sync::lock,
 };
 
@@ -43,7 +39,7 @@ pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
             blocked: r.blocked,
         })
         .collect();
-    Json(IpamView { pools: pools(&node), leases, resting })
+    Json(IpamView { pools: pools::fill(&node), leases, resting })
 }
 
 /// Leases an address of each family, or of one, to a caller.
@@ -160,23 +156,6 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
         .await
         .map_err(|e| Failure::new(ErrorCode::Store, e.to_string()))?;
     Ok(StatusCode::OK)
-}
-
-/// Pools with their fill.
-#[must_use]
-pub fn pools<K: Kernel>(node: &Node<K>) -> Vec<PoolView> {
-    let usage = lock(&node.ipam).usage();
-    usage
-        .into_iter()
-        .map(|u| PoolView {
-            name: u.pool.to_string(),
-            family: if u.v6 { IpFamily::Ipv6 } else { IpFamily::Ipv4 },
-            cidrs: u.cidrs.iter().map(ToString::to_string).collect(),
-            used: u.used,
-            resting: u.resting,
-            total: u.total,
-        })
-        .collect()
 }
 
 fn api_lease(lease: &Lease) -> IpamLease {

@@ -8,9 +8,9 @@ use wharf_common::map::{EVENTS, EVENTS_BYTES, EVENTS_PER_SECOND};
 use wharf_core::kernel::{Kernel as _, KernelErrorKind, MapInfo};
 
 use crate::{
-    endpoint::create::kernel_error,
+    endpoint::refusal::kernel_error,
+    node::LinuxNode,
     rest::{
-        LinuxNode,
         error::{Answer, Failure, Segment},
         status::api_map,
     },

@@ -18,12 +18,8 @@ use std::sync::Arc;
 use axum::{Extension, Router, body::Bytes, extract::DefaultBodyLimit, http::header};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
-use wharf_datapath::LinuxKernel;
 
-use crate::{node::Node, telemetry::LogFilter};
-
-/// The node that REST serves.
-pub type LinuxNode = Node<LinuxKernel>;
+use crate::{node::LinuxNode, telemetry::LogFilter};
 
 /// Largest request body; a GC list of 10,000 attachments fits.
 const MAX_BODY: usize = 2 * 1024 * 1024;

@@ -12,9 +12,9 @@ use futures::stream;
 use tokio::sync::broadcast::error::RecvError;
 use wharf_api::{ApiError, ErrorCode, MonitorEvent};
 
-use crate::rest::{
-    LinuxNode,
-    error::{Answer, Failure},
+use crate::{
+    node::LinuxNode,
+    rest::error::{Answer, Failure},
 };
 
 /// Readers at once; each costs a copy of every event.

@@ -13,10 +13,8 @@ use wharf_api::{AgentStatus, ApiError, ErrorCode, MetricRow, StatusQuery, Verdic
 pub use crate::status::api_map;
 use crate::{
     metrics::Format,
-    rest::{
-        LinuxNode,
-        error::{Answer, Failure, Query},
-    },
+    node::LinuxNode,
+    rest::error::{Answer, Failure, Query},
     status,
 };
 

@@ -5,8 +5,12 @@ use std::sync::Arc;
 use wharf_api::{ComponentStatus, Health, IpFamily};
 use wharf_core::kernel::Kernel;
 
-use super::{Fill, Source, of};
-use crate::{node::Node, rest::ipam::pools, sync::lock};
+use super::{Source, of};
+use crate::{
+    addresses::pools,
+    node::{Node, part::Fill},
+    sync::lock,
+};
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
@@ -17,11 +21,11 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
 }
 
 fn look<K: Kernel>(node: &Node<K>) -> Fill {
-    let (pools, router) = (pools(node), node.routers());
+    let (pools, router) = (pools::fill(node), node.routers());
     let family = |family| if family == IpFamily::Ipv4 { "IPv4" } else { "IPv6" };
     let full: Vec<String> =
         pools.iter().filter(|p| p.used >= p.total).map(|p| format!("{} {}", p.name, family(p.family))).collect();
-    let overlaps = crate::pools::told(node);
+    let overlaps = crate::addresses::pools::told(node);
     let mut message = match &overlaps {
         Some(overlaps) => overlaps.clone(),
         None if full.is_empty() => "addresses free in every pool".to_owned(),

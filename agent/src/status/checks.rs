@@ -5,8 +5,8 @@ use std::sync::Arc;
 use wharf_api::{ComponentStatus, Health};
 use wharf_core::kernel::Kernel;
 
-use super::{Fill, Source};
-use crate::{health, selfcheck};
+use super::Source;
+use crate::{health, node::part::Fill, selfcheck};
 
 /// The node's own endpoint, as containers see it.
 pub(super) fn health_endpoint<K: Kernel>() -> Source<K> {

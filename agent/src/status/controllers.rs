@@ -5,8 +5,11 @@ use std::sync::Arc;
 use wharf_api::{ComponentStatus, ControllerStatus, Health};
 use wharf_core::kernel::Kernel;
 
-use super::{Fill, Source, of};
-use crate::{controller::OVERDUE, node::Node};
+use super::{Source, of};
+use crate::{
+    controller::OVERDUE,
+    node::{Node, part::Fill},
+};
 
 /// Controllers that the component names; the rest is counted.
 const NAMED: usize = 4;

@@ -6,8 +6,12 @@ use wharf_api::{ApiError, BpfMap, ComponentStatus, Health, MetricRow};
 use wharf_common::DropReason;
 use wharf_core::kernel::{CounterRow, Kernel, KernelErrorKind, KernelFeatures, MapInfo};
 
-use super::{Fill, Source};
-use crate::{endpoint::create::kernel_error, node::Node, sync::lock};
+use super::Source;
+use crate::{
+    endpoint::refusal::kernel_error,
+    node::{Node, part::Fill},
+    sync::lock,
+};
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {

@@ -12,10 +12,13 @@ use wharf_core::{
     state::State,
 };
 
-use super::{Fill, Source, of};
+use super::{Source, of};
 use crate::{
-    endpoint::{Handle, view::View},
-    node::Node,
+    node::{
+        Node,
+        endpoint::{Handle, View},
+        part::Fill,
+    },
     stuck,
 };
 
@@ -83,7 +86,7 @@ async fn look<K: Kernel>(node: &Node<K>) -> Fill {
 /// Endpoints whose link is gone, as it goes with the container's network namespace. The leak audit finds them too, but
 /// only at its next round.
 async fn unlinked<K: Kernel>(node: &Node<K>) -> Result<BTreeSet<EndpointId>, String> {
-    let settled = |h: &Handle| !node.is_in_flight(h.id) && h.shared.read(View::is_settled);
+    let settled = |h: &Handle| !node.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
     let handles: Vec<Handle> = node.registry.list().into_iter().filter(settled).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
     let missing: BTreeSet<_> =

@@ -9,8 +9,7 @@ mod checks;
 mod controllers;
 mod datapath;
 mod endpoints;
-pub mod part;
-mod process;
+pub mod process;
 mod records;
 mod store;
 
@@ -18,14 +17,10 @@ use std::{
     collections::BTreeMap,
     future::Future,
     pin::Pin,
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use tokio::runtime::Handle;
 use wharf_api::{
     AdmissionStatus, AgentStatus, ComponentStatus, DeletionQueueStatus, Health, KernelStatus, MetricRow, NetworkStatus,
     PreparedStatus, ProxyStatus,
@@ -33,14 +28,13 @@ use wharf_api::{
 use wharf_core::kernel::Kernel;
 use wharf_datapath::LinuxKernel;
 
-use self::part::{Part, Reading};
-use crate::{node::Node, rest::LinuxNode, sync::lock};
+use crate::node::{
+    LinuxNode, Node,
+    part::{Fill, Reading},
+};
 
 /// How long an answer waits for the parts, all together: an idle node needs a millisecond.
 pub const PATIENCE: Duration = Duration::from_millis(1_500);
-
-/// Writes what was seen of a part into a status.
-pub type Fill = Arc<dyn Fn(&mut AgentStatus) + Send + Sync>;
 
 /// A look at a part.
 pub type Looking = Pin<Box<dyn Future<Output = Fill> + Send>>;
@@ -68,38 +62,6 @@ fn sources() -> [Source<LinuxKernel>; 9] {
         checks::health_endpoint(),
         checks::programs(),
     ]
-}
-
-/// What the parts said last.
-#[derive(Default)]
-pub struct Parts {
-    fills: Mutex<BTreeMap<&'static str, Arc<Part<Fill>>>>,
-    counters: Arc<Part<Result<Vec<MetricRow>, String>>>,
-    /// Where looks run: on the admin thread's runtime, so that they do not depend on the main one.
-    runtime: OnceLock<Handle>,
-    stale: AtomicU64,
-}
-
-impl Parts {
-    /// From now on looks run there. The first call counts.
-    pub fn look_on(&self, runtime: Handle) {
-        // A second admin thread would be a fault of ours; the first one's runtime stays good.
-        let _ = self.runtime.set(runtime);
-    }
-
-    /// Parts that did not answer when the status was last asked for.
-    #[must_use]
-    pub fn stale(&self) -> u64 {
-        self.stale.load(Ordering::Relaxed)
-    }
-
-    fn part(&self, name: &'static str) -> Arc<Part<Fill>> {
-        Arc::clone(lock(&self.fills).entry(name).or_default())
-    }
-
-    fn runtime(&self) -> Handle {
-        self.runtime.get().cloned().unwrap_or_else(Handle::current)
-    }
 }
 
 /// The status now. Answers within [`PATIENCE`] and a little, whatever is stuck.

@@ -8,10 +8,10 @@ use std::{
 use wharf_api::{ComponentStatus, Health, ProxyStatus};
 use wharf_core::kernel::Kernel;
 
-use super::{Fill, Source, seconds};
+use super::{Source, seconds};
 use crate::{
     memory::{self, Room},
-    node::Node,
+    node::{Node, part::Fill},
     pulse::Pulse,
     socket::Reach,
 };

@@ -5,8 +5,12 @@ use std::sync::Arc;
 use wharf_api::{ComponentStatus, Health, QuarantinedRecord};
 use wharf_core::kernel::Kernel;
 
-use super::{Fill, Source, of};
-use crate::{audit::Left, node::Node, sync::lock};
+use super::{Source, of};
+use crate::{
+    findings::Left,
+    node::{Node, part::Fill},
+    sync::lock,
+};
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {

@@ -5,8 +5,8 @@ use std::sync::{Arc, atomic::Ordering};
 use wharf_api::{ComponentStatus, Health};
 use wharf_core::kernel::Kernel;
 
-use super::{Fill, Source};
-use crate::node::Node;
+use super::Source;
+use crate::node::{Node, part::Fill};
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {

@@ -14,7 +14,7 @@ use nix::{
     sys::resource::{Resource, setrlimit},
 };
 
-use super::{CACHE_BYTES, opening};
+use super::opening::{self, CACHE_BYTES};
 
 /// First argument that makes the agent's binary this process; the file and the boot id follow.
 pub const MODE: &str = "store-check";

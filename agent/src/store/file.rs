@@ -18,16 +18,14 @@ use redb::{Database, DatabaseError};
 use wharf_core::store::Change;
 
 use super::{
-    StoreError,
-    opening::put_aside,
+    error::StoreError,
+    opening::{NEW, put_aside},
     tables::{Rows, apply, live_bytes, words, write_all},
 };
 
 /// Opens a redb file, or makes it.
 pub(super) type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
 
-/// Name of the file that is to take the store's place, beside it.
-const NEW: &str = "redb.new";
 /// A file of up to this size is never compacted: an empty store has 1 MiB and a little.
 const SMALL: u64 = 2 << 20;
 /// Changes between two looks at how much of the file is in use: a look reads the store's inner pages.
@@ -259,21 +257,6 @@ impl File {
 /// nothing.
 fn used(file: &std::fs::File) -> std::io::Result<u64> {
     file.metadata().map(|m| m.blocks().saturating_mul(512))
-}
-
-/// At an open: the copy that was to take the store's place, when the agent died between the two.
-pub(super) fn finish_writing_anew(path: &Path) -> std::io::Result<()> {
-    let new = path.with_extension(NEW);
-    match std::fs::symlink_metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => match std::fs::rename(&new, path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            done => done,
-        },
-        _ => match std::fs::remove_file(&new) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            done => done,
-        },
-    }
 }
 
 /// Puts aside what is at the store's path and is not the store.

@@ -8,11 +8,7 @@ use std::{
 use redb::{Database, DatabaseError, ReadOnlyDatabase};
 use wharf_core::store::Snapshot;
 
-use super::{
-    OLDEST_SCHEMA, SCHEMA_VERSION,
-    file::finish_writing_anew,
-    tables::{Meta, ReadError, read_meta, read_snapshot},
-};
+use super::tables::{Meta, OLDEST_SCHEMA, ReadError, SCHEMA_VERSION, read_meta, read_snapshot};
 
 /// Starts that may die over a file before it is held to be damaged, where nothing was learned from the check before
 /// ([`super::check`]): an agent that is killed while it starts must not lose its store at once.
@@ -20,6 +16,11 @@ const FATAL_OPENINGS: usize = 3;
 
 /// Extension of the file that counts them.
 const MARKER: &str = "opening";
+
+/// Name of the file that is to take the store's place, beside it.
+pub(super) const NEW: &str = "redb.new";
+/// Pages of the file that redb keeps in memory; its own default is 1 GiB. The file is in memory already (tmpfs).
+pub(super) const CACHE_BYTES: usize = 256 << 10;
 
 /// What came of opening.
 pub(super) struct Found {
@@ -186,6 +187,21 @@ fn is_not_a_database(error: &DatabaseError) -> bool {
 /// redb answers such I/O errors for a file that is not one of its own, and for one that was cut off.
 fn is_damage(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
+}
+
+/// At an open: the copy that was to take the store's place, when the agent died between the two.
+fn finish_writing_anew(path: &Path) -> std::io::Result<()> {
+    let new = path.with_extension(NEW);
+    match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => match std::fs::rename(&new, path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        },
+        _ => match std::fs::remove_file(&new) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        },
+    }
 }
 
 pub(super) fn put_aside(path: &Path, why: &str) -> std::io::Result<String> {

@@ -14,7 +14,11 @@ use wharf_core::{
     timeline::Life,
 };
 
-use super::SCHEMA_VERSION;
+/// Version of the tables' content. A store of a newer one is refused and left as it is; one of the version before is
+/// migrated when it is opened (1 -> 2: the tables of rests, restore failures and quarantine are new and begin empty).
+pub(super) const SCHEMA_VERSION: u64 = 2;
+/// The oldest version that is migrated.
+pub(super) const OLDEST_SCHEMA: u64 = 1;
 
 type Definition<K> = &'static TableDefinition<'static, K, &'static [u8]>;
 

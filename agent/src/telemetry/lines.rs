@@ -17,6 +17,7 @@ use std::{
     time::Instant,
 };
 
+use serde::Deserialize;
 use serde_json::Value;
 use tracing::{
     Event, Level, Metadata, Subscriber,
@@ -36,7 +37,28 @@ use super::{
     limit::{Limiter, Place, Suppressed},
     operation::FIELDS,
 };
-use crate::{config::LogFormat, log_ring::LogRing, sync::lock};
+use crate::{log_ring::LogRing, sync::lock};
+
+/// Log line format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+impl LogFormat {
+    /// Its name as a setting's value.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
 
 /// Longest value of a field, characters; the rest is cut and marked.
 const MAX_VALUE: usize = 4096;

@@ -12,8 +12,6 @@ use std::{
 use tracing::{Instrument, Span, field};
 use wharf_core::ids::{Attachment, EndpointId, Epoch};
 
-use crate::endpoint::Handle;
-
 /// Target of the operations' spans: the log filter always lets these pass.
 pub const TARGET: &str = "wharf_agent::operation";
 
@@ -94,15 +92,6 @@ impl OpId {
             epoch = field::Empty,
             attachment = field::Empty,
         )
-    }
-
-    /// Its span, about an endpoint.
-    #[must_use]
-    pub fn span_of(self, handle: &Handle) -> Span {
-        let span = self.span();
-        let attachment = handle.shared.read(|v| v.record.attachment.clone());
-        about(&span, Some((handle.id, handle.epoch)), &attachment);
-        span
     }
 }
 

@@ -288,7 +288,7 @@ fn programs_ready_ahead_of_need_are_not_judged() {
     machine.life(async |agent| {
         let hold = agent.kernel.hold(Op::EnsurePrograms);
         let node = agent.node.clone();
-        let refill = tokio::spawn(async move { wharf_agent::prepared::refill(&node).await });
+        let refill = tokio::spawn(async move { wharf_agent::endpoint::prepared::refill(&node).await });
         hold.reached().await;
         assert_eq!(agent.findings(true).await, []);
         hold.release();
@@ -315,7 +315,7 @@ fn pins_whose_id_was_given_out_meanwhile_are_not_removed() {
         let node = agent.node.clone();
         let repair = tokio::spawn(async move { wharf_agent::audit::audit(&node, true).await });
         hold.reached().await;
-        wharf_agent::prepared::refill(&agent.node).await.expect("refilled");
+        wharf_agent::endpoint::prepared::refill(&agent.node).await.expect("refilled");
         assert!(agent.node.prepared.ids().contains(&id(2)));
         hold.release();
         let findings = repair.await.expect("task").expect("audit").findings;

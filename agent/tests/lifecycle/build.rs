@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 use wharf_agent::{
-    endpoint::{Handle, task::Command},
+    node::endpoint::{Command, Handle},
     sync::lock,
 };
 use wharf_core::{

@@ -17,7 +17,7 @@ use crate::support::*;
 const HOUR_MS: i64 = 3_600_000;
 
 /// A build that does not wait for the clock ends in milliseconds.
-async fn regenerate(agent: &Agent, handle: &wharf_agent::endpoint::Handle) {
+async fn regenerate(agent: &Agent, handle: &wharf_agent::node::endpoint::Handle) {
     let answer = agent.request(handle, Level::Datapath).await;
     let answer = tokio::time::timeout(Duration::from_secs(5), answer).await.expect("the build waits for the clock");
     answer.expect("answered").expect("built");

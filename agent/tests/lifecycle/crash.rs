@@ -54,7 +54,7 @@ fn killed_right_after_any_step_of_a_create_it_leaves_nothing_to_the_next() {
 fn killed_over_an_unclaimed_prepared_set_it_leaves_no_pins() {
     let mut machine = Machine::new();
     machine.config.prepared_programs = 3;
-    machine.life(async |agent| wharf_agent::prepared::refill(&agent.node).await.expect("refilled"));
+    machine.life(async |agent| wharf_agent::endpoint::prepared::refill(&agent.node).await.expect("refilled"));
     assert!(!machine.kernel.is_clean());
     machine.life(async |agent| agent.assert_nothing_left().await);
 }
@@ -213,7 +213,7 @@ fn an_agent_that_is_stopped_leaves_its_endpoints_as_they_are_and_nothing_else() 
     let life = machine.start().expect("starts");
     let record = life.run(async {
         let handle = life.agent.create("c1").await;
-        wharf_agent::prepared::refill(&life.agent.node).await.expect("refilled");
+        wharf_agent::endpoint::prepared::refill(&life.agent.node).await.expect("refilled");
         handle.shared.read(|v| v.record.clone())
     });
     life.stop();

@@ -3,7 +3,10 @@
 use std::{net::IpAddr, path::Path, time::Duration};
 
 use tokio::time::Instant;
-use wharf_agent::{endpoint::create::CreateSpec, prepared, sync::lock};
+use wharf_agent::{
+    endpoint::{create::CreateSpec, prepared},
+    sync::lock,
+};
 use wharf_api::ErrorCode;
 use wharf_core::{
     endpoint::IpOwner,

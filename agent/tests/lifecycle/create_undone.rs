@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use wharf_agent::{prepared, resume, sync::lock};
+use wharf_agent::{
+    endpoint::{prepared, resume},
+    sync::lock,
+};
 use wharf_api::ErrorCode;
 use wharf_core::{
     kernel::KernelErrorKind as Kind,

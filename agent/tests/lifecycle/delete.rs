@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{resume, sync::lock};
+use wharf_agent::{endpoint::resume, sync::lock};
 use wharf_core::{
     kernel::{CounterRow, KernelErrorKind as Kind},
     plan::{DeleteOptions, DeleteStep},
@@ -335,7 +335,7 @@ fn the_last_counters_stay_in_the_nodes_totals() {
 fn the_identity_goes_with_its_last_endpoint() {
     Machine::new().life(async |agent| {
         let (first, second) = (agent.create("c1").await, agent.create("c2").await);
-        let identity = |h: &wharf_agent::endpoint::Handle| h.shared.read(|v| v.record.identity);
+        let identity = |h: &wharf_agent::node::endpoint::Handle| h.shared.read(|v| v.record.identity);
         assert_eq!(identity(&first), identity(&second), "same labels");
         let references = || lock(&agent.node.identities).list().first().map(|r| r.references);
         assert_eq!(references(), Some(2));

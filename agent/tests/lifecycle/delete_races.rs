@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{endpoint::task::MAILBOX, resume, stuck};
+use wharf_agent::{endpoint::resume, node::endpoint::MAILBOX, stuck};
 use wharf_api::ErrorCode;
 use wharf_core::{
     plan::{DeleteOptions, TEARDOWN_BOUND},

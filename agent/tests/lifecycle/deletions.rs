@@ -2,11 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use wharf_agent::{
-    controller::OVERDUE,
-    deletions::{self, Cause},
-    watchdog,
-};
+use wharf_agent::{controller::OVERDUE, endpoint::deletions, node::queue::Cause, watchdog};
 use wharf_api::{ErrorCode, Health};
 use wharf_core::{
     kernel::{Kernel as _, KernelErrorKind as Kind},
@@ -353,7 +349,7 @@ fn a_delete_of_the_unknown_takes_back_what_is_left_in_that_name_and_nothing_else
         assert_eq!((result.leases_released.len(), result.errors), (2, vec![]));
         assert_eq!(["c1", "c2", "c3"].map(held), [2, 0, 2]);
         // Its link is gone, so nothing speaks for its addresses.
-        wharf_agent::resting::wake(&agent.node).await.expect("checked");
+        wharf_agent::addresses::resting::wake(&agent.node).await.expect("checked");
         assert_eq!(agent.resting(), []);
         assert_eq!(agent.kernel.dump().await.expect("dump").links.len(), 2, "c1's, and what is left of c3");
         agent.kernel.fail_next(Op::RemoveLink, Kind::Exhausted);

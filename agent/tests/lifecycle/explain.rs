@@ -1,7 +1,7 @@
 //! The timeline of endpoints and what is explained with it: over creates, failed creates, deletes, stops and kills.
 
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
-use wharf_agent::{clock, explain, rest::id, timeline};
+use wharf_agent::{clock, explain, rest::id};
 use wharf_api::{ErrorCode, Explanation, Health, LogStatus, SubjectKind, TimelineEntry};
 use wharf_core::{
     kernel::{Kernel as _, KernelErrorKind as Kind, ProgramSpec},
@@ -33,7 +33,7 @@ fn create_steps() -> Vec<&'static str> {
 }
 
 async fn write(agent: &Agent) {
-    timeline::write(&agent.node, clock::unix_ms()).await.expect("written");
+    agent.write_timeline(clock::unix_ms()).await.expect("written");
 }
 
 fn fact<'a>(explanation: &'a Explanation, name: &str) -> &'a str {
@@ -136,7 +136,7 @@ fn a_number_that_is_being_made_ready_for_another_is_not_held_against_who_had_it(
         let handle = agent.create("c1").await;
         let record = handle.shared.read(|v| v.record.clone());
         assert_eq!(agent.delete(&handle).await.errors, []);
-        let making_ready = agent.node.working_on(record.id);
+        let making_ready = agent.node.jobs.working_on(record.id);
         let spec = ProgramSpec {
             id: record.id,
             container_mac: record.container_mac,
@@ -242,9 +242,9 @@ fn after_a_day_what_has_ended_is_forgotten_and_what_lives_is_not() {
         let handle = agent.create("c1").await;
         assert_eq!(agent.delete(&handle).await.errors, []);
         let now = clock::unix_ms();
-        timeline::write(&agent.node, now + DAY_MS - 60_000).await.expect("written");
+        agent.write_timeline(now + DAY_MS - 60_000).await.expect("written");
         assert_eq!(explained(&agent, "c1").await.kind, SubjectKind::PastEndpoint);
-        timeline::write(&agent.node, now + DAY_MS + 60_000).await.expect("written");
+        agent.write_timeline(now + DAY_MS + 60_000).await.expect("written");
         let told = explained(&agent, "c1").await;
         assert_eq!(told.kind, SubjectKind::Unknown, "{}", told.summary);
         assert!(!told.searched.is_empty());
@@ -296,7 +296,7 @@ fn a_timeline_of_another_kind_keeps_nothing_from_coming_or_going() {
         assert_eq!(told.kind, SubjectKind::PastEndpoint);
         let all: Vec<_> = CreateStep::ALL.into_iter().map(CreateStep::name).collect();
         assert_eq!(phases(&told.timeline, "create"), all, "memory knows what the store had no room for");
-        timeline::write(&agent.node, clock::unix_ms()).await.expect_err("still no room");
+        agent.write_timeline(clock::unix_ms()).await.expect_err("still no room");
         assert_eq!(phases(&explained(&agent, "c1").await.timeline, "create"), all);
     });
 }
@@ -328,7 +328,7 @@ fn a_create_that_failed_on_a_full_disk_is_explained_with_its_cause() {
         for look in ["at once", "after a batch that failed too"] {
             let told = explained(&agent, "c1").await;
             assert!(told.summary.contains("store commit"), "{look}: {:?}", told.summary);
-            timeline::write(&agent.node, clock::unix_ms()).await.expect_err("no room");
+            agent.write_timeline(clock::unix_ms()).await.expect_err("no room");
         }
         agent.disk.mend();
         write(&agent).await;
@@ -346,7 +346,7 @@ fn a_full_disk_keeps_the_notes_until_there_is_room() {
         let handle = agent.create("c1").await;
         agent.request(&handle, Level::Datapath).await.await.expect("answer").expect("built");
         agent.disk.fill();
-        timeline::write(&agent.node, clock::unix_ms()).await.expect_err("no room");
+        agent.write_timeline(clock::unix_ms()).await.expect_err("no room");
         agent.disk.mend();
         write(&agent).await;
     });
@@ -363,7 +363,7 @@ fn a_record_that_went_without_a_word_ends_its_life_at_the_next_start() {
         let handle = agent.create("c1").await;
         write(&agent).await;
         // As an agent does it that does not know the timeline.
-        let removals = wharf_agent::endpoint::create::removals(&agent.node, &handle.shared.view().record, true);
+        let removals = wharf_agent::endpoint::record::removals(&agent.node, &handle.shared.view().record, true);
         agent.commit(removals).await;
     });
     machine.life(async |agent| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use wharf_agent::{collect::collect, endpoint::Handle};
+use wharf_agent::{endpoint::collect::collect, node::endpoint::Handle};
 use wharf_api::GcAttachment;
 use wharf_core::timeline::{Operation, Outcome};
 

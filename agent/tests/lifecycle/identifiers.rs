@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use wharf_agent::registry::Registry;
+use wharf_agent::node::registry::Registry;
 use wharf_core::ids::MAX_ENDPOINT_ID;
 
 use crate::support::*;

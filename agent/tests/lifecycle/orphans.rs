@@ -88,6 +88,7 @@ fn the_delete_of_its_container_takes_a_lost_endpoint_away_and_no_other() {
             assert_eq!(stranger, wharf_api::DeleteResult::default());
             let gone = agent.del(&first.attachment, DeleteOptions::default()).await;
             assert_eq!((gone.deleted, gone.errors), (vec![first.id.get()], vec![]));
+            assert_eq!(agent.proxy.asked(), [(first.id, first.epoch)], "its redirects go too");
             let mut released = gone.leases_released;
             released.sort();
             assert_eq!(released, first.addresses().collect::<Vec<_>>());
@@ -110,8 +111,41 @@ fn the_delete_of_its_container_takes_a_lost_endpoint_away_and_no_other() {
 }
 
 #[test]
+fn a_lost_endpoint_keeps_programs_and_addresses_until_the_proxy_has_let_go() {
+    let (machine, [first, _]) = lost();
+    machine.life(async |agent| {
+        let acknowledge = agent.proxy.answers_late(first.id, "slow");
+        let delete = agent.del(&first.attachment, DeleteOptions::default());
+        tokio::pin!(delete);
+        let waits = async { eventually("the proxy is asked", || !agent.proxy.asked().is_empty()).await };
+        tokio::select! {
+            biased;
+            gone = &mut delete => panic!("the proxy has not answered: {gone:?}"),
+            () = waits => {}
+        }
+        let dump = agent.kernel.dump().await.expect("dump");
+        assert!(dump.pins.iter().any(|(directory, _)| *directory == first.id.to_string()), "{:?}", dump.pins);
+        assert!(first.addresses().all(|ip| agent.lease_owner(ip).is_some()));
+        acknowledge.send(()).expect("it waits");
+        let gone = delete.await;
+        assert_eq!((gone.deleted, gone.errors), (vec![first.id.get()], vec![]));
+    });
+}
+
+#[test]
+fn a_lost_endpoint_whose_programs_cannot_be_detached_goes_with_its_link() {
+    let (machine, [first, _]) = lost();
+    machine.life(async |agent| {
+        agent.kernel.fail_next(Op::RemoveAttached, Kind::Permission);
+        let gone = agent.del(&first.attachment, DeleteOptions::default()).await;
+        assert_eq!((gone.deleted, gone.errors), (vec![first.id.get()], vec![]));
+        assert_eq!(agent.kernel.dump().await.expect("dump").links.len(), 1);
+    });
+}
+
+#[test]
 fn a_lost_endpoint_that_cannot_be_taken_away_stays_until_the_next_delete() {
-    for op in [Op::RemoveAttached, Op::RemoveEndpointRow, Op::RemoveCallSlot, Op::RemovePrograms, Op::RemoveLink] {
+    for op in [Op::RemoveEndpointRow, Op::RemoveCallSlot, Op::RemovePrograms, Op::RemoveLink] {
         for kind in [Kind::Permission, Kind::Exhausted] {
             let (machine, [first, second]) = lost();
             machine.life(async |agent| {

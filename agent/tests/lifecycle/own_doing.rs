@@ -3,12 +3,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{
-    audit::Left,
-    endpoint::{Handle, look},
-    reconcile::Reconcile,
-    sync::lock,
-};
+use wharf_agent::{endpoint::look, findings::Left, node::endpoint::Handle, reconcile::Reconcile, sync::lock};
 use wharf_api::MendedBy;
 use wharf_core::{
     finding::{Verdict, verdict},

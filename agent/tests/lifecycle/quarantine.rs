@@ -110,6 +110,7 @@ fn the_delete_of_its_container_lets_a_record_out_of_service_go() {
                 let gone = agent.del(&record.attachment, DeleteOptions::default()).await;
                 assert_eq!((gone.deleted, gone.errors), (vec![record.id.get()], vec![]));
                 assert_eq!(gone.leases_released, record.addresses().collect::<Vec<_>>());
+                assert!(agent.proxy.asked().contains(&(record.id, record.epoch)), "its redirects go too");
             }
             assert!(agent.is_free(record.id));
             assert!(record.addresses().all(|ip| agent.lease_owner(ip).is_none()));
@@ -226,6 +227,7 @@ fn the_delete_of_its_container_takes_away_what_a_record_that_cannot_be_read_stan
                 let gone = agent.del(&record.attachment, DeleteOptions::default()).await;
                 assert_eq!((gone.deleted, gone.errors), (vec![record.id.get()], vec![]), "start {starts}");
             }
+            assert_eq!(agent.proxy.asked(), [(record.id, record.epoch)], "start {starts}");
             agent.assert_nothing_left().await;
         });
         machine.life(async |agent| agent.assert_nothing_left().await);

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use wharf_agent::{resting, sync::lock};
+use wharf_agent::{addresses::resting, sync::lock};
 use wharf_api::ErrorCode;
 use wharf_core::{
     kernel::{Kernel as _, KernelErrorKind as Kind},

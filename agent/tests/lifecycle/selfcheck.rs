@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use wharf_agent::{
-    endpoint::{Handle, build::desired_config},
-    selfcheck,
-};
+use wharf_agent::{endpoint::build::desired_config, node::endpoint::Handle, selfcheck};
 use wharf_api::{Health, LogStatus, SelfCheck};
 use wharf_core::{
     kernel::{Kernel as _, KernelErrorKind as Kind},
@@ -137,7 +134,7 @@ fn what_changes_meanwhile_is_not_judged() {
         hold.release();
         looking.await.expect("ends").expect("checked");
         assert_eq!((last(&agent, &handle), told(&handle)), (SelfCheck::default(), vec![]));
-        let guard = agent.node.working_on(handle.id);
+        let guard = agent.node.jobs.working_on(handle.id);
         visit(&agent, &handle).await;
         assert_eq!(last(&agent, &handle), SelfCheck::default(), "something works on it");
         drop(guard);

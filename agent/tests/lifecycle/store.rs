@@ -426,7 +426,7 @@ fn a_store_that_somebody_writes_to_is_written_anew_from_memory() {
             assert!(refused.message.contains("somebody else wrote to the file"), "{}", refused.message);
             assert_eq!(agent.snapshot().await, before);
             agent.create("c2").await;
-            wharf_agent::timeline::write(&agent.node, 0).await.expect("write");
+            agent.write_timeline(0).await.expect("write");
             agent.assert_healthy().await;
             // The last look is at the very end.
             harm(&machine.store_path(), &earlier);
@@ -453,10 +453,10 @@ fn the_timeline_of_those_that_live_is_written_again_after_somebody_wrote_to_the_
     let machine = Machine::new();
     machine.life(async |agent| {
         let endpoint = agent.create("c1").await;
-        wharf_agent::timeline::write(&agent.node, 0).await.expect("write");
+        agent.write_timeline(0).await.expect("write");
         std::fs::write(machine.store_path(), b"").expect("truncate");
         agent.node.store.ping().await.expect_err("noticed");
-        wharf_agent::timeline::write(&agent.node, 0).await.expect("write");
+        agent.write_timeline(0).await.expect("write");
         let lives = agent.node.store.lives().await.expect("read").0;
         assert!(lives.iter().any(|l| l.who.epoch == endpoint.epoch), "{lives:?}");
     });

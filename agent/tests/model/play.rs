@@ -7,10 +7,13 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 use tokio::task::JoinHandle;
 use wharf_agent::{
-    collect, deletions,
-    endpoint::{Handle, task::Command},
+    addresses::resting,
+    endpoint::{collect, deletions},
+    node::{
+        endpoint::{Command, Handle},
+        queue::Cause,
+    },
     reconcile::Reconcile,
-    resting,
     sync::lock,
 };
 use wharf_api::{ApiError, ErrorCode, GcAttachment};
@@ -601,7 +604,7 @@ impl Play {
         &mut self,
         who: Who,
         trouble: Trouble,
-        command: impl FnOnce(wharf_agent::endpoint::task::Done) -> Command + Send + 'static,
+        command: impl FnOnce(wharf_agent::node::endpoint::Done) -> Command + Send + 'static,
     ) -> Outcome<Result<(), String>> {
         let handle = self.agent().handle(self.model.endpoints[&who].id.get());
         self.disturb(trouble, move |_: &Agent| {
@@ -712,7 +715,7 @@ impl Play {
 
     fn drain(&mut self) {
         let agent = self.agent();
-        let left = self.run(deletions::drain(&agent.node, deletions::Cause::Event)).expect("drained");
+        let left = self.run(deletions::drain(&agent.node, Cause::Event)).expect("drained");
         self.model.drain();
         assert_eq!(left, self.model.queue.len(), "records that wait on");
     }
@@ -771,7 +774,7 @@ impl Play {
             !agent.node.gate.is_idle()
                 || !agent.node.tasks.is_empty()
                 || agent.node.endpoints.len() != agent.node.registry.len()
-                || !agent.node.in_flight().is_empty()
+                || !agent.node.jobs.in_flight().is_empty()
         };
         let begun = std::time::Instant::now();
         loop {
@@ -779,7 +782,7 @@ impl Play {
                 let of =
                     |h: &Handle| h.shared.read(|v| (v.record.attachment.to_string(), v.fsm.state, v.status.clone()));
                 let states: Vec<_> = agent.node.registry.list().iter().map(of).collect();
-                let (idle, flight) = (agent.node.gate.is_idle(), agent.node.in_flight());
+                let (idle, flight) = (agent.node.gate.is_idle(), agent.node.jobs.in_flight());
                 let (tasks, own) = (agent.node.tasks.len(), agent.node.endpoints.len());
                 panic!(
                     "nothing comes to an end: gate idle {idle}, in flight {flight:?}, {tasks} and {own} tasks, {states:?}"

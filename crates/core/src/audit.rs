@@ -11,7 +11,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 use crate::{
     endpoint::{EndpointRecord, IpOwner, parse_host_ifname},

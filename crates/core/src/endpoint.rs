@@ -8,6 +8,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub use wharf_names::link::{host_ifname, parse_host_ifname};
+
 use crate::{
     identity::{Identity, Label},
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName},
@@ -98,22 +100,4 @@ impl EndpointRecord {
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
-}
-
-/// Name of the host side of an endpoint's veth pair: `wh`, four hex digits of the id, eight of the epoch. Fourteen
-/// bytes; tells whose a leaked link was, and never repeats while the epoch's low 32 bits have not gone round.
-#[must_use]
-pub fn host_ifname(id: EndpointId, epoch: Epoch) -> String {
-    format!("wh{:04x}{:08x}", id.get(), epoch.0 & 0xffff_ffff)
-}
-
-/// The reverse of [`host_ifname`]: `None` when the name is not one of ours.
-#[must_use]
-pub fn parse_host_ifname(name: &str) -> Option<(EndpointId, u32)> {
-    let hex = name
-        .strip_prefix("wh")
-        .filter(|h| h.len() == 12 && h.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)))?;
-    let id = u16::from_str_radix(hex.get(..4)?, 16).ok()?;
-    let epoch = u32::from_str_radix(hex.get(4..)?, 16).ok()?;
-    Some((EndpointId::try_from(id).ok()?, epoch))
 }

@@ -11,7 +11,6 @@ pub mod finding;
 mod fixtures;
 pub mod identity;
 pub mod identity_allocator;
-pub mod ids;
 pub mod ipam;
 pub mod kernel;
 pub mod overlap;
@@ -21,3 +20,5 @@ pub mod state;
 pub mod store;
 pub mod timeline;
 pub mod upgrade;
+
+pub use wharf_names::ids;

@@ -10,10 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use wharf_handover::DELETE_ANSWER;
 
-use crate::{
-    endpoint::{EndpointRecord, IpOwner},
-    ids::EndpointId,
-};
+use crate::endpoint::{EndpointRecord, IpOwner};
 
 /// A step of a create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -221,6 +218,18 @@ impl DeleteStep {
         Self::RemoveRecord,
     ];
 
+    /// The steps that take an endpoint out of the kernel and the proxy, in order: the part that every removal has, whatever
+    /// is known of the endpoint.
+    pub const REMOVAL: [Self; 5] =
+        [Self::Detach, Self::RemoveReachable, Self::AwaitProxy, Self::Unpin, Self::RemoveLink];
+
+    /// While this step fails, something in the kernel could still speak for the endpoint: its record, addresses and id are
+    /// kept, and the delete is resumed.
+    #[must_use]
+    pub const fn must_succeed(self) -> bool {
+        matches!(self, Self::RemoveReachable | Self::Unpin | Self::RemoveLink)
+    }
+
     /// Name in the endpoint's log, in errors of a delete and metrics' labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -308,36 +317,6 @@ impl DeleteOptions {
 #[must_use]
 pub fn plan_delete(record: &EndpointRecord, options: DeleteOptions) -> Vec<DeleteStep> {
     DeleteStep::ALL.into_iter().filter(|step| *step != DeleteStep::ReleaseIps || options.releases_ips(record)).collect()
-}
-
-/// The steps of the delete of all of a container's endpoints: every intent first, so that a crash at any later point
-/// resumes the whole; then each endpoint; when all are gone, the addresses; then the records. `records` are those of one
-/// container, in the order they are to go.
-#[must_use]
-pub fn plan_delete_container(records: &[EndpointRecord], options: DeleteOptions) -> Vec<(EndpointId, DeleteStep)> {
-    let mut steps: Vec<(u8, EndpointId, DeleteStep)> = records
-        .iter()
-        .flat_map(|record| plan_delete(record, options).into_iter().map(|step| (phase(step), record.id, step)))
-        .collect();
-    // Stable: within a phase, endpoint by endpoint, each in the delete's own order.
-    steps.sort_by_key(|(phase, _, _)| *phase);
-    steps.into_iter().map(|(_, id, step)| (id, step)).collect()
-}
-
-/// In a batch delete, a phase begins when the one before has ended for all endpoints.
-const fn phase(step: DeleteStep) -> u8 {
-    match step {
-        DeleteStep::WriteIntent => 0,
-        DeleteStep::RefuseWork
-        | DeleteStep::Detach
-        | DeleteStep::RemoveReachable
-        | DeleteStep::AwaitProxy
-        | DeleteStep::ReleaseIdentity
-        | DeleteStep::Unpin
-        | DeleteStep::RemoveLink => 1,
-        DeleteStep::ReleaseIps => 2,
-        DeleteStep::RemoveRecord => 3,
-    }
 }
 
 #[cfg(test)]

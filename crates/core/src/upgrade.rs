@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 use crate::{
     endpoint::{EndpointRecord, parse_host_ifname},

@@ -16,7 +16,7 @@ use wharf_core::{
     ids::IfIndex,
     kernel::{Result, RouteRow},
 };
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 use crate::{
     ROUTE_PROTOCOL,

@@ -57,5 +57,3 @@ pub const ROUTER_IFNAME: &str = "wharf0";
 
 /// Name of its other end, which carries nothing.
 pub const ROUTER_PEER_IFNAME: &str = "wharf0p";
-
-const _: () = assert!(wharf_core::ids::MAX_ENDPOINT_ID as u32 == wharf_common::MAX_ENDPOINT_ID);

@@ -13,7 +13,7 @@ use wharf_core::{
     kernel::{AttachMode, Attached, Kernel, KernelErrorKind, NodeSpec, ProgramSpec, RouteRow},
     selfcheck::{self, Judged},
 };
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 /// Makes a test of each function below for each world.
 macro_rules! contract {

@@ -8,8 +8,6 @@
 
 use std::time::Duration;
 
-pub mod mark;
-pub mod names;
 pub mod queue;
 
 /// How long the shim waits for the agent's answer to a DEL before it takes the DEL over. `wharf_core::plan` holds the bounds

@@ -4,8 +4,8 @@ use std::{sync::Arc, thread::JoinHandle};
 
 use tokio::runtime::Runtime;
 use wharf_agent::{
-    deletions,
-    node::Node,
+    endpoint::deletions,
+    node::{Node, queue::Cause},
     restore,
     store::{Opened, Store, StoreError},
     sync::lock,
@@ -113,7 +113,7 @@ async fn bring_back(node: &Arc<Node<wharf_datapath::FakeKernel>>, opening: &Open
     node.kernel.ensure_node(&node.spec()).await.expect("node part");
     lock(&node.ipam).set_rest(node.config.ip_rest_ms);
     restore::restore(node, opening.snapshot.clone(), opening.lost).await.expect("restore");
-    deletions::drain(node, deletions::Cause::Start).await.expect("drain");
+    deletions::drain(node, Cause::Start).await.expect("drain");
 }
 
 impl Life {
@@ -152,7 +152,7 @@ impl Life {
             node.halt.cancel();
             node.endpoints.close();
             node.endpoints.wait().await;
-            wharf_agent::prepared::drain(node).await;
+            wharf_agent::endpoint::prepared::drain(node).await;
         });
         self.kill();
     }

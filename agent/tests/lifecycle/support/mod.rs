@@ -15,20 +15,22 @@ use std::{
 use tempfile::TempDir;
 use tokio::{sync::oneshot, time::Instant};
 use wharf_agent::{
+    addresses::resting,
     audit,
-    config::{AgentConfig, LogFormat},
-    deletions,
+    config::AgentConfig,
     endpoint::{
-        Handle,
         create::{self, CreateSpec},
-        delete,
-        task::Command,
+        delete, deletions, unknown,
     },
-    node::Node,
-    resting,
+    node::{
+        Node, aside,
+        endpoint::{Command, Handle},
+        queue::Cause,
+        timeline,
+    },
     store::StoreError,
     sync::lock,
-    unknown,
+    telemetry::LogFormat,
 };
 use wharf_api::{ApiError, DeleteResult, Endpoint, Finding};
 use wharf_core::{
@@ -219,6 +221,12 @@ impl Agent {
         delete::delete(&self.node, vec![handle.clone()], DeleteOptions::default()).await
     }
 
+    /// Writes what the timelines have noted, as the controller does. `now_ms`: milliseconds since the Unix epoch.
+    pub(crate) async fn write_timeline(&self, now_ms: u64) -> Result<(), String> {
+        let node = &self.node;
+        timeline::write(&node.timelines, &node.store, &node.registry, now_ms, node.config.timeline_keep).await
+    }
+
     /// A runtime's DEL of an attachment, as the API serves it.
     pub(crate) async fn del(&self, a: &Attachment, options: DeleteOptions) -> DeleteResult {
         match self.node.registry.by_interface(&a.container_id, &a.ifname) {
@@ -227,7 +235,7 @@ impl Agent {
             }
             // What the runtime asks for is not there, and that is a success.
             Some(_) => DeleteResult::default(),
-            None => unknown::remove(&self.node, &unknown::Wanted::of(a)).await,
+            None => unknown::remove(&self.node, &aside::Wanted::of(a)).await,
         }
     }
 
@@ -284,7 +292,7 @@ impl Agent {
 
     /// Serves the deletion queue, as when its directory's event comes; how many records stay.
     pub(crate) async fn drain(&self) -> usize {
-        deletions::drain(&self.node, deletions::Cause::Event).await.expect("drained")
+        deletions::drain(&self.node, Cause::Event).await.expect("drained")
     }
 
     /// Addresses that rest, in memory, and what speaks for them.
@@ -374,7 +382,7 @@ impl Agent {
     }
 
     async fn remove_prepared(&self) {
-        wharf_agent::prepared::drain(&self.node).await;
+        wharf_agent::endpoint::prepared::drain(&self.node).await;
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     AuditFinding, Auditor, IfName, Intent, LINK_PINS, Lease, LeaseOwner, LinkRef, LinkRow, REQUIRED_PINS, Repair,
     RouteRow, describe_owner, describe_record, endpoint_id, is_lease_of, is_row_of, low_half, parse_host_ifname,
 };
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 use crate::{
     finding::{EndpointProblem, Problem, Side, Stray},

@@ -6,7 +6,7 @@ use wharf_core::{
     kernel::{KernelDump, LinkRow, Result, RouteRow},
 };
 
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 use super::{Connection, link, route};
 use crate::ROUTE_PROTOCOL;

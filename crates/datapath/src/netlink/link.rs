@@ -18,7 +18,7 @@ use wharf_core::{
     kernel::{KernelErrorKind, Link, LinkSpec, Result},
 };
 use wharf_crash as crash;
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 use super::{Connection, Request, batch::Answer};
 use crate::{error::fail, netns::NetnsThread};

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::MAX_RECORD_BYTES;
-use crate::names;
+use wharf_names::{ids::MAX_ENDPOINT_ID, rules};
 
 /// The version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
@@ -24,7 +24,7 @@ const MAX_WORD_BYTES: usize = 64;
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointRef {
-    /// Endpoint id, 1 to [`names::MAX_ENDPOINT_ID`].
+    /// Endpoint id, 1 to [`MAX_ENDPOINT_ID`].
     pub id: u16,
     /// Epoch.
     pub epoch: u64,
@@ -65,11 +65,11 @@ impl Deletion {
         if self.version != VERSION {
             return Err(format!("version {} is not known here, only {VERSION}", self.version));
         }
-        names::name(&self.network).map_err(|rule| format!("network {:?} {rule}", cut(&self.network)))?;
-        names::name(&self.container_id).map_err(|rule| format!("container id {:?} {rule}", cut(&self.container_id)))?;
-        names::ifname(&self.ifname).map_err(|rule| format!("interface name {:?} {rule}", cut(&self.ifname)))?;
-        if let Some(e) = self.endpoint.filter(|e| !(1..=names::MAX_ENDPOINT_ID).contains(&e.id)) {
-            return Err(format!("endpoint id {} must be 1 to {}", e.id, names::MAX_ENDPOINT_ID));
+        rules::name(&self.network).map_err(|rule| format!("network {:?} {rule}", cut(&self.network)))?;
+        rules::name(&self.container_id).map_err(|rule| format!("container id {:?} {rule}", cut(&self.container_id)))?;
+        rules::ifname(&self.ifname).map_err(|rule| format!("interface name {:?} {rule}", cut(&self.ifname)))?;
+        if let Some(e) = self.endpoint.filter(|e| !(1..=MAX_ENDPOINT_ID).contains(&e.id)) {
+            return Err(format!("endpoint id {} must be 1 to {}", e.id, MAX_ENDPOINT_ID));
         }
         word("boot id", &self.boot_id)?;
         self.canary.as_deref().map_or(Ok(()), |nonce| word("canary", nonce))

@@ -4,7 +4,6 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::names;
 
 fn queue() -> (TempDir, Queue) {
     let dir = TempDir::new().unwrap();
@@ -183,7 +182,7 @@ fn the_largest_record_that_may_be_is_within_the_bound() {
         network: "n".repeat(253),
         container_id: "c".repeat(253),
         ifname: "\"".repeat(15),
-        endpoint: Some(EndpointRef { id: names::MAX_ENDPOINT_ID, epoch: u64::MAX }),
+        endpoint: Some(EndpointRef { id: wharf_names::ids::MAX_ENDPOINT_ID, epoch: u64::MAX }),
         boot_id: "\\".repeat(64),
         written_unix_ms: u64::MAX,
         canary: Some("\"".repeat(64)),
@@ -431,7 +430,7 @@ proptest! {
     #[test]
     fn what_is_valid_comes_back_as_it_was(
         network in "[a-z0-9][a-zA-Z0-9_.-]{0,80}", container_id in "[a-z0-9][a-z0-9_.-]{0,252}",
-        ifname in "[^\\s/:%\\p{Cc}]{1,5}", id in 1..=names::MAX_ENDPOINT_ID, epoch: u64, written_unix_ms: u64, known: bool,
+        ifname in "[^\\s/:%\\p{Cc}]{1,5}", id in 1..=wharf_names::ids::MAX_ENDPOINT_ID, epoch: u64, written_unix_ms: u64, known: bool,
     ) {
         let endpoint = known.then_some(EndpointRef { id, epoch });
         let wanted = Deletion { network, container_id, ifname, endpoint, written_unix_ms, ..deletion("c1") };

@@ -1,6 +1,6 @@
 //! Rests, records out of service, the deletion queue, the node's own part; and whose a thing was when no record tells.
 
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 use super::*;
 use crate::store::Rest;

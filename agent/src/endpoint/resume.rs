@@ -6,9 +6,8 @@ use std::{sync::Arc, time::Duration};
 use wharf_core::kernel::Kernel;
 
 use crate::{
-    endpoint::{Handle, delete},
-    node::Node,
-    unfinished,
+    endpoint::{delete, unfinished},
+    node::{Node, endpoint::Handle},
 };
 
 /// How often. Whoever deletes tries again by itself much sooner; this is for those that do not.
@@ -20,7 +19,7 @@ pub const INTERVAL: Duration = Duration::from_secs(30);
 /// # Errors
 /// Those that failed again, with their steps and causes.
 pub async fn resume<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
-    let busy = node.in_flight();
+    let busy = node.jobs.in_flight();
     // Nothing but a delete sets the token. One whose command found no place in the mailbox has left it set, and builds
     // are refused since.
     let idle = |h: &Handle| !busy.contains(&h.id) && h.cancel.is_cancelled();

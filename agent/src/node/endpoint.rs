@@ -1,27 +1,33 @@
 //! What others may see of an endpoint: written by its task alone, read by REST handlers and the audit.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use tokio::{
-    sync::{Notify, futures::Notified, mpsc},
+    sync::{Notify, futures::Notified, mpsc, oneshot},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
-use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus};
+use tracing::Span;
+use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
+    identity::Label,
     ids::{EndpointId, Epoch},
     plan::DeleteOptions,
-    state::{Fsm, State},
+    state::{Fsm, Level, State},
     store::Lease,
-    timeline::{Ended, Entries, Life, Operation, Outcome, Who},
+    timeline::{Ended, Entries, Entry, Life, Operation, Outcome, Who},
 };
 
-use crate::{clock, endpoint::task::Command, sync::lock, timeline};
+use crate::{
+    clock,
+    sync::lock,
+    telemetry::operation::{self, OpId},
+};
 
 /// Lines kept of an endpoint's log; about 10 KiB when full.
 const LOG_LINES: usize = 64;
@@ -162,7 +168,7 @@ impl Shared {
     /// Adds an entry to the timeline; the next batch writes it, unless a commit of the endpoint's own does.
     pub fn note(&self, operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) {
         let mut line = lock(&self.line);
-        line.entries.push(timeline::entry(operation, phase, took, outcome, text));
+        line.entries.push(entry(operation, phase, took, outcome, text));
         line.unwritten = true;
     }
 
@@ -203,6 +209,40 @@ impl Shared {
     }
 }
 
+/// Commands that may wait for an endpoint: a client each; a full mailbox is "busy" to the next.
+pub const MAILBOX: usize = 8;
+
+/// Answer to a command that changes the endpoint.
+pub type Done = oneshot::Sender<Result<(), String>>;
+
+/// What others may ask of an endpoint.
+#[derive(Debug)]
+pub enum Command {
+    /// Regenerate, and answer when it is realized.
+    Regenerate(Level, Done),
+    /// Replace the labels; the identity follows.
+    Relabel(BTreeSet<Label>, Done),
+    /// Trace forwarded packets.
+    Trace(bool, Done),
+    /// Phase one of a delete, within the delete's span: everything but addresses and record. The intent is written.
+    Teardown(DeleteOptions, Span, oneshot::Sender<Torn>),
+    /// Phase two has ended: the record is gone. The task ends.
+    Finish(Span, oneshot::Sender<()>),
+    /// The record went out of service, and the registry has forgotten the endpoint. The task ends.
+    Retire,
+}
+
+/// How a teardown ended.
+#[derive(Debug, Clone)]
+pub struct Torn {
+    /// What the endpoint was.
+    pub record: EndpointRecord,
+    /// Steps that failed.
+    pub errors: Vec<StepError>,
+    /// Nothing of it is left in the kernel: addresses and record may go.
+    pub clean: bool,
+}
+
 /// How others reach an endpoint: its mailbox and its picture.
 #[derive(Debug, Clone)]
 pub struct Handle {
@@ -216,6 +256,30 @@ pub struct Handle {
     pub shared: Arc<Shared>,
     /// Set by a delete: a create or build that runs ends at its next step.
     pub cancel: CancellationToken,
+}
+
+impl Handle {
+    /// The span of an operation on this endpoint.
+    #[must_use]
+    pub fn span(&self, op: OpId) -> Span {
+        let span = op.span();
+        let attachment = self.shared.read(|v| v.record.attachment.clone());
+        operation::about(&span, Some((self.id, self.epoch)), &attachment);
+        span
+    }
+}
+
+/// An entry of now.
+#[must_use]
+pub fn entry(operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) -> Entry {
+    Entry {
+        at_unix_ms: clock::unix_ms(),
+        operation,
+        phase: phase.to_owned(),
+        took_us: took.map(|t| u64::try_from(t.as_micros()).unwrap_or(u64::MAX)),
+        outcome,
+        text: text.to_owned(),
+    }
 }
 
 /// The state machine's state in the API's words.

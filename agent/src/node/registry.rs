@@ -13,7 +13,7 @@ use std::{
 
 use wharf_core::ids::{ContainerId, EndpointId, IfName, MAX_ENDPOINT_ID};
 
-use crate::{endpoint::Handle, sync::lock};
+use crate::{node::endpoint::Handle, sync::lock};
 
 /// Why an endpoint cannot be put in.
 #[derive(Debug)]

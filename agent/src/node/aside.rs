@@ -3,9 +3,34 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use wharf_core::ids::{Attachment, ContainerId, EndpointId};
+use wharf_core::ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName};
 
-use crate::unknown::Wanted;
+/// Whose leftovers are meant.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// Any network when absent.
+    pub network: Option<NetworkName>,
+    /// Container.
+    pub container_id: ContainerId,
+    /// Any interface when absent.
+    pub ifname: Option<IfName>,
+}
+
+impl Wanted {
+    /// One attachment.
+    #[must_use]
+    pub fn of(a: &Attachment) -> Self {
+        Self { network: Some(a.network.clone()), container_id: a.container_id.clone(), ifname: Some(a.ifname.clone()) }
+    }
+
+    /// Is this attachment meant?
+    #[must_use]
+    pub fn fits(&self, a: &Attachment) -> bool {
+        self.container_id == a.container_id
+            && self.network.as_ref().is_none_or(|n| *n == a.network)
+            && self.ifname.as_ref().is_none_or(|i| *i == a.ifname)
+    }
+}
 
 /// The table. At most as many rows as there are ids.
 #[derive(Debug, Clone)]
@@ -87,8 +112,6 @@ impl<T> Aside<T> {
 
 #[cfg(test)]
 mod tests {
-    use wharf_core::ids::{IfName, NetworkName};
-
     use super::*;
 
     fn of(container: &str, ifname: &str) -> Attachment {

@@ -1,31 +1,20 @@
 //! What could not be undone: creates and loads ahead of need that failed and whose undo failed too.
 //!
 //! The id stays taken, addresses stay leased and the intent stays open until nothing is left of it. The rest of the undo
-//! is tried again every 30 s ([`crate::resume`]) and when the delete of its container comes.
+//! is tried again every 30 s ([`crate::endpoint::resume`]) and when the delete of its container comes.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc};
 
 use wharf_core::{
     ids::{Attachment, EndpointId, Epoch},
     kernel::Kernel,
-    plan::UndoStep,
 };
 
 use crate::{
-    endpoint::undo::{self, Remains},
-    node::Node,
+    endpoint::undo,
+    node::{Node, aside::Wanted, leftovers::Unfinished},
     sync::lock,
-    unknown::Wanted,
 };
-
-/// What is to be undone.
-#[derive(Debug, Clone)]
-pub enum Unfinished {
-    /// Programs that were loaded ahead of need.
-    Programs,
-    /// A create.
-    Create(Box<Remains>),
-}
 
 /// Keeps an undo that failed; its id stays taken.
 pub fn keep<K: Kernel>(node: &Node<K>, id: EndpointId, left: Unfinished) {
@@ -65,28 +54,18 @@ pub fn holds<K: Kernel>(node: &Node<K>, attachment: &Attachment, epoch: Epoch) -
 /// # Errors
 /// What could not be taken back and why; it stays unfinished then.
 pub async fn finish<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
-    let _working = node.working_on(id);
+    let _working = node.jobs.working_on(id);
     let Some(mut work) = Work::take(node, id) else { return Ok(Vec::new()) };
     let released = match &mut work.left {
         Some(Unfinished::Create(remains)) => undo::again(node, remains).await?,
         _ => {
-            remove_programs(node, id).await?;
+            node.jobs.remove_programs(id).await?;
             Vec::new()
         }
     };
     work.left = None;
     tracing::info!(endpoint = id.get(), "an undo that had failed is finished");
     Ok(released)
-}
-
-/// Unpins programs under an id that no endpoint has.
-///
-/// # Errors
-/// As [`Node::bounded_job`].
-pub async fn remove_programs<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<(), String> {
-    let (step, bound) = (UndoStep::RemovePrograms.name(), UndoStep::RemovePrograms.deadline_ms());
-    let call = move |kernel: Arc<K>| async move { kernel.remove_programs(id).await };
-    node.bounded_job(id, step, Duration::from_millis(bound), call).await.map(drop)
 }
 
 /// An undo that somebody is at: it is nobody else's meanwhile. Dropped before its end, it is unfinished again.

@@ -1,18 +1,18 @@
-//! Rules for names and ids from outside. They are the agent's own (`wharf_core::ids`), said again because the shim does not link
-//! the agent's rooms; a test of the shim's holds the two against each other. Each error is the rule that was broken.
+//! Rules for names from outside. Each error is the rule that was broken.
 
 /// Longest container id or network name, bytes.
 pub const MAX_NAME_BYTES: usize = 253;
 /// Longest interface name, bytes: `IFNAMSIZ` less its terminator.
 pub const MAX_IFNAME_BYTES: usize = 15;
-/// Largest endpoint id; the smallest is 1.
-pub const MAX_ENDPOINT_ID: u16 = 16_383;
 
 /// Container ids and network names.
 ///
 /// # Errors
 /// The rule that is broken.
 pub fn name(text: &str) -> Result<(), &'static str> {
+    if text.is_empty() {
+        return Err("must not be empty");
+    }
     if text.len() > MAX_NAME_BYTES {
         return Err("must be at most 253 bytes");
     }
@@ -34,7 +34,7 @@ pub fn ifname(text: &str) -> Result<(), &'static str> {
         return Err("must not be empty");
     }
     if text.len() > MAX_IFNAME_BYTES {
-        return Err("must be at most 15 bytes");
+        return Err("must be at most 15 bytes (IFNAMSIZ less the terminator)");
     }
     if text == "." || text == ".." {
         return Err("must not be '.' or '..'");

@@ -5,89 +5,24 @@
 //! pinned under ids of their own, and a create takes one. With none ready, the create loads its own; nothing waits.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use tokio::sync::Notify;
 use wharf_core::{
-    ids::{EndpointId, MacAddr},
     kernel::{Kernel, ProgramSpec, Programs},
     plan::CreateStep,
 };
 
 use crate::{
-    node::{InFlight, Node},
-    sync::lock,
-    unfinished::{self, Unfinished},
+    endpoint::unfinished,
+    node::{
+        Node,
+        jobs::InFlight,
+        leftovers::Unfinished,
+        prepared::{ProgramSet, random_macs},
+    },
 };
-
-/// A loaded and pinned program set that no endpoint has yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProgramSet {
-    /// The id it is pinned under, taken in the registry.
-    pub id: EndpointId,
-    /// Constant of its programs.
-    pub container_mac: MacAddr,
-    /// Constant of its programs.
-    pub host_mac: MacAddr,
-}
-
-/// The sets that are ready. At most `target`, by the controller's own bound.
-pub struct Prepared {
-    ready: Mutex<VecDeque<ProgramSet>>,
-    taken: Notify,
-    target: usize,
-}
-
-impl Prepared {
-    /// None ready yet.
-    #[must_use]
-    pub fn new(target: usize) -> Self {
-        Self { ready: Mutex::default(), taken: Notify::new(), target }
-    }
-
-    /// Takes one, if any is ready.
-    pub fn take(&self) -> Option<ProgramSet> {
-        let set = lock(&self.ready).pop_front();
-        self.taken.notify_one();
-        set
-    }
-
-    /// Gives one back that was not used.
-    pub fn give_back(&self, set: ProgramSet) {
-        lock(&self.ready).push_front(set);
-    }
-
-    /// Ids of those that are ready.
-    #[must_use]
-    pub fn ids(&self) -> BTreeSet<EndpointId> {
-        lock(&self.ready).iter().map(|s| s.id).collect()
-    }
-
-    /// How many are ready, and how many are wanted.
-    #[must_use]
-    pub fn fill(&self) -> (usize, usize) {
-        (lock(&self.ready).len(), self.target)
-    }
-
-    /// Waits until one was taken.
-    pub async fn taken(&self) {
-        self.taken.notified().await;
-    }
-}
-
-/// A random pair of locally administered unicast addresses (IEEE 802: bit 1 of the first octet set, bit 0 clear).
-#[must_use]
-pub fn random_macs() -> (MacAddr, MacAddr) {
-    let one = || {
-        let mut mac: [u8; 6] = rand::random();
-        mac[0] = (mac[0] | 0x02) & 0xfe;
-        MacAddr(mac)
-    };
-    (one(), one())
-}
 
 /// Loads sets until as many are ready as wanted.
 ///
@@ -105,7 +40,7 @@ pub async fn refill<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
         }
         quiet(node).await;
         let (set, _, _guard) = load(node).await?;
-        lock(&node.prepared.ready).push_back(set);
+        node.prepared.add(set);
     }
 }
 
@@ -141,15 +76,15 @@ pub type Loaded<K> = (ProgramSet, Programs, InFlight<K>);
 /// When there is no id, or the programs do not load; then nothing is left of it.
 pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, String> {
     let id = node.registry.take_id().ok_or("every endpoint id is in use")?;
-    let guard = node.working_on(id);
+    let guard = node.jobs.working_on(id);
     let (container_mac, host_mac) = random_macs();
     let spec = ProgramSpec { id, container_mac, host_mac, debug: node.config.debug_programs, keep: false };
     let load = |kernel: Arc<K>| async move { kernel.ensure_programs(&spec).await };
     let (step, bound) = (CreateStep::EnsurePrograms, Duration::from_millis(CreateStep::EnsurePrograms.deadline_ms()));
-    match node.bounded_job(id, step.name(), bound, load).await {
+    match node.jobs.bounded(id, step.name(), bound, load).await {
         Ok(programs) => Ok((ProgramSet { id, container_mac, host_mac }, programs, guard)),
         Err(error) => {
-            if let Err(undo) = unfinished::remove_programs(node, id).await {
+            if let Err(undo) = node.jobs.remove_programs(id).await {
                 unfinished::keep(node, id, Unfinished::Programs);
                 return Err(format!("{error}; and undoing it: {undo} (it is tried again)"));
             }
@@ -162,8 +97,8 @@ pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, String> {
 /// Unpins every set that is ready; at a graceful stop.
 pub async fn drain<K: Kernel>(node: &Arc<Node<K>>) {
     loop {
-        let Some(set) = lock(&node.prepared.ready).pop_front() else { return };
-        match unfinished::remove_programs(node, set.id).await {
+        let Some(set) = node.prepared.take() else { return };
+        match node.jobs.remove_programs(set.id).await {
             Ok(()) => node.registry.free_id(set.id),
             // The next start finds its pins without a record and removes them.
             Err(error) => tracing::warn!(endpoint = set.id.get(), "unpin prepared programs: {error}"),

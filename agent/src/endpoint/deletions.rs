@@ -5,179 +5,34 @@
 //! for succeeded. At every start the agent leaves a record of its own, the canary, the way a shim would: if it does not
 //! come out by the live path, `wharf status` says so, because a safety net that nobody has seen work is none.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, Inotify, WatchMask};
 use tracing::Instrument as _;
-use wharf_api::{DeletionQueueStatus, ErrorCode, Health};
+use wharf_api::ErrorCode;
 use wharf_core::{
     ids::{Attachment, ContainerId, IfName, NetworkName},
     kernel::Kernel,
     plan::DeleteOptions,
 };
-use wharf_handover::queue::{BAD, Deletion, Entry, Queue, QueueError};
+use wharf_handover::queue::{Deletion, Entry, Queue};
 
 use crate::{
     clock,
-    endpoint::{Handle, create::error, delete},
-    node::Node,
-    sync::lock,
+    endpoint::{delete, refusal::error, unknown},
+    node::{Node, aside::Wanted, endpoint::Handle, queue::Cause},
     telemetry::operation::{Kind, OpId},
-    unknown,
 };
 
 /// Its name among the controllers; the watchdog judges it.
 pub const CONTROLLER: &str = "deletion-queue";
 /// How often the directory is looked at without being told: the longest that a record waits when its event was lost.
 const TICK: Duration = Duration::from_secs(10);
-/// When the canary is held to be lost, or not to have been sent at all.
-const CANARY_PATIENCE: Duration = Duration::from_secs(5);
-/// The age of a waiting record from which on the queue is degraded, milliseconds.
-const OLD_MS: u64 = 60_000;
 /// Pause before a watch that failed is set up anew.
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
 /// Temporary files of writers that were killed; no writer needs this long.
 const LEFTOVER: Duration = Duration::from_secs(60);
-
-/// What is known of the queue.
-pub struct Deletions {
-    /// The directory.
-    pub queue: Queue,
-    /// Who drains: two at once would only ask for the same deletes twice. Held across awaits by design, and bounded by
-    /// the deletes' own bounds.
-    turn: tokio::sync::Mutex<()>,
-    seen: Mutex<Seen>,
-    since: Instant,
-}
-
-#[derive(Default)]
-struct Seen {
-    /// Records that wait, by the names of their files.
-    waiting: BTreeMap<String, Waiting>,
-    /// Put aside since the start.
-    unusable: u64,
-    /// Those that lie there still, from before this start too.
-    aside: u64,
-    drained: u64,
-    canary: Canary,
-}
-
-/// A record whose delete could not be finished. Its age grows with the monotonic clock; what the clocks of its writer
-/// and of this agent say counts once, when the agent meets it.
-struct Waiting {
-    age_ms: u64,
-    met: Instant,
-}
-
-impl Waiting {
-    fn meet(written_unix_ms: u64) -> Self {
-        Self { age_ms: clock::unix_ms().saturating_sub(written_unix_ms), met: Instant::now() }
-    }
-
-    fn age_ms(&self) -> u64 {
-        self.age_ms.saturating_add(millis(self.met))
-    }
-}
-
-fn millis(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
-}
-
-#[derive(Default)]
-enum Canary {
-    #[default]
-    NotYet,
-    Out {
-        nonce: String,
-        since: Instant,
-    },
-    Back {
-        after_ms: u64,
-        live: bool,
-    },
-    Failed(String),
-}
-
-/// What made somebody look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// The agent starts.
-    Start,
-    /// A record was put there.
-    Event,
-    /// The tick.
-    Tick,
-}
-
-impl Deletions {
-    /// The queue of a run directory.
-    #[must_use]
-    pub fn new(run_dir: &Path) -> Self {
-        Self {
-            queue: Queue::new(run_dir),
-            turn: tokio::sync::Mutex::new(()),
-            seen: Mutex::default(),
-            since: Instant::now(),
-        }
-    }
-
-    /// The age of a record, milliseconds.
-    #[must_use]
-    pub fn age_ms(&self, entry: &Entry) -> u64 {
-        let seen = lock(&self.seen);
-        seen.waiting.get(&entry.name).map_or_else(|| Waiting::meet(entry.written_unix_ms).age_ms, Waiting::age_ms)
-    }
-
-    /// For status and metrics.
-    #[must_use]
-    pub fn status(&self) -> (DeletionQueueStatus, Health, String) {
-        let seen = lock(&self.seen);
-        let oldest_age = seen.waiting.values().map(Waiting::age_ms).max();
-        let records = seen.waiting.len();
-        let (mut health, canary) = match &seen.canary {
-            Canary::NotYet if self.since.elapsed() < CANARY_PATIENCE => (Health::Ok, "not sent yet".to_owned()),
-            Canary::NotYet => {
-                (Health::Degraded, format!("could not be sent: {} cannot be watched", self.queue.path().display()))
-            }
-            Canary::Out { since, .. } if since.elapsed() < CANARY_PATIENCE => (Health::Ok, "on its way".to_owned()),
-            Canary::Out { since, .. } => {
-                let age = since.elapsed().as_secs();
-                (Health::Degraded, format!("has not come out for {age} s: records of deletes may not be taken up"))
-            }
-            Canary::Back { after_ms, live: true } => (Health::Ok, format!("came out after {after_ms} ms")),
-            Canary::Back { live: false, .. } => {
-                (Health::Degraded, "came out by the tick only: the directory's events do not arrive".to_owned())
-            }
-            Canary::Failed(why) => (Health::Degraded, format!("could not be sent: {why}")),
-        };
-        if seen.aside > 0 || oldest_age.is_some_and(|age_ms| age_ms > OLD_MS) {
-            health = health.max(Health::Degraded);
-        }
-        let waiting = match oldest_age {
-            None => "empty".to_owned(),
-            Some(age_ms) => format!("{records} waiting, the oldest for {} s", age_ms / 1_000),
-        };
-        let unusable = match seen.aside {
-            0 => String::new(),
-            n => format!(", {n} put aside as unusable in {}", self.queue.path().join(BAD).display()),
-        };
-        let message = format!("{waiting}{unusable}; canary {canary}");
-        let status = DeletionQueueStatus {
-            records: u64::try_from(records).unwrap_or(u64::MAX),
-            oldest_age_ms: oldest_age.unwrap_or(0),
-            unusable: seen.unusable,
-            drained: seen.drained,
-            canary,
-        };
-        (status, health, message)
-    }
-}
 
 /// Takes up everything that is there, and says how many records stay because their delete could not be finished.
 ///
@@ -189,12 +44,14 @@ pub async fn drain<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize
 }
 
 async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, String> {
-    let _turn = node.deletions.turn.lock().await;
-    let entries = blocking(node, |queue| {
-        queue.sweep(LEFTOVER)?;
-        queue.list()
-    })
-    .await?;
+    let _turn = node.deletions.turn().await;
+    let entries = node
+        .deletions
+        .blocking(|queue| {
+            queue.sweep(LEFTOVER)?;
+            queue.list()
+        })
+        .await?;
     let (mut asked, mut unusable, mut problems) = (Vec::new(), 0, Vec::new());
     for entry in entries {
         match entry.content {
@@ -203,7 +60,7 @@ async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usiz
                 tracing::warn!(file = entry.name, "deletion record: {why}; it is put aside");
                 unusable += 1;
                 let name = entry.name;
-                if let Err(error) = blocking(node, move |queue| queue.set_aside(&name)).await {
+                if let Err(error) = node.deletions.blocking(move |queue| queue.set_aside(&name)).await {
                     problems.push(error);
                 }
             }
@@ -212,17 +69,8 @@ async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usiz
     wharf_crash::point("drain/after-list");
     let stay = serve(node, asked, cause).await;
     // Whoever has looked at them removes them.
-    let aside = blocking(node, Queue::aside).await?.len() as u64;
-    {
-        let mut seen = lock(&node.deletions.seen);
-        let mut before = std::mem::take(&mut seen.waiting);
-        seen.waiting.extend(
-            stay.iter()
-                .map(|(name, written)| (name.clone(), before.remove(name).unwrap_or_else(|| Waiting::meet(*written)))),
-        );
-        seen.unusable += unusable;
-        seen.aside = aside;
-    }
+    let aside = node.deletions.blocking(Queue::aside).await?.len() as u64;
+    node.deletions.drained(&stay, unusable, aside);
     match problems.into_iter().next() {
         Some(problem) => Err(problem),
         None => Ok(stay.len()),
@@ -250,20 +98,6 @@ pub async fn settle<K: Kernel>(node: &Arc<Node<K>>, a: &Attachment) -> Result<()
     Ok(())
 }
 
-/// Forgets the records of attachments that are gone: a delete that came by the direct way has served them.
-pub async fn served<K: Kernel>(node: &Arc<Node<K>>, attachments: &[Attachment]) {
-    let waiting = attachments.iter().filter(|a| {
-        let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
-        node.deletions.queue.contains(network, container, ifname)
-    });
-    for a in waiting {
-        let name = Queue::file_name(a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
-        if let Err(error) = blocking(node, move |queue| queue.remove(&name)).await {
-            tracing::warn!(%a, "{error}; it is served again, which does no harm");
-        }
-    }
-}
-
 /// The records that stay, with when they were written.
 async fn serve<K: Kernel>(
     node: &Arc<Node<K>>,
@@ -274,7 +108,7 @@ async fn serve<K: Kernel>(
     let (mut known, mut handles): (Vec<(String, u64, Handle)>, Vec<Handle>) = (Vec::new(), Vec::new());
     for (name, written, deletion) in asked {
         if let Some(nonce) = &deletion.canary {
-            canary_came(node, nonce, cause);
+            node.deletions.canary_came(nonce, cause);
             done.push((name, written));
         } else if deletion.boot_id != node.store.boot_id() {
             // What it asks for died with that boot.
@@ -287,7 +121,7 @@ async fn serve<K: Kernel>(
                 }
                 Found::Other => done.push((name, written)),
                 Found::Nothing(attachment) => {
-                    let result = unknown::remove(node, &unknown::Wanted::of(&attachment)).await;
+                    let result = unknown::remove(node, &Wanted::of(&attachment)).await;
                     for e in &result.errors {
                         tracing::warn!(step = e.step, %attachment, "deletion record: {}", e.message);
                     }
@@ -310,12 +144,12 @@ async fn serve<K: Kernel>(
         }
     }
     for (name, written) in done {
-        let (file, removed) = (name.clone(), blocking(node, move |queue| queue.remove(&name)).await);
+        let (file, removed) = (name.clone(), node.deletions.blocking(move |queue| queue.remove(&name)).await);
         if let Err(error) = removed {
             tracing::warn!(file, "{error}");
             stay.push((file, written));
         } else {
-            lock(&node.deletions.seen).drained += 1;
+            node.deletions.count_served();
         }
         wharf_crash::point("drain/after-remove");
     }
@@ -349,16 +183,6 @@ fn find<K: Kernel>(node: &Node<K>, deletion: &Deletion) -> Found {
     }
 }
 
-fn canary_came<K: Kernel>(node: &Node<K>, nonce: &str, cause: Cause) {
-    let mut seen = lock(&node.deletions.seen);
-    if let Canary::Out { nonce: ours, since } = &seen.canary
-        && ours == nonce
-    {
-        let after_ms = millis(*since);
-        seen.canary = Canary::Back { after_ms, live: cause == Cause::Event };
-    }
-}
-
 /// Watches the directory until the agent stops.
 pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
     let mut canary_sent = false;
@@ -382,7 +206,7 @@ async fn watch_once<K: Kernel>(
     node: &Arc<Node<K>>,
     canary_sent: &mut bool,
 ) -> Result<std::convert::Infallible, String> {
-    blocking(node, |queue| queue.ensure_directory()).await?;
+    node.deletions.blocking(|queue| queue.ensure_directory()).await?;
     let path = node.deletions.queue.path();
     let words = |e: std::io::Error| format!("watch {}: {e}", path.display());
     let inotify = Inotify::init().map_err(words)?;
@@ -450,22 +274,10 @@ async fn send_canary<K: Kernel>(node: &Arc<Node<K>>) {
         written_unix_ms: clock::unix_ms(),
         canary: Some(nonce.clone()),
     };
-    lock(&node.deletions.seen).canary = Canary::Out { nonce, since: Instant::now() };
-    if let Err(why) = blocking(node, move |queue| queue.put(&deletion).map(drop)).await {
+    node.deletions.canary_sent(Ok(nonce));
+    if let Err(why) = node.deletions.blocking(move |queue| queue.put(&deletion).map(drop)).await {
         tracing::warn!("send the canary through the deletion queue: {why}");
-        lock(&node.deletions.seen).canary = Canary::Failed(why);
-    }
-}
-
-/// Runs file work where it may block.
-async fn blocking<K: Kernel, T: Send + 'static>(
-    node: &Node<K>,
-    work: impl FnOnce(&Queue) -> Result<T, QueueError> + Send + 'static,
-) -> Result<T, String> {
-    let queue = node.deletions.queue.clone();
-    match tokio::task::spawn_blocking(move || work(&queue)).await {
-        Ok(result) => result.map_err(|e| e.to_string()),
-        Err(error) => Err(format!("deletion queue {}: {error}", node.deletions.queue.path().display())),
+        node.deletions.canary_sent(Err(why));
     }
 }
 
@@ -474,7 +286,7 @@ async fn blocking<K: Kernel, T: Send + 'static>(
 /// # Errors
 /// When the directory cannot be read.
 pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, String> {
-    blocking(node, Queue::list).await
+    node.deletions.blocking(Queue::list).await
 }
 
 /// Files that were put aside, for the audit.
@@ -482,24 +294,5 @@ pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, String> {
 /// # Errors
 /// When their directory cannot be read.
 pub async fn aside<K: Kernel>(node: &Node<K>) -> Result<Vec<PathBuf>, String> {
-    blocking(node, Queue::aside).await
-}
-
-/// Removes a record that the audit found unusable.
-///
-/// # Errors
-/// When it cannot be removed.
-pub async fn discard<K: Kernel>(node: &Node<K>, name: &str) -> Result<(), String> {
-    let name = name.to_owned();
-    let set_aside = blocking(node, move |queue| {
-        // A drain may have put it aside since the audit saw it.
-        let is_there = queue.list()?.iter().any(|entry| entry.name == name);
-        queue.set_aside(&name).map(|()| is_there)
-    });
-    if set_aside.await? {
-        let mut seen = lock(&node.deletions.seen);
-        seen.unusable += 1;
-        seen.aside += 1;
-    }
-    Ok(())
+    node.deletions.blocking(Queue::aside).await
 }

@@ -7,7 +7,7 @@
 //! judges it, and a delete that was refused is resumed afterwards.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -17,21 +17,27 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, timeout_at},
 };
+use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 use wharf_core::{
     ids::EndpointId,
     kernel::{Kernel, KernelError, KernelErrorKind},
+    plan::UndoStep,
 };
 
-use crate::{node::Node, sync::lock};
+use crate::sync::lock;
 
-/// The turns of the ids that have a call under way, and those calls.
-#[derive(Debug, Default)]
-pub struct Jobs {
-    /// Held across the call by design: that is what makes the next one wait. An entry lives as long as somebody has or
-    /// wants the turn.
+/// Which endpoint ids are worked on, and the kernel calls that are made for them.
+pub struct Jobs<K> {
+    kernel: Arc<K>,
+    /// Calls are awaited at a stop.
+    tasks: TaskTracker,
+    /// The turns of the ids that have a call under way. Held across the call by design: that is what makes the next one
+    /// wait. An entry lives as long as somebody has or wants the turn.
     turns: Mutex<BTreeMap<EndpointId, Weak<Turn>>>,
     running: Mutex<BTreeMap<EndpointId, Job>>,
+    /// Ids that something works on, and how many do: a delete may follow a build that has not ended.
+    in_flight: Mutex<BTreeMap<EndpointId, u32>>,
 }
 
 type Turn = tokio::sync::Mutex<()>;
@@ -45,7 +51,33 @@ pub struct Job {
     pub since: Instant,
 }
 
-impl Jobs {
+impl<K: Kernel> Jobs<K> {
+    /// No call is under way. `tasks`: where calls run.
+    #[must_use]
+    pub fn new(kernel: Arc<K>, tasks: TaskTracker) -> Arc<Self> {
+        let (turns, running, in_flight) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { kernel, tasks, turns, running, in_flight })
+    }
+
+    /// Marks an id as worked on until the guard is dropped.
+    #[must_use]
+    pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight<K> {
+        *lock(&self.in_flight).entry(id).or_default() += 1;
+        InFlight { jobs: Arc::clone(self), id }
+    }
+
+    /// True while a create, build, delete or refill works on the id.
+    #[must_use]
+    pub fn is_in_flight(&self, id: EndpointId) -> bool {
+        lock(&self.in_flight).contains_key(&id)
+    }
+
+    /// Ids that a create, build, delete or refill works on: the audit does not judge them.
+    #[must_use]
+    pub fn in_flight(&self) -> BTreeSet<EndpointId> {
+        lock(&self.in_flight).keys().copied().collect()
+    }
+
     /// The calls that are under way, by endpoint id.
     #[must_use]
     pub fn running(&self) -> BTreeMap<EndpointId, Job> {
@@ -65,15 +97,13 @@ impl Jobs {
         };
         turn.lock_owned().await
     }
-}
 
-impl<K: Kernel> Node<K> {
     /// Runs a kernel call as the only one for an endpoint id, to its end, also when the returned future is dropped once
     /// the call has begun.
     ///
     /// # Errors
     /// The call's own.
-    pub async fn job<T, F>(
+    pub async fn run<T, F>(
         self: &Arc<Self>,
         id: EndpointId,
         step: &'static str,
@@ -83,15 +113,15 @@ impl<K: Kernel> Node<K> {
         T: Send + 'static,
         F: Future<Output = Result<T, KernelError>> + Send + 'static,
     {
-        let turn = self.jobs.turn(id).await;
+        let turn = self.turn(id).await;
         ended(self.begin(id, step, turn, call).await, id, step)
     }
 
-    /// [`Self::job`] for whoever waits no longer than a bound.
+    /// [`Self::run`] for whoever waits no longer than a bound.
     ///
     /// # Errors
     /// The call's own; that it did not end in time; that it was not begun, because another for that id still runs.
-    pub async fn bounded_job<T, F>(
+    pub async fn bounded<T, F>(
         self: &Arc<Self>,
         id: EndpointId,
         step: &'static str,
@@ -103,8 +133,8 @@ impl<K: Kernel> Node<K> {
         F: Future<Output = Result<T, KernelError>> + Send + 'static,
     {
         let until = Instant::now() + bound;
-        let Ok(turn) = timeout_at(until, self.jobs.turn(id)).await else {
-            let running = lock(&self.jobs.running).get(&id).copied();
+        let Ok(turn) = timeout_at(until, self.turn(id)).await else {
+            let running = lock(&self.running).get(&id).copied();
             let other = running.map_or("another step".to_owned(), |job| {
                 format!("{} of the same endpoint, which runs for {:?}", job.step, job.since.elapsed())
             });
@@ -114,6 +144,16 @@ impl<K: Kernel> Node<K> {
             Ok(result) => ended(result, id, step).map_err(|e| e.to_string()),
             Err(_) => Err(format!("no answer within {bound:?}")),
         }
+    }
+
+    /// Unpins programs under an id that no endpoint has.
+    ///
+    /// # Errors
+    /// As [`Self::bounded`].
+    pub async fn remove_programs(self: &Arc<Self>, id: EndpointId) -> Result<(), String> {
+        let (step, bound) = (UndoStep::RemovePrograms.name(), UndoStep::RemovePrograms.deadline_ms());
+        let call = move |kernel: Arc<K>| async move { kernel.remove_programs(id).await };
+        self.bounded(id, step, Duration::from_millis(bound), call).await.map(drop)
     }
 
     fn begin<T, F>(
@@ -128,8 +168,8 @@ impl<K: Kernel> Node<K> {
         F: Future<Output = Result<T, KernelError>> + Send + 'static,
     {
         let working = self.working_on(id);
-        let running = Running { node: Arc::clone(self), id };
-        lock(&self.jobs.running).insert(id, Job { step, since: Instant::now() });
+        let running = Running { jobs: Arc::clone(self), id };
+        lock(&self.running).insert(id, Job { step, since: Instant::now() });
         let call = call(Arc::clone(&self.kernel));
         let job = async move {
             // Dropped in reverse: the turn passes on when nothing tells of this call any more.
@@ -140,15 +180,33 @@ impl<K: Kernel> Node<K> {
     }
 }
 
-/// A call's entry among those that run; gone when the call ends, also by a panic.
-struct Running<K: Kernel> {
-    node: Arc<Node<K>>,
+/// See [`Jobs::working_on`].
+pub struct InFlight<K> {
+    jobs: Arc<Jobs<K>>,
     id: EndpointId,
 }
 
-impl<K: Kernel> Drop for Running<K> {
+impl<K> Drop for InFlight<K> {
     fn drop(&mut self) {
-        lock(&self.node.jobs.running).remove(&self.id);
+        let mut in_flight = lock(&self.jobs.in_flight);
+        if let Some(works) = in_flight.get_mut(&self.id) {
+            *works -= 1;
+            if *works == 0 {
+                in_flight.remove(&self.id);
+            }
+        }
+    }
+}
+
+/// A call's entry among those that run; gone when the call ends, also by a panic.
+struct Running<K> {
+    jobs: Arc<Jobs<K>>,
+    id: EndpointId,
+}
+
+impl<K> Drop for Running<K> {
+    fn drop(&mut self) {
+        lock(&self.jobs.running).remove(&self.id);
     }
 }
 

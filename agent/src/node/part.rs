@@ -5,17 +5,57 @@
 //! is stuck costs one thread however often it is asked for.
 
 use std::{
+    collections::BTreeMap,
     future::Future,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use tokio::{runtime::Handle, sync::Notify, time::timeout_at};
+use wharf_api::{AgentStatus, MetricRow};
 
 use crate::sync::lock;
 
 /// Looks that one question begins: one may panic, and a runtime that ends drops all.
 const LOOKS: u32 = 2;
+
+/// Writes what was seen of a part into a status.
+pub type Fill = Arc<dyn Fn(&mut AgentStatus) + Send + Sync>;
+
+/// What the parts said last.
+#[derive(Default)]
+pub struct Parts {
+    fills: Mutex<BTreeMap<&'static str, Arc<Part<Fill>>>>,
+    pub(crate) counters: Arc<Part<Result<Vec<MetricRow>, String>>>,
+    /// Where looks run: on the admin thread's runtime, so that they do not depend on the main one.
+    runtime: OnceLock<Handle>,
+    pub(crate) stale: AtomicU64,
+}
+
+impl Parts {
+    /// From now on looks run there. The first call counts.
+    pub fn look_on(&self, runtime: Handle) {
+        // A second admin thread would be a fault of ours; the first one's runtime stays good.
+        let _ = self.runtime.set(runtime);
+    }
+
+    /// Parts that did not answer when the status was last asked for.
+    #[must_use]
+    pub fn stale(&self) -> u64 {
+        self.stale.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn part(&self, name: &'static str) -> Arc<Part<Fill>> {
+        Arc::clone(lock(&self.fills).entry(name).or_default())
+    }
+
+    pub(crate) fn runtime(&self) -> Handle {
+        self.runtime.get().cloned().unwrap_or_else(Handle::current)
+    }
+}
 
 /// What is known of a part.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,46 +11,24 @@ use std::{
     sync::Arc,
 };
 
-use ipnet::IpNet;
 use wharf_core::{
     endpoint::parse_host_ifname,
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfName, NetworkName},
     kernel::{Kernel, KernelDump, LinkRef, LinkRow},
     store::{Change, Lease, LeaseOwner},
 };
-use wharf_handover::mark::Mark;
+use wharf_names::mark::Mark;
 
 use crate::{
+    addresses::resting,
     clock,
-    node::Node,
-    resting,
+    endpoint::remove::{self, Subject},
+    node::{Node, aside::Wanted, leftovers::Orphan},
     sync::lock,
-    unknown::{self, Wanted},
 };
 
 /// Owner of an address whose endpoint's record was lost, before the link's name.
 const PREFIX: &str = "lost-record:";
-
-/// An endpoint without a record.
-#[derive(Debug, Clone)]
-pub struct Orphan {
-    /// Its link.
-    pub link: LinkRef,
-    /// Whose it is, where the link's mark says it.
-    pub attachment: Option<Attachment>,
-    /// Its rows of the shared table.
-    pub rows: Vec<(IpAddr, Epoch)>,
-    /// Addresses that are leased under the name of its link.
-    pub held: Vec<IpAddr>,
-}
-
-impl Orphan {
-    /// One of its addresses is in none of these pools: the gateway that its container routes by went with the pool.
-    #[must_use]
-    pub fn lost_gateway(&self, pools: &[IpNet]) -> bool {
-        self.rows.iter().any(|(ip, _)| !pools.iter().any(|pool| pool.contains(ip)))
-    }
-}
 
 /// The link that a lost endpoint's address is held for.
 #[must_use]
@@ -163,19 +141,10 @@ pub fn ids<K: Kernel>(node: &Node<K>) -> BTreeSet<EndpointId> {
 /// What could not be removed and why; the next delete of the container tries again.
 pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
     let Some(orphan) = lock(&node.orphans).get(id).cloned() else { return Ok(Vec::new()) };
-    let _guard = node.working_on(id);
+    let _guard = node.jobs.working_on(id);
     let name = format!("{PREFIX}{}", orphan.link.host_ifname);
     let held = orphan.held.clone();
-    let call = move |kernel: Arc<K>| async move {
-        kernel.remove_attached(&orphan.link).await?;
-        for (ip, epoch) in &orphan.rows {
-            kernel.remove_endpoint_row(*ip, *epoch).await?;
-        }
-        kernel.remove_call_slot(u32::from(id.get())).await?;
-        kernel.remove_programs(id).await?;
-        kernel.remove_link(&orphan.link).await
-    };
-    node.bounded_job(id, unknown::STEP, unknown::BOUND, call).await?;
+    remove::all(node, &Subject::Remnant { id, links: vec![orphan.link], rows: orphan.rows }).await?;
     let leases: Vec<Lease> = {
         let ipam = lock(&node.ipam);
         let ours = |l: &&Lease| matches!(&l.owner, LeaseOwner::Caller { name: holder } if *holder == name);

@@ -15,7 +15,7 @@ use wharf_core::{
     store::{Change, Lease, LeaseOwner},
 };
 
-use crate::{clock, node::Node, pools, store::StoreError, sync::lock};
+use crate::{addresses::pools, clock, node::Node, store::StoreError, sync::lock};
 
 /// How often rested addresses are looked at.
 pub const TICK: Duration = Duration::from_secs(1);

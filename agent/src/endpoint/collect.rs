@@ -17,12 +17,9 @@ use wharf_core::{
 };
 
 use crate::{
-    endpoint::{Handle, delete},
-    health,
-    node::Node,
-    orphan, quarantine,
+    endpoint::{delete, orphan, quarantine, unfinished, unknown},
+    node::{Node, aside::Wanted, endpoint::Handle, health},
     sync::lock,
-    unfinished, unknown,
 };
 
 /// Deletes every endpoint of the network that is not listed, and what is left of others: endpoints whose records were
@@ -53,7 +50,7 @@ pub async fn collect<K: Kernel>(
     // What an endpoint stands for is not left over, whatever its state.
     left.retain(|a| is_stale(a) && node.registry.by_interface(&a.container_id, &a.ifname).is_none());
     for attachment in left {
-        unknown::remove_into(node, &unknown::Wanted::of(&attachment), &mut result).await;
+        unknown::remove_into(node, &Wanted::of(&attachment), &mut result).await;
     }
     result
 }

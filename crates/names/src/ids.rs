@@ -4,8 +4,13 @@ use std::{fmt, num::NonZeroU16, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Highest endpoint id; equals `wharf_common::MAX_ENDPOINT_ID` (checked by a test in `wharf-datapath`).
-pub const MAX_ENDPOINT_ID: u16 = 16_383;
+use crate::rules;
+
+/// Highest endpoint id; the lowest is 1.
+pub const MAX_ENDPOINT_ID: u16 = {
+    assert!(wharf_common::MAX_ENDPOINT_ID <= u16::MAX as u32);
+    wharf_common::MAX_ENDPOINT_ID as u16
+};
 
 /// Why a text is not a valid id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -145,57 +150,21 @@ macro_rules! text_id {
     };
 }
 
-fn check_name(s: &str) -> Result<(), &'static str> {
-    if s.is_empty() {
-        return Err("must not be empty");
-    }
-    if s.len() > 253 {
-        return Err("must be at most 253 bytes");
-    }
-    if !s.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-        return Err("must start with a letter or digit");
-    }
-    if !s.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-')) {
-        return Err("may hold only letters, digits, '_', '.' and '-'");
-    }
-    Ok(())
-}
-
-fn check_ifname(s: &str) -> Result<(), &'static str> {
-    if s.is_empty() {
-        return Err("must not be empty");
-    }
-    if s.len() > 15 {
-        return Err("must be at most 15 bytes (IFNAMSIZ less the terminator)");
-    }
-    if s == "." || s == ".." {
-        return Err("must not be '.' or '..'");
-    }
-    if s == "all" || s == "default" || s.contains('%') {
-        // The kernel's own names below net.ipv6.conf, and its mark for "any free number".
-        return Err("must not be 'all' or 'default', nor hold '%'");
-    }
-    if s.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
-        return Err("must not hold '/', ':', blanks or control characters");
-    }
-    Ok(())
-}
-
 text_id! {
     /// Container id as CNI defines it: alphanumeric first, then also `_ . -` (CNI spec, section 2, CNI_CONTAINERID).
-    ContainerId, "container id", check_name
+    ContainerId, "container id", rules::name
 }
 text_id! {
     /// Interface name inside the container (CNI spec, CNI_IFNAME; `dev_valid_name` in net/core/dev.c).
-    IfName, "interface name", check_ifname
+    IfName, "interface name", rules::ifname
 }
 text_id! {
     /// CNI network name: same alphabet as a container id.
-    NetworkName, "network name", check_name
+    NetworkName, "network name", rules::name
 }
 text_id! {
     /// Name of an IPAM pool.
-    PoolName, "pool name", check_name
+    PoolName, "pool name", rules::name
 }
 
 /// The CNI key of an attachment: unique among live endpoints.

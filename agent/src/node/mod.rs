@@ -1,4 +1,17 @@
-//! What the agent's tasks share.
+//! What the agent's tasks share: state, and the rules that keep each part of it whole. Nothing here acts by itself, and
+//! nothing here knows who uses it.
+
+pub mod aside;
+pub mod endpoint;
+pub mod health;
+pub mod jobs;
+pub mod leftovers;
+pub mod part;
+pub mod prepared;
+pub mod queue;
+pub mod registry;
+pub mod self_checks;
+pub mod timeline;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,19 +27,41 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wharf_core::{
     identity_allocator::IdentityAllocator,
-    ids::EndpointId,
     ipam::Ipam,
     kernel::{CounterRow, Kernel, NodeSpec},
     overlap::Overlap,
     store::Quarantined,
 };
+use wharf_datapath::LinuxKernel;
 
 use crate::{
-    aside::Aside, audit::Left, config::AgentConfig, controller::Controllers, deletions::Deletions, gate::Gate,
-    health::Health, jobs::Jobs, memory::Memory, metrics::Metrics, monitor::Monitor, orphan::Orphan, prepared::Prepared,
-    proxy::Redirects, pulse::Pulses, registry::Registry, selfcheck::SelfChecks, status::Parts, store::Store,
-    sync::lock, timeline::Timelines, unfinished::Unfinished,
+    config::AgentConfig,
+    controller::Controllers,
+    findings::Left,
+    gate::Gate,
+    memory::Memory,
+    metrics::Metrics,
+    monitor::Monitor,
+    node::{
+        aside::Aside,
+        health::Health,
+        jobs::Jobs,
+        leftovers::{Orphan, Unfinished},
+        part::Parts,
+        prepared::Prepared,
+        queue::Deletions,
+        registry::Registry,
+        self_checks::SelfChecks,
+        timeline::Timelines,
+    },
+    proxy::Redirects,
+    pulse::Pulses,
+    store::Store,
+    sync::lock,
 };
+
+/// Looks at the kernel that may be under way at once: those of askers who went away go on until the kernel answers.
+pub const LOOKS: usize = 4;
 
 /// Everything the tasks share; one for each agent.
 pub struct Node<K: Kernel> {
@@ -102,9 +137,7 @@ pub struct Node<K: Kernel> {
     /// Undos that failed, by the id that they keep taken: at most as many as there are ids.
     pub unfinished: Mutex<Aside<Unfinished>>,
     /// Kernel calls for endpoints.
-    pub jobs: Jobs,
-    /// Ids that something works on, and how many do: a delete may follow a build that has not ended.
-    in_flight: Mutex<BTreeMap<EndpointId, u32>>,
+    pub jobs: Arc<Jobs<K>>,
     /// Every endpoint's own check.
     pub self_checks: SelfChecks,
     /// Signs of life.
@@ -116,6 +149,9 @@ pub struct Node<K: Kernel> {
     /// When the agent started.
     pub started: Instant,
 }
+
+/// The node on a real kernel: what REST serves.
+pub type LinuxNode = Node<LinuxKernel>;
 
 /// Proxy completions, counted.
 #[derive(Debug, Default)]
@@ -131,18 +167,19 @@ impl<K: Kernel> Node<K> {
     #[must_use]
     pub fn new(config: AgentConfig, kernel: K, store: Store, ipam: Ipam, redirects: Arc<dyn Redirects>) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let (kernel, tasks) = (Arc::new(kernel), TaskTracker::new());
         Arc::new(Self {
             health: Health::new(&config),
             deletions: Deletions::new(&config.run_dir),
             orphans: Mutex::default(),
             quarantined: Mutex::default(),
-            looks: Arc::new(Semaphore::new(crate::explain::LOOKS)),
+            looks: Arc::new(Semaphore::new(LOOKS)),
             timelines: Timelines::default(),
             unfinished: Mutex::default(),
-            jobs: Jobs::default(),
+            jobs: Jobs::new(Arc::clone(&kernel), tasks.clone()),
             prepared: Prepared::new(config.prepared_programs),
             config,
-            kernel: Arc::new(kernel),
+            kernel,
             store,
             ipam: Mutex::new(ipam),
             overlaps: Mutex::default(),
@@ -157,7 +194,7 @@ impl<K: Kernel> Node<K> {
             gate: Arc::default(),
             creates: AtomicU64::new(0),
             audit_findings: Mutex::default(),
-            tasks: TaskTracker::new(),
+            tasks,
             endpoints: TaskTracker::new(),
             stop: CancellationToken::new(),
             halt: CancellationToken::new(),
@@ -168,7 +205,6 @@ impl<K: Kernel> Node<K> {
             refused_transitions: AtomicU64::new(0),
             completions: Completions::default(),
             past_counters: Mutex::default(),
-            in_flight: Mutex::default(),
             self_checks: SelfChecks::default(),
             pulses: Pulses::default(),
             memory: Memory::default(),
@@ -198,43 +234,6 @@ impl<K: Kernel> Node<K> {
             let total = past.entry((row.direction.clone(), row.reason.clone())).or_default();
             total.0 += row.packets;
             total.1 += row.bytes;
-        }
-    }
-
-    /// Marks an id as worked on until the guard is dropped.
-    #[must_use]
-    pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight<K> {
-        *lock(&self.in_flight).entry(id).or_default() += 1;
-        InFlight { node: Arc::clone(self), id }
-    }
-
-    /// True while a create, build, delete or refill works on the id.
-    #[must_use]
-    pub fn is_in_flight(&self, id: EndpointId) -> bool {
-        lock(&self.in_flight).contains_key(&id)
-    }
-
-    /// Ids that a create, build, delete or refill works on: the audit does not judge them.
-    #[must_use]
-    pub fn in_flight(&self) -> BTreeSet<EndpointId> {
-        lock(&self.in_flight).keys().copied().collect()
-    }
-}
-
-/// See [`Node::working_on`].
-pub struct InFlight<K: Kernel> {
-    node: Arc<Node<K>>,
-    id: EndpointId,
-}
-
-impl<K: Kernel> Drop for InFlight<K> {
-    fn drop(&mut self) {
-        let mut in_flight = lock(&self.node.in_flight);
-        if let Some(works) = in_flight.get_mut(&self.id) {
-            *works -= 1;
-            if *works == 0 {
-                in_flight.remove(&self.id);
-            }
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use anyhow::Context;
 use ipnet::IpNet;
+use wharf_api::{IpFamily, PoolView};
 use wharf_core::{
     finding::NodeProblem,
     ipam::Leased,
@@ -92,4 +93,21 @@ pub fn told<K: Kernel>(node: &Node<K>) -> Option<String> {
         [one] => Some(one.to_string()),
         [first, rest @ ..] => Some(format!("{first}; and {} more (`wharf audit`)", rest.len())),
     }
+}
+
+/// Pools with their fill.
+#[must_use]
+pub fn fill<K: Kernel>(node: &Node<K>) -> Vec<PoolView> {
+    let usage = lock(&node.ipam).usage();
+    usage
+        .into_iter()
+        .map(|u| PoolView {
+            name: u.pool.to_string(),
+            family: if u.v6 { IpFamily::Ipv6 } else { IpFamily::Ipv4 },
+            cidrs: u.cidrs.iter().map(ToString::to_string).collect(),
+            used: u.used,
+            resting: u.resting,
+            total: u.total,
+        })
+        .collect()
 }

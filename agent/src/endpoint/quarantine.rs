@@ -5,20 +5,22 @@
 //! container is deleted, or by `wharf audit --repair`. One that cannot be read is treated so from the first start on; until
 //! the third its row stays where it is, for an agent that may be able to read it.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
+use tokio::time::timeout;
 use wharf_core::{
     endpoint::{EndpointRecord, parse_host_ifname},
     ids::{Attachment, EndpointId, Epoch, IfName},
     kernel::{Kernel, LinkRef},
+    plan::DeleteStep,
     store::{Change, Lease, LeaseOwner, Quarantined},
 };
 
 use crate::{
-    node::Node,
-    resting,
+    addresses::resting,
+    endpoint::remove::{self, Subject},
+    node::{Node, aside::Wanted},
     sync::lock,
-    unknown::{self, Wanted},
 };
 
 /// Starts at which a record may fail before it is taken out of service.
@@ -74,20 +76,13 @@ pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
 /// What could not be removed and why; the record stays out of service then.
 pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
     let Some(quarantined) = lock(&node.quarantined).get(id).cloned() else { return Ok(Vec::new()) };
-    let _guard = node.working_on(id);
+    let _guard = node.jobs.working_on(id);
     let addresses = quarantined.addresses.clone();
-    let call = move |kernel: Arc<K>| async move {
-        match record_of(&quarantined) {
-            Some(record) => {
-                kernel.remove_attached(&LinkRef::of(&record)).await?;
-                kernel.remove_reachable(&record).await?;
-                kernel.remove_programs(id).await?;
-                kernel.remove_link(&LinkRef::of(&record)).await
-            }
-            None => remove_by_id(kernel.as_ref(), id).await,
-        }
+    let subject = match record_of(&quarantined) {
+        Some(record) => Subject::of(&record),
+        None => remnant(node, id).await?,
     };
-    node.bounded_job(id, unknown::STEP, unknown::BOUND, call).await?;
+    remove::all(node, &subject).await?;
     let leases: Vec<Lease> = {
         let ipam = lock(&node.ipam);
         let ours = |l: &&Lease| matches!(l.owner, LeaseOwner::Attachment { .. });
@@ -100,25 +95,18 @@ pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<V
 }
 
 /// The record cannot be read, but everything of an endpoint carries its id.
-async fn remove_by_id<K: Kernel>(kernel: &K, id: EndpointId) -> Result<(), wharf_core::kernel::KernelError> {
-    let dump = kernel.dump().await?;
+async fn remnant<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Subject, String> {
+    let bound = Duration::from_millis(DeleteStep::Detach.deadline_ms());
+    let dump = timeout(bound, node.kernel.dump())
+        .await
+        .map_err(|_| format!("dump kernel state: no answer within {bound:?}"))?;
+    let dump = dump.map_err(|e| e.to_string())?;
     let of_id = |name: &str| parse_host_ifname(name).filter(|(of, _)| *of == id);
     let links = dump.links.iter().filter_map(|l| {
         let (_, low) = of_id(&l.name)?;
         let host_ifname = IfName::parse(&l.name).ok()?;
         Some(LinkRef { id, epoch: Epoch(u64::from(low)), host_ifname, host_ifindex: Some(l.ifindex), container: None })
     });
-    let links: Vec<LinkRef> = links.collect();
-    for link in &links {
-        kernel.remove_attached(link).await?;
-    }
-    for row in dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get())) {
-        kernel.remove_endpoint_row(row.address, row.epoch).await?;
-    }
-    kernel.remove_call_slot(u32::from(id.get())).await?;
-    kernel.remove_programs(id).await?;
-    for link in &links {
-        kernel.remove_link(link).await?;
-    }
-    Ok(())
+    let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
+    Ok(Subject::Remnant { id, links: links.collect(), rows: rows.map(|r| (r.address, r.epoch)).collect() })
 }

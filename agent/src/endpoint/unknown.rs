@@ -4,54 +4,21 @@
 //! container's name all the same: an endpoint whose record was lost, a record that was taken out of service, leases
 //! whose endpoint is gone. The delete that comes for it is the moment to let it go, because no other will come.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc};
 
 use wharf_api::{DeleteResult, StepError};
 use wharf_core::{
-    ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName},
+    ids::EndpointId,
     kernel::Kernel,
-    plan::DeleteStep,
     store::{Lease, LeaseOwner},
 };
 
-use crate::{node::Node, orphan, quarantine, resting, sync::lock, unfinished};
-
-/// What the removal of leftovers is called among the steps of an endpoint.
-pub const STEP: &str = "remove-leftovers";
-/// How long it may take: what the kernel's part of a delete may.
-pub const BOUND: Duration = Duration::from_millis(
-    DeleteStep::Detach.deadline_ms()
-        + DeleteStep::RemoveReachable.deadline_ms()
-        + DeleteStep::Unpin.deadline_ms()
-        + DeleteStep::RemoveLink.deadline_ms(),
-);
-
-/// Whose leftovers are meant.
-#[derive(Debug, Clone)]
-pub struct Wanted {
-    /// Any network when absent.
-    pub network: Option<NetworkName>,
-    /// Container.
-    pub container_id: ContainerId,
-    /// Any interface when absent.
-    pub ifname: Option<IfName>,
-}
-
-impl Wanted {
-    /// One attachment.
-    #[must_use]
-    pub fn of(a: &Attachment) -> Self {
-        Self { network: Some(a.network.clone()), container_id: a.container_id.clone(), ifname: Some(a.ifname.clone()) }
-    }
-
-    /// Is this attachment meant?
-    #[must_use]
-    pub fn fits(&self, a: &Attachment) -> bool {
-        self.container_id == a.container_id
-            && self.network.as_ref().is_none_or(|n| *n == a.network)
-            && self.ifname.as_ref().is_none_or(|i| *i == a.ifname)
-    }
-}
+use crate::{
+    addresses::resting,
+    endpoint::{orphan, quarantine, unfinished},
+    node::{Node, aside::Wanted},
+    sync::lock,
+};
 
 /// Removes what is left under the name. Nothing found is a success with nothing in it.
 pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted) -> DeleteResult {
@@ -97,7 +64,9 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
             result.deleted.push(id.get());
             result.leases_released.extend(addresses);
         }
-        Err(message) => result.errors.push(StepError { step: STEP.into(), endpoint: id.to_string(), message }),
+        Err(message) => {
+            result.errors.push(StepError { step: "remove-leftovers".into(), endpoint: id.to_string(), message })
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What happened to each endpoint, durable, for `wharf explain`.
 //!
-//! Entries are noted in the endpoint's own picture ([`crate::endpoint::view::Shared`]). The create's are written by the
+//! Entries are noted in the endpoint's own picture ([`crate::node::endpoint::Shared`]). The create's are written by the
 //! transaction that commits the endpoint, the delete's by the one that removes its record, those of a failed create by the
 //! one that closes its intent: none of these commits once more, or waits, for the timeline. What is noted between goes
 //! with a slow batch ([`write()`]), which also forgets what is old. An agent that is killed loses what the last batch
@@ -17,12 +17,20 @@ use std::{
 
 use wharf_core::{
     ids::{Attachment, EndpointId, Epoch},
-    kernel::Kernel,
     store::{Change, Snapshot},
-    timeline::{End, Ended, Entries, Entry, Life, MAX_PAST, Operation, Outcome, Past, PastLife, Who},
+    timeline::{End, Ended, Entries, Life, MAX_PAST, Operation, Outcome, Past, PastLife, Who},
 };
 
-use crate::{clock, endpoint::view::Shared, node::Node, sync::lock};
+use crate::{
+    clock,
+    metrics::Metrics,
+    node::{
+        endpoint::{Shared, entry},
+        registry::Registry,
+    },
+    store::Store,
+    sync::lock,
+};
 
 /// How often what was noted meanwhile is written.
 pub const INTERVAL: Duration = Duration::from_secs(5);
@@ -110,30 +118,17 @@ impl Timelines {
 }
 
 /// Notes that a phase ended: in the metrics, and in the endpoint's timeline.
-pub fn phase<K: Kernel>(
-    node: &Node<K>,
+pub fn phase(
+    metrics: &Metrics,
     shared: &Shared,
     operation: Operation,
     phase: &'static str,
     took: Duration,
     failed: Option<&str>,
 ) {
-    node.metrics.phase(operation.name(), phase, took);
+    metrics.phase(operation.name(), phase, took);
     let outcome = if failed.is_some() { Outcome::Failed } else { Outcome::Ok };
     shared.note(operation, phase, Some(took), outcome, failed.unwrap_or_default());
-}
-
-/// An entry of now.
-#[must_use]
-pub fn entry(operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) -> Entry {
-    Entry {
-        at_unix_ms: clock::unix_ms(),
-        operation,
-        phase: phase.to_owned(),
-        took_us: took.map(|t| u64::try_from(t.as_micros()).unwrap_or(u64::MAX)),
-        outcome,
-        text: text.to_owned(),
-    }
 }
 
 /// The life of an endpoint whose delete took all of it away: the change that makes it durable belongs into the transaction
@@ -178,8 +173,8 @@ pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Lif
 }
 
 /// Reads the timeline at a start, before the endpoints are brought back. Without it the agent serves as well.
-pub async fn load<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) {
-    let (lives, unreadable) = match node.store.lives().await {
+pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
+    let (lives, unreadable) = match store.lives().await {
         Ok(found) => found,
         Err(error) => {
             tracing::warn!("read the timeline: {error}; `wharf explain` knows nothing of before this start");
@@ -194,40 +189,46 @@ pub async fn load<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) {
     for mut life in lives {
         let key = (life.who.id, life.who.epoch);
         if life.ended.is_some() {
-            node.timelines.ended(&life);
+            timelines.ended(&life);
         } else if living.contains(&key) {
-            lock(&node.timelines.inner).loaded.insert(key, life.entries);
+            lock(&timelines.inner).loaded.insert(key, life.entries);
         } else if !quarantined.contains(&key.0) {
             let text = "its record was gone when the agent started; whoever removed it did not note how";
             life.entries.push(entry(Operation::Restore, "gone", None, Outcome::Warning, text));
             life.ended = Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Unnoted });
             life.trim();
-            node.timelines.later(life);
+            timelines.later(life);
         }
     }
 }
 
 /// Writes what was noted since the last time and forgets what is old, in one transaction; in none when there is nothing to
-/// do. `now_ms`: milliseconds since the Unix epoch.
+/// do. `now_ms`: milliseconds since the Unix epoch; what ended longer ago than `keep` is old.
 ///
 /// # Errors
 /// When the store refuses; what was to be written is tried again.
-pub async fn write<K: Kernel>(node: &Node<K>, now_ms: u64) -> Result<(), String> {
-    if node.store.take_timeline_lost() {
-        node.registry.list().iter().for_each(|handle| handle.shared.set_unwritten());
+pub async fn write(
+    timelines: &Timelines,
+    store: &Store,
+    registry: &Registry,
+    now_ms: u64,
+    keep: Duration,
+) -> Result<(), String> {
+    if store.take_timeline_lost() {
+        registry.list().iter().for_each(|handle| handle.shared.set_unwritten());
     }
-    node.store.take_untold().into_iter().for_each(|life| node.timelines.later(life));
-    let keep_ms = u64::try_from(node.config.timeline_keep.as_millis()).unwrap_or(u64::MAX);
+    store.take_untold().into_iter().for_each(|life| timelines.later(life));
+    let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
     let (later, old) = {
         // They stay where an explanation finds them until the store has them.
-        let inner = lock(&node.timelines.inner);
+        let inner = lock(&timelines.inner);
         let later: Vec<Life> = inner.later.iter().take(BATCH).cloned().collect();
         (later, inner.past.outdated(now_ms, keep_ms, MAX_PAST, BATCH))
     };
     let written: BTreeSet<_> = later.iter().map(|life| (life.who.id, life.who.epoch)).collect();
     let mut changes: Vec<Change> = later.into_iter().map(|life| Change::PutLife(Box::new(life))).collect();
     let mut noted = Vec::new();
-    for handle in node.registry.list() {
+    for handle in registry.list() {
         if changes.len() >= BATCH {
             break;
         }
@@ -237,9 +238,9 @@ pub async fn write<K: Kernel>(node: &Node<K>, now_ms: u64) -> Result<(), String>
         }
     }
     changes.extend(old.iter().map(|(id, epoch)| Change::RemoveLife(*id, *epoch)));
-    match node.store.commit(changes).await {
+    match store.commit(changes).await {
         Ok(()) => {
-            let mut inner = lock(&node.timelines.inner);
+            let mut inner = lock(&timelines.inner);
             inner.past.forget(&old);
             inner.later.retain(|life| !written.contains(&(life.who.id, life.who.epoch)));
             Ok(())

@@ -1,0 +1,177 @@
+//! The removal of an endpoint from the kernel and the proxy, in the order of [`DeleteStep::REMOVAL`]: the one executor of
+//! a delete, of the undo of a create, and of endpoints whose record is lost or cannot be read.
+
+use std::{
+    net::IpAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::time::timeout;
+use wharf_core::{
+    endpoint::EndpointRecord,
+    ids::{EndpointId, Epoch},
+    kernel::{Kernel, LinkRef},
+    plan::DeleteStep,
+};
+
+use crate::node::{Completions, Node};
+
+/// What is known of an endpoint that is removed.
+#[derive(Debug, Clone)]
+pub enum Subject {
+    /// All: it has a record.
+    Recorded(Box<EndpointRecord>),
+    /// What the kernel shows under its id.
+    Remnant {
+        /// Id.
+        id: EndpointId,
+        /// Its links: one, unless somebody copied a mark.
+        links: Vec<LinkRef>,
+        /// Its rows of the shared table.
+        rows: Vec<(IpAddr, Epoch)>,
+    },
+}
+
+impl Subject {
+    /// What a record says.
+    #[must_use]
+    pub fn of(record: &EndpointRecord) -> Self {
+        Self::Recorded(Box::new(record.clone()))
+    }
+
+    fn id(&self) -> EndpointId {
+        match self {
+            Self::Recorded(record) => record.id,
+            Self::Remnant { id, .. } => *id,
+        }
+    }
+
+    fn links(&self) -> Vec<LinkRef> {
+        match self {
+            Self::Recorded(record) => vec![LinkRef::of(record)],
+            Self::Remnant { links, .. } => links.clone(),
+        }
+    }
+
+    /// The epochs under which the proxy may know it.
+    fn epochs(&self) -> Vec<Epoch> {
+        match self {
+            Self::Recorded(record) => vec![record.epoch],
+            Self::Remnant { links, rows, .. } => {
+                let mut epochs: Vec<_> = links.iter().map(|l| l.epoch).chain(rows.iter().map(|(_, e)| *e)).collect();
+                epochs.sort_unstable();
+                epochs.dedup();
+                epochs
+            }
+        }
+    }
+}
+
+/// Runs all steps. A step that fails is recorded, and the next one runs.
+///
+/// # Errors
+/// The steps that failed and whose effects would let the endpoint go on; others are logged.
+pub async fn all<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), String> {
+    let mut left = Vec::new();
+    for step in DeleteStep::REMOVAL {
+        let Err(why) = self::step(node, subject, step).await else { continue };
+        if step.must_succeed() {
+            left.push(format!("{step}: {why}"));
+        } else {
+            tracing::warn!(endpoint = subject.id().get(), step = step.name(), "remove an endpoint: {why}");
+        }
+    }
+    if left.is_empty() { Ok(()) } else { Err(left.join("; ")) }
+}
+
+/// Runs one step, within its bound. Steps that are no part of a removal do nothing.
+///
+/// # Errors
+/// Why it failed, or that it did not end in time.
+pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: DeleteStep) -> Result<(), String> {
+    let (id, name, links) = (subject.id(), step.name(), subject.links());
+    let bound = match step {
+        DeleteStep::AwaitProxy => node.config.proxy_timeout,
+        _ => Duration::from_millis(step.deadline_ms()),
+    };
+    match step {
+        DeleteStep::WriteIntent
+        | DeleteStep::RefuseWork
+        | DeleteStep::ReleaseIdentity
+        | DeleteStep::ReleaseIps
+        | DeleteStep::RemoveRecord => Ok(()),
+        DeleteStep::Detach => {
+            let call = move |k: Arc<K>| async move {
+                for link in &links {
+                    k.remove_attached(link).await?;
+                }
+                Ok(())
+            };
+            node.jobs.bounded(id, name, bound, call).await
+        }
+        DeleteStep::RemoveReachable => {
+            let subject = subject.clone();
+            let call = move |k: Arc<K>| async move {
+                match &subject {
+                    Subject::Recorded(record) => k.remove_reachable(record).await,
+                    Subject::Remnant { rows, .. } => {
+                        for (ip, epoch) in rows {
+                            k.remove_endpoint_row(*ip, *epoch).await?;
+                        }
+                        k.remove_call_slot(u32::from(id.get())).await
+                    }
+                }
+            };
+            node.jobs.bounded(id, name, bound, call).await
+        }
+        DeleteStep::AwaitProxy => timeout(bound, await_proxy(node, subject))
+            .await
+            .unwrap_or_else(|_| Err(format!("no answer within {bound:?}"))),
+        DeleteStep::Unpin => {
+            let unpin = move |k: Arc<K>| async move { k.remove_programs(id).await };
+            let counters = node.jobs.bounded(id, name, bound, unpin).await?;
+            node.keep_counters(&counters);
+            Ok(())
+        }
+        DeleteStep::RemoveLink => {
+            let call = move |k: Arc<K>| async move {
+                for link in &links {
+                    k.remove_link(link).await?;
+                }
+                Ok(())
+            };
+            node.jobs.bounded(id, name, bound, call).await
+        }
+    }
+}
+
+/// Waits for every completion, of all redirects at once; the step's deadline bounds it. A completion that is never given
+/// is counted and passed.
+async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), String> {
+    struct Pending<'a> {
+        counters: &'a Completions,
+        answered: bool,
+    }
+    impl Drop for Pending<'_> {
+        fn drop(&mut self) {
+            self.counters.pending.fetch_sub(1, Ordering::Relaxed);
+            if !self.answered {
+                self.counters.timed_out.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    let of = |epoch| node.redirects.remove_redirects(subject.id(), epoch);
+    let waits = subject.epochs().into_iter().flat_map(of).map(|(redirect, completion)| {
+        node.completions.pending.fetch_add(1, Ordering::Relaxed);
+        let pending = Pending { counters: &node.completions, answered: false };
+        async move {
+            let mut pending = pending; // all of it moves in, not only the field that is set below
+            let result = completion.await;
+            pending.answered = true;
+            result.err().map(|why| format!("redirect {redirect}: {why}"))
+        }
+    });
+    let failed: Vec<String> = futures::future::join_all(waits).await.into_iter().flatten().collect();
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+}

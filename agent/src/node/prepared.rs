@@ -1,0 +1,82 @@
+//! Program sets verified ahead of need: those that are ready.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Mutex,
+};
+
+use tokio::sync::Notify;
+use wharf_core::ids::{EndpointId, MacAddr};
+
+use crate::sync::lock;
+
+/// A loaded and pinned program set that no endpoint has yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramSet {
+    /// The id it is pinned under, taken in the registry.
+    pub id: EndpointId,
+    /// Constant of its programs.
+    pub container_mac: MacAddr,
+    /// Constant of its programs.
+    pub host_mac: MacAddr,
+}
+
+/// The sets that are ready. At most `target`, by the controller's own bound.
+pub struct Prepared {
+    ready: Mutex<VecDeque<ProgramSet>>,
+    taken: Notify,
+    target: usize,
+}
+
+impl Prepared {
+    /// None ready yet.
+    #[must_use]
+    pub fn new(target: usize) -> Self {
+        Self { ready: Mutex::default(), taken: Notify::new(), target }
+    }
+
+    /// Takes one, if any is ready.
+    pub fn take(&self) -> Option<ProgramSet> {
+        let set = lock(&self.ready).pop_front();
+        self.taken.notify_one();
+        set
+    }
+
+    /// Gives one back that was not used.
+    pub fn give_back(&self, set: ProgramSet) {
+        lock(&self.ready).push_front(set);
+    }
+
+    /// Adds one that was loaded.
+    pub fn add(&self, set: ProgramSet) {
+        lock(&self.ready).push_back(set);
+    }
+
+    /// Ids of those that are ready.
+    #[must_use]
+    pub fn ids(&self) -> BTreeSet<EndpointId> {
+        lock(&self.ready).iter().map(|s| s.id).collect()
+    }
+
+    /// How many are ready, and how many are wanted.
+    #[must_use]
+    pub fn fill(&self) -> (usize, usize) {
+        (lock(&self.ready).len(), self.target)
+    }
+
+    /// Waits until one was taken.
+    pub async fn taken(&self) {
+        self.taken.notified().await;
+    }
+}
+
+/// A random pair of locally administered unicast addresses (IEEE 802: bit 1 of the first octet set, bit 0 clear).
+#[must_use]
+pub fn random_macs() -> (MacAddr, MacAddr) {
+    let one = || {
+        let mut mac: [u8; 6] = rand::random();
+        mac[0] = (mac[0] | 0x02) & 0xfe;
+        MacAddr(mac)
+    };
+    (one(), one())
+}

@@ -1,0 +1,15 @@
+//! Why the store refused.
+
+use std::path::PathBuf;
+
+/// Why the store refused.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("store {operation} {}: {cause}", path.display())]
+pub struct StoreError {
+    /// `open`, `commit`, `read`.
+    pub operation: &'static str,
+    /// The file.
+    pub path: PathBuf,
+    /// Cause, with what to do where that is known.
+    pub cause: String,
+}
