@@ -10,7 +10,8 @@ use std::{
 
 /// The modules below the crate's root that a file names: in paths and in `use crate::{...}`.
 fn named(source: &str) -> BTreeSet<String> {
-    let code: String = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let code: String =
+        source.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
     let word = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
     let mut found = BTreeSet::new();
     for (at, _) in code.match_indices("crate::") {
