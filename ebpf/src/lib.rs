@@ -1,5 +1,24 @@
-//! What every object of Wharf's BPF programs shares: the panic handler that the language asks for.
+//! What every object of Wharf's BPF programs is made of. Arrows lead down:
+//!
+//! | module | content |
+//! |---|---|
+//! | [`verdict`] | a program's decision, and the one place where it is recorded |
+//! | [`event`], [`metrics`], [`test_packet`] | what is recorded: events, counters; nothing of a test packet |
+//! | [`config`] | whose programs these are: constants, and the row that user space may change |
+//! | [`maps`] | the maps |
+//! | [`parse`] | packet headers |
 #![no_std]
+// For `atomic_xadd`: the one atomic addition that every kernel's BPF has, which `core::sync::atomic` does not give here.
+#![feature(core_intrinsics)]
+#![allow(internal_features)]
+
+pub mod config;
+pub mod event;
+pub mod maps;
+pub mod metrics;
+pub mod parse;
+pub mod test_packet;
+pub mod verdict;
 
 /// Never reached: the programs have no panicking path, and the verifier would refuse this loop if one led here.
 #[cfg(target_arch = "bpf")]

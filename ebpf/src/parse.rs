@@ -10,8 +10,6 @@ use core::ptr;
 use aya_ebpf::programs::TcContext;
 use wharf_common::DropReason;
 
-use crate::{config, neighbour::MessageWithOption};
-
 /// Bytes of the Ethernet header.
 pub const ETHERNET_BYTES: usize = size_of::<Ethernet>();
 
@@ -204,13 +202,13 @@ impl<T> Framed<T> {
         unsafe { (*self.ethernet).destination }
     }
 
-    /// Readdresses the frame: from the host side of the veth to the container.
+    /// Readdresses the frame.
     #[inline(always)]
-    pub fn address_to_container(self) {
+    pub fn address(self, destination: Mac, source: Mac) {
         // SAFETY: bounds checked when made.
         unsafe {
-            (*self.ethernet).destination = config::container_mac();
-            (*self.ethernet).source = config::host_mac();
+            (*self.ethernet).destination = destination;
+            (*self.ethernet).source = source;
         }
     }
 }
@@ -230,8 +228,8 @@ fn bounds(ctx: &TcContext) -> (usize, usize) {
     }
 }
 
-/// Bytes of the longest headers that are read in place.
-pub const HEADERS_BYTES: usize = ETHERNET_BYTES + size_of::<MessageWithOption>();
+/// Bytes of the longest headers that are read in place: Ethernet, IPv6, and a neighbour message with one option (RFC 4861).
+pub const HEADERS_BYTES: usize = ETHERNET_BYTES + 72;
 
 /// Brings the headers together in the packet's first piece, where they nearly always are: a sender may lay a packet out
 /// as it likes. Once, before anything is read, so that nothing read moves later.

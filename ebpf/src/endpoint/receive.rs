@@ -3,8 +3,8 @@
 use aya_ebpf::programs::TcContext;
 use wharf_common::DropReason;
 
-use crate::{
-    config::Config,
+use wharf_ebpf::{
+    config::{self, Config},
     parse::{self, EtherType, Framed, Ipv4, Ipv6},
 };
 
@@ -25,7 +25,7 @@ pub fn accept(ctx: &TcContext, config: Config) -> Result<(), DropReason> {
             if !config.owns4(destination) {
                 return Err(refusal(parse::is_group4(destination)));
             }
-            packet.address_to_container();
+            packet.address(config::container_mac(), config::host_mac());
         }
         EtherType::Ipv6 => {
             let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
@@ -33,7 +33,7 @@ pub fn accept(ctx: &TcContext, config: Config) -> Result<(), DropReason> {
             if !config.owns6(destination) {
                 return Err(refusal(destination.is_multicast()));
             }
-            packet.address_to_container();
+            packet.address(config::container_mac(), config::host_mac());
         }
         // The node knows the container's MAC without asking; nobody asks the container.
         EtherType::Arp => return Err(DropReason::NeighbourUnknown),

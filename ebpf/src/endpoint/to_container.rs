@@ -5,11 +5,12 @@
 use aya_ebpf::programs::TcContext;
 use wharf_common::{Direction, DropReason};
 
-use crate::{
+use wharf_ebpf::{
     config::Config,
-    receive,
     verdict::{self, Decision, Forward},
 };
+
+use crate::receive;
 
 /// Runs the program.
 #[inline(always)]

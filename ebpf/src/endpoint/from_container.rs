@@ -8,12 +8,13 @@
 use aya_ebpf::programs::TcContext;
 use wharf_common::{Direction, DropReason};
 
-use crate::{
+use wharf_ebpf::{
     config::{self, Config},
-    forward, neighbour,
     parse::{self, EtherType, Framed, Ipv4, Ipv6},
     verdict::{self, Decision},
 };
+
+use crate::{forward, neighbour};
 
 /// Runs the program.
 #[inline(always)]

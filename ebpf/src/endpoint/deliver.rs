@@ -7,11 +7,12 @@
 use aya_ebpf::{helpers::bpf_redirect_peer, programs::TcContext};
 use wharf_common::{Direction, DropReason};
 
-use crate::{
+use wharf_ebpf::{
     config::Config,
-    receive,
     verdict::{self, Decision, Forward},
 };
+
+use crate::receive;
 
 /// Runs the program.
 #[inline(always)]

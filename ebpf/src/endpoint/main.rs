@@ -6,31 +6,20 @@
 //! | [`to_container`] | clsact (or tcx) egress, host side of the veth | what the node's stack sends to the container |
 //! | [`deliver`] | tail call from the **sender's** `from_container` | what another local endpoint sends to the container |
 //!
-//! Every program runs the same way: gate, parse, decide, then [`verdict::conclude`] records the one verdict. The
+//! Every program runs the same way: gate, parse, decide, then [`wharf_ebpf::verdict::conclude`] records the one verdict. The
 //! kernel itself drops, uncounted, only when it cannot unshare a packet's head for lack of memory, which happens before a
 //! program that writes to packets begins.
 #![no_std]
 #![no_main]
-// For `atomic_xadd`: the one atomic addition that every kernel's BPF has, which `core::sync::atomic` does not give here.
-#![feature(core_intrinsics)]
-#![allow(internal_features)]
 
-mod config;
 mod deliver;
-mod event;
 mod forward;
 mod from_container;
-mod maps;
-mod metrics;
 mod neighbour;
-mod parse;
 mod receive;
-mod test_packet;
 mod to_container;
-mod verdict;
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
-use wharf_ebpf as _;
 
 /// What the container sends.
 #[classifier]

@@ -14,12 +14,13 @@ use aya_ebpf::{
 };
 use wharf_common::DropReason;
 
-use crate::{
+use wharf_ebpf::{
     config::{self, Config},
-    deliver::redirect_peer,
-    parse::{ETHERNET_BYTES, Framed, ICMPV6, Ipv6, Ipv6Address, Mac},
+    parse::{ETHERNET_BYTES, Framed, HEADERS_BYTES, ICMPV6, Ipv6, Ipv6Address, Mac},
     verdict::{Decision, Forward},
 };
+
+use crate::deliver::redirect_peer;
 
 /// ARP for IPv4 over Ethernet (RFC 826). Integers in network byte order; addresses in words, being two bytes off.
 #[repr(C)]
@@ -70,7 +71,7 @@ const _: () = {
     assert!(size_of::<Arp>() == 28);
     assert!(size_of::<IcmpHead>() == 48);
     assert!(size_of::<Message>() == 64);
-    assert!(size_of::<MessageWithOption>() == 72);
+    assert!(ETHERNET_BYTES + size_of::<MessageWithOption>() == HEADERS_BYTES);
 };
 
 /// `linux/if_packet.h`: to this host.
@@ -118,7 +119,7 @@ pub fn arp(ctx: &TcContext, config: Config) -> Decision {
     arp.operation = ARP_REPLY.to_be();
     arp.sender_mac = config::host_mac();
     arp.target_mac = config::container_mac();
-    packet.address_to_container();
+    packet.address(config::container_mac(), config::host_mac());
     answer(ctx, config)
 }
 
@@ -246,7 +247,7 @@ fn advertise(ctx: &TcContext, asker: Ipv6Address, target: Ipv6Address) -> Result
     answer.option = TARGET_LINK_LAYER;
     answer.option_words = 1;
     answer.mac = mac;
-    packet.address_to_container();
+    packet.address(config::container_mac(), config::host_mac());
     Ok(())
 }
 

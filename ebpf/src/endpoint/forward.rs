@@ -11,7 +11,7 @@
 use aya_ebpf::programs::TcContext;
 use wharf_common::{Direction, DropReason, EndpointKey, EventKind};
 
-use crate::{
+use wharf_ebpf::{
     config::Config,
     maps::{CALLS, ENDPOINTS},
     parse::{Framed, Ipv4, Ipv6, Ipv6Address},
