@@ -24,7 +24,7 @@ use crate::{
     addresses::{pools, resting},
     clock,
     endpoint::{
-        deletions, look, orphan, quarantine,
+        deletions, look, orphan, out_of_service,
         refusal::{error, kernel_error},
         unfinished,
     },
@@ -448,7 +448,7 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
         },
         Repair::ForgetRest(ip) => node.store.commit(vec![Change::RemoveRest(*ip)]).await.map_err(|e| e.to_string()),
         Repair::RemoveQueueFile(name) => node.deletions.discard(name).await,
-        Repair::ReleaseQuarantined(id) => quarantine::release(node, *id).await.map(drop),
+        Repair::ReleaseOutOfService(id) => out_of_service::release(node, *id).await.map(drop),
         Repair::CloseIntent(id, epoch) => {
             // The undo that left it gives the addresses and the id back too.
             unfinished::finish(node, *id).await?;

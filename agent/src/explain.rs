@@ -59,7 +59,7 @@ pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Expla
     let subject = subject::parse(text)?;
     let mut found = subject::find(node, &subject);
     let records = deletion_records(node).await;
-    let mut answer = match (found.living.len(), found.orphans.len() + found.quarantined.len()) {
+    let mut answer = match (found.living.len(), found.orphans.len() + found.out_of_service.len()) {
         (1, _) => living(node, &found.living[0], &records).await,
         (0, 1) => past::out_of_service(node, &found).await,
         (0, 0) => match last_of_one(&found.past) {
@@ -419,7 +419,7 @@ fn several(text: &str, found: &Found) -> Explanation {
     for orphan in &found.orphans {
         add(orphan.link.host_ifname.to_string(), format!("link without a record, of endpoint {}", orphan.link.id));
     }
-    for (q, attachment) in &found.quarantined {
+    for (q, attachment) in &found.out_of_service {
         let whose = attachment.as_ref().map_or_else(String::new, |a| format!(", {a}"));
         add(q.id.to_string(), format!("record out of service, of endpoint {}{whose}", q.id));
     }

@@ -35,7 +35,7 @@ impl Reconcile {
     /// When the kernel or the store cannot be read.
     pub async fn run<K: Kernel>(&mut self, node: &Arc<Node<K>>) -> Result<(), String> {
         let mut kept: BTreeSet<EndpointId> = orphan::ids(node);
-        kept.extend(lock(&node.quarantined).ids());
+        kept.extend(lock(&node.out_of_service).ids());
         let guards: Vec<_> = kept.into_iter().map(|id| node.jobs.working_on(id)).collect();
         let outcome = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await.map_err(|e| e.message)?;
         drop(guards);

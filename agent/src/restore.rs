@@ -21,7 +21,7 @@ use wharf_core::{
     kernel::{Kernel, KernelDump, LinkRef},
     plan::DeleteOptions,
     state::{Event, Fsm},
-    store::{Change, Intent, Quarantined, RestoreFailure, Snapshot},
+    store::{Change, Intent, OutOfService, RestoreFailure, Snapshot},
 };
 
 use wharf_names::mark::Mark;
@@ -29,7 +29,7 @@ use wharf_names::mark::Mark;
 use crate::{
     audit, clock,
     config::AgentConfig,
-    endpoint::{delete, orphan, quarantine, task::EndpointTask},
+    endpoint::{delete, orphan, out_of_service, task::EndpointTask},
     node::{
         Node,
         endpoint::{Command, Handle, MAILBOX, Shared, View},
@@ -102,7 +102,7 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     orphan::recognise(node, &dump, &snapshot.leases);
     let unclaimed = claim_addresses(node, &snapshot, &links, &mut changes);
     let out_of_service = unreadable(node, &snapshot, &dump, &mut changes);
-    quarantine::hold(node, snapshot.quarantined.clone());
+    out_of_service::hold(node, snapshot.out_of_service.clone());
 
     let interrupted: HashMap<(EndpointId, Epoch), bool> = snapshot
         .intents
@@ -146,7 +146,7 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     if let Err(error) = node.store.commit(changes).await {
         tracing::warn!("restore: {error}; what it tells is in force all the same");
     }
-    quarantine::hold(node, out_of_service);
+    out_of_service::hold(node, out_of_service);
     wharf_crash::point("restore/after-claims");
     for (id, epoch, intent) in snapshot.intents {
         if let Intent::Create { attachment, .. } = intent {
@@ -221,7 +221,7 @@ fn unreadable<K: Kernel>(
     snapshot: &Snapshot,
     dump: &KernelDump,
     changes: &mut Vec<Change>,
-) -> Vec<Quarantined> {
+) -> Vec<OutOfService> {
     let failed_before: HashMap<EndpointId, u32> = snapshot.failures.iter().map(|(id, f)| (*id, f.times)).collect();
     let mut out_of_service = Vec::new();
     for (key, text, why) in &snapshot.unreadable {
@@ -233,19 +233,19 @@ fn unreadable<K: Kernel>(
         node.registry.claim_id(id);
         tracing::error!(endpoint = id.get(), "restore: {why}");
         let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
-        let quarantined = Quarantined {
+        let taken = OutOfService {
             id,
             record: text.clone(),
             addresses: rows.map(|r| r.address).collect(),
             why: why.clone(),
             since_unix_ms: clock::unix_ms(),
         };
-        if failed_before.get(&id).map_or(1, |times| times + 1) < quarantine::PATIENCE {
+        if failed_before.get(&id).map_or(1, |times| times + 1) < out_of_service::PATIENCE {
             changes.push(failure(id, &failed_before, why));
         } else {
-            changes.push(Change::Quarantine(Box::new(quarantined.clone())));
+            changes.push(Change::TakeOutOfService(Box::new(taken.clone())));
         }
-        out_of_service.push(quarantined);
+        out_of_service.push(taken);
     }
     out_of_service
 }
@@ -284,7 +284,7 @@ async fn clean_up<K: Kernel>(
             continue;
         }
         let why = failed.get(&record.attachment.to_string()).cloned().unwrap_or_else(|| "it did not end".into());
-        if failed_before.get(&handle.id).map_or(1, |times| times + 1) < quarantine::PATIENCE {
+        if failed_before.get(&handle.id).map_or(1, |times| times + 1) < out_of_service::PATIENCE {
             changes.push(failure(handle.id, failed_before, &why));
             continue;
         }
@@ -295,15 +295,15 @@ async fn clean_up<K: Kernel>(
                 continue;
             }
         };
-        let quarantined = Quarantined {
+        let taken = OutOfService {
             id: handle.id,
             record: record_text,
             addresses: record.addresses().collect(),
-            why: format!("its delete failed at {} starts; last: {why}", quarantine::PATIENCE),
+            why: format!("its delete failed at {} starts; last: {why}", out_of_service::PATIENCE),
             since_unix_ms: clock::unix_ms(),
         };
         changes.push(Change::RemoveIntent(handle.id, handle.epoch));
-        changes.push(Change::Quarantine(Box::new(quarantined.clone())));
+        changes.push(Change::TakeOutOfService(Box::new(taken.clone())));
         // Its id stays taken.
         node.registry.remove(handle.id);
         if handle.mailbox.try_send(Command::Retire).is_err() {
@@ -312,7 +312,7 @@ async fn clean_up<K: Kernel>(
                 "restore: the task of a record out of service runs on to the agent's end"
             );
         }
-        quarantine::hold(node, vec![quarantined]);
+        out_of_service::hold(node, vec![taken]);
     }
     if let Err(error) = node.store.commit(changes).await {
         tracing::warn!("restore: {error}; failures are counted anew at the next start");
@@ -403,7 +403,7 @@ async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[Endpoi
     let mut guards: Vec<_> = rebuilding.iter().map(|id| node.jobs.working_on(*id)).collect();
     // Containers behind these live; they are shown, and go when their delete comes or the operator says so.
     let mut kept = orphan::ids(node);
-    kept.extend(lock(&node.quarantined).ids());
+    kept.extend(lock(&node.out_of_service).ids());
     guards.extend(kept.into_iter().map(|id| node.jobs.working_on(id)));
     match audit::audit(node, true).await {
         Ok(report) => {

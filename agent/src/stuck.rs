@@ -1,4 +1,4 @@
-//! The watchdog: steps that have not ended in their time.
+//! Steps that have not ended in their time.
 //!
 //! A step's deadline frees its caller; this names what still hangs, since when, and of whom, until it ends.
 

@@ -3,10 +3,8 @@
 
 use std::{fs, path::Path};
 
-use wharf_handover::{
-    names,
-    queue::{Deletion, Entry, Queue},
-};
+use wharf_handover::queue::{Deletion, Entry, Queue};
+use wharf_names::rules as names;
 
 /// Longest reason, bytes: a text cut to 80 characters, escaped, and the words around it.
 const MAX_WHY: usize = 1200;

@@ -113,10 +113,10 @@ fn open(path: &Path) -> Result<Found, StoreError> {
 }
 
 fn write(path: &Path, snapshot: &Snapshot) {
-    let Snapshot { endpoints, leases, intents, resting, failures, quarantined, unreadable: _ } = snapshot.clone();
+    let Snapshot { endpoints, leases, intents, resting, failures, out_of_service, unreadable: _ } = snapshot.clone();
     let opened = Store::open(path, BOOT_ID).expect("a new store");
     // Quarantine takes a record of the same id away, so those go first.
-    let mut changes: Vec<Change> = quarantined.into_iter().map(|q| Change::Quarantine(Box::new(q))).collect();
+    let mut changes: Vec<Change> = out_of_service.into_iter().map(|q| Change::TakeOutOfService(Box::new(q))).collect();
     changes.extend(endpoints.into_iter().map(|record| Change::PutEndpoint(Box::new(record))));
     changes.extend(leases.into_iter().map(Change::PutLease));
     changes.extend(resting.into_iter().map(Change::PutRest));
@@ -142,7 +142,7 @@ fn writable(mut snapshot: Snapshot) -> Snapshot {
 /// A line: the table's letter, the key, a blank, the value.
 ///
 /// `E 7 {..}` endpoint, `L 10.0.0.7 {..}` lease, `I 7@42 {..}` intent, `R 10.0.0.7 {..}` rest, `F 7 {..}` restore
-/// failure, `Q 7 {..}` quarantined, `M schema 3` a number in the table of the file's own facts.
+/// failure, `Q 7 {..}` a record out of service, `M schema 3` a number in the table of the file's own facts.
 struct Row<'a> {
     table: u8,
     key: &'a str,

@@ -17,7 +17,7 @@ use wharf_core::{
 };
 
 use crate::{
-    endpoint::{delete, orphan, quarantine, unfinished, unknown},
+    endpoint::{delete, orphan, out_of_service, unfinished, unknown},
     node::{Node, aside::Wanted, endpoint::Handle, health},
     sync::lock,
 };
@@ -41,7 +41,7 @@ pub async fn collect<K: Kernel>(
     let mut result = delete::delete(node, handles, DeleteOptions::default()).await;
 
     let mut left: HashSet<Attachment> = orphan::attachments(node).into_iter().collect();
-    left.extend(quarantine::attachments(node));
+    left.extend(out_of_service::attachments(node));
     left.extend(unfinished::attachments(node));
     left.extend(lock(&node.ipam).owned_by(|_| true).into_iter().filter_map(|lease| match lease.owner {
         LeaseOwner::Attachment { attachment, .. } => Some(attachment),

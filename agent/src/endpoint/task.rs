@@ -66,8 +66,6 @@ impl<K: Kernel> EndpointTask<K> {
     /// A task for an endpoint that is in the registry.
     #[must_use]
     pub fn new(node: Arc<Node<K>>, handle: &Handle, mailbox: mpsc::Receiver<Command>, prepared: bool) -> Self {
-        let desired = node.policy_revision.load(Ordering::Relaxed);
-        handle.shared.update(|v| v.status.desired_revision = desired);
         Self {
             node,
             shared: Arc::clone(&handle.shared),

@@ -15,7 +15,7 @@ use wharf_core::{
 
 use crate::{
     addresses::resting,
-    endpoint::{orphan, quarantine, unfinished},
+    endpoint::{orphan, out_of_service, unfinished},
     node::{Node, aside::Wanted},
     sync::lock,
 };
@@ -29,8 +29,8 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted) -> DeleteRe
     for id in orphan::find(node, wanted) {
         take_in(&mut result, id, orphan::remove(node, id).await);
     }
-    for id in quarantine::find(node, wanted) {
-        take_in(&mut result, id, quarantine::release(node, id).await);
+    for id in out_of_service::find(node, wanted) {
+        take_in(&mut result, id, out_of_service::release(node, id).await);
     }
     let left = leases(node, wanted);
     if !left.is_empty() {
@@ -77,7 +77,7 @@ fn leases<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<Lease> {
         LeaseOwner::Attachment { attachment, epoch } => {
             wanted.fits(attachment)
                 && node.registry.by_interface(&attachment.container_id, &attachment.ifname).is_none()
-                && !quarantine::holds(node, lease.ip)
+                && !out_of_service::holds(node, lease.ip)
                 && !unfinished::holds(node, attachment, *epoch)
         }
         LeaseOwner::Caller { .. } | LeaseOwner::Node => false,

@@ -25,11 +25,11 @@ pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
     };
     let in_pool = cidrs.iter().find(|cidr| cidr.contains(&ip));
     let last = node.timelines.past(|p| p.who.addresses.contains(&ip)).into_iter().next();
-    let quarantined = lock(&node.quarantined).iter().find(|q| q.addresses.contains(&ip)).map(|q| q.id);
+    let out_of_service = lock(&node.out_of_service).iter().find(|q| q.addresses.contains(&ip)).map(|q| q.id);
     let mut facts = Vec::new();
     let (health, summary) = match (&lease, rest) {
-        _ if quarantined.is_some() => {
-            let id = quarantined.map_or_else(String::new, |id| id.to_string());
+        _ if out_of_service.is_some() => {
+            let id = out_of_service.map_or_else(String::new, |id| id.to_string());
             (
                 Health::Degraded,
                 format!("reserved by endpoint {id}, whose record is out of service; `wharf explain {id}`"),

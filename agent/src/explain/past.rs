@@ -12,7 +12,7 @@ use wharf_core::{
 };
 
 use super::{DEADLINE, blank, conclude, end_in_words, fact, look, named, subject::Found, tell};
-use crate::{clock, endpoint::quarantine, node::Node, sync::lock};
+use crate::{clock, endpoint::out_of_service, node::Node, sync::lock};
 
 /// A life that has ended.
 pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Explanation {
@@ -144,7 +144,7 @@ pub(super) async fn out_of_service<K: Kernel>(node: &Arc<Node<K>>, found: &Found
         ];
         return answer;
     }
-    let Some((q, attachment)) = found.quarantined.first() else {
+    let Some((q, attachment)) = found.out_of_service.first() else {
         return blank("nothing".into(), SubjectKind::Unknown, Health::Pending, "it went while it was looked at".into());
     };
     let since = conclude::since(clock::unix_ms(), q.since_unix_ms);
@@ -161,7 +161,7 @@ pub(super) async fn out_of_service<K: Kernel>(node: &Arc<Node<K>>, found: &Found
         fact("attachment", whose),
         fact("addresses", if addresses.is_empty() { "none".to_owned() } else { addresses.join(", ") }),
     ];
-    let Some(record) = quarantine::record_of(q) else { return answer };
+    let Some(record) = out_of_service::record_of(q) else { return answer };
     answer.facts.push(fact("epoch", record.epoch.to_string()));
     match timeout(DEADLINE, node.store.life(record.id, record.epoch)).await {
         Ok(Ok(Some(life))) => tell(&mut answer, &life.entries),

@@ -6,12 +6,12 @@ use wharf_core::{
     endpoint::parse_host_ifname,
     ids::{Attachment, EndpointId, Epoch},
     kernel::Kernel,
-    store::Quarantined,
+    store::OutOfService,
     timeline::PastLife,
 };
 
 use crate::{
-    endpoint::{orphan, quarantine},
+    endpoint::{orphan, out_of_service},
     node::{Node, endpoint::Handle, leftovers::Orphan},
     sync::lock,
 };
@@ -153,7 +153,7 @@ pub struct Found {
     /// Endpoints whose records were lost.
     pub orphans: Vec<Orphan>,
     /// Records out of service, with whose they are.
-    pub quarantined: Vec<(Quarantined, Option<Attachment>)>,
+    pub out_of_service: Vec<(OutOfService, Option<Attachment>)>,
     /// Lives that have ended, the last first.
     pub past: Vec<PastLife>,
 }
@@ -191,10 +191,10 @@ pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
         };
         subject.fit(&names).map(|fit| (fit, o))
     });
-    let quarantined: Vec<_> = lock(&node.quarantined).iter().cloned().collect();
-    let quarantined = quarantined.into_iter().filter_map(|q| {
-        let record = quarantine::record_of(&q);
-        let attachment = quarantine::attachment_of(node, &q);
+    let out_of_service: Vec<_> = lock(&node.out_of_service).iter().cloned().collect();
+    let out_of_service = out_of_service.into_iter().filter_map(|q| {
+        let record = out_of_service::record_of(&q);
+        let attachment = out_of_service::attachment_of(node, &q);
         let names = Names {
             id: q.id,
             epoch: record.as_ref().map_or(Epoch(u64::MAX), |r| r.epoch),
@@ -217,7 +217,7 @@ pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
     Found {
         living: living(node, subject),
         orphans: best(orphans),
-        quarantined: best(quarantined),
+        out_of_service: best(out_of_service),
         past: best(past.into_iter().filter_map(|p| past_fit(&p).map(|fit| (fit, p)))),
     }
 }

@@ -13,8 +13,8 @@ use std::{
     time::Duration,
 };
 
+use caps::{CapSet, errors::CapsError};
 use nix::{
-    libc,
     sched::{CloneFlags, unshare},
     sys::{
         prctl,
@@ -120,26 +120,9 @@ fn listen() -> Result<TcpListener, String> {
 
 /// The user stays the agent's: with another, an agent without CAP_KILL could not end this process, and one without
 /// CAP_SYS_PTRACE not name its namespace.
-fn drop_capabilities() -> io::Result<()> {
-    /// `_LINUX_CAPABILITY_VERSION_3` of `linux/capability.h`.
-    const VERSION_3: u32 = 0x2008_0522;
-    #[repr(C)]
-    struct Header {
-        version: u32,
-        pid: i32,
-    }
-    #[repr(C)]
-    struct Data {
-        effective: u32,
-        permitted: u32,
-        inheritable: u32,
-    }
-    let header = Header { version: VERSION_3, pid: 0 };
-    let none = || Data { effective: 0, permitted: 0, inheritable: 0 };
-    let data = [none(), none()];
-    // SAFETY: capset(2) reads the header and, in this version, two elements of data; both live through the call.
-    let rc = unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+fn drop_capabilities() -> Result<(), CapsError> {
+    // The permitted ones last: a set holds none that is not permitted.
+    [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted].into_iter().try_for_each(|set| caps::clear(None, set))
 }
 
 /// The end of standard input is the end of the agent, and of this process.

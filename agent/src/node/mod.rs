@@ -30,7 +30,7 @@ use wharf_core::{
     ipam::Ipam,
     kernel::{CounterRow, Kernel, NodeSpec},
     overlap::Overlap,
-    store::Quarantined,
+    store::OutOfService,
 };
 use wharf_datapath::LinuxKernel;
 
@@ -110,8 +110,6 @@ pub struct Node<K: Kernel> {
     pub halt: CancellationToken,
     /// Set once restore is done.
     pub serving: AtomicBool,
-    /// Policy revision desired by the node.
-    pub policy_revision: AtomicU64,
     /// Forwarded packets of every endpoint are traced.
     pub trace_all: AtomicBool,
     /// Settings that were changed while the agent runs.
@@ -129,7 +127,7 @@ pub struct Node<K: Kernel> {
     /// Endpoints whose records were lost.
     pub orphans: Mutex<Aside<Orphan>>,
     /// Records out of service.
-    pub quarantined: Mutex<Aside<Quarantined>>,
+    pub out_of_service: Mutex<Aside<OutOfService>>,
     /// Looks at the kernel for explanations that may be under way at once.
     pub looks: Arc<Semaphore>,
     /// What happened to endpoints that are gone.
@@ -172,7 +170,7 @@ impl<K: Kernel> Node<K> {
             health: Health::new(&config),
             deletions: Deletions::new(&config.run_dir),
             orphans: Mutex::default(),
-            quarantined: Mutex::default(),
+            out_of_service: Mutex::default(),
             looks: Arc::new(Semaphore::new(LOOKS)),
             timelines: Timelines::default(),
             unfinished: Mutex::default(),
@@ -199,7 +197,6 @@ impl<K: Kernel> Node<K> {
             stop: CancellationToken::new(),
             halt: CancellationToken::new(),
             serving: AtomicBool::new(false),
-            policy_revision: AtomicU64::new(1),
             trace_all: AtomicBool::new(false),
             changed_settings: Mutex::default(),
             refused_transitions: AtomicU64::new(0),

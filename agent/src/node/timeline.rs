@@ -185,14 +185,14 @@ pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
         tracing::warn!(unreadable, "read the timeline: rows that cannot be read are left out");
     }
     let living: BTreeSet<(EndpointId, Epoch)> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
-    let quarantined: BTreeSet<EndpointId> = snapshot.quarantined.iter().map(|q| q.id).collect();
+    let out_of_service: BTreeSet<EndpointId> = snapshot.out_of_service.iter().map(|q| q.id).collect();
     for mut life in lives {
         let key = (life.who.id, life.who.epoch);
         if life.ended.is_some() {
             timelines.ended(&life);
         } else if living.contains(&key) {
             lock(&timelines.inner).loaded.insert(key, life.entries);
-        } else if !quarantined.contains(&key.0) {
+        } else if !out_of_service.contains(&key.0) {
             let text = "its record was gone when the agent started; whoever removed it did not note how";
             life.entries.push(entry(Operation::Restore, "gone", None, Outcome::Warning, text));
             life.ended = Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Unnoted });

@@ -79,7 +79,7 @@ fn counted(n: u64) -> String {
 }
 
 fn quarantined<K: Kernel>(node: &Node<K>) -> Vec<QuarantinedRecord> {
-    let all = lock(&node.quarantined);
+    let all = lock(&node.out_of_service);
     all.iter()
         .map(|q| QuarantinedRecord {
             endpoint: q.id.get(),

@@ -10,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch},
-    store::{Change, Intent, Lease, LeaseOwner, Quarantined, Rest, RestoreFailure, Snapshot},
+    store::{Change, Intent, Lease, LeaseOwner, OutOfService, Rest, RestoreFailure, Snapshot},
     timeline::Life,
 };
 
@@ -189,12 +189,12 @@ pub(super) fn apply<'a>(
                 Change::RemoveRest(ip) => rests.remove(ip.to_string().as_str()),
                 Change::PutRestoreFailure(id, f) => failures.insert(id.get(), encode(f)?.as_slice()),
                 Change::RemoveRestoreFailure(id) => failures.remove(id.get()),
-                Change::Quarantine(q) => {
+                Change::TakeOutOfService(q) => {
                     endpoints.remove(q.id.get()).map_err(words)?;
                     failures.remove(q.id.get()).map_err(words)?;
                     quarantine.insert(q.id.get(), encode(q)?.as_slice())
                 }
-                Change::RemoveQuarantined(id) => {
+                Change::RemoveOutOfService(id) => {
                     failures.remove(id.get()).map_err(words)?;
                     if is_unreadable(&endpoints.table, *id)? {
                         endpoints.remove(id.get()).map_err(words)?;
@@ -445,10 +445,10 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
     if let Some(quarantine) = since_schema_2(txn.open_table(QUARANTINE))? {
         for row in quarantine.iter()? {
             let (key, value) = row?;
-            let quarantined: Quarantined =
+            let out_of_service: OutOfService =
                 decode(value.value()).map_err(|e| bad("quarantine", key.value().to_string(), e))?;
-            filed_under("quarantine", key.value(), quarantined.id)?;
-            snapshot.quarantined.push(quarantined);
+            filed_under("quarantine", key.value(), out_of_service.id)?;
+            snapshot.out_of_service.push(out_of_service);
         }
     }
     Ok(snapshot)

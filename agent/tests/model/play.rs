@@ -201,7 +201,7 @@ impl Play {
         // An endpoint can go without being detached: its link goes.
         self.model.start(refuses.is_some_and(|op| op != Op::RemoveAttached));
         self.model.left_by_start = left;
-        let aside: BTreeSet<_> = self.snapshot().quarantined.iter().map(|q| q.id).collect();
+        let aside: BTreeSet<_> = self.snapshot().out_of_service.iter().map(|q| q.id).collect();
         for who in self.model.endpoints.keys().copied().collect::<Vec<_>>() {
             let Some(there) = self.model.endpoints.get(&who) else { continue };
             assert_eq!(there.failed >= 3, aside.contains(&there.id), "out of service at the third start: {there:?}");

@@ -197,9 +197,9 @@ pub struct EndpointStatus {
     pub waits_for: String,
     /// What would end the wait.
     pub ends_when: String,
-    /// Policy revision asked for.
+    /// Policy revision asked for; 0 while the endpoint has no policy.
     pub desired_revision: u64,
-    /// Policy revision in force.
+    /// Policy revision in force; 0 while the endpoint has no policy.
     pub realized_revision: u64,
     /// Builds that succeeded.
     pub regenerations: u64,
@@ -307,10 +307,10 @@ pub struct EndpointHealth {
     pub connected: Health,
     /// What was found amiss, by looking at the kernel now.
     pub findings: Vec<Finding>,
-    /// Policy revision the endpoint is to have.
+    /// Policy revision asked for; 0 while the endpoint has no policy.
     #[serde(default)]
     pub desired_revision: u64,
-    /// Policy revision in force.
+    /// Policy revision in force; 0 while the endpoint has no policy.
     #[serde(default)]
     pub realized_revision: u64,
     /// Test packets through its programs.

@@ -20,7 +20,7 @@ use crate::{
     ipam::describe_owner,
     kernel::{EndpointTableRow, KernelDump, LinkRef, LinkRow, RouteRow},
     state::Level,
-    store::{Intent, Lease, LeaseOwner, Quarantined, Snapshot},
+    store::{Intent, Lease, LeaseOwner, OutOfService, Snapshot},
 };
 
 mod aside;
@@ -89,7 +89,7 @@ pub enum Repair {
     /// Forget that an address rests.
     ForgetRest(IpAddr),
     /// Remove what the kernel holds for a record that is out of service, give its addresses back and forget it.
-    ReleaseQuarantined(EndpointId),
+    ReleaseOutOfService(EndpointId),
 }
 
 impl Repair {
@@ -109,7 +109,7 @@ impl Repair {
             Self::DrainQueue => "deletion records worked off",
             Self::RemoveQueueFile(_) => "files of the deletion queue removed",
             Self::ForgetRest(_) => "addresses taken out of quarantine",
-            Self::ReleaseQuarantined(_) => "records out of service released",
+            Self::ReleaseOutOfService(_) => "records out of service released",
         }
     }
 }
@@ -177,8 +177,8 @@ struct Auditor<'a> {
     view: &'a AuditView<'a>,
     records: BTreeMap<EndpointId, &'a EndpointRecord>,
     /// Records out of service, by id, and their addresses: what there is of them is explained.
-    quarantined: BTreeMap<EndpointId, &'a Quarantined>,
-    quarantined_addresses: BTreeSet<IpAddr>,
+    out_of_service: BTreeMap<EndpointId, &'a OutOfService>,
+    addresses_out_of_service: BTreeSet<IpAddr>,
     /// Ids under which the table of endpoints has a row that cannot be read.
     unreadable: BTreeSet<EndpointId>,
     record_of_ifindex: BTreeMap<IfIndex, &'a EndpointRecord>,
@@ -204,8 +204,12 @@ impl<'a> Auditor<'a> {
         Self {
             view,
             records: snapshot.endpoints.iter().map(|r| (r.id, r)).collect(),
-            quarantined: snapshot.quarantined.iter().map(|q| (q.id, q)).collect(),
-            quarantined_addresses: snapshot.quarantined.iter().flat_map(|q| q.addresses.iter().copied()).collect(),
+            out_of_service: snapshot.out_of_service.iter().map(|q| (q.id, q)).collect(),
+            addresses_out_of_service: snapshot
+                .out_of_service
+                .iter()
+                .flat_map(|q| q.addresses.iter().copied())
+                .collect(),
             unreadable: unreadable.collect(),
             record_of_ifindex: snapshot.endpoints.iter().map(|r| (r.host_ifindex, r)).collect(),
             record_of_attachment: snapshot.endpoints.iter().map(|r| ((&r.attachment, r.epoch), r)).collect(),
@@ -226,7 +230,7 @@ impl<'a> Auditor<'a> {
 
     /// Not to be judged: something works on it, or its record is known to be amiss and is reported itself.
     fn is_unjudged(&self, id: EndpointId) -> bool {
-        self.in_flight(id) || self.quarantined.contains_key(&id) || self.is_unreadable(id)
+        self.in_flight(id) || self.out_of_service.contains_key(&id) || self.is_unreadable(id)
     }
 
     /// A row of the table of endpoints that cannot be read explains what there is of its id, unless a record does.

@@ -88,7 +88,7 @@ pub struct RestoreFailure {
 /// A record that was taken out of service after it failed at three starts: kept, shown, and not tried again. Its id and
 /// addresses stay reserved, and what the kernel holds for it stays as it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quarantined {
+pub struct OutOfService {
     /// Id, as the row's key says.
     pub id: EndpointId,
     /// The record as it was stored (JSON, as far as it is text).
@@ -148,9 +148,9 @@ pub enum Change {
     /// An endpoint was brought back, or is gone.
     RemoveRestoreFailure(EndpointId),
     /// Takes whatever record has this id out of service.
-    Quarantine(Box<Quarantined>),
-    /// Forgets a quarantined record, and a row of that id which cannot be read.
-    RemoveQuarantined(EndpointId),
+    TakeOutOfService(Box<OutOfService>),
+    /// Forgets a record out of service, and a row of that id which cannot be read.
+    RemoveOutOfService(EndpointId),
     /// Insert or replace the life of an endpoint. One that has not ended is written only where there is a record of its
     /// epoch: a late note must not bring back what has ended. A store without room makes all other changes of a
     /// transaction without these two.
@@ -185,7 +185,7 @@ pub struct Snapshot {
     /// Endpoints that could not be brought back at the last start, by id.
     pub failures: Vec<(EndpointId, RestoreFailure)>,
     /// Records out of service.
-    pub quarantined: Vec<Quarantined>,
+    pub out_of_service: Vec<OutOfService>,
     /// Rows of the table of endpoints that cannot be read: key, text as far as it is text, and what is wrong.
     pub unreadable: Vec<(u16, String, String)>,
 }

@@ -6,6 +6,7 @@ use aya::{
     programs::{ProgramType, SchedClassifier, TcAttachType},
     sys::{BpfHelper, is_helper_supported},
 };
+use caps::{CapSet, Capability, CapsHashSet};
 use nix::sys::utsname::uname;
 use wharf_core::kernel::{AttachMode, KernelErrorKind, KernelFeatures, Result};
 
@@ -18,44 +19,32 @@ use crate::{
 /// Oldest kernel: `bpf_redirect_peer` came with it.
 const MINIMUM: (u32, u32) = (5, 10);
 
-const CAP_NET_ADMIN: u32 = 12;
-const CAP_SYS_ADMIN: u32 = 21;
-const CAP_PERFMON: u32 = 38;
-const CAP_BPF: u32 = 39;
-
 /// Makes sure that this thread has the capabilities that loading, attaching and visiting namespaces need.
 ///
 /// # Errors
 /// `Permission` when one is missing: which, and what to do.
 pub fn check_capabilities() -> Result<()> {
-    let operation = "check capabilities";
-    let path = "/proc/thread-self/status";
-    let status = fs::read_to_string(path).map_err(|e| wrap(operation, path, &e))?;
-    let effective = status
-        .lines()
-        .find_map(|l| l.strip_prefix("CapEff:"))
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .ok_or_else(|| fail(operation, path, KernelErrorKind::Other, "no CapEff line"))?;
-    let missing = missing_capabilities(effective);
+    let (operation, subject) = ("check capabilities", "this process");
+    let effective = caps::read(None, CapSet::Effective)
+        .map_err(|e| fail(operation, subject, KernelErrorKind::Other, e.to_string()))?;
+    let missing = missing_capabilities(&effective);
     if missing.is_empty() {
         return Ok(());
     }
     let cause = format!("{} missing; run as root, or grant them to the service", missing.join(", "));
-    Err(fail(operation, "this process", KernelErrorKind::Permission, cause))
+    Err(fail(operation, subject, KernelErrorKind::Permission, cause))
 }
 
-fn missing_capabilities(effective: u64) -> Vec<&'static str> {
-    let has = |capability: u32| effective >> capability & 1 == 1;
+fn missing_capabilities(effective: &CapsHashSet) -> Vec<String> {
+    use Capability::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN};
     // CAP_SYS_ADMIN is for setns; it stands for the two newer ones as well.
-    [
-        ("CAP_NET_ADMIN", has(CAP_NET_ADMIN)),
-        ("CAP_SYS_ADMIN", has(CAP_SYS_ADMIN)),
-        ("CAP_BPF", has(CAP_BPF) || has(CAP_SYS_ADMIN)),
-        ("CAP_PERFMON", has(CAP_PERFMON) || has(CAP_SYS_ADMIN)),
-    ]
-    .into_iter()
-    .filter_map(|(name, there)| (!there).then_some(name))
-    .collect()
+    let stands_for = |c: &Capability| matches!(c, CAP_BPF | CAP_PERFMON) && effective.contains(&CAP_SYS_ADMIN);
+    let missing = |c: &Capability| !effective.contains(c) && !stands_for(c);
+    [CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_BPF, CAP_PERFMON]
+        .iter()
+        .filter(|c| missing(c))
+        .map(ToString::to_string)
+        .collect()
 }
 
 /// Why new interfaces of this thread's network namespace get no IPv6 address; none where they do.
@@ -140,8 +129,9 @@ mod tests {
 
     #[test]
     fn sys_admin_stands_for_the_newer_capabilities_but_not_for_net_admin() {
-        assert_eq!(missing_capabilities(1 << CAP_SYS_ADMIN), ["CAP_NET_ADMIN"]);
-        assert_eq!(missing_capabilities(1 << CAP_NET_ADMIN).len(), 3);
-        assert!(missing_capabilities(1 << CAP_NET_ADMIN | 1 << CAP_SYS_ADMIN).is_empty());
+        use Capability::{CAP_NET_ADMIN, CAP_SYS_ADMIN};
+        assert_eq!(missing_capabilities(&CapsHashSet::from([CAP_SYS_ADMIN])), ["CAP_NET_ADMIN"]);
+        assert_eq!(missing_capabilities(&CapsHashSet::from([CAP_NET_ADMIN])).len(), 3);
+        assert!(missing_capabilities(&CapsHashSet::from([CAP_NET_ADMIN, CAP_SYS_ADMIN])).is_empty());
     }
 }

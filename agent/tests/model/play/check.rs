@@ -61,7 +61,7 @@ impl Play {
         let stored: BTreeMap<_, _> = snapshot.leases.iter().map(|l| (l.ip, l.owner.clone())).collect();
         alike("leases in the store", format!("{stored:?}"), format!("{leases:?}"))?;
         let aside: BTreeSet<_> = model.aside.iter().map(|(_, e)| e.id).collect();
-        let is: BTreeSet<_> = snapshot.quarantined.iter().map(|q| q.id).collect();
+        let is: BTreeSet<_> = snapshot.out_of_service.iter().map(|q| q.id).collect();
         alike("records out of service", format!("{is:?}"), format!("{aside:?}"))?;
         self.compare_intents(model, &snapshot)
     }

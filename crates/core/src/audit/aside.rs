@@ -32,26 +32,26 @@ impl Auditor<'_> {
 
     /// Records that are out of service, and those that cannot be read.
     pub(super) fn records_aside(&self, findings: &mut Vec<AuditFinding>) {
-        for (id, quarantined) in self.quarantined.iter().filter(|(id, _)| !self.in_flight(**id)) {
+        for (id, out_of_service) in self.out_of_service.iter().filter(|(id, _)| !self.in_flight(**id)) {
             findings.push(AuditFinding {
                 problem: Problem::Kept(Kept::RecordAside {
                     id: *id,
-                    why: quarantined.why.clone(),
-                    addresses: quarantined.addresses.clone(),
+                    why: out_of_service.why.clone(),
+                    addresses: out_of_service.addresses.clone(),
                 }),
-                owner: self.owner_aside(*id, &quarantined.addresses),
-                repair: Some(Repair::ReleaseQuarantined(*id)),
+                owner: self.owner_aside(*id, &out_of_service.addresses),
+                repair: Some(Repair::ReleaseOutOfService(*id)),
             });
         }
         for (key, _, why) in &self.view.snapshot.unreadable {
             let id = EndpointId::try_from(*key).ok();
-            if id.is_some_and(|id| self.in_flight(id) || self.quarantined.contains_key(&id)) {
+            if id.is_some_and(|id| self.in_flight(id) || self.out_of_service.contains_key(&id)) {
                 continue;
             }
             findings.push(AuditFinding {
                 problem: Problem::Kept(Kept::RecordUnreadable { key: *key, why: why.clone() }),
                 owner: id.and_then(|id| self.owner_aside(id, &self.addresses_in_kernel(id))),
-                repair: id.map(Repair::ReleaseQuarantined),
+                repair: id.map(Repair::ReleaseOutOfService),
             });
         }
     }
@@ -59,7 +59,7 @@ impl Auditor<'_> {
     /// Is it the lease of a record that is out of service or cannot be read?
     pub(super) fn is_of_record_aside(&self, lease: &Lease) -> bool {
         let row_id = self.rows.get(&lease.ip).and_then(|row| super::endpoint_id(row.endpoint_id));
-        self.quarantined_addresses.contains(&lease.ip) || row_id.is_some_and(|id| self.is_unreadable(id))
+        self.addresses_out_of_service.contains(&lease.ip) || row_id.is_some_and(|id| self.is_unreadable(id))
     }
 
     fn addresses_in_kernel(&self, id: EndpointId) -> Vec<IpAddr> {

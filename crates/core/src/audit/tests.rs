@@ -112,7 +112,7 @@ fn name(repair: &Repair) -> String {
         Repair::DrainQueue => "drain-queue".to_owned(),
         Repair::RemoveQueueFile(name) => format!("remove-file {name}"),
         Repair::ForgetRest(ip) => format!("forget-rest {ip}"),
-        Repair::ReleaseQuarantined(id) => format!("release-quarantined {id}"),
+        Repair::ReleaseOutOfService(id) => format!("release-out-of-service {id}"),
     }
 }
 

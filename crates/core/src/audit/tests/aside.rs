@@ -14,8 +14,8 @@ fn rest(address: &str) -> Rest {
     }
 }
 
-fn quarantined(n: u16, addresses: &[&str]) -> Quarantined {
-    Quarantined {
+fn out_of_service(n: u16, addresses: &[&str]) -> OutOfService {
+    OutOfService {
         id: id(n),
         record: "{\"hostile".to_owned(),
         addresses: addresses.iter().map(|a| ip(a)).collect(),
@@ -86,9 +86,9 @@ fn of_two_links_of_one_id_neither_answers_for_the_ids_pins() {
 fn a_record_out_of_service_is_named_once() {
     let mut node = Node::healthy();
     node.snapshot.endpoints.retain(|r| r.id != id(2));
-    node.snapshot.quarantined.push(quarantined(2, &["10.0.0.2", "fd00::2"]));
+    node.snapshot.out_of_service.push(out_of_service(2, &["10.0.0.2", "fd00::2"]));
     node.snapshot.intents.push(create_intent(2, 20));
-    assert_eq!(node.found(), ["record 2: release-quarantined 2"]);
+    assert_eq!(node.found(), ["record 2: release-out-of-service 2"]);
     let finding = &node.audit()[0];
     assert_eq!(
         finding.problem.to_string(),
@@ -104,14 +104,14 @@ fn a_record_out_of_service_is_named_once() {
 #[test]
 fn a_record_out_of_service_excuses_nothing_but_its_own() {
     let mut node = Node::healthy();
-    node.snapshot.quarantined.push(quarantined(5, &[]));
+    node.snapshot.out_of_service.push(out_of_service(5, &[]));
     node.forget_two();
     let of_three = LeaseOwner::Attachment { attachment: attachment("c3", "eth0"), epoch: Epoch(30) };
     node.snapshot.leases.push(lease("10.0.0.3", of_three));
     let found = node.found();
     assert!(found.contains(&"link wh000200000014 (ifindex 102): remove-link wh000200000014 epoch 20".to_owned()));
     assert!(found.contains(&"lease 10.0.0.3: release 10.0.0.3".to_owned()), "{found:?}");
-    assert!(found.contains(&"record 5: release-quarantined 5".to_owned()), "{found:?}");
+    assert!(found.contains(&"record 5: release-out-of-service 5".to_owned()), "{found:?}");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_record_that_cannot_be_read_is_named_once_and_explains_what_is_there() {
     node.snapshot.endpoints.retain(|r| r.id != id(2));
     let unreadable = |key| (key, "{".to_owned(), "EOF while parsing".to_owned());
     node.snapshot.unreadable.extend([unreadable(2), unreadable(0)]);
-    assert_eq!(node.found(), ["record 2: release-quarantined 2", "record 0: no repair"]);
+    assert_eq!(node.found(), ["record 2: release-out-of-service 2", "record 0: no repair"]);
     let findings = node.audit();
     assert!(findings[0].problem.to_string().starts_with("cannot be read: EOF while parsing"), "{:?}", findings[0]);
     assert_eq!(findings[0].owner.as_deref(), Some("net/c2:eth0 (epoch 20)"));

@@ -13,7 +13,7 @@ use wharf_core::{
     ids::{Attachment, EndpointId, Epoch, IfName},
     kernel::{Kernel, LinkRef},
     plan::DeleteStep,
-    store::{Change, Lease, LeaseOwner, Quarantined},
+    store::{Change, Lease, LeaseOwner, OutOfService},
 };
 
 use crate::{
@@ -28,32 +28,32 @@ pub const PATIENCE: u32 = 3;
 
 /// The record, if it can be read at all.
 #[must_use]
-pub fn record_of(quarantined: &Quarantined) -> Option<EndpointRecord> {
-    serde_json::from_str::<EndpointRecord>(&quarantined.record).ok().filter(|r| r.id == quarantined.id)
+pub fn record_of(out_of_service: &OutOfService) -> Option<EndpointRecord> {
+    serde_json::from_str::<EndpointRecord>(&out_of_service.record).ok().filter(|r| r.id == out_of_service.id)
 }
 
 /// Puts records that the store has out of service into the tables: reserved, and nothing else.
-pub fn hold<K: Kernel>(node: &Node<K>, quarantined: Vec<Quarantined>) {
-    for q in quarantined {
+pub fn hold<K: Kernel>(node: &Node<K>, out_of_service: Vec<OutOfService>) {
+    for q in out_of_service {
         node.registry.claim_id(q.id);
         tracing::warn!(endpoint = q.id.get(), "a record is out of service: {}", q.why);
         let attachment = attachment_of(node, &q);
-        lock(&node.quarantined).put(q.id, attachment, q);
+        lock(&node.out_of_service).put(q.id, attachment, q);
     }
 }
 
 /// Ids of records that are meant.
 pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
-    lock(&node.quarantined).find(wanted)
+    lock(&node.out_of_service).find(wanted)
 }
 
 /// Whose it is: the record says so, or the leases of its addresses where that cannot be read.
-pub fn attachment_of<K: Kernel>(node: &Node<K>, quarantined: &Quarantined) -> Option<Attachment> {
-    if let Some(record) = record_of(quarantined) {
+pub fn attachment_of<K: Kernel>(node: &Node<K>, out_of_service: &OutOfService) -> Option<Attachment> {
+    if let Some(record) = record_of(out_of_service) {
         return Some(record.attachment);
     }
     let ipam = lock(&node.ipam);
-    quarantined.addresses.iter().find_map(|ip| match &ipam.get(*ip)?.owner {
+    out_of_service.addresses.iter().find_map(|ip| match &ipam.get(*ip)?.owner {
         LeaseOwner::Attachment { attachment, .. } => Some(attachment.clone()),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
     })
@@ -61,12 +61,12 @@ pub fn attachment_of<K: Kernel>(node: &Node<K>, quarantined: &Quarantined) -> Op
 
 /// Whose they are, as far as it can be told.
 pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
-    lock(&node.quarantined).attachments().cloned().collect()
+    lock(&node.out_of_service).attachments().cloned().collect()
 }
 
 /// Does one of them hold this address?
 pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
-    lock(&node.quarantined).iter().any(|q| q.addresses.contains(&ip))
+    lock(&node.out_of_service).iter().any(|q| q.addresses.contains(&ip))
 }
 
 /// Removes what the kernel holds for such a record, then its leases and the record itself. Returns the addresses that
@@ -75,10 +75,10 @@ pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
 /// # Errors
 /// What could not be removed and why; the record stays out of service then.
 pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
-    let Some(quarantined) = lock(&node.quarantined).get(id).cloned() else { return Ok(Vec::new()) };
+    let Some(out_of_service) = lock(&node.out_of_service).get(id).cloned() else { return Ok(Vec::new()) };
     let _guard = node.jobs.working_on(id);
-    let addresses = quarantined.addresses.clone();
-    let subject = match record_of(&quarantined) {
+    let addresses = out_of_service.addresses.clone();
+    let subject = match record_of(&out_of_service) {
         Some(record) => Subject::of(&record),
         None => remnant(node, id).await?,
     };
@@ -88,8 +88,8 @@ pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<V
         let ours = |l: &&Lease| matches!(l.owner, LeaseOwner::Attachment { .. });
         addresses.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
-    resting::release(node, &leases, vec![Change::RemoveQuarantined(id)]).await.map_err(|e| e.to_string())?;
-    lock(&node.quarantined).remove(id);
+    resting::release(node, &leases, vec![Change::RemoveOutOfService(id)]).await.map_err(|e| e.to_string())?;
+    lock(&node.out_of_service).remove(id);
     node.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
 }

@@ -44,7 +44,7 @@ fn dead(starts: u32) -> (Machine, EndpointRecord) {
 async fn assert_out_of_service(agent: &Agent, record: &EndpointRecord) {
     agent.quiet().await;
     let snapshot = agent.snapshot().await;
-    let [aside] = &snapshot.quarantined[..] else { panic!("{:?}", snapshot.quarantined) };
+    let [aside] = &snapshot.out_of_service[..] else { panic!("{:?}", snapshot.out_of_service) };
     assert_eq!((aside.id, &aside.addresses), (record.id, &record.addresses().collect()));
     assert!(snapshot.endpoints.iter().all(|r| r.id != record.id), "not tried again");
     assert!(agent.node.registry.get(record.id).is_none());
@@ -53,7 +53,7 @@ async fn assert_out_of_service(agent: &Agent, record: &EndpointRecord) {
         let owner = LeaseOwner::Attachment { attachment: record.attachment.clone(), epoch: record.epoch };
         assert_eq!(agent.lease_owner(ip), Some(owner), "its addresses stay reserved");
     }
-    assert_eq!(lock(&agent.node.quarantined).len(), 1, "status shows it");
+    assert_eq!(lock(&agent.node.out_of_service).len(), 1, "status shows it");
     let findings = agent.findings(false).await;
     let [finding] = &findings[..] else { panic!("the audit shows it, and nothing else: {findings:?}") };
     assert_eq!((finding.object.as_str(), finding.repairable), ("record", true));
@@ -68,7 +68,7 @@ fn a_dead_endpoint_whose_delete_fails_goes_out_of_service_at_the_third_start() {
     for _ in 0..2 {
         machine.life(async |agent| {
             assert_out_of_service(&agent, &record).await;
-            let why = agent.snapshot().await.quarantined[0].why.clone();
+            let why = agent.snapshot().await.out_of_service[0].why.clone();
             assert!(why.contains("3 starts") && why.contains("remove-reachable"), "{why}");
             assert_eq!(state(&agent.handle(1)), wharf_core::state::State::Ready, "the other lives");
         });
@@ -180,7 +180,7 @@ fn a_record_that_cannot_be_read_goes_out_of_service_at_the_third_start_and_its_c
                 assert_eq!(counted(&agent).await, [(record.id.get(), n)]);
             } else {
                 assert_out_of_service(&agent, &record).await;
-                assert_eq!(agent.snapshot().await.quarantined[0].record, "{\"torn\":");
+                assert_eq!(agent.snapshot().await.out_of_service[0].record, "{\"torn\":");
             }
             // Nor does the leak audit take it away, however often it looks.
             let mut reconcile = wharf_agent::reconcile::Reconcile::default();
