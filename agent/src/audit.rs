@@ -162,14 +162,14 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
     let prepared: BTreeSet<_> = prepared_before.union(&node.prepared.ids()).copied().collect();
     let mut node_part = node.kernel.observe_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
-    pools::look(node).await.map_err(|e| error(ErrorCode::Kernel, e))?;
-    node_part.extend(pools::problems(node));
+    pools::look(&node.addresses).await.map_err(|e| error(ErrorCode::Kernel, e))?;
+    node_part.extend(pools::problems(&node.addresses));
     let (queue, no_queue) = match queue_files(node).await {
         Ok(queue) => (queue, None),
         Err(why) => (Vec::new(), Some(why)),
     };
     let (cidrs, resting, router) = {
-        let ipam = lock(&node.ipam);
+        let ipam = lock(&node.addresses.ipam);
         (ipam.cidrs(), ipam.resting().len(), [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)])
     };
     let view = AuditView {
@@ -372,7 +372,7 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
     let stored: HashMap<IpAddr, &LeaseOwner> = snapshot.leases.iter().map(|l| (l.ip, &l.owner)).collect();
     let records: HashSet<_> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
     // Copied, so that the lock is held for that alone.
-    let leases = lock(&node.ipam).leases();
+    let leases = lock(&node.addresses.ipam).leases();
     for lease in leases {
         if lease.owner != LeaseOwner::Node
             && !is_young(lease.since_unix_ms)
@@ -432,12 +432,12 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
         }
         Repair::RemoveRoute(route) => node.kernel.remove_route(route).await.map_err(kernel),
         Repair::ReleaseLease(ip) => match snapshot.leases.iter().find(|l| l.ip == *ip) {
-            Some(lease) => {
-                resting::release(node, std::slice::from_ref(lease), Vec::new()).await.map_err(|e| e.to_string())
-            }
+            Some(lease) => resting::release(&node.addresses, std::slice::from_ref(lease), Vec::new())
+                .await
+                .map_err(|e| e.to_string()),
             None => {
-                let lease = lock(&node.ipam).get(*ip).filter(|l| is_nobodys(node, &l.owner)).cloned();
-                resting::in_memory(node, lease.as_slice());
+                let lease = lock(&node.addresses.ipam).get(*ip).filter(|l| is_nobodys(node, &l.owner)).cloned();
+                resting::in_memory(&node.addresses, lease.as_slice());
                 Ok(())
             }
         },

@@ -139,8 +139,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         }
     });
     node.kernel.ensure_node(&node.spec()).await?;
-    pools::look(&node).await.map_err(anyhow::Error::msg)?;
-    lock(&node.ipam).set_rest(node.config.ip_rest_ms);
+    pools::look(&node.addresses).await.map_err(anyhow::Error::msg)?;
+    lock(&node.addresses.ipam).set_rest(node.config.ip_rest_ms);
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(&node, opened.snapshot, opened.lost).instrument(restoring).await?;
     health::reserve(&node).await;
@@ -256,7 +256,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     });
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
-        let work = || resting::wake(&owned);
+        let work = || resting::wake(&owned.addresses);
         owned.controllers.run("address-rest", resting::TICK, owned.stop.clone(), work).await;
     });
     let owned = Arc::clone(node);
@@ -291,7 +291,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     });
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
-        let work = || pools::look(&owned);
+        let work = || pools::look(&owned.addresses);
         owned.controllers.run("pool-overlap", POOLS_INTERVAL, owned.stop.clone(), work).await;
     });
     if let Some(interval) = sd_notify::watchdog_enabled() {

@@ -192,7 +192,7 @@ fn claim_addresses<K: Kernel>(
     changes: &mut Vec<Change>,
 ) -> Vec<IpAddr> {
     let mut unclaimed = Vec::new();
-    let mut ipam = lock(&node.ipam);
+    let mut ipam = lock(&node.addresses.ipam);
     for lease in &snapshot.leases {
         if orphan::link_of(lease).is_some_and(|link| !links.contains_key(link)) {
             changes.push(Change::RemoveLease(lease.ip));

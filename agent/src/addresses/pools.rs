@@ -17,7 +17,7 @@ use wharf_core::{
     store::LeaseOwner,
 };
 
-use crate::{config::AgentConfig, node::Node, sync::lock};
+use crate::{addresses::Addresses, config::AgentConfig, sync::lock};
 
 /// Looks at the node before the agent makes anything.
 ///
@@ -34,16 +34,16 @@ pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the kernel cannot be asked: what was known before stays in force.
-pub async fn look<K: Kernel>(node: &Node<K>) -> Result<(), String> {
-    let cidrs = lock(&node.ipam).cidrs();
-    let seen = node.kernel.observe_networks(&cidrs).await.map_err(|e| e.to_string())?;
-    apply(node, overlaps(&node.config.pools, &seen.foreign));
+pub async fn look<K: Kernel>(addresses: &Addresses<K>) -> Result<(), String> {
+    let cidrs = lock(&addresses.ipam).cidrs();
+    let seen = addresses.kernel.observe_networks(&cidrs).await.map_err(|e| e.to_string())?;
+    apply(addresses, overlaps(&addresses.pools, &seen.foreign));
     Ok(())
 }
 
-fn apply<K: Kernel>(node: &Node<K>, now: Vec<Overlap>) {
-    lock(&node.ipam).withhold(now.iter().map(Overlap::withheld).collect());
-    let before = std::mem::replace(&mut *lock(&node.overlaps), Arc::new(now.clone()));
+fn apply<K: Kernel>(addresses: &Addresses<K>, now: Vec<Overlap>) {
+    lock(&addresses.ipam).withhold(now.iter().map(Overlap::withheld).collect());
+    let before = std::mem::replace(&mut *lock(&addresses.overlaps), Arc::new(now.clone()));
     for overlap in now.iter().filter(|o| !before.contains(o)) {
         tracing::warn!("{overlap}: addresses that both have are given to no container");
     }
@@ -54,12 +54,12 @@ fn apply<K: Kernel>(node: &Node<K>, now: Vec<Overlap>) {
 
 /// Whether the node itself has a leased address, or reaches it over a link of its own. If so, the lease is given back and
 /// what both have is withheld from now on.
-pub async fn is_taken_by_node<K: Kernel>(node: &Node<K>, leased: &Leased, owner: &LeaseOwner) -> bool {
-    let addresses: Vec<IpAddr> = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6)).collect();
+pub async fn is_taken_by_node<K: Kernel>(addresses: &Addresses<K>, leased: &Leased, owner: &LeaseOwner) -> bool {
+    let ips: Vec<IpAddr> = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6)).collect();
     let mut found = Vec::new();
-    for ip in &addresses {
-        match node.kernel.observe_network_of(*ip).await {
-            Ok(network) => found.extend(overlaps(&node.config.pools, network.as_slice())),
+    for ip in &ips {
+        match addresses.kernel.observe_network_of(*ip).await {
+            Ok(network) => found.extend(overlaps(&addresses.pools, network.as_slice())),
             // The steps that follow ask the same kernel, and fail with what they were about.
             Err(error) => tracing::warn!(%ip, "{error}; whether the node has it is not known"),
         }
@@ -67,27 +67,27 @@ pub async fn is_taken_by_node<K: Kernel>(node: &Node<K>, leased: &Leased, owner:
     if found.is_empty() {
         return false;
     }
-    let mut ipam = lock(&node.ipam);
-    for ip in addresses {
+    let mut ipam = lock(&addresses.ipam);
+    for ip in ips {
         ipam.release_unused(ip, owner);
     }
     drop(ipam);
-    let mut all = Vec::clone(&lock(&node.overlaps));
+    let mut all = Vec::clone(&lock(&addresses.overlaps));
     all.extend(found.into_iter().filter(|o| !all.contains(o)).collect::<Vec<_>>());
-    apply(node, all);
+    apply(addresses, all);
     true
 }
 
 /// The overlaps as the audit tells them.
 #[must_use]
-pub fn problems<K: Kernel>(node: &Node<K>) -> Vec<NodeProblem> {
-    lock(&node.overlaps).iter().cloned().map(NodeProblem::PoolOverlap).collect()
+pub fn problems<K: Kernel>(addresses: &Addresses<K>) -> Vec<NodeProblem> {
+    lock(&addresses.overlaps).iter().cloned().map(NodeProblem::PoolOverlap).collect()
 }
 
 /// What status says of the pools beside their fill; none when there is nothing to say.
 #[must_use]
-pub fn told<K: Kernel>(node: &Node<K>) -> Option<String> {
-    let overlaps = Arc::clone(&lock(&node.overlaps));
+pub fn told<K: Kernel>(addresses: &Addresses<K>) -> Option<String> {
+    let overlaps = Arc::clone(&lock(&addresses.overlaps));
     match overlaps.as_slice() {
         [] => None,
         [one] => Some(one.to_string()),
@@ -97,8 +97,8 @@ pub fn told<K: Kernel>(node: &Node<K>) -> Option<String> {
 
 /// Pools with their fill.
 #[must_use]
-pub fn fill<K: Kernel>(node: &Node<K>) -> Vec<PoolView> {
-    let usage = lock(&node.ipam).usage();
+pub fn fill<K: Kernel>(addresses: &Addresses<K>) -> Vec<PoolView> {
+    let usage = lock(&addresses.ipam).usage();
     usage
         .into_iter()
         .map(|u| PoolView {

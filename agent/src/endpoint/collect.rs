@@ -43,7 +43,7 @@ pub async fn collect<K: Kernel>(
     let mut left: HashSet<Attachment> = orphan::attachments(node).into_iter().collect();
     left.extend(out_of_service::attachments(node));
     left.extend(unfinished::attachments(node));
-    left.extend(lock(&node.ipam).owned_by(|_| true).into_iter().filter_map(|lease| match lease.owner {
+    left.extend(lock(&node.addresses.ipam).owned_by(|_| true).into_iter().filter_map(|lease| match lease.owner {
         LeaseOwner::Attachment { attachment, .. } => Some(attachment),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
     }));

@@ -222,7 +222,7 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
         }
     };
     let (gateway4, gateway6) = {
-        let ipam = lock(&node.ipam);
+        let ipam = lock(&node.addresses.ipam);
         // Of the caller's addresses the families are known here; of others, when they are leased.
         let speaks = |known: bool| known || ip_owner == IpOwner::Endpoint;
         (
@@ -290,7 +290,7 @@ type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
 
 /// Addresses asked for: who owns them, and which they are when the caller leased them before.
 fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), ApiError> {
-    let ipam = lock(&node.ipam);
+    let ipam = lock(&node.addresses.ipam);
     // The health endpoint's are nobody else's, also while it is launched anew.
     let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
     // What a delete kept becomes the endpoint's own again, when it was kept for this attachment.
@@ -471,9 +471,9 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::Lease => {
             let request = lease_request(spec);
-            let kept = resting::take_over(node, &request, &spec.attachment, &owner(&record));
+            let kept = resting::take_over(&node.addresses, &request, &spec.attachment, &owner(&record));
             shared.update(|v| v.taken_over.clone_from(&kept));
-            let leased = resting::lease_besides(node, &kept, &request, &owner(&record))
+            let leased = resting::lease_besides(&node.addresses, &kept, &request, &owner(&record))
                 .await
                 .map_err(|e| from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
             shared.update(|v| {

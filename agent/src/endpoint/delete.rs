@@ -133,7 +133,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         result.errors.extend(torn.errors.iter().cloned());
         if torn.clean {
             let releases = options.releases_ips(&torn.record);
-            changes.extend(removals(node, &torn.record, releases));
+            changes.extend(removals(&node.addresses, &torn.record, releases));
             let kept = if releases { Vec::new() } else { kept_leases(node, &torn.record) };
             let old = owner(&torn.record);
             changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
@@ -165,10 +165,10 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     for (handle, torn, kept) in clean {
         let owner = owner(&torn.record);
         if options.releases_ips(&torn.record) {
-            resting::in_memory(node, &leases(&torn.record));
+            resting::in_memory(&node.addresses, &leases(&torn.record));
         }
         {
-            let mut ipam = lock(&node.ipam);
+            let mut ipam = lock(&node.addresses.ipam);
             for lease in kept {
                 ipam.transfer(lease.ip, &owner, lease.owner);
             }
@@ -259,7 +259,7 @@ const fn is_of_others(step: DeleteStep) -> bool {
 /// whose owner is gone. `DELETE /v1/ipam/{ip}` gives them back, and a create of the same attachment may ask for them.
 fn kept_leases<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> Vec<Lease> {
     let old = owner(record);
-    let ipam = lock(&node.ipam);
+    let ipam = lock(&node.addresses.ipam);
     let held = record.addresses().filter_map(|ip| ipam.get(ip).filter(|l| l.owner == old).cloned());
     let kept = LeaseOwner::kept_for(&record.attachment);
     held.map(|lease| Lease { owner: kept.clone(), ..lease }).collect()

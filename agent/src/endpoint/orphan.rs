@@ -146,11 +146,11 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Ve
     let held = orphan.held.clone();
     remove::all(node, &Subject::Remnant { id, links: vec![orphan.link], rows: orphan.rows }).await?;
     let leases: Vec<Lease> = {
-        let ipam = lock(&node.ipam);
+        let ipam = lock(&node.addresses.ipam);
         let ours = |l: &&Lease| matches!(&l.owner, LeaseOwner::Caller { name: holder } if *holder == name);
         held.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
-    resting::release(node, &leases, Vec::new()).await.map_err(|e| e.to_string())?;
+    resting::release(&node.addresses, &leases, Vec::new()).await.map_err(|e| e.to_string())?;
     lock(&node.orphans).remove(id);
     node.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
@@ -179,7 +179,7 @@ fn hold<K: Kernel>(node: &Node<K>, ip: IpAddr, link: &str) -> Option<Change> {
     let pool = node.config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)))?.name.clone();
     let owner = LeaseOwner::Caller { name: format!("{PREFIX}{link}") };
     let lease = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };
-    match lock(&node.ipam).claim(lease.clone()) {
+    match lock(&node.addresses.ipam).claim(lease.clone()) {
         Ok(()) => Some(Change::PutLease(lease)),
         Err(error) => {
             tracing::warn!(%ip, link, "hold the address of a lost endpoint: {error}");

@@ -52,7 +52,7 @@ pub fn attachment_of<K: Kernel>(node: &Node<K>, out_of_service: &OutOfService) -
     if let Some(record) = record_of(out_of_service) {
         return Some(record.attachment);
     }
-    let ipam = lock(&node.ipam);
+    let ipam = lock(&node.addresses.ipam);
     out_of_service.addresses.iter().find_map(|ip| match &ipam.get(*ip)?.owner {
         LeaseOwner::Attachment { attachment, .. } => Some(attachment.clone()),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
@@ -84,11 +84,13 @@ pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<V
     };
     remove::all(node, &subject).await?;
     let leases: Vec<Lease> = {
-        let ipam = lock(&node.ipam);
+        let ipam = lock(&node.addresses.ipam);
         let ours = |l: &&Lease| matches!(l.owner, LeaseOwner::Attachment { .. });
         addresses.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
-    resting::release(node, &leases, vec![Change::RemoveOutOfService(id)]).await.map_err(|e| e.to_string())?;
+    resting::release(&node.addresses, &leases, vec![Change::RemoveOutOfService(id)])
+        .await
+        .map_err(|e| e.to_string())?;
     lock(&node.out_of_service).remove(id);
     node.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())

@@ -6,7 +6,7 @@ use wharf_core::{
     store::{Change, Lease, LeaseOwner},
 };
 
-use crate::{addresses::resting, node::Node};
+use crate::addresses::{Addresses, resting};
 
 /// The owner of an endpoint's leases.
 #[must_use]
@@ -24,13 +24,13 @@ pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
 
 /// The store's changes that remove an endpoint, with its leases or without.
 #[must_use]
-pub fn removals<K: Kernel>(node: &Node<K>, record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
+pub fn removals<K: Kernel>(addresses: &Addresses<K>, record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
     let mut changes =
         vec![Change::RemoveEndpoint(record.id, record.epoch), Change::RemoveIntent(record.id, record.epoch)];
     // Counted against whoever has the id next, otherwise.
     changes.push(Change::RemoveRestoreFailure(record.id));
     if release_ips {
-        changes.extend(resting::changes_of(node, &leases(record)));
+        changes.extend(resting::changes_of(addresses, &leases(record)));
     }
     changes
 }

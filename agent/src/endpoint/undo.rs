@@ -146,7 +146,7 @@ async fn take_back<K: Kernel>(
             let kept = shared.read(|v| v.taken_over.clone());
             let mut changes: Vec<Change> =
                 kept.into_iter().map(|lease| Change::ReplaceOwnedLease(lease, owner(record))).collect();
-            changes.extend(removals(node, record, record.ip_owner == IpOwner::Endpoint));
+            changes.extend(removals(&node.addresses, record, record.ip_owner == IpOwner::Endpoint));
             commit(node, changes, bound).await
         }
         UndoStep::RemoveReachable => remove::step(node, &subject, DeleteStep::RemoveReachable).await,
@@ -154,8 +154,8 @@ async fn take_back<K: Kernel>(
         UndoStep::RemoveLink => remove::step(node, &subject, DeleteStep::RemoveLink).await,
         UndoStep::RemovePrograms => remove::step(node, &subject, DeleteStep::Unpin).await,
         UndoStep::ReleaseLeases if all_gone => {
-            resting::hand_back(node, &shared.read(|v| v.taken_over.clone()), &owner(record));
-            resting::in_memory(node, &leases(record));
+            resting::hand_back(&node.addresses, &shared.read(|v| v.taken_over.clone()), &owner(record));
+            resting::in_memory(&node.addresses, &leases(record));
             Ok(())
         }
         // Something of it may still speak with the address: it is given back when nothing is left.

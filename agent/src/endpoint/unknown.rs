@@ -34,7 +34,7 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted) -> DeleteRe
     }
     let left = leases(node, wanted);
     if !left.is_empty() {
-        match resting::release(node, &left, Vec::new()).await {
+        match resting::release(&node.addresses, &left, Vec::new()).await {
             Ok(()) => result.leases_released.extend(left.iter().map(|l| l.ip)),
             Err(error) => result.errors.push(StepError {
                 step: "release-ips".into(),
@@ -72,7 +72,7 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
 
 /// Leases in that name which no endpoint, no create, no undo and no record out of service stands for.
 fn leases<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<Lease> {
-    let mut leases = lock(&node.ipam).of_container(&wanted.container_id);
+    let mut leases = lock(&node.addresses.ipam).of_container(&wanted.container_id);
     leases.retain(|lease| match &lease.owner {
         LeaseOwner::Attachment { attachment, epoch } => {
             wanted.fits(attachment)

@@ -19,7 +19,7 @@ fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
 pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
     let now = clock::unix_ms();
     let (lease, rest, cidrs, withheld) = {
-        let ipam = lock(&node.ipam);
+        let ipam = lock(&node.addresses.ipam);
         let rest = ipam.resting().into_iter().find(|r| r.rest.ip == ip);
         (ipam.get(ip).cloned(), rest, ipam.cidrs(), ipam.withheld(ip).map(|w| w.why.clone()))
     };

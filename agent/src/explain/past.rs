@@ -120,7 +120,7 @@ fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &A
 /// A link whose record was lost, or a record out of service: exactly one of them was found.
 pub(super) async fn out_of_service<K: Kernel>(node: &Arc<Node<K>>, found: &Found) -> Explanation {
     if let Some(orphan) = found.orphans.first() {
-        let (health, summary, remedy) = if orphan.lost_gateway(&lock(&node.ipam).cidrs()) {
+        let (health, summary, remedy) = if orphan.lost_gateway(&lock(&node.addresses.ipam).cidrs()) {
             let summary = "its record was lost with a damaged store, and no pool has its addresses: its container has lost its \
                            gateway; its DEL removes what is left of it";
             let remedy = "start the agent with the previous pools, or recreate the container; `wharf audit --repair` \

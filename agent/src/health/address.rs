@@ -70,11 +70,11 @@ fn path(config: &AgentConfig) -> PathBuf {
 /// # Errors
 /// When the store refuses; the addresses stay leased then.
 pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
-    let leases = lock(&node.ipam).owned_by(holds);
+    let leases = lock(&node.addresses.ipam).owned_by(holds);
     if leases.is_empty() {
         return Ok(());
     }
-    resting::release(node, &leases, Vec::new()).await.map_err(|e| format!("give its addresses back: {e}"))
+    resting::release(&node.addresses, &leases, Vec::new()).await.map_err(|e| format!("give its addresses back: {e}"))
 }
 
 /// Leases the addresses: those that are kept where they can be had, others otherwise, one of each family that the
@@ -130,10 +130,10 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String
         }
     }
     // The store may tell of others, from before the file was changed.
-    let mut stale = lock(&node.ipam).owned_by(holds);
+    let mut stale = lock(&node.addresses.ipam).owned_by(holds);
     stale.retain(|lease| !got.addresses().contains(&lease.ip));
     let puts = new.into_iter().map(Change::PutLease).collect();
-    resting::release(node, &stale, puts).await.map_err(|e| format!("lease its addresses: {e}"))?;
+    resting::release(&node.addresses, &stale, puts).await.map_err(|e| format!("lease its addresses: {e}"))?;
     if in_file != Some(got)
         && let Err(why) = keep(path, got).await
     {
@@ -152,7 +152,7 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String
 fn claim<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Result<Lease, String> {
     let pool = pool_of(node, ip).unwrap_or_else(|| node.config.default_pool.clone());
     let lease = Lease { ip, pool, owner: owner(), since_unix_ms: clock::unix_ms() };
-    let mut ipam = lock(&node.ipam);
+    let mut ipam = lock(&node.addresses.ipam);
     if let Some(held) = ipam.get(ip).filter(|held| holds(&held.owner)) {
         return Ok(held.clone());
     }
@@ -166,15 +166,16 @@ fn pool_of<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Option<PoolName> {
 
 /// One that the store held for it, where the file is lost.
 fn held<K: Kernel>(node: &Node<K>, v6: bool) -> Option<IpAddr> {
-    lock(&node.ipam).owned_by(holds).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
+    lock(&node.addresses.ipam).owned_by(holds).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
 }
 
 async fn take<K: Kernel>(node: &Arc<Node<K>>, v6: bool) -> Result<Lease, String> {
     let (ipv4, ipv6) = if v6 { (Wanted::None, Wanted::Any) } else { (Wanted::Any, Wanted::None) };
     let request = LeaseRequest { pool: None, ipv4, ipv6 };
-    let leased = resting::lease(node, &request, &owner()).await.map_err(|e| format!("lease its addresses: {e}"))?;
+    let leased =
+        resting::lease(&node.addresses, &request, &owner()).await.map_err(|e| format!("lease its addresses: {e}"))?;
     let ip = leased.ipv4.map(IpAddr::V4).or(leased.ipv6.map(IpAddr::V6));
-    let lease = ip.and_then(|ip| lock(&node.ipam).get(ip).cloned());
+    let lease = ip.and_then(|ip| lock(&node.addresses.ipam).get(ip).cloned());
     lease.ok_or_else(|| "lease its addresses: none was given".to_owned())
 }
 

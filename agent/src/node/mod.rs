@@ -29,12 +29,12 @@ use wharf_core::{
     identity_allocator::IdentityAllocator,
     ipam::Ipam,
     kernel::{CounterRow, Kernel, NodeSpec},
-    overlap::Overlap,
     store::OutOfService,
 };
 use wharf_datapath::LinuxKernel;
 
 use crate::{
+    addresses::Addresses,
     config::AgentConfig,
     controller::Controllers,
     findings::Left,
@@ -71,10 +71,8 @@ pub struct Node<K: Kernel> {
     pub kernel: Arc<K>,
     /// The store.
     pub store: Store,
-    /// Addresses. Locked for one decision at a time.
-    pub ipam: Mutex<Ipam>,
-    /// Networks of the node that share addresses with pools, as they were last seen.
-    pub overlaps: Mutex<Arc<Vec<Overlap>>>,
+    /// Addresses.
+    pub addresses: Addresses<K>,
     /// Identities. Locked for one decision at a time.
     pub identities: Mutex<IdentityAllocator>,
     /// Endpoints.
@@ -91,9 +89,6 @@ pub struct Node<K: Kernel> {
     pub redirects: Arc<dyn Redirects>,
     /// Regenerations that may run at once: the cores, at least 2.
     pub build_permits: Semaphore,
-    /// Whose turn it is to look at resting addresses: one at a time, so that none is woken by what was seen before its
-    /// last lease. Held across kernel calls and a commit, each bounded.
-    pub checks: tokio::sync::Mutex<()>,
     /// Which creates may run.
     pub gate: Arc<Gate>,
     /// Creates asked for since start.
@@ -166,7 +161,9 @@ impl<K: Kernel> Node<K> {
     pub fn new(config: AgentConfig, kernel: K, store: Store, ipam: Ipam, redirects: Arc<dyn Redirects>) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let (kernel, tasks) = (Arc::new(kernel), TaskTracker::new());
+        let addresses = Addresses::new(ipam, &config, Arc::clone(&kernel), store.clone(), Arc::clone(&redirects));
         Arc::new(Self {
+            addresses,
             health: Health::new(&config),
             deletions: Deletions::new(&config.run_dir),
             orphans: Mutex::default(),
@@ -179,8 +176,6 @@ impl<K: Kernel> Node<K> {
             config,
             kernel,
             store,
-            ipam: Mutex::new(ipam),
-            overlaps: Mutex::default(),
             identities: Mutex::new(IdentityAllocator::new()),
             registry: Registry::default(),
             monitor: Monitor::default(),
@@ -188,7 +183,6 @@ impl<K: Kernel> Node<K> {
             metrics: Metrics::default(),
             redirects,
             build_permits: Semaphore::new(cores.max(2)),
-            checks: tokio::sync::Mutex::default(),
             gate: Arc::default(),
             creates: AtomicU64::new(0),
             audit_findings: Mutex::default(),
@@ -213,14 +207,14 @@ impl<K: Kernel> Node<K> {
     /// The node's own part of the datapath.
     #[must_use]
     pub fn spec(&self) -> NodeSpec {
-        let ipam = lock(&self.ipam);
+        let ipam = lock(&self.addresses.ipam);
         NodeSpec { router4: ipam.router4(), router6: ipam.router6(), cidrs: ipam.cidrs(), mtu: self.config.mtu }
     }
 
     /// Router addresses, IPv4 first.
     #[must_use]
     pub fn routers(&self) -> Vec<IpAddr> {
-        let ipam = lock(&self.ipam);
+        let ipam = lock(&self.addresses.ipam);
         ipam.router4().map(IpAddr::V4).into_iter().chain(ipam.router6().map(IpAddr::V6)).collect()
     }
 

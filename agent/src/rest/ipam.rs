@@ -26,7 +26,7 @@ use crate::{
 #[utoipa::path(get, path = "/v1/ipam", tag = "ipam", responses((status = 200, body = IpamView)))]
 pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
     let (leases, resting) = {
-        let ipam = lock(&node.ipam);
+        let ipam = lock(&node.addresses.ipam);
         (ipam.leases().iter().map(api_lease).collect(), ipam.resting())
     };
     let resting = resting
@@ -39,7 +39,7 @@ pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
             blocked: r.blocked,
         })
         .collect();
-    Json(IpamView { pools: pools::fill(&node), leases, resting })
+    Json(IpamView { pools: pools::fill(&node.addresses), leases, resting })
 }
 
 /// Leases an address of each family, or of one, to a caller.
@@ -101,14 +101,14 @@ async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer
     if health::holds(&owner) {
         return Err(invalid(format!("lease address: the owner {} is the agent's own", health::NAME)));
     }
-    let leased = resting::lease(node, &request, &owner).await.map_err(|e| from_ipam("lease address", &e))?;
+    let leased = resting::lease(&node.addresses, &request, &owner).await.map_err(|e| from_ipam("lease address", &e))?;
     let leases: Vec<Lease> = {
-        let ipam = lock(&node.ipam);
+        let ipam = lock(&node.addresses.ipam);
         let ips = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6));
         ips.filter_map(|ip| ipam.get(ip).cloned()).collect()
     };
     if let Err(error) = node.store.commit(leases.iter().cloned().map(Change::PutLease).collect()).await {
-        resting::in_memory(node, &leases);
+        resting::in_memory(&node.addresses, &leases);
         return Err(Failure::new(ErrorCode::Store, error.to_string()));
     }
     Ok((StatusCode::CREATED, Json(IpamAllocation { leases: leases.iter().map(api_lease).collect() })))
@@ -122,7 +122,7 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
     accepts_work(&node, "release address")?;
     let ip = parse_ip(&text)?;
     let (lease, cidrs) = {
-        let ipam = lock(&node.ipam);
+        let ipam = lock(&node.addresses.ipam);
         (ipam.get(ip).cloned(), ipam.cidrs())
     };
     let Some(lease) = lease else {
@@ -152,7 +152,7 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
         return Err(Failure::new(ErrorCode::Exists, format!("release {ip}: endpoint {} uses it", user.id))
             .hint("delete the endpoint first"));
     }
-    resting::release(&node, std::slice::from_ref(&lease), Vec::new())
+    resting::release(&node.addresses, std::slice::from_ref(&lease), Vec::new())
         .await
         .map_err(|e| Failure::new(ErrorCode::Store, e.to_string()))?;
     Ok(StatusCode::OK)

@@ -21,17 +21,17 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
 }
 
 fn look<K: Kernel>(node: &Node<K>) -> Fill {
-    let (pools, router) = (pools::fill(node), node.routers());
+    let (pools, router) = (pools::fill(&node.addresses), node.routers());
     let family = |family| if family == IpFamily::Ipv4 { "IPv4" } else { "IPv6" };
     let full: Vec<String> =
         pools.iter().filter(|p| p.used >= p.total).map(|p| format!("{} {}", p.name, family(p.family))).collect();
-    let overlaps = crate::addresses::pools::told(node);
+    let overlaps = crate::addresses::pools::told(&node.addresses);
     let mut message = match &overlaps {
         Some(overlaps) => overlaps.clone(),
         None if full.is_empty() => "addresses free in every pool".to_owned(),
         None => format!("exhausted: {}", full.join(", ")),
     };
-    match lock(&node.ipam).outside().len() {
+    match lock(&node.addresses.ipam).outside().len() {
         0 => {}
         1 => message.push_str("; 1 leased address is in no pool today (`wharf ipam list`)"),
         n => message.push_str(&format!("; {n} leased addresses are in no pool today (`wharf ipam list`)")),

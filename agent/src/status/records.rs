@@ -69,7 +69,7 @@ const OTHER_POOLS: &str = "without their gateway: no pool has their addresses; s
 
 /// Endpoints that lost their records, and how many of their containers have lost their gateway too.
 fn lost<K: Kernel>(node: &Node<K>) -> (usize, usize) {
-    let pools = lock(&node.ipam).cidrs();
+    let pools = lock(&node.addresses.ipam).cidrs();
     let orphans = lock(&node.orphans);
     (orphans.len(), orphans.iter().filter(|o| o.lost_gateway(&pools)).count())
 }

@@ -132,7 +132,10 @@ fn load(
         DatabaseError::DatabaseAlreadyOpen => {
             Unusable::Refused("another agent has it open; stop that one, or use another --run-dir".into())
         }
-        DatabaseError::RepairAborted | DatabaseError::Storage(redb::StorageError::Corrupted(_)) => {
+        // No agent has written a file of an older format.
+        DatabaseError::RepairAborted
+        | DatabaseError::UpgradeRequired(_)
+        | DatabaseError::Storage(redb::StorageError::Corrupted(_)) => {
             Unusable::Damaged(error.to_string(), Meta::default())
         }
         error if is_not_a_database(&error) => Unusable::Damaged(error.to_string(), Meta::default()),

@@ -128,7 +128,7 @@ fn a_lease_without_an_endpoint_is_found_and_released() {
         let ip: IpAddr = "10.88.0.99".parse().expect("address");
         let owner = LeaseOwner::Attachment { attachment: attachment("lost", "eth0"), epoch: Epoch(9_000) };
         let wanted = LeaseRequest { pool: None, ipv4: Wanted::Exact([10, 88, 0, 99].into()), ipv6: Wanted::None };
-        lock(&agent.node.ipam).lease(&wanted, owner.clone(), 0).expect("leased");
+        lock(&agent.node.addresses.ipam).lease(&wanted, owner.clone(), 0).expect("leased");
         let pool = agent.node.config.default_pool.clone();
         agent.commit(vec![Change::PutLease(Lease { ip, pool, owner, since_unix_ms: 0 })]).await;
         let findings = agent.findings(false).await;
@@ -142,7 +142,7 @@ fn a_lease_without_an_endpoint_is_found_and_released() {
 fn a_lease_that_only_memory_knows_is_found_with_its_owner() {
     Machine::new().life(async |agent| {
         let owner = LeaseOwner::Attachment { attachment: attachment("lost", "eth0"), epoch: Epoch(9_000) };
-        lock(&agent.node.ipam).lease(&LeaseRequest::default(), owner, 0).expect("leased");
+        lock(&agent.node.addresses.ipam).lease(&LeaseRequest::default(), owner, 0).expect("leased");
         let findings = agent.findings(false).await;
         assert_eq!(objects(&findings), ["lease", "lease"]);
         assert!(findings.iter().all(|f| f.problem.contains("not in the store")), "{findings:?}");
@@ -337,7 +337,7 @@ fn addresses_that_rest_are_counted_as_they_are_listed() {
         agent.kernel.fail_next(Op::EnsureLink, KernelErrorKind::Other);
         agent.try_create(agent.container("c2")).await.expect_err("asked for");
         let report = wharf_agent::audit::audit(&agent.node, false).await.expect("audit");
-        assert_eq!(lock(&agent.node.ipam).resting().len(), 4);
+        assert_eq!(lock(&agent.node.addresses.ipam).resting().len(), 4);
         assert_eq!(report.examined.get("resting-addresses"), Some(&4), "{:?}", report.examined);
     });
 }

@@ -93,7 +93,7 @@ fn a_lease_from_the_future_is_not_taken_for_a_young_one() {
         let owner = LeaseOwner::Attachment { attachment: attachment("gone", "eth0"), epoch: Epoch(1) };
         let (ip, pool) = ("10.88.0.99".parse().expect("address"), agent.node.config.default_pool.clone());
         let lost = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };
-        lock(&agent.node.ipam).claim(lost).expect("claimed");
+        lock(&agent.node.addresses.ipam).claim(lost).expect("claimed");
         assert_eq!(agent.findings(false).await, [], "it may be on its way to the store");
         clock::step_unix_time(-HOUR_MS);
         let findings = agent.findings(true).await;

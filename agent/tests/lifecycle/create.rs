@@ -241,7 +241,7 @@ fn an_exhausted_family_rolls_the_other_back() {
         let first = agent.create("c1").await;
         let error = agent.try_create(agent.container("c2")).await.expect_err("no IPv4 address");
         assert_eq!(error.code, ErrorCode::PoolExhausted);
-        let held = lock(&agent.node.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let held = lock(&agent.node.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(held.len(), 2, "only the first endpoint's: {held:?}");
         agent.delete(&first).await;
         agent.create("c3").await;

@@ -132,7 +132,7 @@ fn an_undo_that_fails_is_named_and_keeps_what_it_could_not_take_back_from_others
         assert!(error.message.contains("undoing it: remove-link"), "{}", error.message);
         agent.quiet().await;
         assert!(!agent.is_free(id(1)), "its link is still there");
-        let held = lock(&agent.node.ipam).owned_by(|o| matches!(o, LeaseOwner::Attachment { .. }));
+        let held = lock(&agent.node.addresses.ipam).owned_by(|o| matches!(o, LeaseOwner::Attachment { .. }));
         assert_eq!(held.len(), 2, "its link may still speak with them");
         let intents = agent.snapshot().await.intents;
         assert!(matches!(intents[..], [(_, _, Intent::Create { .. })]), "{intents:?}");

@@ -131,7 +131,7 @@ fn the_leases_of_endpoints_that_stay_are_not_touched() {
     Machine::new().life(async |agent| {
         let (goes, stays) = (agent.create("c1").await, agent.create("c2").await);
         agent.delete(&goes).await;
-        let held = lock(&agent.node.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let held = lock(&agent.node.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(held.into_iter().map(|l| l.ip).collect::<Vec<_>>(), addresses(&stays));
         agent.assert_healthy().await;
     });

@@ -338,7 +338,7 @@ fn a_delete_of_the_unknown_takes_back_what_is_left_in_that_name_and_nothing_else
         }
         let held = |name: &str| {
             let of = |o: &LeaseOwner| matches!(o, LeaseOwner::Attachment { attachment: a, .. } if a.container_id.as_str() == name);
-            wharf_agent::sync::lock(&agent.node.ipam).owned_by(of).len()
+            wharf_agent::sync::lock(&agent.node.addresses.ipam).owned_by(of).len()
         };
         assert_eq!(["c1", "c2", "c3"].map(held), [2, 2, 2]);
         let mut other = attachment("c2", "eth0");
@@ -349,7 +349,7 @@ fn a_delete_of_the_unknown_takes_back_what_is_left_in_that_name_and_nothing_else
         assert_eq!((result.leases_released.len(), result.errors), (2, vec![]));
         assert_eq!(["c1", "c2", "c3"].map(held), [2, 0, 2]);
         // Its link is gone, so nothing speaks for its addresses.
-        wharf_agent::addresses::resting::wake(&agent.node).await.expect("checked");
+        wharf_agent::addresses::resting::wake(&agent.node.addresses).await.expect("checked");
         assert_eq!(agent.resting(), []);
         assert_eq!(agent.kernel.dump().await.expect("dump").links.len(), 2, "c1's, and what is left of c3");
         agent.kernel.fail_next(Op::RemoveLink, Kind::Exhausted);

@@ -363,7 +363,8 @@ fn a_record_that_went_without_a_word_ends_its_life_at_the_next_start() {
         let handle = agent.create("c1").await;
         write(&agent).await;
         // As an agent does it that does not know the timeline.
-        let removals = wharf_agent::endpoint::record::removals(&agent.node, &handle.shared.view().record, true);
+        let removals =
+            wharf_agent::endpoint::record::removals(&agent.node.addresses, &handle.shared.view().record, true);
         agent.commit(removals).await;
     });
     machine.life(async |agent| {

@@ -334,7 +334,7 @@ impl Play {
         } else {
             Ok(())
         };
-        let before: BTreeSet<IpAddr> = lock(&agent.node.ipam).leases().iter().map(|l| l.ip).collect();
+        let before: BTreeSet<IpAddr> = lock(&agent.node.addresses.ipam).leases().iter().map(|l| l.ip).collect();
         let (mut rests, mut held) = (self.resting(), before.clone());
         if settles {
             // What deletes that go first give back begins to rest.
@@ -442,12 +442,12 @@ impl Play {
     }
 
     fn last_owner(&self, ip: IpAddr) -> Option<String> {
-        let resting = lock(&self.life().agent.node.ipam).resting();
+        let resting = lock(&self.life().agent.node.addresses.ipam).resting();
         resting.into_iter().find(|r| r.rest.ip == ip).map(|r| r.rest.last_owner)
     }
 
     fn resting(&self) -> BTreeSet<IpAddr> {
-        lock(&self.life().agent.node.ipam).resting().iter().map(|r| r.rest.ip).collect()
+        lock(&self.life().agent.node.addresses.ipam).resting().iter().map(|r| r.rest.ip).collect()
     }
 
     fn del(&mut self, who: Who, network: u8, keep: bool, trouble: Trouble) {
@@ -546,7 +546,7 @@ impl Play {
     fn lease(&mut self, exact: Option<IpAddr>) {
         let agent = self.agent();
         let rests = self.resting();
-        let held: BTreeSet<IpAddr> = lock(&agent.node.ipam).leases().iter().map(|l| l.ip).collect();
+        let held: BTreeSet<IpAddr> = lock(&agent.node.addresses.ipam).leases().iter().map(|l| l.ip).collect();
         let owner = LeaseOwner::Caller { name: "job".into() };
         let ipv4 = match exact {
             Some(IpAddr::V4(ip)) => Wanted::Exact(ip),
@@ -554,14 +554,14 @@ impl Play {
         };
         let request = LeaseRequest { pool: None, ipv4, ipv6: Wanted::None };
         let (leased, stored): (Result<Leased, IpamError>, bool) = self.run(async {
-            let leased = resting::lease(&agent.node, &request, &owner).await;
+            let leased = resting::lease(&agent.node.addresses, &request, &owner).await;
             let ip = leased.as_ref().ok().and_then(|l| l.ipv4).map(IpAddr::V4);
-            let lease: Option<Lease> = ip.and_then(|ip| lock(&agent.node.ipam).get(ip).cloned());
+            let lease: Option<Lease> = ip.and_then(|ip| lock(&agent.node.addresses.ipam).get(ip).cloned());
             let Some(lease) = lease else { return (leased, false) };
             let changes = vec![Change::PutLease(lease.clone()), Change::RemoveRest(lease.ip)];
             let stored = agent.node.store.commit(changes).await.is_ok();
             if !stored {
-                resting::in_memory(&agent.node, &[lease]);
+                resting::in_memory(&agent.node.addresses, &[lease]);
             }
             (leased, stored)
         });
@@ -591,8 +591,8 @@ impl Play {
             return;
         }
         let agent = self.agent();
-        let lease = lock(&agent.node.ipam).get(ip).cloned().expect("it is leased");
-        let released = self.run(resting::release(&agent.node, &[lease], Vec::new()));
+        let lease = lock(&agent.node.addresses.ipam).get(ip).cloned().expect("it is leased");
+        let released = self.run(resting::release(&agent.node.addresses, &[lease], Vec::new()));
         assert_eq!(released.is_ok(), !self.model.disk_full);
         if released.is_ok() {
             self.model.callers.remove(&ip);
@@ -722,9 +722,9 @@ impl Play {
 
     fn time_passes(&mut self) {
         let agent = self.agent();
-        lock(&agent.node.ipam).set_rest(0);
-        let woken = self.run(resting::wake(&agent.node));
-        lock(&agent.node.ipam).set_rest(REST_MS);
+        lock(&agent.node.addresses.ipam).set_rest(0);
+        let woken = self.run(resting::wake(&agent.node.addresses));
+        lock(&agent.node.addresses.ipam).set_rest(REST_MS);
         if self.model.disk_full {
             return;
         }

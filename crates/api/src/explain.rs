@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::types::{Endpoint, Finding, Health, LogStatus, MetricRow};
+use crate::{Endpoint, Finding, Health, LogStatus, MetricRow};
 
 /// What the words that were asked about turned out to name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]

@@ -5,20 +5,32 @@
 //! and the agent's routes; a test compares the two.
 #![forbid(unsafe_code)]
 
+pub mod bpf;
 #[cfg(feature = "client")]
 pub mod client;
+pub mod config;
+pub mod endpoint;
+pub mod error;
 pub mod explain;
+pub mod finding;
 pub mod health;
+pub mod ipam;
+pub mod monitor;
 pub mod object;
 pub mod selfcheck;
 pub mod status;
-pub mod types;
 
+pub use bpf::*;
+pub use config::*;
+pub use endpoint::*;
+pub use error::*;
 pub use explain::*;
+pub use finding::*;
 pub use health::*;
+pub use ipam::*;
+pub use monitor::*;
 pub use selfcheck::*;
 pub use status::*;
-pub use types::*;
 
 /// Where the agent listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/wharf/wharf.sock";

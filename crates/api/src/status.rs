@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::types::{BpfMap, Health, PoolView};
+use crate::{BpfMap, Health, PoolView};
 
 /// A part of the agent in `wharf status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

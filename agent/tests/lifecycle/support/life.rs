@@ -111,7 +111,7 @@ struct Opening {
 /// What the agent does before it serves, in its order.
 async fn bring_back(node: &Arc<Node<wharf_datapath::FakeKernel>>, opening: &Opening) {
     node.kernel.ensure_node(&node.spec()).await.expect("node part");
-    lock(&node.ipam).set_rest(node.config.ip_rest_ms);
+    lock(&node.addresses.ipam).set_rest(node.config.ip_rest_ms);
     restore::restore(node, opening.snapshot.clone(), opening.lost).await.expect("restore");
     deletions::drain(node, Cause::Start).await.expect("drain");
 }

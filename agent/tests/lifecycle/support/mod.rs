@@ -270,16 +270,16 @@ impl Agent {
 
     /// Who holds an address, in memory.
     pub(crate) fn lease_owner(&self, ip: IpAddr) -> Option<LeaseOwner> {
-        lock(&self.node.ipam).get(ip).map(|l| l.owner.clone())
+        lock(&self.node.addresses.ipam).get(ip).map(|l| l.owner.clone())
     }
 
     /// Leases an IPv4 address to a caller, as `POST /v1/ipam` does.
     pub(crate) async fn lease_to_caller(&self, name: &str) -> Lease {
         let owner = LeaseOwner::Caller { name: name.into() };
         let request = LeaseRequest { pool: None, ipv4: Wanted::Any, ipv6: Wanted::None };
-        let leased = lock(&self.node.ipam).lease(&request, owner, 0).expect("leased");
+        let leased = lock(&self.node.addresses.ipam).lease(&request, owner, 0).expect("leased");
         let ip = IpAddr::V4(leased.ipv4.expect("IPv4"));
-        let lease = lock(&self.node.ipam).get(ip).cloned().expect("lease");
+        let lease = lock(&self.node.addresses.ipam).get(ip).cloned().expect("lease");
         self.commit(vec![Change::PutLease(lease.clone())]).await;
         lease
     }
@@ -297,7 +297,7 @@ impl Agent {
 
     /// Addresses that rest, in memory, and what speaks for them.
     pub(crate) fn resting(&self) -> Vec<(IpAddr, Option<String>)> {
-        lock(&self.node.ipam).resting().into_iter().map(|r| (r.rest.ip, r.blocked)).collect()
+        lock(&self.node.addresses.ipam).resting().into_iter().map(|r| (r.rest.ip, r.blocked)).collect()
     }
 
     /// The operations called so far, observations and the node's own part left out.
@@ -346,7 +346,7 @@ impl Agent {
         self.quiet().await;
         let links = self.kernel.dump().await.expect("dump").links.len();
         assert_eq!(links, self.node.registry.len() + 1, "one link more than there are endpoints");
-        let held = lock(&self.node.ipam)
+        let held = lock(&self.node.addresses.ipam)
             .owned_by(|o| matches!(o, LeaseOwner::Caller { name } if name.starts_with("lost-record:")));
         assert_eq!(held.len(), 2, "its two addresses: {held:?}");
         assert!(self.findings(false).await.iter().any(|f| f.object == "link" && f.repairable), "the audit shows it");
@@ -360,10 +360,10 @@ impl Agent {
         let left: Vec<_> = self.node.registry.list().iter().map(log_of).collect();
         assert!(left.is_empty(), "registry: {left:#?}");
         // What was given back rests until it is found that nobody speaks for it.
-        resting::wake(&self.node).await.expect("rests end");
-        assert_eq!(lock(&self.node.ipam).resting(), [], "rests");
+        resting::wake(&self.node.addresses).await.expect("rests end");
+        assert_eq!(lock(&self.node.addresses.ipam).resting(), [], "rests");
         assert_eq!(self.snapshot().await, Snapshot::default(), "store");
-        let leases = lock(&self.node.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let leases = lock(&self.node.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(leases, [], "leases in memory");
         assert_eq!(lock(&self.node.identities).list(), [], "identities");
         self.remove_prepared().await;

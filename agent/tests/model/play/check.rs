@@ -38,7 +38,7 @@ impl Play {
         alike("endpoints in memory", running.collect::<Vec<_>>().join("; "), expected.clone())?;
 
         let leases = model.leases();
-        let in_memory = lock(&agent.node.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let in_memory = lock(&agent.node.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         let in_memory: BTreeMap<_, _> = in_memory.into_iter().map(|l| (l.ip, l.owner)).collect();
         if model.is_murky() {
             let lost = leases.iter().find(|(ip, owner)| in_memory.get(ip) != Some(owner));
@@ -84,7 +84,7 @@ impl Play {
     }
 
     fn nobody_shares_an_address(&self) {
-        let ipam = lock(&self.life().agent.node.ipam);
+        let ipam = lock(&self.life().agent.node.addresses.ipam);
         for rest in ipam.resting() {
             assert!(ipam.get(rest.rest.ip).is_none(), "{} rests, and is leased", rest.rest.ip);
         }

@@ -3,8 +3,9 @@
 use super::{Side::*, *};
 use crate::{
     fixtures::id,
-    ids::PoolName,
-    overlap::{NodeNetwork, Way},
+    ids::{IfIndex, MacAddr, PoolName},
+    kernel::AttachMode,
+    overlap::{NodeNetwork, Overlap, Way},
 };
 
 fn name() -> String {

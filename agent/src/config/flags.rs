@@ -1,0 +1,167 @@
+//! The command line and the environment.
+
+use std::{collections::BTreeMap, ffi::OsString, net::SocketAddr, path::PathBuf};
+
+use clap::{
+    ArgMatches, CommandFactory, Parser,
+    error::{ContextKind, ContextValue},
+    parser::ValueSource,
+};
+use ipnet::IpNet;
+use serde::Deserialize;
+use wharf_api::SettingOrigin;
+
+use crate::telemetry::LogFormat;
+
+const EXAMPLES: &str = "Examples:
+  wharf-agent                                      serve this network namespace with the defaults
+  wharf-agent --ipv4-pool 10.12.0.0/20 --ipv6-pool fd12::/64 --metrics-listen 127.0.0.1:9478
+  wharf-agent --ipv6-pool=                         IPv4 alone
+  wharf-agent cleanup --dry-run                    list what agents left on this node; without the flag, remove it
+  wharf-agent --config /etc/wharf/agent.toml       the same keys in TOML, plus [[pool]] tables for named pools
+
+  wharf-agent --config /etc/wharf/agent.toml --check-config       before a restart: can these settings be used?
+
+Every setting is also an environment variable (WHARF_RUN_DIR, ...) and a key of the TOML file (run-dir, ...).
+
+Exit status:
+  0  ended when asked to; with --check-config: the settings can be used
+  1  could not start or failed; standard error says why
+  3  the command line, an environment variable or the file is wrong";
+
+/// The Wharf node agent: gives containers their network, each with BPF programs and maps of its own.
+#[derive(Debug, Default, Parser)]
+#[command(version, after_help = EXAMPLES)]
+pub struct Flags {
+    /// Directory for the socket and the store; what is in it dies with the boot [default: /run/wharf]
+    #[arg(long, env = "WHARF_RUN_DIR", value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Directory for the few facts that outlive a boot [default: /var/lib/wharf]
+    #[arg(long, env = "WHARF_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Mounted BPF file system; pins go under DIR/wharf [default: /sys/fs/bpf]
+    #[arg(long, env = "WHARF_BPFFS", value_name = "DIR")]
+    pub bpffs: Option<PathBuf>,
+    /// TOML file with any of these settings, and `[[pool]]` tables
+    #[arg(long, env = "WHARF_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// IPv4 CIDRs of the default pool; may be repeated; empty (--ipv4-pool=) gives no IPv4 addresses
+    /// [default: 10.87.0.0/16]
+    #[arg(long, env = "WHARF_IPV4_POOL", value_name = "CIDR,...", value_parser = cidrs)]
+    pub ipv4_pool: Option<Vec<Cidrs>>,
+    /// IPv6 CIDRs of the default pool; may be repeated; empty (--ipv6-pool=) gives no IPv6 addresses
+    /// [default: fd57:4a7f:e8f::/64, or none on a node whose IPv6 is off]
+    #[arg(long, env = "WHARF_IPV6_POOL", value_name = "CIDR,...", value_parser = cidrs)]
+    pub ipv6_pool: Option<Vec<Cidrs>>,
+    /// Name of this node in status and metrics [default: the host name]
+    #[arg(long, env = "WHARF_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Address and port for Prometheus metrics; they are always on the socket as GET /metrics too
+    #[arg(long, env = "WHARF_METRICS_LISTEN", value_name = "ADDR:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Log filter: error, warn, info, debug, trace, or target=level pairs [default: info]
+    #[arg(long, env = "WHARF_LOG_LEVEL", value_name = "FILTER")]
+    pub log_level: Option<String>,
+    /// Log lines as text or JSON [default: text]
+    #[arg(long, env = "WHARF_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// MTU of containers that ask for none, bytes [default: 1500]
+    #[arg(long, env = "WHARF_MTU", value_name = "BYTES")]
+    pub mtu: Option<u32>,
+    /// How programs are attached: auto (clsact: attaches and detaches without waiting), tcx or clsact [default: auto]
+    #[arg(long, env = "WHARF_ATTACH_MODE", value_name = "MODE")]
+    pub attach_mode: Option<AttachChoice>,
+    /// Program sets kept verified ahead of need [default: 32]
+    #[arg(long, env = "WHARF_PREPARED_PROGRAMS", value_name = "N")]
+    pub prepared_programs: Option<usize>,
+    /// How long a delete waits for the proxy to let go, milliseconds, 3000 at most [default: 3000]
+    #[arg(long, env = "WHARF_PROXY_TIMEOUT_MS", value_name = "MS")]
+    pub proxy_timeout_ms: Option<u64>,
+    /// How long an address rests after it was given back, milliseconds; cut short when a pool runs out [default: 30000]
+    #[arg(long, env = "WHARF_IP_REST_MS", value_name = "MS")]
+    pub ip_rest_ms: Option<u64>,
+    /// How often kernel and store are compared and leaks removed, milliseconds; 0 is never [default: 60000]
+    #[arg(long, env = "WHARF_AUDIT_INTERVAL_MS", value_name = "MS")]
+    pub audit_interval_ms: Option<u64>,
+    /// How often each endpoint's programs are given test packets, milliseconds; 0 is never [default: 60000]
+    #[arg(long, env = "WHARF_SELFCHECK_INTERVAL_MS", value_name = "MS")]
+    pub selfcheck_interval_ms: Option<u64>,
+    /// How long the timeline of a deleted endpoint is kept for `wharf explain`, seconds [default: 86400]
+    #[arg(long, env = "WHARF_TIMELINE_KEEP_S", value_name = "SECONDS")]
+    pub timeline_keep_s: Option<u64>,
+    /// How often the health endpoint is probed, milliseconds, 100 at least; 0 turns it off [default: 10000]
+    #[arg(long, env = "WHARF_HEALTH_INTERVAL_MS", value_name = "MS")]
+    pub health_interval_ms: Option<u64>,
+    /// Load the programs with debug log records compiled in (slow; for developers)
+    #[arg(long, env = "WHARF_DEBUG_PROGRAMS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub debug_programs: Option<bool>,
+    /// Check the settings, print those that would be in force, and end: 0 when they can be used, 3 when not. Nothing of the
+    /// node is looked at or changed
+    #[arg(long)]
+    pub check_config: bool,
+}
+
+/// The CIDRs of one flag.
+#[derive(Debug, Clone)]
+pub struct Cidrs(pub(super) Vec<IpNet>);
+
+/// Comma-separated CIDRs; none where the text is empty.
+fn cidrs(text: &str) -> Result<Cidrs, String> {
+    let one = |cidr: &str| cidr.trim().parse().map_err(|e| format!("{cidr:?}: {e}"));
+    let parts = text.split(',').filter(|_| !text.trim().is_empty());
+    parts.map(one).collect::<Result<_, _>>().map(Cidrs)
+}
+
+/// Wish for the attach mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachChoice {
+    /// The mode with the shorter ADD and DEL: clsact (docs/attach-modes.md).
+    Auto,
+    /// tcx or fail.
+    Tcx,
+    /// clsact.
+    Clsact,
+}
+
+/// Parses a command line, and the environment for what the command line leaves out.
+///
+/// # Errors
+/// clap's, `--help` and `--version` included. A value that came from an environment variable names the variable.
+pub fn parse(arguments: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    Flags::command().try_get_matches_from(arguments).map_err(|error| name_variable(error, arguments))
+}
+
+/// clap names the flag also where its environment variable had the value. Without the environment the same command line
+/// fails in the same way only if the flag itself is wrong.
+fn name_variable(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
+    let of_flags = Flags::command().mut_args(|a| a.env(None::<&'static str>)).try_get_matches_from(arguments).err();
+    let invalid = |e: &clap::Error| e.get(ContextKind::InvalidArg).map(ToString::to_string);
+    let Some(flag) = invalid(&error).filter(|flag| of_flags.as_ref().and_then(invalid).as_ref() != Some(flag)) else {
+        return error;
+    };
+    let mut command = Flags::command();
+    command.build();
+    let variable = command.get_arguments().find(|a| a.to_string() == flag).and_then(|a| a.get_env());
+    if let Some(variable) = variable {
+        let words = format!("environment variable {}", variable.display());
+        error.insert(ContextKind::InvalidArg, ContextValue::String(words));
+    }
+    error
+}
+
+/// The settings that the command line or the environment gave.
+pub(super) fn given(matches: &ArgMatches) -> BTreeMap<String, SettingOrigin> {
+    let mut origins = BTreeMap::new();
+    for argument in Flags::command().get_arguments() {
+        let origin = match matches.value_source(argument.get_id().as_str()) {
+            Some(ValueSource::CommandLine) => SettingOrigin::Flag,
+            Some(ValueSource::EnvVariable) => SettingOrigin::Environment,
+            _ => continue,
+        };
+        if let Some(name) = argument.get_long() {
+            origins.insert(name.to_owned(), origin);
+        }
+    }
+    origins
+}

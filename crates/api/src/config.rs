@@ -1,0 +1,94 @@
+//! Settings of the agent.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Body of `GET|PATCH /v1/config`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AgentConfigView {
+    /// Effective settings, by flag name.
+    pub effective: BTreeMap<String, String>,
+    /// Names of those that `PATCH` may change.
+    pub mutable: Vec<String>,
+    /// Where each comes from, by the same names.
+    #[serde(default)]
+    pub origin: BTreeMap<String, SettingOrigin>,
+}
+
+/// Where a setting comes from; the later wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SettingOrigin {
+    /// Nobody said anything.
+    Default,
+    /// The configuration file.
+    File,
+    /// A `WHARF_*` variable.
+    Environment,
+    /// A flag of the command line.
+    Flag,
+    /// Set while the agent runs; a restart forgets it.
+    RunTime,
+}
+
+impl SettingOrigin {
+    /// Its name in words.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::File => "file",
+            Self::Environment => "environment",
+            Self::Flag => "flag",
+            Self::RunTime => "run time",
+        }
+    }
+}
+
+/// Format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// An object a line.
+    Json,
+}
+
+/// When policy is enforced. Source enforcement (a container speaks only with its own addresses) is not policy: it is
+/// always on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyEnforcement {
+    /// Where there is policy for an endpoint.
+    Default,
+    /// For every endpoint.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+/// Body of `PATCH /v1/config`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AgentConfigPatch {
+    /// `error`, `warn`, `info`, `debug`, `trace` or `off`, or `target=level` pairs with commas between.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 1024, example = "wharf_agent=debug,info")]
+    pub log_level: Option<String>,
+    /// Format of log lines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_format: Option<LogFormat>,
+    /// Trace forwarded packets of every endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<bool>,
+    /// Of the traced packets that the programs report, one in so many is shown; 0 and 1 are all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 1_000_000)]
+    pub trace_sampling: Option<u32>,
+    /// When policy is enforced. There is no policy yet, so anything but `default` is refused (`unsupported`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy_enforcement: Option<PolicyEnforcement>,
+}

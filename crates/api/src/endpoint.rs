@@ -1,0 +1,345 @@
+//! Endpoints.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Finding, Health};
+
+/// Body of `PUT /v1/endpoint/{id}`: everything an ADD needs, in one request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointCreate {
+    /// CNI container id.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
+    pub container_id: String,
+    /// Interface name inside the container, at most 15 bytes.
+    #[schema(pattern = r"^[^/:%\s]+$", max_length = 15)]
+    pub ifname: String,
+    /// CNI network name.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
+    pub network: String,
+    /// Path of the container's network namespace.
+    #[schema(pattern = "^/", max_length = 4096)]
+    pub netns: String,
+    /// IPAM pool; the agent's default pool when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
+    pub pool: Option<String>,
+    /// MTU in bytes; the agent's default when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1280, maximum = 65535)]
+    pub mtu: Option<u32>,
+    /// MAC address asked for; a random one when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^([0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}$")]
+    pub mac: Option<String>,
+    /// Addresses asked for, at most one of each family; any free ones when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub ips: Vec<IpAddr>,
+    /// Labels, `source:key=value`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
+    /// Pod name (`K8S_POD_NAME`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+    /// Pod namespace (`K8S_POD_NAMESPACE`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_namespace: Option<String>,
+    /// The caller gives up after this many milliseconds; the agent then undoes what it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+}
+
+/// Endpoint state; the words are those of the state machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndpointState {
+    /// Labels are not resolved to an identity yet.
+    WaitingForIdentity,
+    /// A build is owed.
+    WaitingToRegenerate,
+    /// A build runs.
+    Regenerating,
+    /// Realized is desired.
+    Ready,
+    /// Read from the store after a restart, not rebuilt yet.
+    Restoring,
+    /// Being taken away.
+    Disconnecting,
+    /// Gone.
+    Disconnected,
+    /// Its create failed.
+    Invalid,
+}
+
+/// An endpoint as clients see it. `wharf endpoint list -o json` prints an array of these; the names are kept stable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Endpoint {
+    /// Endpoint id.
+    pub id: u16,
+    /// Epoch of the attachment.
+    pub epoch: u64,
+    /// State.
+    pub state: EndpointState,
+    /// CNI container id.
+    pub container_id: String,
+    /// Interface name inside the container.
+    pub ifname: String,
+    /// CNI network name.
+    pub network: String,
+    /// Security identity.
+    pub identity: u32,
+    /// Labels, sorted.
+    pub labels: Vec<String>,
+    /// IPv4 address, without a prefix length.
+    #[schema(value_type = Option<String>)]
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6 address, without a prefix length.
+    #[schema(value_type = Option<String>)]
+    pub ipv6: Option<Ipv6Addr>,
+    /// Index of the host side of its veth pair.
+    pub ifindex: u32,
+    /// Name of the host side.
+    pub host_ifname: String,
+    /// MAC of the container side.
+    pub container_mac: String,
+    /// MAC of the host side.
+    pub host_mac: String,
+    /// IPv4 gateway of the container.
+    #[schema(value_type = Option<String>)]
+    pub gateway4: Option<Ipv4Addr>,
+    /// IPv6 gateway of the container.
+    #[schema(value_type = Option<String>)]
+    pub gateway6: Option<Ipv6Addr>,
+    /// MTU, bytes.
+    pub mtu: u32,
+    /// Pool its addresses come from.
+    pub pool: String,
+    /// Path of the container's network namespace as the runtime gave it.
+    pub netns: String,
+    /// Pod name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+    /// Pod namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_namespace: Option<String>,
+    /// When it was created, milliseconds since the Unix epoch.
+    pub created_unix_ms: u64,
+    /// What it is doing.
+    pub status: EndpointStatus,
+}
+
+/// What an endpoint is doing, since when, and what would end the wait.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointStatus {
+    /// Phase of the create, build or delete that runs; empty when nothing runs.
+    pub phase: String,
+    /// Since when, milliseconds since the Unix epoch.
+    pub since_unix_ms: u64,
+    /// What it waits for; empty when it does not wait.
+    pub waits_for: String,
+    /// What would end the wait.
+    pub ends_when: String,
+    /// Policy revision asked for; 0 while the endpoint has no policy.
+    pub desired_revision: u64,
+    /// Policy revision in force; 0 while the endpoint has no policy.
+    pub realized_revision: u64,
+    /// Builds that succeeded.
+    pub regenerations: u64,
+    /// Builds that failed since the last that succeeded.
+    pub failures: u32,
+    /// Last error, if the last build failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// How a log entry is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogStatus {
+    /// As it should.
+    Ok,
+    /// Refused or odd, nothing lost.
+    Warning,
+    /// Failed.
+    Failure,
+}
+
+/// A line of the endpoint's status log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointLogEntry {
+    /// Milliseconds since the Unix epoch.
+    pub time_unix_ms: u64,
+    /// How to read it.
+    pub status: LogStatus,
+    /// State after it.
+    pub state: EndpointState,
+    /// Event of the state machine, or the step.
+    pub event: String,
+    /// In words.
+    pub message: String,
+}
+
+/// Body of `GET /v1/endpoint/{id}/healthz`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointHealth {
+    /// Worst of the parts.
+    pub overall: Health,
+    /// Programs and maps are what they should be.
+    pub bpf: Health,
+    /// Realized policy is desired policy.
+    pub policy: Health,
+    /// Link, addresses, routes, MTU are what they should be.
+    pub connected: Health,
+    /// What was found amiss, by looking at the kernel now.
+    pub findings: Vec<Finding>,
+    /// Policy revision asked for; 0 while the endpoint has no policy.
+    #[serde(default)]
+    pub desired_revision: u64,
+    /// Policy revision in force; 0 while the endpoint has no policy.
+    #[serde(default)]
+    pub realized_revision: u64,
+    /// Test packets through its programs.
+    #[serde(default)]
+    pub self_check: crate::SelfCheck,
+}
+
+/// Body of `PATCH /v1/endpoint/{id}`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointPatch {
+    /// New labels (all of them), `source:key=value`, at most 256; a change of identity regenerates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 256, example = json!(["k8s:app=web"]))]
+    pub labels: Option<Vec<String>>,
+    /// Trace forwarded packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<bool>,
+    /// Regenerate at this level, and answer when it is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub regenerate: Option<RegenerateLevel>,
+}
+
+/// How much a regeneration renews.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RegenerateLevel {
+    /// Maps (and redirects) only.
+    Policy,
+    /// Programs too.
+    Datapath,
+}
+
+/// Body of `GET /v1/endpoint/{id}/labels`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointLabels {
+    /// All labels, sorted.
+    pub labels: Vec<String>,
+    /// Those that make the identity.
+    pub security_relevant: Vec<String>,
+    /// The identity they make.
+    pub identity: u32,
+}
+
+/// Body of `GET /v1/endpoint/{id}/config`: desired and realized side by side.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndpointConfigView {
+    /// What the agent wants.
+    pub desired: BTreeMap<String, String>,
+    /// What the kernel holds now.
+    pub realized: BTreeMap<String, String>,
+}
+
+/// An error of one step of a delete.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StepError {
+    /// Step.
+    pub step: String,
+    /// Endpoint.
+    pub endpoint: String,
+    /// What failed and why.
+    pub message: String,
+}
+
+/// Answer of a delete: 200 when `errors` is empty, 206 otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeleteResult {
+    /// Endpoints deleted.
+    pub deleted: Vec<u16>,
+    /// Leases released that belonged to no endpoint.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub leases_released: Vec<IpAddr>,
+    /// Steps that failed; the rest was done all the same.
+    pub errors: Vec<StepError>,
+}
+
+/// Body of `POST /v1/gc`: everything of `network` that is not listed goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GcRequest {
+    /// CNI network name.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
+    pub network: String,
+    /// Attachments to keep.
+    #[serde(deserialize_with = "crate::object::list")]
+    pub valid: Vec<GcAttachment>,
+}
+
+/// An attachment the runtime still knows.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GcAttachment {
+    /// CNI container id.
+    pub container_id: String,
+    /// Interface name.
+    pub ifname: String,
+}
+
+/// Query of `GET /v1/endpoint`; all filters must match.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EndpointFilter {
+    /// CNI container id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<String>,
+    /// CNI network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// State.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<EndpointState>,
+    /// A label that it carries, `source:key=value`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// Pod name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+}
+
+/// Query of `DELETE /v1/endpoint/{id}` and `DELETE /v1/endpoint`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct DeleteQuery {
+    /// Of `DELETE /v1/endpoint`: the container whose endpoints go. Required there, refused elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<String>,
+    /// Keep the leases (NoIPRelease).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_ip_release: Option<bool>,
+    /// Delete only if the endpoint is of this network: an interface name is unique in a container, so the id alone would
+    /// also fit an endpoint that another network gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// Delete only if the endpoint is of this epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+}

@@ -1,0 +1,95 @@
+//! Events of the monitor.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A line of `GET /v1/monitor` (newline-delimited JSON).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case", tag = "type")]
+pub enum MonitorEvent {
+    /// A packet was dropped.
+    Drop(PacketEvent),
+    /// A packet was forwarded (only for endpoints that trace).
+    Trace(PacketEvent),
+    /// The agent did something.
+    Agent(AgentEvent),
+    /// This reader was too slow, or the ring buffer was full.
+    Lost {
+        /// How many events.
+        count: u64,
+    },
+}
+
+/// Every [`PacketEvent::reason`], by number. Of `wharf-common`'s reasons those that are verdicts; a test of the agent
+/// compares the two.
+pub const PACKET_REASONS: &[&str] = &[
+    "forwarded-local",
+    "forwarded-stack",
+    "neighbour-answered",
+    "malformed",
+    "unsupported-l2-protocol",
+    "invalid-source-mac",
+    "invalid-source-ip",
+    "neighbour-spoof",
+    "neighbour-unknown-target",
+    "multicast-unsupported",
+    "ttl-exceeded",
+    "endpoint-not-ready",
+    "destination-gone",
+    "not-endpoint-address",
+    "packet-write-failed",
+    "no-config",
+    "invalid-destination-mac",
+    "invalid-destination-ip",
+];
+
+/// A packet seen by an endpoint's program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PacketEvent {
+    /// Milliseconds since the Unix epoch.
+    pub time_unix_ms: u64,
+    /// Endpoint id.
+    pub endpoint: u32,
+    /// Epoch.
+    pub epoch: u64,
+    /// Identity.
+    pub identity: u32,
+    /// `ingress` or `egress`.
+    pub direction: String,
+    /// One of [`PACKET_REASONS`].
+    pub reason: String,
+    /// `IPv4`, `IPv6`, `ARP` or the number in hex.
+    pub ethertype: String,
+    /// IP protocol: its name, or `protocol` and its number. Empty unless the packet is IP.
+    pub protocol: String,
+    /// What an ICMP, ICMPv6 or ARP packet says, for example `echo-request`, `neighbor-solicitation`, `request`;
+    /// `type 200 code 3` or `operation 9` when it has no name here.
+    pub message: Option<String>,
+    /// Source address.
+    #[schema(value_type = Option<String>)]
+    pub source: Option<IpAddr>,
+    /// Source port; 0 unless the packet is TCP or UDP.
+    pub source_port: u16,
+    /// Destination address.
+    #[schema(value_type = Option<String>)]
+    pub destination: Option<IpAddr>,
+    /// Destination port; 0 unless the packet is TCP or UDP.
+    pub destination_port: u16,
+    /// Bytes, Ethernet header included.
+    pub length: u32,
+}
+
+/// Something the agent did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AgentEvent {
+    /// Milliseconds since the Unix epoch.
+    pub time_unix_ms: u64,
+    /// Endpoint id, when it is about one.
+    pub endpoint: Option<u16>,
+    /// `endpoint-created`, `endpoint-regenerated`, `endpoint-deleted`, `agent-started`, ...
+    pub event: String,
+    /// In words.
+    pub message: String,
+}
