@@ -2,7 +2,7 @@
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
-//! | endpoint | mailbox ([`task::Command`]), build permits, stop token | kernel and store changes, [`view::Shared`], replies |
+//! | endpoint | mailbox ([`crate::node::endpoint::Command`]), build permits, stop token | kernel and store changes, [`crate::node::endpoint::Shared`], replies |
 //! | deleter ([`delete`]) | the endpoints to delete | one store transaction for all of them, the client's answer |
 
 pub mod build;

@@ -3,7 +3,7 @@
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
-//! | controller ([`run`]) | time, the process's end, who asks for a round | the endpoint, [`Health`], metrics, monitor |
+//! | controller ([`run`]) | time, the process's end, who asks for a round | the endpoint, [`crate::node::health::Health`], metrics, monitor |
 //! | `wharf-health` (`launch`), a thread for each process | the process | its start, its first word, its end |
 //! | the process (`server`) | standard input, connections | answers |
 

@@ -7,6 +7,7 @@
 //! written anew from the rows in memory, never from its own content.
 
 use std::{
+    fmt,
     os::{
         fd::AsRawFd as _,
         unix::fs::{MetadataExt as _, PermissionsExt as _},
@@ -54,6 +55,13 @@ struct Stamp {
     length: u64,
     /// Modification time, seconds and nanoseconds.
     modified: (i64, i64),
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { length, modified: (seconds, nanoseconds) } = self;
+        write!(f, "{length} bytes of {seconds}.{nanoseconds:09}")
+    }
 }
 
 impl Stamp {
@@ -137,7 +145,10 @@ impl File {
     fn overwritten(&self) -> Option<String> {
         match Stamp::of(&self.held) {
             Ok(now) if now == self.stamp => None,
-            Ok(_) => Some("somebody else wrote to the file while the agent used it".into()),
+            Ok(now) => Some(format!(
+                "somebody else wrote to the file while the agent used it ({} then, {now} now)",
+                self.stamp
+            )),
             Err(why) => Some(why),
         }
     }

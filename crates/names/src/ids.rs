@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::rules;
 
 /// Highest endpoint id; the lowest is 1.
+#[allow(clippy::cast_possible_truncation, reason = "asserted to fit; a conversion that can fail is no constant")]
 pub const MAX_ENDPOINT_ID: u16 = {
     assert!(wharf_common::MAX_ENDPOINT_ID <= u16::MAX as u32);
     wharf_common::MAX_ENDPOINT_ID as u16
