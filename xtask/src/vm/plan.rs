@@ -87,6 +87,13 @@ pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Re
         bail!("choose tests: none contains {}; see `cargo nextest list`", filters.join(" or "));
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some([one, other]) = files.array_windows().find(|[one, other]| one.name == other.name) {
+        bail!(
+            "plan the guests' tests: {} and {} have one name there; rename one",
+            one.path.display(),
+            other.path.display()
+        );
+    }
     let count: usize = files.iter().map(|file| file.tests.len()).sum();
     step.note(format!("{count} tests in {} files", files.len()));
     Ok(files)
