@@ -86,7 +86,9 @@ impl File {
     ) -> Result<T, StoreError> {
         let database = self.take().map_err(|cause| self.error(operation, cause))?;
         let result = f(&database);
-        self.keep(database, &result).map_err(|cause| self.error(operation, cause))?;
+        // A read may write: after a commit redb keeps pages of its own clean-up, and writes them when it needs their room.
+        let kept = self.keep(database, &result).and_then(|()| self.written());
+        kept.map_err(|cause| self.error(operation, cause))?;
         result.map_err(|cause| self.error(operation, cause))
     }
 
@@ -134,6 +136,7 @@ impl File {
         let database = database?;
         // The commit that failed may have become durable after all.
         self.rows = Rows::load(&database).map_err(again)?;
+        self.written()?;
         Ok(database)
     }
 
@@ -184,7 +187,12 @@ impl File {
         } else {
             self.database = Some(self.take()?);
         }
-        let replaced = self.copy_to(&new).and_then(|copied| {
+        let copied = self.copy_to(&new);
+        if !overwritten {
+            // Reading the old one may have written to it.
+            self.written()?;
+        }
+        let replaced = copied.and_then(|copied| {
             if old {
                 give_way(&self.path)?;
             }
@@ -256,10 +264,7 @@ impl File {
         if size <= SMALL {
             return Ok(None);
         }
-        let live = self.with("read", live_bytes).map_err(|e| e.cause);
-        // It takes a transaction, though one that changes nothing.
-        self.written()?;
-        let live = live?;
+        let live = self.with("read", live_bytes).map_err(|e| e.cause)?;
         Ok((size > live.saturating_mul(2).saturating_add(SMALL)).then_some((size, live)))
     }
 }

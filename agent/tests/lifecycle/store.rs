@@ -7,7 +7,11 @@ use std::{
 };
 
 use redb::{Database, ReadableDatabase as _, TableDefinition};
-use wharf_core::{kernel::Kernel as _, store::Change};
+use wharf_core::{
+    ids::PoolName,
+    kernel::Kernel as _,
+    store::{Change, Rest},
+};
 
 use crate::support::*;
 
@@ -187,6 +191,37 @@ fn a_file_with_any_byte_of_its_header_changed_does_not_keep_the_agent_down() {
         set_aside += usize::from(aside.is_some());
     }
     assert!(set_aside > 0, "no byte mattered");
+}
+
+#[test]
+fn reads_after_large_commits_are_not_taken_for_somebody_elses_writes() {
+    let machine = Machine::new();
+    let opened = wharf_agent::store::Store::open(&machine.store_path(), &machine.boot_id).expect("open");
+    let rests: Vec<_> = (0..2_048_u32)
+        .map(|n| Rest {
+            ip: std::net::Ipv4Addr::from(0x0a57_0100 + n).into(),
+            pool: PoolName::parse("default").expect("pool"),
+            last_owner: format!("a network/a container's id of some length {n:040}:eth0"),
+            since_unix_ms: 0,
+        })
+        .collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+    runtime.block_on(async {
+        let store = &opened.store;
+        for _ in 0..4 {
+            for batch in rests.chunks(512) {
+                store.commit(batch.iter().cloned().map(Change::PutRest).collect()).await.expect("put");
+                assert!(!store.snapshot().await.expect("read").resting.is_empty());
+            }
+            for batch in rests.chunks(512) {
+                store.commit(batch.iter().map(|r| Change::RemoveRest(r.ip)).collect()).await.expect("removed");
+                store.snapshot().await.expect("read");
+                store.ping().await.expect("as this process left it");
+            }
+        }
+    });
+    drop(opened.store);
+    opened.writer.join().expect("the writer ends");
 }
 
 #[test]
