@@ -30,7 +30,8 @@ const WINDOW_NS: u64 = 1_000_000_000;
 #[inline(always)]
 pub fn emit(ctx: &TcContext, kind: EventKind, direction: Direction, reason: DropReason) {
     // The answer is there for the kernel's sake, see below.
-    wharf_event(ctx.skb.skb, kind as u32, metrics_index(direction, reason));
+    // SAFETY: the context the program was called with.
+    unsafe { wharf_event(ctx.skb.skb, kind as u32, metrics_index(direction, reason)) };
 }
 
 /// One subprogram for every call: the cold path of all programs. `verdict` is the row of `METRICS`, which is both direction
@@ -39,9 +40,13 @@ pub fn emit(ctx: &TcContext, kind: EventKind, direction: Direction, reason: Drop
 /// Its name is exported and it takes but the context and numbers, so that the verifier takes it for a global function and
 /// looks at it once, not again for every verdict that leads here; such a function must return a number. It looks up the
 /// configuration itself for the same reason.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn wharf_event(skb: *mut __sk_buff, kind: u32, verdict: u32) -> u32 {
+pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, kind: u32, verdict: u32) -> u32 {
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
     let direction = if verdict < REASONS { Direction::Ingress } else { Direction::Egress };
