@@ -27,10 +27,10 @@ use crate::{
 
 /// A build, a repair or a delete that waits for the proxy may take a while.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a status may take: it is asked by probes, and an agent that cannot say how it is, is not well.
+/// Timeout of `status`: probes call it, and an agent that does not answer in this time is unhealthy.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After this long, it is said what is waited for.
+/// After this time the command prints what it waits for.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// What every command needs.
@@ -45,12 +45,12 @@ impl Context {
     }
 }
 
-/// Does what the command line asks. Says on standard error what it waits for when that takes longer than anybody expects.
+/// Runs the command. Prints to standard error what it waits for when the wait exceeds `QUIET`.
 ///
 /// # Errors
 /// When the agent cannot be reached or refuses, or the answer cannot be written.
 pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
-    // These go on for as long as they are told to, or say themselves how far they are.
+    // These commands run for an unlimited time or report their own progress.
     let is_long = match &cli.command {
         Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_) => true,
         Command::Endpoint(EndpointCommand::List(args)) => args.watch,

@@ -1,4 +1,4 @@
-//! How a command ends: its exit status, and what is said when it fails.
+//! The end of a command: its exit status, and the message of a failure.
 
 use std::{fmt, io, process::ExitCode};
 
@@ -9,11 +9,11 @@ use crate::render::text::safe;
 /// Exit status; scripts act on it, so the numbers stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// Done, and what was asked about is well.
+    /// The command succeeded and its subject is healthy.
     Ok = 0,
-    /// What was asked about is not well, not found or refused.
+    /// The subject is unhealthy or not found, or the request was refused.
     Unwell = 1,
-    /// The agent cannot be reached; of a status, also that it is down.
+    /// The agent cannot be reached; for `status` also: the agent is down.
     Unreachable = 2,
     /// The command line is wrong.
     Usage = 3,
@@ -99,12 +99,12 @@ impl From<ClientError> for CliError {
     fn from(error: ClientError) -> Self {
         let exit = match error.code() {
             _ if error.is_unreachable() => Exit::Unreachable,
-            // What the command line says is no request that can be made; the agent has the grammar of labels and filters.
+            // An invalid request is a usage error: the agent, not the CLI, parses labels and filters.
             Some(ErrorCode::InvalidRequest) => Exit::Usage,
             _ => Exit::Unwell,
         };
         match error {
-            // The agent's words carry the operation already; its hint gets a line of its own.
+            // The agent's message already names the operation; its hint is printed on a separate line.
             ClientError::Api { error, .. } => Self { exit, message: error.message, hint: error.hint },
             ClientError::Connect { .. } => Self {
                 exit,

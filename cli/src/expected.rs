@@ -1,4 +1,4 @@
-//! What may stand where the cursor is: read from the command line's own description.
+//! The kind of value expected at the cursor, derived from the clap command tree.
 
 use std::any::TypeId;
 
@@ -36,8 +36,8 @@ impl Expected {
     }
 }
 
-/// What the last of these words may be. The words are those behind the program's name up to the cursor; the last one may be
-/// empty or a beginning.
+/// The kind of value expected for the last word. `words` are the words after the program's name up to the cursor; the
+/// last one may be empty or incomplete.
 pub(crate) fn expected(root: &Command, words: &[String]) -> Option<Expected> {
     let (current, before) = words.split_last()?;
     let (mut command, mut position, mut only_values) = (root, 0, false);
@@ -78,7 +78,7 @@ fn find_option<'a>(root: &'a Command, command: &'a Command, word: &str) -> Optio
         Some(long) => a.get_long() == Some(long),
         None => name.strip_prefix('-').is_some_and(|s| a.get_short().is_some_and(|c| s.chars().eq([c]))),
     };
-    // Global options stand in the root's description.
+    // Global options are defined on the root command.
     let option = command.get_arguments().chain(root.get_arguments()).find(is_named)?;
     option.get_action().takes_values().then_some(option)
 }

@@ -1,7 +1,8 @@
 //! `wharf`: the operator's view of a Wharf node.
 //!
 //! Arguments ([`args`]) become requests to the agent ([`commands`]), answers become text ([`render`]). Nothing here
-//! touches the kernel: what is shown is what the agent says. Only `debuginfo` reads files of the kernel too, and lists names.
+//! touches the kernel: what is shown is what the agent says. Only `debuginfo` reads files of the kernel too, and
+//! lists names.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
     let exit = match Cli::try_parse() {
         Ok(cli) => run(cli),
         Err(error) => {
-            // Help and version are answers; everything else is a wrong command line. Nobody may be left to read it.
+            // Help and version are successful answers; everything else is a usage error. The output may be closed.
             let _ = error.print();
             if error.use_stderr() { Exit::Usage } else { Exit::Ok }
         }

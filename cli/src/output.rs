@@ -16,9 +16,9 @@ use crate::{
     },
 };
 
-/// Where nobody says how wide it is.
+/// Width used when the terminal's width is unknown.
 const DEFAULT_WIDTH: u16 = 100;
-/// Below this, columns would be a letter wide.
+/// Minimum width: below it, columns would be one letter wide.
 const MIN_WIDTH: u16 = 60;
 
 /// Writes answers.
@@ -46,7 +46,7 @@ impl Output {
         Self { format, color, width: width.unwrap_or(DEFAULT_WIDTH).max(MIN_WIDTH) }
     }
 
-    /// True when people read it: a table was asked for.
+    /// True when a table was asked for.
     pub(crate) fn is_table(&self) -> bool {
         matches!(self.format, Format::Table | Format::Wide)
     }
@@ -73,7 +73,7 @@ impl Output {
             Format::Yaml => write_text(&to_yaml(value)?),
         };
         match written {
-            // The whole answer is known; what it means decides the exit status, also when nobody reads to its end.
+            // A closed pipe does not change the exit status, which the complete answer decides.
             Err(error) if error.is_silent() => Ok(()),
             other => other,
         }
@@ -98,7 +98,7 @@ impl Output {
 
 /// A remark for people that is no part of the answer, on standard error.
 pub(crate) fn remark(text: &str) {
-    // Nobody may be left to read it; the answer and the exit status stand.
+    // Standard error may be closed; the answer and the exit status do not depend on it.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
@@ -116,8 +116,8 @@ fn to_json<T: Serialize>(value: &T, pretty: bool) -> Result<String, CliError> {
     text.map(|t| escape_in_json(&t)).map_err(|e| CliError::refused(format!("writing JSON: {e}")))
 }
 
-/// YAML escapes control characters by itself, but prints what reorders or hides text as it is. Such an answer is written
-/// in YAML's JSON subset, which has escapes for all.
+/// YAML escapes control characters by itself, but prints what reorders or hides text as it is. Such an answer is
+/// written in YAML's JSON subset, which has escapes for all.
 fn to_yaml<T: Serialize>(value: &T) -> Result<String, CliError> {
     let yaml = serde_norway::to_string(value).map_err(|e| CliError::refused(format!("writing YAML: {e}")))?;
     if is_safe(&yaml) { Ok(yaml) } else { Ok(to_json(value, true)? + "\n") }

@@ -19,7 +19,7 @@ pub(crate) mod text;
 #[cfg(test)]
 pub(crate) mod sample;
 
-/// For whom it is rendered.
+/// The output's width, colour and current time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Style {
     /// Columns.
@@ -30,7 +30,7 @@ pub(crate) struct Style {
     pub(crate) now_unix_ms: u64,
 }
 
-/// What a text says beside its words; becomes its colour.
+/// The meaning of a text beside its words, rendered as a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
     /// Nothing.

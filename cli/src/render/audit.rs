@@ -4,7 +4,7 @@ use wharf_api::{AuditReport, Finding};
 
 use super::{Style, Tone, screen::wrap, text};
 
-/// What the further lines of a finding begin with.
+/// Indent of a finding's further lines.
 const INDENT: &str = "    ";
 
 /// One finding in one sentence.
@@ -19,11 +19,11 @@ pub(crate) fn words(f: &Finding) -> String {
     text::safe(&out)
 }
 
-/// Every finding, one after the other, wrapped under itself, with its remedy; empty when there are none. A remedy that the
-/// next finding has too is printed once, after the last of them.
+/// Every finding, one after the other, wrapped under itself, with its remedy; empty when there are none. A remedy
+/// shared by consecutive findings is printed once, after the last one.
 pub(crate) fn findings(report: &AuditReport, style: &Style) -> String {
     let mut out = String::new();
-    // Where lines begin without a blank, findings do.
+    // A line without an indent starts a finding.
     let room = usize::from(style.width).saturating_sub(INDENT.len()).max(20);
     for (n, f) in report.findings.iter().enumerate() {
         let tone = if f.repairable { Tone::Warn } else { Tone::Bad };
@@ -42,7 +42,7 @@ pub(crate) fn findings(report: &AuditReport, style: &Style) -> String {
     out
 }
 
-/// How much was looked at: `2 links, 14 pins examined`.
+/// The number of examined objects, by kind.
 pub(crate) fn examined(report: &AuditReport) -> String {
     let parts: Vec<String> = report.examined.iter().map(|(kind, n)| format!("{} {n}", text::safe(kind))).collect();
     if parts.is_empty() { "nothing examined".to_owned() } else { format!("examined: {}", parts.join(", ")) }

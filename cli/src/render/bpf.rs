@@ -29,7 +29,7 @@ pub(crate) fn dump(dump: &BpfMapDump, style: &Style) -> String {
     if names.is_empty() {
         return format!("{}: no rows\n", text::safe(&dump.map.name));
     }
-    // What a row is found by comes first, however it sorts.
+    // Key columns come first, whatever their alphabetical order.
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_by_key(|name| (!matches!(*name, "key" | "address" | "index"), *name));
     // A ring buffer has no rows but facts, whose names are too long for columns.

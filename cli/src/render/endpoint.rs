@@ -46,7 +46,7 @@ fn state_cell(e: &Endpoint) -> Cell {
     let word = state(e.state);
     if e.status.failures > 0 {
         let failures = text::count(u64::from(e.status.failures), "failure");
-        // Not escaped, so that the break stays one; nothing in it is from outside.
+        // Not escaped, so that the line break stays; the text has no untrusted part.
         return lines(&[word, &format!("({failures})")], 2).whole().tone(Tone::Bad);
     }
     token(word).tone(state_tone(e.state))
@@ -93,7 +93,7 @@ pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
     screen.finish()
 }
 
-/// What it does, what it waits for, since when, what would end the wait; how its builds went.
+/// The endpoint's activity: its current wait, since when, what ends it, and the results of its builds.
 fn activity(screen: &mut Screen<'_>, e: &Endpoint, now: u64) {
     let s = &e.status;
     let since = text::ago(now, s.since_unix_ms);
@@ -141,7 +141,7 @@ pub(crate) fn endpoint_health(h: &EndpointHealth, style: &Style) -> String {
         ("Overall", h.overall, String::new()),
         ("BPF", h.bpf, String::new()),
         ("Self-check", h.self_check.state, self_check_words(&h.self_check, style)),
-        // There is no policy yet: what the API calls so tells how the last build went.
+        // There is no policy yet: the API's field `policy` has the result of the last build.
         ("Last build", h.policy, String::new()),
         ("Connected", h.connected, String::new()),
     ] {
@@ -166,7 +166,7 @@ pub(crate) fn endpoint_health(h: &EndpointHealth, style: &Style) -> String {
     screen.finish()
 }
 
-/// How many test packets did as they should, and when.
+/// The number of test packets that passed, and the time of the check.
 fn self_check_words(check: &SelfCheck, style: &Style) -> String {
     let well = check.cases.iter().filter(|case| case.ok).count();
     let when = check.checked_unix_ms.map(|then| {

@@ -9,7 +9,7 @@ use super::{
     text,
 };
 
-/// The whole explanation: the conclusion first, what it rests on below.
+/// The whole explanation: the conclusion first, the evidence below.
 pub(crate) fn explain(e: &Explanation, style: &Style) -> String {
     let mut screen = Screen::new(style);
     let (tone, word) = match (e.kind, e.health) {
@@ -21,7 +21,7 @@ pub(crate) fn explain(e: &Explanation, style: &Style) -> String {
         (_, Health::Failing) => (Tone::Bad, "Failing"),
     };
     let subject = text::cut(&e.subject, 60);
-    // What was asked for is told as it was written: an upper-case letter makes another name of it.
+    // An operator's own subject is printed as written: a capital letter would change the name.
     let subject = match e.kind {
         SubjectKind::Address | SubjectKind::Several | SubjectKind::Unknown => subject,
         _ => capital(&subject),

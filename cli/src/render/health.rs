@@ -100,7 +100,7 @@ fn remarks(n: &NodeHealth, style: &Style) -> Vec<(Tone, String)> {
     if let Some(p) = n.probes.iter().find(untried).filter(|_| n.state == HealthState::Ok) {
         out.push((Tone::Dim, format!("{}: {} was not tried: {}", n.node, p.probe.as_str(), p.error)));
     }
-    // Where there are probes, they show them.
+    // Probes, where there are any, already show the addresses.
     let addresses = n.ipv4.map(|a| a.to_string()).into_iter().chain(n.ipv6.map(|a| a.to_string()));
     let addresses: Vec<String> = addresses.filter(|_| n.probes.is_empty()).collect();
     if !addresses.is_empty() {

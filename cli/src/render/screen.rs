@@ -31,8 +31,8 @@ impl<'a> Screen<'a> {
             _ => format!("{head}  {value}"),
         };
         let label = if key.is_empty() { String::new() } else { format!("{}:", text::safe(key)) };
-        // A longer key keeps one blank before its value.
-        // One so long that the value would leave the screen has a line of its own.
+        // A key longer than the column keeps one blank before its value. If the value would then exceed the screen's
+        // width, the key gets a line of its own.
         let (long, width) = (label.chars().count(), usize::from(self.style.width));
         let label = if long >= KEY_WIDTH && long + 1 + whole.chars().count() > width {
             self.push(&label);

@@ -21,7 +21,7 @@ pub(crate) struct Detail {
     pub(crate) all_controllers: bool,
 }
 
-/// Said when the answer is not the API's.
+/// The note printed when the answer comes from the admin thread.
 pub(crate) const FROM_ADMIN: &str = "the API does not answer; this is from the admin thread";
 
 /// Health in a word and its tone.
@@ -189,7 +189,7 @@ pub(super) fn map_fill(map: &BpfMap) -> String {
     }
 }
 
-/// A table that fills up refuses new rows. An array is always full and means nothing by it.
+/// True when a map has few free rows: a full map refuses new rows. Arrays are always full and are not counted.
 pub(super) fn is_nearly_full(map: &BpfMap) -> bool {
     !map.kind.contains("array")
         && map.entries.is_some_and(|n| u128::from(n) * 10 >= u128::from(map.max_entries) * 9 && map.max_entries > 0)

@@ -10,15 +10,15 @@ pub(super) struct Cell {
     text: String,
     tone: Tone,
     right: bool,
-    /// Never broken: it is to be read, searched and copied as one.
+    /// Never broken across lines, so that the text can be searched and copied.
     whole: bool,
 }
 
 /// Longest text in a cell; what a container may choose freely must not fill the screen.
 const MAX_CELL: usize = 200;
 
-/// Longest text that is never broken; an IPv6 address has 39 characters. No word of a cell is broken either unless it is
-/// longer, or the table does not fit the screen otherwise.
+/// Longest text that is never broken; an IPv6 address has 39 characters. Other words are broken only when they are
+/// longer, or when the table does not fit the screen otherwise.
 const MAX_TOKEN: usize = 40;
 
 /// Blanks between columns.
@@ -122,7 +122,7 @@ fn lay_out(
     mut columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
 ) -> String {
-    // Where even the least does not fit, the terminal breaks the line: better than columns a letter wide.
+    // If even the minimum widths do not fit, the terminal wraps the lines; columns do not shrink to one letter.
     let least = squeeze(&mut columns, style.width);
     let mut table = Table::new();
     table
@@ -156,8 +156,8 @@ fn lay_out(
     table.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
 }
 
-/// Makes columns narrower than their longest word, the widest first, until the table fits the screen; not below what is
-/// readable. Columns of the screen that the table needs then.
+/// Makes columns narrower than their longest word, the widest first, until the table fits the screen or every column
+/// has its minimum readable width. Returns the screen columns that the table needs.
 fn squeeze(columns: &mut [Column], width: u16) -> u16 {
     loop {
         let least = columns.iter().map(|c| c.least.saturating_add(GAP)).fold(0, u16::saturating_add);

@@ -27,7 +27,8 @@ pub(crate) fn cut(text: &str, max: usize) -> String {
     }
 }
 
-/// [`safe`] text of at most `max` characters; of what was longer the middle is `…`: names of pods differ at their end.
+/// [`safe`] text of at most `max` characters. The middle of a longer text is replaced by `…`, as pod names differ at
+/// their end.
 pub(crate) fn cut_middle(text: &str, max: usize) -> String {
     let out = safe(text);
     let length = out.chars().count();
@@ -39,7 +40,7 @@ pub(crate) fn cut_middle(text: &str, max: usize) -> String {
     out.chars().take(head).chain(['…']).chain(out.chars().skip(length.saturating_sub(tail))).collect()
 }
 
-/// Characters that do something else than to show themselves.
+/// True for characters that act on a terminal or hide text.
 fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -52,7 +53,7 @@ pub(crate) fn is_safe(text: &str) -> bool {
     !text.chars().any(|c| c != '\n' && acts(c))
 }
 
-/// JSON with the same characters escaped: they stand only inside strings, where `\u` says the same.
+/// JSON with the characters of [`safe`] escaped. They occur only inside strings, where `\u` is equivalent.
 pub(crate) fn escape_in_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -103,7 +104,7 @@ pub(crate) fn bytes(n: u64) -> String {
     if n < 1_024 {
         return format!("{n} B");
     }
-    // Exact to a tenth as long as it matters: whole units and tenths in integers.
+    // Integer arithmetic: whole units and tenths.
     let mut scale: u64 = 1_024;
     for (i, unit) in UNITS.iter().enumerate() {
         let last = i + 1 == UNITS.len();

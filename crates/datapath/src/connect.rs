@@ -1,4 +1,4 @@
-//! Addresses and routes of an endpoint, on both sides, and both sides up.
+//! Connecting an endpoint: addresses and routes on both sides of the link, and both sides up.
 
 use std::{
     fs, io,
@@ -27,18 +27,18 @@ use crate::{
 
 const OPERATION: &str = "connect endpoint";
 
-/// The kernel's work queues answer in well under a millisecond; this is for a machine on its knees.
+/// Timeout for the kernel's work queues. They finish in well under a millisecond unless the machine is overloaded.
 const KERNEL_WORK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A request and what it is for.
+/// A request and its purpose.
 struct Step {
     request: Request,
     subject: String,
-    /// Of an address; none for the link itself.
+    /// True for a step of an IPv6 address or route; false for the link itself.
     ipv6: bool,
-    /// It is an address: there already is as wanted.
+    /// True when the step adds an address: EEXIST is success then.
     address: bool,
-    /// It is a route, which may find another in its place.
+    /// The route that the step adds. Another route may be in its place.
     route: Option<Route>,
 }
 
@@ -56,12 +56,12 @@ impl Step {
     }
 }
 
-/// What came of a batch of steps.
+/// The outcome of a batch of steps.
 #[derive(Default)]
 struct Outcome {
     /// The namespace refuses IPv6 addresses.
     ipv6_off: bool,
-    /// Routes that were not put in as something is there already.
+    /// Routes that were not added because another route is in their place.
     in_the_way: Vec<Route>,
 }
 
@@ -123,15 +123,15 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         await_local(&mut inside, address)?;
     }
     crash::point("datapath/connect/before-rules");
-    // Last: what comes before goes with the link when it is undone, rules do not.
+    // Rules go last: an undo removes everything else with the link, but not the rules.
     source_rule::ensure(&mut inside, record, &behind)?;
     crash::point("datapath/connect/after-rules");
     Ok(())
 }
 
-/// Waits until the container's side carries packets. It came up before its peer, so the kernel activates it later, from a
-/// work queue that needs the RTNL lock; what is sent before that is lost. Since Linux 6.8 asking for the link is enough
-/// to have it done.
+/// Waits until the container's side carries packets. The container's side came up before its peer, so the kernel
+/// activates it later, from a work queue that needs the RTNL lock; packets sent before that are lost. Since Linux 6.8
+/// a query of the link is enough to activate it.
 fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
     let name = record.attachment.ifname.as_str();
     if link::look_up(inside, name)?.is_some_and(|l| l.running) {
@@ -172,13 +172,13 @@ fn await_local(inside: &mut Connection, address: Ipv6Addr) -> Result<()> {
         return Ok(());
     }
     inside.hear_ipv6_routes()?;
-    // It may have happened between the question and the listening; what happens after the second one is heard.
+    // The route may have appeared between the first query and the subscription; a later change is received.
     if route::is_local(inside, address)? {
         return Ok(());
     }
     let until = Instant::now() + KERNEL_WORK_TIMEOUT;
     while !inside.heard(until)?.iter().any(|m| route::is_local_route_to(m, Some(address))) {
-        // Others' changes must not keep this going.
+        // Unrelated route changes must not extend the wait.
         if Instant::now() >= until {
             let cause = format!("the kernel did not put in its local route within {KERNEL_WORK_TIMEOUT:?}");
             return Err(fail(OPERATION, address.to_string(), KernelErrorKind::Exhausted, cause));
@@ -191,8 +191,8 @@ fn about(record: &EndpointRecord, what: &str) -> String {
     format!("{what} (endpoint {}, epoch {})", record.id, record.epoch)
 }
 
-/// Loopback up, MAC address, MTU and ARP flag put back, addresses, link up, and for each family the gateway on the link and
-/// everything by the gateway. An MTU below the record's is the container's to choose.
+/// Loopback up, MAC address, MTU and ARP flag put back, addresses, link up, and for each family the gateway on the
+/// link and everything by the gateway. The container may choose an MTU below the record's.
 fn container_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     let (index, name) = (record.container_ifindex, record.attachment.ifname.as_str());
     let mut steps = vec![Step::link(link::set(LinkUnspec::new_with_name("lo").up().build()), "lo")];
@@ -218,8 +218,8 @@ fn container_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     steps
 }
 
-/// The owner's mark, MAC address, MTU and ARP flag where they differ, link up, and a route to each address that speaks from
-/// the router's.
+/// The owner's mark, MAC address, MTU and ARP flag where they differ, link up, and a route to each address with the
+/// router's address as its source.
 fn host_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     let index = record.host_ifindex;
     let name = record.host_ifname.as_str();
@@ -238,8 +238,8 @@ fn host_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     steps
 }
 
-/// Makes room for the node's route to an address where the route in its place is ours from before: an address belongs to
-/// one endpoint at a time, and that is this one. A route that is not ours stays.
+/// Replaces an older Wharf route to an address by this endpoint's route: an address belongs to one endpoint at a
+/// time, now to this one. A foreign route stays.
 fn take_place(host: &mut Connection, route: &Route, record: &EndpointRecord) -> Result<()> {
     let address = route.destination.addr();
     let subject = || about(record, &format!("route to {address}"));
@@ -279,13 +279,13 @@ fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -
             continue;
         }
         if ipv6 && (outcome.ipv6_off || ipv6_is_off(&refusal)) {
-            // Whatever comes after it follows from it.
+            // Later IPv6 refusals follow from IPv6 being off.
             outcome.ipv6_off = true;
             continue;
         }
         match route {
             Some(route) if refusal.is(libc::EEXIST) => outcome.in_the_way.push(route),
-            // The gateway's own route was not put in, just before.
+            // The route to the gateway, the step before, was not added.
             Some(route) if refusal.is(libc::ENETUNREACH) || refusal.is(libc::EHOSTUNREACH) => {
                 outcome.in_the_way.push(route);
             }
@@ -295,9 +295,10 @@ fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -
     Ok(outcome)
 }
 
-/// Routes that found others in their place: ours from before are as wanted; those of another interface stay, and this
-/// interface's stand behind them (a container's second interface does not take over its default route). Returns the
-/// addresses of the families in which they do, each with its gateway.
+/// Handles routes that found another route in their place. An older route of this interface is as wanted. A route of
+/// another interface stays, and this interface's route gets a worse metric (a container's second interface does not
+/// take over its default route). Returns the addresses whose default route has the worse metric, each with its
+/// gateway.
 fn stand_behind(
     connection: &mut Connection,
     in_the_way: Vec<Route>,

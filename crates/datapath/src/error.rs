@@ -1,11 +1,11 @@
-//! How failures of the kernel become [`KernelError`]s: operation, subject, cause, kind.
+//! Conversion of kernel failures to [`KernelError`]s: operation, subject, cause, kind.
 
 use std::{error::Error, io};
 
 use aya::programs::{ProgramError, tc::TcError};
 use wharf_core::kernel::{KernelError, KernelErrorKind};
 
-/// An error of our own making.
+/// Makes a [`KernelError`] from its parts.
 pub(crate) fn fail(
     operation: &'static str,
     subject: impl Into<String>,
@@ -15,7 +15,7 @@ pub(crate) fn fail(
     KernelError { operation, subject: subject.into(), cause: cause.into(), kind }
 }
 
-/// What an errno means to a caller.
+/// The error kind of an errno.
 pub(crate) fn kind_of(error: &io::Error) -> KernelErrorKind {
     match error.raw_os_error() {
         Some(libc::EEXIST) => KernelErrorKind::Exists,
@@ -43,7 +43,7 @@ pub(crate) fn io_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::E
         if let Some(io) = e.downcast_ref::<io::Error>() {
             return Some(io);
         }
-        // Transparent twice over, and thereby not among its own sources.
+        // `TcError` is transparent in `ProgramError`, so its `io::Error` is not in the chain of sources.
         if let Some(ProgramError::TcError(TcError::IoError(io))) = e.downcast_ref::<ProgramError>() {
             return Some(io);
         }
@@ -52,7 +52,7 @@ pub(crate) fn io_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::E
     None
 }
 
-/// Turns any error into a [`KernelError`]; its sources are told once each, from the outside in.
+/// Turns any error into a [`KernelError`]; the cause names each source once, outermost first.
 pub(crate) fn wrap(operation: &'static str, subject: impl Into<String>, error: &(dyn Error + 'static)) -> KernelError {
     let kind = io_cause(error).map_or(KernelErrorKind::Other, kind_of);
     let mut cause = String::new();

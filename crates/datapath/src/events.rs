@@ -17,24 +17,24 @@ use zerocopy::FromBytes as _;
 
 use crate::error::{fail, wrap};
 
-/// Events a call to [`EventReader::next`] returns at most.
+/// Maximum number of events that [`EventReader::next`] returns.
 pub const BATCH: usize = 256;
 
-/// The one reader of the event ring buffer (its consumer position is shared by all who open it, so there can be only
-/// one). The buffer lives on in the kernel when this is dropped; what nobody reads is lost when it is full, and the
-/// programs never wait.
+/// The only reader of the event ring buffer: the consumer position is shared by all openers, so there can be only one
+/// reader. The buffer stays in the kernel when the reader is dropped. A full buffer loses new events; the programs
+/// never wait.
 pub struct EventReader {
     ring: AsyncFd<Ring>,
-    /// Records of another size than [`Event`]: never in a healthy node.
+    /// Records whose size is not that of [`Event`]; always 0 on a healthy node.
     malformed: u64,
     _turn: Turn,
 }
 
-/// Holds the node's only reading turn; gives it back when dropped.
+/// The exclusive right to read events, returned on drop.
 pub(crate) struct Turn(Arc<AtomicBool>);
 
 impl Turn {
-    /// Takes the turn, if nobody has it.
+    /// Takes the turn; fails when another reader has it.
     pub(crate) fn take(taken: &Arc<AtomicBool>) -> Result<Self> {
         if taken.swap(true, Ordering::AcqRel) {
             return Err(fail(

@@ -1,4 +1,4 @@
-//! What the kernel offers and what this process may do, checked once at start, before anything is changed.
+//! Kernel features and process capabilities, checked once at start, before any change.
 
 use std::{fs, io, path::Path};
 
@@ -22,7 +22,7 @@ const MINIMUM: (u32, u32) = (5, 10);
 /// Makes sure that this thread has the capabilities that loading, attaching and visiting namespaces need.
 ///
 /// # Errors
-/// `Permission` when one is missing: which, and what to do.
+/// `Permission` when capabilities are missing; the error names them and the remedy.
 pub fn check_capabilities() -> Result<()> {
     let (operation, subject) = ("check capabilities", "this process");
     let effective = caps::read(None, CapSet::Effective)
@@ -50,7 +50,7 @@ fn missing_capabilities(effective: &CapsHashSet) -> Vec<String> {
 /// Why new interfaces of this thread's network namespace get no IPv6 address; none where they do.
 #[must_use]
 pub fn ipv6_off() -> Option<&'static str> {
-    // The kernel copies it to each interface that is made.
+    // The kernel copies the default to each new interface.
     match fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6") {
         Ok(text) if text.trim() == "0" => None,
         Ok(_) => Some("net.ipv6.conf.default.disable_ipv6=1"),
@@ -64,7 +64,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Probes the kernel; nothing is changed.
+/// Probes the kernel; changes nothing.
 pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
     let operation = "probe kernel";
     let uname = uname().map_err(|e| wrap(operation, "uname", &io::Error::from(e)))?;
@@ -75,7 +75,7 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
         let cause = format!("the kernel is too old; Linux {major}.{minor} or newer is needed");
         return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
     }
-    // Asks which programs stand on loopback's tcx hook: a kernel without tcx does not know the question.
+    // Queries the programs on loopback's tcx hook: a kernel without tcx rejects the query.
     let tcx = SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok();
     let attach_mode = match wanted {
         Some(AttachMode::Tcx) if !tcx => {
@@ -83,8 +83,9 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
             return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
         }
         Some(mode) => mode,
-        // Also where tcx is there: its attach waits for an RCU grace period under RTNL for each hook, at create and
-        // again at delete, and deletes in one group wait one by one (docs/attach-modes.md has the figures).
+        // clsact is the default even where tcx is available. A tcx attach waits for an RCU grace period under RTNL
+        // for each hook, at create and again at delete, and the deletes of one group wait one by one (figures in
+        // docs/attach-modes.md).
         None => AttachMode::Clsact,
     };
     if version.is_some_and(|v| v < (5, 11)) {

@@ -1,7 +1,7 @@
-//! What agents left on a node, and its removal when none runs: for a node that Wharf is taken off.
+//! Leftovers of agents on a node, and their removal when no agent runs: for uninstalling Wharf.
 //!
-//! Only what is provably ours is listed: links by the owner's mark, the router's pair by name or mark, routes by protocol
-//! number, pins by their place and name. What looks like ours and is not is named, and never touched.
+//! Only what is provably ours is listed: links by the owner's mark, the router's pair by name or mark, routes by
+//! protocol number, pins by their place and name. Objects that only look like ours are reported and never touched.
 
 use std::{
     collections::BTreeSet,
@@ -26,10 +26,10 @@ use crate::{
     router::Pair,
 };
 
-/// One thing of ours.
+/// A leftover object of Wharf's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leftover {
-    /// The host side of an endpoint's veth pair; with it goes the container's side.
+    /// The host side of an endpoint's veth pair. Its removal removes the container's side too.
     Link {
         /// Name.
         name: String,
@@ -40,7 +40,7 @@ pub enum Leftover {
     },
     /// A route with our protocol number.
     Route(RouteRow),
-    /// The router's veth pair, by its first end, or what is left of the pair.
+    /// The router's veth pair, named by its first end, or the remaining end of the pair.
     Router {
         /// Name.
         name: String,
@@ -73,16 +73,16 @@ impl fmt::Display for Leftover {
     }
 }
 
-/// What there is.
+/// The objects found on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Ours, in the order in which it is to be removed: links before the programs on them.
+    /// Wharf's objects in removal order: links before the programs on them.
     pub ours: Vec<Leftover>,
-    /// What is not provably ours, in words.
+    /// Descriptions of objects that are not provably ours.
     pub foreign: Vec<String>,
 }
 
-/// Lists what there is of Wharf in this thread's network namespace and on a bpffs. Changes nothing.
+/// Lists Wharf's objects in this thread's network namespace and on a bpffs. Changes nothing.
 ///
 /// # Errors
 /// When the kernel cannot be asked, or the pins cannot be read.
@@ -103,7 +103,7 @@ pub fn list(bpffs: &Path) -> Result<Leftovers> {
     let routes = route::list(&mut connection, Some(ROUTE_PROTOCOL))?;
     let links: BTreeSet<IfIndex> = found.ours.iter().filter_map(Leftover::ifindex).collect();
     for route in routes {
-        // One that leads nowhere is ours by its number; another one by the link it leads to as well.
+        // An unreachable route is ours by its protocol number; any other route must also lead to a link of ours.
         if route.ifindex.is_none_or(|ifindex| links.contains(&ifindex)) {
             let row = RouteRow { destination: route.destination, ifindex: route.ifindex };
             found.ours.push(Leftover::Route(row));
@@ -131,7 +131,7 @@ pub fn list(bpffs: &Path) -> Result<Leftovers> {
         foreign
             .extend(pins::names(&root)?.into_iter().map(|name| root.join(name)).filter(|path| !trees.contains(path)));
         ours.extend(root.is_dir().then_some(root));
-        // A directory with something in it that is not ours stays.
+        // A directory with foreign entries stays.
         ours.retain(|path| !foreign.iter().any(|other| other.starts_with(path)));
         found.ours.extend(ours.into_iter().map(Leftover::Pin));
         found.foreign.extend(foreign.into_iter().map(|path| format!("pin {}", path.display())));
@@ -139,7 +139,7 @@ pub fn list(bpffs: &Path) -> Result<Leftovers> {
     Ok(found)
 }
 
-/// Removes one thing; gone already is success.
+/// Removes one object; an object that is already gone is not an error.
 ///
 /// # Errors
 /// When the kernel refuses, and when something was put into a directory of pins since it was listed.

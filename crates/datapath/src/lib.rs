@@ -1,8 +1,8 @@
-//! The only room that touches the kernel.
+//! The only crate that touches the kernel.
 //!
 //! [`LinuxKernel`] is the real body of [`wharf_core::kernel::Kernel`]: BPF programs and maps by aya, links, addresses
-//! and routes by netlink, network namespaces by a thread of their own. [`FakeKernel`] is the same edge in memory, for
-//! tests without root. `tests/contract.rs` holds both to one contract.
+//! and routes by netlink, network namespaces by a thread of their own. [`FakeKernel`] implements the same trait in
+//! memory, for tests without root. `tests/contract.rs` holds both to one contract.
 //!
 //! | part | does |
 //! |---|---|
@@ -16,9 +16,10 @@
 //! | `reaper` | the one thread that deletes links, many in one kernel wait |
 //! | [`events`], [`program_log`] | the readers of the ring buffers |
 //!
-//! Everything that can wait for the kernel runs on tokio's blocking threads or on one of the two threads above: link
-//! operations hold the kernel's RTNL lock for milliseconds, and a runtime worker must not stand in that queue. A call
-//! that is dropped half-way still runs to its end in the kernel; every call is idempotent, so the next one mends it.
+//! Every job that can wait for the kernel runs on tokio's blocking threads or on one of the two threads above: link
+//! operations hold the kernel's RTNL lock for milliseconds, and a runtime worker must not wait for it. A call whose
+//! future is dropped still runs to its end in the kernel; every call is idempotent, so the next call repairs the
+//! state.
 
 mod bpf;
 mod connect;
@@ -49,11 +50,11 @@ pub use linux::{LinuxKernel, OpenOptions};
 pub use networks::observe as observe_networks;
 pub use program_log::ProgramLog;
 
-/// Protocol number of every route that Wharf makes (`ip route show proto 87`): how its routes are known from others'.
+/// Protocol number of every route that Wharf makes (`ip route show proto 87`): it tells Wharf's routes from others'.
 pub const ROUTE_PROTOCOL: u8 = 87;
 
 /// Name of the interface that carries the router addresses.
 pub const ROUTER_IFNAME: &str = "wharf0";
 
-/// Name of its other end, which carries nothing.
+/// Name of the other end of [`ROUTER_IFNAME`]'s veth pair, which has no addresses.
 pub const ROUTER_PEER_IFNAME: &str = "wharf0p";

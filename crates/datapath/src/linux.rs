@@ -40,12 +40,12 @@ use crate::{
 pub struct OpenOptions {
     /// Where a bpffs is mounted (`/sys/fs/bpf`). Pins go to `<bpffs>/wharf/v<ABI version>`.
     pub bpffs: PathBuf,
-    /// How to attach programs; `None` takes clsact, which every kernel has and which attaches without waiting.
+    /// How to attach programs. `None` means clsact, which every kernel has and which attaches without a wait.
     pub attach_mode: Option<AttachMode>,
 }
 
-/// The real kernel, for the network namespace of the thread that opened it. Every thread that calls it must be in
-/// that namespace, and in a tokio runtime. Clones share one.
+/// The real kernel, for the network namespace of the thread that opened it. Every calling thread must be in that
+/// namespace and in a tokio runtime. Clones share one state.
 #[derive(Clone)]
 pub struct LinuxKernel {
     inner: Arc<Inner>,
@@ -88,7 +88,7 @@ impl LinuxKernel {
         EventReader::new(self.inner.bpf.event_ring()?, turn)
     }
 
-    /// What other ABI versions have pinned.
+    /// The endpoints that other ABI versions have pinned.
     ///
     /// # Errors
     /// When the pins cannot be read.
@@ -96,17 +96,17 @@ impl LinuxKernel {
         self.blocking("list pins", |k| k.bpf.other_versions()).await
     }
 
-    /// Takes endpoints over from other ABI versions without losing a packet, and removes what those versions have pinned
-    /// but for the endpoints to `keep`. May be repeated at any time, also after a SIGKILL.
+    /// Takes endpoints over from other ABI versions without losing a packet, and removes those versions' pins except
+    /// for the endpoints in `keep`. May be repeated at any time, also after a SIGKILL.
     ///
     /// # Errors
-    /// What failed, and which versions' programs are in force: those of before, wherever that was possible.
+    /// What failed, and which versions' programs are in force: the previous programs wherever they could be restored.
     pub async fn upgrade(&self, endpoints: Vec<Takeover>, keep: BTreeSet<EndpointId>) -> Result<Upgraded> {
         self.blocking("upgrade endpoints", move |k| k.bpf.upgrade(&endpoints, &keep)).await
     }
 
-    /// Opens the log of the programs that were loaded with debug on; `program_id` is any one of theirs. There can be one
-    /// reader at a time.
+    /// Opens the log of the programs that were loaded with debug on; `program_id` is any one of theirs. There can be
+    /// one reader at a time.
     ///
     /// # Errors
     /// `NotFound` when the program is gone or was loaded without debug, `Exhausted` when there is a reader already.
@@ -115,8 +115,8 @@ impl LinuxKernel {
         ProgramLog::new(records, &self.inner.log_taken)
     }
 
-    /// Runs a job that may wait for the kernel on a blocking thread. When the caller goes away the job still runs to
-    /// its end.
+    /// Runs a job that may wait for the kernel on a blocking thread. The job runs to its end even when the caller is
+    /// dropped.
     async fn blocking<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -187,7 +187,7 @@ impl Kernel for LinuxKernel {
         self.blocking("make unreachable", move |k| {
             let rows = k.bpf.remove_reachable(&record);
             crash::point("datapath/unreachable/after-slot");
-            // Also when the rows could not be removed: each does its best, the first failure is told.
+            // Rules are removed also when the rows could not be removed. The first failure is returned.
             let rules = source_rule::remove(&k.netns, &record);
             rows.and(rules)
         })
@@ -211,7 +211,7 @@ impl Kernel for LinuxKernel {
             if let Some(side) = link.container.as_ref().filter(|_| !was_there) {
                 container_side::remove(&k.netns, side)?;
             }
-            // Only now: until the link was gone its sink had to stay attached.
+            // The sink's pins go last: the sink must stay attached until the link is gone.
             k.bpf.forget_closed(&link)
         })
         .await

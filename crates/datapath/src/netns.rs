@@ -1,7 +1,7 @@
-//! Network namespaces: looking at them, and visiting them.
+//! Network namespaces: identifying and visiting them.
 //!
-//! `setns` changes the calling thread for good, so it never happens on a runtime's thread. One thread of our own goes
-//! there, opens a socket (which speaks for that namespace wherever it is used later), and comes back.
+//! `setns` changes the calling thread for good, so it never happens on a runtime's thread. A dedicated thread enters
+//! the namespace, opens a socket (which stays bound to that namespace wherever it is used later), and returns.
 
 use std::{
     fs::File,
@@ -38,8 +38,8 @@ const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
 /// `SO_NETNS_COOKIE` of `asm-generic/socket.h` (Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Visits that may wait for the thread. A visit takes tens of microseconds; the callers are blocking threads, which
-/// wait for their turn here.
+/// Visits that may be queued for the thread. A visit takes tens of microseconds; the callers are blocking threads,
+/// which wait here for their turn.
 const QUEUE: usize = 64;
 
 const OBSERVE: &str = "open network namespace";
@@ -61,7 +61,7 @@ impl Netns {
     /// Opens a path and makes sure that it is a network namespace.
     fn open(operation: &'static str, path: &Path) -> Result<Self> {
         let subject = || path.display().to_string();
-        // O_PATH first: it opens nothing, so a FIFO cannot hang us and a device does not notice.
+        // O_PATH does not open the file itself, so a FIFO does not block and a device sees no open.
         let handle = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
             .map_err(|e| unresolved(operation, subject(), e))?;
         let not_one = |what: &str| {
@@ -87,7 +87,7 @@ impl Netns {
     }
 }
 
-/// The error of a path that does not resolve. A path that can lead nowhere, whatever appears there later, is wrong.
+/// The error of a path that does not resolve. A path that can never resolve is reported as `NotANetns`.
 fn unresolved(operation: &'static str, subject: String, errno: Errno) -> KernelError {
     let error = wrap(operation, subject, &io::Error::from(errno));
     match errno {
@@ -131,7 +131,7 @@ struct Visit {
 
 /// The thread `wharf-netns`: the only one that visits other namespaces. It ends when this is dropped.
 pub(crate) struct NetnsThread {
-    /// None only while this is dropped: its end is what ends the thread.
+    /// `None` only during drop: closing the queue ends the thread.
     queue: Option<SyncSender<Visit>>,
     thread: Option<JoinHandle<()>>,
     /// The node's own namespace.
@@ -152,7 +152,7 @@ impl NetnsThread {
         Ok(Self { queue: Some(queue), thread: Some(thread), home: (meta.dev(), meta.ino()) })
     }
 
-    /// Opens the namespace that a reference means. The path may lead to another by now: then that one is not touched.
+    /// Opens the namespace of a reference. If the path now leads to another namespace, that namespace is not entered.
     pub(crate) fn open(&self, operation: &'static str, wanted: &NetnsRef) -> Result<Netns> {
         let netns = Netns::open(operation, &wanted.path)?;
         if (netns.dev, netns.inode) != (wanted.dev, wanted.inode) {
@@ -161,13 +161,14 @@ impl NetnsThread {
         Ok(netns)
     }
 
-    /// A netlink socket that speaks for the namespace a reference means.
+    /// A netlink socket in the namespace of a reference.
     pub(crate) fn connect(&self, operation: &'static str, wanted: &NetnsRef) -> Result<Connection> {
         let subject = || wanted.path.display().to_string();
         self.connect_each(operation, [wanted])?.pop().unwrap_or_else(|| Err(ended(operation, subject())))
     }
 
-    /// [`Self::connect`] for several references, each in its place, in one visit of the thread.
+    /// [`Self::connect`] for several references in one visit of the thread; results are in the order of the
+    /// references.
     pub(crate) fn connect_each<'a>(
         &self,
         operation: &'static str,
@@ -208,13 +209,13 @@ impl NetnsThread {
         let ended = || ended(operation, subject.to_owned());
         let fds: io::Result<Vec<OwnedFd>> = netns.iter().map(|netns| netns.fd.try_clone()).collect();
         let fds = fds.map_err(|e| wrap(operation, subject, &e))?;
-        // A result for each namespace: the thread never waits for the one who asked.
+        // The channel has room for every result, so the thread never waits for the caller.
         let (result, outcomes) = sync_channel(fds.len());
         let (reply, answer) = sync_channel(1);
         // What the job logs belongs to the operation that asked for it.
         let span = tracing::Span::current();
         let job: Job = Box::new(move || {
-            // Nobody waits for the outcome any more: then nobody needs it.
+            // The caller stopped waiting; the result is discarded.
             let _unwanted = result.try_send(span.in_scope(&mut job));
         });
         let queue = self.queue.as_ref().ok_or_else(ended)?;
@@ -249,11 +250,11 @@ fn serve(visits: &Receiver<Visit>, home: &File) {
             Ok(())
         });
         if let Err(e) = setns(home, CloneFlags::CLONE_NEWNET) {
-            // From a wrong namespace nothing may be done: the thread ends, and every later visit fails with that.
+            // The thread must not work in a wrong namespace: it ends, and every later visit fails.
             tracing::error!(error = %e, "cannot return to the node's network namespace");
             return;
         }
-        // The caller went away: it does not want to know.
+        // The caller may have stopped waiting; the reply is discarded then.
         let _unwanted = reply.try_send(visited.map_err(|e: Errno| io::Error::from(e)));
     }
 }
@@ -271,7 +272,7 @@ pub(crate) fn observe(thread: &NetnsThread, path: &Path) -> Result<NetnsRef> {
     Ok(NetnsRef { path: path.to_owned(), dev: netns.dev, inode: netns.inode, cookie })
 }
 
-/// True when the kernel can make netkit devices: makes a pair in a namespace that goes with the thread that tries it.
+/// True when the kernel can create netkit devices. Tries it in a temporary namespace that ends with its thread.
 pub(crate) fn probe_netkit() -> bool {
     use nix::sched::unshare;
     use rtnetlink::{

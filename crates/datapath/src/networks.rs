@@ -1,4 +1,4 @@
-//! The node's own addresses and routes, as far as they share addresses with pools.
+//! The node's own addresses and routes that overlap with pools.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,9 +23,9 @@ use crate::{
     router::Pair,
 };
 
-/// Reads the addresses, the routes of the tables main and local, and what a look-up (by the node's rules) gives for the
-/// first and last address of each CIDR. Only what shares addresses with one of the CIDRs is returned, and nothing that
-/// the kernel makes for an address by itself.
+/// Reads the addresses, the routes of the tables main and local, and what a look-up (by the node's rules) gives for
+/// the first and last address of each CIDR. Returns only networks that overlap with one of the CIDRs, without the
+/// routes that the kernel creates for an address.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
@@ -126,7 +126,8 @@ impl Found {
         u8::from(self.protocol) == ROUTE_PROTOCOL
     }
 
-    /// The kernel's entries in the local table: of an address, which is seen as an address, and its broadcasts.
+    /// True for the kernel's own entries in the local table: an address (reported as an address) and its broadcast
+    /// routes.
     fn is_made_for_an_address(&self) -> bool {
         self.table == u32::from(LOCAL) && self.protocol == RouteProtocol::Kernel
     }
@@ -151,7 +152,7 @@ impl From<Found> for Lookup {
     }
 }
 
-/// Names of interfaces, each asked for once.
+/// A cache of interface names.
 struct Links {
     routers: Vec<IfIndex>,
     names: BTreeMap<IfIndex, (Option<String>, bool)>,
@@ -167,7 +168,7 @@ impl Links {
         self.routers.contains(&ifindex)
     }
 
-    /// Name, and whether the link is point to point. None for one that went away.
+    /// The link's name, and whether it is point to point. No name for a link that is gone.
     fn name(&mut self, connection: &mut Connection, ifindex: IfIndex) -> Result<(Option<String>, bool)> {
         if let Some(known) = self.names.get(&ifindex) {
             return Ok(known.clone());
@@ -198,7 +199,8 @@ pub(crate) fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<
     let Some(mut found) = answer.ok().and_then(|messages| messages.iter().find_map(Found::read)) else {
         return Ok(None);
     };
-    // Without rules of its own a kernel keeps the IPv4 routes of main and local in one table, and answers "main" for both.
+    // Without rules of its own a kernel keeps the IPv4 routes of main and local in one table, and answers "main" for
+    // both.
     let is_of_both = ip.is_ipv4() && found.table == u32::from(RouteHeader::RT_TABLE_MAIN);
     if is_of_both && matches!(found.kind, RouteType::Local | RouteType::Broadcast | RouteType::Anycast) {
         let same = |f: &Found| f.net == found.net && f.kind == found.kind;

@@ -1,5 +1,5 @@
-//! What the kernel holds for an endpoint, compared with what its record says. Tolerant of what others added later
-//! (addresses, routes, programs): it asks only whether ours is there.
+//! Compares an endpoint's kernel state with its record. Additions by others (addresses, routes, programs) are
+//! tolerated: only Wharf's own objects are checked.
 
 use ipnet::IpNet;
 use wharf_core::{
@@ -24,7 +24,7 @@ use crate::{
 
 const OPERATION: &str = "observe endpoint";
 
-/// Looks at everything; empty when all is well.
+/// Observes endpoints; a list is empty when its endpoint has no problem.
 pub(crate) fn observe_endpoints(
     thread: &NetnsThread,
     bpf: &Bpf,
@@ -43,7 +43,7 @@ pub(crate) fn observe_endpoints(
     records.iter().zip(inside).map(look).collect()
 }
 
-/// What the record asks for on one side of the link.
+/// The record's values for one side of the link.
 struct Wanted {
     side: Side,
     ifindex: IfIndex,
@@ -90,7 +90,7 @@ fn observe_host(
     };
     let wanted = Wanted { side, ifindex: record.host_ifindex, mac: record.host_mac, mtu: record.mtu };
     observe_link(&seen, &wanted, problems);
-    // One that names no owner yet is brought up to date when the endpoint is connected again.
+    // A mark of the old form, without an owner, is no problem: the next connect updates it.
     let mark = link::mark(record.id, record.epoch, &record.attachment);
     if seen.alias.as_ref() != Some(&mark) && !link::is_unowned(seen.alias.as_deref(), record.id, record.epoch) {
         problems.push(EndpointProblem::LinkAlias { name, expected: mark, found: seen.alias });
@@ -98,14 +98,15 @@ fn observe_host(
     bpf.observe_hooks(host, seen.ifindex, record, opened, problems)?;
     for address in record.addresses() {
         let (to, expected) = (IpNet::from(address), record.host_ifindex);
-        // A look-up costs the same with any number of endpoints. The table is read only where another route answers.
+        // A route lookup is independent of the number of endpoints. The table is read only when the lookup finds
+        // another route.
         let look_up = networks::look_up(host, address)?;
         if look_up.as_ref().is_some_and(|found| found.is_ours_to(to, expected)) {
             continue;
         }
         if route::of_link(host, expected, Some(ROUTE_PROTOCOL))?.iter().any(|r| r.destination == to) {
-            // Where `ignore_routes_with_linkdown` is set, a look-up ignores routes over a link without carrier. A container
-            // that takes its side down is told as such.
+            // Where `ignore_routes_with_linkdown` is set, a lookup ignores routes over a link without carrier. A
+            // container side that is down is a finding of its own.
             if seen.running {
                 problems.push(EndpointProblem::NodeRouteShadowed { to, expected, found: look_up.map(Into::into) });
             }

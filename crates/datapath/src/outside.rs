@@ -1,6 +1,6 @@
-//! Bytes from outside as this room reads them, with no kernel behind: what the fuzz targets drive.
+//! Parsers of untrusted bytes, callable without a kernel, for the fuzz targets.
 //!
-//! Each function is the reading half of something that asks the kernel; that half takes whatever bytes it gets.
+//! Each function is the parsing half of a kernel query and accepts any bytes.
 
 use std::{collections::HashSet, io, net::IpAddr};
 
@@ -10,8 +10,8 @@ use zerocopy::FromBytes as _;
 
 use crate::{bpf::rows::table_row, netlink};
 
-/// A datagram of netlink's: for each message its sequence number, and what it says (in Rust's debug notation; `None` for
-/// a message that is left out because it cannot be read).
+/// A datagram of netlink's: for each message its sequence number, and what it says (in Rust's debug notation; `None`
+/// for a message that is left out because it cannot be read).
 ///
 /// # Errors
 /// The datagram does not end where its messages do.

@@ -1,8 +1,8 @@
 //! The deletion of links.
 //!
-//! Deleting a veth pair makes the kernel wait for every CPU to let go of it: 12 to 16 ms, under the RTNL lock. Deleting a
-//! hundred as one group waits once. So one thread deletes, and takes everything that was asked for while it waited as its
-//! next batch.
+//! Deleting a veth pair makes the kernel wait until every CPU has released it: 12 to 16 ms, under the RTNL lock.
+//! Deleting a hundred pairs as one group waits once. So one thread deletes links, and requests that arrive during a
+//! delete form its next batch.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -24,12 +24,13 @@ use crate::{
     netlink::{Connection, Request, link},
 };
 
-/// Deletes that may wait for the thread; a node has 16,383 endpoints at most, and the agent runs fewer deletes at a time
-/// than this.
+/// Deletes that may wait for the thread; a node has 16,383 endpoints at most, and the agent runs fewer deletes at a
+/// time than this.
 const QUEUE: usize = 1024;
 /// Links in one batch.
 const BATCH: usize = 256;
-/// Our link group numbers begin here: far from those that people choose, and positive where a tool reads them as signed.
+/// Our link group numbers begin here: far from those that people choose, and positive where a tool reads them as
+/// signed.
 const GROUP_BASE: u32 = 1 << 30;
 
 const OPERATION: &str = "remove link";
@@ -39,9 +40,9 @@ struct Order {
     reply: oneshot::Sender<Result<bool>>,
 }
 
-/// The thread `wharf-reaper`. It ends when this is dropped, with the batch it has in hand.
+/// The thread `wharf-reaper`. Dropping this ends the thread after the queued deletes.
 pub(crate) struct Reaper {
-    /// None only while this is dropped: its end is what ends the thread.
+    /// `None` only during drop: closing the queue ends the thread.
     queue: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -66,7 +67,7 @@ impl Reaper {
         Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 
-    /// Deletes a link; gone already is success. True when its host side was there.
+    /// Deletes a link; a missing link is not an error. True when the host side existed.
     pub(crate) async fn remove(&self, link: &LinkRef) -> Result<bool> {
         let subject = link.host_ifname.to_string();
         let (reply, answer) = oneshot::channel();
@@ -96,7 +97,7 @@ fn serve(orders: &Receiver<Order>, mut connection: Connection) {
         match results {
             Ok(results) => {
                 for (order, result) in batch.into_iter().zip(results) {
-                    // A caller that gave up will find the link gone.
+                    // The caller may have given up; its retry finds the link gone.
                     let _unwanted = order.reply.send(result);
                 }
             }
@@ -126,8 +127,8 @@ fn delete_all(connection: &mut Connection, group: u32, batch: &[Order]) -> Resul
     for (at, (order, answer)) in batch.iter().zip(answers).enumerate() {
         let name = order.link.host_ifname.as_str();
         results.push(match link::found(answer, name) {
-            // The name carries id and epoch and is never used again, so it says more than the index; an index that has
-            // become another link's is thereby never acted on.
+            // The link is found by name, not by index: the name carries id and epoch and is never reused, but an
+            // index may belong to another link by now.
             Ok(Some(seen)) if seen.veth => {
                 doomed.push((at, seen.ifindex));
                 Ok(true)
@@ -161,7 +162,7 @@ fn delete_all(connection: &mut Connection, group: u32, batch: &[Order]) -> Resul
     Ok(results)
 }
 
-/// The link, if somebody gave it another name: it then still has its index, and the mark that names its endpoint.
+/// Finds a renamed link by its index and by the mark that names its endpoint.
 fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex>> {
     let Some(ifindex) = link.host_ifindex else { return Ok(None) };
     let seen = link::look_up_index(connection, ifindex)?;
@@ -169,28 +170,28 @@ fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex
     Ok(seen.filter(ours).map(|l| l.ifindex))
 }
 
-/// A link group number (`ip link show group N`) that nobody else uses: one in a billion, drawn anew for each batch. So no
-/// link of others has to be looked for in it, which would take a dump of every link for each batch of deletes; and a link
-/// that a failed batch left in its group is not deleted by a later one.
+/// A link group number (`ip link show group N`) that nobody else uses: one in a billion, drawn anew for each batch.
+/// So a batch need not dump every link to check the group for foreign members, and a link that a failed batch left in
+/// its group is not deleted by a later batch.
 fn random_group() -> u32 {
     // The standard library seeds its hash maps from the kernel's random numbers.
     let [a, b, c, d, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
     u32::from_le_bytes([a, b, c, d]) % GROUP_BASE + GROUP_BASE
 }
 
-/// Deletes several links in one kernel wait. False when that failed: then none is sure to be gone.
+/// Deletes several links in one kernel wait. False when the delete was refused: no link is sure to be gone.
 fn delete_group(connection: &mut Connection, group: u32, doomed: &[(usize, IfIndex)]) -> Result<bool> {
     let requests = doomed
         .iter()
         .map(|(_, ifindex)| link::set(LinkUnspec::new_with_index(ifindex.0).link_group(group).build()))
         .collect();
-    // One that went away meanwhile is refused, and is gone: as wanted.
+    // A refusal means that the link is already gone.
     connection.batch(requests)?;
     crash::point("datapath/reaper/after-group");
     let message = LinkUnspec::new_with_index(0).link_group(group).build();
     let answer = connection.batch(vec![Request::new(RouteNetlinkMessage::DelLink(message), 0)])?.pop();
     match answer {
-        // None of the group was there any more.
+        // Every link of the group was already gone.
         Some(Err(refusal)) if refusal.is(libc::ENODEV) => Ok(true),
         Some(Err(refusal)) => {
             tracing::warn!(error = %refusal.errno, "deleting a link group was refused; deleting one by one");

@@ -1,5 +1,5 @@
-//! The router's link: a veth pair whose first end carries the router addresses. Each end has a mark (`IFLA_IFALIAS`), so
-//! that the pair is known under any name.
+//! The router's link: a veth pair whose first end carries the router addresses. Each end has a mark (`IFLA_IFALIAS`)
+//! by which it is found after a rename.
 
 use rtnetlink::{
     LinkMessageBuilder, LinkUnspec, LinkVeth,
@@ -31,23 +31,22 @@ const ENDS: [(&str, &str); 2] = [(ROUTER_IFNAME, "wharf:router"), (ROUTER_PEER_I
 
 /// One end of the pair, as the node has it.
 pub(crate) struct End {
-    /// Name that it is to have.
+    /// The end's configured name.
     pub(crate) name: &'static str,
     mark: &'static str,
-    /// What has the name.
+    /// The link that has the name.
     named: Option<LinkSeen>,
-    /// What has the mark.
+    /// The link that has the mark.
     marked: Option<LinkSeen>,
 }
 
 impl End {
-    /// The end itself: the link with the mark; where there is none, the veth of that name, which a version before marks
-    /// made.
+    /// The link of this end: the link with the mark, else the veth with the name (older versions set no mark).
     pub(crate) fn link(&self) -> Option<&LinkSeen> {
         self.marked.as_ref().or(self.named.as_ref().filter(|l| l.veth))
     }
 
-    /// Another interface has the name.
+    /// True when another interface has the name.
     pub(crate) fn is_taken(&self) -> bool {
         self.named.as_ref().is_some_and(|named| self.link().is_none_or(|link| link.ifindex != named.ifindex))
     }
@@ -99,8 +98,8 @@ impl Pair {
         matches!((router.link(), peer.link()), (Some(r), Some(p)) if r.peer == p.ifindex && p.peer == r.ifindex)
     }
 
-    /// Makes the pair, or gives what is there its names, marks and settings. One end without the other is removed first:
-    /// somebody moved the other to another network namespace, and it goes with its peer. Returns the router's index.
+    /// Creates the pair, or restores the names, marks and settings of an existing one. A single end is removed first:
+    /// its peer was moved to another network namespace and is removed with it. Returns the index of the router's end.
     pub(crate) fn ensure(&self, connection: &mut Connection, mtu: u32) -> Result<IfIndex> {
         if let Some(end) = self.0.iter().find(|end| end.is_taken()) {
             let cause = "an interface of that name is there and is not Wharf's; rename or remove it";
@@ -209,7 +208,7 @@ fn create(connection: &mut Connection, mtu: u32) -> Result<()> {
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .build();
     match connection.one(RouteNetlinkMessage::NewLink(create), NLM_F_CREATE | NLM_F_EXCL)? {
-        // Another call made it meanwhile.
+        // A concurrent call created the pair.
         Err(refusal) if !refusal.is(libc::EEXIST) => Err(refusal.into_error(OPERATION, ROUTER_IFNAME)),
         _ => Ok(()),
     }

@@ -1,9 +1,10 @@
 //! A container's further interfaces.
 //!
-//! The main table has one best default route, that of the container's first interface. What another interface's address
-//! answers would leave by the first, whose programs drop it as forged. So an interface whose default route stands behind
-//! another's has a table with a default route of its own, and a rule that routes by it what its address sends. The routes
-//! go with the interface; the rule does not, and is removed when the endpoint is made unreachable.
+//! The main table has one best default route, that of the container's first interface. Replies from another
+//! interface's address would leave by the first interface, whose programs drop them as forged. So an interface whose
+//! default route ranks behind another's gets a table with its own default route, and a rule that routes packets from
+//! its address by that table. The routes are removed with the interface. The rule is not; it is removed when the
+//! endpoint is made unreachable.
 
 use std::net::IpAddr;
 
@@ -90,7 +91,7 @@ fn try_ensure(inside: &mut Connection, record: &EndpointRecord, behind: &[(IpAdd
             let subject = format!("route to {} in table {table}", route.destination);
             steps.push((route.add(), subject, libc::EEXIST));
         }
-        // Of an interface that had the address before.
+        // Rules of an interface that had the address before.
         for old in there.iter().filter(|r| r.source == *address && r.table != table) {
             steps.push((old.remove(), format!("old rule from {address}"), libc::ENOENT));
         }

@@ -1,8 +1,8 @@
-//! What stands on an interface's hooks: an endpoint's programs, or the sink.
+//! Attaching to an interface's hooks: an endpoint's programs, or the sink.
 //!
-//! There are two modes. An agent may find attachments of the other one, made before its mode was changed. It first puts
-//! its own in place and then takes the others away, so that at every moment one of them polices. On a hook with both, tcx
-//! runs first and, as our programs always decide, alone.
+//! There are two attach modes. After a change of mode the agent finds attachments of the other mode. It attaches its
+//! own programs first and detaches the others afterwards, so that a program polices the link at every moment. On a
+//! hook with both, tcx runs first, and alone: our programs always return a final verdict.
 
 use std::{fs, io, path::Path};
 
@@ -26,11 +26,11 @@ const DETACH: &str = "detach programs";
 #[derive(Clone, Copy)]
 pub(super) struct Hook {
     pub(super) attach: TcAttachType,
-    /// Name of its program, and of the program's pin.
+    /// Name of the hook's program, and of the program's pin.
     pub(super) program: &'static str,
     /// Name of the tcx link's pin.
     pub(super) link: &'static str,
-    /// Crash points: the programs stand on it, the sink stands on it.
+    /// Crash points: after the programs, and after the sink, were attached to the hook.
     attached: &'static str,
     closed: &'static str,
 }
@@ -57,7 +57,7 @@ fn about(link: &LinkRef) -> String {
     format!("{} (endpoint {}, epoch {})", link.host_ifname, link.id, link.epoch)
 }
 
-/// Index of an interface; `None` when it is not there.
+/// Index of an interface; `None` when it does not exist.
 pub(super) fn index_of(ifname: &str) -> Result<Option<u32>> {
     match if_nametoindex(ifname) {
         Ok(index) => Ok(Some(index)),
@@ -66,7 +66,7 @@ pub(super) fn index_of(ifname: &str) -> Result<Option<u32>> {
     }
 }
 
-/// True when the interface is there and, where its index is known, is that very one.
+/// True when the interface exists and has the index of the reference, if the reference has one.
 pub(crate) fn present(link: &LinkRef) -> Result<bool> {
     let index = index_of(link.host_ifname.as_str())?;
     Ok(index.is_some_and(|is| link.host_ifindex.is_none_or(|want| want.0 == is)))
@@ -92,7 +92,7 @@ fn ensure_tcx(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassi
             crash::point(hook.attached);
             continue;
         }
-        // What is pinned, if anything, is of an interface that is gone.
+        // A pin that is still there belongs to an interface that is gone.
         pins::unpin(&pin)?;
         tcx::attach(program, ifname, hook.attach, LinkOrder::default(), &pin)?;
         crash::point(hook.attached);
@@ -106,7 +106,7 @@ fn ensure_tcx(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassi
 fn ensure_clsact(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
     let mut linked = 0;
     for (hook, program) in &mut *programs {
-        // Of the other mode: the new program goes behind it too, as some kernels let go of a link a little later.
+        // A tcx link of the other mode gets the new program too: some kernels detach a released link with a delay.
         let pin = tree.endpoint(link.id, hook.link);
         if let Some(old) = tcx::open_on(&pin, link.host_ifname.as_str(), hook.attach)?
             && tcx::put_behind(program, old, &about(link))?
@@ -124,12 +124,13 @@ fn ensure_clsact(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedCla
     Ok(filtered || linked == HOOKS.len())
 }
 
-/// Takes the pins of a closed link back into the endpoint's directory, so that its programs take the sink's place.
+/// Moves the pins of a closed link back into the endpoint's directory, so that the endpoint's programs replace the
+/// sink.
 fn reopen_closed(tree: &PinTree, link: &LinkRef) -> Result<()> {
     let closing = tree.closing(&link.host_ifname);
     let names = pins::names(&closing)?;
     if names.is_empty() {
-        // Left over, empty, by a crash after the pins had moved.
+        // An empty directory is left over from a crash after the pins were moved.
         return pins::remove_dir(&closing);
     }
     for hook in HOOKS.into_iter().filter(|hook| names.iter().any(|n| n == hook.link)) {
@@ -148,7 +149,8 @@ impl Bpf {
         Ok(if replaced { Attached::Replaced } else { Attached::New })
     }
 
-    /// Puts the programs that a tree holds for the endpoint on the hooks of its link. True when programs stood on every hook.
+    /// Attaches an endpoint's programs, as pinned in the tree, to the hooks of its link. True when every hook had a
+    /// program.
     pub(super) fn attach(&self, tree: &PinTree, link: &LinkRef) -> Result<bool> {
         if !present(link)? {
             return Err(gone(ATTACH, about(link)));
@@ -164,7 +166,7 @@ impl Bpf {
         }
     }
 
-    /// Puts the sink in the place of the endpoint's programs.
+    /// Replaces the endpoint's programs on the hooks by the sink.
     pub(crate) fn remove_attached(&self, link: &LinkRef) -> Result<()> {
         if !present(link)? {
             return Ok(());
@@ -175,8 +177,8 @@ impl Bpf {
             AttachMode::Clsact => self.sink_clsact(&mut sink, link),
         };
         match done {
-            // It went away meanwhile, or is on its way out with its namespace: it still has its name then, but the kernel
-            // refuses to attach to it, and nothing passes through it any more.
+            // The interface is gone, or is being removed with its namespace. In the second case it still has its
+            // name, but the kernel refuses to attach to it and no packet passes through it.
             Err(e) if e.kind == KernelErrorKind::NotFound => Ok(()),
             Err(e) => Err(KernelError { operation: DETACH, ..e }),
             Ok(()) => Ok(()),
@@ -188,7 +190,7 @@ impl Bpf {
         if let Err(e) = fs::create_dir(&closing)
             && e.kind() != io::ErrorKind::AlreadyExists
         {
-            // Never `NotFound`: that is said of the interface alone here.
+            // Never `NotFound`: the caller takes `NotFound` to mean that the interface is gone.
             return Err(KernelError {
                 kind: KernelErrorKind::Other,
                 ..wrap("make pin directory", closing.display().to_string(), &e)
@@ -205,7 +207,7 @@ impl Bpf {
     fn sink_tcx_hook(&self, sink: &mut SchedClassifier, link: &LinkRef, hook: Hook, closed: &Path) -> Result<()> {
         let ifname = link.host_ifname.as_str();
         if let Some(old) = tcx::open_on(closed, ifname, hook.attach)? {
-            // Closed before; once more costs nothing and makes sure.
+            // The sink is attached already; attaching it again is idempotent.
             return tcx::put_behind(sink, old, &about(link)).map(drop);
         }
         pins::unpin(closed)?;
@@ -213,20 +215,21 @@ impl Bpf {
         if let Some(old) = tcx::open_on(&open, ifname, hook.attach)? {
             if tcx::put_behind(sink, old, &about(link))? {
                 crash::point("datapath/detach/before-pin-moves");
-                // Out of the endpoint's directory, which is about to go; the attachment has to stay until its link goes.
+                // The endpoint's directory is removed next, but the attachment must stay until the link is gone.
                 return pins::replace(&open, closed);
             }
             return Ok(());
         }
-        // Nothing of the endpoint's stands there that is pinned (never attached, or a successor's pins have its place).
-        // Before whatever does.
+        // No link of this endpoint is pinned: it was never attached, or a successor's pins took its place. The sink
+        // goes before every other program on the hook.
         tcx::attach(sink, ifname, hook.attach, LinkOrder::first(), closed)
     }
 
     fn sink_clsact(&self, sink: &mut SchedClassifier, link: &LinkRef) -> Result<()> {
         let ifname = link.host_ifname.as_str();
         let closing = self.pins.closing(&link.host_ifname);
-        // Of the other mode: closed at once, as they run first, and let go of when the filters stand.
+        // tcx links of the other mode run before filters: they get the sink at once and are released after the
+        // filters are attached.
         let mut linked = Vec::new();
         for hook in HOOKS {
             for pin in [self.pins.endpoint(link.id, hook.link), closing.join(hook.link)] {
@@ -248,7 +251,8 @@ impl Bpf {
         self.forget_closed_dir(&closing)
     }
 
-    /// Forgets the sink's attachments to a link that is gone, and what other ABI versions hold for its endpoint.
+    /// Removes the pins of the sink's attachments to a link that is gone, and other ABI versions' pins for its
+    /// endpoint.
     pub(crate) fn forget_closed(&self, link: &LinkRef) -> Result<()> {
         self.forget_closed_dir(&self.pins.closing(&link.host_ifname))?;
         self.forget_elsewhere(link.id)
@@ -262,7 +266,7 @@ impl Bpf {
         pins::remove_dir(closing)
     }
 
-    /// At start: forgets closed links whose interface went while no agent ran.
+    /// At start: removes the pins of closed links whose interface was removed while no agent ran.
     pub(super) fn sweep_closed(&self) -> Result<()> {
         for name in pins::names(&self.pins.closing_dir())? {
             if index_of(&name)?.is_none() {

@@ -20,13 +20,13 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// Crash points of [`PROGRAMS`], each pinned beside its place.
+/// Crash points after each of [`PROGRAMS`] was pinned under its upcoming name.
 const AFTER_PIN: [&str; 3] = [
     "datapath/programs/after-pin-from-container",
     "datapath/programs/after-pin-to-container",
     "datapath/programs/after-pin-deliver",
 ];
-/// Crash points of [`PROGRAMS`], each in its place.
+/// Crash points after each of [`PROGRAMS`] was moved to its final name.
 const AFTER_MOVE: [&str; 3] = [
     "datapath/programs/after-move-from-container",
     "datapath/programs/after-move-to-container",
@@ -38,7 +38,7 @@ fn about(id: EndpointId) -> String {
 }
 
 impl Bpf {
-    /// Loads an endpoint's programs and pins them. Maps that are pinned already are used again, counters and all.
+    /// Loads an endpoint's programs and pins them. Pinned maps are reused, so counters survive.
     pub(crate) fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs> {
         let dir = self.pins.endpoint_dir(spec.id);
         let fresh = match fs::create_dir(&dir) {
@@ -71,7 +71,7 @@ impl Bpf {
         let object = match (spec.debug, objects::ENDPOINT_DEBUG) {
             (false, _) => objects::ENDPOINT,
             (true, Some(object)) => {
-                // One buffer of log records for all: a new set of programs writes where the reader already reads.
+                // All programs share one buffer of log records, so the reader sees new programs too.
                 paths.push((LOGS, self.pins.shared(LOGS)));
                 object
             }
@@ -93,7 +93,7 @@ impl Bpf {
         }
         let load = |e: &aya::EbpfError| wrap("load programs", about(spec.id), e);
         let mut ebpf = self.loader.load(object, Some(&consts), paths).map_err(|e| load(&e))?;
-        // The maps are pinned as they are made.
+        // Loading creates and pins the maps.
         crash::point("datapath/programs/after-maps");
         let mut memlock_bytes = 0;
         let (mut program_ids, mut tags) = ([0; 3], [0; 3]);
@@ -108,7 +108,8 @@ impl Bpf {
         if !spec.debug {
             self.known.learn(tags);
         }
-        // The first of this process had to be loaded to know them; they go again, unpinned.
+        // The first load of this process only taught the tags: if the pinned programs match, the loaded ones are
+        // dropped.
         if let Some(kept) = self.kept(spec, &consts)? {
             return Ok(kept);
         }
@@ -119,7 +120,7 @@ impl Bpf {
             *id = data.info().map_err(|e| wrap("read map", path.display().to_string(), &e))?.id();
             memlock_bytes += maps::memlock(data.fd())?;
         }
-        // All are pinned beside their places before the first takes its place.
+        // Every program is pinned under its upcoming name before the first one is moved to its final name.
         let mut ready = Vec::with_capacity(PROGRAMS.len());
         for (name, point) in PROGRAMS.into_iter().zip(AFTER_PIN) {
             let path = self.pins.endpoint(spec.id, name);
@@ -177,13 +178,13 @@ impl Bpf {
         Ok(rows)
     }
 
-    /// Unpins an endpoint's links, programs and maps; returns its last counters. Nothing there is success.
+    /// Unpins an endpoint's links, programs and maps; returns its last counters. Missing pins are not an error.
     pub(crate) fn remove_programs(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
         let counters = match self.counters(id) {
             Ok(rows) => rows,
             Err(e) if e.kind == KernelErrorKind::NotFound => Vec::new(),
             Err(error) => {
-                // What cannot be read must still be removed.
+                // Unreadable counters do not stop the removal.
                 tracing::warn!(endpoint = %id, %error, "last counters lost");
                 Vec::new()
             }
@@ -210,7 +211,7 @@ impl Bpf {
     }
 }
 
-/// Direction and reason of a row of `METRICS`. Reasons of a newer version have a number for a name.
+/// Direction and reason of a row of `METRICS`. A reason of a newer version is named by its number.
 fn counter_names(index: u32) -> (String, String) {
     let direction = Direction::from_u32(index / REASONS).map_or("unknown", Direction::as_str);
     let number = index % REASONS;

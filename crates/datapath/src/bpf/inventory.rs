@@ -40,8 +40,8 @@ fn is_ours(name: &str) -> bool {
 }
 
 impl PinTree {
-    /// Every pin and directory of the tree that is ours, what is in a directory before it; and what is not ours. Names of
-    /// another version's pins are its own business: all of them are ours.
+    /// Our pins and directories in the tree, contents before their directory, and the foreign entries. In another
+    /// version's tree every pin name counts as ours.
     pub(crate) fn listing(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (mut ours, mut foreign) = (Vec::new(), Vec::new());
         let foreign_version = self.version() != wharf_common::ABI_VERSION;
@@ -51,7 +51,7 @@ impl PinTree {
         let of_endpoint = |name: &str| foreign_version || is_ours(name);
         let mut sort = |dir: &Path, known: &dyn Fn(&str) -> bool| -> Result<()> {
             let (mine, others): (Vec<_>, Vec<_>) = pins::names(dir)?.into_iter().partition(|name| known(name));
-            // Directories are listed when they are looked into.
+            // A directory is added by the call that lists it.
             ours.extend(mine.into_iter().map(|name| dir.join(name)).filter(|path| !path.is_dir()));
             foreign.extend(others.into_iter().map(|name| dir.join(name)));
             if dir.is_dir() {
@@ -76,7 +76,7 @@ impl PinTree {
 }
 
 impl Bpf {
-    /// Rows, slots and pins; what is under the root and not of our making is named.
+    /// Rows, slots and pins. Foreign entries under the root are reported as foreign pins.
     pub(crate) fn dump(&self) -> Result<KernelDump> {
         let mut dump = KernelDump {
             endpoint_rows: unless_removed(self.endpoint_rows())?,
@@ -110,7 +110,7 @@ impl Bpf {
                 continue;
             }
             let (mut known, foreign): (Vec<_>, Vec<_>) = pins::names(&dir)?.into_iter().partition(|n| is_ours(n));
-            // A program on its way to its place: the build that put it there is at work, or the next one replaces it.
+            // An upcoming program pin is left out: a build is in progress, or the next build replaces the pin.
             known.retain(|name| !PROGRAMS.iter().any(|program| upcoming(program) == *name));
             dump.foreign_pins.extend(foreign.into_iter().map(|n| dir.join(n)));
             dump.pins.push((format!("{prefix}{name}"), known));
@@ -137,7 +137,8 @@ impl Bpf {
         for name in SHARED_MAPS {
             let entries = match name {
                 map::ENDPOINTS => Some(self.endpoint_rows()?.len()),
-                // Of pinned endpoints only: to look at all 16,384 slots takes 10 ms, and is for the audit.
+                // Only slots of pinned endpoints are counted: reading all 16,384 slots takes 10 ms and is left to the
+                // audit.
                 map::CALLS => Some(slots),
                 _ => None,
             };
@@ -147,11 +148,11 @@ impl Bpf {
             for name in MAPS {
                 let data = match maps::open(&self.pins.endpoint(id, name), name) {
                     Ok(data) => data,
-                    // Its endpoint is being deleted.
+                    // The endpoint is being deleted.
                     Err(e) if e.kind == KernelErrorKind::NotFound => continue,
                     Err(e) => return Err(e),
                 };
-                // An array's rows are all there from the start.
+                // An array always has all of its rows.
                 let rows = data.info().map_err(|e| wrap("read map", name, &e))?.max_entries() as usize;
                 infos.push(info(format!("{id}/{name}"), &data, Some(rows))?);
             }
@@ -232,7 +233,7 @@ impl Bpf {
     }
 }
 
-/// After the node's part was removed there is no map, and so there are no rows.
+/// After `remove_node` the maps do not exist, so there are no rows.
 fn unless_removed<T>(rows: Result<Vec<T>>) -> Result<Vec<T>> {
     match rows {
         Err(e) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
@@ -248,7 +249,7 @@ fn info(name: String, data: &MapData, entries: Option<usize>) -> Result<MapInfo>
         kind,
         entries: entries.map(|n| n as u64),
         max_entries: u64::from(info.max_entries()),
-        // From 5.11 to 6.3 the kernel tells 0 for a ring buffer; it takes its data at least.
+        // Kernels 5.11 to 6.3 report 0 for a ring buffer; its data size is the lower bound.
         memlock_bytes: match maps::memlock(data.fd())? {
             0 => u64::from(info.max_entries()),
             bytes => bytes,

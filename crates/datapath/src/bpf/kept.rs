@@ -1,10 +1,10 @@
-//! Programs that are pinned already and are the very ones that would be loaded: loading them anew would cost the verifier's
-//! time and change nothing.
+//! Keeping pinned programs that equal those a load would produce: loading them again costs the verifier's time and
+//! changes nothing.
 //!
-//! The kernel tells programs apart by their tag: a hash of the instructions as they were loaded, without map descriptors
-//! (`bpf_prog_info.tag`). It depends on the kernel which hash that is, so tags are not computed here but learned from
-//! the first load of this process. Constants and maps are not in the tag and are compared by themselves. Programs with log
-//! records have those among their constants, and are always loaded anew.
+//! The kernel identifies programs by a tag: a hash of the loaded instructions without map descriptors
+//! (`bpf_prog_info.tag`). The hash depends on the kernel, so tags are learned from the first load of this process,
+//! not computed. Constants and maps are not part of the tag and are compared separately. Programs with log records
+//! have data of those records among their constants and are always loaded anew.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -39,7 +39,8 @@ impl Known {
 }
 
 impl Bpf {
-    /// What is pinned, if it is all that a load would bring; `None` when it is not, or when that cannot be said.
+    /// The pinned programs, if they equal what a load would produce; `None` when they differ, when the spec does not
+    /// ask to keep them, or when the tags are not known yet.
     pub(super) fn kept(&self, spec: &ProgramSpec, consts: &EndpointConsts) -> Result<Option<Programs>> {
         let Some(tags) = self.known.tags().filter(|_| spec.keep && !spec.debug) else { return Ok(None) };
         let mut programs = Programs { program_ids: [0; 3], map_ids: [0; 2], memlock_bytes: 0 };
@@ -69,7 +70,7 @@ impl Bpf {
             *id = maps::id(&data, &path)?;
             programs.memlock_bytes += maps::memlock(data.fd())?;
         }
-        // Programs over maps that nobody writes are no good, whatever their instructions.
+        // The programs must use the open shared maps and the endpoint's pinned maps: nobody writes other maps.
         let right_maps = self.held_ids().iter().map(|(_, id)| id).chain(&programs.map_ids).all(|id| used.contains(id));
         if !right_maps || !used.iter().any(|id| has_constants(*id, consts)) {
             return Ok(None);
@@ -78,7 +79,7 @@ impl Bpf {
     }
 }
 
-/// True when a map is the one of the programs' constants, with these in it. What cannot be read is not.
+/// True when the map is the programs' `.rodata` and holds these constants. False when it cannot be read.
 fn has_constants(id: u32, consts: &EndpointConsts) -> bool {
     let Ok(data) = MapData::from_id(id) else { return false };
     let named = data.info().is_ok_and(|info| info.name_as_str().is_some_and(|name| name.ends_with(".rodata")));

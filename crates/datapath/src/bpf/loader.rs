@@ -19,16 +19,16 @@ use crate::error::{fail, wrap};
 /// Name of the programs' constants.
 const CONSTS: &str = "CONSTS";
 
-/// Lines of the verifier's log that an error carries: its last words say what it refused.
+/// Lines of the verifier's log that an error carries. The last lines say what was refused.
 const VERIFIER_LINES: usize = 12;
 
-/// The one aya loader. Making one parses the kernel's whole BTF (tens of milliseconds), which the programs, having no
-/// relocations against kernel types, never use; so one is made at start and kept, without the BTF.
+/// The aya loader, created once at start and kept. Creating one parses the kernel's whole BTF (tens of milliseconds).
+/// Our programs have no relocations against kernel types, so the kept loader has no BTF.
 pub(crate) struct Loader(Mutex<Kept>);
 
 struct Kept {
     loader: EbpfLoader<'static>,
-    /// Names of the maps that it knows a pin of: it cannot forget one.
+    /// Names of the maps for which the loader has a pin path. aya cannot remove a path.
     pinned: BTreeSet<&'static str>,
 }
 
@@ -39,7 +39,8 @@ impl Kept {
         Self { loader, pinned: BTreeSet::new() }
     }
 
-    /// Makes the pins given the only ones that it knows: another load's would give this one the maps of an endpoint.
+    /// Sets the loader's pin paths to exactly these. A path left from an earlier load would give this load another
+    /// endpoint's map.
     fn set_pins(&mut self, pins: Vec<(&'static str, PathBuf)>) {
         let names: BTreeSet<_> = pins.iter().map(|(name, _)| *name).collect();
         if !self.pinned.is_subset(&names) {
@@ -52,7 +53,7 @@ impl Kept {
     }
 }
 
-/// Points the loader's constants back at a static when a load ends, also by a panic.
+/// Resets the loader's constants to a static when a load ends, also on a panic.
 struct Reset<'a>(&'a mut EbpfLoader<'static>);
 
 impl Drop for Reset<'_> {
@@ -68,8 +69,8 @@ impl Loader {
         Self(Mutex::new(Kept::new()))
     }
 
-    /// Parses an object, sets its constants, makes its maps, or takes those pinned at the paths given (their shapes
-    /// must have been compared before). Programs are not loaded yet.
+    /// Parses an object, sets its constants, and creates its maps or opens those pinned at the given paths. The
+    /// caller must have compared the shapes of pinned maps. Programs are not loaded yet.
     pub(crate) fn load(
         &self,
         object: &[u8],
@@ -89,7 +90,7 @@ impl Loader {
     }
 }
 
-/// The classifier of a name in a loaded object.
+/// The classifier with this name in a loaded object.
 pub(crate) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
     let operation = "find program";
     let Some(program) = ebpf.program_mut(name) else {
@@ -98,7 +99,7 @@ pub(crate) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut S
     program.try_into().map_err(|e: ProgramError| wrap(operation, name, &e))
 }
 
-/// A refused load, with the end of what the verifier said.
+/// The error of a refused load, with the end of the verifier's log.
 pub(crate) fn load_error(subject: String, error: &ProgramError) -> KernelError {
     let mut told = wrap("load program", subject, error);
     if let ProgramError::LoadError { io_error, verifier_log } = error {

@@ -1,5 +1,5 @@
-//! A close look at an endpoint's programs and maps. Each pin is opened once for all that is asked of it: with a thousand
-//! endpoints, looks are most of what an agent does while nothing happens.
+//! Observing an endpoint's programs and maps. Each pin is opened once per observation: with a thousand endpoints,
+//! observations are most of an idle agent's work.
 
 use std::{
     collections::BTreeSet,
@@ -31,11 +31,11 @@ use super::{
 };
 use crate::{error::wrap, netlink::Connection};
 
-/// What is pinned of an endpoint's programs.
+/// An endpoint's pinned programs.
 pub(crate) struct Opened {
-    /// Ids of [`PROGRAMS`], each in its place; none for one that is not pinned.
+    /// Ids of [`PROGRAMS`], in the same order; `None` for a program that is not pinned.
     programs: [Option<u32>; PROGRAMS.len()],
-    /// The maps that they use.
+    /// Ids of the maps that the programs use.
     uses: BTreeSet<u32>,
 }
 
@@ -63,7 +63,8 @@ impl Bpf {
         Ok(opened)
     }
 
-    /// What should stand on the hooks but does not, and what does but should not. `index`: the interface's now.
+    /// Reports programs that are missing from the hooks and attachments that should not be there. `index` is the
+    /// interface's current index.
     pub(crate) fn observe_hooks(
         &self,
         connection: &mut Connection,
@@ -76,7 +77,7 @@ impl Bpf {
         for hook in HOOKS {
             let pin = self.pins.endpoint(record.id, hook.link);
             let filter = clsact::program(connection, index, hook.attach)?;
-            // None is told as a missing pin.
+            // A missing program pin is reported by `observe_maps`.
             let wanted = opened.program(hook.program);
             let program = || hook.program.to_owned();
             let misses = |found: Vec<u32>| {
@@ -119,8 +120,8 @@ impl Bpf {
         Ok(())
     }
 
-    /// Pins that are missing, maps that the programs do not use (they read what nobody writes then), and rows that are not
-    /// as the record asks.
+    /// Reports missing pins, pinned maps that the programs do not use (the programs then read maps that nobody
+    /// writes), and rows that differ from the record.
     pub(crate) fn observe_maps(
         &self,
         record: &EndpointRecord,

@@ -1,7 +1,7 @@
-//! Pinned maps, opened only after their shape was compared with this version's.
+//! Pinned maps. Each open compares the map's shape with this version's.
 //!
 //! The kernel lets anyone open a pinned map of any shape, and a read into a value that is too small overruns user
-//! memory. So every open goes through here.
+//! memory. Therefore every open goes through this module.
 
 use std::{
     fs, io,
@@ -17,7 +17,7 @@ use crate::error::{fail, wrap};
 
 const BPF_F_NO_PREALLOC: u32 = 1;
 
-/// What a map must be.
+/// The expected shape of a map.
 struct Shape {
     kind: MapType,
     key: usize,
@@ -55,7 +55,7 @@ fn shape(name: &str) -> Option<Shape> {
     })
 }
 
-/// The kernel's word for a kind of map.
+/// The kernel's name for a map type.
 pub(crate) fn kind_name(kind: MapType) -> &'static str {
     match kind {
         MapType::Hash => "hash",
@@ -75,7 +75,7 @@ fn describe(kind: Option<MapType>, key: usize, value: usize, max_entries: u32, f
 /// Opens a pinned map. `name` is its name in `wharf_common::map`.
 ///
 /// # Errors
-/// `NotFound` when it is not pinned, `Conflict` when its shape is not this version's.
+/// `NotFound` when the map is not pinned, `Conflict` when its shape differs from this version's.
 pub(crate) fn open(path: &Path, name: &str) -> Result<MapData> {
     let operation = "open map";
     let subject = || path.display().to_string();
@@ -117,12 +117,12 @@ pub(crate) fn endpoints(path: &Path) -> Result<HashMap<MapData, EndpointKey, End
     typed(path, HashMap::try_from(Map::HashMap(open(path, map::ENDPOINTS)?)))
 }
 
-/// Opens the shared program array, to write.
+/// Opens the shared program array for writing.
 pub(crate) fn calls(path: &Path) -> Result<ProgramArray<MapData>> {
     typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::CALLS)?)))
 }
 
-/// Opens the shared event ring buffer. Its consumer position is shared: one reader at a time.
+/// Opens the shared event ring buffer. The consumer position is shared, so only one reader may run at a time.
 pub(crate) fn events(path: &Path) -> Result<RingBuf<MapData>> {
     typed(path, RingBuf::try_from(Map::RingBuf(open(path, map::EVENTS)?)))
 }
@@ -137,7 +137,7 @@ pub(crate) fn metrics(path: &Path) -> Result<PerCpuArray<MapData, Counter>> {
     typed(path, PerCpuArray::try_from(Map::PerCpuArray(open(path, map::METRICS)?)))
 }
 
-/// Kernel memory of a BPF object, bytes: what its descriptor's `fdinfo` says.
+/// Kernel memory of a BPF object in bytes, from its descriptor's `fdinfo`.
 pub(crate) fn memlock(fd: &impl AsFd) -> Result<u64> {
     let path = format!("/proc/thread-self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let text = fs::read_to_string(&path).map_err(|e: io::Error| wrap("read BPF object's memory", &path, &e))?;

@@ -35,14 +35,14 @@ pub(crate) struct Bpf {
     pins: PinTree,
     loader: Loader,
     mode: AttachMode,
-    /// Held while rows of the shared maps are compared and written, so that a late delete cannot take the row that a
-    /// create wrote between its look and its act.
+    /// Held while rows of the shared maps are compared and written, so that a late delete cannot remove a row that a
+    /// create wrote after the delete's check.
     tables: Mutex<()>,
-    /// The shared maps that the programs loaded here use, open as long as this process runs.
+    /// The shared maps used by the programs that this process loads. They stay open while the process runs.
     shared: Mutex<Vec<SharedMap>>,
-    /// By which programs from before a restart are recognised.
+    /// Program tags, by which programs from before a restart are recognised.
     known: Known,
-    /// Other ABI versions have pins beside this one's, see `upgrade`.
+    /// True when other ABI versions have pins, see `upgrade`.
     beside_others: AtomicBool,
 }
 

@@ -1,3 +1,3 @@
-//! The BPF objects, embedded: a binary and its programs are one version, always.
+//! The embedded BPF objects: a binary and its programs always have the same version.
 
 include!(concat!(env!("OUT_DIR"), "/objects.rs"));

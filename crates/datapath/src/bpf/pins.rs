@@ -1,15 +1,15 @@
-//! Where things are pinned.
+//! The layout of the pin tree.
 //!
 //! ```text
 //! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,EVENTS,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
-//! `closing` holds the attachments that now drop everything, of endpoints that are being deleted: their link must keep
-//! dropping when the endpoint's own directory is gone already. bpffs allows no dot in a name.
+//! `closing` holds the sink's attachments for endpoints that are being deleted: a link must drop packets until it is
+//! removed, also after the endpoint's own directory is gone. bpffs allows no dot in a name.
 //!
-//! Directories, the names of hooked programs and of links, and the name `METRICS` are the same in every ABI version: an agent
-//! takes endpoints over from other versions' trees by them (`upgrade`).
+//! Directories, the names of hooked programs and of links, and the name `METRICS` are the same in every ABI version.
+//! By these names an agent takes endpoints over from other versions' trees (`upgrade`).
 
 use std::{
     collections::BTreeSet,
@@ -39,21 +39,21 @@ const CLOSING_DIR: &str = "closing";
 pub(crate) const PROGRAMS: [&str; 3] = ["from_container", "to_container", "deliver"];
 /// Map pins of an endpoint, in the order of `Programs::map_ids`.
 pub(crate) const MAPS: [&str; 2] = [map::CONFIG, map::METRICS];
-/// Link pins of an endpoint: of the first two programs.
+/// Link pins of an endpoint, for the first two programs.
 pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
 /// Shared maps.
 pub(crate) const SHARED_MAPS: [&str; 3] = [map::ENDPOINTS, map::CALLS, map::EVENTS];
 /// Name of the sink's pin, and of its program.
 pub(crate) const SINK: &str = "sink";
-/// Shared map of log records, there only when programs with log records were loaded.
+/// Shared map of log records. It exists only after programs with log records were loaded.
 pub(crate) const LOGS: &str = "AYA_LOGS";
 
-/// Name under which a new program is pinned before it takes its place.
+/// Name under which a new program is pinned before it is moved to its final name.
 pub(crate) fn upcoming(name: &str) -> String {
     format!("next_{name}")
 }
 
-/// ABI version that a directory's name carries: `v` and the number as it is written out.
+/// ABI version in a directory's name: `v` and a decimal number without leading zeros.
 fn version_of(name: &str) -> Option<u32> {
     let version = name.strip_prefix('v')?.parse().ok()?;
     (name == format!("v{version}")).then_some(version)
@@ -81,10 +81,11 @@ fn check_bpffs(bpffs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that `bpffs` is one, and that the directory of Wharf's pins is there and open to nobody but root. Returns it.
+/// Checks that `bpffs` is a bpffs and ensures that the directory of Wharf's pins exists and is accessible to root
+/// only. Returns the directory.
 ///
 /// # Errors
-/// `NotFound` when it is no bpffs; nothing is made then.
+/// `NotFound` when it is not a bpffs; nothing is created then.
 pub fn ensure_pin_root(bpffs: &Path) -> Result<PathBuf> {
     check_bpffs(bpffs)?;
     let root = bpffs.join(ROOT);
@@ -102,14 +103,14 @@ pub fn has_pin_root(bpffs: &Path) -> bool {
 }
 
 impl PinTree {
-    /// Makes sure that `bpffs` is one; changes nothing.
+    /// Checks that `bpffs` is a bpffs; changes nothing.
     pub(crate) fn open(bpffs: &Path) -> Result<Self> {
         check_bpffs(bpffs)?;
         let root = bpffs.join(ROOT).join(format!("v{}", wharf_common::ABI_VERSION));
         Ok(Self { bpffs: bpffs.to_owned(), root })
     }
 
-    /// The trees of every ABI version; nothing is made.
+    /// The trees of every ABI version; creates nothing.
     pub(crate) fn all(bpffs: &Path) -> Result<Vec<Self>> {
         let root = bpffs.join(ROOT);
         let of_version = |name: &String| version_of(name).is_some();
@@ -117,12 +118,12 @@ impl PinTree {
         Ok(names(&root)?.into_iter().filter(of_version).map(tree).collect())
     }
 
-    /// Makes sure that the bpffs is one still: somebody may have unmounted it, or mounted something over it.
+    /// Checks that the bpffs is still mounted: it may have been unmounted or mounted over.
     pub(crate) fn check_bpffs(&self) -> Result<()> {
         check_bpffs(&self.bpffs)
     }
 
-    /// The trees of other ABI versions, the newest first; nothing is made.
+    /// The trees of other ABI versions, newest first; creates nothing.
     pub(crate) fn others(&self) -> Result<Vec<Self>> {
         let mut others = Self::all(&self.bpffs)?;
         others.retain(|tree| tree.root != self.root);
@@ -145,7 +146,7 @@ impl PinTree {
         Ok(names(&self.endpoints_dir())?.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
-    /// Names of the endpoints and closing links that the tree has pins of.
+    /// Names of the endpoints and closing links that have pins in the tree.
     pub(crate) fn in_use(&self) -> Result<Vec<String>> {
         let mut names = names(&self.endpoints_dir())?;
         names.extend(self::names(&self.closing_dir())?);
@@ -188,13 +189,14 @@ impl PinTree {
         self.root.join(CLOSING_DIR)
     }
 
-    /// Directory of a closing link. An interface name may hold a dot, which bpffs does not allow; ours never do.
+    /// Directory of a closing link. An interface name may contain a dot, which bpffs does not allow; our names never
+    /// do.
     pub(crate) fn closing(&self, host: &IfName) -> PathBuf {
         self.closing_dir().join(host.as_str().replace('.', "_"))
     }
 }
 
-/// Names in a directory, sorted; none when it is not there.
+/// Names in a directory, sorted; empty when the directory does not exist.
 pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     let failed = |e: &io::Error| wrap("list pins", dir.display().to_string(), e);
     let entries = match fs::read_dir(dir) {
@@ -210,7 +212,7 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Removes a pin; gone already is success. True when it was there.
+/// Removes a pin. True when it existed; a missing pin is not an error.
 pub(crate) fn unpin(path: &Path) -> Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -219,7 +221,8 @@ pub(crate) fn unpin(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a directory of pins with every pin in it; gone already is success. Directories in it stay, and are an error.
+/// Removes a directory of pins and every pin in it; a missing directory is not an error. A subdirectory stays and
+/// causes an error.
 pub(crate) fn remove_files(dir: &Path) -> Result<()> {
     for name in names(dir)? {
         let path = dir.join(name);
@@ -230,7 +233,7 @@ pub(crate) fn remove_files(dir: &Path) -> Result<()> {
     remove_dir(dir)
 }
 
-/// Removes an empty directory; gone already is success.
+/// Removes an empty directory; a missing one is not an error.
 pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     match fs::remove_dir(path) {
         Ok(()) => Ok(()),
@@ -244,7 +247,7 @@ pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     }
 }
 
-/// Moves a pin over another in one step.
+/// Moves a pin over another one atomically.
 pub(crate) fn replace(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| wrap("move pin", to.display().to_string(), &e))
 }

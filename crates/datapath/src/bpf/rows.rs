@@ -1,4 +1,4 @@
-//! Rows of the shared maps: who reaches an endpoint.
+//! Rows of the shared maps, by which an endpoint is reached.
 
 use std::{
     borrow::Borrow,
@@ -21,7 +21,7 @@ use wharf_crash as crash;
 use super::{Bpf, maps};
 use crate::error::{fail, wrap};
 
-/// Name of the program that stands in `CALLS`.
+/// Name of the program that fills a slot of `CALLS`.
 const DELIVER: &str = "deliver";
 
 pub(super) fn key_of(address: IpAddr) -> EndpointKey {
@@ -47,7 +47,7 @@ fn row_of(record: &EndpointRecord) -> EndpointRow {
     }
 }
 
-/// A row as the edge speaks of it.
+/// A map row as the kernel trait's type.
 pub(crate) fn table_row(key: &EndpointKey, row: &EndpointRow) -> EndpointTableRow {
     EndpointTableRow {
         address: address_of(key),
@@ -59,12 +59,12 @@ pub(crate) fn table_row(key: &EndpointKey, row: &EndpointRow) -> EndpointTableRo
     }
 }
 
-/// The row a record is to have for one of its addresses.
+/// The row expected for one of a record's addresses.
 pub(crate) fn expected_row(record: &EndpointRecord, address: IpAddr) -> EndpointTableRow {
     table_row(&key_of(address), &row_of(record))
 }
 
-/// Removing what is not there is success.
+/// Treats the removal of a missing row as success.
 fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Result<(), MapError> {
     match result {
         Err(MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -75,7 +75,7 @@ fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Res
 
 impl Bpf {
     fn lock_tables(&self) -> MutexGuard<'_, ()> {
-        // It guards no data of ours: a panic elsewhere leaves nothing half-done here.
+        // The mutex guards no data, so a poisoned lock is safe to take.
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,7 +84,7 @@ impl Bpf {
         SchedClassifier::from_pin(&path).map_err(|e| wrap("open program", path.display().to_string(), &e))
     }
 
-    /// Puts the endpoint's rows in, `CALLS` first, so that whoever finds the address finds the program.
+    /// Writes the endpoint's rows, `CALLS` first, so that a sender that finds the address also finds the program.
     pub(crate) fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let operation = "make reachable";
         let subject = || format!("endpoint {}", record.id);
@@ -117,7 +117,8 @@ impl Bpf {
         calls.set(u32::from(id.get()), deliver.fd().map_err(|e| fail(&e))?, 0).map_err(|e| fail(&e))
     }
 
-    /// After new programs were attached: an endpoint that is reachable is from now on reached by its new `deliver`.
+    /// Called after new programs were attached: puts the new `deliver` into the endpoint's slot if the slot is
+    /// filled.
     pub(super) fn refresh_slot(&self, id: EndpointId) -> Result<()> {
         let _tables = self.lock_tables();
         match self.call_slot(u32::from(id.get()))? {
@@ -126,7 +127,7 @@ impl Bpf {
         }
     }
 
-    /// Takes the endpoint's rows out, those of its own epoch; what a successor wrote stays.
+    /// Removes the endpoint's rows of its own epoch. Rows of a successor stay.
     pub(crate) fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let _tables = self.lock_tables();
         for address in record.addresses() {
@@ -138,8 +139,8 @@ impl Bpf {
             };
             crash::point(point);
         }
-        // The slot has no epoch of its own; the configuration beside it has one. A set that was never configured is
-        // not in use yet, so its slot, if there is one, is a predecessor's.
+        // A slot has no epoch; the epoch of the endpoint's configuration decides. Programs without a configuration
+        // are not in use yet, so a filled slot belongs to a predecessor.
         let successor = match self.config(record.id) {
             Ok(config) => config.epoch > record.epoch.0,
             Err(e) if e.kind == KernelErrorKind::NotFound => false,
@@ -164,7 +165,7 @@ impl Bpf {
         unless_missing(calls.clear_index(&slot)).map_err(|e| wrap("empty call slot", slot.to_string(), &e))
     }
 
-    /// Takes one row out, if it is of that epoch.
+    /// Removes one row if it has that epoch.
     pub(crate) fn remove_endpoint_row(&self, address: IpAddr, epoch: Epoch) -> Result<()> {
         let _tables = self.lock_tables();
         self.remove_row(address, epoch)
@@ -180,7 +181,7 @@ impl Bpf {
         self.clear_slot(slot)
     }
 
-    /// Id of the program in a slot of the array that the programs use; `None` when it is empty.
+    /// Id of the program in a slot of the `CALLS` that the programs use; `None` for an empty slot.
     pub(crate) fn call_slot(&self, slot: u32) -> Result<Option<u32>> {
         let program = self.read_held(map::CALLS, |held| {
             read_slot(&Array::try_from(held).map_err(|e| wrap("open map", map::CALLS, &e))?, slot)
@@ -188,8 +189,8 @@ impl Bpf {
         Ok(program.flatten())
     }
 
-    /// Every filled slot of the array that the programs use with its program's id, in order; none when the node's part
-    /// was removed.
+    /// Every filled slot of the `CALLS` that the programs use, in order, with its program's id; empty after
+    /// `remove_node`.
     pub(super) fn call_slots(&self) -> Result<Vec<(u32, u32)>> {
         let filled = self.read_held(map::CALLS, |held| {
             let calls = Array::try_from(held).map_err(|e| wrap("open map", map::CALLS, &e))?;
@@ -204,7 +205,7 @@ impl Bpf {
         Ok(filled.unwrap_or_default())
     }
 
-    /// Every row of the table that the programs use; none when the node's part was removed.
+    /// Every row of the table that the programs use; empty after `remove_node`.
     pub(super) fn endpoint_rows(&self) -> Result<Vec<EndpointTableRow>> {
         let rows = self.read_held(map::ENDPOINTS, |held| {
             let endpoints = HashMap::try_from(held).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;
@@ -219,7 +220,7 @@ impl Bpf {
         Ok(rows.unwrap_or_default())
     }
 
-    /// The row of one address in the table that the programs use, wherever its pin is now.
+    /// The row of one address in the table that the programs use, also when that table is no longer pinned.
     pub(crate) fn endpoint_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
         let row = self.read_held(map::ENDPOINTS, |held| {
             let endpoints = HashMap::try_from(held).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;

@@ -1,11 +1,12 @@
 //! Test packets through an endpoint's pinned programs.
 //!
-//! `BPF_PROG_TEST_RUN` gives the program a packet in memory, and returns its verdict and the packet as it left it; then
-//! the packet is freed (`bpf_prog_test_run_skb`, net/bpf/test_run.c). The verdict is not carried out: a redirect notes the
-//! target for a caller that would act on it, and here there is none. So nothing is sent, whatever the program says.
+//! `BPF_PROG_TEST_RUN` runs a program on a packet in memory and returns the verdict and the packet after the run;
+//! then it frees the packet (`bpf_prog_test_run_skb`, net/bpf/test_run.c). The verdict is not carried out: a redirect
+//! only notes the target for a caller that would act on it, and a test run has none. So no packet is sent, whatever
+//! the verdict.
 //!
-//! The programs recognise a test packet and report in its control block what they decided
-//! (`wharf_common::test_packet`). They write to no map, so that counters and events are those of traffic alone.
+//! The programs recognise a test packet and report their decision in its control block (`wharf_common::test_packet`).
+//! They write no map for it, so counters and events reflect real traffic only.
 
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use wharf_common::{Direction, TestReport, test_packet::REPORTS_OFFSET};
@@ -18,11 +19,11 @@ use wharf_core::{
 use super::{Bpf, maps, pins::MAPS};
 use crate::error::wrap;
 
-/// Room that a program has to make a packet longer, bytes.
+/// Extra room in the output buffer, bytes, for a program that makes the packet longer.
 const ROOM: usize = 64;
 /// Room for the kernel's `struct __sk_buff`, bytes: 192 in Linux 6.18. The kernel refuses less room than it fills.
 const CONTEXT_ROOM: usize = 512;
-/// Runs of a case at most: before Linux 5.11 a pending signal ends a run, after the program ran, with EINTR.
+/// Maximum runs of a case: before Linux 5.11 a pending signal ends a test run with EINTR after the program ran.
 const RUNS: u32 = 4;
 
 /// Runs the program on the case's packet.
@@ -54,7 +55,7 @@ fn run(program: &SchedClassifier, case: &Case) -> CaseResult {
     }
 }
 
-/// What the programs wrote into the context's control block.
+/// The reports that the programs wrote into the context's control block.
 fn reports(context: &[u8]) -> Vec<Report> {
     let report = |direction: Direction| {
         let word = context.get(REPORTS_OFFSET + 4 * direction as usize..)?.first_chunk()?;
@@ -66,9 +67,9 @@ fn reports(context: &[u8]) -> Vec<Report> {
 }
 
 impl Bpf {
-    /// Gives test packets to an endpoint's pinned programs.
+    /// Runs an endpoint's pinned programs on test packets.
     pub(crate) fn verdicts(&self, id: EndpointId, cases: &[Case]) -> Result<Vec<CaseResult>> {
-        // What is wrong with the endpoint's maps is wrong with every case.
+        // An unusable map fails every case, so maps are checked first.
         for name in MAPS {
             maps::open(&self.pins.endpoint(id, name), name)?;
         }

@@ -1,4 +1,4 @@
-//! What a test can do to the fake: make calls fail, hold them, count them.
+//! A test's controls of the fake: making calls fail, holding them, counting them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,7 +7,7 @@ use wharf_core::kernel::KernelErrorKind;
 
 macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)+) => {
-        /// The verbs of the edge.
+        /// The operations of the kernel trait.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(missing_docs, reason = "each is the trait's method of that name")]
         pub enum Operation { $($(#[$doc])* $name,)+ }
@@ -70,8 +70,8 @@ struct HoldState {
     released: bool,
 }
 
-/// Waits for a state of a hold. What tokio's wait returns is a lock on the state, and whoever changes the state while it
-/// has that lock stands still for ever: so it ends here.
+/// Waits for a state of a hold. tokio's `wait_for` returns a read lock on the state, and a change of the state under
+/// that lock would deadlock, so the lock is dropped here.
 async fn wait_until(state: &watch::Sender<HoldState>, reached: impl Fn(&HoldState) -> bool) {
     // The sender lives in `state`, so the wait cannot fail.
     drop(state.subscribe().wait_for(|s| reached(s)).await);
@@ -149,7 +149,7 @@ impl Controls {
         self.holds.get(&operation).is_some_and(|s| !s.borrow().released)
     }
 
-    /// Notes a call; says what it must wait for.
+    /// Logs a call; returns the hold that it must wait for.
     pub(super) fn enter(&mut self, operation: Operation, subject: &str) -> Option<Waiter> {
         self.log.push((operation, subject.to_owned()));
         self.holds.get(&operation).filter(|s| !s.borrow().released).cloned().map(Waiter)

@@ -27,7 +27,7 @@ use super::{
 use crate::{error::fail, netlink::link};
 
 impl FakeKernel {
-    /// Notes the call, waits at a hold, fails if told so, and applies the effect.
+    /// Logs the call, waits at a hold, fails if the test asked for it, and applies the effect.
     async fn call<T>(
         &self,
         operation: Operation,
@@ -49,8 +49,8 @@ impl FakeKernel {
         }
     }
 
-    /// [`Self::call`] for a change of an endpoint. The kernel finishes what it was asked for: a call that is held goes on
-    /// when nobody awaits it any more.
+    /// [`Self::call`] for a change of an endpoint. A held call continues after its caller is dropped, as in the real
+    /// kernel.
     async fn change<T: Send + 'static>(
         &self,
         operation: Operation,
@@ -66,7 +66,7 @@ impl FakeKernel {
         match held.await.map_err(tokio::task::JoinError::try_into_panic) {
             Ok(result) => result,
             Err(Ok(panic)) => std::panic::resume_unwind(panic),
-            // The runtime ends, and with it whoever awaits this.
+            // The task was cancelled because the runtime ends; the caller ends with it.
             Err(Err(_)) => std::future::pending().await,
         }
     }

@@ -1,11 +1,12 @@
 //! A kernel in memory.
 //!
-//! What a green run on it does **not** prove: that the programs load or police anything (there are no packets); that
-//! netlink messages are well formed; that a link's deletion takes its routes, attachments and peers with it exactly as
-//! Linux does (here it does so at once and without RTNL); limits, permissions and old kernels; what other programs on
-//! the machine do meanwhile; bpffs; attach modes; routes and rules inside a container; time (a call takes none unless a
-//! test holds it); protocols and zones of connections; of test packets anything but the verdict. What it does model: names, indexes and epochs; which namespace holds what; pins, attachments, rows and
-//! routes and the order they must come in; failures, before or after the effect; calls that hang.
+//! What a green run does **not** prove: that the programs load or police anything (there are no packets); that
+//! netlink messages are well formed; that deleting a link removes its routes, attachments and peer exactly as Linux
+//! does (here it is immediate and without RTNL); limits, permissions and old kernels; concurrent changes by other
+//! programs; bpffs; attach modes; routes and rules inside a container; time (a call takes none unless a test holds
+//! it); protocols and zones of connections; anything about test packets except the verdict. What it models: names,
+//! indexes and epochs; the contents of each namespace; pins, attachments, rows and routes and their required order;
+//! failures before or after the effect; calls that hang.
 
 mod control;
 mod kernel;
@@ -59,7 +60,8 @@ impl FakeKernel {
         }
     }
 
-    /// Makes a network namespace and binds it to a path; what the path led to before is unreachable but not gone.
+    /// Creates a network namespace and binds it to a path. The path's previous namespace becomes unreachable but
+    /// stays.
     pub fn add_netns(&self, path: impl Into<PathBuf>) -> NetnsRef {
         self.state().add_netns(path.into())
     }
@@ -173,8 +175,8 @@ impl FakeKernel {
         self.controls().fail_always(operation, None);
     }
 
-    /// Calls of this operation wait, before they have any effect, until the returned hold is released or dropped. A change
-    /// of an endpoint takes effect then also when its caller has gone meanwhile.
+    /// Calls of this operation wait, before any effect, until the returned hold is released or dropped. A held change
+    /// of an endpoint then takes effect even if its caller was dropped.
     #[must_use]
     pub fn hold(&self, operation: Operation) -> Hold {
         self.controls().hold(operation)

@@ -1,5 +1,5 @@
-//! What the fake's programs would decide of test packets: the verdict alone. Packets leave as the case wants them, and
-//! are reported as it wants them, whenever the verdict is the case's.
+//! The fake's verdicts for test packets. When the verdict matches the case, the packet and the reports are those that
+//! the case expects.
 
 use std::net::IpAddr;
 

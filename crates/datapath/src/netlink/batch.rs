@@ -27,7 +27,7 @@ use crate::error::{fail, kind_of, wrap};
 const CHUNK: usize = 32;
 /// The kernel answers before `sendmsg` returns; this only bounds a wait that a bug would make endless.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A dump that changes under the reader is asked for again, this often.
+/// Maximum tries of a dump that changes while it is read.
 const DUMP_TRIES: usize = 5;
 
 /// Multicast group of changes of links (`linux/rtnetlink.h`).
@@ -95,24 +95,26 @@ pub(crate) struct Connection {
     heard: Heard,
 }
 
-/// Messages to a group that came while an answer was awaited. An event may be queued between the moment the kernel looked
-/// and the moment its answer is queued: it comes first, tells of what the answer does not know, and comes only once.
+/// Multicast messages received while waiting for an answer. An event may be queued after the kernel computed an
+/// answer and before it queues that answer. Such an event arrives first, reports a change that the answer misses, and
+/// arrives only once.
 #[derive(Default)]
 struct Heard {
     frames: VecDeque<Frame>,
 }
 
 impl Heard {
-    /// Messages that are kept. Answers take microseconds; a namespace that changes faster than this is not ours to follow.
+    /// Messages that are kept. Answers take microseconds; a namespace that changes faster than this is not ours to
+    /// follow.
     const CAPACITY: usize = 4_096;
 
-    /// Sorts what came: an answer is given back, an event is kept.
+    /// Returns an answer; keeps an event for later.
     fn sort(&mut self, frames: Vec<Frame>, to_group: bool) -> io::Result<Option<Vec<Frame>>> {
         if !to_group {
             return Ok(Some(frames));
         }
         if self.frames.len().saturating_add(frames.len()) > Self::CAPACITY {
-            // As the kernel says it when the socket's own buffer is full.
+            // The kernel's errno for a full socket buffer.
             return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
         }
         self.frames.extend(frames);
@@ -151,7 +153,7 @@ impl Connection {
     /// Sends the requests in order, and returns their answers in order. The kernel goes on after a refused one.
     ///
     /// # Errors
-    /// Only when the socket itself fails; what became of the requests is unknown then.
+    /// Only when the socket fails; the outcome of the requests is unknown then.
     pub(crate) fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         let mut answers = Vec::with_capacity(requests.len());
         let mut left = requests.into_iter().peekable();
@@ -204,8 +206,8 @@ impl Connection {
         self.socket.add_membership(RTNLGRP_IPV6_ROUTE).map_err(|e| wrap("listen to IPv6 routes", "NETLINK_ROUTE", &e))
     }
 
-    /// The next messages that are heard; none when nothing was heard until then. The first ones are those that came while
-    /// an answer was awaited.
+    /// The next multicast messages, or none when none arrives before `until`. Messages kept while waiting for an
+    /// answer come first.
     pub(crate) fn heard(&mut self, until: Instant) -> Result<Vec<RouteNetlinkMessage>> {
         let frames = match self.heard.take() {
             frames if frames.is_empty() => {
@@ -223,7 +225,7 @@ impl Connection {
     }
 
     fn listen(&self, until: Instant) -> io::Result<Vec<Frame>> {
-        // A timeout of zero would be none at all.
+        // A zero timeout would mean no timeout.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         self.set_timeout(left)?;
         let received = self.receive_any();
@@ -246,7 +248,7 @@ impl Connection {
         Ok(self.dump_whole(request)?.map(|whole| whole.known))
     }
 
-    /// The same, with the number of messages that were left out, for who must know that there is nothing.
+    /// [`Self::dump`] with the number of unparsable messages, for callers that must know that nothing else exists.
     pub(crate) fn dump_whole(&mut self, request: &RouteNetlinkMessage) -> Result<std::result::Result<Dump, Refusal>> {
         for _ in 0..DUMP_TRIES {
             let seen = self.try_dump(request.clone()).map_err(|e| wrap("dump", "NETLINK_ROUTE", &e))?;

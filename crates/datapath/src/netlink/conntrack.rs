@@ -1,8 +1,8 @@
 //! The node's conntrack rows, by ctnetlink.
 //!
-//! A row speaks for an address long after its owner has gone: a new owner would get the old one's translations and
-//! states. Only an address, the id and the zone of a row are read; the tuple by which the kernel finds it again is sent
-//! back byte for byte, so that protocols and attributes of a newer kernel do no harm.
+//! A row outlives the owner of its address: a new owner would inherit the old translations and states. Only the
+//! addresses, the id and the zone of a row are read. The tuple that identifies the row is sent back unchanged, so
+//! unknown protocols and attributes of a newer kernel do no harm.
 
 use std::{
     collections::HashSet,
@@ -51,9 +51,9 @@ const TUPLE_IP: u16 = 1;
 const IPV4: [u16; 2] = [1, 2];
 const IPV6: [u16; 2] = [3, 4];
 
-/// Rows found in one look; more are found in the next one.
+/// Maximum rows found in one pass; the next pass finds more.
 const LOOK: usize = 16_384;
-/// Looks of one call: four million rows, which is more than any node's table has.
+/// Maximum passes of one call: four million rows, more than any node's table has.
 const LOOKS: usize = 256;
 /// Deletes in one `sendmsg`: their answers must fit the socket's receive buffer.
 const CHUNK: usize = 32;
@@ -92,7 +92,7 @@ pub(crate) fn remove(ips: &[IpAddr]) -> Result<u64> {
     Err(fail(OPERATION, SUBJECT, KernelErrorKind::Exhausted, cause))
 }
 
-/// A row, by what the kernel finds it again.
+/// A row's family and the attributes that identify the row to the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     /// `AF_INET` or `AF_INET6`.
@@ -144,7 +144,7 @@ impl Tracker {
                         }
                     },
                     Body::Refused(refusal) if is_missing(&refusal) => return Ok(None),
-                    // There are rows, but nobody who could tell of them.
+                    // The kernel has rows but no ctnetlink to list them.
                     Body::Refused(refusal) if refusal.is(libc::EINVAL) => {
                         let cause = "the kernel tracks connections but has no ctnetlink; load nf_conntrack_netlink";
                         return Err(fail(OPERATION, SUBJECT, KernelErrorKind::Unsupported, cause));
@@ -163,7 +163,7 @@ impl Tracker {
         }
     }
 
-    /// Deletes rows; those that went meanwhile are not counted.
+    /// Deletes rows. Rows that are already gone are not counted.
     fn delete(mut self, rows: Vec<Row>) -> Result<u64> {
         let mut removed = 0;
         let mut first = None;

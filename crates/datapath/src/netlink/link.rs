@@ -25,7 +25,7 @@ use crate::{error::fail, netns::NetnsThread};
 
 const OPERATION: &str = "create link";
 
-/// What the kernel says of a link.
+/// A link as the kernel reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LinkSeen {
     pub(crate) name: String,
@@ -36,7 +36,7 @@ pub(crate) struct LinkSeen {
     pub(crate) peer_netns: Option<i32>,
     /// Wanted up (`IFF_UP`).
     pub(crate) up: bool,
-    /// Carries packets: it and its peer are up, and the kernel has taken note of that.
+    /// Operational state is up: the link and its peer are up, and the kernel has activated the link.
     pub(crate) running: bool,
     pub(crate) mtu: u32,
     /// The kernel resolves neighbours on it (not `IFF_NOARP`).
@@ -135,7 +135,7 @@ pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetLink(message)
 }
 
-/// The link in an answer to a question for one; `None` when there is none of that name.
+/// The link in the answer to a query; `None` when there is no such link.
 pub(crate) fn found(answer: Answer, name: &str) -> Result<Option<LinkSeen>> {
     match answer {
         Ok(messages) => Ok(messages.iter().find_map(|m| match m {
@@ -156,7 +156,7 @@ pub(crate) fn look_up(connection: &mut Connection, name: &str) -> Result<Option<
     }
 }
 
-/// No IPv6 address comes by itself on this link. Must be said before the link is first up.
+/// Disables generated IPv6 addresses on a link. Must be set before the link first comes up.
 pub(crate) fn no_generated_addresses() -> LinkAttribute {
     LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)])])
 }
@@ -231,7 +231,7 @@ fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
 pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link> {
     let netns = thread.open(OPERATION, &spec.netns)?;
     let mut host = Connection::open()?;
-    // A second try only after a left-over of a crash was removed.
+    // The second try runs only after a left-over link was removed.
     for last in [false, true] {
         crash::point("datapath/link/before-create");
         let mut answers = host.batch(create_batch(spec, &netns))?.into_iter();
@@ -294,7 +294,7 @@ fn no_ipv6(refusal: &super::Refusal) -> bool {
     refusal.is(libc::EAFNOSUPPORT)
 }
 
-/// The pair as this very spec would have made it, if that is what is there: an ensure that was asked for before.
+/// The existing pair, if it equals what this spec would create (a repeated ensure).
 fn same_pair(thread: &NetnsThread, spec: &LinkSpec, link: &LinkSeen) -> Result<Option<Link>> {
     let marked = link.alias == Some(mark(spec.id, spec.epoch, &spec.attachment));
     let ours = marked || is_unowned(link.alias.as_deref(), spec.id, spec.epoch);

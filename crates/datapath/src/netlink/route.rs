@@ -21,8 +21,7 @@ use wharf_core::{
 use super::{Connection, Request};
 use crate::ROUTE_PROTOCOL;
 
-/// Metric of the routes that lead to nowhere: any other route to the same destination comes before them, also one that
-/// is made later.
+/// Metric of the unreachable routes: any other route to the same destination wins, also one added later.
 const LAST_METRIC: u32 = 0x7768_0000;
 
 /// A route.
@@ -61,7 +60,7 @@ impl Route {
         Self { ifindex: Some(ifindex), gateway: Some(gateway), ..Self::to(everything) }
     }
 
-    /// To nowhere, with an ICMP error for the sender, unless there is any other route to the same destination.
+    /// An unreachable route (ICMP error to the sender), used only when no other route to the destination exists.
     pub(crate) fn unreachable(to: IpNet) -> Self {
         Self { metric: Some(LAST_METRIC), ..Self::to(to.trunc()) }
     }
@@ -104,8 +103,8 @@ impl Route {
         m
     }
 
-    /// Puts the route in. Refused with EEXIST when there is one to the same destination of the same metric, whoever made
-    /// it: no route of ours ever takes another's place.
+    /// Puts the route in. Refused with EEXIST when there is one to the same destination of the same metric, whoever
+    /// made it: no route of ours ever takes another's place.
     pub(crate) fn add(&self) -> Request {
         Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_EXCL)
     }
@@ -121,8 +120,8 @@ pub(crate) fn list(connection: &mut Connection, protocol: Option<u8>) -> Result<
     list_table(connection, None, protocol)
 }
 
-/// The main table's routes over one link, of one protocol number or of all. The kernel filters: it costs little where there
-/// are many others.
+/// The main table's routes over one link, of one protocol number or of all. The kernel filters: it costs little where
+/// there are many others.
 pub(crate) fn of_link(connection: &mut Connection, ifindex: IfIndex, protocol: Option<u8>) -> Result<Vec<Route>> {
     ask(connection, None, protocol, Only::Over(ifindex))
 }
@@ -132,11 +131,11 @@ pub(crate) fn list_table(connection: &mut Connection, table: Option<u32>, protoc
     ask(connection, table, protocol, Only::All)
 }
 
-/// The main table's unreachable routes of one protocol number: an endpoint's route is never one, so however many endpoints
-/// there are, the kernel answers with these alone.
+/// The main table's unreachable routes of one protocol number: an endpoint's route is never one, so however many
+/// endpoints there are, the kernel answers with these alone.
 pub(crate) fn unreachable(connection: &mut Connection, protocol: u8) -> Result<Vec<Route>> {
     let mut found = ask(connection, None, Some(protocol), Only::Unreachable)?;
-    // What is found here may be removed: an endpoint's route must not be among it, whatever the kernel filters by.
+    // Callers may remove these routes: an endpoint's route must not be among them, whatever the kernel filters by.
     found.retain(|route| route.ifindex.is_none());
     Ok(found)
 }
@@ -171,7 +170,7 @@ fn ask(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>, on
     Ok(found)
 }
 
-/// Whether packets to the address end in the connection's own namespace.
+/// Whether the address is local in the connection's namespace.
 pub(crate) fn is_local(connection: &mut Connection, address: Ipv6Addr) -> Result<bool> {
     let mut question = RouteMessage::default();
     question.header.address_family = AddressFamily::Inet6;
@@ -189,11 +188,12 @@ pub(crate) fn is_local_route_to(message: &RouteNetlinkMessage, address: Option<I
     m.header.kind == RouteType::Local && address.is_none_or(to)
 }
 
-/// Asks for the route that a look-up of an address finds: the route itself, and not what the look-up makes of it.
+/// A query for the route that a lookup of an address matches: the FIB entry itself, not the resolved route.
 pub(crate) fn question(address: IpAddr) -> RouteMessage {
     let mut question = RouteMessage::default();
     (question.header.address_family, question.header.flags) = match address {
-        // Without the second flag the answer names the table main, whatever the route's. IPv6 does without, and refuses it.
+        // Without the second flag the answer names the table main, whatever the route's. IPv6 does without, and
+        // refuses it.
         IpAddr::V4(_) => (AddressFamily::Inet, RouteFlags::FibMatch | RouteFlags::LookupTable),
         IpAddr::V6(_) => (AddressFamily::Inet6, RouteFlags::FibMatch),
     };
@@ -207,7 +207,7 @@ pub(crate) fn question(address: IpAddr) -> RouteMessage {
 pub(crate) fn of_address(connection: &mut Connection, address: IpAddr) -> Result<Option<Route>> {
     let to = IpNet::from(address);
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
-    // Refused: there is none, or the pool's unreachable one.
+    // A refusal means no route, or the pool's unreachable route.
     let Ok(messages) = answer else { return Ok(None) };
     let main = messages.iter().find_map(|m| read(m, None, None));
     let ours = messages.iter().find_map(|m| read(m, None, Some(ROUTE_PROTOCOL)));
@@ -249,7 +249,7 @@ fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>
         return None;
     }
     let destination = destination_of(m)?;
-    // IPv6 hangs its unreachable routes on `lo`.
+    // IPv6 unreachable routes have `lo` as their interface.
     let ifindex = ifindex.filter(|_| m.header.kind == RouteType::Unicast);
     Some(Route { table: wanted, destination, ifindex, gateway, source, metric })
 }

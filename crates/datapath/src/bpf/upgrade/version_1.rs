@@ -3,9 +3,9 @@
 use wharf_common::{Counter, DropReason, drop_reason::REASONS};
 use wharf_core::kernel::Result;
 
-/// The first row, of each direction, that holds how many test packets another row counted.
+/// The first row of each direction that tallies the test packets counted in another row.
 const FIRST_TALLY: u32 = 24;
-/// The rows that were counted so, in the order of their tallies.
+/// The rows that have a tally, in the order of the tallies.
 const TALLIED: [DropReason; 6] = [
     DropReason::ForwardedLocal,
     DropReason::ForwardedStack,
@@ -15,7 +15,8 @@ const TALLIED: [DropReason; 6] = [
     DropReason::EndpointNotReady,
 ];
 
-/// A row of each CPU without test packets.
+/// A row, per CPU, with test packets subtracted. The difference of a tallied row is stored in the first CPU's value;
+/// a tally row becomes zero.
 pub(super) fn row(index: u32, read: impl Fn(u32) -> Result<Vec<Counter>>) -> Result<Vec<Counter>> {
     let (number, first_of_direction) = (index % REASONS, index - index % REASONS);
     let mut row = read(index)?;
