@@ -1,8 +1,8 @@
 //! Attaching by filters: one on each side of the `clsact` qdisc, replaced in place. Every kernel has it, and it is the
 //! default (docs/attach-modes.md).
 //!
-//! A filter lives and dies with its interface, so it needs no pin. The interface is ours, but the qdisc on it may be
-//! shared: a filter is taken for ours only when kind, priority, protocol, handle and name all are, and no other is ever
+//! A filter is removed with its interface, so it needs no pin. The interface is ours, but its qdisc may be shared. A
+//! filter counts as ours only when its kind, priority, protocol, handle and name all match; no other filter is
 //! replaced or removed.
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -29,20 +29,20 @@ use crate::{
 
 const RELEASE: &str = "remove filters";
 
-/// Our filter's place on the hook: the first.
+/// Priority of our filter: the first on the hook.
 const PRIORITY: u32 = 1;
 /// `ETH_P_ALL` of `linux/if_ether.h`.
 const ALL_PROTOCOLS: u16 = 3;
-/// Handles that the kernel chooses, and those that people do, are small.
+/// Handle of our filter. Handles that the kernel or people choose are small.
 const HANDLE: u32 = 0x7768_0001;
-/// What the names of our filters begin with (`tc filter show` tells them).
+/// Prefix of our filters' names (`tc filter show` prints them).
 const NAME_PREFIX: &str = "wharf/";
 /// Kind of a filter that is a BPF program.
 const BPF: &str = "bpf";
 /// Kind of the qdisc.
 const CLSACT: &str = "clsact";
 
-/// A filter that is to stand on a hook.
+/// A filter to attach to a hook.
 pub(super) struct Wanted<'a> {
     pub(super) hook: TcAttachType,
     pub(super) program: &'a SchedClassifier,
@@ -50,15 +50,15 @@ pub(super) struct Wanted<'a> {
     pub(super) name: &'a str,
 }
 
-/// Puts the filters on their hooks, or programs in place of those that are there. True when all were there.
+/// Attaches the filters, or replaces the programs of filters that exist. True when all of them existed.
 ///
 /// # Errors
-/// `NotFound` only when the interface is gone; `Conflict` when something that is not ours has our place.
+/// `NotFound` only when the interface is gone; `Conflict` when a foreign filter or qdisc has our place.
 pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
     let mut device = Device::open(ifname)?.ok_or_else(|| gone(ATTACH, ifname.to_owned()))?;
     let mut outcome = device.attach(wanted)?;
     if outcome.as_ref().is_err_and(|r| [libc::ENOENT, libc::EEXIST, libc::EINVAL].iter().any(|e| r.is(*e))) {
-        // Someone added or removed a filter or the qdisc between the look and the act.
+        // A filter or the qdisc was added or removed by others between the requests.
         outcome = device.attach(wanted)?;
     }
     outcome.map_err(|refusal| {
@@ -66,7 +66,7 @@ pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
         let told = refusal.into_error(ATTACH, ifname);
         match told.kind {
             _ if device_gone => gone(ATTACH, ifname.to_owned()),
-            // Something is missing in the kernel, or is there that should not be: not the interface.
+            // The interface exists; the qdisc or the classifier is missing, or an unexpected one is in place.
             KernelErrorKind::NotFound | KernelErrorKind::Exists => {
                 let cause = format!(
                     "{}; the kernel must have the clsact qdisc and the bpf classifier (CONFIG_NET_SCH_INGRESS, \
@@ -80,14 +80,14 @@ pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
     })
 }
 
-/// Id of our filter's program on a hook of an interface; `None` when there is no such filter.
+/// Id of our filter's program on a hook; `None` when our filter is not there.
 pub(super) fn program(connection: &mut Connection, index: IfIndex, hook: TcAttachType) -> Result<Option<u32>> {
     let filters = filters(connection, index.0.cast_signed(), hook, &index.to_string())?;
     Ok(filters.ours().and_then(|f| f.program))
 }
 
-/// Removes our filters. The qdisc goes with the last filter if one of ours was in it: then this endpoint made it, or
-/// would have, and nobody else has a use for it. True when a filter of ours stood on every hook.
+/// Removes our filters. An empty qdisc is removed too if it held a filter of ours: then it was made for this
+/// endpoint, or would have been, and nobody else uses it. True when every hook had a filter of ours.
 pub(super) fn release(ifname: &str) -> Result<bool> {
     let Some(mut device) = Device::open(ifname)? else { return Ok(false) };
     let mut ours = Vec::with_capacity(HOOKS.len());
@@ -106,12 +106,12 @@ pub(super) fn release(ifname: &str) -> Result<bool> {
         let left = device.look(hook.attach)?;
         match refused {
             Some(refusal) if left.ours().is_some() => return Err(refusal.into_error(RELEASE, ifname)),
-            // Refused, as it was gone by then.
+            // The removal was refused because the filter was already gone.
             _ => empty &= left.is_empty(),
         }
     }
     if empty && let Some(Err(refusal)) = device.connection.batch(vec![device.remove_qdisc()])?.pop() {
-        // An empty qdisc does no harm, and none at all is as wanted.
+        // An empty qdisc does no harm; a qdisc that is already gone is the wanted state.
         tracing::debug!(ifname, error = %refusal.errno, "the clsact qdisc was not removed");
     }
     Ok(everywhere)
@@ -120,9 +120,9 @@ pub(super) fn release(ifname: &str) -> Result<bool> {
 /// A filter on a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Filter {
-    /// Priority in the upper half, protocol in the lower, as the kernel has it.
+    /// `tcm_info`: priority in the upper half, protocol in the lower.
     info: u32,
-    /// 0: the row that stands for all filters of one priority.
+    /// 0 in the row that represents all filters of one priority.
     handle: u32,
     kind: String,
     name: String,
@@ -164,7 +164,7 @@ impl Filter {
             && self.name.strip_prefix(NAME_PREFIX).is_some_and(|program| !program.is_empty())
     }
 
-    /// It is not ours, and ours could not stand beside it: one priority has filters of one kind and protocol only.
+    /// True for a foreign filter that ours cannot coexist with: one priority takes one kind and one protocol.
     fn excludes_ours(&self) -> bool {
         self.info >> 16 == PRIORITY
             && !self.is_ours()
@@ -172,7 +172,7 @@ impl Filter {
     }
 }
 
-/// What stands on a hook.
+/// The filters of a hook.
 struct Filters {
     known: Vec<Filter>,
     /// Filters of kinds that this crate's parser does not know.
@@ -189,12 +189,12 @@ impl Filters {
     }
 }
 
-/// Priority and protocol of our filters, as `tcm_info` has them.
+/// `tcm_info` of our filters: priority and protocol.
 fn info() -> u32 {
     PRIORITY << 16 | u32::from(ALL_PROTOCOLS.to_be())
 }
 
-/// An interface, by the index that it had when it was opened.
+/// An interface, identified by its index at open.
 struct Device<'a> {
     connection: Connection,
     ifname: &'a str,
@@ -209,10 +209,10 @@ impl<'a> Device<'a> {
         Ok(Some(Self { connection: Connection::open()?, ifname, index }))
     }
 
-    /// The refusal of the inner result is the kernel's, to be judged by whoever asked.
+    /// The inner result carries the kernel's refusal, which the caller interprets.
     fn attach(&mut self, wanted: &[Wanted<'_>]) -> Result<std::result::Result<bool, Refusal>> {
-        // Without NLM_F_EXCL: a clsact qdisc that is there is as wanted, and one of the older kind `ingress`, which has the
-        // same handle but one hook for both directions, is refused.
+        // Without NLM_F_EXCL, an existing clsact qdisc is accepted. A qdisc of the older kind `ingress`, which has
+        // the same handle but one hook for both directions, is refused.
         let qdisc = Request::new(RouteNetlinkMessage::NewQueueDiscipline(self.qdisc()), NLM_F_CREATE);
         match self.connection.batch(vec![qdisc])?.pop() {
             Some(Err(refusal)) if refusal.is(libc::EINVAL) => {
@@ -228,7 +228,8 @@ impl<'a> Device<'a> {
             _ => {}
         }
         crash::point("datapath/filters/after-qdisc");
-        // A new endpoint's interface has no filters: no look is needed, which would take RTNL for each hook.
+        // A new endpoint's interface has no filters, so the hooks are not listed first: a list takes RTNL for each
+        // hook.
         let new = NLM_F_CREATE | NLM_F_EXCL;
         let requests = wanted.iter().map(|w| self.put_filter(w, new)).collect::<Result<_>>()?;
         let answers = self.connection.batch(requests)?;
@@ -238,7 +239,7 @@ impl<'a> Device<'a> {
             let Err(refusal) = answer else { continue };
             let there = self.look(filter.hook)?;
             if there.ours().is_some() {
-                // Only a replacement: whatever came or went meanwhile is not touched.
+                // Flags 0: the request replaces our filter and never creates one.
                 replacements.push(self.put_filter(filter, 0)?);
             } else if let Some(other) = there.known.iter().find(|f| f.excludes_ours()) {
                 let cause = format!(

@@ -26,7 +26,7 @@ use crate::error::{fail, wrap};
 pub(super) struct SharedMap {
     name: &'static str,
     id: u32,
-    /// As user space reads it: a program array is an array of program ids then.
+    /// Typed for user space reads: `CALLS` is read as an array of program ids.
     map: Map,
 }
 
@@ -41,7 +41,7 @@ impl SharedMap {
         Self { name, id, map }
     }
 
-    /// What is wrong when another map is pinned in its place.
+    /// The cause text for another map pinned in this map's place.
     fn another(&self, is: u32) -> String {
         format!(
             "expected map id {}, which the programs use, found {is}: a bpffs was mounted over ours, or the pin was replaced",
@@ -51,8 +51,8 @@ impl SharedMap {
 }
 
 impl Bpf {
-    /// Makes what is missing of the shared maps and the sink, and compares what is there with what this version expects.
-    /// Costs little when all is well.
+    /// Creates missing shared maps and the sink, and compares existing ones with what this version expects. Cheap
+    /// when nothing is missing.
     pub(crate) fn ensure_shared(&self) -> Result<()> {
         self.ensure_shared_maps()?;
         match SchedClassifier::from_pin(self.pins.shared(SINK)) {
@@ -61,7 +61,7 @@ impl Bpf {
         }
     }
 
-    /// The same at start: pins this version's sink in place of an older one.
+    /// [`Self::ensure_shared`] at start: also replaces an older sink by this version's.
     pub(super) fn ensure_shared_anew(&self) -> Result<()> {
         self.ensure_shared_maps()?;
         self.renew_sink()
@@ -72,7 +72,7 @@ impl Bpf {
         let mut held = self.held();
         let mut missing = false;
         let mut unpinned = Vec::new();
-        // All are compared before anything is made.
+        // Every map is compared before anything is created.
         for name in SHARED_MAPS {
             let path = self.pins.shared(name);
             let own = held.iter().find(|map| map.name == name);
@@ -89,11 +89,12 @@ impl Bpf {
         self.pins.ensure_directories()?;
         crash::point("datapath/shared/after-directories");
         for (own, path) in unpinned {
-            // The programs go on using it, so a new one in its place would be written to in vain.
+            // The attached programs use this map; a new one in its place would have no effect.
             own.map.pin(&path).map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
         }
         if missing {
-            // Parsing the object makes them; its programs are not loaded, and its other maps go at once.
+            // Loading the object creates its maps. Its programs are not loaded, and its other maps are dropped at
+            // once.
             let made = self.loader.load(objects::ENDPOINT, None, self.shared_pins());
             made.map_err(|e| wrap("make shared maps", self.pins.shared_dir().display().to_string(), &e))?;
             crash::point("datapath/shared/after-maps");
@@ -110,7 +111,7 @@ impl Bpf {
     }
 
     fn held(&self) -> MutexGuard<'_, Vec<SharedMap>> {
-        // What is in it is complete after each push.
+        // The vector is consistent after each push, so a poisoned lock is safe to take.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -129,13 +130,13 @@ impl Bpf {
         }
     }
 
-    /// Reads a shared map that this process has open, wherever its pin is now. `None` when the node's part was removed.
+    /// Reads a shared map that this process has open, also when it is no longer pinned. `None` after `remove_node`.
     pub(super) fn read_held<T>(&self, name: &str, read: impl FnOnce(&Map) -> Result<T>) -> Result<Option<T>> {
         self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
     }
 
-    /// Makes sure that what is pinned are the maps that this process has open: programs with others in their place would
-    /// be written to in vain.
+    /// Checks that the pinned shared maps are those that this process has open: programs loaded over other maps would
+    /// read maps that nobody writes.
     pub(super) fn check_shared(&self) -> Result<()> {
         for own in self.held().iter() {
             if let Some(is) = self.pinned_map_id(own.name)?
@@ -149,7 +150,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// What is wrong with the bpffs and the shared pins: they are to be the maps that this process has open.
+    /// Problems of the bpffs and the shared pins. Each pin must be the map that this process has open.
     pub(crate) fn shared_problems(&self) -> Vec<NodeProblem> {
         let mut wrong = Vec::new();
         if let Err(e) = self.pins.check_bpffs() {
@@ -190,7 +191,7 @@ impl Bpf {
     fn renew_sink(&self) -> Result<()> {
         let path = self.pins.shared(SINK);
         let subject = || path.display().to_string();
-        // It has no maps; the pins are the same as the maps' so that the loader is kept.
+        // The sink has no maps. Passing the shared pin paths avoids a new loader.
         let pins = self.shared_pins();
         let mut ebpf = self.loader.load(objects::SINK, None, pins).map_err(|e| wrap("load sink", subject(), &e))?;
         let program = loader::classifier(&mut ebpf, SINK)?;
@@ -200,7 +201,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// False when nothing is pinned there; an error when what is pinned is not what this version expects.
+    /// False when the map is not pinned; an error when its shape differs from this version's.
     pub(super) fn check_pinned(&self, path: &Path, name: &str) -> Result<bool> {
         match maps::open(path, name) {
             Ok(_) => Ok(true),
@@ -214,13 +215,13 @@ impl Bpf {
         maps::events(&self.pins.shared(map::EVENTS))
     }
 
-    /// Makes sure that no endpoint is left, of any ABI version, before what they share is removed.
+    /// Checks that no endpoint of any ABI version is left, before the shared maps are removed.
     pub(crate) fn check_unused(&self) -> Result<()> {
         check_unused(&self.pins)?;
         self.pins.others()?.iter().try_for_each(check_unused)
     }
 
-    /// Removes the shared pins and the tree, as far as nothing else is in it.
+    /// Removes the shared pins and the tree. Foreign entries stay and cause an error.
     pub(crate) fn remove_shared(&self) -> Result<()> {
         self.held().clear();
         for name in SHARED_MAPS.into_iter().chain([SINK, pins::LOGS]) {
@@ -230,7 +231,7 @@ impl Bpf {
             pins::remove_dir(&dir)?;
         }
         pins::remove_dir(self.pins.root())?;
-        // Another version's tree may stand beside it: then the parent stays.
+        // The parent stays while it holds another version's tree.
         if let Some(parent) = self.pins.root().parent()
             && pins::names(parent)?.is_empty()
         {
@@ -240,7 +241,7 @@ impl Bpf {
     }
 }
 
-/// Makes sure that no endpoint of a tree is left.
+/// Checks that no endpoint of a tree is left.
 fn check_unused(tree: &PinTree) -> Result<()> {
     let left = tree.in_use()?;
     if left.is_empty() {
@@ -250,18 +251,18 @@ fn check_unused(tree: &PinTree) -> Result<()> {
     Err(fail("remove node", tree.root().display().to_string(), KernelErrorKind::Conflict, cause))
 }
 
-/// Pins a program under a name that may be taken, in one step: whoever opens the pin sees the old program or the new.
+/// Pins a program and atomically replaces an existing pin: an open of the pin gets the old program or the new one.
 pub(super) fn pin_program(program: &mut SchedClassifier, path: &Path) -> Result<()> {
     let next = pin_upcoming(program, path)?;
     crash::point("datapath/shared/before-sink-moves");
     pins::replace(&next, path)
 }
 
-/// Pins a program beside its place.
+/// Pins a program under its upcoming name.
 pub(super) fn pin_upcoming(program: &mut SchedClassifier, path: &Path) -> Result<PathBuf> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let next = path.with_file_name(upcoming(&name));
-    // Left over by a crash between the two steps.
+    // An upcoming pin may be left over from a crash between pin and rename.
     pins::unpin(&next)?;
     program.pin(&next).map_err(|e| wrap("pin program", next.display().to_string(), &e))?;
     Ok(next)

@@ -1,4 +1,5 @@
-//! Attaching by tcx links (Linux 6.6): pinned, replaced by link update, and run before any filter on their hook.
+//! Attaching by tcx links (Linux 6.6). The links are pinned, a link update replaces their program, and they run
+//! before every filter on the hook.
 
 use std::{error::Error, io, path::Path};
 
@@ -41,21 +42,21 @@ pub(super) fn program_of(link: &FdLink, subject: &str) -> Result<u32> {
     Ok(link.info().map_err(|e| wrap("read link", subject, &e))?.program_id())
 }
 
-/// The link of a pin, if its program stands on that hook of that interface. (The kernel tells which interface a link is
-/// of only in text, but tells which programs an interface has.) A pin outlives its interface; `None` then, too.
+/// The pinned link, if its program is attached to that hook of that interface. `None` also for a pin whose interface
+/// is gone. The check lists the interface's programs, as the kernel reports a link's interface only as text.
 pub(super) fn open_on(pin: &Path, ifname: &str, hook: TcAttachType) -> Result<Option<FdLink>> {
     let Some(link) = open(pin)? else { return Ok(None) };
     let program = program_of(&link, ifname)?;
     Ok(programs(ifname, hook)?.contains(&program).then_some(link))
 }
 
-/// Puts a program behind a link that is pinned, in one step. False when the link's interface is gone.
+/// Replaces the program of a pinned link by link update. False when the link's interface is gone.
 pub(super) fn put_behind(program: &mut SchedClassifier, link: FdLink, subject: &str) -> Result<bool> {
     let error = |e: &(dyn Error + 'static)| wrap(ATTACH, subject, e);
     let link = SchedClassifierLink::try_from(link).map_err(|e| error(&e))?;
     match program.attach_to_link(link) {
         Ok(id) => {
-            // The pin keeps the attachment; this descriptor of it may go.
+            // The pin keeps the attachment; this descriptor is not needed.
             drop(program.take_link(id).map_err(|e| error(&e))?);
             Ok(true)
         }
@@ -90,11 +91,12 @@ pub(super) fn attach(
     Ok(())
 }
 
-/// Lets go of a pinned link, and thereby of its attachment; not pinned is success. Older kernels detach a moment later.
+/// Unpins a link and thereby detaches it; a missing pin is not an error. Older kernels detach with a delay.
 pub(super) fn release(pin: &Path) -> Result<()> {
     let last = open(pin)?;
     pins::unpin(pin)?;
-    // After the pin, so that it is this close that detaches, here, and not the kernel's clean-up of the inode.
+    // The descriptor is closed after the unpin, so that this close detaches the link, and not the kernel's deferred
+    // inode clean-up.
     drop(last);
     Ok(())
 }

@@ -2,58 +2,66 @@
 //!
 //! # What versions agree on
 //!
-//! Every other layout may differ; these names may not, in any version (`pins`):
+//! These names are the same in every version; every other layout may differ (`pins`):
 //!
-//! - The tree of version N is `<bpffs>/wharf/v<N>`, with `shared/`, `endpoints/<id>/` and `closing/<host interface>/`. Every
-//!   file in those directories is a pin of that version. There are no directories below them.
-//! - An endpoint's programs are `from_container`, `to_container` and `deliver`, its tcx links `link_from_container` and
-//!   `link_to_container`, there and in `closing/`. A clsact filter has the same place in every version (`clsact`).
-//! - Counters are a map `METRICS`. They are carried over where its shape is this version's.
+//! - The tree of version N is `<bpffs>/wharf/v<N>`, with `shared/`, `endpoints/<id>/` and
+//!   `closing/<host interface>/`. Every file in these directories is a pin of that version. They have no
+//!   subdirectories.
+//! - An endpoint's programs are `from_container`, `to_container` and `deliver`. Its tcx links are
+//!   `link_from_container` and `link_to_container`, in `endpoints/<id>/` and in `closing/`. A clsact filter has the
+//!   same place in every version (`clsact`).
+//! - Counters are in the map `METRICS`. They are carried over where the map's shape is this version's.
 //!
 //! # Steps
 //!
-//! The endpoints' records are given; a tree holds nothing else that is needed but the counters and the pins of tcx links.
+//! The endpoints' records are given. From another version's tree only the counters and the pins of tcx links are
+//! needed.
 //!
-//! 1. *Prepare*, for each endpoint: programs and maps are loaded into this version's tree, the row of `CONFIG` is written, then
-//!    the slot of `CALLS` and the rows of `ENDPOINTS`, all in maps that no program on a hook uses yet.
+//! 1. *Prepare*, for each endpoint: programs and maps are loaded into this version's tree; then the row of `CONFIG`,
+//!    the slot of `CALLS` and the rows of `ENDPOINTS` are written, all in maps that no attached program uses yet.
 //! 2. *Counters* are copied into the new `METRICS`, in which nothing is counted before the first hook is swapped.
-//! 3. *Swap*, for each endpoint: the pins of its tcx links move into this version's tree (the attachment stays as it is), then
-//!    its programs replace the other version's, each hook in one step (link update, or the filter in place).
-//! 4. The pins of closing links move over; their sink, a program without maps, goes on dropping.
-//! 5. *Remove*: the other version's pins go; its shared maps when no endpoint of it is left.
+//! 3. *Swap*, for each endpoint: the pins of its tcx links move into this version's tree (the attachments stay as
+//!    they are), then its programs replace the other version's, each hook atomically (by link update, or by replacing
+//!    the filter).
+//! 4. The pins of closing links move into this version's tree. Their sink, a program without maps, keeps dropping.
+//! 5. *Remove*: the other version's pins are removed; its shared maps are removed when none of its endpoints is left.
 //!
-//! Between the first swap and the last, endpoints of both versions exchange packets. The sender's `from_container` looks into
-//! the tables of its own version, and finds the receiver in both: a new sender runs the receiver's new `deliver` (prepared in
-//! step 1), an old one its old `deliver` (which stays in the old `CALLS` until step 5). Either runs over the maps of its own
-//! version, polices for the same record and redirects to the same interface. Before step 5 a grace period of RCU passes, so
-//! that no program of the other version still runs when its `CALLS` is emptied.
+//! Between the first swap and the last, endpoints of both versions exchange packets. The sender's `from_container`
+//! uses the tables of its own version, and both versions' tables hold the receiver. A new sender runs the receiver's
+//! new `deliver` (prepared in step 1); an old sender runs the old `deliver` (which stays in the old `CALLS` until
+//! step 5). Each `deliver` uses the maps of its own version, polices for the same record and redirects to the same
+//! interface. Before step 5 an RCU grace period passes, so that no program of the other version still runs when its
+//! `CALLS` is emptied.
 //!
 //! # Failures
 //!
-//! A failure in steps 1 to 3 puts the other version's programs back on the hooks that were swapped, and removes this version's
-//! tree; the caller refuses to start. A failure in steps 4 and 5 leaves pins behind that nothing uses; the next start
-//! removes them.
+//! A failure in steps 1 to 3 puts the other version's programs back on the hooks that were swapped, and removes this
+//! version's tree; the caller refuses to start. A failure in steps 4 and 5 leaves unused pins; the next start removes
+//! them.
 //!
-//! A SIGKILL between any two steps leaves every hook with programs of one version, pinned in its tree, over maps that are
-//! pinned. A start of either version, or of a third, begins at step 1: what is there is kept or written once more, and
-//! what another version holds is taken over again. Only the counters of an endpoint that has this version's programs on a hook
-//! already are not copied again. What the other version counted between the copy and the end of the swap is not carried:
-//! milliseconds of traffic; for an endpoint that is swapped only after a SIGKILL, what this version's `deliver` counted until
-//! then. Counters never go backward: nobody reads them in between.
+//! After a SIGKILL between any two steps, every hook has programs of one version, pinned in that version's tree, over
+//! pinned maps. A start of either version, or of a third one, begins at step 1: existing programs and rows are kept
+//! or written again, and other versions' endpoints are taken over again. Counters are not copied again for an
+//! endpoint that already has this version's programs on a hook. Packets that the other version counts between the
+//! copy and the end of the swap are lost to the counters: milliseconds of traffic. For an endpoint that is swapped
+//! only after a SIGKILL, the counts of this version's `deliver` until then are lost too. No reader sees a counter go
+//! backward: nobody reads counters during an upgrade.
 //!
 //! # Endpoints that stay
 //!
-//! An endpoint that cannot be taken over (no record, see `wharf_core::upgrade`) keeps its pins, programs and the other
-//! version's shared maps until its link is removed. The tables of both versions then know each other's endpoints: in step 1 its
-//! `deliver` is put into this version's `CALLS`, and its rows are copied into `ENDPOINTS`; in step 5 the slots of the other
-//! version's `CALLS` get the new `deliver` of endpoints that were taken over, so that these police what they receive from it.
-//! Tables of another shape are left as they are: traffic in that direction then takes the node's stack, if the node
-//! forwards, or the old `deliver`. The other version's table does not learn of endpoints that come later.
+//! An endpoint that cannot be taken over (no record, see `wharf_core::upgrade`) keeps its pins, its programs and the
+//! other version's shared maps until its link is removed. The tables of both versions then hold each other's
+//! endpoints. In step 1 the endpoint's `deliver` is put into this version's `CALLS`, and its rows are copied into
+//! `ENDPOINTS`. In step 5 the slots of the other version's `CALLS` get the new `deliver` of endpoints that were taken
+//! over, so that the new programs police packets from the remaining endpoint. Tables of another shape are not
+//! changed: traffic in that direction then goes through the node's stack, if the node forwards, or through the old
+//! `deliver`. The other version's table does not learn of endpoints that are created later.
 //!
 //! # Adding a stateful map
 //!
-//! A map whose content must outlive an upgrade (connections, say) is carried in step 2, see [`Bpf::carry`]: that is the one
-//! place that may read another version's content. What an old version's rows mean is decided there by its number.
+//! A map whose content must survive an upgrade (for example connections) is carried over in step 2, see
+//! [`Bpf::carry`]. Only that function may read another version's content; it interprets old rows by their version
+//! number.
 
 mod version_1;
 
@@ -96,7 +104,7 @@ impl Bpf {
         others.iter().map(|tree| Ok(VersionTree { version: tree.version(), endpoints: tree.endpoint_ids()? })).collect()
     }
 
-    /// Takes endpoints over from other versions' trees, and removes those trees but for the endpoints to `keep`.
+    /// Takes endpoints over from other versions' trees, and removes those trees except the endpoints in `keep`.
     ///
     /// # Errors
     /// What failed, and which versions' programs are in force now.
@@ -150,7 +158,8 @@ impl Bpf {
         }
         for link in endpoints.iter().map(|endpoint| LinkRef::of(&endpoint.record)) {
             if self.is_in_force(&self.pins, others, &link)? {
-                // Taken over by a start that was killed: what was counted since is in this version's map alone.
+                // An earlier start that was killed took this endpoint over: only this version's map has the newer
+                // counts.
                 continue;
             }
             if let Err(why) = self.carry(others, &link) {
@@ -163,7 +172,7 @@ impl Bpf {
             self.move_links(others, &self.pins, link.id)?;
             match self.ensure_attached(&link) {
                 Ok(_) => done.taken_over += 1,
-                // With its container: its delete removes the rest.
+                // The link was removed with its container; the endpoint's delete removes the rest.
                 Err(e) if e.kind == KernelErrorKind::NotFound && !present(&link)? => {
                     done.gone.insert(link.id);
                 }
@@ -195,14 +204,14 @@ impl Bpf {
         Ok(false)
     }
 
-    /// Step 2: carries the content of stateful maps into this version's, which nothing uses yet. Each row is written as it was,
-    /// not added to, so that a second attempt does no harm.
+    /// Step 2: copies the content of stateful maps into this version's maps, which are not in use yet. Each row is
+    /// overwritten, not added to, so that the step is idempotent.
     fn carry(&self, others: &[PinTree], link: &LinkRef) -> Result<()> {
         let id = link.id;
         let mut metrics = maps::metrics(&self.pins.endpoint(id, map::METRICS))?;
         let mut source = None;
         for tree in others.iter().filter(|tree| tree.endpoint(id, map::METRICS).exists()) {
-            // Where several have some, those in force are the latest.
+            // When several versions have counters, those of the version in force are the latest.
             if source.is_none() || self.is_in_force(tree, others, link)? {
                 source = Some(tree);
             }
@@ -220,7 +229,7 @@ impl Bpf {
                 let read = |row: u32| Ok(old.get(&row, 0).map_err(|e| failed(&e))?.to_vec());
                 wanted = if of_version_1 { version_1::row(row, read) } else { read(row) }?;
             }
-            // Zeros too: an attempt that failed may have left something.
+            // Zeros are written too: a failed attempt may have left counts.
             if now[..] != wanted[..] {
                 let wanted = PerCpuValues::try_from(wanted).map_err(|e| failed(&e))?;
                 metrics.set(row, wanted, 0).map_err(|e| failed(&e))?;
@@ -241,8 +250,8 @@ impl Bpf {
         Ok(())
     }
 
-    /// After a failure: puts the other version's programs back where this one's are, then removes this version's tree. When an
-    /// endpoint cannot go back, everything stays as it is: its programs need the tables of this version.
+    /// After a failure: restores the other version's programs on swapped hooks, then removes this version's tree. If
+    /// one endpoint cannot be restored, the tree stays: that endpoint's programs need the tables of this version.
     fn fall_back(&self, others: &[PinTree], endpoints: &[Takeover]) -> std::result::Result<(), String> {
         let mut failed = Vec::new();
         for endpoint in endpoints.iter().rev() {
@@ -262,7 +271,8 @@ impl Bpf {
         }
         let removed = match self.pins.in_use() {
             Ok(left) if left.is_empty() => self.remove_shared(),
-            // Of endpoints that this version had before; or not ours, and told above.
+            // The remaining pins belong to endpoints that this version had before, or failed to unpin and were logged
+            // above.
             Ok(_) => Ok(()),
             Err(e) => Err(e),
         };
@@ -276,7 +286,8 @@ impl Bpf {
         let complete = |tree: &&PinTree| HOOKS.iter().all(|hook| tree.endpoint(link.id, hook.program).exists());
         let in_force = self.is_in_force(&self.pins, others, link)?;
         let mut trees = others.iter().filter(|tree| tree.endpoint_dir(link.id).is_dir());
-        // Where its programs were never replaced, the pins of its links go back to any tree: they hold the attachment.
+        // If the endpoint's programs were never replaced, its link pins go back to any tree: they hold the
+        // attachment.
         let tree = trees.clone().find(complete).or_else(|| trees.next().filter(|_| !in_force)).ok_or_else(|| {
             let cause = "no other version has its programs any more";
             fail("attach programs", format!("endpoint {}", link.id), KernelErrorKind::NotFound, cause)
@@ -318,11 +329,11 @@ impl Bpf {
         self.remove_unused_version(tree)
     }
 
-    /// Puts those that stay in another version into this version's tables.
+    /// Adds the endpoints that stay with another version to this version's tables.
     fn know_those_that_stay(&self, tree: &PinTree, keep: &BTreeSet<EndpointId>) -> Result<()> {
         let mut known = BTreeSet::new();
         for id in tree.endpoint_ids()?.intersection(keep) {
-            // An endpoint of this version may have the id again.
+            // An endpoint of this version may have taken the same id.
             if self.pins.endpoint_dir(*id).is_dir() {
                 continue;
             }
@@ -343,7 +354,8 @@ impl Bpf {
         Ok(())
     }
 
-    /// Puts the new `deliver` of those that were taken over into the other version's `CALLS`, for those that stay.
+    /// Puts the new `deliver` of taken-over endpoints into the other version's `CALLS`, for the endpoints that stay
+    /// there.
     fn tell_those_that_stay(&self, tree: &PinTree, endpoints: &[Takeover]) -> Result<()> {
         if known_shape(maps::calls(&tree.shared(map::CALLS)))?.is_none() {
             return Ok(());
@@ -351,7 +363,7 @@ impl Bpf {
         endpoints.iter().try_for_each(|endpoint| put_deliver(tree, &self.pins, endpoint.record.id).map(drop))
     }
 
-    /// Removes what endpoints of another version shared; none of them is left.
+    /// Removes another version's shared maps and tree if it has no endpoint left.
     fn remove_unused_version(&self, tree: &PinTree) -> Result<()> {
         if !tree.in_use()?.is_empty() {
             return Ok(());
@@ -364,13 +376,13 @@ impl Bpf {
         pins::remove_dir(tree.root())
     }
 
-    /// Remembers whether other versions have pins, so that a delete need not look.
+    /// Records whether other versions have pins, so that a delete need not list them.
     pub(super) fn note_others(&self) -> Result<()> {
         self.beside_others.store(!self.pins.others()?.is_empty(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// After a link was removed: removes what other versions have pinned for its endpoint, if no other link has its id.
+    /// After a link was removed: removes other versions' pins for its endpoint, unless another link has the same id.
     pub(super) fn forget_elsewhere(&self, id: EndpointId) -> Result<()> {
         if !self.beside_others.load(Ordering::Relaxed) || has_link(id)? {
             return Ok(());
@@ -383,7 +395,8 @@ impl Bpf {
     }
 }
 
-/// Puts the `deliver` that a tree holds for an endpoint into the `CALLS` of another. False when it holds none.
+/// Puts an endpoint's `deliver` from one tree into the `CALLS` of another. False when the first tree has no
+/// `deliver`.
 fn put_deliver(calls_of: &PinTree, deliver_of: &PinTree, id: EndpointId) -> Result<bool> {
     let failed = |e: &(dyn std::error::Error + 'static)| wrap("fill call slot", format!("endpoint {id}"), e);
     let deliver = match open_program(&deliver_of.endpoint(id, PROGRAMS[2])) {
@@ -414,21 +427,22 @@ fn known_shape<T>(opened: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// True when an interface of this namespace has a name with this id.
+/// True when an interface of this namespace has this endpoint id in its name.
 fn has_link(id: EndpointId) -> Result<bool> {
     let all = if_nameindex().map_err(|e| wrap("list links", "names", &io::Error::from(e)))?;
     Ok(all.iter().any(|link| link.name().to_str().ok().and_then(parse_host_ifname).is_some_and(|(of, _)| of == id)))
 }
 
-/// Waits until programs that ran when this was called have ended: one that another version's hook started may be about to look
-/// into its `CALLS`.
+/// Waits until every program that was running at the call has ended: a program of another version may still be about
+/// to read its `CALLS`.
 fn wait_for_programs() {
     /// `MEMBARRIER_CMD_GLOBAL` of `linux/membarrier.h`: a grace period of RCU, which programs run under.
     const GLOBAL: libc::c_int = 1;
     // SAFETY: the call takes three integers and touches no memory of ours.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
     if result != 0 {
-        // Not compiled in, or `nohz_full` processors. The removals that follow take longer than a program runs.
+        // The kernel lacks membarrier or has `nohz_full` processors. The removals that follow take longer than a
+        // program runs.
         tracing::debug!(error = %io::Error::last_os_error(), "membarrier");
     }
 }
