@@ -1,7 +1,7 @@
-//! DEL when the agent does not answer: a record for the agent, and the container's link taken away here.
+//! DEL without the agent: the shim writes a deletion record for the agent and removes the container's link itself.
 //!
-//! The record goes first. Once it is on disk the delete will be finished whatever happens to us, so it succeeds then,
-//! and the link may go; before that nothing may go, because nobody would know of the rest.
+//! The record is written first. Once it is on disk, the agent will finish the delete, so the DEL succeeds and the
+//! link may be removed. Before that nothing may be removed, because no process would clean up the rest.
 
 use std::{
     fs, io,
@@ -32,7 +32,7 @@ pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: 
         say(Level::Info, "no agent has run in this boot, so there is nothing to delete".into());
         return Ok(());
     }
-    // Without the list the record is all that can be done here; it is also all that is needed.
+    // Without the list of links, the shim only writes the record, which is sufficient.
     let links = links.unwrap_or_else(|why| {
         say(Level::Warn, format!("{why}; the agent will remove the link"));
         Vec::new()
@@ -55,7 +55,7 @@ pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: 
     Ok(())
 }
 
-/// No run directory at all: it is made by the agent's first start in a boot, and by nobody before.
+/// True when there is no run directory. The agent's first start in a boot creates it.
 fn is_missing(queue: &Queue) -> bool {
     fs::symlink_metadata(queue.run_dir()).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
@@ -78,7 +78,7 @@ fn put(queue: &Queue, conf: &NetConf, target: &Target, links: &[Marked]) -> Resu
     queue.put(&deletion).map_err(|e| (e.problem(), e.hint().to_owned()))
 }
 
-/// The endpoint that is meant. Of several none is named: the agent then deletes whatever the attachment has.
+/// The endpoint to delete. With several links none is named, and the agent deletes any endpoint of the attachment.
 fn endpoint(links: &[Marked]) -> Option<EndpointRef> {
     match links {
         [link] => Some(EndpointRef { id: link.mark.id, epoch: link.mark.epoch }),

@@ -1,8 +1,8 @@
 //! The shim's only netlink: the container's link in the node's own namespace, found by its owner's mark.
 //!
-//! No namespace is entered, so it does not matter what `CNI_NETNS` says or whose that path is by now. A link is taken
-//! for Wharf's own, and for this container's, only when it is a veth, its alias is the mark of that attachment, and its
-//! name is the one that goes with the mark; with its host side a pair's other side goes too.
+//! No namespace is entered, so a stale `CNI_NETNS` does no harm. A link is this container's only when it is a veth,
+//! its alias is the mark of the attachment, and its name matches the mark. Removing the host side removes the whole
+//! pair.
 
 use std::{fmt, io, time::Duration};
 
@@ -23,12 +23,12 @@ use wharf_names::{
 
 use crate::{netconf::NetConf, request::Target};
 
-/// Bounds a wait that a fault would make endless: the kernel answers in milliseconds, a busy one in a second.
+/// Timeout of the kernel's answer, which takes milliseconds, or a second on a busy node.
 const KERNEL_LIMIT: Duration = Duration::from_secs(10);
-/// A list that changed while it was read is asked for again, this often.
+/// Most attempts to list links. A list that changed during the dump is requested again.
 const LIST_TRIES: usize = 5;
 
-/// A link that is an attachment's beyond doubt.
+/// A link that was identified as an attachment's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Marked {
     index: u32,
@@ -42,15 +42,15 @@ impl fmt::Display for Marked {
     }
 }
 
-/// What became of a link that was to be removed.
+/// Result of a link's removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
     Removed,
-    /// It was gone, or its index is another link's by now.
+    /// The link was gone, or another link has its index now.
     Gone,
 }
 
-/// The links of an attachment: one, or none; several where something went wrong before.
+/// The links of an attachment: one or none, or several after an earlier failure.
 pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>, String> {
     let links = in_kernel(async |mut handle| {
         for _ in 0..LIST_TRIES {
@@ -67,7 +67,7 @@ pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>,
 /// Removes a link, if it is still the one that was found.
 pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Result<Removal, String> {
     let removed = in_kernel(async |handle| {
-        // An index is given out again, so the link is looked at as late as can be.
+        // Indexes are reused, so the link is checked immediately before its removal.
         let mut found = std::pin::pin!(handle.link().get().match_index(link.index).execute());
         let there = match found.next().await {
             Some(Ok(message)) => marked(&message, conf, target),
@@ -89,10 +89,10 @@ pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Re
 
 /// Runs `work` on a connection of its own, with the connection driven beside it.
 async fn in_kernel<T>(work: impl AsyncFnOnce(Handle) -> Result<T, String>) -> Result<T, String> {
-    // What nobody asked for is dropped with the receiver, at the end.
+    // Unsolicited messages are dropped with the receiver.
     let (mut connection, handle, _unasked) =
         new_connection_with_strict_check().map_err(|e| format!("open netlink socket: {e}"))?;
-    // The end of a list says whether the list is whole.
+    // The final message of a dump says whether the dump is complete.
     connection.set_forward_done(true);
     tokio::select! {
         biased;
@@ -127,7 +127,7 @@ async fn try_list(handle: &mut Handle) -> Result<Option<Vec<LinkMessage>>, Strin
     Err("the answer was cut short".into())
 }
 
-/// The link as this attachment's, if it is that.
+/// The link, if it is this attachment's.
 fn marked(link: &LinkMessage, conf: &NetConf, target: &Target) -> Option<Marked> {
     let (mut name, mut alias, mut veth) = (None, None, false);
     for attribute in &link.attributes {

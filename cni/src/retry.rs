@@ -1,4 +1,4 @@
-//! Asking again when the agent says that it is too busy, or is not there.
+//! Retries of a request when the agent is too busy or absent.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -13,28 +13,28 @@ use crate::log::Level;
 const MIN_WAIT: Duration = Duration::from_millis(20);
 /// Longest wait, also when the agent asks for more: within a deadline of a minute that still leaves several tries.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Longest wait before an absent agent is looked for again, less what is added to spread it: it should not be kept
-/// waiting for once it is there.
+/// Longest backoff before the next attempt to reach an absent agent, without jitter: short, so that a returned agent
+/// is found soon.
 const MAX_ABSENT_WAIT: Duration = Duration::from_millis(130);
 /// Statuses that mean "not now": too many requests, service unavailable.
 const NOT_NOW: [u16; 2] = [429, 503];
 
-/// An agent that is not there: a restart takes less than a second or two, so it may be back before the wait is over.
+/// How to wait for an absent agent. A restart takes a second or two, so the agent may return during the wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Absence {
-    /// How long it is waited for in all; zero is not at all.
+    /// Total time to wait for the agent; zero means no wait.
     pub(crate) patience: Duration,
-    /// Does this error say that it is not there, and may the command be asked again after it?
+    /// True for an error that means an absent agent and allows a retry of the command.
     pub(crate) shows: fn(&ClientError) -> bool,
 }
 
 impl Absence {
-    /// It is not waited for.
+    /// An absent agent is a final error.
     pub(crate) const FINAL: Self = Self { patience: Duration::ZERO, shows: |_| false };
 }
 
-/// Calls `ask` with the time that is left until it answers otherwise than "not now", or the next wait would pass the
-/// deadline. An agent that is not there is waited for as `absence` says.
+/// Calls `ask` with the time that is left until its answer is not "not now", or until the next wait would pass the
+/// deadline. `absence` sets the wait for an absent agent.
 pub(crate) async fn until<T>(
     deadline: Instant,
     absence: Absence,
@@ -53,7 +53,7 @@ pub(crate) async fn until<T>(
         let (wait, left) = if (absence.shows)(&error) {
             let (since, tries) = absent.again(now);
             if tries == 0 && !absence.patience.is_zero() {
-                // Once: it is looked for a dozen times.
+                // Logged once, because a dozen attempts may follow.
                 let patience = absence.patience.as_millis();
                 log.say(Level::Info, format_args!("{error}; waiting up to {patience} ms for it"));
             }
@@ -71,7 +71,8 @@ pub(crate) async fn until<T>(
         };
         let Some(wait) = wait.filter(|wait| *wait < left) else { return Err(error) };
         tokio::time::sleep(wait).await;
-        // On a busy machine a sleep may last too long. The agent's answer then says more than a call without time would.
+        // On a busy machine a sleep may pass the deadline. The agent's last error then says more than a call without
+        // time left.
         if Instant::now() >= deadline {
             return Err(error);
         }
@@ -86,7 +87,7 @@ struct Streak {
 }
 
 impl Streak {
-    /// One more; returns when the row began, and how many there were before.
+    /// Adds a call. Returns the start of the streak and the number of calls before this one.
     fn again(&mut self, now: Instant) -> (Instant, u32) {
         let before = self.length;
         self.length = before.saturating_add(1);
@@ -94,8 +95,8 @@ impl Streak {
     }
 }
 
-/// How long to wait before asking again; none when asking again is no use. The agent's own wish, and at least a wait
-/// that doubles, so that a crowd of shims thins out.
+/// Backoff before the next attempt; none when a retry is useless. It is the agent's retry delay, or an exponential
+/// backoff if that is longer, so that many shims do not retry together.
 fn wait_after(error: &ClientError, tries: u32, jitter: u8) -> Option<Duration> {
     let ClientError::Api { status, .. } = error else { return None };
     if !NOT_NOW.contains(status) {

@@ -11,7 +11,7 @@ use crate::{
     rules::cut,
 };
 
-/// Components of the agent without which endpoints that exist are limited.
+/// Components of the agent whose failure limits existing endpoints.
 const CARRIES_TRAFFIC: [&str; 2] = ["datapath", "proxy"];
 /// The pool that the agent uses when netconf names none.
 const DEFAULT_POOL: &str = "default";
@@ -23,7 +23,7 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, status: &AgentStatus) -> Re
         .map(|c| format!("{}: {}", c.name, c.message))
         .collect();
     let reasons = if unwell.is_empty() { "it is starting or stopping".into() } else { first_of(&unwell) };
-    // One that did not answer in time says nothing about traffic: the programs run without the agent.
+    // A component that did not answer in time says nothing about traffic: the programs run without the agent.
     let limited = (status.components.iter())
         .any(|c| c.health >= Health::Degraded && c.stale_ms.is_none() && CARRIES_TRAFFIC.contains(&c.name.as_str()));
     if limited {

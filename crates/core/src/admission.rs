@@ -1,12 +1,12 @@
 //! Admission of creates by measured cost.
 //!
-//! A node that has room starts a create at once, whatever it measured before. When it has none, a create waits for its
-//! turn, first come first served, if the time it would wait is one that it has; else it is refused with the time after
-//! which to ask again. That time is told from what the node does: the milliseconds between one create's end and the
-//! next one's while it has no room, because that, and not what a create takes by itself, is the speed at which a queue
-//! moves. Deletes are never refused and never wait; while some run, fewer creates do.
+//! A node below its limit starts a create at once, whatever it measured before. At the limit, a create waits in a
+//! FIFO queue if the predicted wait is within the caller's patience; else it is refused with a retry delay. The
+//! prediction uses the measured time between the ends of two creates at the limit, because this, and not the duration
+//! of one create, is the rate at which the queue moves. Deletes are never refused and never wait; while deletes run,
+//! fewer creates run.
 //!
-//! Pure: the agent calls it under a short lock and tells the time, in milliseconds of a clock that does not go back.
+//! Pure: the agent calls it under a short lock and passes the time, in milliseconds of a monotonic clock.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,8 @@ mod pace;
 
 use pace::Pace;
 
-/// Between two refused requests of one caller, milliseconds: sooner is a storm, later is time lost.
+/// Range of the retry delay of a refused request, milliseconds: a shorter delay makes a storm, a longer one loses
+/// time.
 const RETRY_AFTER_MS: std::ops::RangeInclusive<u64> = 50..=5_000;
 
 /// Bounds of admission.
@@ -46,20 +47,20 @@ impl Default for AdmissionConfig {
     }
 }
 
-/// A place in the queue of creates, and afterwards among those that run. Never repeated, and used up by what ends it.
+/// A place in the queue of creates and then among the running creates. Unique, and consumed by the call that ends it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
-/// A create is not admitted: it would wait longer than it may, or too many wait already.
+/// A refused create: its predicted wait is too long, or the queue is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{waiting} creates wait and one ends every {cost_ms} ms: its turn would come in {predicted_wait_ms} ms; ask again \
      in {retry_after_ms} ms"
 )]
 pub struct Refusal {
-    /// How long it would wait, milliseconds.
+    /// Predicted wait, milliseconds.
     pub predicted_wait_ms: u64,
-    /// When there will be room, milliseconds from now: 50 to 5,000.
+    /// Delay until the caller should ask again, milliseconds: 50 to 5,000.
     pub retry_after_ms: u64,
     /// Creates that wait.
     pub waiting: u32,
@@ -67,7 +68,7 @@ pub struct Refusal {
     pub cost_ms: u64,
 }
 
-/// What admission sees, for status.
+/// State of admission, for status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdmissionView {
     /// Creates that wait.
@@ -76,7 +77,7 @@ pub struct AdmissionView {
     pub running: u32,
     /// Deletes that run.
     pub deletes: u32,
-    /// Time between the ends of two creates while there is no room, milliseconds, rounded up.
+    /// Time between the ends of two creates at the limit, milliseconds, rounded up.
     pub cost_ms: u64,
     /// Time between the ends of two deletes, milliseconds, rounded up.
     pub delete_cost_ms: u64,
@@ -86,14 +87,14 @@ pub struct AdmissionView {
     pub longest_running_ms: u64,
 }
 
-/// Who waits, who runs, and how fast it goes.
+/// Waiting and running creates, running deletes, and their measured pace.
 #[derive(Debug, Clone)]
 pub struct Admission {
     config: AdmissionConfig,
     tickets: u64,
-    /// Since when each waits, by ticket: the oldest first.
+    /// Start of the wait of each waiting create, by ticket: the oldest first.
     waiting: BTreeMap<u64, u64>,
-    /// Since when each runs, by ticket.
+    /// Start of each running create, by ticket.
     running: BTreeMap<u64, u64>,
     deletes: u32,
     creates_pace: Pace,
@@ -101,7 +102,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// An idle node of which nothing is known yet.
+    /// An idle node without measurements.
     #[must_use]
     pub fn new(config: AdmissionConfig) -> Self {
         Self {
@@ -115,13 +116,15 @@ impl Admission {
         }
     }
 
-    /// Asks for a turn on behalf of a caller that can wait for `patience_ms`. A ticket ends with [`Self::on_end`] or
-    /// [`Self::on_abandon`], the latter also when the wait was longer than predicted and the caller's time is over.
+    /// Queues a create for a caller that can wait for `patience_ms`. A ticket ends with [`Self::on_end`] or
+    /// [`Self::on_abandon`], the latter also when the wait was longer than predicted and the caller's patience is
+    /// over.
     ///
     /// # Errors
-    /// When the wait would be longer than the caller can wait or any may, or too many wait; never on an idle node.
+    /// When the predicted wait is longer than the caller's patience or the configured maximum, or the queue is full;
+    /// never on an idle node.
     pub fn offer(&mut self, patience_ms: u64, now_ms: u64) -> Result<Ticket, Refusal> {
-        // 0 where there is room, and a node without creates has room whatever was measured.
+        // 0 below the limit. A node without creates is below the limit, whatever was measured.
         let wait_ms = self.predicted_wait_ms(now_ms);
         let allowed_ms = patience_ms.min(self.config.longest_wait_ms);
         if wait_ms > allowed_ms || (wait_ms > 0 && count(&self.waiting) >= self.config.most_waiting) {
@@ -132,13 +135,14 @@ impl Admission {
         Ok(Ticket(self.tickets))
     }
 
-    /// The figures of a refusal, also for a create that was admitted and whose turn did not come in time.
+    /// The figures of a refusal, also for an admitted create whose turn did not come in time.
     #[must_use]
     pub fn refusal(&self, patience_ms: u64, now_ms: u64) -> Refusal {
         let predicted_wait_ms = self.predicted_wait_ms(now_ms);
         let cost_us = self.creates_pace.cost_us(now_ms, count(&self.running));
         let allowed_ms = patience_ms.min(self.config.longest_wait_ms);
-        // Room is there when the wait has become one that this caller has, and one has left a queue that is full.
+        // The retry delay covers the part of the wait beyond the caller's patience, and at least one end of a create,
+        // so that a full queue has a place.
         let room_ms = predicted_wait_ms.saturating_sub(allowed_ms).max(cost_us.div_ceil(1_000));
         Refusal {
             predicted_wait_ms,
@@ -148,8 +152,8 @@ impl Admission {
         }
     }
 
-    /// Is there room for the first that waits? To be asked again after each call that changes something, and from time to
-    /// time, because one that starves may start beside deletes.
+    /// True when the first create in the queue may start. Call it after each change and periodically, because a
+    /// starved create may start beside deletes.
     #[must_use]
     pub fn may_start(&self, now_ms: u64) -> bool {
         let Some((_, since_ms)) = self.waiting.first_key_value() else { return false };
@@ -158,7 +162,7 @@ impl Admission {
         count(&self.running) < limit
     }
 
-    /// A create starts: the first that waits, if [`Self::may_start`] said so.
+    /// Starts the first create in the queue, after [`Self::may_start`] returned true.
     #[must_use = "the ticket gives the place back"]
     pub fn on_start(&mut self, ticket: Ticket, now_ms: u64) -> Ticket {
         self.waiting.remove(&ticket.0);
@@ -167,7 +171,7 @@ impl Admission {
         ticket
     }
 
-    /// A create that ran has ended, well or not.
+    /// A running create has succeeded or failed.
     pub fn on_end(&mut self, ticket: Ticket, now_ms: u64) {
         let at_once = count(&self.running);
         if self.running.remove(&ticket.0).is_some() {
@@ -176,22 +180,22 @@ impl Admission {
         self.watch_pace(now_ms);
     }
 
-    /// The caller has gone, or could not wait longer. A create that runs already gives its place back, and tells nothing
-    /// of what a create costs.
+    /// The caller disconnected or its patience is over. A create that runs already frees its place and is not
+    /// measured.
     pub fn on_abandon(&mut self, ticket: Ticket, now_ms: u64) {
         self.waiting.remove(&ticket.0);
         self.running.remove(&ticket.0);
         self.watch_pace(now_ms);
     }
 
-    /// So many deletes begin.
+    /// `n` deletes begin.
     pub fn delete_began(&mut self, n: u32, now_ms: u64) {
         self.deletes = self.deletes.saturating_add(n);
         self.deletes_pace.watch(self.deletes > 0, now_ms);
         self.watch_pace(now_ms);
     }
 
-    /// So many deletes have ended.
+    /// `n` deletes have ended.
     pub fn delete_ended(&mut self, n: u32, now_ms: u64) {
         for _ in 0..n.min(self.deletes) {
             self.deletes_pace.on_end(now_ms, self.deletes);
@@ -216,8 +220,7 @@ impl Admission {
         }
     }
 
-    /// How long a create that asks now would wait for its turn, milliseconds: the deletes that run go first, then one
-    /// create after the other.
+    /// Predicted wait of a new create, milliseconds: first the running deletes, then the creates before it.
     #[must_use]
     pub fn predicted_wait_ms(&self, now_ms: u64) -> u64 {
         let (waiting, running) = (count(&self.waiting), count(&self.running));
@@ -226,7 +229,7 @@ impl Admission {
             return 0;
         }
         let deletes_us = self.deletes_pace.cost_us(now_ms, self.deletes).saturating_mul(u64::from(self.deletes));
-        // A queue is not held by deletes for longer than it takes to starve.
+        // Deletes delay the queue for at most `starved_ms`.
         let deletes_us = deletes_us.min(self.config.starved_ms.saturating_mul(1_000));
         let creates_us = self.creates_pace.cost_us(now_ms, running).saturating_mul(ends_before);
         deletes_us.saturating_add(creates_us).div_ceil(1_000)
@@ -240,7 +243,7 @@ impl Admission {
         self.config.parallel_while_deleting.clamp(1, self.config.parallel)
     }
 
-    /// The pace is what it is when there is no room: with room to spare creates come as they are asked for.
+    /// The pace is measured only at the limit. Below it, the time between two ends depends on the callers.
     fn watch_pace(&mut self, now_ms: u64) {
         let no_room = count(&self.running) >= self.limit();
         self.creates_pace.watch(no_room, now_ms);

@@ -1,8 +1,8 @@
-//! What the kernel, the bpffs and the store hold that does not match.
+//! The audit: differences between the kernel and bpffs on one side and the store on the other.
 //!
-//! A comparison of two pictures, nothing more: the one of the kernel ([`KernelDump`]) and the one of the store
-//! ([`Snapshot`]). Both are taken while the node lives, so endpoints that are being created or deleted are not judged.
-//! What is not provably ours is named and has no repair.
+//! The audit only compares a dump of the kernel ([`KernelDump`]) with a snapshot of the store ([`Snapshot`]). Both
+//! are taken on a running node, so endpoints that are being created or deleted are not judged. An object that is not
+//! provably Wharf's is reported and has no repair.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,73 +27,73 @@ mod aside;
 mod leaked;
 mod missing;
 
-/// A file of the deletion queue, as far as the audit wants to know it.
+/// A file of the deletion queue, as the audit sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueFile {
-    /// Its name in the queue's directory.
+    /// The file's name in the queue's directory.
     pub name: String,
-    /// How long ago it was written, milliseconds.
+    /// Age of the file, milliseconds.
     pub age_ms: u64,
-    /// The attachment whose delete it asks for, in words, where it can be read.
+    /// The attachment to delete, in words; none when the file cannot be read.
     pub owner: Option<String>,
-    /// Why it is of no use; none when it can be read.
+    /// Why the file cannot be used; none when it is a valid record.
     pub problem: Option<String>,
 }
 
-/// What an audit looks at.
+/// Input of an audit.
 #[derive(Debug, Clone, Copy)]
 pub struct AuditView<'a> {
     /// The kernel and the bpffs.
     pub dump: &'a KernelDump,
     /// The store.
     pub snapshot: &'a Snapshot,
-    /// Ids whose programs were verified ahead of need: pins without an endpoint.
+    /// Ids of program sets that were loaded in advance: they have pins and no endpoint.
     pub prepared: &'a BTreeSet<EndpointId>,
-    /// Ids that are being created or deleted now: not judged.
+    /// Ids of endpoints that are being created or deleted; they are not judged.
     pub in_flight: &'a BTreeSet<EndpointId>,
     /// Every CIDR of every pool; each has an unreachable route.
     pub pool_cidrs: &'a [IpNet],
     /// The node's router addresses.
     pub router: [Option<IpAddr>; 2],
-    /// What is amiss with the node's own part, as the kernel layer sees it.
+    /// Problems of the node's own objects, as the kernel layer reports them.
     pub node: &'a [NodeProblem],
     /// Files of the deletion queue.
     pub queue: &'a [QueueFile],
 }
 
-/// What mends a finding. Each names its object beyond doubt, so that one that comes late does no harm.
+/// The repair of a finding. Each repair identifies its object unambiguously, so that a late repair does no harm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Repair {
-    /// Remove a veth pair. Of its epoch only the low 32 bits may be known; the name carries those.
+    /// Remove a veth pair. The link's name holds only the low 32 bits of the epoch, so the full epoch may be unknown.
     RemoveLink(LinkRef),
     /// Unpin everything of an id.
     RemovePins(EndpointId),
-    /// Remove a row of the endpoint table, if it is still of this epoch.
+    /// Remove a row of the endpoint table if the row still has this epoch.
     RemoveEndpointRow(IpAddr, Epoch),
     /// Empty a slot of the program array.
     RemoveCallSlot(u32),
-    /// Give a lease back.
+    /// Release a lease.
     ReleaseLease(IpAddr),
     /// Remove a route.
     RemoveRoute(RouteRow),
     /// Regenerate the endpoint.
     Regenerate(EndpointId, Level),
-    /// Close an intent, after everything of its id and epoch that has no record was removed.
+    /// Close an intent, after all orphans of its id and epoch were removed.
     CloseIntent(EndpointId, Epoch),
-    /// Put the node's own part in place.
+    /// Create the node's missing objects.
     EnsureNode,
-    /// Work off the deletion queue.
+    /// Process the deletion queue.
     DrainQueue,
-    /// Remove a file of the deletion queue, by name, that is of no use.
+    /// Remove an unusable file of the deletion queue, by name.
     RemoveQueueFile(String),
-    /// Forget that an address rests.
+    /// Remove the stored quarantine of an address.
     ForgetRest(IpAddr),
-    /// Remove what the kernel holds for a record that is out of service, give its addresses back and forget it.
+    /// Remove the kernel objects of a record that is out of service, release its addresses and remove the record.
     ReleaseOutOfService(EndpointId),
 }
 
 impl Repair {
-    /// What it does, in words.
+    /// The repair in words, as a report counts it.
     #[must_use]
     pub const fn in_words(&self) -> &'static str {
         match self {
@@ -114,19 +114,19 @@ impl Repair {
     }
 }
 
-/// Something that does not match.
+/// A difference that the audit found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditFinding {
-    /// What.
+    /// The problem.
     pub problem: Problem,
-    /// Whom it belongs or belonged to, where that is known.
+    /// The owner of the object, or the former owner; none when unknown.
     pub owner: Option<String>,
-    /// What mends it; none where nothing does, or where it is not ours to touch.
+    /// The repair; none when there is none, or when the object is not Wharf's.
     pub repair: Option<Repair>,
 }
 
 impl AuditFinding {
-    /// A problem of an endpoint, with what regenerates it away.
+    /// A finding of an endpoint, with the regeneration that repairs it, if one does.
     #[must_use]
     pub fn of_endpoint(record: &EndpointRecord, problem: EndpointProblem) -> Self {
         let repair = match problem.mender() {
@@ -142,13 +142,13 @@ impl AuditFinding {
     }
 }
 
-/// Names pinned for each endpoint, whatever the way its programs are attached.
+/// Names pinned for each endpoint in every attach mode.
 const REQUIRED_PINS: [&str; 5] = ["from_container", "to_container", "deliver", "CONFIG", "METRICS"];
-/// Names pinned besides where programs are attached by tcx links: both or, with clsact, neither.
+/// Additional pins of tcx links: both exist with tcx, neither with clsact.
 const LINK_PINS: [&str; 2] = ["link_from_container", "link_to_container"];
 
-/// Compares. Empty is healthy. What should not be there comes first and what is missing after it, so that repairs made
-/// in this order do not take away again what a rebuild put in place; intents are closed last.
+/// Runs the audit. A healthy node has no findings. Findings of orphans come before findings of missing objects:
+/// repairs made in this order do not remove what a regeneration created. Intents come last.
 #[must_use]
 pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
     let auditor = Auditor::new(view);
@@ -172,20 +172,20 @@ pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
     findings
 }
 
-/// A view, indexed: a node may hold thousands of endpoints.
+/// The audit's input with indexes, because a node may hold thousands of endpoints.
 struct Auditor<'a> {
     view: &'a AuditView<'a>,
     records: BTreeMap<EndpointId, &'a EndpointRecord>,
-    /// Records out of service, by id, and their addresses: what there is of them is explained.
+    /// Records out of service, by id. Their objects in the kernel are not orphans.
     out_of_service: BTreeMap<EndpointId, &'a OutOfService>,
     addresses_out_of_service: BTreeSet<IpAddr>,
-    /// Ids under which the table of endpoints has a row that cannot be read.
+    /// Ids whose row in the store's table of endpoints cannot be read.
     unreadable: BTreeSet<EndpointId>,
     record_of_ifindex: BTreeMap<IfIndex, &'a EndpointRecord>,
     record_of_attachment: BTreeMap<(&'a Attachment, Epoch), &'a EndpointRecord>,
-    /// Endpoint id that a host side's name carries, by index; only names that parse.
+    /// Endpoint id from the host side's name, by index; only names that parse.
     link_ids: BTreeMap<IfIndex, EndpointId>,
-    /// Marks on host sides, by what their names carry; only marks that say what the name says.
+    /// Marks of host sides, by the id and low epoch half of the name; only marks that agree with the name.
     marks: BTreeMap<(EndpointId, u32), Mark>,
     link_names: BTreeSet<&'a str>,
     pins: BTreeMap<EndpointId, &'a [String]>,
@@ -228,12 +228,13 @@ impl<'a> Auditor<'a> {
         self.view.in_flight.contains(&id)
     }
 
-    /// Not to be judged: something works on it, or its record is known to be amiss and is reported itself.
+    /// True for an endpoint that the audit skips: an operation on it runs, or its record is reported by itself.
     fn is_unjudged(&self, id: EndpointId) -> bool {
         self.in_flight(id) || self.out_of_service.contains_key(&id) || self.is_unreadable(id)
     }
 
-    /// A row of the table of endpoints that cannot be read explains what there is of its id, unless a record does.
+    /// True when the id's row in the store cannot be read and no other record has the id. Objects of such an id are
+    /// not orphans.
     fn is_unreadable(&self, id: EndpointId) -> bool {
         self.unreadable.contains(&id) && !self.records.contains_key(&id)
     }
@@ -242,7 +243,8 @@ impl<'a> Auditor<'a> {
         self.records.values().copied().filter(|r| !self.is_unjudged(r.id) && !self.is_going(r))
     }
 
-    /// Its delete has begun and could not finish: what is not there any more is not amiss. The open intent is told.
+    /// True when the endpoint's delete began and did not finish. Missing objects are then no problem; the open intent
+    /// is reported.
     fn is_going(&self, record: &EndpointRecord) -> bool {
         let of = |(id, epoch, intent): &(EndpointId, Epoch, Intent)| {
             *id == record.id && *epoch == record.epoch && matches!(intent, Intent::Delete { .. })
@@ -250,8 +252,8 @@ impl<'a> Auditor<'a> {
         self.view.snapshot.intents.iter().any(of)
     }
 
-    /// Who an object of which no record tells belonged to, as far as an open intent or the mark on a link says. `low` is
-    /// what is known of its epoch.
+    /// The former owner of an orphan, from an open intent or the mark on a link. `low` is the low half of the
+    /// orphan's epoch, where it is known.
     fn former_owner(&self, id: EndpointId, low: Option<u32>) -> Option<String> {
         let intended = self.view.snapshot.intents.iter().find_map(|(of, epoch, intent)| match intent {
             Intent::Create { attachment, .. } if *of == id && low.is_none_or(|low| low == low_half(*epoch)) => {
@@ -262,7 +264,7 @@ impl<'a> Auditor<'a> {
         intended.or_else(|| self.mark(id, low).map(|m| format!("{} (epoch {})", in_words(m), m.epoch)))
     }
 
-    /// The mark on a link of this id; where the epoch is not known, only if there is no other link of the id.
+    /// The mark on the link of this id. When the epoch is not known, the id must have one link only.
     fn mark(&self, id: EndpointId, low: Option<u32>) -> Option<&Mark> {
         if let Some(low) = low {
             return self.marks.get(&(id, low));
@@ -272,15 +274,15 @@ impl<'a> Auditor<'a> {
     }
 }
 
-/// A link's mark, by what its name carries. Anyone with the right to may write an alias: it counts where it says what the
-/// name says.
+/// A link's mark, by the id and low epoch half of the link's name. Other processes may write aliases, so a mark
+/// counts only when it agrees with the name.
 fn marked(link: &LinkRow) -> Option<((EndpointId, u32), Mark)> {
     let (id, low) = parse_host_ifname(&link.name)?;
     let mark = Mark::parse(link.alias.as_deref()?)?;
     (mark.id == id.get() && low_half(Epoch(mark.epoch)) == low).then_some(((id, low), mark))
 }
 
-/// Written as an attachment is, as far as the mark holds it.
+/// The mark's owner in the format of an attachment, as far as the mark holds it.
 fn in_words(mark: &Mark) -> String {
     match mark.attachment() {
         Some((network, container_id, ifname)) => format!("{network}/{container_id}:{ifname}"),
@@ -309,12 +311,12 @@ fn describe_record(record: &EndpointRecord) -> String {
     format!("{} (endpoint {}, epoch {})", record.attachment, record.id, record.epoch)
 }
 
-/// A number from a map, which anyone with the right to write maps may have written.
+/// An endpoint id from a map. The value is untrusted: other processes may write to maps.
 fn endpoint_id(n: u32) -> Option<EndpointId> {
     u16::try_from(n).ok().and_then(|n| EndpointId::try_from(n).ok())
 }
 
-/// What a host side's name carries of an epoch.
+/// The low 32 bits of an epoch, as the host side's name holds them.
 fn low_half(epoch: Epoch) -> u32 {
     u32::try_from(epoch.0 & 0xffff_ffff).unwrap_or(u32::MAX)
 }

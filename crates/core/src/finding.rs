@@ -1,6 +1,7 @@
-//! What an observation or the audit finds amiss, as data. Three functions read it, and nothing else decides by words:
-//! [`Problem::mender`] says who mends it, [`Problem::remedy`] what an operator should do, [`verdict`] how bad it is.
-//! Status, audit, explain, the health of an endpoint and CHECK all take their verdict from here, so that they agree.
+//! Findings of observations and of the audit, as data. [`Problem::mender`] returns who repairs a problem,
+//! [`Problem::remedy`] what an operator should do, [`verdict`] how severe problems are; no code decides by a
+//! problem's text. Status, audit, explain, the health of an endpoint and CHECK all use these functions, so that they
+//! agree.
 
 use crate::{ids::EndpointId, state::Level};
 
@@ -16,59 +17,61 @@ pub use endpoint::{EndpointProblem, Lookup, RouteSeen, Side, joined};
 pub use node::NodeProblem;
 pub use stray::{Kept, Stray};
 
-/// Something amiss.
+/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Problem {
-    /// With an endpoint that has a record.
+    /// A problem of an endpoint that has a record.
     Endpoint(EndpointId, EndpointProblem),
-    /// With the node's own part.
+    /// A problem of the node's own objects.
     Node(NodeProblem),
-    /// Something that no record explains.
+    /// An orphan.
     Stray(Stray),
-    /// Something in the store or in the deletion queue.
+    /// A problem of the store or of the deletion queue.
     Kept(Kept),
 }
 
-/// Who mends a problem.
+/// Who repairs a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mender {
-    /// A regeneration of the endpoint at this level. The leak audit asks for it.
+    /// A regeneration of the endpoint at this level. The leak audit requests it.
     Regeneration(Level),
     /// The audit's own repair. The leak audit makes it.
     Repair,
-    /// The audit's own repair, when an operator asks for it: it takes something away from a container that may live.
+    /// The audit's own repair, when an operator requests it: the repair removes objects of a container that may still
+    /// run.
     Removal,
-    /// The container, whose own doing it is. Where `regenerable`, a datapath regeneration that an operator asks for puts
-    /// it back. The agent does not by itself: the container would do it again, and nobody else is harmed.
+    /// The container, which caused the problem. Where `regenerable`, an operator can request a datapath regeneration
+    /// that repairs it. The agent does not start one by itself: the container would cause the problem again, and no
+    /// other endpoint is harmed.
     Container {
-        /// A datapath regeneration puts it back.
+        /// A datapath regeneration repairs it.
         regenerable: bool,
     },
-    /// Nobody: it is a notice, nothing is amiss.
+    /// Nobody: the finding is a notice.
     Nobody,
     /// Only an operator.
     Operator,
 }
 
-/// How bad findings are.
+/// Severity of findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// Nothing is amiss; notices aside.
+    /// No problem, except notices.
     Well,
-    /// A container broke its own network. Its endpoint fails, the node is well.
+    /// A container broke its own network. Its endpoint fails, the node is healthy.
     ContainersOwn,
-    /// Something is amiss that is not a container's own doing.
+    /// A problem that no container caused itself.
     Amiss,
 }
 
-/// The worst of the findings.
+/// The highest severity of the findings.
 #[must_use]
 pub fn verdict<'a>(problems: impl IntoIterator<Item = &'a Problem>) -> Verdict {
     problems.into_iter().map(Problem::verdict).max().unwrap_or(Verdict::Well)
 }
 
 impl Problem {
-    /// How bad this one is.
+    /// Severity of this problem.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         match self.mender() {
@@ -78,12 +81,12 @@ impl Problem {
         }
     }
 
-    /// Who mends it.
+    /// Who repairs this problem.
     #[must_use]
     pub fn mender(&self) -> Mender {
         match self {
             Self::Endpoint(_, problem) => problem.mender(),
-            // Making the node's part again does not remove what is not Wharf's.
+            // Creating the node's objects again does not remove foreign objects.
             Self::Node(
                 NodeProblem::LinkForeign { .. }
                 | NodeProblem::PoolOverlap(_)
@@ -124,7 +127,7 @@ impl Problem {
         }
     }
 
-    /// True when the two tell of the same thing, whatever they found of it.
+    /// True when both problems are about the same object, whatever values they found.
     #[must_use]
     pub fn is_about_the_same(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)

@@ -1,8 +1,8 @@
-//! Named pools of addresses, and who holds which.
+//! IPAM: named pools of addresses, and their leases.
 //!
-//! Pure and in memory: the agent leases here, and makes the lease durable in one transaction with the endpoint that
-//! owns it. Addresses are given out next-fit. One that was released rests first, see [`Ipam::release`], and comes back as
-//! late as can be: whatever still speaks for its old owner is to have forgotten it. Each address of a pool is free,
+//! Pure and in memory: the agent makes a lease durable in one transaction with the endpoint that owns it. Addresses
+//! are allocated next-fit. A released address is first quarantined (it rests, see [`Ipam::release`]) and is reused as
+//! late as possible, so that caches and connections of its old owner expire first. Each address of a pool is free,
 //! leased or resting, never two of these.
 
 use std::{
@@ -68,19 +68,19 @@ pub struct PoolConfig {
     pub cidrs: Vec<IpNet>,
 }
 
-/// What is wanted of one family.
+/// The request for one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Wanted<A> {
     /// Any free address, if the pool has the family.
     #[default]
     Any,
-    /// This one.
+    /// This address.
     Exact(A),
-    /// None.
+    /// No address.
     None,
 }
 
-/// What a lease is to hold. The default asks the default pool for an address of each family that it has.
+/// A request for a lease. The default requests an address of each family of the default pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct LeaseRequest {
     /// Pool; the default pool when none is named.
@@ -91,27 +91,27 @@ pub struct LeaseRequest {
     pub ipv6: Wanted<Ipv6Addr>,
 }
 
-/// What was leased: at least one address.
+/// The leased addresses: at least one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Leased {
     /// IPv4.
     pub ipv4: Option<Ipv4Addr>,
     /// IPv6.
     pub ipv6: Option<Ipv6Addr>,
-    /// Pool they come from.
+    /// Pool of the addresses.
     pub pool: PoolName,
 }
 
-/// Addresses of a pool that are not given out while the node itself has or reaches them.
+/// Addresses of a pool that are not leased while the node itself has or reaches them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withheld {
     /// The addresses.
     pub net: IpNet,
-    /// What has them, in words.
+    /// The node's address or route that has them, in words.
     pub why: String,
 }
 
-/// How full a pool is, of one family.
+/// Usage of one family of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolUsage {
     /// Pool.
@@ -120,15 +120,15 @@ pub struct PoolUsage {
     pub v6: bool,
     /// CIDRs of that family.
     pub cidrs: Vec<IpNet>,
-    /// Addresses that are given out, the router's included.
+    /// Leased addresses, the router's included.
     pub used: u64,
-    /// Addresses that were given back and are not free yet.
+    /// Addresses in quarantine.
     pub resting: u64,
-    /// Addresses that can be given out at all; the greatest `u64` stands for more.
+    /// Usable addresses, at most `u64::MAX`.
     pub total: u64,
 }
 
-/// A pool at work.
+/// A pool and its allocation state.
 #[derive(Debug, Clone)]
 struct Pool {
     config: PoolConfig,
@@ -160,23 +160,24 @@ pub struct Ipam {
     router4: Option<Ipv4Addr>,
     router6: Option<Ipv6Addr>,
     leases: BTreeMap<IpAddr, Lease>,
-    /// Addresses leased to attachments, by container: a delete finds a container's without looking at every lease.
+    /// Addresses leased to attachments, by container, so that a delete need not scan every lease.
     by_container: HashMap<ContainerId, BTreeSet<IpAddr>>,
     withheld: Vec<Withheld>,
-    /// How long an address rests at least, milliseconds.
+    /// Shortest quarantine of an address, milliseconds.
     rest_ms: u64,
-    /// The latest time heard of, milliseconds since the Unix epoch.
+    /// The latest time passed in by a caller, milliseconds since the Unix epoch.
     latest_ms: u64,
-    /// Releases and failed checks so far: numbers them in the order they came.
+    /// Sequence number of releases and failed checks.
     turns: u64,
 }
 
 impl Ipam {
-    /// Checks the pools and sets the router addresses aside: the first usable one of the default pool's first CIDR of
-    /// each family, held by [`LeaseOwner::Node`].
+    /// Checks the pools and leases the router addresses to [`LeaseOwner::Node`]: the first usable address of the
+    /// default pool's first CIDR of each family.
     ///
     /// # Errors
-    /// When a pool is empty or its name used twice, a CIDR is unfit or overlaps another, or the default pool is unknown.
+    /// When a pool is empty, a pool name is used twice, a CIDR is invalid or overlaps another, or the default pool is
+    /// unknown.
     pub fn new(pools: Vec<PoolConfig>, default_pool: PoolName) -> Result<Self, IpamError> {
         cidr::check(&pools)?;
         let pools: Vec<Pool> = pools
@@ -241,7 +242,7 @@ impl Ipam {
         self.pools.iter().flat_map(|p| p.config.cidrs.iter().copied()).collect()
     }
 
-    /// Sets which addresses are not given out from now on, in place of those of before. Leases stay as they are.
+    /// Replaces the set of withheld addresses, which are not leased from now on. Existing leases are unchanged.
     pub fn withhold(&mut self, withheld: Vec<Withheld>) {
         let nets: Vec<IpNet> = withheld.iter().map(|w| w.net).collect();
         for pool in &mut self.pools {
@@ -250,24 +251,24 @@ impl Ipam {
         self.withheld = withheld;
     }
 
-    /// What has an address that is not given out for that; none of others.
+    /// The entry that withholds an address; none when the address is not withheld.
     #[must_use]
     pub fn withheld(&self, ip: IpAddr) -> Option<&Withheld> {
         self.withheld.iter().find(|w| w.net.contains(&ip))
     }
 
-    /// Leases an address of each family that is wanted, never one that rests or is withheld. `now_ms`: milliseconds since the Unix
-    /// epoch.
+    /// Leases an address of each requested family, never a resting or withheld one. `now_ms`: milliseconds since the
+    /// Unix epoch.
     ///
     /// # Errors
-    /// [`IpamError::Exhausted`] and [`IpamError::Resting`], after which [`Self::early`] names the addresses whose rest may
-    /// be cut short; [`IpamError::UnknownPool`], [`IpamError::NotInPool`], [`IpamError::AlreadyLeased`],
+    /// [`IpamError::Exhausted`] and [`IpamError::Resting`], after which [`Self::early`] returns the addresses whose
+    /// rest may be cut short; [`IpamError::UnknownPool`], [`IpamError::NotInPool`], [`IpamError::AlreadyLeased`],
     /// [`IpamError::FamilyNotInPool`], [`IpamError::NothingWanted`], [`IpamError::TakenByNode`],
     /// [`IpamError::Withheld`]. Nothing is leased then, of either family.
     pub fn lease(&mut self, req: &LeaseRequest, owner: LeaseOwner, now_ms: u64) -> Result<Leased, IpamError> {
         let pool = req.pool.as_ref().unwrap_or(&self.default_pool).clone();
         let index = index_of(&self.pools, &pool)?;
-        // Both are chosen before either is taken, so there is nothing to roll back.
+        // Both addresses are chosen before either is leased, so there is nothing to roll back.
         let v4 = self.choose(index, &pool, Family::Ipv4, req.ipv4)?;
         let v6 = self.choose(index, &pool, Family::Ipv6, req.ipv6)?;
         if v4.is_none() && v6.is_none() {
@@ -285,12 +286,13 @@ impl Ipam {
         Ok(Leased { ipv4, ipv6, pool })
     }
 
-    /// Takes back a lease that was stored or found in the kernel. The same owner may claim again; a rest of the address
-    /// ends, because a lease says that somebody speaks for it today. The lease is filed under the pool whose CIDR holds the address today, whatever the stored name.
+    /// Restores a lease that was stored or found in the kernel. The same owner may claim again. A lease ends the
+    /// address's rest, because the address is in use. The lease is filed under the pool whose CIDR contains the
+    /// address now, whatever the stored pool name.
     ///
     /// # Errors
-    /// [`IpamError::AlreadyLeased`] when another owner holds it, [`IpamError::NotInPool`] when no pool gives it out any
-    /// more (the pools' configuration was changed).
+    /// [`IpamError::AlreadyLeased`] when another owner holds the address, [`IpamError::NotInPool`] when no pool
+    /// contains it any more (the pools' configuration was changed).
     pub fn claim(&mut self, lease: Lease) -> Result<(), IpamError> {
         let family = Family::of(lease.ip);
         let Some((index, pool)) = self.pool_of(lease.ip).map(|(index, name)| (index, name.clone())) else {
@@ -313,9 +315,9 @@ impl Ipam {
         Ok(())
     }
 
-    /// Takes back a stored lease whose address no pool gives out today: the pools were made smaller while somebody had it.
-    /// It is listed, and given back by its owner, as any other; nobody else gets the address meanwhile. False where a pool
-    /// has the address, somebody holds it, or it was the node's.
+    /// Restores a stored lease whose address no pool contains any more, because the pools were made smaller. The
+    /// lease is listed and released as any other, and the address is not leased to another owner meanwhile. False
+    /// when a pool contains the address, the address is leased, or the node owned the lease.
     pub fn keep_outside(&mut self, lease: Lease) -> bool {
         let outside = self.pool_of(lease.ip).is_none() && lease.owner != LeaseOwner::Node;
         let keep = outside && !self.leases.contains_key(&lease.ip);
@@ -325,14 +327,14 @@ impl Ipam {
         keep
     }
 
-    /// Leases of addresses that no pool gives out today.
+    /// Leases of addresses that no pool contains.
     #[must_use]
     pub fn outside(&self) -> Vec<&Lease> {
         self.leases.values().filter(|l| self.pool_of(l.ip).is_none()).collect()
     }
 
-    /// Hands a lease to another owner if `from` holds it, and returns the lease as it is now. NoIPRelease needs it: when
-    /// the endpoint goes and its address stays, somebody must answer for the lease, or the audit rightly calls it leaked.
+    /// Transfers a lease to another owner if `from` holds it, and returns the new lease. NoIPRelease needs this: the
+    /// endpoint is deleted and its lease kept, and without a new owner the audit would report the lease as an orphan.
     pub fn transfer(&mut self, ip: IpAddr, from: &LeaseOwner, to: LeaseOwner) -> Option<Lease> {
         let held = self.leases.get(&ip).filter(|l| l.owner == *from && l.owner != LeaseOwner::Node)?;
         let lease = Lease { owner: to, ..held.clone() };
@@ -364,7 +366,7 @@ impl Ipam {
         self.leases.values().cloned().collect()
     }
 
-    /// How full each pool is, a row for each family that it has.
+    /// Usage of each pool, a row for each of its families.
     #[must_use]
     pub fn usage(&self) -> Vec<PoolUsage> {
         let row = |pool: &Pool, family| {
@@ -380,8 +382,8 @@ impl Ipam {
         self.pools.iter().flat_map(|p| [row(p, Family::Ipv4), row(p, Family::Ipv6)]).flatten().collect()
     }
 
-    /// The address that a request would get, without taking it; `None` when it wants none, or any of a family that the
-    /// pool lacks.
+    /// The address that a request would get, without leasing it. `None` when the request excludes the family, or
+    /// takes any address of a family that the pool lacks.
     fn choose<A: Into<IpAddr>>(
         &self,
         index: usize,
@@ -447,7 +449,7 @@ impl Ipam {
         self.file(lease);
     }
 
-    /// Files a lease, in place of the address's old one.
+    /// Inserts a lease, or replaces the address's lease.
     fn file(&mut self, lease: Lease) {
         self.unfile(lease.ip);
         if let LeaseOwner::Attachment { attachment, .. } = &lease.owner {

@@ -1,7 +1,7 @@
-//! The edge to the kernel, in the domain's verbs.
+//! The interface to the kernel, in the terms of the domain.
 //!
-//! `ensure_*` is idempotent, `remove_*` succeeds when the thing is already gone, `observe_*` and `dump` change nothing.
-//! `wharf-datapath` has the real body and the fake; one contract test runs on both.
+//! `ensure_*` is idempotent, `remove_*` succeeds when the object does not exist, `observe_*` and `dump` change
+//! nothing. `wharf-datapath` has the real implementation and the fake; one contract test runs on both.
 
 use std::{
     fmt,
@@ -23,12 +23,12 @@ use crate::{
     selfcheck::{Case, CaseResult},
 };
 
-/// What kind of failure it was; decides what the caller may do about it.
+/// Kind of a kernel error. It decides how the caller may react.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KernelErrorKind {
-    /// The thing named is there already (an interface of that name in the container).
+    /// The object exists already (an interface of that name in the container).
     Exists,
-    /// The thing named is not there (link, namespace, pin).
+    /// The object does not exist (link, namespace, pin).
     NotFound,
     /// The path is not a network namespace, or is the node's own.
     NotANetns,
@@ -36,23 +36,23 @@ pub enum KernelErrorKind {
     Permission,
     /// The kernel is too old, or lacks a feature.
     Unsupported,
-    /// A limit was reached (memory, map full, busy); a retry may mend it.
+    /// A limit was reached (memory, map full, busy). A retry may succeed.
     Exhausted,
-    /// What is there is not what was expected (foreign pin, other ABI); never touched.
+    /// An unexpected object is in place (foreign pin, other ABI). It is never touched.
     Conflict,
     /// Anything else.
     Other,
 }
 
-/// A kernel operation that failed: what, on what, why.
+/// A failed kernel operation: the operation, its subject and the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} {subject}: {cause}")]
 pub struct KernelError {
     /// The operation, as a verb phrase: `create link`, `attach program`.
     pub operation: &'static str,
-    /// What it was done to: `wh00010000002a (endpoint 1)`.
+    /// The object of the operation: `wh00010000002a (endpoint 1)`.
     pub subject: String,
-    /// The cause in words, with what the user can do where that is known.
+    /// The cause in words, with a hint for the user where one is known.
     pub cause: String,
     /// Kind.
     pub kind: KernelErrorKind,
@@ -87,34 +87,34 @@ pub struct KernelFeatures {
     pub release: String,
     /// Attach mode in use.
     pub attach_mode: AttachMode,
-    /// tcx is there.
+    /// The kernel has tcx.
     pub tcx: bool,
-    /// netkit devices are there.
+    /// The kernel has netkit devices.
     pub netkit: bool,
-    /// `bpf_redirect_peer` is there (Linux 5.10).
+    /// The kernel has `bpf_redirect_peer` (Linux 5.10).
     pub redirect_peer: bool,
-    /// Kernel BTF is there.
+    /// The kernel has BTF.
     pub btf: bool,
-    /// `SO_NETNS_COOKIE` is there (Linux 5.14).
+    /// The kernel has `SO_NETNS_COOKIE` (Linux 5.14).
     pub netns_cookie: bool,
-    /// Connections are tracked on the node: `nf_conntrack` is there. It may come later, when somebody loads it.
+    /// The node tracks connections: `nf_conntrack` is loaded. The module may be loaded after the probe.
     pub conntrack: bool,
 }
 
 /// The node's own part of the datapath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// Router addresses: what endpoints see as gateway and what the node speaks to endpoints with.
+    /// IPv4 router address: the gateway of the endpoints, and the node's source address toward them.
     pub router4: Option<Ipv4Addr>,
-    /// The same for IPv6.
+    /// IPv6 router address.
     pub router6: Option<Ipv6Addr>,
-    /// Every CIDR of every pool: routed to nowhere except where an endpoint's own route is longer.
+    /// Every CIDR of every pool. Each has an unreachable route; an endpoint's own route is longer.
     pub cidrs: Vec<IpNet>,
     /// MTU of the router interface, bytes.
     pub mtu: u32,
 }
 
-/// The programs an endpoint is to have.
+/// The desired programs of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramSpec {
     /// Endpoint id: a constant of the programs and the name of the pin directory.
@@ -125,8 +125,8 @@ pub struct ProgramSpec {
     pub host_mac: MacAddr,
     /// Debug log records wanted (needs an object built with them).
     pub debug: bool,
-    /// Programs that are pinned stay, with their ids, when they are the very ones that a load would bring: the same
-    /// instructions, constants and maps. Otherwise they are loaded anew in any case. Programs with log records may be.
+    /// Keep the pinned programs and their ids when a load would produce the same instructions, constants and maps.
+    /// Other programs are loaded anew. Programs with log records may be loaded anew even when they are the same.
     pub keep: bool,
 }
 
@@ -141,18 +141,18 @@ pub struct Programs {
     pub memlock_bytes: u64,
 }
 
-/// The veth pair an endpoint is to have.
+/// The desired veth pair of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkSpec {
     /// Endpoint id, for messages.
     pub id: EndpointId,
     /// Epoch, for messages.
     pub epoch: Epoch,
-    /// Whose it is: with id and epoch it makes the owner's mark, the alias of the host side.
+    /// Attachment that owns the link. With id and epoch it makes the owner's mark, the alias of the host side.
     pub attachment: Attachment,
     /// Host side's name in the node's namespace.
     pub host_ifname: IfName,
-    /// Where the container side is born.
+    /// Namespace in which the container side is created.
     pub netns: NetnsRef,
     /// Container side's name.
     pub ifname: IfName,
@@ -160,7 +160,7 @@ pub struct LinkSpec {
     pub container_mac: MacAddr,
     /// Host side's MAC.
     pub host_mac: MacAddr,
-    /// MTU of both, bytes (68 to 65535; 1280 at least when it carries IPv6).
+    /// MTU of both sides, bytes (68 to 65535; at least 1280 when the link carries IPv6).
     pub mtu: u32,
 }
 
@@ -173,7 +173,7 @@ pub struct Link {
     pub container_ifindex: IfIndex,
 }
 
-/// The endpoint's row of configuration.
+/// The endpoint's configuration row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigSpec {
     /// Epoch.
@@ -182,7 +182,7 @@ pub struct ConfigSpec {
     pub host_ifindex: IfIndex,
     /// Identity.
     pub identity: Identity,
-    /// Addresses and gateways.
+    /// IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
     /// IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
@@ -190,13 +190,14 @@ pub struct ConfigSpec {
     pub gateway4: Option<Ipv4Addr>,
     /// IPv6 gateway.
     pub gateway6: Option<Ipv6Addr>,
-    /// May send and receive.
+    /// The endpoint may send and receive.
     pub live: bool,
     /// Forwarded packets are traced.
     pub trace: bool,
 }
 
-/// What names a link beyond doubt: every destructive act checks id, epoch and name or mark against the kernel before it acts.
+/// Unambiguous reference to a link. Every destructive operation first checks id, epoch and name or mark in the
+/// kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinkRef {
     /// Endpoint id.
@@ -207,19 +208,19 @@ pub struct LinkRef {
     pub host_ifname: IfName,
     /// Host side's index, when it is known.
     pub host_ifindex: Option<IfIndex>,
-    /// The container's side, when it is known: by it the pair is removed when somebody moved the host side to another
+    /// The container's side, when it is known. The pair is removed by it when the host side was moved to another
     /// network namespace.
     pub container: Option<ContainerSide>,
 }
 
-/// What names the container's side of a link.
+/// Reference to the container's side of a link.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ContainerSide {
     /// The container's network namespace.
     pub netns: NetnsRef,
-    /// Index there.
+    /// Interface index in the container's namespace.
     pub ifindex: IfIndex,
-    /// MAC address that it was made with.
+    /// MAC address that the interface was created with.
     pub mac: MacAddr,
 }
 
@@ -243,7 +244,7 @@ impl LinkRef {
     }
 }
 
-/// How an attach ended.
+/// Result of an attach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attached {
@@ -281,7 +282,7 @@ pub struct MapInfo {
     pub memlock_bytes: u64,
 }
 
-/// A route of ours (recognised by its protocol number).
+/// A route of Wharf's (recognised by its protocol number).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RouteRow {
     /// Destination.
@@ -290,14 +291,14 @@ pub struct RouteRow {
     pub ifindex: Option<IfIndex>,
 }
 
-/// A link of ours (recognised by its name and kind).
+/// A link of Wharf's (recognised by its name and kind).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LinkRow {
     /// Name.
     pub name: String,
     /// Index.
     pub ifindex: IfIndex,
-    /// Alias, where it has one: the owner's mark if it is ours.
+    /// Alias, if any. On a link of Wharf's it is the owner's mark.
     pub alias: Option<String>,
 }
 
@@ -306,7 +307,7 @@ pub struct LinkRow {
 pub struct EndpointTableRow {
     /// Address.
     pub address: IpAddr,
-    /// Endpoint id as stored (hostile until matched).
+    /// Endpoint id as stored (untrusted until matched).
     pub endpoint_id: u32,
     /// Epoch.
     pub epoch: Epoch,
@@ -318,7 +319,7 @@ pub struct EndpointTableRow {
     pub mac: MacAddr,
 }
 
-/// Everything of ours that the kernel and the bpffs hold, for restore and audit.
+/// All of Wharf's objects in the kernel and the bpffs, for restore and audit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelDump {
     /// Host sides of veth pairs.
@@ -331,75 +332,76 @@ pub struct KernelDump {
     pub call_slots: Vec<u32>,
     /// Endpoint ids that have a pin directory, with the names pinned in it.
     pub pins: Vec<(String, Vec<String>)>,
-    /// Things under our pin root that are not of our making (named, never touched).
+    /// Foreign objects under Wharf's pin root (reported, never touched).
     pub foreign_pins: Vec<PathBuf>,
 }
 
 /// The kernel, as the agent sees it. Every call is bounded in time by the caller.
 pub trait Kernel: Send + Sync + 'static {
-    /// What was probed when this was opened.
+    /// The kernel features probed when this object was opened.
     fn features(&self) -> &KernelFeatures;
 
-    /// Makes the node's part: shared maps, router interface and addresses, unreachable routes for the pools.
+    /// Creates the node's objects: shared maps, router interface and addresses, unreachable routes for the pools.
     fn ensure_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<()>> + Send;
 
-    /// Opens a path and says which network namespace it is.
+    /// Opens a path and returns the network namespace there.
     ///
     /// # Errors
-    /// `NotFound` when the path is gone, `NotANetns` when it is something else or the node's own namespace.
+    /// `NotFound` when the path does not exist, `NotANetns` when it is no network namespace or the node's own.
     fn observe_netns(&self, path: &Path) -> impl Future<Output = Result<NetnsRef>> + Send;
 
-    /// Loads an endpoint's programs, with their maps, and pins them. With maps already pinned for the id, the new
-    /// programs use those, and the pins move to the new programs only after all of them have loaded. With
-    /// [`ProgramSpec::keep`], what needs no load is not loaded.
+    /// Loads an endpoint's programs and maps, and pins them. New programs use maps that are already pinned for the
+    /// id. The pins move to the new programs only after all of them have loaded. With [`ProgramSpec::keep`],
+    /// unchanged programs are not loaded.
     fn ensure_programs(&self, spec: &ProgramSpec) -> impl Future<Output = Result<Programs>> + Send;
 
-    /// Creates the veth pair, both sides down, the container side born in its namespace.
+    /// Creates the veth pair with both sides down and the container side in its namespace.
     ///
     /// # Errors
-    /// `Exists` when the container already has an interface of that name (whoever made it).
+    /// `Exists` when the container already has an interface of that name, whoever created it.
     fn ensure_link(&self, spec: &LinkSpec) -> impl Future<Output = Result<Link>> + Send;
 
     /// Writes the endpoint's configuration row.
     fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> impl Future<Output = Result<()>> + Send;
 
-    /// Attaches the pinned programs to the host side, or replaces what is attached there atomically.
+    /// Attaches the pinned programs to the host side, or replaces the attached programs atomically.
     fn ensure_attached(&self, link: &LinkRef) -> impl Future<Output = Result<Attached>> + Send;
 
-    /// Gives the container its addresses and routes, the node its routes to it, and brings both sides up.
+    /// Adds the container's addresses and routes and the node's routes to the container, and brings both sides up.
     fn ensure_connected(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
-    /// Puts the endpoint's rows into the shared maps, `CALLS` first: from here on others reach it.
+    /// Puts the endpoint's rows into the shared maps, `CALLS` first. Other endpoints can reach the endpoint from then
+    /// on.
     fn ensure_reachable(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
-    /// Takes the endpoint's rows out of the shared maps, only those whose epoch is this one's.
+    /// Removes the rows of this endpoint and epoch from the shared maps.
     fn remove_reachable(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
-    /// Takes the endpoint's programs off its link and leaves a program there that drops everything, so that nothing
-    /// passes unpoliced until the link is gone.
+    /// Replaces the endpoint's programs on its link by a program that drops everything, so that no packet passes
+    /// without policy until the link is removed.
     fn remove_attached(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
 
-    /// Unpins the endpoint's links, programs and maps. Returns its last counters, for the node's totals.
+    /// Unpins the endpoint's links, programs and maps. Returns the endpoint's last counters, for the node's totals.
     fn remove_programs(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 
-    /// Removes the veth pair, and with it the node's routes to it. Calls that come together share one kernel wait. Where
+    /// Removes the veth pair and, with it, the node's routes over it. Concurrent calls share one kernel wait. Where
     /// the host side is not in the node's namespace, the pair is removed by the container's side.
     fn remove_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
 
-    /// Compares what the kernel holds for endpoints with what it should: the problems of each in its place, empty when all
-    /// is well. Asking for many at once saves the changes of thread that asking for each costs.
+    /// Compares the kernel's state of endpoints with their records. Returns a list of problems for each endpoint, in
+    /// order; an empty list means none. One call for many endpoints saves a thread switch for each.
     fn observe_endpoints(
         &self,
         records: &[EndpointRecord],
     ) -> impl Future<Output = Result<Vec<Vec<EndpointProblem>>>> + Send;
 
-    /// [`Self::observe_endpoints`] for one.
+    /// [`Self::observe_endpoints`] for one endpoint.
     fn observe_endpoint(&self, record: &EndpointRecord) -> impl Future<Output = Result<Vec<EndpointProblem>>> + Send {
         async move { Ok(self.observe_endpoints(std::slice::from_ref(record)).await?.pop().unwrap_or_default()) }
     }
 
-    /// Those of the links whose host side is gone, or whose name another interface has. Asks for each by its name, without
-    /// a dump and without the kernel's lock on links: cheap enough for each status.
+    /// The links whose host side is gone, or whose name another interface has. Each link is looked up by name,
+    /// without a dump and without the kernel's lock on links (RTNL): cheap enough for each status.
     fn observe_missing(&self, links: &[LinkRef]) -> impl Future<Output = Result<Vec<EndpointId>>> + Send {
         let subject = format!("{} links", links.len());
         async move { Err(unsupported("look for missing links among", subject)) }
@@ -408,13 +410,13 @@ pub trait Kernel: Send + Sync + 'static {
     /// The endpoint's counters that are not zero.
     fn observe_counters(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 
-    /// Gives test packets to the pinned programs of endpoints and says what came of each packet, in the order of endpoints
-    /// and cases. Nothing is sent and nothing is counted. Asking for many endpoints at once saves the changes of thread
-    /// that asking for each costs.
+    /// Runs test packets through the pinned programs of endpoints and returns the result of each, in the order of
+    /// endpoints and cases. Nothing is sent and nothing is counted. One call for many endpoints saves a thread switch
+    /// for each.
     ///
     /// # Errors
-    /// In an endpoint's place `NotFound` when its maps are not pinned. A case whose program cannot be run is told in its
-    /// place.
+    /// `NotFound` in the place of an endpoint whose maps are not pinned. A case whose program cannot be run has its
+    /// error in its own place.
     fn observe_verdicts(
         &self,
         checks: &[(EndpointId, Arc<[Case]>)],
@@ -423,7 +425,7 @@ pub trait Kernel: Send + Sync + 'static {
         async move { Err(unsupported("check programs of", subject)) }
     }
 
-    /// The maps, shared and per endpoint, with their fill.
+    /// The maps, shared and per endpoint, with the number of rows in use.
     fn observe_maps(&self) -> impl Future<Output = Result<Vec<MapInfo>>> + Send;
 
     /// A map's rows in readable form, column name to value. Names as in [`MapInfo::name`].
@@ -435,8 +437,8 @@ pub trait Kernel: Send + Sync + 'static {
         async move { Err(unsupported("dump map", subject)) }
     }
 
-    /// Compares the node's own part (router interface and addresses, routes of the pools, shared pins) with what it should
-    /// be; empty when all is well.
+    /// Compares the node's objects (router interface and addresses, routes of the pools, shared pins) with the node's
+    /// specification. An empty list means no problem.
     fn observe_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<Vec<NodeProblem>>> + Send {
         let subject = format!("{} pools", spec.cidrs.len());
         async move { Err(unsupported("observe node", subject)) }
@@ -448,31 +450,31 @@ pub trait Kernel: Send + Sync + 'static {
         async move { Err(unsupported("observe networks of", subject)) }
     }
 
-    /// The network of the node that a look-up of an address leads to: none when it leads nowhere, or over a route of
-    /// Wharf's. Costs a few questions to the kernel, whatever there is.
+    /// The node's network that a route lookup of the address returns; none when there is no route, or the route is
+    /// Wharf's. Costs a few netlink requests, whatever the size of the routing table.
     fn observe_network_of(&self, ip: IpAddr) -> impl Future<Output = Result<Option<NodeNetwork>>> + Send {
         async move { Err(unsupported("look up", ip.to_string())) }
     }
 
-    /// What in the kernel can still speak for an address that no endpoint has: rows of the shared maps, routes, in words
-    /// that name each. Empty: the address may be given out again. Connections are not among them, see
+    /// The kernel objects that still refer to an address that no endpoint has: rows of the shared maps and routes,
+    /// each in words. When the list is empty, the address may be leased again. Connections are not listed, see
     /// [`Self::remove_connections`].
     fn observe_speakers(&self, ip: IpAddr) -> impl Future<Output = Result<Vec<String>>> + Send {
         async move { Err(unsupported("observe speakers for", ip.to_string())) }
     }
 
-    /// Removes the node's conntrack rows in which any of the addresses occurs, in either direction, and says how many there
-    /// were: 0 where the kernel tracks nothing. One pass over the table for all of the addresses, never on the path of an
-    /// ADD or a DEL that has free addresses.
+    /// Removes the node's conntrack entries in which any of the addresses occurs, in either direction, and returns
+    /// their number: 0 where the kernel tracks no connections. One pass over the table serves all of the addresses.
+    /// An ADD or DEL never waits for it while free addresses are left.
     fn remove_connections(&self, ips: &[IpAddr]) -> impl Future<Output = Result<u64>> + Send {
         let subject = format!("{} addresses", ips.len());
         async move { Err(unsupported("remove connections of", subject)) }
     }
 
-    /// Everything of ours.
+    /// Dumps all of Wharf's objects.
     fn dump(&self) -> impl Future<Output = Result<KernelDump>> + Send;
 
-    /// Takes a row out of the shared endpoint table if it is of that epoch; for repair.
+    /// Removes a row of the shared endpoint table if the row has that epoch; for repair.
     fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> impl Future<Output = Result<()>> + Send {
         async move { Err(unsupported("remove endpoint row", format!("{ip} of epoch {epoch}"))) }
     }
@@ -488,7 +490,7 @@ pub trait Kernel: Send + Sync + 'static {
         async move { Err(unsupported("remove route", subject)) }
     }
 
-    /// Removes the node's part (uninstall): router interface, routes, shared pins.
+    /// Removes the node's objects (uninstall): router interface, routes, shared pins.
     fn remove_node(&self) -> impl Future<Output = Result<()>> + Send;
 }
 

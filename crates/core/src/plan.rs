@@ -1,8 +1,8 @@
 //! The steps of create and delete, in order, as data. One executor runs them.
 //!
-//! A create is undone from its end: the executor notes each step *before* it runs it, and a failure undoes what was
-//! begun in reverse ([`plan_undo`]), the half-done step included. A delete is never undone: each step is idempotent, a
-//! failure is recorded and the next step runs.
+//! A failed create is undone in reverse order ([`plan_undo`]). The executor records each step *before* it runs, so
+//! the undo includes a step that failed half-way. A delete is never undone: each step is idempotent, a failure is
+//! recorded and the next step runs.
 
 use std::{fmt, time::Duration};
 
@@ -16,21 +16,21 @@ use crate::endpoint::{EndpointRecord, IpOwner};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CreateStep {
-    /// Write down that side effects of this id and epoch may exist.
+    /// Store an intent: side effects of this id and epoch may exist.
     WriteIntent,
     /// Lease the addresses (in memory; durable with [`CreateStep::Commit`]).
     Lease,
-    /// Load and pin programs and maps, or take a set that was verified ahead of need.
+    /// Load and pin programs and maps, or take a set that was loaded in advance.
     EnsurePrograms,
     /// Create the veth pair, both sides down.
     EnsureLink,
     /// Write the configuration row, with the endpoint live.
     EnsureConfig,
-    /// Attach the programs: from here on nothing can pass unpoliced, and only then may the link come up.
+    /// Attach the programs. No packet can pass without policy from then on, so the link may come up.
     EnsureAttached,
     /// Addresses and routes on both sides, link up.
     EnsureConnected,
-    /// Rows in the shared maps: others reach it.
+    /// Put the rows into the shared maps. Other endpoints can reach the endpoint from then on.
     EnsureReachable,
     /// Endpoint and leases durable and the intent closed, in one transaction.
     Commit,
@@ -66,16 +66,16 @@ impl CreateStep {
         }
     }
 
-    /// Longest time the step may take, milliseconds. Each is a hundred times what the step takes or more: it catches
-    /// what hangs, not what is slow. All of them together stay under the 30 s after which runtimes lose patience.
+    /// Longest time the step may take, milliseconds. Each deadline is at least a hundred times the usual duration: it
+    /// catches a step that hangs, not one that is slow. The sum stays below the 30 s after which runtimes give up.
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
             // A flush to a busy disk may take a second.
             Self::WriteIntent | Self::Commit => 3_000,
-            // Memory; and a second for the checks of resting addresses when no other is free.
+            // An operation in memory, and up to a second for the checks of resting addresses when no other is free.
             Self::Lease => 1_500,
-            // The verifier may run, on a machine that is short of processor time.
+            // The verifier may run on a machine that is short of CPU time.
             Self::EnsurePrograms => 8_000,
             // RTNL is one lock for the whole kernel: 16 creates and a flood of deletes queue behind it.
             Self::EnsureLink | Self::EnsureConnected => 5_000,
@@ -91,7 +91,7 @@ impl fmt::Display for CreateStep {
     }
 }
 
-/// What takes a step of a create back. Each succeeds when there is nothing to take back.
+/// The undo of a create step. Each succeeds when there is nothing to undo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UndoStep {
@@ -126,7 +126,7 @@ impl UndoStep {
         }
     }
 
-    /// Longest time the step may take, milliseconds; an undo is a delete, and has a delete's time.
+    /// Longest time the step may take, milliseconds. An undo step has the deadline of the same delete step.
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
@@ -153,7 +153,7 @@ pub fn plan_create(ip_owner: IpOwner) -> Vec<CreateStep> {
     CreateStep::ALL.into_iter().filter(|step| *step != CreateStep::Lease || ip_owner == IpOwner::Endpoint).collect()
 }
 
-/// What takes a step back; `None` when an earlier step's undo takes this one's effects along.
+/// The undo of a step; `None` when the undo of an earlier step removes this step's effects.
 #[must_use]
 pub const fn undo(step: CreateStep) -> Option<UndoStep> {
     match step {
@@ -171,7 +171,7 @@ pub const fn undo(step: CreateStep) -> Option<UndoStep> {
     }
 }
 
-/// What undoes a create of which `begun` steps were begun, in the order they were begun: their undos in reverse.
+/// The undo of a failed create: the undos of its `begun` steps, in reverse order.
 #[must_use]
 pub fn plan_undo(begun: &[CreateStep]) -> Vec<UndoStep> {
     begun.iter().rev().filter_map(|step| undo(*step)).collect()
@@ -181,23 +181,23 @@ pub fn plan_undo(begun: &[CreateStep]) -> Vec<UndoStep> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeleteStep {
-    /// Write down that this endpoint goes: a restart resumes here.
+    /// Store an intent: a restarted agent resumes the delete.
     WriteIntent,
-    /// Refuse new work and await the end of what is in flight.
+    /// Refuse new operations on the endpoint and await those in flight.
     RefuseWork,
-    /// Programs off, everything drops.
+    /// Replace the programs by one that drops everything.
     Detach,
-    /// Rows out of the shared maps: others no longer reach it.
+    /// Remove the rows from the shared maps. Other endpoints no longer reach the endpoint.
     RemoveReachable,
     /// Remove redirects and await the proxy's completions, for a bounded time.
     AwaitProxy,
-    /// Give the reference to its identity back.
+    /// Release the reference to the identity.
     ReleaseIdentity,
     /// Unpin programs, maps and links.
     Unpin,
     /// Routes and veth pair gone.
     RemoveLink,
-    /// Addresses back to the pool: only now can nothing on the node speak for them any more.
+    /// Release the addresses. No kernel object of the endpoint refers to them any more.
     ReleaseIps,
     /// Record removed and intent closed, in one transaction.
     RemoveRecord,
@@ -218,13 +218,13 @@ impl DeleteStep {
         Self::RemoveRecord,
     ];
 
-    /// The steps that take an endpoint out of the kernel and the proxy, in order: the part that every removal has, whatever
-    /// is known of the endpoint.
+    /// The steps that remove an endpoint from the kernel and the proxy, in order. Every removal runs them, also one
+    /// without a record.
     pub const REMOVAL: [Self; 5] =
         [Self::Detach, Self::RemoveReachable, Self::AwaitProxy, Self::Unpin, Self::RemoveLink];
 
-    /// While this step fails, something in the kernel could still speak for the endpoint: its record, addresses and id are
-    /// kept, and the delete is resumed.
+    /// True when a failure of this step may leave kernel objects of the endpoint. Its record, addresses and id are
+    /// then kept, and the delete is resumed.
     #[must_use]
     pub const fn must_succeed(self) -> bool {
         matches!(self, Self::RemoveReachable | Self::Unpin | Self::RemoveLink)
@@ -256,11 +256,12 @@ impl DeleteStep {
             // A build that is cancelled ends at its next step, which has deadlines of its own.
             Self::RefuseWork => 1_000,
             Self::RemoveReachable => 1_000,
-            // Changing what is attached takes RTNL, which on a busy machine is held by one link deletion after another.
+            // Replacing the attached programs takes RTNL, which link deletions hold one after another on a busy
+            // machine.
             Self::Detach => 7_000,
-            // Letting go of a link's pin may take RTNL too.
+            // Unpinning a tcx link may take RTNL too.
             Self::Unpin => 4_000,
-            // A proxy that is alive acknowledges in milliseconds; one that is not must not hold the delete.
+            // A live proxy acknowledges in milliseconds. A dead one must not delay the delete.
             Self::AwaitProxy => 3_000,
             Self::ReleaseIdentity | Self::ReleaseIps => 500,
             // The kernel waits for every processor to let go of the device, 12-16 ms each and in turn.
@@ -272,7 +273,7 @@ impl DeleteStep {
 /// The part of [`DELETE_ANSWER`] that request and answer take between shim and agent.
 const DELETE_TRANSPORT: Duration = Duration::from_secs(1);
 
-/// Longest time from the request of a delete to the end of its teardown. The removal of the record and the answer follow
+/// Longest time from a delete request to the end of the teardown. The removal of the record and the answer follow
 /// while the shim still waits.
 pub const TEARDOWN_BOUND: Duration = Duration::from_millis(delete_bound_ms() - DeleteStep::RemoveRecord.deadline_ms());
 
@@ -297,7 +298,7 @@ impl fmt::Display for DeleteStep {
     }
 }
 
-/// What the one who deletes asked for.
+/// Options of a delete request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeleteOptions {
     /// NoIPRelease: the endpoint goes, its leases stay.
@@ -305,7 +306,7 @@ pub struct DeleteOptions {
 }
 
 impl DeleteOptions {
-    /// Are this endpoint's addresses to be given back?
+    /// True when the delete releases the endpoint's addresses.
     #[must_use]
     pub fn releases_ips(self, record: &EndpointRecord) -> bool {
         !self.no_ip_release && record.ip_owner == IpOwner::Endpoint
@@ -313,7 +314,7 @@ impl DeleteOptions {
 }
 
 /// The steps of the delete of one endpoint. With NoIPRelease, asked for now or because the caller owns the addresses,
-/// [`DeleteStep::ReleaseIps`] is not among them.
+/// [`DeleteStep::ReleaseIps`] is left out.
 #[must_use]
 pub fn plan_delete(record: &EndpointRecord, options: DeleteOptions) -> Vec<DeleteStep> {
     DeleteStep::ALL.into_iter().filter(|step| *step != DeleteStep::ReleaseIps || options.releases_ips(record)).collect()

@@ -1,32 +1,32 @@
 //! The endpoint's state machine: one exhaustive, pure `step`.
 //!
-//! Time comes in as a value and work goes out as [`Action`]s, so a run can be recorded and replayed. A move that makes
-//! no sense is [`Rejected`] and changes nothing; the owner counts it and shows it in the endpoint's log. The whole table
-//! is checked in (`snapshots/`) and drawn in `docs/endpoint-states.md`, which a test keeps equal to this code.
+//! Time is an argument and work is returned as [`Action`]s, so a run can be recorded and replayed. An invalid event
+//! is [`Rejected`] and changes nothing; the caller counts it and shows it in the endpoint's log. The whole table is
+//! checked in (`snapshots/`) and drawn in `docs/endpoint-states.md`; a test compares both with this code.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where an endpoint stands.
+/// State of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Its labels are not resolved to an identity.
+    /// The labels are not resolved to an identity yet.
     WaitingForIdentity,
-    /// A build is owed and waits for its turn, or for its backoff to pass.
+    /// A build is pending. It waits for a permit or for its backoff.
     WaitingToRegenerate,
     /// A build runs.
     Regenerating,
-    /// Realized is desired.
+    /// The realized state is the desired state.
     Ready,
-    /// Read from the store after a restart, not rebuilt yet; its pinned programs carry traffic meanwhile.
+    /// Read from the store after a restart and not regenerated yet. The pinned programs carry traffic meanwhile.
     Restoring,
-    /// Being taken away.
+    /// A delete runs.
     Disconnecting,
-    /// Gone.
+    /// Deleted.
     Disconnected,
-    /// Its create failed and was undone.
+    /// The create failed and was undone.
     Invalid,
 }
 
@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// True when nothing leads out of it; such an endpoint is counted in no gauge.
+    /// True when no event leaves the state. Endpoints in a terminal state are counted in no gauge.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Disconnected | Self::Invalid)
@@ -71,7 +71,7 @@ impl fmt::Display for State {
     }
 }
 
-/// How much a build renews. A datapath build does all that a policy build does, so merging two takes the greater.
+/// Scope of a build. A datapath build includes a policy build, so two merged requests take the greater level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
@@ -98,7 +98,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// What happens to an endpoint.
+/// An event of an endpoint's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {
@@ -106,19 +106,19 @@ pub enum Event {
     IdentityResolved,
     /// Its labels changed, and the identity of the new ones is not known yet.
     IdentityLost,
-    /// Realized is to be brought to desired.
+    /// A regeneration is requested.
     BuildRequested(Level),
-    /// The build pool gave it a permit.
+    /// The build pool gave the build a permit.
     BuildStarted,
     /// The build reached the desired revision.
     BuildSucceeded,
     /// The build failed; the last good state is still in force.
     BuildFailed,
-    /// It is to be rebuilt from its record.
+    /// The endpoint is to be regenerated from its record.
     RestoreStarted,
-    /// Its first build failed for good, and the create was undone.
+    /// The first build failed permanently, and the create was undone.
     CreateFailed,
-    /// It is to be taken away.
+    /// The endpoint is to be deleted.
     DeleteRequested,
     /// Every step of the delete has been done or recorded as failed.
     DeleteFinished,
@@ -165,7 +165,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// What the endpoint's owner has to do after a move, in order.
+/// An action for the caller of [`Fsm::step`], in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
@@ -176,12 +176,12 @@ pub enum Action {
         /// Not to start before this time, milliseconds on the monotonic clock that [`Fsm::step`] is given.
         not_before_ms: u64,
     },
-    /// Take the queued build out of the queue, or cancel the one that runs and await its end: no result of it may come
-    /// in afterwards as if it were the next one's. Nothing to do when there is neither.
+    /// Remove the queued build from the queue, or cancel the running build and await its end, so that its result is
+    /// not taken for the next build's. No effect when there is neither.
     CancelBuild,
     /// Run the delete plan.
     RunDelete,
-    /// Tell subscribers and the monitor that it is gone, and take it out of the tables.
+    /// Tell subscribers and the monitor of the removal, and remove the endpoint from the tables.
     PublishRemoval,
 }
 
@@ -196,44 +196,44 @@ impl fmt::Display for Action {
     }
 }
 
-/// A move that was refused; the machine is as it was.
+/// A refused event. The state machine is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{event} refused in state {state}: {why}")]
 pub struct Rejected {
-    /// State it was in, and still is.
+    /// Current state.
     pub state: State,
     /// The event.
     pub event: Event,
-    /// The rule.
+    /// The rule that the event breaks.
     pub why: &'static str,
 }
 
-/// An endpoint's place in its life: plain data.
+/// The state machine of one endpoint, as plain data.
 ///
-/// Times are milliseconds on the caller's monotonic clock. Unix time is wrong here: a backoff that was reckoned with it
-/// lasts for an hour after somebody set the clock back by one.
+/// Times are milliseconds on the caller's monotonic clock. Unix time is wrong here: after the clock is set back by an
+/// hour, a backoff would last for an hour.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fsm {
     /// State.
     pub state: State,
-    /// The build that must still run, at its level. While a build runs: what was asked for since it started.
+    /// Level of the pending build. While a build runs: the level requested since the build started.
     pub owed: Option<Level>,
-    /// Level of the build that runs; set exactly while [`State::Regenerating`].
+    /// Level of the running build; set exactly while [`State::Regenerating`].
     pub building: Option<Level>,
-    /// Builds that failed since the last that succeeded.
+    /// Failed builds since the last successful one.
     pub failures: u32,
-    /// A build has succeeded, or the endpoint was restored from a record: its create cannot fail any more.
+    /// A build succeeded, or the endpoint was restored from a record. The create cannot fail any more.
     pub realized: bool,
-    /// Since when it is in this state.
+    /// Time at which the endpoint entered this state.
     pub since_ms: u64,
-    /// The owed build does not start before this time (backoff).
+    /// The pending build does not start before this time (backoff).
     pub not_before_ms: u64,
 }
 
 type Step = Result<(Fsm, Vec<Action>), Rejected>;
 
 impl Fsm {
-    /// A new endpoint: it waits for its identity and owes its first build.
+    /// A new endpoint, which waits for its identity and has its first build pending.
     #[must_use]
     pub fn new_created(now_ms: u64) -> Self {
         Self {
@@ -247,18 +247,18 @@ impl Fsm {
         }
     }
 
-    /// An endpoint read from the store: it owes a rebuild, which [`Event::RestoreStarted`] (or a request) queues once
-    /// all endpoints are in.
+    /// An endpoint read from the store, with a build pending. [`Event::RestoreStarted`] or a request queues the build
+    /// when all endpoints are restored.
     #[must_use]
     pub fn new_restored(now_ms: u64) -> Self {
         Self { state: State::Restoring, realized: true, ..Self::new_created(now_ms) }
     }
 
-    /// Applies an event: the machine after it and what to do, in order. Retries wait for their full delay; see
-    /// [`Fsm::step_with_jitter`].
+    /// Applies an event and returns the new state machine and its actions, in order. Retries wait for their full
+    /// delay; see [`Fsm::step_with_jitter`].
     ///
     /// # Errors
-    /// [`Rejected`] when the event makes no sense in this state; nothing changes then.
+    /// [`Rejected`] when the event is invalid in this state; nothing changes then.
     pub fn step(&self, event: Event, now_ms: u64) -> Step {
         self.step_with_jitter(event, now_ms, 1.0)
     }
@@ -287,7 +287,7 @@ impl Fsm {
     fn waiting_for_identity(&self, event: Event, now_ms: u64) -> Step {
         match event {
             Event::IdentityResolved => {
-                // It waits here only with a build owed; were that ever lost, the whole build is the safe answer.
+                // A build is always pending in this state. Without one, a datapath build is the safe default.
                 let level = self.owed.unwrap_or(Level::Datapath);
                 self.owe(State::WaitingToRegenerate, level, now_ms)
             }
@@ -321,7 +321,7 @@ impl Fsm {
     fn regenerating(&self, event: Event, now_ms: u64, jitter: f64) -> Step {
         match event {
             Event::IdentityLost => self.identity_lost(now_ms),
-            // Remembered, not queued: it runs when this one ends.
+            // The request is remembered and queued when the running build ends.
             Event::BuildRequested(level) => Ok((Self { owed: self.owed.max(Some(level)), ..self.clone() }, vec![])),
             Event::BuildSucceeded => {
                 let done = Self { building: None, failures: 0, realized: true, not_before_ms: now_ms, ..self.clone() };
@@ -374,7 +374,7 @@ impl Fsm {
         }
     }
 
-    /// Goes to `state` with a build owed at `level` at least, and queues it.
+    /// Moves to `state` and queues a build at `level` or above.
     fn owe(&self, state: State, level: Level, now_ms: u64) -> Step {
         let level = self.owed.map_or(level, |owed| owed.max(level));
         let not_before_ms = self.not_before_ms.max(now_ms);
@@ -387,7 +387,8 @@ impl Fsm {
         Ok((Self { building, owed: None, ..self.moved(State::Regenerating, now_ms) }, vec![]))
     }
 
-    /// A build that is queued or runs is for labels that are no longer its own; it is owed again once they resolve.
+    /// A queued or running build is for the old labels. It is cancelled, and a build is pending until the new labels
+    /// resolve.
     fn identity_lost(&self, now_ms: u64) -> Step {
         let owed = self.owed.max(self.building).max(Some(Level::Policy));
         let next = Self { owed, building: None, ..self.moved(State::WaitingForIdentity, now_ms) };
@@ -419,7 +420,7 @@ impl Fsm {
         Ok((next, vec![Action::CancelBuild, Action::RunDelete]))
     }
 
-    /// The same machine in another state; `since_ms` starts anew only when the state really changes.
+    /// Returns the machine in another state. `since_ms` changes only when the state changes.
     fn moved(&self, state: State, now_ms: u64) -> Self {
         let since_ms = if state == self.state { self.since_ms } else { now_ms };
         Self { state, since_ms, ..self.clone() }
@@ -429,7 +430,7 @@ impl Fsm {
         Err(Rejected { state: self.state, event, why })
     }
 
-    /// What it waits for, and what would end the wait; `None` when it waits for nothing.
+    /// What the endpoint waits for, and what ends the wait; `None` when it does not wait.
     #[must_use]
     pub fn waits_for(&self, now_ms: u64) -> Option<(&'static str, &'static str)> {
         match self.state {
@@ -453,16 +454,16 @@ const NO_DELETE_RUNS: &str = "no delete of it runs";
 const NOT_WAITING_FOR_IDENTITY: &str = "it does not wait for an identity";
 const CREATED: &str = "its create has succeeded";
 
-/// Delay before the first retry, milliseconds: longer than a build takes (2-3 ms), so that a cause that passes at once
-/// (a busy map) has passed.
+/// Delay before the first retry, milliseconds: longer than a build (2-3 ms), so that a short cause (a busy map) is
+/// over.
 const FIRST_RETRY_MS: u64 = 100;
-/// Longest delay, milliseconds: short enough that a node whose cause was mended heals without anyone's help within half
-/// a minute, long enough that a hundred endpoints that fail for good cost a few builds a second.
+/// Longest delay, milliseconds: short enough that a node recovers within half a minute after the cause is removed,
+/// and long enough that a hundred endpoints that fail permanently cost a few builds a second.
 const LONGEST_RETRY_MS: u64 = 30_000;
 
-/// How long to wait before the next build after `failures` failed ones, in milliseconds: 100 ms, doubled with each, at
-/// most 30 s. `jitter` from 0 to 1 takes the delay from half of that to all of it, so that endpoints that failed of one
-/// cause do not come back together. 0 failures, no delay; a jitter that is not a number counts as 1.
+/// How long to wait before the next build after `failures` failed ones, in milliseconds: 100 ms, doubled with each,
+/// at most 30 s. `jitter` from 0 to 1 scales the delay from half of that to all of it, so that endpoints with one
+/// cause of failure do not retry together. 0 failures mean no delay; a NaN jitter counts as 1.
 #[must_use]
 pub fn retry_delay_ms(failures: u32, jitter: f64) -> u64 {
     if failures == 0 {
@@ -472,7 +473,7 @@ pub fn retry_delay_ms(failures: u32, jitter: f64) -> u64 {
     let whole = (FIRST_RETRY_MS << doublings).min(LONGEST_RETRY_MS);
     let jitter = if jitter.is_nan() { 1.0 } else { jitter.clamp(0.0, 1.0) };
     let half = whole / 2;
-    // In thousandths, which a cast of a number clamped to 0..=1 cannot truncate.
+    // The jitter is clamped to 0..=1, so the cast cannot truncate.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let thousandths = (jitter * 1000.0) as u64;
     half + (whole - half) * thousandths / 1000

@@ -1,4 +1,4 @@
-//! The edge to the store: one transaction for an endpoint and its leases.
+//! The interface to the store: one transaction for an endpoint and its leases.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::{
     timeline::Life,
 };
 
-/// Who a lease belongs to.
+/// Owner of a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeaseOwner {
@@ -21,7 +21,7 @@ pub enum LeaseOwner {
         /// Epoch.
         epoch: Epoch,
     },
-    /// A caller of `POST /v1/ipam`, by the name it gave.
+    /// A caller of `POST /v1/ipam`, by the name in its request.
     Caller {
         /// Name given by the caller.
         name: String,
@@ -30,17 +30,18 @@ pub enum LeaseOwner {
     Node,
 }
 
-/// What the names of owners begin with whose addresses a delete kept.
+/// Prefix of the owner names of leases that a delete kept.
 const KEPT: &str = "kept:";
 
 impl LeaseOwner {
-    /// Who holds an address whose endpoint was deleted without giving it back: that attachment, when it comes again.
+    /// The owner of an address whose endpoint was deleted without releasing it. The address is kept for the same
+    /// attachment.
     #[must_use]
     pub fn kept_for(attachment: &Attachment) -> Self {
         Self::Caller { name: format!("{KEPT}{}:{}", attachment.container_id, attachment.ifname) }
     }
 
-    /// The container and interface for which a delete kept the address; none of other owners.
+    /// The container and interface for which a delete kept the address; none for other owners.
     #[must_use]
     pub fn kept(&self) -> Option<&str> {
         match self {
@@ -50,7 +51,7 @@ impl LeaseOwner {
     }
 }
 
-/// An address that is given out.
+/// A leased address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lease {
     /// Address.
@@ -63,37 +64,37 @@ pub struct Lease {
     pub since_unix_ms: u64,
 }
 
-/// An address that was given back and rests: whatever still speaks for its old owner is to forget it first.
+/// A released address in quarantine: caches and connections of the old owner must expire before the next lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rest {
     /// Address.
     pub ip: IpAddr,
     /// Pool it comes from.
     pub pool: PoolName,
-    /// Who held it, in words.
+    /// The last owner, in words.
     pub last_owner: String,
-    /// When it was given back, milliseconds since the Unix epoch.
+    /// Time of the release, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
 }
 
-/// How often an endpoint could not be brought back at a start, since it last could.
+/// Failed restores of an endpoint since the last successful one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreFailure {
-    /// Starts in a row.
+    /// Consecutive agent starts with a failed restore.
     pub times: u32,
-    /// What failed last, and why.
+    /// The last failure and its cause.
     pub why: String,
 }
 
-/// A record that was taken out of service after it failed at three starts: kept, shown, and not tried again. Its id and
-/// addresses stay reserved, and what the kernel holds for it stays as it is.
+/// A record that was taken out of service after three failed restores. The record is kept and shown, and not restored
+/// again. Its id and addresses stay reserved, and its kernel objects are left unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutOfService {
     /// Id, as the row's key says.
     pub id: EndpointId,
     /// The record as it was stored (JSON, as far as it is text).
     pub record: String,
-    /// Its addresses, as far as they can be told.
+    /// The record's addresses, as far as they are known.
     pub addresses: Vec<IpAddr>,
     /// Why it was taken out.
     pub why: String,
@@ -101,7 +102,7 @@ pub struct OutOfService {
     pub since_unix_ms: u64,
 }
 
-/// What the agent is about to do, written before it does it.
+/// A planned create or delete, written before its first side effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "intent")]
 pub enum Intent {
@@ -109,69 +110,70 @@ pub enum Intent {
     Create {
         /// CNI key.
         attachment: Attachment,
-        /// Where the container side is to be born.
+        /// Namespace for the container side.
         netns_path: std::path::PathBuf,
     },
-    /// The endpoint is being taken away.
+    /// The endpoint is being deleted.
     Delete {
-        /// Leases stay when set.
+        /// NoIPRelease: the leases are kept.
         no_ip_release: bool,
     },
 }
 
-/// One change of the store; all of a transaction's changes become durable together or not at all.
+/// One change of the store. All changes of a transaction become durable together, or none does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// Insert or replace a record.
     PutEndpoint(Box<EndpointRecord>),
-    /// Remove a record if it is there at this epoch.
+    /// Remove a record if it has this epoch.
     RemoveEndpoint(EndpointId, Epoch),
     /// Insert or replace a lease.
     PutLease(Lease),
-    /// Remove a lease if it is there.
+    /// Remove a lease if it exists.
     RemoveLease(IpAddr),
-    /// Remove a lease if this owner holds it: a delete that comes late never takes the lease of the one who came after.
+    /// Remove a lease if this owner holds it, so that a late delete cannot remove the next owner's lease.
     RemoveOwnedLease(IpAddr, LeaseOwner),
     /// Replace a lease if this owner holds it.
     ReplaceOwnedLease(Lease, LeaseOwner),
-    /// Write an intent. One to delete is written only where there is a record of this epoch: without one there is nothing
-    /// to resume, and nobody would ever close it.
+    /// Write an intent. A delete intent is written only when a record of this epoch exists: without a record there is
+    /// nothing to resume, and the intent would never be closed.
     PutIntent(EndpointId, Epoch, Intent),
     /// Close an intent.
     RemoveIntent(EndpointId, Epoch),
-    /// An address begins to rest.
+    /// Insert the quarantine of an address.
     PutRest(Rest),
-    /// An address has rested, or was leased again.
+    /// Remove the quarantine of an address, which is free or leased again.
     RemoveRest(IpAddr),
-    /// An endpoint could not be brought back at a start.
+    /// Insert or replace the failed restore of an endpoint.
     PutRestoreFailure(EndpointId, RestoreFailure),
-    /// An endpoint was brought back, or is gone.
+    /// Remove the failed restore of an endpoint that was restored or deleted.
     RemoveRestoreFailure(EndpointId),
-    /// Takes whatever record has this id out of service.
+    /// Take the record with this id out of service.
     TakeOutOfService(Box<OutOfService>),
-    /// Forgets a record out of service, and a row of that id which cannot be read.
+    /// Remove the record out of service with this id, and an unreadable row with this id.
     RemoveOutOfService(EndpointId),
-    /// Insert or replace the life of an endpoint. One that has not ended is written only where there is a record of its
-    /// epoch: a late note must not bring back what has ended. A store without room makes all other changes of a
-    /// transaction without these two.
+    /// Insert or replace the life of an endpoint. A life that has not ended is written only when a record of its
+    /// epoch exists, so that a late write cannot revive an ended life. When the store is full, a transaction is
+    /// written without its changes of lives.
     PutLife(Box<Life>),
-    /// Forget a life.
+    /// Remove a life.
     RemoveLife(EndpointId, Epoch),
-    /// Epochs below this one may be in use; none of them is given out after a restart.
+    /// Epochs below this one may be in use. None of them is allocated after a restart.
     ReserveEpochs(Epoch),
-    /// What lives without a record since a store was lost is held: from now on what nothing explains is leaked.
+    /// Endpoints that lost their records with a lost store are registered. From now on, objects without a record are
+    /// orphans.
     LossHandled,
 }
 
 impl Change {
-    /// It is for people to read later; nothing depends on it.
+    /// True for a change of a life. Lives are for people to read; no decision depends on them.
     #[must_use]
     pub fn is_of_timeline(&self) -> bool {
         matches!(self, Self::PutLife(_) | Self::RemoveLife(..))
     }
 }
 
-/// Everything the store holds but the lives of endpoints, which only `wharf explain` asks for.
+/// The whole store except the lives of endpoints, which only `wharf explain` reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Endpoints by id.
@@ -180,12 +182,12 @@ pub struct Snapshot {
     pub leases: Vec<Lease>,
     /// Open intents.
     pub intents: Vec<(EndpointId, Epoch, Intent)>,
-    /// Addresses that rest.
+    /// Addresses in quarantine.
     pub resting: Vec<Rest>,
-    /// Endpoints that could not be brought back at the last start, by id.
+    /// Endpoints whose restore failed at the last start, by id.
     pub failures: Vec<(EndpointId, RestoreFailure)>,
     /// Records out of service.
     pub out_of_service: Vec<OutOfService>,
-    /// Rows of the table of endpoints that cannot be read: key, text as far as it is text, and what is wrong.
+    /// Unreadable rows of the table of endpoints: key, the row as text where it is text, and the error.
     pub unreadable: Vec<(u16, String, String)>,
 }

@@ -1,7 +1,8 @@
-//! What happened to an endpoint: a bounded list of entries, kept in the store from its create until a day after its delete.
+//! The timeline of an endpoint: a bounded list of entries, kept in the store from its create until a day after its
+//! delete.
 //!
-//! Pure: what is kept, in which order, and what goes first when there is too much. Times are milliseconds since the Unix
-//! epoch, for people; nothing but the age of what has ended is decided by them.
+//! Pure: this module decides which entries are kept, in which order, and which are dropped first. Times are
+//! milliseconds since the Unix epoch, for people; only the age of an ended life is decided by them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,16 +17,16 @@ use crate::{
     ids::{Attachment, EndpointId, Epoch, IfName},
 };
 
-/// Entries of one endpoint. Its create and its last delete are never pushed out by what was between.
+/// Most entries of one endpoint. Entries between the create and the last delete are dropped first.
 pub const MAX_ENTRIES: usize = 64;
 /// Longest text of an entry, bytes.
 pub const MAX_TEXT: usize = 400;
 /// Lives that are kept after their end.
 pub const MAX_PAST: usize = 4_096;
-/// JSON of a life that has ended, bytes: four rows fit into a page of the store (4 KiB), and a page that was split has two
-/// at least, so that a life costs 2 KiB of the file at most.
+/// Largest JSON of an ended life, bytes: four rows fit into a page of the store (4 KiB), and a split page has at
+/// least two, so a life takes at most 2 KiB of the file.
 pub const MAX_ENDED: usize = 1_000;
-/// What its entries may take at least, however long its names are.
+/// Space that the entries of an ended life have at least, bytes, however long its names are.
 const MIN_ENTRIES_BYTES: usize = 400;
 
 /// What an entry is part of.
@@ -122,8 +123,8 @@ enum WrittenEntry {
     Named(#[serde(skip_serializing)] Entry),
 }
 
-/// An entry without the names of its fields: milliseconds since the entry before, operation, phase, how long it took; then
-/// outcome and text, unless it is a success without words.
+/// An entry without field names: milliseconds since the entry before, operation, phase, duration; then outcome and
+/// text, unless it is a success without text.
 #[derive(Serialize, Deserialize)]
 struct Row(
     i64,
@@ -165,8 +166,8 @@ impl From<Written> for Entries {
 }
 
 impl Entries {
-    /// Adds an entry. What only repeats the words of the one before adds nothing. When there are too many, the oldest goes
-    /// that belongs neither to the create nor to the last delete; where all do, the oldest after the first.
+    /// Adds an entry, unless its text only repeats the entry before. Beyond [`MAX_ENTRIES`], the oldest entry that
+    /// belongs neither to the create nor to the last delete is dropped; if there is none, the second entry is.
     pub fn push(&mut self, mut entry: Entry) {
         cut(&mut entry.text, MAX_TEXT);
         cut(&mut entry.phase, MAX_TEXT);
@@ -187,9 +188,9 @@ impl Entries {
         }
     }
 
-    /// Index of the entry that goes first.
+    /// Index of the entry to drop next.
     fn least_needed(&self) -> usize {
-        // A delete that is asked for again and again begins anew each time.
+        // Each repeated delete request begins a new delete, so only the last one counts.
         let last_delete = self.list.iter().rposition(|e| e.operation == Operation::Delete && e.phase == DELETE_BEGINS);
         let is_needed = |(at, e): (usize, &Entry)| match e.operation {
             Operation::Create => true,
@@ -199,8 +200,9 @@ impl Entries {
         self.list.iter().enumerate().position(|e| !is_needed(e)).unwrap_or(1)
     }
 
-    /// Leaves out what says least until the rest takes at most `budget` bytes of JSON: steps that succeeded, the quickest
-    /// first; then the oldest of the others. The last failure stays; its text is cut.
+    /// Drops entries until the rest takes at most `budget` bytes of JSON: first successful steps without text, the
+    /// quickest first; then successes with text and warnings, the oldest first; then failures, the oldest first. The
+    /// last failure stays; its text is cut.
     fn trim(&mut self, budget: usize) {
         let mut size: usize = self.list.iter().map(Entry::written_len).sum();
         while size > budget && self.list.len() > 1 {
@@ -230,7 +232,7 @@ impl Entries {
         &self.list
     }
 
-    /// How many were pushed out.
+    /// Number of dropped entries.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out
@@ -280,7 +282,7 @@ pub enum End {
     Deleted,
     /// Its create failed and was undone.
     CreateFailed,
-    /// Its record was gone when an agent started; the one that took it away did not note how.
+    /// The record was gone at an agent's start, and how it was removed was not recorded.
     Unnoted,
 }
 
@@ -372,7 +374,7 @@ pub struct PastLife {
     pub ended: Ended,
 }
 
-/// The lives that have ended, at most [`MAX_PAST`]: who they were, as the caller packs it. The entries are in the store.
+/// The ended lives, at most [`MAX_PAST`], in the caller's packed form. The entries are in the store.
 #[derive(Debug, Clone)]
 pub struct Past<T> {
     /// By when it ended (milliseconds since the Unix epoch), epoch and id.
@@ -391,12 +393,13 @@ impl<T> Past<T> {
         self.by_end.insert((past.ended.at_unix_ms, past.who.epoch.0, past.who.id.get()), packed);
     }
 
-    /// Those that are to be forgotten, oldest first, at most `batch`: the ones that ended more than `keep_ms` ago, and what
-    /// is more than `most`. They stay until [`Self::forget`] is told that the store has forgotten them.
+    /// The lives to remove, oldest first, at most `batch`: those that ended more than `keep_ms` ago, and those in
+    /// excess of `most`. They stay in this list until the caller has removed them from the store and calls
+    /// [`Self::forget`].
     #[must_use]
     pub fn outdated(&self, now_ms: u64, keep_ms: u64, most: usize, batch: usize) -> Vec<(EndpointId, Epoch)> {
         let excess = self.by_end.len().saturating_sub(most);
-        // The oldest first, so that the first that may stay ends the search.
+        // Keys are ordered by age, so the first life to keep ends the search.
         let is_old =
             |(n, (ended, ..)): &(usize, &(u64, u64, u16))| *n < excess || ended.saturating_add(keep_ms) <= now_ms;
         self.by_end.keys().enumerate().take_while(is_old).take(batch).filter_map(|(_, key)| life_of(*key)).collect()

@@ -1,9 +1,9 @@
-//! Upgrade across ABI versions: which endpoints a starting agent takes over from other versions, and what of those versions
-//! stays in force.
+//! Upgrade across ABI versions: which endpoints a starting agent takes over from other versions, and which pins of
+//! those versions it keeps.
 //!
-//! Each ABI version has a pin tree of its own. The records in the store do not depend on it and are the truth: everything in a
-//! tree but the counters and the pins of tcx links can be made from them. Downgrade is the same: any other version is treated
-//! alike, also several at once, as an upgrade that was killed leaves them.
+//! Each ABI version has its own pin tree. The records in the store do not depend on the ABI version: everything in a
+//! tree except the counters and the pins of tcx links can be created from them. A downgrade works the same way. All
+//! other versions are treated alike, also several at once after a killed upgrade.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,14 +30,13 @@ pub struct VersionTree {
 pub struct UpgradePlan {
     /// Endpoints to take over: recorded, their link lives, their delete has not begun.
     pub take_over: Vec<EndpointRecord>,
-    /// Ids whose pins stay where they are, because a link of theirs lives: endpoints without a record, whose record is out of
-    /// service, whose link somebody renamed, or whose delete has begun. They stay in force in their version until their link is
-    /// removed.
+    /// Ids whose pins are kept because their link exists: endpoints without a record, with a record out of service,
+    /// with a renamed link, or with a delete that has begun. Their programs stay attached until the link is removed.
     pub keep: BTreeSet<EndpointId>,
 }
 
-/// Decides what becomes of each endpoint that another version has pinned. An id that is in neither part of the plan has no link:
-/// its pins are in nobody's way of traffic and may be removed.
+/// Plans each endpoint that another version has pinned. An id in neither part of the plan has no link, so its pins
+/// carry no traffic and may be removed.
 #[must_use]
 pub fn plan_upgrade(trees: &[VersionTree], snapshot: &Snapshot, links: &[LinkRow]) -> UpgradePlan {
     let pinned: BTreeSet<EndpointId> = trees.iter().flat_map(|tree| tree.endpoints.iter().copied()).collect();

@@ -5,13 +5,12 @@
 //!
 //! - `WHARF_CRASH_POINT=NAME` or `NAME:N`: the process kills itself by SIGKILL when it comes to that point for the Nth
 //!   time (the first without `:N`). Nothing of Rust runs after that: no destructor, no flush, no answer.
-//! - `WHARF_CRASH_FILE=FILE`: the same, read from the file at every point, so that a process that runs already can be
-//!   told. It counts from where the file's text changed; an empty or missing file is no wish.
+//! - `WHARF_CRASH_FILE=FILE`: the same, read from the file at every point, so that a running process can be killed.
+//!   The count starts when the file's text changes; an empty or missing file has no effect.
 //! - `WHARF_CRASH_TRACE=FILE`: each point that is passed appends its name to the file, a line each. The crash tests
 //!   learn from it which points there are, so their list cannot fall behind the code.
-//! - `WHARF_HOLD_FILE=FILE`: while a line of the file is a point's name, whoever comes there waits, and blocks its thread,
-//!   as a kernel or a disk that does not answer would. [`hold`] stands where nothing outlives the process and only that
-//!   is of interest.
+//! - `WHARF_HOLD_FILE=FILE`: while a line of the file is a point's name, a thread at that point blocks, as on a
+//!   kernel or disk that does not answer. [`hold`] marks places without a side effect, which only need this.
 
 /// A point between two side effects, `operation/where` in kebab-case: `create/after-lease`. Names are unique.
 #[cfg(not(feature = "armed"))]
@@ -55,7 +54,7 @@ mod armed {
     static FILE: LazyLock<Option<std::path::PathBuf>> =
         LazyLock::new(|| std::env::var_os("WHARF_CRASH_FILE").map(Into::into));
 
-    /// The file's text, and how often its point is still to be passed.
+    /// The file's text, and the remaining passes of its point.
     static TOLD: Mutex<(String, u64)> = Mutex::new((String::new(), 0));
 
     /// `NAME` or `NAME:N`.
@@ -66,10 +65,10 @@ mod armed {
         }
     }
 
-    /// Does the file say that this is where to end?
+    /// True when the file requests a kill at this pass of the point.
     fn is_told(name: &str) -> bool {
         let Some(path) = &*FILE else { return false };
-        // Held while it is read, so that two threads agree on what was there first.
+        // The lock is held during the read, so that two threads see the file's texts in one order.
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let Some((wanted, nth)) = parse(text.trim()) else { return false };
@@ -84,7 +83,7 @@ mod armed {
     }
 
     fn end() {
-        // It does not return; if it could not be sent, the test sees that the process lives.
+        // The kill does not return. If the signal cannot be sent, the test sees that the process lives.
         kill(Pid::this(), Signal::SIGKILL).ok();
         std::thread::sleep(std::time::Duration::from_secs(60));
     }

@@ -1,7 +1,7 @@
-//! What the shim and the agent hand each other when they cannot talk.
+//! The handover from the shim to the agent when the agent does not answer.
 //!
-//! [`queue`]: a DEL that found no agent leaves a record in a directory, which the agent takes up at its start and while it
-//! runs. Whose a link is, the shim reads from its mark (`wharf_names::mark`).
+//! [`queue`]: a DEL without an agent leaves a deletion record in a directory. The agent processes the records at its
+//! start and while it runs. The shim identifies the owner of a link by its mark (`wharf_names::mark`).
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking"))]
 
@@ -9,6 +9,6 @@ use std::time::Duration;
 
 pub mod queue;
 
-/// How long the shim waits for the agent's answer to a DEL before it takes the DEL over. `wharf_core::plan` holds the bounds
-/// of a delete's steps below it, so only an agent that hangs does not answer in this time.
+/// How long the shim waits for the agent's answer to a DEL before it runs the DEL itself. `wharf_core::plan` keeps
+/// the deadlines of a delete's steps below this, so only an agent that hangs does not answer in time.
 pub const DELETE_ANSWER: Duration = Duration::from_secs(30);

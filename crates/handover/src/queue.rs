@@ -1,12 +1,13 @@
-//! The deletion queue: durable records of DELs that found no agent, a file each in `<run-dir>/deletions`.
+//! The deletion queue: durable records of DELs without an agent, one file each in `<run-dir>/deletions`.
 //!
-//! A shim [puts](Queue::put) a record and succeeds once it is on disk; the agent [lists](Queue::list) them, serves them,
-//! and [removes](Queue::remove) each only after its delete succeeded. A record comes into being by a rename, so a reader
-//! sees all of it or nothing; a writer that is killed leaves a temporary file, which the agent [sweeps](Queue::sweep).
-//! The file's name is a hash of the attachment: a second DEL of the same attachment replaces the record of the first.
+//! A shim [puts](Queue::put) a record and succeeds once it is on disk; the agent [lists](Queue::list) the records,
+//! runs the deletes, and [removes](Queue::remove) each record only after its delete succeeded. A record is created by
+//! a rename, so a reader sees all of it or nothing. A killed writer leaves a temporary file, which the agent
+//! [sweeps](Queue::sweep). The file's name is a hash of the attachment: a second DEL of the same attachment replaces
+//! the record of the first.
 //!
-//! There is no lock: two writers of one attachment write the same record but for its time, and writers of several may
-//! go beyond the cap by as many as they are. Whatever lies in the directory is hostile until it was parsed.
+//! There is no lock. Two writers of one attachment write records that differ only in time. Concurrent writers may
+//! exceed the cap by one record each. Every file in the directory is untrusted until it is parsed.
 
 mod error;
 mod record;
@@ -30,7 +31,7 @@ use self::{error::io, record::Found};
 
 /// The queue's directory in the agent's run directory.
 pub const DIRECTORY: &str = "deletions";
-/// Records that wait at most; a DEL beyond it is refused, so that a runtime that retries for days cannot fill the disk.
+/// Most waiting records. A DEL beyond this is refused, so that a runtime that retries for days cannot fill the disk.
 pub const MAX_RECORDS: usize = 4096;
 /// Largest record that is read, bytes; those that are written have less than 1 KiB.
 pub const MAX_RECORD_BYTES: u64 = 8192;
@@ -41,9 +42,10 @@ pub const MAX_BAD: usize = 64;
 
 /// Names of files that are being written.
 const TEMPORARY: &str = ".tmp-";
-/// Files that one look at the directory takes in: more than writers leave, fewer than would cost a restart seconds.
+/// Most files that one listing reads: more than writers leave, and few enough not to delay a restart by seconds.
 const MAX_LOOKED_AT: usize = 2 * MAX_RECORDS;
-/// Longest part of an unusable file's name that is kept, characters of at most four bytes: the whole stays below 255.
+/// Longest part of an unusable file's name that is kept, characters of at most four bytes: the new name stays below
+/// 255 bytes.
 const MAX_BAD_NAME_CHARS: usize = 48;
 
 /// A file of the queue.
@@ -51,8 +53,8 @@ const MAX_BAD_NAME_CHARS: usize = 48;
 pub struct Entry {
     /// Its name in the directory.
     pub name: String,
-    /// When the delete was first asked for; of an unusable file when that was last modified. Milliseconds since the
-    /// Unix epoch.
+    /// Time of the first delete request, or the modification time of an unusable file; milliseconds since the Unix
+    /// epoch.
     pub written_unix_ms: u64,
     /// The record, or why it cannot be used.
     pub content: Result<Deletion, String>,
@@ -83,7 +85,7 @@ impl Queue {
         &self.path
     }
 
-    /// The run directory that it lies in.
+    /// The run directory that contains the queue.
     #[must_use]
     pub fn run_dir(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new("/"))
@@ -115,13 +117,13 @@ impl Queue {
         }
     }
 
-    /// Writes a record so that it outlives the machine's death, and returns its file's name. A record of the same
-    /// attachment is replaced; the time of the older stays, because that is how long the delete waits (of writers that
-    /// race, either's: they differ by the length of a put).
+    /// Writes a record durably and returns its file's name. A record of the same attachment is replaced and its older
+    /// time is kept, because the delete waits since then. When writers race, either time may win; they differ by the
+    /// duration of a put.
     ///
     /// # Errors
-    /// The record breaks a rule, the queue is full, or the file system refuses; nothing is left in each case but, when
-    /// the last step fails, the record itself.
+    /// The record breaks a rule, the queue is full, or the file system refuses. Nothing is left behind, except the
+    /// record itself when the last step fails.
     pub fn put(&self, deletion: &Deletion) -> Result<String, QueueError> {
         deletion.check().map_err(|why| QueueError::Invalid { why })?;
         self.ensure_directory()?;
@@ -135,7 +137,7 @@ impl Queue {
             Found::Record(_) => {}
             Found::Nothing if self.is_full()? => return Err(QueueError::Full { directory: self.path.clone() }),
             Found::Nothing => {}
-            // A file would be replaced as well, a directory not.
+            // The rename would replace a file, but not a directory.
             Found::Unusable { .. } => self.set_aside(&name)?,
         }
         let bytes = serde_json::to_vec(&record)
@@ -147,7 +149,7 @@ impl Queue {
             Ok(())
         });
         if let Err(error) = placed {
-            // What stays behind is swept later; the first error is the one that tells.
+            // A leftover is swept later. The first error is the one to report.
             let _ = fs::remove_file(&temporary);
             return Err(error);
         }
@@ -162,15 +164,15 @@ impl Queue {
         record::file_name(network, container_id, ifname)
     }
 
-    /// Is there a record of this attachment? One `lstat`. A directory that cannot be looked at counts as empty: nobody
-    /// could serve what is in it either.
+    /// True when a record of this attachment exists. Costs one `lstat`. An unreadable directory counts as empty,
+    /// because its records could not be processed either.
     #[must_use]
     pub fn contains(&self, network: &str, container_id: &str, ifname: &str) -> bool {
         let path = self.path.join(Self::file_name(network, container_id, ifname));
         fs::symlink_metadata(path).is_ok_and(|there| there.is_file())
     }
 
-    /// What is there, oldest first; nothing when there is no directory. At most twice [`MAX_RECORDS`] files.
+    /// The queue's files, oldest first; empty when there is no directory. At most twice [`MAX_RECORDS`] files.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -181,7 +183,7 @@ impl Queue {
                 continue;
             }
             let (written_unix_ms, content) = match record::read(&self.path.join(&name), &name) {
-                // Served by somebody else since.
+                // Another process removed the record meanwhile.
                 Found::Nothing => continue,
                 Found::Unusable { why, modified_unix_ms } => (modified_unix_ms, Err(why)),
                 Found::Record(deletion) => (deletion.written_unix_ms, Ok(deletion)),
@@ -228,7 +230,7 @@ impl Queue {
         let failed = |e| io("read", &bad)(e);
         let mut paths = Vec::new();
         let listing = match fs::read_dir(&bad) {
-            // Something else of that name gives way to the next file.
+            // A non-directory of that name is replaced when the next file is set aside.
             Err(e) if is_gone(&e) || e.kind() == io::ErrorKind::NotADirectory => return Ok(paths),
             other => other.map_err(failed)?,
         };
@@ -239,8 +241,8 @@ impl Queue {
         Ok(paths)
     }
 
-    /// Removes temporary files that are older than this, left by writers that were killed, and sets aside files whose
-    /// names are no text. Returns how many files went.
+    /// Removes temporary files of killed writers that are older than `older_than`, and sets aside files whose names
+    /// are not UTF-8. Returns the number of files removed or set aside.
     ///
     /// # Errors
     /// The directory cannot be read, or a file not removed; the others are tried all the same.
@@ -312,7 +314,7 @@ impl Queue {
         wharf_crash::point("queue/before-set-aside");
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let name: String = name.chars().take(MAX_BAD_NAME_CHARS).collect();
-        // The time goes first, so that the names' order is that in which they came.
+        // The name starts with the time, so that names sort by age.
         match fs::rename(path, bad.join(format!("{now:016}-{}-{name}", token()))) {
             Ok(()) => {}
             Err(e) if is_gone(&e) => return Ok(()),
@@ -333,11 +335,11 @@ impl Queue {
 fn make(path: &Path, mode: u32) -> Result<(), QueueError> {
     let failed = |e| io("make directory", path)(e);
     DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
-    // Whatever the umask of whoever runs us.
+    // The umask may have removed bits of the mode.
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)
 }
 
-/// Makes the file with these bytes on disk.
+/// Creates the file with these bytes and syncs it.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), QueueError> {
     let failed = |e| io("write deletion record", path)(e);
     wharf_crash::point("queue/before-write");
@@ -371,13 +373,13 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
 }
 
-/// A file whose age cannot be told is not old.
+/// A file of unknown age does not count as older.
 fn is_older(path: &Path, age: Duration) -> bool {
     let modified = fs::symlink_metadata(path).and_then(|there| there.modified());
     modified.ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
 }
 
-/// Tells files of writers apart. The standard library seeds its hash maps from the kernel, and each map otherwise.
+/// A unique part of a file name. The standard library seeds its hashers from the kernel, and each one differently.
 fn token() -> String {
     format!("{:08x}-{:016x}", std::process::id(), RandomState::new().hash_one(0_u8))
 }

@@ -1,7 +1,7 @@
-//! Names and ids that every room spells the same. A leaf: it knows nobody.
+//! Names and ids that all crates share. A leaf of the dependency graph.
 //!
-//! [`ids`]: a type for each id, parsed once where it comes in. [`rules`]: the rules behind them. [`link`]: the name of the
-//! host side of an endpoint's link. [`mark`]: the alias on it, which says whose it is.
+//! [`ids`]: a type for each id, parsed once at the edge. [`rules`]: the rules behind them. [`link`]: the name of the
+//! host side of an endpoint's link. [`mark`]: the alias of the host side, which names the link's owner.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking"))]
 

@@ -1,27 +1,27 @@
-//! How fast work ends: the time from one end to the next, averaged.
+//! The pace of work: the average time between the ends of two operations.
 
-/// What is assumed before anything was measured, microseconds.
+/// Assumed time before the first measurement, microseconds.
 const START_US: u64 = 10_000;
-/// Most ends that make one sample. Works that run side by side tend to end together, so that a sample is one end of each
-/// of them; more would be learned late.
+/// Largest number of ends in one sample. Parallel operations tend to end together, so a sample takes one end of each.
+/// Larger samples would delay the average.
 const SAMPLE_ENDS: u32 = 8;
-/// A sample counts one part in so many.
+/// Weight of a sample in the average: one part in this many.
 const WEIGHT: u64 = 4;
-/// A sample counts as at most so many times what is known: one hour in which the machine slept is not the pace.
+/// A sample counts as at most this many times the average, so that an hour of suspend does not become the pace.
 const LEAP: u64 = 64;
-/// After each such time without being watched, milliseconds, half of what is slow about the pace is forgotten: what was
-/// measured in a bad minute says little about the next one.
+/// Half-life of a slow average while the pace is not measured, milliseconds: a slow minute says little about the next
+/// one.
 const FORGET_MS: u64 = 10_000;
 
-/// A running measure of the time between two ends, taken only while it is watched.
+/// A running average of the time between two ends, measured only while it is watched.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
     average_us: u64,
-    /// When it was watched last.
+    /// End of the last watch.
     last_ms: u64,
-    /// Since when it is watched without an end, if it is.
+    /// Start of the current watch, or the last end in it; none while not watched.
     watched_ms: Option<u64>,
-    /// What is not a sample yet: time watched, and ends.
+    /// Watched time and, in `ends`, ends that are not in a sample yet.
     watched_us: u64,
     ends: u64,
 }
@@ -33,7 +33,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Begins or stops to watch. Time between is not counted.
+    /// Starts or stops the watch. Unwatched time is not counted.
     pub(super) fn watch(&mut self, wanted: bool, now_ms: u64) {
         match (self.watched_ms, wanted) {
             (None, true) => {
@@ -44,8 +44,8 @@ impl Pace {
                 self.watched_us = self.watched_us.saturating_add(micros(since_ms, now_ms));
                 self.watched_ms = None;
                 self.last_ms = now_ms;
-                // The first of those that would have ended together says too much rather than too little: where even
-                // that is quicker than what is known, it is news.
+                // An incomplete sample overestimates the time. If even this estimate is below the average, take the
+                // sample.
                 if self.ends > 0 && self.watched_us / self.ends < self.average_us {
                     self.sample();
                 }
@@ -54,7 +54,7 @@ impl Pace {
         }
     }
 
-    /// One of `at_once` works has ended; counts only while watched.
+    /// One of `at_once` parallel operations has ended. Counted only while watched.
     pub(super) fn on_end(&mut self, now_ms: u64, at_once: u32) {
         let Some(since_ms) = self.watched_ms else { return };
         self.watched_us = self.watched_us.saturating_add(micros(since_ms, now_ms));
@@ -71,8 +71,8 @@ impl Pace {
         (self.watched_us, self.ends) = (0, 0);
     }
 
-    /// Time between two ends, microseconds, at least 1. While `at_once` works run and none ends, it cannot be less than
-    /// if all of them ended now.
+    /// Time between two ends, microseconds, at least 1. While `at_once` operations run and none ends, the time is at
+    /// least the elapsed time divided by `at_once`.
     pub(super) fn cost_us(&self, now_ms: u64, at_once: u32) -> u64 {
         let stalled_us = self.watched_ms.map_or(0, |since_ms| micros(since_ms, now_ms)) / u64::from(at_once.max(1));
         self.known_us(now_ms).max(stalled_us).max(1)

@@ -1,4 +1,4 @@
-//! What is kept aside: addresses that rest, records out of service, the deletion queue; and the node's own part.
+//! Findings of quarantined addresses, records out of service, the deletion queue and the node's own objects.
 
 use std::net::IpAddr;
 
@@ -8,11 +8,11 @@ use crate::{
     ids::EndpointId,
 };
 
-/// A deletion record older than this, milliseconds, should have been worked off.
+/// A deletion record older than this, milliseconds, is overdue.
 const QUEUE_AGE_MS: u64 = 60_000;
 
 impl Auditor<'_> {
-    /// An address rests or is leased, and what rests is a pool's.
+    /// Quarantined addresses that are leased as well, or that no pool contains.
     pub(super) fn rests(&self, findings: &mut Vec<AuditFinding>) {
         for rest in &self.view.snapshot.resting {
             let problem = if let Some(lease) = self.leases.get(&rest.ip) {
@@ -67,14 +67,15 @@ impl Auditor<'_> {
         rows.map(|r| r.address).collect()
     }
 
-    /// Whose a record is that cannot be asked: the leases of its addresses tell, or the mark on its link.
+    /// The owner of a record that is out of service or unreadable, from the leases of its addresses or the mark on
+    /// its link.
     fn owner_aside(&self, id: EndpointId, addresses: &[IpAddr]) -> Option<String> {
         let mut leases = addresses.iter().filter_map(|ip| self.leases.get(ip));
         let holder = leases.find(|l| matches!(l.owner, LeaseOwner::Attachment { .. }));
         holder.map(|l| describe_owner(&l.owner)).or_else(|| self.former_owner(id, None))
     }
 
-    /// Deletes that nobody took up, and files that are no deletes.
+    /// Overdue deletion records, and unusable files of the deletion queue.
     pub(super) fn queue_files(&self, findings: &mut Vec<AuditFinding>) {
         for file in self.view.queue {
             let name = || file.name.clone();

@@ -1,4 +1,4 @@
-//! What is there and should not be, or is there and differs.
+//! Orphans, and objects that differ from their records.
 
 use super::{
     AuditFinding, Auditor, IfName, Intent, LINK_PINS, Lease, LeaseOwner, LinkRef, LinkRow, REQUIRED_PINS, Repair,
@@ -14,7 +14,7 @@ use crate::{
 impl Auditor<'_> {
     pub(super) fn links(&self, findings: &mut Vec<AuditFinding>) {
         for link in &self.view.dump.links {
-            // A name that carries no id is the router's pair, or somebody else's by chance: not ours to judge.
+            // A name without an id belongs to the router's pair or to a foreign link. Neither is judged by name.
             let Some((id, epoch)) = parse_host_ifname(&link.name) else {
                 self.renamed(link, findings);
                 continue;
@@ -35,7 +35,7 @@ impl Auditor<'_> {
                 }
                 continue;
             }
-            // A name proves nothing: anybody may choose it. The mark does, and so does an intent of ours.
+            // The name alone does not prove that the link is Wharf's. The mark or an open intent does.
             let intended = self.view.snapshot.intents.iter().any(|(of, e, _)| *of == id && low_half(*e) == epoch);
             let marked = link.alias.as_deref().is_some_and(|alias| alias.starts_with(&format!("wharf:{id}:")));
             let ours = IfName::parse(&link.name).ok().filter(|_| intended || marked);
@@ -58,7 +58,7 @@ impl Auditor<'_> {
         }
     }
 
-    /// A link of ours that somebody gave another name: its endpoint lives on, but is not reached by its name any more.
+    /// Reports a marked link that was renamed. Its endpoint still works, but the link is not found by name.
     fn renamed(&self, link: &LinkRow, findings: &mut Vec<AuditFinding>) {
         let Some(mark) = link.alias.as_deref().and_then(Mark::parse) else { return };
         let Some(id) = endpoint_id(u32::from(mark.id)).filter(|id| !self.is_unjudged(*id)) else { return };
@@ -80,7 +80,7 @@ impl Auditor<'_> {
         });
     }
 
-    /// The epoch whose low half a link's name carries: known in full where an intent or the link's mark tells it.
+    /// The full epoch for the low half in a link's name, from an intent or the link's mark; else the low half itself.
     fn full_epoch(&self, id: EndpointId, low: u32) -> Epoch {
         let known = self.view.snapshot.intents.iter().find(|(of, epoch, _)| *of == id && low_half(*epoch) == low);
         let intended = known.map(|(_, epoch, _)| *epoch);
@@ -183,7 +183,8 @@ impl Auditor<'_> {
                 continue;
             }
             let owner = route.ifindex.and_then(|i| self.link_ids.get(&i)).and_then(|id| self.former_owner(*id, None));
-            // The number alone proves nothing, where neither the interface nor the destination is one of ours.
+            // The protocol number alone does not prove that a route is Wharf's: its interface or its destination must
+            // be, too.
             let ours = route.ifindex.is_none_or(|i| {
                 self.link_ids.contains_key(&i)
                     || self.view.pool_cidrs.iter().any(|cidr| cidr.contains(&route.destination))
@@ -212,8 +213,8 @@ impl Auditor<'_> {
         }
     }
 
-    /// A route of an endpoint that is not judged; or one over a link that the dump, taken in several looks, does not know, while
-    /// something is in flight that it may belong to.
+    /// True for the route of an endpoint that is not judged. Also true for a route over an unknown link while an
+    /// operation is in flight: the dump is not atomic, so the route may belong to that operation.
     fn is_route_unjudged(&self, route: &RouteRow) -> bool {
         let Some(ifindex) = route.ifindex else { return false };
         match self.link_ids.get(&ifindex) {
@@ -239,7 +240,8 @@ impl Auditor<'_> {
         }
     }
 
-    /// An endpoint has it, or one in flight may, or one whose record is known to be amiss.
+    /// True when the lease belongs to an endpoint, may belong to one in flight, or belongs to a record that is out of
+    /// service or unreadable.
     fn is_lease_explained(&self, lease: &Lease) -> bool {
         let LeaseOwner::Attachment { attachment, epoch } = &lease.owner else { return false };
         let held = self.record_of_attachment.get(&(attachment, *epoch)).is_some_and(|r| is_lease_of(lease, r));
@@ -257,7 +259,8 @@ impl Auditor<'_> {
                 Intent::Create { attachment, .. } => ("create", Some(format!("{attachment} (epoch {epoch})"))),
                 Intent::Delete { .. } => ("delete", record.map(|r| describe_record(r))),
             };
-            // A delete that stopped half-way is to be taken up again, not forgotten: its endpoint is still there.
+            // The endpoint of an interrupted delete still exists, so the delete must be resumed and its intent stays
+            // open.
             let resumed = matches!(intent, Intent::Delete { .. }) && record.is_some();
             let (problem, repair) = if resumed {
                 (Stray::Delete { id: *id, epoch: *epoch }, None)

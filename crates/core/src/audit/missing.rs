@@ -1,4 +1,4 @@
-//! What should be there and is not.
+//! Missing objects.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Auditor<'_> {
-    /// The pools' own routes, where the look at the node's part has not named them.
+    /// Missing unreachable routes of pools that the node's problems do not name already.
     pub(super) fn missing_pool_routes(&self, findings: &mut Vec<AuditFinding>) {
         for cidr in self.view.pool_cidrs {
             let wanted = RouteRow { destination: *cidr, ifindex: None };
@@ -29,11 +29,11 @@ impl Auditor<'_> {
         }
     }
 
-    /// What an endpoint should have and has not.
+    /// Missing objects of an endpoint.
     pub(super) fn missing(&self, record: &EndpointRecord, findings: &mut Vec<AuditFinding>) {
         let id = record.id;
         let mut add = |problem: EndpointProblem| findings.push(AuditFinding::of_endpoint(record, problem));
-        // One that was renamed is told as such.
+        // A renamed link is reported as renamed, not as missing.
         let renamed = |mark: &Mark| mark.id == id.get() && mark.epoch == record.epoch.0;
         let is_renamed = |link: &LinkRow| {
             link.ifindex == record.host_ifindex
@@ -71,9 +71,9 @@ impl Auditor<'_> {
         }
     }
 
-    /// An address that an endpoint has and the pools could give to another.
+    /// An address of the endpoint that IPAM could lease to another endpoint.
     fn lease_problem(&self, record: &EndpointRecord, ip: IpAddr) -> Option<Kept> {
-        // A pool that the user took out of the configuration gives nothing out: nobody else can get the address.
+        // An address outside all configured pools cannot be leased to another endpoint.
         if !self.view.pool_cidrs.iter().any(|c| c.contains(&ip)) {
             return None;
         }

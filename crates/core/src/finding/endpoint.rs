@@ -1,4 +1,4 @@
-//! What can be amiss with an endpoint.
+//! Problems of an endpoint.
 
 use std::net::IpAddr;
 
@@ -20,16 +20,16 @@ pub enum Side {
     Container,
 }
 
-/// What stands where the node's route to an endpoint's address should.
+/// The route that is in place of the node's route to an endpoint's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteSeen {
-    /// A route of ours, by another interface, or unreachable.
+    /// A route of Wharf's over another interface, or an unreachable one.
     Ours(Option<IfIndex>),
-    /// Somebody else's.
+    /// A foreign route.
     Foreign(Option<IfIndex>),
 }
 
-/// The route by which a look-up of an endpoint's address leads elsewhere.
+/// The route that a lookup of an endpoint's address returns instead of the endpoint's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lookup {
     /// Destination of the route.
@@ -42,7 +42,7 @@ pub struct Lookup {
     pub gateway: Option<IpAddr>,
 }
 
-/// What the kernel holds for an endpoint otherwise than its record asks for.
+/// A difference between an endpoint's record and its state in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointProblem {
     /// The container's network namespace is gone, or another one is at its path.
@@ -52,15 +52,15 @@ pub enum EndpointProblem {
         /// What is there.
         cause: String,
     },
-    /// A side of the link is not there, while the other is: it is in another network namespace.
+    /// One side of the link is missing and the other exists: the missing side is in another network namespace.
     LinkMissing {
         /// Side.
         side: Side,
         /// Its name.
         name: String,
     },
-    /// Both sides of the link are gone, and the container's network namespace lives: it was deleted, which a container can
-    /// do from its side. Whether it was done on the node's side cannot be told.
+    /// Both sides of the link are gone, and the container's network namespace exists: the link was deleted, which a
+    /// container can do from its side. A deletion from the node's side looks the same.
     LinkDeleted {
         /// Name of the container's side.
         name: String,
@@ -114,8 +114,9 @@ pub enum EndpointProblem {
         /// Bytes found.
         found: u32,
     },
-    /// The ARP flag of a side of the link. On the node ARP is to be off: the programs answer none of the node's requests. In
-    /// the container it is to be on: without it the container learns no neighbour, and reaches nobody.
+    /// The ARP flag of a side of the link. On the host side ARP must be off, because the programs do not answer the
+    /// node's requests. In the container ARP must be on: without it the container resolves no neighbour and reaches
+    /// nothing.
     LinkArp {
         /// Side.
         side: Side,
@@ -131,7 +132,7 @@ pub enum EndpointProblem {
         /// Alias found.
         found: Option<String>,
     },
-    /// The container does not have an address, or with another prefix length.
+    /// An address is missing in the container, or has another prefix length.
     Address {
         /// Address.
         address: IpAddr,
@@ -147,8 +148,8 @@ pub enum EndpointProblem {
         /// What is there instead; none when nothing is.
         found: Option<RouteSeen>,
     },
-    /// The node's route to an address of the endpoint is in the main table, but a look-up by the node's rules leads
-    /// elsewhere: a rule asks another table first, or another route comes before it.
+    /// The node's route to an address of the endpoint is in the main table, but a lookup by the node's rules returns
+    /// another route: a rule selects another table first, or another route takes precedence.
     NodeRouteShadowed {
         /// Destination.
         to: IpNet,
@@ -279,7 +280,7 @@ impl EndpointProblem {
             | Self::LinkMissing { side: Container, .. }
             | Self::LinkRenamed { side: Container, .. }
             | Self::LinkReplaced { side: Container, .. } => own(false),
-            // Smaller packets harm nobody; larger ones do not arrive.
+            // A smaller MTU does no harm; packets of a larger one do not arrive.
             Self::LinkMtu { side: Container, expected, found, .. } if found < expected => Mender::Nobody,
             Self::LinkDown { side: Container, .. }
             | Self::LinkMac { side: Container, .. }
@@ -307,7 +308,7 @@ impl EndpointProblem {
         }
     }
 
-    /// True when it is a matter of programs and maps, and not of links, addresses and routes.
+    /// True for a problem of programs or maps, false for one of links, addresses or routes.
     #[must_use]
     pub fn is_of_bpf(&self) -> bool {
         match self {
@@ -341,7 +342,7 @@ impl EndpointProblem {
         }
     }
 
-    /// True when the endpoint's namespace or a side of its link is gone, or is another: no regeneration brings it back.
+    /// True when the endpoint's namespace or a side of its link is gone or replaced. No regeneration repairs this.
     #[must_use]
     pub fn is_of_a_lost_link(&self) -> bool {
         matches!(
@@ -351,7 +352,7 @@ impl EndpointProblem {
     }
 }
 
-/// One fact, one problem: a link whose two sides are both missed was deleted, and its routes went with it.
+/// Joins problems with one cause: a link with both sides missing was deleted, and its routes with it.
 #[must_use]
 pub fn joined(mut found: Vec<EndpointProblem>) -> Vec<EndpointProblem> {
     let missing =

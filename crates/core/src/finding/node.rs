@@ -1,4 +1,4 @@
-//! What can be amiss with the node's own part.
+//! Problems of the node's own objects.
 
 use std::net::IpAddr;
 
@@ -6,10 +6,10 @@ use ipnet::IpNet;
 
 use crate::{ids::IfIndex, overlap::Overlap};
 
-/// What of the node's own part is not as the node's specification asks for.
+/// A difference between the node's own objects and the node's specification.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeProblem {
-    /// A side of the router's link is not there.
+    /// A side of the router's link is missing.
     LinkMissing {
         /// Name.
         name: String,
@@ -40,16 +40,16 @@ pub enum NodeProblem {
         /// Bytes found.
         found: u32,
     },
-    /// The router does not have an address, or with another prefix length.
+    /// A router address is missing, or has another prefix length.
     Address {
         /// Address.
         address: IpAddr,
         /// Interface.
         ifname: String,
-        /// Prefix length found; none when the address is not there.
+        /// Prefix length found; none when the address is missing.
         found: Option<u8>,
     },
-    /// A pool's unreachable route is not there, or goes to an interface.
+    /// A pool's unreachable route is missing, or goes to an interface.
     PoolRoute {
         /// Pool's CIDR.
         cidr: IpNet,
@@ -58,19 +58,19 @@ pub enum NodeProblem {
     },
     /// A pool shares addresses with a network of the node.
     PoolOverlap(Overlap),
-    /// The bpffs is none, or cannot be read.
+    /// The path is no bpffs, or cannot be read.
     Bpffs {
         /// Path.
         path: String,
         /// What is there.
         cause: String,
     },
-    /// A shared pin is not there.
+    /// A shared pin is missing.
     PinMissing {
         /// Path.
         path: String,
     },
-    /// A shared pin is not what it should be.
+    /// A shared pin is another object than expected.
     Pin {
         /// Path.
         path: String,

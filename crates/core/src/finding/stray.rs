@@ -1,4 +1,4 @@
-//! What is left over, and what is kept though it should go.
+//! Orphans, and inconsistencies in the store and the deletion queue.
 
 use std::net::IpAddr;
 
@@ -6,10 +6,10 @@ use ipnet::IpNet;
 
 use crate::ids::{EndpointId, Epoch, IfIndex};
 
-/// What no record explains, or what the records themselves contradict.
+/// An object without a record.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stray {
-    /// A host side by its name, of an endpoint that has no record.
+    /// A link with the name of a host side, of an endpoint that has no record.
     Link {
         /// Name.
         name: String,
@@ -17,12 +17,12 @@ pub enum Stray {
         ifindex: IfIndex,
         /// Endpoint id that the name carries.
         id: EndpointId,
-        /// What the name carries of the epoch.
+        /// Low 32 bits of the epoch, from the name.
         epoch: u32,
-        /// A mark or an intent proves it to be ours.
+        /// A mark or an intent proves that the link is Wharf's.
         ours: bool,
     },
-    /// A link with a mark of ours under another name, of an endpoint that has no record.
+    /// A link that has Wharf's mark and another name, of an endpoint that has no record.
     MarkedLink {
         /// Name.
         name: String,
@@ -41,7 +41,7 @@ pub enum Stray {
         /// How many.
         count: usize,
     },
-    /// A row of the table of endpoints.
+    /// A row of the kernel's endpoint table.
     Row {
         /// Address.
         address: IpAddr,
@@ -61,7 +61,7 @@ pub enum Stray {
         to: IpNet,
         /// Interface; none for an unreachable route.
         ifindex: Option<IfIndex>,
-        /// Its interface or its destination is ours.
+        /// The interface or the destination is Wharf's.
         ours: bool,
     },
     /// A lease whose attachment has no endpoint.
@@ -69,19 +69,19 @@ pub enum Stray {
         /// Address.
         ip: IpAddr,
     },
-    /// A lease of the node that is no router address.
+    /// A lease that the node holds for an address other than the router's.
     NodeLease {
         /// Address.
         ip: IpAddr,
     },
-    /// A lease that only memory knows.
+    /// A lease that is in memory and not in the store.
     UnstoredLease {
         /// Address.
         ip: IpAddr,
-        /// No endpoint will ever give it back.
+        /// The lease has no endpoint that will release it.
         nobodys: bool,
     },
-    /// An intent on which nothing works.
+    /// An open intent without a running operation.
     Intent {
         /// Endpoint id.
         id: EndpointId,
@@ -90,7 +90,7 @@ pub enum Stray {
         /// `create` or `delete`.
         what: &'static str,
     },
-    /// A delete that began and could not finish; its endpoint is still there.
+    /// A delete that began and did not finish; its endpoint still exists.
     Delete {
         /// Endpoint id.
         id: EndpointId,
@@ -99,7 +99,7 @@ pub enum Stray {
     },
 }
 
-/// What is kept aside, or contradicts itself in the store.
+/// An inconsistency in the store or the deletion queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kept {
     /// An address of an endpoint has no lease.
@@ -109,7 +109,7 @@ pub enum Kept {
         /// Endpoint id.
         id: EndpointId,
     },
-    /// An address of an endpoint is leased to another.
+    /// An address of an endpoint is leased to another owner.
     LeaseHeld {
         /// Address.
         ip: IpAddr,

@@ -1,4 +1,4 @@
-//! The addresses of one family in one pool: which are taken, which comes next.
+//! The addresses of one family in one pool, and the choice of the next one.
 
 use std::{
     collections::BTreeSet,
@@ -14,8 +14,8 @@ use super::{
 };
 use crate::store::Rest;
 
-/// How many addresses that have rested are kept back at least before one is given out again, where the pool is that
-/// large. Bounds the memory that releases cost in an IPv6 pool, which never runs out of fresh ones.
+/// Number of rested addresses that are kept back before the oldest counts as fresh again. Bounds the memory of
+/// released addresses in an IPv6 pool, which never runs out of fresh ones.
 const RESTED_MAX: usize = 4096;
 
 /// Addresses as numbers: IPv4 in the low 32 bits.
@@ -121,13 +121,13 @@ impl Range {
 pub(super) struct FamilyPool {
     family: Family,
     ranges: Vec<Range>,
-    /// Given out, resting or rested: what next-fit passes over.
+    /// Leased, resting or rested addresses, which next-fit skips.
     passed_over: AddressSet,
     resting: Resting,
     rested: Rested,
-    /// What next-fit passes over because the node has it.
+    /// Addresses that next-fit skips because the node has or reaches them.
     withheld: Vec<Range>,
-    /// Where next-fit goes on: a range, and a number in it.
+    /// Position of next-fit: a range, and a number in it.
     cursor: (usize, u128),
     used: u64,
 }
@@ -203,7 +203,7 @@ impl FamilyPool {
         self.withheld = nets.iter().filter(|n| Family::of(n.addr()) == self.family).map(Range::whole).collect();
     }
 
-    /// True when an address that nobody has is withheld. Asked for when [`Self::next_free`] has none.
+    /// True when a free address is withheld. Only meaningful when [`Self::next_free`] returns none.
     pub(super) fn has_withheld_free(&self) -> bool {
         let free = |r: &Range| self.passed_over.first_absent(r.first, r.last).is_some();
         !self.withheld.is_empty() && (self.ranges.iter().any(free) || self.rested.by_age().next().is_some())
@@ -237,7 +237,7 @@ impl FamilyPool {
             .or_else(|| self.first_fresh(current.first, current.last))
     }
 
-    /// Takes an address, whether it was chosen or named; if it rests, its rest ends. One that is taken already stays so.
+    /// Takes an address, whether chosen or requested, and ends its rest. No effect when the address is already taken.
     pub(super) fn take(&mut self, ip: IpAddr) {
         let n = number(ip);
         let was_ours = self.rested.remove(n) || self.resting.remove(n).is_some();
@@ -251,19 +251,19 @@ impl FamilyPool {
         }
     }
 
-    /// Gives back an address that is taken: it rests.
+    /// Releases a taken address, which rests from now on.
     pub(super) fn release(&mut self, rest: Rest, release: Release) {
         self.used = self.used.saturating_sub(1);
         self.resting.push(number(rest.ip), rest, release);
     }
 
-    /// Gives back an address that is taken: it is free at once, and given out after all others.
+    /// Releases a taken address. It is free at once, and is leased after all others.
     pub(super) fn release_unused(&mut self, ip: IpAddr, release: Release) {
         self.used = self.used.saturating_sub(1);
         self.push_rested(number(ip), release);
     }
 
-    /// Lets an address rest that is not taken, as it did before a restart.
+    /// Restores the rest of a free address after a restart.
     pub(super) fn claim_rest(&mut self, rest: Rest, release: Release) {
         let n = number(rest.ip);
         self.rested.remove(n);

@@ -1,47 +1,47 @@
-//! A released address rests.
+//! The quarantine of released addresses: a released address rests.
 //!
-//! It is free again when its rest is over and the checks found nobody on the node who speaks for its old owner. Time is
-//! kept here; the checks are the caller's, who reports what they found with [`Ipam::wake`] or [`Ipam::block`]. When no
-//! address is free the rest may be cut short ([`Ipam::early`]), the checks never.
+//! An address is free again when its rest is over and the checks found nothing on the node that still refers to its
+//! old owner. This module keeps the time. The caller runs the checks and reports their result with [`Ipam::wake`] or
+//! [`Ipam::block`]. When no address is free, a rest may be cut short ([`Ipam::early`]); the checks are never skipped.
 
 use std::net::IpAddr;
 
 use super::{Family, FamilyPool, Ipam, IpamError, LeaseRequest, Wanted, describe_owner, index_of, rest::Release};
 use crate::store::{Lease, LeaseOwner, Rest};
 
-/// How long an address rests where nobody said otherwise, milliseconds.
+/// Default rest of an address, milliseconds.
 pub(super) const DEFAULT_REST_MS: u64 = 30_000;
-/// A clock that goes back by less than this, milliseconds, was read by two threads that came in the other order.
+/// A clock that goes back by less than this, milliseconds, was not set back: two threads called in the other order.
 const CLOCK_SLACK_MS: u64 = 1_000;
 
-/// An address that rests, for status.
+/// A resting address, for status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestView {
     /// The rest.
     pub rest: Rest,
-    /// What still spoke for the address when it was last looked at; none when nothing did, or nobody looked yet.
+    /// What still referred to the address at the last check; none when nothing did, or no check ran yet.
     pub blocked: Option<String>,
 }
 
 impl Ipam {
-    /// Sets how long an address rests at least, milliseconds (30,000 when never set). With 0 it rests until the checks
-    /// were made.
+    /// Sets the shortest rest of an address, milliseconds (default 30,000). With 0 an address rests until the checks
+    /// have run.
     pub fn set_rest(&mut self, rest_ms: u64) {
         self.rest_ms = rest_ms;
     }
 
-    /// What [`Self::release_owned`] would make, without doing it: the store comes first. `None` where it would release
-    /// nothing.
+    /// The rest that [`Self::release_owned`] would create, without the release, because the store is written first.
+    /// `None` when nothing would be released.
     #[must_use]
     pub fn peek_rest(&self, ip: IpAddr, owner: &LeaseOwner, now_ms: u64) -> Option<Rest> {
         let lease = self.leases.get(&ip).filter(|l| l.owner == *owner && l.owner != LeaseOwner::Node)?;
-        // What no pool gives out any more has nobody to rest for.
+        // An address outside all pools is not leased again, so it needs no rest.
         self.pool_of(ip)?;
         Some(rest_of(lease, now_ms))
     }
 
-    /// Gives an address back, whoever holds it; it rests from now on. `None` when nobody holds it, and for the router's,
-    /// which stays. `now_ms`: milliseconds since the Unix epoch.
+    /// Releases an address, whoever holds it; the address rests from now on. `None` when the address is not leased,
+    /// or is a router address, which stays leased. `now_ms`: milliseconds since the Unix epoch.
     pub fn release(&mut self, ip: IpAddr, now_ms: u64) -> Option<(Lease, Rest)> {
         if self.leases.get(&ip)?.owner == LeaseOwner::Node {
             return None;
@@ -55,7 +55,7 @@ impl Ipam {
         Some((lease, rest))
     }
 
-    /// Gives an address back if this owner holds it: a late release never takes the address of the one who came after.
+    /// Releases an address if this owner holds it, so that a late release cannot take the next owner's address.
     pub fn release_owned(&mut self, ip: IpAddr, owner: &LeaseOwner, now_ms: u64) -> Option<(Lease, Rest)> {
         if self.leases.get(&ip)?.owner != *owner {
             return None;
@@ -63,9 +63,9 @@ impl Ipam {
         self.release(ip, now_ms)
     }
 
-    /// Gives an address back, if this owner holds it, without a rest. Right only where nobody can have learned of the
-    /// lease: nothing was answered, and no step was begun that might write the address into the kernel or hand it to the
-    /// proxy. Where in doubt, [`Self::release_owned`].
+    /// Releases an address, if this owner holds it, without a rest. Correct only when the lease was never visible: no
+    /// answer was sent, and no step began that may write the address into the kernel or pass it to the proxy. When in
+    /// doubt, use [`Self::release_owned`].
     pub fn release_unused(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Option<Lease> {
         if *owner == LeaseOwner::Node || self.leases.get(&ip)?.owner != *owner {
             return None;
@@ -78,11 +78,11 @@ impl Ipam {
         Some(lease)
     }
 
-    /// Goes on with a rest that was stored, filed under the pool whose CIDR holds the address today.
+    /// Restores a stored rest, under the pool whose CIDR contains the address now.
     ///
     /// # Errors
-    /// When there is nothing to rest, so that the stored rest is to be forgotten: [`IpamError::AlreadyLeased`] (a lease
-    /// comes before a rest), [`IpamError::NotInPool`] (the pools' configuration was changed).
+    /// When the stored rest is obsolete and must be removed: [`IpamError::AlreadyLeased`] (a lease takes precedence
+    /// over a rest), [`IpamError::NotInPool`] (the pools' configuration was changed).
     pub fn claim_rest(&mut self, rest: Rest) -> Result<(), IpamError> {
         if let Some(held) = self.leases.get(&rest.ip) {
             return Err(IpamError::AlreadyLeased { ip: rest.ip, owner: held.owner.clone() });
@@ -99,7 +99,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Addresses that rest, the longest released first.
+    /// Resting addresses, the oldest release first.
     #[must_use]
     pub fn resting(&self) -> Vec<RestView> {
         let mut all: Vec<_> = self.families().flat_map(|f| f.resting().all()).collect();
@@ -107,8 +107,8 @@ impl Ipam {
         all.into_iter().map(|s| RestView { rest: s.rest.clone(), blocked: s.why().map(str::to_owned) }).collect()
     }
 
-    /// At most `limit` addresses whose rest is over and which wait for the checks: the longest released first; after
-    /// them those that a check found spoken for, the one that was looked at longest ago first.
+    /// At most `limit` addresses whose rest is over and that wait for the checks: first those without a failed check,
+    /// the oldest release first; then those with one, the oldest check first.
     pub fn rested(&mut self, now_ms: u64, limit: usize) -> Vec<IpAddr> {
         let now_ms = self.on_clock(now_ms);
         let is_over = |release: Release| release.0.saturating_add(self.rest_ms) <= now_ms;
@@ -130,16 +130,17 @@ impl Ipam {
         over.chain(blocked).take(limit).collect()
     }
 
-    /// Whether the rest of an address is over, so that only the checks are left. False when it does not rest.
+    /// Whether the rest of an address is over, so that only the checks are left. False when the address does not
+    /// rest.
     pub fn has_rested(&mut self, ip: IpAddr, now_ms: u64) -> bool {
         let (now_ms, rest_ms) = (self.on_clock(now_ms), self.rest_ms);
         let release = self.family_of(ip).and_then(|f| f.sleeper(ip)).map(|s| s.release);
         release.is_some_and(|(since_ms, _)| since_ms.saturating_add(rest_ms) <= now_ms)
     }
 
-    /// Addresses whose rest may be cut short for a request that [`Self::lease`] refused: the one it names, if that rests;
-    /// of each family of which it takes any and none is free, at most `limit`, in the order of [`Self::rested`]. Empty
-    /// where waking would not help.
+    /// Addresses whose rest may be cut short for a request that [`Self::lease`] refused: the requested address, if it
+    /// rests; and at most `limit` of each family of which the request takes any address and none is free, in the
+    /// order of [`Self::rested`]. Empty when ending a rest would not help.
     #[must_use]
     pub fn early(&self, request: &LeaseRequest, limit: usize) -> Vec<IpAddr> {
         let name = request.pool.as_ref().unwrap_or(&self.default_pool);
@@ -151,14 +152,14 @@ impl Ipam {
         candidates
     }
 
-    /// Ends a rest: the checks found nobody who speaks for the address. It is free, and given out after those that were
-    /// released before it. `None` when it does not rest.
+    /// Ends a rest after the checks found no reference to the address. The address is free, and is leased after those
+    /// released before it. `None` when the address does not rest.
     pub fn wake(&mut self, ip: IpAddr) -> Option<Rest> {
         self.family_of(ip)?.wake(ip)
     }
 
-    /// Notes what still speaks for an address that rests; it rests on, and is looked at again after all others. False
-    /// when it does not rest.
+    /// Records what still refers to a resting address. The address keeps resting, and is checked again after all
+    /// others. False when the address does not rest.
     pub fn block(&mut self, ip: IpAddr, why: impl Into<String>) -> bool {
         self.turns += 1;
         let check = self.turns;
@@ -179,7 +180,7 @@ impl Ipam {
         (self.on_clock(now_ms), self.turns)
     }
 
-    /// The time to reckon with: never before one that was reckoned with already, unless the clock was set back.
+    /// The current time, which never decreases unless the clock was set back.
     fn on_clock(&mut self, now_ms: u64) -> u64 {
         if now_ms.saturating_add(CLOCK_SLACK_MS) < self.latest_ms {
             for pool in &mut self.pools {

@@ -1,13 +1,13 @@
-//! Addresses of one family that were given back: those that rest, and those that have rested and are free again.
+//! Released addresses of one family: resting ones, and rested ones, which are free again.
 //!
-//! Both are ordered by release. One that was woken late, because something spoke for its old owner, takes the place that
-//! its release gave it, so that the newest-released is reused last whatever the checks took.
+//! Both are ordered by release. An address whose rest ended late, because of failed checks, keeps its place in this
+//! order, so that the newest release is reused last.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::store::Rest;
 
-/// When an address was released: milliseconds since the Unix epoch, and a number that tells two of one millisecond apart.
+/// Time of a release: milliseconds since the Unix epoch, and a number that orders releases of one millisecond.
 pub(super) type Release = (u64, u64);
 
 /// Free addresses that are given out only when no fresh one is left, oldest release first.
@@ -55,7 +55,7 @@ impl Rested {
 pub(super) struct Sleeper {
     pub(super) rest: Rest,
     pub(super) release: Release,
-    /// When it was last found to be spoken for, as a number that grows with each check, and by whom.
+    /// The last failed check: its sequence number, and what still referred to the address.
     blocked: Option<(u64, String)>,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Resting {
     sleepers: HashMap<u128, Sleeper>,
     /// Those of which no check has failed, oldest release first.
     by_release: BTreeMap<Release, u128>,
-    /// Those of which one has, the one that was looked at longest ago first.
+    /// Addresses with a failed check, the oldest check first.
     by_check: BTreeMap<u64, u128>,
 }
 
@@ -103,8 +103,8 @@ impl Resting {
         Some(sleeper)
     }
 
-    /// Notes that something speaks for an address that rests: it is tried again after all others. `check` grows with
-    /// each check and names no two.
+    /// Records a failed check of a resting address, which is checked again after all others. `check` is unique and
+    /// grows with each check.
     pub(super) fn block(&mut self, n: u128, why: String, check: u64) -> bool {
         let Some(sleeper) = self.sleepers.get_mut(&n) else { return false };
         match &sleeper.blocked {
@@ -121,7 +121,7 @@ impl Resting {
         self.by_release.values().filter_map(|n| self.sleepers.get(n))
     }
 
-    /// The others with the number of their check, the one that was looked at longest ago first.
+    /// Addresses with a failed check and its sequence number, the oldest check first.
     pub(super) fn blocked(&self) -> impl Iterator<Item = (u64, &Sleeper)> {
         self.by_check.iter().filter_map(|(check, n)| Some((*check, self.sleepers.get(n)?)))
     }
@@ -134,8 +134,8 @@ impl Resting {
     }
 }
 
-/// Begins the rests of a time that has not come yet anew, in the order they had: after the clock was set back an address
-/// would rest until the clock is where it was, however long that takes.
+/// Moves releases in the future to `now_ms` and keeps their order. Otherwise, after the clock was set back, an
+/// address would rest until the clock reaches its old time again.
 pub(super) fn set_clock_back(resting: &mut Resting, rested: &mut Rested, now_ms: u64) {
     resting.set_clock_back(now_ms);
     rested.set_clock_back(now_ms);

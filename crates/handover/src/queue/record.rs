@@ -1,4 +1,4 @@
-//! One record: its rules, its file's name, and reading it from a file that anybody may have written.
+//! A deletion record: its rules, its file's name, and reading it from an untrusted file.
 
 use std::{
     fmt::Write as _,
@@ -42,25 +42,26 @@ pub struct Deletion {
     pub container_id: String,
     /// Interface inside the container.
     pub ifname: String,
-    /// The endpoint whose mark was found, when exactly one was. Without it whatever the attachment has is meant.
+    /// The endpoint whose mark was found, when exactly one was. Without it the record is for any endpoint of the
+    /// attachment.
     pub endpoint: Option<EndpointRef>,
-    /// The boot it was written in: what it asks for dies with that.
+    /// The boot in which the record was written. The endpoint does not survive a reboot.
     pub boot_id: String,
     /// When the delete was first asked for, milliseconds since the Unix epoch.
     pub written_unix_ms: u64,
-    /// A nonce: the record asks for nothing, the agent tests the way with it.
+    /// A nonce of the agent's self-test of the queue. Such a record requests no delete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<String>,
 }
 
-/// Read first, so that a record of another version is called that and not malformed.
+/// Parsed first, so that a record of another version is reported as such and not as malformed.
 #[derive(Deserialize)]
 struct AnyVersion {
     version: u32,
 }
 
 impl Deletion {
-    /// The rule that it breaks, if any.
+    /// Checks the record; the error is the broken rule.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.version != VERSION {
             return Err(format!("version {} is not known here, only {VERSION}", self.version));
@@ -104,7 +105,7 @@ pub(super) fn file_name(network: &str, container_id: &str, ifname: &str) -> Stri
 fn hashed(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
-        // With the length before each, no two lists of parts are hashed alike.
+        // The length before each part makes the hash input unambiguous.
         hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
         hash.update(part.as_bytes());
     }
@@ -130,9 +131,9 @@ fn cut(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
-/// What is behind a name.
+/// Result of reading a file of the queue.
 pub(super) enum Found {
-    /// Nothing (any more).
+    /// No file of that name.
     Nothing,
     /// Something that cannot be used.
     Unusable { why: String, modified_unix_ms: u64 },
@@ -140,9 +141,10 @@ pub(super) enum Found {
     Record(Deletion),
 }
 
-/// Looks behind a name without ever following a link, waiting for a pipe, or reading more than a record may have.
+/// Reads a file of the queue. It never follows a symbolic link, blocks on a pipe, or reads more than a record may
+/// have.
 pub(super) fn read(path: &Path, name: &str) -> Found {
-    // Asked before it is opened: opening a device may do things.
+    // The type is checked before the open, because opening a device may have side effects.
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Found::Nothing,
@@ -167,7 +169,7 @@ pub(super) fn read(path: &Path, name: &str) -> Found {
     }
 }
 
-/// One byte more than a record may have, at most.
+/// Reads at most one byte more than the longest record.
 fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
