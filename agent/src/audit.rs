@@ -1,4 +1,4 @@
-//! The audit: kernel against store, and the executor of its repairs.
+//! The audit: compares the kernel with the store and executes repairs.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -37,14 +37,14 @@ use crate::{
     sync::lock,
 };
 
-/// Compares, and mends when asked to.
+/// Runs an audit; with `repair`, executes all repairs.
 ///
 /// # Errors
 /// When the kernel or the store cannot be read.
 pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<AuditReport, ApiError> {
     let audited = audit_and(node, &if repair { Mend::All } else { Mend::Nothing }).await?;
-    // Findings that the repair removed do not wait for the leak audit's next round. New ones are for the leak audit to
-    // report: it leaves out what only an operator can decide.
+    // Repaired findings leave the status at once. New findings are added by the next leak audit, which leaves out
+    // findings that only an operator can decide.
     let left = audited.left();
     if let Some(told) = lock(&node.audit_findings).as_mut() {
         *told = Left { amiss: told.amiss.min(left.amiss), containers: told.containers.min(left.containers) };
@@ -55,26 +55,26 @@ pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<Audit
     Ok(audited.report())
 }
 
-/// The leak audit takes a rest after so many close looks: a thousand endpoints take it five seconds and more of the minute,
-/// and nobody notices. The kernel is asked about all of them in one call: a call for each would cost the wake-up of four threads each time.
+/// Close looks per kernel call; the leak audit pauses after each call, so a thousand endpoints take at least five
+/// seconds of a minute. A call for each endpoint would wake four threads each time.
 const IN_A_ROW: usize = 16;
 const PAUSE: Duration = Duration::from_millis(80);
 
-/// How long an audit waits for the regenerations it asked for: a full node's take seconds. One that waits longer goes on
+/// How long an audit waits for its regenerations: those of a full node take seconds. A slower regeneration continues
 /// without the audit.
 const RENEWAL: Duration = Duration::from_secs(10);
 
-/// A finding as one audit and the next both name it: its object and subject. What was found of it may change.
+/// The key of a finding across audits: its object and subject. The details may change.
 pub type Key = (&'static str, String);
 
-/// What is to be mended.
+/// Which findings to repair.
 #[derive(Debug, Clone)]
 pub enum Mend {
-    /// Only look.
+    /// None.
     Nothing,
-    /// Everything that can be.
+    /// All repairable findings.
     All,
-    /// These.
+    /// Findings with these keys.
     Only(BTreeSet<Key>),
 }
 
@@ -88,18 +88,18 @@ impl Mend {
     }
 }
 
-/// By what a finding is known to the next audit.
+/// The key by which the next audit recognizes a finding.
 #[must_use]
 pub fn key_of(problem: &Problem) -> Key {
     (problem.object(), problem.subject())
 }
 
-/// A finding and what became of it.
+/// A finding and the outcome of its repair.
 #[derive(Debug)]
 pub struct Audited {
     /// The finding.
     pub finding: AuditFinding,
-    /// How its repair ended; none when none was asked for.
+    /// Outcome of the repair; none when no repair was requested.
     pub outcome: Option<Result<(), String>>,
 }
 
@@ -140,23 +140,23 @@ impl Outcome {
     }
 }
 
-/// Compares, and mends what is asked for.
+/// Runs an audit and executes the requested repairs.
 ///
 /// # Errors
 /// When the kernel or the store cannot be read.
 pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<Outcome, ApiError> {
     if matches!(repair, Mend::All) {
-        // The node's own part first: endpoints' routes speak from its addresses.
+        // The node part is repaired first: routes to endpoints use its addresses as their source.
         node.kernel.ensure_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
     }
-    // What works now is not judged; taken before the dump, so that what starts after it is judged by neither side.
+    // Ids in flight before or after the dump are left out of the audit.
     let before = node.jobs.in_flight();
     let prepared_before = node.prepared.ids();
     let snapshot = node.store.snapshot().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
     let dump = node.kernel.dump().await.map_err(|e| kernel_error(&e))?;
     let after = node.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
-    // Records that changed while we looked are in flight too, even if their work has ended meanwhile.
+    // Records added or removed during the audit count as in flight, even if their work has ended.
     let later = node.store.snapshot().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
@@ -187,7 +187,7 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         let path = node.deletions.queue.path().display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::Queue { path, why }), owner: None, repair: None }
     }));
-    // A queue that cannot be read was told.
+    // An unreadable queue is already reported above.
     findings.extend(deletions::aside(node).await.unwrap_or_default().into_iter().map(|path| {
         let path = path.display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::QueueAside { path }), owner: None, repair: None }
@@ -195,7 +195,7 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     findings.extend(memory_against_store(node, &later));
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
     let close = close_looks(node, &in_flight, pause).await?;
-    // The close look is the later one and knows more.
+    // A close look is later and more detailed than the dump, so its findings replace those of the dump.
     findings.retain(|f| !matches!(f.problem, Problem::Endpoint(id, _) if close.looked_at.contains(&id)));
     findings.extend(close.findings);
     leave_out_told_overlaps(&mut findings);
@@ -214,7 +214,7 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     Ok(Outcome { findings: mend_all(node, findings, repair, &later).await, examined })
 }
 
-/// A route or an address of the node in the place of an endpoint's route is told once, as the endpoint's.
+/// Removes a pool overlap that is already reported as a problem of an endpoint's route.
 fn leave_out_told_overlaps(findings: &mut Vec<AuditFinding>) {
     let route = |f: &AuditFinding| match f.problem {
         Problem::Endpoint(_, EndpointProblem::NodeRoute { to, .. } | EndpointProblem::NodeRouteShadowed { to, .. }) => {
@@ -229,14 +229,14 @@ fn leave_out_told_overlaps(findings: &mut Vec<AuditFinding>) {
     });
 }
 
-/// Mends what is asked for, in the findings' order.
+/// Executes the requested repairs in the order of the findings.
 async fn mend_all<K: Kernel>(
     node: &Arc<Node<K>>,
     findings: Vec<AuditFinding>,
     repair: &Mend,
     snapshot: &Snapshot,
 ) -> Vec<Audited> {
-    // One regeneration mends all that is amiss with an endpoint.
+    // One regeneration, at the highest level, repairs all findings of an endpoint.
     let mut levels: BTreeMap<EndpointId, Level> = BTreeMap::new();
     for finding in findings.iter().filter(|f| repair.wants(&f.problem)) {
         if let Some(Repair::Regenerate(id, level)) = finding.repair {
@@ -273,7 +273,7 @@ async fn mend_all<K: Kernel>(
         };
         if let (Some(Ok(())), Some(action)) = (&outcome, wanted) {
             *done.entry(action.in_words()).or_default() += 1;
-            // Whoever asks later finds it in the endpoint's timeline.
+            // The endpoint's timeline records the repair.
             if let Problem::Endpoint(id, _) = finding.problem
                 && let Some(handle) = node.registry.get(id)
             {
@@ -290,9 +290,8 @@ async fn mend_all<K: Kernel>(
     audited
 }
 
-/// Regenerates endpoints and looks at each again: what is still amiss with it, or why its build did not succeed. The
-/// builds wait for their permits side by side, so none holds up another; all of them together hold up the audit for
-/// [`RENEWAL`] at most.
+/// Regenerates endpoints concurrently and looks at each again. Returns the remaining problems of each endpoint, or
+/// why its build failed. All builds together delay the audit for [`RENEWAL`] at most.
 async fn renew<K: Kernel>(
     node: &Arc<Node<K>>,
     levels: &BTreeMap<EndpointId, Level>,
@@ -305,14 +304,14 @@ async fn renew<K: Kernel>(
     futures::future::join_all(each).await.into_iter().collect()
 }
 
-/// What a build waits for that did not end within [`RENEWAL`].
+/// The error for a build that did not end within [`RENEWAL`].
 fn still_waits<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> String {
     let Some(handle) = node.registry.get(id) else { return "the endpoint is gone".to_owned() };
     let waits_for = handle.shared.read(|v| v.fsm.waits_for(clock::monotonic_ms()).map(|(what, _)| what));
     format!("the build is still waiting for {} after {RENEWAL:?}", waits_for.unwrap_or("its turn"))
 }
 
-/// Regenerates an endpoint, and says what is amiss with it afterwards.
+/// Regenerates an endpoint and returns its remaining problems.
 async fn regenerate<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, level: Level) -> Result<Vec<Problem>, String> {
     let handle = node.registry.get(id).ok_or("the endpoint is gone")?;
     let (done, answer) = tokio::sync::oneshot::channel();
@@ -321,15 +320,15 @@ async fn regenerate<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, level: Level
     look::once(node, &handle).await.map(|look| look.problems).map_err(|e| e.to_string())
 }
 
-/// What the close looks found, and at which endpoints.
+/// Findings of the close looks, and the endpoints looked at.
 #[derive(Default)]
 struct CloseLooks {
     findings: Vec<AuditFinding>,
     looked_at: BTreeSet<EndpointId>,
 }
 
-/// What only a close look at each endpoint shows: programs on its hooks, rows of its maps, addresses, MTU. Endpoints on
-/// which something works are left out, and so are notices.
+/// Compares what the dump does not show: programs on hooks, rows of endpoint maps, addresses, MTU. Endpoints in
+/// flight and notices are left out.
 async fn close_looks<K: Kernel>(
     node: &Arc<Node<K>>,
     in_flight: &BTreeSet<EndpointId>,
@@ -358,27 +357,27 @@ async fn close_looks<K: Kernel>(
     Ok(found)
 }
 
-/// Leases in memory and in the store tell the same, and every endpoint in memory has its record.
+/// Checks that leases in memory match those in the store, and that every committed endpoint has a record.
 fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<AuditFinding> {
     let mut findings = Vec::new();
     if !node.jobs.in_flight().is_empty() {
-        // Leases move between memory and store in two steps while something works.
+        // A running operation changes leases in memory and in the store in two steps.
         return findings;
     }
-    // A lease is given out first and made durable then: a young one may be on its way.
+    // A lease is stored after it is taken in memory: a young one may not be stored yet.
     let now = clock::unix_ms();
-    // One from the future is old: the clock was set back since.
+    // A lease from the future is not young: the clock was set back.
     let is_young = |since_ms| now.checked_sub(since_ms).is_some_and(|age| age < CreateStep::Commit.deadline_ms());
     let stored: HashMap<IpAddr, &LeaseOwner> = snapshot.leases.iter().map(|l| (l.ip, &l.owner)).collect();
     let records: HashSet<_> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
-    // Copied, so that the lock is held for that alone.
+    // The copy keeps the lock short.
     let leases = lock(&node.addresses.ipam).leases();
     for lease in leases {
         if lease.owner != LeaseOwner::Node
             && !is_young(lease.since_unix_ms)
             && stored.get(&lease.ip) != Some(&&lease.owner)
         {
-            // Of a create whose undo failed: no endpoint will ever give it back.
+            // A lease without an endpoint is left by a failed undo: no endpoint will release it.
             let nobodys = is_nobodys(node, &lease.owner);
             findings.push(AuditFinding {
                 problem: Problem::Stray(Stray::UnstoredLease { ip: lease.ip, nobodys }),
@@ -400,7 +399,7 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
     findings
 }
 
-/// No endpoint of that attachment and epoch is there.
+/// True when the lease belongs to an attachment and epoch without an endpoint.
 fn is_nobodys<K: Kernel>(node: &Node<K>, owner: &LeaseOwner) -> bool {
     match owner {
         LeaseOwner::Attachment { attachment, epoch } => node
@@ -415,7 +414,7 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
     let kernel = |e: wharf_core::kernel::KernelError| e.to_string();
     match repair {
         Repair::RemoveLink(link) => {
-            // It names the epoch, so that it may end late and beside whoever has the id next.
+            // The link reference carries the epoch, so a late removal cannot hit the next endpoint with this id.
             let bound = Duration::from_millis(DeleteStep::RemoveLink.deadline_ms());
             let removed = timeout(bound, node.kernel.remove_link(link)).await;
             removed.map_err(|_| format!("no answer within {bound:?}"))?.map_err(kernel)
@@ -450,7 +449,7 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
         Repair::RemoveQueueFile(name) => node.deletions.discard(name).await,
         Repair::ReleaseOutOfService(id) => out_of_service::release(node, *id).await.map(drop),
         Repair::CloseIntent(id, epoch) => {
-            // The undo that left it gives the addresses and the id back too.
+            // Finishing the undo releases the addresses and the id too.
             unfinished::finish(node, *id).await?;
             node.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await.map_err(|e| e.to_string())
         }
@@ -458,7 +457,7 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
     }
 }
 
-/// The deletion queue in the audit's words.
+/// The files of the deletion queue for the audit, without canaries.
 async fn queue_files<K: Kernel>(node: &Node<K>) -> Result<Vec<QueueFile>, String> {
     let files = deletions::entries(node)
         .await?
@@ -476,7 +475,7 @@ async fn queue_files<K: Kernel>(node: &Node<K>) -> Result<Vec<QueueFile>, String
         .collect())
 }
 
-/// An id whose leftovers are being removed: nobody gets it meanwhile.
+/// An id whose leftovers are being removed; it stays taken meanwhile.
 struct Held<K: Kernel> {
     node: Arc<Node<K>>,
     id: EndpointId,
@@ -484,11 +483,12 @@ struct Held<K: Kernel> {
 }
 
 impl<K: Kernel> Held<K> {
-    /// Pins and call slots carry no epoch, so what was found under an id may be a new user's by now.
+    /// Takes the id unless it is in use. Pins and call slots carry no epoch, so they may belong to a new endpoint by
+    /// now.
     fn take(node: &Arc<Node<K>>, id: EndpointId) -> Result<Self, String> {
         let was_free = node.registry.claim_id(id);
         let in_use = node.registry.get(id).is_some() || node.jobs.is_in_flight(id) || node.prepared.ids().contains(&id);
-        // Neither free nor in use: reserved, because the undo of a create left something.
+        // An id that is neither free nor in use is reserved by an unfinished undo.
         if !was_free && in_use {
             return Err(format!("id {id} is in use again"));
         }

@@ -1,7 +1,7 @@
-//! Controllers: named things that run again and again, with what came of it.
+//! Controllers: named periodic tasks and the outcomes of their runs.
 //!
-//! The node's own have a name; those that work for one endpoint have its id too, and their rows go with it. A run that
-//! is under way is in its row, so a run that hangs is seen.
+//! Controllers of the node have a name; controllers of an endpoint also have its id, and their rows are removed with
+//! it. A row shows the current run, so a hanging run is visible.
 
 use std::{
     collections::BTreeMap,
@@ -23,39 +23,39 @@ use wharf_core::{
 
 use crate::{clock, sync::lock};
 
-/// A run that takes longer is overdue: the longest that ends by itself, an audit of a full node, takes seconds.
+/// A longer run is overdue: the longest normal run, an audit of a full node, takes seconds.
 pub const OVERDUE: Duration = Duration::from_secs(60);
-/// Rows of endpoints that are kept: two for each of as many endpoints as there can be. The node's own are named in the
-/// code, and few.
+/// Maximum number of rows of endpoints: two for each possible endpoint. Controllers of the node are few and named in
+/// the code.
 const MAX_ENDPOINT_ROWS: usize = 2 * MAX_ENDPOINT_ID as usize;
-/// Longest error that is kept, bytes: what an error quotes may come from outside.
+/// Maximum length of a kept error, bytes: an error may quote foreign text.
 const MAX_ERROR: usize = 1024;
 
-/// The node's own first, by name; then those of endpoints.
+/// Controllers of the node sort first, by name; then those of endpoints.
 type Key = (Option<EndpointId>, String);
 
-/// Runs that ended since start by controller: how many succeeded, how many failed. Those of endpoints are summed by name.
+/// Successful and failed runs since start, by controller name. Runs for endpoints are summed by name.
 pub type Runs = BTreeMap<String, (u64, u64)>;
 
-/// What is known of every controller. Clones share it. One lock, held for the copy of a row.
+/// The table of controllers, shared by its clones.
 #[derive(Clone, Default)]
 pub struct Controllers {
     rows: Arc<Mutex<BTreeMap<Key, Row>>>,
-    /// Kept apart, because rows of endpoints go and counts of the node must not go back.
+    /// Kept apart from the rows: rows of endpoints are removed, and counts must not decrease.
     runs: Arc<Mutex<Runs>>,
-    /// Rows that found no place, so that a full table is not silent.
+    /// Rows refused because the table was full.
     omitted: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
 struct Row {
     status: ControllerStatus,
-    /// When the run under way began: `running_since_unix_ms` is for people, and steps with the machine's clock.
+    /// When the current run began, on the monotonic clock; `running_since_unix_ms` is wall-clock time for display.
     running: Option<Instant>,
 }
 
 impl Controllers {
-    /// Notes the outcome of a run. Gives the failures since the last success.
+    /// Records the outcome of a run. Returns the failures since the last success.
     pub fn record(&self, name: &str, result: Result<(), String>) -> u64 {
         self.ended(&(None, name.to_owned()), result)
     }
@@ -65,7 +65,7 @@ impl Controllers {
         self.ended(&(Some(endpoint), name.to_owned()), result)
     }
 
-    /// A run begins. Its end is noted by [`Run::end`]; a run that is dropped was given up, and leaves no outcome.
+    /// Begins a run. [`Run::end`] records its outcome; a dropped run leaves no outcome.
     pub fn begin(&self, name: &str) -> Run {
         self.began((None, name.to_owned()))
     }
@@ -75,7 +75,7 @@ impl Controllers {
         self.began((Some(endpoint), name.to_owned()))
     }
 
-    /// A controller that is not driven by [`Self::run`] runs every `interval`, and next in `wait`.
+    /// Sets the interval and the next run of a controller that is not driven by [`Self::run`].
     pub fn plan(&self, name: &str, interval: Duration, wait: Duration) {
         if let Some(row) = lock(&self.rows).get_mut(&(None, name.to_owned())) {
             row.status.interval_ms = Some(millis(interval));
@@ -83,19 +83,19 @@ impl Controllers {
         }
     }
 
-    /// A controller of an endpoint runs again in `wait`.
+    /// Sets the next run of a controller of an endpoint.
     pub fn plan_for(&self, endpoint: EndpointId, name: &str, wait: Duration) {
         if let Some(row) = lock(&self.rows).get_mut(&(Some(endpoint), name.to_owned())) {
             row.status.next_run_unix_ms = Some(clock::unix_ms().saturating_add(millis(wait)));
         }
     }
 
-    /// The endpoint is gone: so are its rows. A run of it that ends later makes no new one.
+    /// Removes the rows of a deleted endpoint. A run that ends later adds no row.
     pub fn forget(&self, endpoint: EndpointId) {
         lock(&self.rows).retain(|(of, _), _| *of != Some(endpoint));
     }
 
-    /// Every row: the node's own by name, then those of endpoints by id.
+    /// All rows: controllers of the node by name, then those of endpoints by id.
     #[must_use]
     pub fn list(&self) -> Vec<ControllerStatus> {
         let now = Instant::now();
@@ -114,13 +114,13 @@ impl Controllers {
         lock(&self.runs).clone()
     }
 
-    /// Rows of endpoints that found no place in the table since start.
+    /// Row updates of endpoints refused since start because the table was full.
     #[must_use]
     pub fn omitted(&self) -> u64 {
         self.omitted.load(Ordering::Relaxed)
     }
 
-    /// The first of the named controllers whose run does not end, and for how long it has run.
+    /// The first of the named controllers with an overdue run, and the age of that run.
     #[must_use]
     pub fn overdue(&self, names: &[&str]) -> Option<(String, Duration)> {
         let rows = lock(&self.rows);
@@ -130,8 +130,8 @@ impl Controllers {
         })
     }
 
-    /// Runs `work` every `interval` until told to stop; after a failure it comes again sooner, with growing delay. A run
-    /// that is under way at the stop ends first.
+    /// Runs `work` every `interval` until `stop`; a failed run is retried sooner, with backoff. At the stop, the
+    /// current run ends first.
     pub async fn run<F, Fut>(&self, name: &str, interval: Duration, stop: CancellationToken, work: F)
     where
         F: FnMut() -> Fut,
@@ -140,7 +140,7 @@ impl Controllers {
         self.drive((None, name.to_owned()), interval, stop, work).await;
     }
 
-    /// [`Self::run`] for a controller of one endpoint; its row goes when it stops.
+    /// [`Self::run`] for a controller of one endpoint; its row is removed when it stops.
     pub async fn run_for<F, Fut>(
         &self,
         endpoint: EndpointId,
@@ -163,7 +163,7 @@ impl Controllers {
         Fut: Future<Output = Result<(), String>>,
     {
         self.change(&key, |row| row.status.interval_ms = Some(millis(interval)));
-        // Counted here as well as in the row, so that the delay grows also for a row that found no place.
+        // Failures are counted here too, so the backoff works without a row in the table.
         let mut failed = 0;
         loop {
             let run = self.began(key.clone());
@@ -201,7 +201,7 @@ impl Controllers {
     fn ended(&self, key: &Key, result: Result<(), String>) -> u64 {
         {
             let mut runs = lock(&self.runs);
-            // Names are words of the code, so there are few.
+            // Controller names are constants in the code, so the map stays small.
             let counts = runs.entry(key.1.clone()).or_default();
             if result.is_ok() { counts.0 += 1 } else { counts.1 += 1 }
         }
@@ -229,7 +229,7 @@ impl Controllers {
         .unwrap_or(0)
     }
 
-    /// Changes a row, and makes it if there is a place for it.
+    /// Changes a row, and inserts it if the table has room.
     fn change<T>(&self, key: &Key, change: impl FnOnce(&mut Row) -> T) -> Option<T> {
         let mut rows = lock(&self.rows);
         if !rows.contains_key(key) {
@@ -245,7 +245,7 @@ impl Controllers {
     }
 }
 
-/// A run under way.
+/// The current run of a controller.
 #[must_use = "a run that is dropped was given up"]
 pub struct Run {
     controllers: Controllers,
@@ -255,10 +255,10 @@ pub struct Run {
 }
 
 impl Run {
-    /// Notes how it ended. Gives the failures since the last success.
+    /// Records the outcome. Returns the failures since the last success.
     pub fn end(mut self, result: Result<(), String>) -> u64 {
         self.open = false;
-        // The endpoint may have gone meanwhile, and its rows with it.
+        // The endpoint may have been deleted meanwhile, with its rows.
         if self.key.0.is_some() && !lock(&self.controllers.rows).contains_key(&self.key) {
             return 0;
         }

@@ -1,8 +1,8 @@
-//! The gate: which create may run now, and which is told to come again.
+//! The gate: admission of creates.
 //!
-//! [`Admission`] decides, by what creates have cost; this drives it. Creates pass a turnstile one by one, in the order
-//! they came, and the first waits there until there is room in the kernel. Deletes never wait here, and while some run
-//! fewer creates are let in, because deletes free what creates need.
+//! [`Admission`] decides by the measured cost of creates; the gate drives it. Creates pass a turnstile in arrival
+//! order, and the first waits there until the kernel has room. Deletes never wait. While deletes run, fewer creates
+//! are admitted, because deletes free the resources that creates need.
 
 use std::{
     sync::{
@@ -18,16 +18,16 @@ use wharf_core::admission::{Admission, AdmissionConfig, Refusal, Ticket};
 
 use crate::sync::lock;
 
-/// How often the first that waits looks whether it has starved long enough to start beside deletes; everything else that
-/// lets it start is an event.
+/// Interval at which the first waiting create checks whether it has waited long enough to start beside deletes; all
+/// other conditions are notified.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The gate of a node.
 pub struct Gate {
     admission: Mutex<Admission>,
-    /// Something ended, or gave its place up.
+    /// Notified when a create or delete ends or a place is given up.
     changed: Notify,
-    /// Semaphores are fair: who came first goes first.
+    /// Admits one waiter at a time; tokio semaphores are fair (FIFO).
     turnstile: Semaphore,
     refused: AtomicU64,
     started: std::time::Instant,
@@ -56,10 +56,10 @@ impl Gate {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// A place for a create whose caller waits so long.
+    /// Offers a place to a create whose caller waits for `patience`.
     ///
     /// # Errors
-    /// When it would wait longer than its caller or than is sensible; it says when to come again.
+    /// When the predicted wait exceeds the patience or the limit; the refusal says when to retry.
     pub fn offer(self: &Arc<Self>, patience: Duration) -> Result<Place, Refusal> {
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         match lock(&self.admission).offer(patience_ms, self.now_ms()) {
@@ -71,7 +71,7 @@ impl Gate {
         }
     }
 
-    /// Deletes begin; creates make room while the guard lives.
+    /// Notes running deletes; fewer creates are admitted while the guard lives.
     #[must_use]
     pub fn deletes(self: &Arc<Self>, count: usize) -> Deletes {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -107,22 +107,22 @@ impl Gate {
     }
 }
 
-/// A create's place in the queue; given up when dropped.
+/// A create's place in the queue; dropping it gives it up.
 pub struct Place {
     gate: Arc<Gate>,
     ticket: Option<Ticket>,
 }
 
 impl Place {
-    /// Waits for its turn, and for room.
+    /// Waits for the turn of the create and for room.
     pub async fn start(mut self) -> Running {
         let gate = Arc::clone(&self.gate);
-        // Never closed, so it cannot fail.
+        // The semaphore is never closed, so `acquire` cannot fail.
         let _turn = gate.turnstile.acquire().await;
         loop {
             let changed = gate.changed.notified();
             tokio::pin!(changed);
-            // From here on a change is not missed, though it is awaited only below.
+            // Registers for changes before admission is checked, so none is missed.
             changed.as_mut().enable();
             let now = gate.now_ms();
             {
@@ -149,7 +149,7 @@ impl Drop for Place {
     }
 }
 
-/// A create at work in the kernel.
+/// A running create; dropping it ends its admission.
 pub struct Running {
     gate: Arc<Gate>,
     ticket: Option<Ticket>,

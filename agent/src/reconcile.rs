@@ -1,6 +1,6 @@
-//! The leak audit: compares kernel and store at a gentle pace, and mends what two rounds in a row have named. What only
-//! an operator can decide (endpoints whose records were lost, records out of service) and what a container did to its own
-//! network it leaves alone. Each finding is logged once, when it is new.
+//! The leak audit: compares kernel and store at a slow pace, and repairs findings that two rounds in a row report. It
+//! leaves findings for the operator (orphans, records out of service) and changes by a container to its own network.
+//! Each finding is logged once, when it is new.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,10 +19,10 @@ use crate::{
     sync::lock,
 };
 
-/// What one round remembers for the next.
+/// State kept from one round to the next.
 #[derive(Debug, Default)]
 pub struct Reconcile {
-    /// Findings that the agent mends if the next round names them too.
+    /// Findings that the agent repairs if the next round reports them again.
     last: BTreeSet<Key>,
     /// Findings that are in the log already.
     logged: BTreeSet<Problem>,
@@ -64,7 +64,7 @@ impl Reconcile {
             None if self.logged.contains(problem) => {}
             None => {
                 tracing::info!(object, subject, owner, "leak audit: {problem}; remedy: {}", problem.remedy());
-                // The endpoint's timeline tells of it when the container is asked about later.
+                // `wharf explain` shows the finding in the endpoint's timeline.
                 if let (Mender::Container { .. }, Problem::Endpoint(id, _)) = (problem.mender(), problem)
                     && let Some(handle) = node.registry.get(*id)
                 {
@@ -75,7 +75,7 @@ impl Reconcile {
     }
 }
 
-/// The agent mends it without being asked.
+/// Whether the agent repairs it without an operator.
 const fn is_the_agents(mender: Mender) -> bool {
     match mender {
         Mender::Regeneration(_) | Mender::Repair => true,

@@ -1,9 +1,10 @@
-//! Every endpoint's own check: test packets through its pinned programs, compared with what desired state says.
+//! The self-check of endpoints: runs test packets through the pinned programs and compares the verdicts with the
+//! desired state.
 //!
-//! One endpoint after the other, spread over the interval, so that every endpoint is seen once in it. A mismatch counts
-//! only when nothing worked on the endpoint meanwhile and a second look shows the same. Then it is an alarm, which begins
-//! and ends once: the endpoint's log, the monitor, the agent's log, status and metrics tell of it. A regeneration of the
-//! datapath is asked for once in each alarm.
+//! The checks are spread over the interval, and each endpoint is checked once in it. A mismatch raises an alarm only
+//! when nothing worked on the endpoint meanwhile and a second look shows the same. The begin and the end of an alarm
+//! are reported once: in the endpoint's log, the monitor, the agent's log, status and metrics. Each alarm requests
+//! one regeneration of the datapath.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -31,17 +32,17 @@ use crate::{
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "endpoint-selfcheck";
-/// Endpoints whose turns come within this time are asked together.
+/// Endpoints whose checks fall within this time are checked in one batch.
 const GATHER: Duration = Duration::from_millis(500);
-/// Looks at an endpoint until two in a row say the same.
+/// Maximum number of looks at an endpoint until two in a row agree.
 const LOOKS: usize = 4;
-/// Endpoints that are tried as the other end of a test packet.
+/// Endpoints tried as the peer of a test packet.
 const PEERS: usize = 16;
-/// A batch takes a millisecond; the kernel may be busy.
+/// Bound of a batch, which normally takes a millisecond.
 const BATCH_LIMIT: Duration = Duration::from_secs(5);
-/// How long a client waits for its turn, behind others that ask.
+/// How long a client waits for its turn behind other clients.
 const TURN_LIMIT: Duration = Duration::from_secs(2);
-/// How long an alarm waits for the regeneration it asked for: below what a controller's run may take.
+/// How long an alarm waits for its regeneration: less than the limit of a controller's run.
 const REGENERATION_LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs until the agent stops.
@@ -52,9 +53,9 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
         let handles = node.registry.list();
         node.self_checks.keep(&handles.iter().map(|h| (h.id, h.epoch)).collect());
         node.metrics.self_checks_failing(node.self_checks.failing());
-        // The last of them has its distance to the next round's first too.
+        // The extra pause separates the last check of a round from the first of the next.
         let pause = (interval / u32::try_from(handles.len() + 1).unwrap_or(u32::MAX)).max(PACE);
-        // Where there are many, some are asked together: waking up for each would cost more than asking it.
+        // With many endpoints, several share a batch: a wake-up for each would cost more than its check.
         let together = usize::try_from(GATHER.as_millis() / pause.as_millis().max(1)).unwrap_or(1).max(1);
         for handles in handles.chunks(together) {
             let pause = pause * u32::try_from(handles.len()).unwrap_or(1);
@@ -78,7 +79,7 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
     }
 }
 
-/// Asks endpoints together, and those that do not answer as they should once more, each by itself.
+/// Checks endpoints in one batch, then checks each mismatching endpoint again by itself.
 async fn visit_each<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -> Result<(), String> {
     node.self_checks.turn().await;
     let questions: Vec<Question> = handles.iter().filter_map(|handle| Question::of(node, handle)).collect();
@@ -105,7 +106,7 @@ async fn visit_each<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -> Resul
 /// Checks an endpoint, and raises or ends its alarm.
 ///
 /// # Errors
-/// When the kernel could not be asked: that says nothing about the endpoint.
+/// When the kernel could not be read; this is no finding about the endpoint.
 pub async fn visit<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<(), String> {
     let Some(found) = check(node, handle).await? else { return Ok(()) };
     note(node, handle, &found);
@@ -117,7 +118,7 @@ pub async fn visit<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<()
     if !mend(node, handle).await {
         return Ok(());
     }
-    // Regenerated: it should be well at once, and need not wait for the next round to be told so.
+    // A check right after the regeneration ends the alarm without waiting for the next round.
     if let Some(found) = check(node, handle).await? {
         note(node, handle, &found);
         if found.iter().all(|j| j.same) {
@@ -127,7 +128,7 @@ pub async fn visit<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<()
     Ok(())
 }
 
-/// Looks at an endpoint for a client: at its programs as they are now, or, when many ask, what was found last.
+/// Checks an endpoint for a client; returns the last result when the client gets no turn in time.
 pub async fn ask<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> SelfCheck {
     let error = match timeout(TURN_LIMIT, check(node, handle)).await {
         Ok(Ok(Some(found))) => {
@@ -141,7 +142,8 @@ pub async fn ask<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> SelfCheck {
     SelfCheck { error, ..node.self_checks.last(handle.id, handle.epoch) }
 }
 
-/// Looks until two looks in a row agree, or all is well. `None` when they never do, or something works on the endpoint.
+/// Looks until two looks in a row agree or one shows no mismatch. `None` when they never agree or the endpoint is in
+/// flight.
 async fn check<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option<Vec<Judged>>, String> {
     let mut before: Option<BTreeSet<String>> = None;
     for _ in 0..LOOKS {
@@ -156,18 +158,18 @@ async fn check<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option
     Ok(None)
 }
 
-/// What an endpoint's programs are asked.
+/// The test packets for an endpoint's programs.
 struct Question {
     handle: Handle,
-    /// The endpoint before.
+    /// The view of the endpoint before the check.
     view: View,
-    /// The other end of some packets.
+    /// The peer of some test packets.
     peer: Option<(Handle, View)>,
     cases: Arc<[Case]>,
 }
 
 impl Question {
-    /// What the endpoint's programs should be asked now; none while something works on it.
+    /// The question for an endpoint in its current state; none while the endpoint is in flight.
     fn of<K: Kernel>(node: &Node<K>, handle: &Handle) -> Option<Self> {
         let view = settled(node, handle)?;
         let peer = peer_of(node, handle.id);
@@ -179,7 +181,7 @@ impl Question {
 
 type Answer = Result<Vec<CaseResult>, KernelError>;
 
-/// Gives each endpoint's programs their test packets, in a turn that the caller has waited for.
+/// Runs the test packets of each endpoint. The caller has waited for its turn.
 async fn put<K: Kernel>(node: &Node<K>, questions: &[Question]) -> Result<Vec<Answer>, String> {
     let checks: Vec<_> = questions.iter().map(|q| (q.handle.id, Arc::clone(&q.cases))).collect();
     let ids = || questions.iter().map(|q| q.handle.id.to_string()).collect::<Vec<_>>().join(", ");
@@ -189,7 +191,7 @@ async fn put<K: Kernel>(node: &Node<K>, questions: &[Question]) -> Result<Vec<An
     }
 }
 
-/// Gives the endpoint's programs one batch of test packets.
+/// Runs one batch of test packets for an endpoint.
 async fn look<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Option<Vec<Judged>>, String> {
     node.self_checks.turn().await;
     let Some(question) = Question::of(node, handle) else { return Ok(None) };
@@ -200,10 +202,10 @@ async fn look<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Option<Vec<J
     }
 }
 
-/// Compares an answer with desired state; none when something worked on the endpoint meanwhile.
+/// Compares an answer with the desired state; none when something worked on the endpoint meanwhile.
 async fn judge<K: Kernel>(node: &Node<K>, asked: Question, answer: Answer) -> Result<Option<Vec<Judged>>, String> {
     let Question { handle, view, peer, cases } = asked;
-    // A change that began meanwhile explains whatever was seen.
+    // A concurrent change may explain any mismatch.
     if !unchanged(node, &handle, &view) {
         return Ok(None);
     }
@@ -224,8 +226,8 @@ async fn judge<K: Kernel>(node: &Node<K>, asked: Question, answer: Answer) -> Re
     Ok(Some(judged.into_iter().filter(|(kind, _)| counts || *kind != Kind::ToPeer).map(|(_, j)| j).collect()))
 }
 
-/// True when the other endpoint does by itself what it should, and nothing works on it: only then is what goes wrong
-/// between the two this one's affair. Otherwise the other's own check tells of it.
+/// True when the peer passes its own cases and is not in flight. Only then does a mismatch in a peer case count
+/// against the checked endpoint; otherwise the peer's own check reports it.
 async fn is_well<K: Kernel>(node: &Node<K>, handle: Handle, view: View) -> bool {
     let config = desired_config(node, &view.record, view.trace);
     let alone = Question { cases: cases(&view.record, &config, None).into(), handle, view, peer: None };
@@ -235,14 +237,14 @@ async fn is_well<K: Kernel>(node: &Node<K>, handle: Handle, view: View) -> bool 
     matches!(answer.as_deref(), Ok([Ok(results)]) if all_same(results)) && unchanged(node, &alone.handle, &alone.view)
 }
 
-/// The endpoint as it is, when nothing works on it.
+/// The view of an endpoint that is ready and not in flight.
 fn settled<K: Kernel>(node: &Node<K>, handle: &Handle) -> Option<View> {
     let view = handle.shared.view();
     let quiet = view.committed && view.fsm.state == State::Ready && !node.jobs.is_in_flight(handle.id);
     quiet.then_some(view)
 }
 
-/// Nothing has worked on it since it was looked at.
+/// True when nothing has worked on the endpoint since `before`.
 fn unchanged<K: Kernel>(node: &Node<K>, handle: &Handle, before: &View) -> bool {
     let same = |v: &View| {
         v.fsm == before.fsm && v.status.regenerations == before.status.regenerations && v.record == before.record
@@ -252,8 +254,8 @@ fn unchanged<K: Kernel>(node: &Node<K>, handle: &Handle, before: &View) -> bool 
         && node.registry.get(handle.id).is_some_and(|now| now.epoch == handle.epoch)
 }
 
-/// Another endpoint of the node: the next by number that nothing works on. None when the next [`PEERS`] are all busy; the
-/// next round asks again.
+/// The peer for an endpoint: the next one by id that is settled. None when the next [`PEERS`] are all busy; the next
+/// round tries again.
 fn peer_of<K: Kernel>(node: &Node<K>, id: EndpointId) -> Option<(Handle, View)> {
     let mut at = id;
     for _ in 0..PEERS {
@@ -281,7 +283,7 @@ fn note<K: Kernel>(node: &Node<K>, handle: &Handle, found: &[Judged]) {
     });
 }
 
-/// Both sides of the first mismatch, and how many there are.
+/// The first mismatch in words, and the number of further ones.
 fn words(found: &[Judged]) -> String {
     let amiss: Vec<&Judged> = found.iter().filter(|j| !j.same).collect();
     let first = amiss.first().map(|j| format!("{}: expected {}; got {}", j.name, j.expected, j.got));
@@ -319,7 +321,7 @@ fn end_alarm<K: Kernel>(node: &Node<K>, handle: &Handle) {
     node.monitor.agent(Some(handle.id), "self-check-ended", message);
 }
 
-/// Asks for a regeneration, once in each alarm. True when it succeeded.
+/// Requests a regeneration, once in each alarm. True when it succeeded.
 async fn mend<K: Kernel>(node: &Node<K>, handle: &Handle) -> bool {
     if node.self_checks.update(handle, |row| row.asked) {
         return false;

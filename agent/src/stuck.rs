@@ -1,6 +1,6 @@
-//! Steps that have not ended in their time.
+//! Stuck steps: steps that overran their deadline.
 //!
-//! A step's deadline frees its caller; this names what still hangs, since when, and of whom, until it ends.
+//! A step's deadline frees its caller; this module reports the step until it ends.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -13,9 +13,9 @@ use wharf_core::{
 
 use crate::node::Node;
 
-/// How often it looks.
+/// Interval of the check.
 pub const TICK: Duration = Duration::from_secs(1);
-/// How much longer than its deadline a step is given: its own deadline speaks first.
+/// Time after its deadline at which a step counts as stuck: the step's own timeout is reported first.
 const GRACE_MS: u64 = 1_000;
 
 /// Steps that overran, by endpoint.
@@ -41,7 +41,7 @@ pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
             }
         });
     }
-    // A kernel call that goes on although its step was given up.
+    // Kernel calls that still run after their step timed out.
     for (id, job) in node.jobs.running() {
         let for_ms = u64::try_from(job.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (endpoint, bound_ms) = (id.get(), bound_ms(node, job.step));
@@ -55,7 +55,7 @@ pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
     found
 }
 
-/// The longest that a step of that name may take: some are steps of creates and of deletes.
+/// The deadline of a step by name; the longest one when creates and deletes share the name.
 fn bound_ms<K: Kernel>(node: &Node<K>, step: &str) -> u64 {
     if step == DeleteStep::AwaitProxy.name() {
         return u64::try_from(node.config.proxy_timeout.as_millis()).unwrap_or(u64::MAX);
@@ -65,7 +65,7 @@ fn bound_ms<K: Kernel>(node: &Node<K>, step: &str) -> u64 {
     create.chain(delete).max().unwrap_or(CreateStep::EnsurePrograms.deadline_ms())
 }
 
-/// Looks until the agent stops, and tells the log, the endpoint's own log and the monitor of each once.
+/// Checks until the agent stops. Reports each stuck step once: in the log, the endpoint's log and the monitor.
 pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
     let mut told: BTreeSet<(u16, String)> = BTreeSet::new();
     loop {

@@ -1,4 +1,4 @@
-//! Addresses: leased, given back, rested; and compared with what the node's own networks have.
+//! Addresses: leases, releases, rests, and overlaps with the node's own networks.
 
 pub mod pools;
 pub mod resting;
@@ -13,14 +13,14 @@ use wharf_core::{
 
 use crate::{config::AgentConfig, proxy::Redirects, store::Store};
 
-/// The node's addresses, and whom to ask about them.
+/// The node's addresses, with the kernel, store and proxy that the checks need.
 pub struct Addresses<K> {
     /// Leases, rests and pools. Locked for one decision at a time.
     pub ipam: Mutex<Ipam>,
-    /// Networks of the node that share addresses with pools, as they were last seen.
+    /// Overlaps of node networks with pools, as last observed.
     overlaps: Mutex<Arc<Vec<Overlap>>>,
-    /// Whose turn it is to look at resting addresses: one at a time, so that none is woken by what was seen before its
-    /// last lease. Held across kernel calls and a commit, each bounded.
+    /// Serializes checks of resting addresses, so that an address is not woken by an observation from before its last
+    /// lease. Held across kernel calls and a commit, each bounded.
     checks: tokio::sync::Mutex<()>,
     pools: Vec<PoolConfig>,
     default_pool: PoolName,

@@ -1,8 +1,8 @@
-//! The pools against the node's own networks.
+//! Overlaps of pools with the node's own networks.
 //!
-//! A pool that overlaps an address or a route of the node is refused before anything is made. An overlap that comes while
-//! the agent runs is logged, told by status and audit, and its addresses are given to nobody: the node is looked at with
-//! each round of the node's datapath, and each address is looked up when it is leased.
+//! At start, a pool that overlaps an address or route of the node is refused before anything is created. An overlap
+//! that appears later is logged and reported by status and audit, and its addresses are withheld. The node is
+//! observed with each round of the node's datapath, and each address is looked up when it is leased.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -19,7 +19,7 @@ use wharf_core::{
 
 use crate::{addresses::Addresses, config::AgentConfig, sync::lock};
 
-/// Looks at the node before the agent makes anything.
+/// Checks the pools against the node before the agent creates anything.
 ///
 /// # Errors
 /// When a pool overlaps a network of the node: both are named.
@@ -30,10 +30,10 @@ pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Looks at the node's networks, and withholds the addresses that they share with pools.
+/// Observes the node's networks and withholds the addresses that they share with pools.
 ///
 /// # Errors
-/// When the kernel cannot be asked: what was known before stays in force.
+/// When the kernel cannot be read: the overlaps known before stay in force.
 pub async fn look<K: Kernel>(addresses: &Addresses<K>) -> Result<(), String> {
     let cidrs = lock(&addresses.ipam).cidrs();
     let seen = addresses.kernel.observe_networks(&cidrs).await.map_err(|e| e.to_string())?;
@@ -52,15 +52,15 @@ fn apply<K: Kernel>(addresses: &Addresses<K>, now: Vec<Overlap>) {
     }
 }
 
-/// Whether the node itself has a leased address, or reaches it over a link of its own. If so, the lease is given back and
-/// what both have is withheld from now on.
+/// Whether the node has a leased address or reaches it over its own link. If so, the lease is released and the
+/// overlap is withheld from now on.
 pub async fn is_taken_by_node<K: Kernel>(addresses: &Addresses<K>, leased: &Leased, owner: &LeaseOwner) -> bool {
     let ips: Vec<IpAddr> = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6)).collect();
     let mut found = Vec::new();
     for ip in &ips {
         match addresses.kernel.observe_network_of(*ip).await {
             Ok(network) => found.extend(overlaps(&addresses.pools, network.as_slice())),
-            // The steps that follow ask the same kernel, and fail with what they were about.
+            // The next steps use the same kernel and report its error with more context.
             Err(error) => tracing::warn!(%ip, "{error}; whether the node has it is not known"),
         }
     }
@@ -78,13 +78,13 @@ pub async fn is_taken_by_node<K: Kernel>(addresses: &Addresses<K>, leased: &Leas
     true
 }
 
-/// The overlaps as the audit tells them.
+/// The overlaps as audit problems.
 #[must_use]
 pub fn problems<K: Kernel>(addresses: &Addresses<K>) -> Vec<NodeProblem> {
     lock(&addresses.overlaps).iter().cloned().map(NodeProblem::PoolOverlap).collect()
 }
 
-/// What status says of the pools beside their fill; none when there is nothing to say.
+/// The overlaps in words, for status; none without overlaps.
 #[must_use]
 pub fn told<K: Kernel>(addresses: &Addresses<K>) -> Option<String> {
     let overlaps = Arc::clone(&lock(&addresses.overlaps));

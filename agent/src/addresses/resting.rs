@@ -1,9 +1,9 @@
-//! Addresses that were given back.
+//! Resting addresses: released and not yet free.
 //!
-//! An address rests before it is given out again, and not before nothing on the node speaks for its old owner: rows of
-//! the shared maps, routes, conntrack rows (those are removed), redirects of the proxy. The checks run in the
-//! background when the rest is over; when a pool has no free address left, the rest is cut short for the oldest ones and
-//! the checks run at once, so an address never comes back unchecked.
+//! A released address rests before it is leased again, until nothing on the node uses it for its old owner: rows of
+//! the shared maps, routes, proxy redirects. Conntrack rows are removed. The checks run in the background after the
+//! rest. When a pool has no free address, the oldest rests are cut short and the checks run at once, so an address is
+//! never leased unchecked.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -22,11 +22,11 @@ use crate::{
     sync::lock,
 };
 
-/// How often rested addresses are looked at.
+/// Interval at which rested addresses are checked.
 pub const TICK: Duration = Duration::from_secs(1);
-/// Addresses looked at in one tick: conntrack is read once for all of them.
+/// Addresses checked in one tick: conntrack is read once for all of them.
 const BATCH: usize = 512;
-/// Addresses woken early for one request: enough for several creates that come together.
+/// Addresses woken early for one request: enough for several concurrent creates.
 const EARLY: usize = 8;
 /// Longest time for the checks of a request that waits for an address.
 const EARLY_BOUND: Duration = Duration::from_secs(1);
@@ -69,10 +69,10 @@ pub fn in_memory<K: Kernel>(addresses: &Addresses<K>, leases: &[Lease]) {
     }
 }
 
-/// How often a request is answered with other addresses, where the node turns out to have those of before.
+/// Leases tried for one request when the node itself has the leased addresses.
 const TRIES: usize = 4;
 
-/// Leases addresses that the node itself does not have; wakes resting ones when no other is free.
+/// Leases addresses that the node itself does not have; wakes resting addresses when no other is free.
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
@@ -93,8 +93,8 @@ pub async fn lease<K: Kernel>(
     })
 }
 
-/// Makes the addresses that are asked for by name and that a delete kept for this attachment the new owner's, and returns
-/// the leases as they were. In memory alone: the store has them when the create is committed.
+/// Transfers requested addresses that a delete kept for this attachment to the new owner; returns the leases as they
+/// were. The change is in memory only; the commit of the create stores it.
 pub fn take_over<K: Kernel>(
     addresses: &Addresses<K>,
     request: &LeaseRequest,
@@ -121,7 +121,7 @@ pub fn hand_back<K: Kernel>(addresses: &Addresses<K>, kept: &[Lease], owner: &Le
     }
 }
 
-/// As [`lease`], where the owner has some of the addresses already.
+/// As [`lease`], when the owner already holds some of the addresses.
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
@@ -149,7 +149,7 @@ pub async fn lease_besides<K: Kernel>(
     match lease(addresses, &other, owner).await {
         Ok(more) => (leased.ipv4, leased.ipv6) = (ipv4.or(more.ipv4), ipv6.or(more.ipv6)),
         Err(IpamError::NothingWanted { .. }) => {}
-        // Any of a family that the pool lacks is none.
+        // A pool without the family satisfies a request for any address of it.
         Err(IpamError::FamilyNotInPool { .. }) if any => {}
         Err(error) => return Err(error),
     }
@@ -163,7 +163,7 @@ fn exact<A>(wanted: Wanted<A>) -> Option<A> {
     }
 }
 
-/// Leases addresses, whatever the node has; wakes resting ones when no other is free.
+/// Leases addresses without a check against the node; wakes resting addresses when no other is free.
 async fn lease_any<K: Kernel>(
     addresses: &Addresses<K>,
     request: &LeaseRequest,
@@ -179,7 +179,7 @@ async fn lease_any<K: Kernel>(
     }
     let woken = timeout(EARLY_BOUND, async {
         let _turn = addresses.checks.lock().await;
-        // The one before may have woken enough for two.
+        // The previous holder of the lock may have woken enough addresses.
         let again = lease();
         let Err(IpamError::Exhausted { .. } | IpamError::Resting { .. }) = again else { return again };
         let candidates = lock(&addresses.ipam).early(request, EARLY);
@@ -197,8 +197,8 @@ async fn lease_any<K: Kernel>(
     })
 }
 
-/// Whether an address that is asked for by name may end its rest now: the one who had it may have it back at once (a
-/// container's network is reloaded, a pod with a fixed address comes back), others when its time is over.
+/// Whether a requested address may end its rest now. Its last owner may lease it at once (a container network is
+/// reloaded, a pod with a fixed address returns), others after the rest.
 fn may_return<K: Kernel>(addresses: &Addresses<K>, ip: IpAddr, owner: &LeaseOwner) -> bool {
     let (view, has_rested) = {
         let mut ipam = lock(&addresses.ipam);
@@ -212,19 +212,19 @@ fn may_return<K: Kernel>(addresses: &Addresses<K>, ip: IpAddr, owner: &LeaseOwne
     is_same || has_rested
 }
 
-/// Wakes what has rested and is spoken for by nobody.
+/// Wakes rested addresses that nothing on the node uses.
 ///
 /// # Errors
-/// When conntrack cannot be read, or the store refuses: the addresses rest on.
+/// When conntrack cannot be read or the store refuses: the addresses keep resting.
 pub async fn wake<K: Kernel>(addresses: &Addresses<K>) -> Result<(), String> {
     let _turn = addresses.checks.lock().await;
     let rested = lock(&addresses.ipam).rested(clock::unix_ms(), BATCH);
     if rested.is_empty() { Ok(()) } else { check_and_wake(addresses, &rested).await }
 }
 
-/// Looks at addresses that rest; those that nobody speaks for are free, in the store first: one that is given out and
-/// back again at once begins a new rest, which must not be taken for the old one. The caller holds the turn, so that no
-/// address is woken by what was seen before its last lease.
+/// Checks resting addresses and frees those that nothing uses. The rest is removed from the store first: an address
+/// leased and released at once begins a new rest, which this removal must not hit. The caller holds the `checks`
+/// lock, so no address is woken by an observation from before its last lease.
 async fn check_and_wake<K: Kernel>(addresses: &Addresses<K>, ips: &[IpAddr]) -> Result<(), String> {
     let removed = addresses.kernel.remove_connections(ips).await.map_err(|e| e.to_string())?;
     if removed > 0 {

@@ -1,8 +1,8 @@
-//! Build: bring realized to desired.
+//! Build: brings the realized state to the desired state.
 //!
-//! At level *policy* only map rows change; at level *datapath* new programs are loaded beside the old ones, and take
-//! their place by one atomic update of each link and of the program array. Nothing is detached in between, so no
-//! packet is lost and none passes unpoliced; when any step fails, the old state is still in force.
+//! At level *policy* only map rows change; at level *datapath* new programs are loaded beside the old ones and
+//! replace them by one atomic update of each link and of the program array. Nothing is detached meanwhile, so no
+//! packet is lost and none passes without policy. When a step fails, the old state stays in force.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -28,7 +28,7 @@ use crate::{
     node::{Node, endpoint::Shared},
 };
 
-/// The configuration row an endpoint is to have.
+/// The configuration row for an endpoint; node-wide tracing is included.
 #[must_use]
 pub fn desired_config<K: Kernel>(node: &Node<K>, record: &EndpointRecord, trace: bool) -> ConfigSpec {
     config_of(record, trace || node.trace_all.load(Ordering::Relaxed))
@@ -50,7 +50,7 @@ pub fn config_of(record: &EndpointRecord, trace: bool) -> ConfigSpec {
     }
 }
 
-/// The programs an endpoint is to have, loaded anew.
+/// The programs for an endpoint, loaded anew.
 #[must_use]
 pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> ProgramSpec {
     ProgramSpec {
@@ -62,8 +62,8 @@ pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> Progra
     }
 }
 
-/// Runs a build to its end, or to the next step once a delete has come. With `keep_programs`, pinned programs that a load
-/// would only repeat are attached as they are.
+/// Runs a build; a delete ends it before its next step. With `keep_programs`, pinned programs are attached without a
+/// load when a load would produce the same ones.
 ///
 /// # Errors
 /// The step that failed or hung and why; the last good state is in force.
@@ -109,7 +109,7 @@ async fn steps<K: Kernel>(
         let mut connected =
             run.step(CreateStep::EnsureAttached, |k| async move { k.ensure_attached(&link).await }).await;
         if connected.is_ok() {
-            // Addresses and routes that somebody took away come back too; what is there stays as it is.
+            // Missing addresses and routes are restored; existing ones are left unchanged.
             let asked = record.clone();
             connected =
                 run.step(CreateStep::EnsureConnected, |k| async move { k.ensure_connected(&asked).await }).await;
@@ -118,7 +118,7 @@ async fn steps<K: Kernel>(
             if !has_no_interface(node, record).await {
                 return Err(why);
             }
-            // No try changes that, and the audit reports it: the build is as done as it can be.
+            // A retry cannot fix a missing container interface, and the audit reports it: the build continues.
             run.shared.log(LogStatus::Warning, "build", format!("{why}; the container took its interface away"));
         }
     }
@@ -126,7 +126,7 @@ async fn steps<K: Kernel>(
     run.step(CreateStep::EnsureReachable, |k| async move { k.ensure_reachable(&record).await }).await
 }
 
-/// The container renamed its interface, replaced it, deleted it or moved it to another namespace: it cannot be connected.
+/// Whether the container renamed, replaced, deleted or moved its interface, so that it cannot be connected.
 async fn has_no_interface<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> bool {
     let found = look::problems_of(node, record).await;
     found.is_ok_and(|all| all.iter().any(|p| p.mender() == Mender::Container { regenerable: false }))
@@ -137,12 +137,12 @@ struct Run<'a, K: Kernel> {
     shared: &'a Shared,
     cancel: &'a CancellationToken,
     id: EndpointId,
-    /// Steps that succeeded, each with its time: one entry of the timeline for all of them.
+    /// Steps run so far with their durations: the text of one timeline entry.
     steps: Vec<String>,
 }
 
 impl<K: Kernel> Run<'_, K> {
-    /// Runs a step within the time that a create has for it: a build that hangs must not hold up a delete.
+    /// Runs a step within its create deadline: a build that hangs must not delay a delete.
     async fn step<T, F>(
         &mut self,
         step: CreateStep,

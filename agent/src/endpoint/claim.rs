@@ -1,4 +1,4 @@
-//! A new endpoint on its way to whoever asked for it.
+//! The claim on a new endpoint, until its creator accepts it.
 
 use std::sync::Arc;
 
@@ -13,9 +13,8 @@ use crate::{
     },
 };
 
-/// An endpoint that nobody has accepted yet. Dropped unaccepted, wherever it got to (the caller is gone before the
-/// answer, or between the answer and its reading), the endpoint is taken back: nobody knows of it, so nobody would ever
-/// delete it.
+/// An endpoint that its creator has not accepted yet. When the claim is dropped unaccepted (the caller went away
+/// before it read the answer), the endpoint is deleted: no caller knows of it, so none would delete it.
 pub(super) struct Claim<K: Kernel> {
     endpoint: Option<(Arc<Node<K>>, Handle)>,
     answer: wharf_api::Endpoint,
@@ -27,7 +26,7 @@ impl<K: Kernel> Claim<K> {
         Self { endpoint: Some((Arc::clone(node), handle)), answer }
     }
 
-    /// The caller has it; from here on it is the caller's to delete.
+    /// Hands the endpoint to the caller, who deletes it from here on.
     pub(super) fn accept(mut self) -> wharf_api::Endpoint {
         self.endpoint = None;
         self.answer.clone()
@@ -37,8 +36,8 @@ impl<K: Kernel> Claim<K> {
 impl<K: Kernel> Drop for Claim<K> {
     fn drop(&mut self) {
         let Some((node, handle)) = self.endpoint.take() else { return };
-        // Without a runtime the agent itself is gone; the record stays, and the runtime's DEL, which follows every ADD,
-        // finds the endpoint after the restart.
+        // Without a tokio runtime the agent is ending. The record stays, and the container runtime's DEL deletes the
+        // endpoint after the restart.
         if tokio::runtime::Handle::try_current().is_ok() {
             handle.shared.log(LogStatus::Warning, "unclaimed", "the caller went away before the answer; taken back");
             delete::spawn_unclaimed(&node, handle);

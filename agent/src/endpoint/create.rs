@@ -1,5 +1,5 @@
-//! Create: the plan's steps, each undone in reverse when one fails, the deadline passes, the caller goes away or a
-//! delete comes.
+//! Create: runs the plan's steps. They are undone in reverse order when one fails, the deadline passes, the caller
+//! goes away or a delete arrives.
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -71,18 +71,18 @@ pub struct CreateSpec {
     pub deadline: Instant,
 }
 
-/// How much later than its deadline a caller is answered at the latest: the endpoint's own task, which knows what it was
-/// doing, gets to speak first.
+/// How long after its deadline a caller is answered at the latest: the endpoint's task answers first, because it
+/// knows the step.
 const ANSWER_GRACE: Duration = Duration::from_millis(100);
 
 type Reply<K> = oneshot::Sender<Result<Claim<K>, ApiError>>;
 
 /// Creates an endpoint and answers when traffic can flow.
 ///
-/// Dropping the returned future is how a caller goes away: the endpoint's task then takes back what nobody claimed.
+/// A caller goes away by dropping the returned future. The endpoint is then undone or deleted.
 ///
 /// # Errors
-/// In the API's words; whatever was begun is undone.
+/// Why the create failed; its completed steps are undone.
 pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, ApiError> {
     admitted_by_memory(node, &spec)?;
     let patience = spec.deadline.saturating_duration_since(Instant::now());
@@ -117,7 +117,7 @@ pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<
 
 async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, place: Place, span: tracing::Span) {
     let started = Instant::now();
-    // Dropped at any point, it has reserved nothing: the reservations are its last act and wait for nothing.
+    // `begin` may be dropped at any await: its reservations come after the last one.
     let begun = timeout_at(spec.deadline, begin(&node, &spec).instrument(span.clone())).await.unwrap_or_else(|_| {
         let what = format!("create endpoint {}: its namespace {}", spec.attachment, spec.netns.display());
         Err(error(ErrorCode::DeadlineExceeded, format!("{what} or the store did not answer before the deadline")))
@@ -126,7 +126,7 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, p
         Ok(task) => task,
         Err(error) => {
             node.metrics.create(started.elapsed(), false);
-            reply.send(Err(error)).ok(); // a caller that went away has nothing to undo: nothing was begun
+            reply.send(Err(error)).ok(); // the caller may have gone; no step was begun
             return;
         }
     };
@@ -147,16 +147,16 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, p
                     format!("{} {:?}", spec.attachment, started.elapsed()),
                 );
             });
-            drop(span); // what it does from now on are other operations
+            drop(span); // the create ends here; later work has its own spans
             let claim = Claim::new(&node, task.handle());
             if let Some(reply) = reply {
-                reply.send(Ok(claim)).ok(); // not accepted, it is dropped, which takes the endpoint back
+                reply.send(Ok(claim)).ok(); // a dropped claim deletes the endpoint
             }
             task.run().await;
         }
         Err(failed) => {
             if let Some(reply) = reply {
-                reply.send(Err(failed)).ok(); // the caller went away, and all is undone already
+                reply.send(Err(failed)).ok(); // the caller may have gone; the undo is done
             }
             task.end_after_failed_create().await;
         }
@@ -170,7 +170,7 @@ fn admitted_by_memory<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<()
     })
 }
 
-/// What can be refused without any side effect, then the reservations: id, epoch, identity, a place in the registry.
+/// Checks that have no side effect, then the reservations: epoch, id, identity, registry entry.
 async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<EndpointTask<K>, ApiError> {
     let a = &spec.attachment;
     deletions::settle(node, a).await?;
@@ -223,7 +223,7 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
     };
     let (gateway4, gateway6) = {
         let ipam = lock(&node.addresses.ipam);
-        // Of the caller's addresses the families are known here; of others, when they are leased.
+        // The families of caller-leased addresses are known here; those of other addresses after the lease step.
         let speaks = |known: bool| known || ip_owner == IpOwner::Endpoint;
         (
             ipam.router4().filter(|_| speaks(requested.0.is_some())),
@@ -288,12 +288,12 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
 /// At most one address of each family.
 type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
 
-/// Addresses asked for: who owns them, and which they are when the caller leased them before.
+/// The owner of the requested addresses, and the addresses themselves when the caller leased them before.
 fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), ApiError> {
     let ipam = lock(&node.addresses.ipam);
-    // The health endpoint's are nobody else's, also while it is launched anew.
+    // Leases of the health endpoint are reserved for it, also while it is relaunched.
     let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
-    // What a delete kept becomes the endpoint's own again, when it was kept for this attachment.
+    // A lease that an earlier delete kept does not count as the caller's; the lease step may take it over.
     let lent = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Caller { .. }) && owner.kept().is_none();
     let by_caller = |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| lent(&l.owner) && fits(&l.owner));
     let leased = spec.ips.iter().filter(|ip| by_caller(ip)).count();
@@ -327,7 +327,7 @@ async fn steps<K: Kernel>(
         running = place.start() => running,
         given_up = gives_up(task, spec, reply) => return Err(task.undo_create(&[], given_up).await),
     };
-    // Those before it may have taken the last room.
+    // Creates admitted earlier may have used the remaining memory.
     if let Err(refused) = admitted_by_memory(&node, spec) {
         return Err(task.undo_create(&[], refused).await);
     }
@@ -359,7 +359,7 @@ async fn steps<K: Kernel>(
     Ok(())
 }
 
-/// Waits until there is a reason not to wait for its turn any longer.
+/// Waits until the create has a reason to give up its place in the queue.
 async fn gives_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &mut Option<Reply<K>>) -> ApiError {
     let caller_goes = async {
         match reply {
@@ -398,8 +398,8 @@ fn give_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &Option<
     None
 }
 
-/// Runs a step. When it overruns its deadline the caller is answered, but the step is awaited to its end all the same:
-/// a kernel call cannot be taken back half-way, and undoing beside it would leave what it makes afterwards.
+/// Runs a step. When the step overruns its deadline, the caller is answered, but the step is awaited to its end: a
+/// kernel call cannot be cancelled, and a concurrent undo would miss what the call makes afterwards.
 async fn watch<K: Kernel>(
     task: &mut EndpointTask<K>,
     spec: &CreateSpec,
@@ -428,7 +428,7 @@ async fn watch<K: Kernel>(
         v.status.ends_when = "the kernel or the store answers".into();
     });
     if let Some(reply) = reply.take() {
-        reply.send(Err(late.clone())).ok(); // gone or not, the undo is the same
+        reply.send(Err(late.clone())).ok(); // the caller may have gone; the undo is the same
     }
     match work.await {
         Ok(()) => Err(late),
@@ -478,7 +478,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
                 .map_err(|e| from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
             shared.update(|v| {
                 (v.record.ipv4, v.record.ipv6, v.record.pool) = (leased.ipv4, leased.ipv6, leased.pool);
-                // No gateway of a family the endpoint does not speak.
+                // A family without an address has no gateway.
                 v.record.gateway4 = v.record.gateway4.filter(|_| leased.ipv4.is_some());
                 v.record.gateway6 = v.record.gateway6.filter(|_| leased.ipv6.is_some());
             });
@@ -513,7 +513,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             let (spec, prepared) = (build::desired_programs(&node.config, &record), task.prepared);
             let call = move |k: Arc<K>| async move {
                 match k.ensure_config(id, &config).await {
-                    // Somebody removed the pins of a set that was ready: then this create loads its own.
+                    // The pins of the prepared set were removed externally: this create loads its own programs.
                     Err(e) if prepared && e.kind == KernelErrorKind::NotFound => {
                         k.ensure_programs(&spec).await?;
                         k.ensure_config(id, &config).await
@@ -545,7 +545,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
     }
 }
 
-/// An address that was asked for exactly; any of the other family, if the pool has it.
+/// Requested addresses are leased exactly; for other families, any address of the pool.
 fn lease_request(spec: &CreateSpec) -> LeaseRequest {
     let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
     let v6 = spec.ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
@@ -556,8 +556,8 @@ fn lease_request(spec: &CreateSpec) -> LeaseRequest {
     }
 }
 
-/// An endpoint that comes or goes will be there or gone in a moment: then a retry tells. One that stays is an error that
-/// no retry mends.
+/// The error for an interface that has an endpoint: `Busy` with a retry while that endpoint is being created or
+/// deleted, else `Exists`.
 fn taken_by<K: Kernel>(node: &Node<K>, attachment: &Attachment, there: &Handle) -> ApiError {
     let (id, state, committed) = there.shared.read(|v| (v.record.id, v.fsm.state, v.committed));
     let what = format!("create endpoint {attachment}: endpoint {id}");

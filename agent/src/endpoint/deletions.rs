@@ -1,9 +1,9 @@
-//! Deletion records: what shims left that found no agent.
+//! Deletion records: written by CNI shims that could not reach the agent.
 //!
-//! The directory is watched before it is listed, so that nothing falls between the two; a slow tick looks again, for
-//! records that could not be served and for events that were lost. A record is removed only after the delete it asks
-//! for succeeded. At every start the agent leaves a record of its own, the canary, the way a shim would: if it does not
-//! come out by the live path, `wharf status` says so, because a safety net that nobody has seen work is none.
+//! The watch is set up before the directory is listed, so no record is missed. A slow tick lists it again, for
+//! records whose delete failed and for lost events. A record is removed only after its delete succeeded. At every
+//! start the agent writes a record of its own, the canary, as a shim would; `wharf status` reports when the canary
+//! does not arrive by an inotify event.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -25,16 +25,16 @@ use crate::{
     telemetry::operation::{Kind, OpId},
 };
 
-/// Its name among the controllers; the watchdog judges it.
+/// Name of the controller; the watchdog checks it.
 pub const CONTROLLER: &str = "deletion-queue";
-/// How often the directory is looked at without being told: the longest that a record waits when its event was lost.
+/// Interval at which the directory is listed without an event: the longest wait of a record whose event was lost.
 const TICK: Duration = Duration::from_secs(10);
-/// Pause before a watch that failed is set up anew.
+/// Pause before a failed watch is set up again.
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
-/// Temporary files of writers that were killed; no writer needs this long.
+/// Age at which a temporary file is removed: its writer was killed, because no writer needs this long.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
-/// Takes up everything that is there, and says how many records stay because their delete could not be finished.
+/// Serves all records; returns how many stay because their delete failed.
 ///
 /// # Errors
 /// When the directory cannot be read.
@@ -68,7 +68,7 @@ async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usiz
     }
     wharf_crash::point("drain/after-list");
     let stay = serve(node, asked, cause).await;
-    // Whoever has looked at them removes them.
+    // Files put aside stay until an operator removes them.
     let aside = node.deletions.blocking(Queue::aside).await?.len() as u64;
     node.deletions.drained(&stay, unusable, aside);
     match problems.into_iter().next() {
@@ -77,14 +77,13 @@ async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usiz
     }
 }
 
-/// Serves the deletion of one attachment first, if there is a record of it: a container that is added again must not be
-/// taken away by a delete that was meant for the one before.
+/// Serves the deletion record of an attachment before its create: the record must not delete the new endpoint.
 ///
 /// # Errors
 /// `Busy` when the delete could not be finished.
 pub async fn settle<K: Kernel>(node: &Arc<Node<K>>, a: &Attachment) -> Result<(), wharf_api::ApiError> {
     let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
-    // One stat of a file in the run directory, which is memory (tmpfs).
+    // One stat of a file in the run directory (tmpfs).
     if !node.deletions.queue.contains(network, container, ifname) {
         return Ok(());
     }
@@ -98,7 +97,7 @@ pub async fn settle<K: Kernel>(node: &Arc<Node<K>>, a: &Attachment) -> Result<()
     Ok(())
 }
 
-/// The records that stay, with when they were written.
+/// Runs the deletes; returns the records that stay, with their write times.
 async fn serve<K: Kernel>(
     node: &Arc<Node<K>>,
     asked: Vec<(String, u64, Deletion)>,
@@ -111,7 +110,7 @@ async fn serve<K: Kernel>(
             node.deletions.canary_came(nonce, cause);
             done.push((name, written));
         } else if deletion.boot_id != node.store.boot_id() {
-            // What it asks for died with that boot.
+            // Endpoints of an earlier boot no longer exist.
             done.push((name, written));
         } else {
             match find(node, &deletion) {
@@ -136,7 +135,7 @@ async fn serve<K: Kernel>(
     }
     wharf_crash::point("drain/after-delete");
     for (name, written, handle) in known {
-        // Gone, or another's by now.
+        // The endpoint is gone, or its id has a new endpoint.
         if node.registry.get(handle.id).is_none_or(|there| there.epoch != handle.epoch) {
             done.push((name, written));
         } else {
@@ -158,7 +157,7 @@ async fn serve<K: Kernel>(
 
 enum Found {
     Endpoint(Box<Handle>),
-    /// The interface is there, of another network or epoch: what the record asks for is gone.
+    /// The interface has an endpoint of another network or epoch: the recorded endpoint is gone.
     Other,
     Nothing(Attachment),
 }
@@ -170,7 +169,7 @@ fn find<K: Kernel>(node: &Node<K>, deletion: &Deletion) -> Found {
         IfName::parse(&deletion.ifname),
     );
     let (Ok(network), Ok(container_id), Ok(ifname)) = parsed else {
-        // The queue refuses such names, so nothing was ever made under them.
+        // No endpoint can have a name that does not parse.
         return Found::Other;
     };
     match node.registry.by_interface(&container_id, &ifname) {
@@ -201,7 +200,7 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
     }
 }
 
-/// Ends when the watch does.
+/// Serves events until the watch fails.
 async fn watch_once<K: Kernel>(
     node: &Arc<Node<K>>,
     canary_sent: &mut bool,
@@ -230,7 +229,7 @@ async fn watch_once<K: Kernel>(
             event = events.next() => match event {
                 Some(Ok(event)) => {
                     let mut gone = is_end(&event);
-                    // What came meanwhile is served by the same look.
+                    // One drain serves all events that are already pending.
                     while let Some(Some(more)) = events.next().now_or_never() {
                         gone |= is_end(&more.map_err(words)?);
                     }
@@ -247,7 +246,7 @@ async fn watch_once<K: Kernel>(
     }
 }
 
-/// The watch ends with what it watches.
+/// Whether the watched directory was removed or moved.
 fn is_end<S>(event: &inotify::Event<S>) -> bool {
     event.mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF)
 }
@@ -281,7 +280,7 @@ async fn send_canary<K: Kernel>(node: &Arc<Node<K>>) {
     }
 }
 
-/// The records that are there now, for the audit.
+/// The current records, for the audit.
 ///
 /// # Errors
 /// When the directory cannot be read.

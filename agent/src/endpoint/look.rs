@@ -1,4 +1,4 @@
-//! A look at what the kernel holds for an endpoint, which does not take a build under way for a fault.
+//! A look compares an endpoint's kernel state with its record, and does not report a running build as a fault.
 
 use std::{pin::pin, time::Duration};
 
@@ -14,14 +14,14 @@ use crate::node::{
     endpoint::{Handle, View},
 };
 
-/// What was seen.
+/// The result of a look.
 #[derive(Debug)]
 pub struct Look {
-    /// The endpoint when it was looked at.
+    /// The endpoint before the look.
     pub view: View,
-    /// What is amiss, notices included.
+    /// Problems found, notices included.
     pub problems: Vec<Problem>,
-    /// No build ran meanwhile, none is about to: the problems are faults. Otherwise the build may mend them.
+    /// No build ran during the look and none is pending: the problems are faults. Otherwise a build may repair them.
     pub settled: bool,
 }
 
@@ -39,7 +39,7 @@ pub async fn once<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Look, Ke
     })
 }
 
-/// Looks once at several endpoints; the looks are in their order.
+/// Looks once at several endpoints; results are in the order of `handles`.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
@@ -55,7 +55,7 @@ pub async fn each<K: Kernel>(node: &Node<K>, handles: &[Handle]) -> Result<Vec<L
     Ok(handles.iter().zip(views).zip(found).map(look).collect())
 }
 
-/// What the kernel holds otherwise than the record asks for.
+/// The differences between the kernel and the record.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
@@ -66,7 +66,7 @@ pub async fn problems_of<K: Kernel>(
     node.kernel.observe_endpoint(record).await.map(joined)
 }
 
-/// Looks until all is well or no build explains what is not, for as long as there is `patience`.
+/// Looks until there is no problem or no build explains the problems, for at most `patience`.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
@@ -74,7 +74,7 @@ pub async fn settled<K: Kernel>(node: &Node<K>, handle: &Handle, patience: Durat
     let until = Instant::now() + patience;
     loop {
         let mut changed = pin!(handle.shared.changed());
-        // From here on every change is heard, also one that comes while the kernel is asked.
+        // Registers for changes before the kernel is read, so none is missed.
         changed.as_mut().enable();
         let look = once(node, handle).await?;
         if look.settled || verdict(&look.problems) == Verdict::Well || timeout_at(until, changed).await.is_err() {

@@ -1,9 +1,12 @@
-//! An endpoint's life: one task owns it, others send it commands and read its picture.
+//! The life of an endpoint: one task owns it, other tasks send it commands and read its view.
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
-//! | endpoint | mailbox ([`crate::node::endpoint::Command`]), build permits, stop token | kernel and store changes, [`crate::node::endpoint::Shared`], replies |
+//! | endpoint | mailbox ([`Command`]), build permits, stop token | kernel and store changes, [`Shared`], replies |
 //! | deleter ([`delete`]) | the endpoints to delete | one store transaction for all of them, the client's answer |
+//!
+//! [`Command`]: crate::node::endpoint::Command
+//! [`Shared`]: crate::node::endpoint::Shared
 
 pub mod build;
 mod claim;

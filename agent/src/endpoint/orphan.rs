@@ -1,9 +1,9 @@
-//! Endpoints whose records were lost with a damaged store.
+//! Orphans: endpoints whose records were lost with a damaged store.
 //!
-//! Their containers live, and their programs police them as before; removing what no record explains would cut them
-//! off. So they stay as they are: their ids are not given out again, their addresses are held under the name of their
-//! link, and `wharf audit` shows them, so that `wharf audit --repair` takes them away when the operator wants it.
-//! The mark on the link says whose it is: a runtime's DEL for that container takes it away like any other endpoint.
+//! The containers of orphans still run, and their programs still enforce policy; removing them would cut the
+//! containers off. Orphans therefore stay unchanged: their ids are reserved, and their addresses are leased under the
+//! name of their link. `wharf audit` reports them, and `wharf audit --repair` removes them. The mark on the link
+//! names the attachment, so the runtime's DEL removes an orphan like any other endpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,10 +27,10 @@ use crate::{
     sync::lock,
 };
 
-/// Owner of an address whose endpoint's record was lost, before the link's name.
+/// Prefix of the lease owner's name for an orphan's address; the link's name follows.
 const PREFIX: &str = "lost-record:";
 
-/// The link that a lost endpoint's address is held for.
+/// The link of the orphan that a lease is held for.
 #[must_use]
 pub fn link_of(lease: &Lease) -> Option<&str> {
     match &lease.owner {
@@ -39,7 +39,7 @@ pub fn link_of(lease: &Lease) -> Option<&str> {
     }
 }
 
-/// Keeps what the kernel holds; removes only program sets that no link uses.
+/// Keeps every orphan in the kernel; removes only program sets that no link uses.
 pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
     let mut living = BTreeSet::new();
     let mut held = Vec::new();
@@ -74,7 +74,7 @@ pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
     }
 }
 
-/// Recognises, at a later start, those whose addresses are still held.
+/// Finds again, at a later start, the orphans whose addresses are still leased.
 pub fn recognise<K: Kernel>(node: &Node<K>, dump: &KernelDump, leases: &[Lease]) {
     let mut held: BTreeMap<&str, Vec<IpAddr>> = BTreeMap::new();
     for lease in leases {
@@ -97,9 +97,9 @@ fn set_aside<K: Kernel>(node: &Node<K>, orphan: Orphan) {
 fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
     let (id, low) = parse_host_ifname(&link.name)?;
     let host_ifname = IfName::parse(&link.name).ok()?;
-    // A name alone is not ours; the version before wrote marks without an owner.
+    // A name alone does not prove that Wharf made the link. The previous version wrote marks without an owner.
     let alias = link.alias.as_deref().filter(|alias| alias.starts_with(&format!("wharf:{id}:")))?;
-    // The mark may be somebody else's text: it counts only where it says what the name says.
+    // The alias may be foreign text: a mark is valid only when its id and epoch match the link's name.
     let mark = Mark::parse(alias);
     let mark = mark.filter(|m| m.id == id.get() && m.epoch & 0xffff_ffff == u64::from(low));
     let epoch = Epoch(mark.as_ref().map_or(u64::from(low), |m| m.epoch));
@@ -115,27 +115,27 @@ fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
     Some(Orphan { link, attachment, rows, held: Vec::new() })
 }
 
-/// Ids of those that are meant.
+/// Ids of the orphans that match.
 pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
     lock(&node.orphans).find(wanted)
 }
 
-/// Whose they are, where the mark says it.
+/// Attachments of the orphans whose mark names one.
 pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
     lock(&node.orphans).attachments().cloned().collect()
 }
 
-/// All of them.
+/// All orphans.
 pub fn list<K: Kernel>(node: &Node<K>) -> Vec<Orphan> {
     lock(&node.orphans).iter().cloned().collect()
 }
 
-/// Their ids.
+/// Ids of all orphans.
 pub fn ids<K: Kernel>(node: &Node<K>) -> BTreeSet<EndpointId> {
     lock(&node.orphans).ids().collect()
 }
 
-/// Takes one away, and gives its addresses back.
+/// Removes an orphan and releases its addresses.
 ///
 /// # Errors
 /// What could not be removed and why; the next delete of the container tries again.
@@ -156,7 +156,7 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Ve
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
-/// Those whose link went with their container: nothing will ask for them any more.
+/// Removes orphans whose link is gone with their container: no delete will come for them.
 ///
 /// # Errors
 /// What could not be removed and why.
@@ -174,7 +174,7 @@ pub async fn forget_gone<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
     Ok(())
 }
 
-/// Holds an address in memory; the change that makes it durable.
+/// Leases an address for an orphan in memory; returns the change that makes the lease durable.
 fn hold<K: Kernel>(node: &Node<K>, ip: IpAddr, link: &str) -> Option<Change> {
     let pool = node.config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)))?.name.clone();
     let owner = LeaseOwner::Caller { name: format!("{PREFIX}{link}") };

@@ -1,9 +1,9 @@
 //! Records out of service.
 //!
-//! A record that could not be brought back at three starts in a row is set aside: its id and addresses stay reserved,
-//! what the kernel holds for it stays as it is, and it is shown in `wharf status` and `wharf audit`. It goes when its
-//! container is deleted, or by `wharf audit --repair`. One that cannot be read is treated so from the first start on; until
-//! the third its row stays where it is, for an agent that may be able to read it.
+//! A record whose restore failed at three starts in a row is taken out of service: its id and addresses stay
+//! reserved, its kernel objects stay unchanged, and `wharf status` and `wharf audit` show it. A delete of its
+//! container or `wharf audit --repair` removes it. An unreadable record is out of service from the first start on;
+//! its row stays in place until the third start, for an agent version that can read it.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -26,13 +26,13 @@ use crate::{
 /// Starts at which a record may fail before it is taken out of service.
 pub const PATIENCE: u32 = 3;
 
-/// The record, if it can be read at all.
+/// The endpoint record, if it can be parsed.
 #[must_use]
 pub fn record_of(out_of_service: &OutOfService) -> Option<EndpointRecord> {
     serde_json::from_str::<EndpointRecord>(&out_of_service.record).ok().filter(|r| r.id == out_of_service.id)
 }
 
-/// Puts records that the store has out of service into the tables: reserved, and nothing else.
+/// Reserves the ids of records out of service and puts the records into the table.
 pub fn hold<K: Kernel>(node: &Node<K>, out_of_service: Vec<OutOfService>) {
     for q in out_of_service {
         node.registry.claim_id(q.id);
@@ -42,12 +42,12 @@ pub fn hold<K: Kernel>(node: &Node<K>, out_of_service: Vec<OutOfService>) {
     }
 }
 
-/// Ids of records that are meant.
+/// Ids of the records that match.
 pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
     lock(&node.out_of_service).find(wanted)
 }
 
-/// Whose it is: the record says so, or the leases of its addresses where that cannot be read.
+/// The attachment of a record; for an unreadable record, taken from the leases of its addresses.
 pub fn attachment_of<K: Kernel>(node: &Node<K>, out_of_service: &OutOfService) -> Option<Attachment> {
     if let Some(record) = record_of(out_of_service) {
         return Some(record.attachment);
@@ -59,18 +59,18 @@ pub fn attachment_of<K: Kernel>(node: &Node<K>, out_of_service: &OutOfService) -
     })
 }
 
-/// Whose they are, as far as it can be told.
+/// Attachments of all records out of service, where known.
 pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
     lock(&node.out_of_service).attachments().cloned().collect()
 }
 
-/// Does one of them hold this address?
+/// Whether a record out of service holds this address.
 pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
     lock(&node.out_of_service).iter().any(|q| q.addresses.contains(&ip))
 }
 
-/// Removes what the kernel holds for such a record, then its leases and the record itself. Returns the addresses that
-/// are free of it.
+/// Removes the kernel objects of a record out of service, then its leases and the record. Returns the released
+/// addresses.
 ///
 /// # Errors
 /// What could not be removed and why; the record stays out of service then.
@@ -96,7 +96,7 @@ pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<V
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
-/// The record cannot be read, but everything of an endpoint carries its id.
+/// Finds the kernel objects of an unreadable record by its id.
 async fn remnant<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Subject, String> {
     let bound = Duration::from_millis(DeleteStep::Detach.deadline_ms());
     let dump = timeout(bound, node.kernel.dump())

@@ -1,8 +1,9 @@
 //! Program sets verified ahead of need.
 //!
-//! Verifying an endpoint's three programs is the largest part of an ADD, and nothing in them depends on the container:
-//! their constants are the endpoint's id and MAC pair, which the agent chooses. So a controller keeps some loaded and
-//! pinned under ids of their own, and a create takes one. With none ready, the create loads its own; nothing waits.
+//! Verifying an endpoint's three programs is the largest part of an ADD, and nothing in them depends on the
+//! container: their constants are the endpoint's id and MAC pair, which the agent chooses. A controller keeps some
+//! sets loaded and pinned under ids of their own, and a create takes one. When no set is ready, the create loads its
+//! own programs and does not wait.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -24,17 +25,17 @@ use crate::{
     },
 };
 
-/// Loads sets until as many are ready as wanted.
+/// Loads sets until the target number is ready.
 ///
 /// # Errors
-/// When one does not load; what was loaded stays.
+/// When a set does not load; the sets loaded before stay ready.
 pub async fn refill<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
     loop {
         let (ready, target) = node.prepared.fill();
         if ready >= target || node.stop.is_cancelled() {
             return Ok(());
         }
-        // Every id is an endpoint's, or its memory is all used up: a create loads its own when there is room again.
+        // No id or no memory is left: a create loads its own programs when there is room again.
         if node.registry.is_full() || node.memory.admit().is_err() {
             return Ok(());
         }
@@ -44,9 +45,9 @@ pub async fn refill<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
     }
 }
 
-/// Waits for a moment without creates. Verifying takes three milliseconds of a processor: taken during a burst of creates
-/// it would slow down the very requests it is to make fast. When few sets are left it is done all the same, because the
-/// next creates would have to do it themselves.
+/// Waits for a moment without creates. Verifying a set takes three milliseconds of CPU time, which would slow down a
+/// burst of creates. With a quarter of the target left or less, it does not wait, because the next creates would have
+/// to verify themselves.
 async fn quiet<K: Kernel>(node: &Arc<Node<K>>) {
     const QUIET: Duration = Duration::from_millis(50);
     loop {
@@ -66,14 +67,14 @@ async fn quiet<K: Kernel>(node: &Arc<Node<K>>) {
     }
 }
 
-/// A set, what the kernel says of it, and the guard of its id.
+/// A set, its loaded programs, and the in-flight guard of its id.
 pub type Loaded<K> = (ProgramSet, Programs, InFlight<K>);
 
-/// Loads one set under an id of its own, which counts as worked on while the guard lives: keep it until the set has its
-/// place, or the audit would meet pins that nobody explains.
+/// Loads one set under an id of its own, which is in flight while the guard lives. Keep the guard until the set is in
+/// the table, or the audit reports its pins as unexplained.
 ///
 /// # Errors
-/// When there is no id, or the programs do not load; then nothing is left of it.
+/// When there is no id, or the programs do not load; a failed cleanup is kept as unfinished and retried.
 pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, String> {
     let id = node.registry.take_id().ok_or("every endpoint id is in use")?;
     let guard = node.jobs.working_on(id);

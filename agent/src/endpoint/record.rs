@@ -1,4 +1,4 @@
-//! What an endpoint's record stands for in the store.
+//! The leases and store changes that belong to an endpoint's record.
 
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -14,7 +14,7 @@ pub fn owner(record: &EndpointRecord) -> LeaseOwner {
     LeaseOwner::Attachment { attachment: record.attachment.clone(), epoch: record.epoch }
 }
 
-/// The leases an endpoint's record stands for.
+/// The leases of an endpoint's addresses.
 #[must_use]
 pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
     let lease =
@@ -22,12 +22,12 @@ pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
     record.addresses().map(lease).collect()
 }
 
-/// The store's changes that remove an endpoint, with its leases or without.
+/// The store changes that remove an endpoint, with or without its leases.
 #[must_use]
 pub fn removals<K: Kernel>(addresses: &Addresses<K>, record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
     let mut changes =
         vec![Change::RemoveEndpoint(record.id, record.epoch), Change::RemoveIntent(record.id, record.epoch)];
-    // Counted against whoever has the id next, otherwise.
+    // A restore failure left behind would count against the next endpoint with this id.
     changes.push(Change::RemoveRestoreFailure(record.id));
     if release_ips {
         changes.extend(resting::changes_of(addresses, &leases(record)));

@@ -1,5 +1,5 @@
-//! The removal of an endpoint from the kernel and the proxy, in the order of [`DeleteStep::REMOVAL`]: the one executor of
-//! a delete, of the undo of a create, and of endpoints whose record is lost or cannot be read.
+//! Removes an endpoint from the kernel and the proxy, in the order of [`DeleteStep::REMOVAL`]. Used by deletes, by
+//! the undo of a create, and for endpoints whose record is lost or unreadable.
 
 use std::{
     net::IpAddr,
@@ -17,24 +17,24 @@ use wharf_core::{
 
 use crate::node::{Completions, Node};
 
-/// What is known of an endpoint that is removed.
+/// The known facts of an endpoint to remove.
 #[derive(Debug, Clone)]
 pub enum Subject {
-    /// All: it has a record.
+    /// The endpoint has a record.
     Recorded(Box<EndpointRecord>),
-    /// What the kernel shows under its id.
+    /// The endpoint has no readable record; its kernel objects were found by id.
     Remnant {
         /// Id.
         id: EndpointId,
-        /// Its links: one, unless somebody copied a mark.
+        /// Links with this id: one, unless a mark was copied.
         links: Vec<LinkRef>,
-        /// Its rows of the shared table.
+        /// Rows of the shared endpoint table.
         rows: Vec<(IpAddr, Epoch)>,
     },
 }
 
 impl Subject {
-    /// What a record says.
+    /// The subject of a record.
     #[must_use]
     pub fn of(record: &EndpointRecord) -> Self {
         Self::Recorded(Box::new(record.clone()))
@@ -54,7 +54,7 @@ impl Subject {
         }
     }
 
-    /// The epochs under which the proxy may know it.
+    /// The epochs under which the proxy may have redirects of the endpoint.
     fn epochs(&self) -> Vec<Epoch> {
         match self {
             Self::Recorded(record) => vec![record.epoch],
@@ -71,7 +71,7 @@ impl Subject {
 /// Runs all steps. A step that fails is recorded, and the next one runs.
 ///
 /// # Errors
-/// The steps that failed and whose effects would let the endpoint go on; others are logged.
+/// The failed steps that must succeed; other failures are logged.
 pub async fn all<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), String> {
     let mut left = Vec::new();
     for step in DeleteStep::REMOVAL {
@@ -146,8 +146,8 @@ pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: Delet
     }
 }
 
-/// Waits for every completion, of all redirects at once; the step's deadline bounds it. A completion that is never given
-/// is counted and passed.
+/// Waits for the completions of all redirects concurrently, within the step's deadline. A missing completion is
+/// counted as timed out.
 async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), String> {
     struct Pending<'a> {
         counters: &'a Completions,
@@ -166,7 +166,7 @@ async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Resul
         node.completions.pending.fetch_add(1, Ordering::Relaxed);
         let pending = Pending { counters: &node.completions, answered: false };
         async move {
-            let mut pending = pending; // all of it moves in, not only the field that is set below
+            let mut pending = pending; // moves the whole guard, not only the field set below
             let result = completion.await;
             pending.answered = true;
             result.err().map(|why| format!("redirect {redirect}: {why}"))

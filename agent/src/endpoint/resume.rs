@@ -1,5 +1,5 @@
-//! Deletes and undos that could not finish are resumed, also when nobody asks again: a runtime that has given up must not
-//! leave an endpoint disconnecting for ever, nor an id taken.
+//! Resumes deletes and undos that failed, without a new request: a runtime that stopped retrying must not leave an
+//! endpoint disconnecting or an id taken.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,18 +10,17 @@ use crate::{
     node::{Node, endpoint::Handle},
 };
 
-/// How often. Whoever deletes tries again by itself much sooner; this is for those that do not.
+/// Interval of the resume. A client that retries its delete does so much sooner.
 pub const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Resumes, one after another, every delete that ended without taking all of it away, or could not even begin, and every
-/// undo that failed, unless something works on it.
+/// Resumes, one after another, every delete and undo that failed or did not begin, unless its id is in flight.
 ///
 /// # Errors
-/// Those that failed again, with their steps and causes.
+/// The deletes and undos that failed again, with their steps and causes.
 pub async fn resume<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
     let busy = node.jobs.in_flight();
-    // Nothing but a delete sets the token. One whose command found no place in the mailbox has left it set, and builds
-    // are refused since.
+    // Only a delete sets the cancel token. A delete that found the mailbox full has set it too, and builds are
+    // refused since.
     let idle = |h: &Handle| !busy.contains(&h.id) && h.cancel.is_cancelled();
     let mut failed = Vec::new();
     for handle in node.registry.list().into_iter().filter(idle) {

@@ -46,14 +46,13 @@ pub struct EndpointTask<K: Kernel> {
     pub shared: Arc<Shared>,
     /// Set by a delete.
     pub cancel: CancellationToken,
-    /// The programs were verified ahead of need.
+    /// The programs come from a prepared set.
     pub prepared: bool,
-    /// Steps of the undo of a failed create that failed too.
+    /// Failed steps of the undo of a create.
     left: Vec<StepError>,
-    /// What that undo could not take back; its id stays taken then.
+    /// Remains of a failed undo; the id stays taken while there are any.
     remains: Option<Remains>,
-    /// From before a restart: its programs stay as long as they are what this agent would load, and nobody asked for new
-    /// ones.
+    /// Set after a restart: programs that this agent would load again are kept, until a datapath build is requested.
     pub keep_programs: bool,
     handle: Handle,
     mailbox: mpsc::Receiver<Command>,
@@ -82,13 +81,13 @@ impl<K: Kernel> EndpointTask<K> {
         }
     }
 
-    /// How others reach it.
+    /// The endpoint's handle.
     #[must_use]
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Moves the state machine, and does what it asks for. A refused move is counted and logged, never silent.
+    /// Steps the state machine and runs its actions. A refused transition is counted and logged.
     pub fn transition(&mut self, event: Event) -> bool {
         let now = clock::monotonic_ms();
         let step = self.shared.read(|v| v.fsm.step_with_jitter(event, now, rand::random()));
@@ -125,7 +124,7 @@ impl<K: Kernel> EndpointTask<K> {
                 self.queued = Some((level, tokio::time::Instant::now() + wait));
             }
             Action::CancelBuild => self.queued = None,
-            // The delete runs where its command is handled; the removal is published by its end.
+            // The `Teardown` command runs the delete; `Finish` publishes the removal.
             Action::RunDelete | Action::PublishRemoval => {}
         }
     }
@@ -150,7 +149,7 @@ impl<K: Kernel> EndpointTask<K> {
                 () = node.halt.cancelled() => return,
                 command = self.mailbox.recv() => match command {
                     Some(command) => if self.on_command(command).await { return },
-                    // Never seen: this task's own handle keeps the mailbox open. `Finish` and `Retire` end the task.
+                    // Unreachable: the task's own handle keeps the mailbox open. `Finish` and `Retire` end the task.
                     None => return,
                 },
                 permit = permit, if queued.is_some() => {
@@ -173,7 +172,7 @@ impl<K: Kernel> EndpointTask<K> {
         let started = tokio::time::Instant::now();
         let run = node.controllers.begin_for(self.handle.id, REGENERATION);
         let result = build::build(&node, &self.shared, &self.cancel, level, self.keep_programs).await;
-        // From now on a build of the datapath is asked for because something is wrong or somebody wants it.
+        // Later datapath builds are repairs or requests, so they load the programs anew.
         self.keep_programs = false;
         node.metrics.regeneration(level, started.elapsed(), result.is_ok());
         if result.is_ok() || !self.cancel.is_cancelled() {
@@ -220,7 +219,7 @@ impl<K: Kernel> EndpointTask<K> {
 
     fn answer_waiting(&mut self, result: &Result<(), String>) {
         for done in self.waiting.drain(..) {
-            done.send(result.clone()).ok(); // the client may have gone; the build was for the endpoint, not for it
+            done.send(result.clone()).ok(); // the client may have gone
         }
     }
 
@@ -258,7 +257,7 @@ impl<K: Kernel> EndpointTask<K> {
                 let _within = span.entered();
                 self.transition(Event::DeleteFinished);
                 self.gone();
-                reply.send(()).ok(); // as above: the record is gone already
+                reply.send(()).ok(); // the deleter may have gone; the record is removed
                 return true;
             }
         }
@@ -267,7 +266,7 @@ impl<K: Kernel> EndpointTask<K> {
 
     fn request(&mut self, level: Level, done: Done) {
         if self.transition(Event::BuildRequested(level)) {
-            // Bounded by the clients that wait, which the listener bounds.
+            // Bounded by the number of clients, which the listener limits.
             self.waiting.push(done);
         } else {
             let state = self.shared.read(|v| v.fsm.state);
@@ -275,11 +274,11 @@ impl<K: Kernel> EndpointTask<K> {
         }
     }
 
-    /// New labels and their identity, durable before they are in force.
+    /// Sets new labels and their identity; they are committed before they take effect.
     async fn relabel(&mut self, labels: BTreeSet<Label>) -> Result<(), String> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {
-            // Its record may be gone from the store already, and must not come back.
+            // A delete may have removed the record from the store; a write would bring it back.
             return Err(format!("relabel refused: the endpoint is {state}"));
         }
         let old = self.shared.read(|v| v.record.clone());
@@ -299,7 +298,7 @@ impl<K: Kernel> EndpointTask<K> {
         Ok(())
     }
 
-    /// Out of the tables; the id is free from here on.
+    /// Removes the endpoint from the tables and frees its id.
     fn gone(&mut self) {
         self.mailbox.close();
         self.node.registry.remove(self.handle.id);
@@ -309,7 +308,7 @@ impl<K: Kernel> EndpointTask<K> {
         self.node.monitor.agent(Some(self.handle.id), "endpoint-deleted", what);
     }
 
-    /// Undoes a create of which these steps were begun, and gives the answer to whoever asked for it.
+    /// Undoes the begun steps of a create; returns the error for the caller.
     pub(super) async fn undo_create(&mut self, begun: &[CreateStep], cause: ApiError) -> ApiError {
         let Failed { answer, errors, remains } =
             undo::undo(&self.node, &self.shared, self.prepared, begun, cause).await;
@@ -318,7 +317,7 @@ impl<K: Kernel> EndpointTask<K> {
         answer
     }
 
-    /// The end of an endpoint whose create was undone: deletes that came meanwhile have nothing left to do.
+    /// Ends the task after a failed create. Deletes that arrived meanwhile get the result of the undo.
     pub async fn end_after_failed_create(mut self) {
         self.mailbox.close();
         self.node.registry.remove(self.handle.id);

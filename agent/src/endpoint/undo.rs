@@ -26,22 +26,22 @@ use crate::{
 struct Undone {
     /// Steps that failed, and why.
     failed: Vec<(UndoStep, String)>,
-    /// The intent is closed.
+    /// The create intent is removed from the store.
     closed: bool,
 }
 
 /// How the undo of a create ended.
 pub(super) struct Failed {
-    /// The answer to whoever asked for the create: why it failed, and what of the undo failed.
+    /// The error for the caller: why the create failed, and which undo steps failed.
     pub(super) answer: ApiError,
     /// Steps of the undo that failed.
     pub(super) errors: Vec<StepError>,
-    /// What it could not take back.
+    /// Undo steps that are still to be done.
     pub(super) remains: Option<Remains>,
 }
 
-/// Undoes what was begun and says what failed. The intent stays open when a step of the undo failed. `prepared`: its
-/// programs were loaded ahead of need.
+/// Undoes the begun steps of a create. The intent stays open when an undo step fails. `prepared`: the programs come
+/// from a prepared set.
 pub(super) async fn undo<K: Kernel>(
     node: &Arc<Node<K>>,
     shared: &Arc<Shared>,
@@ -57,10 +57,10 @@ pub(super) async fn undo<K: Kernel>(
     }
     let Undone { failed, closed } = run(node, shared, &undos).await;
     if !closed {
-        // Nothing of its own is committed for it any more.
+        // No later commit of this endpoint writes its timeline.
         node.timelines.later(timeline::create_failed(shared));
     }
-    // An intent that could not be closed names only this epoch; it holds nothing of the id.
+    // An open intent names only this epoch, so it does not keep the id taken.
     let left = failed.iter().filter(|(undo, _)| *undo != UndoStep::CloseIntent);
     let endpoint = record.attachment.to_string();
     let errors: Vec<_> = left.map(|(undo, e)| step_error(*undo, &endpoint, e)).collect();
@@ -75,10 +75,10 @@ pub(super) async fn undo<K: Kernel>(
     Failed { answer, errors, remains }
 }
 
-/// Takes up an undo that failed where it failed. Returns the addresses that are free now.
+/// Retries the failed steps of an undo. Returns the released addresses.
 ///
 /// # Errors
-/// What failed again and why; `remains` is what is left then.
+/// The steps that failed again and why; `remains` is updated to them.
 pub(crate) async fn again<K: Kernel>(node: &Arc<Node<K>>, remains: &mut Remains) -> Result<Vec<IpAddr>, String> {
     let undone = run(node, &remains.shared, &remains.undos).await;
     if !undone.failed.is_empty() {
@@ -90,7 +90,7 @@ pub(crate) async fn again<K: Kernel>(node: &Arc<Node<K>>, remains: &mut Remains)
     Ok(remains.shared.read(|v| v.record.addresses().filter(|ip| is_free(ip, &v.taken_over)).collect()))
 }
 
-/// What is left when these steps failed: they, and those that wait for all the others.
+/// The remaining steps: the failed ones, and those that need all others to have succeeded.
 fn remains(shared: &Arc<Shared>, undos: &[UndoStep], failed: &[(UndoStep, String)]) -> Remains {
     let waits = |undo: &UndoStep| matches!(undo, UndoStep::ReleaseLeases | UndoStep::CloseIntent);
     let is_left = |undo: &&UndoStep| waits(undo) || failed.iter().any(|(f, _)| f == *undo);
@@ -132,7 +132,7 @@ async fn run<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, undos: &[Undo
     Undone { failed, closed }
 }
 
-/// One step of an undo; `all_gone` when those before have left nothing.
+/// Runs one undo step; `all_gone` when all steps before it succeeded.
 async fn take_back<K: Kernel>(
     node: &Arc<Node<K>>,
     shared: &Shared,
@@ -158,7 +158,7 @@ async fn take_back<K: Kernel>(
             resting::in_memory(&node.addresses, &leases(record));
             Ok(())
         }
-        // Something of it may still speak with the address: it is given back when nothing is left.
+        // A remaining kernel object may still use the address: it is released when all steps succeeded.
         UndoStep::ReleaseLeases => Ok(()),
         UndoStep::CloseIntent => {
             let life = timeline::create_failed(shared);

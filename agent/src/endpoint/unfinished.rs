@@ -1,7 +1,7 @@
-//! What could not be undone: creates and loads ahead of need that failed and whose undo failed too.
+//! Unfinished undos: of creates and of program preparations that failed.
 //!
-//! The id stays taken, addresses stay leased and the intent stays open until nothing is left of it. The rest of the undo
-//! is tried again every 30 s ([`crate::endpoint::resume`]) and when the delete of its container comes.
+//! The id stays taken, addresses stay leased and the intent stays open until the undo succeeds. It is retried every
+//! 30 s ([`crate::endpoint::resume`]) and by a delete of its container.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -25,22 +25,22 @@ pub fn keep<K: Kernel>(node: &Node<K>, id: EndpointId, left: Unfinished) {
     lock(&node.unfinished).put(id, attachment, left);
 }
 
-/// The ids of all.
+/// Ids of all unfinished undos.
 pub fn ids<K: Kernel>(node: &Node<K>) -> Vec<EndpointId> {
     lock(&node.unfinished).ids().collect()
 }
 
-/// The ids of those that are meant.
+/// Ids of the unfinished undos that match.
 pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
     lock(&node.unfinished).find(wanted)
 }
 
-/// Whose they are.
+/// Attachments of the unfinished creates.
 pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
     lock(&node.unfinished).attachments().cloned().collect()
 }
 
-/// Whether the leases of this attachment and epoch wait for the end of an undo.
+/// Whether an unfinished undo holds the leases of this attachment and epoch.
 pub fn holds<K: Kernel>(node: &Node<K>, attachment: &Attachment, epoch: Epoch) -> bool {
     let all = lock(&node.unfinished);
     all.find(&Wanted::of(attachment)).into_iter().any(|id| match all.get(id) {
@@ -49,10 +49,10 @@ pub fn holds<K: Kernel>(node: &Node<K>, attachment: &Attachment, epoch: Epoch) -
     })
 }
 
-/// Takes back what is left under an id and frees the id. Returns the addresses that are free of it.
+/// Finishes the undo of an id and frees the id. Returns the released addresses.
 ///
 /// # Errors
-/// What could not be taken back and why; it stays unfinished then.
+/// The steps that failed and why; the undo stays unfinished.
 pub async fn finish<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
     let _working = node.jobs.working_on(id);
     let Some(mut work) = Work::take(node, id) else { return Ok(Vec::new()) };
@@ -68,7 +68,7 @@ pub async fn finish<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Ve
     Ok(released)
 }
 
-/// An undo that somebody is at: it is nobody else's meanwhile. Dropped before its end, it is unfinished again.
+/// An undo taken out of the table by its one worker. When dropped before its end, it returns to the table.
 struct Work<K: Kernel> {
     node: Arc<Node<K>>,
     id: EndpointId,

@@ -1,8 +1,8 @@
-//! Deletes of what the registry does not know.
+//! Deletes of attachments that are not in the registry.
 //!
-//! To a runtime such a delete succeeds, and mostly there is nothing to do. But something may be left under that
-//! container's name all the same: an endpoint whose record was lost, a record that was taken out of service, leases
-//! whose endpoint is gone. The delete that comes for it is the moment to let it go, because no other will come.
+//! Such a delete succeeds, and usually there is nothing to do. The container may still have leftovers: an orphan, a
+//! record out of service, an unfinished undo, leases without an endpoint. This delete removes them, because no other
+//! delete will come.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -20,7 +20,7 @@ use crate::{
     sync::lock,
 };
 
-/// Removes what is left under the name. Nothing found is a success with nothing in it.
+/// Removes the leftovers that match. Without leftovers, the result is an empty success.
 pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted) -> DeleteResult {
     let mut result = DeleteResult::default();
     for id in unfinished::find(node, wanted) {
@@ -46,7 +46,7 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted) -> DeleteRe
     result
 }
 
-/// [`remove`], added to what else a request has done.
+/// [`remove`], with its result added to `result`.
 pub async fn remove_into<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted, result: &mut DeleteResult) {
     join(result, remove(node, wanted).await);
 }
@@ -70,7 +70,7 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
     }
 }
 
-/// Leases in that name which no endpoint, no create, no undo and no record out of service stands for.
+/// Leases of the container that belong to no endpoint, no unfinished undo and no record out of service.
 fn leases<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<Lease> {
     let mut leases = lock(&node.addresses.ipam).of_container(&wanted.container_id);
     leases.retain(|lease| match &lease.owner {

@@ -1,11 +1,11 @@
-//! A table of what is set aside (endpoints without a record, records out of service): by endpoint id, and by container, so
-//! that a delete finds a container's rows without looking at the others.
+//! A table of leftovers (orphans, records out of service, unfinished undos), indexed by endpoint id and by container,
+//! so that a delete finds the rows of its container directly.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use wharf_core::ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName};
 
-/// Whose leftovers are meant.
+/// Selects leftovers by attachment.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     /// Any network when absent.
@@ -23,7 +23,7 @@ impl Wanted {
         Self { network: Some(a.network.clone()), container_id: a.container_id.clone(), ifname: Some(a.ifname.clone()) }
     }
 
-    /// Is this attachment meant?
+    /// Whether this attachment matches.
     #[must_use]
     pub fn fits(&self, a: &Attachment) -> bool {
         self.container_id == a.container_id
@@ -46,7 +46,7 @@ impl<T> Default for Aside<T> {
 }
 
 impl<T> Aside<T> {
-    /// Puts a row in, in place of the id's old one. `attachment`: whose it is, where that is known.
+    /// Inserts a row, replacing the row of the same id. `attachment`: the owner, if known.
     pub fn put(&mut self, id: EndpointId, attachment: Option<Attachment>, row: T) {
         self.remove(id);
         if let Some(a) = &attachment {
@@ -75,14 +75,14 @@ impl<T> Aside<T> {
         self.rows.get(&id).map(|(_, row)| row)
     }
 
-    /// Ids of the rows that are meant.
+    /// Ids of the rows that match.
     #[must_use]
     pub fn find(&self, wanted: &Wanted) -> Vec<EndpointId> {
         let ids = self.by_container.get(&wanted.container_id).into_iter().flatten().copied();
         ids.filter(|id| matches!(self.rows.get(id), Some((Some(a), _)) if wanted.fits(a))).collect()
     }
 
-    /// Whose the rows are, where that is known.
+    /// Attachments of the rows, where known.
     pub fn attachments(&self) -> impl Iterator<Item = &Attachment> {
         self.rows.values().filter_map(|(attachment, _)| attachment.as_ref())
     }

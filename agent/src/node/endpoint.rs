@@ -1,4 +1,4 @@
-//! What others may see of an endpoint: written by its task alone, read by REST handlers and the audit.
+//! The shared part of an endpoint: written by the endpoint's task, read by REST handlers and the audit.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -32,25 +32,25 @@ use crate::{
 /// Lines kept of an endpoint's log; about 10 KiB when full.
 const LOG_LINES: usize = 64;
 
-/// Present picture of an endpoint.
+/// Current view of an endpoint.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// Its facts; interface indexes are 0 until the link exists.
+    /// The record; interface indexes are 0 until the link exists.
     pub record: EndpointRecord,
-    /// Its place in the state machine.
+    /// State machine.
     pub fsm: Fsm,
-    /// What it is doing.
+    /// Status for the API.
     pub status: EndpointStatus,
-    /// When the step it is at began.
+    /// When the current step began.
     pub step_since: Instant,
     /// Forwarded packets are traced.
     pub trace: bool,
     /// The record is in the store.
     pub committed: bool,
-    /// What the last delete asked for.
+    /// Options of the last delete.
     pub delete_options: DeleteOptions,
-    /// Leases that an earlier delete kept for this attachment and that the create took over, as they were: the undo of
-    /// the create puts them back.
+    /// Leases kept by an earlier delete for this attachment, as they were before the create took them over. The undo
+    /// of the create restores them.
     pub taken_over: Vec<Lease>,
 }
 
@@ -62,8 +62,8 @@ impl View {
         self.step_since = Instant::now();
     }
 
-    /// Its record is stored and no build runs or is about to: what the kernel holds otherwise is a fault. A build that has
-    /// failed and waits for its next try explains nothing.
+    /// True when the record is stored and no build runs or is queued: a difference in the kernel is then a fault. A
+    /// failed build that waits for its retry counts as settled.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let quiet = match self.fsm.state {
@@ -79,7 +79,7 @@ impl View {
         self.committed && quiet
     }
 
-    /// Nothing has worked on it between the two.
+    /// True when no build, transition or record change happened since `before`.
     #[must_use]
     pub fn is_as(&self, before: &Self) -> bool {
         self.fsm == before.fsm
@@ -92,13 +92,13 @@ impl View {
 #[derive(Debug)]
 pub struct Shared {
     view: Mutex<View>,
-    /// Wakes who waits for a change of the picture.
+    /// Wakes tasks that wait for a change of the view.
     changed: Notify,
     log: Mutex<VecDeque<EndpointLogEntry>>,
     line: Mutex<Line>,
 }
 
-/// What happened, and whether the store has all of it.
+/// The timeline entries, and whether some are not in the store yet.
 #[derive(Debug, Default)]
 struct Line {
     entries: Entries,
@@ -106,32 +106,32 @@ struct Line {
 }
 
 impl Shared {
-    /// A new endpoint's.
+    /// The shared part of a new endpoint.
     #[must_use]
     pub fn new(view: View) -> Arc<Self> {
         let (log, line, changed) = (Mutex::default(), Mutex::default(), Notify::new());
         Arc::new(Self { view: Mutex::new(view), changed, log, line })
     }
 
-    /// A copy of the picture.
+    /// A copy of the view.
     #[must_use]
     pub fn view(&self) -> View {
         lock(&self.view).clone()
     }
 
-    /// Looks at the picture without copying it.
+    /// Reads the view without copying it.
     pub fn read<T>(&self, f: impl FnOnce(&View) -> T) -> T {
         f(&lock(&self.view))
     }
 
-    /// Changes the picture; called by the endpoint's task only.
+    /// Changes the view and wakes its waiters.
     pub fn update<T>(&self, f: impl FnOnce(&mut View) -> T) -> T {
         let result = f(&mut lock(&self.view));
         self.changed.notify_waiters();
         result
     }
 
-    /// The next change of the picture.
+    /// The next change of the view.
     pub fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
@@ -140,7 +140,7 @@ impl Shared {
     pub fn log(&self, status: LogStatus, event: &str, message: impl Into<String>) {
         let (state, committed) = self.read(|v| (v.fsm.state, v.committed));
         let message = message.into();
-        // What went wrong is what is asked about later.
+        // Warnings and failures also go to the timeline.
         if status != LogStatus::Ok {
             let outcome = if status == LogStatus::Failure { Outcome::Failed } else { Outcome::Warning };
             let operation = match state {
@@ -165,7 +165,7 @@ impl Shared {
         });
     }
 
-    /// Adds an entry to the timeline; the next batch writes it, unless a commit of the endpoint's own does.
+    /// Adds an entry to the timeline; the next batch writes it, unless a commit of the endpoint writes it first.
     pub fn note(&self, operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) {
         let mut line = lock(&self.line);
         line.entries.push(entry(operation, phase, took, outcome, text));
@@ -178,26 +178,26 @@ impl Shared {
         lock(&self.line).entries.clone()
     }
 
-    /// Its life as the store is to have it.
+    /// The life to store.
     #[must_use]
     pub fn life(&self, ended: Option<Ended>) -> Life {
         Life { who: self.read(|v| Who::of(&v.record)), ended, entries: self.entries() }
     }
 
-    /// What was before this start.
+    /// Prepends the timeline entries of earlier runs of the agent.
     pub fn adopt(&self, before: Entries) {
         let mut line = lock(&self.line);
         let since = std::mem::replace(&mut line.entries, before);
         since.list().iter().cloned().for_each(|entry| line.entries.push(entry));
     }
 
-    /// Was anything noted that nobody has written? From here on it is written.
+    /// Whether entries are unwritten; marks them as written.
     #[must_use]
     pub fn take_unwritten(&self) -> bool {
         std::mem::take(&mut lock(&self.line).unwritten)
     }
 
-    /// What was taken could not be written.
+    /// Marks the entries as unwritten, after a failed write.
     pub fn set_unwritten(&self) {
         lock(&self.line).unwritten = true;
     }
@@ -209,13 +209,13 @@ impl Shared {
     }
 }
 
-/// Commands that may wait for an endpoint: a client each; a full mailbox is "busy" to the next.
+/// Commands that may wait for an endpoint, one per client; when the mailbox is full, the next client gets "busy".
 pub const MAILBOX: usize = 8;
 
 /// Answer to a command that changes the endpoint.
 pub type Done = oneshot::Sender<Result<(), String>>;
 
-/// What others may ask of an endpoint.
+/// Commands to an endpoint's task.
 #[derive(Debug)]
 pub enum Command {
     /// Regenerate, and answer when it is realized.
@@ -224,7 +224,8 @@ pub enum Command {
     Relabel(BTreeSet<Label>, Done),
     /// Trace forwarded packets.
     Trace(bool, Done),
-    /// Phase one of a delete, within the delete's span: everything but addresses and record. The intent is written.
+    /// Phase one of a delete, within the delete's span: removes everything but addresses and record. The intent is
+    /// already written.
     Teardown(DeleteOptions, Span, oneshot::Sender<Torn>),
     /// Phase two has ended: the record is gone. The task ends.
     Finish(Span, oneshot::Sender<()>),
@@ -235,15 +236,15 @@ pub enum Command {
 /// How a teardown ended.
 #[derive(Debug, Clone)]
 pub struct Torn {
-    /// What the endpoint was.
+    /// Record of the endpoint.
     pub record: EndpointRecord,
     /// Steps that failed.
     pub errors: Vec<StepError>,
-    /// Nothing of it is left in the kernel: addresses and record may go.
+    /// Nothing of the endpoint is left in the kernel: its addresses and record may be released.
     pub clean: bool,
 }
 
-/// How others reach an endpoint: its mailbox and its picture.
+/// A handle to an endpoint: its task's mailbox and its view.
 #[derive(Debug, Clone)]
 pub struct Handle {
     /// Id.
@@ -252,9 +253,9 @@ pub struct Handle {
     pub epoch: Epoch,
     /// Mailbox of its task.
     pub mailbox: mpsc::Sender<Command>,
-    /// Picture.
+    /// View, log and timeline.
     pub shared: Arc<Shared>,
-    /// Set by a delete: a create or build that runs ends at its next step.
+    /// Set by a delete: a running create or build stops before its next step.
     pub cancel: CancellationToken,
 }
 
@@ -269,7 +270,7 @@ impl Handle {
     }
 }
 
-/// An entry of now.
+/// A timeline entry with the current time.
 #[must_use]
 pub fn entry(operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) -> Entry {
     Entry {

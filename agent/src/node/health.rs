@@ -1,4 +1,4 @@
-//! What is known of the health endpoint, and the names that are its own.
+//! The state of the health endpoint, and its reserved names.
 
 use std::sync::{
     Mutex,
@@ -14,22 +14,22 @@ use wharf_core::{
 
 use crate::{clock, config::AgentConfig, sync::lock};
 
-/// Network, container id and holder of the addresses of the health endpoint; no container may have any of them.
+/// Network, container id and lease owner of the health endpoint; containers may not use them.
 pub const NAME: &str = "wharf-health";
-/// Its interface.
+/// Interface of the health endpoint.
 const IFNAME: &str = "eth0";
-/// Who may wait for a round that was asked for; whoever comes then is told to come again.
+/// Clients that may wait for a requested round; further ones are told to retry.
 const ASKERS: usize = 16;
 
-/// Somebody who waits for the end of a round.
+/// A client that waits for the end of a round.
 pub(crate) type Asker = oneshot::Sender<()>;
 
-/// What is known of the health endpoint: written by its controller, read by all.
+/// The state of the health endpoint: written by its controller, read by all tasks.
 pub struct Health {
     view: Mutex<NodeHealth>,
     asks: mpsc::Sender<Asker>,
     inbox: Mutex<Option<mpsc::Receiver<Asker>>>,
-    /// The controller serves those who ask.
+    /// The controller serves requests for rounds.
     is_on: AtomicBool,
 }
 
@@ -52,7 +52,7 @@ impl Health {
         Self { view: Mutex::new(view), asks, inbox: Mutex::new(Some(inbox)), is_on: AtomicBool::new(false) }
     }
 
-    /// A copy of what is known.
+    /// A copy of the state.
     #[must_use]
     pub fn view(&self) -> NodeHealth {
         lock(&self.view).clone()
@@ -64,7 +64,8 @@ impl Health {
         HealthReport { nodes: vec![self.view()] }
     }
 
-    /// Asks for a round; the receiver is told when it has ended. None when nobody would serve it, or too many wait.
+    /// Requests a round; the receiver resolves when it has ended. None when the controller is off or too many clients
+    /// wait.
     pub fn ask(&self) -> Option<oneshot::Receiver<()>> {
         if !self.is_on.load(Ordering::Acquire) {
             return None;
@@ -73,29 +74,29 @@ impl Health {
         self.asks.try_send(asker).ok().map(|()| answer)
     }
 
-    /// Those who ask, for the one controller that serves them.
+    /// The receiver of requests, for the one controller that serves them.
     pub(crate) fn take_inbox(&self) -> Option<mpsc::Receiver<Asker>> {
         lock(&self.inbox).take()
     }
 
-    /// The controller begins or ends to serve those who ask.
+    /// Sets whether the controller serves requests.
     pub(crate) fn set_on(&self, is_on: bool) {
         self.is_on.store(is_on, Ordering::Release);
     }
 
-    /// Whether rounds can be asked for now.
+    /// Whether rounds can be requested now.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
     }
 
-    /// Changes what is known; called by the controller.
+    /// Changes the state; called by the controller.
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut NodeHealth) -> T) -> T {
         change(&mut lock(&self.view))
     }
 }
 
-/// Its attachment.
+/// The attachment of the health endpoint.
 ///
 /// # Errors
 /// Never: the names are constants, which a test reads.
@@ -107,14 +108,14 @@ pub fn attachment() -> Result<Attachment, IdError> {
     })
 }
 
-/// Whether an attachment is the health endpoint's, or would pass for it: its network and container id are the agent's
-/// own to give.
+/// Whether an attachment has the network or the container id that is reserved for the health endpoint.
 #[must_use]
 pub fn is_reserved(attachment: &Attachment) -> bool {
     attachment.network.as_str() == NAME || attachment.container_id.as_str() == NAME
 }
 
-/// Whether a lease is the health endpoint's: nobody else may use it or give it back, also while it is launched anew.
+/// Whether a lease belongs to the health endpoint: others may not use or release it, also while the endpoint is
+/// relaunched.
 #[must_use]
 pub fn holds(owner: &LeaseOwner) -> bool {
     matches!(owner, LeaseOwner::Caller { name } if name == NAME)

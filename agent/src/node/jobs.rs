@@ -1,10 +1,10 @@
 //! Kernel calls for an endpoint, one at a time.
 //!
-//! A kernel call cannot be taken back: one that overran its bound goes on. Were the next step run beside it, a load that
-//! ends late would pin programs that the delete had just unpinned. So each call runs to its end as a task of its own
-//! that holds the turn of its endpoint id, whoever still awaits it; the next call for that id waits for the turn, within
-//! its own bound, and is refused in the name of the one that runs. The id counts as worked on meanwhile, so that no audit
-//! judges it, and a delete that was refused is resumed afterwards.
+//! A kernel call cannot be cancelled: it continues after its bound. If the next step ran beside it, a late load could
+//! pin programs that a delete had just unpinned. Each call therefore runs to its end as its own task and holds the
+//! turn of its endpoint id. The next call for that id waits for the turn within its own bound; its error names the
+//! running call. The id is in flight meanwhile, so the audit leaves it out. A delete that failed this way is resumed
+//! later.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,16 +27,16 @@ use wharf_core::{
 
 use crate::sync::lock;
 
-/// Which endpoint ids are worked on, and the kernel calls that are made for them.
+/// Endpoint ids in flight, and the kernel calls made for them.
 pub struct Jobs<K> {
     kernel: Arc<K>,
-    /// Calls are awaited at a stop.
+    /// Runs the calls; awaited at a stop.
     tasks: TaskTracker,
-    /// The turns of the ids that have a call under way. Held across the call by design: that is what makes the next one
-    /// wait. An entry lives as long as somebody has or wants the turn.
+    /// Turns of the ids with a running call. A turn is held across the call by design, so the next call waits. An
+    /// entry lives as long as a task holds or awaits the turn.
     turns: Mutex<BTreeMap<EndpointId, Weak<Turn>>>,
     running: Mutex<BTreeMap<EndpointId, Job>>,
-    /// Ids that something works on, and how many do: a delete may follow a build that has not ended.
+    /// Ids in flight with the number of guards: a delete may start before a build has ended.
     in_flight: Mutex<BTreeMap<EndpointId, u32>>,
 }
 
@@ -45,21 +45,21 @@ type Turn = tokio::sync::Mutex<()>;
 /// A kernel call under way.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
-    /// The step that it is.
+    /// Name of the step.
     pub step: &'static str,
     /// When it began.
     pub since: Instant,
 }
 
 impl<K: Kernel> Jobs<K> {
-    /// No call is under way. `tasks`: where calls run.
+    /// A table without calls. `tasks`: where calls run.
     #[must_use]
     pub fn new(kernel: Arc<K>, tasks: TaskTracker) -> Arc<Self> {
         let (turns, running, in_flight) = (Mutex::default(), Mutex::default(), Mutex::default());
         Arc::new(Self { kernel, tasks, turns, running, in_flight })
     }
 
-    /// Marks an id as worked on until the guard is dropped.
+    /// Marks an id as in flight until the guard is dropped.
     #[must_use]
     pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight<K> {
         *lock(&self.in_flight).entry(id).or_default() += 1;
@@ -72,7 +72,7 @@ impl<K: Kernel> Jobs<K> {
         lock(&self.in_flight).contains_key(&id)
     }
 
-    /// Ids that a create, build, delete or refill works on: the audit does not judge them.
+    /// Ids in flight (create, build, delete, refill): the audit leaves them out.
     #[must_use]
     pub fn in_flight(&self) -> BTreeSet<EndpointId> {
         lock(&self.in_flight).keys().copied().collect()
@@ -98,8 +98,8 @@ impl<K: Kernel> Jobs<K> {
         turn.lock_owned().await
     }
 
-    /// Runs a kernel call as the only one for an endpoint id, to its end, also when the returned future is dropped once
-    /// the call has begun.
+    /// Runs a kernel call as the only one for its endpoint id. Once begun, the call runs to its end, even if the
+    /// returned future is dropped.
     ///
     /// # Errors
     /// The call's own.
@@ -117,10 +117,10 @@ impl<K: Kernel> Jobs<K> {
         ended(self.begin(id, step, turn, call).await, id, step)
     }
 
-    /// [`Self::run`] for whoever waits no longer than a bound.
+    /// [`Self::run`] with a bound on the wait.
     ///
     /// # Errors
-    /// The call's own; that it did not end in time; that it was not begun, because another for that id still runs.
+    /// The error of the call, or a timeout: the call did not end in time, or another call for the id still ran.
     pub async fn bounded<T, F>(
         self: &Arc<Self>,
         id: EndpointId,
@@ -146,7 +146,7 @@ impl<K: Kernel> Jobs<K> {
         }
     }
 
-    /// Unpins programs under an id that no endpoint has.
+    /// Unpins the programs of an id without an endpoint.
     ///
     /// # Errors
     /// As [`Self::bounded`].
@@ -180,7 +180,7 @@ impl<K: Kernel> Jobs<K> {
     }
 }
 
-/// See [`Jobs::working_on`].
+/// Guard of an id in flight; see [`Jobs::working_on`].
 pub struct InFlight<K> {
     jobs: Arc<Jobs<K>>,
     id: EndpointId,
@@ -198,7 +198,7 @@ impl<K> Drop for InFlight<K> {
     }
 }
 
-/// A call's entry among those that run; gone when the call ends, also by a panic.
+/// Removes the entry of a running call when the call ends, also by a panic.
 struct Running<K> {
     jobs: Arc<Jobs<K>>,
     id: EndpointId,

@@ -1,4 +1,4 @@
-//! What endpoints have left over: an endpoint whose record was lost, a create whose undo failed.
+//! Leftovers of endpoints: orphans, and undos that failed.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -11,28 +11,28 @@ use wharf_core::{
 
 use crate::node::endpoint::Shared;
 
-/// An endpoint without a record.
+/// An orphan: an endpoint without a record.
 #[derive(Debug, Clone)]
 pub struct Orphan {
     /// Its link.
     pub link: LinkRef,
-    /// Whose it is, where the link's mark says it.
+    /// The attachment, if the link's mark names one.
     pub attachment: Option<Attachment>,
-    /// Its rows of the shared table.
+    /// Rows of the shared endpoint table.
     pub rows: Vec<(IpAddr, Epoch)>,
     /// Addresses that are leased under the name of its link.
     pub held: Vec<IpAddr>,
 }
 
 impl Orphan {
-    /// One of its addresses is in none of these pools: the gateway that its container routes by went with the pool.
+    /// True when one of its addresses is in none of these pools: the container's gateway was removed with the pool.
     #[must_use]
     pub fn lost_gateway(&self, pools: &[IpNet]) -> bool {
         self.rows.iter().any(|(ip, _)| !pools.iter().any(|pool| pool.contains(ip)))
     }
 }
 
-/// What is to be undone.
+/// What an unfinished undo still has to remove.
 #[derive(Debug, Clone)]
 pub enum Unfinished {
     /// Programs that were loaded ahead of need.
@@ -41,7 +41,7 @@ pub enum Unfinished {
     Create(Box<Remains>),
 }
 
-/// What the undo of a create has not taken back.
+/// The remaining steps of the undo of a create.
 #[derive(Debug, Clone)]
 pub struct Remains {
     pub(crate) shared: Arc<Shared>,

@@ -1,5 +1,5 @@
-//! What the agent's tasks share: state, and the rules that keep each part of it whole. Nothing here acts by itself, and
-//! nothing here knows who uses it.
+//! The state that the agent's tasks share, and its invariants. This module starts no tasks and does not depend on its
+//! users.
 
 pub mod aside;
 pub mod endpoint;
@@ -60,7 +60,7 @@ use crate::{
     sync::lock,
 };
 
-/// Looks at the kernel that may be under way at once: those of askers who went away go on until the kernel answers.
+/// Kernel looks that may run at once: a look continues until the kernel answers, even when its client went away.
 pub const LOOKS: usize = 4;
 
 /// Everything the tasks share; one for each agent.
@@ -93,7 +93,7 @@ pub struct Node<K: Kernel> {
     pub gate: Arc<Gate>,
     /// Creates asked for since start.
     pub creates: AtomicU64,
-    /// What the last leak audit left; none before the first.
+    /// Findings that the last leak audit left; none before the first audit.
     pub audit_findings: Mutex<Option<Left>>,
     /// Operations (deletes, controllers, readers): awaited at a stop.
     pub tasks: TaskTracker,
@@ -101,7 +101,7 @@ pub struct Node<K: Kernel> {
     pub endpoints: TaskTracker,
     /// Set when the agent stops: no new work.
     pub stop: CancellationToken,
-    /// Set when the operations have ended: endpoint tasks end too. The endpoints themselves stay as they are.
+    /// Set when the operations have ended: endpoint tasks end, and the endpoints stay in the kernel.
     pub halt: CancellationToken,
     /// Set once restore is done.
     pub serving: AtomicBool,
@@ -109,11 +109,11 @@ pub struct Node<K: Kernel> {
     pub trace_all: AtomicBool,
     /// Settings that were changed while the agent runs.
     pub changed_settings: Mutex<BTreeSet<&'static str>>,
-    /// Moves the state machine refused since start.
+    /// State transitions refused since start.
     pub refused_transitions: AtomicU64,
-    /// Completions awaited now, and passed without an answer.
+    /// Proxy completions awaited now, and timed out.
     pub completions: Completions,
-    /// Counters of endpoints that are gone, so that the node's totals never go back.
+    /// Counters of deleted endpoints, so that the node's totals never decrease.
     pub past_counters: Mutex<BTreeMap<(String, String), (u64, u64)>>,
     /// The health endpoint.
     pub health: Health,
@@ -123,21 +123,21 @@ pub struct Node<K: Kernel> {
     pub orphans: Mutex<Aside<Orphan>>,
     /// Records out of service.
     pub out_of_service: Mutex<Aside<OutOfService>>,
-    /// Looks at the kernel for explanations that may be under way at once.
+    /// Permits for kernel looks of explanations.
     pub looks: Arc<Semaphore>,
-    /// What happened to endpoints that are gone.
+    /// Timelines of endpoints that have ended.
     pub timelines: Timelines,
-    /// Undos that failed, by the id that they keep taken: at most as many as there are ids.
+    /// Unfinished undos by the id that they keep taken; bounded by the number of ids.
     pub unfinished: Mutex<Aside<Unfinished>>,
     /// Kernel calls for endpoints.
     pub jobs: Arc<Jobs<K>>,
-    /// Every endpoint's own check.
+    /// Self-checks of endpoints.
     pub self_checks: SelfChecks,
     /// Signs of life.
     pub pulses: Pulses,
     /// The process's memory, and what its control group allows.
     pub memory: Memory,
-    /// The parts of the status: what each said last.
+    /// The parts of the status, with the last answer of each.
     pub parts: Parts,
     /// When the agent started.
     pub started: Instant,
@@ -151,7 +151,7 @@ pub type LinuxNode = Node<LinuxKernel>;
 pub struct Completions {
     /// Awaited now.
     pub pending: AtomicU64,
-    /// Never given, and passed.
+    /// Not given within their bound.
     pub timed_out: AtomicU64,
 }
 

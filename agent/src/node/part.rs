@@ -1,8 +1,7 @@
-//! A part of the status: looked at by a bounded job of its own, with the last answer kept.
+//! A part of the status: read by a look of its own, with the last answer kept.
 //!
-//! Whoever asks gets what a look that began after the question found, or, when that does not come in time, what the part
-//! said last and how old it is. There is one look at a time: questions that come meanwhile wait for it, so a part that
-//! is stuck costs one thread however often it is asked for.
+//! A reader gets the answer of a look that began after its request, or, on timeout, the last answer and its age. One
+//! look runs at a time and later readers wait for it, so a stuck part blocks one thread however often it is read.
 
 use std::{
     collections::BTreeMap,
@@ -19,13 +18,13 @@ use wharf_api::{AgentStatus, MetricRow};
 
 use crate::sync::lock;
 
-/// Looks that one question begins: one may panic, and a runtime that ends drops all.
+/// Looks that one read starts at most: a look may panic, and a stopped runtime drops every look.
 const LOOKS: u32 = 2;
 
-/// Writes what was seen of a part into a status.
+/// Writes a part's answer into a status.
 pub type Fill = Arc<dyn Fn(&mut AgentStatus) + Send + Sync>;
 
-/// What the parts said last.
+/// The last answers of the parts.
 #[derive(Default)]
 pub struct Parts {
     fills: Mutex<BTreeMap<&'static str, Arc<Part<Fill>>>>,
@@ -36,9 +35,9 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// From now on looks run there. The first call counts.
+    /// Sets the runtime for looks. Only the first call has an effect.
     pub fn look_on(&self, runtime: Handle) {
-        // A second admin thread would be a fault of ours; the first one's runtime stays good.
+        // A second admin thread is a bug; the first runtime stays in use.
         let _ = self.runtime.set(runtime);
     }
 
@@ -57,16 +56,16 @@ impl Parts {
     }
 }
 
-/// What is known of a part.
+/// The result of reading a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reading<T> {
     /// Found by a look that began after the question.
     Fresh(T),
-    /// The part does not answer; this is what it said before.
+    /// The part does not answer; this is its last answer.
     Stale {
-        /// What it said.
+        /// The last answer.
         value: T,
-        /// How old that is.
+        /// Age of the last answer.
         age: Duration,
         /// How long the look that is under way has taken.
         waiting: Duration,
@@ -78,7 +77,7 @@ pub enum Reading<T> {
     },
 }
 
-/// A part. Shared by those who ask and the look that is under way.
+/// A part. Shared by its readers and the running look.
 #[derive(Debug)]
 pub struct Part<T> {
     slot: Mutex<Slot<T>>,
@@ -106,8 +105,8 @@ impl<T> Default for Part<T> {
 }
 
 impl<T: Clone + Send + 'static> Part<T> {
-    /// Asks the part, and waits for its answer until `until`. A look runs on a blocking thread of `runtime`, so it may
-    /// block; it is not stopped when nobody waits any more.
+    /// Reads the part, waiting until `until`. A look runs on a blocking thread of `runtime`, so it may block; it
+    /// continues when its readers are gone.
     pub async fn read<F>(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -122,7 +121,7 @@ impl<T: Clone + Send + 'static> Part<T> {
         loop {
             let ended = self.ended.notified();
             tokio::pin!(ended);
-            // From here on an end is not missed, though it is awaited only below.
+            // Registers for the end of a look before the slot is read, so none is missed.
             ended.as_mut().enable();
             let is_free = {
                 let mut slot = lock(&self.slot);
@@ -148,7 +147,7 @@ impl<T: Clone + Send + 'static> Part<T> {
         }
     }
 
-    /// What is there when the time is up.
+    /// The result at the timeout.
     fn overdue(&self, asked: Instant) -> Reading<T> {
         let slot = lock(&self.slot);
         let waiting = slot.looking.unwrap_or(asked).elapsed();
@@ -159,7 +158,7 @@ impl<T: Clone + Send + 'static> Part<T> {
         }
     }
 
-    /// Nobody waits for the thread itself: what it waits for may never come, and there is one for each part at most.
+    /// The thread is not joined: its look may never end. There is at most one for each part.
     fn start<F>(self: &Arc<Self>, runtime: &Handle, look: F)
     where
         F: Future<Output = T> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Program sets verified ahead of need: those that are ready.
+//! The table of prepared program sets: loaded and verified before a create needs them.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -21,7 +21,7 @@ pub struct ProgramSet {
     pub host_mac: MacAddr,
 }
 
-/// The sets that are ready. At most `target`, by the controller's own bound.
+/// The sets that are ready. The controller loads at most `target`.
 pub struct Prepared {
     ready: Mutex<VecDeque<ProgramSet>>,
     taken: Notify,
@@ -29,7 +29,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// None ready yet.
+    /// An empty table.
     #[must_use]
     pub fn new(target: usize) -> Self {
         Self { ready: Mutex::default(), taken: Notify::new(), target }
@@ -42,29 +42,29 @@ impl Prepared {
         set
     }
 
-    /// Gives one back that was not used.
+    /// Returns a set that was not used.
     pub fn give_back(&self, set: ProgramSet) {
         lock(&self.ready).push_front(set);
     }
 
-    /// Adds one that was loaded.
+    /// Adds a loaded set.
     pub fn add(&self, set: ProgramSet) {
         lock(&self.ready).push_back(set);
     }
 
-    /// Ids of those that are ready.
+    /// Ids of the ready sets.
     #[must_use]
     pub fn ids(&self) -> BTreeSet<EndpointId> {
         lock(&self.ready).iter().map(|s| s.id).collect()
     }
 
-    /// How many are ready, and how many are wanted.
+    /// Number of ready sets, and the target.
     #[must_use]
     pub fn fill(&self) -> (usize, usize) {
         (lock(&self.ready).len(), self.target)
     }
 
-    /// Waits until one was taken.
+    /// Waits until a set is taken.
     pub async fn taken(&self) {
         self.taken.notified().await;
     }

@@ -1,4 +1,4 @@
-//! The deletion queue as this agent sees it: which records wait, and what became of the canary.
+//! State of the deletion queue: the waiting records and the canary.
 
 use std::{
     collections::BTreeMap,
@@ -13,17 +13,17 @@ use wharf_handover::queue::{BAD, Entry, Queue, QueueError};
 
 use crate::{clock, sync::lock};
 
-/// When the canary is held to be lost, or not to have been sent at all.
+/// Time after which an unsent or unreturned canary is reported.
 const CANARY_PATIENCE: Duration = Duration::from_secs(5);
 /// The age of a waiting record from which on the queue is degraded, milliseconds.
 const OLD_MS: u64 = 60_000;
 
-/// What is known of the queue.
+/// State of the deletion queue.
 pub struct Deletions {
     /// The directory.
     pub queue: Queue,
-    /// Who drains: two at once would only ask for the same deletes twice. Held across awaits by design, and bounded by
-    /// the deletes' own bounds.
+    /// Serializes drains: two at once would request the same deletes twice. Held across awaits by design; the
+    /// deletes' bounds limit it.
     turn: tokio::sync::Mutex<()>,
     seen: Mutex<Seen>,
     since: Instant,
@@ -31,18 +31,18 @@ pub struct Deletions {
 
 #[derive(Default)]
 struct Seen {
-    /// Records that wait, by the names of their files.
+    /// Waiting records by file name.
     waiting: BTreeMap<String, Waiting>,
-    /// Put aside since the start.
+    /// Records put aside since the start.
     unusable: u64,
-    /// Those that lie there still, from before this start too.
+    /// Files put aside now, including those from earlier runs.
     aside: u64,
     drained: u64,
     canary: Canary,
 }
 
-/// A record whose delete could not be finished. Its age grows with the monotonic clock; what the clocks of its writer
-/// and of this agent say counts once, when the agent meets it.
+/// A record whose delete could not be finished. Its age grows with the monotonic clock; the wall clocks of the writer
+/// and the agent are compared once, when the agent first reads the record.
 struct Waiting {
     age_ms: u64,
     met: Instant,
@@ -77,12 +77,12 @@ enum Canary {
     Failed(String),
 }
 
-/// What made somebody look.
+/// The trigger of a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// The agent starts.
     Start,
-    /// A record was put there.
+    /// A record was written.
     Event,
     /// The tick.
     Tick,
@@ -107,13 +107,13 @@ impl Deletions {
         seen.waiting.get(&entry.name).map_or_else(|| Waiting::meet(entry.written_unix_ms).age_ms, Waiting::age_ms)
     }
 
-    /// Waits until nobody else drains.
+    /// Waits until no other drain runs.
     pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
     }
 
-    /// A drain has ended: these records stay (their files, and when they were written), this many were put aside by it, and
-    /// this many lie aside in all.
+    /// Notes the end of a drain: the records that stay (file name and write time), the number it put aside, and the
+    /// total number put aside.
     pub fn drained(&self, stay: &[(String, u64)], unusable: u64, aside: u64) {
         let mut seen = lock(&self.seen);
         let mut before = std::mem::take(&mut seen.waiting);
@@ -138,7 +138,7 @@ impl Deletions {
         };
     }
 
-    /// A canary came out.
+    /// A canary was read from the queue.
     pub fn canary_came(&self, nonce: &str, cause: Cause) {
         let mut seen = lock(&self.seen);
         if let Canary::Out { nonce: ours, since } = &seen.canary
@@ -168,7 +168,7 @@ impl Deletions {
         Ok(())
     }
 
-    /// Forgets the records of attachments that are gone: a delete that came by the direct way has served them.
+    /// Removes the records of deleted attachments: a direct delete has served them.
     pub async fn served(&self, attachments: &[Attachment]) {
         let waiting = attachments.iter().filter(|a| {
             let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
@@ -182,7 +182,7 @@ impl Deletions {
         }
     }
 
-    /// Runs file work where it may block.
+    /// Runs file operations on a blocking thread.
     ///
     /// # Errors
     /// The work's own.

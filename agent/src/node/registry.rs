@@ -1,8 +1,8 @@
-//! Who is here: endpoints by id and by attachment, and which ids are free.
+//! The registry: endpoints by id and by interface, and the free ids.
 //!
-//! One lock, held only for map operations. An id and an attachment are reserved before the first side effect of a
-//! create and given back after the last of a delete, so that two creates of one attachment cannot both run, and a
-//! late clean-up can never meet a new endpoint under its id.
+//! One lock, held only for map operations. A create reserves its id and interface before its first side effect, and a
+//! delete frees them after its last. Two creates of one attachment therefore cannot both run, and a late clean-up
+//! cannot hit a new endpoint with the same id.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -15,12 +15,12 @@ use wharf_core::ids::{ContainerId, EndpointId, IfName, MAX_ENDPOINT_ID};
 
 use crate::{node::endpoint::Handle, sync::lock};
 
-/// Why an endpoint cannot be put in.
+/// Why an endpoint cannot be inserted.
 #[derive(Debug)]
 pub enum Taken {
-    /// The container has this interface already, as this endpoint.
+    /// This endpoint has the interface already.
     Interface(Box<Handle>),
-    /// This endpoint speaks with that address.
+    /// This endpoint has the address already.
     Address(IpAddr, Box<Handle>),
 }
 
@@ -36,13 +36,13 @@ struct Inner {
     by_interface: HashMap<(ContainerId, IfName), EndpointId>,
     /// Ids in use by something: an endpoint, a prepared program set, a clean-up.
     taken: BTreeSet<EndpointId>,
-    /// Ids that were used and are free again, oldest first: an id rests as long as others are free.
+    /// Freed ids, oldest first: an id is reused as late as possible.
     released: VecDeque<EndpointId>,
     next_unused: u16,
 }
 
 impl Registry {
-    /// Takes a free id. Never-used ids first, then the one that is free longest.
+    /// Takes a free id: a never-used one, else the one freed first.
     #[must_use]
     pub fn take_id(&self) -> Option<EndpointId> {
         let mut inner = lock(&self.inner);
@@ -68,25 +68,25 @@ impl Registry {
         lock(&self.inner).taken.len() >= usize::from(MAX_ENDPOINT_ID)
     }
 
-    /// Marks an id that a record or a leftover of an earlier run uses; false when it is taken already.
+    /// Takes an id that a record or leftover of an earlier run uses; false when it is already taken.
     pub fn claim_id(&self, id: EndpointId) -> bool {
         lock(&self.inner).taken.insert(id)
     }
 
-    /// Gives an id back; the last act of a delete.
+    /// Frees an id; the last step of a delete.
     pub fn free_id(&self, id: EndpointId) {
         let mut inner = lock(&self.inner);
-        // One that was claimed and never given out is still to come among the never-used ones.
+        // A claimed id above `next_unused` is still a never-used id.
         if inner.taken.remove(&id) && id.get() <= inner.next_unused {
             inner.released.push_back(id);
         }
     }
 
-    /// Puts an endpoint in, unless another has its place.
+    /// Inserts an endpoint, unless another one has its interface or address.
     ///
     /// # Errors
-    /// Who has the container's interface of that name, or one of the addresses the endpoint brings along (those that
-    /// its caller leased before; addresses of the endpoint's own are leased later, by IPAM).
+    /// The endpoint that has the interface or one of the addresses. Only caller-leased addresses are known here;
+    /// others are leased later by IPAM.
     pub fn insert(&self, handle: Handle) -> Result<(), Taken> {
         let key = interface_key(&handle);
         let addresses: Vec<IpAddr> = addresses_of(&handle).collect();
@@ -106,7 +106,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes an endpoint out; its id stays taken until [`Self::free_id`].
+    /// Removes an endpoint; its id stays taken until [`Self::free_id`].
     pub fn remove(&self, id: EndpointId) -> Option<Handle> {
         let mut inner = lock(&self.inner);
         let handle = inner.by_id.remove(&id)?;
@@ -117,13 +117,13 @@ impl Registry {
         Some(handle)
     }
 
-    /// By id.
+    /// The endpoint with this id.
     #[must_use]
     pub fn get(&self, id: EndpointId) -> Option<Handle> {
         lock(&self.inner).by_id.get(&id).cloned()
     }
 
-    /// By container and interface.
+    /// The endpoint of a container and interface.
     #[must_use]
     pub fn by_interface(&self, container: &ContainerId, ifname: &IfName) -> Option<Handle> {
         let inner = lock(&self.inner);
@@ -139,19 +139,19 @@ impl Registry {
         above.next().or_else(|| inner.by_id.first_key_value()).map(|(_, handle)| handle.clone())
     }
 
-    /// All, by id.
+    /// All endpoints, ordered by id.
     #[must_use]
     pub fn list(&self) -> Vec<Handle> {
         lock(&self.inner).by_id.values().cloned().collect()
     }
 
-    /// How many.
+    /// Number of endpoints.
     #[must_use]
     pub fn len(&self) -> usize {
         lock(&self.inner).by_id.len()
     }
 
-    /// None at all.
+    /// Whether there is no endpoint.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,4 +1,4 @@
-//! What the endpoints' self-checks found.
+//! Results of the self-checks of endpoints.
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -8,20 +8,20 @@ use wharf_core::ids::{EndpointId, Epoch};
 
 use crate::{node::endpoint::Handle, sync::lock};
 
-/// Between two batches of test packets at least, whoever asks: a batch takes the kernel about a millisecond.
+/// Minimum time between two batches of test packets: a batch takes the kernel about a millisecond.
 pub const PACE: Duration = Duration::from_millis(20);
 
-/// What is known of every endpoint's self-check.
+/// The last self-check of every endpoint.
 #[derive(Debug, Default)]
 pub struct SelfChecks {
     rows: Mutex<BTreeMap<EndpointId, Row>>,
-    /// When the last batch began. Held while one waits for its turn, so that batches keep their distance.
+    /// When the last batch began. Held while a task waits for its turn, so that batches are at least [`PACE`] apart.
     turn: tokio::sync::Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Row {
-    /// An id may have a new owner.
+    /// Epoch of the checked endpoint: its id may be reused.
     epoch: Epoch,
     pub(crate) seen: SelfCheck,
     /// A regeneration was asked for in this alarm.
@@ -29,20 +29,20 @@ pub(crate) struct Row {
 }
 
 impl SelfChecks {
-    /// What was found out last about an endpoint.
+    /// The last result for an endpoint.
     #[must_use]
     pub fn last(&self, id: EndpointId, epoch: Epoch) -> SelfCheck {
         let rows = lock(&self.rows);
         rows.get(&id).filter(|row| row.epoch == epoch).map(|row| row.seen.clone()).unwrap_or_default()
     }
 
-    /// Alarms that last.
+    /// Number of active alarms.
     #[must_use]
     pub fn failing(&self) -> u64 {
         lock(&self.rows).values().filter(|row| row.seen.alarm.is_some()).count() as u64
     }
 
-    /// Forgets endpoints that are gone.
+    /// Removes the rows of deleted endpoints.
     pub(crate) fn keep(&self, live: &BTreeMap<EndpointId, Epoch>) {
         lock(&self.rows).retain(|id, row| live.get(id) == Some(&row.epoch));
     }
@@ -58,8 +58,8 @@ impl SelfChecks {
         change(row)
     }
 
-    /// Endpoints whose alarm lasts; how many were checked, and when the one that waits longest was, milliseconds since the
-    /// Unix epoch.
+    /// Endpoints with an active alarm, the number of checked endpoints, and the time of the oldest check in
+    /// milliseconds since the Unix epoch.
     pub(crate) fn summary(&self) -> (Vec<EndpointId>, u64, u64) {
         let (mut failing, mut checked, mut oldest) = (Vec::new(), 0_u64, u64::MAX);
         for (id, row) in lock(&self.rows).iter() {

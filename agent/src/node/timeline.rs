@@ -1,10 +1,9 @@
-//! What happened to each endpoint, durable, for `wharf explain`.
+//! Durable timelines of endpoints, for `wharf explain`.
 //!
-//! Entries are noted in the endpoint's own picture ([`crate::node::endpoint::Shared`]). The create's are written by the
-//! transaction that commits the endpoint, the delete's by the one that removes its record, those of a failed create by the
-//! one that closes its intent: none of these commits once more, or waits, for the timeline. What is noted between goes
-//! with a slow batch ([`write()`]), which also forgets what is old. An agent that is killed loses what the last batch
-//! has not written, and nothing else.
+//! Entries are noted in [`crate::node::endpoint::Shared`]. The transaction that commits an endpoint, removes its
+//! record or closes the intent of a failed create also writes its timeline, so the timeline adds no commit and no
+//! wait. Other entries are written by a slow batch ([`write()`]), which also removes old lives. A killed agent loses
+//! only the entries noted after the last batch.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -32,14 +31,14 @@ use crate::{
     sync::lock,
 };
 
-/// How often what was noted meanwhile is written.
+/// Interval of the batch.
 pub const INTERVAL: Duration = Duration::from_secs(5);
-/// Lives written or forgotten in one transaction, so that it stays short for those that wait behind it.
+/// Lives written or removed in one transaction, so that it does not delay other commits for long.
 const BATCH: usize = 512;
-/// Ended lives that wait to be written: failed creates while the store refuses.
+/// Maximum number of ended lives that wait for a batch: failed creates while the store refuses writes.
 const MAX_LATER: usize = 1_024;
 
-/// The lives that are not an endpoint's own to keep.
+/// Lives without an endpoint in memory: ended ones, and loaded ones before restore.
 #[derive(Default)]
 pub struct Timelines {
     inner: Mutex<Inner>,
@@ -48,33 +47,33 @@ pub struct Timelines {
 
 #[derive(Default)]
 struct Inner {
-    /// Who they were, as JSON: one allocation for each, where a [`PastLife`] has one for each of its strings and lists.
+    /// Ended lives as JSON: one allocation each, where a [`PastLife`] has one per string and list.
     past: Past<Box<[u8]>>,
-    /// Ended, and not written yet; oldest first.
+    /// Ended lives that are not written yet, oldest first.
     later: VecDeque<Life>,
-    /// Read at the start, until their endpoint takes them.
+    /// Entries loaded at the start, until restore hands them to their endpoint.
     loaded: HashMap<(EndpointId, Epoch), Entries>,
 }
 
 impl Timelines {
-    /// A life has ended, and the store has it.
+    /// Adds an ended life that the store has.
     pub fn ended(&self, life: &Life) {
         if let Some(ended) = life.ended {
             let past = PastLife { who: life.who.clone(), ended };
-            // It is made of text and numbers, which always can be written.
+            // Text and numbers always serialize.
             let packed = serde_json::to_vec(&past).unwrap_or_default().into_boxed_slice();
             lock(&self.inner).past.insert(&past, packed);
         }
     }
 
-    /// Before another life ends: the change that forgets the oldest one, when there are as many as are kept. It goes with
-    /// the transaction that ends the other, so that however fast lives end, there are never many too many.
+    /// Returns the change that removes the oldest ended life when the limit is reached. It is committed with the
+    /// transaction that ends another life, so the number of ended lives stays near the limit.
     #[must_use]
     pub fn make_room(&self) -> Option<Change> {
         lock(&self.inner).past.make_room(MAX_PAST).map(|(id, epoch)| Change::RemoveLife(id, epoch))
     }
 
-    /// A life has ended; the next batch writes it.
+    /// Adds an ended life that the next batch writes.
     pub fn later(&self, life: Life) {
         self.ended(&life);
         let mut inner = lock(&self.inner);
@@ -85,32 +84,32 @@ impl Timelines {
         inner.later.push_back(life);
     }
 
-    /// What the store had of an endpoint that a start brings back.
+    /// Takes the loaded entries of a restored endpoint.
     #[must_use]
     pub fn take(&self, id: EndpointId, epoch: Epoch) -> Option<Entries> {
         lock(&self.inner).loaded.remove(&(id, epoch))
     }
 
-    /// Lives that have ended, the last first.
+    /// Ended lives that fit, the latest first.
     #[must_use]
     pub fn past(&self, fits: impl Fn(&PastLife) -> bool) -> Vec<PastLife> {
         let inner = lock(&self.inner);
         inner.past.iter().filter_map(|packed| serde_json::from_slice(packed).ok()).filter(fits).collect()
     }
 
-    /// How many lives have ended.
+    /// Number of ended lives kept.
     #[must_use]
     pub fn ended_count(&self) -> usize {
         lock(&self.inner).past.len()
     }
 
-    /// A life that is not written yet.
+    /// An ended life that is not written yet.
     #[must_use]
     pub fn unwritten(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
         lock(&self.inner).later.iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
     }
 
-    /// Lives that were never written because there were too many while the store refused.
+    /// Ended lives dropped unwritten: too many waited while the store refused writes.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
@@ -131,13 +130,12 @@ pub fn phase(
     shared.note(operation, phase, Some(took), outcome, failed.unwrap_or_default());
 }
 
-/// The life of an endpoint whose delete took all of it away: the change that makes it durable belongs into the transaction
-/// that removes the record.
+/// The life of a fully deleted endpoint. The transaction that removes the record must also store the life.
 #[must_use]
 pub fn deleted(shared: &Shared, took: Duration) -> Life {
     let text = "nothing of it is left; time of the whole delete";
     let mut life = shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Deleted }));
-    // Not noted with the endpoint: the transaction that makes it true may fail.
+    // The entry is not noted in the endpoint, because the transaction may fail.
     life.entries.push(entry(Operation::Delete, "remove-record", Some(took), Outcome::Ok, text));
     life.trim();
     life
@@ -151,7 +149,7 @@ pub fn create_failed(shared: &Shared) -> Life {
     life
 }
 
-/// The life of a create that the end of the agent interrupted, and that this start has undone.
+/// The life of a create that the end of the agent interrupted and that restore has undone.
 #[must_use]
 pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Life {
     let now = clock::unix_ms();
@@ -172,7 +170,8 @@ pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Lif
     Life { who, ended: Some(Ended { at_unix_ms: now, how: End::CreateFailed }), entries }
 }
 
-/// Reads the timeline at a start, before the endpoints are brought back. Without it the agent serves as well.
+/// Loads the timelines at a start, before the restore of endpoints. A failure is logged, and the agent starts without
+/// them.
 pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
     let (lives, unreadable) = match store.lives().await {
         Ok(found) => found,
@@ -202,11 +201,11 @@ pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
     }
 }
 
-/// Writes what was noted since the last time and forgets what is old, in one transaction; in none when there is nothing to
-/// do. `now_ms`: milliseconds since the Unix epoch; what ended longer ago than `keep` is old.
+/// Writes entries noted since the last batch and removes old lives, in one transaction. `now_ms`: milliseconds since
+/// the Unix epoch. A life is old when it ended longer than `keep` ago.
 ///
 /// # Errors
-/// When the store refuses; what was to be written is tried again.
+/// When the store refuses; the next batch retries.
 pub async fn write(
     timelines: &Timelines,
     store: &Store,
@@ -220,7 +219,7 @@ pub async fn write(
     store.take_untold().into_iter().for_each(|life| timelines.later(life));
     let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
     let (later, old) = {
-        // They stay where an explanation finds them until the store has them.
+        // Lives stay in `later` for explanations until the store has them.
         let inner = lock(&timelines.inner);
         let later: Vec<Life> = inner.later.iter().take(BATCH).cloned().collect();
         (later, inner.past.outdated(now_ms, keep_ms, MAX_PAST, BATCH))
