@@ -1,8 +1,8 @@
-//! Restart: what the store says, held against what the kernel has.
+//! Restore at a start: compares the store with the kernel.
 //!
-//! Programs are pinned, so traffic flowed while no agent ran. Order: leases claimed, every living endpoint put in
-//! before any is rebuilt, interrupted creates undone, interrupted and dead ones deleted, what nobody explains removed,
-//! then the rebuilds run from the bounded pool by live update.
+//! Programs are pinned, so traffic flows without an agent. Order: claim leases, insert all endpoints, undo
+//! interrupted creates, delete dead endpoints and those with an interrupted delete, queue the rebuilds of living
+//! endpoints, remove unexplained kernel objects.
 
 use std::{
     collections::HashMap,
@@ -38,8 +38,8 @@ use crate::{
     sync::lock,
 };
 
-/// Refuses settings that would cut living endpoints off: their containers route by the gateway they were given, and
-/// the node's routes to them speak from it.
+/// Refuses settings that would cut living endpoints off: containers route through the gateway of their creation, and
+/// the node's routes to them use it as source.
 ///
 /// # Errors
 /// Which addresses no longer fit, and what to do.
@@ -64,8 +64,8 @@ pub fn fits(snapshot: &Snapshot, ipam: &Ipam) -> anyhow::Result<()> {
     );
 }
 
-/// The default pool gets its IPv6 CIDR after all when endpoints from before have addresses of it: where new interfaces get no
-/// IPv6, those that are there keep theirs, and an agent that refused to start would help nobody.
+/// Keeps the IPv6 CIDR of the default pool when restored endpoints have IPv6 addresses, although IPv6 is off:
+/// existing interfaces keep their IPv6 addresses, and the agent must still start.
 ///
 /// # Errors
 /// When the pools cannot be used together.
@@ -85,10 +85,10 @@ pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) ->
     Ok((config, ipam))
 }
 
-/// Brings back what was there. Failures are counted, logged and left to the audit; an agent that can serve new containers
-/// must not stay down for one old one.
+/// Restores the endpoints of the store. Failures are counted, logged and left to the audit: one old endpoint must not
+/// keep the agent from serving new ones.
 ///
-/// With the records `lost` (the store was damaged), what the kernel holds is kept: see [`orphan`].
+/// With `lost` (a damaged store lost its records), the kernel objects are kept: see [`orphan`].
 ///
 /// # Errors
 /// When the kernel cannot be read at all.
@@ -116,7 +116,8 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     for record in snapshot.endpoints.iter().cloned() {
         let alive =
             links.get(record.host_ifname.as_str()) == Some(&record.host_ifindex.0) || is_renamed(&dump, &record);
-        // Its process ended with the agent before; the kernel may be a moment behind with its namespace.
+        // The health endpoint counts as dead: its process ended with the previous agent, even if its namespace still
+        // exists.
         let alive = alive && !health::is_reserved(&record.attachment);
         let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
         let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
@@ -141,7 +142,7 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
             changes.push(Change::RemoveRestoreFailure(task.handle().id));
         }
     }
-    // Counted before it is tried: what ends the agent itself must be counted too.
+    // The failure is counted before the delete is tried, so a delete that crashes the agent is counted too.
     changes.extend(dead.iter().map(|(_, handle, _)| failure(handle.id, &failed_before, "the agent ended over it")));
     if let Err(error) = node.store.commit(changes).await {
         tracing::warn!("restore: {error}; what it tells is in force all the same");
@@ -158,7 +159,7 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     wharf_crash::point("restore/after-clean-up");
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
     for mut task in living {
-        // A thousand endpoints are back in the time it takes to look, not in the time it takes to verify.
+        // Unchanged programs are kept, so a restart does not verify every endpoint again.
         task.keep_programs = true;
         task.transition(Event::RestoreStarted);
         node.endpoints.spawn(task.run());
@@ -175,7 +176,7 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     Ok(())
 }
 
-/// Its link is there under another name that somebody gave it: the container behind it lives.
+/// Whether the link exists under another name: it was renamed, and its container still runs.
 fn is_renamed(dump: &KernelDump, record: &EndpointRecord) -> bool {
     dump.links.iter().filter(|l| l.ifindex == record.host_ifindex).any(|link| {
         let mark = link.alias.as_deref().and_then(Mark::parse);
@@ -183,8 +184,8 @@ fn is_renamed(dump: &KernelDump, record: &EndpointRecord) -> bool {
     })
 }
 
-/// Takes leases and rests back into memory. Returns the addresses whose lease could not be claimed again; they are not
-/// this node's to release.
+/// Claims leases and rests in memory. Returns the addresses whose lease could not be claimed; this node must not
+/// release them.
 fn claim_addresses<K: Kernel>(
     node: &Node<K>,
     snapshot: &Snapshot,
@@ -214,8 +215,8 @@ fn claim_addresses<K: Kernel>(
     unclaimed
 }
 
-/// Counts records that cannot be read, and takes them out of service: in memory at once, in the store when that was the
-/// last time.
+/// Counts unreadable records and takes them out of service: in memory at once, in the store at the last allowed
+/// failure.
 fn unreadable<K: Kernel>(
     node: &Node<K>,
     snapshot: &Snapshot,
@@ -229,7 +230,7 @@ fn unreadable<K: Kernel>(
             tracing::error!("restore: the record filed under {key} has no valid id: {why}");
             continue;
         };
-        // Its link lives on, and nobody else may have its id.
+        // The endpoint of the unreadable record may still run, so its id stays taken.
         node.registry.claim_id(id);
         tracing::error!(endpoint = id.get(), "restore: {why}");
         let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
@@ -255,8 +256,8 @@ fn failure(id: EndpointId, before: &HashMap<EndpointId, u32>, why: &str) -> Chan
     Change::PutRestoreFailure(id, RestoreFailure { times, why: why.to_owned() })
 }
 
-/// Endpoints that are gone, or were being deleted: their deletes are finished. One whose delete fails at start after
-/// start goes out of service.
+/// Finishes the deletes of dead endpoints and of those with an interrupted delete. An endpoint whose delete fails at
+/// several starts in a row goes out of service.
 async fn clean_up<K: Kernel>(
     node: &Arc<Node<K>>,
     dead: Vec<(EndpointTask<K>, Handle, DeleteOptions)>,
@@ -304,7 +305,7 @@ async fn clean_up<K: Kernel>(
         };
         changes.push(Change::RemoveIntent(handle.id, handle.epoch));
         changes.push(Change::TakeOutOfService(Box::new(taken.clone())));
-        // Its id stays taken.
+        // The id stays taken by the record out of service.
         node.registry.remove(handle.id);
         if handle.mailbox.try_send(Command::Retire).is_err() {
             tracing::warn!(
@@ -319,16 +320,16 @@ async fn clean_up<K: Kernel>(
     }
 }
 
-/// The last epoch that anything in the kernel carries. The store knows a later one, unless it was lost.
+/// The highest epoch in the kernel dump. The store has a higher one, unless it was lost.
 fn last_epoch(dump: &KernelDump) -> Epoch {
-    // No node comes this far; a number beyond it was written by somebody else, and must not use up the epochs there are.
+    // No node reaches this epoch; a higher value is foreign and must not use up the epochs.
     const BEYOND: u64 = 1 << 48;
     let links = dump.links.iter().filter_map(|l| parse_host_ifname(&l.name)).map(|(_, low)| u64::from(low));
     Epoch(links.chain(dump.endpoint_rows.iter().map(|r| r.epoch.0)).filter(|e| *e < BEYOND).max().unwrap_or(0))
 }
 
-/// Puts an endpoint into the tables, and says whether its identity is a new one; `None` when the store contradicts
-/// itself, which the audit then shows.
+/// Inserts an endpoint into the tables; the flag is true when its identity is new. `None` when two records conflict;
+/// the audit reports it.
 fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<(EndpointTask<K>, Handle, bool)> {
     let (id, epoch) = (record.id, record.epoch);
     if !node.registry.claim_id(id) {
@@ -376,8 +377,8 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
     Some((EndpointTask::new(Arc::clone(node), &handle, mailbox, false), handle, renumbered))
 }
 
-/// Takes back what a create made before the agent died. Its id may have another endpoint by now, so only what carries
-/// the epoch is touched here; pins under an id without a record go with what nobody explains.
+/// Undoes a create that the end of the agent interrupted. The id may have another endpoint, so only objects with the
+/// epoch are removed here; pins without a record are removed by [`remove_unexplained`].
 async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoch, attachment: &Attachment) {
     let Ok(name) = IfName::parse(&host_ifname(id, epoch)) else { return };
     let link = LinkRef { id, epoch, host_ifname: name, host_ifindex: None, container: None };
@@ -397,17 +398,18 @@ async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoc
     }
 }
 
-/// Removes leftovers that are provably ours: program sets that were ready ahead of need, rows of interrupted creates.
+/// Removes leftovers that Wharf provably made: prepared program sets, rows of interrupted creates.
 async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[EndpointId]) {
-    // What is being rebuilt mends itself.
+    // Endpoints under rebuild are repaired by the rebuild.
     let mut guards: Vec<_> = rebuilding.iter().map(|id| node.jobs.working_on(*id)).collect();
-    // Containers behind these live; they are shown, and go when their delete comes or the operator says so.
+    // Orphans and records out of service are kept, because their containers may run. A delete or the operator removes
+    // them.
     let mut kept = orphan::ids(node);
     kept.extend(lock(&node.out_of_service).ids());
     guards.extend(kept.into_iter().map(|id| node.jobs.working_on(id)));
     match audit::audit(node, true).await {
         Ok(report) => {
-            // What was mended is one line of the audit's.
+            // Repaired findings are already in one log line of the audit.
             for f in report.findings.into_iter().filter(|f| f.repair.as_deref() != Some("mended")) {
                 let repair = f.repair.unwrap_or_else(|| "left alone".into());
                 tracing::info!(object = f.object, subject = f.subject, "restore: {}: {repair}", f.problem);

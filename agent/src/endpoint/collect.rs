@@ -1,4 +1,4 @@
-//! CNI's GC: what a network has and the runtime no longer knows.
+//! CNI GC: deletes attachments of a network that the runtime no longer lists.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -22,8 +22,8 @@ use crate::{
     sync::lock,
 };
 
-/// Deletes every endpoint of the network that is not listed, and what is left of others: endpoints whose records were
-/// lost or are out of service, leases without an endpoint.
+/// Deletes every endpoint of the network that is not listed, and unlisted leftovers: orphans, records out of service,
+/// unfinished undos, leases without an endpoint.
 pub async fn collect<K: Kernel>(
     node: &Arc<Node<K>>,
     network: &NetworkName,
@@ -34,7 +34,7 @@ pub async fn collect<K: Kernel>(
             && !health::is_reserved(a)
             && !valid.contains(&GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
     };
-    // An endpoint that is being created is not stale: the runtime could not have listed it yet.
+    // An endpoint under creation is not stale: the runtime cannot have listed it yet.
     let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
     let handles: Vec<Handle> = node.registry.list().into_iter().filter(stale).collect();
     warn_of_living(node, network, &handles).await;
@@ -47,7 +47,7 @@ pub async fn collect<K: Kernel>(
         LeaseOwner::Attachment { attachment, .. } => Some(attachment),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
     }));
-    // What an endpoint stands for is not left over, whatever its state.
+    // An attachment with an endpoint in the registry is not a leftover, whatever its state.
     left.retain(|a| is_stale(a) && node.registry.by_interface(&a.container_id, &a.ifname).is_none());
     for attachment in left {
         unknown::remove_into(node, &Wanted::of(&attachment), &mut result).await;
@@ -55,12 +55,11 @@ pub async fn collect<K: Kernel>(
     result
 }
 
-/// How long the looks of [`warn_of_living`] may hold up a GC, all together: they only decide whether it warns.
+/// Total time that [`warn_of_living`] may delay a GC: its result is only a warning.
 const LOOKS: Duration = Duration::from_secs(1);
 
-/// Notes the endpoints whose network namespace still exists. The list that came with the GC is one runtime's: where two
-/// runtimes use one network name, the GC of each deletes the endpoints of the other, and an existing namespace is the
-/// sign of it.
+/// Notes the endpoints whose network namespace still exists. A GC lists the attachments of one runtime. When two
+/// runtimes share a network name, each GC deletes the endpoints of the other; an existing namespace is the sign.
 async fn warn_of_living<K: Kernel>(node: &Node<K>, network: &NetworkName, handles: &[Handle]) {
     let (mut living, until) = (Vec::new(), Instant::now() + LOOKS);
     for handle in handles {

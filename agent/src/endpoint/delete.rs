@@ -1,10 +1,10 @@
 //! Delete, in the order of the plan.
 //!
-//! Two phases. *Teardown* is the endpoint's own: programs off, rows out, proxy awaited, unpinned, link gone; each step
-//! is idempotent, a failure is recorded and the next step runs. *Release* is for all endpoints of the request at once:
-//! addresses and records go in one transaction. An endpoint whose teardown left something in the kernel keeps its
-//! record, addresses and id, and the next delete resumes it: an address is never given out while something could still
-//! speak for its old owner.
+//! Two phases. *Teardown* runs for each endpoint: detach programs, remove rows, await the proxy, unpin, remove the
+//! link. Each step is idempotent; a failure is recorded and the next step runs. *Release* covers all endpoints of the
+//! request: one transaction removes addresses and records. An endpoint whose teardown left something in the kernel
+//! keeps its record, addresses and id, and the next delete resumes it: an address is never leased again while
+//! something in the kernel still uses it for its old owner.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ use crate::{
     telemetry::operation::{self, Kind, OpId},
 };
 
-/// Deletes endpoints, and answers when they are gone or have to be tried again. Runs as a task of its own, so that a
-/// client that goes away does not leave a delete half done.
+/// Deletes endpoints; returns when they are gone or need a retry. The delete runs as its own task, so a client that
+/// goes away does not interrupt it.
 pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, options: DeleteOptions) -> DeleteResult {
     if handles.is_empty() {
         return DeleteResult::default();
@@ -52,7 +52,7 @@ pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     };
     let work = async move {
         let result = delete_all(&owned, handles, options).await;
-        reply.send(result).ok(); // the client may have gone; the delete was done all the same
+        reply.send(result).ok(); // the client may have gone; the delete is done
     };
     node.tasks.spawn(operation::within(op, span, work));
     answer.await.unwrap_or_else(|_| {
@@ -62,7 +62,7 @@ pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     })
 }
 
-/// Takes back an endpoint whose creator went away before it was told.
+/// Deletes an endpoint whose creator went away before it read the answer.
 pub fn spawn_unclaimed<K: Kernel>(node: &Arc<Node<K>>, handle: Handle) {
     let owned = Arc::clone(node);
     let op = OpId::next(Kind::Delete);
@@ -82,9 +82,9 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     let _deletes = node.gate.deletes(handles.len());
     let started = Instant::now();
 
-    // A create or build that runs ends at its next step, long before the teardown's turn comes.
+    // A running create or build stops before its next step.
     for handle in &handles {
-        // Whoever resumes it asks for the same.
+        // A resumed delete uses the same options.
         handle.shared.update(|v| v.delete_options = options);
         handle.cancel.cancel();
     }
@@ -101,12 +101,12 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     let took = Some(started.elapsed());
     handles.iter().for_each(|h| h.shared.note(Operation::Delete, DELETE_BEGINS, took, outcome, &text));
     if let Err(error) = intended {
-        // Without the intent a crash half-way would be repaired from the record alone, which is still right, only
-        // without NoIPRelease; so the delete goes on.
+        // The delete continues without the intent: after a crash, restore finishes it from the record, but loses
+        // NoIPRelease.
         handles.iter().for_each(|h| result.errors.push(step_error(h, DeleteStep::WriteIntent, error.to_string())));
     }
 
-    // One for all: the endpoints' teardowns run side by side.
+    // One deadline for all endpoints: their teardowns run concurrently.
     let until = started + TEARDOWN_BOUND;
     let mut asked = Vec::with_capacity(handles.len());
     for handle in handles {
@@ -123,7 +123,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     for (handle, answer) in asked {
         let torn = match timeout_at(until, answer).await {
             Ok(Ok(torn)) => torn,
-            // Its task has ended: it is gone.
+            // The task has ended, so the endpoint is gone.
             Ok(Err(_)) => continue,
             Err(_) => {
                 result.errors.push(still_busy(&handle));
@@ -137,7 +137,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
             let kept = if releases { Vec::new() } else { kept_leases(node, &torn.record) };
             let old = owner(&torn.record);
             changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
-            // One whose create failed has its own end.
+            // The undo writes the timeline of a failed create.
             let life =
                 handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
             if let Some(life) = &life {
@@ -176,7 +176,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         let (reply, answer) = oneshot::channel();
         let span = handle.span(OpId::current_or_next(Kind::Delete));
         if handle.mailbox.send(Command::Finish(span, reply)).await.is_ok() {
-            answer.await.ok(); // a task that has ended has finished
+            answer.await.ok(); // an ended task needs no `Finish`
         }
         result.deleted.push(handle.id.get());
     }
@@ -186,7 +186,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     result
 }
 
-/// Phase one, run by the endpoint's task.
+/// Phase one of a delete, run by the endpoint's task.
 pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, options: DeleteOptions) -> Torn {
     let record = shared.read(|v| v.record.clone());
     let subject = Subject::of(&record);
@@ -232,7 +232,7 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, opti
     Torn { record, errors, clean }
 }
 
-/// What an endpoint waits for whose delete could not finish.
+/// Sets what an endpoint waits for after its delete failed.
 fn awaits_another(v: &mut View) {
     v.status.waits_for = "another delete".into();
     v.status.ends_when = format!(
@@ -242,8 +242,8 @@ fn awaits_another(v: &mut View) {
     );
 }
 
-/// The deleter has done the first of these and will do the last two, for all endpoints of the request together; the task
-/// that runs the teardown refuses work by its state, and gives up the identity when nothing can speak for it.
+/// Steps without work in the teardown. The deleter writes the intent and runs the last two for all endpoints
+/// together. The endpoint's state refuses work, and a clean teardown releases the identity.
 const fn is_of_others(step: DeleteStep) -> bool {
     matches!(
         step,
@@ -255,8 +255,9 @@ const fn is_of_others(step: DeleteStep) -> bool {
     )
 }
 
-/// NoIPRelease on addresses that the endpoint leased itself: they pass to a caller's name, so that no lease is left
-/// whose owner is gone. `DELETE /v1/ipam/{ip}` gives them back, and a create of the same attachment may ask for them.
+/// NoIPRelease on addresses that the endpoint leased itself: the leases pass to a caller name kept for the
+/// attachment, so no lease has a missing owner. `DELETE /v1/ipam/{ip}` releases them, and a create of the same
+/// attachment may request them.
 fn kept_leases<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> Vec<Lease> {
     let old = owner(record);
     let ipam = lock(&node.addresses.ipam);
