@@ -1,9 +1,9 @@
-//! The admin thread: looks at an agent whose main runtime does not answer.
+//! The admin thread: answers requests when the agent's main runtime does not.
 //!
-//! A thread with a runtime of its own serves `<run-dir>/admin.sock`, same mode and group as the API's socket. The status
-//! is made to be never held up ([`crate::status`]); whatever else is read runs on a thread apart, with a time limit, so
-//! that a lock or a kernel call that hangs takes one of eight places and not the admin thread. Looks of the status
-//! run here too, and so does systemd's watchdog ([`crate::watchdog`]).
+//! A thread with its own runtime serves `<run-dir>/admin.sock`, with the mode and group of the API's socket. The
+//! status never blocks ([`crate::status`]). Every other request runs on a separate thread with a time limit, so that
+//! a lock or a kernel call that hangs takes one of eight slots and not the admin thread. The status's observations
+//! and systemd's watchdog ([`crate::watchdog`]) also run here.
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -32,14 +32,14 @@ use crate::{
     telemetry::LogFilter,
 };
 
-/// Requests other than for the status that are served at once.
+/// Maximum number of concurrent requests other than for the status.
 const APART: usize = 8;
-/// How long one of them may take.
+/// Time limit for a request other than for the status.
 const READ_LIMIT: Duration = Duration::from_secs(10);
-/// How long requests that run at the stop may take.
+/// How long running requests may take at a stop.
 const GRACE: Duration = Duration::from_secs(2);
-/// Threads of the admin runtime that may block: each part of the status and each request has at most one of its own
-/// and one in the kernel.
+/// Maximum number of blocking threads of the admin runtime: each part of the status and each request has at most one
+/// of its own and one in the kernel.
 const BLOCKING: usize = 64;
 
 /// The running admin thread.
@@ -68,13 +68,13 @@ impl Admin {
         Ok(Self { stop, handle, thread })
     }
 
-    /// The thread's runtime: for what must move when the main one does not.
+    /// Handle to the thread's runtime, for tasks that must run even if the main runtime hangs.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Answers what is asked already, ends the thread and removes the socket.
+    /// Answers pending requests, ends the thread and removes the socket.
     pub async fn stop(self) {
         self.stop.cancel();
         let thread = self.thread;
@@ -96,7 +96,7 @@ fn run(
     let begun = begin(&socket, node.pulses.admin_socket.clone());
     let (runtime, listener) = match begun {
         Ok(begun) => begun,
-        // Whoever started the thread waits for this; if it does not any more, nobody misses the thread.
+        // The starter waits for this message; if it has gone, the thread is not needed.
         Err(error) => return drop(ready.send(Err(error))),
     };
     node.parts.look_on(runtime.handle().clone());
@@ -114,7 +114,7 @@ fn run(
             () = patience => {}
         }
     });
-    // What is stuck in the kernel stays stuck; nothing waits for it.
+    // Threads that are stuck in the kernel are not waited for.
     runtime.shutdown_background();
 }
 
@@ -129,7 +129,7 @@ fn begin(socket: &std::path::Path, reach: Reach) -> anyhow::Result<(Runtime, Soc
     Ok((runtime, listener))
 }
 
-/// The API's own routes, as far as they read; and the settings that can be changed at run time.
+/// The API's read-only routes, and the settings that can be changed at run time.
 fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
     let places = Arc::new(Semaphore::new(APART));
     let guard = {
@@ -159,7 +159,7 @@ async fn serve_one(node: Arc<LinuxNode>, places: Arc<Semaphore>, request: Reques
     }
 }
 
-/// Serves a request on a thread that may block.
+/// Serves a request on a blocking thread.
 async fn apart(places: Arc<Semaphore>, request: Request, next: Next) -> Response {
     let what = format!("{} {}", request.method(), request.uri().path());
     let Ok(place) = places.try_acquire_owned() else {

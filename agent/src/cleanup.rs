@@ -1,6 +1,7 @@
-//! `wharf-agent cleanup`: takes every trace of an agent off a node, when none runs.
+//! `wharf-agent cleanup`: removes every trace of an agent from a node on which none runs.
 //!
-//! Links, routes, router, pins; then the files in run and state directory. What is not provably ours is named and stays.
+//! Removes links, routes, the router and pins, then the files in the run and state directories. Objects that are not
+//! provably Wharf's are listed and kept.
 
 use std::{
     ffi::OsString,
@@ -22,7 +23,7 @@ use crate::{
     refused, turn,
 };
 
-/// The word that asks for it.
+/// Name of the command.
 pub const COMMAND: &str = "cleanup";
 
 const EXAMPLES: &str = "Examples:
@@ -58,7 +59,7 @@ struct Arguments {
     config: Option<PathBuf>,
 }
 
-/// Cleans up when the arguments ask for that; `None` when they ask for an agent.
+/// Runs the cleanup if the first argument names it; `None` otherwise.
 pub fn asked(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if arguments.next()? != COMMAND {
         return None;
@@ -81,7 +82,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { dry_run, force, run_dir, state_dir, bpffs, config } = arguments;
     wharf_datapath::check_capabilities()?;
     let directories = config::directories(&Flags { run_dir, state_dir, bpffs, config, ..Flags::default() })?;
-    // Held to the end: no agent may start in between.
+    // The locks are held to the end, so that no agent starts meanwhile.
     let _turn = if dry_run { None } else { Some(take_turn(&directories)?) };
     let found = leftovers::list(&directories.bpffs)?;
     let files = files(&directories)?;
@@ -102,14 +103,15 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         }
     }
     tell(&found, &files, verb);
-    // Only told: `cargo xtask uninstall` looks before it stops the agent. The lock is given back at once.
+    // A dry run only reports a running agent: `cargo xtask uninstall` does the dry run before it stops the agent. The
+    // lock is released at once.
     if dry_run && let Err(error) = turn::Turn::take() {
         eprintln!("wharf-agent cleanup: without --dry-run this is refused: {error:#}");
     }
     Ok(())
 }
 
-/// The same locks as an agent's, where there is something to lock.
+/// Takes the locks of an agent, for the bpffs and the state directory only if they exist.
 fn take_turn(directories: &Directories) -> anyhow::Result<turn::Turn> {
     let mut held = turn::Turn::take()?;
     if wharf_datapath::has_pin_root(&directories.bpffs) {
@@ -121,7 +123,7 @@ fn take_turn(directories: &Directories) -> anyhow::Result<turn::Turn> {
     Ok(held)
 }
 
-/// Owners of the links that are there. The health endpoint's is the agent's own.
+/// Owners of the existing links, without the health endpoint, which is the agent's own.
 fn living(found: &Leftovers) -> Vec<String> {
     let owner = |leftover: &Leftover| match leftover {
         Leftover::Link { mark, .. } if !is_health(mark) => Some(mark.owner.clone()),
@@ -137,7 +139,7 @@ fn is_health(mark: &Mark) -> bool {
     health::attachment().is_ok_and(of)
 }
 
-/// Endpoints that a message names.
+/// Maximum number of endpoints that a message names.
 const TOLD: usize = 5;
 
 fn first_of(living: &[String]) -> String {
@@ -166,7 +168,8 @@ fn tell(found: &Leftovers, files: &Files, verb: &str) {
     }
 }
 
-/// Files and directories of an agent, what is in a directory before it. A directory with something else in it stays.
+/// Files and directories of an agent, the content of a directory before the directory. A directory with foreign files
+/// is kept.
 #[derive(Debug, Default)]
 struct Files {
     ours: Vec<PathBuf>,
@@ -186,7 +189,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
     if is_same(&directories.run, &directories.state) {
         places = vec![(&directories.run, &in_either)];
     }
-    // One of them may be in the other.
+    // One directory may contain the other, so the deeper one is listed first.
     places.sort_by_key(|(directory, _)| std::cmp::Reverse(directory.components().count()));
     for (directory, known) in places {
         let (mut mine, mut others) = (Vec::new(), Vec::new());
@@ -201,7 +204,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
             if files.ours.contains(&path) {
                 continue;
             }
-            // The queue is the one directory that an agent makes there (mode 0700), whatever is in it.
+            // The queue is the only directory that an agent creates there (mode 0700); its content is not checked.
             let is_dir = entry.file_type().with_context(|| format!("look at {}", path.display()))?.is_dir();
             let name = entry.file_name();
             let ours = name.to_str().is_some_and(|name| known(name) && (!is_dir || name == queue::DIRECTORY));

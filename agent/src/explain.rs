@@ -1,7 +1,7 @@
 //! Explain: one answer to "what is it with this endpoint, this container, this address?".
 //!
-//! Memory is asked first and answers always; the store and the kernel are asked with a deadline each, and where they do
-//! not answer the explanation says so and stands without them. Nothing here changes anything.
+//! The agent's memory always answers. The store and the kernel are queried with a deadline each; if one does not
+//! answer, the explanation says so and omits its part. Explain changes nothing.
 
 mod address;
 mod conclude;
@@ -44,17 +44,17 @@ use crate::{
 
 /// How long the kernel, the store and the deletion queue each may take to answer.
 pub const DEADLINE: Duration = Duration::from_secs(2);
-/// How long a look at an endpoint waits for a build that runs: within [`DEADLINE`].
+/// How long an observation of an endpoint waits for a running build; less than [`DEADLINE`].
 const BUILD_PATIENCE: Duration = Duration::from_secs(1);
-/// Errors that are listed apart.
+/// Maximum number of errors listed.
 const MAX_ERRORS: usize = 8;
-/// Former owners, candidates and near names that are listed.
+/// Maximum number of former owners, candidates and similar names listed.
 const MAX_LISTED: usize = 16;
 
 /// Explains what `text` names.
 ///
 /// # Errors
-/// When the text is no question that can be asked.
+/// When the text has no known form.
 pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Explanation, String> {
     let subject = subject::parse(text)?;
     let mut found = subject::find(node, &subject);
@@ -72,7 +72,7 @@ pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Expla
         },
         _ => several(text, &found),
     };
-    // Who was there before; not the one that is explained.
+    // Earlier owners are listed without the life that is explained.
     if answer.kind != SubjectKind::Several {
         let shown = (answer.kind == SubjectKind::PastEndpoint).then(|| last_of_one(&found.past)).flatten();
         found.past.retain(|p| Some(p) != shown.as_ref());
@@ -81,7 +81,7 @@ pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Expla
     Ok(answer)
 }
 
-/// An explanation of something, without what is found out about it.
+/// An explanation without any findings yet.
 fn blank(subject: String, kind: SubjectKind, health: Health, summary: String) -> Explanation {
     Explanation {
         subject,
@@ -112,7 +112,7 @@ fn last_of_one(past: &[PastLife]) -> Option<PastLife> {
     past.iter().all(|p| p.who.attachment == last.who.attachment).then(|| last.clone())
 }
 
-/// Does a deletion record ask for this attachment?
+/// Whether a deletion record names this attachment.
 fn asks_for(deletion: &Deletion, a: &Attachment) -> bool {
     deletion.canary.is_none()
         && deletion.network == a.network.as_str()
@@ -120,7 +120,7 @@ fn asks_for(deletion: &Deletion, a: &Attachment) -> bool {
         && deletion.ifname == a.ifname.as_str()
 }
 
-/// The deletion records that wait, or why they cannot be listed.
+/// The pending deletion records, or why they cannot be listed.
 async fn deletion_records<K: Kernel>(node: &Arc<Node<K>>) -> Result<Vec<Deletion>, String> {
     match timeout(DEADLINE, deletions::entries(node)).await {
         Ok(Ok(entries)) => Ok(entries.into_iter().filter_map(|e| e.content.ok()).collect()),
@@ -129,7 +129,7 @@ async fn deletion_records<K: Kernel>(node: &Arc<Node<K>>) -> Result<Vec<Deletion
     }
 }
 
-/// An endpoint that is there.
+/// Explains an existing endpoint.
 async fn living<K: Kernel>(
     node: &Arc<Node<K>>,
     handle: &Handle,
@@ -137,7 +137,7 @@ async fn living<K: Kernel>(
 ) -> Explanation {
     let is_looked_at = |v: &View| v.committed && !v.fsm.state.is_terminal() && v.fsm.state != State::Disconnecting;
     let found = if handle.shared.read(is_looked_at) { Some(problems(node, handle).await) } else { None };
-    // Only now: a build may have ended meanwhile.
+    // The state is read after the observation, because a build may have ended meanwhile.
     let (view, entries) = (handle.shared.view(), handle.shared.entries());
     let r = &view.record;
     let now_ms = clock::unix_ms();
@@ -206,7 +206,7 @@ async fn living<K: Kernel>(
     answer
 }
 
-/// The health endpoint is more than what it is made of: what its probes find comes first when they find something amiss.
+/// For the health endpoint, a failing probe takes precedence over the conclusion.
 fn with_probes<K: Kernel>(node: &Node<K>, r: &EndpointRecord, concluded: (Health, String)) -> (Health, String) {
     let (health, summary) = concluded;
     let probed = node.health.view();
@@ -219,7 +219,7 @@ fn with_probes<K: Kernel>(node: &Node<K>, r: &EndpointRecord, concluded: (Health
     }
 }
 
-/// Since when it is in its state: a delete that is asked for again and again has lasted since the first time.
+/// Start of the current state. For a repeated delete, this is the start of the first attempt.
 fn since(view: &View, entries: &Entries) -> u64 {
     if view.fsm.state != State::Disconnecting {
         return view.status.since_unix_ms;
@@ -228,7 +228,7 @@ fn since(view: &View, entries: &Entries) -> u64 {
     begun.map_or(view.status.since_unix_ms, |e| e.at_unix_ms)
 }
 
-/// Who it is.
+/// Facts that identify the endpoint.
 fn facts<K: Kernel>(node: &Node<K>, view: &View) -> Vec<Fact> {
     let r = &view.record;
     let addresses: Vec<String> = r.addresses().map(|ip| ip.to_string()).collect();
@@ -265,7 +265,7 @@ fn named(identity: Identity) -> String {
     format!("{identity} (reserved:{name})")
 }
 
-/// What happened, and what of it went wrong.
+/// Adds the timeline and its errors.
 fn tell(answer: &mut Explanation, entries: &Entries) {
     answer.timeline = entries
         .list()
@@ -288,8 +288,8 @@ fn tell(answer: &mut Explanation, entries: &Entries) {
         answer.timeline.iter().rev().filter(|e| e.outcome == LogStatus::Failure).take(MAX_ERRORS).cloned().collect();
 }
 
-/// Asks the kernel, for as long as there is patience. The question goes on by itself when nobody waits for it any more;
-/// so many of them are under way at most, and one more waits for its turn as long as for the answer.
+/// Queries the kernel within [`DEADLINE`], which includes the wait for a permit. Permits limit the number of
+/// concurrent queries. A query continues after its caller has given up.
 async fn look<K: Kernel, T: Send + 'static>(
     node: &Node<K>,
     work: impl Future<Output = Result<T, KernelError>> + Send + 'static,
@@ -301,7 +301,7 @@ async fn look<K: Kernel, T: Send + 'static>(
         node.tasks.spawn(async move {
             let result = work.await;
             drop(permit);
-            reply.send(result).ok(); // who asked may have lost patience
+            reply.send(result).ok(); // the caller may have given up
         });
         answer.await.ok()
     };
@@ -312,7 +312,7 @@ async fn look<K: Kernel, T: Send + 'static>(
     }
 }
 
-/// Why a look told nothing.
+/// Why an observation failed.
 enum KernelErrorOrWait {
     Kernel(KernelError),
     Wait(String),
@@ -327,7 +327,7 @@ impl std::fmt::Display for KernelErrorOrWait {
     }
 }
 
-/// What is amiss with an endpoint in the kernel, or why nobody could look. A build that runs has a moment to end.
+/// Problems of an endpoint in the kernel, or why they could not be observed. A running build gets a moment to end.
 async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec<Problem>, String> {
     let (asked, handle) = (Arc::clone(node), handle.clone());
     let looked = look(node, async move { endpoint::look::settled(&asked, &handle, BUILD_PATIENCE).await }).await;
@@ -339,7 +339,7 @@ async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec
     }
 }
 
-/// What was found in the kernel, in the API's words.
+/// The kernel findings as an API object.
 fn kernel_look(problems: &Result<Vec<Problem>, String>, owner: &str) -> KernelLook {
     match problems {
         Ok(problems) => KernelLook {
@@ -350,18 +350,18 @@ fn kernel_look(problems: &Result<Vec<Problem>, String>, owner: &str) -> KernelLo
     }
 }
 
-/// What an endpoint's programs counted.
+/// Counters of an endpoint's programs.
 async fn counters<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<Vec<MetricRow>, String> {
     let kernel = Arc::clone(&node.kernel);
     match look(node, async move { kernel.observe_counters(id).await }).await {
         Ok(rows) => Ok(rows.into_iter().map(|c| metric_row(id, c)).collect()),
-        // Its maps are gone, or not there yet.
+        // The endpoint's maps are gone, or do not exist yet.
         Err(KernelErrorOrWait::Kernel(e)) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
         Err(why) => Err(why.to_string()),
     }
 }
 
-/// Drops of what a container sent from an address or a MAC that is not its own.
+/// Drops of packets that a container sent from a foreign address or MAC, by reason.
 fn in_anothers_name(rows: &[MetricRow]) -> Vec<(String, u64)> {
     let reasons = [DropReason::InvalidSourceIp, DropReason::InvalidSourceMac, DropReason::NeighbourSpoof];
     let of = |reason: DropReason| {
@@ -403,7 +403,7 @@ fn end_in_words(end: End) -> &'static str {
     }
 }
 
-/// More than one thing: who asks must choose.
+/// The text names several subjects; lists them as candidates.
 fn several(text: &str, found: &Found) -> Explanation {
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut add = |subject: String, what: String| {
@@ -436,7 +436,8 @@ fn several(text: &str, found: &Found) -> Explanation {
     Explanation { candidates, ..blank(text.to_owned(), SubjectKind::Several, Health::Pending, summary) }
 }
 
-/// Nothing that is or was: perhaps a deletion record; else what was searched, and what is near.
+/// The text names no endpoint, present or past. Reports a matching deletion record, or else what was searched and
+/// similar names.
 fn nothing<K: Kernel>(
     node: &Node<K>,
     text: &str,

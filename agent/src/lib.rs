@@ -80,23 +80,23 @@ use crate::{
     telemetry::LogFilter,
 };
 
-/// How long requests and operations that run may take at a stop.
+/// How long running requests and operations may take at a stop.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// How often the node's own part (the router's link, shared pins, pools' routes) is put in place. Without the shared pins
-/// no endpoint can be made or deleted; a look takes a millisecond.
+/// How often the node's own objects (the router's link, shared pins, pools' routes) are restored. Without the shared
+/// pins no endpoint can be created or deleted; a check takes a millisecond.
 const NODE_INTERVAL: Duration = Duration::from_secs(10);
-/// How often the pools are compared with the node's networks: it reads every route of the node.
+/// How often the pools are compared with the node's networks; a comparison reads every route of the node.
 const POOLS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Runs an agent until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When it cannot start: the operation, its subject, the cause, and what to do.
+/// When the agent cannot start. The error names the operation, its subject, the cause and the remedy.
 pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    // Before the kernel is opened, which puts this version's sink in place.
+    // The locks are taken before the kernel is opened, because the open installs this version's sink.
     let turn = turn::Turn::take()?.and_bpffs(&config.bpffs)?;
     let kernel = LinuxKernel::open(OpenOptions { bpffs: config.bpffs.clone(), attach_mode: config.attach_mode })?;
     make_directory(&config.run_dir)?;
@@ -118,7 +118,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
 
     let (config, ipam) = restore::with_ipv6_of(&opened.snapshot, config, ipam)?;
     restore::fits(&opened.snapshot, &ipam)?;
-    // After everything that may refuse: until here other versions' endpoints are as they were.
+    // The upgrade follows every check that may refuse the start, so that a refusal leaves other versions' endpoints
+    // unchanged.
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
@@ -132,7 +133,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), node.stop.clone(), beat));
     let owned = Arc::clone(&node);
     node.endpoints.spawn(async move {
-        // For as long as there is something that the runtime should run.
+        // The heartbeat runs until the endpoint tasks are told to end.
         tokio::select! {
             () = owned.halt.cancelled() => {}
             () = owned.pulses.runtime.keep() => {}
@@ -144,7 +145,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(&node, opened.snapshot, opened.lost).instrument(restoring).await?;
     health::reserve(&node).await;
-    // Before anything is served: what was deleted while no agent ran must be gone when its container is added again.
+    // The queue is drained before the agent serves: an endpoint deleted while no agent ran must be gone before its
+    // container is added again.
     if let Err(why) = deletions::drain(&node, queue::Cause::Start).await {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
     }
@@ -172,7 +174,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     Ok(())
 }
 
-/// See the top of this file for the order.
+/// Stops the agent; the crate documentation gives the order.
 async fn stop(
     node: Arc<LinuxNode>,
     api: tokio::task::JoinHandle<()>,
@@ -200,11 +202,12 @@ async fn stop(
     {
         tracing::warn!("{why}; what was not written is not told after the next start");
     }
-    // Late, so that a stop that hangs can be looked at; before the store, because it holds a handle to it.
+    // The admin thread stops late, so that a hanging stop can be inspected, but before the store, because it holds a
+    // handle to the store.
     admin.stop().await;
     drop(node);
-    // Ends when the last handle to the store is gone; everything queued is committed first. What overran its grace above
-    // may hold one still.
+    // The writer commits everything queued, and ends when the last handle to the store is dropped. A task that
+    // exceeded its grace period may still hold one.
     let joined = tokio::time::timeout(GRACE, tokio::task::spawn_blocking(move || writer.join())).await;
     if !matches!(joined, Ok(Ok(Ok(())))) {
         tracing::warn!("the store's thread did not end; what it was asked to write is in the store or not, as a whole");
@@ -250,7 +253,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     });
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
-        // A store whose file is gone is noticed before the agent ends and all is lost with it.
+        // A lost store file must be found while the agent runs: when the agent ends, the records are gone.
         let work = || async { owned.store.ping().await.map_err(|e| e.to_string()) };
         owned.controllers.run("store-file", store::LOOK, owned.stop.clone(), work).await;
     });
@@ -316,8 +319,8 @@ async fn read_events(node: Arc<LinuxNode>, mut events: wharf_datapath::EventRead
     }
 }
 
-/// Only with `--debug-programs`: what the programs log goes to the agent's log. All of them write to one buffer, which
-/// is found through any of them, so a set is prepared for the purpose and then used as any other.
+/// Copies the programs' log to the agent's log; only with `--debug-programs`. All programs write to one buffer, which
+/// is reachable through any of them. A set is therefore prepared, and then given back for normal use.
 async fn read_program_log(node: Arc<LinuxNode>) {
     let read = async {
         let (set, programs, guard) = prepared::load(&node).await?;

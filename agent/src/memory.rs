@@ -1,43 +1,44 @@
 //! Memory: the allocator, and what the agent's control group allows.
 //!
-//! Most of what an endpoint costs is kernel memory (its link, its programs and maps), which the kernel charges to the
-//! agent's control group. At its limit the kernel kills the agent, and every start of it. So a create is refused while
-//! there is still room for the agent itself.
+//! Most of an endpoint's memory is kernel memory (its link, programs and maps), which the kernel charges to the
+//! agent's control group. At the group's limit the kernel kills the agent, and every restart of it. A create is
+//! therefore refused before the agent's own reserve is used up.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Kernel memory of an endpoint without its share of each processor, and that share (docs/sizing.md).
+/// Kernel memory of an endpoint: a fixed part, and a part for each processor (docs/sizing.md).
 const ENDPOINT_BYTES: u64 = 160 << 10;
 const ENDPOINT_CPU_BYTES: u64 = 6 << 10;
-/// Room that is kept for the agent itself: an eighth of the limit, within these bounds. The next start needs it: a start
-/// takes 27 MiB at its peak and 17 MiB after it (docs/sizing.md), while the limit may be as good as used up by endpoints.
+/// Bounds of the reserve for the agent itself, which is an eighth of the limit. The next start needs the reserve: a
+/// start takes 27 MiB at its peak and 17 MiB after it (docs/sizing.md), while endpoints may use nearly all of the
+/// limit.
 const LEAST_RESERVE: u64 = 24 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
-/// A limit of version 1 that is none: the highest number of pages there is.
+/// Version 1 limits from this value on mean no limit: the kernel reports the highest possible number of pages.
 const NO_LIMIT: u64 = 1 << 62;
-/// Gives freed memory back from a thread of its own, soon after it is freed (docs/sizing.md).
+/// jemalloc returns freed memory from a thread of its own, soon after it is freed (docs/sizing.md).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// The process's memory and its limits.
 #[derive(Debug)]
 pub struct Memory {
-    /// Limited control groups, the agent's own first.
+    /// Control groups that may have a limit, the agent's own first.
     groups: Vec<Group>,
     endpoint_bytes: u64,
 }
 
-/// What a control group allows, and what of it is left.
+/// Limit of a control group, and the room left in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Limit, bytes.
     pub limit: u64,
     /// In use, bytes, without page cache that the kernel can drop.
     pub used: u64,
-    /// Endpoints for which there is room.
+    /// Number of endpoints that still fit.
     pub endpoints: u64,
 }
 
@@ -54,7 +55,7 @@ impl Memory {
         Self { groups, endpoint_bytes }
     }
 
-    /// What is left in the group with the least room; none without a limit.
+    /// Room in the most constrained group; `None` without a limit.
     #[must_use]
     pub fn room(&self) -> Option<Room> {
         let of = |(limit, used): (u64, u64)| {
@@ -65,10 +66,10 @@ impl Memory {
         self.groups.iter().filter_map(Group::usage).map(of).min_by_key(|room| room.endpoints)
     }
 
-    /// Whether another endpoint may be made.
+    /// Whether there is memory for another endpoint.
     ///
     /// # Errors
-    /// When its kernel memory could cost the agent its life; in words.
+    /// When the endpoint's kernel memory could get the agent killed; the text says why.
     pub fn admit(&self) -> Result<(), String> {
         match self.room() {
             Some(room) if room.endpoints == 0 => Err(format!(
@@ -113,9 +114,9 @@ impl Group {
         Self { limit: file("memory.limit_in_bytes"), usage: file("memory.usage_in_bytes"), stat: file("memory.stat") }
     }
 
-    /// Limit, and bytes in use that cannot be dropped; none where there is no limit.
+    /// Limit, and bytes in use that cannot be dropped; `None` without a limit.
     fn usage(&self) -> Option<(u64, u64)> {
-        // "max" is no number.
+        // "max" means no limit, and does not parse as a number.
         let limit = number(&self.limit).filter(|limit| *limit < NO_LIMIT)?;
         let used = number(&self.usage)?;
         let stat = fs::read_to_string(&self.stat).unwrap_or_default();
@@ -133,13 +134,13 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The control groups of this process that count memory, and those around them: each of them may have a limit.
+/// The memory control groups of this process and their ancestors; each of them may have a limit.
 fn own_groups() -> Vec<Group> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
 }
 
-/// From cgroups(7)'s /proc/self/cgroup and /proc/self/mountinfo.
+/// Finds the groups in /proc/self/cgroup (cgroups(7)) and /proc/self/mountinfo.
 fn groups(cgroup: &str, mountinfo: &str) -> Vec<Group> {
     let mut found = Vec::new();
     for line in cgroup.lines() {
@@ -160,7 +161,7 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<Group> {
     found
 }
 
-/// Root and mount point of a mount of a memory hierarchy.
+/// Root and mount point, if the line is a mount of a memory hierarchy.
 fn mounted(line: &str, version2: bool) -> Option<(&Path, &Path)> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut kind = kind.split(' ');

@@ -75,7 +75,7 @@ struct Build {
 /// A gauge of fractions or seconds.
 type Real = Gauge<f64, AtomicU64>;
 
-/// What the agent counts. Label sets are of fixed words, so the families cannot grow without bound.
+/// Metrics that the agent counts. Label values are fixed words, so the families cannot grow without bound.
 #[derive(Debug)]
 pub struct Metrics {
     phases: Family<Phase, Histogram, fn() -> Histogram>,
@@ -153,7 +153,7 @@ impl Metrics {
     /// The result of the last round of health probes.
     pub fn health(&self, health: &NodeHealth) {
         self.health_up.set(i64::from(health.state == HealthState::Ok));
-        // The controller of the health endpoint counts; this is its number.
+        // The health endpoint's controller keeps this count.
         self.health_launches.inner().store(health.launches, Ordering::Relaxed);
         // Times of an endpoint that is gone must not be shown as current.
         self.health_trips.clear();
@@ -192,14 +192,14 @@ impl Metrics {
         packets(&mut registry, verdicts);
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {
-            // Writing to a String does not fail; if it did, the scrape is where it would be looked for.
+            // Writing to a String does not fail; a failure would be reported in the scrape.
             text.clear();
             writeln!(text, "# encoding failed: {error}").ok();
         }
         format.of(text)
     }
 
-    /// Registers what is counted here.
+    /// Registers the agent's own counters and histograms.
     fn own(&self, to: &mut Registry) {
         let phases = self.phases.clone();
         to.register_with_unit("phase_duration", "Duration of each phase of an operation", Unit::Seconds, phases);

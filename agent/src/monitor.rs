@@ -1,6 +1,6 @@
-//! Events to whoever listens: drops and traces from the programs, and what the agent did.
+//! Events for readers: drops and traces from the programs, and the agent's actions.
 //!
-//! One broadcast channel of bounded depth; a reader that is too slow loses the oldest and is told how many.
+//! One bounded broadcast channel. A reader that is too slow loses the oldest events and is told how many.
 
 mod packet;
 
@@ -16,7 +16,7 @@ use wharf_core::ids::EndpointId;
 
 use crate::clock;
 
-/// Events a slow reader may be behind before it loses some: about four seconds of one endpoint's full event rate.
+/// Events that a reader may lag before it loses some: about four seconds of one endpoint's full event rate.
 const DEPTH: usize = 1024;
 
 /// Sender side; cheap to clone.
@@ -24,7 +24,7 @@ const DEPTH: usize = 1024;
 pub struct Monitor {
     sender: broadcast::Sender<Arc<MonitorEvent>>,
     packets: Arc<AtomicU64>,
-    /// Of the traced packets that arrive here, one in so many is told; 0 and 1 are all.
+    /// One in this many traced packets is sent; 0 and 1 send all.
     sampling: Arc<AtomicU32>,
     traced: Arc<AtomicU64>,
 }
@@ -41,13 +41,13 @@ impl Default for Monitor {
 }
 
 impl Monitor {
-    /// A new reader; sees what happens from now on.
+    /// A new reader, which receives events from now on.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<MonitorEvent>> {
         self.sender.subscribe()
     }
 
-    /// Tells what the agent did.
+    /// Sends an event about an action of the agent.
     pub fn agent(&self, endpoint: Option<EndpointId>, event: &str, message: String) {
         tracing::debug!(endpoint = endpoint.map(EndpointId::get), event, "{message}");
         self.send(MonitorEvent::Agent(AgentEvent {
@@ -58,7 +58,7 @@ impl Monitor {
         }));
     }
 
-    /// Tells of packets; the clock's offset turns the kernel's monotonic time into wall time.
+    /// Sends packet events. The clock's offset turns the kernel's monotonic time into wall time.
     pub fn packets(&self, events: &[Event]) {
         self.packets.fetch_add(events.len() as u64, Ordering::Relaxed);
         if self.sender.receiver_count() == 0 {
@@ -75,8 +75,8 @@ impl Monitor {
         }
     }
 
-    /// Of the traced packets that the programs report, tells one in `one_in`; 0 and 1 are all. Drops are always told. The
-    /// programs' own budget of events comes before it: what a busy endpoint does not report cannot be picked here.
+    /// Sends one in `one_in` of the traced packets that the programs report; 0 and 1 send all. Drops are always sent.
+    /// The programs' event budget applies first: packets that a busy endpoint does not report cannot be picked here.
     pub fn set_sampling(&self, one_in: u32) {
         self.sampling.store(one_in, Ordering::Relaxed);
     }
@@ -100,14 +100,14 @@ impl Monitor {
         self.packets.load(Ordering::Relaxed)
     }
 
-    /// Readers now.
+    /// Number of readers now.
     #[must_use]
     pub fn readers(&self) -> usize {
         self.sender.receiver_count()
     }
 
     fn send(&self, event: MonitorEvent) {
-        // An error means that nobody listens, which is the normal case.
+        // An error means that there is no reader, which is normal.
         self.sender.send(Arc::new(event)).ok();
     }
 }

@@ -20,10 +20,10 @@ use crate::{
     store, telemetry,
 };
 
-/// From the command line to the exit status.
+/// Runs the process and returns its exit status.
 #[must_use]
 pub fn main() -> ExitCode {
-    // Started by the agent itself, and of no use to anybody else: so they are no commands that help tells of.
+    // Only the agent starts these modes, so help does not list them as commands.
     match std::env::args_os().nth(1) {
         Some(mode) if mode == health::server::MODE => return health::server::main(),
         Some(mode) if mode == store::check::MODE => return store::check::main(),
@@ -51,15 +51,15 @@ pub fn main() -> ExitCode {
 /// What the process was asked to do.
 struct Settings {
     config: AgentConfig,
-    /// The pools that the settings make.
+    /// The pools that the settings define.
     ipam: Ipam,
     /// Only check the settings.
     check_only: bool,
 }
 
 impl Settings {
-    /// Reads and checks the settings of this process without a look at the node. Tells what is wrong with them on standard
-    /// error and returns the exit status then.
+    /// Reads and checks the settings of this process, without looking at the node. Invalid settings are reported on
+    /// standard error, and the exit status is returned.
     fn of_process() -> Result<Self, ExitCode> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let matches = config::parse(&arguments).map_err(|error| refuse(&error))?;
@@ -73,7 +73,7 @@ impl Settings {
     }
 }
 
-/// Prints the settings that would be in force, a line each, and where each comes from.
+/// Prints the effective settings, one per line, with the origin of each.
 fn show(config: &AgentConfig) -> anyhow::Result<()> {
     let mut text = String::new();
     for (name, value) in config::effective(config) {
@@ -89,7 +89,7 @@ fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     wharf_datapath::check_capabilities()?;
     pools::check(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2) // requests are short; what waits for the kernel runs on blocking threads
+        .worker_threads(2) // requests are short; kernel calls run on blocking threads
         .max_blocking_threads(64)
         .enable_all()
         .build()

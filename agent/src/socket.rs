@@ -1,7 +1,7 @@
-//! A unix socket with a name in the file system, which is bound again when its name is gone.
+//! A unix socket with a name in the file system, which is bound again when its file is gone.
 //!
-//! Removing the file of a socket, or the directory around it, leaves a listener that nobody can reach. So whoever accepts
-//! also compares the file at the path with the one that was bound, once a second.
+//! Removing a socket's file, or the directory around it, leaves a listener that no client can reach. The accept loop
+//! therefore compares the file at the path with the bound one once a second.
 
 use std::{
     io,
@@ -20,36 +20,36 @@ use tokio::{
 
 use crate::{make_directory, sync::lock};
 
-/// Group that may talk to the agent, when the system has it.
+/// Group that may connect to the agent, if the system has it.
 const GROUP: &str = "wharf";
-/// How often the file is looked at.
+/// Interval between checks of the file.
 const LOOK: Duration = Duration::from_secs(1);
-/// For how long status tells that a socket was bound again.
+/// How long status reports that a socket was bound again.
 const RECENT: Duration = Duration::from_secs(30);
 
 /// Device and inode of a file.
 type FileId = (u64, u64);
 
-/// What is known of a socket's name: read by status. Clones share it.
+/// Whether clients can reach the socket; read by status. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Reach(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Why the socket cannot be reached and not be bound again.
+    /// Why the socket can be neither reached nor bound again.
     lost: Option<String>,
-    /// When it was bound again.
+    /// When the socket was bound again.
     again: Option<Instant>,
 }
 
 impl Reach {
-    /// Why nobody can reach the socket.
+    /// Why clients cannot reach the socket, while they cannot.
     #[must_use]
     pub fn lost(&self) -> Option<String> {
         lock(&self.0).lost.clone()
     }
 
-    /// How long ago it was bound again, while that is recent.
+    /// How long ago the socket was bound again, while that is recent.
     #[must_use]
     pub fn bound_again(&self) -> Option<Duration> {
         lock(&self.0).again.map(|at| at.elapsed()).filter(|ago| *ago < RECENT)
@@ -67,7 +67,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Binds it: mode 0660, group `wharf` where there is one. A stale socket file is replaced; a live one is not.
+    /// Binds the socket with mode 0660, and group `wharf` if it exists. A stale socket file is replaced; a live one
+    /// is not.
     ///
     /// # Errors
     /// When another agent answers there, or the file system refuses.
@@ -78,7 +79,7 @@ impl Socket {
         Ok(Self { path: path.to_owned(), listener, file, looks, reach })
     }
 
-    /// Binds it again when its name is gone, and says so; once for each time it is lost.
+    /// Binds the socket again when its file is gone. Each loss is logged once.
     async fn look(&mut self) {
         let problem = match file_id(&self.path) {
             Ok(there) if there == self.file => {
@@ -118,11 +119,11 @@ impl Listener for Socket {
     type Io = UnixStream;
     type Addr = SocketAddr;
 
-    /// Cancel safe: a look that is cut off begins again at the next tick.
+    /// Cancel safe: an interrupted check begins again at the next tick.
     async fn accept(&mut self) -> (UnixStream, SocketAddr) {
         loop {
             tokio::select! {
-                // Who waits in the old listener's queue is served before it goes.
+                // Clients in the old listener's queue are accepted before the listener is replaced.
                 biased;
                 accepted = Listener::accept(&mut self.listener) => return accepted,
                 _ = self.looks.tick() => {}
@@ -137,7 +138,7 @@ impl Listener for Socket {
 }
 
 impl Drop for Socket {
-    /// Takes the name away, unless it is another's by now.
+    /// Removes the socket's file, unless another file has replaced it.
     fn drop(&mut self) {
         if file_id(&self.path).is_ok_and(|there| there == self.file)
             && let Err(error) = std::fs::remove_file(&self.path)

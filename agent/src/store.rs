@@ -1,9 +1,9 @@
 //! The store: one redb file, one writer thread, one transaction for an endpoint and its leases.
 //!
-//! redb's commits block (they sync the file), so a thread of its own owns the database. Callers queue changes over a
-//! bounded channel and await their commit; changes that are queued together are committed together, each caller's
-//! whole or not at all (a redb transaction is atomic), which makes sixteen creates at once cost two commits and not
-//! thirty-two.
+//! redb's commits block (they sync the file), so a dedicated thread owns the database. Callers queue changes over a
+//! bounded channel and await their commit. Queued changes are committed together, and each caller's changes are
+//! applied as a whole or not at all (a redb transaction is atomic). Sixteen concurrent creates thus cost two commits
+//! instead of thirty-two.
 
 pub mod check;
 mod error;
@@ -34,19 +34,20 @@ use file::File;
 use opening::CACHE_BYTES;
 use tables::{read_lives, read_one_life, read_snapshot, write_meta};
 
-/// Changes that may wait for the writer: more than the admission limit lets through at once, so a full channel means
-/// the disk is stuck, and callers then wait (bounded by their own deadlines).
+/// Changes that may wait for the writer. The admission limit lets fewer through at once, so a full channel means that
+/// the disk is stuck. Callers then wait, bounded by their own deadlines.
 const QUEUE: usize = 256;
-/// Epochs reserved with one write, so that a create need not commit just to get its number.
+/// Epochs reserved with one write, so that a create needs no commit of its own to get its epoch.
 const EPOCH_BLOCK: u64 = 4096;
 
-/// Ended lives kept for [`Store::take_untold`].
+/// Maximum number of ended lives kept for [`Store::take_untold`].
 const MAX_UNTOLD: usize = 256;
 
-/// How often the file is looked at while nobody writes: what it takes to lose a store is that, and an agent that is killed.
+/// Interval between checks of the file while the store is idle. The store is lost only if the agent is killed between
+/// the loss of the file and the next check.
 pub const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// For how long a failed commit is shown in status, unless it is overtaken by a restart.
+/// How long status shows a failed commit or a rewrite of the file.
 const RECENT: std::time::Duration = std::time::Duration::from_secs(30);
 /// A commit that takes longer than this is shown in status.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(3);
@@ -78,25 +79,25 @@ pub struct Stats {
     pub failures: AtomicU64,
     /// The last commit succeeded.
     pub healthy: AtomicBool,
-    /// When a commit failed last, monotonic milliseconds; 0 when none has.
+    /// Time of the last failed commit, monotonic milliseconds; 0 when none failed.
     pub last_failure: AtomicU64,
-    /// When the work that the disk is at now began, monotonic milliseconds; 0 when it rests.
+    /// Start of the writer's current work, monotonic milliseconds; 0 when the writer is idle.
     pub busy_since: AtomicU64,
-    /// Change sets that were committed without their part of the timeline, because with it there was no room.
+    /// Change sets whose timeline changes were dropped because the full commit failed.
     pub timeline_dropped: AtomicU64,
-    /// The file was written anew without the timeline.
+    /// The file was rewritten without the timeline.
     timeline_lost: AtomicBool,
-    /// Why a commit failed last.
+    /// Cause of the last failed commit.
     last_cause: Mutex<String>,
-    /// When the file was written anew because it was lost, and what had happened to it.
+    /// When the file was rewritten after a loss, and how it was lost.
     rewritten: Mutex<Option<(std::time::Instant, String)>>,
-    /// Ended lives of those change sets, until the timeline's next batch takes them.
+    /// Ended lives that were dropped from their commits, until the next timeline batch takes them.
     untold: Mutex<VecDeque<Life>>,
 }
 
 impl Stats {
-    /// How long ago a commit failed and why, while that is recent: with a disk that is nearly full, small commits succeed
-    /// between those that fail.
+    /// Age and cause of the last failed commit, while it is recent. On a nearly full disk, small commits succeed
+    /// between failing ones.
     #[must_use]
     pub fn failed_recently(&self) -> Option<(std::time::Duration, String)> {
         let last = self.last_failure.load(Ordering::Relaxed);
@@ -104,7 +105,7 @@ impl Stats {
         (last > 0 && ago < RECENT).then(|| (ago, lock(&self.last_cause).clone()))
     }
 
-    /// How long ago the file was written anew and what had happened to the one before, while that is recent.
+    /// How long ago the file was rewritten and how it was lost, while that is recent.
     #[must_use]
     pub fn rewritten_recently(&self) -> Option<(std::time::Duration, String)> {
         let rewritten = lock(&self.rewritten);
@@ -118,7 +119,7 @@ impl Stats {
         lock(&self.last_cause).clone_from(&error.cause);
     }
 
-    /// Keeps the ended lives of changes that were committed without them.
+    /// Keeps the ended lives of a change set that was committed without its timeline changes.
     fn keep_untold(&self, changes: Vec<Change>) {
         let mut untold = lock(&self.untold);
         for change in changes {
@@ -133,7 +134,7 @@ impl Stats {
         }
     }
 
-    /// For how long the disk has been at one piece of work, when that is too long.
+    /// How long the writer has been busy with its current work, when that exceeds `SLOW`.
     #[must_use]
     pub fn writing_for(&self) -> Option<std::time::Duration> {
         let since = self.busy_since.load(Ordering::Relaxed);
@@ -147,31 +148,31 @@ struct Epochs {
     reserved: tokio::sync::Mutex<u64>,
 }
 
-/// What opening found.
+/// Result of opening the store.
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// What it held.
+    /// Content of the store when it was opened.
     pub snapshot: Snapshot,
     /// Set when a file was put aside, with the reason.
     pub set_aside: Option<String>,
-    /// The file that was put aside told of this boot, or there was none: endpoints may live that the store does not know.
+    /// The records of this boot were lost, or there was no file. Endpoints may exist that the store does not know.
     pub lost: bool,
     /// The writer thread; joined at shutdown after every [`Store`] is dropped.
     pub writer: std::thread::JoinHandle<()>,
 }
 
 impl Store {
-    /// Opens the file, or makes it. A file of another boot is put aside (what it tells died with that boot); so is a
-    /// damaged one, with a message; one of a newer schema is refused.
+    /// Opens or creates the file. A file of another boot is set aside, because its endpoints ended with that boot. A
+    /// damaged file is set aside with a message. A file with a newer schema is refused.
     ///
     /// # Errors
-    /// When the file cannot be opened or made, is held by another agent, or is of a newer schema.
+    /// When the file cannot be opened or created, is held by another agent, or has a newer schema.
     pub fn open(path: &Path, boot_id: &str) -> Result<Opened, StoreError> {
         Self::open_with(path, boot_id, |path| Database::builder().set_cache_size(CACHE_BYTES).create(path))
     }
 
-    /// [`Self::open`], with another way to open a redb file, or make it: for tests whose disk is full or slow.
+    /// [`Self::open`] with a custom opener, for tests that simulate a full or slow disk.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -221,7 +222,7 @@ impl Store {
         answer.await.map_err(|_| gone())?
     }
 
-    /// Reads everything, after what was queued before; for the audit.
+    /// Reads the whole store, after all jobs queued earlier; for the audit.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -236,7 +237,7 @@ impl Store {
         answer.await.map_err(|_| gone())?
     }
 
-    /// Every life in the timeline, and how many rows of it cannot be read.
+    /// Every life in the timeline, and the number of unreadable rows.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -246,7 +247,7 @@ impl Store {
         answer.await.map_err(|_| self.ended("read"))?
     }
 
-    /// One life in the timeline; none when it is not there, or cannot be read.
+    /// One life in the timeline; `None` when it is absent or unreadable.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -256,20 +257,19 @@ impl Store {
         answer.await.map_err(|_| self.ended("read"))?
     }
 
-    /// Ended lives that a store without room has committed everything of but their timeline; they are the caller's to
-    /// write now.
+    /// Takes the ended lives that were dropped from their commits. The caller must write them now.
     #[must_use]
     pub fn take_untold(&self) -> Vec<Life> {
         lock(&self.stats.untold).drain(..).collect()
     }
 
-    /// The timeline was lost since the last call: what the agent still has of it is the caller's to write again.
+    /// Whether the timeline was lost since the last call. The caller must then write its copy of the timeline again.
     #[must_use]
     pub fn take_timeline_lost(&self) -> bool {
         self.stats.timeline_lost.swap(false, Ordering::Relaxed)
     }
 
-    /// One of those that nobody has taken yet.
+    /// The ended life of one endpoint, if [`Self::take_untold`] has not taken it yet.
     #[must_use]
     pub fn untold(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
         lock(&self.stats.untold).iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
@@ -280,11 +280,12 @@ impl Store {
         StoreError { operation, path: (*self.path).clone(), cause }
     }
 
-    /// Answers when the writer thread has done what was queued before: it lives, and its disk answers. A file that was
-    /// closed after a failure is opened again; one that was removed, replaced or written to by somebody else is written anew.
+    /// Answers after the writer thread has done all jobs queued earlier, which proves that the thread and its disk
+    /// respond. A file that was closed after a failure is reopened. A file that was removed, replaced or modified by
+    /// another process is rewritten.
     ///
     /// # Errors
-    /// When the file cannot be opened again, was lost in such a way since the last look, or the thread has ended.
+    /// When the file cannot be reopened, was lost since the last check, or the thread has ended.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         let gone = || StoreError {
@@ -296,13 +297,13 @@ impl Store {
         answer.await.map_err(|_| gone())?
     }
 
-    /// The next epoch; durable before it is used, so that a crash never brings one back.
+    /// The next epoch. It is reserved durably before use, so that a crash never reissues it.
     ///
     /// # Errors
     /// When a new block of epochs cannot be reserved.
     pub async fn next_epoch(&self) -> Result<Epoch, StoreError> {
         let epoch = self.epochs.next.fetch_add(1, Ordering::Relaxed);
-        // Taken by every caller, but held across the commit only once in EPOCH_BLOCK creates.
+        // Every caller takes this lock, but only one in EPOCH_BLOCK creates holds it across a commit.
         let mut reserved = self.epochs.reserved.lock().await;
         if epoch >= *reserved {
             let high = epoch + EPOCH_BLOCK;
@@ -312,8 +313,7 @@ impl Store {
         Ok(Epoch(epoch))
     }
 
-    /// No epoch up to this one is given out from here on: something in the kernel carries it, and the store that knew
-    /// was lost.
+    /// Never issues an epoch up to `up_to`. A kernel object carries it, and the store that recorded it was lost.
     pub fn skip_epochs(&self, up_to: Epoch) {
         self.epochs.next.fetch_max(up_to.0.saturating_add(1), Ordering::Relaxed);
     }
@@ -324,7 +324,7 @@ impl Store {
         &self.stats
     }
 
-    /// The boot that everything in it belongs to.
+    /// Boot id that all records of the store belong to.
     #[must_use]
     pub fn boot_id(&self) -> &str {
         &self.boot_id
@@ -337,7 +337,7 @@ impl Store {
     }
 }
 
-/// Who asks for lives.
+/// A request for lives, with its reply channel.
 enum Lives {
     All(oneshot::Sender<Result<(Vec<Life>, u64), StoreError>>),
     One(EndpointId, Epoch, oneshot::Sender<Result<Option<Life>, StoreError>>),
@@ -369,11 +369,11 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
         }
         for reply in pings {
             let answer = lost.clone().map_or_else(|| file.with("read", |_| Ok(())), Err);
-            reply.send(answer).ok(); // as above
+            reply.send(answer).ok(); // the caller may have gone
         }
         for job in lives {
             match job {
-                // As above.
+                // The caller may have gone.
                 Lives::All(reply) => drop(reply.send(file.with("read", read_lives))),
                 Lives::One(id, epoch, reply) => drop(reply.send(file.with("read", |d| read_one_life(d, id, epoch)))),
             }
@@ -384,12 +384,12 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
         }
         stats.busy_since.store(0, Ordering::Relaxed);
     }
-    // Closing the file writes to it.
+    // Closing the file writes to it, so a lost file is rewritten first.
     write_back(&mut file, stats);
 }
 
-/// Writes the file anew when it was removed, replaced, or written to by somebody else. What was asked for meanwhile is refused
-/// all the same: an answer that it is durable would be wrong if whoever took the file away comes again.
+/// Rewrites the file when it was removed, replaced or modified by another process. Queued changes are refused even
+/// so: reporting them durable would be wrong if the other process interferes again.
 fn write_back(file: &mut File, stats: &Stats) -> Option<StoreError> {
     let what = file.lost()?;
     let cause = match file.write_anew() {
@@ -413,7 +413,7 @@ fn refuse_all(commits: Vec<Commit>, error: &StoreError, stats: &Stats) -> u64 {
     0
 }
 
-/// A change set and who awaits its commit.
+/// A change set and the reply channel of its caller.
 type Commit = (Vec<Change>, oneshot::Sender<Result<(), StoreError>>);
 
 /// Returns how many changes were committed.
@@ -422,7 +422,7 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) -> u64 {
         return 0;
     }
     let count = commits.iter().map(|(changes, _)| changes.len() as u64).sum();
-    // A caller that went away has its change durable all the same; its task will look again.
+    // A change is committed even if its caller no longer waits for it.
     let all = file.commit(commits.iter().flat_map(|(changes, _)| changes));
     if all.is_ok() {
         stats.commits.fetch_add(1, Ordering::Relaxed);
@@ -430,10 +430,10 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) -> u64 {
         commits.into_iter().for_each(|(_, reply)| drop(reply.send(Ok(()))));
         return count;
     }
-    // One caller's change may be what cannot be stored: try each alone, so that only that one fails.
+    // A single change set may be the cause, so each is committed alone and only that one fails.
     for (changes, reply) in commits {
         let mut result = file.commit(changes.iter());
-        // What is only told later must not keep an endpoint from coming or going.
+        // A timeline row must not block a create or a delete.
         if result.is_err() && changes.iter().any(Change::is_of_timeline) {
             let needed = || changes.iter().filter(|c| !c.is_of_timeline());
             if needed().next().is_some() {

@@ -1,8 +1,8 @@
 //! Logs: set up once; filter and format change while the agent runs.
 //!
-//! A line is about an operation when it is written inside that operation's span ([`operation`]); it then carries the
-//! operation's id and the endpoint it is about. [`lines`] writes all lines, escapes what others may have put into them and
-//! holds back floods ([`limit`]).
+//! A line belongs to an operation when it is written inside that operation's span ([`operation`]). It then carries
+//! the operation's id and its endpoint. [`lines`] writes all lines, escapes foreign text in them and limits floods
+//! ([`limit`]).
 
 mod directives;
 pub mod limit;
@@ -26,17 +26,17 @@ use crate::{log_ring::LogRing, sync::lock};
 #[derive(Clone)]
 pub struct LogFilter {
     handle: reload::Handle<EnvFilter, Registry>,
-    /// What was asked for: the filter in force has the operations' spans in it too.
+    /// The filter as requested; the filter in force also enables the operations' spans.
     text: Arc<Mutex<String>>,
     shape: Arc<Shape>,
     ring: LogRing,
 }
 
 impl LogFilter {
-    /// Whether a filter could be put in force; changes nothing.
+    /// Checks a filter without applying it.
     ///
     /// # Errors
-    /// What is wrong with it, and what is allowed.
+    /// What is wrong with the filter, and what is allowed.
     pub fn check(filter: &str) -> Result<(), String> {
         directives::parse(filter).map(drop)
     }
@@ -65,19 +65,20 @@ impl LogFilter {
         self.ring.clone()
     }
 
-    /// Lines from now on are text or JSON.
+    /// Sets the format of all further lines.
     pub fn set_format(&self, format: LogFormat) {
         self.shape.set(format);
     }
 
-    /// The format of lines now.
+    /// The current line format.
     #[must_use]
     pub fn format(&self) -> LogFormat {
         self.shape.get()
     }
 }
 
-/// Tells each second what was held back of floods that are over ("suppressed N like this"), until `stop`.
+/// Each second until `stop`, logs a summary of the lines that were suppressed in floods that have ended ("suppressed
+/// N like this").
 pub async fn tell_suppressed(log: LogFilter, stop: CancellationToken) {
     while tokio::time::timeout(limit::WINDOW, stop.cancelled()).await.is_err() {
         log.shape.sweep();

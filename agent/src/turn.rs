@@ -1,4 +1,4 @@
-//! The right to be the node's one agent.
+//! Locks that make this process the node's only agent.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -8,28 +8,28 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// Stands for the network namespace: a sysctl of which each namespace has one, with an inode of its own, that only who
-/// administers the namespace may open (mode 0600). It is locked, and neither read nor written.
+/// Represents the network namespace: a sysctl with an inode of its own in each namespace, which only the namespace's
+/// administrator may open (mode 0600). The file is locked, and neither read nor written.
 const NAMESPACE: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
 
-/// Stands for the state directory, which others may be able to open.
+/// Lock file of the state directory. Other users may be able to open the directory itself.
 pub const STATE_LOCK: &str = "lock";
 
-/// The right to be the agent of a network namespace, of a bpffs and of a state directory. Held while this lives; the
-/// kernel gives it back when the process ends, however it ends.
+/// Exclusive use of a network namespace, a bpffs and a state directory, held while this value lives. The kernel
+/// releases the locks when the process ends, however it ends.
 ///
-/// Each is a lock on a file that only root may open, so that nobody else can keep the agent from starting.
+/// Each lock is on a file that only root may open, so that no other user can keep the agent from starting.
 #[derive(Debug)]
 pub struct Turn {
     _locks: Vec<File>,
 }
 
 impl Turn {
-    /// Takes the network namespace of this thread. Two agents of one namespace would each remove what only the other's
-    /// records explain.
+    /// Locks the network namespace of this thread. Two agents in one namespace would each remove objects that only
+    /// the other's records explain.
     ///
     /// # Errors
-    /// When another agent has it, or this process may not administer the namespace.
+    /// When another agent holds the lock, or this process may not administer the namespace.
     pub fn take() -> anyhow::Result<Self> {
         let file = File::open(NAMESPACE).with_context(|| {
             format!("open {NAMESPACE} (the agent needs root and a /proc of its own network namespace)")
@@ -38,10 +38,10 @@ impl Turn {
         Ok(Self { _locks: vec![lock(file, NAMESPACE.as_ref(), taken)?] })
     }
 
-    /// Takes a bpffs as well.
+    /// Also locks a bpffs.
     ///
     /// # Errors
-    /// When another agent has it, or it is none.
+    /// When another agent holds the lock, or the path is not a bpffs.
     pub fn and_bpffs(mut self, bpffs: &Path) -> anyhow::Result<Self> {
         let root = wharf_datapath::ensure_pin_root(bpffs)?;
         let taken =
@@ -51,10 +51,10 @@ impl Turn {
         Ok(self)
     }
 
-    /// Takes a state directory as well: two agents would write each other's files over.
+    /// Also locks a state directory. Two agents would overwrite each other's files.
     ///
     /// # Errors
-    /// When another agent has it, or nothing can be written there.
+    /// When another agent holds the lock, or the directory is not writable.
     pub fn and_state(mut self, directory: &Path) -> anyhow::Result<Self> {
         let path = directory.join(STATE_LOCK);
         let file = OpenOptions::new()

@@ -1,7 +1,7 @@
-//! Upgrade and downgrade at a start: endpoints of other ABI versions are taken over before anything is served.
+//! Upgrade and downgrade at a start: endpoints of other ABI versions are taken over before the agent serves.
 //!
-//! `wharf_core::upgrade` decides which, `wharf-datapath` does it and puts the other version back when it fails. The agent then
-//! does not start: it never runs beside endpoints that it could not take over and could.
+//! `wharf_core::upgrade` selects the endpoints. `wharf-datapath` takes them over, and restores the other version when
+//! that fails. The agent then does not start: it never runs beside endpoints that it failed to take over.
 
 use std::time::Instant;
 
@@ -16,10 +16,11 @@ use wharf_datapath::LinuxKernel;
 
 use crate::{config::AgentConfig, endpoint::build};
 
-/// Takes over what other ABI versions have pinned; does nothing when there is none.
+/// Takes over the endpoints that other ABI versions have pinned, if there are any.
 ///
 /// # Errors
-/// When an endpoint cannot be taken over; what was in force is in force again, and the message says what to do.
+/// When an endpoint cannot be taken over. The previous programs are then in force again, and the message gives the
+/// remedy.
 pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snapshot) -> anyhow::Result<()> {
     let others = kernel.other_versions().await?;
     if others.is_empty() {
@@ -30,7 +31,7 @@ pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snap
     let plan = plan_upgrade(&others, snapshot, &links);
     let takeover = |record: EndpointRecord| Takeover {
         programs: ProgramSpec { keep: true, ..build::desired_programs(config, &record) },
-        // A trace of before ends with the agent of before.
+        // Tracing that the previous agent enabled is not carried over.
         config: build::config_of(&record, false),
         record,
     };

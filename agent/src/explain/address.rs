@@ -9,8 +9,8 @@ use wharf_core::{kernel::Kernel, store::LeaseOwner};
 use super::{blank, conclude, end_in_words, fact};
 use crate::{clock, endpoint::orphan, node::Node, sync::lock};
 
-/// Network and broadcast address of IPv4, subnet-router anycast address of IPv6 (RFC 4291 section 2.6.1); links between
-/// two have neither.
+/// Whether the address is the network or broadcast address of IPv4, or the subnet-router anycast address of IPv6 (RFC
+/// 4291 section 2.6.1). A prefix for a link between two hosts has neither.
 fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
     cidr.max_prefix_len() - cidr.prefix_len() > 1 && (ip == cidr.network() || ip.is_ipv4() && ip == cidr.broadcast())
 }

@@ -1,4 +1,4 @@
-//! The conclusion in one sentence. Pure: what is known goes in, words come out.
+//! Draws the conclusion in one sentence. Pure.
 
 use wharf_api::{EndpointState, Health};
 use wharf_core::{
@@ -8,30 +8,30 @@ use wharf_core::{
 
 use crate::findings::{endpoint_health, in_words};
 
-/// What a conclusion is drawn from.
+/// Input of a conclusion.
 #[derive(Debug, Clone)]
 pub(super) struct Known<'a> {
     /// State.
     pub(super) state: EndpointState,
-    /// Since when, milliseconds since the Unix epoch.
+    /// Start of the state, milliseconds since the Unix epoch.
     pub(super) since_unix_ms: u64,
-    /// Step that runs; empty when none does.
+    /// Running step; empty when none runs.
     pub(super) phase: &'a str,
-    /// What it waits for, and what ends the wait; empty when it does not wait.
+    /// What the endpoint waits for, and what ends the wait; empty when it does not wait.
     pub(super) waits: (&'a str, &'a str),
-    /// Last error of a build, or of the delete that runs.
+    /// Last error of a build, or of the running delete.
     pub(super) last_error: Option<&'a str>,
-    /// What does not match in the kernel, notices included; or why nobody could look.
+    /// Kernel findings, notices included; or why the kernel could not be observed.
     pub(super) kernel: Result<&'a [Problem], &'a str>,
-    /// Packets that its programs dropped because they were sent in another's name, by reason.
+    /// Number of packets dropped because of a foreign source address or MAC, by reason.
     pub(super) in_anothers_name: &'a [(String, u64)],
-    /// A deletion record for it waits.
+    /// A deletion record for the endpoint is pending.
     pub(super) to_be_deleted: bool,
     /// Now, milliseconds since the Unix epoch.
     pub(super) now_ms: u64,
 }
 
-/// How it is, and a sentence that says so.
+/// Health, and a sentence that explains it.
 #[must_use]
 pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
     let since = since(k.now_ms, k.since_unix_ms);
@@ -78,7 +78,7 @@ pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
     (health, sentence)
 }
 
-/// The health that findings make, and what they are; none when nothing is amiss.
+/// The health that the findings imply, and a summary; `None` when there is no problem.
 fn found<'a>(k: &Known<'a>) -> Result<Option<(Health, String)>, &'a str> {
     let problems = k.kernel?;
     let Some(worst) = worst(problems) else { return Ok(None) };
@@ -93,13 +93,13 @@ fn found<'a>(k: &Known<'a>) -> Result<Option<(Health, String)>, &'a str> {
     Ok(Some((endpoint_health(worst.verdict()), format!("{things}: {}", in_words(worst)))))
 }
 
-/// The first of the worst problems; notices are none.
+/// The first of the worst problems; notices are ignored.
 fn worst(problems: &[Problem]) -> Option<&Problem> {
     let verdict = verdict(problems);
     problems.iter().find(|p| p.verdict() == verdict && verdict > Verdict::Well)
 }
 
-/// What an operator can do about it; none where nothing is to be done.
+/// Remedy for an operator; `None` when no action is needed.
 #[must_use]
 pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
     let found = k.kernel.ok().and_then(worst);
@@ -120,7 +120,7 @@ pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
     }
 }
 
-/// What it waits for: the step that runs says it best.
+/// What the endpoint waits for; the running step describes it best.
 fn what(k: &Known<'_>) -> String {
     match (step_in_words(k.phase), k.waits.0) {
         (Some(words), _) => format!("{words} (step {})", k.phase),
@@ -171,7 +171,7 @@ fn word(state: EndpointState) -> &'static str {
     }
 }
 
-/// `for 3m12s (since 12:01:02 UTC)`; the day is left out, the length tells it.
+/// `for 3m12s (since 12:01:02 UTC)`. The date is omitted, because the duration implies it.
 #[must_use]
 pub(super) fn since(now_ms: u64, then_ms: u64) -> String {
     if then_ms == 0 {

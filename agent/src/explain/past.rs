@@ -1,4 +1,4 @@
-//! Lives that have ended, and what no endpoint stands for any more.
+//! Explains ended lives, and records and kernel objects without an endpoint.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use wharf_core::{
 use super::{DEADLINE, blank, conclude, end_in_words, fact, look, named, subject::Found, tell};
 use crate::{clock, endpoint::out_of_service, node::Node, sync::lock};
 
-/// A life that has ended.
+/// Explains a life that has ended.
 pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Explanation {
     let who = &past.who;
     let ago = conclude::span(clock::unix_ms().saturating_sub(past.ended.at_unix_ms));
@@ -69,7 +69,7 @@ pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Exp
     answer
 }
 
-/// What the kernel still holds of something that is to be gone, or is.
+/// Kernel objects left over from an endpoint that is deleted or being deleted.
 pub(super) async fn left_in_kernel<K: Kernel>(
     node: &Arc<Node<K>>,
     id: EndpointId,
@@ -77,7 +77,8 @@ pub(super) async fn left_in_kernel<K: Kernel>(
     attachment: &Attachment,
 ) -> KernelLook {
     let kernel = Arc::clone(&node.kernel);
-    // Asked before and after the look: the number may go to another meanwhile, first to whatever makes it ready.
+    // Checked before and after the observation: the id may be reused meanwhile, first by a job or a prepared program
+    // set.
     let is_others = || match node.registry.get(id) {
         Some(there) => there.epoch != epoch,
         None => node.jobs.is_in_flight(id) || node.prepared.ids().contains(&id),
@@ -92,7 +93,7 @@ pub(super) async fn left_in_kernel<K: Kernel>(
     }
 }
 
-/// Links and rows carry the epoch; pins and slots only the id, which may be another's by now.
+/// Links and rows carry the epoch. Pins and slots carry only the id, which another endpoint may have by now.
 fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &Attachment) -> Vec<Finding> {
     let finding = |object: &str, subject: String| Finding {
         object: object.to_owned(),
@@ -117,7 +118,7 @@ fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &A
     left
 }
 
-/// A link whose record was lost, or a record out of service: exactly one of them was found.
+/// Explains an orphan or a record out of service; exactly one of them was found.
 pub(super) async fn out_of_service<K: Kernel>(node: &Arc<Node<K>>, found: &Found) -> Explanation {
     if let Some(orphan) = found.orphans.first() {
         let (health, summary, remedy) = if orphan.lost_gateway(&lock(&node.addresses.ipam).cidrs()) {

@@ -1,4 +1,4 @@
-//! From the words that were asked about to what they name.
+//! Parses the text of a query, and finds what it names.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -16,10 +16,10 @@ use crate::{
     sync::lock,
 };
 
-/// Longest question, bytes: a container id and an interface name fit several times.
+/// Maximum length of a query, bytes: a container id and an interface name fit several times.
 const MAX_SUBJECT: usize = 600;
 
-/// What somebody asks about.
+/// Subject of a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     /// `7`
@@ -34,10 +34,10 @@ pub enum Subject {
     Pod(Option<String>, String),
 }
 
-/// Parses a question.
+/// Parses a query.
 ///
 /// # Errors
-/// What is wrong with it, and which forms there are.
+/// What is wrong with the text, and which forms are allowed.
 pub fn parse(text: &str) -> Result<Subject, String> {
     let bad = |why: &str| {
         let shown: String = text.chars().take(80).collect();
@@ -55,11 +55,11 @@ pub fn parse(text: &str) -> Result<Subject, String> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(Subject::Address(ip));
     }
-    // As results of CNI print it.
+    // CNI results print an address with its prefix length.
     if let Some(Ok(ip)) = text.strip_suffix("/32").or(text.strip_suffix("/128")).map(str::parse::<IpAddr>) {
         return Ok(Subject::Address(ip));
     }
-    // Digits beyond what endpoints are numbered with may be the beginning of a container's id.
+    // A number too large for an endpoint id may be the beginning of a container id.
     if text.bytes().all(|b| b.is_ascii_digit())
         && let Ok(id) = text.parse()
     {
@@ -103,7 +103,7 @@ pub fn parse(text: &str) -> Result<Subject, String> {
     }
 }
 
-/// How well a name fits.
+/// How well a name matches, the weakest match first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
     Beginning,
@@ -111,7 +111,7 @@ enum Fit {
     Whole,
 }
 
-/// What is known by a name.
+/// The names of an endpoint or a record.
 struct Names<'a> {
     id: EndpointId,
     epoch: Epoch,
@@ -148,18 +148,18 @@ impl Subject {
 
 /// Everything that a subject names.
 pub struct Found {
-    /// Endpoints that are there.
+    /// Existing endpoints.
     pub living: Vec<Handle>,
     /// Endpoints whose records were lost.
     pub orphans: Vec<Orphan>,
-    /// Records out of service, with whose they are.
+    /// Records out of service, with their attachments.
     pub out_of_service: Vec<(OutOfService, Option<Attachment>)>,
-    /// Lives that have ended, the last first.
+    /// Ended lives, the latest first.
     pub past: Vec<PastLife>,
 }
 
-/// The endpoints that are there and that a subject names best. The REST API finds endpoints by it too, so that every
-/// command takes the same names.
+/// The existing endpoints that best match a subject. The REST API finds endpoints by it too, so that every command
+/// takes the same names.
 #[must_use]
 pub fn living<K: Kernel>(node: &Node<K>, subject: &Subject) -> Vec<Handle> {
     best(node.registry.list().into_iter().filter_map(|h| {
@@ -177,7 +177,7 @@ pub fn living<K: Kernel>(node: &Node<K>, subject: &Subject) -> Vec<Handle> {
     }))
 }
 
-/// Looks in memory alone: it must answer when store and kernel do not.
+/// Searches memory only, so that it answers when the store and the kernel do not.
 #[must_use]
 pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
     let orphans = orphan::list(node).into_iter().filter_map(|o| {
@@ -222,14 +222,14 @@ pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
     }
 }
 
-/// Those that fit best: a whole name is not made ambiguous by a longer one that begins with it.
+/// The best matches: a longer name that begins with a whole name does not make that name ambiguous.
 fn best<T>(all: impl Iterator<Item = (Fit, T)>) -> Vec<T> {
     let all: Vec<(Fit, T)> = all.collect();
     let Some(best) = all.iter().map(|(fit, _)| *fit).max() else { return Vec::new() };
     all.into_iter().filter(|(fit, _)| *fit == best).map(|(_, t)| t).collect()
 }
 
-/// Names that look like what was asked for, the nearest first.
+/// Names similar to the subject, the most similar first.
 #[must_use]
 pub fn near<K: Kernel>(node: &Node<K>, subject: &Subject, most: usize) -> Vec<(String, String)> {
     let mut ranked: Vec<(usize, String, String)> = Vec::new();

@@ -1,9 +1,9 @@
-//! The health endpoint's addresses: kept in `<state-dir>/health.json`, so that they are the same after restarts of the
-//! agent, a new installation and a reboot.
+//! The health endpoint's addresses. They are kept in `<state-dir>/health.json`, and survive a restart of the agent, a
+//! reinstallation and a reboot.
 //!
-//! They are leased in the node's own name, never by the endpoint, so that no delete of it gives them back. They are
-//! leased again right after restore has claimed the store's leases and before anything is served: nobody else can have
-//! them by then, unless somebody had them before.
+//! The leases are owned by a caller name of the node, not by the endpoint, so a delete of the endpoint does not
+//! release them. They are taken again right after restore has claimed the store's leases and before the agent serves,
+//! so only an existing lease can conflict with them.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -34,9 +34,9 @@ use crate::{
     sync::lock,
 };
 
-/// Version of the file.
+/// Version of the file format.
 const VERSION: u32 = 1;
-/// Largest file that is read, bytes; ours has some hundred.
+/// Maximum size of the file, bytes; a valid file has a few hundred.
 const MAX_FILE: u64 = 4_096;
 
 /// What the file holds.
@@ -50,7 +50,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// IPv4 first.
+    /// The addresses, IPv4 first.
     pub(super) fn addresses(self) -> Vec<IpAddr> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6)).collect()
     }
@@ -64,8 +64,8 @@ fn path(config: &AgentConfig) -> PathBuf {
     config.state_dir.join("health.json")
 }
 
-/// Gives up what the store may still hold, when there is to be no health endpoint. The file stays for the day it is
-/// turned on again.
+/// Releases the addresses that the store still holds, when the health endpoint is turned off. The file is kept for
+/// the next time it is turned on.
 ///
 /// # Errors
 /// When the store refuses; the addresses stay leased then.
@@ -77,13 +77,13 @@ pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String>
     resting::release(&node.addresses, &leases, Vec::new()).await.map_err(|e| format!("give its addresses back: {e}"))
 }
 
-/// Leases the addresses: those that are kept where they can be had, others otherwise, one of each family that the
-/// default pool has. Leases what is leased already once more, which changes nothing.
+/// Leases one address of each family in the default pool: the kept address where possible, another one otherwise. An
+/// existing lease stays unchanged.
 ///
 /// # Errors
-/// When an address can neither be had again nor another be had, or the store refuses.
+/// When neither the kept address nor another one can be leased, or the store refuses.
 pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String> {
-    // What was lost with a damaged store, or stands out of service, may hold them in the endpoint's own name.
+    // An endpoint whose record was lost or is out of service may still hold the addresses.
     if let Ok(attachment) = health::attachment() {
         for error in unknown::remove(node, &aside::Wanted::of(&attachment)).await.errors {
             tracing::warn!(step = error.step, "take away what is left of the health endpoint: {}", error.message);
@@ -129,7 +129,7 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String
             IpAddr::V6(ip) => got.ipv6 = Some(ip),
         }
     }
-    // The store may tell of others, from before the file was changed.
+    // The store may hold leases of other addresses, from before the file was changed.
     let mut stale = lock(&node.addresses.ipam).owned_by(holds);
     stale.retain(|lease| !got.addresses().contains(&lease.ip));
     let puts = new.into_iter().map(Change::PutLease).collect();
@@ -148,7 +148,7 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String
     Ok(got)
 }
 
-/// An address that was the health endpoint's before. It is leased over its rest, if it rests: nobody had it since.
+/// Leases a previous address of the health endpoint, even while the address rests: no other owner had it since.
 fn claim<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Result<Lease, String> {
     let pool = pool_of(node, ip).unwrap_or_else(|| node.config.default_pool.clone());
     let lease = Lease { ip, pool, owner: owner(), since_unix_ms: clock::unix_ms() };
@@ -164,7 +164,7 @@ fn pool_of<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Option<PoolName> {
     node.config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip))).map(|p| p.name.clone())
 }
 
-/// One that the store held for it, where the file is lost.
+/// An address of that family that the store holds for the health endpoint, for use when the file has none.
 fn held<K: Kernel>(node: &Node<K>, v6: bool) -> Option<IpAddr> {
     lock(&node.addresses.ipam).owned_by(holds).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
 }
@@ -179,7 +179,7 @@ async fn take<K: Kernel>(node: &Arc<Node<K>>, v6: bool) -> Result<Lease, String>
     lease.ok_or_else(|| "lease its addresses: none was given".to_owned())
 }
 
-/// What the file tells, and what is wrong with it. One that cannot be used is set aside, so that it can be looked at.
+/// The content of the file, and notes about problems. An unusable file is set aside for inspection.
 async fn read_back(path: PathBuf) -> (Option<Kept>, Vec<String>) {
     let read = move || match read(&path) {
         Ok(kept) => (kept, Vec::new()),
@@ -199,7 +199,7 @@ async fn read_back(path: PathBuf) -> (Option<Kept>, Vec<String>) {
 }
 
 fn read(path: &Path) -> Result<Option<Kept>, String> {
-    // Without O_NONBLOCK the open of a pipe that nobody writes to would never end.
+    // Without O_NONBLOCK, opening a FIFO that has no writer blocks forever.
     let file = match OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -220,7 +220,7 @@ fn read(path: &Path) -> Result<Option<Kept>, String> {
     }
 }
 
-/// Writes the file so that after a crash at any moment the old one or the new one is there.
+/// Writes the file atomically: after a crash, either the old file or the new one exists.
 async fn keep(path: PathBuf, kept: Kept) -> Result<(), String> {
     let write = move || {
         write(&path, kept).map_err(|e| {

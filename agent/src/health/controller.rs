@@ -1,4 +1,4 @@
-//! The controller: launches the health endpoint, probes it, and launches it anew when that is due.
+//! The controller: launches the health endpoint, probes it, and relaunches it when needed.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
@@ -37,13 +37,13 @@ use crate::{
     },
 };
 
-/// Its name among the controllers.
+/// Name of this controller.
 const CONTROLLER: &str = "health-endpoint";
-/// Time for its create; one takes milliseconds.
+/// Time limit for creating the endpoint; a create takes milliseconds.
 const CREATE_BOUND: Duration = Duration::from_secs(20);
-/// Time to look at what the kernel holds for it.
+/// Time limit for observing the endpoint's kernel objects.
 const OBSERVE_BOUND: Duration = Duration::from_secs(2);
-/// How long the first launch waits for a program set that is verified ahead of need.
+/// How long the first launch waits for a prepared program set.
 const PREPARED_BOUND: Duration = Duration::from_secs(10);
 
 /// A launched endpoint.
@@ -60,14 +60,14 @@ struct Controller<K: Kernel, H: Host> {
     host: H,
     attachment: Attachment,
     running: Option<Running<H::Process>>,
-    /// Launches and relaunches since the last round that went well: the next comes the later.
+    /// Launches and relaunches since the last successful round. Each of them increases the backoff.
     fruitless: u32,
     not_before: Instant,
     /// Why there is no endpoint.
     last_error: String,
 }
 
-/// Serves until the agent stops; then the process is ended and the endpoint deleted. Its address stays kept.
+/// Runs until the agent stops, then ends the process and deletes the endpoint. The endpoint's addresses stay leased.
 pub async fn run<K: Kernel>(node: Arc<Node<K>>, host: impl Host) {
     let inbox = node.health.take_inbox();
     let (Some(inbox), Ok(attachment)) = (inbox, health::attachment()) else { return };
@@ -86,7 +86,8 @@ pub async fn run<K: Kernel>(node: Arc<Node<K>>, host: impl Host) {
     controller.shut_down().await;
 }
 
-/// The first launch leaves the verifier to the refill: nobody waits for it, while somebody may wait for a container.
+/// Waits until the refill has prepared a program set. The first launch is not urgent, and must not occupy the
+/// verifier while a container's create may need it.
 async fn await_prepared<K: Kernel>(node: &Arc<Node<K>>) {
     let ready = async {
         while node.prepared.fill().0 == 0 && node.prepared.fill().1 > 0 {
@@ -95,7 +96,7 @@ async fn await_prepared<K: Kernel>(node: &Arc<Node<K>>) {
     };
     tokio::select! {
         () = node.stop.cancelled() => {}
-        // Late or not, the launch is the same: it loads its own programs then.
+        // After the timeout the launch proceeds and loads its own programs.
         _ = timeout(PREPARED_BOUND, ready) => {}
     }
 }
@@ -110,7 +111,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             let result = self.round().await;
             run.end(result);
             for asker in askers.drain(..) {
-                asker.send(()).ok(); // whoever asked may have gone
+                asker.send(()).ok(); // the asker may have gone
             }
             let next = match &self.running {
                 Some(_) => Instant::now() + interval,
@@ -120,7 +121,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             self.node.controllers.plan(CONTROLLER, interval, wait);
             let ended = async {
                 match &self.running {
-                    // An error means that nobody is left to tell how it ended; the next round learns what it can.
+                    // An error means that the sender is gone; the next round examines the endpoint.
                     Some(running) => drop(running.process.ended().wait_for(Option::is_some).await),
                     None => std::future::pending().await,
                 }
@@ -141,7 +142,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         self.node.health.set_on(false);
     }
 
-    /// One round: what is gone is relaunched, what is there is probed.
+    /// One round: relaunches an endpoint that is gone, and probes an endpoint that exists.
     async fn round(&mut self) -> Result<(), String> {
         let amiss = match self.look().await {
             Look::Gone(why) => {
@@ -161,7 +162,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         self.probe(amiss).await
     }
 
-    /// What can be known without asking it.
+    /// Checks the endpoint without probing it.
     async fn look(&self) -> Look {
         let Some(running) = &self.running else { return Look::Nothing };
         if let Some(how) = running.process.ended().borrow().clone() {
@@ -178,8 +179,8 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                 match problems.iter().find(|p| p.is_of_a_lost_link()) {
                     Some(lost) => Look::Gone(words(lost)),
                     None => {
-                        // What comes before its route is somebody else's: everything of its own is in place, and a launch would
-                        // change nothing.
+                        // A route that shadows the endpoint's route is foreign. The endpoint's own objects are in
+                        // place, and a relaunch would change nothing.
                         let own = |p: &&EndpointProblem| !matches!(p, EndpointProblem::NodeRouteShadowed { .. });
                         Look::There(Some(problems.iter().filter(own).map(words).collect()))
                     }
@@ -198,7 +199,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         let Some(running) = &mut self.running else { return Err(self.last_error.clone()) };
         let addresses: Vec<IpAddr> = running.record.addresses().collect();
         let probed = tokio::select! {
-            // A stop is no reason to call it ill.
+            // A round that a stop interrupts says nothing about the endpoint.
             () = node.stop.cancelled() => return Ok(()),
             probed = self.host.probe(&running.process, &addresses) => probed,
         };
@@ -208,7 +209,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         let (windows, failed) = (running.windows.status(), running.judge.failed);
         let (state, message) = match &verdict {
             Verdict::Well => (HealthState::Ok, format!("{answered} of {answered} probes answered")),
-            // Relaunched, and not one good round since: it is no better than before.
+            // No round has succeeded since the relaunch, so the endpoint is still down.
             Verdict::Wait(why) if self.fruitless > 0 => {
                 (HealthState::Down, format!("relaunched without success: {why}"))
             }
@@ -235,7 +236,8 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             }
             Verdict::Wait(_) | Verdict::Foreign(_) => Err(message),
             Verdict::Relaunch(why) => {
-                // One launch at once; those that follow without a good round between them come later and later.
+                // The first relaunch is immediate. Further ones without a successful round between them wait for a
+                // growing backoff.
                 if self.fruitless > 0 && Instant::now() < self.not_before {
                     return Err(message);
                 }
@@ -264,7 +266,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         self.fruitless = self.fruitless.saturating_add(1);
     }
 
-    /// None for the first in a row.
+    /// End of the backoff; the first retry in a row has none.
     fn pause(&self) -> Instant {
         Instant::now() + Duration::from_millis(retry_delay_ms(self.fruitless, rand::random()))
     }
@@ -320,7 +322,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
 
     async fn try_launch(&self) -> Result<Running<H::Process>, String> {
         let node = &self.node;
-        // Of the agent before, or of a launch that was not ended well.
+        // An endpoint of an earlier agent, or of a launch that was not cleaned up.
         let old = || node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
         if let Some(old) = old() {
             self.remove(old).await;
@@ -342,7 +344,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         }
     }
 
-    /// By the very way of every container.
+    /// Creates the endpoint through the same path as every container's endpoint.
     async fn attach(&self, kept: Kept, process: &H::Process) -> Result<(Handle, EndpointRecord), String> {
         let spec = CreateSpec {
             attachment: self.attachment.clone(),
@@ -367,7 +369,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         Err("its process ended, and its number became another's".into())
     }
 
-    /// The agent stops: nothing of it stays but its address.
+    /// Ends the process and deletes the endpoint when the agent stops. Only the addresses stay leased.
     async fn shut_down(&mut self) {
         let Some(running) = self.running.take() else { return };
         running.process.end().await;
@@ -395,17 +397,17 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             HealthState::Degraded | HealthState::WrongAnswer => {
                 tracing::warn!("health endpoint: {}: {message}", state.as_str());
             }
-            // What is done about it has its own line.
+            // The launch or relaunch logs its own line.
             HealthState::Down | HealthState::Off | HealthState::Starting => {}
         }
     }
 }
 
 enum Look {
-    /// There is none.
+    /// No endpoint has been launched.
     Nothing,
-    /// It is known not to be there: no probe is needed to tell.
+    /// The endpoint is known to be gone, without a probe.
     Gone(String),
-    /// What the kernel does not hold as it should; none when it could not be looked at.
+    /// Findings about the endpoint's kernel objects; `None` when the kernel could not be observed.
     There(Option<Vec<String>>),
 }

@@ -10,7 +10,7 @@ use super::{
     probe::{self, Probed},
 };
 
-/// Starts the process and probes its addresses. The agent uses [`ThisHost`]; lifecycle tests have one in memory.
+/// Starts the process and probes its addresses. The agent uses [`ThisHost`]; lifecycle tests use an in-memory host.
 pub trait Host: Send + Sync + 'static {
     /// The process behind the endpoint.
     type Process: Responder;
@@ -18,10 +18,10 @@ pub trait Host: Send + Sync + 'static {
     /// Starts a process and waits until it answers probes.
     ///
     /// # Errors
-    /// Why there is none; what was started has been ended.
+    /// Why no process is ready; a process that was started has been ended.
     fn launch(&self, node: &str) -> impl Future<Output = Result<Self::Process, String>> + Send;
 
-    /// Probes every address in every way, once. Only this process's answer is the right one.
+    /// Probes every address with every kind of probe, once. Only an answer from this process is correct.
     fn probe(&self, process: &Self::Process, addresses: &[IpAddr]) -> impl Future<Output = Vec<Probed>> + Send;
 }
 
@@ -30,16 +30,16 @@ pub trait Responder: Send + Sync + 'static {
     /// Process id.
     fn pid(&self) -> u32;
 
-    /// Names its network namespace while it lives.
+    /// Path of its network namespace; valid while the process lives.
     fn netns_path(&self) -> PathBuf;
 
-    /// Whether a namespace is this process's: after its end, another process can have its number.
+    /// Whether `netns` is this process's namespace. After the process ends, another process can get its pid.
     fn is_in(&self, netns: &NetnsRef) -> bool;
 
-    /// How it ended; none while it lives.
+    /// How the process ended; `None` while it lives.
     fn ended(&self) -> watch::Receiver<Option<String>>;
 
-    /// Kills it and waits until it is gone.
+    /// Kills the process and waits for its end.
     fn end(self) -> impl Future<Output = ()> + Send;
 }
 

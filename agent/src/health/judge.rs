@@ -1,37 +1,37 @@
-//! What follows from a round of probes. Pure.
+//! Draws a verdict from a round of probes. Pure.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::probe::{Outcome, Probed};
 
-/// Rounds in a row that have to fail before anything is done: one lost packet is nothing.
+/// Consecutive failed rounds that lead to a relaunch; one lost packet must not.
 pub(super) const PATIENCE: u64 = 3;
 
-/// What is to be done, and why.
+/// The verdict on a round, with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nothing: every probe that could be tried was answered.
+    /// Every probe that could be tried was answered.
     Well,
-    /// Nothing yet: this failed.
+    /// The round failed, but no action is due yet.
     Wait(String),
-    /// Nothing that would help: the endpoint is as it should be, and yet something else answers at its address.
+    /// The endpoint is intact, but something else answers at its address. A relaunch would not help.
     Foreign(String),
-    /// Delete it and launch it anew.
+    /// The endpoint must be deleted and relaunched.
     Relaunch(String),
 }
 
 /// The rounds so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Judge {
-    /// Rounds that failed, since the last that did not.
+    /// Failed rounds since the last successful one.
     pub(super) failed: u64,
-    /// Those of them that a launch anew would help against, in a row.
+    /// Consecutive failed rounds that a relaunch may fix.
     due: u64,
 }
 
 impl Judge {
-    /// Judges a round. `amiss`: what the kernel does not hold for the endpoint as it should; none when that could not be
-    /// told.
+    /// Judges a round. `amiss`: findings about the endpoint's kernel objects; `None` when the kernel could not be
+    /// observed.
     pub(super) fn round(&mut self, probed: &[Probed], amiss: Option<&[String]>) -> Verdict {
         let failures: Vec<String> = probed.iter().filter_map(Probed::failure).collect();
         if failures.is_empty() {
@@ -43,7 +43,7 @@ impl Judge {
         let foreign = |p: &&Probed| matches!(p.outcome, Outcome::WrongAnswer(_));
         let strangers: BTreeSet<IpAddr> = probed.iter().filter(foreign).map(|p| p.address).collect();
         let silent = probed.iter().any(|p| p.failure().is_some() && !strangers.contains(&p.address));
-        // With all of ours in its place, a launch anew would put the same there again.
+        // If the endpoint's kernel objects are intact, a relaunch would recreate the same state.
         let is_behind = amiss.is_some_and(<[String]>::is_empty);
         if !strangers.is_empty() && !silent && is_behind {
             self.due = 0;

@@ -1,7 +1,7 @@
-//! The health endpoint's process, as the agent holds it.
+//! The agent's handle to the health endpoint's process.
 //!
-//! A thread of its own starts the process and waits for its end. It must not be one of a runtime's: the process asks
-//! the kernel to be killed when the thread that started it ends (`PR_SET_PDEATHSIG`), and a pool's threads come and go.
+//! A dedicated thread starts the process and waits for its end. It cannot be a runtime's thread: the process asks the
+//! kernel to be killed when the thread that started it ends (`PR_SET_PDEATHSIG`), and pool threads come and go.
 
 use std::{
     fs,
@@ -36,15 +36,16 @@ use super::{
 };
 use crate::sync::lock;
 
-/// How long the process may take until it listens; it takes milliseconds.
+/// Time limit until the process listens; it takes milliseconds.
 const READY_BOUND: Duration = Duration::from_secs(10);
 /// How long the kernel may take to end a killed process.
 const END_BOUND: Duration = Duration::from_secs(5);
 
-/// This agent's own binary, also when its file was replaced since.
+/// This agent's own binary, even if its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// Not reaped yet while it is there: its number is its own that long. Its standard input stays open with it.
+/// The child until it is reaped: while it is present, its pid cannot be reused. It also keeps the process's standard
+/// input open.
 type Reapable = Arc<Mutex<Option<Child>>>;
 
 /// A running process; killed when dropped.
@@ -60,10 +61,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts one and waits until it listens in a namespace of its own.
+    /// Starts a process and waits until it listens in a network namespace of its own.
     ///
     /// # Errors
-    /// Why there is none; what was started has been ended.
+    /// Why no process is ready; a process that was started has been ended.
     pub(super) async fn launch(node: &str) -> Result<Self, String> {
         let nonce: String = rand::random::<[u8; 16]>().iter().map(|b| format!("{b:02x}")).collect();
         let hello = Hello { node: node.to_owned(), nonce: nonce.clone() };
@@ -93,7 +94,7 @@ impl Process {
         }
     }
 
-    /// What it says to whoever asks, and nobody else.
+    /// The nonce that only this process answers with.
     pub(super) fn nonce(&self) -> &str {
         &self.nonce
     }
@@ -139,12 +140,12 @@ impl Responder for Process {
 
     async fn end(mut self) {
         self.kill();
-        // An error in time means that the thread is gone, and the kernel ends the process with it.
+        // An error before the timeout means that the thread is gone; the kernel kills the process with it.
         if timeout(END_BOUND, self.ended.wait_for(Option::is_some)).await.is_err() {
             tracing::error!(pid = self.pid, "the health endpoint's process was killed, but does not end");
             return;
         }
-        // It has said its last word already.
+        // The thread has reported the end of the process, so the join does not block for long.
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -155,12 +156,12 @@ impl Responder for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Its thread ends with it.
+        // The thread ends after the process.
         self.kill();
     }
 }
 
-/// The thread: starts the process, hands on what it says, and reaps it.
+/// The thread: starts the process, forwards its first line, and reaps it.
 fn tend(
     hello: &str,
     started: oneshot::Sender<Result<(u32, Reapable), String>>,
@@ -174,19 +175,19 @@ fn tend(
             return;
         }
     };
-    // A caller that went away dropped what it was sent, or never got it: then the process is to go.
+    // The caller has gone, so the process is killed.
     if started.send(Ok((pid, Arc::clone(&child)))).is_err() {
         drop(lock(&child).as_mut().map(Child::kill));
     }
-    ready.send(first_word(output)).ok(); // as above; the process is tended all the same
+    ready.send(first_word(output)).ok(); // the caller may have gone; the process is still reaped
     let how = reap(pid, &child);
     ended.send_replace(Some(how));
 }
 
 fn start(hello: &str) -> Result<(u32, ChildStdout, Reapable), String> {
     let mut command = Command::new(PROGRAM);
-    // Nothing of the agent's environment: it may hold what a process that containers can talk to must not know. A process
-    // group of its own: an interrupt from a terminal is the agent's to act on.
+    // The environment is cleared: it may hold values that a process reachable from containers must not know. The
+    // process gets its own process group, because only the agent acts on an interrupt from a terminal.
     command.arg0("wharf-agent").arg(MODE).env_clear().current_dir("/").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut child = command.spawn().map_err(|e| format!("start its process: {e}"))?;
@@ -205,7 +206,7 @@ fn start(hello: &str) -> Result<(u32, ChildStdout, Reapable), String> {
     }
 }
 
-/// What the process says first: that it is ready, or why it is not.
+/// Reads the process's first line: readiness, or the reason for a failure.
 fn first_word(output: ChildStdout) -> Result<(), String> {
     let mut line = String::new();
     BufReader::new(output.take(MAX_LINE))
@@ -218,7 +219,7 @@ fn first_word(output: ChildStdout) -> Result<(), String> {
     }
 }
 
-/// Waits for the end; the number is free only after everybody who may kill it knows.
+/// Waits for the end of the process. The child is reaped under the lock, so no kill can hit a reused pid.
 fn reap(pid: u32, child: &Reapable) -> String {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap_or_default());
     while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {}

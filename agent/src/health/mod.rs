@@ -33,8 +33,8 @@ fn label() -> Label {
     Label { source: RESERVED_SOURCE.to_owned(), key: "health".to_owned(), value: String::new() }
 }
 
-/// Right after restore, before anything is served: leases the kept addresses before anybody else can. What fails is
-/// said, and tried again by the controller.
+/// Leases the kept addresses right after restore, before the agent serves and others can lease them. A failure is
+/// logged, and the controller retries.
 pub async fn reserve<K: Kernel>(node: &Arc<Node<K>>) {
     let done = if node.config.health_interval.is_zero() {
         address::let_go(node).await
@@ -48,7 +48,7 @@ pub async fn reserve<K: Kernel>(node: &Arc<Node<K>>) {
     }
 }
 
-/// Its line in `wharf status`.
+/// The health endpoint's line in `wharf status`.
 #[must_use]
 pub fn component<K: Kernel>(node: &Node<K>) -> ComponentStatus {
     use wharf_api::Health as Level;
@@ -56,7 +56,7 @@ pub fn component<K: Kernel>(node: &Node<K>) -> ComponentStatus {
     let health = match view.state {
         HealthState::Ok | HealthState::Off => Level::Ok,
         HealthState::Starting => Level::Pending,
-        // Down itself, it does not put the node down: containers may be well, and the agent serves.
+        // A health endpoint that is down only degrades the node: containers may be well, and the agent serves.
         HealthState::Degraded | HealthState::WrongAnswer | HealthState::Down => Level::Degraded,
     };
     let message = if view.state == HealthState::Ok {

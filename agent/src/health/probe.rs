@@ -1,4 +1,4 @@
-//! Probes: ICMP echo, TCP connect and HTTP, sent from the node through the datapath like anybody's packets.
+//! Probes: ICMP echo, TCP connect and HTTP, sent from the node through the datapath like any other packet.
 
 use std::{
     io,
@@ -17,23 +17,23 @@ use wharf_api::{ProbeKind, ProbeOutcome};
 
 use super::server::{Hello, PORT};
 
-/// Time for one probe. The answer takes a fraction of a millisecond.
+/// Time limit for one probe. The answer takes a fraction of a millisecond.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
-/// Longest HTTP answer that is read, bytes: what answers may not be ours.
+/// Maximum HTTP answer that is read, bytes; a foreign process may answer.
 const MAX_ANSWER: u64 = 4_096;
-/// Bytes of an echo request that tell its answer from others.
+/// Bytes in an echo request that identify its reply.
 const TOKEN: usize = 16;
 
-/// What came of a probe.
+/// Result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The right answer, and how long it took.
+    /// The correct answer, with its round-trip time.
     Answered(Duration),
-    /// None, or an error: which.
+    /// No answer, or an error, with the cause.
     NoAnswer(String),
-    /// Somebody else's: what it was.
+    /// An answer from something else, with a description.
     WrongAnswer(String),
-    /// It could not be tried: why.
+    /// The probe could not be sent, with the cause.
     NotTried(String),
 }
 
@@ -52,11 +52,11 @@ impl Outcome {
 /// One probe of a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probed {
-    /// Whom.
+    /// Probed address.
     pub address: IpAddr,
-    /// How.
+    /// Kind of probe.
     pub kind: ProbeKind,
-    /// What came of it.
+    /// Result of the probe.
     pub outcome: Outcome,
 }
 
@@ -68,7 +68,7 @@ impl Probed {
     }
 }
 
-/// Asks every address in every way, all at once. Takes two deadlines at most.
+/// Sends every kind of probe to every address, all at once. Takes at most two deadlines.
 pub(super) async fn round(addresses: &[IpAddr], nonce: &str) -> Vec<Probed> {
     let one = |address: IpAddr| async move {
         let (icmp, (tcp, http)) = tokio::join!(echo(address), hello(address, nonce));
@@ -81,7 +81,7 @@ pub(super) async fn round(addresses: &[IpAddr], nonce: &str) -> Vec<Probed> {
     futures::future::join_all(addresses.iter().copied().map(one)).await.into_iter().flatten().collect()
 }
 
-/// An answer in time, or what is said when there is none.
+/// Runs a probe within [`DEADLINE`]; a timeout counts as no answer.
 async fn in_time(work: impl Future<Output = Outcome>) -> Outcome {
     timeout(DEADLINE, work).await.unwrap_or_else(|_| Outcome::NoAnswer(format!("no answer within {DEADLINE:?}")))
 }
@@ -104,7 +104,7 @@ async fn echo(address: IpAddr) -> Outcome {
     .await
 }
 
-/// A raw one; where that is not allowed, one of the kernel's ping sockets. True when it is raw.
+/// Opens a raw socket, or one of the kernel's ping sockets where raw sockets are not allowed. True means raw.
 fn icmp_socket(address: IpAddr) -> io::Result<(UdpSocket, bool)> {
     let (family, protocol) = match address {
         IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
@@ -116,12 +116,12 @@ fn icmp_socket(address: IpAddr) -> io::Result<(UdpSocket, bool)> {
         Ok(fd) => (fd, true),
         Err(refused) => (open(SockType::Datagram).map_err(|_| refused)?, false),
     };
-    // There is no type for raw sockets; a UDP one makes exactly the system calls that are needed here.
+    // Tokio has no raw socket type; a UDP socket makes exactly the system calls needed here.
     Ok((UdpSocket::from_std(std::net::UdpSocket::from(fd))?, raw))
 }
 
 async fn exchange(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> io::Result<()> {
-    // Connected, so that it hears nobody else.
+    // A connected socket receives packets from that address only.
     socket.connect(SocketAddr::new(address, 0)).await?;
     socket.send(&echo_request(address, token)).await?;
     let mut buffer = [0; 512];
@@ -137,7 +137,7 @@ async fn exchange(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; T
 /// ICMPv6, whose pseudo-header only it knows.
 fn echo_request(address: IpAddr, token: &[u8; TOKEN]) -> Vec<u8> {
     let mut packet = vec![if address.is_ipv6() { 128 } else { 8 }, 0, 0, 0];
-    // Identifier: any; the kernel's ping sockets put their own in its place. Sequence number 1.
+    // The identifier is arbitrary; the kernel's ping sockets replace it. The sequence number is 1.
     packet.extend([token[0], token[1], 0, 1]);
     packet.extend(token);
     if address.is_ipv4() {
@@ -155,7 +155,8 @@ fn checksum(packet: &[u8]) -> u16 {
     !u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap_or(u16::MAX)
 }
 
-/// Whether this is the echo reply to the request with that token. A raw IPv4 socket hears the IP header too.
+/// Whether the packet is the echo reply to the request with that token. A raw IPv4 socket also receives the IP
+/// header.
 fn is_answer(packet: &[u8], raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> bool {
     let header = match (raw && address.is_ipv4(), packet.first()) {
         (true, Some(first)) => usize::from(first & 0x0f) * 4,
@@ -167,12 +168,12 @@ fn is_answer(packet: &[u8], raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> 
     icmp.first() == Some(&reply) && icmp.get(8..8 + TOKEN) == Some(token)
 }
 
-/// Connects, and asks over that connection.
+/// Connects over TCP, and sends the HTTP request over that connection.
 async fn hello(address: IpAddr, nonce: &str) -> (Outcome, Outcome) {
     let began = Instant::now();
     let mut stream = match timeout(DEADLINE, TcpStream::connect((address, PORT))).await {
         Ok(Ok(stream)) => stream,
-        // Its process listens for as long as it lives: whoever refuses is not it.
+        // The process listens for as long as it lives, so a refusal comes from something else.
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             let why = "something else answers (it refuses the connection; does the node itself have the address?)";
             return unconnected(Outcome::WrongAnswer(why.to_owned()));

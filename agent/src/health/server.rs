@@ -1,9 +1,9 @@
 //! The process of the health endpoint: `wharf-agent health-endpoint`, started by the agent alone.
 //!
-//! It enters a network namespace of its own, listens there, gives up every capability, says that it is there, and
-//! answers `GET /hello` until its standard input ends. ICMP is answered by its kernel. Whoever can send packets to the
-//! address may connect, containers included: so every connection has little time and little room, and when there are
-//! many, the oldest gives way, because the agent's own is done in a moment.
+//! The process enters a network namespace of its own, listens there, drops every capability, reports readiness, and
+//! answers `GET /hello` until its standard input closes. The kernel answers ICMP. Anyone who can send packets to the
+//! address may connect, containers included, so each connection is limited in time and size. When too many are open,
+//! the oldest is closed; the agent's own connections end quickly.
 
 use std::{
     collections::VecDeque,
@@ -30,35 +30,35 @@ use tokio::{
     time::timeout,
 };
 
-/// First argument that makes the agent's binary this process.
+/// First argument that runs the agent's binary as this process.
 pub const MODE: &str = "health-endpoint";
 /// Port it listens on.
 pub const PORT: u16 = 4240;
-/// What it says on standard output when it can be connected to; anything else there is why it cannot.
+/// Line on standard output that reports readiness; any other line is the reason for a failure.
 pub(super) const READY: &str = "ready";
-/// Longest line either side takes from the other, bytes.
+/// Maximum line that the agent and the process accept from each other, bytes.
 pub(super) const MAX_LINE: u64 = 4_096;
 
-/// Connections at once.
+/// Maximum number of concurrent connections.
 const MAX_CONNECTIONS: usize = 32;
-/// Open files: the connections, the listener, and what the runtime needs.
+/// Maximum number of open files: the connections, the listener, and what the runtime needs.
 const MAX_FILES: u64 = 64;
-/// Time for a connection, from its first byte to its last.
+/// Time limit for a connection, from accept to the last byte.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
-/// Longest head of a request, bytes.
+/// Maximum head of a request, bytes.
 const MAX_HEAD: usize = 2_048;
 
-/// What the agent tells the process at its start, and the process whoever asks: the nonce tells this process from
-/// anything else that may answer at its address.
+/// The agent sends this to the process at its start, and the process sends it to every client. The nonce
+/// distinguishes the process from anything else that may answer at its address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Node name.
     pub node: String,
-    /// Random, anew for each launch.
+    /// Random, new for each launch.
     pub nonce: String,
 }
 
-/// From the start to the exit status.
+/// Runs the process and returns its exit status.
 #[must_use]
 pub fn main() -> ExitCode {
     let (listener, hello) = match prepare() {
@@ -82,14 +82,14 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// One line to the agent.
+/// Writes one line to the agent.
 fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // An agent that is gone does not listen; then standard input ends, and this process with it.
+    // The write fails only if the agent is gone. Standard input then closes and ends this process.
     writeln!(out, "{line}").and_then(|()| out.flush()).ok();
 }
 
-/// Everything that needs a capability or must be done while there is one thread; in the end there is none left.
+/// Does everything that needs a capability or a single-threaded process, then drops all capabilities.
 fn prepare() -> Result<(TcpListener, String), String> {
     let mut line = String::new();
     io::stdin().lock().take(MAX_LINE).read_line(&mut line).map_err(|e| format!("read what the agent says: {e}"))?;
@@ -103,8 +103,8 @@ fn prepare() -> Result<(TcpListener, String), String> {
     drop_capabilities().map_err(|e| format!("give up its capabilities: {e}"))?;
     prctl::set_no_new_privs().map_err(|e| format!("refuse new privileges: {e}"))?;
     prctl::set_name(c"wharf-health").map_err(|e| format!("set its name: {e}"))?;
-    // The signal comes when the agent's thread that tends this process ends. Had it ended before this call, standard
-    // input is at its end already.
+    // The kernel sends the signal when the agent's thread for this process ends. If the thread ended before this
+    // call, standard input is already closed.
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(|e| format!("ask to end with the agent: {e}"))?;
     Ok((listener, hello))
 }
@@ -118,18 +118,18 @@ fn listen() -> Result<TcpListener, String> {
     Ok(listener)
 }
 
-/// The user stays the agent's: with another, an agent without CAP_KILL could not end this process, and one without
-/// CAP_SYS_PTRACE not name its namespace.
+/// The user id stays the agent's. With another one, an agent without CAP_KILL could not kill this process, and one
+/// without CAP_SYS_PTRACE could not open its namespace.
 fn drop_capabilities() -> Result<(), CapsError> {
-    // The permitted ones last: a set holds none that is not permitted.
+    // The permitted set is cleared last: the effective set must be a subset of it.
     [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted].into_iter().try_for_each(|set| caps::clear(None, set))
 }
 
-/// The end of standard input is the end of the agent, and of this process.
+/// Ends this process when standard input closes, which means that the agent has ended.
 fn watch_parent() -> io::Result<()> {
     let watch = || {
         let mut buffer = [0; 64];
-        // Nothing is expected: what comes all the same is passed over.
+        // No input is expected; any input is discarded.
         while io::stdin().lock().read(&mut buffer).is_ok_and(|n| n > 0) {}
         std::process::exit(0);
     };
@@ -156,11 +156,11 @@ async fn serve(listener: TcpListener, hello: &str) -> io::Result<()> {
                 }
                 let hello = hello.to_owned();
                 order.push_back(connections.spawn(async move {
-                    // A peer that is slow, silent or gone gets no answer, and nobody needs to know.
+                    // A peer that is slow, silent or gone gets no answer; this is not an error.
                     timeout(TIME_LIMIT, answer(stream, &hello)).await.ok();
                 }));
             }
-            // Out of files or memory: connections end within their time and free some.
+            // Out of files or memory: open connections end within their time limit and free some.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
@@ -180,7 +180,7 @@ async fn answer(mut stream: TcpStream, hello: &str) -> io::Result<()> {
     stream.shutdown().await
 }
 
-/// The answer to a request of which this much has come; none when more has to come first.
+/// The answer to the part of a request received so far; `None` when more is needed.
 fn respond(head: &[u8], ended: bool, hello: &str) -> Option<String> {
     let is_whole = head.windows(4).any(|w| w == b"\r\n\r\n");
     if !is_whole && !ended && head.len() < MAX_HEAD {

@@ -6,7 +6,7 @@ use wharf_api::{IpFamily, ProbeStatus};
 
 use super::probe::{Outcome, Probed};
 
-/// Probes that are remembered: ten minutes at the default interval.
+/// Probes kept in a window: ten minutes at the default interval.
 const SIZE: usize = 60;
 
 /// Windows of every probe since the last launch.
@@ -16,7 +16,7 @@ pub(super) struct Windows(Vec<Window>);
 #[derive(Debug)]
 struct Window {
     last: Probed,
-    /// None for a lost one.
+    /// Round-trip times; `None` for a lost probe.
     trips: VecDeque<Option<Duration>>,
 }
 
@@ -50,7 +50,7 @@ impl Windows {
         }
     }
 
-    /// In the API's words.
+    /// The windows as API objects.
     pub(super) fn status(&self) -> Vec<ProbeStatus> {
         self.0.iter().map(Window::status).collect()
     }

@@ -23,7 +23,7 @@ use crate::{
     telemetry::{LogFilter, LogFormat},
 };
 
-/// Settings that `PATCH` changes, by the names that people use.
+/// Settings that `PATCH` changes, by their user-visible names.
 const LOG_LEVEL: &str = "log-level";
 const LOG_FORMAT: &str = "log-format";
 const TRACE: &str = "trace";
@@ -75,7 +75,7 @@ pub async fn patch(
     Ok(Json(view(&node, &log)))
 }
 
-/// Everything that can be refused, before anything changes.
+/// Validates the whole request before anything changes.
 fn check(body: &AgentConfigPatch) -> Answer<()> {
     if let Some(filter) = &body.log_level {
         LogFilter::check(filter).map_err(|e| invalid(&e))?;
@@ -95,25 +95,25 @@ fn check(body: &AgentConfigPatch) -> Answer<()> {
     }
 }
 
-/// A log level that is none.
+/// Error for an invalid log level.
 fn invalid(why: &str) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, format!("change configuration: {LOG_LEVEL} {why}"))
         .hint("for example info, or wharf_agent=debug,info")
 }
 
-/// Tells of a change in the log, in the monitor, and in what `GET /v1/config` says of origins.
+/// Reports a change in the log, in the monitor, and in the origins of `GET /v1/config`.
 fn changed(node: &LinuxNode, setting: &'static str, old: &str, new: &str) {
     lock(&node.changed_settings).insert(setting);
     tracing::info!(setting, old, new, "a setting was changed");
     node.monitor.agent(None, "config-changed", format!("{setting}: {old} -> {new}"));
 }
 
-/// Every endpoint's programs are told whether to trace.
+/// Tells every endpoint's programs whether to trace.
 async fn realize_trace(node: &LinuxNode) -> Answer<()> {
     let mut failed = Vec::new();
     for handle in node.registry.list() {
         let (done, answer) = oneshot::channel();
-        // An endpoint that is gone or going needs no tracing.
+        // A deleted endpoint, or one being deleted, needs no tracing.
         if handle.mailbox.send(Command::Regenerate(Level::Policy, done)).await.is_ok()
             && let Ok(Err(why)) = answer.await
             && handle.shared.read(|v| !v.fsm.state.is_terminal() && v.fsm.state != EndpointState::Disconnecting)

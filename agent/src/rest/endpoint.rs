@@ -40,13 +40,13 @@ use crate::{
     selfcheck,
 };
 
-/// A create that names no deadline gives up after this; runtimes give an ADD a minute or more.
+/// Deadline of a create that names none; runtimes allow an ADD a minute or more.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
-/// How long a look at an endpoint's health waits for a build that runs: a datapath build takes some ten milliseconds, its
-/// turn behind others more. CHECK waits no longer than 10 s in all.
+/// How long an observation of an endpoint's health waits for a running build. A datapath build takes some ten
+/// milliseconds, and its wait behind other builds longer. CHECK waits no longer than 10 s in all.
 const BUILD_PATIENCE: Duration = Duration::from_secs(5);
 const MAX_DEADLINE: Duration = Duration::from_secs(600);
-/// Labels of an endpoint: Kubernetes objects carry a few dozen.
+/// Maximum number of labels of an endpoint; Kubernetes objects carry a few dozen.
 const MAX_LABELS: usize = 256;
 
 /// Endpoints that match every filter, by id.
@@ -139,7 +139,7 @@ pub async fn remove(
     if query.container_id.is_some() {
         return Err(invalid("delete endpoint: container-id belongs to DELETE /v1/endpoint".into()));
     }
-    // Before the look-up: while the tables are being restored, "unknown" would be a lie that the shim takes for done.
+    // Checked before the lookup: during a restore a not-found error could be false, and the shim takes it for done.
     accepts_work(&node, "delete endpoint")?;
     let handle = match handle(&node, &text) {
         Err(Failure(unknown)) if unknown.code == ErrorCode::NotFound => {
@@ -158,7 +158,8 @@ pub async fn remove(
     }
     let network = handle.shared.read(|v| v.record.attachment.network.to_string());
     if query.network.is_some() && handle.shared.read(|v| health::is_reserved(&v.record.attachment)) {
-        // Who names a network is a runtime, whose containers it is none of; an operator names the endpoint alone.
+        // A caller that names a network is a runtime, and the health endpoint is not one of its containers. An
+        // operator names the endpoint without a network.
         let message = format!("delete endpoint {text}: no container has it, it is the node's own");
         return Err(Failure::new(ErrorCode::NotFound, message));
     }
@@ -172,7 +173,7 @@ pub async fn remove(
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
     let attachment = handle.shared.read(|v| v.record.attachment.clone());
     let mut result = delete::delete(&node, vec![handle], options).await;
-    // A record of the same attachment may be out of service; no other delete will come for it.
+    // A record of the same attachment may be out of service, and no other delete will remove it.
     unknown::remove_into(&node, &Wanted::of(&attachment), &mut result).await;
     Ok(deleted(result))
 }
@@ -197,7 +198,7 @@ pub async fn remove_container(
     let fits = |h: &Handle| {
         h.shared.read(|v| {
             let a = &v.record.attachment;
-            // The node's own endpoint is no container's: it goes by its number alone.
+            // The health endpoint belongs to no container; it is deleted by its id only.
             a.container_id == container
                 && !health::is_reserved(a)
                 && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
@@ -219,7 +220,7 @@ pub async fn remove_container(
     Ok(deleted(result))
 }
 
-/// What is left of an attachment that has no endpoint; `None` when nothing is.
+/// Removes what is left of an attachment without an endpoint; `None` when nothing is left.
 async fn leftovers(node: &Arc<LinuxNode>, text: &str, of: Option<&str>) -> Answer<Option<DeleteResult>> {
     let IdRef::Attachment(container_id, ifname) = id::parse(text)? else { return Ok(None) };
     let wanted = Wanted { network: of.map(network).transpose()?, container_id, ifname: Some(ifname) };
@@ -325,7 +326,7 @@ fn handle(node: &LinuxNode, text: &str) -> Answer<Handle> {
     id::find(node, &id::parse(text)?, text)
 }
 
-/// New work is refused until restore is done and from the moment the agent stops.
+/// Refuses new work until restore is done, and from the moment the agent stops.
 pub fn accepts_work(node: &LinuxNode, what: &str) -> Answer<()> {
     let (serving, stopping) = (node.serving.load(std::sync::atomic::Ordering::Acquire), node.stop.is_cancelled());
     if serving && !stopping {
@@ -388,7 +389,8 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
     labels.iter().map(parse).collect()
 }
 
-/// What a create asks for, checked: `text` is the id in the path, `default_mtu` bytes where the body names none.
+/// Validates a create request. `text` is the id in the path; `default_mtu`, in bytes, applies when the body names no
+/// MTU.
 ///
 /// # Errors
 /// 400 with the rule that the body breaks.

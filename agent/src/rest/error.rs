@@ -1,4 +1,4 @@
-//! Errors as answers.
+//! Errors as HTTP responses.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl Failure {
         Self(ApiError { code, message: message.into(), hint: None, retry_after_ms: None, op: None })
     }
 
-    /// Says what the user can do.
+    /// Adds a hint about what the user can do.
     #[must_use]
     pub fn hint(mut self, hint: &str) -> Self {
         self.0.hint = Some(hint.to_owned());
@@ -49,7 +49,7 @@ pub fn status(code: ErrorCode) -> StatusCode {
         ErrorCode::InvalidRequest | ErrorCode::InvalidNetns => StatusCode::BAD_REQUEST,
         ErrorCode::Exists => StatusCode::CONFLICT,
         ErrorCode::NotFound => StatusCode::NOT_FOUND,
-        // All of these may pass by themselves or by an operator's hand: the client is to come again.
+        // These conditions may end by themselves or through an operator, so the client should retry.
         ErrorCode::PoolExhausted | ErrorCode::LimitReached | ErrorCode::Overloaded | ErrorCode::Busy => {
             StatusCode::TOO_MANY_REQUESTS
         }
@@ -76,11 +76,11 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Longest piece of a parser's words that is kept at either end, bytes.
+/// Maximum length kept at each end of a parser's message, bytes.
 const MAX_END: usize = 400;
 
-/// A refusal of what a parser did not take. The parser may repeat a field name of any length in the middle of its words;
-/// what it expected stands at the end.
+/// Refuses input that a parser rejected. The parser's message may repeat a field name of any length in its middle,
+/// and ends with what was expected.
 fn unreadable(operation: &str, mut words: String) -> Failure {
     if words.len() > 2 * MAX_END {
         let middle = words.floor_char_boundary(MAX_END)..words.ceil_char_boundary(words.len() - MAX_END);
@@ -89,10 +89,10 @@ fn unreadable(operation: &str, mut words: String) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, format!("{operation}: {words}"))
 }
 
-/// Longest time for a request's body.
+/// Time limit for reading a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A JSON body, which is an object; what does not parse is answered with 400 and says where.
+/// A JSON object as the request's body. Invalid JSON is answered with 400 and the position of the error.
 pub struct Body<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
@@ -112,7 +112,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Query parameters; what does not parse is answered with 400.
+/// Query parameters; invalid ones are answered with 400.
 pub struct Query<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
@@ -126,7 +126,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// A path parameter; what is not UTF-8 after decoding is answered with 400.
+/// A path parameter; one that is not UTF-8 after decoding is answered with 400.
 pub struct Segment(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Segment {

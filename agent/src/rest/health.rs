@@ -12,7 +12,7 @@ use crate::{
     rest::error::Answer,
 };
 
-/// How long a round that was asked for may take: one that runs ends first, and a launch may be under way.
+/// Time limit for a requested round. A running round ends first, and a launch may be under way.
 const BOUND: Duration = Duration::from_secs(5);
 
 /// The health endpoints as they were last probed.

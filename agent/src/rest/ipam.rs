@@ -147,7 +147,7 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
     if !matches!(lease.owner, LeaseOwner::Caller { .. }) || health::holds(&lease.owner) {
         return Err(in_use());
     }
-    // An endpoint that was created on a caller's address still speaks with it.
+    // An endpoint that was created with a caller's address still uses it.
     if let Some(user) = node.registry.list().iter().find(|h| h.shared.read(|v| v.record.addresses().any(|a| a == ip))) {
         return Err(Failure::new(ErrorCode::Exists, format!("release {ip}: endpoint {} uses it", user.id))
             .hint("delete the endpoint first"));

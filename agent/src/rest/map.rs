@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Names of endpoints' maps that an error lists.
+/// Maximum number of names of endpoints' maps that an error lists.
 const FEW: usize = 6;
 
 /// Every map of ours, shared ones first.
@@ -34,11 +34,11 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> 
     let mut maps = node.kernel.observe_maps().await.map_err(|e| kernel_error(&e))?;
     let Some(at) = maps.iter().position(|m| m.name == name) else { return Err(no_such(&name, &maps)) };
     let rows = match name.as_str() {
-        // A ring buffer has no rows to read again: what is known of it.
+        // A ring buffer has no rows to read again, so its properties are shown instead.
         EVENTS => vec![events(&node)],
         _ => match node.kernel.dump_map(&name).await {
             Ok(rows) => rows,
-            // Its endpoint went away since the look above.
+            // The endpoint was deleted after the maps were listed.
             Err(e) if e.kind == KernelErrorKind::NotFound => return Err(no_such(&name, &maps)),
             Err(e) => return Err(kernel_error(&e).into()),
         },
@@ -46,7 +46,7 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> 
     Ok(Json(BpfMapDump { map: api_map(maps.swap_remove(at)), rows }))
 }
 
-/// Says which maps there are: the shared ones, and for whom there are endpoints' ones.
+/// Error for an unknown map. It lists the shared maps, and the endpoints that have maps.
 fn no_such(name: &str, maps: &[MapInfo]) -> Failure {
     let shown: String = name.chars().take(80).collect();
     let (of_endpoints, shared): (Vec<_>, Vec<_>) = maps.iter().map(|m| m.name.as_str()).partition(|n| n.contains('/'));
@@ -56,7 +56,7 @@ fn no_such(name: &str, maps: &[MapInfo]) -> Failure {
         .hint(&format!("there are {}; `wharf bpf map list` shows them", names.join(", ")))
 }
 
-/// What is known of the ring buffer: its contents are read once, by the agent, and shown by `GET /v1/monitor`.
+/// Properties of the ring buffer. The agent reads its contents once, and `GET /v1/monitor` shows them.
 fn events(node: &LinuxNode) -> BTreeMap<String, String> {
     let facts = [
         ("bytes", u64::from(EVENTS_BYTES)),

@@ -72,7 +72,8 @@ pub fn document() -> utoipa::openapi::OpenApi {
 /// Every route, for the socket.
 pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
     let (router, document) = api().split_for_parts();
-    // As bytes: the document itself is a megabyte of small objects, and every connection gets a copy of the router.
+    // The document is kept as bytes: as an object it is a megabyte of small allocations, and every connection gets a
+    // copy of the router.
     let document = Bytes::from(document.to_json().unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}")));
     let document = move || {
         let body = document.clone();

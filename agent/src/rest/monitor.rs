@@ -17,7 +17,7 @@ use crate::{
     rest::error::{Answer, Failure},
 };
 
-/// Readers at once; each costs a copy of every event.
+/// Maximum number of concurrent readers; each costs a copy of every event.
 const MAX_READERS: usize = 16;
 
 /// Streams events from now on. A reader that is too slow is told how many it lost.

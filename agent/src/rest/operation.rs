@@ -1,4 +1,4 @@
-//! Each request is an operation: it has an id, its lines carry it, and so does its answer when that is an error.
+//! Each request is an operation with an id, which its log lines and its error answer carry.
 
 use axum::{
     extract::Request,
@@ -11,7 +11,7 @@ use wharf_api::ErrorCode;
 
 use crate::telemetry::operation::{self, Kind, OpId};
 
-/// What an error answer said, for the log.
+/// The error of an answer, for the log.
 #[derive(Debug, Clone)]
 pub struct Told {
     /// Its code.
@@ -25,8 +25,8 @@ tokio::task_local! {
     static CHANGES: bool;
 }
 
-/// Whether an answer of this status is told in the log, and so names its operation. A look at what is not there is
-/// nothing that anybody would look for later.
+/// Whether an answer with this status is logged, and so names its operation. A failed read of something absent is not
+/// worth logging.
 #[must_use]
 pub fn is_told(status: StatusCode) -> bool {
     status.is_server_error() || CHANGES.try_with(|changes| *changes).unwrap_or(false)

@@ -30,7 +30,7 @@ pub async fn healthz(State(node): State<Arc<LinuxNode>>, Query(query): Query<Sta
     answer(status::status(&node).await, query)
 }
 
-/// A status as an answer to what was asked.
+/// The HTTP response for a status.
 pub fn answer(mut status: AgentStatus, query: StatusQuery) -> Response {
     let code = if status.serving { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     if query.brief == Some(true) {

@@ -47,7 +47,7 @@ pub(super) fn features(features: &KernelFeatures) -> BTreeMap<String, bool> {
     ])
 }
 
-/// A map in the API's words.
+/// A map as an API object.
 #[must_use]
 pub fn api_map(m: MapInfo) -> BpfMap {
     BpfMap {
@@ -59,8 +59,8 @@ pub fn api_map(m: MapInfo) -> BpfMap {
     }
 }
 
-/// The shared maps as they are, and one row for all endpoints' maps of a name (`*/CONFIG`): a screen stays a screen
-/// with a thousand endpoints. `GET /v1/map` has them one by one.
+/// The shared maps, and one row for all endpoints' maps of a name (`*/CONFIG`), so that the list stays short with a
+/// thousand endpoints. `GET /v1/map` lists every map.
 fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
     let (mut rows, mut sums) = (Vec::new(), BTreeMap::<String, BpfMap>::new());
     for map in maps {
@@ -83,7 +83,7 @@ fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
     rows
 }
 
-/// Every counter of every endpoint that is not zero, and the totals of those that are gone.
+/// Every nonzero counter of every endpoint, and the totals of endpoints that are gone.
 ///
 /// # Errors
 /// When the kernel cannot be read.
@@ -96,7 +96,7 @@ pub async fn verdicts<K: Kernel>(node: &Node<K>) -> Result<Vec<MetricRow>, ApiEr
     for handle in node.registry.list() {
         match node.kernel.observe_counters(handle.id).await {
             Ok(counters) => rows.extend(counters.into_iter().map(|c| row(Some(handle.id.get()), c))),
-            // It went away between the list and the look.
+            // The endpoint was deleted after the list was read.
             Err(e) if e.kind == KernelErrorKind::NotFound => {}
             Err(e) => return Err(kernel_error(&e)),
         }

@@ -65,7 +65,7 @@ async fn look<K: Kernel>(node: &Node<K>) -> Fill {
         status.endpoints.clone_from(&states);
         let health = of(amiss, Health::Degraded);
         status.components.push(ComponentStatus::new("endpoints", health, endpoints.clone()));
-        // Only while there is something to tell.
+        // The component is shown only while a step is stuck.
         if !stuck.is_empty() {
             let message = format!("{} of them: {}", stuck.len(), named(&steps));
             status.components.push(ComponentStatus::new("stuck-steps", Health::Degraded, message));
@@ -83,15 +83,15 @@ async fn look<K: Kernel>(node: &Node<K>) -> Fill {
     })
 }
 
-/// Endpoints whose link is gone, as it goes with the container's network namespace. The leak audit finds them too, but
-/// only at its next round.
+/// Endpoints whose link is gone, for example with the container's network namespace. The leak audit finds them too,
+/// but only at its next round.
 async fn unlinked<K: Kernel>(node: &Node<K>) -> Result<BTreeSet<EndpointId>, String> {
     let settled = |h: &Handle| !node.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
     let handles: Vec<Handle> = node.registry.list().into_iter().filter(settled).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
     let missing: BTreeSet<_> =
         node.kernel.observe_missing(&links).await.map_err(|e| e.to_string())?.into_iter().collect();
-    // A delete that began meanwhile explains a link that is gone.
+    // A delete that began meanwhile explains the missing link.
     Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }
 

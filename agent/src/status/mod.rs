@@ -1,8 +1,8 @@
-//! The status: what `wharf status`, `GET /v1/healthz` and the gauges of `/metrics` tell.
+//! The status: what `wharf status`, `GET /v1/healthz` and the gauges of `/metrics` report.
 //!
-//! Each [`Source`] is a part that is looked at apart from the others, with [`PATIENCE`] for all of them: a kernel call, a
-//! disk or a lock that does not let go makes its own part stale and never holds the answer up. What needs no look (plain
-//! atomics) is told by whoever answers. A source finds a [`Fill`]: it writes what was seen into the status.
+//! Each [`Source`] is observed separately, and all share [`PATIENCE`]. A kernel call, a disk or a lock that hangs
+//! makes its own part stale and never blocks the answer. Values from plain atomics are read directly. A source
+//! returns a [`Fill`], which writes the observation into the status.
 
 mod address;
 mod checks;
@@ -33,23 +33,23 @@ use crate::node::{
     part::{Fill, Reading},
 };
 
-/// How long an answer waits for the parts, all together: an idle node needs a millisecond.
+/// How long an answer waits for all parts together; an idle node needs a millisecond.
 pub const PATIENCE: Duration = Duration::from_millis(1_500);
 
-/// A look at a part.
+/// A running observation of a part.
 pub type Looking = Pin<Box<dyn Future<Output = Fill> + Send>>;
 
 /// A part of the status.
 pub struct Source<K: Kernel> {
-    /// Name: that of the component it tells of, or of what it fills in.
+    /// Name of the component that the source reports, or of the part that it fills in.
     pub name: &'static str,
-    /// Looks. May block.
+    /// Observes the part. May block.
     pub look: fn(Arc<Node<K>>) -> Looking,
-    /// What it waits for while it does not answer, and how bad that is. Must not block.
+    /// What the source waits for while it does not answer, and how bad that is. Must not block.
     pub silent: fn(&Node<K>) -> (Health, String),
 }
 
-/// The parts in the order of the screen.
+/// The parts, in display order.
 fn sources() -> [Source<LinuxKernel>; 9] {
     [
         store::source(),
@@ -64,7 +64,7 @@ fn sources() -> [Source<LinuxKernel>; 9] {
     ]
 }
 
-/// The status now. Answers within [`PATIENCE`] and a little, whatever is stuck.
+/// The current status. Answers within little more than [`PATIENCE`], whatever is stuck.
 pub async fn status(node: &Arc<LinuxNode>) -> AgentStatus {
     let until = tokio::time::Instant::now() + PATIENCE;
     let mut status = beginning(node);
@@ -85,10 +85,10 @@ async fn read<K: Kernel>(node: &Arc<Node<K>>, source: &Source<K>, until: tokio::
     node.parts.part(source.name).read(&node.parts.runtime(), until, look).await
 }
 
-/// Asks one part only; for the watchdog.
+/// Queries the store only; for the watchdog.
 ///
 /// # Errors
-/// What it waits for, when it does not answer until then.
+/// What the store waits for, when it does not answer before `until`.
 pub async fn answers(node: &Arc<LinuxNode>, until: tokio::time::Instant) -> Result<(), String> {
     let source = store::source();
     match read(node, &source, until).await {
@@ -97,7 +97,7 @@ pub async fn answers(node: &Arc<LinuxNode>, until: tokio::time::Instant) -> Resu
     }
 }
 
-/// What needs no look.
+/// The part of the status that needs no observation.
 fn beginning(node: &LinuxNode) -> AgentStatus {
     let features = node.kernel.features();
     AgentStatus {
@@ -143,7 +143,7 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
     }
 }
 
-/// Writes a reading into the status; what is stale is marked, and said to be so.
+/// Writes a reading into the status; a stale reading is marked as stale.
 fn put(status: &mut AgentStatus, name: &str, reading: Reading<Fill>, silent: impl Fn() -> (Health, String)) {
     let (age, waiting) = match reading {
         Reading::Fresh(fill) => return fill(status),
@@ -172,10 +172,10 @@ fn put(status: &mut AgentStatus, name: &str, reading: Reading<Fill>, silent: imp
     });
 }
 
-/// Every counter, for `/metrics`: what the kernel says now, or said last.
+/// Every counter, for `/metrics`: the kernel's current values, or the last ones it gave.
 ///
 /// # Errors
-/// The kernel's, or that it has never answered.
+/// The kernel's error, or that the kernel has never answered.
 pub async fn counters(node: &Arc<LinuxNode>) -> Result<Vec<MetricRow>, String> {
     let until = tokio::time::Instant::now() + PATIENCE;
     let look = || {

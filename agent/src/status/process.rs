@@ -1,4 +1,4 @@
-//! The process itself: does it serve, does its runtime move, is its API there, the proxy it speaks to, its memory.
+//! The process itself: whether it serves, whether its runtime and its API respond, its proxy and its memory.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -16,7 +16,7 @@ use crate::{
     socket::Reach,
 };
 
-/// What has not beaten for so long does not work: twenty beats.
+/// A component without a beat for this long counts as dead: twenty beats.
 pub(crate) const LIFELESS: Duration = Duration::from_secs(5);
 
 /// True while new endpoints are accepted.
@@ -24,7 +24,7 @@ pub(super) fn serves<K: Kernel>(node: &Node<K>) -> bool {
     node.serving.load(Ordering::Acquire) && !node.stop.is_cancelled()
 }
 
-/// What plain atomics tell.
+/// Components that are read from plain atomics.
 pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
     let (health, message) = if serves(node) {
         (Health::Ok, "serving")
@@ -36,7 +36,7 @@ pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
     let mut all = vec![ComponentStatus::new("agent", health, message)];
     let pulses = &node.pulses;
     all.push(lives("runtime", &pulses.runtime, "runs its tasks", "its workers are all blocked"));
-    // The listener goes first at a stop.
+    // The listener is the first to end at a stop, so it is not reported then.
     if !node.stop.is_cancelled() {
         let api = lives("api", &pulses.api, "takes connections", "connections are not taken");
         all.push(reached(&pulses.api_socket).map_or(api, |(health, why)| ComponentStatus::new("api", health, why)));
@@ -45,7 +45,7 @@ pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
     all
 }
 
-/// What is the matter with a socket's name, or was a moment ago.
+/// Health of a socket's file, while the file is lost or the socket was recently bound again.
 fn reached(reach: &Reach) -> Option<(Health, String)> {
     let again = |ago| (Health::Degraded, format!("its socket was gone and is bound again since {}", seconds(ago)));
     reach.lost().map(|why| (Health::Failing, why)).or_else(|| reach.bound_again().map(again))
@@ -78,7 +78,7 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     };
     let (resident, room) = (memory::resident_bytes(), node.memory.room());
     Arc::new(move |status| {
-        // Only where there is a limit.
+        // The component exists only where there is a limit.
         if let Some(Room { limit, used, endpoints }) = room {
             let what = format!("{} of {} MiB of the control group in use", used >> 20, limit >> 20);
             let (health, left) = match endpoints {

@@ -1,4 +1,4 @@
-//! What is written down and not yet dealt with: the deletion queue, leaks, records out of service.
+//! Pending work: the deletion queue, leaks, records out of service.
 
 use std::sync::Arc;
 
@@ -64,10 +64,10 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     })
 }
 
-/// What is the matter with containers whose addresses are in no pool.
+/// Message for containers whose addresses are in no pool.
 const OTHER_POOLS: &str = "without their gateway: no pool has their addresses; start the agent with the previous pools";
 
-/// Endpoints that lost their records, and how many of their containers have lost their gateway too.
+/// Number of endpoints without records, and number of those whose containers have also lost their gateway.
 fn lost<K: Kernel>(node: &Node<K>) -> (usize, usize) {
     let pools = lock(&node.addresses.ipam).cidrs();
     let orphans = lock(&node.orphans);

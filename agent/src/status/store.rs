@@ -1,4 +1,4 @@
-//! The store: does its writer answer, and do commits succeed.
+//! The store: whether its writer answers and its commits succeed.
 
 use std::sync::{Arc, atomic::Ordering};
 

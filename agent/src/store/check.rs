@@ -1,7 +1,7 @@
-//! Whether the file can be opened at all, tried by another process.
+//! Checks in a separate process whether the file can be opened.
 //!
-//! redb panics over some damaged pages, and a panic ends the process. So a process of its own opens the file first and
-//! reads all of it; the agent sets the file aside when that process dies.
+//! redb panics on some damaged pages, and a panic ends the process. A child process therefore opens the file first
+//! and reads all of it. The agent sets the file aside when that process dies.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -16,29 +16,30 @@ use nix::{
 
 use super::opening::{self, CACHE_BYTES};
 
-/// First argument that makes the agent's binary this process; the file and the boot id follow.
+/// First argument that runs the agent's binary as this process; the file and the boot id follow.
 pub const MODE: &str = "store-check";
 
-/// This agent's own binary, also when its file was replaced since.
+/// This agent's own binary, even if its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
-/// What a panic that unwinds ends with.
+/// Exit status of a process that a panic ends by unwinding.
 const PANICKED: i32 = 101;
 
-/// The process. Whatever it finds is found again by the agent, which says so: only its death tells something.
+/// Entry point of the child process. The agent finds and reports every other error again, so only the death of this
+/// process carries information.
 pub fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(2);
     let (Some(path), Some(boot_id)) = (arguments.next(), arguments.next()) else {
         return ExitCode::from(2);
     };
-    // The dump of a process that is expected to die is of no use; without this one more file is left behind.
+    // A core file of this process is useless. If the limit cannot be set, the only harm is one extra file.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     let opener = |path: &Path| redb::Database::builder().set_cache_size(CACHE_BYTES).create(path);
     opening::try_open(&opener, Path::new(&path), &boot_id.to_string_lossy());
     ExitCode::SUCCESS
 }
 
-/// Tries whether a process survives to open the file; the next [`super::Store::open`] sets it aside when none does. Where
-/// that cannot be tried, the agent opens the file all the same.
+/// Checks whether a child process survives opening the file. If it dies, the next [`super::Store::open`] sets the
+/// file aside. If the check cannot run, the agent opens the file unchecked.
 pub fn run(path: &Path, boot_id: &str) {
     if !path.exists() {
         return;
@@ -56,7 +57,7 @@ pub fn run(path: &Path, boot_id: &str) {
     }
 }
 
-/// It ended by itself over what it read. One that was killed says nothing about the file.
+/// The process died because of what it read. A process that was killed says nothing about the file.
 fn is_fatal(status: ExitStatus) -> bool {
     status.code() == Some(PANICKED)
         || matches!(status.signal(), Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE))

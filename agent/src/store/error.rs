@@ -10,6 +10,6 @@ pub struct StoreError {
     pub operation: &'static str,
     /// The file.
     pub path: PathBuf,
-    /// Cause, with what to do where that is known.
+    /// Cause, with the remedy where one is known.
     pub cause: String,
 }

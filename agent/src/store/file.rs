@@ -1,10 +1,10 @@
-//! The open file: whether it is still the one at its path with the content that the agent gave it, and how it is written
-//! anew.
+//! The open file: detects whether it is still at its path with the agent's own content, and rewrites it.
 //!
-//! An unlinked file keeps taking commits, and all of them are lost with the process. So the file is held by a descriptor
-//! beside redb's, which is compared with what is at the path. The agent is the only writer: a file whose size or time of
-//! change is not what the last commit left was written to by somebody else, and nothing in it is believed. The file is
-//! written anew from the rows in memory, never from its own content.
+//! An unlinked file keeps taking commits, and all of them are lost with the process. A second descriptor therefore
+//! holds the file, and is compared with the file at the path. The agent is the only writer: if the size or the
+//! modification time differs from what the last commit left, another process wrote to the file, and its content is
+//! not trusted. Records are rewritten from the rows in memory. Only the timeline is copied, and only from an
+//! unmodified file.
 
 use std::{
     fmt,
@@ -24,32 +24,32 @@ use super::{
     tables::{Rows, apply, live_bytes, words, write_all},
 };
 
-/// Opens a redb file, or makes it.
+/// Opens or creates a redb file.
 pub(super) type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
 
-/// A file of up to this size is never compacted: an empty store has 1 MiB and a little.
+/// A file of up to this size is never compacted; an empty store takes slightly more than 1 MiB.
 const SMALL: u64 = 2 << 20;
-/// Changes between two looks at how much of the file is in use: a look reads the store's inner pages.
+/// Changes between two checks of how much of the file is in use; a check reads the store's inner pages.
 const LOOK_EVERY: u64 = 512;
 
 /// The store's file.
 pub(super) struct File {
-    /// `None` after a failure: an I/O error leaves redb refusing everything until the file is opened again, and a disk
-    /// that was full for a second must not cost the agent its store.
+    /// `None` after a failure. After an I/O error redb refuses everything until the file is reopened, and a briefly
+    /// full disk must not cost the agent its store.
     database: Option<Database>,
-    /// The same file, whatever its name is by now.
+    /// Descriptor of the same file, independent of its path.
     held: std::fs::File,
     path: PathBuf,
     opener: Opener,
     /// Content as of the last commit.
     rows: Rows,
-    /// What the last write of this process left.
+    /// Size and modification time after the last write of this process.
     stamp: Stamp,
-    /// Changes since the last look at how much of it is in use.
+    /// Changes since the last check of how much of the file is in use.
     changes: u64,
 }
 
-/// What tells that a file was written to. Not its change time: a new hard link or mode changes that one too.
+/// Detects writes to the file. The inode change time is not used: a new hard link or mode changes it too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     length: u64,
@@ -78,7 +78,7 @@ impl File {
         Ok(Self { database: Some(database), held, path: path.to_owned(), opener, rows, stamp, changes: 0 })
     }
 
-    /// Reads.
+    /// Runs a read.
     pub(super) fn with<T>(
         &mut self,
         operation: &'static str,
@@ -86,7 +86,8 @@ impl File {
     ) -> Result<T, StoreError> {
         let database = self.take().map_err(|cause| self.error(operation, cause))?;
         let result = f(&database);
-        // A read may write: after a commit redb keeps pages of its own clean-up, and writes them when it needs their room.
+        // A read may write: redb keeps pages of its own clean-up after a commit, and writes them when it needs their
+        // space.
         let kept = self.keep(database, &result).and_then(|()| self.written());
         kept.map_err(|cause| self.error(operation, cause))?;
         result.map_err(|cause| self.error(operation, cause))
@@ -100,7 +101,7 @@ impl File {
         result.and(kept).map_err(|cause| self.error("commit", cause))
     }
 
-    /// Closes the file after a failure, which writes to it.
+    /// Closes the file after a failed operation. Closing writes to the file.
     fn keep<T>(&mut self, database: Database, result: &Result<T, String>) -> Result<(), String> {
         if result.is_ok() {
             self.database = Some(database);
@@ -110,7 +111,7 @@ impl File {
         self.written()
     }
 
-    /// This process has written to the file.
+    /// Records the file's state after a write of this process.
     fn written(&mut self) -> Result<(), String> {
         self.stamp = Stamp::of(&self.held)?;
         Ok(())
@@ -127,11 +128,12 @@ impl File {
         if let Some(database) = self.database.take() {
             return Ok(database);
         }
-        // By its descriptor: what is at the path may be another file, or none, and a new one would be made.
+        // The file is reopened by its descriptor: its path may name another file or none, and the opener would create
+        // one.
         let path = format!("/proc/self/fd/{}", self.held.as_raw_fd());
         let again = |e: String| format!("open it again after a failure: {e}");
         let database = (self.opener)(Path::new(&path)).map_err(|e| again(e.to_string()));
-        // Opening repairs, and may fail after it has written.
+        // The open may repair the file, and may fail after writing to it.
         self.written()?;
         let database = database?;
         // The commit that failed may have become durable after all.
@@ -140,7 +142,7 @@ impl File {
         Ok(database)
     }
 
-    /// What happened to the file, when its path does not name it or its content is not the agent's own.
+    /// How the file was lost, when its path does not name it or its content is not the agent's own.
     pub(super) fn lost(&self) -> Option<String> {
         self.displaced().or_else(|| self.overwritten())
     }
@@ -172,24 +174,24 @@ impl File {
         }
     }
 
-    /// Writes everything into a new file at the path, which then is the store. A file that is there and is not ours is put
-    /// aside. Whenever the process dies, the store or its whole copy is in the directory. Returns whether the timeline was
-    /// lost: of a file that somebody else wrote to, not even that is read.
+    /// Writes everything into a new file, which replaces the store at its path. A foreign file at the path is set
+    /// aside. If the process dies at any point, the directory holds the store or its complete copy. Returns whether
+    /// the timeline was lost: it is not read from a file that another process modified.
     pub(super) fn write_anew(&mut self) -> Result<bool, String> {
         let directory = self.path.parent().ok_or("its path has no directory")?.to_owned();
         crate::make_directory(&directory).map_err(|e| format!("{e:#}"))?;
         let (new, old) = (self.path.with_extension(NEW), self.displaced().is_some());
         let overwritten = self.overwritten().is_some();
         if overwritten {
-            // redb reads and writes the file when it is closed, and panics over pages that are not its own. The file stays
-            // open: its descriptor and up to 1 MiB of pages for each time that somebody writes to the store.
+            // Closing the database reads and writes the file, and redb panics on pages that are not its own. The
+            // database is leaked instead: each foreign write costs a descriptor and up to 1 MiB of pages.
             std::mem::forget(self.database.take());
         } else {
             self.database = Some(self.take()?);
         }
         let copied = self.copy_to(&new);
         if !overwritten {
-            // Reading the old one may have written to it.
+            // Reading the old file may have written to it.
             self.written()?;
         }
         let replaced = copied.and_then(|copied| {
@@ -201,7 +203,7 @@ impl File {
         });
         match replaced {
             Ok((database, held)) => {
-                // The old one stays in use until the new one has its place.
+                // The old file stays in use until the new one has replaced it.
                 (self.database, self.held) = (Some(database), held);
                 self.written()?;
                 std::fs::File::open(&directory)
@@ -210,7 +212,7 @@ impl File {
                 Ok(overwritten)
             }
             Err(cause) => {
-                // Nothing is at stake: it is made again from the start, and one that stays is removed by the next attempt.
+                // The removal may fail: the next attempt removes the new file before it creates it again.
                 std::fs::remove_file(&new).ok();
                 Err(cause)
             }
@@ -232,12 +234,12 @@ impl File {
         Ok((database, held))
     }
 
-    /// So many changes were committed.
+    /// Counts committed changes.
     pub(super) fn changed(&mut self, changes: u64) {
         self.changes = self.changes.saturating_add(changes);
     }
 
-    /// Compacts the file by writing it anew when most of it is not in use. To be called where nobody waits.
+    /// Rewrites the file when most of it is unused. Call it only while no job waits.
     pub(super) fn compact(&mut self) {
         if self.changes < LOOK_EVERY || self.database.is_none() {
             return;
@@ -253,12 +255,12 @@ impl File {
                 let now = used(&self.held).unwrap_or(0);
                 tracing::debug!(before = size, live, now, "compacted the store");
             }
-            // The store is as good as before, only larger.
+            // A failed compaction leaves a valid store that is larger than needed.
             Err(cause) => tracing::warn!("compact the store {}: {cause}", self.path.display()),
         }
     }
 
-    /// Size and bytes in use of a file that is worth compacting: more than half of what is beyond a small one is not used.
+    /// Size and live bytes of a file worth compacting: its size exceeds twice the live bytes plus `SMALL`.
     fn wasted(&mut self) -> Result<Option<(u64, u64)>, String> {
         let size = used(&self.held).map_err(words)?;
         if size <= SMALL {
@@ -269,13 +271,13 @@ impl File {
     }
 }
 
-/// Bytes that the file takes. redb doubles the length of a small file when it grows, but what was never written to takes
-/// nothing.
+/// Bytes allocated to the file. redb doubles the length of a small file when it grows, but pages that were never
+/// written take no space.
 fn used(file: &std::fs::File) -> std::io::Result<u64> {
     file.metadata().map(|m| m.blocks().saturating_mul(512))
 }
 
-/// Puts aside what is at the store's path and is not the store.
+/// Sets aside a foreign file at the store's path.
 fn give_way(path: &Path) -> Result<(), String> {
     match std::fs::symlink_metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),

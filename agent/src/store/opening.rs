@@ -1,4 +1,4 @@
-//! From a path to an open file, whatever is there: nothing, a store, one of another boot, a damaged one.
+//! Opens the file at a path in any state: absent, a store of this boot or of another one, damaged.
 
 use std::{
     os::unix::fs::PermissionsExt as _,
@@ -10,30 +10,30 @@ use wharf_core::store::Snapshot;
 
 use super::tables::{Meta, OLDEST_SCHEMA, ReadError, SCHEMA_VERSION, read_meta, read_snapshot};
 
-/// Starts that may die over a file before it is held to be damaged, where nothing was learned from the check before
-/// ([`super::check`]): an agent that is killed while it starts must not lose its store at once.
+/// Starts that may die while opening a file before the file counts as damaged, when the check ([`super::check`])
+/// proved nothing. An agent that is killed during a start must not lose its store at once.
 const FATAL_OPENINGS: usize = 3;
 
-/// Extension of the file that counts them.
+/// Extension of the marker file that counts unfinished opens.
 const MARKER: &str = "opening";
 
-/// Name of the file that is to take the store's place, beside it.
+/// Extension of the new copy beside the store, which replaces the store.
 pub(super) const NEW: &str = "redb.new";
-/// Pages of the file that redb keeps in memory; its own default is 1 GiB. The file is in memory already (tmpfs).
+/// Size of redb's page cache; redb's own default is 1 GiB. The file is in memory already (tmpfs).
 pub(super) const CACHE_BYTES: usize = 256 << 10;
 
-/// What came of opening.
+/// Result of opening the file.
 pub(super) struct Found {
     pub(super) database: Database,
     pub(super) meta: Meta,
     pub(super) snapshot: Snapshot,
     /// Set when a file was put aside, with the reason.
     pub(super) set_aside: Option<String>,
-    /// What was put aside told of this boot, or there was nothing: there may be endpoints that nothing tells of any more.
+    /// The records of this boot were lost, or there was no file. Endpoints may exist without a record.
     pub(super) lost: bool,
 }
 
-/// Opens the file, or makes it; puts aside what cannot be used.
+/// Opens or creates the file; sets an unusable file aside.
 pub(super) fn open(
     opener: &impl Fn(&Path) -> Result<Database, DatabaseError>,
     path: &Path,
@@ -52,7 +52,8 @@ pub(super) fn open(
         Ok(Found { database, meta, snapshot: Snapshot::default(), set_aside: Some(format!("{aside}: {what}")), lost })
     };
     let found = match loaded {
-        // A store that was never written to knows nothing: if the kernel does, what it knew was lost with its file.
+        // A store without a schema is new. If the kernel holds endpoints, their records were lost with an earlier
+        // file.
         Ok((database, meta, snapshot)) => {
             let lost = meta.schema.is_none() || meta.lost;
             Ok(Found { database, meta, snapshot, set_aside: None, lost })
@@ -66,19 +67,19 @@ pub(super) fn open(
     Ok(found)
 }
 
-/// Opens the file and closes it again, for a process that may die over it.
+/// Opens and closes the file, in a process that may die doing so.
 pub(super) fn try_open(opener: &impl Fn(&Path) -> Result<Database, DatabaseError>, path: &Path, boot_id: &str) {
     if let Ok((database, ..)) = load(opener, path, boot_id) {
         drop(database);
     }
 }
 
-/// A process died over the file: the next opening sets it aside.
+/// Marks the file as fatal to a process that opened it. The next open sets the file aside.
 pub(super) fn condemn(path: &Path) -> std::io::Result<()> {
     std::fs::write(path.with_extension(MARKER), [b'x'; FATAL_OPENINGS])
 }
 
-/// A file beside the store that says, by its length, how often opening was begun and never ended.
+/// A marker file beside the store. Its length is the number of opens that began and never ended.
 struct Attempt {
     marker: PathBuf,
     earlier: usize,
@@ -96,7 +97,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        // An opening that panics has not ended, though it comes by here where panics unwind.
+        // An unwinding panic runs this destructor, but the open has not ended.
         if !std::thread::panicking()
             && let Err(error) = std::fs::remove_file(&self.marker)
         {
@@ -105,13 +106,13 @@ impl Drop for Attempt {
     }
 }
 
-/// Why a file that is there cannot be used.
+/// Why an existing file cannot be used.
 enum Unusable {
-    /// It stays where it is, and the agent does not start.
+    /// The file stays in place, and the agent does not start.
     Refused(String),
-    /// What it tells died with that boot.
+    /// The file belongs to another boot, and its endpoints ended with that boot.
     OtherBoot(Meta),
-    /// What is wrong with it, and what could be read all the same.
+    /// What is damaged, and the metadata that could still be read.
     Damaged(String, Meta),
 }
 
@@ -120,11 +121,11 @@ fn load(
     path: &Path,
     boot_id: &str,
 ) -> Result<(Database, Meta, Snapshot), Unusable> {
-    // Opening a FIFO never ends.
+    // Opening a FIFO blocks forever.
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(Unusable::Damaged("it is not a regular file".into(), Meta::default()));
     }
-    // Before anything is opened to be written, because that changes the file.
+    // The schema is checked before the file is opened for writing, because that open changes the file.
     if let Some(schema) = peek_schema(path) {
         refuse_unknown(schema)?;
     }
@@ -141,8 +142,8 @@ fn load(
         error if is_not_a_database(&error) => Unusable::Damaged(error.to_string(), Meta::default()),
         error => Unusable::Refused(error.to_string()),
     })?;
-    // Reads every page: what is damaged must be known before anything relies on it, and redb itself relies on pages
-    // whose checksums it has not looked at.
+    // Reads every page. Damage must be found before the content is used, because redb uses pages without verifying
+    // their checksums.
     match database.check_integrity() {
         Ok(_) => {}
         Err(DatabaseError::Storage(redb::StorageError::Io(error))) if !is_damage(&error) => {
@@ -167,7 +168,7 @@ fn load(
     }
 }
 
-/// The version of a file's content, where it can be told without writing to it: not of one that was never closed.
+/// Schema version of a file, if it can be read without writing to the file. A file that was never closed cannot be.
 fn peek_schema(path: &Path) -> Option<u64> {
     let database = ReadOnlyDatabase::open(path).ok()?;
     read_meta(&database).ok()?.schema
@@ -187,12 +188,13 @@ fn is_not_a_database(error: &DatabaseError) -> bool {
     matches!(error, DatabaseError::Storage(redb::StorageError::Io(e)) if is_damage(e))
 }
 
-/// redb answers such I/O errors for a file that is not one of its own, and for one that was cut off.
+/// redb returns these I/O errors for a file that is not a redb file, and for a truncated one.
 fn is_damage(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
 }
 
-/// At an open: the copy that was to take the store's place, when the agent died between the two.
+/// Completes a rewrite that the agent's death interrupted. The new copy takes the store's place if the store is
+/// missing, and is removed otherwise.
 fn finish_writing_anew(path: &Path) -> std::io::Result<()> {
     let new = path.with_extension(NEW);
     match std::fs::symlink_metadata(path) {

@@ -1,4 +1,4 @@
-//! What is in the file: tables, and how they are read and changed.
+//! The tables of the file, and how their rows are read and changed.
 
 use std::{borrow::Borrow, cell::RefCell, collections::HashMap, net::IpAddr};
 
@@ -14,8 +14,9 @@ use wharf_core::{
     timeline::Life,
 };
 
-/// Version of the tables' content. A store of a newer one is refused and left as it is; one of the version before is
-/// migrated when it is opened (1 -> 2: the tables of rests, restore failures and quarantine are new and begin empty).
+/// Version of the tables' content. A store with a newer version is refused and left unchanged. Version 1 is migrated
+/// when the store is opened: the tables of rests, restore failures and quarantine are new in version 2 and begin
+/// empty.
 pub(super) const SCHEMA_VERSION: u64 = 2;
 /// The oldest version that is migrated.
 pub(super) const OLDEST_SCHEMA: u64 = 1;
@@ -28,19 +29,19 @@ const LOST: &str = "lost";
 const ENDPOINTS: TableDefinition<u16, &[u8]> = TableDefinition::new("endpoints");
 const LEASES: TableDefinition<&str, &[u8]> = TableDefinition::new("leases");
 const INTENTS: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("intents");
-/// Since schema 2: addresses that rest.
+/// Since schema 2: resting addresses.
 const RESTS: TableDefinition<&str, &[u8]> = TableDefinition::new("rests");
-/// Since schema 2: endpoints that could not be brought back.
+/// Since schema 2: endpoints that could not be restored.
 const FAILURES: TableDefinition<u16, &[u8]> = TableDefinition::new("restore-failures");
 /// Since schema 2: records out of service.
 const QUARANTINE: TableDefinition<u16, &[u8]> = TableDefinition::new("quarantine");
 
-/// What happened to endpoints, by id and epoch. It came after schema 2, which need not know it: an agent without it leaves
-/// the table as it is, and the rows it does not end are ended by the next start of one with it.
+/// Timeline of endpoints, by id and epoch. The table was added without a new schema version: an older agent leaves it
+/// unchanged, and the next start of a newer agent ends the lives that the older one left open.
 const TIMELINE: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("timeline");
 
-/// Every row but the timeline's, as of the last commit: what the file is written anew from. What somebody else wrote into
-/// the file must not come back from it.
+/// Every row except the timeline's, as of the last commit. The file is rewritten from these rows, so that writes of
+/// another process do not survive the rewrite.
 #[derive(Default)]
 pub(super) struct Rows(HashMap<RowKey, Box<[u8]>>);
 
@@ -100,7 +101,7 @@ impl Rows {
     }
 }
 
-/// A table whose changes are noted, for [`Rows`].
+/// A table that records its changes for [`Rows`].
 struct Noted<'t, K: Key + 'static> {
     table: Table<'t, K, &'static [u8]>,
     name: &'static str,
@@ -183,7 +184,7 @@ pub(super) fn apply<'a>(
                 }
                 Change::PutIntent(id, epoch, intent) => intents.insert((id.get(), epoch.0), encode(intent)?.as_slice()),
                 Change::RemoveIntent(id, epoch) => intents.remove((id.get(), epoch.0)),
-                // Of two deletes that end together one is the later, and the address may have a new owner by then.
+                // When two deletes of an address overlap, the later one may find the address leased to a new owner.
                 Change::PutRest(r) if leases.table.get(r.ip.to_string().as_str()).map_err(words)?.is_some() => Ok(()),
                 Change::PutRest(r) => rests.insert(r.ip.to_string().as_str(), encode(r)?.as_slice()),
                 Change::RemoveRest(ip) => rests.remove(ip.to_string().as_str()),
@@ -225,7 +226,7 @@ pub(super) fn apply<'a>(
     Ok(())
 }
 
-/// Writes every row into an empty file, in one transaction; the timeline's as they are in `old`.
+/// Writes every row into an empty file in one transaction, and copies the timeline's rows from `old`.
 pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> Result<(), String> {
     let write = to.begin_write().map_err(words)?;
     rows.write_table(&write, &META)?;
@@ -237,7 +238,7 @@ pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> R
     rows.write_table(&write, &QUARANTINE)?;
     if let Some(old) = old {
         let read = old.begin_read().map_err(words)?;
-        // A table of that name and another shape is nobody's: lives are written without it and read without it.
+        // A table of this name with another type is not copied.
         if !matches!(read.open_table(TIMELINE), Err(TableError::TableTypeMismatch { .. })) {
             copy_table(&read, &write, TIMELINE)?;
         }
@@ -263,7 +264,7 @@ fn copy_table<K: Key + 'static, V: Value + 'static>(
     Ok(())
 }
 
-/// Bytes of the file that hold rows, and what leads to them.
+/// Bytes of the file in use: stored rows, and the metadata that leads to them.
 pub(super) fn live_bytes(database: &Database) -> Result<u64, String> {
     let stats = database.begin_write().map_err(words)?.stats().map_err(words)?;
     Ok(stats.stored_bytes() + stats.metadata_bytes())
@@ -278,7 +279,7 @@ fn has_record(
     Ok(row.is_some_and(|v| decode::<EndpointRecord>(v.value()).is_ok_and(|r| r.epoch == epoch)))
 }
 
-/// There is a row of that id which tells no record.
+/// Whether the table has a row of that id that is not a valid record.
 fn is_unreadable(endpoints: &impl ReadableTable<u16, &'static [u8]>, id: EndpointId) -> Result<bool, String> {
     let row = endpoints.get(id.get()).map_err(words)?;
     Ok(row.is_some_and(|v| read_record(id.get(), v.value()).is_err()))
@@ -293,16 +294,16 @@ fn is_held_by(
     Ok(row.is_some_and(|v| decode::<Lease>(v.value()).is_ok_and(|l| l.owner == *owner)))
 }
 
-/// Highest epoch that is believed: counting on from it never comes round to an epoch that was in use.
+/// Highest epoch accepted from a file. Counting on from it never wraps to an epoch that was in use.
 const MAX_EPOCH: u64 = u64::MAX / 2;
 
-/// What the file says of itself.
+/// Metadata of the file.
 #[derive(Default)]
 pub(super) struct Meta {
     pub(super) schema: Option<u64>,
     pub(super) boot_id: Option<String>,
     pub(super) epoch_high: u64,
-    /// The records of this boot were lost, and no start since has held what lives without them.
+    /// The records of this boot were lost, and no start since then has accounted for the endpoints without a record.
     pub(super) lost: bool,
 }
 
@@ -333,8 +334,8 @@ pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, ReadEr
     })
 }
 
-/// `lost` outlives a start that ends before it has held what lives without a record: the next one must not take that for
-/// leaked.
+/// `lost` must survive a start that ends before it has accounted for the endpoints without a record. Otherwise the
+/// next start takes them for leaks.
 pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64, lost: bool) -> Result<(), String> {
     let txn = database.begin_write().map_err(words)?;
     {
@@ -365,9 +366,9 @@ pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64, lo
 
 /// Why reading failed.
 pub(super) enum ReadError {
-    /// The disk, or the like: it may pass.
+    /// An I/O error, which may be temporary.
     Store(String),
-    /// What is stored is not what this agent stores.
+    /// The content is not what this agent writes.
     Damaged(String),
 }
 
@@ -396,7 +397,7 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
         Ok(table) => {
             for row in table.iter()? {
                 let (key, value) = row?;
-                // One record that cannot be read is that endpoint's misfortune, not the node's.
+                // An unreadable record affects only its own endpoint.
                 match read_record(key.value(), value.value()) {
                     Ok(record) => snapshot.endpoints.push(record),
                     Err(why) => {
@@ -424,7 +425,7 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
         let id = EndpointId::try_from(id).map_err(|e| ReadError::Damaged(format!("intents row: {e}")))?;
         snapshot.intents.push((id, Epoch(epoch), intent));
     }
-    // A file of schema 1 has none of these; it gets them when it is first written to.
+    // A file of schema 1 lacks the following tables; the first write creates them.
     if let Some(rests) = since_schema_2(txn.open_table(RESTS))? {
         for row in rests.iter()? {
             let (key, value) = row?;
@@ -454,7 +455,7 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
     Ok(snapshot)
 }
 
-/// Every life, and how many rows cannot be read: those are for nobody, and do no harm.
+/// Every life, and the number of unreadable rows. Unreadable rows are skipped.
 pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), String> {
     let txn = database.begin_read().map_err(words)?;
     let table = match txn.open_table(TIMELINE) {
@@ -473,7 +474,7 @@ pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), String
     Ok((lives, unreadable))
 }
 
-/// One life, if it is there and can be read.
+/// One life; `None` when it is absent or unreadable.
 pub(super) fn read_one_life(database: &Database, id: EndpointId, epoch: Epoch) -> Result<Option<Life>, String> {
     let txn = database.begin_read().map_err(words)?;
     let table = match txn.open_table(TIMELINE) {
@@ -495,7 +496,8 @@ fn read_record(key: u16, value: &[u8]) -> Result<EndpointRecord, String> {
     if record.id.get() == key { Ok(record) } else { Err(format!("it is filed under {key} and says {}", record.id)) }
 }
 
-/// A row of another key than its content's would come back as two, and be removed by neither.
+/// Rejects a row whose key differs from its content. A later write would duplicate such a row, and no remove would
+/// match it.
 fn filed_under(table: &str, key: impl ToString, says: impl ToString) -> Result<(), ReadError> {
     let (key, says) = (key.to_string(), says.to_string());
     if key == says { Ok(()) } else { Err(ReadError::Damaged(format!("{table} row {key}: it says {says}"))) }
@@ -509,7 +511,7 @@ fn since_schema_2<T>(table: Result<T, TableError>) -> Result<Option<T>, ReadErro
     }
 }
 
-/// JSON: a record can be read by a person with any redb tool, and fields can be added without a migration.
+/// JSON, so that a person can read a record with any redb tool and fields can be added without a migration.
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
     serde_json::to_vec(value).map_err(words)
 }

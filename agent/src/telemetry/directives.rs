@@ -4,14 +4,14 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::operation::TARGET;
 
-/// Longest filter, bytes, and most parts: what a person would ever write, many times over.
+/// Maximum size of a filter in bytes, and its maximum number of parts; both far exceed any real filter.
 const MAX_BYTES: usize = 1024;
 const MAX_PARTS: usize = 32;
 
 const LEVELS: &str = "error, warn, info, debug, trace or off";
 
-/// Parses a filter. A lone word must be a level: the filter's own parser would take a misspelt level for the name of a
-/// target, and all logs but that target's would be gone.
+/// Parses a filter. A lone word must be a level: the filter's own parser would take a misspelt level for a target,
+/// and all logs but that target's would be gone.
 pub(super) fn parse(filter: &str) -> Result<EnvFilter, String> {
     let shown: String = filter.chars().take(80).collect();
     let refuse =
@@ -24,7 +24,7 @@ pub(super) fn parse(filter: &str) -> Result<EnvFilter, String> {
             Some((target, level)) => (Some(target), level),
             None => (None, part),
         };
-        // The filter's parser knows numbers too; `5` says nothing to who reads it.
+        // The filter's parser also accepts numbers; `5` is unclear to a reader.
         if level.is_empty() || level.parse::<LevelFilter>().is_err() || !level.chars().all(|c| c.is_ascii_alphabetic())
         {
             return refuse(format!("{:?} is no level", level.chars().take(40).collect::<String>()));
@@ -35,7 +35,7 @@ pub(super) fn parse(filter: &str) -> Result<EnvFilter, String> {
             return refuse(format!("{:?} is no target", target.chars().take(40).collect::<String>()));
         }
     }
-    // Spans of operations stay on whatever is asked for, or the lines that do come would not tell what they are about.
+    // The operations' spans stay enabled whatever the filter, so that the remaining lines name their operation.
     let spans = format!("{filter},{TARGET}=error");
     EnvFilter::try_new(spans).or_else(|e| refuse(e.to_string()).map(|never: EnvFilter| never))
 }

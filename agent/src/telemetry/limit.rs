@@ -1,8 +1,8 @@
 //! Holds back floods of log lines.
 //!
-//! Whoever talks to the agent (a runtime, a container, files in the deletion queue, a client of the API) can make it log.
-//! Each place in the code may write [`PER_SUBJECT`] lines a second about one subject (an endpoint, an attachment, a file,
-//! ...) and [`PER_PLACE`] about all of them; the rest is counted, and told in one line when the second is over.
+//! Any peer of the agent (a runtime, a container, a file in the deletion queue, an API client) can make it log. Each
+//! place in the code may write [`PER_SUBJECT`] lines a second about one subject (an endpoint, an attachment, a file,
+//! ...) and [`PER_PLACE`] in total. Further lines are counted, and summarised in one line when the second is over.
 
 use std::{
     collections::HashMap,
@@ -13,20 +13,20 @@ use std::{
 pub const PER_SUBJECT: u32 = 10;
 /// Lines a second from one place in the code.
 pub const PER_PLACE: u32 = 50;
-/// Subjects counted apart at once. Further ones count for their place alone.
+/// Maximum number of subjects counted separately. Further subjects count only for their place.
 const MAX_SUBJECTS: usize = 1024;
-/// What "a second" is.
+/// Length of a counting window.
 pub const WINDOW: Duration = Duration::from_secs(1);
 
 /// A place in the code: the address of its static description.
 pub type Place = usize;
 
-/// What was held back, for the line that tells it.
+/// Suppressed lines of one place, for the summary line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suppressed<S> {
-    /// How many lines.
+    /// Number of suppressed lines.
     pub count: u64,
-    /// The last of them.
+    /// The last suppressed line.
     pub sample: S,
 }
 
@@ -37,7 +37,7 @@ struct Window<S> {
     suppressed: Option<Suppressed<S>>,
 }
 
-/// Counts lines by place and subject. `S` is what is kept of a line that is held back.
+/// Counts lines by place and subject. `S` is what is kept of a suppressed line.
 #[derive(Debug)]
 pub struct Limiter<S> {
     places: HashMap<Place, Window<S>>,
@@ -51,7 +51,7 @@ impl<S> Default for Limiter<S> {
 }
 
 impl<S> Limiter<S> {
-    /// Whether a line may be written now. Gives what was held back at this place in the second that ended, if any.
+    /// Whether a line may be written now. Also returns what this place suppressed in the window that ended, if any.
     pub fn admit(
         &mut self,
         place: Place,
@@ -88,7 +88,7 @@ impl<S> Limiter<S> {
         (pass, ended)
     }
 
-    /// What was held back in seconds that have ended; forgets what is quiet.
+    /// What was suppressed in windows that have ended; drops the state of quiet places and subjects.
     pub fn sweep(&mut self, now: Instant) -> Vec<Suppressed<S>> {
         let over = |began: Instant| now.saturating_duration_since(began) >= WINDOW;
         let mut ended = Vec::new();
@@ -103,7 +103,7 @@ impl<S> Limiter<S> {
         ended
     }
 
-    /// Subjects counted now.
+    /// Number of subjects counted now.
     #[must_use]
     pub fn subjects(&self) -> usize {
         self.subjects.len()

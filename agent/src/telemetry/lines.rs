@@ -1,8 +1,8 @@
 //! Writes log lines, as text or JSON.
 //!
-//! A line is flat: the event's fields, then those of the operation it belongs to. What others can put into a field
-//! (container ids, paths, names of files) is escaped, so that it cannot end a line, drive a terminal or look like a field:
-//! in text as Rust escapes it, in JSON as JSON does.
+//! A line is flat: the event's fields, then the fields of its operation. Foreign text in a field (container ids,
+//! paths, file names) is escaped, so that it cannot end a line, drive a terminal or look like a field: in text as
+//! Rust escapes it, in JSON as JSON does.
 
 use std::{
     borrow::Cow,
@@ -63,13 +63,13 @@ impl LogFormat {
 /// Longest value of a field, characters; the rest is cut and marked.
 const MAX_VALUE: usize = 4096;
 
-/// Fields that say what a line is about, the first that is there: floods are counted by it.
+/// Fields that name a line's subject, in order of preference; floods are counted by subject.
 const SUBJECTS: [&str; 6] = ["endpoint", "attachment", "file", "controller", "ip", "path"];
 
 /// Where finished lines go.
 type Sink = Box<dyn Fn(&str) + Send + Sync>;
 
-/// How lines look now, and where they go.
+/// The current format of lines, and their destination.
 pub struct Shape {
     json: AtomicBool,
     colour: bool,
@@ -78,12 +78,12 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Lines to standard error and into the ring; levels in colour when asked for.
+    /// Writes lines to standard error and into the ring, with coloured levels if `colour` is set.
     #[must_use]
     pub fn to_stderr(format: LogFormat, colour: bool, ring: LogRing) -> Self {
         let sink = move |line: &str| {
             ring.push(line);
-            // A log that cannot be written must not stop the agent, and there is nowhere to tell it.
+            // A failed log write must not stop the agent, and there is nowhere to report it.
             drop(std::io::stderr().lock().write_all(line.as_bytes()));
         };
         Self::new(format, colour, Box::new(sink))
@@ -115,7 +115,7 @@ impl Shape {
     }
 }
 
-/// The line that tells of those that were held back.
+/// The summary line of suppressed lines.
 fn told(suppressed: Suppressed<Line>) -> Line {
     let mut line = suppressed.sample;
     let message = line.fields.take("message").map(|v| plain(&v)).unwrap_or_default();
@@ -222,7 +222,7 @@ impl Line {
         object.insert("level".to_owned(), Value::from(self.level.as_str()));
         object.insert("target".to_owned(), Value::from(&*self.target));
         let mut out = String::new();
-        // JSON escapes what is below U+0020 itself; the rest that nobody sees can only stand inside strings.
+        // The JSON encoder escapes characters below U+0020. Other hidden characters can occur only inside strings.
         for c in Value::Object(object).to_string().chars() {
             if is_hidden(c) {
                 c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out += &format!("\\u{unit:04x}"));
@@ -260,7 +260,8 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// Controls, and what changes how the text around it is shown: directions, joiners, invisible characters.
+/// Control characters, and characters that change how the text around them is shown: directions, joiners, invisible
+/// characters.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -291,7 +292,7 @@ impl Lines {
         Self { shape }
     }
 
-    /// Whether the line is written now; floods of what is asked for (debug, trace) are wanted.
+    /// Whether the line is written now. Debug and trace lines are not limited, because they were requested.
     fn passes(&self, metadata: &'static Metadata<'static>, line: &Line) -> bool {
         if line.level > Level::INFO {
             return true;
@@ -337,7 +338,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
         if let Some(message) = own.take("message") {
             fields.set("message", message);
         }
-        // From the innermost outwards: a delete that a restore asks for is told as the delete.
+        // Inner spans take precedence: a delete within a restore is logged as the delete.
         let mut around = Fields::default();
         for span in cx.event_scope(event).into_iter().flatten() {
             if let Some(of_span) = span.extensions().get::<Fields>() {

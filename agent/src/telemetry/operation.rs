@@ -1,8 +1,8 @@
-//! Operations: what the agent does that is worth following through the log, each with an id of its own.
+//! Operations: the agent's actions that can be followed through the log, each with its own id.
 //!
-//! The names of the fields are here and nowhere else: `op`, `endpoint`, `epoch`, `attachment`. The id is unique in the
-//! process; its letter tells the kind (`c-000012` is a create). The API's error answers carry it, so that the lines can be
-//! found that belong to an answer.
+//! Only this module defines the field names: `op`, `endpoint`, `epoch`, `attachment`. The id is unique within the
+//! process, and its letter gives the kind (`c-000012` is a create). The API's error answers carry the id, so that
+//! their log lines can be found.
 
 use std::{
     fmt,
@@ -27,9 +27,9 @@ pub enum Kind {
     Delete,
     /// An endpoint is built anew.
     Regenerate,
-    /// Endpoints of an agent before this one are taken over.
+    /// Endpoints of a previous agent are taken over.
     Restore,
-    /// Deletion records are taken up.
+    /// Deletion records are processed.
     Drain,
     /// Any other request of the API.
     Request,
@@ -68,22 +68,22 @@ tokio::task_local! {
 }
 
 impl OpId {
-    /// A new one.
+    /// A new id.
     #[must_use]
     pub fn next(kind: Kind) -> Self {
         Self { kind, number: LAST.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    /// The one that the caller works for, if there is one; else a new one.
+    /// The id of the caller's operation, or a new id without one.
     #[must_use]
     pub fn current_or_next(kind: Kind) -> Self {
         current().unwrap_or_else(|| Self::next(kind))
     }
 
-    /// Its span. What it is about may be told later, by [`about`].
+    /// The operation's span. [`about`] may set its subject later.
     #[must_use]
     pub fn span(self) -> Span {
-        // As errors are: a span of a lower level would be missing from the lines of a log that shows errors only.
+        // The span has level error: a log that shows only errors would not show a span of a lower level.
         tracing::error_span!(
             target: TARGET,
             "operation",
@@ -95,13 +95,13 @@ impl OpId {
     }
 }
 
-/// The operation that the calling task works for. A task that is spawned does not inherit it.
+/// The operation of the calling task. A spawned task does not inherit it.
 #[must_use]
 pub fn current() -> Option<OpId> {
     CURRENT.try_with(|op| *op).ok()
 }
 
-/// Tells what a span is about.
+/// Sets a span's subject.
 pub fn about(span: &Span, endpoint: Option<(EndpointId, Epoch)>, attachment: &Attachment) {
     if let Some((id, epoch)) = endpoint {
         span.record("endpoint", id.get());
