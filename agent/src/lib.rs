@@ -147,9 +147,12 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     health::reserve(&node).await;
     // The queue is drained before the agent serves: an endpoint deleted while no agent ran must be gone before its
     // container is added again.
-    if let Err(why) = deletions::drain(&node, queue::Cause::Start).await {
+    let drained = deletions::drain(&node, queue::Cause::Start).await.map(drop);
+    if let Err(why) = &drained {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
     }
+    // From its first answer on, status tells how the queue fares.
+    node.controllers.record(deletions::CONTROLLER, drained);
     wharf_crash::point("start/after-drain");
     node.tasks.spawn(read_events(Arc::clone(&node), events));
     if node.config.debug_programs {

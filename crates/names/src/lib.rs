@@ -1,4 +1,4 @@
-//! Names and ids that all crates share. A leaf of the dependency graph.
+//! Names and ids that all crates share. They depend on nothing but `wharf_common`.
 //!
 //! [`ids`]: a type for each id, parsed once at the edge. [`rules`]: the rules behind them. [`link`]: the name of the
 //! host side of an endpoint's link. [`mark`]: the alias of the host side, which names the link's owner.
