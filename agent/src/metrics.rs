@@ -262,7 +262,7 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
     counter(registry, "deletion_queue_unusable", "Deletion records set aside as unusable", queue.unusable);
 
     gauge(registry, "stuck_steps", "Steps that have outlasted their deadline", status.stuck.len() as u64);
-    gauge(registry, "quarantined_records", "Endpoint records in quarantine", status.quarantined.len() as u64);
+    gauge(registry, "quarantined_records", "Endpoint records out of service", status.quarantined.len() as u64);
     if let Some(findings) = status.audit_findings {
         gauge(registry, "audit_findings", "Findings of the last leak audit", findings);
     }

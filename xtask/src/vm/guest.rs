@@ -147,7 +147,7 @@ pub(crate) struct Boot<'a> {
 pub(crate) fn run(step: &Step, tools: &Tools, boot: &Boot<'_>) -> Result<Told> {
     let mut command = tools.qemu();
     command
-        .args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-m", "4096", "-smp", "2"])
+        .args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-m", "2560", "-smp", "2"])
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .arg("-serial")
         .arg(format!("file:{}", boot.console.display()))

@@ -33,6 +33,9 @@ pub(crate) const TOO_FAST: &[(&str, &str)] = &[
         "sends 10,000 packets a second beside a TCP stream; attach::replacements_lose_nothing_* asks the same of fewer",
     ),
     ("crash_matrix::", "starts the agent a thousand times"),
+    ("upgrade::an_upgrade_killed", "starts the agent a hundred times, under traffic"),
+    ("upgrade::an_upgrade_with_tcx_killed", "starts the agent a hundred times, under traffic"),
+    ("upgrade::a_downgrade_killed", "starts the agent a hundred times, under traffic"),
     ("churn::", "two thousand operations against an agent that is killed again and again"),
     ("concurrency::sixteen_at_once", "makes 16 endpoints at once, each step within the agent's own deadline"),
 ];
