@@ -271,7 +271,7 @@ async fn clean_up<K: Kernel>(
     let mut failed: HashMap<String, String> = HashMap::new();
     for options in [DeleteOptions { no_ip_release: false }, DeleteOptions { no_ip_release: true }] {
         let handles: Vec<Handle> = to_delete.iter().filter(|(_, o)| *o == options).map(|(h, _)| h.clone()).collect();
-        for error in delete::delete(node, handles, options).await.errors {
+        for error in delete::delete(node, handles, options, delete::Answer::Finished).await.errors {
             tracing::warn!(endpoint = error.endpoint, step = error.step, "restore: delete: {}", error.message);
             failed.insert(error.endpoint, format!("{}: {}", error.step, error.message));
         }

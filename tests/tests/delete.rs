@@ -4,8 +4,8 @@ use std::{net::IpAddr, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
-use wharf_api::{DeleteQuery, DeleteResult};
-use wharf_tests::{Attached, Node, NodeConfig, Sandbox, icmp::ping, process::ip, scenario};
+use wharf_api::{DeleteQuery, DeleteResult, EndpointState};
+use wharf_tests::{Attached, Node, NodeConfig, Sandbox, crash, icmp::ping, process::ip, scenario};
 
 fn keep_ip() -> DeleteQuery {
     DeleteQuery { no_ip_release: Some(true), ..DeleteQuery::default() }
@@ -185,4 +185,46 @@ fn a_container_whose_namespace_path_leads_elsewhere_now_is_deleted_without_touch
         ensure!(links.contains(&"eth0".to_owned()), "DEL took another container's interface: {links:?}");
         Ok(())
     })
+}
+
+/// The kernel does not answer; the link is out of sight all the same, and so DEL is answered.
+#[test]
+fn a_del_is_answered_before_the_kernels_answer_and_a_kill_in_between_loses_nothing() -> Result<()> {
+    let mut node = Node::without_agent(NodeConfig::default())?;
+    let outcome: Result<()> = (|| {
+        ensure!(node.start_armed_agent()?, "the agent was killed at a crash point");
+        let a = node.sandbox("a")?;
+        let ea = node.attach(&a)?;
+        let v4 = ea.v4()?;
+        crash::hold(node.dirs(), &["datapath/reaper/before-release"])?;
+        node.detach(&ea)?;
+        ensure!(a.space()?.links()? == ["lo"], "{:?}", a.space()?.links()?);
+        let routes = ip(node.space(), &format!("route show {v4}"))?;
+        ensure!(routes.is_empty(), "{routes}");
+        // The runtime's second DEL.
+        node.detach(&ea)?;
+        let there = node.endpoints()?;
+        ensure!(there.len() == 1 && there[0].state == EndpointState::Disconnecting, "{there:?}");
+        ensure!(there[0].status.phase == "await-kernel", "{:?}", there[0].status);
+        ensure!(leased(&node)? == ea.both()?, "its addresses are held until the kernel answers: {:?}", leased(&node)?);
+
+        // An ADD of the same attachment and one of another: the other is not held up.
+        let b = node.sandbox("b")?;
+        let eb = node.attach(&b)?;
+        let again = thread::scope(|s| -> Result<Attached> {
+            let again = s.spawn(|| node.attach(&a));
+            crash::release(node.dirs())?;
+            again.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
+        })?;
+        node.detach(&again)?;
+
+        crash::hold(node.dirs(), &["datapath/reaper/before-release"])?;
+        node.detach(&eb)?;
+        node.kill_agent()?;
+        crash::release(node.dirs())?;
+        node.start_agent()?;
+        ensure!(node.endpoints()?.is_empty() && leased(&node)?.is_empty(), "{:?}", node.endpoints()?);
+        node.finish()
+    })();
+    outcome.with_context(|| format!("the agent's log:\n{}", node.log()))
 }

@@ -38,7 +38,7 @@ pub async fn collect<K: Kernel>(
     let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
     let handles: Vec<Handle> = node.registry.list().into_iter().filter(stale).collect();
     warn_of_living(node, network, &handles).await;
-    let mut result = delete::delete(node, handles, DeleteOptions::default()).await;
+    let mut result = delete::delete(node, handles, DeleteOptions::default(), delete::Answer::Finished).await;
 
     let mut left: HashSet<Attachment> = orphan::attachments(node).into_iter().collect();
     left.extend(out_of_service::attachments(node));

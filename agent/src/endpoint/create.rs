@@ -14,7 +14,7 @@ use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, host_ifname},
     identity::Label,
     ids::{Attachment, IfIndex, IfName, MacAddr, PoolName},
-    ipam::{LeaseRequest, Wanted},
+    ipam::{IpamError, LeaseRequest, Wanted},
     kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec},
     plan::{CreateStep, DeleteOptions, plan_create},
     state::{Event, Fsm, State},
@@ -174,6 +174,9 @@ fn admitted_by_memory<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<()
 async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<EndpointTask<K>, ApiError> {
     let a = &spec.attachment;
     deletions::settle(node, a).await?;
+    // A delete is answered before the name and the addresses of its endpoint are free.
+    let same = |r: &Attachment| (&r.container_id, &r.ifname) == (&a.container_id, &a.ifname);
+    node.registry.settled(|r| same(&r.attachment) || r.addresses().any(|ip| spec.ips.contains(&ip))).await;
     if let Some(there) = node.registry.by_interface(&a.container_id, &a.ifname) {
         return Err(taken_by(node, a, &there));
     }
@@ -196,7 +199,11 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<Endp
     let (set, prepared) = match set {
         Some(set) => (set, true),
         None => {
-            let Some(id) = node.registry.take_id() else {
+            let taken = match node.registry.take_id() {
+                None if node.registry.settled(|_| true).await => node.registry.take_id(),
+                taken => taken,
+            };
+            let Some(id) = taken else {
                 return Err(error(
                     ErrorCode::LimitReached,
                     format!("create endpoint {a}: every endpoint id of this node is in use"),
@@ -473,9 +480,13 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             let request = lease_request(spec);
             let kept = resting::take_over(&node.addresses, &request, &spec.attachment, &owner(&record));
             shared.update(|v| v.taken_over.clone_from(&kept));
-            let leased = resting::lease_besides(&node.addresses, &kept, &request, &owner(&record))
-                .await
-                .map_err(|e| from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
+            let lease = async || resting::lease_besides(&node.addresses, &kept, &request, &owner(&record)).await;
+            let leased = match lease().await {
+                // Endpoints whose deletes are answered still have their addresses.
+                Err(IpamError::Exhausted { .. }) if node.registry.settled(|_| true).await => lease().await,
+                leased => leased,
+            };
+            let leased = leased.map_err(|e| from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
             shared.update(|v| {
                 (v.record.ipv4, v.record.ipv6, v.record.pool) = (leased.ipv4, leased.ipv6, leased.pool);
                 // A family without an address has no gateway.

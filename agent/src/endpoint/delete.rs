@@ -1,10 +1,11 @@
 //! Delete, in the order of the plan.
 //!
 //! Two phases. *Teardown* runs for each endpoint: detach programs, remove rows, await the proxy, unpin, remove the
-//! link. Each step is idempotent; a failure is recorded and the next step runs. *Release* covers all endpoints of the
-//! request: one transaction removes addresses and records. An endpoint whose teardown left something in the kernel
-//! keeps its record, addresses and id, and the next delete resumes it: an address is never leased again while
-//! something in the kernel still uses it for its old owner.
+//! link. Each step is idempotent; a failure is recorded and the next step runs. Then nobody can reach or find the
+//! endpoint, and the delete may be answered ([`Answer`]). *Release* covers all endpoints of the request: when the
+//! kernel has released their links, one transaction removes addresses and records. An endpoint whose teardown left
+//! something in the kernel keeps its record, addresses and id, and the next delete resumes it: an address is never
+//! leased again while something in the kernel still uses it for its old owner.
 
 use std::sync::Arc;
 
@@ -36,9 +37,33 @@ use crate::{
     telemetry::operation::{self, Kind, OpId},
 };
 
+/// When a delete is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// When nobody can reach or find the endpoints any more. The kernel releases their links 15 ms and more later,
+    /// and addresses and records follow; [`crate::node::registry::Registry::settled`] waits for that.
+    Unlisted,
+    /// When addresses and records are gone.
+    Finished,
+}
+
 /// Deletes endpoints; returns when they are gone or need a retry. The delete runs as its own task, so a client that
 /// goes away does not interrupt it.
-pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, options: DeleteOptions) -> DeleteResult {
+pub async fn delete<K: Kernel>(
+    node: &Arc<Node<K>>,
+    mut handles: Vec<Handle>,
+    options: DeleteOptions,
+    when: Answer,
+) -> DeleteResult {
+    let leave = |h: &Handle| node.registry.is_leaving(h);
+    if when == Answer::Unlisted {
+        // Another delete of these is answered already.
+        handles.retain(|h| !leave(h));
+    } else if handles.iter().any(leave) {
+        node.registry.settled(|_| true).await;
+        // An endpoint whose task has ended is gone; an intent for it would have no end.
+        handles.retain(|h| !h.mailbox.is_closed());
+    }
     if handles.is_empty() {
         return DeleteResult::default();
     }
@@ -50,10 +75,8 @@ pub async fn delete<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
         [one] => one.span(op),
         _ => op.span(),
     };
-    let work = async move {
-        let result = delete_all(&owned, handles, options).await;
-        reply.send(result).ok(); // the client may have gone; the delete is done
-    };
+    // The client may have gone when the reply is sent; the delete goes on.
+    let work = async move { delete_all(&owned, handles, options, when, |result| drop(reply.send(result))).await };
     node.tasks.spawn(operation::within(op, span, work));
     answer.await.unwrap_or_else(|_| {
         let message = "its task ended without an answer; the next delete resumes".to_owned();
@@ -67,21 +90,54 @@ pub fn spawn_unclaimed<K: Kernel>(node: &Arc<Node<K>>, handle: Handle) {
     let owned = Arc::clone(node);
     let op = OpId::next(Kind::Delete);
     let span = handle.span(op);
-    let work = async move {
-        let result = delete_all(&owned, vec![handle], DeleteOptions::default()).await;
+    let log = |result: DeleteResult| {
         for e in result.errors {
             tracing::error!(endpoint = e.endpoint, step = e.step, "take back an unclaimed endpoint: {}", e.message);
         }
     };
+    let work = async move { delete_all(&owned, vec![handle], DeleteOptions::default(), Answer::Finished, log).await };
     node.tasks.spawn(operation::within(op, span, work));
 }
 
-async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, options: DeleteOptions) -> DeleteResult {
+/// Both phases, with the answer between them or after them.
+async fn delete_all<K: Kernel>(
+    node: &Arc<Node<K>>,
+    handles: Vec<Handle>,
+    options: DeleteOptions,
+    when: Answer,
+    answer: impl FnOnce(DeleteResult),
+) {
     let mut result = DeleteResult::default();
     let _guards: Vec<_> = handles.iter().map(|h| node.jobs.working_on(h.id)).collect();
     let _deletes = node.gate.deletes(handles.len());
     let started = Instant::now();
+    let torn = tear_down(node, handles, options, started, &mut result).await;
+    match when {
+        Answer::Unlisted => {
+            let _leaving: Vec<_> = torn.iter().map(|(handle, _)| node.registry.leaves(handle)).collect();
+            result.deleted.extend(torn.iter().map(|(handle, _)| handle.id.get()));
+            let mut later = DeleteResult::default();
+            answer(std::mem::take(&mut result));
+            release(node, torn, options, started, &mut later).await;
+            for e in later.errors {
+                tracing::error!(endpoint = e.endpoint, step = e.step, "delete, after its answer: {}", e.message);
+            }
+        }
+        Answer::Finished => {
+            release(node, torn, options, started, &mut result).await;
+            answer(result);
+        }
+    }
+}
 
+/// Phase one, for all endpoints; returns the clean ones.
+async fn tear_down<K: Kernel>(
+    node: &Arc<Node<K>>,
+    handles: Vec<Handle>,
+    options: DeleteOptions,
+    started: Instant,
+    result: &mut DeleteResult,
+) -> Vec<(Handle, Torn)> {
     // A running create or build stops before its next step.
     for handle in &handles {
         // A resumed delete uses the same options.
@@ -119,34 +175,52 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
             Err(_) => result.errors.push(still_busy(&handle)),
         }
     }
-    let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
+    let mut clean = Vec::with_capacity(asked.len());
     for (handle, answer) in asked {
-        let torn = match timeout_at(until, answer).await {
-            Ok(Ok(torn)) => torn,
+        match timeout_at(until, answer).await {
+            Ok(Ok(torn)) => {
+                result.errors.extend(torn.errors.iter().cloned());
+                if torn.clean {
+                    clean.push((handle, torn));
+                }
+            }
             // The task has ended, so the endpoint is gone.
-            Ok(Err(_)) => continue,
-            Err(_) => {
-                result.errors.push(still_busy(&handle));
-                continue;
-            }
-        };
-        result.errors.extend(torn.errors.iter().cloned());
-        if torn.clean {
-            let releases = options.releases_ips(&torn.record);
-            changes.extend(removals(&node.addresses, &torn.record, releases));
-            let kept = if releases { Vec::new() } else { kept_leases(node, &torn.record) };
-            let old = owner(&torn.record);
-            changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
-            // The undo writes the timeline of a failed create.
-            let life =
-                handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
-            if let Some(life) = &life {
-                changes.push(Change::PutLife(Box::new(life.clone())));
-                changes.extend(node.timelines.make_room());
-            }
-            lives.extend(life);
-            clean.push((handle, torn, kept));
+            Ok(Err(_)) => {}
+            Err(_) => result.errors.push(still_busy(&handle)),
         }
+    }
+    clean
+}
+
+/// Phase two: awaits the kernel, then removes addresses and records.
+async fn release<K: Kernel>(
+    node: &Arc<Node<K>>,
+    torn: Vec<(Handle, Torn)>,
+    options: DeleteOptions,
+    started: Instant,
+    result: &mut DeleteResult,
+) {
+    crash_point("delete", DeleteStep::AwaitKernel.name());
+    let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
+    for (handle, torn) in torn {
+        if let Err(why) = await_kernel(node, &handle, &torn).await {
+            handle.shared.update(awaits_another);
+            result.errors.push(step_error(&handle, DeleteStep::AwaitKernel, why));
+            continue;
+        }
+        let releases = options.releases_ips(&torn.record);
+        changes.extend(removals(&node.addresses, &torn.record, releases));
+        let kept = if releases { Vec::new() } else { kept_leases(node, &torn.record) };
+        let old = owner(&torn.record);
+        changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
+        // The undo writes the timeline of a failed create.
+        let life = handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
+        if let Some(life) = &life {
+            changes.push(Change::PutLife(Box::new(life.clone())));
+            changes.extend(node.timelines.make_room());
+        }
+        lives.extend(life);
+        clean.push((handle, torn, kept));
     }
 
     crash_point("delete", DeleteStep::RemoveRecord.name());
@@ -158,7 +232,7 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
             result.errors.push(step_error(handle, DeleteStep::RemoveRecord, why));
         }
         node.metrics.delete(started.elapsed(), false);
-        return result;
+        return;
     }
     lives.iter().for_each(|life| node.timelines.ended(life));
     let gone: Vec<_> = clean.iter().map(|(_, torn, _)| torn.record.attachment.clone()).collect();
@@ -183,6 +257,16 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
     crash_point("delete", "forget-queued");
     node.deletions.served(&gone).await;
     node.metrics.delete(started.elapsed(), result.errors.is_empty());
+}
+
+/// The step [`DeleteStep::AwaitKernel`] of one endpoint.
+async fn await_kernel<K: Kernel>(node: &Node<K>, handle: &Handle, torn: &Torn) -> Result<(), String> {
+    let Some(release) = &torn.release else { return Ok(()) };
+    let (step, since) = (DeleteStep::AwaitKernel.name(), Instant::now());
+    handle.shared.update(|v| v.begin_step(step));
+    let result = remove::await_kernel(release).await;
+    let why = result.as_ref().err().map(String::as_str);
+    timeline::phase(&node.metrics, &handle.shared, Operation::Delete, step, since.elapsed(), why);
     result
 }
 
@@ -190,15 +274,17 @@ async fn delete_all<K: Kernel>(node: &Arc<Node<K>>, handles: Vec<Handle>, option
 pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, options: DeleteOptions) -> Torn {
     let record = shared.read(|v| v.record.clone());
     let subject = Subject::of(&record);
-    let mut errors = Vec::new();
-    let mut clean = true;
+    let (mut errors, mut clean, mut release) = (Vec::new(), true, None);
     for step in plan_delete(&record, options) {
         shared.update(|v| v.begin_step(step.name()));
-        if !matches!(step, DeleteStep::WriteIntent | DeleteStep::RemoveRecord) {
+        if !matches!(step, DeleteStep::WriteIntent | DeleteStep::AwaitKernel | DeleteStep::RemoveRecord) {
             crash_point("delete", step.name());
         }
         let since = Instant::now();
-        let result = remove::step(node, &subject, step).await;
+        let result = match step {
+            DeleteStep::RemoveLink => remove::unlist(node, &subject).await.map(|ends| release = Some(ends)),
+            _ => remove::step(node, &subject, step).await,
+        };
         let failed = result.as_ref().err().map(String::as_str);
         if is_of_others(step) && failed.is_none() {
             node.metrics.phase(Operation::Delete.name(), step.name(), since.elapsed());
@@ -229,7 +315,7 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, opti
             awaits_another(v);
         }
     });
-    Torn { record, errors, clean }
+    Torn { record, errors, clean, release }
 }
 
 /// Sets what an endpoint waits for after its delete failed.
@@ -242,7 +328,7 @@ fn awaits_another(v: &mut View) {
     );
 }
 
-/// Steps without work in the teardown. The deleter writes the intent and runs the last two for all endpoints
+/// Steps without work in the teardown. The deleter writes the intent and runs the last three for all endpoints
 /// together. The endpoint's state refuses work, and a clean teardown releases the identity.
 const fn is_of_others(step: DeleteStep) -> bool {
     matches!(
@@ -250,6 +336,7 @@ const fn is_of_others(step: DeleteStep) -> bool {
         DeleteStep::WriteIntent
             | DeleteStep::RefuseWork
             | DeleteStep::ReleaseIdentity
+            | DeleteStep::AwaitKernel
             | DeleteStep::ReleaseIps
             | DeleteStep::RemoveRecord
     )

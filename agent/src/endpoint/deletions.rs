@@ -130,7 +130,7 @@ async fn serve<K: Kernel>(
             }
         }
     }
-    for e in delete::delete(node, handles, DeleteOptions::default()).await.errors {
+    for e in delete::delete(node, handles, DeleteOptions::default(), delete::Answer::Finished).await.errors {
         tracing::warn!(endpoint = e.endpoint, step = e.step, "deletion record: {}", e.message);
     }
     wharf_crash::point("drain/after-delete");

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use futures::FutureExt as _;
 use tokio::time::timeout;
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -15,7 +16,7 @@ use wharf_core::{
     plan::DeleteStep,
 };
 
-use crate::node::{Completions, Node};
+use crate::node::{Completions, Node, endpoint::Release};
 
 /// The known facts of an endpoint to remove.
 #[derive(Debug, Clone)]
@@ -99,6 +100,7 @@ pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: Delet
         DeleteStep::WriteIntent
         | DeleteStep::RefuseWork
         | DeleteStep::ReleaseIdentity
+        | DeleteStep::AwaitKernel
         | DeleteStep::ReleaseIps
         | DeleteStep::RemoveRecord => Ok(()),
         DeleteStep::Detach => {
@@ -135,15 +137,39 @@ pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: Delet
             Ok(())
         }
         DeleteStep::RemoveLink => {
-            let call = move |k: Arc<K>| async move {
-                for link in &links {
-                    k.remove_link(link).await?;
-                }
-                Ok(())
-            };
-            node.jobs.bounded(id, name, bound, call).await
+            let release = unlist(node, subject).await?;
+            await_kernel(&release).await
         }
     }
+}
+
+/// Removes the links from everybody's sight, within the bound of [`DeleteStep::RemoveLink`]. The kernel releases them
+/// later.
+///
+/// # Errors
+/// Why it failed, or that it did not end in time.
+pub async fn unlist<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<Release, String> {
+    let (step, links) = (DeleteStep::RemoveLink, subject.links());
+    let call = move |k: Arc<K>| async move {
+        let mut releases = Vec::with_capacity(links.len());
+        for link in &links {
+            releases.push(k.unlist_link(link).await?);
+        }
+        Ok(releases)
+    };
+    let bound = Duration::from_millis(step.deadline_ms());
+    let releases = node.jobs.bounded(subject.id(), step.name(), bound, call).await?;
+    let release = async { futures::future::try_join_all(releases).await.map(drop).map_err(|e| e.to_string()) };
+    Ok(release.boxed().shared())
+}
+
+/// Waits for the kernel's release of links, within the bound of [`DeleteStep::AwaitKernel`].
+///
+/// # Errors
+/// The kernel's refusal, or that it did not answer in time.
+pub async fn await_kernel(release: &Release) -> Result<(), String> {
+    let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
+    timeout(bound, release.clone()).await.unwrap_or_else(|_| Err(format!("no answer within {bound:?}")))
 }
 
 /// Waits for the completions of all redirects concurrently, within the step's deadline. A missing completion is

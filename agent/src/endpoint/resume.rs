@@ -29,7 +29,7 @@ pub async fn resume<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
         }
         let options = handle.shared.read(|v| v.delete_options);
         tracing::info!(endpoint = handle.id.get(), epoch = handle.epoch.0, "resume a delete that did not finish");
-        let result = delete::delete(node, vec![handle], options).await;
+        let result = delete::delete(node, vec![handle], options, delete::Answer::Finished).await;
         failed.extend(result.errors.into_iter().map(|e| format!("{}: {}: {}", e.endpoint, e.step, e.message)));
     }
     for id in unfinished::ids(node).into_iter().filter(|id| !busy.contains(id)) {

@@ -240,8 +240,10 @@ impl<K: Kernel> EndpointTask<K> {
             },
             Command::Teardown(options, span, reply) => {
                 self.answer_waiting(&Err("the endpoint is being deleted".into()));
+                // A release that the kernel refused needs another removal.
+                let refused = |torn: &Torn| torn.release.as_ref().and_then(|r| r.peek()).is_some_and(Result::is_err);
                 let torn = match self.torn.take() {
-                    Some(torn) if torn.clean => torn,
+                    Some(torn) if torn.clean && !refused(&torn) => torn,
                     _ => {
                         if self.shared.read(|v| v.fsm.state) != State::Disconnecting {
                             self.transition(Event::DeleteRequested);
@@ -332,7 +334,7 @@ impl<K: Kernel> EndpointTask<K> {
             match command {
                 Command::Teardown(_, _, reply) => {
                     let record = self.shared.read(|v| v.record.clone());
-                    let torn = Torn { record, errors: self.left.clone(), clean: self.left.is_empty() };
+                    let torn = Torn { record, errors: self.left.clone(), clean: self.left.is_empty(), release: None };
                     drop(reply.send(torn));
                 }
                 Command::Finish(_, reply) => drop(reply.send(())),

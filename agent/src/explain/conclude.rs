@@ -154,6 +154,7 @@ pub(super) fn step_in_words(step: &str) -> Option<&'static str> {
         "await-proxy" => "the proxy to let go of its connections",
         "unpin" => "its pins to go",
         "remove-link" => "its link to go",
+        "await-kernel" => "the kernel to release its link",
         _ => return None,
     })
 }

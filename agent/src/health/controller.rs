@@ -272,7 +272,9 @@ impl<K: Kernel, H: Host> Controller<K, H> {
     }
 
     async fn remove(&self, handle: Handle) {
-        let result = delete::delete(&self.node, vec![handle], DeleteOptions { no_ip_release: true }).await;
+        let result =
+            delete::delete(&self.node, vec![handle], DeleteOptions { no_ip_release: true }, delete::Answer::Finished)
+                .await;
         for e in result.errors {
             tracing::warn!(endpoint = e.endpoint, step = e.step, "health endpoint: delete: {}", e.message);
         }

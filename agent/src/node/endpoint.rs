@@ -240,9 +240,15 @@ pub struct Torn {
     pub record: EndpointRecord,
     /// Steps that failed.
     pub errors: Vec<StepError>,
-    /// Nothing of the endpoint is left in the kernel: its addresses and record may be released.
+    /// Nobody can reach or find the endpoint in the kernel any more: its addresses and record may be released after
+    /// [`Self::release`].
     pub clean: bool,
+    /// The kernel's release of the link; none when the link was not removed.
+    pub release: Option<Release>,
 }
+
+/// Ends when the kernel has released an endpoint's link.
+pub type Release = futures::future::Shared<futures::future::BoxFuture<'static, Result<(), String>>>;
 
 /// A handle to an endpoint: its task's mailbox and its view.
 #[derive(Debug, Clone)]

@@ -11,7 +11,11 @@ use std::{
     sync::Mutex,
 };
 
-use wharf_core::ids::{ContainerId, EndpointId, IfName, MAX_ENDPOINT_ID};
+use tokio::sync::Notify;
+use wharf_core::{
+    endpoint::EndpointRecord,
+    ids::{ContainerId, EndpointId, Epoch, IfName, MAX_ENDPOINT_ID},
+};
 
 use crate::{node::endpoint::Handle, sync::lock};
 
@@ -28,6 +32,8 @@ pub enum Taken {
 #[derive(Default)]
 pub struct Registry {
     inner: Mutex<Inner>,
+    /// Wakes those who wait for an endpoint that leaves.
+    left: Notify,
 }
 
 #[derive(Default)]
@@ -39,9 +45,58 @@ struct Inner {
     /// Freed ids, oldest first: an id is reused as late as possible.
     released: VecDeque<EndpointId>,
     next_unused: u16,
+    /// Endpoints whose delete is answered, while the kernel still releases their links.
+    leaving: BTreeSet<(EndpointId, Epoch)>,
+}
+
+/// Guard of an endpoint that leaves; see [`Registry::leaves`].
+pub struct Leaving<'a> {
+    registry: &'a Registry,
+    who: (EndpointId, Epoch),
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        lock(&self.registry.inner).leaving.remove(&self.who);
+        self.registry.left.notify_waiters();
+    }
 }
 
 impl Registry {
+    /// Marks an endpoint whose delete is answered before its record is removed. Whoever needs its name, its addresses
+    /// or a picture without it waits for the end of the guard ([`Self::settled`]).
+    #[must_use]
+    pub fn leaves(&self, handle: &Handle) -> Leaving<'_> {
+        let who = (handle.id, handle.epoch);
+        lock(&self.inner).leaving.insert(who);
+        Leaving { registry: self, who }
+    }
+
+    /// Whether the endpoint's delete is answered and its record is still there.
+    #[must_use]
+    pub fn is_leaving(&self, handle: &Handle) -> bool {
+        lock(&self.inner).leaving.contains(&(handle.id, handle.epoch))
+    }
+
+    /// Waits for the endpoints that leave now and that `concern` the caller; true when there was one. The kernel
+    /// releases a link within tens of milliseconds, and the wait of the deletes for it is bounded.
+    pub async fn settled(&self, concern: impl Fn(&EndpointRecord) -> bool) -> bool {
+        let wanted: Vec<_> = {
+            let inner = lock(&self.inner);
+            let concerns = |who: &&(EndpointId, Epoch)| {
+                inner.by_id.get(&who.0).is_some_and(|handle| handle.shared.read(|v| concern(&v.record)))
+            };
+            inner.leaving.iter().filter(concerns).copied().collect()
+        };
+        loop {
+            let left = self.left.notified();
+            if wanted.iter().all(|who| !lock(&self.inner).leaving.contains(who)) {
+                return !wanted.is_empty();
+            }
+            left.await;
+        }
+    }
+
     /// Takes a free id: a never-used one, else the one freed first.
     #[must_use]
     pub fn take_id(&self) -> Option<EndpointId> {

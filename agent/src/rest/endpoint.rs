@@ -172,7 +172,7 @@ pub async fn remove(
     }
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
     let attachment = handle.shared.read(|v| v.record.attachment.clone());
-    let mut result = delete::delete(&node, vec![handle], options).await;
+    let mut result = delete::delete(&node, vec![handle], options, delete::Answer::Unlisted).await;
     // A record of the same attachment may be out of service, and no other delete will remove it.
     unknown::remove_into(&node, &Wanted::of(&attachment), &mut result).await;
     Ok(deleted(result))
@@ -215,7 +215,7 @@ pub async fn remove_container(
         ));
     }
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
-    let mut result = delete::delete(&node, handles, options).await;
+    let mut result = delete::delete(&node, handles, options, delete::Answer::Unlisted).await;
     unknown::join(&mut result, left);
     Ok(deleted(result))
 }

@@ -1,15 +1,21 @@
 //! Each request is an operation with an id, which its log lines and its error answer carry.
 
+use std::{sync::Arc, time::Duration};
+
 use axum::{
-    extract::Request,
+    extract::{Request, State},
     http::{Method, StatusCode},
     middleware::Next,
     response::Response,
 };
+use tokio::time::timeout;
 use tracing::Level;
 use wharf_api::ErrorCode;
 
-use crate::telemetry::operation::{self, Kind, OpId};
+use crate::{
+    node::LinuxNode,
+    telemetry::operation::{self, Kind, OpId},
+};
 
 /// The error of an answer, for the log.
 #[derive(Debug, Clone)]
@@ -32,12 +38,20 @@ pub fn is_told(status: StatusCode) -> bool {
     status.is_server_error() || CHANGES.try_with(|changes| *changes).unwrap_or(false)
 }
 
-/// Runs a request as an operation.
-pub async fn follow(request: Request, next: Next) -> Response {
+/// Longest time that a request waits for deletes that are answered and not finished. The kernel needs tens of
+/// milliseconds; when it hangs, requests show the endpoints that it has not released.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Runs a request as an operation. Whoever asks after the answer of a delete sees the node without the endpoint.
+pub async fn follow(State(node): State<Arc<LinuxNode>>, request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let changes = !matches!(method, Method::GET | Method::HEAD | Method::OPTIONS);
-    let op = OpId::next(kind(&method, &path));
+    let kind = kind(&method, &path);
+    let op = OpId::next(kind);
     let work = async {
+        if kind == Kind::Request {
+            timeout(SETTLE, node.registry.settled(|_| true)).await.ok(); // the request shows what there is
+        }
         let response = next.run(request).await;
         if let Some(Told { code, message }) = response.extensions().get()
             && is_told(response.status())

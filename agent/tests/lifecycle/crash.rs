@@ -10,7 +10,7 @@ use wharf_datapath::fake::Operation as Op;
 
 use crate::{create_undone::STEPS as CREATE, support::*};
 
-const DELETE: [Op; 4] = [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink];
+const DELETE: [Op; 5] = [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink, Op::ReleaseLink];
 
 #[test]
 fn killed_at_any_step_of_a_create_it_leaves_nothing_to_the_next() {

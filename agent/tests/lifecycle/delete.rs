@@ -14,18 +14,19 @@ use wharf_datapath::fake::{Hold, Operation as Op};
 use crate::support::*;
 
 /// The kernel's part of a delete, in order, and whether the endpoint can go without it.
-const STEPS: [(Op, DeleteStep, bool); 4] = [
+const STEPS: [(Op, DeleteStep, bool); 5] = [
     (Op::RemoveAttached, DeleteStep::Detach, true),
     (Op::RemoveReachable, DeleteStep::RemoveReachable, false),
     (Op::RemovePrograms, DeleteStep::Unpin, false),
     (Op::RemoveLink, DeleteStep::RemoveLink, false),
+    (Op::ReleaseLink, DeleteStep::AwaitKernel, false),
 ];
 
 #[test]
 fn the_kernels_part_goes_in_order() {
     Machine::new().life(async |agent| {
         let mut neighbours = Vec::new();
-        // The same four calls, and no dump among them, however many others there are.
+        // The same five calls, and no dump among them, however many others there are.
         for others in [0, 30] {
             while neighbours.len() < others {
                 neighbours.push(agent.create(&format!("other-{}", neighbours.len())).await);
@@ -162,7 +163,9 @@ fn a_failed_step_is_recorded_the_rest_runs_and_the_next_delete_finishes() {
                     agent.kernel.fail_next(op, Kind::Other);
                 }
                 let result = agent.delete(&handle).await;
-                assert_eq!(agent.operations(), STEPS.map(|(op, ..)| op), "none stops the rest");
+                let release = (can_go || op == Op::ReleaseLink).then_some(Op::ReleaseLink);
+                let all: Vec<_> = STEPS[..4].iter().map(|(op, ..)| *op).chain(release).collect();
+                assert_eq!(agent.operations(), all, "none stops the rest");
                 let steps: Vec<_> = result.errors.iter().map(|e| e.step.as_str()).collect();
                 assert_eq!(steps, [step.name()]);
                 assert_eq!(result.errors[0].endpoint, "net/c1:eth0");
@@ -232,7 +235,9 @@ fn a_delete_that_runs_is_not_resumed_beside_itself() {
 
 #[test]
 fn a_step_that_hangs_is_given_up_at_its_deadline_and_no_other_runs_beside_it() {
-    for (n, (op, step, _)) in STEPS.into_iter().enumerate() {
+    // Without a removed link there is no release to wait for.
+    let steps = &STEPS[..4];
+    for (n, (op, step, _)) in steps.iter().copied().enumerate() {
         Machine::new().life(async |agent| {
             let handle = agent.create("c1").await;
             let hold = agent.kernel.hold(op);
@@ -240,8 +245,8 @@ fn a_step_that_hangs_is_given_up_at_its_deadline_and_no_other_runs_beside_it() {
             hold.reached().await;
             agent.kernel.clear_call_log();
             let result = after(Duration::from_millis(step.deadline_ms() + 1), delete).await.expect("task");
-            let steps: Vec<_> = result.errors.iter().map(|e| e.step.as_str()).collect();
-            assert_eq!(steps, STEPS[n..].iter().map(|(_, step, _)| step.name()).collect::<Vec<_>>());
+            let failed: Vec<_> = result.errors.iter().map(|e| e.step.as_str()).collect();
+            assert_eq!(failed, steps[n..].iter().map(|(_, step, _)| step.name()).collect::<Vec<_>>());
             assert!(result.errors[0].message.contains("no answer within"), "{:?}", result.errors);
             let names_it = format!("it waits for {}", step.name());
             assert!(result.errors[1..].iter().all(|e| e.message.contains(&names_it)), "{:?}", result.errors);

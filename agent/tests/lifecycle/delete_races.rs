@@ -89,7 +89,7 @@ fn a_delete_ends_a_build_at_its_next_step() {
             assert_eq!((result.deleted.len(), result.errors), (1, vec![]));
             assert_eq!(
                 agent.operations(),
-                [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink],
+                [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink, Op::ReleaseLink],
                 "no further step of the build"
             );
             agent.assert_nothing_left().await;

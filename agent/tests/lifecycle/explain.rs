@@ -116,6 +116,7 @@ fn a_deleted_endpoint_is_explained_by_each_of_its_names_also_after_a_kill() {
                 DeleteStep::AwaitProxy,
                 DeleteStep::Unpin,
                 DeleteStep::RemoveLink,
+                DeleteStep::AwaitKernel,
                 DeleteStep::RemoveRecord,
             ];
             assert_eq!(phases(&told.timeline, "delete"), steps.map(DeleteStep::name));

@@ -16,7 +16,7 @@ use crate::{create_undone::STEPS as CREATE, support::*};
 const DISK: [ErrorKind; 2] = [ErrorKind::StorageFull, ErrorKind::Other];
 /// EPERM, and EBUSY or ENOMEM.
 const KERNEL: [Kind; 2] = [Kind::Permission, Kind::Exhausted];
-const DELETE: [Op; 4] = [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink];
+const DELETE: [Op; 5] = [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink, Op::ReleaseLink];
 const BUILD: [Op; 5] =
     [Op::EnsurePrograms, Op::EnsureConfig, Op::EnsureAttached, Op::EnsureConnected, Op::EnsureReachable];
 

@@ -17,7 +17,8 @@ pub(crate) const CREATE: [Op; 6] = [
     Op::EnsureReachable,
 ];
 /// The kernel's part of a delete, in order.
-pub(crate) const DELETE: [Op; 4] = [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink];
+pub(crate) const DELETE: [Op; 5] =
+    [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink, Op::ReleaseLink];
 /// Interfaces of all containers there ever are.
 const CONTAINERS: u8 = 4;
 const INTERFACES: u8 = 2;

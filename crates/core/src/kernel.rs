@@ -8,6 +8,7 @@ use std::{
     future::Future,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
+    pin::Pin,
     sync::Arc,
 };
 
@@ -336,6 +337,12 @@ pub struct KernelDump {
     pub foreign_pins: Vec<PathBuf>,
 }
 
+/// Ends when the kernel has released a removed link: nothing refers to the device any more.
+///
+/// # Errors
+/// The kernel's refusal; the removal is to be repeated.
+pub type LinkRelease = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
 /// The kernel, as the agent sees it. Every call is bounded in time by the caller.
 pub trait Kernel: Send + Sync + 'static {
     /// The kernel features probed when this object was opened.
@@ -384,9 +391,15 @@ pub trait Kernel: Send + Sync + 'static {
     /// Unpins the endpoint's links, programs and maps. Returns the endpoint's last counters, for the node's totals.
     fn remove_programs(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 
-    /// Removes the veth pair and, with it, the node's routes over it. Concurrent calls share one kernel wait. Where
-    /// the host side is not in the node's namespace, the pair is removed by the container's side.
-    fn remove_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send;
+    /// Removes the veth pair and, with it, the node's routes over it. Returns when no lookup finds either side or a
+    /// route, which is long before the kernel has released them. Where the host side is not in the node's namespace,
+    /// the pair is removed by the container's side.
+    fn unlist_link(&self, link: &LinkRef) -> impl Future<Output = Result<LinkRelease>> + Send;
+
+    /// [`Self::unlist_link`], and awaits the release. Concurrent calls share one kernel wait.
+    fn remove_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send {
+        async move { self.unlist_link(link).await?.await }
+    }
 
     /// Compares the kernel's state of endpoints with their records. Returns a list of problems for each endpoint, in
     /// order; an empty list means none. One call for many endpoints saves a thread switch for each.

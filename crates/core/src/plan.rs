@@ -195,8 +195,10 @@ pub enum DeleteStep {
     ReleaseIdentity,
     /// Unpin programs, maps and links.
     Unpin,
-    /// Routes and veth pair gone.
+    /// Routes and veth pair gone: nobody can find them any more. A delete is answered after this step.
     RemoveLink,
+    /// Await the kernel's release of the removed link: grace periods of 15 ms and more.
+    AwaitKernel,
     /// Release the addresses. No kernel object of the endpoint refers to them any more.
     ReleaseIps,
     /// Record removed and intent closed, in one transaction.
@@ -205,7 +207,7 @@ pub enum DeleteStep {
 
 impl DeleteStep {
     /// Every step, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::WriteIntent,
         Self::RefuseWork,
         Self::Detach,
@@ -214,6 +216,7 @@ impl DeleteStep {
         Self::ReleaseIdentity,
         Self::Unpin,
         Self::RemoveLink,
+        Self::AwaitKernel,
         Self::ReleaseIps,
         Self::RemoveRecord,
     ];
@@ -227,7 +230,7 @@ impl DeleteStep {
     /// then kept, and the delete is resumed.
     #[must_use]
     pub const fn must_succeed(self) -> bool {
-        matches!(self, Self::RemoveReachable | Self::Unpin | Self::RemoveLink)
+        matches!(self, Self::RemoveReachable | Self::Unpin | Self::RemoveLink | Self::AwaitKernel)
     }
 
     /// Name in the endpoint's log, in errors of a delete and metrics' labels.
@@ -242,13 +245,15 @@ impl DeleteStep {
             Self::ReleaseIdentity => "release-identity",
             Self::Unpin => "unpin",
             Self::RemoveLink => "remove-link",
+            Self::AwaitKernel => "await-kernel",
             Self::ReleaseIps => "release-ips",
             Self::RemoveRecord => "remove-record",
         }
     }
 
     /// Longest time the step may take, milliseconds. A step that misses it is recorded as failed and the delete goes
-    /// on. All of them together end before the shim stops waiting ([`DELETE_ANSWER`]); the build fails otherwise.
+    /// on. All of them but [`Self::AwaitKernel`], which comes after the answer, end before the shim stops waiting
+    /// ([`DELETE_ANSWER`]); the build fails otherwise.
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
@@ -264,8 +269,9 @@ impl DeleteStep {
             // A live proxy acknowledges in milliseconds. A dead one must not delay the delete.
             Self::AwaitProxy => 3_000,
             Self::ReleaseIdentity | Self::ReleaseIps => 500,
-            // The kernel waits for every processor to let go of the device, 12-16 ms each and in turn.
-            Self::RemoveLink => 8_000,
+            // Removing a link takes RTNL. The kernel then waits for every processor to release the device, 12-16 ms;
+            // where no notification tells of the removal before that, the step waits for it too.
+            Self::RemoveLink | Self::AwaitKernel => 8_000,
         }
     }
 }
@@ -282,11 +288,13 @@ const _: () = assert!(
     "the shim stops waiting before the steps of a delete have used up their bounds"
 );
 
-/// The sum of all steps' bounds.
+/// The sum of the bounds of all steps but the one after the answer.
 const fn delete_bound_ms() -> u64 {
     let (mut sum, mut n) = (0, 0);
     while n < DeleteStep::ALL.len() {
-        sum += DeleteStep::ALL[n].deadline_ms();
+        if !matches!(DeleteStep::ALL[n], DeleteStep::AwaitKernel) {
+            sum += DeleteStep::ALL[n].deadline_ms();
+        }
         n += 1;
     }
     sum

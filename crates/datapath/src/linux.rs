@@ -14,7 +14,7 @@ use wharf_core::{
     ids::{EndpointId, Epoch},
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
-        LinkRef, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
+        LinkRef, LinkRelease, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -31,7 +31,7 @@ use crate::{
     netns::{self, NetnsThread},
     networks, node, observe,
     program_log::ProgramLog,
-    reaper::Reaper,
+    reaper::{self, Reaper, Removal},
     source_rule, speakers,
 };
 
@@ -203,18 +203,27 @@ impl Kernel for LinuxKernel {
         self.blocking("unpin programs", move |k| k.bpf.remove_programs(id)).await
     }
 
-    async fn remove_link(&self, link: &LinkRef) -> Result<()> {
-        let was_there = self.inner.reaper.remove(link).await?;
+    async fn unlist_link(&self, link: &LinkRef) -> Result<LinkRelease> {
+        let Removal { existed, unlisted, release } = self.inner.reaper.remove(link).await?;
+        let subject = link.host_ifname.to_string();
+        let release = async move { release.await.unwrap_or_else(|_| Err(reaper::ended(subject))) };
+        let release: LinkRelease = if unlisted {
+            Box::pin(release)
+        } else {
+            release.await?;
+            Box::pin(std::future::ready(Ok(())))
+        };
         crash::point("datapath/unlink/after-delete");
         let link = link.clone();
         self.blocking("remove link", move |k| {
-            if let Some(side) = link.container.as_ref().filter(|_| !was_there) {
+            if let Some(side) = link.container.as_ref().filter(|_| !existed) {
                 container_side::remove(&k.netns, side)?;
             }
-            // The sink's pins go last: the sink must stay attached until the link is gone.
+            // The sink's pins go last: the sink must stay attached until the link is closed.
             k.bpf.forget_closed(&link)
         })
-        .await
+        .await?;
+        Ok(release)
     }
 
     async fn observe_endpoints(&self, records: &[EndpointRecord]) -> Result<Vec<Vec<EndpointProblem>>> {

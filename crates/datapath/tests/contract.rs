@@ -240,7 +240,7 @@ async fn twenty_links_go_together<W: World>(w: W) {
         k.remove_reachable(r).await.expect("unreachable");
         k.remove_programs(r.id).await.expect("programs");
     }
-    for result in futures_join(refs.iter().map(|l| k.remove_link(l))).await {
+    for result in futures::future::join_all(refs.iter().map(|l| k.remove_link(l))).await {
         result.expect("link");
     }
     let dump = k.dump().await.expect("dump");
@@ -249,27 +249,6 @@ async fn twenty_links_go_together<W: World>(w: W) {
     assert_eq!(k.observe_endpoint(&stays).await.expect("observe"), []);
     delete(k, &stays).await;
     assert_no_endpoints(k).await;
-}
-
-/// Polls all at once, as many tasks of an agent do.
-async fn futures_join<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    let mut pinned: Vec<_> = futures.into_iter().map(|f| (Box::pin(f), None)).collect();
-    std::future::poll_fn(move |cx| {
-        let mut pending = false;
-        for (future, output) in &mut pinned {
-            if output.is_none() {
-                match future.as_mut().poll(cx) {
-                    std::task::Poll::Ready(value) => *output = Some(value),
-                    std::task::Poll::Pending => pending = true,
-                }
-            }
-        }
-        if pending {
-            return std::task::Poll::Pending;
-        }
-        std::task::Poll::Ready(pinned.iter_mut().filter_map(|(_, output)| output.take()).collect())
-    })
-    .await
 }
 
 async fn regeneration_replaces_and_keeps_the_maps<W: World>(w: W) {

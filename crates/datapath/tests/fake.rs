@@ -101,7 +101,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::RemoveReachable => k.remove_reachable(r).await,
         Operation::RemoveAttached => k.remove_attached(&link_ref(r)).await,
         Operation::RemovePrograms => k.remove_programs(r.id).await.map(drop),
-        Operation::RemoveLink => k.remove_link(&link_ref(r)).await,
+        Operation::RemoveLink | Operation::ReleaseLink => k.remove_link(&link_ref(r)).await,
         Operation::ObserveEndpoint => k.observe_endpoint(r).await.map(drop),
         Operation::ObserveMissing => k.observe_missing(&[link_ref(r)]).await.map(drop),
         Operation::ObserveCounters => k.observe_counters(r.id).await.map(drop),

@@ -218,7 +218,7 @@ impl Agent {
     }
 
     pub(crate) async fn delete(&self, handle: &Handle) -> DeleteResult {
-        delete::delete(&self.node, vec![handle.clone()], DeleteOptions::default()).await
+        delete::delete(&self.node, vec![handle.clone()], DeleteOptions::default(), delete::Answer::Finished).await
     }
 
     /// Writes what the timelines have noted, as the controller does. `now_ms`: milliseconds since the Unix epoch.
@@ -231,7 +231,10 @@ impl Agent {
     pub(crate) async fn del(&self, a: &Attachment, options: DeleteOptions) -> DeleteResult {
         match self.node.registry.by_interface(&a.container_id, &a.ifname) {
             Some(handle) if handle.shared.read(|v| v.record.attachment.network == a.network) => {
-                delete::delete(&self.node, vec![handle], options).await
+                let result = delete::delete(&self.node, vec![handle], options, delete::Answer::Unlisted).await;
+                // Every other request waits for the deletes that are answered.
+                self.node.registry.settled(|_| true).await;
+                result
             }
             // What the runtime asks for is not there, and that is a success.
             Some(_) => DeleteResult::default(),
@@ -246,7 +249,7 @@ impl Agent {
     ) -> tokio::task::JoinHandle<DeleteResult> {
         let node = Arc::clone(&self.node);
         let handles: Vec<Handle> = handles.iter().map(|h| (*h).clone()).collect();
-        tokio::spawn(async move { delete::delete(&node, handles, options).await })
+        tokio::spawn(async move { delete::delete(&node, handles, options, delete::Answer::Finished).await })
     }
 
     /// Asks for a build; the answer comes when it is realized.

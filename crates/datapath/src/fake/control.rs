@@ -37,7 +37,9 @@ operations! {
     RemoveReachable = "remove_reachable",
     RemoveAttached = "remove_attached",
     RemovePrograms = "remove_programs",
-    RemoveLink = "remove_link",
+    RemoveLink = "unlist_link",
+    /// The release that [`wharf_core::kernel::Kernel::unlist_link`] returns.
+    ReleaseLink = "release_link",
     ObserveEndpoint = "observe_endpoint",
     ObserveMissing = "observe_missing",
     ObserveCounters = "observe_counters",

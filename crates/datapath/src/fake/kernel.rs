@@ -14,7 +14,7 @@ use wharf_core::{
     ids::{EndpointId, Epoch, IfIndex},
     kernel::{
         Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, Link,
-        LinkRef, LinkRow, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
+        LinkRef, LinkRelease, LinkRow, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -318,13 +318,15 @@ impl Kernel for FakeKernel {
         .await
     }
 
-    async fn remove_link(&self, link: &LinkRef) -> Result<()> {
-        let link = link.clone();
-        self.change(Operation::RemoveLink, endpoint(link.id), move |s| {
+    async fn unlist_link(&self, link: &LinkRef) -> Result<LinkRelease> {
+        let (kernel, link) = (self.clone(), link.clone());
+        let subject = endpoint(link.id);
+        self.change(Operation::RemoveLink, subject.clone(), move |s| {
             s.remove_link_named(link.host_ifname.as_str());
             Ok(())
         })
-        .await
+        .await?;
+        Ok(Box::pin(async move { kernel.change(Operation::ReleaseLink, subject, |_| Ok(())).await }))
     }
 
     async fn observe_endpoints(&self, records: &[EndpointRecord]) -> Result<Vec<Vec<EndpointProblem>>> {
