@@ -7,7 +7,12 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    ptr::null_mut,
+    sync::Mutex,
+    time::{Duration, Instant},
 };
+
+use crate::sync::lock;
 
 /// Kernel memory of an endpoint: a fixed part, and a part for each processor (docs/sizing.md).
 const ENDPOINT_BYTES: u64 = 160 << 10;
@@ -19,6 +24,8 @@ const LEAST_RESERVE: u64 = 24 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
 /// Version 1 limits from this value on mean no limit: the kernel reports the highest possible number of pages.
 const NO_LIMIT: u64 = 1 << 62;
+/// How long a look that found no limit counts: a create asks three times, and the files take longer than its lease.
+const UNLIMITED: Duration = Duration::from_secs(1);
 /// jemalloc returns freed memory from a thread of its own, soon after it is freed (docs/sizing.md).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -29,6 +36,8 @@ pub struct Memory {
     /// Control groups that may have a limit, the agent's own first.
     groups: Vec<Group>,
     endpoint_bytes: u64,
+    /// When no group had a limit; [`Self::admit`] asks again after [`UNLIMITED`].
+    unlimited: Mutex<Option<Instant>>,
 }
 
 /// Limit of a control group, and the room left in it.
@@ -52,7 +61,7 @@ impl Memory {
     fn of(groups: Vec<Group>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
         let endpoint_bytes = ENDPOINT_BYTES + ENDPOINT_CPU_BYTES * processors;
-        Self { groups, endpoint_bytes }
+        Self { groups, endpoint_bytes, unlimited: Mutex::default() }
     }
 
     /// Room in the most constrained group; `None` without a limit.
@@ -66,12 +75,22 @@ impl Memory {
         self.groups.iter().filter_map(Group::usage).map(of).min_by_key(|room| room.endpoints)
     }
 
-    /// Whether there is memory for another endpoint.
+    /// Whether there is memory for another endpoint. A new limit counts after a second at the latest.
     ///
     /// # Errors
     /// When the endpoint's kernel memory could get the agent killed; the text says why.
     pub fn admit(&self) -> Result<(), String> {
-        match self.room() {
+        if lock(&self.unlimited).is_some_and(|since| since.elapsed() < UNLIMITED) {
+            return Ok(());
+        }
+        let mut room = self.room();
+        *lock(&self.unlimited) = room.is_none().then(Instant::now);
+        if room.is_some_and(|room| room.endpoints == 0) {
+            // A start, or a burst that has ended, leaves freed memory that the allocator keeps for a second.
+            give_back();
+            room = self.room();
+        }
+        match room {
             Some(room) if room.endpoints == 0 => Err(format!(
                 "the agent's control group has {} MiB of memory in use and may have {} MiB; an endpoint needs about {} KiB, \
                  and the rest is kept for the agent",
@@ -81,6 +100,17 @@ impl Memory {
             )),
             _ => Ok(()),
         }
+    }
+}
+
+/// Returns all freed memory to the kernel.
+fn give_back() {
+    // SAFETY: the name ends with a zero byte and is that of an operation without input and output (jemalloc(3),
+    // `arena.<i>.purge`; 4096 is MALLCTL_ARENAS_ALL), for which null pointers are what the call expects.
+    let result =
+        unsafe { tikv_jemalloc_sys::mallctl(c"arena.4096.purge".as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
+    if result != 0 {
+        tracing::warn!(error = %std::io::Error::from_raw_os_error(result), "return freed memory");
     }
 }
 
@@ -216,6 +246,17 @@ mod tests {
         assert_eq!(left, Some(0));
         assert!(refused.expect_err("refused").contains("57 MiB of memory in use and may have 64 MiB"));
         assert!(room(&mib(64).to_string(), mib(57), mib(20)).1.is_ok(), "the cache can be dropped");
+    }
+
+    #[test]
+    fn freed_memory_is_given_back() {
+        let resident = || resident_bytes() >> 20;
+        let before = resident();
+        drop(std::hint::black_box(vec![1_u8; 64 << 20]));
+        let blocks: Vec<Box<[u8]>> = (0..1 << 14).map(|_| vec![1; 4096].into_boxed_slice()).collect();
+        drop(std::hint::black_box(blocks));
+        give_back();
+        assert!(resident() < before + 24, "{before} MiB before, {} MiB after 64 MiB were freed", resident());
     }
 
     #[test]

@@ -204,7 +204,12 @@ impl Metrics {
         let phases = self.phases.clone();
         to.register_with_unit("phase_duration", "Duration of each phase of an operation", Unit::Seconds, phases);
         let operations = self.operations.clone();
-        to.register_with_unit("operation_duration", "Duration of each operation", Unit::Seconds, operations);
+        to.register_with_unit(
+            "operation_duration",
+            "Duration of each operation, of a delete to its answer",
+            Unit::Seconds,
+            operations,
+        );
         to.register("self_checks", "Endpoints whose programs were given test packets", self.self_checks.clone());
         to.register("self_check_alarms", "Self-check alarms raised", self.self_check_alarms.clone());
         let failing = self.self_checks_failing.clone();

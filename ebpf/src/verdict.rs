@@ -29,9 +29,16 @@ impl Forward {
 /// Forward, or drop for the reason.
 pub type Decision = Result<Forward, DropReason>;
 
-/// Records the decision and returns what the hook is to return. `bytes` is the packet's length as it came in.
+/// Runs a program: decides about the packet, records the decision, and returns what the hook is to return. `decide` gets
+/// the endpoint's configuration and the packet's length as it came in, bytes.
 #[inline(always)]
-pub fn conclude(ctx: &TcContext, config: Option<Config>, direction: Direction, bytes: u32, decision: Decision) -> i32 {
+pub fn run(ctx: &TcContext, direction: Direction, decide: impl FnOnce(Config, u32) -> Decision) -> i32 {
+    let bytes = ctx.len();
+    let config = Config::load();
+    let decision = match config {
+        Some(config) => decide(config, bytes),
+        None => Err(DropReason::NoConfig),
+    };
     let (event, reason, action) = match decision {
         Ok(forward) => (config.is_some_and(Config::trace).then_some(EventKind::Trace), forward.reason, forward.action),
         Err(reason) => (Some(EventKind::Drop), reason, TC_ACT_SHOT),

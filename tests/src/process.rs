@@ -10,10 +10,11 @@ use std::{
     },
     path::PathBuf,
     process::{Child, Command, ExitStatus},
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::{
     sched::{CloneFlags, setns},
     sys::{prctl::set_pdeathsig, signal::Signal},
@@ -58,14 +59,12 @@ pub fn crash_bin(name: &str) -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("resolve {}", path.display()))
 }
 
-/// Path of the agent of the next ABI version, which has crash points too: beside the other binaries with crash points.
+/// Path of the agent of the next ABI version, which has crash points too: beside the binaries under test.
 ///
 /// # Errors
 /// When it was not built.
 pub fn next_agent() -> Result<PathBuf> {
-    let path = crash_bin("wharf-agent")?.with_file_name("wharf-agent-next");
-    ensure!(path.is_file(), "{} is not there: `cargo xtask test` builds it, with its BPF objects", path.display());
-    Ok(path)
+    bin("wharf-agent-next").context("`cargo xtask test` builds it, with its BPF objects")
 }
 
 /// A command that runs inside the namespace, dies with this thread, and inherits no `WHARF_*` setting.
@@ -162,6 +161,19 @@ pub fn run(mut command: Command, stdin: &[u8], limit: Duration) -> Result<Finish
         bail!("`{call}` had not ended after {limit:?} and was killed\nstdout: {stdout}\nstderr: {stderr}");
     };
     Ok(Finished { call, status, stdout, stderr, took })
+}
+
+/// [`run`] in a namespace, started as runtimes start plugins: without a copy of the caller's page tables (vfork). A
+/// thread of its own enters the namespace, because it cannot leave it.
+///
+/// # Errors
+/// Those of [`run`], and when the namespace cannot be entered.
+pub fn run_from(space: &Space, command: Command, stdin: &[u8], limit: Duration) -> Result<Finished> {
+    let work = || {
+        setns(space, CloneFlags::CLONE_NEWNET).context("enter the node's namespace")?;
+        run(command, stdin, limit)
+    };
+    thread::scope(|s| s.spawn(work).join()).map_err(|_| anyhow!("the thread that runs a program panicked"))?
 }
 
 /// Waits for a child of ours; kills it and gives `None` when `limit` passes.

@@ -63,16 +63,17 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> 
     })
 }
 
-/// Builds the agent of the next ABI version with its objects, which the upgrade tests upgrade to, into [`crash_dir`].
+/// Builds the agent of the next ABI version with its objects, which the upgrade tests upgrade to, beside the product:
+/// optimised, because an upgrade's time counts in the tests' guests.
 pub(crate) fn next_agent(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     progress.step("The agent of the next ABI version", |step| {
         let copies = [("endpoint", "next/endpoint.o"), ("sink", "next/sink.o")];
         build_object(step, workspace, toolchain, Some("next-abi"), &copies)?;
         let mut command = workspace.cargo();
-        command.args(["build", "--locked", "--package", "wharf-agent", "--features", "crash-points,next-abi"]);
-        step.run(command.args(["--bin", NEXT_AGENT]))?;
-        if !crash_dir(workspace).join(NEXT_AGENT).is_file() {
-            bail!("build {NEXT_AGENT}: cargo succeeded, yet it is not in {}", crash_dir(workspace).display());
+        command.args(["build", "--release", "--locked", "--package", "wharf-agent"]);
+        step.run(command.args(["--features", "crash-points,next-abi", "--bin", NEXT_AGENT]))?;
+        if !workspace.release().join(NEXT_AGENT).is_file() {
+            bail!("build {NEXT_AGENT}: cargo succeeded, yet it is not in {}", workspace.release().display());
         }
         Ok(())
     })

@@ -57,12 +57,12 @@ fn apply<K: Kernel>(addresses: &Addresses<K>, now: Vec<Overlap>) {
 pub async fn is_taken_by_node<K: Kernel>(addresses: &Addresses<K>, leased: &Leased, owner: &LeaseOwner) -> bool {
     let ips: Vec<IpAddr> = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6)).collect();
     let mut found = Vec::new();
-    for ip in &ips {
-        match addresses.kernel.observe_network_of(*ip).await {
-            Ok(network) => found.extend(overlaps(&addresses.pools, network.as_slice())),
-            // The next steps use the same kernel and report its error with more context.
-            Err(error) => tracing::warn!(%ip, "{error}; whether the node has it is not known"),
+    match addresses.kernel.observe_networks_of(&ips).await {
+        Ok(networks) => {
+            networks.iter().for_each(|network| found.extend(overlaps(&addresses.pools, network.as_slice())));
         }
+        // The next steps use the same kernel and report its error with more context.
+        Err(error) => tracing::warn!(?ips, "{error}; whether the node has them is not known"),
     }
     if found.is_empty() {
         return false;

@@ -17,7 +17,7 @@ use wharf_api::{DeleteResult, LogStatus, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
     kernel::Kernel,
-    plan::{DeleteOptions, DeleteStep, TEARDOWN_BOUND, plan_delete},
+    plan::{DeleteOptions, DeleteStep, TEARDOWN_BOUND},
     store::{Change, Intent, Lease, LeaseOwner},
     timeline::{DELETE_BEGINS, Operation, Outcome},
 };
@@ -117,7 +117,8 @@ async fn delete_all<K: Kernel>(
             let _leaving: Vec<_> = torn.iter().map(|(handle, _)| node.registry.leaves(handle)).collect();
             result.deleted.extend(torn.iter().map(|(handle, _)| handle.id.get()));
             let mut later = DeleteResult::default();
-            answer(std::mem::take(&mut result));
+            node.metrics.delete(started.elapsed(), result.errors.is_empty());
+            answer(result);
             release(node, torn, options, started, &mut later).await;
             for e in later.errors {
                 tracing::error!(endpoint = e.endpoint, step = e.step, "delete, after its answer: {}", e.message);
@@ -125,6 +126,7 @@ async fn delete_all<K: Kernel>(
         }
         Answer::Finished => {
             release(node, torn, options, started, &mut result).await;
+            node.metrics.delete(started.elapsed(), result.errors.is_empty());
             answer(result);
         }
     }
@@ -154,8 +156,9 @@ async fn tear_down<K: Kernel>(
         (Ok(()), true) => (Outcome::Ok, "its addresses stay leased".to_owned()),
         (Ok(()), false) => (Outcome::Ok, String::new()),
     };
-    let took = Some(started.elapsed());
-    handles.iter().for_each(|h| h.shared.note(Operation::Delete, DELETE_BEGINS, took, outcome, &text));
+    let took = started.elapsed();
+    node.metrics.phase(Operation::Delete.name(), DeleteStep::WriteIntent.name(), took);
+    handles.iter().for_each(|h| h.shared.note(Operation::Delete, DELETE_BEGINS, Some(took), outcome, &text));
     if let Err(error) = intended {
         // The delete continues without the intent: after a crash, restore finishes it from the record, but loses
         // NoIPRelease.
@@ -169,7 +172,7 @@ async fn tear_down<K: Kernel>(
         let (reply, answer) = oneshot::channel();
         let span = handle.span(OpId::current_or_next(Kind::Delete));
         // An endpoint whose task has ended is gone.
-        match timeout_at(until, handle.mailbox.send(Command::Teardown(options, span, reply))).await {
+        match timeout_at(until, handle.mailbox.send(Command::Teardown(span, reply))).await {
             Ok(Ok(())) => asked.push((handle, answer)),
             Ok(Err(_)) => {}
             Err(_) => result.errors.push(still_busy(&handle)),
@@ -224,14 +227,16 @@ async fn release<K: Kernel>(
     }
 
     crash_point("delete", DeleteStep::RemoveRecord.name());
-    if let Err(error) = node.store.commit(changes).await {
+    let since = Instant::now();
+    let removed = node.store.commit(changes).await;
+    node.metrics.phase(Operation::Delete.name(), DeleteStep::RemoveRecord.name(), since.elapsed());
+    if let Err(error) = removed {
         for (handle, ..) in &clean {
             let why = error.to_string();
             handle.shared.note(Operation::Delete, DeleteStep::RemoveRecord.name(), None, Outcome::Failed, &why);
             handle.shared.update(awaits_another);
             result.errors.push(step_error(handle, DeleteStep::RemoveRecord, why));
         }
-        node.metrics.delete(started.elapsed(), false);
         return;
     }
     lives.iter().for_each(|life| node.timelines.ended(life));
@@ -256,7 +261,6 @@ async fn release<K: Kernel>(
     }
     crash_point("delete", "forget-queued");
     node.deletions.served(&gone).await;
-    node.metrics.delete(started.elapsed(), result.errors.is_empty());
 }
 
 /// The step [`DeleteStep::AwaitKernel`] of one endpoint.
@@ -271,26 +275,20 @@ async fn await_kernel<K: Kernel>(node: &Node<K>, handle: &Handle, torn: &Torn) -
 }
 
 /// Phase one of a delete, run by the endpoint's task.
-pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, options: DeleteOptions) -> Torn {
+pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>) -> Torn {
     let record = shared.read(|v| v.record.clone());
     let subject = Subject::of(&record);
     let (mut errors, mut clean, mut release) = (Vec::new(), true, None);
-    for step in plan_delete(&record, options) {
+    for step in DeleteStep::REMOVAL {
         shared.update(|v| v.begin_step(step.name()));
-        if !matches!(step, DeleteStep::WriteIntent | DeleteStep::AwaitKernel | DeleteStep::RemoveRecord) {
-            crash_point("delete", step.name());
-        }
+        crash_point("delete", step.name());
         let since = Instant::now();
         let result = match step {
             DeleteStep::RemoveLink => remove::unlist(node, &subject).await.map(|ends| release = Some(ends)),
             _ => remove::step(node, &subject, step).await,
         };
         let failed = result.as_ref().err().map(String::as_str);
-        if is_of_others(step) && failed.is_none() {
-            node.metrics.phase(Operation::Delete.name(), step.name(), since.elapsed());
-        } else {
-            timeline::phase(&node.metrics, shared, Operation::Delete, step.name(), since.elapsed(), failed);
-        }
+        timeline::phase(&node.metrics, shared, Operation::Delete, step.name(), since.elapsed(), failed);
         match result {
             Ok(()) => shared.log(LogStatus::Ok, step.name(), format!("{:?}", since.elapsed())),
             Err(message) => {
@@ -326,20 +324,6 @@ fn awaits_another(v: &mut View) {
          30 s",
         v.record.id
     );
-}
-
-/// Steps without work in the teardown. The deleter writes the intent and runs the last three for all endpoints
-/// together. The endpoint's state refuses work, and a clean teardown releases the identity.
-const fn is_of_others(step: DeleteStep) -> bool {
-    matches!(
-        step,
-        DeleteStep::WriteIntent
-            | DeleteStep::RefuseWork
-            | DeleteStep::ReleaseIdentity
-            | DeleteStep::AwaitKernel
-            | DeleteStep::ReleaseIps
-            | DeleteStep::RemoveRecord
-    )
 }
 
 /// NoIPRelease on addresses that the endpoint leased itself: the leases pass to a caller name kept for the

@@ -238,7 +238,7 @@ impl<K: Kernel> EndpointTask<K> {
                 Ok(()) => self.request(Level::Policy, done),
                 Err(error) => drop(done.send(Err(error))),
             },
-            Command::Teardown(options, span, reply) => {
+            Command::Teardown(span, reply) => {
                 self.answer_waiting(&Err("the endpoint is being deleted".into()));
                 // A release that the kernel refused needs another removal.
                 let refused = |torn: &Torn| torn.release.as_ref().and_then(|r| r.peek()).is_some_and(Result::is_err);
@@ -248,7 +248,7 @@ impl<K: Kernel> EndpointTask<K> {
                         if self.shared.read(|v| v.fsm.state) != State::Disconnecting {
                             self.transition(Event::DeleteRequested);
                         }
-                        teardown(&self.node, &self.shared, options).instrument(span).await
+                        teardown(&self.node, &self.shared).instrument(span).await
                     }
                 };
                 self.torn = Some(torn.clone());
@@ -332,7 +332,7 @@ impl<K: Kernel> EndpointTask<K> {
         }
         while let Some(command) = self.mailbox.recv().await {
             match command {
-                Command::Teardown(_, _, reply) => {
+                Command::Teardown(_, reply) => {
                     let record = self.shared.read(|v| v.record.clone());
                     let torn = Torn { record, errors: self.left.clone(), clean: self.left.is_empty(), release: None };
                     drop(reply.send(torn));

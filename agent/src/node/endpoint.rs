@@ -226,7 +226,7 @@ pub enum Command {
     Trace(bool, Done),
     /// Phase one of a delete, within the delete's span: removes everything but addresses and record. The intent is
     /// already written.
-    Teardown(DeleteOptions, Span, oneshot::Sender<Torn>),
+    Teardown(Span, oneshot::Sender<Torn>),
     /// Phase two has ended: the record is gone. The task ends.
     Finish(Span, oneshot::Sender<()>),
     /// The record went out of service, and the registry has forgotten the endpoint. The task ends.

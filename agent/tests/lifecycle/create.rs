@@ -25,8 +25,7 @@ fn an_endpoint_is_policed_before_it_is_connected_and_reachable_last() {
         let handle = agent.create("c1").await;
         let expected = [
             // Of each address: the node does not have it.
-            Op::ObserveNetworkOf,
-            Op::ObserveNetworkOf,
+            Op::ObserveNetworksOf,
             Op::EnsurePrograms,
             Op::EnsureLink,
             Op::EnsureConfig,

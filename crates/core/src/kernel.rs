@@ -463,10 +463,11 @@ pub trait Kernel: Send + Sync + 'static {
         async move { Err(unsupported("observe networks of", subject)) }
     }
 
-    /// The node's network that a route lookup of the address returns; none when there is no route, or the route is
+    /// For each address the node's network that a route lookup returns; none when there is no route, or the route is
     /// Wharf's. Costs a few netlink requests, whatever the size of the routing table.
-    fn observe_network_of(&self, ip: IpAddr) -> impl Future<Output = Result<Option<NodeNetwork>>> + Send {
-        async move { Err(unsupported("look up", ip.to_string())) }
+    fn observe_networks_of(&self, ips: &[IpAddr]) -> impl Future<Output = Result<Vec<Option<NodeNetwork>>>> + Send {
+        let subject = format!("{} addresses", ips.len());
+        async move { Err(unsupported("look up", subject)) }
     }
 
     /// The kernel objects that still refer to an address that no endpoint has: rows of the shared maps and routes,

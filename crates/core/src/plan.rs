@@ -321,12 +321,5 @@ impl DeleteOptions {
     }
 }
 
-/// The steps of the delete of one endpoint. With NoIPRelease, asked for now or because the caller owns the addresses,
-/// [`DeleteStep::ReleaseIps`] is left out.
-#[must_use]
-pub fn plan_delete(record: &EndpointRecord, options: DeleteOptions) -> Vec<DeleteStep> {
-    DeleteStep::ALL.into_iter().filter(|step| *step != DeleteStep::ReleaseIps || options.releases_ips(record)).collect()
-}
-
 #[cfg(test)]
 mod tests;

@@ -299,8 +299,9 @@ impl Kernel for LinuxKernel {
         self.blocking("observe networks", move |_| networks::observe(&cidrs)).await
     }
 
-    async fn observe_network_of(&self, ip: IpAddr) -> Result<Option<NodeNetwork>> {
-        self.blocking("look up address", move |_| networks::of_address(ip)).await
+    async fn observe_networks_of(&self, ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
+        let ips = ips.to_vec();
+        self.blocking("look up addresses", move |_| networks::of_addresses(&ips)).await
     }
 
     async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {

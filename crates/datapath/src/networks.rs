@@ -72,11 +72,18 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     Ok(seen)
 }
 
-/// The network of the node that a look-up of an address leads to; none when it leads nowhere, or over a route of ours.
-pub(crate) fn of_address(ip: IpAddr) -> Result<Option<NodeNetwork>> {
+/// For each address the network of the node that a look-up leads to; none when it leads nowhere, or over a route of
+/// ours.
+pub(crate) fn of_addresses(ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
     let mut connection = Connection::open()?;
-    let Some(found) = look_up(&mut connection, ip)? else { return Ok(None) };
-    Links::new(&mut connection)?.network(&mut connection, found)
+    let mut networks = Vec::with_capacity(ips.len());
+    for ip in ips {
+        networks.push(match look_up(&mut connection, *ip)? {
+            Some(found) => Links::new(&mut connection)?.network(&mut connection, found)?,
+            None => None,
+        });
+    }
+    Ok(networks)
 }
 
 /// Number of the table local (`linux/rtnetlink.h`).

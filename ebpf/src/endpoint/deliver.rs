@@ -17,13 +17,7 @@ use crate::receive;
 /// Runs the program.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
-    let bytes = ctx.len();
-    let config = Config::load();
-    let decision = match config {
-        Some(config) => decide(ctx, config),
-        None => Err(DropReason::NoConfig),
-    };
-    verdict::conclude(ctx, config, Direction::Ingress, bytes, decision)
+    verdict::run(ctx, Direction::Ingress, |config, _| decide(ctx, config))
 }
 
 #[inline(always)]

@@ -19,13 +19,7 @@ use crate::{forward, neighbour};
 /// Runs the program.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
-    let bytes = ctx.len();
-    let config = Config::load();
-    let decision = match config {
-        Some(config) => decide(ctx, config, bytes),
-        None => Err(DropReason::NoConfig),
-    };
-    verdict::conclude(ctx, config, Direction::Egress, bytes, decision)
+    verdict::run(ctx, Direction::Egress, |config, bytes| decide(ctx, config, bytes))
 }
 
 #[inline(always)]

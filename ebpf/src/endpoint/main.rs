@@ -6,7 +6,7 @@
 //! | [`to_container`] | clsact (or tcx) egress, host side of the veth | what the node's stack sends to the container |
 //! | [`deliver`] | tail call from the **sender's** `from_container` | what another local endpoint sends to the container |
 //!
-//! Every program runs the same way: gate, parse, decide, then [`wharf_ebpf::verdict::conclude`] records the one verdict. The
+//! Every program runs the same way: gate, parse, decide, then [`wharf_ebpf::verdict::run`] records the one verdict. The
 //! kernel itself drops, uncounted, only when it cannot unshare a packet's head for lack of memory, which happens before a
 //! program that writes to packets begins.
 #![no_std]

@@ -7,6 +7,9 @@ use anyhow::{Context, Result, ensure};
 use super::findings::{Better, Group};
 use crate::Node;
 
+/// Phases of a delete that the whole operation's time does not include.
+const AFTER_THE_ANSWER: [&str; 2] = ["await-kernel", "remove-record"];
+
 /// Sum and count of every phase and operation, as `GET /metrics` tells them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Phases {
@@ -72,10 +75,12 @@ impl Phases {
             .filter_map(|name| Some((name.1.clone()?, mean(name)?)))
             .collect();
         phases.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let rest = whole - phases.iter().map(|(_, mean)| mean).sum::<f64>();
+        let is_inside = |name: &str| operation != "delete" || !AFTER_THE_ANSWER.contains(&name);
+        let rest = whole - phases.iter().filter(|(name, _)| is_inside(name)).map(|(_, mean)| mean).sum::<f64>();
         let mut group = Group::new(title, "\u{b5}s, mean", Better::Lower);
         group.add("whole operation", vec![whole])?;
         for (name, mean) in phases {
+            let name = if is_inside(&name) { name } else { format!("{name} (after the answer)") };
             group.add(&name, vec![mean])?;
         }
         group.add("between the phases", vec![rest])?;

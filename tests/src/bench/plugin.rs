@@ -2,6 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Node, NodeConfig, Sandbox,
-    process::{Finished, bin, command_in, run},
+    process::{Finished, bin, run_from},
     scratch,
     space::Space,
     wait,
@@ -214,7 +215,7 @@ impl Plugin {
     }
 
     fn call(&self, command: &str, sandbox: Option<&Sandbox>, conf: &Value) -> Result<Finished> {
-        let mut process = command_in(self.space(), &self.program)?;
+        let mut process = Command::new(&self.program);
         process
             .env_clear()
             .env("CNI_COMMAND", command)
@@ -223,7 +224,7 @@ impl Plugin {
         if let Some(sandbox) = sandbox {
             process.env("CNI_CONTAINERID", sandbox.name()).env("CNI_NETNS", sandbox.path()).env("CNI_IFNAME", "eth0");
         }
-        run(process, conf.to_string().as_bytes(), LIMIT)
+        run_from(self.space(), process, conf.to_string().as_bytes(), LIMIT)
     }
 
     /// The end: Wharf's node must be clean.

@@ -27,11 +27,11 @@ pub(crate) const TEST_LIMIT_SECONDS: u64 = 600;
 /// The machine's own programs that Wharf's tests call.
 const PROGRAMS: &[&str] = &["ip", "tc", "ss"];
 
-/// Wharf's programs.
-const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
+/// Wharf's programs, and the agent that they are upgraded to.
+const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf", NEXT_AGENT];
 
 /// Programs with crash points, which tests stop at a chosen step.
-const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash", NEXT_AGENT];
+const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash"];
 
 /// Files of the checkout that tests read, found in the guest where they are on the host.
 const READ_BY_TESTS: &[&str] = &["crates/api/openapi.json", "docs/operations.md"];

@@ -51,7 +51,7 @@ operations! {
     RemoveRoute = "remove_route",
     ObserveNode = "observe_node",
     ObserveNetworks = "observe_networks",
-    ObserveNetworkOf = "observe_network_of",
+    ObserveNetworksOf = "observe_networks_of",
     ObserveSpeakers = "observe_speakers",
     RemoveConnections = "remove_connections",
     Dump = "dump",

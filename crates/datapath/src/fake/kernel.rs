@@ -454,10 +454,13 @@ impl Kernel for FakeKernel {
         .await
     }
 
-    async fn observe_network_of(&self, ip: IpAddr) -> Result<Option<NodeNetwork>> {
-        self.call(Operation::ObserveNetworkOf, ip.to_string(), |s| {
-            let holds = s.networks.iter().filter(|n| n.net.contains(&ip));
-            Ok(holds.max_by_key(|n| n.net.prefix_len()).cloned())
+    async fn observe_networks_of(&self, ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
+        self.call(Operation::ObserveNetworksOf, format!("{} addresses", ips.len()), |s| {
+            let of = |ip| {
+                let holds = s.networks.iter().filter(|n| n.net.contains(ip));
+                holds.max_by_key(|n| n.net.prefix_len()).cloned()
+            };
+            Ok(ips.iter().map(of).collect())
         })
         .await
     }

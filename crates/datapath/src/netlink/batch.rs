@@ -25,6 +25,9 @@ use crate::error::{fail, kind_of, wrap};
 /// Requests in one `sendmsg`. Their answers must fit the socket's receive buffer (208 KiB by default, and an answer
 /// about a link is charged about 4 KiB of it): what does not fit is lost.
 const CHUNK: usize = 32;
+/// Room for a datagram, bytes. The kernel makes none larger than 32 KiB (`netlink_dump` of `af_netlink.c`), and an
+/// answer about one object takes a few.
+const DATAGRAM: usize = 64 << 10;
 /// The kernel answers before `sendmsg` returns; this only bounds a wait that a bug would make endless.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum tries of a dump that changes while it is read.
@@ -93,6 +96,8 @@ pub(crate) struct Connection {
     socket: Socket,
     sequence: u32,
     heard: Heard,
+    /// The datagram that was received last.
+    datagram: Vec<u8>,
 }
 
 /// Multicast messages received while waiting for an answer. An event may be queued after the kernel computed an
@@ -140,7 +145,7 @@ impl Connection {
         socket.set_cap_ack(true)?;
         // Lets dumps be filtered by the kernel; since Linux 4.20.
         socket.set_netlink_get_strict_chk(true)?;
-        let connection = Self { socket, sequence: 0, heard: Heard::default() };
+        let connection = Self { socket, sequence: 0, heard: Heard::default(), datagram: Vec::new() };
         connection.set_timeout(ANSWER_TIMEOUT)?;
         Ok(connection)
     }
@@ -224,7 +229,7 @@ impl Connection {
             .collect())
     }
 
-    fn listen(&self, until: Instant) -> io::Result<Vec<Frame>> {
+    fn listen(&mut self, until: Instant) -> io::Result<Vec<Frame>> {
         // A zero timeout would mean no timeout.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         self.set_timeout(left)?;
@@ -314,17 +319,20 @@ impl Connection {
     }
 
     /// The next datagram, and whether it went to a group.
-    fn receive_any(&self) -> io::Result<(Vec<Frame>, bool)> {
-        let (datagram, from) = loop {
-            match self.socket.recv_from_full() {
+    fn receive_any(&mut self) -> io::Result<(Vec<Frame>, bool)> {
+        self.datagram.clear();
+        self.datagram.reserve(DATAGRAM);
+        let (length, from) = loop {
+            match self.socket.recv_from(&mut self.datagram, libc::MSG_TRUNC) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 other => break other?,
             }
         };
-        if datagram.is_empty() {
-            return Err(io::Error::other(format!("empty answer on socket {}", self.socket.as_raw_fd())));
+        if length == 0 || length > self.datagram.len() {
+            let socket = self.socket.as_raw_fd();
+            return Err(io::Error::other(format!("an answer of {length} bytes on socket {socket}")));
         }
-        Ok((frames(&datagram)?, from.multicast_groups() != 0))
+        Ok((frames(&self.datagram)?, from.multicast_groups() != 0))
     }
 }
 
