@@ -1,75 +1,40 @@
 //! Create: runs the plan's steps. They are undone in reverse order when one fails, the deadline passes, the caller
 //! goes away or a delete arrives.
 
-use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::oneshot,
     time::{Instant, timeout_at},
 };
-use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
-use wharf_api::{ApiError, EndpointStatus, ErrorCode, LogStatus};
+use wharf_api::{ApiError, ErrorCode, LogStatus};
 use wharf_core::{
-    endpoint::{EndpointRecord, IpOwner, host_ifname},
-    identity::Label,
-    ids::{Attachment, IfIndex, IfName, MacAddr, PoolName},
+    endpoint::IpOwner,
     ipam::{IpamError, LeaseRequest, Wanted},
     kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec},
-    plan::{CreateStep, DeleteOptions, plan_create},
-    state::{Event, Fsm, State},
-    store::{Change, Intent, LeaseOwner},
+    plan::{CreateStep, plan_create},
+    state::Event,
+    store::{Change, Intent},
     timeline::Operation,
 };
 
 use crate::{
     addresses::resting,
-    clock,
     endpoint::{
         build,
         claim::Claim,
-        deletions,
         record::{crash_point, leases, owner},
         refusal::{error, from_ipam, kernel_error, store_error},
+        reserve::reserve,
         task::EndpointTask,
     },
     gate::Place,
-    node::{
-        Node,
-        endpoint::{Handle, MAILBOX, Shared, View},
-        health,
-        prepared::{ProgramSet, random_macs},
-        registry::Taken,
-        timeline,
-    },
-    sync::lock,
+    node::{Node, timeline},
     telemetry::operation::{self, Kind, OpId},
 };
 
-/// What a create asks for, parsed.
-#[derive(Debug, Clone)]
-pub struct CreateSpec {
-    /// CNI key.
-    pub attachment: Attachment,
-    /// The container's network namespace.
-    pub netns: PathBuf,
-    /// Pool; the default one when absent.
-    pub pool: Option<PoolName>,
-    /// MTU, bytes.
-    pub mtu: u32,
-    /// MAC asked for.
-    pub mac: Option<MacAddr>,
-    /// Addresses asked for, at most one of each family.
-    pub ips: Vec<IpAddr>,
-    /// Labels.
-    pub labels: std::collections::BTreeSet<Label>,
-    /// Pod name.
-    pub pod_name: Option<String>,
-    /// Pod namespace.
-    pub pod_namespace: Option<String>,
-    /// When the caller gives up.
-    pub deadline: Instant,
-}
+pub use crate::endpoint::reserve::CreateSpec;
 
 /// How long after its deadline a caller is answered at the latest: the endpoint's task answers first, because it
 /// knows the step.
@@ -117,8 +82,8 @@ pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<
 
 async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, place: Place, span: tracing::Span) {
     let started = Instant::now();
-    // `begin` may be dropped at any await: its reservations come after the last one.
-    let begun = timeout_at(spec.deadline, begin(&node, &spec).instrument(span.clone())).await.unwrap_or_else(|_| {
+    // `reserve` may be dropped at any await: its reservations come after the last one.
+    let begun = timeout_at(spec.deadline, reserve(&node, &spec).instrument(span.clone())).await.unwrap_or_else(|_| {
         let what = format!("create endpoint {}: its namespace {}", spec.attachment, spec.netns.display());
         Err(error(ErrorCode::DeadlineExceeded, format!("{what} or the store did not answer before the deadline")))
     });
@@ -168,157 +133,6 @@ fn admitted_by_memory<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<()
         hint: Some("raise the memory limit of the agent's service (MemoryMax=), or delete endpoints".into()),
         ..error(ErrorCode::LimitReached, format!("create endpoint {}: {why}", spec.attachment))
     })
-}
-
-/// Checks that have no side effect, then the reservations: epoch, id, identity, registry entry.
-async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<EndpointTask<K>, ApiError> {
-    let a = &spec.attachment;
-    deletions::settle(node, a).await?;
-    // A delete is answered before the name and the addresses of its endpoint are free.
-    let same = |r: &Attachment| (&r.container_id, &r.ifname) == (&a.container_id, &a.ifname);
-    node.registry.settled(|r| same(&r.attachment) || r.addresses().any(|ip| spec.ips.contains(&ip))).await;
-    if let Some(there) = node.registry.by_interface(&a.container_id, &a.ifname) {
-        return Err(taken_by(node, a, &there));
-    }
-    let netns = node.kernel.observe_netns(&spec.netns).await.map_err(|e| match e.kind {
-        KernelErrorKind::NotFound | KernelErrorKind::NotANetns | KernelErrorKind::Permission => ApiError {
-            code: ErrorCode::InvalidNetns,
-            message: e.to_string(),
-            hint: Some("give the path of the container's network namespace, for example /run/netns/NAME".into()),
-            retry_after_ms: None,
-            op: None,
-        },
-        _ => kernel_error(&e),
-    })?;
-    let (ip_owner, requested) = requested_addresses(node, spec)?;
-    let epoch = node.store.next_epoch().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
-    let set = match spec.mac {
-        None => node.prepared.take(),
-        Some(_) => None,
-    };
-    let (set, prepared) = match set {
-        Some(set) => (set, true),
-        None => {
-            let taken = match node.registry.take_id() {
-                None if node.registry.settled(|_| true).await => node.registry.take_id(),
-                taken => taken,
-            };
-            let Some(id) = taken else {
-                return Err(error(
-                    ErrorCode::LimitReached,
-                    format!("create endpoint {a}: every endpoint id of this node is in use"),
-                ));
-            };
-            let (container_mac, host_mac) = random_macs();
-            (ProgramSet { id, container_mac: spec.mac.unwrap_or(container_mac), host_mac }, false)
-        }
-    };
-    let give_back = || if prepared { node.prepared.give_back(set) } else { node.registry.free_id(set.id) };
-    let host_ifname = match IfName::parse(&host_ifname(set.id, epoch)) {
-        Ok(name) => name,
-        Err(e) => {
-            give_back();
-            return Err(error(ErrorCode::Internal, e.to_string()));
-        }
-    };
-    let identity = match lock(&node.identities).acquire(&spec.labels) {
-        Ok(identity) => identity,
-        Err(e) => {
-            give_back();
-            return Err(error(ErrorCode::LimitReached, format!("create endpoint {a}: {e}")));
-        }
-    };
-    let (gateway4, gateway6) = {
-        let ipam = lock(&node.addresses.ipam);
-        // The families of caller-leased addresses are known here; those of other addresses after the lease step.
-        let speaks = |known: bool| known || ip_owner == IpOwner::Endpoint;
-        (
-            ipam.router4().filter(|_| speaks(requested.0.is_some())),
-            ipam.router6().filter(|_| speaks(requested.1.is_some())),
-        )
-    };
-    let record = EndpointRecord {
-        id: set.id,
-        epoch,
-        attachment: a.clone(),
-        netns,
-        pool: spec.pool.clone().unwrap_or_else(|| node.config.default_pool.clone()),
-        ip_owner,
-        ipv4: requested.0,
-        ipv6: requested.1,
-        gateway4,
-        gateway6,
-        host_ifname,
-        host_ifindex: IfIndex(0),
-        container_ifindex: IfIndex(0),
-        container_mac: set.container_mac,
-        host_mac: set.host_mac,
-        mtu: spec.mtu,
-        labels: spec.labels.clone(),
-        identity,
-        pod_name: spec.pod_name.clone(),
-        pod_namespace: spec.pod_namespace.clone(),
-        created_unix_ms: clock::unix_ms(),
-    };
-    let view = View {
-        record,
-        fsm: Fsm::new_created(clock::monotonic_ms()),
-        status: EndpointStatus::default(),
-        step_since: Instant::now(),
-        trace: false,
-        committed: false,
-        delete_options: DeleteOptions::default(),
-        taken_over: Vec::new(),
-    };
-    let (sender, mailbox) = mpsc::channel(MAILBOX);
-    let handle =
-        Handle { id: set.id, epoch, mailbox: sender, shared: Shared::new(view), cancel: CancellationToken::new() };
-    if let Err(taken) = node.registry.insert(handle.clone()) {
-        give_back();
-        lock(&node.identities).release(identity);
-        return Err(match taken {
-            Taken::Interface(there) => taken_by(node, a, &there),
-            Taken::Address(ip, there) => ApiError {
-                code: ErrorCode::Exists,
-                message: format!("create endpoint {a}: endpoint {} has the address {ip} already", there.id),
-                hint: Some("delete that one first, or ask for another address".into()),
-                retry_after_ms: None,
-                op: None,
-            },
-        });
-    }
-    let task = EndpointTask::new(Arc::clone(node), &handle, mailbox, prepared);
-    task.shared.log(LogStatus::Ok, "created", format!("{a}, identity {identity}"));
-    Ok(task)
-}
-
-/// At most one address of each family.
-type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
-
-/// The owner of the requested addresses, and the addresses themselves when the caller leased them before.
-fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), ApiError> {
-    let ipam = lock(&node.addresses.ipam);
-    // Leases of the health endpoint are reserved for it, also while it is relaunched.
-    let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
-    // A lease that an earlier delete kept does not count as the caller's; the lease step may take it over.
-    let lent = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Caller { .. }) && owner.kept().is_none();
-    let by_caller = |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| lent(&l.owner) && fits(&l.owner));
-    let leased = spec.ips.iter().filter(|ip| by_caller(ip)).count();
-    if leased == 0 {
-        return Ok((IpOwner::Endpoint, (None, None)));
-    }
-    if leased < spec.ips.len() {
-        return Err(error(
-            ErrorCode::InvalidRequest,
-            format!(
-                "create endpoint {}: of the addresses asked for some are leased by the caller and some are not",
-                spec.attachment
-            ),
-        ));
-    }
-    let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
-    let v6 = spec.ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
-    Ok((IpOwner::Caller, (v4, v6)))
 }
 
 async fn steps<K: Kernel>(
@@ -564,25 +378,5 @@ fn lease_request(spec: &CreateSpec) -> LeaseRequest {
         pool: spec.pool.clone(),
         ipv4: v4.map_or(Wanted::Any, Wanted::Exact),
         ipv6: v6.map_or(Wanted::Any, Wanted::Exact),
-    }
-}
-
-/// The error for an interface that has an endpoint: `Busy` with a retry while that endpoint is being created or
-/// deleted, else `Exists`.
-fn taken_by<K: Kernel>(node: &Node<K>, attachment: &Attachment, there: &Handle) -> ApiError {
-    let (id, state, committed) = there.shared.read(|v| (v.record.id, v.fsm.state, v.committed));
-    let what = format!("create endpoint {attachment}: endpoint {id}");
-    let goes = state == State::Disconnecting && node.jobs.is_in_flight(there.id);
-    if !committed || goes {
-        let doing = if goes { "is being deleted" } else { "is being created, or taken back" };
-        let message = format!("{what} of this interface {doing}");
-        return ApiError { retry_after_ms: Some(100), ..error(ErrorCode::Busy, message) };
-    }
-    ApiError {
-        code: ErrorCode::Exists,
-        message: format!("{what} has this interface already ({state})"),
-        hint: Some("delete that one first".into()),
-        retry_after_ms: None,
-        op: None,
     }
 }

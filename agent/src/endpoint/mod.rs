@@ -21,6 +21,7 @@ pub mod prepared;
 pub mod record;
 pub mod refusal;
 pub mod remove;
+mod reserve;
 pub mod resume;
 pub mod task;
 pub(crate) mod undo;

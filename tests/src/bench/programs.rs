@@ -198,7 +198,7 @@ impl Mirror {
         };
         let mut loader = EbpfLoader::new();
         loader.override_global("CONSTS", &consts, true);
-        let mut loaded = loader.load(&object()?).context("load endpoint.o")?;
+        let mut loaded = loader.load(&object("endpoint.o")?).context("load endpoint.o")?;
         let deliver: &mut SchedClassifier = loaded.program_mut("deliver").context("deliver")?.try_into()?;
         deliver.load().context("verify deliver")?;
         let mirror = deliver.fd().context("deliver's descriptor")?.try_clone().context("copy a descriptor")?;
@@ -226,10 +226,10 @@ impl Mirror {
     }
 }
 
-/// The object that the agent carries, where the build leaves it.
-fn object() -> Result<Vec<u8>> {
+/// An object of the BPF programs, where the build leaves it.
+pub(super) fn object(name: &str) -> Result<Vec<u8>> {
     let dir = std::env::var_os("WHARF_BPF_DIR").map_or_else(|| super::target_dir().join("bpf"), PathBuf::from);
-    let path = dir.join("endpoint.o");
+    let path = dir.join(name);
     fs::read(&path).with_context(|| format!("read {}; `cargo xtask build` makes it", path.display()))
 }
 

@@ -6,13 +6,23 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{
+        LinkOrder, SchedClassifier,
+        tc::{NlOptions, TcAttachOptions, TcAttachType, qdisc_add_clsact},
+    },
+};
 
+use super::programs::object;
 use crate::{Node, NodeConfig, Sandbox, process::ip, scratch, space::Space};
 
 /// The direct veth pair: what ratios are taken to.
 pub const DIRECT: &str = "direct veth pair";
-/// Two endpoints of a Wharf node.
-pub const WHARF: &str = "wharf";
+/// Two endpoints of a Wharf node, in each attach mode.
+pub const WHARF: [&str; 2] = ["wharf, clsact", "wharf, tcx"];
+/// Two containers with the least program in place of Wharf's, in each attach mode.
+pub const FLOOR: [&str; 2] = ["floor, clsact", "floor, tcx"];
 
 /// Two containers and what joins them.
 #[derive(Debug)]
@@ -30,16 +40,23 @@ pub struct Wire {
 enum Between {
     Nothing,
     Space { _held: Space },
+    Programs { _held: Space, _programs: Vec<Ebpf> },
     Agent(Box<Node>),
 }
 
 impl Wire {
-    /// All of them: direct pair, Wharf, routing, bridge.
+    /// All of them: direct pair, Wharf and its floor in each attach mode that the kernel has, routing, bridge.
     ///
     /// # Errors
     /// When one cannot be made.
     pub fn all(agent: &NodeConfig) -> Result<Vec<Self>> {
-        Ok(vec![Self::direct()?, Self::wharf(agent)?, Self::routed()?, Self::bridged()?])
+        let mut all = vec![Self::direct()?];
+        let modes = if has_tcx() { &[false, true][..] } else { &[false] };
+        for tcx in modes {
+            all.extend([Self::wharf(agent, *tcx)?, Self::floor(*tcx)?]);
+        }
+        all.extend([Self::routed()?, Self::bridged()?]);
+        Ok(all)
     }
 
     /// Name in the tables.
@@ -93,12 +110,39 @@ impl Wire {
         Ok(Self { name: DIRECT, left, right, address, between: Between::Nothing })
     }
 
-    fn wharf(agent: &NodeConfig) -> Result<Self> {
-        let node = Node::start(agent.clone())?;
+    fn wharf(agent: &NodeConfig, tcx: bool) -> Result<Self> {
+        let mode = if tcx { "tcx" } else { "clsact" };
+        let mut agent = agent.clone();
+        agent.flags.retain(|flag| !flag.starts_with("--attach-mode="));
+        let node = Node::start(agent.flags(&[&format!("--attach-mode={mode}")]))?;
         let (left, right) = (node.sandbox("left")?, node.sandbox("right")?);
         node.attach(&left)?;
         let address = node.attach(&right)?.v4()?.into();
-        Ok(Self { name: WHARF, left, right, address, between: Between::Agent(Box::new(node)) })
+        let name = if tcx { WHARF[1] } else { WHARF[0] };
+        Ok(Self { name, left, right, address, between: Between::Agent(Box::new(node)) })
+    }
+
+    /// A node whose host sides have programs that hand each packet to the other container.
+    fn floor(tcx: bool) -> Result<Self> {
+        let (node, (left, right)) = (Space::create()?, containers()?);
+        let sides = [("left0", &left, "10.207.0.1"), ("right0", &right, "10.207.0.2")];
+        for (link, sandbox, address) in sides {
+            plug(&node, link, sandbox)?;
+            configure(sandbox, &format!("{address}/24"), None)?;
+        }
+        // Frames go to the host side's own MAC address, as with Wharf: else the receiver's stack would take the packet for
+        // another host's.
+        for ((link, sandbox, _), (.., other)) in sides.iter().zip(sides.iter().rev()) {
+            let mac = link_mac(&node, link)?;
+            ip(sandbox.space()?, &format!("neigh replace {other} lladdr {mac} nud permanent dev eth0"))?;
+        }
+        let programs = node.run(|| {
+            let pairs = [("left0", "right0"), ("right0", "left0")];
+            pairs.into_iter().map(|(link, receiver)| hand_over(link, receiver, tcx)).collect::<Result<Vec<_>>>()
+        })??;
+        let name = if tcx { FLOOR[1] } else { FLOOR[0] };
+        let address = Ipv4Addr::new(10, 207, 0, 2).into();
+        Ok(Self { name, left, right, address, between: Between::Programs { _held: node, _programs: programs } })
     }
 
     /// A node that forwards between two veth pairs, as `ptp` leaves it.
@@ -128,6 +172,38 @@ impl Wire {
         let address = Ipv4Addr::new(10, 206, 0, 2).into();
         Ok(Self { name: "linux bridge", left, right, address, between: Between::Space { _held: node } })
     }
+}
+
+/// Whether the kernel has tcx; else it does not know the question.
+fn has_tcx() -> bool {
+    SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok()
+}
+
+/// Attaches a program to the ingress hook of `link` that hands each packet to the container behind `receiver`. Both are in
+/// the caller's namespace. The program is attached for as long as the result lives.
+fn hand_over(link: &str, receiver: &str, tcx: bool) -> Result<Ebpf> {
+    let receiver = nix::net::if_::if_nametoindex(receiver).context("find the receiver's host side")?;
+    let mut loader = EbpfLoader::new();
+    loader.override_global("RECEIVER", &receiver, true);
+    let mut loaded = loader.load(&object("floor.o")?).context("load floor.o")?;
+    let program: &mut SchedClassifier = loaded.program_mut("floor").context("floor")?.try_into()?;
+    program.load().context("verify floor")?;
+    let options = if tcx {
+        TcAttachOptions::TcxOrder(LinkOrder::default())
+    } else {
+        qdisc_add_clsact(link).context("add clsact")?;
+        TcAttachOptions::Netlink(NlOptions::default())
+    };
+    program.attach_with_options(link, TcAttachType::Ingress, options).context("attach floor")?;
+    Ok(loaded)
+}
+
+/// MAC address of a link of the node.
+fn link_mac(node: &Space, link: &str) -> Result<String> {
+    let shown: serde_json::Value =
+        serde_json::from_str(&ip(node, &format!("-j link show {link}"))?).context("read ip's answer")?;
+    let mac = shown.pointer("/0/address").and_then(serde_json::Value::as_str);
+    Ok(mac.context("a link without a MAC address")?.to_owned())
 }
 
 fn containers() -> Result<(Sandbox, Sandbox)> {
