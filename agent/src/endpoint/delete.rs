@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use futures::future::join_all;
 use tokio::{
     sync::oneshot,
     time::{Instant, timeout_at},
@@ -205,8 +206,10 @@ async fn release<K: Kernel>(
 ) {
     crash_point("delete", DeleteStep::AwaitKernel.name());
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
-    for (handle, torn) in torn {
-        if let Err(why) = await_kernel(node, &handle, &torn).await {
+    // All at once: the bound of the step is that of the whole.
+    let released = join_all(torn.iter().map(|(handle, torn)| await_kernel(node, handle, torn))).await;
+    for ((handle, torn), released) in torn.into_iter().zip(released) {
+        if let Err(why) = released {
             handle.shared.update(awaits_another);
             result.errors.push(step_error(&handle, DeleteStep::AwaitKernel, why));
             continue;

@@ -464,17 +464,18 @@ impl Play {
         }
         match (outcome, trouble) {
             // A delete is answered before the kernel's release of the link.
-            (Outcome::Answered(result), Trouble::Refused { at, .. })
-                if !result.errors.is_empty() || (meant && at == Op::ReleaseLink) =>
+            (Outcome::Answered(result), Trouble::Refused { at, undo, .. })
+                if !result.errors.is_empty() || (meant && [Some(at), undo].contains(&Some(Op::ReleaseLink))) =>
             {
+                let refuses = |op| [Some(at), undo].contains(&Some(op));
                 gone.left.clone_from(&self.model.left);
                 // It went all the same when it could.
                 let mut half = self.model.clone();
-                half.half_deleted(who, (!self.model.disk_full).then_some(keep), at == Op::RemoveLink);
+                half.half_deleted(who, (!self.model.disk_full).then_some(keep), refuses(Op::RemoveLink));
                 self.one_of(if meant { vec![half, gone] } else { vec![gone, self.model.clone()] });
                 let stays = self.model.endpoints.get(&who).is_some_and(|_| meant);
                 let named = result.errors.iter().any(|e| e.message.contains("asked for this") || self.model.disk_full);
-                assert!(!stays || named || at == Op::ReleaseLink, "{:?}", result.errors);
+                assert!(!stays || named || refuses(Op::ReleaseLink), "{:?}", result.errors);
             }
             (Outcome::Answered(result), _) => {
                 assert!(
