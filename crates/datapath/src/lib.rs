@@ -13,7 +13,7 @@
 //! | `source_rule` | routes by source address in a container with more than one interface |
 //! | `router` | the veth pair that carries the router addresses |
 //! | `container_side` | the removal of a pair whose host side somebody moved away |
-//! | `reaper` | the one thread that deletes links, many in one kernel wait |
+//! | `reaper` | deletes links, many in one kernel wait, and tells when nobody finds them any more |
 //! | [`events`], [`program_log`] | the readers of the ring buffers |
 //!
 //! Every job that can wait for the kernel runs on tokio's blocking threads or on one of the two threads above: link
