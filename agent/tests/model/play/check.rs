@@ -41,7 +41,13 @@ impl Play {
         let in_memory = lock(&agent.node.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         let in_memory: BTreeMap<_, _> = in_memory.into_iter().map(|l| (l.ip, l.owner)).collect();
         if model.is_murky() {
-            let lost = leases.iter().find(|(ip, owner)| in_memory.get(ip) != Some(owner));
+            // An undo that has not ended still holds the kept addresses that its create took over.
+            let holds = |is: &LeaseOwner, kept: &LeaseOwner| match is {
+                LeaseOwner::Attachment { attachment, .. } => LeaseOwner::kept_for(attachment) == *kept,
+                LeaseOwner::Caller { .. } | LeaseOwner::Node => false,
+            };
+            let is_there = |ip, owner| in_memory.get(ip).is_some_and(|is| is == owner || holds(is, owner));
+            let lost = leases.iter().find(|(ip, owner)| !is_there(ip, owner));
             alike("a lease in memory", "gone".into(), lost.map_or("gone".into(), |l| format!("{l:?}")))?;
         } else {
             alike("leases in memory", format!("{in_memory:?}"), format!("{leases:?}"))?;
