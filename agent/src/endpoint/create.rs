@@ -295,9 +295,12 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             let kept = resting::take_over(&node.addresses, &request, &spec.attachment, &owner(&record));
             shared.update(|v| v.taken_over.clone_from(&kept));
             let lease = async || resting::lease_besides(&node.addresses, &kept, &request, &owner(&record)).await;
+            let some_leave = node.registry.someone_leaves();
             let leased = match lease().await {
-                // Endpoints whose deletes are answered still have their addresses.
-                Err(IpamError::Exhausted { .. }) if node.registry.settled(|_| true).await => lease().await,
+                // Endpoints whose deletes are answered still have their addresses, or had them a moment ago.
+                Err(IpamError::Exhausted { .. }) if node.registry.settled(|_| true).await || some_leave => {
+                    lease().await
+                }
                 leased => leased,
             };
             let leased = leased.map_err(|e| from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;

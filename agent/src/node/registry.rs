@@ -78,6 +78,12 @@ impl Registry {
         lock(&self.inner).leaving.contains(&(handle.id, handle.epoch))
     }
 
+    /// Whether an endpoint leaves now.
+    #[must_use]
+    pub fn someone_leaves(&self) -> bool {
+        !lock(&self.inner).leaving.is_empty()
+    }
+
     /// Waits for the endpoints that leave now and that `concern` the caller; true when there was one. The kernel
     /// releases a link within tens of milliseconds, and the wait of the deletes for it is bounded.
     pub async fn settled(&self, concern: impl Fn(&EndpointRecord) -> bool) -> bool {

@@ -6,10 +6,11 @@
 //! delete and listens for the report; a thread for each batch sends the request and waits for the kernel's answer. A
 //! hundred pairs deleted as one group wait once, so requests that arrive while a batch is deleted form the next batch.
 //!
-//! `RTM_DELLINK` of the host side proves that the container's side is gone too: both sides are in one list of devices
-//! to unregister, and the kernel takes all devices of the list out of the tables before it reports the first
-//! (`unregister_netdevice_many_notify` of `net/core/dev.c`). A report that does not arrive costs time only: the
-//! removal then waits for the kernel's answer.
+//! `RTM_DELLINK` of the host side says that the kernel works on the list of devices to unregister, in which both sides
+//! are (`unregister_netdevice_many_notify` of `net/core/dev.c`): both are out of the tables by then, but the addresses,
+//! sysctls and sysfs entries of the container's side go a moment later. All of the list is done when the kernel gives
+//! RTNL away, so a request that takes RTNL and changes nothing ends after that ([`await_rtnl`]). A report that does not
+//! arrive costs time only: the removal then waits for the kernel's answer.
 
 use std::{
     collections::BTreeMap,
@@ -231,8 +232,11 @@ fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
         let Ok(socket) = &mut reports else { break };
         match socket.heard(Instant::now() + CHECK) {
             Ok(messages) => {
-                for ifindex in messages.iter().filter_map(removed) {
-                    answer(waiting.remove(&ifindex), true);
+                let removed: Vec<_> = messages.iter().filter_map(removed).filter(|i| waiting.contains_key(i)).collect();
+                let done = removed.first().map_or(Ok(()), |ifindex| await_rtnl(socket, *ifindex));
+                match done {
+                    Ok(()) => removed.iter().for_each(|ifindex| answer(waiting.remove(ifindex), true)),
+                    Err(error) => reports = Err(error),
                 }
             }
             Err(error) => reports = Err(error),
@@ -248,6 +252,13 @@ fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
     let _ended = thread.join();
     waiting.into_values().for_each(|replies| answer(Some(replies), false));
     None
+}
+
+/// Waits until the kernel has done what it does under RTNL: changes nothing of a link that is not there any more.
+fn await_rtnl(connection: &mut Connection, removed: IfIndex) -> Result<()> {
+    let nothing = link::set(LinkUnspec::new_with_index(removed.0).build());
+    // The kernel refuses, because it finds no such link.
+    connection.batch(vec![nothing]).map(drop)
 }
 
 /// The link whose removal a message reports.

@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::{fs, path::Path};
+use std::{fs, net::UdpSocket, path::Path};
 
 use nix::net::if_::if_indextoname;
 use support::*;
@@ -26,9 +26,13 @@ fn routes_over(ifname: &str) -> Vec<String> {
     tables.into_iter().flat_map(read).filter(|line| line.split_whitespace().any(|word| word == ifname)).collect()
 }
 
+/// Whether anything of the container's side is found: the interface, its settings, its addresses.
 fn inside_is_found(r: &EndpointRecord) -> bool {
     let (path, ifindex): (&Path, _) = (&r.netns.path, r.container_ifindex);
-    LinuxWorld::inside(path, move || is_found(ifindex))
+    let (settings, address) = (format!("/proc/sys/net/ipv4/conf/{}", r.attachment.ifname), r.ipv4.expect("IPv4"));
+    LinuxWorld::inside(path, move || {
+        is_found(ifindex) || Path::new(&settings).exists() || UdpSocket::bind((address, 0)).is_ok()
+    })
 }
 
 async fn close(k: &impl Kernel, r: &EndpointRecord) {

@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -105,9 +107,14 @@ impl Bpf {
     ) -> Result<()> {
         for name in pins::names(parent)? {
             let dir = parent.join(&name);
-            if !ours(&name) || !dir.is_dir() {
-                dump.foreign_pins.push(dir);
-                continue;
+            match fs::symlink_metadata(&dir) {
+                Ok(entry) if ours(&name) && entry.is_dir() => {}
+                // A delete has removed it since the parent was listed.
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                Ok(_) | Err(_) => {
+                    dump.foreign_pins.push(dir);
+                    continue;
+                }
             }
             let (mut known, foreign): (Vec<_>, Vec<_>) = pins::names(&dir)?.into_iter().partition(|n| is_ours(n));
             // An upcoming program pin is left out: a build is in progress, or the next build replaces the pin.
