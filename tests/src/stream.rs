@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// After the sender's end, how long the receiver waits for a packet that may still come.
 const DRAIN: Duration = Duration::from_millis(500);
 /// A stream ends by itself after this long, whatever its owner does.
-const BOUND: Duration = Duration::from_secs(120);
+const BOUND: Duration = Duration::from_secs(300);
 
 /// What came of a UDP stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
