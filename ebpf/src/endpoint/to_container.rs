@@ -3,7 +3,7 @@
 //! The interface has no ARP, so the stack puts no useful address on the frame; this program does.
 
 use aya_ebpf::programs::TcContext;
-use wharf_common::{Direction, DropReason};
+use wharf_common::Direction;
 
 use wharf_ebpf::{
     config::Config,
