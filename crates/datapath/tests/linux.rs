@@ -7,7 +7,7 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr, UdpSocket},
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use aya::maps::{Array, Map, MapData, PerCpuArray};
@@ -850,6 +850,12 @@ fn a_local_route_that_comes_first_is_named_with_its_table() {
         let addresses = [IpAddr::V4(a.ipv4.unwrap()), IpAddr::V6(a.ipv6.unwrap())];
         for address in addresses {
             run("ip", &["addr", "add", &IpNet::from(address).to_string(), "dev", "lo", "nodad"]);
+        }
+        // The kernel adds the IPv6 address's local route from a work queue.
+        let end = Instant::now() + Duration::from_secs(10);
+        while !run("ip", &["-6", "route", "show", "table", "local"]).contains(&addresses[1].to_string()) {
+            assert!(Instant::now() < end, "no local route to {}", addresses[1]);
+            std::thread::sleep(Duration::from_millis(5));
         }
         let problems = k.observe_endpoint(&a).await.expect("observe");
         let tables = problems.iter().map(|p| match p {
