@@ -163,6 +163,9 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         let (router, stop) = (rest::metrics_router(Arc::clone(&node)), node.stop.clone());
         node.tasks.spawn(serve::metrics(listener, router, stop));
     }
+    if let Err(error) = memory::give_back() {
+        tracing::warn!(%error, "return the memory that the start freed");
+    }
     node.serving.store(true, Ordering::Release);
     tracing::info!(socket = %socket.display(), node = node_name, version = env!("CARGO_PKG_VERSION"), "serving");
     node.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));

@@ -83,15 +83,8 @@ impl Memory {
         if lock(&self.unlimited).is_some_and(|since| since.elapsed() < UNLIMITED) {
             return Ok(());
         }
-        let mut room = self.room();
+        let room = self.room();
         *lock(&self.unlimited) = room.is_none().then(Instant::now);
-        if room.is_some_and(|room| room.endpoints == 0) {
-            // A start, or a burst that has ended, leaves freed memory that the allocator keeps for a second.
-            if let Err(error) = give_back() {
-                tracing::warn!(%error, "return freed memory");
-            }
-            room = self.room();
-        }
         match room {
             Some(room) if room.endpoints == 0 => Err(format!(
                 "the agent's control group has {} MiB of memory in use and may have {} MiB; an endpoint needs about {} KiB, \
@@ -105,11 +98,12 @@ impl Memory {
     }
 }
 
-/// Returns all freed memory to the kernel, unless the allocator's own thread is doing so.
+/// Returns all freed memory to the kernel, unless the allocator's own thread is doing so. For the end of the start,
+/// which frees more than a third of what it took: the first create must not be refused for it.
 ///
 /// # Errors
 /// When the allocator does not know the operation.
-fn give_back() -> io::Result<()> {
+pub fn give_back() -> io::Result<()> {
     // SAFETY: the name ends with a zero byte and is that of an operation without input and output (jemalloc(3),
     // `arena.<i>.purge`; 4096 is MALLCTL_ARENAS_ALL), for which null pointers are what the call expects.
     let refused =

@@ -230,6 +230,7 @@ async fn release<K: Kernel>(
     }
 
     crash_point("delete", DeleteStep::RemoveRecord.name());
+    clean.iter().for_each(|(handle, ..)| handle.shared.update(|v| v.begin_step(DeleteStep::RemoveRecord.name())));
     let since = Instant::now();
     let removed = node.store.commit(changes).await;
     node.metrics.phase(Operation::Delete.name(), DeleteStep::RemoveRecord.name(), since.elapsed());
@@ -321,6 +322,7 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>) -> T
 
 /// Sets what an endpoint waits for after its delete failed.
 fn awaits_another(v: &mut View) {
+    v.status.phase = String::new();
     v.status.waits_for = "another delete".into();
     v.status.ends_when = format!(
         "a delete whose steps all succeed: the runtime's next DEL, `wharf endpoint delete {}`, or the agent's own try every \
