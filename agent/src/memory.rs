@@ -17,10 +17,10 @@ use crate::sync::lock;
 /// Kernel memory of an endpoint: a fixed part, and a part for each processor (docs/sizing.md).
 const ENDPOINT_BYTES: u64 = 160 << 10;
 const ENDPOINT_CPU_BYTES: u64 = 6 << 10;
-/// Bounds of the reserve for the agent itself, which is an eighth of the limit. The next start needs the reserve: a
-/// start takes 27 MiB at its peak and 17 MiB after it (docs/sizing.md), while endpoints may use nearly all of the
-/// limit.
-const LEAST_RESERVE: u64 = 24 << 20;
+/// Bounds of the reserve for the agent itself, which is an eighth of the limit. The next start needs the reserve: it
+/// takes 30 MiB of anonymous memory at its peak and 3 to 8 MiB after it (docs/sizing.md), while endpoints may use nearly
+/// all of the limit.
+const LEAST_RESERVE: u64 = 32 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
 /// Version 1 limits from this value on mean no limit: the kernel reports the highest possible number of pages.
 const NO_LIMIT: u64 = 1 << 62;
@@ -238,11 +238,11 @@ mod tests {
         };
         assert_eq!(room("max\n", mib(500), 0), (None, Ok(())));
         let (left, admitted) = room(&mib(64).to_string(), mib(20), 0);
-        assert!(left.is_some_and(|n| (100..280).contains(&n)) && admitted.is_ok(), "{left:?}");
+        assert!(left.is_some_and(|n| (50..280).contains(&n)) && admitted.is_ok(), "{left:?}");
         let (left, refused) = room(&mib(64).to_string(), mib(57), 0);
         assert_eq!(left, Some(0));
         assert!(refused.expect_err("refused").contains("57 MiB of memory in use and may have 64 MiB"));
-        assert!(room(&mib(64).to_string(), mib(57), mib(20)).1.is_ok(), "the cache can be dropped");
+        assert!(room(&mib(64).to_string(), mib(57), mib(30)).1.is_ok(), "the cache can be dropped");
     }
 
     #[test]
