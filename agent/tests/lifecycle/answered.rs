@@ -1,9 +1,10 @@
 //! Deletes that are answered before the kernel has released the links.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use wharf_agent::{
     endpoint::{
+        collect,
         delete::{self, Answer},
         resume,
     },
@@ -126,15 +127,18 @@ fn a_release_that_fails_or_hangs_keeps_the_record_and_is_resumed() {
 }
 
 #[test]
-fn a_collection_and_the_deletion_queue_wait_for_the_release() {
+fn a_collection_and_a_delete_to_the_end_wait_for_the_release() {
     Machine::new().life(async |agent| {
         let handle = agent.create("c1").await;
         let hold = agent.kernel.hold(Op::ReleaseLink);
         assert_eq!(unlist(&agent, &handle).await.errors, []);
         let again = agent.spawn_delete(&[&handle], DeleteOptions::default());
+        let (node, network) = (Arc::clone(&agent.node), handle.shared.read(|v| v.record.attachment.network.clone()));
+        let gc = tokio::spawn(async move { collect::collect(&node, &network, &BTreeSet::new()).await });
         let_all_run().await;
-        assert!(!again.is_finished());
+        assert!(!again.is_finished() && !gc.is_finished());
         hold.release();
+        assert_eq!(gc.await.expect("task"), DeleteResult::default());
         assert_eq!(again.await.expect("task"), DeleteResult::default(), "the first delete has done it");
         agent.assert_nothing_left().await;
         assert_eq!(agent.snapshot().await.intents, [], "and no intent names what is gone");

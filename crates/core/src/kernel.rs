@@ -391,8 +391,8 @@ pub trait Kernel: Send + Sync + 'static {
     /// Unpins the endpoint's links, programs and maps. Returns the endpoint's last counters, for the node's totals.
     fn remove_programs(&self, id: EndpointId) -> impl Future<Output = Result<Vec<CounterRow>>> + Send;
 
-    /// Removes the veth pair and, with it, the node's routes over it. Returns when no lookup finds either side or a
-    /// route, which is long before the kernel has released them. Where the host side is not in the node's namespace,
+    /// Removes the veth pair and, with it, the node's routes over it. Returns when nothing finds either side, its
+    /// addresses or a route, which is long before the kernel has released them. Where the host side is not in the node's namespace,
     /// the pair is removed by the container's side.
     fn unlist_link(&self, link: &LinkRef) -> impl Future<Output = Result<LinkRelease>> + Send;
 
