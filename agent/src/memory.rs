@@ -98,6 +98,16 @@ impl Memory {
     }
 }
 
+/// Keeps huge pages from this process and its children (prctl(2), PR_SET_THP_DISABLE), where the kernel would give them
+/// unasked (`transparent_hugepage=always`, Debian's default): the kernel fills holes of freed pages with them again, and
+/// before 6.7 a thread's stack of a few pages gets 2 MiB.
+///
+/// # Errors
+/// When a filter of system calls refuses it.
+pub fn refuse_huge_pages() -> nix::Result<()> {
+    nix::sys::prctl::set_thp_disable(true)
+}
+
 /// Returns all freed memory to the kernel, unless the allocator's own thread is doing so. For the end of the start,
 /// which frees more than a third of what it took: the first create must not be refused for it.
 ///

@@ -15,7 +15,7 @@ use crate::{
     addresses::pools,
     agent, cleanup,
     config::{self, AgentConfig},
-    health, pages,
+    health, memory, pages,
     refused::{BAD_SETTINGS, refuse},
     store, telemetry,
 };
@@ -85,7 +85,11 @@ fn show(config: &AgentConfig) -> anyhow::Result<()> {
 }
 
 fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
+    let huge_pages = memory::refuse_huge_pages();
     let log = telemetry::init(&config.log_level, config.log_format)?;
+    if let Err(error) = huge_pages {
+        tracing::warn!("refuse huge pages: {error}; the agent may keep more memory than docs/sizing.md says");
+    }
     wharf_datapath::check_capabilities()?;
     pools::check(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

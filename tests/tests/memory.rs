@@ -28,11 +28,16 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// How long some 150 endpoints may take to be back after a restart.
 const RESTORED: Duration = Duration::from_secs(120);
 
+/// A number of the agent's `/proc/PID/status`.
+fn process_status(node: &Node, field: &str) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{}/status", node.agent_pid()?)).context("read its status")?;
+    let line = text.lines().find_map(|l| l.strip_prefix(field)).with_context(|| format!("it has no {field}"))?;
+    line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{field} is {line:?}"))
+}
+
 /// KiB of memory of the agent.
 fn resident(node: &Node) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{}/status", node.agent_pid()?)).context("read its memory")?;
-    let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:")).context("it has no VmRSS")?;
-    line.trim().trim_end_matches(" kB").parse().with_context(|| format!("VmRSS is {line:?}"))
+    process_status(node, "VmRSS:")
 }
 
 fn id(n: usize) -> String {
@@ -101,6 +106,7 @@ fn busy_hour(node: &Node, container: &Sandbox) -> Result<()> {
 #[test]
 fn memory_comes_back_after_endpoints_and_connections_that_came_and_went() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
+        ensure!(process_status(node, "THP_enabled:")? == 0, "the kernel may give the agent huge pages");
         let start = resident(node)?;
         let container = node.sandbox("all")?;
         for _ in 0..2 {
