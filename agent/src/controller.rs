@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     future::Future,
     sync::{
         Arc, Mutex,
@@ -56,13 +57,8 @@ struct Row {
 
 impl Controllers {
     /// Records the outcome of a run. Returns the failures since the last success.
-    pub fn record(&self, name: &str, result: Result<(), String>) -> u64 {
+    pub fn record(&self, name: &str, result: Result<(), impl Display>) -> u64 {
         self.ended(&(None, name.to_owned()), result)
-    }
-
-    /// [`Self::record`] for a controller of one endpoint.
-    pub fn record_for(&self, endpoint: EndpointId, name: &str, result: Result<(), String>) -> u64 {
-        self.ended(&(Some(endpoint), name.to_owned()), result)
     }
 
     /// Begins a run. [`Run::end`] records its outcome; a dropped run leaves no outcome.
@@ -132,36 +128,13 @@ impl Controllers {
 
     /// Runs `work` every `interval` until `stop`; a failed run is retried sooner, with backoff. At the stop, the
     /// current run ends first.
-    pub async fn run<F, Fut>(&self, name: &str, interval: Duration, stop: CancellationToken, work: F)
+    pub async fn run<F, Fut, E>(&self, name: &str, interval: Duration, stop: CancellationToken, mut work: F)
     where
         F: FnMut() -> Fut,
-        Fut: Future<Output = Result<(), String>>,
+        Fut: Future<Output = Result<(), E>>,
+        E: Display,
     {
-        self.drive((None, name.to_owned()), interval, stop, work).await;
-    }
-
-    /// [`Self::run`] for a controller of one endpoint; its row is removed when it stops.
-    pub async fn run_for<F, Fut>(
-        &self,
-        endpoint: EndpointId,
-        name: &str,
-        interval: Duration,
-        stop: CancellationToken,
-        work: F,
-    ) where
-        F: FnMut() -> Fut,
-        Fut: Future<Output = Result<(), String>>,
-    {
-        let key = (Some(endpoint), name.to_owned());
-        self.drive(key.clone(), interval, stop, work).await;
-        lock(&self.rows).remove(&key);
-    }
-
-    async fn drive<F, Fut>(&self, key: Key, interval: Duration, stop: CancellationToken, mut work: F)
-    where
-        F: FnMut() -> Fut,
-        Fut: Future<Output = Result<(), String>>,
-    {
+        let key = (None, name.to_owned());
         self.change(&key, |row| row.status.interval_ms = Some(millis(interval)));
         // Failures are counted here too, so the backoff works without a row in the table.
         let mut failed = 0;
@@ -169,7 +142,7 @@ impl Controllers {
             let run = self.began(key.clone());
             let result = work().await;
             if let Err(error) = &result {
-                tracing::warn!(controller = key.1, endpoint = key.0.map(EndpointId::get), "{error}");
+                tracing::warn!(controller = name, "{error}");
             }
             failed = if result.is_ok() { 0 } else { failed + 1 };
             run.end(result);
@@ -198,7 +171,7 @@ impl Controllers {
         Run { controllers: self.clone(), key, began, open: true }
     }
 
-    fn ended(&self, key: &Key, result: Result<(), String>) -> u64 {
+    fn ended(&self, key: &Key, result: Result<(), impl Display>) -> u64 {
         {
             let mut runs = lock(&self.runs);
             // Controller names are constants in the code, so the map stays small.
@@ -221,7 +194,7 @@ impl Controllers {
                     status.failures += 1;
                     status.consecutive_failures += 1;
                     status.last_failure_unix_ms = Some(clock::unix_ms());
-                    status.last_error = Some(cut(error));
+                    status.last_error = Some(cut(error.to_string()));
                 }
             }
             status.consecutive_failures
@@ -256,7 +229,7 @@ pub struct Run {
 
 impl Run {
     /// Records the outcome. Returns the failures since the last success.
-    pub fn end(mut self, result: Result<(), String>) -> u64 {
+    pub fn end(mut self, result: Result<(), impl Display>) -> u64 {
         self.open = false;
         // The endpoint may have been deleted meanwhile, with its rows.
         if self.key.0.is_some() && !lock(&self.controllers.rows).contains_key(&self.key) {
@@ -295,6 +268,8 @@ fn cut(mut text: String) -> String {
 mod tests {
     use super::*;
 
+    const OK: Result<(), &str> = Ok(());
+
     fn id(n: u16) -> EndpointId {
         EndpointId::try_from(n).expect("an id")
     }
@@ -306,9 +281,9 @@ mod tests {
     #[test]
     fn outcomes_are_counted_and_the_last_error_stays() {
         let all = Controllers::default();
-        assert_eq!(all.record("a", Err("no".into())), 1);
-        assert_eq!(all.record("a", Err("still no".into())), 2);
-        assert_eq!(all.record("a", Ok(())), 0);
+        assert_eq!(all.record("a", Err("no")), 1);
+        assert_eq!(all.record("a", Err("still no")), 2);
+        assert_eq!(all.record("a", OK), 0);
         let row = row(&all, "a");
         assert_eq!((row.successes, row.failures, row.consecutive_failures), (1, 2, 0));
         assert_eq!(row.last_error.as_deref(), Some("still no"));
@@ -323,7 +298,7 @@ mod tests {
         drop(run);
         let given_up = row(&all, "a");
         assert_eq!((given_up.running_since_unix_ms, given_up.successes, given_up.failures), (None, 0, 0));
-        assert_eq!(all.begin("a").end(Ok(())), 0);
+        assert_eq!(all.begin("a").end(OK), 0);
         let ended = row(&all, "a");
         assert!(ended.running_since_unix_ms.is_none() && ended.last_duration_ms.is_some());
     }
@@ -332,12 +307,12 @@ mod tests {
     fn rows_of_an_endpoint_go_with_it_and_a_late_end_brings_none_back() {
         let all = Controllers::default();
         let late = all.begin_for(id(7), "regeneration");
-        all.record_for(id(7), "other", Ok(()));
-        all.record_for(id(8), "regeneration", Ok(()));
-        all.record("node", Ok(()));
+        all.begin_for(id(7), "other").end(OK);
+        all.begin_for(id(8), "regeneration").end(OK);
+        all.record("node", OK);
         all.forget(id(7));
         assert_eq!(all.runs().get("other"), Some(&(1, 0)), "counts of the node stay");
-        late.end(Err("too late".into()));
+        late.end(Err("too late"));
         let left: Vec<_> = all.list().into_iter().map(|c| (c.name, c.endpoint)).collect();
         assert_eq!(left, [("node".to_owned(), None), ("regeneration".to_owned(), Some(8))]);
     }
@@ -346,10 +321,10 @@ mod tests {
     fn rows_of_endpoints_are_bounded_and_say_when_they_are_full() {
         let all = Controllers::default();
         for n in 0..=MAX_ENDPOINT_ROWS {
-            all.record_for(id(1), &n.to_string(), Ok(()));
+            all.begin_for(id(1), &n.to_string()).end(OK);
         }
         assert_eq!((all.list().len(), all.omitted()), (MAX_ENDPOINT_ROWS, 1));
-        all.record("node", Ok(()));
+        all.record("node", OK);
         assert_eq!(all.list().len(), MAX_ENDPOINT_ROWS + 1, "the node's own always have a place");
     }
 

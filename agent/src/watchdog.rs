@@ -14,7 +14,7 @@ pub async fn feed(node: Arc<LinuxNode>, interval: Duration) {
     let work = || async {
         moves(&node, interval).await?;
         notify(&[sd_notify::NotifyState::Watchdog]);
-        Ok(())
+        Ok::<_, String>(())
     };
     node.controllers.run("watchdog", interval / 3, node.stop.clone(), work).await;
 }
