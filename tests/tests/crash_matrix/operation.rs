@@ -171,6 +171,8 @@ pub(crate) const RESTORE: Operation = Operation {
         scene.arm()?;
         let mut dead = scene.node.sandbox("dead")?;
         scene.dead = Some(scene.node.attach(&dead)?);
+        // How many sets of programs the start finds must not depend on when the agent made the next one.
+        scene.await_quiet()?;
         interrupt(scene, "create/before-commit", "ADD")?;
         dead.vanish()?;
         // The kernel takes a namespace down in its own time. Left are the witnesses' links and that of the ADD.
