@@ -3,7 +3,7 @@
 //! `wharf_core::upgrade` selects the endpoints. `wharf-datapath` takes them over, and restores the other version when
 //! that fails. The agent then does not start: it never runs beside endpoints that it failed to take over.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use wharf_core::{
@@ -15,6 +15,23 @@ use wharf_core::{
 use wharf_datapath::LinuxKernel;
 
 use crate::{config::AgentConfig, endpoint::build};
+
+/// Time that systemd grants beyond TimeoutStartSec= from each request on, and the interval of the requests.
+const MORE_TIME: Duration = Duration::from_secs(60);
+const ASKED_EVERY: Duration = Duration::from_secs(5);
+
+/// To be called after each endpoint: ten thousand take longer than a start usually may, and a start that systemd ends
+/// begins anew (sd_notify(3), EXTEND_TIMEOUT_USEC=).
+fn more_time() -> impl Fn() + Send {
+    let asked = std::cell::Cell::new(None::<Instant>);
+    let usec = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
+    move || {
+        if asked.get().is_none_or(|at| at.elapsed() >= ASKED_EVERY) {
+            asked.set(Some(Instant::now()));
+            crate::notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(usec)]);
+        }
+    }
+}
 
 /// Takes over the endpoints that other ABI versions have pinned, if there are any.
 ///
@@ -36,7 +53,7 @@ pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snap
         record,
     };
     let endpoints = plan.take_over.into_iter().map(takeover).collect();
-    let done = kernel.upgrade(endpoints, plan.keep.clone()).await?;
+    let done = kernel.upgrade(endpoints, plan.keep.clone(), more_time()).await?;
     let from = others.iter().map(|tree| format!("v{}", tree.version)).collect::<Vec<_>>().join(", ");
     let to = wharf_common::ABI_VERSION;
     if let Some((endpoints, why)) = done.counters_lost {

@@ -145,13 +145,17 @@ impl Agent {
         command.args(dirs.flags()).args(arguments).env("NOTIFY_SOCKET", &notify).env("NO_COLOR", "1");
         command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let mut agent = Self { child: command.spawn().context("start wharf-agent")? };
-        let end = Instant::now() + PATIENCE;
+        let mut end = Instant::now() + PATIENCE;
         let mut message = [0; 4096];
         loop {
             if let Ok(n) = ready.recv(&mut message) {
                 let text = String::from_utf8_lossy(message.get(..n).unwrap_or_default());
                 if text.lines().any(|l| l == "READY=1") {
                     return Ok(Started::Ready(agent));
+                }
+                // As systemd does (sd_notify(3)).
+                if let Some(usec) = text.lines().find_map(|l| l.strip_prefix("EXTEND_TIMEOUT_USEC=")?.parse().ok()) {
+                    end = end.max(Instant::now() + Duration::from_micros(usec));
                 }
             }
             if let Some(status) = agent.child.try_wait().context("look at wharf-agent")? {

@@ -101,8 +101,13 @@ impl LinuxKernel {
     ///
     /// # Errors
     /// What failed, and which versions' programs are in force: the previous programs wherever they could be restored.
-    pub async fn upgrade(&self, endpoints: Vec<Takeover>, keep: BTreeSet<EndpointId>) -> Result<Upgraded> {
-        self.blocking("upgrade endpoints", move |k| k.bpf.upgrade(&endpoints, &keep)).await
+    pub async fn upgrade(
+        &self,
+        endpoints: Vec<Takeover>,
+        keep: BTreeSet<EndpointId>,
+        moves: impl Fn() + Send + 'static,
+    ) -> Result<Upgraded> {
+        self.blocking("upgrade endpoints", move |k| k.bpf.upgrade(&endpoints, &keep, &moves)).await
     }
 
     /// Opens the log of the programs that were loaded with debug on; `program_id` is any one of theirs. There can be

@@ -53,7 +53,7 @@ async fn take_over(k: &LinuxKernel, records: &[&EndpointRecord], keep: &[u16]) -
         config: config_spec(r),
     };
     let keep: BTreeSet<EndpointId> = keep.iter().map(|n| id(*n)).collect();
-    k.upgrade(records.iter().map(takeover).collect(), keep).await
+    k.upgrade(records.iter().map(takeover).collect(), keep, || {}).await
 }
 
 /// Names in a directory; none when it is not there.

@@ -104,14 +104,20 @@ impl Bpf {
         others.iter().map(|tree| Ok(VersionTree { version: tree.version(), endpoints: tree.endpoint_ids()? })).collect()
     }
 
-    /// Takes endpoints over from other versions' trees, and removes those trees except the endpoints in `keep`.
+    /// Takes endpoints over from other versions' trees, and removes those trees except the endpoints in `keep`. Calls
+    /// `moves` after each endpoint that was prepared or switched.
     ///
     /// # Errors
     /// What failed, and which versions' programs are in force now.
-    pub(crate) fn upgrade(&self, endpoints: &[Takeover], keep: &BTreeSet<EndpointId>) -> Result<Upgraded> {
+    pub(crate) fn upgrade(
+        &self,
+        endpoints: &[Takeover],
+        keep: &BTreeSet<EndpointId>,
+        moves: &dyn Fn(),
+    ) -> Result<Upgraded> {
         let others = self.pins.others()?;
         let mut done = Upgraded::default();
-        if let Err(error) = self.replace_versions(&others, endpoints, keep, &mut done) {
+        if let Err(error) = self.replace_versions(&others, endpoints, keep, moves, &mut done) {
             let from = version_names(&others);
             let state = match self.fall_back(&others, endpoints) {
                 Ok(()) => format!("the programs of {from} are in force as before"),
@@ -145,12 +151,14 @@ impl Bpf {
         others: &[PinTree],
         endpoints: &[Takeover],
         keep: &BTreeSet<EndpointId>,
+        moves: &dyn Fn(),
         done: &mut Upgraded,
     ) -> Result<()> {
         for Takeover { record, programs, config } in endpoints {
             self.ensure_programs(programs)?;
             self.ensure_config(record.id, config)?;
             self.ensure_reachable(record)?;
+            moves();
             crash::point("datapath/upgrade/after-prepare");
         }
         for tree in others {
@@ -178,6 +186,7 @@ impl Bpf {
                 }
                 Err(e) => return Err(e),
             }
+            moves();
             crash::point("datapath/upgrade/after-swap");
         }
         Ok(())
