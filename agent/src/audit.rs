@@ -1,5 +1,7 @@
 //! The audit: compares the kernel with the store and executes repairs.
 
+mod error;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
@@ -9,7 +11,7 @@ use std::{
 
 use ipnet::IpNet;
 use tokio::time::{Instant, timeout, timeout_at};
-use wharf_api::{ApiError, AuditReport, ErrorCode, Finding, LogStatus};
+use wharf_api::{AuditReport, Finding, LogStatus};
 use wharf_core::{
     audit::{AuditFinding, AuditView, QueueFile, Repair},
     finding::{EndpointProblem, Kept, NodeProblem, Problem, Stray, Verdict},
@@ -23,11 +25,7 @@ use wharf_core::{
 use crate::{
     addresses::{pools, resting},
     clock,
-    endpoint::{
-        deletions, look, orphan, out_of_service,
-        refusal::{error, kernel_error},
-        unfinished,
-    },
+    endpoint::{deletions, look, orphan, out_of_service, unfinished},
     findings::{self, Left},
     node::{
         Node,
@@ -37,11 +35,13 @@ use crate::{
     sync::lock,
 };
 
+pub use self::error::{AuditError, RepairError};
+
 /// Runs an audit; with `repair`, executes all repairs.
 ///
 /// # Errors
 /// When the kernel or the store cannot be read.
-pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<AuditReport, ApiError> {
+pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<AuditReport, AuditError> {
     let audited = audit_and(node, &if repair { Mend::All } else { Mend::Nothing }).await?;
     // Repaired findings leave the status at once. New findings are added by the next leak audit, which leaves out
     // findings that only an operator can decide.
@@ -100,7 +100,7 @@ pub struct Audited {
     /// The finding.
     pub finding: AuditFinding,
     /// Outcome of the repair; none when no repair was requested.
-    pub outcome: Option<Result<(), String>>,
+    pub outcome: Option<Result<(), RepairError>>,
 }
 
 /// What an audit found and did.
@@ -144,25 +144,25 @@ impl Outcome {
 ///
 /// # Errors
 /// When the kernel or the store cannot be read.
-pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<Outcome, ApiError> {
+pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<Outcome, AuditError> {
     if matches!(repair, Mend::All) {
         // The node part is repaired first: routes to endpoints use its addresses as their source.
-        node.kernel.ensure_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
+        node.kernel.ensure_node(&node.spec()).await?;
     }
     // Ids in flight before or after the dump are left out of the audit.
     let before = node.jobs.in_flight();
     let prepared_before = node.prepared.ids();
-    let snapshot = node.store.snapshot().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
-    let dump = node.kernel.dump().await.map_err(|e| kernel_error(&e))?;
+    let snapshot = node.store.snapshot().await?;
+    let dump = node.kernel.dump().await?;
     let after = node.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
     // Records added or removed during the audit count as in flight, even if their work has ended.
-    let later = node.store.snapshot().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
+    let later = node.store.snapshot().await?;
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
     let prepared: BTreeSet<_> = prepared_before.union(&node.prepared.ids()).copied().collect();
-    let mut node_part = node.kernel.observe_node(&node.spec()).await.map_err(|e| kernel_error(&e))?;
-    pools::look(&node.addresses).await.map_err(|e| error(ErrorCode::Kernel, e))?;
+    let mut node_part = node.kernel.observe_node(&node.spec()).await?;
+    pools::look(&node.addresses).await?;
     node_part.extend(pools::problems(&node.addresses));
     let (queue, no_queue) = match queue_files(node).await {
         Ok(queue) => (queue, None),
@@ -259,12 +259,12 @@ async fn mend_all<K: Kernel>(
                 Some(match regenerated.get(id) {
                     Some(Err(why)) => Err(why.clone()),
                     Some(Ok(left)) if left.iter().any(|p: &Problem| p.is_about_the_same(&finding.problem)) => {
-                        Err("a regeneration does not change it".to_owned())
+                        Err(RepairError::Unchanged)
                     }
                     _ => Ok(()),
                 })
             }
-            Some(Repair::CloseIntent(..)) if !all_mended => Some(Err("what it tells of may still be there".to_owned())),
+            Some(Repair::CloseIntent(..)) if !all_mended => Some(Err(RepairError::Explains)),
             Some(action) => {
                 let outcome = mend(node, action, snapshot).await;
                 all_mended &= outcome.is_ok();
@@ -295,7 +295,7 @@ async fn mend_all<K: Kernel>(
 async fn renew<K: Kernel>(
     node: &Arc<Node<K>>,
     levels: &BTreeMap<EndpointId, Level>,
-) -> BTreeMap<EndpointId, Result<Vec<Problem>, String>> {
+) -> BTreeMap<EndpointId, Result<Vec<Problem>, RepairError>> {
     let until = Instant::now() + RENEWAL;
     let each = levels.iter().map(|(id, level)| async move {
         let work = timeout_at(until, regenerate(node, *id, *level)).await;
@@ -305,19 +305,19 @@ async fn renew<K: Kernel>(
 }
 
 /// The error for a build that did not end within [`RENEWAL`].
-fn still_waits<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> String {
-    let Some(handle) = node.registry.get(id) else { return "the endpoint is gone".to_owned() };
+fn still_waits<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> RepairError {
+    let Some(handle) = node.registry.get(id) else { return RepairError::Gone };
     let waits_for = handle.shared.read(|v| v.fsm.waits_for(clock::monotonic_ms()).map(|(what, _)| what));
-    format!("the build is still waiting for {} after {RENEWAL:?}", waits_for.unwrap_or("its turn"))
+    RepairError::Waits(waits_for.unwrap_or("its turn"), RENEWAL)
 }
 
 /// Regenerates an endpoint and returns its remaining problems.
-async fn regenerate<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, level: Level) -> Result<Vec<Problem>, String> {
-    let handle = node.registry.get(id).ok_or("the endpoint is gone")?;
+async fn regenerate<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, level: Level) -> Result<Vec<Problem>, RepairError> {
+    let handle = node.registry.get(id).ok_or(RepairError::Gone)?;
     let (done, answer) = tokio::sync::oneshot::channel();
-    handle.mailbox.send(Command::Regenerate(level, done)).await.map_err(|_| "the endpoint is gone")?;
-    answer.await.map_err(|_| "the endpoint is gone")??;
-    look::once(node, &handle).await.map(|look| look.problems).map_err(|e| e.to_string())
+    handle.mailbox.send(Command::Regenerate(level, done)).await.map_err(|_| RepairError::Gone)?;
+    answer.await.map_err(|_| RepairError::Gone)??;
+    Ok(look::once(node, &handle).await?.problems)
 }
 
 /// Findings of the close looks, and the endpoints looked at.
@@ -333,7 +333,7 @@ async fn close_looks<K: Kernel>(
     node: &Arc<Node<K>>,
     in_flight: &BTreeSet<EndpointId>,
     pause: Duration,
-) -> Result<CloseLooks, ApiError> {
+) -> Result<CloseLooks, AuditError> {
     let mut found = CloseLooks::default();
     let idle = |h: &Handle| !in_flight.contains(&h.id) && h.shared.read(View::is_settled);
     let handles: Vec<Handle> = node.registry.list().into_iter().filter(idle).collect();
@@ -341,7 +341,7 @@ async fn close_looks<K: Kernel>(
         if n > 0 && !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        for look in look::each(node, handles).await.map_err(|e| kernel_error(&e))? {
+        for look in look::each(node, handles).await? {
             let id = look.view.record.id;
             if !look.settled || node.jobs.is_in_flight(id) {
                 continue;
@@ -410,51 +410,48 @@ fn is_nobodys<K: Kernel>(node: &Node<K>, owner: &LeaseOwner) -> bool {
     }
 }
 
-async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapshot) -> Result<(), String> {
-    let kernel = |e: wharf_core::kernel::KernelError| e.to_string();
+async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapshot) -> Result<(), RepairError> {
     match repair {
         Repair::RemoveLink(link) => {
             // The link reference carries the epoch, so a late removal cannot hit the next endpoint with this id.
             let bound = Duration::from_millis(DeleteStep::RemoveLink.deadline_ms());
             let removed = timeout(bound, node.kernel.remove_link(link)).await;
-            removed.map_err(|_| format!("no answer within {bound:?}"))?.map_err(kernel)
+            removed.map_err(|_| RepairError::NoAnswer(bound))??;
         }
         Repair::RemovePins(id) => {
             let _held = Held::take(node, *id)?;
-            node.jobs.remove_programs(*id).await
+            node.jobs.remove_programs(*id).await?;
         }
-        Repair::RemoveEndpointRow(ip, epoch) => node.kernel.remove_endpoint_row(*ip, *epoch).await.map_err(kernel),
+        Repair::RemoveEndpointRow(ip, epoch) => node.kernel.remove_endpoint_row(*ip, *epoch).await?,
         Repair::RemoveCallSlot(slot) => {
             let id = u16::try_from(*slot).ok().and_then(|n| EndpointId::try_from(n).ok());
             let _held = id.map(|id| Held::take(node, id)).transpose()?;
-            node.kernel.remove_call_slot(*slot).await.map_err(kernel)
+            node.kernel.remove_call_slot(*slot).await?;
         }
-        Repair::RemoveRoute(route) => node.kernel.remove_route(route).await.map_err(kernel),
+        Repair::RemoveRoute(route) => node.kernel.remove_route(route).await?,
         Repair::ReleaseLease(ip) => match snapshot.leases.iter().find(|l| l.ip == *ip) {
-            Some(lease) => resting::release(&node.addresses, std::slice::from_ref(lease), Vec::new())
-                .await
-                .map_err(|e| e.to_string()),
+            Some(lease) => resting::release(&node.addresses, std::slice::from_ref(lease), Vec::new()).await?,
             None => {
                 let lease = lock(&node.addresses.ipam).get(*ip).filter(|l| is_nobodys(node, &l.owner)).cloned();
                 resting::in_memory(&node.addresses, lease.as_slice());
-                Ok(())
             }
         },
-        Repair::EnsureNode => node.kernel.ensure_node(&node.spec()).await.map_err(kernel),
-        Repair::DrainQueue => match deletions::drain(node, Cause::Tick).await? {
-            0 => Ok(()),
-            left => Err(format!("{left} deletes could not be finished yet")),
+        Repair::EnsureNode => node.kernel.ensure_node(&node.spec()).await?,
+        Repair::DrainQueue => match deletions::drain(node, Cause::Tick).await.map_err(RepairError::Queue)? {
+            0 => {}
+            left => return Err(RepairError::Unserved(left)),
         },
-        Repair::ForgetRest(ip) => node.store.commit(vec![Change::RemoveRest(*ip)]).await.map_err(|e| e.to_string()),
-        Repair::RemoveQueueFile(name) => node.deletions.discard(name).await,
-        Repair::ReleaseOutOfService(id) => out_of_service::release(node, *id).await.map(drop),
+        Repair::ForgetRest(ip) => node.store.commit(vec![Change::RemoveRest(*ip)]).await?,
+        Repair::RemoveQueueFile(name) => node.deletions.discard(name).await.map_err(RepairError::Queue)?,
+        Repair::ReleaseOutOfService(id) => drop(out_of_service::release(node, *id).await?),
         Repair::CloseIntent(id, epoch) => {
             // Finishing the undo releases the addresses and the id too.
             unfinished::finish(node, *id).await?;
-            node.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await.map_err(|e| e.to_string())
+            node.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await?;
         }
-        Repair::Regenerate(id, level) => regenerate(node, *id, *level).await.map(drop),
+        Repair::Regenerate(id, level) => drop(regenerate(node, *id, *level).await?),
     }
+    Ok(())
 }
 
 /// The files of the deletion queue for the audit, without canaries.
@@ -485,12 +482,12 @@ struct Held<K: Kernel> {
 impl<K: Kernel> Held<K> {
     /// Takes the id unless it is in use. Pins and call slots carry no epoch, so they may belong to a new endpoint by
     /// now.
-    fn take(node: &Arc<Node<K>>, id: EndpointId) -> Result<Self, String> {
+    fn take(node: &Arc<Node<K>>, id: EndpointId) -> Result<Self, RepairError> {
         let was_free = node.registry.claim_id(id);
         let in_use = node.registry.get(id).is_some() || node.jobs.is_in_flight(id) || node.prepared.ids().contains(&id);
         // An id that is neither free nor in use is reserved by an unfinished undo.
         if !was_free && in_use {
-            return Err(format!("id {id} is in use again"));
+            return Err(RepairError::InUse(id));
         }
         Ok(Self { node: Arc::clone(node), id, was_free })
     }

@@ -121,11 +121,11 @@ fn asks_for(deletion: &Deletion, a: &Attachment) -> bool {
 }
 
 /// The pending deletion records, or why they cannot be listed.
-async fn deletion_records<K: Kernel>(node: &Arc<Node<K>>) -> Result<Vec<Deletion>, String> {
+async fn deletion_records<K: Kernel>(node: &Arc<Node<K>>) -> Result<Vec<Deletion>, Unknown> {
     match timeout(DEADLINE, deletions::entries(node)).await {
         Ok(Ok(entries)) => Ok(entries.into_iter().filter_map(|e| e.content.ok()).collect()),
-        Ok(Err(why)) => Err(why),
-        Err(_) => Err(format!("list the deletion queue: no answer within {DEADLINE:?}")),
+        Ok(Err(why)) => Err(Unknown::Queue(why)),
+        Err(_) => Err(Unknown::QueueSilent),
     }
 }
 
@@ -133,7 +133,7 @@ async fn deletion_records<K: Kernel>(node: &Arc<Node<K>>) -> Result<Vec<Deletion
 async fn living<K: Kernel>(
     node: &Arc<Node<K>>,
     handle: &Handle,
-    records: &Result<Vec<Deletion>, String>,
+    records: &Result<Vec<Deletion>, Unknown>,
 ) -> Explanation {
     let is_looked_at = |v: &View| v.committed && !v.fsm.state.is_terminal() && v.fsm.state != State::Disconnecting;
     let found = if handle.shared.read(is_looked_at) { Some(problems(node, handle).await) } else { None };
@@ -293,7 +293,7 @@ fn tell(answer: &mut Explanation, entries: &Entries) {
 async fn look<K: Kernel, T: Send + 'static>(
     node: &Node<K>,
     work: impl Future<Output = Result<T, KernelError>> + Send + 'static,
-) -> Result<T, KernelErrorOrWait> {
+) -> Result<T, Unknown> {
     let turn = Arc::clone(&node.looks).acquire_owned();
     let asked = async {
         let permit = turn.await.ok()?;
@@ -306,58 +306,56 @@ async fn look<K: Kernel, T: Send + 'static>(
         answer.await.ok()
     };
     match timeout(DEADLINE, asked).await {
-        Ok(Some(result)) => result.map_err(KernelErrorOrWait::Kernel),
-        Ok(None) => Err(KernelErrorOrWait::Wait("the agent is stopping".into())),
-        Err(_) => Err(KernelErrorOrWait::Wait(format!("the kernel did not answer within {DEADLINE:?}"))),
+        Ok(Some(result)) => Ok(result?),
+        Ok(None) => Err(Unknown::Stopping),
+        Err(_) => Err(Unknown::KernelSilent),
     }
 }
 
-/// Why an observation failed.
-enum KernelErrorOrWait {
-    Kernel(KernelError),
-    Wait(String),
-}
-
-impl std::fmt::Display for KernelErrorOrWait {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Kernel(e) => e.fmt(f),
-            Self::Wait(why) => f.write_str(why),
-        }
-    }
+/// Why a part of the explanation is not known.
+#[derive(Debug, Clone, thiserror::Error)]
+enum Unknown {
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    #[error("the kernel did not answer within {DEADLINE:?}")]
+    KernelSilent,
+    #[error("the agent is stopping")]
+    Stopping,
+    #[error("a build of it runs or waits for its turn")]
+    Build,
+    #[error("{0}")]
+    Queue(String),
+    #[error("list the deletion queue: no answer within {DEADLINE:?}")]
+    QueueSilent,
 }
 
 /// Problems of an endpoint in the kernel, or why they could not be observed. A running build gets a moment to end.
-async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec<Problem>, String> {
+async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec<Problem>, Unknown> {
     let (asked, handle) = (Arc::clone(node), handle.clone());
     let looked = look(node, async move { endpoint::look::settled(&asked, &handle, BUILD_PATIENCE).await }).await;
-    let looked = looked.map_err(|why| why.to_string())?;
-    if looked.settled || verdict(&looked.problems) == Verdict::Well {
-        Ok(looked.problems)
-    } else {
-        Err("a build of it runs or waits for its turn".to_owned())
-    }
+    let looked = looked?;
+    if looked.settled || verdict(&looked.problems) == Verdict::Well { Ok(looked.problems) } else { Err(Unknown::Build) }
 }
 
 /// The kernel findings as an API object.
-fn kernel_look(problems: &Result<Vec<Problem>, String>, owner: &str) -> KernelLook {
+fn kernel_look(problems: &Result<Vec<Problem>, Unknown>, owner: &str) -> KernelLook {
     match problems {
         Ok(problems) => KernelLook {
             could_not_look: None,
             findings: problems.iter().map(|p| findings::finding(p, Some(owner.to_owned()))).collect(),
         },
-        Err(why) => KernelLook { could_not_look: Some(why.clone()), findings: Vec::new() },
+        Err(why) => KernelLook { could_not_look: Some(why.to_string()), findings: Vec::new() },
     }
 }
 
 /// Counters of an endpoint's programs.
-async fn counters<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<Vec<MetricRow>, String> {
+async fn counters<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<Vec<MetricRow>, Unknown> {
     let kernel = Arc::clone(&node.kernel);
     match look(node, async move { kernel.observe_counters(id).await }).await {
         Ok(rows) => Ok(rows.into_iter().map(|c| metric_row(id, c)).collect()),
         // The endpoint's maps are gone, or do not exist yet.
-        Err(KernelErrorOrWait::Kernel(e)) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
-        Err(why) => Err(why.to_string()),
+        Err(Unknown::Kernel(e)) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
+        Err(why) => Err(why),
     }
 }
 
@@ -442,7 +440,7 @@ fn nothing<K: Kernel>(
     node: &Node<K>,
     text: &str,
     subject: &Subject,
-    records: &Result<Vec<Deletion>, String>,
+    records: &Result<Vec<Deletion>, Unknown>,
 ) -> Explanation {
     let keep = conclude::span(u64::try_from(node.config.timeline_keep.as_millis()).unwrap_or(u64::MAX));
     let mut searched = vec![

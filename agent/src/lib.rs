@@ -260,7 +260,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
         // A lost store file must be found while the agent runs: when the agent ends, the records are gone.
-        let work = || async { owned.store.ping().await.map_err(|e| e.to_string()) };
+        let work = || owned.store.ping();
         owned.controllers.run("store-file", store::LOOK, owned.stop.clone(), work).await;
     });
     let owned = Arc::clone(node);
@@ -295,7 +295,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     }
     let owned = Arc::clone(node);
     node.tasks.spawn(async move {
-        let work = || async { owned.kernel.ensure_node(&owned.spec()).await.map_err(|e| e.to_string()) };
+        let work = || async { owned.kernel.ensure_node(&owned.spec()).await };
         owned.controllers.run("node-datapath", NODE_INTERVAL, owned.stop.clone(), work).await;
     });
     let owned = Arc::clone(node);
@@ -317,7 +317,7 @@ async fn read_events(node: Arc<LinuxNode>, mut events: wharf_datapath::EventRead
         match result {
             Ok(batch) => node.monitor.packets(&batch),
             Err(error) => {
-                node.controllers.record("events", Err(error.to_string()));
+                node.controllers.record("events", Err(&error));
                 tracing::error!("read events: {error}; `wharf monitor` shows no packets until the agent is restarted");
                 return;
             }
@@ -332,17 +332,17 @@ async fn read_program_log(node: Arc<LinuxNode>) {
         let (set, programs, guard) = prepared::load(&node).await?;
         node.prepared.give_back(set);
         drop(guard);
-        let mut log = node.kernel.program_log(programs.program_ids[0]).await.map_err(|e| e.to_string())?;
+        let mut log = node.kernel.program_log(programs.program_ids[0]).await?;
         loop {
-            log.next().await.map_err(|e| e.to_string())?;
+            log.next().await?;
         }
     };
-    let result: Result<(), String> = tokio::select! {
+    let result: anyhow::Result<()> = tokio::select! {
         () = node.stop.cancelled() => return,
         result = read => result,
     };
     if let Err(error) = result {
-        node.controllers.record("program-log", Err(error.clone()));
+        node.controllers.record("program-log", Err(&error));
         tracing::error!("read the programs' log: {error}");
     }
 }

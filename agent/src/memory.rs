@@ -51,6 +51,18 @@ pub struct Room {
     pub endpoints: u64,
 }
 
+/// Why there is no memory for another endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the agent's control group has {} MiB of memory in use and may have {} MiB; an endpoint needs about {} KiB, \
+     and the rest is kept for the agent",
+    room.used >> 20, room.limit >> 20, endpoint_bytes >> 10
+)]
+pub struct NoRoom {
+    room: Room,
+    endpoint_bytes: u64,
+}
+
 impl Default for Memory {
     fn default() -> Self {
         Self::of(own_groups())
@@ -78,21 +90,15 @@ impl Memory {
     /// Whether there is memory for another endpoint. A new limit counts after a second at the latest.
     ///
     /// # Errors
-    /// When the endpoint's kernel memory could get the agent killed; the text says why.
-    pub fn admit(&self) -> Result<(), String> {
+    /// When the endpoint's kernel memory could get the agent killed.
+    pub fn admit(&self) -> Result<(), NoRoom> {
         if lock(&self.unlimited).is_some_and(|since| since.elapsed() < UNLIMITED) {
             return Ok(());
         }
         let room = self.room();
         *lock(&self.unlimited) = room.is_none().then(Instant::now);
         match room {
-            Some(room) if room.endpoints == 0 => Err(format!(
-                "the agent's control group has {} MiB of memory in use and may have {} MiB; an endpoint needs about {} KiB, \
-                 and the rest is kept for the agent",
-                room.used >> 20,
-                room.limit >> 20,
-                self.endpoint_bytes >> 10
-            )),
+            Some(room) if room.endpoints == 0 => Err(NoRoom { room, endpoint_bytes: self.endpoint_bytes }),
             _ => Ok(()),
         }
     }
@@ -251,7 +257,7 @@ mod tests {
         assert!(left.is_some_and(|n| (50..280).contains(&n)) && admitted.is_ok(), "{left:?}");
         let (left, refused) = room(&mib(64).to_string(), mib(57), 0);
         assert_eq!(left, Some(0));
-        assert!(refused.expect_err("refused").contains("57 MiB of memory in use and may have 64 MiB"));
+        assert!(refused.expect_err("refused").to_string().contains("57 MiB of memory in use and may have 64 MiB"));
         assert!(room(&mib(64).to_string(), mib(57), mib(30)).1.is_ok(), "the cache can be dropped");
     }
 

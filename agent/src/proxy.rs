@@ -8,7 +8,12 @@ use std::{future::Future, net::IpAddr, pin::Pin};
 use wharf_core::ids::{EndpointId, Epoch};
 
 /// Resolves when the proxy has let go; an error says why it never will.
-pub type Completion = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+pub type Completion = Pin<Box<dyn Future<Output = Result<(), ProxyError>> + Send>>;
+
+/// What the proxy gave as its reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ProxyError(pub String);
 
 /// Where redirects are asked for and completions come from.
 pub trait Redirects: Send + Sync + 'static {

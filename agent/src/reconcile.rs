@@ -12,7 +12,7 @@ use wharf_core::{
 };
 
 use crate::{
-    audit::{Audited, Key, Mend, audit_and, key_of},
+    audit::{AuditError, Audited, Key, Mend, audit_and, key_of},
     endpoint::orphan,
     findings,
     node::Node,
@@ -33,25 +33,25 @@ impl Reconcile {
     ///
     /// # Errors
     /// When the kernel or the store cannot be read.
-    pub async fn run<K: Kernel>(&mut self, node: &Arc<Node<K>>) -> Result<(), String> {
+    pub async fn run<K: Kernel>(&mut self, node: &Arc<Node<K>>) -> Result<(), AuditError> {
         let mut kept: BTreeSet<EndpointId> = orphan::ids(node);
         kept.extend(lock(&node.out_of_service).ids());
         let guards: Vec<_> = kept.into_iter().map(|id| node.jobs.working_on(id)).collect();
-        let outcome = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await.map_err(|e| e.message)?;
+        let outcome = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await?;
         drop(guards);
         let left = outcome.left();
         let mut logged = BTreeSet::new();
         for audited in outcome.findings {
             self.log(node, &audited);
             let Audited { finding, outcome } = audited;
-            if outcome != Some(Ok(())) && is_the_agents(finding.problem.mender()) {
+            if !matches!(outcome, Some(Ok(()))) && is_the_agents(finding.problem.mender()) {
                 self.last.insert(key_of(&finding.problem));
             }
             logged.insert(finding.problem);
         }
         self.logged = logged;
         *lock(&node.audit_findings) = Some(left);
-        orphan::forget_gone(node).await
+        Ok(orphan::forget_gone(node).await?)
     }
 
     fn log<K: Kernel>(&self, node: &Node<K>, audited: &Audited) {

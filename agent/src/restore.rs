@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use wharf_api::{EndpointStatus, LogStatus};
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname, parse_host_ifname},
-    ids::{Attachment, EndpointId, Epoch, IfName},
+    ids::{Attachment, EndpointId, Epoch},
     ipam::Ipam,
     kernel::{Kernel, KernelDump, LinkRef},
     plan::DeleteOptions,
@@ -380,8 +380,7 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
 /// Undoes a create that the end of the agent interrupted. The id may have another endpoint, so only objects with the
 /// epoch are removed here; pins without a record are removed by [`remove_unexplained`].
 async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoch, attachment: &Attachment) {
-    let Ok(name) = IfName::parse(&host_ifname(id, epoch)) else { return };
-    let link = LinkRef { id, epoch, host_ifname: name, host_ifindex: None, container: None };
+    let link = LinkRef { id, epoch, host_ifname: host_ifname(id, epoch), host_ifindex: None, container: None };
     if let Err(error) = node.kernel.remove_link(&link).await {
         tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: undo a create: {error}; its intent stays open");
         return;
@@ -415,7 +414,7 @@ async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[Endpoi
                 tracing::info!(object = f.object, subject = f.subject, "restore: {}: {repair}", f.problem);
             }
         }
-        Err(error) => tracing::warn!("restore: audit: {}", error.message),
+        Err(error) => tracing::warn!("restore: audit: {error}"),
     }
     drop(guards);
 }

@@ -14,33 +14,42 @@ pub async fn feed(node: Arc<LinuxNode>, interval: Duration) {
     let work = || async {
         moves(&node, interval).await?;
         notify(&[sd_notify::NotifyState::Watchdog]);
-        Ok::<_, String>(())
+        Ok::<_, Stalled>(())
     };
     node.controllers.run("watchdog", interval / 3, node.stop.clone(), work).await;
 }
 
-/// Do the parts that matter move?
-///
-/// # Errors
-/// Which does not.
-async fn moves(node: &Arc<LinuxNode>, interval: Duration) -> Result<(), String> {
+/// A part of the agent that does not move.
+#[derive(Debug, thiserror::Error)]
+enum Stalled {
+    #[error("{0} shows no sign of life for {silent} ms", silent = .1.as_millis())]
+    Silent(&'static str, Duration),
+    #[error("{0} has not begun")]
+    NotBegun(&'static str),
+    #[error("the store does not answer: {0}")]
+    Store(String),
+    #[error("controller {0}: a run has not ended for {ran} s", ran = .1.as_secs())]
+    Controller(String, Duration),
+}
+
+async fn moves(node: &Arc<LinuxNode>, interval: Duration) -> Result<(), Stalled> {
     // Half of the interval is what the rest of it can make good before systemd acts.
     let bound = interval / 2;
     beats("the main runtime", &node.pulses.runtime, bound)?;
     beats("the API's listener", &node.pulses.api, bound)?;
-    status::answers(node, tokio::time::Instant::now() + bound)
-        .await
-        .map_err(|why| format!("the store does not answer: {why}"))?;
+    if let Some(why) = status::store_waits_for(node, tokio::time::Instant::now() + bound).await {
+        return Err(Stalled::Store(why));
+    }
     match node.controllers.overdue(&CRITICAL) {
-        Some((name, ran)) => Err(format!("controller {name}: a run has not ended for {} s", ran.as_secs())),
+        Some((name, ran)) => Err(Stalled::Controller(name, ran)),
         None => Ok(()),
     }
 }
 
-fn beats(what: &str, pulse: &Pulse, bound: Duration) -> Result<(), String> {
+fn beats(what: &'static str, pulse: &Pulse, bound: Duration) -> Result<(), Stalled> {
     match pulse.age() {
         Some(age) if age <= bound => Ok(()),
-        Some(age) => Err(format!("{what} shows no sign of life for {} ms", age.as_millis())),
-        None => Err(format!("{what} has not begun")),
+        Some(age) => Err(Stalled::Silent(what, age)),
+        None => Err(Stalled::NotBegun(what)),
     }
 }

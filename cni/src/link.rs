@@ -142,7 +142,7 @@ fn marked(link: &LinkMessage, conf: &NetConf, target: &Target) -> Option<Marked>
     }
     let (name, mark) = (name?, Mark::parse(alias?)?);
     let ours = veth
-        && EndpointId::try_from(mark.id).is_ok_and(|id| *name == host_ifname(id, Epoch(mark.epoch)))
+        && EndpointId::try_from(mark.id).is_ok_and(|id| *name == host_ifname(id, Epoch(mark.epoch)).as_str())
         && mark.is_of(&conf.name, &target.container_id, &target.ifname);
     ours.then(|| Marked { index: link.header.index, name: name.clone(), mark })
 }

@@ -12,7 +12,7 @@ use wharf_api::{IpFamily, PoolView};
 use wharf_core::{
     finding::NodeProblem,
     ipam::Leased,
-    kernel::Kernel,
+    kernel::{Kernel, KernelError},
     overlap::{Overlap, at_start, overlaps},
     store::LeaseOwner,
 };
@@ -34,9 +34,9 @@ pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the kernel cannot be read: the overlaps known before stay in force.
-pub async fn look<K: Kernel>(addresses: &Addresses<K>) -> Result<(), String> {
+pub async fn look<K: Kernel>(addresses: &Addresses<K>) -> Result<(), KernelError> {
     let cidrs = lock(&addresses.ipam).cidrs();
-    let seen = addresses.kernel.observe_networks(&cidrs).await.map_err(|e| e.to_string())?;
+    let seen = addresses.kernel.observe_networks(&cidrs).await?;
     apply(addresses, overlaps(&addresses.pools, &seen.foreign));
     Ok(())
 }

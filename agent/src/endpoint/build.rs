@@ -25,7 +25,7 @@ use wharf_core::{
 use crate::{
     config::AgentConfig,
     endpoint::{look, record::crash_point},
-    node::{Node, endpoint::Shared},
+    node::{Node, endpoint::Shared, error::BuildError},
 };
 
 /// The configuration row for an endpoint; node-wide tracing is included.
@@ -73,7 +73,7 @@ pub async fn build<K: Kernel>(
     cancel: &CancellationToken,
     level: Level,
     keep_programs: bool,
-) -> Result<(), String> {
+) -> Result<(), BuildError> {
     let (record, trace) = shared.read(|v| (v.record.clone(), v.trace));
     let mut run = Run { node, shared, cancel, id: record.id, steps: Vec::new() };
     let since = Instant::now();
@@ -81,7 +81,7 @@ pub async fn build<K: Kernel>(
     let result = steps(&mut run, level, keep_programs, &record, trace).await;
     let (outcome, text) = match &result {
         Ok(()) => (Outcome::Ok, format!("{level}: {}", run.steps.join(", "))),
-        Err(why) => (Outcome::Failed, why.clone()),
+        Err(why) => (Outcome::Failed, why.to_string()),
     };
     shared.note(operation, "build", Some(since.elapsed()), outcome, &text);
     result?;
@@ -95,7 +95,7 @@ async fn steps<K: Kernel>(
     keep_programs: bool,
     record: &EndpointRecord,
     trace: bool,
-) -> Result<(), String> {
+) -> Result<(), BuildError> {
     let node = run.node;
     if level == Level::Datapath {
         let spec = ProgramSpec { keep: keep_programs, ..desired_programs(&node.config, record) };
@@ -147,13 +147,13 @@ impl<K: Kernel> Run<'_, K> {
         &mut self,
         step: CreateStep,
         call: impl FnOnce(Arc<K>) -> F + Send + 'static,
-    ) -> Result<(), String>
+    ) -> Result<(), BuildError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, KernelError>> + Send + 'static,
     {
         if self.cancel.is_cancelled() {
-            return Err(format!("{step}: not begun, a delete came"));
+            return Err(BuildError::Cancelled(step));
         }
         self.shared.update(|v| v.begin_step(step.name()));
         crash_point("regenerate", step.name());
@@ -161,6 +161,6 @@ impl<K: Kernel> Run<'_, K> {
         let result = self.node.jobs.bounded(self.id, step.name(), bound, call).await;
         self.node.metrics.phase(Operation::Regenerate.name(), step.name(), since.elapsed());
         self.steps.push(format!("{step} {:.1} ms", since.elapsed().as_secs_f64() * 1_000.0));
-        result.map(drop).map_err(|e| format!("{step}: {e}"))
+        result.map(drop).map_err(|e| BuildError::Step(step, e))
     }
 }

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tracing::Instrument as _;
-use wharf_api::{ApiError, ErrorCode, LogStatus};
+use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::IpOwner,
     ipam::{IpamError, LeaseRequest, Wanted},
@@ -24,8 +24,8 @@ use crate::{
     endpoint::{
         build,
         claim::Claim,
+        error::{CreateCause, CreateError},
         record::{crash_point, leases, owner},
-        refusal::{error, from_ipam, kernel_error, store_error},
         reserve::reserve,
         task::EndpointTask,
     },
@@ -40,7 +40,7 @@ pub use crate::endpoint::reserve::CreateSpec;
 /// knows the step.
 const ANSWER_GRACE: Duration = Duration::from_millis(100);
 
-type Reply<K> = oneshot::Sender<Result<Claim<K>, ApiError>>;
+type Reply<K> = oneshot::Sender<Result<Claim<K>, CreateCause>>;
 
 /// Creates an endpoint and answers when traffic can flow.
 ///
@@ -48,45 +48,34 @@ type Reply<K> = oneshot::Sender<Result<Claim<K>, ApiError>>;
 ///
 /// # Errors
 /// Why the create failed; its completed steps are undone.
-pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, ApiError> {
-    admitted_by_memory(node, &spec)?;
+pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateError> {
+    let attachment = spec.attachment.clone();
+    begin(node, spec).await.map_err(|cause| CreateError { attachment, cause })
+}
+
+async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateCause> {
+    node.memory.admit()?;
     let patience = spec.deadline.saturating_duration_since(Instant::now());
-    let place = node.gate.offer(patience).map_err(|refusal| ApiError {
-        code: ErrorCode::Overloaded,
-        message: format!(
-            "create endpoint {}: {} creates wait, and this one would wait about {} ms",
-            spec.attachment, refusal.waiting, refusal.predicted_wait_ms
-        ),
-        hint: None,
-        retry_after_ms: Some(refusal.retry_after_ms),
-        op: None,
-    })?;
+    let place = node.gate.offer(patience).map_err(CreateCause::Overloaded)?;
     node.creates.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (reply, answer) = oneshot::channel();
-    let (attachment, deadline) = (spec.attachment.clone(), spec.deadline);
+    let deadline = spec.deadline;
     let op = OpId::current_or_next(Kind::Create);
     let span = op.span();
     operation::about(&span, None, &spec.attachment);
     node.endpoints.spawn(run(Arc::clone(node), spec, reply, place, span));
     match timeout_at(deadline + ANSWER_GRACE, answer).await {
         Ok(Ok(result)) => result.map(Claim::accept),
-        Ok(Err(_)) => {
-            Err(error(ErrorCode::Unavailable, format!("create endpoint {attachment}: the agent is stopping")))
-        }
-        Err(_) => Err(error(
-            ErrorCode::DeadlineExceeded,
-            format!("create endpoint {attachment}: its deadline passed; what was begun is being undone"),
-        )),
+        Ok(Err(_)) => Err(CreateCause::Stopping),
+        Err(_) => Err(CreateCause::Deadline("its deadline passed; what was begun is being undone")),
     }
 }
 
 async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, place: Place, span: tracing::Span) {
     let started = Instant::now();
     // `reserve` may be dropped at any await: its reservations come after the last one.
-    let begun = timeout_at(spec.deadline, reserve(&node, &spec).instrument(span.clone())).await.unwrap_or_else(|_| {
-        let what = format!("create endpoint {}: its namespace {}", spec.attachment, spec.netns.display());
-        Err(error(ErrorCode::DeadlineExceeded, format!("{what} or the store did not answer before the deadline")))
-    });
+    let begun = timeout_at(spec.deadline, reserve(&node, &spec).instrument(span.clone())).await;
+    let begun = begun.unwrap_or_else(|_| Err(CreateCause::NotBegun(spec.netns.clone())));
     let mut task = match begun {
         Ok(task) => task,
         Err(error) => {
@@ -128,19 +117,12 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, p
     }
 }
 
-fn admitted_by_memory<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(), ApiError> {
-    node.memory.admit().map_err(|why| ApiError {
-        hint: Some("raise the memory limit of the agent's service (MemoryMax=), or delete endpoints".into()),
-        ..error(ErrorCode::LimitReached, format!("create endpoint {}: {why}", spec.attachment))
-    })
-}
-
 async fn steps<K: Kernel>(
     task: &mut EndpointTask<K>,
     spec: &CreateSpec,
     reply: &mut Option<Reply<K>>,
     place: Place,
-) -> Result<(), ApiError> {
+) -> Result<(), CreateCause> {
     let node = Arc::clone(&task.node);
     let ip_owner = task.shared.read(|v| v.record.ip_owner);
     task.transition(Event::IdentityResolved);
@@ -149,8 +131,8 @@ async fn steps<K: Kernel>(
         given_up = gives_up(task, spec, reply) => return Err(task.undo_create(&[], given_up).await),
     };
     // Creates admitted earlier may have used the remaining memory.
-    if let Err(refused) = admitted_by_memory(&node, spec) {
-        return Err(task.undo_create(&[], refused).await);
+    if let Err(refused) = node.memory.admit() {
+        return Err(task.undo_create(&[], refused.into()).await);
     }
     task.transition(Event::BuildStarted);
     let mut begun: Vec<CreateStep> = Vec::new();
@@ -162,8 +144,7 @@ async fn steps<K: Kernel>(
         crash_point("create", step.name());
         let before = Instant::now();
         let result = watch(task, spec, step, reply).await;
-        let failed = result.as_ref().err().map(|e| e.message.as_str());
-        timeline::phase(&node.metrics, &task.shared, Operation::Create, step.name(), before.elapsed(), failed);
+        timeline::phase(&node.metrics, &task.shared, Operation::Create, step.name(), before.elapsed(), &result);
         if let Err(failed) = result {
             return Err(task.undo_create(&begun, failed).await);
         }
@@ -181,7 +162,7 @@ async fn steps<K: Kernel>(
 }
 
 /// Waits until the create has a reason to give up its place in the queue.
-async fn gives_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &mut Option<Reply<K>>) -> ApiError {
+async fn gives_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &mut Option<Reply<K>>) -> CreateCause {
     let caller_goes = async {
         match reply {
             Some(reply) => reply.closed().await,
@@ -193,30 +174,24 @@ async fn gives_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &
         () = task.node.stop.cancelled() => {}
         () = caller_goes => {}
         () = tokio::time::sleep_until(spec.deadline) => {
-            let what = format!("create endpoint {}: waited for its turn until the deadline", spec.attachment);
-            return error(ErrorCode::DeadlineExceeded, what);
+            return CreateCause::Deadline("waited for its turn until the deadline");
         }
     }
-    let what = || format!("create endpoint {}: it was given up while it waited for its turn", spec.attachment);
-    give_up(task, spec, reply).unwrap_or_else(|| error(ErrorCode::Busy, what()))
+    give_up(task, spec, reply).unwrap_or(CreateCause::Deleted("it was given up while it waited for its turn"))
 }
 
 /// Whether to stop before the next step.
-fn give_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &Option<Reply<K>>) -> Option<ApiError> {
-    let what = format!("create endpoint {}", spec.attachment);
+fn give_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &Option<Reply<K>>) -> Option<CreateCause> {
     if task.cancel.is_cancelled() {
-        return Some(error(ErrorCode::Busy, format!("{what}: a delete came while it was being created")));
+        return Some(CreateCause::Deleted("a delete came while it was being created"));
     }
     if task.node.stop.is_cancelled() {
-        return Some(error(ErrorCode::Unavailable, format!("{what}: the agent is stopping")));
+        return Some(CreateCause::Stopping);
     }
     if reply.as_ref().is_none_or(oneshot::Sender::is_closed) {
-        return Some(error(ErrorCode::DeadlineExceeded, format!("{what}: the caller went away")));
+        return Some(CreateCause::Deadline("the caller went away"));
     }
-    if Instant::now() >= spec.deadline {
-        return Some(error(ErrorCode::DeadlineExceeded, format!("{what}: its deadline passed")));
-    }
-    None
+    (Instant::now() >= spec.deadline).then_some(CreateCause::Deadline("its deadline passed"))
 }
 
 /// Runs a step. When the step overruns its deadline, the caller is answered, but the step is awaited to its end: a
@@ -226,7 +201,7 @@ async fn watch<K: Kernel>(
     spec: &CreateSpec,
     step: CreateStep,
     reply: &mut Option<Reply<K>>,
-) -> Result<(), ApiError> {
+) -> Result<(), CreateCause> {
     let shared = Arc::clone(&task.shared);
     shared.update(|v| v.begin_step(step.name()));
     let bound = (Instant::now() + Duration::from_millis(step.deadline_ms())).min(spec.deadline);
@@ -236,14 +211,8 @@ async fn watch<K: Kernel>(
         result = &mut work => return result,
         () = tokio::time::sleep_until(bound) => {}
     }
-    let late = error(
-        ErrorCode::DeadlineExceeded,
-        format!(
-            "create endpoint {}: step {step} did not end in time; it is undone as soon as it ends",
-            spec.attachment
-        ),
-    );
-    shared.log(LogStatus::Failure, step.name(), late.message.clone());
+    let late = CreateCause::Overrun(step);
+    shared.log(LogStatus::Failure, step.name(), late.to_string());
     shared.update(|v| {
         v.status.waits_for = format!("step {step}");
         v.status.ends_when = "the kernel or the store answers".into();
@@ -257,38 +226,16 @@ async fn watch<K: Kernel>(
     }
 }
 
-async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateStep) -> Result<(), ApiError> {
+async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateStep) -> Result<(), CreateCause> {
     let (node, shared) = (&task.node, &task.shared);
     let record = shared.read(|v| v.record.clone());
     let (id, name) = (record.id, step.name());
-    let kernel = |e: KernelError| match (step, e.kind) {
-        (CreateStep::EnsureLink, KernelErrorKind::Exists) => ApiError {
-            code: ErrorCode::Exists,
-            message: format!("create endpoint {}: {e}", spec.attachment),
-            hint: Some("choose another CNI_IFNAME, or delete the interface that is there".into()),
-            retry_after_ms: None,
-            op: None,
-        },
-        (
-            CreateStep::EnsureLink | CreateStep::EnsureConnected,
-            KernelErrorKind::NotFound | KernelErrorKind::NotANetns,
-        ) => ApiError {
-            code: ErrorCode::InvalidNetns,
-            message: format!("create endpoint {}: {e}", spec.attachment),
-            hint: Some("the container's network namespace went away; recreate the container".into()),
-            retry_after_ms: None,
-            op: None,
-        },
-        _ => kernel_error(&e),
-    };
+    let kernel = |e: KernelError| CreateCause::Kernel(step, e);
     match step {
         CreateStep::WriteIntent => {
             let intent =
                 Intent::Create { attachment: record.attachment.clone(), netns_path: record.netns.path.clone() };
-            node.store
-                .commit(vec![Change::PutIntent(record.id, record.epoch, intent)])
-                .await
-                .map_err(|e| store_error(&e))
+            Ok(node.store.commit(vec![Change::PutIntent(record.id, record.epoch, intent)]).await?)
         }
         CreateStep::Lease => {
             let request = lease_request(spec);
@@ -302,8 +249,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
                     lease().await
                 }
                 leased => leased,
-            };
-            let leased = leased.map_err(|e| from_ipam(&format!("create endpoint {}", spec.attachment), &e))?;
+            }?;
             shared.update(|v| {
                 (v.record.ipv4, v.record.ipv6, v.record.pool) = (leased.ipv4, leased.ipv6, leased.pool);
                 // A family without an address has no gateway.
@@ -368,7 +314,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             }
             changes.push(Change::PutEndpoint(Box::new(record)));
             changes.push(Change::PutLife(Box::new(shared.life(None))));
-            node.store.commit(changes).await.map_err(|e| store_error(&e))
+            Ok(node.store.commit(changes).await?)
         }
     }
 }

@@ -26,6 +26,7 @@ use wharf_core::{
 use crate::{
     addresses::resting,
     endpoint::{
+        error::RemoveError,
         record::{crash_point, leases, owner, removals},
         remove::{self, Subject},
     },
@@ -211,7 +212,7 @@ async fn release<K: Kernel>(
     for ((handle, torn), released) in torn.into_iter().zip(released) {
         if let Err(why) = released {
             handle.shared.update(awaits_another);
-            result.errors.push(step_error(&handle, DeleteStep::AwaitKernel, why));
+            result.errors.push(step_error(&handle, DeleteStep::AwaitKernel, why.to_string()));
             continue;
         }
         let releases = options.releases_ips(&torn.record);
@@ -268,13 +269,12 @@ async fn release<K: Kernel>(
 }
 
 /// The step [`DeleteStep::AwaitKernel`] of one endpoint.
-async fn await_kernel<K: Kernel>(node: &Node<K>, handle: &Handle, torn: &Torn) -> Result<(), String> {
+async fn await_kernel<K: Kernel>(node: &Node<K>, handle: &Handle, torn: &Torn) -> Result<(), RemoveError> {
     let Some(release) = &torn.release else { return Ok(()) };
     let (step, since) = (DeleteStep::AwaitKernel.name(), Instant::now());
     handle.shared.update(|v| v.begin_step(step));
     let result = remove::await_kernel(release).await;
-    let why = result.as_ref().err().map(String::as_str);
-    timeline::phase(&node.metrics, &handle.shared, Operation::Delete, step, since.elapsed(), why);
+    timeline::phase(&node.metrics, &handle.shared, Operation::Delete, step, since.elapsed(), &result);
     result
 }
 
@@ -291,11 +291,11 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>) -> T
             DeleteStep::RemoveLink => remove::unlist(node, &subject).await.map(|ends| release = Some(ends)),
             _ => remove::step(node, &subject, step).await,
         };
-        let failed = result.as_ref().err().map(String::as_str);
-        timeline::phase(&node.metrics, shared, Operation::Delete, step.name(), since.elapsed(), failed);
+        timeline::phase(&node.metrics, shared, Operation::Delete, step.name(), since.elapsed(), &result);
         match result {
             Ok(()) => shared.log(LogStatus::Ok, step.name(), format!("{:?}", since.elapsed())),
-            Err(message) => {
+            Err(why) => {
+                let message = why.to_string();
                 tracing::error!(
                     endpoint = record.id.get(),
                     epoch = record.epoch.0,

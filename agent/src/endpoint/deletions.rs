@@ -10,7 +10,6 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use futures::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, Inotify, WatchMask};
 use tracing::Instrument as _;
-use wharf_api::ErrorCode;
 use wharf_core::{
     ids::{Attachment, ContainerId, IfName, NetworkName},
     kernel::Kernel,
@@ -20,7 +19,7 @@ use wharf_handover::queue::{Deletion, Entry, Queue};
 
 use crate::{
     clock,
-    endpoint::{delete, refusal::error, unknown},
+    endpoint::{delete, error::CreateCause, unknown},
     node::{Node, aside::Wanted, endpoint::Handle, queue::Cause},
     telemetry::operation::{Kind, OpId},
 };
@@ -80,8 +79,8 @@ async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usiz
 /// Serves the deletion record of an attachment before its create: the record must not delete the new endpoint.
 ///
 /// # Errors
-/// `Busy` when the delete could not be finished.
-pub async fn settle<K: Kernel>(node: &Arc<Node<K>>, a: &Attachment) -> Result<(), wharf_api::ApiError> {
+/// When the delete could not be finished.
+pub async fn settle<K: Kernel>(node: &Arc<Node<K>>, a: &Attachment) -> Result<(), CreateCause> {
     let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
     // One stat of a file in the run directory (tmpfs).
     if !node.deletions.queue.contains(network, container, ifname) {
@@ -91,8 +90,7 @@ pub async fn settle<K: Kernel>(node: &Arc<Node<K>>, a: &Attachment) -> Result<()
         tracing::warn!("drain the deletion queue: {why}");
     }
     if node.deletions.queue.contains(network, container, ifname) {
-        let what = format!("create endpoint {a}: a delete of the one before is still to be finished");
-        return Err(wharf_api::ApiError { retry_after_ms: Some(500), ..error(ErrorCode::Busy, what) });
+        return Err(CreateCause::DeletePending);
     }
     Ok(())
 }

@@ -22,7 +22,10 @@ use wharf_names::mark::Mark;
 use crate::{
     addresses::resting,
     clock,
-    endpoint::remove::{self, Subject},
+    endpoint::{
+        error::RemoveError,
+        remove::{self, Subject},
+    },
     node::{Node, aside::Wanted, leftovers::Orphan},
     sync::lock,
 };
@@ -139,7 +142,7 @@ pub fn ids<K: Kernel>(node: &Node<K>) -> BTreeSet<EndpointId> {
 ///
 /// # Errors
 /// What could not be removed and why; the next delete of the container tries again.
-pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
+pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let Some(orphan) = lock(&node.orphans).get(id).cloned() else { return Ok(Vec::new()) };
     let _guard = node.jobs.working_on(id);
     let name = format!("{PREFIX}{}", orphan.link.host_ifname);
@@ -150,7 +153,7 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Ve
         let ours = |l: &&Lease| matches!(&l.owner, LeaseOwner::Caller { name: holder } if *holder == name);
         held.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
-    resting::release(&node.addresses, &leases, Vec::new()).await.map_err(|e| e.to_string())?;
+    resting::release(&node.addresses, &leases, Vec::new()).await?;
     lock(&node.orphans).remove(id);
     node.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
@@ -160,11 +163,11 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Ve
 ///
 /// # Errors
 /// What could not be removed and why.
-pub async fn forget_gone<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
+pub async fn forget_gone<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), RemoveError> {
     if lock(&node.orphans).is_empty() {
         return Ok(());
     }
-    let dump = node.kernel.dump().await.map_err(|e| e.to_string())?;
+    let dump = node.kernel.dump().await?;
     let living: BTreeSet<u32> = dump.links.iter().map(|l| l.ifindex.0).collect();
     let is_gone = |o: &&Orphan| o.link.host_ifindex.is_some_and(|index| !living.contains(&index.0));
     let gone: Vec<EndpointId> = lock(&node.orphans).iter().filter(is_gone).map(|o| o.link.id).collect();

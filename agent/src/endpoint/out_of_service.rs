@@ -18,7 +18,10 @@ use wharf_core::{
 
 use crate::{
     addresses::resting,
-    endpoint::remove::{self, Subject},
+    endpoint::{
+        error::RemoveError,
+        remove::{self, Subject},
+    },
     node::{Node, aside::Wanted},
     sync::lock,
 };
@@ -74,7 +77,7 @@ pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
 ///
 /// # Errors
 /// What could not be removed and why; the record stays out of service then.
-pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
+pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let Some(out_of_service) = lock(&node.out_of_service).get(id).cloned() else { return Ok(Vec::new()) };
     let _guard = node.jobs.working_on(id);
     let addresses = out_of_service.addresses.clone();
@@ -88,21 +91,16 @@ pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<V
         let ours = |l: &&Lease| matches!(l.owner, LeaseOwner::Attachment { .. });
         addresses.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
-    resting::release(&node.addresses, &leases, vec![Change::RemoveOutOfService(id)])
-        .await
-        .map_err(|e| e.to_string())?;
+    resting::release(&node.addresses, &leases, vec![Change::RemoveOutOfService(id)]).await?;
     lock(&node.out_of_service).remove(id);
     node.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
 /// Finds the kernel objects of an unreadable record by its id.
-async fn remnant<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Subject, String> {
+async fn remnant<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Subject, RemoveError> {
     let bound = Duration::from_millis(DeleteStep::Detach.deadline_ms());
-    let dump = timeout(bound, node.kernel.dump())
-        .await
-        .map_err(|_| format!("dump kernel state: no answer within {bound:?}"))?;
-    let dump = dump.map_err(|e| e.to_string())?;
+    let dump = timeout(bound, node.kernel.dump()).await.map_err(|_| RemoveError::NoAnswer(bound))??;
     let of_id = |name: &str| parse_host_ifname(name).filter(|(of, _)| *of == id);
     let links = dump.links.iter().filter_map(|l| {
         let (_, low) = of_id(&l.name)?;

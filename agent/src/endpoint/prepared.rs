@@ -19,6 +19,7 @@ use crate::{
     endpoint::unfinished,
     node::{
         Node,
+        error::JobError,
         jobs::InFlight,
         leftovers::Unfinished,
         prepared::{ProgramSet, random_macs},
@@ -29,7 +30,7 @@ use crate::{
 ///
 /// # Errors
 /// When a set does not load; the sets loaded before stay ready.
-pub async fn refill<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
+pub async fn refill<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), LoadError> {
     loop {
         let (ready, target) = node.prepared.fill();
         if ready >= target || node.stop.is_cancelled() {
@@ -70,13 +71,27 @@ async fn quiet<K: Kernel>(node: &Arc<Node<K>>) {
 /// A set, its loaded programs, and the in-flight guard of its id.
 pub type Loaded<K> = (ProgramSet, Programs, InFlight<K>);
 
+/// Why a set was not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Every id is taken.
+    #[error("every endpoint id is in use")]
+    NoId,
+    /// The kernel.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// The kernel, twice.
+    #[error("{0}; and undoing it: {1} (it is tried again)")]
+    NotUndone(JobError, JobError),
+}
+
 /// Loads one set under an id of its own, which is in flight while the guard lives. Keep the guard until the set is in
 /// the table, or the audit reports its pins as unexplained.
 ///
 /// # Errors
 /// When there is no id, or the programs do not load; a failed cleanup is kept as unfinished and retried.
-pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, String> {
-    let id = node.registry.take_id().ok_or("every endpoint id is in use")?;
+pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, LoadError> {
+    let id = node.registry.take_id().ok_or(LoadError::NoId)?;
     let guard = node.jobs.working_on(id);
     let (container_mac, host_mac) = random_macs();
     let spec = ProgramSpec { id, container_mac, host_mac, debug: node.config.debug_programs, keep: false };
@@ -87,10 +102,10 @@ pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, String> {
         Err(error) => {
             if let Err(undo) = node.jobs.remove_programs(id).await {
                 unfinished::keep(node, id, Unfinished::Programs);
-                return Err(format!("{error}; and undoing it: {undo} (it is tried again)"));
+                return Err(LoadError::NotUndone(error, undo));
             }
             node.registry.free_id(id);
-            Err(error)
+            Err(error.into())
         }
     }
 }

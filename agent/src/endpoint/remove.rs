@@ -16,7 +16,10 @@ use wharf_core::{
     plan::DeleteStep,
 };
 
-use crate::node::{Completions, Node, endpoint::Release};
+use crate::{
+    endpoint::error::RemoveError,
+    node::{Completions, Node, endpoint::Release},
+};
 
 /// The known facts of an endpoint to remove.
 #[derive(Debug, Clone)]
@@ -73,24 +76,24 @@ impl Subject {
 ///
 /// # Errors
 /// The failed steps that must succeed; other failures are logged.
-pub async fn all<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), String> {
+pub async fn all<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), RemoveError> {
     let mut left = Vec::new();
     for step in DeleteStep::REMOVAL {
         let Err(why) = self::step(node, subject, step).await else { continue };
         if step.must_succeed() {
-            left.push(format!("{step}: {why}"));
+            left.push((step, why));
         } else {
             tracing::warn!(endpoint = subject.id().get(), step = step.name(), "remove an endpoint: {why}");
         }
     }
-    if left.is_empty() { Ok(()) } else { Err(left.join("; ")) }
+    if left.is_empty() { Ok(()) } else { Err(RemoveError::Removal(left)) }
 }
 
 /// Runs one step, within its bound. Steps that are no part of a removal do nothing.
 ///
 /// # Errors
 /// Why it failed, or that it did not end in time.
-pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: DeleteStep) -> Result<(), String> {
+pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: DeleteStep) -> Result<(), RemoveError> {
     let (id, name, links) = (subject.id(), step.name(), subject.links());
     let bound = match step {
         DeleteStep::AwaitProxy => node.config.proxy_timeout,
@@ -110,7 +113,7 @@ pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: Delet
                 }
                 Ok(())
             };
-            node.jobs.bounded(id, name, bound, call).await
+            Ok(node.jobs.bounded(id, name, bound, call).await?)
         }
         DeleteStep::RemoveReachable => {
             let subject = subject.clone();
@@ -125,11 +128,11 @@ pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: Delet
                     }
                 }
             };
-            node.jobs.bounded(id, name, bound, call).await
+            Ok(node.jobs.bounded(id, name, bound, call).await?)
         }
-        DeleteStep::AwaitProxy => timeout(bound, await_proxy(node, subject))
-            .await
-            .unwrap_or_else(|_| Err(format!("no answer within {bound:?}"))),
+        DeleteStep::AwaitProxy => {
+            timeout(bound, await_proxy(node, subject)).await.unwrap_or(Err(RemoveError::NoAnswer(bound)))
+        }
         DeleteStep::Unpin => {
             let unpin = move |k: Arc<K>| async move { k.remove_programs(id).await };
             let counters = node.jobs.bounded(id, name, bound, unpin).await?;
@@ -148,7 +151,7 @@ pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: Delet
 ///
 /// # Errors
 /// Why it failed, or that it did not end in time.
-pub async fn unlist<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<Release, String> {
+pub async fn unlist<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<Release, RemoveError> {
     let (step, links) = (DeleteStep::RemoveLink, subject.links());
     let call = move |k: Arc<K>| async move {
         let mut releases = Vec::with_capacity(links.len());
@@ -159,7 +162,7 @@ pub async fn unlist<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result
     };
     let bound = Duration::from_millis(step.deadline_ms());
     let releases = node.jobs.bounded(subject.id(), step.name(), bound, call).await?;
-    let release = async { futures::future::try_join_all(releases).await.map(drop).map_err(|e| e.to_string()) };
+    let release = async { futures::future::try_join_all(releases).await.map(drop) };
     Ok(release.boxed().shared())
 }
 
@@ -167,14 +170,14 @@ pub async fn unlist<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result
 ///
 /// # Errors
 /// The kernel's refusal, or that it did not answer in time.
-pub async fn await_kernel(release: &Release) -> Result<(), String> {
+pub async fn await_kernel(release: &Release) -> Result<(), RemoveError> {
     let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
-    timeout(bound, release.clone()).await.unwrap_or_else(|_| Err(format!("no answer within {bound:?}")))
+    Ok(timeout(bound, release.clone()).await.map_err(|_| RemoveError::NoAnswer(bound))??)
 }
 
 /// Waits for the completions of all redirects concurrently, within the step's deadline. A missing completion is
 /// counted as timed out.
-async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), String> {
+async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), RemoveError> {
     struct Pending<'a> {
         counters: &'a Completions,
         answered: bool,
@@ -195,9 +198,9 @@ async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Resul
             let mut pending = pending; // moves the whole guard, not only the field set below
             let result = completion.await;
             pending.answered = true;
-            result.err().map(|why| format!("redirect {redirect}: {why}"))
+            result.err().map(|why| (redirect, why))
         }
     });
-    let failed: Vec<String> = futures::future::join_all(waits).await.into_iter().flatten().collect();
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+    let failed: Vec<_> = futures::future::join_all(waits).await.into_iter().flatten().collect();
+    if failed.is_empty() { Ok(()) } else { Err(RemoveError::Proxy(failed)) }
 }

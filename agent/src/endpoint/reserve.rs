@@ -5,12 +5,12 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
-use wharf_api::{ApiError, EndpointStatus, ErrorCode, LogStatus};
+use wharf_api::{EndpointStatus, LogStatus};
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, host_ifname},
     identity::Label,
-    ids::{Attachment, IfIndex, IfName, MacAddr, PoolName},
-    kernel::{Kernel, KernelErrorKind},
+    ids::{Attachment, IfIndex, MacAddr, PoolName},
+    kernel::Kernel,
     plan::DeleteOptions,
     state::{Fsm, State},
     store::LeaseOwner,
@@ -18,11 +18,7 @@ use wharf_core::{
 
 use crate::{
     clock,
-    endpoint::{
-        deletions,
-        refusal::{error, kernel_error},
-        task::EndpointTask,
-    },
+    endpoint::{deletions, error::CreateCause, task::EndpointTask},
     node::{
         Node,
         endpoint::{Handle, MAILBOX, Shared, View},
@@ -59,27 +55,18 @@ pub struct CreateSpec {
 }
 
 /// Checks that have no side effect, then the reservations: epoch, id, identity, registry entry.
-pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<EndpointTask<K>, ApiError> {
+pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<EndpointTask<K>, CreateCause> {
     let a = &spec.attachment;
     deletions::settle(node, a).await?;
     // A delete is answered before the name and the addresses of its endpoint are free.
     let same = |r: &Attachment| (&r.container_id, &r.ifname) == (&a.container_id, &a.ifname);
     node.registry.settled(|r| same(&r.attachment) || r.addresses().any(|ip| spec.ips.contains(&ip))).await;
     if let Some(there) = node.registry.by_interface(&a.container_id, &a.ifname) {
-        return Err(taken_by(node, a, &there));
+        return Err(taken_by(node, &there));
     }
-    let netns = node.kernel.observe_netns(&spec.netns).await.map_err(|e| match e.kind {
-        KernelErrorKind::NotFound | KernelErrorKind::NotANetns | KernelErrorKind::Permission => ApiError {
-            code: ErrorCode::InvalidNetns,
-            message: e.to_string(),
-            hint: Some("give the path of the container's network namespace, for example /run/netns/NAME".into()),
-            retry_after_ms: None,
-            op: None,
-        },
-        _ => kernel_error(&e),
-    })?;
+    let netns = node.kernel.observe_netns(&spec.netns).await.map_err(CreateCause::Netns)?;
     let (ip_owner, requested) = requested_addresses(node, spec)?;
-    let epoch = node.store.next_epoch().await.map_err(|e| error(ErrorCode::Store, e.to_string()))?;
+    let epoch = node.store.next_epoch().await?;
     let set = match spec.mac {
         None => node.prepared.take(),
         Some(_) => None,
@@ -91,29 +78,17 @@ pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -
                 None if node.registry.settled(|_| true).await => node.registry.take_id(),
                 taken => taken,
             };
-            let Some(id) = taken else {
-                return Err(error(
-                    ErrorCode::LimitReached,
-                    format!("create endpoint {a}: every endpoint id of this node is in use"),
-                ));
-            };
+            let id = taken.ok_or(CreateCause::NoId)?;
             let (container_mac, host_mac) = random_macs();
             (ProgramSet { id, container_mac: spec.mac.unwrap_or(container_mac), host_mac }, false)
         }
     };
     let give_back = || if prepared { node.prepared.give_back(set) } else { node.registry.free_id(set.id) };
-    let host_ifname = match IfName::parse(&host_ifname(set.id, epoch)) {
-        Ok(name) => name,
-        Err(e) => {
-            give_back();
-            return Err(error(ErrorCode::Internal, e.to_string()));
-        }
-    };
     let identity = match lock(&node.identities).acquire(&spec.labels) {
         Ok(identity) => identity,
         Err(e) => {
             give_back();
-            return Err(error(ErrorCode::LimitReached, format!("create endpoint {a}: {e}")));
+            return Err(e.into());
         }
     };
     let (gateway4, gateway6) = {
@@ -136,7 +111,7 @@ pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -
         ipv6: requested.1,
         gateway4,
         gateway6,
-        host_ifname,
+        host_ifname: host_ifname(set.id, epoch),
         host_ifindex: IfIndex(0),
         container_ifindex: IfIndex(0),
         container_mac: set.container_mac,
@@ -165,14 +140,8 @@ pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -
         give_back();
         lock(&node.identities).release(identity);
         return Err(match taken {
-            Taken::Interface(there) => taken_by(node, a, &there),
-            Taken::Address(ip, there) => ApiError {
-                code: ErrorCode::Exists,
-                message: format!("create endpoint {a}: endpoint {} has the address {ip} already", there.id),
-                hint: Some("delete that one first, or ask for another address".into()),
-                retry_after_ms: None,
-                op: None,
-            },
+            Taken::Interface(there) => taken_by(node, &there),
+            Taken::Address(ip, there) => CreateCause::AddressTaken { id: there.id, ip },
         });
     }
     let task = EndpointTask::new(Arc::clone(node), &handle, mailbox, prepared);
@@ -184,7 +153,7 @@ pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -
 type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
 
 /// The owner of the requested addresses, and the addresses themselves when the caller leased them before.
-fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), ApiError> {
+fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), CreateCause> {
     let ipam = lock(&node.addresses.ipam);
     // Leases of the health endpoint are reserved for it, also while it is relaunched.
     let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
@@ -196,35 +165,21 @@ fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(
         return Ok((IpOwner::Endpoint, (None, None)));
     }
     if leased < spec.ips.len() {
-        return Err(error(
-            ErrorCode::InvalidRequest,
-            format!(
-                "create endpoint {}: of the addresses asked for some are leased by the caller and some are not",
-                spec.attachment
-            ),
-        ));
+        return Err(CreateCause::MixedOwners);
     }
     let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
     let v6 = spec.ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
     Ok((IpOwner::Caller, (v4, v6)))
 }
 
-/// The error for an interface that has an endpoint: `Busy` with a retry while that endpoint is being created or
-/// deleted, else `Exists`.
-fn taken_by<K: Kernel>(node: &Node<K>, attachment: &Attachment, there: &Handle) -> ApiError {
+/// The error for an interface that has an endpoint.
+fn taken_by<K: Kernel>(node: &Node<K>, there: &Handle) -> CreateCause {
     let (id, state, committed) = there.shared.read(|v| (v.record.id, v.fsm.state, v.committed));
-    let what = format!("create endpoint {attachment}: endpoint {id}");
-    let goes = state == State::Disconnecting && node.jobs.is_in_flight(there.id);
-    if !committed || goes {
-        let doing = if goes { "is being deleted" } else { "is being created, or taken back" };
-        let message = format!("{what} of this interface {doing}");
-        return ApiError { retry_after_ms: Some(100), ..error(ErrorCode::Busy, message) };
-    }
-    ApiError {
-        code: ErrorCode::Exists,
-        message: format!("{what} has this interface already ({state})"),
-        hint: Some("delete that one first".into()),
-        retry_after_ms: None,
-        op: None,
+    if state == State::Disconnecting && node.jobs.is_in_flight(there.id) {
+        CreateCause::InterfaceBusy { id, doing: "deleted" }
+    } else if !committed {
+        CreateCause::InterfaceBusy { id, doing: "created, or taken back" }
+    } else {
+        CreateCause::InterfaceTaken { id, state }
     }
 }

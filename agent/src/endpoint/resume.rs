@@ -13,11 +13,16 @@ use crate::{
 /// Interval of the resume. A client that retries its delete does so much sooner.
 pub const INTERVAL: Duration = Duration::from_secs(30);
 
+/// Deletes and undos that failed again, each with its step and cause.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("deletes and undos that cannot finish: {}", .0.join("; "))]
+pub struct Unfinished(Vec<String>);
+
 /// Resumes, one after another, every delete and undo that failed or did not begin, unless its id is in flight.
 ///
 /// # Errors
 /// The deletes and undos that failed again, with their steps and causes.
-pub async fn resume<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
+pub async fn resume<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), Unfinished> {
     let busy = node.jobs.in_flight();
     // Only a delete sets the cancel token. A delete that found the mailbox full has set it too, and builds are
     // refused since.
@@ -40,5 +45,5 @@ pub async fn resume<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
             failed.push(format!("endpoint {id}: undo of its create: {why}"));
         }
     }
-    if failed.is_empty() { Ok(()) } else { Err(format!("deletes and undos that cannot finish: {}", failed.join("; "))) }
+    if failed.is_empty() { Ok(()) } else { Err(Unfinished(failed)) }
 }

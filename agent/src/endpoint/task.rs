@@ -9,7 +9,7 @@ use std::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
-use wharf_api::{ApiError, LogStatus, StepError};
+use wharf_api::{LogStatus, StepError};
 use wharf_core::{
     identity::Label,
     kernel::Kernel,
@@ -23,12 +23,14 @@ use crate::{
     endpoint::{
         build,
         delete::teardown,
+        error::CreateCause,
         undo::{self, Failed},
         unfinished,
     },
     node::{
         Node,
         endpoint::{Command, Done, Handle, Shared, Torn},
+        error::CommandError,
         leftovers::{Remains, Unfinished},
     },
     sync::lock,
@@ -199,25 +201,25 @@ impl<K: Kernel> EndpointTask<K> {
             Err(_) if self.cancel.is_cancelled() => {
                 self.shared.update(|v| v.status.phase = String::new());
                 self.transition(Event::BuildFailed);
-                self.answer_waiting(&Err("the endpoint is being deleted".into()));
+                self.answer_waiting(&Err(CommandError::Deleted));
             }
             Err(error) => {
                 tracing::warn!(endpoint = self.handle.id.get(), epoch = self.handle.epoch.0, "regenerate: {error}");
                 self.shared.update(|v| {
                     v.status.phase = String::new();
-                    v.status.last_error = Some(error.clone());
+                    v.status.last_error = Some(error.to_string());
                 });
-                self.shared.log(LogStatus::Failure, "build", error.clone());
+                self.shared.log(LogStatus::Failure, "build", error.to_string());
                 self.transition(Event::BuildFailed);
                 let again = self.shared.read(|v| v.fsm.not_before_ms).saturating_sub(clock::monotonic_ms());
                 node.controllers.plan_for(self.handle.id, REGENERATION, Duration::from_millis(again));
-                node.monitor.agent(Some(self.handle.id), "endpoint-regeneration-failed", error.clone());
-                self.answer_waiting(&Err(format!("{error}; the last good state stays in force, and it is retried")));
+                node.monitor.agent(Some(self.handle.id), "endpoint-regeneration-failed", error.to_string());
+                self.answer_waiting(&Err(error.into()));
             }
         }
     }
 
-    fn answer_waiting(&mut self, result: &Result<(), String>) {
+    fn answer_waiting(&mut self, result: &Result<(), CommandError>) {
         for done in self.waiting.drain(..) {
             done.send(result.clone()).ok(); // the client may have gone
         }
@@ -239,7 +241,7 @@ impl<K: Kernel> EndpointTask<K> {
                 Err(error) => drop(done.send(Err(error))),
             },
             Command::Teardown(span, reply) => {
-                self.answer_waiting(&Err("the endpoint is being deleted".into()));
+                self.answer_waiting(&Err(CommandError::Deleted));
                 // A release that the kernel refused needs another removal.
                 let refused = |torn: &Torn| torn.release.as_ref().and_then(|r| r.peek()).is_some_and(Result::is_err);
                 let torn = match self.torn.take() {
@@ -273,25 +275,25 @@ impl<K: Kernel> EndpointTask<K> {
             self.waiting.push(done);
         } else {
             let state = self.shared.read(|v| v.fsm.state);
-            done.send(Err(format!("regenerate refused: the endpoint is {state}"))).ok();
+            done.send(Err(CommandError::Refused { command: "regenerate", state })).ok();
         }
     }
 
     /// Sets new labels and their identity; they are committed before they take effect.
-    async fn relabel(&mut self, labels: BTreeSet<Label>) -> Result<(), String> {
+    async fn relabel(&mut self, labels: BTreeSet<Label>) -> Result<(), CommandError> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {
             // A delete may have removed the record from the store; a write would bring it back.
-            return Err(format!("relabel refused: the endpoint is {state}"));
+            return Err(CommandError::Refused { command: "relabel", state });
         }
         let old = self.shared.read(|v| v.record.clone());
-        let identity = lock(&self.node.identities).acquire(&labels).map_err(|e| e.to_string())?;
+        let identity = lock(&self.node.identities).acquire(&labels)?;
         let mut record = old.clone();
         (record.labels, record.identity) = (labels, identity);
         let change = wharf_core::store::Change::PutEndpoint(Box::new(record.clone()));
         if let Err(error) = self.node.store.commit(vec![change]).await {
             lock(&self.node.identities).release(identity);
-            return Err(error.to_string());
+            return Err(error.into());
         }
         lock(&self.node.identities).release(old.identity);
         self.shared.update(|v| v.record = record);
@@ -312,7 +314,7 @@ impl<K: Kernel> EndpointTask<K> {
     }
 
     /// Undoes the begun steps of a create; returns the error for the caller.
-    pub(super) async fn undo_create(&mut self, begun: &[CreateStep], cause: ApiError) -> ApiError {
+    pub(super) async fn undo_create(&mut self, begun: &[CreateStep], cause: CreateCause) -> CreateCause {
         let Failed { answer, errors, remains } =
             undo::undo(&self.node, &self.shared, self.prepared, begun, cause).await;
         (self.left, self.remains) = (errors, remains);
@@ -341,7 +343,7 @@ impl<K: Kernel> EndpointTask<K> {
                 Command::Finish(_, reply) => drop(reply.send(())),
                 Command::Retire => {}
                 Command::Regenerate(_, done) | Command::Relabel(_, done) | Command::Trace(_, done) => {
-                    drop(done.send(Err("the endpoint's create failed".into())));
+                    drop(done.send(Err(CommandError::NotCreated)));
                 }
             }
         }

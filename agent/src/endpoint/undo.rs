@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
-use wharf_api::{ApiError, LogStatus, StepError};
+use wharf_api::{LogStatus, StepError};
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner},
     kernel::Kernel,
@@ -15,6 +15,7 @@ use wharf_core::{
 use crate::{
     addresses::resting,
     endpoint::{
+        error::{CreateCause, RemoveError},
         record::{crash_point, leases, owner, removals},
         remove::{self, Subject},
     },
@@ -25,7 +26,7 @@ use crate::{
 /// How an undo ended.
 struct Undone {
     /// Steps that failed, and why.
-    failed: Vec<(UndoStep, String)>,
+    failed: Vec<(UndoStep, RemoveError)>,
     /// The create intent is removed from the store.
     closed: bool,
 }
@@ -33,7 +34,7 @@ struct Undone {
 /// How the undo of a create ended.
 pub(super) struct Failed {
     /// The error for the caller: why the create failed, and which undo steps failed.
-    pub(super) answer: ApiError,
+    pub(super) answer: CreateCause,
     /// Steps of the undo that failed.
     pub(super) errors: Vec<StepError>,
     /// Undo steps that are still to be done.
@@ -47,10 +48,10 @@ pub(super) async fn undo<K: Kernel>(
     shared: &Arc<Shared>,
     prepared: bool,
     begun: &[CreateStep],
-    cause: ApiError,
+    cause: CreateCause,
 ) -> Failed {
-    shared.log(LogStatus::Failure, "create", cause.message.clone());
     let record = shared.read(|v| v.record.clone());
+    shared.log(LogStatus::Failure, "create", cause.to_string());
     let mut undos = plan_undo(begun);
     if prepared && !undos.contains(&UndoStep::RemovePrograms) {
         undos.push(UndoStep::RemovePrograms);
@@ -66,11 +67,12 @@ pub(super) async fn undo<K: Kernel>(
     let errors: Vec<_> = left.map(|(undo, e)| step_error(*undo, &endpoint, e)).collect();
     let remains = (!errors.is_empty()).then(|| remains(shared, &undos, &failed));
     lock(&node.identities).release(record.identity);
-    tracing::warn!(endpoint = record.id.get(), epoch = record.epoch.0, code = ?cause.code, "{}", cause.message);
+    let (id, epoch) = (record.id.get(), record.epoch.0);
+    tracing::warn!(endpoint = id, epoch, "create endpoint {endpoint}: {cause}");
     let answer = if failed.is_empty() {
         cause
     } else {
-        ApiError { message: format!("{}; and undoing it: {}", cause.message, in_words(&failed)), ..cause }
+        CreateCause::NotUndone { cause: Box::new(cause), left: RemoveError::Undo(failed) }
     };
     Failed { answer, errors, remains }
 }
@@ -79,11 +81,11 @@ pub(super) async fn undo<K: Kernel>(
 ///
 /// # Errors
 /// The steps that failed again and why; `remains` is updated to them.
-pub(crate) async fn again<K: Kernel>(node: &Arc<Node<K>>, remains: &mut Remains) -> Result<Vec<IpAddr>, String> {
+pub(crate) async fn again<K: Kernel>(node: &Arc<Node<K>>, remains: &mut Remains) -> Result<Vec<IpAddr>, RemoveError> {
     let undone = run(node, &remains.shared, &remains.undos).await;
     if !undone.failed.is_empty() {
         *remains = self::remains(&remains.shared, &remains.undos, &undone.failed);
-        return Err(in_words(&undone.failed));
+        return Err(RemoveError::Undo(undone.failed));
     }
     let releases = remains.undos.contains(&UndoStep::ReleaseLeases);
     let is_free = |ip: &IpAddr, kept: &[Lease]| releases && kept.iter().all(|lease| lease.ip != *ip);
@@ -91,17 +93,13 @@ pub(crate) async fn again<K: Kernel>(node: &Arc<Node<K>>, remains: &mut Remains)
 }
 
 /// The remaining steps: the failed ones, and those that need all others to have succeeded.
-fn remains(shared: &Arc<Shared>, undos: &[UndoStep], failed: &[(UndoStep, String)]) -> Remains {
+fn remains(shared: &Arc<Shared>, undos: &[UndoStep], failed: &[(UndoStep, RemoveError)]) -> Remains {
     let waits = |undo: &UndoStep| matches!(undo, UndoStep::ReleaseLeases | UndoStep::CloseIntent);
     let is_left = |undo: &&UndoStep| waits(undo) || failed.iter().any(|(f, _)| f == *undo);
     Remains { shared: Arc::clone(shared), undos: undos.iter().filter(is_left).copied().collect() }
 }
 
-fn in_words(failed: &[(UndoStep, String)]) -> String {
-    failed.iter().map(|(undo, e)| format!("{undo}: {e}")).collect::<Vec<_>>().join("; ")
-}
-
-fn step_error(undo: UndoStep, endpoint: &str, why: &str) -> StepError {
+fn step_error(undo: UndoStep, endpoint: &str, why: &RemoveError) -> StepError {
     StepError { step: "undo-create".into(), endpoint: endpoint.to_owned(), message: format!("{undo}: {why}") }
 }
 
@@ -115,11 +113,10 @@ async fn run<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, undos: &[Undo
         crash_point("undo", undo.name());
         let since = Instant::now();
         let result = take_back(node, shared, &record, undo, failed.is_empty()).await;
-        let why = result.as_ref().err().map(String::as_str);
-        timeline::phase(&node.metrics, shared, Operation::Undo, undo.name(), since.elapsed(), why);
+        timeline::phase(&node.metrics, shared, Operation::Undo, undo.name(), since.elapsed(), &result);
         closed |= undo == UndoStep::CloseIntent && result.is_ok();
         if let Err(e) = result {
-            shared.log(LogStatus::Failure, undo.name(), e.clone());
+            shared.log(LogStatus::Failure, undo.name(), e.to_string());
             tracing::error!(
                 endpoint = record.id.get(),
                 epoch = record.epoch.0,
@@ -139,7 +136,7 @@ async fn take_back<K: Kernel>(
     record: &EndpointRecord,
     undo: UndoStep,
     all_gone: bool,
-) -> Result<(), String> {
+) -> Result<(), RemoveError> {
     let (subject, bound) = (Subject::of(record), Duration::from_millis(undo.deadline_ms()));
     match undo {
         UndoStep::RemoveRecord => {
@@ -172,9 +169,6 @@ async fn take_back<K: Kernel>(
     }
 }
 
-async fn commit<K: Kernel>(node: &Node<K>, changes: Vec<Change>, bound: Duration) -> Result<(), String> {
-    match timeout(bound, node.store.commit(changes)).await {
-        Ok(result) => result.map_err(|e| e.to_string()),
-        Err(_) => Err(format!("no answer within {bound:?}")),
-    }
+async fn commit<K: Kernel>(node: &Node<K>, changes: Vec<Change>, bound: Duration) -> Result<(), RemoveError> {
+    Ok(timeout(bound, node.store.commit(changes)).await.map_err(|_| RemoveError::NoAnswer(bound))??)
 }

@@ -11,7 +11,7 @@ use wharf_core::{
 };
 
 use crate::{
-    endpoint::undo,
+    endpoint::{error::RemoveError, undo},
     node::{Node, aside::Wanted, leftovers::Unfinished},
     sync::lock,
 };
@@ -53,7 +53,7 @@ pub fn holds<K: Kernel>(node: &Node<K>, attachment: &Attachment, epoch: Epoch) -
 ///
 /// # Errors
 /// The steps that failed and why; the undo stays unfinished.
-pub async fn finish<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, String> {
+pub async fn finish<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let _working = node.jobs.working_on(id);
     let Some(mut work) = Work::take(node, id) else { return Ok(Vec::new()) };
     let released = match &mut work.left {

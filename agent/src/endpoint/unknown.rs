@@ -15,7 +15,7 @@ use wharf_core::{
 
 use crate::{
     addresses::resting,
-    endpoint::{orphan, out_of_service, unfinished},
+    endpoint::{error::RemoveError, orphan, out_of_service, unfinished},
     node::{Node, aside::Wanted},
     sync::lock,
 };
@@ -58,15 +58,17 @@ pub fn join(result: &mut DeleteResult, more: DeleteResult) {
     result.errors.extend(more.errors);
 }
 
-fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr>, String>) {
+fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr>, RemoveError>) {
     match outcome {
         Ok(addresses) => {
             result.deleted.push(id.get());
             result.leases_released.extend(addresses);
         }
-        Err(message) => {
-            result.errors.push(StepError { step: "remove-leftovers".into(), endpoint: id.to_string(), message })
-        }
+        Err(why) => result.errors.push(StepError {
+            step: "remove-leftovers".into(),
+            endpoint: id.to_string(),
+            message: why.to_string(),
+        }),
     }
 }
 

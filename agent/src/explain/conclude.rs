@@ -6,6 +6,7 @@ use wharf_core::{
     ids::EndpointId,
 };
 
+use super::Unknown;
 use crate::findings::{endpoint_health, in_words};
 
 /// Input of a conclusion.
@@ -22,7 +23,7 @@ pub(super) struct Known<'a> {
     /// Last error of a build, or of the running delete.
     pub(super) last_error: Option<&'a str>,
     /// Kernel findings, notices included; or why the kernel could not be observed.
-    pub(super) kernel: Result<&'a [Problem], &'a str>,
+    pub(super) kernel: Result<&'a [Problem], &'a Unknown>,
     /// Number of packets dropped because of a foreign source address or MAC, by reason.
     pub(super) in_anothers_name: &'a [(String, u64)],
     /// A deletion record for the endpoint is pending.
@@ -79,7 +80,7 @@ pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
 }
 
 /// The health that the findings imply, and a summary; `None` when there is no problem.
-fn found<'a>(k: &Known<'a>) -> Result<Option<(Health, String)>, &'a str> {
+fn found<'a>(k: &Known<'a>) -> Result<Option<(Health, String)>, &'a Unknown> {
     let problems = k.kernel?;
     let Some(worst) = worst(problems) else { return Ok(None) };
     let count = problems.iter().filter(|p| p.verdict() > Verdict::Well).count();
@@ -236,9 +237,9 @@ mod tests {
              endpoint-row 10.0.0.7: expected, is not there: other endpoints cannot reach this one at this address"
         );
         assert_eq!(
-            said(&Known { kernel: Err("no answer within 2s"), ..ready() }),
-            "Degraded: ready for 3m12s (since 12:00:00 UTC); whether the kernel has what it should is not known: no \
-             answer within 2s"
+            said(&Known { kernel: Err(&Unknown::KernelSilent), ..ready() }),
+            "Degraded: ready for 3m12s (since 12:00:00 UTC); whether the kernel has what it should is not known: the \
+             kernel did not answer within 2s"
         );
         assert_eq!(
             said(&Known {

@@ -360,7 +360,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             pod_namespace: None,
             deadline: Instant::now() + CREATE_BOUND,
         };
-        let made = create::create(&self.node, spec).await.map_err(|e| e.message)?;
+        let made = create::create(&self.node, spec).await.map_err(|e| e.to_string())?;
         let there = self.node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
         let handle = there.filter(|h| h.epoch.0 == made.epoch).ok_or("its endpoint was deleted at once")?;
         let record = handle.shared.read(|v| v.record.clone());

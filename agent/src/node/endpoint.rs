@@ -17,6 +17,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     identity::Label,
     ids::{EndpointId, Epoch},
+    kernel::KernelError,
     plan::DeleteOptions,
     state::{Fsm, Level, State},
     store::Lease,
@@ -25,6 +26,7 @@ use wharf_core::{
 
 use crate::{
     clock,
+    node::error::CommandError,
     sync::lock,
     telemetry::operation::{self, OpId},
 };
@@ -213,7 +215,7 @@ impl Shared {
 pub const MAILBOX: usize = 8;
 
 /// Answer to a command that changes the endpoint.
-pub type Done = oneshot::Sender<Result<(), String>>;
+pub type Done = oneshot::Sender<Result<(), CommandError>>;
 
 /// Commands to an endpoint's task.
 #[derive(Debug)]
@@ -248,7 +250,7 @@ pub struct Torn {
 }
 
 /// Ends when the kernel has released an endpoint's link.
-pub type Release = futures::future::Shared<futures::future::BoxFuture<'static, Result<(), String>>>;
+pub type Release = futures::future::Shared<futures::future::BoxFuture<'static, Result<(), KernelError>>>;
 
 /// A handle to an endpoint: its task's mailbox and its view.
 #[derive(Debug, Clone)]

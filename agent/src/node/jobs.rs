@@ -25,7 +25,7 @@ use wharf_core::{
     plan::UndoStep,
 };
 
-use crate::sync::lock;
+use crate::{node::error::JobError, sync::lock};
 
 /// Endpoint ids in flight, and the kernel calls made for them.
 pub struct Jobs<K> {
@@ -127,22 +127,19 @@ impl<K: Kernel> Jobs<K> {
         step: &'static str,
         bound: Duration,
         call: impl FnOnce(Arc<K>) -> F + Send + 'static,
-    ) -> Result<T, String>
+    ) -> Result<T, JobError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, KernelError>> + Send + 'static,
     {
         let until = Instant::now() + bound;
         let Ok(turn) = timeout_at(until, self.turn(id)).await else {
-            let running = lock(&self.running).get(&id).copied();
-            let other = running.map_or("another step".to_owned(), |job| {
-                format!("{} of the same endpoint, which runs for {:?}", job.step, job.since.elapsed())
-            });
-            return Err(format!("not begun within {bound:?}: it waits for {other}"));
+            let running = lock(&self.running).get(&id).map(|job| (job.step, job.since.elapsed()));
+            return Err(JobError::NotBegun { bound, running });
         };
         match timeout_at(until, self.begin(id, step, turn, call)).await {
-            Ok(result) => ended(result, id, step).map_err(|e| e.to_string()),
-            Err(_) => Err(format!("no answer within {bound:?}")),
+            Ok(result) => Ok(ended(result, id, step)?),
+            Err(_) => Err(JobError::NoAnswer(bound)),
         }
     }
 
@@ -150,7 +147,7 @@ impl<K: Kernel> Jobs<K> {
     ///
     /// # Errors
     /// As [`Self::bounded`].
-    pub async fn remove_programs(self: &Arc<Self>, id: EndpointId) -> Result<(), String> {
+    pub async fn remove_programs(self: &Arc<Self>, id: EndpointId) -> Result<(), JobError> {
         let (step, bound) = (UndoStep::RemovePrograms.name(), UndoStep::RemovePrograms.deadline_ms());
         let call = move |kernel: Arc<K>| async move { kernel.remove_programs(id).await };
         self.bounded(id, step, Duration::from_millis(bound), call).await.map(drop)

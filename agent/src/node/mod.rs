@@ -3,6 +3,7 @@
 
 pub mod aside;
 pub mod endpoint;
+pub mod error;
 pub mod health;
 pub mod jobs;
 pub mod leftovers;

@@ -15,6 +15,7 @@ use std::{
 
 use tokio::{runtime::Handle, sync::Notify, time::timeout_at};
 use wharf_api::{AgentStatus, MetricRow};
+use wharf_core::kernel::KernelError;
 
 use crate::sync::lock;
 
@@ -28,7 +29,7 @@ pub type Fill = Arc<dyn Fn(&mut AgentStatus) + Send + Sync>;
 #[derive(Default)]
 pub struct Parts {
     fills: Mutex<BTreeMap<&'static str, Arc<Part<Fill>>>>,
-    pub(crate) counters: Arc<Part<Result<Vec<MetricRow>, String>>>,
+    pub(crate) counters: Arc<Part<Result<Vec<MetricRow>, KernelError>>>,
     /// Where looks run: on the admin thread's runtime, so that they do not depend on the main one.
     runtime: OnceLock<Handle>,
     pub(crate) stale: AtomicU64,

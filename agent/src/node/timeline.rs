@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
+    fmt::Display,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -27,7 +28,7 @@ use crate::{
         endpoint::{Shared, entry},
         registry::Registry,
     },
-    store::Store,
+    store::{Store, StoreError},
     sync::lock,
 };
 
@@ -123,11 +124,14 @@ pub fn phase(
     operation: Operation,
     phase: &'static str,
     took: Duration,
-    failed: Option<&str>,
+    result: &Result<(), impl Display>,
 ) {
     metrics.phase(operation.name(), phase, took);
-    let outcome = if failed.is_some() { Outcome::Failed } else { Outcome::Ok };
-    shared.note(operation, phase, Some(took), outcome, failed.unwrap_or_default());
+    let (outcome, text) = match result {
+        Ok(()) => (Outcome::Ok, String::new()),
+        Err(why) => (Outcome::Failed, why.to_string()),
+    };
+    shared.note(operation, phase, Some(took), outcome, &text);
 }
 
 /// The life of a fully deleted endpoint. The transaction that removes the record must also store the life.
@@ -212,7 +216,7 @@ pub async fn write(
     registry: &Registry,
     now_ms: u64,
     keep: Duration,
-) -> Result<(), String> {
+) -> Result<(), StoreError> {
     if store.take_timeline_lost() {
         registry.list().iter().for_each(|handle| handle.shared.set_unwritten());
     }
@@ -246,7 +250,7 @@ pub async fn write(
         }
         Err(error) => {
             noted.iter().for_each(|handle| handle.shared.set_unwritten());
-            Err(format!("write the timeline: {error}"))
+            Err(error)
         }
     }
 }

@@ -22,9 +22,7 @@ use crate::{
     endpoint::{
         build,
         create::{self, CreateSpec},
-        delete, look,
-        refusal::kernel_error,
-        unknown,
+        delete, look, unknown,
     },
     findings,
     node::{
@@ -250,7 +248,7 @@ pub async fn log(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> 
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointHealth>> {
     let handle = handle(&node, &text)?;
-    let look = look::settled(&node, &handle, BUILD_PATIENCE).await.map_err(|e| kernel_error(&e))?;
+    let look = look::settled(&node, &handle, BUILD_PATIENCE).await?;
     let status = &look.view.status;
     let (desired_revision, realized_revision) = (status.desired_revision, status.realized_revision);
     if !look.settled && verdict(&look.problems) > Verdict::Well {
@@ -322,7 +320,7 @@ pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
         ("live".to_owned(), want.live.to_string()),
         ("trace".to_owned(), want.trace.to_string()),
     ]);
-    let rows = node.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await.map_err(|e| kernel_error(&e))?;
+    let rows = node.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await?;
     Ok(Json(EndpointConfigView { desired, realized: rows.into_iter().next().unwrap_or_default() }))
 }
 
@@ -337,13 +335,7 @@ pub fn accepts_work(node: &LinuxNode, what: &str) -> Answer<()> {
         return Ok(());
     }
     let state = if stopping { "stopping" } else { "starting" };
-    Err(Failure(ApiError {
-        code: ErrorCode::Unavailable,
-        message: format!("{what}: the agent is {state}"),
-        hint: None,
-        retry_after_ms: Some(200),
-        op: None,
-    }))
+    Err(Failure::new(ErrorCode::Unavailable, format!("{what}: the agent is {state}")).retry(200))
 }
 
 fn deleted(result: DeleteResult) -> (StatusCode, Json<DeleteResult>) {
@@ -355,18 +347,14 @@ async fn ask(handle: &Handle, command: impl FnOnce(Done) -> Command) -> Answer<(
     let (done, answer) = oneshot::channel();
     let id = handle.id;
     handle.mailbox.try_send(command(done)).map_err(|e| match e {
-        tokio::sync::mpsc::error::TrySendError::Full(_) => Failure(ApiError {
-            code: ErrorCode::Busy,
-            message: format!("change endpoint {id}: it has too much to do already"),
-            hint: None,
-            retry_after_ms: Some(200),
-            op: None,
-        }),
+        tokio::sync::mpsc::error::TrySendError::Full(_) => {
+            Failure::new(ErrorCode::Busy, format!("change endpoint {id}: it has too much to do already")).retry(200)
+        }
         tokio::sync::mpsc::error::TrySendError::Closed(_) => gone(handle),
     })?;
     match answer.await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(why)) => Err(Failure::new(ErrorCode::Kernel, format!("change endpoint {id}: {why}"))),
+        Ok(Err(why)) => Err(Failure::from(why).of(format_args!("change endpoint {id}"))),
         Err(_) => Err(gone(handle)),
     }
 }

@@ -1,6 +1,6 @@
 //! Errors as HTTP responses.
 
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use axum::{
     Json,
@@ -11,8 +11,20 @@ use axum::{
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use wharf_api::{ApiError, ErrorCode, object::Object};
+use wharf_core::{
+    identity_allocator::IdentityError,
+    ipam::IpamError,
+    kernel::{KernelError, KernelErrorKind},
+    plan::CreateStep,
+};
 
-use crate::rest::operation;
+use crate::{
+    audit::AuditError,
+    endpoint::error::{CreateCause, CreateError},
+    node::error::CommandError,
+    rest::operation,
+    store::StoreError,
+};
 
 /// An error on its way to the client.
 #[derive(Debug)]
@@ -34,11 +46,140 @@ impl Failure {
         self.0.hint = Some(hint.to_owned());
         self
     }
+
+    /// Adds after how many milliseconds a retry makes sense.
+    #[must_use]
+    pub fn retry(mut self, after_ms: u64) -> Self {
+        self.0.retry_after_ms = Some(after_ms);
+        self
+    }
+
+    /// Puts operation and subject before the message.
+    #[must_use]
+    pub fn of(mut self, what: impl Display) -> Self {
+        self.0.message = format!("{what}: {}", self.0.message);
+        self
+    }
 }
 
 impl From<ApiError> for Failure {
     fn from(e: ApiError) -> Self {
         Self(e)
+    }
+}
+
+impl From<KernelError> for Failure {
+    fn from(e: KernelError) -> Self {
+        let code = match e.kind {
+            KernelErrorKind::NotANetns => ErrorCode::InvalidNetns,
+            KernelErrorKind::Exhausted => ErrorCode::LimitReached,
+            _ => ErrorCode::Kernel,
+        };
+        Self::new(code, e.to_string())
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(e: StoreError) -> Self {
+        Self::new(ErrorCode::Store, e.to_string())
+            .hint("check the space and the health of the file system that holds the run directory")
+            .retry(1_000)
+    }
+}
+
+impl From<IpamError> for Failure {
+    fn from(e: IpamError) -> Self {
+        let code = match e {
+            IpamError::Exhausted { .. } | IpamError::Withheld { .. } => ErrorCode::PoolExhausted,
+            IpamError::AlreadyLeased { .. } | IpamError::TakenByNode { .. } => ErrorCode::Exists,
+            IpamError::Resting { .. } => return Self::new(ErrorCode::Busy, e.to_string()).retry(1_000),
+            _ => ErrorCode::InvalidRequest,
+        };
+        Self::new(code, e.to_string())
+    }
+}
+
+impl From<IdentityError> for Failure {
+    fn from(e: IdentityError) -> Self {
+        Self::new(ErrorCode::LimitReached, e.to_string())
+    }
+}
+
+impl From<CommandError> for Failure {
+    fn from(e: CommandError) -> Self {
+        match e {
+            CommandError::Refused { .. } | CommandError::Deleted | CommandError::NotCreated => {
+                Self::new(ErrorCode::Busy, e.to_string())
+            }
+            CommandError::Build(_) => Self::new(ErrorCode::Kernel, e.to_string()),
+            CommandError::Identity(e) => e.into(),
+            CommandError::Store(e) => e.into(),
+        }
+    }
+}
+
+impl From<AuditError> for Failure {
+    fn from(e: AuditError) -> Self {
+        match e {
+            AuditError::Kernel(e) => e.into(),
+            AuditError::Store(e) => e.into(),
+            AuditError::Orphan(e) => Self::new(ErrorCode::Kernel, e.to_string()),
+        }
+    }
+}
+
+impl From<CreateCause> for Failure {
+    fn from(cause: CreateCause) -> Self {
+        let text = cause.to_string();
+        let says = move |code| Self::new(code, text);
+        match cause {
+            CreateCause::Memory(_) => says(ErrorCode::LimitReached)
+                .hint("raise the memory limit of the agent's service (MemoryMax=), or delete endpoints"),
+            CreateCause::Overloaded(refusal) => says(ErrorCode::Overloaded).retry(refusal.retry_after_ms),
+            CreateCause::Stopping => says(ErrorCode::Unavailable),
+            CreateCause::Deadline(_) | CreateCause::NotBegun(_) | CreateCause::Overrun(_) => {
+                says(ErrorCode::DeadlineExceeded)
+            }
+            CreateCause::Deleted(_) => says(ErrorCode::Busy),
+            CreateCause::DeletePending => says(ErrorCode::Busy).retry(500),
+            CreateCause::InterfaceBusy { .. } => says(ErrorCode::Busy).retry(100),
+            CreateCause::InterfaceTaken { .. } => says(ErrorCode::Exists).hint("delete that one first"),
+            CreateCause::AddressTaken { .. } => {
+                says(ErrorCode::Exists).hint("delete that one first, or ask for another address")
+            }
+            CreateCause::MixedOwners => says(ErrorCode::InvalidRequest),
+            CreateCause::NoId => says(ErrorCode::LimitReached),
+            CreateCause::Netns(e) => match e.kind {
+                KernelErrorKind::NotFound | KernelErrorKind::NotANetns | KernelErrorKind::Permission => {
+                    says(ErrorCode::InvalidNetns)
+                        .hint("give the path of the container's network namespace, for example /run/netns/NAME")
+                }
+                _ => e.into(),
+            },
+            CreateCause::Kernel(step, e) => match (step, e.kind) {
+                (CreateStep::EnsureLink, KernelErrorKind::Exists) => {
+                    says(ErrorCode::Exists).hint("choose another CNI_IFNAME, or delete the interface that is there")
+                }
+                (
+                    CreateStep::EnsureLink | CreateStep::EnsureConnected,
+                    KernelErrorKind::NotFound | KernelErrorKind::NotANetns,
+                ) => says(ErrorCode::InvalidNetns)
+                    .hint("the container's network namespace went away; recreate the container"),
+                _ => e.into(),
+            },
+            CreateCause::Store(e) => e.into(),
+            CreateCause::Ipam(e) => e.into(),
+            CreateCause::Identity(e) => e.into(),
+            CreateCause::NotUndone { cause, .. } => Self::from(*cause),
+        }
+    }
+}
+
+impl From<CreateError> for Failure {
+    fn from(e: CreateError) -> Self {
+        let message = e.to_string();
+        let Self(answer) = e.cause.into();
+        Self(ApiError { message, ..answer })
     }
 }
 

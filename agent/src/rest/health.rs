@@ -7,9 +7,8 @@ use tokio::time::timeout;
 use wharf_api::{ApiError, ErrorCode, HealthReport};
 
 use crate::{
-    endpoint::refusal::error,
     node::{LinuxNode, health::NAME},
-    rest::error::Answer,
+    rest::error::{Answer, Failure},
 };
 
 /// Time limit for a requested round. A running round ends first, and a launch may be under way.
@@ -27,19 +26,19 @@ pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<HealthReport> {
 pub async fn probe(State(node): State<Arc<LinuxNode>>) -> Answer<Json<HealthReport>> {
     if !node.health.is_on() {
         let message = format!("probe {NAME}: nobody probes now: {}", node.health.view().message);
-        return Err(error(ErrorCode::Unavailable, message).into());
+        return Err(Failure::new(ErrorCode::Unavailable, message));
     }
     let Some(round) = node.health.ask() else {
         let message = format!("probe {NAME}: others wait for a round already");
-        return Err(ApiError { retry_after_ms: Some(1_000), ..error(ErrorCode::Busy, message) }.into());
+        return Err(Failure::new(ErrorCode::Busy, message).retry(1_000));
     };
     match timeout(BOUND, round).await {
         Ok(Ok(())) => Ok(Json(node.health.report())),
-        Ok(Err(_)) => Err(error(ErrorCode::Unavailable, format!("probe {NAME}: the agent is stopping")).into()),
+        Ok(Err(_)) => Err(Failure::new(ErrorCode::Unavailable, format!("probe {NAME}: the agent is stopping"))),
         Err(_) => {
             let message =
                 format!("probe {NAME}: no round ended within {BOUND:?}; `wharf health status` tells what it does");
-            Err(error(ErrorCode::DeadlineExceeded, message).into())
+            Err(Failure::new(ErrorCode::DeadlineExceeded, message))
         }
     }
 }

@@ -13,7 +13,6 @@ use wharf_core::{
 
 use crate::{
     addresses::{pools, resting},
-    endpoint::refusal::from_ipam,
     node::{LinuxNode, health},
     rest::{
         endpoint::accepts_work,
@@ -101,7 +100,8 @@ async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer
     if health::holds(&owner) {
         return Err(invalid(format!("lease address: the owner {} is the agent's own", health::NAME)));
     }
-    let leased = resting::lease(&node.addresses, &request, &owner).await.map_err(|e| from_ipam("lease address", &e))?;
+    let leased =
+        resting::lease(&node.addresses, &request, &owner).await.map_err(|e| Failure::from(e).of("lease address"))?;
     let leases: Vec<Lease> = {
         let ipam = lock(&node.addresses.ipam);
         let ips = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6));

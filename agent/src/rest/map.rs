@@ -8,7 +8,6 @@ use wharf_common::map::{EVENTS, EVENTS_BYTES, EVENTS_PER_SECOND};
 use wharf_core::kernel::{Kernel as _, KernelErrorKind, MapInfo};
 
 use crate::{
-    endpoint::refusal::kernel_error,
     node::LinuxNode,
     rest::{
         error::{Answer, Failure, Segment},
@@ -22,7 +21,7 @@ const FEW: usize = 6;
 /// Every map of ours, shared ones first.
 #[utoipa::path(get, path = "/v1/map", tag = "bpf", responses((status = 200, body = [BpfMap]), (status = 500, body = ApiError)))]
 pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>>> {
-    let maps = node.kernel.observe_maps().await.map_err(|e| kernel_error(&e))?;
+    let maps = node.kernel.observe_maps().await?;
     Ok(Json(maps.into_iter().map(api_map).collect()))
 }
 
@@ -31,7 +30,7 @@ pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>
     responses((status = 200, body = BpfMapDump), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> Answer<Json<BpfMapDump>> {
     let name = name.replacen('.', "/", 1);
-    let mut maps = node.kernel.observe_maps().await.map_err(|e| kernel_error(&e))?;
+    let mut maps = node.kernel.observe_maps().await?;
     let Some(at) = maps.iter().position(|m| m.name == name) else { return Err(no_such(&name, &maps)) };
     let rows = match name.as_str() {
         // A ring buffer has no rows to read again, so its properties are shown instead.
@@ -40,7 +39,7 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> 
             Ok(rows) => rows,
             // The endpoint was deleted after the maps were listed.
             Err(e) if e.kind == KernelErrorKind::NotFound => return Err(no_such(&name, &maps)),
-            Err(e) => return Err(kernel_error(&e).into()),
+            Err(e) => return Err(e.into()),
         },
     };
     Ok(Json(BpfMapDump { map: api_map(maps.swap_remove(at)), rows }))

@@ -60,7 +60,7 @@ pub async fn rows(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<MetricR
         (status = 500, body = ApiError)))]
 pub async fn prometheus(State(node): State<Arc<LinuxNode>>, headers: HeaderMap) -> Answer<impl IntoResponse> {
     let (status, verdicts) = tokio::join!(status::status(&node), status::counters(&node));
-    let verdicts = verdicts.map_err(|why| Failure::new(ErrorCode::Kernel, why))?;
+    let verdicts = verdicts.map_err(|why| Failure::new(ErrorCode::Kernel, why.to_string()))?;
     let format = Format::accepted(headers.get(header::ACCEPT).and_then(|types| types.to_str().ok()));
     let text = node.metrics.encode(format, &status, &verdicts, &node.controllers.runs(), node.parts.stale());
     Ok(([(header::CONTENT_TYPE, format.content_type())], text))

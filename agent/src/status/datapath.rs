@@ -2,13 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use wharf_api::{ApiError, BpfMap, ComponentStatus, Health, MetricRow};
+use wharf_api::{BpfMap, ComponentStatus, Health, MetricRow};
 use wharf_common::DropReason;
-use wharf_core::kernel::{CounterRow, Kernel, KernelErrorKind, KernelFeatures, MapInfo};
+use wharf_core::kernel::{CounterRow, Kernel, KernelError, KernelErrorKind, KernelFeatures, MapInfo};
 
 use super::Source;
 use crate::{
-    endpoint::refusal::kernel_error,
     node::{Node, part::Fill},
     sync::lock,
 };
@@ -87,7 +86,7 @@ fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
 ///
 /// # Errors
 /// When the kernel cannot be read.
-pub async fn verdicts<K: Kernel>(node: &Node<K>) -> Result<Vec<MetricRow>, ApiError> {
+pub async fn verdicts<K: Kernel>(node: &Node<K>) -> Result<Vec<MetricRow>, KernelError> {
     let past = lock(&node.past_counters).clone();
     let mut rows: Vec<MetricRow> = past
         .into_iter()
@@ -98,7 +97,7 @@ pub async fn verdicts<K: Kernel>(node: &Node<K>) -> Result<Vec<MetricRow>, ApiEr
             Ok(counters) => rows.extend(counters.into_iter().map(|c| row(Some(handle.id.get()), c))),
             // The endpoint was deleted after the list was read.
             Err(e) if e.kind == KernelErrorKind::NotFound => {}
-            Err(e) => return Err(kernel_error(&e)),
+            Err(e) => return Err(e),
         }
     }
     Ok(rows)

@@ -8,7 +8,7 @@ use std::{
 use wharf_api::{ComponentStatus, Health, PreparedStatus};
 use wharf_core::{
     ids::EndpointId,
-    kernel::{Kernel, LinkRef},
+    kernel::{Kernel, KernelError, LinkRef},
     state::State,
 };
 
@@ -85,12 +85,11 @@ async fn look<K: Kernel>(node: &Node<K>) -> Fill {
 
 /// Endpoints whose link is gone, for example with the container's network namespace. The leak audit finds them too,
 /// but only at its next round.
-async fn unlinked<K: Kernel>(node: &Node<K>) -> Result<BTreeSet<EndpointId>, String> {
+async fn unlinked<K: Kernel>(node: &Node<K>) -> Result<BTreeSet<EndpointId>, KernelError> {
     let settled = |h: &Handle| !node.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
     let handles: Vec<Handle> = node.registry.list().into_iter().filter(settled).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
-    let missing: BTreeSet<_> =
-        node.kernel.observe_missing(&links).await.map_err(|e| e.to_string())?.into_iter().collect();
+    let missing: BTreeSet<_> = node.kernel.observe_missing(&links).await?.into_iter().collect();
     // A delete that began meanwhile explains the missing link.
     Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }

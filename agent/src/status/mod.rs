@@ -25,7 +25,7 @@ use wharf_api::{
     AdmissionStatus, AgentStatus, ComponentStatus, DeletionQueueStatus, Health, KernelStatus, MetricRow, NetworkStatus,
     PreparedStatus, ProxyStatus,
 };
-use wharf_core::kernel::Kernel;
+use wharf_core::kernel::{Kernel, KernelError};
 use wharf_datapath::LinuxKernel;
 
 use crate::node::{
@@ -85,15 +85,12 @@ async fn read<K: Kernel>(node: &Arc<Node<K>>, source: &Source<K>, until: tokio::
     node.parts.part(source.name).read(&node.parts.runtime(), until, look).await
 }
 
-/// Queries the store only; for the watchdog.
-///
-/// # Errors
-/// What the store waits for, when it does not answer before `until`.
-pub async fn answers(node: &Arc<LinuxNode>, until: tokio::time::Instant) -> Result<(), String> {
+/// What the store waits for, if it does not answer before `until`; for the watchdog.
+pub async fn store_waits_for(node: &Arc<LinuxNode>, until: tokio::time::Instant) -> Option<String> {
     let source = store::source();
     match read(node, &source, until).await {
-        Reading::Fresh(_) => Ok(()),
-        Reading::Stale { .. } | Reading::Unknown { .. } => Err((source.silent)(node).1),
+        Reading::Fresh(_) => None,
+        Reading::Stale { .. } | Reading::Unknown { .. } => Some((source.silent)(node).1),
     }
 }
 
@@ -172,21 +169,30 @@ fn put(status: &mut AgentStatus, name: &str, reading: Reading<Fill>, silent: imp
     });
 }
 
+/// Why there are no counters.
+#[derive(Debug, thiserror::Error)]
+pub enum CountersError {
+    /// The kernel refused.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The kernel has never answered.
+    #[error("read counters: the kernel has not answered for {}", seconds(*.0))]
+    Silent(Duration),
+}
+
 /// Every counter, for `/metrics`: the kernel's current values, or the last ones it gave.
 ///
 /// # Errors
 /// The kernel's error, or that the kernel has never answered.
-pub async fn counters(node: &Arc<LinuxNode>) -> Result<Vec<MetricRow>, String> {
+pub async fn counters(node: &Arc<LinuxNode>) -> Result<Vec<MetricRow>, CountersError> {
     let until = tokio::time::Instant::now() + PATIENCE;
     let look = || {
         let node = Arc::clone(node);
-        async move { datapath::verdicts(&node).await.map_err(|e| e.message) }
+        async move { datapath::verdicts(&node).await }
     };
     match node.parts.counters.read(&node.parts.runtime(), until, look).await {
-        Reading::Fresh(rows) | Reading::Stale { value: rows, .. } => rows,
-        Reading::Unknown { waiting } => {
-            Err(format!("read counters: the kernel has not answered for {}", seconds(waiting)))
-        }
+        Reading::Fresh(rows) | Reading::Stale { value: rows, .. } => Ok(rows?),
+        Reading::Unknown { waiting } => Err(CountersError::Silent(waiting)),
     }
 }
 

@@ -6,7 +6,7 @@ use wharf_agent::{explain, reconcile::Reconcile, sync::lock};
 use wharf_api::{Finding, Health};
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
-    ids::{Epoch, IfIndex, IfName},
+    ids::{Epoch, IfIndex},
     ipam::{LeaseRequest, Wanted},
     kernel::{Kernel as _, KernelErrorKind, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
     overlap::{NodeNetwork, Way},
@@ -27,7 +27,7 @@ fn lost(agent: &Agent) -> EndpointRecord {
     record.epoch = epoch;
     record.attachment = attachment("lost", "eth0");
     record.netns = netns;
-    record.host_ifname = IfName::parse(&host_ifname(record.id, epoch)).expect("name");
+    record.host_ifname = host_ifname(record.id, epoch);
     (record.ipv4, record.ipv6) = (Some([10, 88, 0, 99].into()), None);
     record
 }
@@ -307,7 +307,7 @@ fn pins_whose_id_was_given_out_meanwhile_are_not_removed() {
         agent.create("c1").await;
         let mut leaked = lost(&agent);
         leaked.id = id(2);
-        leaked.host_ifname = IfName::parse(&host_ifname(leaked.id, leaked.epoch)).expect("name");
+        leaked.host_ifname = host_ifname(leaked.id, leaked.epoch);
         plant_link(&agent, &mut leaked).await;
         plant_pins(&agent, &leaked).await;
         // The link is mended first; while that stands still, the id of the leaked pins is taken for a prepared set.

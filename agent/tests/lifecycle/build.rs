@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 use wharf_agent::{
-    node::endpoint::{Command, Handle},
+    node::{
+        endpoint::{Command, Handle},
+        error::CommandError,
+    },
     sync::lock,
 };
 use wharf_core::{
@@ -21,7 +24,7 @@ fn labels(text: &str) -> BTreeSet<Label> {
     BTreeSet::from([text.parse().expect("label")])
 }
 
-async fn relabel(handle: &Handle, text: &str) -> oneshot::Receiver<Result<(), String>> {
+async fn relabel(handle: &Handle, text: &str) -> oneshot::Receiver<Result<(), CommandError>> {
     let (done, answer) = oneshot::channel();
     handle.mailbox.send(Command::Relabel(labels(text), done)).await.expect("the endpoint is there");
     answer
@@ -73,7 +76,7 @@ fn a_failed_build_keeps_the_last_good_state_shows_why_and_is_retried() {
             agent.kernel.fail_next(step, Kind::Exhausted);
             let refused =
                 agent.request(&handle, Level::Datapath).await.await.expect("answered").expect_err("asked for");
-            assert!(refused.contains("last good state stays in force"), "{refused}");
+            assert!(refused.to_string().contains("last good state stays in force"), "{refused}");
             assert_eq!(state(&handle), State::WaitingToRegenerate);
             let status = handle.shared.read(|v| v.status.clone());
             assert_eq!(status.failures, 1);
@@ -280,7 +283,7 @@ fn a_refused_move_is_counted_and_in_the_log() {
         let refused = || agent.node.refused_transitions.load(Ordering::Relaxed);
         assert_eq!(refused(), 0);
         let why = agent.request(&handle, Level::Policy).await.await.expect("answered").expect_err("it goes");
-        assert!(why.contains("disconnecting"), "{why}");
+        assert!(why.to_string().contains("disconnecting"), "{why}");
         assert_eq!(refused(), 1);
         let line =
             "build-requested(policy): build-requested(policy) refused in state disconnecting: it is being deleted";

@@ -197,7 +197,7 @@ fn an_id_whose_load_ahead_of_need_and_its_undo_failed_is_freed_later() {
         agent.kernel.fail_next_after_effect(Op::EnsurePrograms, Kind::Other);
         agent.kernel.fail_next(Op::RemovePrograms, Kind::Exhausted);
         let why = prepared::refill(&agent.node).await.expect_err("asked for");
-        assert!(why.contains("and undoing it"), "{why}");
+        assert!(why.to_string().contains("and undoing it"), "{why}");
         assert!(!agent.is_free(id(1)));
         assert_eq!(resume::resume(&agent.node).await, Ok(()));
         assert!(agent.is_free(id(1)));

@@ -204,7 +204,7 @@ fn a_delete_that_nobody_asks_for_again_is_resumed_as_it_was_asked_for() {
 
             agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
             let refused = resume::resume(&agent.node).await.expect_err("it fails once more");
-            assert!(refused.contains("net/c1:eth0: remove-link"), "{refused}");
+            assert!(refused.to_string().contains("net/c1:eth0: remove-link"), "{refused}");
 
             let living = agent.create("c2").await;
             assert_eq!(resume::resume(&agent.node).await, Ok(()));

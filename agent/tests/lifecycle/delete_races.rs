@@ -84,7 +84,7 @@ fn a_delete_ends_a_build_at_its_next_step() {
             agent.kernel.clear_call_log();
             hold.release();
             let refused = built.await.expect("answered").expect_err("deleted meanwhile");
-            assert!(refused.contains("delete"), "{refused}");
+            assert!(refused.to_string().contains("delete"), "{refused}");
             let result = delete.await.expect("task");
             assert_eq!((result.deleted.len(), result.errors), (1, vec![]));
             assert_eq!(
@@ -127,7 +127,7 @@ fn a_load_that_ends_after_its_bound_pins_nothing_behind_the_delete() {
         let built = agent.request(&handle, Level::Datapath).await;
         hold.reached().await;
         let why = after(Duration::from_secs(9), built).await.expect("answered").expect_err("it hangs");
-        assert!(why.contains("ensure-programs: no answer within 8s"), "{why}");
+        assert!(why.to_string().contains("ensure-programs: no answer within 8s"), "{why}");
         let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
         is_told_to_end(&handle).await;
         agent.snapshot().await; // the intent is written when this is answered

@@ -240,7 +240,7 @@ fn a_kernel_that_refuses_a_step_of_a_rebuild() {
                 agent.kernel.fail_next(step, kind);
                 let answer = agent.request(&handle, Level::Datapath).await;
                 let why = answer.await.expect("answered").expect_err("asked for");
-                assert!(why.contains("the last good state stays in force"), "{why}");
+                assert!(why.to_string().contains("the last good state stays in force"), "{why}");
                 eventually("the retry succeeds", || state(&handle) == State::Ready).await;
                 agent.assert_healthy().await;
                 agent.delete(&handle).await;

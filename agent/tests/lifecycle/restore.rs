@@ -4,7 +4,7 @@ use wharf_agent::sync::lock;
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
     identity::Identity,
-    ids::{EndpointId, Epoch, IfName},
+    ids::{EndpointId, Epoch},
     kernel::{Kernel as _, KernelErrorKind as Kind},
     plan::DeleteOptions,
     state::State,
@@ -174,7 +174,7 @@ fn of_two_records_with_one_attachment_the_agent_keeps_the_first_and_serves() {
         agent.create("c1").await;
         let mut twin = record_of(&agent, 1);
         (twin.id, twin.epoch) = (id(9), Epoch(9));
-        twin.host_ifname = IfName::parse(&host_ifname(id(9), Epoch(9))).expect("name");
+        twin.host_ifname = host_ifname(id(9), Epoch(9));
         (twin.ipv4, twin.ipv6) = (Some([10, 88, 0, 200].into()), None);
         agent.commit(vec![Change::PutEndpoint(Box::new(twin))]).await;
     });

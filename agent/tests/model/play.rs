@@ -11,6 +11,7 @@ use wharf_agent::{
     endpoint::{collect, deletions},
     node::{
         endpoint::{Command, Handle},
+        error::CommandError,
         queue::Cause,
     },
     reconcile::Reconcile,
@@ -609,7 +610,7 @@ impl Play {
         who: Who,
         trouble: Trouble,
         command: impl FnOnce(wharf_agent::node::endpoint::Done) -> Command + Send + 'static,
-    ) -> Outcome<Result<(), String>> {
+    ) -> Outcome<Result<(), CommandError>> {
         let handle = self.agent().handle(self.model.endpoints[&who].id.get());
         self.disturb(trouble, move |_: &Agent| {
             let (done, answer) = tokio::sync::oneshot::channel();

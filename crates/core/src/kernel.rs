@@ -46,7 +46,7 @@ pub enum KernelErrorKind {
 }
 
 /// A failed kernel operation: the operation, its subject and the cause.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[error("{operation} {subject}: {cause}")]
 pub struct KernelError {
     /// The operation, as a verb phrase: `create link`, `attach program`.

@@ -1,12 +1,12 @@
 //! The name of the host side of an endpoint's link.
 
-use crate::ids::{EndpointId, Epoch};
+use crate::ids::{EndpointId, Epoch, IfName};
 
 /// Name of the host side of an endpoint's veth pair: `wh`, four hex digits of the id, eight of the epoch. Fourteen
 /// bytes; tells whose a leaked link was, and never repeats while the epoch's low 32 bits have not gone round.
 #[must_use]
-pub fn host_ifname(id: EndpointId, epoch: Epoch) -> String {
-    format!("wh{:04x}{:08x}", id.get(), epoch.0 & 0xffff_ffff)
+pub fn host_ifname(id: EndpointId, epoch: Epoch) -> IfName {
+    IfName(format!("wh{:04x}{:08x}", id.get(), epoch.0 & 0xffff_ffff))
 }
 
 /// The reverse of [`host_ifname`]: `None` when the name is not one of ours.

@@ -20,14 +20,18 @@ use wharf_agent::{
     config::AgentConfig,
     endpoint::{
         create::{self, CreateSpec},
-        delete, deletions, unknown,
+        delete, deletions,
+        error::CreateError,
+        unknown,
     },
     node::{
         Node, aside,
         endpoint::{Command, Handle},
+        error::CommandError,
         queue::Cause,
         timeline,
     },
+    rest::error::Failure,
     store::StoreError,
     sync::lock,
     telemetry::LogFormat,
@@ -202,7 +206,7 @@ impl Agent {
     }
 
     pub(crate) async fn try_create(&self, spec: CreateSpec) -> Result<Endpoint, ApiError> {
-        create::create(&self.node, spec).await
+        created(create::create(&self.node, spec).await)
     }
 
     /// Creates a container with an endpoint.
@@ -214,7 +218,7 @@ impl Agent {
     /// Starts a create that may wait. Aborting it is the caller's going away.
     pub(crate) fn spawn_create(&self, spec: CreateSpec) -> tokio::task::JoinHandle<Result<Endpoint, ApiError>> {
         let node = Arc::clone(&self.node);
-        tokio::spawn(async move { create::create(&node, spec).await })
+        tokio::spawn(async move { created(create::create(&node, spec).await) })
     }
 
     pub(crate) async fn delete(&self, handle: &Handle) -> DeleteResult {
@@ -222,7 +226,7 @@ impl Agent {
     }
 
     /// Writes what the timelines have noted, as the controller does. `now_ms`: milliseconds since the Unix epoch.
-    pub(crate) async fn write_timeline(&self, now_ms: u64) -> Result<(), String> {
+    pub(crate) async fn write_timeline(&self, now_ms: u64) -> Result<(), StoreError> {
         let node = &self.node;
         timeline::write(&node.timelines, &node.store, &node.registry, now_ms, node.config.timeline_keep).await
     }
@@ -253,7 +257,7 @@ impl Agent {
     }
 
     /// Asks for a build; the answer comes when it is realized.
-    pub(crate) async fn request(&self, handle: &Handle, level: Level) -> oneshot::Receiver<Result<(), String>> {
+    pub(crate) async fn request(&self, handle: &Handle, level: Level) -> oneshot::Receiver<Result<(), CommandError>> {
         let (done, answer) = oneshot::channel();
         handle.mailbox.send(Command::Regenerate(level, done)).await.expect("the endpoint is there");
         answer
@@ -451,4 +455,9 @@ pub(crate) async fn after<T>(time: Duration, something: impl Future<Output = T>)
 fn memory() -> std::path::PathBuf {
     let shm = std::path::Path::new("/dev/shm");
     if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() }
+}
+
+/// As the API answers it.
+fn created(result: Result<Endpoint, CreateError>) -> Result<Endpoint, ApiError> {
+    result.map_err(|e| Failure::from(e).0)
 }

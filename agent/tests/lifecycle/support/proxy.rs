@@ -4,7 +4,7 @@ use std::{collections::VecDeque, future::pending, net::IpAddr, sync::Mutex};
 
 use tokio::sync::oneshot;
 use wharf_agent::{
-    proxy::{Completion, Redirects},
+    proxy::{Completion, ProxyError, Redirects},
     sync::lock,
 };
 use wharf_core::ids::{EndpointId, Epoch};
@@ -29,13 +29,17 @@ impl Proxy {
 
     /// A redirect whose removal the proxy refuses.
     pub(crate) fn refuses(&self, id: EndpointId, name: &str, why: &'static str) {
-        self.add(id, name, Box::pin(async move { Err(why.to_owned()) }));
+        self.add(id, name, Box::pin(async move { Err(ProxyError(why.to_owned())) }));
     }
 
     /// A redirect whose removal is acknowledged when the test says so.
     pub(crate) fn answers_late(&self, id: EndpointId, name: &str) -> oneshot::Sender<()> {
         let (acknowledge, acknowledged) = oneshot::channel();
-        self.add(id, name, Box::pin(async move { acknowledged.await.map_err(|_| "the proxy ended".to_owned()) }));
+        self.add(
+            id,
+            name,
+            Box::pin(async move { acknowledged.await.map_err(|_| ProxyError("the proxy ended".to_owned())) }),
+        );
         acknowledge
     }
 

@@ -289,7 +289,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         ipv6: Some(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, n + 1)),
         gateway4: Some(ROUTER4),
         gateway6: Some(ROUTER6),
-        host_ifname: IfName::parse(&host_ifname(id(n), Epoch(epoch))).expect("host ifname"),
+        host_ifname: host_ifname(id(n), Epoch(epoch)),
         host_ifindex: IfIndex(0),
         container_ifindex: IfIndex(0),
         container_mac: MacAddr([2, 0x77, 0, 0, high, low]),

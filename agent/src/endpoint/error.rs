@@ -1,0 +1,137 @@
+//! Errors of an endpoint's life.
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use wharf_core::{
+    admission::Refusal,
+    identity_allocator::IdentityError,
+    ids::{Attachment, EndpointId},
+    ipam::IpamError,
+    kernel::KernelError,
+    plan::{CreateStep, DeleteStep, UndoStep},
+    state::State,
+};
+
+use crate::{memory::NoRoom, node::error::JobError, proxy::ProxyError, store::StoreError};
+
+/// Why a step of a removal failed, or what of a removal is left.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RemoveError {
+    /// The kernel call of the step.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// The kernel refused to say or to release something.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The proxy still has redirects.
+    #[error("{}", .0.iter().map(|(redirect, why)| format!("redirect {redirect}: {why}")).collect::<Vec<_>>().join("; "))]
+    Proxy(Vec<(String, ProxyError)>),
+    /// Kernel, store or proxy did not answer.
+    #[error("no answer within {0:?}")]
+    NoAnswer(Duration),
+    /// Steps of a removal.
+    #[error("{}", steps(.0))]
+    Removal(Vec<(DeleteStep, Self)>),
+    /// Steps of an undo.
+    #[error("{}", steps(.0))]
+    Undo(Vec<(UndoStep, Self)>),
+}
+
+fn steps(failed: &[(impl std::fmt::Display, RemoveError)]) -> String {
+    failed.iter().map(|(step, why)| format!("{step}: {why}")).collect::<Vec<_>>().join("; ")
+}
+
+/// A failed create.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("create endpoint {attachment}: {cause}")]
+pub struct CreateError {
+    /// The attachment that has no endpoint.
+    pub attachment: Attachment,
+    /// Why.
+    pub cause: CreateCause,
+}
+
+/// Why a create failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CreateCause {
+    /// The memory limit.
+    #[error(transparent)]
+    Memory(#[from] NoRoom),
+    /// More creates wait than can be served in time.
+    #[error("{} creates wait, and this one would wait about {} ms", .0.waiting, .0.predicted_wait_ms)]
+    Overloaded(Refusal),
+    /// The agent stops.
+    #[error("the agent is stopping")]
+    Stopping,
+    /// The deadline passed; `0` says when.
+    #[error("{0}")]
+    Deadline(&'static str),
+    /// The deadline passed before the first step.
+    #[error("its namespace {} or the store did not answer before the deadline", .0.display())]
+    NotBegun(PathBuf),
+    /// A step overran its bound.
+    #[error("step {0} did not end in time; it is undone as soon as it ends")]
+    Overrun(CreateStep),
+    /// A delete came; `0` says when.
+    #[error("{0}")]
+    Deleted(&'static str),
+    /// A delete of the attachment's last endpoint was asked for while no agent ran, and failed now.
+    #[error("a delete of the one before is still to be finished")]
+    DeletePending,
+    /// The path is not a container's network namespace.
+    #[error(transparent)]
+    Netns(KernelError),
+    /// A step failed in the kernel.
+    #[error("{1}")]
+    Kernel(CreateStep, KernelError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The addresses.
+    #[error(transparent)]
+    Ipam(#[from] IpamError),
+    /// The labels have no identity.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The requested addresses have several owners.
+    #[error("of the addresses asked for some are leased by the caller and some are not")]
+    MixedOwners,
+    /// Every id is taken.
+    #[error("every endpoint id of this node is in use")]
+    NoId,
+    /// The interface has an endpoint that is neither settled nor gone.
+    #[error("endpoint {id} of this interface is being {doing}")]
+    InterfaceBusy {
+        /// That endpoint.
+        id: EndpointId,
+        /// What happens to it.
+        doing: &'static str,
+    },
+    /// The interface has an endpoint.
+    #[error("endpoint {id} has this interface already ({state})")]
+    InterfaceTaken {
+        /// That endpoint.
+        id: EndpointId,
+        /// Its state.
+        state: State,
+    },
+    /// Another endpoint has the address.
+    #[error("endpoint {id} has the address {ip} already")]
+    AddressTaken {
+        /// That endpoint.
+        id: EndpointId,
+        /// The address.
+        ip: IpAddr,
+    },
+    /// It failed, and so did steps of its undo.
+    #[error("{cause}; and undoing it: {left}")]
+    NotUndone {
+        /// Why the create failed.
+        cause: Box<Self>,
+        /// What is left of it.
+        left: RemoveError,
+    },
+}
