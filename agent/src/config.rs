@@ -238,7 +238,7 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         return Err(setting("health-interval-ms", format!("{health_interval_ms} is neither 0 (off) nor 100 and more")));
     }
     let log_level = flags.log_level.or(file.log_level).unwrap_or_else(|| "info".into());
-    LogFilter::check(&log_level).map_err(|e| setting("log-level", e))?;
+    LogFilter::check(&log_level).map_err(|e| setting("log-level", e.to_string()))?;
     Ok(AgentConfig {
         run_dir: directories.run,
         state_dir: directories.state,

@@ -29,7 +29,7 @@ use wharf_handover::queue::Deletion;
 
 use self::{
     conclude::{Known, conclude, what_to_do},
-    subject::{Found, Subject},
+    subject::{Found, Subject, SubjectError},
 };
 use crate::{
     clock,
@@ -55,7 +55,7 @@ const MAX_LISTED: usize = 16;
 ///
 /// # Errors
 /// When the text has no known form.
-pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Explanation, String> {
+pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Explanation, SubjectError> {
     let subject = subject::parse(text)?;
     let mut found = subject::find(node, &subject);
     let records = deletion_records(node).await;

@@ -45,6 +45,20 @@ const TURN_LIMIT: Duration = Duration::from_secs(2);
 /// How long an alarm waits for its regeneration: less than the limit of a controller's run.
 const REGENERATION_LIMIT: Duration = Duration::from_secs(30);
 
+/// Why endpoints could not be checked. It says nothing about the endpoints.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// The kernel refused to run the test packets of these endpoints.
+    #[error("check endpoint {0}: {1}")]
+    Kernel(String, #[source] KernelError),
+    /// No answer in time for these endpoints.
+    #[error("check endpoint {0}: no answer within {BATCH_LIMIT:?}")]
+    TimedOut(String),
+    /// The answer has no result.
+    #[error("check endpoint {0}: the kernel's answer is empty")]
+    Empty(EndpointId),
+}
+
 /// Runs until the agent stops.
 pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
     let interval = node.config.selfcheck_interval;
@@ -80,7 +94,7 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
 }
 
 /// Checks endpoints in one batch, then checks each mismatching endpoint again by itself.
-async fn visit_each<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -> Result<(), String> {
+async fn visit_each<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -> Result<(), CheckError> {
     node.self_checks.turn().await;
     let questions: Vec<Question> = handles.iter().filter_map(|handle| Question::of(node, handle)).collect();
     if questions.is_empty() {
@@ -107,7 +121,7 @@ async fn visit_each<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -> Resul
 ///
 /// # Errors
 /// When the kernel could not be read; this is no finding about the endpoint.
-pub async fn visit<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<(), String> {
+pub async fn visit<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<(), CheckError> {
     let Some(found) = check(node, handle).await? else { return Ok(()) };
     note(node, handle, &found);
     if found.iter().all(|j| j.same) {
@@ -136,7 +150,7 @@ pub async fn ask<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> SelfCheck {
             None
         }
         Ok(Ok(None)) => None,
-        Ok(Err(why)) => Some(why),
+        Ok(Err(why)) => Some(why.to_string()),
         Err(_) => Some(format!("no turn within {TURN_LIMIT:?}: others ask too; this is what was found last")),
     };
     SelfCheck { error, ..node.self_checks.last(handle.id, handle.epoch) }
@@ -144,7 +158,7 @@ pub async fn ask<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> SelfCheck {
 
 /// Looks until two looks in a row agree or one shows no mismatch. `None` when they never agree or the endpoint is in
 /// flight.
-async fn check<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option<Vec<Judged>>, String> {
+async fn check<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Option<Vec<Judged>>, CheckError> {
     let mut before: Option<BTreeSet<String>> = None;
     for _ in 0..LOOKS {
         let Some(found) = look(node, handle).await? else { return Ok(None) };
@@ -182,28 +196,28 @@ impl Question {
 type Answer = Result<Vec<CaseResult>, KernelError>;
 
 /// Runs the test packets of each endpoint. The caller has waited for its turn.
-async fn put<K: Kernel>(node: &Node<K>, questions: &[Question]) -> Result<Vec<Answer>, String> {
+async fn put<K: Kernel>(node: &Node<K>, questions: &[Question]) -> Result<Vec<Answer>, CheckError> {
     let checks: Vec<_> = questions.iter().map(|q| (q.handle.id, Arc::clone(&q.cases))).collect();
     let ids = || questions.iter().map(|q| q.handle.id.to_string()).collect::<Vec<_>>().join(", ");
     match timeout(BATCH_LIMIT, node.kernel.observe_verdicts(&checks)).await {
-        Ok(answers) => answers.map_err(|e| format!("check endpoint {}: {e}", ids())),
-        Err(_) => Err(format!("check endpoint {}: no answer within {BATCH_LIMIT:?}", ids())),
+        Ok(answers) => answers.map_err(|e| CheckError::Kernel(ids(), e)),
+        Err(_) => Err(CheckError::TimedOut(ids())),
     }
 }
 
 /// Runs one batch of test packets for an endpoint.
-async fn look<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Option<Vec<Judged>>, String> {
+async fn look<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Option<Vec<Judged>>, CheckError> {
     node.self_checks.turn().await;
     let Some(question) = Question::of(node, handle) else { return Ok(None) };
     let answer = put(node, std::slice::from_ref(&question)).await?.pop();
     match answer {
         Some(answer) => judge(node, question, answer).await,
-        None => Err(format!("check endpoint {}: the kernel's answer is empty", handle.id)),
+        None => Err(CheckError::Empty(handle.id)),
     }
 }
 
 /// Compares an answer with the desired state; none when something worked on the endpoint meanwhile.
-async fn judge<K: Kernel>(node: &Node<K>, asked: Question, answer: Answer) -> Result<Option<Vec<Judged>>, String> {
+async fn judge<K: Kernel>(node: &Node<K>, asked: Question, answer: Answer) -> Result<Option<Vec<Judged>>, CheckError> {
     let Question { handle, view, peer, cases } = asked;
     // A concurrent change may explain any mismatch.
     if !unchanged(node, &handle, &view) {
@@ -214,7 +228,7 @@ async fn judge<K: Kernel>(node: &Node<K>, asked: Question, answer: Answer) -> Re
             let (name, expected) = ("maps".to_owned(), "pinned, of this version's layout".to_owned());
             return Ok(Some(vec![Judged { name, expected, got: e.to_string(), same: false }]));
         }
-        Err(e) => return Err(format!("check endpoint {}: {e}", handle.id)),
+        Err(e) => return Err(CheckError::Kernel(handle.id.to_string(), e)),
         Ok(results) => results,
     };
     let judged: Vec<(Kind, Judged)> = cases.iter().zip(&results).map(|(c, r)| (c.kind, c.judge(r))).collect();

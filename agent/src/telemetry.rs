@@ -18,8 +18,8 @@ use anyhow::anyhow;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
-pub use self::lines::LogFormat;
 use self::lines::{Lines, Shape};
+pub use self::{directives::FilterError, lines::LogFormat};
 use crate::{log_ring::LogRing, sync::lock};
 
 /// Changes log filter and format while the agent runs. Cheap to clone.
@@ -37,7 +37,7 @@ impl LogFilter {
     ///
     /// # Errors
     /// What is wrong with the filter, and what is allowed.
-    pub fn check(filter: &str) -> Result<(), String> {
+    pub fn check(filter: &str) -> Result<(), FilterError> {
         directives::parse(filter).map(drop)
     }
 
@@ -45,10 +45,10 @@ impl LogFilter {
     ///
     /// # Errors
     /// When the filter does not parse; the old one stays.
-    pub fn set(&self, filter: &str) -> Result<(), String> {
+    pub fn set(&self, filter: &str) -> Result<(), FilterError> {
         let parsed = directives::parse(filter)?;
         let mut text = lock(&self.text);
-        self.handle.reload(parsed).map_err(|e| format!("{filter:?}: {e}"))?;
+        self.handle.reload(parsed).map_err(|e| FilterError::Reload(filter.to_owned(), e))?;
         filter.clone_into(&mut text);
         Ok(())
     }

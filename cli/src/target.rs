@@ -16,12 +16,17 @@ impl Target {
     }
 }
 
-impl FromStr for Target {
-    type Err = String;
+/// The text cannot be a name.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a name has 1 to {MAX} bytes, without blanks and control characters")]
+pub(crate) struct BadName;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Target {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Self, BadName> {
         if text.is_empty() || text.len() > MAX || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return Err(format!("a name has 1 to {MAX} bytes, without blanks and control characters"));
+            return Err(BadName);
         }
         Ok(Self(text.to_owned()))
     }

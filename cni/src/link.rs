@@ -50,30 +50,57 @@ pub(crate) enum Removal {
     Gone,
 }
 
+/// Why an attachment's links cannot be found, or one of them cannot be removed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("list links: {0}")]
+    List(#[source] Cause),
+    #[error("remove link {0}: {1}")]
+    Remove(String, #[source] Cause),
+}
+
+/// What went wrong between the shim and the kernel.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Cause {
+    #[error("open netlink socket: {0}")]
+    Socket(#[source] io::Error),
+    #[error("no answer within {} s", KERNEL_LIMIT.as_secs())]
+    TimedOut,
+    /// No answer, or none that can be used.
+    #[error("{0}")]
+    Answer(&'static str),
+    #[error("look at it: {0}")]
+    Look(#[source] Error),
+    #[error(transparent)]
+    Request(#[from] Error),
+    #[error(transparent)]
+    Kernel(#[from] io::Error),
+}
+
 /// The links of an attachment: one or none, or several after an earlier failure.
-pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>, String> {
+pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>, LinkError> {
     let links = in_kernel(async |mut handle| {
         for _ in 0..LIST_TRIES {
             if let Some(links) = try_list(&mut handle).await? {
                 return Ok(links);
             }
         }
-        Err("it changed each time it was read".into())
+        Err(Cause::Answer("it changed each time it was read"))
     });
-    let links = links.await.map_err(|why| format!("list links: {why}"))?;
+    let links = links.await.map_err(LinkError::List)?;
     Ok(links.iter().filter_map(|link| marked(link, conf, target)).collect())
 }
 
 /// Removes a link, if it is still the one that was found.
-pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Result<Removal, String> {
+pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Result<Removal, LinkError> {
     let removed = in_kernel(async |handle| {
         // Indexes are reused, so the link is checked immediately before its removal.
         let mut found = std::pin::pin!(handle.link().get().match_index(link.index).execute());
         let there = match found.next().await {
             Some(Ok(message)) => marked(&message, conf, target),
             Some(Err(error)) if is_gone(&error) => None,
-            Some(Err(error)) => return Err(format!("look at it: {error}")),
-            None => return Err("look at it: no answer".into()),
+            Some(Err(error)) => return Err(Cause::Look(error)),
+            None => return Err(Cause::Answer("look at it: no answer")),
         };
         if there.as_ref() != Some(link) {
             return Ok(Removal::Gone);
@@ -81,50 +108,47 @@ pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Re
         match handle.link().del(link.index).execute().await {
             Ok(()) => Ok(Removal::Removed),
             Err(error) if is_gone(&error) => Ok(Removal::Gone),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error.into()),
         }
     });
-    removed.await.map_err(|why| format!("remove link {link}: {why}"))
+    removed.await.map_err(|cause| LinkError::Remove(link.name.clone(), cause))
 }
 
 /// Runs `work` on a connection of its own, with the connection driven beside it.
-async fn in_kernel<T>(work: impl AsyncFnOnce(Handle) -> Result<T, String>) -> Result<T, String> {
+async fn in_kernel<T>(work: impl AsyncFnOnce(Handle) -> Result<T, Cause>) -> Result<T, Cause> {
     // Unsolicited messages are dropped with the receiver.
-    let (mut connection, handle, _unasked) =
-        new_connection_with_strict_check().map_err(|e| format!("open netlink socket: {e}"))?;
+    let (mut connection, handle, _unasked) = new_connection_with_strict_check().map_err(Cause::Socket)?;
     // The final message of a dump says whether the dump is complete.
     connection.set_forward_done(true);
     tokio::select! {
         biased;
         result = work(handle) => result,
-        () = connection => Err("the netlink socket was closed".into()),
-        () = tokio::time::sleep(KERNEL_LIMIT) => Err(format!("no answer within {} s", KERNEL_LIMIT.as_secs())),
+        () = connection => Err(Cause::Answer("the netlink socket was closed")),
+        () = tokio::time::sleep(KERNEL_LIMIT) => Err(Cause::TimedOut),
     }
 }
 
 /// All veth links; `None` when the list changed while it was read, so that one may be missing.
-async fn try_list(handle: &mut Handle) -> Result<Option<Vec<LinkMessage>>, String> {
+async fn try_list(handle: &mut Handle) -> Result<Option<Vec<LinkMessage>>, Cause> {
     let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
         .build();
     let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetLink(message));
     request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-    let mut answers = std::pin::pin!(handle.request(request).map_err(|e| e.to_string())?);
+    let mut answers = std::pin::pin!(handle.request(request)?);
     let (mut links, mut whole) = (Vec::new(), true);
     while let Some(answer) = answers.next().await {
         whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
         match answer.payload {
             NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => links.push(link),
             NetlinkPayload::Done(done) if done.code == 0 => return Ok(whole.then_some(links)),
-            NetlinkPayload::Done(done) => {
-                return Err(io::Error::from_raw_os_error(done.code.saturating_neg()).to_string());
-            }
-            NetlinkPayload::Error(error) => return Err(error.to_io().to_string()),
+            NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(done.code.saturating_neg()).into()),
+            NetlinkPayload::Error(error) => return Err(error.to_io().into()),
             NetlinkPayload::Overrun(_) => return Ok(None),
             _ => {}
         }
     }
-    Err("the answer was cut short".into())
+    Err(Cause::Answer("the answer was cut short"))
 }
 
 /// The link, if it is this attachment's.

@@ -34,20 +34,30 @@ pub enum Subject {
     Pod(Option<String>, String),
 }
 
+/// The forms of a query.
+const FORMS: &str = "it is an endpoint's number, an address, a container id or the beginning of one \
+    (with /INTERFACE if it has several), pod-name:[NAMESPACE/]NAME, or the name of a link (wh...)";
+
+/// Why a query is refused. Each variant holds the first characters of the query.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubjectError {
+    /// The query is empty or too long.
+    #[error("read subject {0:?}: it must have 1 to {MAX_SUBJECT} bytes; {FORMS}")]
+    Length(String),
+    /// The query has none of the forms; with what is wrong.
+    #[error("read subject {0:?}: {1}; {FORMS}")]
+    Form(String, &'static str),
+}
+
 /// Parses a query.
 ///
 /// # Errors
 /// What is wrong with the text, and which forms are allowed.
-pub fn parse(text: &str) -> Result<Subject, String> {
-    let bad = |why: &str| {
-        let shown: String = text.chars().take(80).collect();
-        Err(format!(
-            "read subject {shown:?}: {why}; it is an endpoint's number, an address, a container id or the beginning of one \
-             (with /INTERFACE if it has several), pod-name:[NAMESPACE/]NAME, or the name of a link (wh...)"
-        ))
-    };
+pub fn parse(text: &str) -> Result<Subject, SubjectError> {
+    let shown = || text.chars().take(80).collect();
+    let bad = |why| Err(SubjectError::Form(shown(), why));
     if text.is_empty() || text.len() > MAX_SUBJECT {
-        return bad(&format!("it must have 1 to {MAX_SUBJECT} bytes"));
+        return Err(SubjectError::Length(shown()));
     }
     if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
         return bad("it has blanks or control characters");
@@ -301,7 +311,7 @@ mod tests {
             "ä",
             long.as_str(),
         ] {
-            let why = parse(text).expect_err(text);
+            let why = parse(text).expect_err(text).to_string();
             assert!(why.len() < 700, "{}", why.len());
             assert!(!why.contains('\u{1b}') && !why.contains('\n'), "{why:?}");
         }

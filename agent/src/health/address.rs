@@ -17,11 +17,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 use wharf_core::{
     ids::PoolName,
-    ipam::{LeaseRequest, Wanted},
+    ipam::{IpamError, LeaseRequest, Wanted},
     kernel::Kernel,
     store::{Change, Lease, LeaseOwner},
 };
 
+use super::error::HealthError;
 use crate::{
     addresses::resting,
     clock,
@@ -69,12 +70,14 @@ fn path(config: &AgentConfig) -> PathBuf {
 ///
 /// # Errors
 /// When the store refuses; the addresses stay leased then.
-pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String> {
+pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), HealthError> {
     let leases = lock(&node.addresses.ipam).owned_by(holds);
     if leases.is_empty() {
         return Ok(());
     }
-    resting::release(&node.addresses, &leases, Vec::new()).await.map_err(|e| format!("give its addresses back: {e}"))
+    resting::release(&node.addresses, &leases, Vec::new())
+        .await
+        .map_err(|e| HealthError::Store("give its addresses back", e))
 }
 
 /// Leases one address of each family in the default pool: the kept address where possible, another one otherwise. An
@@ -82,7 +85,7 @@ pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), String>
 ///
 /// # Errors
 /// When neither the kept address nor another one can be leased, or the store refuses.
-pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String> {
+pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, HealthError> {
     // An endpoint whose record was lost or is out of service may still hold the addresses.
     if let Ok(attachment) = health::attachment() {
         for error in unknown::remove(node, &aside::Wanted::of(&attachment)).await.errors {
@@ -133,11 +136,12 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String
     let mut stale = lock(&node.addresses.ipam).owned_by(holds);
     stale.retain(|lease| !got.addresses().contains(&lease.ip));
     let puts = new.into_iter().map(Change::PutLease).collect();
-    resting::release(&node.addresses, &stale, puts).await.map_err(|e| format!("lease its addresses: {e}"))?;
+    resting::release(&node.addresses, &stale, puts).await.map_err(|e| HealthError::Store("lease its addresses", e))?;
     if in_file != Some(got)
-        && let Err(why) = keep(path, got).await
+        && let Err(error) = keep(path.clone(), got).await
     {
-        notes.push(why);
+        let path = path.display();
+        notes.push(format!("its addresses cannot be kept in {path}: {error}; after a reboot they may be others"));
     }
     for note in &notes {
         tracing::warn!("health endpoint: {note}");
@@ -149,14 +153,14 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, String
 }
 
 /// Leases a previous address of the health endpoint, even while the address rests: no other owner had it since.
-fn claim<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Result<Lease, String> {
+fn claim<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Result<Lease, IpamError> {
     let pool = pool_of(node, ip).unwrap_or_else(|| node.config.default_pool.clone());
     let lease = Lease { ip, pool, owner: owner(), since_unix_ms: clock::unix_ms() };
     let mut ipam = lock(&node.addresses.ipam);
     if let Some(held) = ipam.get(ip).filter(|held| holds(&held.owner)) {
         return Ok(held.clone());
     }
-    ipam.claim(lease.clone()).map_err(|e| e.to_string())?;
+    ipam.claim(lease.clone())?;
     Ok(lease)
 }
 
@@ -169,14 +173,13 @@ fn held<K: Kernel>(node: &Node<K>, v6: bool) -> Option<IpAddr> {
     lock(&node.addresses.ipam).owned_by(holds).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
 }
 
-async fn take<K: Kernel>(node: &Arc<Node<K>>, v6: bool) -> Result<Lease, String> {
+async fn take<K: Kernel>(node: &Arc<Node<K>>, v6: bool) -> Result<Lease, HealthError> {
     let (ipv4, ipv6) = if v6 { (Wanted::None, Wanted::Any) } else { (Wanted::Any, Wanted::None) };
     let request = LeaseRequest { pool: None, ipv4, ipv6 };
-    let leased =
-        resting::lease(&node.addresses, &request, &owner()).await.map_err(|e| format!("lease its addresses: {e}"))?;
+    let leased = resting::lease(&node.addresses, &request, &owner()).await?;
     let ip = leased.ipv4.map(IpAddr::V4).or(leased.ipv6.map(IpAddr::V6));
     let lease = ip.and_then(|ip| lock(&node.addresses.ipam).get(ip).cloned());
-    lease.ok_or_else(|| "lease its addresses: none was given".to_owned())
+    lease.ok_or(HealthError::NoAddress)
 }
 
 /// The content of the file, and notes about problems. An unusable file is set aside for inspection.
@@ -198,36 +201,31 @@ async fn read_back(path: PathBuf) -> (Option<Kept>, Vec<String>) {
     }
 }
 
-fn read(path: &Path) -> Result<Option<Kept>, String> {
+fn read(path: &Path) -> io::Result<Option<Kept>> {
     // Without O_NONBLOCK, opening a FIFO that has no writer blocks forever.
     let file = match OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error),
     };
-    if !file.metadata().map_err(|e| e.to_string())?.is_file() {
-        return Err("it is not a file".to_owned());
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a file"));
     }
     let mut text = Vec::new();
-    file.take(MAX_FILE + 1).read_to_end(&mut text).map_err(|e| e.to_string())?;
+    file.take(MAX_FILE + 1).read_to_end(&mut text)?;
     if text.len() as u64 > MAX_FILE {
-        return Err(format!("it has more than {MAX_FILE} bytes"));
+        return Err(io::Error::other(format!("it has more than {MAX_FILE} bytes")));
     }
-    let kept: Kept = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    let kept: Kept = serde_json::from_slice(&text)?;
     match kept.version {
         VERSION => Ok(Some(kept)),
-        other => Err(format!("it is of version {other}, this agent knows {VERSION}")),
+        other => Err(io::Error::other(format!("it is of version {other}, this agent knows {VERSION}"))),
     }
 }
 
 /// Writes the file atomically: after a crash, either the old file or the new one exists.
-async fn keep(path: PathBuf, kept: Kept) -> Result<(), String> {
-    let write = move || {
-        write(&path, kept).map_err(|e| {
-            format!("its addresses cannot be kept in {}: {e}; after a reboot they may be others", path.display())
-        })
-    };
-    tokio::task::spawn_blocking(write).await.map_err(|e| e.to_string()).flatten()
+async fn keep(path: PathBuf, kept: Kept) -> io::Result<()> {
+    tokio::task::spawn_blocking(move || write(&path, kept)).await.map_err(io::Error::other).flatten()
 }
 
 fn write(path: &Path, kept: Kept) -> io::Result<()> {
@@ -259,14 +257,14 @@ mod tests {
         let (_directory, path) = file(b"");
         let kept = Kept { version: VERSION, ipv4: Some(Ipv4Addr::new(10, 0, 0, 2)), ipv6: None };
         write(&path, kept).expect("write");
-        assert_eq!(read(&path), Ok(Some(kept)));
+        assert_eq!(read(&path).expect("read"), Some(kept));
         assert!(!path.with_extension("json.new").exists());
     }
 
     #[test]
     fn no_file_is_no_error_and_a_damaged_one_is() {
         let (_directory, path) = file(b"");
-        assert_eq!(read(&path.with_file_name("none.json")), Ok(None));
+        assert_eq!(read(&path.with_file_name("none.json")).expect("read"), None);
         let long = vec![b' '; 5_000];
         let newer = b"{\"version\":2,\"ipv4\":null,\"ipv6\":null}";
         for text in [&b""[..], b"{", b"[]", b"{\"version\":1,\"ipv4\":\"10.0.0\"}", b"\0\xff", &long, newer] {
@@ -280,7 +278,7 @@ mod tests {
         let (_directory, path) = file(b"");
         fs::remove_file(&path).expect("remove");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("make a pipe");
-        assert_eq!(read(&path), Err("it is not a file".to_owned()));
+        assert_eq!(read(&path).expect_err("no file").to_string(), "it is not a file");
     }
 
     #[tokio::test]

@@ -18,6 +18,7 @@ use wharf_core::{
 
 use super::{
     address::{self, Kept},
+    error::HealthError,
     host::{Host, Responder as _},
     judge::{Judge, Verdict},
     probe,
@@ -143,7 +144,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
     }
 
     /// One round: relaunches an endpoint that is gone, and probes an endpoint that exists.
-    async fn round(&mut self) -> Result<(), String> {
+    async fn round(&mut self) -> Result<(), HealthError> {
         let amiss = match self.look().await {
             Look::Gone(why) => {
                 self.take_down(why).await;
@@ -154,7 +155,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         };
         if self.running.is_none() {
             if Instant::now() < self.not_before {
-                return Err(self.last_error.clone());
+                return Err(HealthError::Down(self.last_error.clone()));
             }
             self.launch().await?;
             return self.probe(None).await;
@@ -194,9 +195,9 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         }
     }
 
-    async fn probe(&mut self, amiss: Option<Vec<String>>) -> Result<(), String> {
+    async fn probe(&mut self, amiss: Option<Vec<String>>) -> Result<(), HealthError> {
         let node = Arc::clone(&self.node);
-        let Some(running) = &mut self.running else { return Err(self.last_error.clone()) };
+        let Some(running) = &mut self.running else { return Err(HealthError::Down(self.last_error.clone())) };
         let addresses: Vec<IpAddr> = running.record.addresses().collect();
         let probed = tokio::select! {
             // A round that a stop interrupts says nothing about the endpoint.
@@ -234,16 +235,16 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                 self.fruitless = 0;
                 Ok(())
             }
-            Verdict::Wait(_) | Verdict::Foreign(_) => Err(message),
+            Verdict::Wait(_) | Verdict::Foreign(_) => Err(HealthError::Down(message)),
             Verdict::Relaunch(why) => {
                 // The first relaunch is immediate. Further ones without a successful round between them wait for a
                 // growing backoff.
                 if self.fruitless > 0 && Instant::now() < self.not_before {
-                    return Err(message);
+                    return Err(HealthError::Down(message));
                 }
                 self.take_down(why).await;
                 self.launch().await?;
-                Err(message)
+                Err(HealthError::Down(message))
             }
         }
     }
@@ -280,12 +281,12 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         }
     }
 
-    async fn launch(&mut self) -> Result<(), String> {
+    async fn launch(&mut self) -> Result<(), HealthError> {
         if self.node.stop.is_cancelled() {
-            return Err("the agent is stopping".into());
+            return Err(HealthError::Stopping);
         }
         if Instant::now() < self.not_before {
-            return Err(self.last_error.clone());
+            return Err(HealthError::Down(self.last_error.clone()));
         }
         match self.try_launch().await {
             Ok(running) => {
@@ -317,12 +318,12 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                     h.failed_launches += 1;
                     h.probes.clear();
                 });
-                Err(why)
+                Err(HealthError::Down(why))
             }
         }
     }
 
-    async fn try_launch(&self) -> Result<Running<H::Process>, String> {
+    async fn try_launch(&self) -> Result<Running<H::Process>, HealthError> {
         let node = &self.node;
         // An endpoint of an earlier agent, or of a launch that was not cleaned up.
         let old = || node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
@@ -330,7 +331,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             self.remove(old).await;
         }
         if let Some(old) = old() {
-            return Err(format!("the one before, endpoint {}, cannot be deleted yet", old.id));
+            return Err(HealthError::Before(old.id));
         }
         let kept = address::lease(node).await?;
         let process = self.host.launch(&node.config.node_name).await?;
@@ -347,7 +348,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
     }
 
     /// Creates the endpoint through the same path as every container's endpoint.
-    async fn attach(&self, kept: Kept, process: &H::Process) -> Result<(Handle, EndpointRecord), String> {
+    async fn attach(&self, kept: Kept, process: &H::Process) -> Result<(Handle, EndpointRecord), HealthError> {
         let spec = CreateSpec {
             attachment: self.attachment.clone(),
             netns: process.netns_path(),
@@ -360,15 +361,15 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             pod_namespace: None,
             deadline: Instant::now() + CREATE_BOUND,
         };
-        let made = create::create(&self.node, spec).await.map_err(|e| e.to_string())?;
+        let made = create::create(&self.node, spec).await?;
         let there = self.node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
-        let handle = there.filter(|h| h.epoch.0 == made.epoch).ok_or("its endpoint was deleted at once")?;
+        let handle = there.filter(|h| h.epoch.0 == made.epoch).ok_or(HealthError::Deleted)?;
         let record = handle.shared.read(|v| v.record.clone());
         if process.is_in(&record.netns) {
             return Ok((handle, record));
         }
         self.remove(handle).await;
-        Err("its process ended, and its number became another's".into())
+        Err(HealthError::AnotherProcess)
     }
 
     /// Ends the process and deletes the endpoint when the agent stops. Only the addresses stay leased.

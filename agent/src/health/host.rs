@@ -6,6 +6,7 @@ use tokio::sync::watch;
 use wharf_core::endpoint::NetnsRef;
 
 use super::{
+    error::HealthError,
     launch::Process,
     probe::{self, Probed},
 };
@@ -19,7 +20,7 @@ pub trait Host: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why no process is ready; a process that was started has been ended.
-    fn launch(&self, node: &str) -> impl Future<Output = Result<Self::Process, String>> + Send;
+    fn launch(&self, node: &str) -> impl Future<Output = Result<Self::Process, HealthError>> + Send;
 
     /// Probes every address with every kind of probe, once. Only an answer from this process is correct.
     fn probe(&self, process: &Self::Process, addresses: &[IpAddr]) -> impl Future<Output = Vec<Probed>> + Send;
@@ -50,7 +51,7 @@ pub struct ThisHost;
 impl Host for ThisHost {
     type Process = Process;
 
-    async fn launch(&self, node: &str) -> Result<Process, String> {
+    async fn launch(&self, node: &str) -> Result<Process, HealthError> {
         Process::launch(node).await
     }
 

@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     os::unix::{
         fs::MetadataExt,
         process::{CommandExt, ExitStatusExt},
@@ -31,6 +31,7 @@ use tokio::{
 use wharf_core::endpoint::NetnsRef;
 
 use super::{
+    error::HealthError,
     host::Responder,
     server::{Hello, MAX_LINE, MODE, READY},
 };
@@ -65,22 +66,22 @@ impl Process {
     ///
     /// # Errors
     /// Why no process is ready; a process that was started has been ended.
-    pub(super) async fn launch(node: &str) -> Result<Self, String> {
+    pub(super) async fn launch(node: &str) -> Result<Self, HealthError> {
         let nonce: String = rand::random::<[u8; 16]>().iter().map(|b| format!("{b:02x}")).collect();
         let hello = Hello { node: node.to_owned(), nonce: nonce.clone() };
-        let hello = serde_json::to_string(&hello).map_err(|e| format!("start its process: {e}"))? + "\n";
+        let hello = serde_json::to_string(&hello).map_err(|e| HealthError::Io("start its process", e.into()))? + "\n";
         let (tell_started, started) = oneshot::channel();
         let (tell_ready, ready) = oneshot::channel();
         let (tell_ended, ended) = watch::channel(None);
         let tend = move || tend(&hello, tell_started, tell_ready, &tell_ended);
         let thread = thread::Builder::new().name("wharf-health".into()).stack_size(128 * 1024).spawn(tend);
-        let thread = thread.map_err(|e| format!("start the thread of its process: {e}"))?;
-        let ended_early = |_| "start its process: its thread ended".to_owned();
+        let thread = thread.map_err(|e| HealthError::Io("start the thread of its process", e))?;
+        let ended_early = |_| HealthError::NotReady("its thread ended".into());
         let (pid, child) = started.await.map_err(ended_early)??;
         let mut process = Self { pid, nonce, netns: (0, 0), child, ended, thread: Some(thread) };
         let ready = match timeout(READY_BOUND, ready).await {
             Ok(told) => told.map_err(ended_early).flatten().and_then(|()| process.observe_netns()),
-            Err(_) => Err(format!("start its process: it was not ready within {READY_BOUND:?}")),
+            Err(_) => Err(HealthError::NotReady(format!("it was not ready within {READY_BOUND:?}").into())),
         };
         match ready {
             Ok(netns) => {
@@ -99,13 +100,13 @@ impl Process {
         &self.nonce
     }
 
-    fn observe_netns(&self) -> Result<(u64, u64), String> {
+    fn observe_netns(&self) -> Result<(u64, u64), HealthError> {
         let child = lock(&self.child);
         if child.is_none() {
-            return Err("start its process: it ended at once".into());
+            return Err(HealthError::NotReady("it ended at once".into()));
         }
         let path = self.netns_path();
-        let meta = fs::metadata(&path).map_err(|e| format!("look at its namespace {}: {e}", path.display()))?;
+        let meta = fs::metadata(&path).map_err(|e| HealthError::Namespace(path, e))?;
         Ok((meta.dev(), meta.ino()))
     }
 
@@ -164,8 +165,8 @@ impl Drop for Process {
 /// The thread: starts the process, forwards its first line, and reaps it.
 fn tend(
     hello: &str,
-    started: oneshot::Sender<Result<(u32, Reapable), String>>,
-    ready: oneshot::Sender<Result<(), String>>,
+    started: oneshot::Sender<Result<(u32, Reapable), HealthError>>,
+    ready: oneshot::Sender<Result<(), HealthError>>,
     ended: &watch::Sender<Option<String>>,
 ) {
     let (pid, output, child) = match start(hello) {
@@ -184,38 +185,38 @@ fn tend(
     ended.send_replace(Some(how));
 }
 
-fn start(hello: &str) -> Result<(u32, ChildStdout, Reapable), String> {
+fn start(hello: &str) -> Result<(u32, ChildStdout, Reapable), HealthError> {
     let mut command = Command::new(PROGRAM);
     // The environment is cleared: it may hold values that a process reachable from containers must not know. The
     // process gets its own process group, because only the agent acts on an interrupt from a terminal.
     command.arg0("wharf-agent").arg(MODE).env_clear().current_dir("/").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-    let mut child = command.spawn().map_err(|e| format!("start its process: {e}"))?;
+    let mut child = command.spawn().map_err(|e| HealthError::Io("start its process", e))?;
     let pid = child.id();
     let told = match child.stdin.as_mut() {
-        Some(input) => input.write_all(hello.as_bytes()).map_err(|e| e.to_string()),
-        None => Err("it has no standard input".to_owned()),
+        Some(input) => input.write_all(hello.as_bytes()),
+        None => Err(io::Error::other("it has no standard input")),
     };
     match (told, child.stdout.take()) {
         (Ok(()), Some(output)) => Ok((pid, output, Arc::new(Mutex::new(Some(child))))),
         (told, _) => {
-            let why = told.err().unwrap_or_else(|| "it has no standard output".to_owned());
-            let gone = child.kill().and_then(|()| child.wait());
-            Err(format!("start its process: {why} ({gone:?})"))
+            let why = told.err().unwrap_or_else(|| io::Error::other("it has no standard output"));
+            let end = child.kill().and_then(|()| child.wait());
+            Err(HealthError::Hello(why, end))
         }
     }
 }
 
 /// Reads the process's first line: readiness, or the reason for a failure.
-fn first_word(output: ChildStdout) -> Result<(), String> {
+fn first_word(output: ChildStdout) -> Result<(), HealthError> {
     let mut line = String::new();
     BufReader::new(output.take(MAX_LINE))
         .read_line(&mut line)
-        .map_err(|e| format!("start its process: read what it says: {e}"))?;
+        .map_err(|e| HealthError::Io("start its process: read what it says", e))?;
     match line.trim() {
         READY => Ok(()),
-        "" => Err("start its process: it ended without a word".into()),
-        why => Err(format!("start its process: {why}")),
+        "" => Err(HealthError::NotReady("it ended without a word".into())),
+        why => Err(HealthError::NotReady(why.to_owned().into())),
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod address;
 mod controller;
+mod error;
 mod host;
 mod judge;
 mod launch;
@@ -23,6 +24,7 @@ use wharf_core::{identity::Label, identity_allocator::RESERVED_SOURCE, kernel::K
 
 pub use self::{
     controller::run,
+    error::HealthError,
     host::{Host, Responder, ThisHost},
     launch::Process,
     probe::{Outcome, Probed},

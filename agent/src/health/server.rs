@@ -58,28 +58,41 @@ pub struct Hello {
     pub nonce: String,
 }
 
+/// Why the process ends. The agent reads it as one line.
+#[derive(Debug, thiserror::Error)]
+enum ChildError {
+    #[error("{0}: {1}")]
+    Io(&'static str, #[source] io::Error),
+    #[error("{0}: {1}")]
+    Kernel(&'static str, #[source] nix::Error),
+    #[error("listen on port {PORT}: {0}")]
+    Listen(#[source] io::Error),
+    #[error("read what the agent says: {0}; this is a part of wharf-agent and is not run by hand")]
+    NotHello(#[source] serde_json::Error),
+    #[error("give up its capabilities: {0}")]
+    Capabilities(#[from] CapsError),
+}
+
 /// Runs the process and returns its exit status.
 #[must_use]
 pub fn main() -> ExitCode {
-    let (listener, hello) = match prepare() {
-        Ok(ready) => ready,
-        Err(why) => {
-            say(&why);
-            return ExitCode::FAILURE;
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&error.to_string());
+            ExitCode::FAILURE
         }
-    };
+    }
+}
+
+fn run() -> Result<(), ChildError> {
+    let (listener, hello) = prepare()?;
     let served = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
         watch_parent()?;
         say(READY);
         runtime.block_on(serve(listener, &hello))
     });
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            say(&format!("serve: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+    served.map_err(|e| ChildError::Io("serve", e))
 }
 
 /// Writes one line to the agent.
@@ -90,31 +103,31 @@ fn say(line: &str) {
 }
 
 /// Does everything that needs a capability or a single-threaded process, then drops all capabilities.
-fn prepare() -> Result<(TcpListener, String), String> {
+fn prepare() -> Result<(TcpListener, String), ChildError> {
+    let io = |what| move |e| ChildError::Io(what, e);
+    let kernel = |what| move |e| ChildError::Kernel(what, e);
     let mut line = String::new();
-    io::stdin().lock().take(MAX_LINE).read_line(&mut line).map_err(|e| format!("read what the agent says: {e}"))?;
-    let hello: Hello = serde_json::from_str(&line)
-        .map_err(|e| format!("read what the agent says: {e}; this is a part of wharf-agent and is not run by hand"))?;
-    let hello = serde_json::to_string(&hello).map_err(|e| format!("write the answer: {e}"))?;
-    unshare(CloneFlags::CLONE_NEWNET).map_err(|e| format!("enter a network namespace of its own: {e}"))?;
-    let listener = listen()?;
-    setrlimit(Resource::RLIMIT_NOFILE, MAX_FILES, MAX_FILES).map_err(|e| format!("limit open files: {e}"))?;
-    setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(|e| format!("limit core files: {e}"))?;
-    drop_capabilities().map_err(|e| format!("give up its capabilities: {e}"))?;
-    prctl::set_no_new_privs().map_err(|e| format!("refuse new privileges: {e}"))?;
-    prctl::set_name(c"wharf-health").map_err(|e| format!("set its name: {e}"))?;
+    io::stdin().lock().take(MAX_LINE).read_line(&mut line).map_err(io("read what the agent says"))?;
+    let hello: Hello = serde_json::from_str(&line).map_err(ChildError::NotHello)?;
+    let hello = serde_json::to_string(&hello).map_err(|e| io("write the answer")(e.into()))?;
+    unshare(CloneFlags::CLONE_NEWNET).map_err(kernel("enter a network namespace of its own"))?;
+    let listener = listen().map_err(ChildError::Listen)?;
+    setrlimit(Resource::RLIMIT_NOFILE, MAX_FILES, MAX_FILES).map_err(kernel("limit open files"))?;
+    setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(kernel("limit core files"))?;
+    drop_capabilities()?;
+    prctl::set_no_new_privs().map_err(kernel("refuse new privileges"))?;
+    prctl::set_name(c"wharf-health").map_err(kernel("set its name"))?;
     // The kernel sends the signal when the agent's thread for this process ends. If the thread ended before this
     // call, standard input is already closed.
-    prctl::set_pdeathsig(Signal::SIGKILL).map_err(|e| format!("ask to end with the agent: {e}"))?;
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(kernel("ask to end with the agent"))?;
     Ok((listener, hello))
 }
 
 /// One socket for both families, or for IPv4 alone where the kernel has no IPv6.
-fn listen() -> Result<TcpListener, String> {
+fn listen() -> io::Result<TcpListener> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))
-        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))
-        .map_err(|e| format!("listen on port {PORT}: {e}"))?;
-    listener.set_nonblocking(true).map_err(|e| format!("listen on port {PORT}: {e}"))?;
+        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;
+    listener.set_nonblocking(true)?;
     Ok(listener)
 }
 

@@ -51,7 +51,7 @@ pub async fn patch(
     check(&body)?;
     if let Some(filter) = &body.log_level {
         let old = log.get();
-        log.set(filter).map_err(|e| invalid(&e))?;
+        log.set(filter).map_err(|e| invalid(&e.to_string()))?;
         changed(&node, LOG_LEVEL, &old, filter);
     }
     if let Some(format) = body.log_format {
@@ -78,7 +78,7 @@ pub async fn patch(
 /// Validates the whole request before anything changes.
 fn check(body: &AgentConfigPatch) -> Answer<()> {
     if let Some(filter) = &body.log_level {
-        LogFilter::check(filter).map_err(|e| invalid(&e))?;
+        LogFilter::check(filter).map_err(|e| invalid(&e.to_string()))?;
     }
     if let Some(one_in) = body.trace_sampling.filter(|one_in| *one_in > MAX_SAMPLING) {
         let why = format!("change configuration: trace-sampling: {one_in} is above {MAX_SAMPLING}");

@@ -19,7 +19,7 @@ use crate::{
     description = "An endpoint's number, an address, a container id or the beginning of one (with `/INTERFACE`), `cni-attachment-id:ID:IFNAME`, `pod-name:[NAMESPACE/]NAME`, or a link's name")),
     responses((status = 200, body = Explanation), (status = 400, body = ApiError)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Explanation>> {
-    explain(&node, &text).await.map(Json).map_err(|why| Failure::new(ErrorCode::InvalidRequest, why))
+    explain(&node, &text).await.map(Json).map_err(|why| Failure::new(ErrorCode::InvalidRequest, why.to_string()))
 }
 
 /// The last lines of the agent's log, as many as are kept in memory.

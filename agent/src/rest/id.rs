@@ -54,7 +54,7 @@ pub fn parse(text: &str) -> Result<IdRef, Failure> {
     let bad = |why: String| Failure::new(ErrorCode::InvalidRequest, format!("read endpoint id: {why}")).hint(FORMS);
     let shown: String = text.chars().take(80).collect();
     let Some((prefix, rest)) = text.split_once(':').filter(|(prefix, _)| PREFIXES.contains(prefix)) else {
-        let name = |why| Failure::new(ErrorCode::InvalidRequest, why);
+        let name = |why: subject::SubjectError| Failure::new(ErrorCode::InvalidRequest, why.to_string());
         return match subject::parse(text).map_err(name)? {
             Subject::Number(id) => Ok(IdRef::Number(id)),
             other => Ok(IdRef::Name(other)),

@@ -1,6 +1,10 @@
 //! The log filter as people write it: a level, or `target=level` pairs.
 
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+use tracing_subscriber::{
+    EnvFilter,
+    filter::{LevelFilter, ParseError},
+    reload,
+};
 
 use super::operation::TARGET;
 
@@ -8,16 +12,35 @@ use super::operation::TARGET;
 const MAX_BYTES: usize = 1024;
 const MAX_PARTS: usize = 32;
 
-const LEVELS: &str = "error, warn, info, debug, trace or off";
+const FORM: &str = "it is error, warn, info, debug, trace or off, or target=level pairs with commas between";
+
+/// Why a filter is refused. Each variant begins with the filter, or its first characters.
+#[derive(Debug, thiserror::Error)]
+pub enum FilterError {
+    /// The filter is longer than any real one.
+    #[error("{0:?}: more than {MAX_BYTES} bytes or {MAX_PARTS} parts; {FORM}")]
+    TooLong(String),
+    /// A part has no level.
+    #[error("{0:?}: {1:?} is no level; {FORM}")]
+    Level(String, String),
+    /// A part has no target.
+    #[error("{0:?}: {1:?} is no target; {FORM}")]
+    Target(String, String),
+    /// The filter's own parser refuses it.
+    #[error("{0:?}: {1}; {FORM}")]
+    Parser(String, #[source] ParseError),
+    /// The filter cannot be put in force.
+    #[error("{0:?}: {1}")]
+    Reload(String, #[source] reload::Error),
+}
 
 /// Parses a filter. A lone word must be a level: the filter's own parser would take a misspelt level for a target,
 /// and all logs but that target's would be gone.
-pub(super) fn parse(filter: &str) -> Result<EnvFilter, String> {
-    let shown: String = filter.chars().take(80).collect();
-    let refuse =
-        |why: String| Err(format!("{shown:?}: {why}; it is {LEVELS}, or target=level pairs with commas between"));
+pub(super) fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
+    let beginning = |text: &str, most| text.chars().take(most).collect::<String>();
+    let shown = || beginning(filter, 80);
     if filter.len() > MAX_BYTES || filter.split(',').count() > MAX_PARTS {
-        return refuse(format!("more than {MAX_BYTES} bytes or {MAX_PARTS} parts"));
+        return Err(FilterError::TooLong(shown()));
     }
     for part in filter.split(',') {
         let (target, level) = match part.split_once('=') {
@@ -27,17 +50,17 @@ pub(super) fn parse(filter: &str) -> Result<EnvFilter, String> {
         // The filter's parser also accepts numbers; `5` is unclear to a reader.
         if level.is_empty() || level.parse::<LevelFilter>().is_err() || !level.chars().all(|c| c.is_ascii_alphabetic())
         {
-            return refuse(format!("{:?} is no level", level.chars().take(40).collect::<String>()));
+            return Err(FilterError::Level(shown(), beginning(level, 40)));
         }
         if let Some(target) = target
             && (target.is_empty() || !target.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':' | '-')))
         {
-            return refuse(format!("{:?} is no target", target.chars().take(40).collect::<String>()));
+            return Err(FilterError::Target(shown(), beginning(target, 40)));
         }
     }
     // The operations' spans stay enabled whatever the filter, so that the remaining lines name their operation.
     let spans = format!("{filter},{TARGET}=error");
-    EnvFilter::try_new(spans).or_else(|e| refuse(e.to_string()).map(|never: EnvFilter| never))
+    EnvFilter::try_new(spans).map_err(|e| FilterError::Parser(shown(), e))
 }
 
 #[cfg(test)]
@@ -60,7 +83,7 @@ mod tests {
         for bad in
             ["", "zzz", "5", "info,", ",info", "=info", "a=", "a=zzz", "a b=info", "[x]=info", "a\n=info", &long, &many]
         {
-            let why = parse(bad).err().unwrap_or_else(|| panic!("{bad:?} is taken"));
+            let why = parse(bad).err().unwrap_or_else(|| panic!("{bad:?} is taken")).to_string();
             assert!(why.contains("error, warn, info, debug, trace or off") && why.len() < 400, "{why}");
         }
     }

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::watch;
 use wharf_agent::{
-    health::{self, Host, Outcome, Probed, Responder},
+    health::{self, HealthError, Host, Outcome, Probed, Responder},
     sync::lock,
 };
 use wharf_api::{HealthState, NodeHealth, ProbeKind};
@@ -61,7 +61,7 @@ struct InMemory {
 impl Host for Memory {
     type Process = InMemory;
 
-    async fn launch(&self, _: &str) -> Result<InMemory, String> {
+    async fn launch(&self, _: &str) -> Result<InMemory, HealthError> {
         let mut launches = lock(&self.launches);
         launches.push(Instant::now());
         let pid = u32::try_from(launches.len()).expect("a few launches");

@@ -166,7 +166,7 @@ fn a_kernel_that_cannot_be_asked_says_nothing_about_the_endpoint() {
         let handle = agent.create("a").await;
         agent.kernel.fail_next(Op::ObserveVerdicts, Kind::Exhausted);
         let why = selfcheck::visit(&agent.node, &handle).await.expect_err("not asked");
-        assert!(why.starts_with(&format!("check endpoint {}: ", handle.id)), "{why}");
+        assert!(why.to_string().starts_with(&format!("check endpoint {}: ", handle.id)), "{why}");
         assert_eq!((last(&agent, &handle), told(&handle)), (SelfCheck::default(), vec![]));
         agent.kernel.fail_next(Op::ObserveVerdicts, Kind::Exhausted);
         let shown = selfcheck::ask(&agent.node, &handle).await;

@@ -292,33 +292,39 @@ impl Setting {
     }
 }
 
-const SETTINGS: &str = "log-level, log-format, trace, trace-sampling and policy-enforcement";
+const UNKNOWN_SETTING: &str = "the settings that can be changed while the agent runs are \
+    log-level, log-format, trace, trace-sampling and policy-enforcement";
+
+/// A value on the command line is refused: the rule that it breaks.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct BadValue(&'static str);
 
 impl std::str::FromStr for Setting {
-    type Err = String;
+    type Err = BadValue;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, for example log-level=debug")?;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let (key, value) = text.split_once('=').ok_or(BadValue("expected KEY=VALUE, for example log-level=debug"))?;
         match key {
-            "log-level" if value.is_empty() => Err("log-level needs a value, for example debug".to_owned()),
+            "log-level" if value.is_empty() => Err(BadValue("log-level needs a value, for example debug")),
             "log-level" => Ok(Self::LogLevel(value.to_owned())),
             "log-format" => match value {
                 "text" => Ok(Self::LogFormat(LogFormat::Text)),
                 "json" => Ok(Self::LogFormat(LogFormat::Json)),
-                _ => Err("log-format is text or json".to_owned()),
+                _ => Err(BadValue("log-format is text or json")),
             },
-            "trace" => parse_on_off(value).map(Self::Trace).ok_or_else(|| "trace is on or off".to_owned()),
+            "trace" => parse_on_off(value).map(Self::Trace).ok_or(BadValue("trace is on or off")),
             "trace-sampling" => value
                 .parse()
                 .map(Self::TraceSampling)
-                .map_err(|_| "trace-sampling is a whole number: one in so many is shown, 1 shows all".to_owned()),
+                .map_err(|_| BadValue("trace-sampling is a whole number: one in so many is shown, 1 shows all")),
             "policy-enforcement" => match value {
                 "default" => Ok(Self::PolicyEnforcement(PolicyEnforcement::Default)),
                 "always" => Ok(Self::PolicyEnforcement(PolicyEnforcement::Always)),
                 "never" => Ok(Self::PolicyEnforcement(PolicyEnforcement::Never)),
-                _ => Err("policy-enforcement is default, always or never".to_owned()),
+                _ => Err(BadValue("policy-enforcement is default, always or never")),
             },
-            _ => Err(format!("the settings that can be changed while the agent runs are {SETTINGS}")),
+            _ => Err(BadValue(UNKNOWN_SETTING)),
         }
     }
 }
@@ -353,14 +359,14 @@ impl std::str::FromStr for SettingName {
 pub(crate) struct MapName(pub(crate) String);
 
 impl std::str::FromStr for MapName {
-    type Err = String;
+    type Err = BadValue;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, BadValue> {
         let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
         match text {
-            "" => Err("a map needs a name; `wharf bpf map list` shows them".to_owned()),
+            "" => Err(BadValue("a map needs a name; `wharf bpf map list` shows them")),
             _ if !text.chars().all(ok) || text.contains("..") => {
-                Err("a map's name holds only letters, digits, '_', '-', '.' and '/'".to_owned())
+                Err(BadValue("a map's name holds only letters, digits, '_', '-', '.' and '/'"))
             }
             _ => Ok(Self(text.to_owned())),
         }
@@ -368,7 +374,7 @@ impl std::str::FromStr for MapName {
 }
 
 /// A whole number and a unit: `ms`, `s`, `m` or `h`.
-fn duration(text: &str) -> Result<Duration, String> {
+fn duration(text: &str) -> Result<Duration, BadValue> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
     let factor = match unit {
@@ -376,12 +382,12 @@ fn duration(text: &str) -> Result<Duration, String> {
         "s" | "" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
-        _ => return Err("the unit is one of ms, s, m, h".to_owned()),
+        _ => return Err(BadValue("the unit is one of ms, s, m, h")),
     };
-    let number: u64 = digits.parse().map_err(|_| "expected a whole number and a unit, for example 30s".to_owned())?;
+    let number: u64 = digits.parse().map_err(|_| BadValue("expected a whole number and a unit, for example 30s"))?;
     match number.checked_mul(factor) {
         Some(ms) if (1..=86_400_000 * 365).contains(&ms) => Ok(Duration::from_millis(ms)),
-        _ => Err("must be more than nothing and at most a year".to_owned()),
+        _ => Err(BadValue("must be more than nothing and at most a year")),
     }
 }
 

@@ -9,6 +9,7 @@ mod archive;
 mod facts;
 
 use std::{
+    io,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -56,6 +57,23 @@ struct Failed {
     why: String,
 }
 
+/// Why a part is not in the archive.
+#[derive(Debug, thiserror::Error)]
+enum Missing {
+    /// With the answer to the first question.
+    #[error("not asked: {0}")]
+    NotAsked(String),
+    #[error(transparent)]
+    Agent(#[from] ClientError),
+    #[error("{0} {path}: {2}", path = .1.display())]
+    Io(&'static str, PathBuf, #[source] io::Error),
+    #[error("write it as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// So many, and what was not done with them.
+    #[error("{0} {1}: there are too many, or it took too long")]
+    TooMany(usize, &'static str),
+}
+
 /// The archive under construction.
 struct Collection {
     archive: Archive,
@@ -65,10 +83,11 @@ struct Collection {
 
 impl Collection {
     /// Adds a part, or why there is none.
-    fn add(&mut self, part: &str, content: Result<Vec<u8>, String>) -> Result<(), CliError> {
+    fn add(&mut self, part: &str, content: Result<Vec<u8>, Missing>) -> Result<(), CliError> {
         match content {
             Ok(bytes) => self.archive.add(part, &bytes),
             Err(why) => {
+                let why = why.to_string();
                 let added = self.archive.add(&format!("{part}.error"), format!("{why}\n").as_bytes());
                 self.failed.push(Failed { part: part.to_owned(), why });
                 added
@@ -76,9 +95,8 @@ impl Collection {
         }
     }
 
-    fn json<T: Serialize>(&mut self, part: &str, value: Result<T, String>) -> Result<(), CliError> {
-        let bytes = value.and_then(|v| serde_json::to_vec_pretty(&v).map_err(|e| format!("write it as JSON: {e}")));
-        self.add(part, bytes)
+    fn json<T: Serialize>(&mut self, part: &str, value: Result<T, Missing>) -> Result<(), CliError> {
+        self.add(part, value.and_then(|v| Ok(serde_json::to_vec_pretty(&v)?)))
     }
 
     /// Says what is collected, once it takes longer than anybody expects.
@@ -105,6 +123,7 @@ pub(super) async fn run(cx: &Context, args: &DebuginfoArgs) -> Result<Exit, CliE
     for (part, content) in facts::kernel() {
         all.add(part, content)?;
     }
+    all.json("kernel/sysctl.json", Ok(facts::sysctls()))?;
     let run_dir = client.socket().parent().unwrap_or(Path::new("/"));
     all.json("files/run-directory.json", facts::listing(run_dir))?;
     all.json("files/pins.json", facts::pins())?;
@@ -140,19 +159,19 @@ async fn from_agent(
 ) -> Result<(), CliError> {
     // Without an agent, every further question would only be refused once more; one that hangs is not asked ten times.
     let away = status.as_ref().err().filter(|e| e.is_unreachable()).map(ToString::to_string);
-    all.json("agent/status.json", status.map_err(|e| e.to_string()))?;
+    all.json("agent/status.json", status.map_err(Missing::from))?;
     macro_rules! ask {
         ($part:literal, $question:expr) => {{
             all.progress($part);
             let answer = match &away {
-                Some(why) => Err(format!("not asked: {why}")),
-                None => $question.await.map_err(|e| e.to_string()),
+                Some(why) => Err(Missing::NotAsked(why.clone())),
+                None => $question.await.map_err(Missing::from),
             };
             answer
         }};
     }
     let endpoints = ask!("agent/endpoints.json", client.endpoints(&EndpointFilter::default()));
-    let known: Vec<Endpoint> = endpoints.clone().unwrap_or_default();
+    let known: Vec<Endpoint> = endpoints.as_deref().unwrap_or_default().to_vec();
     all.json("agent/endpoints.json", endpoints)?;
     let ipam = ask!("agent/ipam.json", client.ipam());
     all.json("agent/ipam.json", ipam)?;
@@ -179,27 +198,25 @@ async fn from_agent(
     for (n, endpoint) in known.iter().enumerate() {
         let part = format!("agent/explain/{}.json", endpoint.id);
         if n >= MAX_MANY || since.elapsed() > MANY {
-            let why =
-                format!("{} endpoints are not explained: there are too many, or it took too long", known.len() - n);
+            let why = Missing::TooMany(known.len() - n, "endpoints are not explained");
             all.add("agent/explain/rest", Err(why))?;
             break;
         }
         all.progress(&part);
         let told = client.explain(&endpoint.id.to_string()).await;
-        all.json(&part, told.map_err(|e| e.to_string()))?;
+        all.json(&part, told.map_err(Missing::from))?;
     }
     let since = Instant::now();
     for (n, name) in names.iter().enumerate() {
         let Some(file) = file_name(name) else { continue };
         let part = format!("agent/maps/{file}.json");
         if n >= 2 * MAX_MANY || since.elapsed() > MANY {
-            let why = format!("{} maps are not dumped: there are too many, or it took too long", names.len() - n);
-            all.add("agent/maps/rest", Err(why))?;
+            all.add("agent/maps/rest", Err(Missing::TooMany(names.len() - n, "maps are not dumped")))?;
             break;
         }
         all.progress(&part);
         let dump = client.map(&name.replace('/', ".")).await;
-        all.json(&part, dump.map_err(|e| e.to_string()))?;
+        all.json(&part, dump.map_err(Missing::from))?;
     }
     Ok(())
 }
@@ -220,20 +237,20 @@ fn default_name(node: &str, unix_s: u64) -> String {
 }
 
 /// The archive takes the place of what is there: of a file only, never of a device, a link, a pipe or a directory.
-fn replaceable(path: &Path) -> std::io::Result<()> {
+fn replaceable(path: &Path) -> io::Result<()> {
     if path == Path::new("-") {
-        return Err(std::io::Error::other("an archive goes to a file, not to standard output; name one"));
+        return Err(io::Error::other("an archive goes to a file, not to standard output; name one"));
     }
     match std::fs::symlink_metadata(path) {
         Ok(there) if !there.is_file() => {
-            Err(std::io::Error::other("something that is not a file is there, and is left as it is; name another"))
+            Err(io::Error::other("something that is not a file is there, and is left as it is; name another"))
         }
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     }
 }
 
-fn cannot_write(path: &Path, error: &std::io::Error) -> CliError {
+fn cannot_write(path: &Path, error: &io::Error) -> CliError {
     CliError::refused(format!("write {}: {error}", path.display())).hint("name another place with --file")
 }
 

@@ -175,7 +175,8 @@ pub struct Outcome {
     pub reports: Vec<Report>,
 }
 
-/// A case's outcome, or why its program could not be run.
+/// A case's outcome, or why its program could not be run. The text is part of the answer: it stands where an outcome
+/// would, in `Judged::got`, and both kernels give it in their own words.
 pub type CaseResult = Result<Outcome, String>;
 
 /// Both sides of a case.

@@ -11,6 +11,8 @@ use std::{
 
 use serde::Serialize;
 
+use super::Missing;
+
 /// Longest file that is read, bytes.
 const MAX_FILE: u64 = 256 * 1024;
 /// Most names that are listed, and how deep directories are followed.
@@ -46,7 +48,7 @@ pub(super) fn client() -> BTreeMap<&'static str, String> {
 }
 
 /// Files of the kernel: name in the archive, and content.
-pub(super) fn kernel() -> Vec<(&'static str, Result<Vec<u8>, String>)> {
+pub(super) fn kernel() -> Vec<(&'static str, Result<Vec<u8>, Missing>)> {
     let text = |path: &str| read(Path::new(path)).map(String::into_bytes);
     vec![
         ("kernel/version.txt", text("/proc/version")),
@@ -56,12 +58,11 @@ pub(super) fn kernel() -> Vec<(&'static str, Result<Vec<u8>, String>)> {
         ("kernel/load.txt", text("/proc/loadavg")),
         ("kernel/memory.txt", text("/proc/meminfo")),
         ("kernel/bpf-file-systems.txt", bpf_mounts().map(|m| (m.join("\n") + "\n").into_bytes())),
-        ("kernel/sysctl.json", serde_json::to_vec_pretty(&sysctls()).map_err(|e| e.to_string())),
     ]
 }
 
 /// Each setting's value, or why there is none.
-fn sysctls() -> BTreeMap<&'static str, String> {
+pub(super) fn sysctls() -> BTreeMap<&'static str, String> {
     let value = |name: &&'static str| {
         let read = read(&Path::new("/proc/sys").join(name));
         (*name, read.map_or_else(|why| format!("({why})"), |text| text.trim().to_owned()))
@@ -69,15 +70,15 @@ fn sysctls() -> BTreeMap<&'static str, String> {
     SYSCTLS.iter().map(value).collect()
 }
 
-fn read(path: &Path) -> Result<String, String> {
-    let fail = |e: std::io::Error| format!("read {}: {e}", path.display());
+fn read(path: &Path) -> Result<String, Missing> {
+    let fail = |e| Missing::Io("read", path.to_owned(), e);
     let mut bytes = Vec::new();
     fs::File::open(path).map_err(fail)?.take(MAX_FILE).read_to_end(&mut bytes).map_err(fail)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Lines of mountinfo (proc_pid_mountinfo(5)) of BPF file systems.
-fn bpf_mounts() -> Result<Vec<String>, String> {
+fn bpf_mounts() -> Result<Vec<String>, Missing> {
     let all = read(Path::new("/proc/self/mountinfo"))?;
     let is_bpf = |line: &&str| line.split(" - ").nth(1).is_some_and(|after| after.starts_with("bpf "));
     Ok(all.lines().filter(is_bpf).map(str::to_owned).collect())
@@ -101,15 +102,15 @@ pub(super) struct Listed {
 }
 
 /// Names, sizes and times below a directory; links are not followed, nothing is opened.
-pub(super) fn listing(directory: &Path) -> Result<Vec<Listed>, String> {
+pub(super) fn listing(directory: &Path) -> Result<Vec<Listed>, Missing> {
     let mut found = Vec::new();
     walk(directory, directory, 0, &mut found)?;
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
-fn walk(root: &Path, directory: &Path, depth: usize, found: &mut Vec<Listed>) -> Result<(), String> {
-    let fail = |e: std::io::Error| format!("list {}: {e}", directory.display());
+fn walk(root: &Path, directory: &Path, depth: usize, found: &mut Vec<Listed>) -> Result<(), Missing> {
+    let fail = |e| Missing::Io("list", directory.to_owned(), e);
     for entry in fs::read_dir(directory).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
         if found.len() >= MAX_NAMES {
@@ -146,7 +147,7 @@ fn kind(meta: &fs::Metadata) -> &'static str {
 }
 
 /// What is pinned below `wharf` of each BPF file system that can be seen from here.
-pub(super) fn pins() -> Result<BTreeMap<String, Vec<Listed>>, String> {
+pub(super) fn pins() -> Result<BTreeMap<String, Vec<Listed>>, Missing> {
     let mounts = bpf_mounts()?;
     let points = mounts.iter().filter_map(|line| line.split(' ').nth(4));
     let mut all = BTreeMap::new();

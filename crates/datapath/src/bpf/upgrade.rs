@@ -97,6 +97,11 @@ fn version_names(trees: &[PinTree]) -> String {
     trees.iter().map(PinTree::version_name).collect::<Vec<_>>().join(", ")
 }
 
+/// So many endpoints did not go back to the version before; the first failure.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} of them; the first: {1}")]
+struct NotBack(usize, #[source] KernelError);
+
 impl Bpf {
     /// The trees of other ABI versions.
     pub(crate) fn other_versions(&self) -> Result<Vec<VersionTree>> {
@@ -261,16 +266,12 @@ impl Bpf {
 
     /// After a failure: restores the other version's programs on swapped hooks, then removes this version's tree. If
     /// one endpoint cannot be restored, the tree stays: that endpoint's programs need the tables of this version.
-    fn fall_back(&self, others: &[PinTree], endpoints: &[Takeover]) -> std::result::Result<(), String> {
-        let mut failed = Vec::new();
-        for endpoint in endpoints.iter().rev() {
-            let link = LinkRef::of(&endpoint.record);
-            if let Err(e) = self.put_back(others, &link) {
-                failed.push(e.to_string());
-            }
-        }
-        if let Some(first) = failed.first() {
-            return Err(format!("{} of them; the first: {first}", failed.len()));
+    fn fall_back(&self, others: &[PinTree], endpoints: &[Takeover]) -> std::result::Result<(), NotBack> {
+        let put_back = |endpoint: &Takeover| self.put_back(others, &LinkRef::of(&endpoint.record)).err();
+        let failed: Vec<KernelError> = endpoints.iter().rev().filter_map(put_back).collect();
+        let count = failed.len();
+        if let Some(first) = failed.into_iter().next() {
+            return Err(NotBack(count, first));
         }
         wait_for_programs();
         for endpoint in endpoints {
