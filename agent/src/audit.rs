@@ -30,7 +30,7 @@ use crate::{
     node::{
         Node,
         endpoint::{Command, Handle, View},
-        queue::Cause,
+        queue::{Cause, QueueFailure},
     },
     sync::lock,
 };
@@ -166,7 +166,7 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     node_part.extend(pools::problems(&node.addresses));
     let (queue, no_queue) = match queue_files(node).await {
         Ok(queue) => (queue, None),
-        Err(why) => (Vec::new(), Some(why)),
+        Err(why) => (Vec::new(), Some(why.to_string())),
     };
     let (cidrs, resting, router) = {
         let ipam = lock(&node.addresses.ipam);
@@ -437,12 +437,12 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
             }
         },
         Repair::EnsureNode => node.kernel.ensure_node(&node.spec()).await?,
-        Repair::DrainQueue => match deletions::drain(node, Cause::Tick).await.map_err(RepairError::Queue)? {
+        Repair::DrainQueue => match deletions::drain(node, Cause::Tick).await? {
             0 => {}
             left => return Err(RepairError::Unserved(left)),
         },
         Repair::ForgetRest(ip) => node.store.commit(vec![Change::RemoveRest(*ip)]).await?,
-        Repair::RemoveQueueFile(name) => node.deletions.discard(name).await.map_err(RepairError::Queue)?,
+        Repair::RemoveQueueFile(name) => node.deletions.discard(name).await?,
         Repair::ReleaseOutOfService(id) => drop(out_of_service::release(node, *id).await?),
         Repair::CloseIntent(id, epoch) => {
             // Finishing the undo releases the addresses and the id too.
@@ -455,7 +455,7 @@ async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapsh
 }
 
 /// The files of the deletion queue for the audit, without canaries.
-async fn queue_files<K: Kernel>(node: &Node<K>) -> Result<Vec<QueueFile>, String> {
+async fn queue_files<K: Kernel>(node: &Node<K>) -> Result<Vec<QueueFile>, QueueFailure> {
     let files = deletions::entries(node)
         .await?
         .into_iter()
@@ -465,7 +465,7 @@ async fn queue_files<K: Kernel>(node: &Node<K>) -> Result<Vec<QueueFile>, String
             let age_ms = node.deletions.age_ms(&entry);
             let (owner, problem) = match entry.content {
                 Ok(d) => (Some(format!("{}/{} on network {}", d.container_id, d.ifname, d.network)), None),
-                Err(why) => (None, Some(why)),
+                Err(why) => (None, Some(why.to_string())),
             };
             QueueFile { name: entry.name, age_ms, owner, problem }
         })

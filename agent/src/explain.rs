@@ -39,6 +39,7 @@ use crate::{
         Node,
         endpoint::{Handle, View, api_endpoint, api_state},
         health,
+        queue::QueueFailure,
     },
 };
 
@@ -124,7 +125,7 @@ fn asks_for(deletion: &Deletion, a: &Attachment) -> bool {
 async fn deletion_records<K: Kernel>(node: &Arc<Node<K>>) -> Result<Vec<Deletion>, Unknown> {
     match timeout(DEADLINE, deletions::entries(node)).await {
         Ok(Ok(entries)) => Ok(entries.into_iter().filter_map(|e| e.content.ok()).collect()),
-        Ok(Err(why)) => Err(Unknown::Queue(why)),
+        Ok(Err(why)) => Err(why.into()),
         Err(_) => Err(Unknown::QueueSilent),
     }
 }
@@ -313,7 +314,7 @@ async fn look<K: Kernel, T: Send + 'static>(
 }
 
 /// Why a part of the explanation is not known.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 enum Unknown {
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -323,8 +324,8 @@ enum Unknown {
     Stopping,
     #[error("a build of it runs or waits for its turn")]
     Build,
-    #[error("{0}")]
-    Queue(String),
+    #[error(transparent)]
+    Queue(#[from] QueueFailure),
     #[error("list the deletion queue: no answer within {DEADLINE:?}")]
     QueueSilent,
 }

@@ -29,7 +29,7 @@ use wharf_core::{
 };
 
 use crate::{clock::monotonic_ms, sync::lock};
-pub use error::StoreError;
+pub use error::{Cause, StoreError};
 use file::File;
 use opening::CACHE_BYTES;
 use tables::{read_lives, read_one_life, read_snapshot, write_meta};
@@ -116,7 +116,7 @@ impl Stats {
     fn failed(&self, error: &StoreError) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         self.last_failure.store(monotonic_ms().max(1), Ordering::Relaxed);
-        lock(&self.last_cause).clone_from(&error.cause);
+        *lock(&self.last_cause) = error.cause.to_string();
     }
 
     /// Keeps the ended lives of a change set that was committed without its timeline changes.
@@ -181,7 +181,7 @@ impl Store {
         boot_id: &str,
         opener: impl Fn(&Path) -> Result<Database, DatabaseError> + Send + 'static,
     ) -> Result<Opened, StoreError> {
-        let fail = |cause: String| StoreError { operation: "open", path: path.to_owned(), cause };
+        let fail = |cause| StoreError::new("open", path, cause);
         let opening::Found { database, meta, snapshot, set_aside, lost } =
             opening::open(&opener, path, boot_id).map_err(fail)?;
         let first_epoch = meta.epoch_high + 1;
@@ -196,7 +196,7 @@ impl Store {
             std::thread::Builder::new()
                 .name("wharf-store".into())
                 .spawn(move || write_loop(file, receiver, &stats))
-                .map_err(|e| fail(format!("start its thread: {e}")))?
+                .map_err(|e| fail(Cause::at("start its thread", e)))?
         };
         let epochs = Epochs { next: AtomicU64::new(first_epoch), reserved: tokio::sync::Mutex::new(reserved) };
         let path = Arc::new(path.to_owned());
@@ -212,14 +212,7 @@ impl Store {
         if changes.is_empty() {
             return Ok(());
         }
-        let (reply, answer) = oneshot::channel();
-        let gone = || StoreError {
-            operation: "commit",
-            path: (*self.path).clone(),
-            cause: "the writer thread has ended; restart the agent".into(),
-        };
-        self.jobs.send(Job::Commit { changes, reply }).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        self.ask("commit", |reply| Job::Commit { changes, reply }).await
     }
 
     /// Reads the whole store, after all jobs queued earlier; for the audit.
@@ -227,14 +220,7 @@ impl Store {
     /// # Errors
     /// When the file cannot be read.
     pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
-        let (reply, answer) = oneshot::channel();
-        let gone = || StoreError {
-            operation: "read",
-            path: (*self.path).clone(),
-            cause: "the writer thread has ended; restart the agent".into(),
-        };
-        self.jobs.send(Job::Read { reply }).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        self.ask("read", |reply| Job::Read { reply }).await
     }
 
     /// Every life in the timeline, and the number of unreadable rows.
@@ -242,9 +228,7 @@ impl Store {
     /// # Errors
     /// When the file cannot be read.
     pub async fn lives(&self) -> Result<(Vec<Life>, u64), StoreError> {
-        let (reply, answer) = oneshot::channel();
-        self.jobs.send(Job::Lives { reply }).await.map_err(|_| self.ended("read"))?;
-        answer.await.map_err(|_| self.ended("read"))?
+        self.ask("read", |reply| Job::Lives { reply }).await
     }
 
     /// One life in the timeline; `None` when it is absent or unreadable.
@@ -252,9 +236,7 @@ impl Store {
     /// # Errors
     /// When the file cannot be read.
     pub async fn life(&self, id: EndpointId, epoch: Epoch) -> Result<Option<Life>, StoreError> {
-        let (reply, answer) = oneshot::channel();
-        self.jobs.send(Job::Life { id, epoch, reply }).await.map_err(|_| self.ended("read"))?;
-        answer.await.map_err(|_| self.ended("read"))?
+        self.ask("read", |reply| Job::Life { id, epoch, reply }).await
     }
 
     /// Takes the ended lives that were dropped from their commits. The caller must write them now.
@@ -275,9 +257,16 @@ impl Store {
         lock(&self.stats.untold).iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
     }
 
-    fn ended(&self, operation: &'static str) -> StoreError {
-        let cause = "the writer thread has ended; restart the agent".into();
-        StoreError { operation, path: (*self.path).clone(), cause }
+    /// Gives the writer thread a job and awaits its reply.
+    async fn ask<T>(
+        &self,
+        operation: &'static str,
+        job: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Job,
+    ) -> Result<T, StoreError> {
+        let ended = || StoreError::new(operation, &self.path, Cause::Ended);
+        let (reply, answer) = oneshot::channel();
+        self.jobs.send(job(reply)).await.map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
     }
 
     /// Answers after the writer thread has done all jobs queued earlier, which proves that the thread and its disk
@@ -287,14 +276,7 @@ impl Store {
     /// # Errors
     /// When the file cannot be reopened, was lost since the last check, or the thread has ended.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        let (reply, answer) = oneshot::channel();
-        let gone = || StoreError {
-            operation: "read",
-            path: (*self.path).clone(),
-            cause: "the writer thread has ended; restart the agent".into(),
-        };
-        self.jobs.send(Job::Ping { reply }).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        self.ask("read", |reply| Job::Ping { reply }).await
     }
 
     /// The next epoch. It is reserved durably before use, so that a crash never reissues it.
@@ -364,18 +346,17 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
             None => commit_all(&mut file, commits, stats),
         };
         for reply in reads {
-            let result = file.with("read", |database| read_snapshot(database).map_err(|e| e.cause().to_owned()));
-            reply.send(result).ok(); // a reader that went away needs no answer
+            reply.send(file.read(read_snapshot)).ok(); // a reader that went away needs no answer
         }
         for reply in pings {
-            let answer = lost.clone().map_or_else(|| file.with("read", |_| Ok(())), Err);
+            let answer = lost.clone().map_or_else(|| file.read(|_| Ok(())), Err);
             reply.send(answer).ok(); // the caller may have gone
         }
         for job in lives {
             match job {
                 // The caller may have gone.
-                Lives::All(reply) => drop(reply.send(file.with("read", read_lives))),
-                Lives::One(id, epoch, reply) => drop(reply.send(file.with("read", |d| read_one_life(d, id, epoch)))),
+                Lives::All(reply) => drop(reply.send(file.read(read_lives))),
+                Lives::One(id, epoch, reply) => drop(reply.send(file.read(|d| read_one_life(d, id, epoch)))),
             }
         }
         file.changed(committed);
@@ -391,14 +372,14 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
 /// Rewrites the file when it was removed, replaced or modified by another process. Queued changes are refused even
 /// so: reporting them durable would be wrong if the other process interferes again.
 fn write_back(file: &mut File, stats: &Stats) -> Option<StoreError> {
-    let what = file.lost()?;
+    let what = file.check().err()?;
     let cause = match file.write_anew() {
         Ok(timeline_lost) => {
             stats.timeline_lost.fetch_or(timeline_lost, Ordering::Relaxed);
-            *lock(&stats.rewritten) = Some((std::time::Instant::now(), what.clone()));
-            format!("{what}; it has been written anew with every record: try again")
+            *lock(&stats.rewritten) = Some((std::time::Instant::now(), what.to_string()));
+            Cause::WrittenAnew(Box::new(what))
         }
-        Err(why) => format!("{what}, and cannot be written anew: {why}"),
+        Err(why) => Cause::at(format!("{what}, and cannot be written anew"), why),
     };
     let error = file.error("write", cause);
     tracing::error!("{error}");

@@ -22,7 +22,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(entry.name, name);
     match &entry.content {
         Ok(deletion) => accepted(&queue, &entry, deletion, directory.path()),
-        Err(why) => refused(&queue, &entry, why, data),
+        Err(why) => refused(&queue, &entry, &why.to_string(), data),
     }
 }
 

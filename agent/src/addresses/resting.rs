@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use wharf_core::{
     ids::Attachment,
     ipam::{IpamError, LeaseRequest, Leased, Wanted, describe_owner},
-    kernel::Kernel,
+    kernel::{Kernel, KernelError},
     store::{Change, Lease, LeaseOwner},
 };
 
@@ -212,11 +212,21 @@ fn may_return<K: Kernel>(addresses: &Addresses<K>, ip: IpAddr, owner: &LeaseOwne
     is_same || has_rested
 }
 
+/// Why addresses could not be woken.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub enum WakeError {
+    /// The kernel could not say what uses them.
+    Kernel(#[from] KernelError),
+    /// The end of a rest could not be stored.
+    Store(#[from] StoreError),
+}
+
 /// Wakes rested addresses that nothing on the node uses.
 ///
 /// # Errors
 /// When conntrack cannot be read or the store refuses: the addresses keep resting.
-pub async fn wake<K: Kernel>(addresses: &Addresses<K>) -> Result<(), String> {
+pub async fn wake<K: Kernel>(addresses: &Addresses<K>) -> Result<(), WakeError> {
     let _turn = addresses.checks.lock().await;
     let rested = lock(&addresses.ipam).rested(clock::unix_ms(), BATCH);
     if rested.is_empty() { Ok(()) } else { check_and_wake(addresses, &rested).await }
@@ -225,14 +235,14 @@ pub async fn wake<K: Kernel>(addresses: &Addresses<K>) -> Result<(), String> {
 /// Checks resting addresses and frees those that nothing uses. The rest is removed from the store first: an address
 /// leased and released at once begins a new rest, which this removal must not hit. The caller holds the `checks`
 /// lock, so no address is woken by an observation from before its last lease.
-async fn check_and_wake<K: Kernel>(addresses: &Addresses<K>, ips: &[IpAddr]) -> Result<(), String> {
-    let removed = addresses.kernel.remove_connections(ips).await.map_err(|e| e.to_string())?;
+async fn check_and_wake<K: Kernel>(addresses: &Addresses<K>, ips: &[IpAddr]) -> Result<(), WakeError> {
+    let removed = addresses.kernel.remove_connections(ips).await?;
     if removed > 0 {
         tracing::debug!(removed, "removed conntrack rows of addresses that rested");
     }
     let mut clear = Vec::with_capacity(ips.len());
     for ip in ips {
-        let mut speakers = addresses.kernel.observe_speakers(*ip).await.map_err(|e| e.to_string())?;
+        let mut speakers = addresses.kernel.observe_speakers(*ip).await?;
         speakers.extend(addresses.redirects.speakers(*ip));
         if speakers.is_empty() {
             clear.push(*ip);
@@ -241,7 +251,7 @@ async fn check_and_wake<K: Kernel>(addresses: &Addresses<K>, ips: &[IpAddr]) -> 
         }
     }
     let changes = clear.iter().copied().map(Change::RemoveRest).collect();
-    addresses.store.commit(changes).await.map_err(|e| e.to_string())?;
+    addresses.store.commit(changes).await?;
     let mut ipam = lock(&addresses.ipam);
     for ip in clear {
         ipam.wake(ip);

@@ -1,12 +1,15 @@
 //! Errors of the audit and of its repairs.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use wharf_core::{ids::EndpointId, kernel::KernelError};
 
 use crate::{
     endpoint::error::RemoveError,
-    node::error::{CommandError, JobError},
+    node::{
+        error::{CommandError, JobError},
+        queue::QueueFailure,
+    },
     store::StoreError,
 };
 
@@ -42,9 +45,9 @@ pub enum RepairError {
     /// Parts of a leftover could not be removed.
     #[error(transparent)]
     Remove(#[from] RemoveError),
-    /// The deletion queue.
+    /// The deletion queue; shared, because the error cannot be cloned.
     #[error("{0}")]
-    Queue(String),
+    Queue(Arc<QueueFailure>),
     /// Deletion records that could not be served.
     #[error("{0} deletes could not be finished yet")]
     Unserved(usize),
@@ -66,4 +69,10 @@ pub enum RepairError {
     /// The kernel did not answer.
     #[error("no answer within {0:?}")]
     NoAnswer(Duration),
+}
+
+impl From<QueueFailure> for RepairError {
+    fn from(e: QueueFailure) -> Self {
+        Self::Queue(Arc::new(e))
+    }
 }

@@ -5,7 +5,7 @@
 //! start the agent writes a record of its own, the canary, as a shim would; `wharf status` reports when the canary
 //! does not arrive by an inotify event.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, path::PathBuf, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, Inotify, WatchMask};
@@ -20,7 +20,12 @@ use wharf_handover::queue::{Deletion, Entry, Queue};
 use crate::{
     clock,
     endpoint::{delete, error::CreateCause, unknown},
-    node::{Node, aside::Wanted, endpoint::Handle, queue::Cause},
+    node::{
+        Node,
+        aside::Wanted,
+        endpoint::Handle,
+        queue::{Cause, QueueFailure},
+    },
     telemetry::operation::{Kind, OpId},
 };
 
@@ -37,12 +42,12 @@ const LEFTOVER: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// When the directory cannot be read.
-pub async fn drain<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, String> {
+pub async fn drain<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, QueueFailure> {
     // Its deletes are operations of their own: each record is another container's.
     drain_once(node, cause).instrument(OpId::next(Kind::Drain).span()).await
 }
 
-async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, String> {
+async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, QueueFailure> {
     let _turn = node.deletions.turn().await;
     let entries = node
         .deletions
@@ -180,6 +185,19 @@ fn find<K: Kernel>(node: &Node<K>, deletion: &Deletion) -> Found {
     }
 }
 
+/// Why the directory is not watched.
+#[derive(Debug, thiserror::Error)]
+enum WatchError {
+    #[error(transparent)]
+    Queue(#[from] QueueFailure),
+    #[error("watch {path}: {1}", path = .0.display())]
+    Inotify(PathBuf, #[source] io::Error),
+    #[error("the directory was removed or moved")]
+    Moved,
+    #[error("its events ended")]
+    Ended,
+}
+
 /// Watches the directory until the agent stops.
 pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
     let mut canary_sent = false;
@@ -189,7 +207,7 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
             result = watch_once(&node, &mut canary_sent) => result,
         };
         let Err(why) = result;
-        node.controllers.record(CONTROLLER, Err(why.clone()));
+        node.controllers.record(CONTROLLER, Err(&why));
         tracing::warn!("watch the deletion queue: {why}; it is set up again");
         tokio::select! {
             () = node.stop.cancelled() => return,
@@ -199,13 +217,10 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
 }
 
 /// Serves events until the watch fails.
-async fn watch_once<K: Kernel>(
-    node: &Arc<Node<K>>,
-    canary_sent: &mut bool,
-) -> Result<std::convert::Infallible, String> {
+async fn watch_once<K: Kernel>(node: &Arc<Node<K>>, canary_sent: &mut bool) -> Result<Infallible, WatchError> {
     node.deletions.blocking(|queue| queue.ensure_directory()).await?;
     let path = node.deletions.queue.path();
-    let words = |e: std::io::Error| format!("watch {}: {e}", path.display());
+    let words = |e| WatchError::Inotify(path.to_owned(), e);
     let inotify = Inotify::init().map_err(words)?;
     let wanted = WatchMask::MOVED_TO
         | WatchMask::CLOSE_WRITE
@@ -232,12 +247,12 @@ async fn watch_once<K: Kernel>(
                         gone |= is_end(&more.map_err(words)?);
                     }
                     if gone {
-                        return Err("the directory was removed or moved".into());
+                        return Err(WatchError::Moved);
                     }
                     look(node, Cause::Event).await;
                 }
                 Some(Err(error)) => return Err(words(error)),
-                None => return Err("its events ended".into()),
+                None => return Err(WatchError::Ended),
             },
             _ = tick.tick() => look(node, Cause::Tick).await,
         }
@@ -282,7 +297,7 @@ async fn send_canary<K: Kernel>(node: &Arc<Node<K>>) {
 ///
 /// # Errors
 /// When the directory cannot be read.
-pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, String> {
+pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, QueueFailure> {
     node.deletions.blocking(Queue::list).await
 }
 
@@ -290,6 +305,6 @@ pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, String> {
 ///
 /// # Errors
 /// When their directory cannot be read.
-pub async fn aside<K: Kernel>(node: &Node<K>) -> Result<Vec<PathBuf>, String> {
+pub async fn aside<K: Kernel>(node: &Node<K>) -> Result<Vec<PathBuf>, QueueFailure> {
     node.deletions.blocking(Queue::aside).await
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Mutex,
     time::{Duration, Instant},
 };
@@ -74,7 +74,18 @@ enum Canary {
         after_ms: u64,
         live: bool,
     },
-    Failed(String),
+    Failed(QueueFailure),
+}
+
+/// Why work on the queue failed.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueFailure {
+    /// The queue refused.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// The blocking task did not end by itself.
+    #[error("deletion queue {queue}: {1}", queue = .0.display())]
+    Task(PathBuf, #[source] tokio::task::JoinError),
 }
 
 /// The trigger of a drain.
@@ -131,7 +142,7 @@ impl Deletions {
     }
 
     /// The canary is sent, or could not be.
-    pub fn canary_sent(&self, sent: Result<String, String>) {
+    pub fn canary_sent(&self, sent: Result<String, QueueFailure>) {
         lock(&self.seen).canary = match sent {
             Ok(nonce) => Canary::Out { nonce, since: Instant::now() },
             Err(why) => Canary::Failed(why),
@@ -153,7 +164,7 @@ impl Deletions {
     ///
     /// # Errors
     /// When its file cannot be moved.
-    pub async fn discard(&self, name: &str) -> Result<(), String> {
+    pub async fn discard(&self, name: &str) -> Result<(), QueueFailure> {
         let name = name.to_owned();
         let set_aside = self.blocking(move |queue| {
             // A drain may have put it aside since the audit saw it.
@@ -189,11 +200,11 @@ impl Deletions {
     pub async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Queue) -> Result<T, QueueError> + Send + 'static,
-    ) -> Result<T, String> {
+    ) -> Result<T, QueueFailure> {
         let queue = self.queue.clone();
         match tokio::task::spawn_blocking(move || work(&queue)).await {
-            Ok(result) => result.map_err(|e| e.to_string()),
-            Err(error) => Err(format!("deletion queue {}: {error}", self.queue.path().display())),
+            Ok(result) => Ok(result?),
+            Err(error) => Err(QueueFailure::Task(self.queue.path().to_owned(), error)),
         }
     }
 

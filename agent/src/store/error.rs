@@ -1,15 +1,92 @@
 //! Why the store refused.
 
-use std::path::PathBuf;
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::tables::{OLDEST_SCHEMA, SCHEMA_VERSION};
 
 /// Why the store refused.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("store {operation} {}: {cause}", path.display())]
 pub struct StoreError {
-    /// `open`, `commit`, `read`.
+    /// `open`, `commit`, `read`, `write`.
     pub operation: &'static str,
     /// The file.
     pub path: PathBuf,
-    /// Cause, with the remedy where one is known.
-    pub cause: String,
+    /// Cause; shared, because the loss of the file refuses every queued change.
+    pub cause: Arc<Cause>,
 }
+
+impl StoreError {
+    pub(super) fn new(operation: &'static str, path: &Path, cause: impl Into<Cause>) -> Self {
+        Self { operation, path: path.to_owned(), cause: Arc::new(cause.into()) }
+    }
+}
+
+/// Cause of a [`StoreError`], with the remedy where one is known.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// redb refused.
+    #[error(transparent)]
+    Redb(Box<redb::Error>),
+    /// The system refused.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A row is not the JSON of its type.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// A cause with the step or the row that met it.
+    #[error("{0}: {1}")]
+    At(String, #[source] Box<Self>),
+    /// The file or a row of it is not what an agent writes.
+    #[error("{0}")]
+    Damaged(String),
+    /// A newer agent wrote the file.
+    #[error(
+        "its schema is version {0}, this agent knows {OLDEST_SCHEMA} to {SCHEMA_VERSION}; it stays as it is: run the \
+         agent that wrote it, or move the file away"
+    )]
+    Schema(u64),
+    /// Another agent uses the file.
+    #[error("another agent has it open; stop that one, or use another --run-dir")]
+    Held,
+    /// Another process uses the file that took the store's path.
+    #[error("another process has the file at its path in use; stop that one")]
+    PathHeld,
+    /// The path names no file.
+    #[error("the file was removed while the agent used it")]
+    Removed,
+    /// The path names another file.
+    #[error("the file was replaced by another while the agent used it")]
+    Replaced,
+    /// Another process wrote to the file; how it was and is.
+    #[error("somebody else wrote to the file while the agent used it ({0})")]
+    Overwritten(String),
+    /// The file was lost, and the changes that were queued then are not in the new one.
+    #[error("{0}; it has been written anew with every record: try again")]
+    WrittenAnew(Box<Self>),
+    /// The writer thread has ended.
+    #[error("the writer thread has ended; restart the agent")]
+    Ended,
+}
+
+impl Cause {
+    pub(super) fn at(step: impl Into<String>, cause: impl Into<Self>) -> Self {
+        Self::At(step.into(), Box::new(cause.into()))
+    }
+}
+
+/// Not one impl for every `E: Into<redb::Error>`: that includes [`io::Error`], and redb puts a prefix before its text.
+macro_rules! from_redb {
+    ($($error:ident)*) => {
+        $(impl From<redb::$error> for Cause {
+            fn from(error: redb::$error) -> Self {
+                Self::Redb(Box::new(error.into()))
+            }
+        })*
+    };
+}
+from_redb!(DatabaseError TransactionError TableError StorageError CommitError);

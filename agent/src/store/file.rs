@@ -7,7 +7,7 @@
 //! unmodified file.
 
 use std::{
-    fmt,
+    fmt, io,
     os::{
         fd::AsRawFd as _,
         unix::fs::{MetadataExt as _, PermissionsExt as _},
@@ -19,9 +19,9 @@ use redb::{Database, DatabaseError};
 use wharf_core::store::Change;
 
 use super::{
-    error::StoreError,
+    error::{Cause, StoreError},
     opening::{NEW, put_aside},
-    tables::{Rows, apply, live_bytes, words, write_all},
+    tables::{Rows, apply, live_bytes, write_all},
 };
 
 /// Opens or creates a redb file.
@@ -65,32 +65,36 @@ impl fmt::Display for Stamp {
 }
 
 impl Stamp {
-    fn of(file: &std::fs::File) -> Result<Self, String> {
-        let meta = file.metadata().map_err(|e| format!("the open file cannot be looked at: {e}"))?;
+    fn of(file: &std::fs::File) -> Result<Self, Cause> {
+        let meta = look_at(file)?;
         Ok(Self { length: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) })
     }
 }
 
+fn look_at(file: &std::fs::File) -> Result<std::fs::Metadata, Cause> {
+    file.metadata().map_err(|e| Cause::at("the open file cannot be looked at", e))
+}
+
 impl File {
-    pub(super) fn new(database: Database, path: &Path, opener: Opener) -> Result<Self, String> {
-        let held = std::fs::File::open(path).map_err(words)?;
+    pub(super) fn new(database: Database, path: &Path, opener: Opener) -> Result<Self, Cause> {
+        let held = std::fs::File::open(path)?;
         let (rows, stamp) = (Rows::load(&database)?, Stamp::of(&held)?);
         Ok(Self { database: Some(database), held, path: path.to_owned(), opener, rows, stamp, changes: 0 })
     }
 
     /// Runs a read.
-    pub(super) fn with<T>(
-        &mut self,
-        operation: &'static str,
-        f: impl FnOnce(&Database) -> Result<T, String>,
-    ) -> Result<T, StoreError> {
-        let database = self.take().map_err(|cause| self.error(operation, cause))?;
+    pub(super) fn read<T>(&mut self, f: impl FnOnce(&Database) -> Result<T, Cause>) -> Result<T, StoreError> {
+        self.try_read(f).map_err(|cause| self.error("read", cause))
+    }
+
+    fn try_read<T>(&mut self, f: impl FnOnce(&Database) -> Result<T, Cause>) -> Result<T, Cause> {
+        let database = self.take()?;
         let result = f(&database);
         // A read may write: redb keeps pages of its own clean-up after a commit, and writes them when it needs their
         // space.
-        let kept = self.keep(database, &result).and_then(|()| self.written());
-        kept.map_err(|cause| self.error(operation, cause))?;
-        result.map_err(|cause| self.error(operation, cause))
+        self.keep(database, &result)?;
+        self.written()?;
+        result
     }
 
     /// Makes all changes in one transaction.
@@ -102,7 +106,7 @@ impl File {
     }
 
     /// Closes the file after a failed operation. Closing writes to the file.
-    fn keep<T>(&mut self, database: Database, result: &Result<T, String>) -> Result<(), String> {
+    fn keep<T>(&mut self, database: Database, result: &Result<T, Cause>) -> Result<(), Cause> {
         if result.is_ok() {
             self.database = Some(database);
             return Ok(());
@@ -112,27 +116,25 @@ impl File {
     }
 
     /// Records the file's state after a write of this process.
-    fn written(&mut self) -> Result<(), String> {
+    fn written(&mut self) -> Result<(), Cause> {
         self.stamp = Stamp::of(&self.held)?;
         Ok(())
     }
 
-    pub(super) fn error(&self, operation: &'static str, cause: String) -> StoreError {
-        StoreError { operation, path: self.path.clone(), cause }
+    pub(super) fn error(&self, operation: &'static str, cause: Cause) -> StoreError {
+        StoreError::new(operation, &self.path, cause)
     }
 
-    fn take(&mut self) -> Result<Database, String> {
-        if let Some(what) = self.overwritten() {
-            return Err(what);
-        }
+    fn take(&mut self) -> Result<Database, Cause> {
+        self.check_content()?;
         if let Some(database) = self.database.take() {
             return Ok(database);
         }
         // The file is reopened by its descriptor: its path may name another file or none, and the opener would create
         // one.
         let path = format!("/proc/self/fd/{}", self.held.as_raw_fd());
-        let again = |e: String| format!("open it again after a failure: {e}");
-        let database = (self.opener)(Path::new(&path)).map_err(|e| again(e.to_string()));
+        let again = |cause: Cause| Cause::at("open it again after a failure", cause);
+        let database = (self.opener)(Path::new(&path)).map_err(|e| again(e.into()));
         // The open may repair the file, and may fail after writing to it.
         self.written()?;
         let database = database?;
@@ -142,46 +144,36 @@ impl File {
         Ok(database)
     }
 
-    /// How the file was lost, when its path does not name it or its content is not the agent's own.
-    pub(super) fn lost(&self) -> Option<String> {
-        self.displaced().or_else(|| self.overwritten())
+    /// Fails when the file was lost: its path does not name it, or its content is not the agent's own.
+    pub(super) fn check(&self) -> Result<(), Cause> {
+        self.check_path().and_then(|()| self.check_content())
     }
 
-    fn overwritten(&self) -> Option<String> {
-        match Stamp::of(&self.held) {
-            Ok(now) if now == self.stamp => None,
-            Ok(now) => Some(format!(
-                "somebody else wrote to the file while the agent used it ({} then, {now} now)",
-                self.stamp
-            )),
-            Err(why) => Some(why),
-        }
+    /// Fails when another process wrote to the file.
+    fn check_content(&self) -> Result<(), Cause> {
+        let now = Stamp::of(&self.held)?;
+        if now == self.stamp { Ok(()) } else { Err(Cause::Overwritten(format!("{} then, {now} now", self.stamp))) }
     }
 
-    /// What happened to the path, when it no longer names this file.
-    fn displaced(&self) -> Option<String> {
-        let ours = match self.held.metadata() {
-            Ok(ours) => ours,
-            Err(e) => return Some(format!("the open file cannot be looked at: {e}")),
-        };
+    /// Fails when the path no longer names this file.
+    fn check_path(&self) -> Result<(), Cause> {
+        let ours = look_at(&self.held)?;
         match std::fs::symlink_metadata(&self.path) {
-            Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => None,
-            Ok(_) => Some("the file was replaced by another while the agent used it".into()),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                Some("the file was removed while the agent used it".into())
-            }
-            Err(e) => Some(format!("the file cannot be looked at: {e}")),
+            Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => Ok(()),
+            Ok(_) => Err(Cause::Replaced),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Cause::Removed),
+            Err(e) => Err(Cause::at("the file cannot be looked at", e)),
         }
     }
 
     /// Writes everything into a new file, which replaces the store at its path. A foreign file at the path is set
     /// aside. If the process dies at any point, the directory holds the store or its complete copy. Returns whether
     /// the timeline was lost: it is not read from a file that another process modified.
-    pub(super) fn write_anew(&mut self) -> Result<bool, String> {
-        let directory = self.path.parent().ok_or("its path has no directory")?.to_owned();
-        crate::make_directory(&directory).map_err(|e| format!("{e:#}"))?;
-        let (new, old) = (self.path.with_extension(NEW), self.displaced().is_some());
-        let overwritten = self.overwritten().is_some();
+    pub(super) fn write_anew(&mut self) -> Result<bool, Cause> {
+        let directory = self.path.parent().ok_or_else(|| io::Error::other("its path has no directory"))?.to_owned();
+        crate::make_directory(&directory).map_err(|e| io::Error::other(format!("{e:#}")))?;
+        let (new, old) = (self.path.with_extension(NEW), self.check_path().is_err());
+        let overwritten = self.check_content().is_err();
         if overwritten {
             // Closing the database reads and writes the file, and redb panics on pages that are not its own. The
             // database is leaked instead: each foreign write costs a descriptor and up to 1 MiB of pages.
@@ -198,7 +190,7 @@ impl File {
             if old {
                 give_way(&self.path)?;
             }
-            std::fs::rename(&new, &self.path).map_err(|e| format!("rename {}: {e}", new.display()))?;
+            std::fs::rename(&new, &self.path).map_err(|e| Cause::at(format!("rename {}", new.display()), e))?;
             Ok(copied)
         });
         match replaced {
@@ -208,7 +200,7 @@ impl File {
                 self.written()?;
                 std::fs::File::open(&directory)
                     .and_then(|d| d.sync_all())
-                    .map_err(|e| format!("sync directory {}: {e}", directory.display()))?;
+                    .map_err(|e| Cause::at(format!("sync directory {}", directory.display()), e))?;
                 Ok(overwritten)
             }
             Err(cause) => {
@@ -219,15 +211,15 @@ impl File {
         }
     }
 
-    fn copy_to(&self, new: &Path) -> Result<(Database, std::fs::File), String> {
+    fn copy_to(&self, new: &Path) -> Result<(Database, std::fs::File), Cause> {
         match std::fs::remove_file(new) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(format!("remove {}, left by an earlier attempt: {e}", new.display()));
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(Cause::at(format!("remove {}, left by an earlier attempt", new.display()), e));
             }
             _ => {}
         }
-        let database = (self.opener)(new).map_err(|e| format!("make {}: {e}", new.display()))?;
-        let fail = |e: std::io::Error| format!("open {}: {e}", new.display());
+        let database = (self.opener)(new).map_err(|e| Cause::at(format!("make {}", new.display()), e))?;
+        let fail = |e: io::Error| Cause::at(format!("open {}", new.display()), e);
         let held = std::fs::File::open(new).map_err(fail)?;
         held.set_permissions(std::fs::Permissions::from_mode(0o600)).map_err(fail)?;
         write_all(&self.rows, self.database.as_ref(), &database)?;
@@ -261,36 +253,36 @@ impl File {
     }
 
     /// Size and live bytes of a file worth compacting: its size exceeds twice the live bytes plus `SMALL`.
-    fn wasted(&mut self) -> Result<Option<(u64, u64)>, String> {
-        let size = used(&self.held).map_err(words)?;
+    fn wasted(&mut self) -> Result<Option<(u64, u64)>, Cause> {
+        let size = used(&self.held)?;
         if size <= SMALL {
             return Ok(None);
         }
-        let live = self.with("read", live_bytes).map_err(|e| e.cause)?;
+        let live = self.try_read(live_bytes)?;
         Ok((size > live.saturating_mul(2).saturating_add(SMALL)).then_some((size, live)))
     }
 }
 
 /// Bytes allocated to the file. redb doubles the length of a small file when it grows, but pages that were never
 /// written take no space.
-fn used(file: &std::fs::File) -> std::io::Result<u64> {
+fn used(file: &std::fs::File) -> io::Result<u64> {
     file.metadata().map(|m| m.blocks().saturating_mul(512))
 }
 
 /// Sets aside a foreign file at the store's path.
-fn give_way(path: &Path) -> Result<(), String> {
+fn give_way(path: &Path) -> Result<(), Cause> {
     match std::fs::symlink_metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(format!("look at {}: {e}", path.display())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(Cause::at(format!("look at {}", path.display()), e)),
         Ok(there) if there.is_file() => {
-            let file = std::fs::File::open(path).map_err(|e| format!("open {}: {e}", path.display()))?;
+            let file = std::fs::File::open(path).map_err(|e| Cause::at(format!("open {}", path.display()), e))?;
             if let Err(std::fs::TryLockError::WouldBlock) = file.try_lock_shared() {
-                return Err("another process has the file at its path in use; stop that one".into());
+                return Err(Cause::PathHeld);
             }
         }
         Ok(_) => {}
     }
-    let aside = put_aside(path, "foreign").map_err(|e| format!("put aside the other file at its path: {e}"))?;
+    let aside = put_aside(path, "foreign").map_err(|e| Cause::at("put aside the other file at its path", e))?;
     tracing::warn!("store {}: the other file at its path is now {aside}", path.display());
     Ok(())
 }

@@ -8,7 +8,10 @@ use std::{
 use redb::{Database, DatabaseError, ReadOnlyDatabase};
 use wharf_core::store::Snapshot;
 
-use super::tables::{Meta, OLDEST_SCHEMA, ReadError, SCHEMA_VERSION, read_meta, read_snapshot};
+use super::{
+    error::Cause,
+    tables::{Meta, OLDEST_SCHEMA, SCHEMA_VERSION, read_meta, read_snapshot},
+};
 
 /// Starts that may die while opening a file before the file counts as damaged, when the check ([`super::check`])
 /// proved nothing. An agent that is killed during a start must not lose its store at once.
@@ -38,17 +41,17 @@ pub(super) fn open(
     opener: &impl Fn(&Path) -> Result<Database, DatabaseError>,
     path: &Path,
     boot_id: &str,
-) -> Result<Found, String> {
-    finish_writing_anew(path).map_err(|e| format!("finish writing it anew: {e}"))?;
-    let attempt = Attempt::begin(path).map_err(|e| format!("note that it is being opened: {e}"))?;
+) -> Result<Found, Cause> {
+    finish_writing_anew(path).map_err(|e| Cause::at("finish writing it anew", e))?;
+    let attempt = Attempt::begin(path).map_err(|e| Cause::at("note that it is being opened", e))?;
     let loaded = if attempt.earlier < FATAL_OPENINGS {
         load(opener, path, boot_id)
     } else {
-        Err(Unusable::Damaged("every process that opens it ends over it".into(), Meta::default()))
+        Err(damaged(Cause::Damaged("every process that opens it ends over it".into())))
     };
     let fresh = |why: &str, what: &str, meta: Meta, lost: bool| {
-        let aside = put_aside(path, why).map_err(|e| format!("put it aside ({what}): {e}"))?;
-        let database = opener(path).map_err(|e| e.to_string())?;
+        let aside = put_aside(path, why).map_err(|e| Cause::at(format!("put it aside ({what})"), e))?;
+        let database = opener(path)?;
         Ok(Found { database, meta, snapshot: Snapshot::default(), set_aside: Some(format!("{aside}: {what}")), lost })
     };
     let found = match loaded {
@@ -60,10 +63,10 @@ pub(super) fn open(
         }
         Err(Unusable::Refused(cause)) => Err(cause),
         Err(Unusable::OtherBoot(meta)) => fresh("other-boot", "it is of another boot", meta, false),
-        Err(Unusable::Damaged(what, meta)) => fresh("damaged", &what, meta, true),
+        Err(Unusable::Damaged(what, meta)) => fresh("damaged", &what.to_string(), meta, true),
     }?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-        .map_err(|e| format!("set its mode to 0600: {e}"))?;
+        .map_err(|e| Cause::at("set its mode to 0600", e))?;
     Ok(found)
 }
 
@@ -109,11 +112,11 @@ impl Drop for Attempt {
 /// Why an existing file cannot be used.
 enum Unusable {
     /// The file stays in place, and the agent does not start.
-    Refused(String),
+    Refused(Cause),
     /// The file belongs to another boot, and its endpoints ended with that boot.
     OtherBoot(Meta),
     /// What is damaged, and the metadata that could still be read.
-    Damaged(String, Meta),
+    Damaged(Cause, Meta),
 }
 
 fn load(
@@ -123,38 +126,31 @@ fn load(
 ) -> Result<(Database, Meta, Snapshot), Unusable> {
     // Opening a FIFO blocks forever.
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(Unusable::Damaged("it is not a regular file".into(), Meta::default()));
+        return Err(damaged(Cause::Damaged("it is not a regular file".into())));
     }
     // The schema is checked before the file is opened for writing, because that open changes the file.
     if let Some(schema) = peek_schema(path) {
         refuse_unknown(schema)?;
     }
     let mut database = opener(path).map_err(|error| match error {
-        DatabaseError::DatabaseAlreadyOpen => {
-            Unusable::Refused("another agent has it open; stop that one, or use another --run-dir".into())
-        }
+        DatabaseError::DatabaseAlreadyOpen => Unusable::Refused(Cause::Held),
         // No agent has written a file of an older format.
         DatabaseError::RepairAborted
         | DatabaseError::UpgradeRequired(_)
-        | DatabaseError::Storage(redb::StorageError::Corrupted(_)) => {
-            Unusable::Damaged(error.to_string(), Meta::default())
-        }
-        error if is_not_a_database(&error) => Unusable::Damaged(error.to_string(), Meta::default()),
-        error => Unusable::Refused(error.to_string()),
+        | DatabaseError::Storage(redb::StorageError::Corrupted(_)) => damaged(error),
+        error if is_not_a_database(&error) => damaged(error),
+        error => Unusable::Refused(error.into()),
     })?;
     // Reads every page. Damage must be found before the content is used, because redb uses pages without verifying
     // their checksums.
     match database.check_integrity() {
         Ok(_) => {}
         Err(DatabaseError::Storage(redb::StorageError::Io(error))) if !is_damage(&error) => {
-            return Err(Unusable::Refused(error.to_string()));
+            return Err(Unusable::Refused(error.into()));
         }
-        Err(error) => return Err(Unusable::Damaged(error.to_string(), Meta::default())),
+        Err(error) => return Err(damaged(error)),
     }
-    let found = read_meta(&database).map_err(|e| match e {
-        ReadError::Store(cause) => Unusable::Refused(cause),
-        ReadError::Damaged(what) => Unusable::Damaged(what, Meta::default()),
-    })?;
+    let found = read_meta(&database).map_err(|cause| unreadable(cause, Meta::default()))?;
     if let Some(schema) = found.schema {
         refuse_unknown(schema)?;
     }
@@ -163,8 +159,19 @@ fn load(
     }
     match read_snapshot(&database) {
         Ok(snapshot) => Ok((database, found, snapshot)),
-        Err(ReadError::Store(cause)) => Err(Unusable::Refused(cause)),
-        Err(ReadError::Damaged(what)) => Err(Unusable::Damaged(what, found)),
+        Err(cause) => Err(unreadable(cause, found)),
+    }
+}
+
+fn damaged(cause: impl Into<Cause>) -> Unusable {
+    Unusable::Damaged(cause.into(), Meta::default())
+}
+
+/// An I/O error of a read may be temporary; any other error means damage.
+fn unreadable(cause: Cause, meta: Meta) -> Unusable {
+    match &cause {
+        Cause::Redb(e) if matches!(**e, redb::Error::Io(_) | redb::Error::PreviousIo) => Unusable::Refused(cause),
+        _ => Unusable::Damaged(cause, meta),
     }
 }
 
@@ -178,10 +185,7 @@ fn refuse_unknown(schema: u64) -> Result<(), Unusable> {
     if (OLDEST_SCHEMA..=SCHEMA_VERSION).contains(&schema) {
         return Ok(());
     }
-    Err(Unusable::Refused(format!(
-        "its schema is version {schema}, this agent knows {OLDEST_SCHEMA} to {SCHEMA_VERSION}; it stays as it is: run the \
-         agent that wrote it, or move the file away"
-    )))
+    Err(Unusable::Refused(Cause::Schema(schema)))
 }
 
 fn is_not_a_database(error: &DatabaseError) -> bool {

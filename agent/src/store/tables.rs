@@ -14,6 +14,8 @@ use wharf_core::{
     timeline::Life,
 };
 
+use super::error::Cause;
+
 /// Version of the tables' content. A store with a newer version is refused and left unchanged. Version 1 is migrated
 /// when the store is opened: the tables of rests, restore failures and quarantine are new in version 2 and begin
 /// empty.
@@ -52,8 +54,8 @@ type RowKey = (&'static str, Box<[u8]>);
 type Changed = (RowKey, Option<Box<[u8]>>);
 
 impl Rows {
-    pub(super) fn load(database: &Database) -> Result<Self, String> {
-        let read = database.begin_read().map_err(words)?;
+    pub(super) fn load(database: &Database) -> Result<Self, Cause> {
+        let read = database.begin_read()?;
         let mut rows = Self::default();
         rows.load_table(&read, &META)?;
         rows.load_table(&read, &ENDPOINTS)?;
@@ -65,18 +67,10 @@ impl Rows {
         Ok(rows)
     }
 
-    fn load_table<K: Key + 'static>(
-        &mut self,
-        read: &ReadTransaction,
-        definition: Definition<K>,
-    ) -> Result<(), String> {
-        let table = match read.open_table(*definition) {
-            Ok(table) => table,
-            Err(TableError::TableDoesNotExist(_)) => return Ok(()),
-            Err(e) => return Err(words(e)),
-        };
-        for row in table.iter().map_err(words)? {
-            let (key, value) = row.map_err(words)?;
+    fn load_table<K: Key + 'static>(&mut self, read: &ReadTransaction, definition: Definition<K>) -> Result<(), Cause> {
+        let Some(table) = existing(read.open_table(*definition))? else { return Ok(()) };
+        for row in table.iter()? {
+            let (key, value) = row?;
             let key = K::as_bytes(&key.value()).as_ref().into();
             self.0.insert((definition.name(), key), value.value().into());
         }
@@ -92,10 +86,10 @@ impl Rows {
         }
     }
 
-    fn write_table<K: Key + 'static>(&self, write: &WriteTransaction, definition: Definition<K>) -> Result<(), String> {
-        let mut table = write.open_table(*definition).map_err(words)?;
+    fn write_table<K: Key + 'static>(&self, write: &WriteTransaction, definition: Definition<K>) -> Result<(), Cause> {
+        let mut table = write.open_table(*definition)?;
         for ((_, key), value) in self.0.iter().filter(|((name, _), _)| *name == definition.name()) {
-            table.insert(K::from_bytes(key), &**value).map_err(words)?;
+            table.insert(K::from_bytes(key), &**value)?;
         }
         Ok(())
     }
@@ -113,8 +107,8 @@ impl<'t, K: Key + 'static> Noted<'t, K> {
         txn: &'t WriteTransaction,
         definition: Definition<K>,
         changed: &'t RefCell<Vec<Changed>>,
-    ) -> Result<Self, String> {
-        let table = txn.open_table(*definition).map_err(words)?;
+    ) -> Result<Self, Cause> {
+        let table = txn.open_table(*definition)?;
         Ok(Self { table, name: definition.name(), changed })
     }
 
@@ -138,9 +132,9 @@ pub(super) fn apply<'a>(
     database: &Database,
     rows: &mut Rows,
     changes: impl Iterator<Item = &'a Change> + Clone,
-) -> Result<(), String> {
+) -> Result<(), Cause> {
     wharf_crash::point("store/before-transaction");
-    let txn = database.begin_write().map_err(words)?;
+    let txn = database.begin_write()?;
     let changed = RefCell::default();
     {
         let mut meta = Noted::open(&txn, &META, &changed)?;
@@ -152,7 +146,7 @@ pub(super) fn apply<'a>(
         let mut quarantine = Noted::open(&txn, &QUARANTINE, &changed)?;
         // Opened only for its own changes: what is wrong with it is then wrong with nothing else.
         let mut timeline = match changes.clone().any(Change::is_of_timeline) {
-            true => Some(txn.open_table(TIMELINE).map_err(words)?),
+            true => Some(txn.open_table(TIMELINE)?),
             false => None,
         };
         for change in changes {
@@ -167,7 +161,7 @@ pub(super) fn apply<'a>(
                 }
                 Change::PutLease(l) => {
                     // A lease ends a rest.
-                    rests.remove(l.ip.to_string().as_str()).map_err(words)?;
+                    rests.remove(l.ip.to_string().as_str())?;
                     leases.insert(l.ip.to_string().as_str(), encode(l)?.as_slice())
                 }
                 Change::RemoveLease(ip) => leases.remove(ip.to_string().as_str()),
@@ -185,20 +179,20 @@ pub(super) fn apply<'a>(
                 Change::PutIntent(id, epoch, intent) => intents.insert((id.get(), epoch.0), encode(intent)?.as_slice()),
                 Change::RemoveIntent(id, epoch) => intents.remove((id.get(), epoch.0)),
                 // When two deletes of an address overlap, the later one may find the address leased to a new owner.
-                Change::PutRest(r) if leases.table.get(r.ip.to_string().as_str()).map_err(words)?.is_some() => Ok(()),
+                Change::PutRest(r) if leases.table.get(r.ip.to_string().as_str())?.is_some() => Ok(()),
                 Change::PutRest(r) => rests.insert(r.ip.to_string().as_str(), encode(r)?.as_slice()),
                 Change::RemoveRest(ip) => rests.remove(ip.to_string().as_str()),
                 Change::PutRestoreFailure(id, f) => failures.insert(id.get(), encode(f)?.as_slice()),
                 Change::RemoveRestoreFailure(id) => failures.remove(id.get()),
                 Change::TakeOutOfService(q) => {
-                    endpoints.remove(q.id.get()).map_err(words)?;
-                    failures.remove(q.id.get()).map_err(words)?;
+                    endpoints.remove(q.id.get())?;
+                    failures.remove(q.id.get())?;
                     quarantine.insert(q.id.get(), encode(q)?.as_slice())
                 }
                 Change::RemoveOutOfService(id) => {
-                    failures.remove(id.get()).map_err(words)?;
+                    failures.remove(id.get())?;
                     if is_unreadable(&endpoints.table, *id)? {
-                        endpoints.remove(id.get()).map_err(words)?;
+                        endpoints.remove(id.get())?;
                     }
                     quarantine.remove(id.get())
                 }
@@ -215,20 +209,19 @@ pub(super) fn apply<'a>(
                 },
                 Change::ReserveEpochs(high) => meta.insert("epoch-high", high.0.to_le_bytes().as_slice()),
                 Change::LossHandled => meta.remove(LOST),
-            }
-            .map_err(words)?;
+            }?;
         }
     }
     wharf_crash::point("store/before-commit");
-    txn.commit().map_err(words)?;
+    txn.commit()?;
     rows.change(changed.into_inner());
     wharf_crash::point("store/after-commit");
     Ok(())
 }
 
 /// Writes every row into an empty file in one transaction, and copies the timeline's rows from `old`.
-pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> Result<(), String> {
-    let write = to.begin_write().map_err(words)?;
+pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> Result<(), Cause> {
+    let write = to.begin_write()?;
     rows.write_table(&write, &META)?;
     rows.write_table(&write, &ENDPOINTS)?;
     rows.write_table(&write, &LEASES)?;
@@ -237,51 +230,43 @@ pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> R
     rows.write_table(&write, &FAILURES)?;
     rows.write_table(&write, &QUARANTINE)?;
     if let Some(old) = old {
-        let read = old.begin_read().map_err(words)?;
+        let read = old.begin_read()?;
         // A table of this name with another type is not copied.
         if !matches!(read.open_table(TIMELINE), Err(TableError::TableTypeMismatch { .. })) {
             copy_table(&read, &write, TIMELINE)?;
         }
     }
-    write.commit().map_err(words)
+    Ok(write.commit()?)
 }
 
 fn copy_table<K: Key + 'static, V: Value + 'static>(
     read: &ReadTransaction,
     write: &WriteTransaction,
     definition: TableDefinition<K, V>,
-) -> Result<(), String> {
-    let from = match read.open_table(definition) {
-        Ok(table) => table,
-        Err(TableError::TableDoesNotExist(_)) => return Ok(()),
-        Err(e) => return Err(words(e)),
-    };
-    let mut to = write.open_table(definition).map_err(words)?;
-    for row in from.iter().map_err(words)? {
-        let (key, value) = row.map_err(words)?;
-        to.insert(key.value(), value.value()).map_err(words)?;
+) -> Result<(), Cause> {
+    let Some(from) = existing(read.open_table(definition))? else { return Ok(()) };
+    let mut to = write.open_table(definition)?;
+    for row in from.iter()? {
+        let (key, value) = row?;
+        to.insert(key.value(), value.value())?;
     }
     Ok(())
 }
 
 /// Bytes of the file in use: stored rows, and the metadata that leads to them.
-pub(super) fn live_bytes(database: &Database) -> Result<u64, String> {
-    let stats = database.begin_write().map_err(words)?.stats().map_err(words)?;
+pub(super) fn live_bytes(database: &Database) -> Result<u64, Cause> {
+    let stats = database.begin_write()?.stats()?;
     Ok(stats.stored_bytes() + stats.metadata_bytes())
 }
 
-fn has_record(
-    endpoints: &impl ReadableTable<u16, &'static [u8]>,
-    id: EndpointId,
-    epoch: Epoch,
-) -> Result<bool, String> {
-    let row = endpoints.get(id.get()).map_err(words)?;
+fn has_record(endpoints: &impl ReadableTable<u16, &'static [u8]>, id: EndpointId, epoch: Epoch) -> Result<bool, Cause> {
+    let row = endpoints.get(id.get())?;
     Ok(row.is_some_and(|v| decode::<EndpointRecord>(v.value()).is_ok_and(|r| r.epoch == epoch)))
 }
 
 /// Whether the table has a row of that id that is not a valid record.
-fn is_unreadable(endpoints: &impl ReadableTable<u16, &'static [u8]>, id: EndpointId) -> Result<bool, String> {
-    let row = endpoints.get(id.get()).map_err(words)?;
+fn is_unreadable(endpoints: &impl ReadableTable<u16, &'static [u8]>, id: EndpointId) -> Result<bool, Cause> {
+    let row = endpoints.get(id.get())?;
     Ok(row.is_some_and(|v| read_record(id.get(), v.value()).is_err()))
 }
 
@@ -289,8 +274,8 @@ fn is_held_by(
     leases: &impl ReadableTable<&'static str, &'static [u8]>,
     ip: IpAddr,
     owner: &LeaseOwner,
-) -> Result<bool, String> {
-    let row = leases.get(ip.to_string().as_str()).map_err(words)?;
+) -> Result<bool, Cause> {
+    let row = leases.get(ip.to_string().as_str())?;
     Ok(row.is_some_and(|v| decode::<Lease>(v.value()).is_ok_and(|l| l.owner == *owner)))
 }
 
@@ -307,23 +292,17 @@ pub(super) struct Meta {
     pub(super) lost: bool,
 }
 
-pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, ReadError> {
+pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, Cause> {
     let txn = database.begin_read()?;
-    let table = match txn.open_table(META) {
-        Ok(table) => table,
-        Err(TableError::TableDoesNotExist(_)) => return Ok(Meta::default()),
-        Err(e) => return Err(e.into()),
-    };
-    let number = |key: &str| -> Result<Option<u64>, ReadError> {
+    let Some(table) = existing(txn.open_table(META))? else { return Ok(Meta::default()) };
+    let number = |key: &str| -> Result<Option<u64>, Cause> {
         let Some(value) = table.get(key)? else { return Ok(None) };
         let bytes = value.value().try_into();
-        bytes
-            .map(|b| Some(u64::from_le_bytes(b)))
-            .map_err(|_| ReadError::Damaged(format!("meta row {key}: not a number")))
+        bytes.map(|b| Some(u64::from_le_bytes(b))).map_err(|_| Cause::Damaged(format!("meta row {key}: not a number")))
     };
     let epoch_high = number("epoch-high")?.unwrap_or(0);
     if epoch_high > MAX_EPOCH {
-        return Err(ReadError::Damaged(format!("meta row epoch-high: {epoch_high} is more than any node comes to")));
+        return Err(Cause::Damaged(format!("meta row epoch-high: {epoch_high} is more than any node comes to")));
     }
     let boot_id = table.get("boot-id")?;
     Ok(Meta {
@@ -336,19 +315,19 @@ pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, ReadEr
 
 /// `lost` must survive a start that ends before it has accounted for the endpoints without a record. Otherwise the
 /// next start takes them for leaks.
-pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64, lost: bool) -> Result<(), String> {
-    let txn = database.begin_write().map_err(words)?;
+pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64, lost: bool) -> Result<(), Cause> {
+    let txn = database.begin_write()?;
     {
-        let mut meta = txn.open_table(META).map_err(words)?;
+        let mut meta = txn.open_table(META)?;
         for (key, value) in [
             ("schema", SCHEMA_VERSION.to_le_bytes().as_slice()),
             ("boot-id", boot_id.as_bytes()),
             ("epoch-high", epoch_high.to_le_bytes().as_slice()),
         ] {
-            meta.insert(key, value).map_err(words)?;
+            meta.insert(key, value)?;
         }
         if lost {
-            meta.insert(LOST, [].as_slice()).map_err(words)?;
+            meta.insert(LOST, [].as_slice())?;
         }
         for open in [
             txn.open_table(ENDPOINTS).map(drop),
@@ -358,57 +337,27 @@ pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64, lo
             txn.open_table(FAILURES).map(drop),
             txn.open_table(QUARANTINE).map(drop),
         ] {
-            open.map_err(words)?;
+            open?;
         }
     }
-    txn.commit().map_err(words)
+    Ok(txn.commit()?)
 }
 
-/// Why reading failed.
-pub(super) enum ReadError {
-    /// An I/O error, which may be temporary.
-    Store(String),
-    /// The content is not what this agent writes.
-    Damaged(String),
-}
-
-impl ReadError {
-    pub(super) fn cause(&self) -> &str {
-        let (Self::Store(cause) | Self::Damaged(cause)) = self;
-        cause
-    }
-}
-
-impl<E: Into<redb::Error>> From<E> for ReadError {
-    fn from(error: E) -> Self {
-        let error: redb::Error = error.into();
-        match error {
-            redb::Error::Io(_) | redb::Error::PreviousIo => Self::Store(error.to_string()),
-            _ => Self::Damaged(error.to_string()),
-        }
-    }
-}
-
-pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> {
+pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, Cause> {
     let txn = database.begin_read()?;
     let mut snapshot = Snapshot::default();
-    let bad = |table: &str, key: String, e: serde_json::Error| ReadError::Damaged(format!("{table} row {key}: {e}"));
-    match txn.open_table(ENDPOINTS) {
-        Ok(table) => {
-            for row in table.iter()? {
-                let (key, value) = row?;
-                // An unreadable record affects only its own endpoint.
-                match read_record(key.value(), value.value()) {
-                    Ok(record) => snapshot.endpoints.push(record),
-                    Err(why) => {
-                        let text = String::from_utf8_lossy(value.value()).into_owned();
-                        snapshot.unreadable.push((key.value(), text, why));
-                    }
-                }
+    let bad = |table: &str, key: String, e: serde_json::Error| Cause::at(format!("{table} row {key}"), e);
+    let Some(endpoints) = existing(txn.open_table(ENDPOINTS))? else { return Ok(snapshot) };
+    for row in endpoints.iter()? {
+        let (key, value) = row?;
+        // An unreadable record affects only its own endpoint.
+        match read_record(key.value(), value.value()) {
+            Ok(record) => snapshot.endpoints.push(record),
+            Err(why) => {
+                let text = String::from_utf8_lossy(value.value()).into_owned();
+                snapshot.unreadable.push((key.value(), text, why.to_string()));
             }
         }
-        Err(TableError::TableDoesNotExist(_)) => return Ok(snapshot),
-        Err(e) => return Err(e.into()),
     }
     let leases = txn.open_table(LEASES)?;
     for row in leases.iter()? {
@@ -422,11 +371,11 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
         let (key, value) = row?;
         let (id, epoch) = key.value();
         let intent: Intent = decode(value.value()).map_err(|e| bad("intents", format!("{id}@{epoch}"), e))?;
-        let id = EndpointId::try_from(id).map_err(|e| ReadError::Damaged(format!("intents row: {e}")))?;
+        let id = EndpointId::try_from(id).map_err(|e| Cause::Damaged(format!("intents row: {e}")))?;
         snapshot.intents.push((id, Epoch(epoch), intent));
     }
     // A file of schema 1 lacks the following tables; the first write creates them.
-    if let Some(rests) = since_schema_2(txn.open_table(RESTS))? {
+    if let Some(rests) = existing(txn.open_table(RESTS))? {
         for row in rests.iter()? {
             let (key, value) = row?;
             let rest: Rest = decode(value.value()).map_err(|e| bad("rests", key.value().to_owned(), e))?;
@@ -434,8 +383,8 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
             snapshot.resting.push(rest);
         }
     }
-    let id_of = |n: u16| EndpointId::try_from(n).map_err(|e| ReadError::Damaged(format!("row {n}: {e}")));
-    if let Some(failures) = since_schema_2(txn.open_table(FAILURES))? {
+    let id_of = |n: u16| EndpointId::try_from(n).map_err(|e| Cause::Damaged(format!("row {n}: {e}")));
+    if let Some(failures) = existing(txn.open_table(FAILURES))? {
         for row in failures.iter()? {
             let (key, value) = row?;
             let failure: RestoreFailure =
@@ -443,7 +392,7 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
             snapshot.failures.push((id_of(key.value())?, failure));
         }
     }
-    if let Some(quarantine) = since_schema_2(txn.open_table(QUARANTINE))? {
+    if let Some(quarantine) = existing(txn.open_table(QUARANTINE))? {
         for row in quarantine.iter()? {
             let (key, value) = row?;
             let out_of_service: OutOfService =
@@ -456,16 +405,12 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, ReadError> 
 }
 
 /// Every life, and the number of unreadable rows. Unreadable rows are skipped.
-pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), String> {
-    let txn = database.begin_read().map_err(words)?;
-    let table = match txn.open_table(TIMELINE) {
-        Ok(table) => table,
-        Err(TableError::TableDoesNotExist(_)) => return Ok((Vec::new(), 0)),
-        Err(e) => return Err(words(e)),
-    };
+pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), Cause> {
+    let txn = database.begin_read()?;
+    let Some(table) = existing(txn.open_table(TIMELINE))? else { return Ok((Vec::new(), 0)) };
     let (mut lives, mut unreadable) = (Vec::new(), 0);
-    for row in table.iter().map_err(words)? {
-        let (key, value) = row.map_err(words)?;
+    for row in table.iter()? {
+        let (key, value) = row?;
         match read_life(key.value(), value.value()) {
             Some(life) => lives.push(life),
             None => unreadable += 1,
@@ -475,15 +420,11 @@ pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), String
 }
 
 /// One life; `None` when it is absent or unreadable.
-pub(super) fn read_one_life(database: &Database, id: EndpointId, epoch: Epoch) -> Result<Option<Life>, String> {
-    let txn = database.begin_read().map_err(words)?;
-    let table = match txn.open_table(TIMELINE) {
-        Ok(table) => table,
-        Err(TableError::TableDoesNotExist(_)) => return Ok(None),
-        Err(e) => return Err(words(e)),
-    };
+pub(super) fn read_one_life(database: &Database, id: EndpointId, epoch: Epoch) -> Result<Option<Life>, Cause> {
+    let txn = database.begin_read()?;
+    let Some(table) = existing(txn.open_table(TIMELINE))? else { return Ok(None) };
     let key = (id.get(), epoch.0);
-    let row = table.get(key).map_err(words)?;
+    let row = table.get(key)?;
     Ok(row.and_then(|value| read_life(key, value.value())))
 }
 
@@ -491,19 +432,23 @@ fn read_life(key: (u16, u64), value: &[u8]) -> Option<Life> {
     decode::<Life>(value).ok().filter(|l| (l.who.id.get(), l.who.epoch.0) == key)
 }
 
-fn read_record(key: u16, value: &[u8]) -> Result<EndpointRecord, String> {
-    let record: EndpointRecord = decode(value).map_err(|e| format!("it cannot be read: {e}"))?;
-    if record.id.get() == key { Ok(record) } else { Err(format!("it is filed under {key} and says {}", record.id)) }
+fn read_record(key: u16, value: &[u8]) -> Result<EndpointRecord, Cause> {
+    let record: EndpointRecord = decode(value).map_err(|e| Cause::at("it cannot be read", e))?;
+    if record.id.get() != key {
+        return Err(Cause::Damaged(format!("it is filed under {key} and says {}", record.id)));
+    }
+    Ok(record)
 }
 
 /// Rejects a row whose key differs from its content. A later write would duplicate such a row, and no remove would
 /// match it.
-fn filed_under(table: &str, key: impl ToString, says: impl ToString) -> Result<(), ReadError> {
+fn filed_under(table: &str, key: impl ToString, says: impl ToString) -> Result<(), Cause> {
     let (key, says) = (key.to_string(), says.to_string());
-    if key == says { Ok(()) } else { Err(ReadError::Damaged(format!("{table} row {key}: it says {says}"))) }
+    if key == says { Ok(()) } else { Err(Cause::Damaged(format!("{table} row {key}: it says {says}"))) }
 }
 
-fn since_schema_2<T>(table: Result<T, TableError>) -> Result<Option<T>, ReadError> {
+/// `None` when the table does not exist yet.
+fn existing<T>(table: Result<T, TableError>) -> Result<Option<T>, Cause> {
     match table {
         Ok(table) => Ok(Some(table)),
         Err(TableError::TableDoesNotExist(_)) => Ok(None),
@@ -512,12 +457,8 @@ fn since_schema_2<T>(table: Result<T, TableError>) -> Result<Option<T>, ReadErro
 }
 
 /// JSON, so that a person can read a record with any redb tool and fields can be added without a migration.
-fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
-    serde_json::to_vec(value).map_err(words)
-}
-
-pub(super) fn words(error: impl std::fmt::Display) -> String {
-    error.to_string()
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, serde_json::Error> {
+    serde_json::to_vec(value)
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {

@@ -733,7 +733,7 @@ impl Play {
         if self.model.disk_full {
             return;
         }
-        assert_eq!(woken, Ok(()));
+        woken.expect("checked");
         for ip in self.resting() {
             assert!(
                 self.model.listeners.contains(&ip) || self.model.is_murky(),

@@ -25,7 +25,7 @@ mod family;
 mod quarantine;
 mod rest;
 
-pub use error::IpamError;
+pub use error::{CidrProblem, IpamError};
 use family::FamilyPool;
 pub use quarantine::RestView;
 

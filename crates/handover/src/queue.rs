@@ -23,11 +23,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use self::{error::io, record::Found};
 pub use self::{
-    error::QueueError,
+    error::{QueueError, Unusable},
     record::{Deletion, EndpointRef, VERSION},
 };
-use self::{error::io, record::Found};
 
 /// The queue's directory in the agent's run directory.
 pub const DIRECTORY: &str = "deletions";
@@ -49,7 +49,7 @@ const MAX_LOOKED_AT: usize = 2 * MAX_RECORDS;
 const MAX_BAD_NAME_CHARS: usize = 48;
 
 /// A file of the queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct Entry {
     /// Its name in the directory.
     pub name: String,
@@ -57,7 +57,7 @@ pub struct Entry {
     /// epoch.
     pub written_unix_ms: u64,
     /// The record, or why it cannot be used.
-    pub content: Result<Deletion, String>,
+    pub content: Result<Deletion, Unusable>,
 }
 
 /// The queue of one run directory.
@@ -141,7 +141,7 @@ impl Queue {
             Found::Unusable { .. } => self.set_aside(&name)?,
         }
         let bytes = serde_json::to_vec(&record)
-            .map_err(|e| QueueError::Invalid { why: format!("it cannot be written as JSON: {e}") })?;
+            .map_err(|e| QueueError::Invalid { why: Unusable::Json("it cannot be written as JSON", e) })?;
         let temporary = self.path.join(format!("{TEMPORARY}{}", token()));
         let placed = write(&temporary, &bytes).and_then(|()| {
             fs::rename(&temporary, &path).map_err(io("rename deletion record to", &path))?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::{IpamError, PoolConfig};
+use super::{CidrProblem, IpamError, PoolConfig};
 
 /// What no container may have an address in, and why.
 const RESERVED4: [([u8; 4], u8, &str); 5] = [
@@ -54,19 +54,14 @@ pub(super) fn check(pools: &[PoolConfig]) -> Result<(), IpamError> {
     Ok(())
 }
 
-fn check_one(cidr: IpNet) -> Result<(), String> {
+fn check_one(cidr: IpNet) -> Result<(), CidrProblem> {
     if cidr.trunc() != cidr {
-        return Err(format!("has bits set beyond its prefix; write {}", cidr.trunc()));
+        return Err(CidrProblem::HostBits(cidr.trunc()));
     }
     if cidr.prefix_len() == cidr.max_prefix_len() {
-        let max = cidr.max_prefix_len() - 1;
-        return Err(format!("is too small: the node itself takes one address; use /{max} or shorter"));
+        return Err(CidrProblem::TooSmall(cidr.max_prefix_len() - 1));
     }
-    reserved(cidr).map_or(Ok(()), |what| {
-        Err(format!(
-            "holds {what} addresses, which endpoints cannot have; use a private range such as 10.0.0.0/8 or fd00::/8"
-        ))
-    })
+    reserved(cidr).map_or(Ok(()), |what| Err(CidrProblem::Reserved(what)))
 }
 
 fn reserved(cidr: IpNet) -> Option<&'static str> {

@@ -123,7 +123,7 @@ pub enum IpamError {
         /// CIDR.
         cidr: IpNet,
         /// The rule it breaks, and what to do.
-        why: String,
+        why: CidrProblem,
     },
     /// A pool without CIDRs.
     #[error("configure pool {pool}: it has no CIDR; give it at least one, or remove the pool")]
@@ -137,6 +137,20 @@ pub enum IpamError {
         /// Pool.
         pool: PoolName,
     },
+}
+
+/// The rule that a pool's CIDR breaks, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CidrProblem {
+    /// It is not the first address of its prefix; that one.
+    #[error("has bits set beyond its prefix; write {0}")]
+    HostBits(IpNet),
+    /// It has one address; the longest prefix that has more.
+    #[error("is too small: the node itself takes one address; use /{0} or shorter")]
+    TooSmall(u8),
+    /// It has addresses of this reserved kind.
+    #[error("holds {0} addresses, which endpoints cannot have; use a private range such as 10.0.0.0/8 or fd00::/8")]
+    Reserved(&'static str),
 }
 
 /// By whom an address is held, and what to do.

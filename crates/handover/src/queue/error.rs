@@ -2,7 +2,45 @@
 
 use std::{io, path::PathBuf};
 
-use super::MAX_RECORDS;
+use wharf_names::ids::MAX_ENDPOINT_ID;
+
+use super::{MAX_RECORD_BYTES, MAX_RECORDS, VERSION};
+
+/// Why a record or its file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// It is of another version.
+    #[error("version {0} is not known here, only {VERSION}")]
+    Version(u32),
+    /// A field has this content, of which at most 80 characters are kept, and breaks this rule.
+    #[error("{0} {1:?} {2}")]
+    Field(&'static str, String, &'static str),
+    /// No endpoint has such an id.
+    #[error("endpoint id {0} must be 1 to {MAX_ENDPOINT_ID}")]
+    EndpointId(u16),
+    /// It cannot be parsed or written; which of them, and what the JSON library said.
+    #[error("{0}: {1}")]
+    Json(&'static str, #[source] serde_json::Error),
+    /// The file system refused; what, and what the kernel said.
+    #[error("{0}: {1}")]
+    Io(&'static str, #[source] io::Error),
+    /// The name is a directory's, a link's or a device's.
+    #[error("it is not a regular file")]
+    NotAFile,
+    /// No record is as long.
+    #[error("it is longer than {MAX_RECORD_BYTES} bytes")]
+    TooLong,
+    /// The record belongs under another name.
+    #[error("its name is another record's")]
+    OtherName,
+}
+
+/// By the message, because errors of the file system and of JSON cannot be compared.
+impl PartialEq for Unusable {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
 
 /// Why an operation on the queue failed. Displayed with what can be done about it; the parts are [`Self::problem`] and
 /// [`Self::hint`].
@@ -16,7 +54,7 @@ pub enum QueueError {
     /// The record breaks a rule, so nobody could act on it.
     Invalid {
         /// The rule.
-        why: String,
+        why: Unusable,
     },
     /// A name that no file of the queue can have.
     Name {

@@ -12,13 +12,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::MAX_RECORD_BYTES;
+use super::{MAX_RECORD_BYTES, Unusable};
 use wharf_names::{ids::MAX_ENDPOINT_ID, rules};
 
 /// The version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
-/// Longest boot id or nonce, bytes.
-const MAX_WORD_BYTES: usize = 64;
 
 /// An endpoint as the mark on its link names it.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,18 +60,18 @@ struct AnyVersion {
 
 impl Deletion {
     /// Checks the record; the error is the broken rule.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), Unusable> {
         if self.version != VERSION {
-            return Err(format!("version {} is not known here, only {VERSION}", self.version));
+            return Err(Unusable::Version(self.version));
         }
-        rules::name(&self.network).map_err(|rule| format!("network {:?} {rule}", cut(&self.network)))?;
-        rules::name(&self.container_id).map_err(|rule| format!("container id {:?} {rule}", cut(&self.container_id)))?;
-        rules::ifname(&self.ifname).map_err(|rule| format!("interface name {:?} {rule}", cut(&self.ifname)))?;
+        fits("network", &self.network, rules::name)?;
+        fits("container id", &self.container_id, rules::name)?;
+        fits("interface name", &self.ifname, rules::ifname)?;
         if let Some(e) = self.endpoint.filter(|e| !(1..=MAX_ENDPOINT_ID).contains(&e.id)) {
-            return Err(format!("endpoint id {} must be 1 to {}", e.id, MAX_ENDPOINT_ID));
+            return Err(Unusable::EndpointId(e.id));
         }
-        word("boot id", &self.boot_id)?;
-        self.canary.as_deref().map_or(Ok(()), |nonce| word("canary", nonce))
+        fits("boot id", &self.boot_id, word)?;
+        self.canary.as_deref().map_or(Ok(()), |nonce| fits("canary", nonce, word))
     }
 
     /// The name of its file.
@@ -85,11 +83,11 @@ impl Deletion {
         }
     }
 
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let malformed = |e: serde_json::Error| format!("it is not a deletion record: {e}");
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, Unusable> {
+        let malformed = |e| Unusable::Json("it is not a deletion record", e);
         let any: AnyVersion = serde_json::from_slice(bytes).map_err(malformed)?;
         if any.version != VERSION {
-            return Err(format!("version {} is not known here, only {VERSION}", any.version));
+            return Err(Unusable::Version(any.version));
         }
         let deletion: Self = serde_json::from_slice(bytes).map_err(malformed)?;
         deletion.check()?;
@@ -117,18 +115,15 @@ fn hashed(parts: &[&str]) -> String {
     name + ".json"
 }
 
-fn word(what: &str, text: &str) -> Result<(), String> {
-    let fits = (1..=MAX_WORD_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
-    if fits {
-        Ok(())
-    } else {
-        Err(format!("{what} {:?} must be 1 to {MAX_WORD_BYTES} printable ASCII bytes", cut(text)))
-    }
+/// The rule for boot ids and nonces.
+fn word(text: &str) -> Result<(), &'static str> {
+    let fits = (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+    if fits { Ok(()) } else { Err("must be 1 to 64 printable ASCII bytes") }
 }
 
-/// At most 80 characters of hostile text, for a message.
-fn cut(text: &str) -> String {
-    text.chars().take(80).collect()
+/// Checks a field. The error quotes at most 80 characters of it, because the text may be hostile.
+fn fits(field: &'static str, text: &str, rule: impl Fn(&str) -> Result<(), &'static str>) -> Result<(), Unusable> {
+    rule(text).map_err(|rule| Unusable::Field(field, text.chars().take(80).collect(), rule))
 }
 
 /// Result of reading a file of the queue.
@@ -136,7 +131,7 @@ pub(super) enum Found {
     /// No file of that name.
     Nothing,
     /// Something that cannot be used.
-    Unusable { why: String, modified_unix_ms: u64 },
+    Unusable { why: Unusable, modified_unix_ms: u64 },
     /// A record of that name.
     Record(Deletion),
 }
@@ -148,23 +143,23 @@ pub(super) fn read(path: &Path, name: &str) -> Found {
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Found::Nothing,
-        Err(e) => return Found::Unusable { why: format!("it cannot be looked at: {e}"), modified_unix_ms: 0 },
+        Err(e) => return Found::Unusable { why: Unusable::Io("it cannot be looked at", e), modified_unix_ms: 0 },
     };
     let unusable = |why| Found::Unusable { why, modified_unix_ms: modified_unix_ms(&metadata) };
     if !metadata.is_file() {
-        return unusable("it is not a regular file".into());
+        return unusable(Unusable::NotAFile);
     }
     let bytes = match read_bytes(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Found::Nothing,
-        Err(e) => return unusable(format!("it cannot be read: {e}")),
+        Err(e) => return unusable(Unusable::Io("it cannot be read", e)),
     };
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_RECORD_BYTES {
-        return unusable(format!("it is longer than {MAX_RECORD_BYTES} bytes"));
+        return unusable(Unusable::TooLong);
     }
     match Deletion::parse(&bytes) {
         Ok(deletion) if deletion.file_name() == name => Found::Record(deletion),
-        Ok(_) => unusable("its name is another record's".into()),
+        Ok(_) => unusable(Unusable::OtherName),
         Err(why) => unusable(why),
     }
 }
