@@ -117,7 +117,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     };
 
     let (config, ipam) = restore::with_ipv6_of(&opened.snapshot, config, ipam)?;
-    restore::fits(&opened.snapshot, &ipam)?;
+    restore::fits(&opened.snapshot, &kernel.dump().await?, &ipam)?;
     // The upgrade follows every check that may refuse the start, so that a refusal leaves other versions' endpoints
     // unchanged.
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;

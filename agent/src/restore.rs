@@ -43,7 +43,19 @@ use crate::{
 ///
 /// # Errors
 /// Which addresses no longer fit, and what to do.
-pub fn fits(snapshot: &Snapshot, ipam: &Ipam) -> anyhow::Result<()> {
+pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Result<()> {
+    let pools = ipam.cidrs();
+    let outside = |ip: &IpAddr| !pools.iter().any(|pool| pool.contains(ip));
+    for orphan in orphan::unrecorded(dump, snapshot) {
+        if let Some((ip, _)) = orphan.rows.iter().find(|(ip, _)| outside(ip)) {
+            anyhow::bail!(
+                "start with these pools: endpoint {} (link {}), whose record is lost, has the address {ip}, which no pool has; \
+                 start with the pools of before, or delete its container first",
+                orphan.link.id,
+                orphan.link.host_ifname,
+            );
+        }
+    }
     let (router4, router6) = (ipam.router4(), ipam.router6());
     let stranger = snapshot
         .endpoints

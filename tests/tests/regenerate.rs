@@ -1,7 +1,12 @@
 //! Regeneration: new programs while packets flow, and not one is lost.
 
-use anyhow::{Context, Result, ensure};
-use wharf_api::{EndpointPatch, EndpointState, RegenerateLevel};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use wharf_api::{EndpointPatch, EndpointState, Health, RegenerateLevel};
 use wharf_tests::{
     Node, NodeConfig, programs, scenario,
     stream::{TcpFlow, UdpStream},
@@ -53,6 +58,38 @@ fn replaced_under_load(mode: &str) -> Result<()> {
         let status = node.endpoint(&eb)?.status;
         ensure!(status.regenerations >= 100 && status.failures == 0, "{status:?}");
         [ea, eb, ec].iter().try_for_each(|e| node.detach(e))
+    })
+}
+
+/// Programs, filters and rows are replaced while they are compared with what they should be.
+#[test]
+fn a_check_beside_regenerations_finds_nothing() -> Result<()> {
+    const CHECKS: usize = 60;
+    scenario(NodeConfig::default(), |node| {
+        let a = node.sandbox("a")?;
+        let ea = node.attach(&a)?;
+        let (node, done) = (&*node, AtomicBool::new(false));
+        let regenerations = thread::scope(|scope| {
+            let regenerating = scope.spawn(|| {
+                let mut count = 0;
+                while !done.load(Ordering::Relaxed) {
+                    regenerate(node, &ea.id(), RegenerateLevel::Datapath)?;
+                    count += 1;
+                }
+                Ok(count)
+            });
+            let checked = (0..CHECKS).try_for_each(|n| {
+                node.check(&ea)?.silent().with_context(|| format!("CHECK {n}"))?;
+                let health = node.ask(async |c| c.endpoint_health(&ea.id()).await)?;
+                ensure!(health.findings.is_empty() && health.overall != Health::Failing, "look {n}: {health:?}");
+                Ok(())
+            });
+            done.store(true, Ordering::Relaxed);
+            let regenerated: Result<usize> = regenerating.join().map_err(|_| anyhow!("a thread panicked"))?;
+            checked.and(regenerated)
+        })?;
+        ensure!(regenerations >= CHECKS / 2, "{regenerations} regenerations beside {CHECKS} checks");
+        node.detach(&ea)
     })
 }
 

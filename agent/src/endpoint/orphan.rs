@@ -15,7 +15,7 @@ use wharf_core::{
     endpoint::parse_host_ifname,
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfName, NetworkName},
     kernel::{Kernel, KernelDump, LinkRef, LinkRow},
-    store::{Change, Lease, LeaseOwner},
+    store::{Change, Lease, LeaseOwner, Snapshot},
 };
 use wharf_names::mark::Mark;
 
@@ -50,6 +50,10 @@ pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
         let Some(mut orphan) = orphan(dump, link) else { continue };
         let id = orphan.link.id;
         living.insert(id);
+        // An earlier start could not note that the loss is handled.
+        if node.registry.get(id).is_some() || lock(&node.orphans).get(id).is_some() {
+            continue;
+        }
         node.registry.claim_id(id);
         for (ip, _) in &orphan.rows {
             let change = hold(node, *ip, &link.name);
@@ -116,6 +120,14 @@ fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
     let rows = dump.endpoint_rows.iter().filter(|r| r.ifindex == link.ifindex).map(|r| (r.address, r.epoch)).collect();
     let link = LinkRef { id, epoch, host_ifname, host_ifindex: Some(link.ifindex), container: None };
     Some(Orphan { link, attachment, rows, held: Vec::new() })
+}
+
+/// The endpoints in the kernel that neither a record nor an open intent names.
+pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iterator<Item = Orphan> + 'a {
+    let recorded = snapshot.endpoints.iter().map(|r| (r.id, r.epoch));
+    let known: BTreeSet<_> = recorded.chain(snapshot.intents.iter().map(|(id, epoch, _)| (*id, *epoch))).collect();
+    let orphans = dump.links.iter().filter_map(|link| orphan(dump, link));
+    orphans.filter(move |o| !known.contains(&(o.link.id, o.link.epoch)))
 }
 
 /// Ids of the orphans that match.

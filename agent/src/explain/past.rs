@@ -12,7 +12,7 @@ use wharf_core::{
 };
 
 use super::{DEADLINE, blank, conclude, end_in_words, fact, look, named, subject::Found, tell};
-use crate::{clock, endpoint::out_of_service, node::Node, sync::lock};
+use crate::{clock, endpoint::out_of_service, node::Node};
 
 /// Explains a life that has ended.
 pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Explanation {
@@ -121,20 +121,11 @@ fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &A
 /// Explains an orphan or a record out of service; exactly one of them was found.
 pub(super) async fn out_of_service<K: Kernel>(node: &Arc<Node<K>>, found: &Found) -> Explanation {
     if let Some(orphan) = found.orphans.first() {
-        let (health, summary, remedy) = if orphan.lost_gateway(&lock(&node.addresses.ipam).cidrs()) {
-            let summary = "its record was lost with a damaged store, and no pool has its addresses: its container has lost its \
-                           gateway; its DEL removes what is left of it";
-            let remedy = "start the agent with the previous pools, or recreate the container; `wharf audit --repair` \
-                          disconnects every such container at once";
-            (Health::Failing, summary, remedy)
-        } else {
-            let summary = "its record was lost with a damaged store: its container has its network as before, and its DEL \
-                           takes that away";
-            let remedy = "recreate the container; `wharf audit --repair` disconnects every such container at once";
-            (Health::Degraded, summary, remedy)
-        };
+        let summary = "its record was lost with a damaged store: its container has its network as before, and its DEL takes \
+                       that away";
+        let remedy = "recreate the container; `wharf audit --repair` disconnects every such container at once";
         let name = format!("link {} of endpoint {}", orphan.link.host_ifname, orphan.link.id);
-        let mut answer = blank(name, SubjectKind::Orphan, health, summary.to_owned());
+        let mut answer = blank(name, SubjectKind::Orphan, Health::Degraded, summary.to_owned());
         let addresses: Vec<String> = orphan.rows.iter().map(|(ip, _)| ip.to_string()).collect();
         let whose = orphan.attachment.as_ref();
         answer.facts = vec![

@@ -2,7 +2,6 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use ipnet::IpNet;
 use wharf_core::{
     ids::{Attachment, Epoch},
     kernel::LinkRef,
@@ -22,14 +21,6 @@ pub struct Orphan {
     pub rows: Vec<(IpAddr, Epoch)>,
     /// Addresses that are leased under the name of its link.
     pub held: Vec<IpAddr>,
-}
-
-impl Orphan {
-    /// True when one of its addresses is in none of these pools: the container's gateway was removed with the pool.
-    #[must_use]
-    pub fn lost_gateway(&self, pools: &[IpNet]) -> bool {
-        self.rows.iter().any(|(ip, _)| !pools.iter().any(|pool| pool.contains(ip)))
-    }
 }
 
 /// What an unfinished undo still has to remove.

@@ -33,7 +33,7 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     };
     let findings = findings.map(|left| left.amiss);
     let quarantined = quarantined(node);
-    let (lost, unreached) = lost(node);
+    let lost = lock(&node.orphans).len();
     Arc::new(move |status| {
         status.components.push(ComponentStatus::new("deletion-queue", queue_health, queue_message.clone()));
         let health = of(findings.is_some_and(|n| n > 0), Health::Degraded);
@@ -50,11 +50,6 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
                 1 => parts.push("1 endpoint lost its record with the previous store".to_owned()),
                 n => parts.push(format!("{n} endpoints lost their records with the previous store")),
             }
-            match unreached {
-                0 => {}
-                1 => parts.push(format!("1 of them {OTHER_POOLS}")),
-                n => parts.push(format!("{n} of them {OTHER_POOLS}")),
-            }
             let message = format!("{}; see `wharf audit`", parts.join(", "));
             status.components.push(ComponentStatus::new("records", Health::Degraded, message));
         }
@@ -62,16 +57,6 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
         status.audit_findings = findings;
         status.quarantined.clone_from(&quarantined);
     })
-}
-
-/// Message for containers whose addresses are in no pool.
-const OTHER_POOLS: &str = "without their gateway: no pool has their addresses; start the agent with the previous pools";
-
-/// Number of endpoints without records, and number of those whose containers have also lost their gateway.
-fn lost<K: Kernel>(node: &Node<K>) -> (usize, usize) {
-    let pools = lock(&node.addresses.ipam).cidrs();
-    let orphans = lock(&node.orphans);
-    (orphans.len(), orphans.iter().filter(|o| o.lost_gateway(&pools)).count())
 }
 
 fn counted(n: u64) -> String {

@@ -1,9 +1,10 @@
 //! Endpoints whose records were lost with the store: they live on, and go with their containers.
 
-use wharf_agent::explain;
-use wharf_api::Health;
+use wharf_agent::{restore, sync::lock};
 use wharf_core::{
     endpoint::EndpointRecord,
+    ids::PoolName,
+    ipam::{Ipam, PoolConfig},
     kernel::{Kernel as _, KernelErrorKind as Kind},
     plan::DeleteOptions,
 };
@@ -179,21 +180,19 @@ fn a_container_that_is_added_again_beside_its_lost_endpoint_keeps_what_is_new() 
 }
 
 #[test]
-fn containers_that_lost_their_gateway_with_the_pool_are_not_said_to_have_their_network() {
-    for (cidrs, health, says) in [
-        (None, Health::Degraded, "its container has its network as before"),
-        (Some(["10.99.0.0/24", "fd99::/64"]), Health::Failing, "its container has lost its gateway"),
-    ] {
-        let (machine, [first, _]) = lost();
-        let machine = if let Some(cidrs) = cidrs { machine.with_cidrs(&cidrs) } else { machine };
-        machine.life(async |agent| {
-            for subject in ["c1", first.host_ifname.as_str()] {
-                let told = explain::explain(&agent.node, subject).await.expect("explained");
-                assert_eq!(told.health, health, "{subject}: {told:?}");
-                assert!(told.summary.contains(says), "{subject}: {told:?}");
-                let to_do = told.facts.iter().find(|f| f.name == "what to do").expect("what to do");
-                assert_eq!(to_do.value.contains("start the agent with the previous pools"), health == Health::Failing);
-            }
-        });
-    }
+fn pools_that_have_no_address_of_a_lost_endpoint_are_refused() {
+    let (machine, [first, second]) = lost();
+    machine.life(async |agent| {
+        let (dump, snapshot) = (agent.kernel.dump().await.expect("dump"), agent.snapshot().await);
+        let fits = |cidrs: &[&str]| {
+            let cidrs = cidrs.iter().map(|cidr| cidr.parse().expect("a CIDR")).collect();
+            let name = PoolName::parse("default").expect("a name");
+            let ipam = Ipam::new(vec![PoolConfig { name: name.clone(), cidrs }], name).expect("pools");
+            restore::fits(&snapshot, &dump, &ipam)
+        };
+        let refused = fits(&["10.99.0.0/24", "fd99::/64"]).expect_err("other pools").to_string();
+        let named = [&first, &second].iter().any(|r| r.addresses().any(|ip| refused.contains(&ip.to_string())));
+        assert!(named && refused.contains("which no pool has"), "{refused}");
+        restore::fits(&snapshot, &dump, &lock(&agent.node.addresses.ipam)).expect("the pools of before");
+    });
 }

@@ -4,7 +4,7 @@ use std::{fs, io::Write, path::PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::mount::{MsFlags, mount};
-use wharf_tests::{Attached, Node, icmp::ping, scenario};
+use wharf_tests::{Attached, Node, NodeConfig, icmp::ping, scenario};
 
 use crate::{
     phrases::{DAMAGED_STORE, DISK_FULL},
@@ -75,6 +75,30 @@ fn the_disk_is_full() -> Result<()> {
         .context("mount a small tmpfs")?;
     let outcome = node.start_agent().and_then(|()| on_a_full_disk(&mut node));
     outcome.with_context(|| format!("the agent's log:\n{}", node.log()))
+}
+
+/// The node's routes to their containers would go with the gateway.
+#[test]
+fn pools_without_the_addresses_of_endpoints_whose_records_are_lost_are_refused() -> Result<()> {
+    const POOL: &str = "--ipv4-pool=10.87.0.0/24";
+    scenario(NodeConfig::default().flags(&[POOL]), |node| {
+        let a = node.sandbox("a")?;
+        let ea = node.attach(&a)?;
+        node.kill_agent()?;
+        fs::write(node.dirs().run.join("state.redb"), [0xa5; 8192]).context("damage the store")?;
+        node.set_flag(POOL, false);
+        for _ in 0..2 {
+            let refused = node.run_agent_to_end(&["--ipv4-pool=10.99.0.0/24"])?;
+            let told = ["10.87.0.2, which no pool has", "start with the pools of before"];
+            ensure!(told.iter().all(|part| refused.stderr.contains(part)), "{}", refused.stderr);
+            ping(a.space()?, ea.gateways()?[0])?.must_answer()?;
+        }
+        node.set_flag(POOL, true);
+        node.start_agent()?;
+        await_status(node, 1, &["1 endpoint lost its record"])?;
+        ping(a.space()?, ea.gateways()?[0])?.must_answer()?;
+        node.detach(&ea)
+    })
 }
 
 #[test]
