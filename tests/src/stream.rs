@@ -21,8 +21,11 @@ use nix::{
 use crate::{space::Space, wait};
 
 const TICK: Duration = Duration::from_millis(20);
-/// After the sender's end, how long the receiver waits for a packet that may still come.
-const DRAIN: Duration = Duration::from_millis(500);
+/// After the sender's end, how long the receiver waits for a packet that may still come: a slow machine's queues are long.
+const DRAIN: Duration = Duration::from_secs(5);
+/// How far a sender that was not scheduled falls behind before it leaves packets out: a burst of a second's packets would fill
+/// the queue of its processor (net.core.netdev_max_backlog), which is no loss of the datapath's.
+const LATE: Duration = Duration::from_millis(200);
 /// A stream ends by itself after this long, whatever its owner does.
 const BOUND: Duration = Duration::from_secs(300);
 
@@ -39,6 +42,10 @@ pub struct UdpReport {
     pub duplicated: u64,
     /// Packets that arrived after one that was sent later.
     pub reordered: u64,
+    /// The first that never arrived, and the last.
+    pub missing: Option<(u64, u64)>,
+    /// Packets of any stream that the processors' queues dropped meanwhile (/proc/net/softnet_stat).
+    pub queues_dropped: u64,
 }
 
 impl UdpReport {
@@ -64,6 +71,7 @@ impl UdpReport {
 pub struct UdpStream {
     stop: Arc<AtomicBool>,
     received: Arc<AtomicU64>,
+    queues_dropped: u64,
     sender: JoinHandle<Result<(u64, u64)>>,
     receiver: JoinHandle<UdpReport>,
 }
@@ -93,7 +101,7 @@ impl UdpStream {
             let received = Arc::clone(&received);
             move || receive_all(&receiving, &received, &sent)
         });
-        let stream = Self { stop, received, sender, receiver };
+        let stream = Self { stop, received, queues_dropped: queues_dropped()?, sender, receiver };
         stream.await_more(1)?;
         Ok(stream)
     }
@@ -121,8 +129,16 @@ impl UdpStream {
         self.stop.store(true, Ordering::Relaxed);
         let (sent, refused) = self.sender.join().map_err(|_| anyhow!("the sender panicked"))??;
         let report = self.receiver.join().map_err(|_| anyhow!("the receiver panicked"))?;
-        Ok(UdpReport { sent, refused, ..report })
+        let queues_dropped = queues_dropped()?.saturating_sub(self.queues_dropped);
+        Ok(UdpReport { sent, refused, queues_dropped, ..report })
     }
+}
+
+/// Packets that the processors' input queues dropped since boot: the second column, one row for each processor.
+fn queues_dropped() -> Result<u64> {
+    let rows = std::fs::read_to_string("/proc/net/softnet_stat").context("read the queues' counters")?;
+    let dropped = |row: &str| u64::from_str_radix(row.split_whitespace().nth(1).unwrap_or_default(), 16);
+    rows.lines().map(dropped).sum::<Result<u64, _>>().context("read the queues' counters")
 }
 
 /// Keeps the calling thread on the processor it is on. A packet between namespaces waits in a queue of the processor that
@@ -133,11 +149,11 @@ fn stay_here() -> Result<()> {
     sched_setaffinity(Pid::from_raw(0), &here).context("stay on one processor")
 }
 
-/// Sends until told to stop, at absolute times, so that a late packet does not slow the rest down.
+/// Sends until told to stop, at absolute times, so that a late packet does not slow the rest down, up to [`LATE`].
 fn send_all(socket: &UdpSocket, rate: u32, stop: &AtomicBool, total: &AtomicU64) -> (u64, u64) {
     let start = Instant::now();
     let gap = Duration::from_secs(1) / rate.max(1);
-    let (mut sent, mut refused, mut ticks) = (0_u64, 0_u64, 0_u32);
+    let (mut sent, mut refused, mut next) = (0_u64, 0_u64, start);
     while !stop.load(Ordering::Relaxed) && start.elapsed() < BOUND {
         // 64 bytes: the number, and the rest zero.
         let mut packet = [0; 64];
@@ -148,8 +164,9 @@ fn send_all(socket: &UdpSocket, rate: u32, stop: &AtomicBool, total: &AtomicU64)
             Ok(_) => sent += 1,
             Err(_) => refused += 1,
         }
-        ticks += 1;
-        thread::sleep((start + gap * ticks).saturating_duration_since(Instant::now()));
+        let now = Instant::now();
+        next = (next + gap).max(now.checked_sub(LATE).unwrap_or(now));
+        thread::sleep(next.saturating_duration_since(now));
     }
     total.store(sent, Ordering::Release);
     (sent, refused)
@@ -183,6 +200,9 @@ fn receive_all(socket: &UdpSocket, received: &AtomicU64, total: &AtomicU64) -> U
         if sent != u64::MAX {
             let quiet = *quiet_since.get_or_insert_with(Instant::now);
             if report.received >= sent || quiet.elapsed() > DRAIN {
+                let number_missing = |n: &u64| seen.get(usize::try_from(*n).unwrap_or(usize::MAX)) != Some(&true);
+                let mut missing = (0..sent).filter(number_missing);
+                report.missing = missing.next().map(|first| (first, missing.last().unwrap_or(first)));
                 return report;
             }
         }
