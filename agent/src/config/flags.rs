@@ -33,10 +33,10 @@ Exit status:
 #[derive(Debug, Default, Parser)]
 #[command(version, after_help = EXAMPLES)]
 pub struct Flags {
-    /// Directory for the socket and the store; what is in it dies with the boot [default: /run/wharf]
+    /// Directory for the socket and the store; it is empty after a reboot [default: /run/wharf]
     #[arg(long, env = "WHARF_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
-    /// Directory for the few facts that outlive a boot [default: /var/lib/wharf]
+    /// Directory for the state that survives a reboot [default: /var/lib/wharf]
     #[arg(long, env = "WHARF_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Mounted BPF file system; pins go under DIR/wharf [default: /sys/fs/bpf]
@@ -74,10 +74,10 @@ pub struct Flags {
     /// Program sets kept verified ahead of need [default: 32]
     #[arg(long, env = "WHARF_PREPARED_PROGRAMS", value_name = "N")]
     pub prepared_programs: Option<usize>,
-    /// How long a delete waits for the proxy to let go, milliseconds, 3000 at most [default: 3000]
+    /// How long a delete waits for the proxy's acknowledgement, milliseconds, 3000 at most [default: 3000]
     #[arg(long, env = "WHARF_PROXY_TIMEOUT_MS", value_name = "MS")]
     pub proxy_timeout_ms: Option<u64>,
-    /// How long an address rests after it was given back, milliseconds; cut short when a pool runs out [default: 30000]
+    /// How long an address rests after its release, milliseconds; cut short when a pool runs out [default: 30000]
     #[arg(long, env = "WHARF_IP_REST_MS", value_name = "MS")]
     pub ip_rest_ms: Option<u64>,
     /// How often kernel and store are compared and leaks removed, milliseconds; 0 is never [default: 60000]
