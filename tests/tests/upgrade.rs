@@ -108,8 +108,8 @@ fn fifty_endpoints_are_upgraded_and_downgraded_under_load() -> Result<()> {
         scenario(NodeConfig::default().flags(&["--attach-mode", mode]), |node| {
             let all = attach(node, ENDPOINTS)?;
             let ends: Vec<_> = [0, 1, ENDPOINTS / 2, ENDPOINTS - 1].iter().filter_map(|n| all.get(*n)).collect();
-            let traffic = Traffic::start(node, &ends, 300)?;
             for next in [true, false, true, false] {
+                let traffic = Traffic::start(node, &ends, 300)?;
                 let link = node.endpoint(&ends[0].1)?.host_ifname;
                 let (before, programs) = (counters(node)?, programs::attached(node.space(), &link)?);
                 if next {
@@ -124,8 +124,8 @@ fn fifty_endpoints_are_upgraded_and_downgraded_under_load() -> Result<()> {
                 ensure!(programs::attached(node.space(), &link)? != programs, "the programs of before are in force");
                 none_went_backward(&before, &counters(node)?)?;
                 println!("{mode}: {}", node.log().lines().rfind(|l| l.contains("upgraded from")).unwrap_or_default());
+                println!("{mode}: {} UDP packets, none lost", traffic.stop()?);
             }
-            println!("{mode}: {} UDP packets, none lost", traffic.stop()?);
             all.iter().try_for_each(|(_, attached)| node.detach(attached))
         })?;
     }

@@ -35,7 +35,7 @@ fn decide(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
     match EtherType::of(ctx, frame)? {
         EtherType::Ipv4 => ipv4(ctx, config, bytes),
         EtherType::Ipv6 => ipv6(ctx, config, bytes),
-        EtherType::Arp => neighbour::arp(ctx, config),
+        EtherType::Arp => neighbour::judge(ctx),
     }
 }
 
@@ -56,10 +56,8 @@ fn ipv4(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
 fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
     let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
     // Before the multicast rule (solicitations are multicast) and the source rule (they come from link-local addresses).
-    if packet.is_icmp()
-        && let Some(kind) = neighbour::kind(ctx)?
-    {
-        return neighbour::discovery(ctx, config, kind);
+    if packet.is_icmp() && neighbour::kind(ctx)?.is_some() {
+        return neighbour::judge(ctx);
     }
     if packet.destination_mac().is_group() || packet.destination().is_multicast() {
         return Err(DropReason::Multicast);

@@ -8,15 +8,21 @@
 //! Checksums and options beyond the first of a solicitation are not looked at: the answer depends on nothing but the
 //! target, and goes to none but the one who asked.
 
+use core::{
+    mem::{self, offset_of},
+    ptr,
+};
+
 use aya_ebpf::{
-    helpers::{bpf_skb_change_tail, bpf_skb_change_type},
+    bindings::__sk_buff,
+    helpers::{bpf_csum_diff, bpf_skb_change_tail, bpf_skb_change_type},
     programs::TcContext,
 };
 use wharf_common::DropReason;
 
 use wharf_ebpf::{
     config::{self, Config},
-    parse::{ETHERNET_BYTES, Framed, HEADERS_BYTES, ICMPV6, Ipv6, Ipv6Address, Mac},
+    parse::{self, ETHERNET_BYTES, EtherType, Framed, HEADERS_BYTES, ICMPV6, Ipv6, Ipv6Address, Mac},
     verdict::{Decision, Forward},
 };
 
@@ -88,13 +94,52 @@ const ADVERTISED_BYTES: u16 = (size_of::<MessageWithOption>() - size_of::<Ipv6>(
 /// Only a neighbour can send a packet that arrives with this.
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 
-/// Answers an ARP request for the gateway.
+/// Answers an ARP request or a neighbour solicitation for the gateway.
 ///
 /// # Errors
 ///
-/// The reason to drop any other ARP packet.
+/// The reason to drop any other ARP packet or neighbour discovery message.
 #[inline(always)]
-pub fn arp(ctx: &TcContext, config: Config) -> Decision {
+pub fn judge(ctx: &TcContext) -> Decision {
+    // SAFETY: the context the program was called with.
+    let judged = unsafe { wharf_neighbour(ctx.skb.skb) };
+    // SAFETY: the low half is a reason's number, see `wharf_neighbour`.
+    let reason = unsafe { mem::transmute::<u32, DropReason>(judged & 0xffff) };
+    match judged >> 16 {
+        0 => Err(reason),
+        action => Ok(Forward { reason, action: action as i32 }),
+    }
+}
+
+/// [`judge`], as a number: the reason, and above it what the hook is to return, or zero for a drop.
+///
+/// Its name is exported and it takes but the context, so that the verifier takes it for a global function and looks at it
+/// once, not again for every path that leads here. The same holds for [`wharf_advertise`].
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_neighbour(skb: *mut __sk_buff) -> u32 {
+    let ctx = &TcContext::new(skb);
+    match decide(ctx) {
+        Ok(forward) => (forward.action as u32) << 16 | forward.reason as u32,
+        Err(reason) => reason as u32,
+    }
+}
+
+#[inline(always)]
+fn decide(ctx: &TcContext) -> Decision {
+    let config = Config::load().ok_or(DropReason::NoConfig)?;
+    match EtherType::of(ctx, parse::ethernet(ctx)?)? {
+        EtherType::Arp => arp(ctx, config),
+        _ => discovery(ctx, config, kind(ctx)?.ok_or(DropReason::Malformed)?),
+    }
+}
+
+#[inline(always)]
+fn arp(ctx: &TcContext, config: Config) -> Decision {
     let packet: Framed<Arp> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
     // SAFETY: bounds checked; nothing moves the packet while this reference lives.
     let arp = unsafe { &mut *packet.payload };
@@ -157,13 +202,8 @@ pub fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
     })
 }
 
-/// Answers a neighbour solicitation for the gateway.
-///
-/// # Errors
-///
-/// The reason to drop any other neighbour discovery message.
 #[inline(always)]
-pub fn discovery(ctx: &TcContext, config: Config, kind: Kind) -> Decision {
+fn discovery(ctx: &TcContext, config: Config, kind: Kind) -> Decision {
     match kind {
         // Shorter than the messages below, so judged by what all of them have.
         Kind::RouterSolicitation => {
@@ -210,13 +250,34 @@ pub fn discovery(ctx: &TcContext, config: Config, kind: Kind) -> Decision {
     if kind == Kind::Advertisement || !config.is_gateway6(target) {
         return Err(DropReason::NeighbourUnknown);
     }
-    advertise(ctx, source, target)?;
-    answer(ctx, config)
+    // SAFETY: the context the program was called with.
+    match unsafe { wharf_advertise(ctx.skb.skb) } {
+        ADVERTISED => answer(ctx, config),
+        // SAFETY: otherwise it is a reason's number.
+        reason => Err(unsafe { mem::transmute::<u32, DropReason>(reason) }),
+    }
 }
 
-/// Makes the packet an advertisement of `target` for `asker`.
+/// What [`wharf_advertise`] returns when the packet is an advertisement now; no reason has this number.
+const ADVERTISED: u32 = u32::MAX;
+
+/// Makes a solicitation the advertisement that answers it; else the reason's number.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_advertise(skb: *mut __sk_buff) -> u32 {
+    let ctx = &TcContext::new(skb);
+    match advertise(ctx) {
+        Ok(()) => ADVERTISED,
+        Err(reason) => reason as u32,
+    }
+}
+
 #[inline(always)]
-fn advertise(ctx: &TcContext, asker: Ipv6Address, target: Ipv6Address) -> Result<(), DropReason> {
+fn advertise(ctx: &TcContext) -> Result<(), DropReason> {
     let bytes = (ETHERNET_BYTES + size_of::<MessageWithOption>()) as u32;
     // The question may carry no option, or more than one.
     if ctx.len() != bytes {
@@ -226,9 +287,9 @@ fn advertise(ctx: &TcContext, asker: Ipv6Address, target: Ipv6Address) -> Result
         }
     }
     let packet: Framed<MessageWithOption> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
-    let mac = config::host_mac();
     // SAFETY: bounds checked; nothing moves the packet while this reference lives.
     let answer = unsafe { &mut *packet.payload };
+    let (asker, target) = (answer.message.ip.source, answer.message.target);
     answer.message = Message {
         ip: Ipv6 {
             version_class_flow: 0x6000_0000_u32.to_be(),
@@ -240,48 +301,31 @@ fn advertise(ctx: &TcContext, asker: Ipv6Address, target: Ipv6Address) -> Result
         },
         kind: NEIGHBOUR_ADVERTISEMENT,
         code: 0,
-        checksum: checksum(asker, target, mac),
+        checksum: 0,
         flags: ADVERTISED_FLAGS.to_be(),
         target,
     };
     answer.option = TARGET_LINK_LAYER;
     answer.option_words = 1;
-    answer.mac = mac;
+    answer.mac = config::host_mac();
     packet.address(config::container_mac(), config::host_mac());
+    answer.message.checksum = checksum(answer);
     Ok(())
 }
 
-/// The advertisement's ICMPv6 checksum (RFC 4443, 2.3): over its pseudo-header and itself. Every part lies at an even
-/// offset, so words are added as they stand in memory, in any order.
+/// The ICMPv6 checksum of a message whose own is zero (RFC 4443, 2.3): over its pseudo-header and itself. Both addresses and
+/// the message lie next to each other; length and next header are the rest of the pseudo-header.
 #[inline(always)]
-fn checksum(asker: Ipv6Address, target: Ipv6Address, mac: Mac) -> u16 {
-    // The target is the source address too, hence twice.
-    let mut sum = 2 * address_sum(target) + address_sum(asker);
-    for constant in [
-        ADVERTISED_BYTES,
-        u16::from(ICMPV6),
-        u16::from_be_bytes([NEIGHBOUR_ADVERTISEMENT, 0]),
-        (ADVERTISED_FLAGS >> 16) as u16,
-        u16::from_be_bytes([TARGET_LINK_LAYER, 1]),
-    ] {
-        sum += u64::from(constant.to_be());
-    }
-    for word in mac.words() {
-        sum += u64::from(word);
-    }
-    // At most 24 + 8 words of 16 bits went in: 21 bits, so two folds do.
+fn checksum(answer: &MessageWithOption) -> u16 {
+    const SUMMED: u32 = (size_of::<MessageWithOption>() - offset_of!(Ipv6, source)) as u32;
+    const REST: u32 = ADVERTISED_BYTES.to_be() as u32 + (ICMPV6 as u16).to_be() as u32;
+    let begin = (&raw const answer.message.ip.source).cast_mut().cast();
+    // SAFETY: the helper reads that many bytes of the packet, which are inside `answer`.
+    let mut sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, begin, SUMMED, REST) } as u64 & 0xffff_ffff;
+    // 32 bits, so two folds do.
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     !(sum as u16)
-}
-
-#[inline(always)]
-fn address_sum(address: Ipv6Address) -> u64 {
-    let mut sum = 0;
-    for word in address.words() {
-        sum += (word & 0xffff) + (word >> 16 & 0xffff) + (word >> 32 & 0xffff) + (word >> 48);
-    }
-    sum
 }
 
 /// Sends the packet back to where it came from.
