@@ -16,7 +16,12 @@ use std::{
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 use ipnet::IpNet;
 use wharf_api::SettingOrigin;
-use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode, plan::DeleteStep};
+use wharf_core::{
+    ids::PoolName,
+    ipam::PoolConfig,
+    kernel::{AttachMode, MIN_MTU},
+    plan::DeleteStep,
+};
 
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -207,8 +212,8 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         return Err(setting("ipv6-pool", message));
     }
     let mtu = flags.mtu.or(file.mtu).unwrap_or(1500);
-    if !(1280..=65_535).contains(&mtu) {
-        return Err(setting("mtu", format!("{mtu} is not within 1280 (IPv6's least) to 65535")));
+    if !(MIN_MTU..=65_535).contains(&mtu) {
+        return Err(setting("mtu", format!("{mtu} is not within {MIN_MTU} (IPv6's least) to 65535")));
     }
     let prepared_programs = flags.prepared_programs.or(file.prepared_programs).unwrap_or(32);
     if prepared_programs > 1024 {

@@ -1,6 +1,6 @@
 //! CHECK's comparison: what the runtime was told at ADD, what the agent holds, what the kernel holds.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, os::unix::fs::MetadataExt as _};
 
 use wharf_api::{Endpoint, EndpointHealth, Finding, Health, MendedBy};
 
@@ -98,6 +98,19 @@ pub(crate) fn without_result(subject: &str, network: &str, endpoint: &Endpoint) 
         "another runtime added the attachment, or this one lost its cache of results (/var/lib/cni/results); recreate the \
          container",
     )
+}
+
+/// Refuses a `CNI_NETNS` that is another namespace than the endpoint's. A path that cannot be looked at is left to the
+/// verdict: the runtime may see other mounts than the agent.
+pub(crate) fn same_namespace(subject: &str, netns: &str, endpoint: &Endpoint) -> Result<(), Fault> {
+    let id = |path: &str| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    match (id(netns), id(&endpoint.netns)) {
+        (Some(asked), Some(held)) if asked != held => {
+            let difference = format!("CNI_NETNS {} is not the endpoint's namespace {}", cut(netns), endpoint.netns);
+            Err(fault(subject, Code::OtherAttachment, endpoint, &[difference]))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The verdict: no fault, or one with the first of what was found.

@@ -66,7 +66,7 @@ pub(crate) fn run(ask: &Ask, limits: &Limits) -> Result<Option<String>, Fault> {
         match &ask.command {
             Command::Add { target, netns, args } => agent.add(target, netns, args).await.map(Some),
             Command::Del { target } => agent.del(target).await.map(|()| None),
-            Command::Check { target, prev } => agent.check(target, prev.as_ref()).await.map(|()| None),
+            Command::Check { target, netns, prev } => agent.check(target, netns, prev.as_ref()).await.map(|()| None),
             Command::Gc { valid } => agent.gc(valid).await.map(|()| None),
             Command::Status => agent.status().await.map(|()| None),
         }
@@ -155,7 +155,7 @@ impl Agent<'_> {
         matches!(error, ClientError::Timeout { after, .. } if *after >= self.limits.del_answer)
     }
 
-    async fn check(&self, target: &Target, prev: Option<&PrevResult>) -> Result<(), Fault> {
+    async fn check(&self, target: &Target, netns: &str, prev: Option<&PrevResult>) -> Result<(), Fault> {
         let subject = self.subject("CHECK", target);
         let failed = |e: ClientError| match &e {
             e if e.is_not_found() => {
@@ -169,6 +169,7 @@ impl Agent<'_> {
         let endpoint = retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint(&id).await);
         let endpoint = endpoint.await.map_err(failed)?;
         let Some(prev) = prev else { return Err(check::without_result(&subject, &self.conf.name, &endpoint)) };
+        check::same_namespace(&subject, netns, &endpoint)?;
         let health =
             retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint_health(&id).await)
                 .await;

@@ -67,7 +67,7 @@ pub(crate) struct Target {
 pub(crate) enum Command {
     Add { target: Target, netns: String, args: Box<ContainerArgs> },
     Del { target: Target },
-    Check { target: Target, prev: Option<PrevResult> },
+    Check { target: Target, netns: String, prev: Option<PrevResult> },
     Gc { valid: Vec<GcAttachment> },
     Status,
 }
@@ -222,7 +222,7 @@ impl Subject {
             }
             Verb::Check => {
                 let prev = PrevResult::parse(&conf.document())?;
-                Command::Check { target: self.target, prev }
+                Command::Check { target: self.target, netns: self.netns, prev }
             }
             Verb::Gc => {
                 let valid = valid_attachments(&conf.document())?;

@@ -280,6 +280,40 @@ fn check_of_the_unknown_and_without_prev_result_are_errors() -> Result<()> {
 }
 
 #[test]
+fn check_in_anothers_namespace_is_an_error() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let ((_a, ea), (b, eb)) = (one(node, "a")?, one(node, "b")?);
+        let conf = ea.conf.clone().after(&ea.result);
+        let refused = node.cni("CHECK").of("a", b.path(), "eth0").conf(&conf).run()?.failure()?;
+        ensure!(refused.code == 111 && refused.text().contains("is not the endpoint's namespace"), "{refused:?}");
+        node.check(&ea)?.silent()?;
+        [ea, eb].iter().try_for_each(|e| node.detach(e))
+    })
+}
+
+/// The kernel takes IPv6 off an interface whose MTU is less than IPv6 needs.
+#[test]
+fn an_mtu_without_ipv6_is_the_containers_own_doing_and_a_regeneration_mends_it() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--audit-interval-ms", "1000"]), |node| {
+        let (a, ea) = one(node, "a")?;
+        in_sandbox(&a, "link set eth0 mtu 576")?;
+        let told = node.check(&ea)?.failure()?;
+        ensure!(told.text().contains("mtu"), "{told:?}");
+        node.stop_agent()?;
+        node.start_agent()?;
+        node.check(&ea)?.silent()?;
+        ping(a.space()?, ea.v6()?.into())?.must_answer()?;
+        in_sandbox(&a, "link set eth0 mtu 576")?;
+        let regenerated = node.wharf(&["endpoint", "regenerate", &ea.id(), "--level", "datapath"])?;
+        ensure!(regenerated.status.success(), "{regenerated:?}");
+        node.check(&ea)?.silent()?;
+        let status = node.wharf(&["status", "--brief"])?;
+        ensure!(status.stdout.trim() == "ok", "{status:?}");
+        node.detach(&ea)
+    })
+}
+
+#[test]
 fn gc_deletes_what_the_runtime_no_longer_lists_and_nothing_else() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let (a, ea) = one(node, "a")?;

@@ -254,7 +254,13 @@ async fn watch_once<K: Kernel>(node: &Arc<Node<K>>, canary_sent: &mut bool) -> R
                 Some(Err(error)) => return Err(words(error)),
                 None => return Err(WatchError::Ended),
             },
-            _ = tick.tick() => look(node, Cause::Tick).await,
+            _ = tick.tick() => {
+                look(node, Cause::Tick).await;
+                // The disk may have room by now.
+                if node.deletions.canary_failed() {
+                    send_canary(node).await;
+                }
+            }
         }
     }
 }

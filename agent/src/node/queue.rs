@@ -149,6 +149,11 @@ impl Deletions {
         };
     }
 
+    /// Whether the canary could not be sent.
+    pub fn canary_failed(&self) -> bool {
+        matches!(lock(&self.seen).canary, Canary::Failed(_))
+    }
+
     /// A canary was read from the queue.
     pub fn canary_came(&self, nonce: &str, cause: Cause) {
         let mut seen = lock(&self.seen);

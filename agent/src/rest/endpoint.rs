@@ -13,7 +13,7 @@ use wharf_core::{
     identity::Label,
     identity_allocator::{RESERVED_SOURCE, security_relevant},
     ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName},
-    kernel::Kernel as _,
+    kernel::{Kernel as _, MIN_MTU},
     plan::DeleteOptions,
     state::Level,
 };
@@ -412,8 +412,8 @@ pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer
         ));
     }
     let mtu = body.mtu.unwrap_or(default_mtu);
-    if !(1280..=65_535).contains(&mtu) {
-        return Err(invalid(format!("create endpoint {attachment}: mtu {mtu} is not within 1280 to 65535")));
+    if !(MIN_MTU..=65_535).contains(&mtu) {
+        return Err(invalid(format!("create endpoint {attachment}: mtu {mtu} is not within {MIN_MTU} to 65535")));
     }
     let of_family = |v6: bool| body.ips.iter().filter(|ip| ip.is_ipv6() == v6).count();
     if of_family(false) > 1 || of_family(true) > 1 {

@@ -62,6 +62,9 @@ pub struct KernelError {
 /// Result of a kernel operation.
 pub type Result<T> = std::result::Result<T, KernelError>;
 
+/// Least MTU of an interface with IPv6, bytes (RFC 8200, section 5): below it Linux takes the addresses off.
+pub const MIN_MTU: u32 = 1_280;
+
 /// How programs are attached to an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use rtnetlink::{LinkUnspec, packet_route::RouteNetlinkMessage};
 use wharf_core::{
     endpoint::EndpointRecord,
-    kernel::{KernelErrorKind, Result},
+    kernel::{KernelErrorKind, MIN_MTU, Result},
 };
 use wharf_crash as crash;
 
@@ -192,14 +192,14 @@ fn about(record: &EndpointRecord, what: &str) -> String {
 }
 
 /// Loopback up, MAC address, MTU and ARP flag put back, addresses, link up, and for each family the gateway on the
-/// link and everything by the gateway. The container may choose an MTU below the record's.
+/// link and everything by the gateway. The container may choose an MTU below the record's, down to [`MIN_MTU`].
 fn container_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     let (index, name) = (record.container_ifindex, record.attachment.ifname.as_str());
     let mut steps = vec![Step::link(link::set(LinkUnspec::new_with_name("lo").up().build()), "lo")];
     if seen.mac != Some(record.container_mac) {
         steps.push(Step::link(link::set_mac(index, record.container_mac), name));
     }
-    if seen.mtu > record.mtu {
+    if seen.mtu > record.mtu || seen.mtu < MIN_MTU {
         steps.push(Step::link(link::set_mtu(index, record.mtu), name));
     }
     if !seen.arp {

@@ -230,7 +230,7 @@ impl Queue {
         let failed = |e| io("read", &bad)(e);
         let mut paths = Vec::new();
         let listing = match fs::read_dir(&bad) {
-            // A non-directory of that name is replaced when the next file is set aside.
+            // A file of that name is set aside with the next one.
             Err(e) if is_gone(&e) || e.kind() == io::ErrorKind::NotADirectory => return Ok(paths),
             other => other.map_err(failed)?,
         };
@@ -304,9 +304,12 @@ impl Queue {
         let bad = self.path.join(BAD);
         match fs::symlink_metadata(&bad) {
             Ok(there) if there.is_dir() => {}
+            // Somebody's file has the directory's name. It is set aside too; after a crash in between, as any other file.
             Ok(_) => {
-                remove_any(&bad)?;
+                let other = self.path.join(format!("{BAD}-{}", token()));
+                fs::rename(&bad, &other).map_err(io("set aside", &bad))?;
                 make(&bad, 0o700)?;
+                self.move_to_bad(&other, BAD)?;
             }
             Err(e) if is_gone(&e) => make(&bad, 0o700)?,
             Err(e) => return Err(io("look at", bad)(e)),

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use crate::{
     finding::Mender,
     ids::{IfIndex, MacAddr},
-    kernel::AttachMode,
+    kernel::{AttachMode, MIN_MTU},
     state::Level,
 };
 
@@ -280,8 +280,10 @@ impl EndpointProblem {
             | Self::LinkMissing { side: Container, .. }
             | Self::LinkRenamed { side: Container, .. }
             | Self::LinkReplaced { side: Container, .. } => own(false),
-            // A smaller MTU does no harm; packets of a larger one do not arrive.
-            Self::LinkMtu { side: Container, expected, found, .. } if found < expected => Mender::Nobody,
+            // A smaller MTU does no harm, unless the kernel takes IPv6 away for it; packets of a larger one do not arrive.
+            Self::LinkMtu { side: Container, expected, found, .. } if (MIN_MTU..*expected).contains(found) => {
+                Mender::Nobody
+            }
             Self::LinkDown { side: Container, .. }
             | Self::LinkMac { side: Container, .. }
             | Self::LinkMtu { side: Container, .. }

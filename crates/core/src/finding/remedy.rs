@@ -1,7 +1,7 @@
 //! What an operator should do about a problem: one answer, whoever asks.
 
 use super::{EndpointProblem, Kept, Mender, NodeProblem, Problem, RouteSeen, Side, Stray};
-use crate::{ids::EndpointId, overlap::Overlap, state::Level};
+use crate::{ids::EndpointId, kernel::MIN_MTU, overlap::Overlap, state::Level};
 
 const REPAIR: &str = "`wharf audit --repair` mends it; the leak audit does so by itself when it has seen it twice";
 
@@ -130,6 +130,9 @@ impl EndpointProblem {
             Self::LinkMac { side: Container, expected, .. } => format!(
                 "a container sends and receives with the MAC address it was given, {expected}: {regenerate} puts it back; a \
                  container that needs another asks for it in its ADD (`runtimeConfig.mac`, `args.cni.mac`)"
+            ),
+            Self::LinkMtu { side: Container, found, .. } if *found < MIN_MTU => format!(
+                "an interface with an MTU below {MIN_MTU} bytes has no IPv6: {regenerate} puts the MTU and the addresses back"
             ),
             Self::LinkMtu { side: Container, expected, found, .. } if found < expected => {
                 "nothing: a container may use a smaller MTU".to_owned()

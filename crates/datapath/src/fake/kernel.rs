@@ -14,7 +14,7 @@ use wharf_core::{
     ids::{EndpointId, Epoch, IfIndex},
     kernel::{
         Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, Link,
-        LinkRef, LinkRelease, LinkRow, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
+        LinkRef, LinkRelease, LinkRow, LinkSpec, MIN_MTU, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -254,7 +254,9 @@ impl Kernel for FakeKernel {
                 host.up = true;
                 (host.host_mac, host.mtu, host.arp) = (record.host_mac, record.mtu, false);
                 host.container_mac = record.container_mac;
-                host.container_mtu = host.container_mtu.min(record.mtu);
+                if !(MIN_MTU..=record.mtu).contains(&host.container_mtu) {
+                    host.container_mtu = record.mtu;
+                }
                 host.alias = Some(link::mark(record.id, record.epoch, &record.attachment));
             }
             for address in record.addresses() {

@@ -266,8 +266,8 @@ fn whatever_else_lies_there_is_named_and_never_followed_or_waited_for() {
 fn only_the_last_unusable_files_are_kept() {
     let (_dir, queue) = queue();
     queue.ensure_directory().unwrap();
-    // What stands in the way of the directory for them goes.
-    fs::write(queue.path().join(BAD), "x").unwrap();
+    // What stands in the way of the directory for them is kept there too.
+    fs::write(queue.path().join(BAD), "somebody's").unwrap();
     for n in 0..MAX_BAD + 5 {
         let name = format!("file-{n}-{}", "é".repeat(100));
         if n == 0 {
@@ -276,6 +276,10 @@ fn only_the_last_unusable_files_are_kept() {
             fs::write(queue.path().join(&name), "x").unwrap();
         }
         queue.set_aside(&name).unwrap();
+        if n == 0 {
+            let contents = queue.aside().unwrap().into_iter().filter_map(|path| fs::read(path).ok());
+            assert_eq!(contents.collect::<Vec<_>>(), [b"somebody's"]);
+        }
     }
     let kept = names(&queue.path().join(BAD));
     assert_eq!(kept.len(), MAX_BAD);
