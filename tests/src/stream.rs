@@ -202,7 +202,7 @@ fn receive_all(socket: &UdpSocket, received: &AtomicU64, total: &AtomicU64) -> U
             if report.received >= sent || quiet.elapsed() > DRAIN {
                 let number_missing = |n: &u64| seen.get(usize::try_from(*n).unwrap_or(usize::MAX)) != Some(&true);
                 let mut missing = (0..sent).filter(number_missing);
-                report.missing = missing.next().map(|first| (first, missing.last().unwrap_or(first)));
+                report.missing = missing.next().map(|first| (first, missing.next_back().unwrap_or(first)));
                 return report;
             }
         }

@@ -361,7 +361,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             pod_namespace: None,
             deadline: Instant::now() + CREATE_BOUND,
         };
-        let made = create::create(&self.node, spec).await?;
+        let made = create::create(&self.node, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;
         let there = self.node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
         let handle = there.filter(|h| h.epoch.0 == made.epoch).ok_or(HealthError::Deleted)?;
         let record = handle.shared.read(|v| v.record.clone());

@@ -35,7 +35,7 @@ pub enum HealthError {
     Before(EndpointId),
     /// The endpoint cannot be created.
     #[error(transparent)]
-    Create(#[from] CreateError),
+    Create(Box<CreateError>),
     /// Somebody deleted the endpoint right after its create.
     #[error("its endpoint was deleted at once")]
     Deleted,
