@@ -220,15 +220,15 @@ pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
 async fn watch_once<K: Kernel>(node: &Arc<Node<K>>, canary_sent: &mut bool) -> Result<Infallible, WatchError> {
     node.deletions.blocking(|queue| queue.ensure_directory()).await?;
     let path = node.deletions.queue.path();
-    let words = |e| WatchError::Inotify(path.to_owned(), e);
-    let inotify = Inotify::init().map_err(words)?;
+    let failed = |e| WatchError::Inotify(path.to_owned(), e);
+    let inotify = Inotify::init().map_err(failed)?;
     let wanted = WatchMask::MOVED_TO
         | WatchMask::CLOSE_WRITE
         | WatchMask::DELETE_SELF
         | WatchMask::MOVE_SELF
         | WatchMask::ONLYDIR;
-    inotify.watches().add(path, wanted).map_err(words)?;
-    let mut events = inotify.into_event_stream([0_u8; 4096]).map_err(words)?;
+    inotify.watches().add(path, wanted).map_err(failed)?;
+    let mut events = inotify.into_event_stream([0_u8; 4096]).map_err(failed)?;
     look(node, Cause::Tick).await;
     if !*canary_sent {
         *canary_sent = true;
@@ -244,14 +244,14 @@ async fn watch_once<K: Kernel>(node: &Arc<Node<K>>, canary_sent: &mut bool) -> R
                     let mut gone = is_end(&event);
                     // One drain serves all events that are already pending.
                     while let Some(Some(more)) = events.next().now_or_never() {
-                        gone |= is_end(&more.map_err(words)?);
+                        gone |= is_end(&more.map_err(failed)?);
                     }
                     if gone {
                         return Err(WatchError::Moved);
                     }
                     look(node, Cause::Event).await;
                 }
-                Some(Err(error)) => return Err(words(error)),
+                Some(Err(error)) => return Err(failed(error)),
                 None => return Err(WatchError::Ended),
             },
             _ = tick.tick() => {

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use wharf_core::{
     endpoint::{EndpointRecord, parse_host_ifname},
     ids::{Attachment, EndpointId, Epoch, IfName},
-    kernel::{Kernel, LinkRef},
+    kernel::{Kernel, KernelError, KernelErrorKind, LinkRef},
     plan::DeleteStep,
     store::{Change, Lease, LeaseOwner, OutOfService},
 };
@@ -100,7 +100,12 @@ pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<V
 /// Finds the kernel objects of an unreadable record by its id.
 async fn remnant<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Subject, RemoveError> {
     let bound = Duration::from_millis(DeleteStep::Detach.deadline_ms());
-    let dump = timeout(bound, node.kernel.dump()).await.map_err(|_| RemoveError::NoAnswer(bound))??;
+    let dump = timeout(bound, node.kernel.dump()).await.map_err(|_| KernelError {
+        operation: "dump",
+        subject: "kernel state".to_owned(),
+        cause: format!("no answer within {bound:?}"),
+        kind: KernelErrorKind::Other,
+    })??;
     let of_id = |name: &str| parse_host_ifname(name).filter(|(of, _)| *of == id);
     let links = dump.links.iter().filter_map(|l| {
         let (_, low) = of_id(&l.name)?;

@@ -10,6 +10,7 @@ use wharf_core::{
     store::{Intent, LeaseOwner},
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_handover::queue::QueueError;
 
 use crate::support::*;
 
@@ -86,6 +87,21 @@ fn a_queue_that_cannot_be_used_is_reported_and_recovers() {
         eventually("it is used again", || row().is_some_and(|r| r.consecutive_failures == 0)).await;
         let canary = || agent.node.deletions.status();
         eventually("the canary comes out", || canary().0.canary.starts_with("came out after")).await;
+        agent.node.stop.cancel();
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn a_canary_that_could_not_be_sent_is_sent_again() {
+    Machine::new().life(async |agent| {
+        agent.node.tasks.spawn(deletions::watch(agent.node.clone()));
+        let canary = || agent.node.deletions.status().0.canary;
+        eventually("the canary comes out", || canary().starts_with("came out after")).await;
+        let full = QueueError::Full { directory: directory(&agent) };
+        agent.node.deletions.canary_sent(Err(full.into()));
+        assert!(canary().starts_with("could not be sent"), "{}", canary());
+        eventually("the next tick sends another", || canary().starts_with("came out after")).await;
         agent.node.stop.cancel();
         agent.assert_nothing_left().await;
     });

@@ -106,6 +106,23 @@ fn an_alarm_asks_for_one_regeneration_and_lasts_until_the_endpoint_is_well() {
 }
 
 #[test]
+fn a_client_that_sees_the_endpoint_well_ends_the_alarm() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("a").await;
+        close_behind_the_back(&agent, &handle).await;
+        agent.kernel.fail_next(Op::EnsurePrograms, Kind::Exhausted);
+        visit(&agent, &handle).await;
+        assert!(last(&agent, &handle).alarm.is_some());
+        eventually("the retry succeeds", || regenerations(&handle) > 0).await;
+        agent.quiet().await;
+        assert!(last(&agent, &handle).alarm.is_some(), "nobody has looked since");
+        let asked = selfcheck::ask(&agent.node, &handle).await;
+        assert_eq!((asked.state, asked.alarm), (Health::Ok, None));
+        assert_eq!(selfcheck::component(&*agent.node).health, Health::Ok);
+    });
+}
+
+#[test]
 fn a_second_alarm_asks_again() {
     Machine::new().life(async |agent| {
         let handle = agent.create("a").await;
