@@ -99,8 +99,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     // The locks are taken before the kernel is opened, because the open installs this version's sink.
     let turn = turn::Turn::take()?.and_bpffs(&config.bpffs)?;
     let kernel = LinuxKernel::open(OpenOptions { bpffs: config.bpffs.clone(), attach_mode: config.attach_mode })?;
-    make_directory(&config.run_dir)?;
-    make_directory(&config.state_dir)?;
+    make_directory(&config.run_dir).context("--run-dir")?;
+    make_directory(&config.state_dir).context("--state-dir")?;
     let _turn = turn.and_state(&config.state_dir)?;
     let boot_id = boot_id()?;
     store::check::run(&config.store(), &boot_id);

@@ -109,6 +109,17 @@ fn a_file_system_that_is_no_bpffs_is_refused_with_the_remedy() -> Result<()> {
 }
 
 #[test]
+fn a_run_directory_that_is_a_file_is_refused_in_the_name_of_its_setting() -> Result<()> {
+    let node = Node::without_agent(NodeConfig::default())?;
+    let file = node.dirs().root.join("file");
+    fs::write(&file, "")?;
+    let mut command = node.command(wharf_tests::process::bin("wharf-agent")?)?;
+    command.arg("--run-dir").arg(&file).arg("--state-dir").arg(&node.dirs().state);
+    command.arg("--bpffs").arg(&node.dirs().bpffs);
+    says(&run(command, b"", Duration::from_secs(10))?, &["--run-dir", &file.display().to_string()])
+}
+
+#[test]
 fn without_root_the_agent_says_so() -> Result<()> {
     let node = Node::without_agent(NodeConfig::default())?;
     let mut command = node.command(runnable_by_all("wharf-agent")?)?;

@@ -7,7 +7,12 @@ use wharf_api::{Explanation, Health, SubjectKind};
 use wharf_core::{kernel::Kernel, store::LeaseOwner};
 
 use super::{blank, conclude, end_in_words, fact};
-use crate::{clock, endpoint::orphan, node::Node, sync::lock};
+use crate::{
+    clock,
+    endpoint::orphan,
+    node::{Node, health},
+    sync::lock,
+};
 
 /// Whether the address is the network or broadcast address of IPv4, or the subnet-router anycast address of IPv6 (RFC
 /// 4291 section 2.6.1). A prefix for a link between two hosts has neither.
@@ -40,6 +45,9 @@ pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
             match &lease.owner {
                 LeaseOwner::Node => {
                     (Health::Ok, "the node's own: endpoints have it as their gateway, and it is never given out".into())
+                }
+                owner if health::holds(owner) => {
+                    (Health::Ok, format!("held {held} for the health endpoint; the agent keeps it and does not give it back"))
                 }
                 LeaseOwner::Caller { name } => match (orphan::link_of(lease), lease.owner.kept()) {
                     (Some(link), _) => {

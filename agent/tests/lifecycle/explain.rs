@@ -450,6 +450,9 @@ fn addresses_are_explained_whoever_has_them() {
         let held = agent.lease_to_caller("somebody").await.ip;
         let told = explained(&agent, &held.to_string()).await;
         assert!(told.summary.contains("by a caller of the API, \"somebody\""), "{}", told.summary);
+        let of_health = agent.lease_to_caller(wharf_agent::node::health::NAME).await.ip;
+        let told = explained(&agent, &of_health.to_string()).await;
+        assert!(told.summary.contains("for the health endpoint"), "{}", told.summary);
         for (ip, expected) in [
             ("10.88.0.1", "the node's own"),
             ("10.88.0.200", "free; nobody has had it"),

@@ -218,7 +218,7 @@ fn container_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     steps
 }
 
-/// The owner's mark, MAC address, MTU and ARP flag where they differ, link up, and a route to each address with the
+/// The owner's mark, master, MAC address, MTU and ARP flag where they differ, link up, and a route to each address with the
 /// router's address as its source.
 fn host_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     let index = record.host_ifindex;
@@ -227,6 +227,10 @@ fn host_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     let mark = link::mark(record.id, record.epoch, &record.attachment);
     if seen.alias.as_ref() != Some(&mark) {
         steps.push(Step::link(link::set_mark(index, mark), name));
+    }
+    if seen.master.is_some() {
+        // Before the routes: the kernel removes those of a link that leaves a VRF.
+        steps.push(Step::link(link::release_from_master(index), name));
     }
     let is_as_made = seen.mac == Some(record.host_mac) && seen.mtu == record.mtu && !seen.arp;
     let up = if is_as_made { link::up(index) } else { link::renew_host(index, record.host_mac, record.mtu) };

@@ -90,6 +90,9 @@ fn observe_host(
     };
     let wanted = Wanted { side, ifindex: record.host_ifindex, mac: record.host_mac, mtu: record.mtu };
     observe_link(&seen, &wanted, problems);
+    if let Some(master) = seen.master {
+        problems.push(EndpointProblem::LinkEnslaved { name: name.clone(), master });
+    }
     // A mark of the old form, without an owner, is no problem: the next connect updates it.
     let mark = link::mark(record.id, record.epoch, &record.attachment);
     if seen.alias.as_ref() != Some(&mark) && !link::is_unowned(seen.alias.as_deref(), record.id, record.epoch) {

@@ -342,16 +342,18 @@ fn foreign_things_are_named_and_never_touched() {
 #[test]
 fn what_somebody_changed_on_the_host_side_is_named_and_put_back() {
     type IsIt = fn(&EndpointProblem) -> bool;
-    let changes: [(&[&str], IsIt); 3] = [
+    let changes: [(&[&str], IsIt); 4] = [
         (&["address", "02:00:00:00:00:99"], |p| matches!(p, EndpointProblem::LinkMac { side: Side::Node, .. })),
         (&["arp", "on"], |p| matches!(p, EndpointProblem::LinkArp { side: Side::Node, .. })),
         (&["mtu", "1400"], |p| matches!(p, EndpointProblem::LinkMtu { side: Side::Node, .. })),
+        (&["master", "br-down"], |p| matches!(p, EndpointProblem::LinkEnslaved { .. })),
     ];
     in_linux_world(None, move |w| async move {
         let k = &w.kernel;
         k.ensure_node(&node_spec()).await.expect("node");
         let a = new_endpoint(&w, 1, 10).await;
         let in_a = a.netns.path.as_path();
+        run("ip", &["link", "add", "br-down", "type", "bridge"]);
         let pairs =
             [(IpAddr::V4(a.ipv4.unwrap()), IpAddr::V4(ROUTER4)), (IpAddr::V6(a.ipv6.unwrap()), IpAddr::V6(ROUTER6))];
         for (change, is_it) in changes {

@@ -123,6 +123,14 @@ pub enum EndpointProblem {
         /// Name.
         name: String,
     },
+    /// The host side is a port of a bridge, a bond or a VRF: that device receives in its place what the container sends to
+    /// the node, and drops all of it while it is down.
+    LinkEnslaved {
+        /// Name.
+        name: String,
+        /// The device that it is a port of.
+        master: IfIndex,
+    },
     /// The host side does not carry its owner's mark.
     LinkAlias {
         /// Name.
@@ -295,6 +303,7 @@ impl EndpointProblem {
             | Self::LinkMac { side: Node, .. }
             | Self::LinkMtu { side: Node, .. }
             | Self::LinkArp { side: Node, .. }
+            | Self::LinkEnslaved { .. }
             | Self::LinkAlias { .. }
             | Self::NodeRoute { .. }
             | Self::Program { .. }
@@ -335,6 +344,7 @@ impl EndpointProblem {
             | Self::LinkMac { .. }
             | Self::LinkMtu { .. }
             | Self::LinkArp { .. }
+            | Self::LinkEnslaved { .. }
             | Self::LinkAlias { .. }
             | Self::Address { .. }
             | Self::NodeRoute { .. }

@@ -153,6 +153,7 @@ impl EndpointProblem {
             | Self::LinkMac { side: Node, .. }
             | Self::LinkMtu { side: Node, .. }
             | Self::LinkArp { side: Node, .. }
+            | Self::LinkEnslaved { .. }
             | Self::LinkAlias { .. }
             | Self::NodeRoute { .. }
             | Self::Program { .. }

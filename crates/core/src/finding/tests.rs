@@ -40,6 +40,7 @@ fn all() -> Vec<EndpointProblem> {
     all.extend([
         P::LinkArp { side: Node, name: name() },
         P::LinkArp { side: Container, name: name() },
+        P::LinkEnslaved { name: name(), master: IfIndex(5) },
         P::LinkAlias { name: name(), expected: "wharf:1:1:net/c/eth0".to_owned(), found: None },
         P::Address { address: [10, 0, 0, 2].into(), found: None },
         P::Address { address: [10, 0, 0, 2].into(), found: Some(24) },

@@ -77,6 +77,7 @@ impl EndpointProblem {
             | Self::LinkDown { .. }
             | Self::LinkMac { .. }
             | Self::LinkArp { .. }
+            | Self::LinkEnslaved { .. }
             | Self::LinkAlias { .. } => "link",
             Self::LinkMtu { .. } => "mtu",
             Self::Address { .. } => "address",
@@ -101,6 +102,7 @@ impl EndpointProblem {
             | Self::LinkMac { name, .. }
             | Self::LinkMtu { name, .. }
             | Self::LinkArp { name, .. }
+            | Self::LinkEnslaved { name, .. }
             | Self::LinkAlias { name, .. } => name.clone(),
             Self::Address { address, .. } | Self::Row { address, .. } => address.to_string(),
             Self::NodeRoute { to, .. } | Self::NodeRouteShadowed { to, .. } | Self::ContainerRoute { to, .. } => {
@@ -150,6 +152,11 @@ impl fmt::Display for EndpointProblem {
             Self::LinkArp { side: Side::Container, .. } => {
                 f.write_str("in the container: ARP: expected on, is off; the container resolves no neighbour")
             }
+            Self::LinkEnslaved { master, .. } => write!(
+                f,
+                "on the node: is a port of interface {master} (a bridge, bond or VRF), which receives the container's \
+                 packets to the node in its place"
+            ),
             Self::LinkAlias { expected, found, .. } => {
                 write!(f, "alias: expected {expected}, found {}", or_none(found.as_ref()))
             }

@@ -43,6 +43,8 @@ pub(crate) struct LinkSeen {
     pub(crate) arp: bool,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) alias: Option<String>,
+    /// The bridge, bond or VRF that it is a port of.
+    pub(crate) master: Option<IfIndex>,
     pub(crate) veth: bool,
     pub(crate) point_to_point: bool,
 }
@@ -62,6 +64,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         arp: !m.header.flags.contains(LinkFlags::Noarp),
         mac: None,
         alias: None,
+        master: None,
         veth: false,
         point_to_point: m.header.flags.contains(LinkFlags::Pointopoint),
     };
@@ -73,6 +76,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
             LinkAttribute::Mtu(mtu) => seen.mtu = *mtu,
             LinkAttribute::Address(mac) => seen.mac = mac.as_slice().try_into().ok().map(MacAddr),
             LinkAttribute::IfAlias(alias) => seen.alias = Some(alias.clone()),
+            LinkAttribute::Controller(master) => seen.master = Some(IfIndex(*master)).filter(|m| m.0 != 0),
             LinkAttribute::OperState(state) => seen.running = *state == State::Up,
             LinkAttribute::LinkInfo(infos) => {
                 seen.veth = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Veth)));
@@ -174,6 +178,11 @@ pub(crate) fn up(ifindex: IfIndex) -> Request {
 /// Gives a host side the values it was made with, and brings it up.
 pub(crate) fn renew_host(ifindex: IfIndex, mac: MacAddr, mtu: u32) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).address(mac.0.to_vec()).mtu(mtu).arp(false).up().build())
+}
+
+/// Takes a link out of its bridge, bond or VRF.
+pub(crate) fn release_from_master(ifindex: IfIndex) -> Request {
+    set(LinkUnspec::new_with_index(ifindex.0).nocontroller().build())
 }
 
 /// Changes a link's MAC address.
