@@ -28,7 +28,7 @@ use crate::telemetry::{LogFilter, LogFormat};
 pub use error::ConfigError;
 use file::{File, read_file};
 use flags::given;
-pub use flags::{AttachChoice, Cidrs, Flags, parse};
+pub use flags::{AttachChoice, Cidrs, Flags, LocalDelivery, parse};
 
 /// Name of the agent's socket in the run directory.
 pub const SOCKET: &str = "wharf.sock";
@@ -63,6 +63,8 @@ pub struct AgentConfig {
     pub mtu: u32,
     /// Attach mode asked for; `None` is auto.
     pub attach_mode: Option<AttachMode>,
+    /// Way of packets between two endpoints of the node.
+    pub local_delivery: LocalDelivery,
     /// Program sets kept ready.
     pub prepared_programs: usize,
     /// Bound of the wait for the proxy at delete.
@@ -270,6 +272,7 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
             AttachChoice::Tcx => Some(AttachMode::Tcx),
             AttachChoice::Clsact => Some(AttachMode::Clsact),
         },
+        local_delivery: flags.local_delivery.or(file.local_delivery).unwrap_or(LocalDelivery::Direct),
         prepared_programs,
         proxy_timeout: std::time::Duration::from_millis(proxy_timeout_ms),
         ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
@@ -318,6 +321,7 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("metrics-listen".to_owned(), config.metrics_listen.map(|a| a.to_string()).unwrap_or_default()),
         ("mtu".to_owned(), config.mtu.to_string()),
         ("attach-mode".to_owned(), config.attach_mode.map_or_else(|| "auto".to_owned(), |m| m.to_string())),
+        ("local-delivery".to_owned(), config.local_delivery.as_str().to_owned()),
         ("prepared-programs".to_owned(), config.prepared_programs.to_string()),
         ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
         ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),

@@ -49,7 +49,7 @@ pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snap
     let takeover = |record: EndpointRecord| Takeover {
         programs: ProgramSpec { keep: true, ..build::desired_programs(config, &record) },
         // Tracing that the previous agent enabled is not carried over.
-        config: build::config_of(&record, false),
+        config: build::config_of(config, &record, false),
         record,
     };
     let endpoints = plan.take_over.into_iter().map(takeover).collect();

@@ -5,7 +5,7 @@ use core::{mem::offset_of, ptr};
 use aya_ebpf::Global;
 use wharf_common::{
     EndpointConfig, EndpointConsts,
-    map::{FLAG_LIVE, FLAG_TRACE},
+    map::{FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
 };
 
 use crate::{
@@ -89,6 +89,12 @@ impl Config {
     #[inline(always)]
     pub fn trace(self) -> bool {
         self.flags() & FLAG_TRACE != 0
+    }
+
+    /// Packets to other endpoints of the node go through its stack.
+    #[inline(always)]
+    pub fn local_by_stack(self) -> bool {
+        self.flags() & FLAG_LOCAL_BY_STACK != 0
     }
 
     #[inline(always)]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`verdict`] | a program's decision, and the one place where it is recorded |
 //! | [`event`], [`metrics`], [`test_packet`] | what is recorded: events, counters; nothing of a test packet |
+//! | [`stack_path`] | which packets between endpoints take the node's stack |
 //! | [`config`] | whose programs these are: constants, and the row that user space may change |
 //! | [`maps`] | the maps |
 //! | [`parse`] | packet headers |
@@ -17,6 +18,7 @@ pub mod event;
 pub mod maps;
 pub mod metrics;
 pub mod parse;
+pub mod stack_path;
 pub mod test_packet;
 pub mod verdict;
 

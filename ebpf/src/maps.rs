@@ -2,12 +2,12 @@
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, HashMap, PerCpuArray, ProgramArray, RingBuf},
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
     macros::btf_map,
 };
 use wharf_common::{
-    Counter, EndpointConfig, EndpointKey, EndpointRow, Event, EventBudget,
-    map::{CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, METRICS_MAX},
+    Counter, EndpointConfig, EndpointKey, EndpointRow, Event, EventBudget, StackPathKey, StackPathRow,
+    map::{CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, METRICS_MAX, STACK_PATHS_MAX, STACK_USERS_MAX},
 };
 
 /// Node-wide: which addresses are local endpoints.
@@ -22,6 +22,14 @@ pub static CALLS: ProgramArray<{ CALLS_MAX as usize }> = ProgramArray::new();
 /// Node-wide: drops and traces for the agent's monitor.
 #[btf_map]
 pub static EVENTS: RingBuf<Event, { EVENTS_BYTES as usize }> = RingBuf::new();
+
+/// Node-wide: which services of an endpoint another endpoint reaches through the node's stack.
+#[btf_map]
+pub static STACK_PATHS: LruHashMap<StackPathKey, StackPathRow, { STACK_PATHS_MAX as usize }> = LruHashMap::new();
+
+/// Node-wide: epoch of the endpoint that has rows in `STACK_PATHS`, by endpoint id; zero for none.
+#[btf_map]
+pub static STACK_USERS: Array<u64, { STACK_USERS_MAX as usize }> = Array::new();
 
 /// This endpoint's configuration.
 #[btf_map]

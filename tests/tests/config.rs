@@ -126,7 +126,7 @@ fn every_map_that_is_listed_can_be_shown() -> Result<()> {
         let id = node.endpoint(&ea)?.id;
         let maps: Value = serde_json::from_str(&node.wharf(&["bpf", "map", "list", "-o", "json"])?.ok()?)?;
         let names: Vec<&str> = maps.as_array().context("an array")?.iter().filter_map(|m| m["name"].as_str()).collect();
-        for name in ["ENDPOINTS", "CALLS", "EVENTS", &format!("{id}/CONFIG"), &format!("{id}/METRICS")] {
+        for name in ["ENDPOINTS", "CALLS", "EVENTS", "STACK_PATHS", &format!("{id}/CONFIG"), &format!("{id}/METRICS")] {
             ensure!(names.contains(&name), "{name} is not in {names:?}");
         }
         // Sets that are ready ahead of need come and go while this looks; those of the endpoint and the shared ones stay.

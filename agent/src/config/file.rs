@@ -9,7 +9,10 @@ use std::{
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::{error::ConfigError, flags::AttachChoice};
+use super::{
+    error::ConfigError,
+    flags::{AttachChoice, LocalDelivery},
+};
 use crate::telemetry::LogFormat;
 
 #[derive(Debug, Default, Deserialize)]
@@ -26,6 +29,7 @@ pub(super) struct File {
     pub(super) log_format: Option<LogFormat>,
     pub(super) mtu: Option<u32>,
     pub(super) attach_mode: Option<AttachChoice>,
+    pub(super) local_delivery: Option<LocalDelivery>,
     pub(super) prepared_programs: Option<usize>,
     pub(super) proxy_timeout_ms: Option<u64>,
     pub(super) ip_rest_ms: Option<u64>,

@@ -71,6 +71,10 @@ pub struct Flags {
     /// How programs are attached: auto (clsact: attaches and detaches without waiting), tcx or clsact [default: auto]
     #[arg(long, env = "WHARF_ATTACH_MODE", value_name = "MODE")]
     pub attach_mode: Option<AttachChoice>,
+    /// Way of packets between two containers of the node: direct, or through the node's stack and its firewall
+    /// (docs/connectivity.md) [default: direct]
+    #[arg(long, env = "WHARF_LOCAL_DELIVERY", value_name = "WAY")]
+    pub local_delivery: Option<LocalDelivery>,
     /// Program sets kept verified ahead of need [default: 32]
     #[arg(long, env = "WHARF_PREPARED_PROGRAMS", value_name = "N")]
     pub prepared_programs: Option<usize>,
@@ -127,6 +131,27 @@ pub enum AttachChoice {
     Tcx,
     /// clsact.
     Clsact,
+}
+
+/// Way of packets between two endpoints of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LocalDelivery {
+    /// From one container's link to the other's. The node's stack gets only flows that a rule of the node's sent to it.
+    Direct,
+    /// Through the node's stack: its firewall and its connection tracking see every packet. The node must forward.
+    Stack,
+}
+
+impl LocalDelivery {
+    /// Name in settings.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Stack => "stack",
+        }
+    }
 }
 
 /// Parses a command line, and the environment for what the command line leaves out.

@@ -23,7 +23,7 @@ use wharf_core::{
 };
 
 use crate::{
-    config::AgentConfig,
+    config::{AgentConfig, LocalDelivery},
     endpoint::{look, record::crash_point},
     node::{Node, endpoint::Shared, error::BuildError},
 };
@@ -31,12 +31,12 @@ use crate::{
 /// The configuration row for an endpoint; node-wide tracing is included.
 #[must_use]
 pub fn desired_config<K: Kernel>(node: &Node<K>, record: &EndpointRecord, trace: bool) -> ConfigSpec {
-    config_of(record, trace || node.trace_all.load(Ordering::Relaxed))
+    config_of(&node.config, record, trace || node.trace_all.load(Ordering::Relaxed))
 }
 
 /// The configuration row that a record asks for.
 #[must_use]
-pub fn config_of(record: &EndpointRecord, trace: bool) -> ConfigSpec {
+pub fn config_of(config: &AgentConfig, record: &EndpointRecord, trace: bool) -> ConfigSpec {
     ConfigSpec {
         epoch: record.epoch,
         host_ifindex: record.host_ifindex,
@@ -47,6 +47,7 @@ pub fn config_of(record: &EndpointRecord, trace: bool) -> ConfigSpec {
         gateway6: record.gateway6,
         live: true,
         trace,
+        local_by_stack: config.local_delivery == LocalDelivery::Stack,
     }
 }
 

@@ -46,9 +46,10 @@ pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
                 LeaseOwner::Node => {
                     (Health::Ok, "the node's own: endpoints have it as their gateway, and it is never given out".into())
                 }
-                owner if health::holds(owner) => {
-                    (Health::Ok, format!("held {held} for the health endpoint; the agent keeps it and does not give it back"))
-                }
+                owner if health::holds(owner) => (
+                    Health::Ok,
+                    format!("held {held} for the health endpoint; the agent keeps it and does not give it back"),
+                ),
                 LeaseOwner::Caller { name } => match (orphan::link_of(lease), lease.owner.kept()) {
                     (Some(link), _) => {
                         let what = format!("held {held} for the endpoint behind link {link}, whose record was lost");

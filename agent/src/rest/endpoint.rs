@@ -319,6 +319,7 @@ pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
         ("gateway6".to_owned(), address(want.gateway6.map(Into::into))),
         ("live".to_owned(), want.live.to_string()),
         ("trace".to_owned(), want.trace.to_string()),
+        ("local_by_stack".to_owned(), want.local_by_stack.to_string()),
     ]);
     let rows = node.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await?;
     Ok(Json(EndpointConfigView { desired, realized: rows.into_iter().next().unwrap_or_default() }))

@@ -14,7 +14,9 @@ pub mod test_packet;
 
 pub use drop_reason::{Direction, DropReason};
 pub use event::{Event, EventKind};
-pub use map::{Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, EventBudget};
+pub use map::{
+    Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, EventBudget, StackPathKey, StackPathRow,
+};
 pub use test_packet::TestReport;
 
 /// Version of every layout in this crate; the directory under `<bpffs>/wharf/` that pins live in is `v<ABI_VERSION>`.

@@ -5,6 +5,8 @@
 //! | `ENDPOINTS` | hash, no prealloc | node | [`EndpointKey`] -> [`EndpointRow`] | one exact lookup decides local delivery; two rows (v4, v6) for each possible endpoint; memory only for rows in use |
 //! | `CALLS` | program array | node | endpoint id -> `deliver` program | the receiver's own program polices what it receives; an empty slot drops |
 //! | `EVENTS` | ring buffer | node | [`crate::Event`] | ordered across CPUs, one reader; full means counted as lost, never blocked |
+//! | `STACK_PATHS` | LRU hash | node | [`StackPathKey`] -> [`StackPathRow`] | which services of an endpoint another endpoint reaches through the node's stack; a row for each pair and service, not for each flow, so that no flood of flows evicts one that is in use |
+//! | `STACK_USERS` | array | node | endpoint id -> epoch of the endpoint that has rows in `STACK_PATHS` | spares all others the look-up: one load, no hash |
 //! | `CONFIG` | array of 1 | endpoint | 0 -> [`EndpointConfig`] | what changes without a new program: addresses, identity, gate; direct pointer, no hash |
 //! | `METRICS` | per-CPU array | endpoint | `direction * REASONS + reason` -> [`Counter`] | counted without atomics; summed by readers |
 //! | `EVENT_BUDGET` | array of 1 | endpoint | 0 -> [`EventBudget`] | one budget for all CPUs: a per-CPU one would grow with the machine; a flood only reads it. Not pinned: the programs hold it, a new set starts afresh |
@@ -15,6 +17,10 @@ pub const ENDPOINTS: &str = "ENDPOINTS";
 pub const CALLS: &str = "CALLS";
 /// Node-wide event ring buffer.
 pub const EVENTS: &str = "EVENTS";
+/// Node-wide table of the services of endpoints that other endpoints reach through the node's stack.
+pub const STACK_PATHS: &str = "STACK_PATHS";
+/// Node-wide array of the endpoints that have rows in [`STACK_PATHS`], by endpoint id.
+pub const STACK_USERS: &str = "STACK_USERS";
 /// Per-endpoint configuration, one row.
 pub const CONFIG: &str = "CONFIG";
 /// Per-endpoint counters.
@@ -24,6 +30,10 @@ pub const EVENT_BUDGET: &str = "EVENT_BUDGET";
 
 /// Rows of [`ENDPOINTS`]: one for each family of each endpoint id (rounded up to a power of two).
 pub const ENDPOINTS_MAX: u32 = 32_768;
+/// Rows of [`STACK_PATHS`]: a thousand clients of eight services each, with two rows for each; 2 MiB, allocated with the map.
+pub const STACK_PATHS_MAX: u32 = 16_384;
+/// Rows of [`STACK_USERS`]: index is the endpoint id.
+pub const STACK_USERS_MAX: u32 = CALLS_MAX;
 /// Slots of [`CALLS`]: index is the endpoint id, slot 0 stays empty.
 pub const CALLS_MAX: u32 = crate::MAX_ENDPOINT_ID + 1;
 /// Bytes of [`EVENTS`]; a power of two and a multiple of the page size, as `BPF_MAP_TYPE_RINGBUF` asks.
@@ -88,6 +98,44 @@ pub struct EndpointRow {
     pub _pad: [u8; 6],
 }
 
+/// Key of [`STACK_PATHS`]: a service of one endpoint, as another endpoint uses it. The packets of such a flow take the
+/// node's stack in both directions, because a rule of the node's (DNAT) may have sent them there, and only the stack can
+/// translate the replies back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct StackPathKey {
+    /// Address of the endpoint that sent the first packet through the stack.
+    pub client: EndpointKey,
+    /// Address of the endpoint that received that packet.
+    pub server: EndpointKey,
+    /// The server's port, network byte order, of TCP, UDP and SCTP. Zero for other protocols; also the row of the fragments of
+    /// these three, of which only the first has ports.
+    pub port: u16,
+    /// Protocol number (IANA).
+    pub protocol: u8,
+    /// Zero.
+    pub _pad: [u8; 5],
+}
+
+/// Value of [`STACK_PATHS`]. A row counts while both epochs are those of the endpoints that have the addresses, so that an
+/// endpoint never inherits the rows of the one that had its address before, and a delete removes none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct StackPathRow {
+    /// Epoch of the client's attachment.
+    pub client_epoch: u64,
+    /// Epoch of the server's attachment.
+    pub server_epoch: u64,
+}
+
 /// Constants of an endpoint's programs: the `CONSTS` global, set before load and frozen by the kernel. They are known
 /// before the endpoint is (its id, its MAC pair), so that programs can be verified ahead of need.
 #[repr(C)]
@@ -114,6 +162,9 @@ pub struct EndpointConsts {
 pub const FLAG_LIVE: u32 = 1 << 0;
 /// [`EndpointConfig::flags`]: forwarded packets are traced to [`EVENTS`] too, not only drops.
 pub const FLAG_TRACE: u32 = 1 << 1;
+
+/// [`EndpointConfig::flags`]: what the container sends to other endpoints of the node goes through the node's stack too.
+pub const FLAG_LOCAL_BY_STACK: u32 = 1 << 2;
 
 /// Bytes of padding in [`EndpointConfig`]; in the tests' next ABI version more, which moves what comes after it.
 const CONFIG_PAD: usize = if cfg!(feature = "next-abi") { 20 } else { 4 };
@@ -176,12 +227,14 @@ pub struct EventBudget {
 }
 
 #[cfg(feature = "user")]
-crate::pod!(EndpointKey, EndpointRow, EndpointConsts, EndpointConfig, Counter, EventBudget);
+crate::pod!(EndpointKey, EndpointRow, StackPathKey, StackPathRow, EndpointConsts, EndpointConfig, Counter, EventBudget);
 
 const _: () = {
     use core::mem::size_of;
     assert!(size_of::<EndpointKey>() == 16);
     assert!(size_of::<EndpointRow>() == 32);
+    assert!(size_of::<StackPathKey>() == 40);
+    assert!(size_of::<StackPathRow>() == 16);
     assert!(size_of::<EndpointConsts>() == 24);
     assert!(size_of::<EndpointConfig>() == 60 + CONFIG_PAD);
     assert!(size_of::<Counter>() == 16);

@@ -198,6 +198,8 @@ pub struct ConfigSpec {
     pub live: bool,
     /// Forwarded packets are traced.
     pub trace: bool,
+    /// Packets to other endpoints of the node go through its stack.
+    pub local_by_stack: bool,
 }
 
 /// Unambiguous reference to a link. Every destructive operation first checks id, epoch and name or mark in the

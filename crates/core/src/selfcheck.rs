@@ -198,7 +198,7 @@ pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&Endpoin
     let maker = Maker { record };
     let mut cases = Vec::new();
     for own in record.addresses() {
-        maker.of_family(own, peer, &mut cases);
+        maker.of_family(own, peer, config.local_by_stack, &mut cases);
     }
     if !config.live {
         // The gate comes before everything else.
@@ -234,7 +234,7 @@ impl Maker<'_> {
         (record.container_mac, record.host_mac)
     }
 
-    fn of_family(&self, own: IpAddr, peer: Option<&EndpointRecord>, cases: &mut Vec<Case>) {
+    fn of_family(&self, own: IpAddr, peer: Option<&EndpointRecord>, by_stack: bool, cases: &mut Vec<Case>) {
         let record = self.record;
         let (family, gateway, nobody) = match own {
             IpAddr::V4(_) => (Family::Ipv4, record.gateway4.map(IpAddr::V4), IpAddr::V4(NOBODY4)),
@@ -278,6 +278,12 @@ impl Maker<'_> {
 
         let mut to_endpoint = |kind, receiver: &EndpointRecord, address| {
             let sent = packet::udp(self.outward(), own, address, TTL);
+            if by_stack {
+                let passed = vec![self.report(EGRESS, "forwarded-stack")];
+                let fields = fields_of(&sent, family);
+                cases.push(case(kind, out, sent, Verdict::Pass, passed, fields));
+                return;
+            }
             let delivered = packet::udp(Self::inward(receiver), own, address, TTL - 1);
             let received = Report { endpoint: receiver.id, direction: INGRESS, reason: "forwarded-local" };
             let reports = vec![self.report(EGRESS, "forwarded-local"), received];

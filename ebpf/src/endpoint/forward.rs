@@ -5,23 +5,26 @@
 //! the stack instead, which drops it and tells the sender (traceroute then shows the node), with the kernel's own rate
 //! limit. One that arrives with nothing left should not exist and is dropped.
 //!
+//! A flow that began through the stack stays there, see [`stack_path`].
+//!
 //! An endpoint that sends to its own address through the link is delivered to like any other; its own stack, which would
 //! never have sent such a packet, then judges it.
 
 use aya_ebpf::programs::TcContext;
-use wharf_common::{Direction, DropReason, EndpointKey, EventKind};
+use wharf_common::{Direction, DropReason, EventKind};
 
 use wharf_ebpf::{
     config::Config,
-    maps::{CALLS, ENDPOINTS},
+    maps::CALLS,
     parse::{Framed, Ipv4, Ipv6, Ipv6Address},
+    stack_path,
     verdict::{self, Decision, Forward},
 };
 
 /// Forwards an IPv4 packet whose source is proven.
 #[inline(always)]
 pub fn ipv4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>, bytes: u32) -> Decision {
-    let Some(endpoint) = local(Ipv6Address::mapped(packet.destination())) else {
+    let Some(endpoint) = local(ctx, config, Ipv6Address::mapped(packet.destination())) else {
         return Ok(Forward::STACK);
     };
     match packet.ttl() {
@@ -37,7 +40,7 @@ pub fn ipv4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>, bytes: u32) -
 /// Forwards an IPv6 packet whose source is proven.
 #[inline(always)]
 pub fn ipv6(ctx: &TcContext, config: Config, packet: Framed<Ipv6>, bytes: u32) -> Decision {
-    let Some(endpoint) = local(packet.destination()) else {
+    let Some(endpoint) = local(ctx, config, packet.destination()) else {
         return Ok(Forward::STACK);
     };
     match packet.hop_limit() {
@@ -50,13 +53,14 @@ pub fn ipv6(ctx: &TcContext, config: Config, packet: Framed<Ipv6>, bytes: u32) -
     }
 }
 
-/// Id of the local endpoint that has this address.
+/// Id of the local endpoint that has this address, unless packets to it take the stack.
 #[inline(always)]
-fn local(destination: Ipv6Address) -> Option<u32> {
-    // SAFETY: same size, and a byte array asks for no alignment.
-    let key = unsafe { &*(&raw const destination).cast::<EndpointKey>() };
-    // SAFETY: rows are freed after an RCU grace period, so the row outlives this run; user space replaces rows whole.
-    unsafe { ENDPOINTS.get(key) }.map(|row| row.endpoint_id)
+fn local(ctx: &TcContext, config: Config, destination: Ipv6Address) -> Option<u32> {
+    if config.local_by_stack() {
+        return None;
+    }
+    let endpoint = stack_path::endpoint(destination)?.endpoint_id;
+    if stack_path::may_be_taken(ctx, config) && stack_path::is_taken(ctx) { None } else { Some(endpoint) }
 }
 
 /// Gives the packet to the receiver's `deliver`. Comes back only when there is none; the packet is then a drop, and not

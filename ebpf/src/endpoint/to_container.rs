@@ -7,6 +7,7 @@ use wharf_common::Direction;
 
 use wharf_ebpf::{
     config::Config,
+    stack_path,
     verdict::{self, Decision, Forward},
 };
 
@@ -21,5 +22,6 @@ pub fn run(ctx: &TcContext) -> i32 {
 #[inline(always)]
 fn decide(ctx: &TcContext, config: Config) -> Decision {
     receive::accept(ctx, config)?;
+    stack_path::note(ctx);
     Ok(Forward::STACK)
 }

@@ -17,7 +17,7 @@ use tokio::{sync::oneshot, time::Instant};
 use wharf_agent::{
     addresses::resting,
     audit,
-    config::AgentConfig,
+    config::{AgentConfig, LocalDelivery},
     endpoint::{
         create::{self, CreateSpec},
         delete, deletions,
@@ -83,6 +83,7 @@ impl Machine {
             log_format: LogFormat::Text,
             mtu: 1500,
             attach_mode: None,
+            local_delivery: LocalDelivery::Direct,
             prepared_programs: 0,
             proxy_timeout: PATIENCE,
             ip_rest_ms: 0,

@@ -12,6 +12,7 @@ fn config(r: &EndpointRecord, live: bool) -> ConfigSpec {
         gateway6: r.gateway6,
         live,
         trace: false,
+        local_by_stack: false,
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use wharf_common::{
     ABI_VERSION, Counter, Direction, DropReason, EndpointConfig, EndpointConsts,
     drop_reason::REASONS,
-    map::{self, FLAG_LIVE, FLAG_TRACE, METRICS_MAX},
+    map::{self, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, METRICS_MAX},
 };
 use wharf_core::{
     ids::EndpointId,
@@ -141,7 +141,9 @@ impl Bpf {
         let config = EndpointConfig {
             epoch: spec.epoch.0,
             ifindex: spec.host_ifindex.0,
-            flags: flag(spec.live, FLAG_LIVE) | flag(spec.trace, FLAG_TRACE),
+            flags: flag(spec.live, FLAG_LIVE)
+                | flag(spec.trace, FLAG_TRACE)
+                | flag(spec.local_by_stack, FLAG_LOCAL_BY_STACK),
             identity: spec.identity.0,
             ipv4: spec.ipv4.map_or([0; 4], |a| a.octets()),
             gateway4: spec.gateway4.map_or([0; 4], |a| a.octets()),

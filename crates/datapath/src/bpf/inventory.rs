@@ -8,7 +8,10 @@ use std::{
 };
 
 use aya::maps::MapData;
-use wharf_common::map::{self, FLAG_LIVE, FLAG_TRACE};
+use wharf_common::{
+    StackPathKey, StackPathRow,
+    map::{self, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
+};
 use wharf_core::{
     ids::EndpointId,
     kernel::{KernelDump, KernelErrorKind, MapInfo, Result},
@@ -147,6 +150,7 @@ impl Bpf {
                 // Only slots of pinned endpoints are counted: reading all 16,384 slots takes 10 ms and is left to the
                 // audit.
                 map::CALLS => Some(slots),
+                map::STACK_PATHS => Some(self.stack_paths()?.len()),
                 _ => None,
             };
             infos.push(info(name.to_owned(), &maps::open(&self.pins.shared(name), name)?, entries)?);
@@ -170,7 +174,7 @@ impl Bpf {
     /// The rows of one map in readable form.
     pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
         let unknown = || {
-            let cause = "there is no such map; names are ENDPOINTS, CALLS, <endpoint id>/CONFIG, <endpoint id>/METRICS";
+            let cause = "there is no such map; names are ENDPOINTS, CALLS, STACK_PATHS, STACK_USERS, <endpoint id>/CONFIG, <endpoint id>/METRICS";
             fail("dump map", name, KernelErrorKind::NotFound, cause)
         };
         match name {
@@ -193,6 +197,8 @@ impl Bpf {
                 .into_iter()
                 .map(|(slot, program)| row([("slot", slot.to_string()), ("program", program.to_string())]))
                 .collect()),
+            map::STACK_PATHS => Ok(self.stack_paths()?.into_iter().map(|(key, path)| path_row(&key, &path)).collect()),
+            map::STACK_USERS => self.stack_users(),
             map::EVENTS => {
                 let cause = "a ring buffer has no rows; watch it with `wharf monitor`";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
@@ -211,9 +217,30 @@ impl Bpf {
         }
     }
 
+    fn stack_paths(&self) -> Result<Vec<(StackPathKey, StackPathRow)>> {
+        let paths = maps::stack_paths(&self.pins.shared(map::STACK_PATHS))?;
+        // A row that the kernel evicts while the table is read ends the iteration early or repeats rows; both are fine to
+        // look at.
+        Ok(paths.iter().filter_map(std::result::Result::ok).take(map::STACK_PATHS_MAX as usize).collect())
+    }
+
+    /// The endpoints that have rows in `STACK_PATHS`, or had some before the table forgot them.
+    fn stack_users(&self) -> Result<Vec<Row>> {
+        let epochs = maps::stack_users(&self.pins.shared(map::STACK_USERS))?;
+        let mut users = Vec::new();
+        for id in self.pinned_endpoints()? {
+            let failed = |e: &(dyn std::error::Error + 'static)| wrap("read map", map::STACK_USERS, e);
+            let epoch = epochs.get(&u32::from(id.get()), 0).map_err(|e| failed(&e))?;
+            if epoch != 0 {
+                users.push(row([("endpoint", id.to_string()), ("epoch", epoch.to_string())]));
+            }
+        }
+        Ok(users)
+    }
+
     fn config_row(&self, id: EndpointId) -> Result<Row> {
         let c = self.config(id)?;
-        let flags = [(FLAG_LIVE, "live"), (FLAG_TRACE, "trace")];
+        let flags = [(FLAG_LIVE, "live"), (FLAG_TRACE, "trace"), (FLAG_LOCAL_BY_STACK, "local-by-stack")];
         let flags: Vec<&str> = flags.iter().filter(|(bit, _)| c.flags & bit != 0).map(|(_, name)| *name).collect();
         Ok(row([
             ("epoch", c.epoch.to_string()),
@@ -238,6 +265,17 @@ impl Bpf {
         });
         Ok(rows.collect())
     }
+}
+
+fn path_row(key: &StackPathKey, path: &StackPathRow) -> Row {
+    row([
+        ("client", super::rows::address_of(&key.client).to_string()),
+        ("server", super::rows::address_of(&key.server).to_string()),
+        ("protocol", key.protocol.to_string()),
+        ("port", u16::from_be(key.port).to_string()),
+        ("client_epoch", path.client_epoch.to_string()),
+        ("server_epoch", path.server_epoch.to_string()),
+    ])
 }
 
 /// After `remove_node` the maps do not exist, so there are no rows.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf};
-use wharf_common::{Counter, EndpointConfig, EndpointKey, EndpointRow, map};
+use wharf_common::{Counter, EndpointConfig, EndpointKey, EndpointRow, StackPathKey, StackPathRow, map};
 use wharf_core::kernel::{KernelErrorKind, Result};
 
 use crate::error::{fail, wrap};
@@ -41,6 +41,20 @@ fn shape(name: &str) -> Option<Shape> {
             Shape { kind: MapType::ProgramArray, key: number, value: number, max_entries: map::CALLS_MAX, flags: 0 }
         }
         map::EVENTS => Shape { kind: MapType::RingBuf, key: 0, value: 0, max_entries: map::EVENTS_BYTES, flags: 0 },
+        map::STACK_PATHS => Shape {
+            kind: MapType::LruHash,
+            key: size_of::<StackPathKey>(),
+            value: size_of::<StackPathRow>(),
+            max_entries: map::STACK_PATHS_MAX,
+            flags: 0,
+        },
+        map::STACK_USERS => Shape {
+            kind: MapType::Array,
+            key: number,
+            value: size_of::<u64>(),
+            max_entries: map::STACK_USERS_MAX,
+            flags: 0,
+        },
         map::CONFIG => {
             Shape { kind: MapType::Array, key: number, value: size_of::<EndpointConfig>(), max_entries: 1, flags: 0 }
         }
@@ -59,6 +73,7 @@ fn shape(name: &str) -> Option<Shape> {
 pub(crate) fn kind_name(kind: MapType) -> &'static str {
     match kind {
         MapType::Hash => "hash",
+        MapType::LruHash => "lru_hash",
         MapType::Array => "array",
         MapType::PerCpuArray => "percpu_array",
         MapType::ProgramArray => "prog_array",
@@ -125,6 +140,16 @@ pub(crate) fn calls(path: &Path) -> Result<ProgramArray<MapData>> {
 /// Opens the shared event ring buffer. The consumer position is shared, so only one reader may run at a time.
 pub(crate) fn events(path: &Path) -> Result<RingBuf<MapData>> {
     typed(path, RingBuf::try_from(Map::RingBuf(open(path, map::EVENTS)?)))
+}
+
+/// Opens the shared table of paths through the stack.
+pub(crate) fn stack_paths(path: &Path) -> Result<HashMap<MapData, StackPathKey, StackPathRow>> {
+    typed(path, HashMap::try_from(Map::LruHashMap(open(path, map::STACK_PATHS)?)))
+}
+
+/// Opens the shared array of the endpoints that have paths through the stack.
+pub(crate) fn stack_users(path: &Path) -> Result<Array<MapData, u64>> {
+    typed(path, Array::try_from(Map::Array(open(path, map::STACK_USERS)?)))
 }
 
 /// Opens an endpoint's configuration.

@@ -42,7 +42,7 @@ pub(crate) const MAPS: [&str; 2] = [map::CONFIG, map::METRICS];
 /// Link pins of an endpoint, for the first two programs.
 pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
 /// Shared maps.
-pub(crate) const SHARED_MAPS: [&str; 3] = [map::ENDPOINTS, map::CALLS, map::EVENTS];
+pub(crate) const SHARED_MAPS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::EVENTS, map::STACK_PATHS, map::STACK_USERS];
 /// Name of the sink's pin, and of its program.
 pub(crate) const SINK: &str = "sink";
 /// Shared map of log records. It exists only after programs with log records were loaded.

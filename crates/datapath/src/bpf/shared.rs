@@ -36,6 +36,8 @@ impl SharedMap {
             map::ENDPOINTS => Map::HashMap(data),
             map::CALLS => Map::Array(data),
             map::EVENTS => Map::RingBuf(data),
+            map::STACK_PATHS => Map::LruHashMap(data),
+            map::STACK_USERS => Map::Array(data),
             _ => Map::Unsupported(data),
         };
         Self { name, id, map }
@@ -70,8 +72,7 @@ impl Bpf {
     fn ensure_shared_maps(&self) -> Result<()> {
         self.pins.check_bpffs()?;
         let mut held = self.held();
-        let mut missing = false;
-        let mut unpinned = Vec::new();
+        let (mut unpinned, mut wanted) = (Vec::new(), Vec::new());
         // Every map is compared before anything is created.
         for name in SHARED_MAPS {
             let path = self.pins.shared(name);
@@ -83,11 +84,15 @@ impl Bpf {
                 }
                 (Some(_), _) => {}
                 (None, Some(own)) => unpinned.push((own, path)),
-                (None, None) => missing = true,
+                (None, None) => wanted.push(name),
             }
         }
         self.pins.ensure_directories()?;
         crash::point("datapath/shared/after-directories");
+        let mut missing = false;
+        for name in wanted {
+            missing |= !self.share_with_other_versions(name)?;
+        }
         for (own, path) in unpinned {
             // The attached programs use this map; a new one in its place would have no effect.
             own.map.pin(&path).map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
@@ -108,6 +113,23 @@ impl Bpf {
             }
         }
         Ok(())
+    }
+
+    /// Pins another version's map in this version's tree too, where its rows mean the same to both: nothing that is noted
+    /// during an upgrade is lost. False when no version has such a map.
+    fn share_with_other_versions(&self, name: &'static str) -> Result<bool> {
+        if ![map::STACK_PATHS, map::STACK_USERS].contains(&name) {
+            return Ok(false);
+        }
+        for tree in self.pins.others()? {
+            if let Ok(data) = maps::open(&tree.shared(name), name) {
+                let path = self.pins.shared(name);
+                let pinned = SharedMap::new(name, 0, data).map.pin(&path);
+                pinned.map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn held(&self) -> MutexGuard<'_, Vec<SharedMap>> {

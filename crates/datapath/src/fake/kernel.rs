@@ -383,6 +383,8 @@ impl Kernel for FakeKernel {
                 info(map::ENDPOINTS.to_owned(), "hash", Some(s.rows.len()), map::ENDPOINTS_MAX),
                 info(map::CALLS.to_owned(), "prog_array", Some(s.calls.len()), map::CALLS_MAX),
                 info(map::EVENTS.to_owned(), "ringbuf", None, map::EVENTS_BYTES),
+                info(map::STACK_PATHS.to_owned(), "lru_hash", Some(0), map::STACK_PATHS_MAX),
+                info(map::STACK_USERS.to_owned(), "array", None, map::STACK_USERS_MAX),
             ];
             for (id, pinned) in &s.pins {
                 maps.push(info(format!("{id}/{}", map::CONFIG), "array", Some(1), 1));

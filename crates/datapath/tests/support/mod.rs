@@ -336,6 +336,7 @@ pub(crate) fn config_spec(r: &EndpointRecord) -> ConfigSpec {
         gateway6: r.gateway6,
         live: true,
         trace: false,
+        local_by_stack: false,
     }
 }
 
