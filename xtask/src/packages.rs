@@ -57,6 +57,8 @@ pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip")];
 /// To run every test: also a real container runtime, its image, and other CNI plugins as neighbours.
 pub(crate) const TEST: &[Need] = &[
     Need::program("iproute2", "ip"),
+    // Shows and breaks the node's table in tests; the agent does without it.
+    Need::program("nftables", "nft"),
     Need::program("podman", "podman"),
     Need::program("runc", "runc"),
     Need::program("conmon", "conmon"),

@@ -150,8 +150,10 @@ pub struct PortMapping {
 
 /// A host IP and a container of different families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("host IP {host_ip} and container {container} are of different families; publish an IPv4 address for an IPv4 \
-         address of the container, and an IPv6 address for an IPv6 one")]
+#[error(
+    "host IP {host_ip} and container {container} are of different families; publish an IPv4 address for an IPv4 \
+         address of the container, and an IPv6 address for an IPv6 one"
+)]
 pub struct FamilyMismatch {
     /// The node's address.
     pub host_ip: IpAddr,

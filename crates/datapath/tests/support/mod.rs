@@ -4,6 +4,7 @@
 
 pub(crate) mod ctnetlink;
 pub(crate) mod traffic;
+pub(crate) mod uplink;
 
 use std::{
     collections::BTreeSet,

@@ -82,11 +82,6 @@ impl Expression {
         Self::of_numbers("ct", [(1, register(word)), (2, 2)])
     }
 
-    /// `ct original proto-dst`: the port before any translation, two bytes padded to the word.
-    pub(super) fn original_port(word: u32) -> Self {
-        Self::of_numbers("ct", [(1, register(word)), (2, 12)]).with(3, vec![0])
-    }
-
     /// Bytes of a header: base 1 is the IP header, 2 the transport header.
     fn payload(word: u32, base: u32, offset: u32, length: u32) -> Self {
         Self::of_numbers("payload", [(1, register(word)), (2, base), (3, offset), (4, length)])

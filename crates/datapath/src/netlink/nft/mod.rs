@@ -28,7 +28,7 @@ mod table;
 mod wire;
 mod write;
 
-use std::io;
+use std::{collections::HashSet, io};
 
 use rtnetlink::packet_core::NLM_F_CREATE;
 use wharf_core::{
@@ -119,19 +119,21 @@ pub fn add_mappings(mappings: &[PortMapping]) -> Result<()> {
         Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
         Outcome::Refused(refused) => refused,
     };
-    // The kernel's answer to a key that is there with another value.
-    let taken = refused.iter().find(|(_, refusal)| refusal.is(libc::EBUSY)).and_then(|(index, _)| all.get(*index));
+    // Kernels differ in the answer to a key that is there with another value.
+    let is_taken = |refusal: &Refusal| refusal.is(libc::EBUSY) || refusal.is(libc::EEXIST);
+    let taken = refused.iter().find(|(_, refusal)| is_taken(refusal)).and_then(|(index, _)| all.get(*index));
     match taken {
         Some((mapping, _)) => {
             let cause = format!("{} leads to another container already; choose another port", mapping.host_side());
             Err(fail(OPERATION, mapping.to_string(), KernelErrorKind::Exists, cause))
         }
-        None => Err(unwritten(OPERATION, refused)),
+        None => Err(refused_elements(OPERATION, refused)),
     }
 }
 
 /// Takes ports back, all of them in one transaction. Mappings, or a table, that are not there are no error. A port that
-/// leads elsewhere by now stays.
+/// leads elsewhere by now stays. Where a port of a container is published twice, both mappings go in one call, or the
+/// container no longer reaches itself by the one that is left (see [`Table::differences`]).
 ///
 /// # Errors
 /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
@@ -157,7 +159,7 @@ pub fn remove_mappings(mappings: &[PortMapping]) -> Result<()> {
         match netfilter.commit(Some(generation), &messages).map_err(|e| wrap(OPERATION, &e))? {
             Outcome::Done => return Ok(()),
             Outcome::Stale => {}
-            Outcome::Refused(refused) => return Err(unwritten(OPERATION, refused)),
+            Outcome::Refused(refused) => return Err(refused_elements(OPERATION, refused)),
             Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
         }
     }
@@ -195,18 +197,20 @@ pub fn remove() -> Result<bool> {
         match netfilter.commit(Some(generation), &[delete_table()]).map_err(|e| wrap(OPERATION, &e))? {
             Outcome::Done => return Ok(true),
             Outcome::Stale => {}
-            Outcome::Refused(refused) => return Err(unwritten(OPERATION, refused)),
+            Outcome::Refused(refused) => return Err(refused_elements(OPERATION, refused)),
             Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
         }
     }
     Err(restless(OPERATION))
 }
 
-/// The elements of mappings, each with its mapping.
+/// The elements of mappings, each once and with its mapping.
 fn listed(mappings: &[PortMapping]) -> Result<Vec<(&PortMapping, Element)>> {
+    let mut seen = HashSet::new();
     let mut all = Vec::with_capacity(2 * mappings.len());
     for mapping in mappings {
-        all.extend(elements(mapping)?.map(|element| (mapping, element)));
+        let new = elements(mapping)?.into_iter().filter(|element| seen.insert(element.clone()));
+        all.extend(new.map(|element| (mapping, element)));
     }
     Ok(all)
 }
@@ -320,7 +324,7 @@ fn missing_or(refusal: Refusal, operation: &'static str) -> KernelError {
     refusal.into_error(operation, SUBJECT)
 }
 
-/// The refusal of a part of the table. A kind of expression, chain or table that the kernel lacks is `ENOENT` and the
+/// The refusal of a part of a new table. A kind of expression, chain or table that the kernel lacks is `ENOENT` and the
 /// like.
 fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelError {
     const ABSENT: [i32; 3] = [libc::ENOENT, libc::EOPNOTSUPP, libc::EAFNOSUPPORT];
@@ -333,7 +337,14 @@ fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelE
             );
             fail(operation, SUBJECT, KernelErrorKind::Unsupported, cause)
         }
-        Some((_, refusal)) => missing_or(refusal, operation),
+        first => refused_elements(operation, first.into_iter().collect()),
+    }
+}
+
+/// The refusal of a part of a table that is there: somebody changed it.
+fn refused_elements(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelError {
+    match refused.into_iter().next() {
+        Some((_, refusal)) => refusal.into_error(operation, SUBJECT),
         None => fail(operation, SUBJECT, KernelErrorKind::Other, "refused without a reason"),
     }
 }

@@ -50,6 +50,8 @@ pub(super) fn table(netfilter: &mut Netfilter, head: Head) -> Result<Table, Fail
         for message in dump(netfilter, message::GET_SET_ELEM, &list)? {
             set.elements.extend(elements(&message)?);
         }
+        // `nft` adds one where no interval begins at zero. It ends nothing.
+        set.elements.retain(|key, _| !key.end || key.bytes.iter().any(|byte| *byte != 0));
         found.sets.insert(name, set);
     }
     Ok(found)

@@ -92,7 +92,7 @@ fn leaving(masquerade: Option<&Masquerade>) -> Vec<Rule> {
             source.clone(),
             Expression::address(address, v4, Field::Destination),
             Expression::transport(2 * address),
-            Expression::original_port(2 * address + 1),
+            Expression::destination_port(2 * address + 1),
             Expression::within(0, names.hairpin),
         ];
         rules.push(rule(v4, hairpin.into_iter().chain(Expression::translated()).chain([Expression::masquerade()])));

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    num::NonZeroU16,
 };
 
 use wharf_core::{
@@ -74,24 +75,14 @@ pub(super) struct Names {
     /// Published ports of every address of the node, and of one.
     pub(super) ports: &'static str,
     pub(super) ports_of: &'static str,
-    /// A container's way to itself by a port that it publishes.
+    /// Containers with the ports by which they reach themselves through the node.
     pub(super) hairpin: &'static str,
 }
 
-pub(super) const V4: Names = Names {
-    pools: "pools4",
-    excluded: "excluded4",
-    ports: "ports4",
-    ports_of: "ports-of4",
-    hairpin: "hairpin4",
-};
-pub(super) const V6: Names = Names {
-    pools: "pools6",
-    excluded: "excluded6",
-    ports: "ports6",
-    ports_of: "ports-of6",
-    hairpin: "hairpin6",
-};
+pub(super) const V4: Names =
+    Names { pools: "pools4", excluded: "excluded4", ports: "ports4", ports_of: "ports-of4", hairpin: "hairpin4" };
+pub(super) const V6: Names =
+    Names { pools: "pools6", excluded: "excluded6", ports: "ports6", ports_of: "ports-of6", hairpin: "hairpin6" };
 
 impl Names {
     pub(super) const fn of(v4: bool) -> Self {
@@ -159,11 +150,8 @@ impl Table {
             data_len: length + 4,
             elements: BTreeMap::new(),
         };
-        let hairpin = Set {
-            key_type: joined(&[address, address, PROTOCOL, PORT]),
-            key_len: 2 * length + 8,
-            ..Set::default()
-        };
+        let hairpin =
+            Set { key_type: joined(&[address, address, PROTOCOL, PORT]), key_len: 2 * length + 8, ..Set::default() };
         self.sets.insert(names.ports.to_owned(), map(&[PROTOCOL, PORT], 8));
         self.sets.insert(names.ports_of.to_owned(), map(&[address, PROTOCOL, PORT], length + 8));
         self.sets.insert(names.hairpin.to_owned(), hairpin);
@@ -248,28 +236,27 @@ impl Set {
 }
 
 /// An element of a set.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Element {
     pub(super) set: &'static str,
     pub(super) key: Vec<u8>,
     pub(super) data: Vec<u8>,
 }
 
-/// The elements of a mapping: the translation, and the container's way to itself.
-///
-/// Mappings of one container that differ in the host IP alone share the second.
+/// The elements of a mapping: the translation, and the container's way to itself, which all mappings of one port of a
+/// container share.
 pub(super) fn elements(mapping: &PortMapping) -> Result<[Element; 2]> {
     let mapping =
         mapping.checked().map_err(|e| fail("publish", mapping.to_string(), KernelErrorKind::Other, e.to_string()))?;
     let names = Names::of(mapping.container.is_ipv4());
     let container = octets(mapping.container);
-    let port = [[mapping.protocol.number(), 0, 0, 0], padded(mapping.host_port.get())].concat();
-    let target = [container.as_slice(), &padded(mapping.container_port.get())].concat();
+    let key = |port: NonZeroU16| [[mapping.protocol.number(), 0, 0, 0], padded(port)].concat();
+    let data = [container.as_slice(), &padded(mapping.container_port)].concat();
     let translation = match mapping.host_ip {
-        Some(ip) => Element { set: names.ports_of, key: [octets(ip), port.clone()].concat(), data: target },
-        None => Element { set: names.ports, key: port.clone(), data: target },
+        Some(ip) => Element { set: names.ports_of, key: [octets(ip), key(mapping.host_port)].concat(), data },
+        None => Element { set: names.ports, key: key(mapping.host_port), data },
     };
-    let hairpin = [container.clone(), container, port].concat();
+    let hairpin = [container.clone(), container, key(mapping.container_port)].concat();
     Ok([translation, Element { set: names.hairpin, key: hairpin, data: Vec::new() }])
 }
 
@@ -301,7 +288,7 @@ pub(super) fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-fn padded(port: u16) -> [u8; 4] {
-    let [high, low] = port.to_be_bytes();
+fn padded(port: NonZeroU16) -> [u8; 4] {
+    let [high, low] = port.get().to_be_bytes();
     [high, low, 0, 0]
 }

@@ -95,10 +95,8 @@ fn element(key: &Key, value: &[u8]) -> Attributes {
 
 fn new_elements(kind: u16, flags: u16, set: &str, elements: impl IntoIterator<Item = Attributes>) -> Message {
     let list = elements.into_iter().fold(Attributes::default(), |list, one| list.nest(LIST_ELEM, &one));
-    let attributes = Attributes::default()
-        .text(elem::LIST_TABLE, TABLE)
-        .text(elem::LIST_SET, set)
-        .nest(elem::LIST_ELEMENTS, &list);
+    let attributes =
+        Attributes::default().text(elem::LIST_TABLE, TABLE).text(elem::LIST_SET, set).nest(elem::LIST_ELEMENTS, &list);
     Message { kind, flags, attributes }
 }
 
