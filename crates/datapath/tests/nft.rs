@@ -79,6 +79,7 @@ table inet wharf {
     chain output {
         type nat hook output priority -100; policy accept
         fib daddr type != local return
+        ip6 daddr ::1 return
         meta nfproto ipv4 dnat ip to ip daddr . meta l4proto . th dport map @ports-of4
         meta nfproto ipv4 dnat ip to meta l4proto . th dport map @ports4
         meta nfproto ipv6 dnat ip6 to ip6 daddr . meta l4proto . th dport map @ports-of6
@@ -86,16 +87,17 @@ table inet wharf {
     }
     chain postrouting {
         type nat hook postrouting priority 100; policy accept
-        ip saddr @pools4 ip daddr != @excluded4 masquerade
-        ip saddr . ip daddr . meta l4proto . th dport @hairpin4 ct status dnat masquerade
-        ip saddr 127.0.0.0/8 ct status dnat masquerade
-        ip6 saddr @pools6 ip6 daddr != @excluded6 snat ip6 to 2001:db8::1
-        ip6 saddr . ip6 daddr . meta l4proto . th dport @hairpin6 ct status dnat masquerade
-        ip6 saddr ::1 ct status dnat masquerade
+        ip saddr @pools4 ip daddr != @excluded4 masquerade fully-random
+        ip saddr . ip daddr . meta l4proto . th dport @hairpin4 ct status dnat masquerade fully-random
+        ip6 saddr @pools6 ip6 daddr != @excluded6 snat ip6 to 2001:db8::1 fully-random
+        ip6 saddr . ip6 daddr . meta l4proto . th dport @hairpin6 ct status dnat masquerade fully-random
+        ip saddr 127.0.0.0/8 ct status dnat masquerade fully-random
     }
     chain prerouting {
         type nat hook prerouting priority -100; policy accept
+        ip daddr 127.0.0.0/8 drop
         fib daddr type != local return
+        ip6 daddr ::1 return
         meta nfproto ipv4 dnat ip to ip daddr . meta l4proto . th dport map @ports-of4
         meta nfproto ipv4 dnat ip to meta l4proto . th dport map @ports4
         meta nfproto ipv6 dnat ip6 to ip6 daddr . meta l4proto . th dport map @ports-of6
@@ -196,11 +198,11 @@ fn every_edit_by_somebody_else_is_found_and_repaired() {
     in_namespaces(|_| {
         let edits = [
             ("flush table inet wharf", "rules, "),
-            ("flush chain inet wharf prerouting", "chain prerouting: 0 rules, 5 expected"),
+            ("flush chain inet wharf prerouting", "chain prerouting: 0 rules, 7 expected"),
             ("delete chain inet wharf output", "chain output: missing"),
             ("rename chain inet wharf output wharf-output", "chain output: missing"),
             ("add chain inet wharf mine", "chain mine: not made by Wharf"),
-            ("add rule inet wharf postrouting counter", "chain postrouting: 7 rules, 6 expected"),
+            ("add rule inet wharf postrouting counter", "chain postrouting: 6 rules, 5 expected"),
             ("add chain inet wharf prerouting { policy drop; }", "chain prerouting: its type"),
             ("flush set inet wharf pools4", "set pools4: 2 elements missing"),
             ("add element inet wharf pools4 { 192.0.2.0/24 }", "set pools4: 0 elements missing or changed, 2 not"),
@@ -221,7 +223,7 @@ fn every_edit_by_somebody_else_is_found_and_repaired() {
         // A rule that another one replaced.
         let rules = run("nft", &["-a", "list", "chain", "inet", "wharf", "postrouting"]);
         let handle = rules.lines().find(|l| l.contains("@pools4")).unwrap().rsplit(' ').next().unwrap();
-        let to = "ip saddr @pools4 ip daddr != @excluded4 masquerade fully-random";
+        let to = "ip saddr @pools4 ip daddr != @excluded4 masquerade";
         nft(&format!("replace rule inet wharf postrouting handle {handle} {to}"));
         assert_eq!(differences(&nat()), ["chain postrouting: rule 1 was changed"]);
         assert_eq!(nft::ensure(&nat()).unwrap(), Ensured::Replaced);

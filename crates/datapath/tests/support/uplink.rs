@@ -6,10 +6,19 @@ use std::{
     fs, io,
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     sync::mpsc,
     thread,
     time::Duration,
+};
+
+use nix::sys::{
+    socket::{
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, recvfrom, sendto, setsockopt,
+        socket, sockopt,
+    },
+    time::TimeVal,
 };
 
 use super::{LinuxWorld, new_netns, run};
@@ -77,6 +86,7 @@ impl Uplink {
         ip(&format!("addr add 10.77.0.1/32 dev c{n}"));
         ip(&format!("addr add fe80::1/64 dev c{n} nodad"));
         ip(&format!("link set c{n} up"));
+        set(&format!("ipv4/conf/c{n}/route_localnet"), "1");
         let (v4, v6) = (container4(n), container6(n));
         for address in [v4, v6] {
             ip(&format!("route add {address} dev c{n}"));
@@ -106,10 +116,15 @@ impl Uplink {
     /// A conversation over TCP and one over UDP from the namespace of one address to `target`, which a server at
     /// `server` answers. Returns the sources that the server saw.
     pub(crate) fn converse(&self, from: IpAddr, target: SocketAddr, server: SocketAddr) -> [io::Result<IpAddr>; 2] {
-        [
-            self.talk(from, target, move || serve_tcp(server), ask_tcp, self.home(server.ip())),
-            self.talk(from, target, move || serve_udp(server), ask_udp, self.home(server.ip())),
-        ]
+        [self.tcp(from, target, server), self.udp(from, target, server)]
+    }
+
+    pub(crate) fn tcp(&self, from: IpAddr, target: SocketAddr, server: SocketAddr) -> io::Result<IpAddr> {
+        self.talk(from, target, move || serve_tcp(server), ask_tcp, self.home(server.ip()))
+    }
+
+    pub(crate) fn udp(&self, from: IpAddr, target: SocketAddr, server: SocketAddr) -> io::Result<IpAddr> {
+        self.talk(from, target, move || serve_udp(server), ask_udp, self.home(server.ip()))
     }
 
     fn talk<S>(
@@ -138,6 +153,45 @@ impl Uplink {
         let asked = in_home(self.home(from), move || ask(target));
         let saw = server.join().expect("server");
         asked.and(saw)
+    }
+
+    /// An ICMP echo and its reply.
+    pub(crate) fn ping(&self, from: IpAddr, to: IpAddr) -> io::Result<()> {
+        in_home(self.home(from), move || echo(to))
+    }
+
+    /// The error of a connected UDP socket whose datagram finds nobody.
+    pub(crate) fn closed_port(&self, from: IpAddr, to: SocketAddr) -> Option<io::ErrorKind> {
+        in_home(self.home(from), move || ask_udp(to)).err().map(|e| e.kind())
+    }
+
+    /// Flows of UDP from both containers to one destination, each container with the same ports. Says how many lost
+    /// their first datagram or its answer, and how many had no answer to the second either.
+    pub(crate) fn flows(&self, to: SocketAddr, each: u16) -> (usize, usize) {
+        const FIRST: u16 = 32_768;
+        let server = self.at(to.ip(), move || UdpSocket::bind(to).expect("UDP socket"));
+        server.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        let tries = move |port| {
+            let any: IpAddr = Ipv4Addr::UNSPECIFIED.into();
+            let socket = UdpSocket::bind((any, port)).expect("UDP socket");
+            socket.connect(to).expect("connect");
+            socket.set_read_timeout(Some(Duration::from_millis(500))).expect("timeout");
+            let ask = || socket.send(b"ping").and_then(|_| socket.recv(&mut [0; 4])).is_ok();
+            if ask() { 0 } else { 1 + usize::from(!ask()) }
+        };
+        thread::scope(|scope| {
+            let clients = self.containers.each_ref().map(|home| {
+                scope.spawn(move || in_home(Some(home), move || (FIRST..FIRST + each).map(tries).collect::<Vec<_>>()))
+            });
+            scope.spawn(move || {
+                let mut text = [0; 4];
+                while let Ok((length, peer)) = server.recv_from(&mut text) {
+                    server.send_to(&text[..length], peer).expect("answer");
+                }
+            });
+            let missed: Vec<_> = clients.into_iter().flat_map(|client| client.join().expect("client")).collect();
+            (missed.iter().filter(|n| **n > 0).count(), missed.iter().filter(|n| **n > 1).count())
+        })
     }
 
     /// Runs a job in the namespace of an address.
@@ -209,4 +263,29 @@ fn ask_udp(target: SocketAddr) -> io::Result<()> {
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.send(b"ping")?;
     socket.recv(&mut [0; 4]).map(drop)
+}
+
+/// Echo request, code, checksum (of IPv6 the kernel makes it), identifier, number.
+fn echo(to: IpAddr) -> io::Result<()> {
+    let (family, protocol, kind, reply) = match to {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8, 0),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6, 128, 129),
+    };
+    let raw = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
+    setsockopt(&raw, sockopt::ReceiveTimeout, &TimeVal::new(PATIENCE.as_secs().cast_signed(), 0))?;
+    let [high, low] = (!(kind << 8 | 0x1234 + 1u16)).to_be_bytes();
+    let request = [kind.to_be_bytes()[1], 0, high, low, 0x12, 0x34, 0, 1];
+    sendto(raw.as_raw_fd(), &request, &SockaddrStorage::from(SocketAddr::new(to, 0)), MsgFlags::empty())?;
+    let mut packet = [0; 128];
+    loop {
+        let (length, from) = recvfrom::<SockaddrStorage>(raw.as_raw_fd(), &mut packet)?;
+        let message = packet.get(if to.is_ipv4() { 20 } else { 0 }..length).unwrap_or_default();
+        let source = from.and_then(|from| match to {
+            IpAddr::V4(_) => from.as_sockaddr_in().map(|a| a.ip().into()),
+            IpAddr::V6(_) => from.as_sockaddr_in6().map(|a| IpAddr::from(a.ip())),
+        });
+        if message.first() == Some(&reply) && message.get(4..8) == Some(&[0x12, 0x34, 0, 1]) && source == Some(to) {
+            return Ok(());
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! A chain of type nat sees the first packet of each connection; the kernel's connection tracking does the rest.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::Ipv6Addr};
 
 use wharf_core::nat::Masquerade;
 
@@ -26,8 +26,9 @@ const ACCEPT: u32 = 1;
 pub(super) fn chains(masquerade: Option<&Masquerade>) -> BTreeMap<String, Chain> {
     let chain = |hook, priority, rules| Chain { kind: "nat".to_owned(), hook, priority, policy: ACCEPT, rules };
     // What comes from elsewhere passes prerouting, what the node itself sends passes output.
+    let arriving = [foreign_loopback()].into_iter().chain(published()).collect();
     BTreeMap::from([
-        ("prerouting".to_owned(), chain(PRE_ROUTING, DESTINATION, published())),
+        ("prerouting".to_owned(), chain(PRE_ROUTING, DESTINATION, arriving)),
         ("output".to_owned(), chain(LOCAL_OUT, DESTINATION, published())),
         ("postrouting".to_owned(), chain(POST_ROUTING, SOURCE, leaving(masquerade))),
     ])
@@ -47,10 +48,25 @@ fn rule(v4: bool, rest: impl IntoIterator<Item = Expression>) -> Rule {
     [Expression::family(0), Expression::is(0, &[family(v4)])].into_iter().chain(rest).collect()
 }
 
+/// A published port of 127.0.0.1 needs `route_localnet` on the container's link; with it, the kernel would take packets
+/// for the node's loopback from there too. A connection of the node to itself has passed output before.
+fn foreign_loopback() -> Rule {
+    let loopback = [Expression::first_byte4(0, Field::Destination), Expression::is(0, &[127]), Expression::drop()];
+    rule(true, loopback)
+}
+
 /// Published ports become containers; those of one address come first.
 fn published() -> Vec<Rule> {
+    // The kernel routes no packet from ::1 to another interface. A refused connection lets a client try 127.0.0.1 at
+    // once; a translated one would be lost.
+    let loopback6 = [
+        Expression::address(0, false, Field::Destination),
+        Expression::is(0, &Ipv6Addr::LOCALHOST.octets()),
+        Expression::give_back(),
+    ];
     // One lookup of the route decides for most connections, which go elsewhere.
-    let mut rules = vec![Expression::not_to_the_node().into_iter().chain([Expression::give_back()]).collect()];
+    let elsewhere = Expression::not_to_the_node().into_iter().chain([Expression::give_back()]).collect();
+    let mut rules = vec![elsewhere, rule(false, loopback6)];
     for v4 in [true, false] {
         let (family, address, names) = (family(v4), words(v4), Names::of(v4));
         let port = |word| [Expression::transport(word), Expression::destination_port(word + 1)];
@@ -89,20 +105,16 @@ fn leaving(masquerade: Option<&Masquerade>) -> Vec<Rule> {
         // two addresses before Linux 6.13, so a set has the pairs. Containers that reach each other keep their source.
         let address = words(v4);
         let hairpin = [
-            source.clone(),
+            source,
             Expression::address(address, v4, Field::Destination),
             Expression::transport(2 * address),
             Expression::destination_port(2 * address + 1),
             Expression::within(0, names.hairpin),
         ];
         rules.push(rule(v4, hairpin.into_iter().chain(Expression::translated()).chain([Expression::masquerade()])));
-        // A container cannot answer to the node's loopback.
-        let loopback = if v4 {
-            [Expression::first_byte_of_source4(0), Expression::is(0, &[127])]
-        } else {
-            [source, Expression::is(0, &std::net::Ipv6Addr::LOCALHOST.octets())]
-        };
-        rules.push(rule(v4, loopback.into_iter().chain(Expression::translated()).chain([Expression::masquerade()])));
     }
+    // A container cannot answer to the node's loopback.
+    let loopback = [Expression::first_byte4(0, Field::Source), Expression::is(0, &[127])];
+    rules.push(rule(true, loopback.into_iter().chain(Expression::translated()).chain([Expression::masquerade()])));
     rules
 }
