@@ -8,9 +8,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use support::{uplink::*, *};
+use support::{nft_of_thread as nft, uplink::*, *};
 use wharf_core::nat::{Masquerade, Nat, PortMapping, Protocol};
-use wharf_datapath::nft;
 
 /// Published port of the node, port of the container.
 const HOST_PORT: u16 = 8080;

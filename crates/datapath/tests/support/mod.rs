@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod ctnetlink;
+pub(crate) mod nft_of_thread;
 pub(crate) mod traffic;
 pub(crate) mod uplink;
 

@@ -273,7 +273,7 @@ fn echo(to: IpAddr) -> io::Result<()> {
     };
     let raw = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     setsockopt(&raw, sockopt::ReceiveTimeout, &TimeVal::new(PATIENCE.as_secs().cast_signed(), 0))?;
-    let [high, low] = (!(kind << 8 | 0x1234 + 1u16)).to_be_bytes();
+    let [high, low] = (!((kind << 8) | (0x1234 + 1u16))).to_be_bytes();
     let request = [kind.to_be_bytes()[1], 0, high, low, 0x12, 0x34, 0, 1];
     sendto(raw.as_raw_fd(), &request, &SockaddrStorage::from(SocketAddr::new(to, 0)), MsgFlags::empty())?;
     let mut packet = [0; 128];

@@ -13,8 +13,7 @@
 //! | `socket` | questions and transactions |
 //!
 //! The table has a mark in its comment. A table of that name without the mark is somebody else's: it is reported
-//! (`Conflict`) and never touched. Every function works in the calling thread's network namespace and blocks for the
-//! kernel's answer.
+//! (`Conflict`) and never touched. Every call blocks for the kernel's answer.
 //!
 //! Errors by kind: `Unsupported` where the kernel has no nf_tables or lacks a part of it, `Permission` without
 //! `CAP_NET_ADMIN`, `Conflict` for somebody else's table, `Exists` for a port that leads elsewhere already, `NotFound`
@@ -28,7 +27,11 @@ mod table;
 mod wire;
 mod write;
 
-use std::{collections::HashSet, io};
+use std::{
+    collections::HashSet,
+    io,
+    sync::{Mutex, PoisonError},
+};
 
 use rtnetlink::packet_core::NLM_F_CREATE;
 use wharf_core::{
@@ -58,7 +61,7 @@ const MARK: &str = "made by wharf-agent";
 /// Tries of what is to be done between two changes of the ruleset by others.
 const TRIES: usize = 16;
 
-/// What [`ensure`] did.
+/// What [`Nft::ensure`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ensured {
     /// The table was as desired.
@@ -69,139 +72,169 @@ pub enum Ensured {
     Replaced,
 }
 
-/// Makes the table what is desired, in one transaction; a table that is so already is left alone.
+/// The table in the network namespace of the thread that calls first.
 ///
-/// # Errors
-/// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
-pub fn ensure(nat: &Nat) -> Result<Ensured> {
-    const OPERATION: &str = "write table";
-    let desired = Table::of(nat)?;
-    let mut netfilter = open(OPERATION)?;
-    for _ in 0..TRIES {
-        let Some((generation, seen)) = try_read(&mut netfilter, OPERATION)? else { continue };
-        if seen.as_ref() == Some(&desired) {
-            return Ok(Ensured::Unchanged);
-        }
-        let delete = seen.is_some().then(delete_table);
-        let messages: Vec<_> = delete.into_iter().chain(create(&desired)).collect();
-        crash::point("datapath/nft/before-write");
-        match netfilter.commit(Some(generation), &messages).map_err(|e| wrap(OPERATION, &e))? {
-            Outcome::Done if seen.is_some() => return Ok(Ensured::Replaced),
-            Outcome::Done => return Ok(Ensured::Created),
-            Outcome::Stale => {}
-            Outcome::Refused(refused) => return Err(unwritten(OPERATION, refused)),
-            Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
-        }
-    }
-    Err(restless(OPERATION))
+/// The socket stays open: where elements were removed, the kernel lets nobody close a netfilter socket before it has freed
+/// them, which takes 12 ms.
+#[derive(Default)]
+pub struct Nft {
+    socket: Mutex<Option<Netfilter>>,
 }
 
-/// Publishes ports: all of them, or none. Mappings that are there already are left alone.
-///
-/// # Errors
-/// As in the module's list; `Exists` names the port that leads to another target.
-pub fn add_mappings(mappings: &[PortMapping]) -> Result<()> {
-    const OPERATION: &str = "publish";
-    let all = listed(mappings)?;
-    if all.is_empty() {
-        return Ok(());
-    }
-    let mut netfilter = open(OPERATION)?;
-    if head(&mut netfilter, OPERATION)?.is_none() {
-        let cause = "the table is missing; it has to be written first";
-        return Err(fail(OPERATION, in_words(mappings), KernelErrorKind::NotFound, cause));
-    }
-    let messages: Vec<_> = all.iter().map(|(_, one)| of_element(message::NEW_SET_ELEM, NLM_F_CREATE, one)).collect();
-    crash::point("datapath/nft/before-publish");
-    let refused = match netfilter.commit(None, &messages).map_err(|e| wrap(OPERATION, &e))? {
-        Outcome::Done => return Ok(()),
-        Outcome::Stale => return Err(restless(OPERATION)),
-        Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
-        Outcome::Refused(refused) => refused,
-    };
-    // Kernels differ in the answer to a key that is there with another value.
-    let is_taken = |refusal: &Refusal| refusal.is(libc::EBUSY) || refusal.is(libc::EEXIST);
-    let taken = refused.iter().find(|(_, refusal)| is_taken(refusal)).and_then(|(index, _)| all.get(*index));
-    match taken {
-        Some((mapping, _)) => {
-            let cause = format!("{} leads to another container already; choose another port", mapping.host_side());
-            Err(fail(OPERATION, mapping.to_string(), KernelErrorKind::Exists, cause))
-        }
-        None => Err(refused_elements(OPERATION, refused)),
-    }
-}
-
-/// Takes ports back, all of them in one transaction. Mappings, or a table, that are not there are no error. A port that
-/// leads elsewhere by now stays. Where a port of a container is published twice, both mappings go in one call, or the
-/// container no longer reaches itself by the one that is left (see [`Table::differences`]).
-///
-/// # Errors
-/// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
-pub fn remove_mappings(mappings: &[PortMapping]) -> Result<()> {
-    const OPERATION: &str = "take back";
-    let all = listed(mappings)?;
-    let mut netfilter = open(OPERATION)?;
-    for _ in 0..TRIES {
-        let generation = generation(&mut netfilter, OPERATION)?;
-        if all.is_empty() || head(&mut netfilter, OPERATION)?.is_none() {
-            return Ok(());
-        }
-        let mut messages = Vec::new();
-        for (_, element) in &all {
-            if is_there(&mut netfilter, OPERATION, element)? {
-                messages.push(of_element(message::DEL_SET_ELEM, 0, element));
+impl Nft {
+    /// Makes the table what is desired, in one transaction; a table that is so already is left alone.
+    ///
+    /// # Errors
+    /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
+    pub fn ensure(&self, nat: &Nat) -> Result<Ensured> {
+        const OPERATION: &str = "write table";
+        let desired = Table::of(nat)?;
+        self.with(OPERATION, |netfilter| {
+            for _ in 0..TRIES {
+                let Some((generation, seen)) = try_read(netfilter, OPERATION)? else { continue };
+                if seen.as_ref() == Some(&desired) {
+                    return Ok(Ensured::Unchanged);
+                }
+                let delete = seen.is_some().then(delete_table);
+                let messages: Vec<_> = delete.into_iter().chain(create(&desired)).collect();
+                crash::point("datapath/nft/before-write");
+                match netfilter.commit(Some(generation), &messages).map_err(|e| wrap(OPERATION, &e))? {
+                    Outcome::Done if seen.is_some() => return Ok(Ensured::Replaced),
+                    Outcome::Done => return Ok(Ensured::Created),
+                    Outcome::Stale => {}
+                    Outcome::Refused(refused) => return Err(unwritten(OPERATION, refused)),
+                    Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
+                }
             }
-        }
-        if messages.is_empty() {
+            Err(restless(OPERATION))
+        })
+    }
+
+    /// Publishes ports: all of them, or none. Mappings that are there already are left alone.
+    ///
+    /// # Errors
+    /// As in the module's list; `Exists` names the port that leads to another target.
+    pub fn add_mappings(&self, mappings: &[PortMapping]) -> Result<()> {
+        const OPERATION: &str = "publish";
+        let all = listed(mappings)?;
+        if all.is_empty() {
             return Ok(());
         }
-        crash::point("datapath/nft/before-take-back");
-        match netfilter.commit(Some(generation), &messages).map_err(|e| wrap(OPERATION, &e))? {
-            Outcome::Done => return Ok(()),
-            Outcome::Stale => {}
-            Outcome::Refused(refused) => return Err(refused_elements(OPERATION, refused)),
-            Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
-        }
+        self.with(OPERATION, |netfilter| {
+            if head(netfilter, OPERATION)?.is_none() {
+                let cause = "the table is missing; it has to be written first";
+                return Err(fail(OPERATION, in_words(mappings), KernelErrorKind::NotFound, cause));
+            }
+            let messages: Vec<_> =
+                all.iter().map(|(_, one)| of_element(message::NEW_SET_ELEM, NLM_F_CREATE, one)).collect();
+            crash::point("datapath/nft/before-publish");
+            let refused = match netfilter.commit(None, &messages).map_err(|e| wrap(OPERATION, &e))? {
+                Outcome::Done => return Ok(()),
+                Outcome::Stale => return Err(restless(OPERATION)),
+                Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
+                Outcome::Refused(refused) => refused,
+            };
+            // Kernels differ in the answer to a key that is there with another value.
+            let is_taken = |refusal: &Refusal| refusal.is(libc::EBUSY) || refusal.is(libc::EEXIST);
+            let taken = refused.iter().find(|(_, refusal)| is_taken(refusal)).and_then(|(index, _)| all.get(*index));
+            match taken {
+                Some((mapping, _)) => {
+                    let cause =
+                        format!("{} leads to another container already; choose another port", mapping.host_side());
+                    Err(fail(OPERATION, mapping.to_string(), KernelErrorKind::Exists, cause))
+                }
+                None => Err(refused_elements(OPERATION, refused)),
+            }
+        })
     }
-    Err(restless(OPERATION))
-}
 
-/// The table as the kernel has it; `None` where there is none.
-///
-/// # Errors
-/// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
-pub fn look() -> Result<Option<Table>> {
-    const OPERATION: &str = "read table";
-    let mut netfilter = open(OPERATION)?;
-    for _ in 0..TRIES {
-        if let Some((_, table)) = try_read(&mut netfilter, OPERATION)? {
-            return Ok(table);
-        }
+    /// Takes ports back, all of them in one transaction. Mappings, or a table, that are not there are no error. A port that
+    /// leads elsewhere by now stays. Where a port of a container is published twice, both mappings go in one call, or the
+    /// container no longer reaches itself by the one that is left (see [`Table::differences`]).
+    ///
+    /// # Errors
+    /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
+    pub fn remove_mappings(&self, mappings: &[PortMapping]) -> Result<()> {
+        const OPERATION: &str = "take back";
+        let all = listed(mappings)?;
+        self.with(OPERATION, |netfilter| {
+            for _ in 0..TRIES {
+                let generation = generation(netfilter, OPERATION)?;
+                if all.is_empty() || head(netfilter, OPERATION)?.is_none() {
+                    return Ok(());
+                }
+                let mut messages = Vec::new();
+                for (_, element) in &all {
+                    if is_there(netfilter, OPERATION, element)? {
+                        messages.push(of_element(message::DEL_SET_ELEM, 0, element));
+                    }
+                }
+                if messages.is_empty() {
+                    return Ok(());
+                }
+                crash::point("datapath/nft/before-take-back");
+                match netfilter.commit(Some(generation), &messages).map_err(|e| wrap(OPERATION, &e))? {
+                    Outcome::Done => return Ok(()),
+                    Outcome::Stale => {}
+                    Outcome::Refused(refused) => return Err(refused_elements(OPERATION, refused)),
+                    Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
+                }
+            }
+            Err(restless(OPERATION))
+        })
     }
-    Err(restless(OPERATION))
-}
 
-/// Deletes the table with all that is in it. Says whether there was one.
-///
-/// # Errors
-/// As in the module's list.
-pub fn remove() -> Result<bool> {
-    const OPERATION: &str = "delete table";
-    let mut netfilter = open(OPERATION)?;
-    for _ in 0..TRIES {
-        let generation = generation(&mut netfilter, OPERATION)?;
-        if head(&mut netfilter, OPERATION)?.is_none() {
-            return Ok(false);
-        }
-        crash::point("datapath/nft/before-delete");
-        match netfilter.commit(Some(generation), &[delete_table()]).map_err(|e| wrap(OPERATION, &e))? {
-            Outcome::Done => return Ok(true),
-            Outcome::Stale => {}
-            Outcome::Refused(refused) => return Err(refused_elements(OPERATION, refused)),
-            Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
-        }
+    /// The table as the kernel has it; `None` where there is none.
+    ///
+    /// # Errors
+    /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
+    pub fn look(&self) -> Result<Option<Table>> {
+        const OPERATION: &str = "read table";
+        self.with(OPERATION, |netfilter| {
+            for _ in 0..TRIES {
+                if let Some((_, table)) = try_read(netfilter, OPERATION)? {
+                    return Ok(table);
+                }
+            }
+            Err(restless(OPERATION))
+        })
     }
-    Err(restless(OPERATION))
+
+    /// Deletes the table with all that is in it. Says whether there was one.
+    ///
+    /// # Errors
+    /// As in the module's list.
+    pub fn remove(&self) -> Result<bool> {
+        const OPERATION: &str = "delete table";
+        self.with(OPERATION, |netfilter| {
+            for _ in 0..TRIES {
+                let generation = generation(netfilter, OPERATION)?;
+                if head(netfilter, OPERATION)?.is_none() {
+                    return Ok(false);
+                }
+                crash::point("datapath/nft/before-delete");
+                match netfilter.commit(Some(generation), &[delete_table()]).map_err(|e| wrap(OPERATION, &e))? {
+                    Outcome::Done => return Ok(true),
+                    Outcome::Stale => {}
+                    Outcome::Refused(refused) => return Err(refused_elements(OPERATION, refused)),
+                    Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
+                }
+            }
+            Err(restless(OPERATION))
+        })
+    }
+
+    /// Runs a job with the socket. One that a job failed with is not used again.
+    fn with<T>(&self, operation: &'static str, job: impl FnOnce(&mut Netfilter) -> Result<T>) -> Result<T> {
+        let mut slot = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut netfilter = match slot.take() {
+            Some(netfilter) => netfilter,
+            None => Netfilter::open().map_err(|e| wrap(operation, &e))?,
+        };
+        let done = job(&mut netfilter)?;
+        *slot = Some(netfilter);
+        Ok(done)
+    }
 }
 
 /// The elements of mappings, each once and with its mapping.
@@ -218,10 +251,6 @@ fn listed(mappings: &[PortMapping]) -> Result<Vec<(&PortMapping, Element)>> {
 /// The mappings of an operation, as the subject of an error.
 fn in_words(mappings: &[PortMapping]) -> String {
     mappings.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-fn open(operation: &'static str) -> Result<Netfilter> {
-    Netfilter::open().map_err(|e| wrap(operation, &e))
 }
 
 /// The table, with the ruleset's generation; the inner `None` where there is none. The outer `None` where somebody

@@ -124,7 +124,11 @@ impl Netfilter {
         let mut refused = Vec::new();
         loop {
             for frame in self.receive()? {
+                // What a call before this one left unread is none of this transaction's.
                 let index = frame.sequence.wrapping_sub(begin);
+                if index > end.wrapping_sub(begin) {
+                    continue;
+                }
                 match frame.body {
                     Body::Refused(refusal) if index == 0 && refusal.is(libc::ERESTART) => return Ok(Outcome::Stale),
                     Body::Refused(refusal) if index == 0 => return Ok(Outcome::Failed(refusal)),

@@ -171,7 +171,7 @@ impl Table {
     /// Each difference from what is desired, in words; empty where there is none.
     ///
     /// # Errors
-    /// What is desired contradicts itself (see [`super::ensure`]).
+    /// What is desired contradicts itself (see [`super::Nft::ensure`]).
     pub fn differences(&self, desired: &Nat) -> Result<Vec<String>> {
         let desired = Self::of(desired)?;
         let mut found = Vec::new();
