@@ -47,6 +47,7 @@ pub use events::EventReader;
 pub use fake::FakeKernel;
 pub use features::{check_capabilities, ipv6_off};
 pub use linux::{LinuxKernel, OpenOptions};
+pub use netlink::nft;
 pub use networks::observe as observe_networks;
 pub use program_log::ProgramLog;
 

@@ -348,7 +348,7 @@ pub(super) enum Body {
 pub(super) struct Frame {
     pub(super) sequence: u32,
     /// The dump it belongs to changed while it was read.
-    interrupted: bool,
+    pub(super) interrupted: bool,
     pub(super) body: Body,
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod batch;
 pub(crate) mod conntrack;
 pub(crate) mod dump;
 pub(crate) mod link;
+pub mod nft;
 pub(crate) mod route;
 pub(crate) mod rule;
 

@@ -3,7 +3,9 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod ctnetlink;
+pub(crate) mod nft_of_thread;
 pub(crate) mod traffic;
+pub(crate) mod uplink;
 
 use std::{
     collections::BTreeSet,
@@ -154,16 +156,7 @@ impl World for LinuxWorld {
         &self.kernel
     }
     fn add_netns(&self, name: &str) -> PathBuf {
-        let path = self.dir.path().join(name);
-        File::create(&path).expect("file to bind a namespace to");
-        let target = path.clone();
-        let maker = thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("new network namespace");
-            let here = Path::new("/proc/thread-self/ns/net");
-            mount(Some(here), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind namespace");
-        });
-        maker.join().expect("make namespace");
-        path
+        new_netns(self.dir.path(), name)
     }
     fn end_netns(&self, path: &Path) {
         umount2(path, MntFlags::MNT_DETACH).expect("unbind namespace");
@@ -192,6 +185,20 @@ impl World for LinuxWorld {
     fn add_connection(&self, source: IpAddr, destination: IpAddr) -> bool {
         ctnetlink::add(source, destination, ctnetlink::UDP, 0)
     }
+}
+
+/// Makes a network namespace and binds it to a file in the directory.
+pub(crate) fn new_netns(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    File::create(&path).expect("file to bind a namespace to");
+    let target = path.clone();
+    let maker = thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("new network namespace");
+        let here = Path::new("/proc/thread-self/ns/net");
+        mount(Some(here), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind namespace");
+    });
+    maker.join().expect("make namespace");
+    path
 }
 
 /// Runs a command to its end.

@@ -1,0 +1,301 @@
+//! Address translation of the node: what leaves the pools for elsewhere, and the ports that containers publish.
+//!
+//! Values and decisions alone. `wharf-datapath` writes them to the node's nftables table.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    num::NonZeroU16,
+};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
+
+/// Destinations that are never masqueraded, beside the pools themselves: multicast and link-local.
+const NEVER_MASQUERADED: [IpNet; 4] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),
+];
+
+/// All that the node translates. Two mappings of one key with different targets are refused when they are written.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nat {
+    /// What leaves the pools takes an address of the node; `None` leaves sources alone.
+    pub masquerade: Option<Masquerade>,
+    /// Published ports.
+    pub mappings: Vec<PortMapping>,
+}
+
+/// Which packets take an address of the node as their source, and which address.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Masquerade {
+    /// Sources that are masqueraded. They may overlap.
+    pub pools: Vec<IpNet>,
+    /// Destinations that see the container's own address, beside the pools, multicast and link-local.
+    pub excluded: Vec<IpNet>,
+    /// Source of masqueraded IPv4 packets; `None` takes the address of the interface that the packet leaves by.
+    pub source4: Option<Ipv4Addr>,
+    /// Source of masqueraded IPv6 packets; `None` takes the address of the interface that the packet leaves by.
+    pub source6: Option<Ipv6Addr>,
+}
+
+impl Masquerade {
+    /// The sources, merged.
+    #[must_use]
+    pub fn sources(&self) -> Vec<Span> {
+        merge(self.pools.iter().copied())
+    }
+
+    /// The destinations that are not masqueraded, merged.
+    #[must_use]
+    pub fn spared(&self) -> Vec<Span> {
+        merge(self.pools.iter().chain(&self.excluded).chain(&NEVER_MASQUERADED).copied())
+    }
+}
+
+/// Addresses of one family from `first` to `last`, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// Lowest address.
+    pub first: IpAddr,
+    /// Highest address.
+    pub last: IpAddr,
+}
+
+impl Span {
+    /// The address after the last; `None` where the family ends there.
+    #[must_use]
+    pub fn after(&self) -> Option<IpAddr> {
+        match self.last {
+            IpAddr::V4(ip) => ip.to_bits().checked_add(1).map(|bits| Ipv4Addr::from_bits(bits).into()),
+            IpAddr::V6(ip) => ip.to_bits().checked_add(1).map(|bits| Ipv6Addr::from_bits(bits).into()),
+        }
+    }
+
+    /// Whether an address that is not below `first` is in the span or right behind it.
+    fn reaches(&self, ip: IpAddr) -> bool {
+        self.first.is_ipv4() == ip.is_ipv4() && self.after().is_none_or(|after| ip <= after)
+    }
+}
+
+/// The addresses of the CIDRs as the fewest spans, in order, IPv4 first. No two spans overlap or touch. Host bits of a
+/// CIDR are ignored.
+#[must_use]
+pub fn merge(cidrs: impl IntoIterator<Item = IpNet>) -> Vec<Span> {
+    let mut all: Vec<_> = cidrs.into_iter().map(|c| Span { first: c.network(), last: c.broadcast() }).collect();
+    all.sort_unstable();
+    let mut merged: Vec<Span> = Vec::with_capacity(all.len());
+    for span in all {
+        match merged.last_mut() {
+            Some(before) if before.reaches(span.first) => before.last = before.last.max(span.last),
+            _ => merged.push(span),
+        }
+    }
+    merged
+}
+
+/// A transport protocol with ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl Protocol {
+    /// Every protocol.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// The number in the IP header (IANA, protocol numbers).
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        })
+    }
+}
+
+/// A port of the node that leads to a port of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PortMapping {
+    /// Protocol of both ports.
+    pub protocol: Protocol,
+    /// The one address of the node that has the port; `None` for every address of the container's family.
+    pub host_ip: Option<IpAddr>,
+    /// Port of the node.
+    pub host_port: NonZeroU16,
+    /// Address of the container.
+    pub container: IpAddr,
+    /// Port of the container.
+    pub container_port: NonZeroU16,
+}
+
+/// A host IP and a container of different families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "host IP {host_ip} and container {container} are of different families; publish an IPv4 address for an IPv4 \
+         address of the container, and an IPv6 address for an IPv6 one"
+)]
+pub struct FamilyMismatch {
+    /// The node's address.
+    pub host_ip: IpAddr,
+    /// The container's address.
+    pub container: IpAddr,
+}
+
+impl PortMapping {
+    /// This mapping with an unspecified host IP (`0.0.0.0`, `::`) taken as every address of the family.
+    ///
+    /// # Errors
+    /// The host IP is not of the container's family.
+    pub fn checked(self) -> Result<Self, FamilyMismatch> {
+        match self.host_ip {
+            Some(host_ip) if host_ip.is_ipv4() != self.container.is_ipv4() => {
+                Err(FamilyMismatch { host_ip, container: self.container })
+            }
+            Some(host_ip) if host_ip.is_unspecified() => Ok(Self { host_ip: None, ..self }),
+            _ => Ok(self),
+        }
+    }
+
+    /// Whether both claim a port of one address of the node. A mapping of every address claims the port of each.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let one_address = match (self.host_ip, other.host_ip) {
+            (Some(a), Some(b)) => a == b,
+            _ => self.container.is_ipv4() == other.container.is_ipv4(),
+        };
+        one_address && (self.protocol, self.host_port) == (other.protocol, other.host_port)
+    }
+
+    /// The node's side in words: `tcp port 8080 of 192.0.2.1`.
+    #[must_use]
+    pub fn host_side(&self) -> String {
+        let Self { protocol, host_port, host_ip, container, .. } = self;
+        match host_ip {
+            Some(ip) => format!("{protocol} port {host_port} of {ip}"),
+            None => {
+                let family = if container.is_ipv4() { "IPv4" } else { "IPv6" };
+                format!("{protocol} port {host_port} of every {family} address")
+            }
+        }
+    }
+}
+
+impl fmt::Display for PortMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let target = SocketAddr::new(self.container, self.container_port.get());
+        write!(f, "{} to {target}", self.host_side())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spans(cidrs: &[&str]) -> Vec<(String, String)> {
+        let merged = merge(cidrs.iter().map(|c| c.parse().unwrap()));
+        merged.iter().map(|s| (s.first.to_string(), s.last.to_string())).collect()
+    }
+
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+    }
+
+    #[test]
+    fn cidrs_that_overlap_or_touch_become_one_span() {
+        let inside = spans(&["10.1.0.0/16", "10.0.0.0/8", "10.255.0.0/16"]);
+        assert_eq!(inside, pairs(&[("10.0.0.0", "10.255.255.255")]));
+        let touching = spans(&["10.0.2.0/24", "10.0.1.0/24", "10.0.4.0/24"]);
+        assert_eq!(touching, pairs(&[("10.0.1.0", "10.0.2.255"), ("10.0.4.0", "10.0.4.255")]));
+        assert_eq!(spans(&["10.9.8.7/8"]), pairs(&[("10.0.0.0", "10.255.255.255")]), "host bits");
+        assert_eq!(spans(&[]), []);
+    }
+
+    #[test]
+    fn families_never_merge_and_the_last_address_of_each_ends_it() {
+        let all = spans(&["::/0", "255.0.0.0/8", "0.0.0.0/0", "fd00::/8"]);
+        let last6 = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
+        assert_eq!(all, pairs(&[("0.0.0.0", "255.255.255.255"), ("::", last6)]));
+        let ends = merge(["255.0.0.0/8", "ff00::/8", "10.0.0.0/8"].map(|c| c.parse().unwrap()));
+        let after: Vec<_> = ends.iter().map(|s| s.after().map(|ip| ip.to_string())).collect();
+        assert_eq!(after, [Some("11.0.0.0".to_owned()), None, None]);
+    }
+
+    #[test]
+    fn pools_multicast_and_link_local_are_always_spared() {
+        let pools = vec!["10.77.0.0/16".parse().unwrap(), "fd77::/64".parse().unwrap()];
+        let masquerade = Masquerade { pools, excluded: vec!["10.78.0.0/16".parse().unwrap()], ..Masquerade::default() };
+        let spared: Vec<_> = masquerade.spared().iter().map(|s| s.first.to_string()).collect();
+        assert_eq!(spared, ["10.77.0.0", "169.254.0.0", "224.0.0.0", "fd77::", "fe80::", "ff00::"]);
+        assert_eq!(masquerade.sources().len(), 2);
+    }
+
+    fn mapping(host_ip: Option<&str>, port: u16, container: &str) -> PortMapping {
+        PortMapping {
+            protocol: Protocol::Tcp,
+            host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+            host_port: port.try_into().unwrap(),
+            container: container.parse().unwrap(),
+            container_port: 80.try_into().unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_host_ip_is_of_the_containers_family_and_unspecified_means_every_address() {
+        let four = mapping(Some("0.0.0.0"), 8080, "10.77.0.2");
+        assert_eq!(four.checked().map(|m| m.host_ip), Ok(None));
+        let mixed = mapping(Some("0.0.0.0"), 8080, "fd77::2");
+        assert!(mixed.checked().is_err_and(|e| e.to_string().contains("host IP 0.0.0.0 and container fd77::2")));
+        assert_eq!(mapping(Some("::1"), 1, "fd77::2").to_string(), "tcp port 1 of ::1 to [fd77::2]:80");
+    }
+
+    #[test]
+    fn a_mapping_of_every_address_overlaps_those_of_one_in_its_family_alone() {
+        let every = mapping(None, 8080, "10.77.0.2");
+        assert!(every.overlaps(&mapping(Some("192.0.2.1"), 8080, "10.77.0.3")));
+        assert!(!every.overlaps(&mapping(None, 8080, "fd77::2")));
+        assert!(!every.overlaps(&mapping(None, 8081, "10.77.0.3")));
+        assert!(!mapping(Some("192.0.2.1"), 80, "10.77.0.3").overlaps(&mapping(Some("192.0.2.2"), 80, "10.77.0.3")));
+        assert!(!every.overlaps(&PortMapping { protocol: Protocol::Udp, ..every }));
+    }
+
+    proptest! {
+        #[test]
+        fn merging_keeps_every_address_and_adds_none(
+            cidrs in proptest::collection::vec((any::<u32>(), 0u8..=32), 0..20),
+            probes in proptest::collection::vec(any::<u32>(), 20),
+        ) {
+            let nets: Vec<IpNet> =
+                cidrs.iter().map(|(a, l)| IpNet::new(Ipv4Addr::from_bits(*a).into(), *l).unwrap()).collect();
+            let merged = merge(nets.iter().copied());
+            let edges = nets.iter().flat_map(|n| [n.network(), n.broadcast()]);
+            let outside = merged.iter().filter_map(Span::after);
+            for ip in probes.into_iter().map(|p| Ipv4Addr::from_bits(p).into()).chain(edges).chain(outside) {
+                let held = merged.iter().any(|s| s.first <= ip && ip <= s.last);
+                prop_assert_eq!(held, nets.iter().any(|n| n.contains(&ip)), "{}", ip);
+            }
+            prop_assert!(merged.windows(2).all(|w| w[0].after().is_some_and(|after| after < w[1].first)));
+        }
+    }
+}

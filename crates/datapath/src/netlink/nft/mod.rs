@@ -1,0 +1,379 @@
+//! The node's nftables table, `table inet wharf`, by netlink alone.
+//!
+//! What the table does is decided by [`wharf_core::nat`]; here it becomes chains, rules, sets and elements ([`Table`]),
+//! and is written in one transaction, so that no packet ever meets a half of it. A port mapping is two elements of
+//! sets: no rule belongs to a container.
+//!
+//! | part | does |
+//! |---|---|
+//! | `wire` | numbers and attributes of nf_tables messages |
+//! | `expr`, `rules` | expressions; the rules that are made of them |
+//! | `table` | the table as a value, desired or read back, and the differences of two |
+//! | `read` | the kernel's answers |
+//! | `socket` | questions and transactions |
+//!
+//! The table has a mark in its comment. A table of that name without the mark is somebody else's: it is reported
+//! (`Conflict`) and never touched. Every call blocks for the kernel's answer.
+//!
+//! Errors by kind: `Unsupported` where the kernel has no nf_tables or lacks a part of it, `Permission` without
+//! `CAP_NET_ADMIN`, `Conflict` for somebody else's table, `Exists` for a port that leads elsewhere already, `NotFound`
+//! where elements are added to a table that is not there.
+
+mod expr;
+mod read;
+mod rules;
+mod socket;
+mod table;
+mod wire;
+mod write;
+
+use std::{
+    collections::HashSet,
+    io,
+    sync::{Mutex, PoisonError},
+};
+
+use rtnetlink::packet_core::NLM_F_CREATE;
+use wharf_core::{
+    kernel::{KernelError, KernelErrorKind, Result},
+    nat::{Nat, PortMapping},
+};
+use wharf_crash as crash;
+
+pub use self::table::Table;
+use self::{
+    read::{Head, Unreadable},
+    socket::{Netfilter, Outcome},
+    table::{Element, elements},
+    wire::{Attributes, message},
+    write::{comment, create, delete_table, of_element},
+};
+use super::Refusal;
+use crate::error::{fail, kind_of};
+
+/// Name of the table.
+const TABLE: &str = "wharf";
+/// The table in words.
+const SUBJECT: &str = "inet wharf";
+/// The owner's mark: the table's comment begins with it. It never changes, or agents of other versions would take the
+/// table for somebody else's.
+const MARK: &str = "made by wharf-agent";
+/// Tries of what is to be done between two changes of the ruleset by others.
+const TRIES: usize = 16;
+
+/// What [`Nft::ensure`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ensured {
+    /// The table was as desired.
+    Unchanged,
+    /// There was no table.
+    Created,
+    /// There was another one of ours.
+    Replaced,
+}
+
+/// The table in the network namespace of the thread that calls first.
+///
+/// The socket stays open: where elements were removed, the kernel lets nobody close a netfilter socket before it has freed
+/// them, which takes 12 ms.
+#[derive(Default)]
+pub struct Nft {
+    socket: Mutex<Option<Netfilter>>,
+}
+
+impl Nft {
+    /// Makes the table what is desired, in one transaction; a table that is so already is left alone.
+    ///
+    /// # Errors
+    /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
+    pub fn ensure(&self, nat: &Nat) -> Result<Ensured> {
+        const OPERATION: &str = "write table";
+        let desired = Table::of(nat)?;
+        self.with(OPERATION, |netfilter| {
+            for _ in 0..TRIES {
+                let Some((generation, seen)) = try_read(netfilter, OPERATION)? else { continue };
+                if seen.as_ref() == Some(&desired) {
+                    return Ok(Ensured::Unchanged);
+                }
+                let delete = seen.is_some().then(delete_table);
+                let messages: Vec<_> = delete.into_iter().chain(create(&desired)).collect();
+                crash::point("datapath/nft/before-write");
+                match netfilter.commit(Some(generation), &messages).map_err(|e| wrap(OPERATION, &e))? {
+                    Outcome::Done if seen.is_some() => return Ok(Ensured::Replaced),
+                    Outcome::Done => return Ok(Ensured::Created),
+                    Outcome::Stale => {}
+                    Outcome::Refused(refused) => return Err(unwritten(OPERATION, refused)),
+                    Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
+                }
+            }
+            Err(restless(OPERATION))
+        })
+    }
+
+    /// Publishes ports: all of them, or none. Mappings that are there already are left alone.
+    ///
+    /// # Errors
+    /// As in the module's list; `Exists` names the port that leads to another target.
+    pub fn add_mappings(&self, mappings: &[PortMapping]) -> Result<()> {
+        const OPERATION: &str = "publish";
+        let all = listed(mappings)?;
+        if all.is_empty() {
+            return Ok(());
+        }
+        self.with(OPERATION, |netfilter| {
+            if head(netfilter, OPERATION)?.is_none() {
+                let cause = "the table is missing; it has to be written first";
+                return Err(fail(OPERATION, in_words(mappings), KernelErrorKind::NotFound, cause));
+            }
+            let messages: Vec<_> =
+                all.iter().map(|(_, one)| of_element(message::NEW_SET_ELEM, NLM_F_CREATE, one)).collect();
+            crash::point("datapath/nft/before-publish");
+            let refused = match netfilter.commit(None, &messages).map_err(|e| wrap(OPERATION, &e))? {
+                Outcome::Done => return Ok(()),
+                Outcome::Stale => return Err(restless(OPERATION)),
+                Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
+                Outcome::Refused(refused) => refused,
+            };
+            // Kernels differ in the answer to a key that is there with another value.
+            let is_taken = |refusal: &Refusal| refusal.is(libc::EBUSY) || refusal.is(libc::EEXIST);
+            let taken = refused.iter().find(|(_, refusal)| is_taken(refusal)).and_then(|(index, _)| all.get(*index));
+            match taken {
+                Some((mapping, _)) => {
+                    let cause =
+                        format!("{} leads to another container already; choose another port", mapping.host_side());
+                    Err(fail(OPERATION, mapping.to_string(), KernelErrorKind::Exists, cause))
+                }
+                None => Err(refused_elements(OPERATION, refused)),
+            }
+        })
+    }
+
+    /// Takes ports back, all of them in one transaction. Mappings, or a table, that are not there are no error. A port that
+    /// leads elsewhere by now stays. Where a port of a container is published twice, both mappings go in one call, or the
+    /// container no longer reaches itself by the one that is left (see [`Table::differences`]).
+    ///
+    /// # Errors
+    /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
+    pub fn remove_mappings(&self, mappings: &[PortMapping]) -> Result<()> {
+        const OPERATION: &str = "take back";
+        let all = listed(mappings)?;
+        self.with(OPERATION, |netfilter| {
+            for _ in 0..TRIES {
+                let generation = generation(netfilter, OPERATION)?;
+                if all.is_empty() || head(netfilter, OPERATION)?.is_none() {
+                    return Ok(());
+                }
+                let mut messages = Vec::new();
+                for (_, element) in &all {
+                    if is_there(netfilter, OPERATION, element)? {
+                        messages.push(of_element(message::DEL_SET_ELEM, 0, element));
+                    }
+                }
+                if messages.is_empty() {
+                    return Ok(());
+                }
+                crash::point("datapath/nft/before-take-back");
+                match netfilter.commit(Some(generation), &messages).map_err(|e| wrap(OPERATION, &e))? {
+                    Outcome::Done => return Ok(()),
+                    Outcome::Stale => {}
+                    Outcome::Refused(refused) => return Err(refused_elements(OPERATION, refused)),
+                    Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
+                }
+            }
+            Err(restless(OPERATION))
+        })
+    }
+
+    /// The table as the kernel has it; `None` where there is none.
+    ///
+    /// # Errors
+    /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
+    pub fn look(&self) -> Result<Option<Table>> {
+        const OPERATION: &str = "read table";
+        self.with(OPERATION, |netfilter| {
+            for _ in 0..TRIES {
+                if let Some((_, table)) = try_read(netfilter, OPERATION)? {
+                    return Ok(table);
+                }
+            }
+            Err(restless(OPERATION))
+        })
+    }
+
+    /// Deletes the table with all that is in it. Says whether there was one.
+    ///
+    /// # Errors
+    /// As in the module's list.
+    pub fn remove(&self) -> Result<bool> {
+        const OPERATION: &str = "delete table";
+        self.with(OPERATION, |netfilter| {
+            for _ in 0..TRIES {
+                let generation = generation(netfilter, OPERATION)?;
+                if head(netfilter, OPERATION)?.is_none() {
+                    return Ok(false);
+                }
+                crash::point("datapath/nft/before-delete");
+                match netfilter.commit(Some(generation), &[delete_table()]).map_err(|e| wrap(OPERATION, &e))? {
+                    Outcome::Done => return Ok(true),
+                    Outcome::Stale => {}
+                    Outcome::Refused(refused) => return Err(refused_elements(OPERATION, refused)),
+                    Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
+                }
+            }
+            Err(restless(OPERATION))
+        })
+    }
+
+    /// Runs a job with the socket. One that a job failed with is not used again.
+    fn with<T>(&self, operation: &'static str, job: impl FnOnce(&mut Netfilter) -> Result<T>) -> Result<T> {
+        let mut slot = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut netfilter = match slot.take() {
+            Some(netfilter) => netfilter,
+            None => Netfilter::open().map_err(|e| wrap(operation, &e))?,
+        };
+        let done = job(&mut netfilter)?;
+        *slot = Some(netfilter);
+        Ok(done)
+    }
+}
+
+/// The elements of mappings, each once and with its mapping.
+fn listed(mappings: &[PortMapping]) -> Result<Vec<(&PortMapping, Element)>> {
+    let mut seen = HashSet::new();
+    let mut all = Vec::with_capacity(2 * mappings.len());
+    for mapping in mappings {
+        let new = elements(mapping)?.into_iter().filter(|element| seen.insert(element.clone()));
+        all.extend(new.map(|element| (mapping, element)));
+    }
+    Ok(all)
+}
+
+/// The mappings of an operation, as the subject of an error.
+fn in_words(mappings: &[PortMapping]) -> String {
+    mappings.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The table, with the ruleset's generation; the inner `None` where there is none. The outer `None` where somebody
+/// changed the ruleset meanwhile.
+fn try_read(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<(u32, Option<Table>)>> {
+    let before = generation(netfilter, operation)?;
+    let seen = match head(netfilter, operation)? {
+        None => None,
+        Some(head) => match read::table(netfilter, head) {
+            Ok(table) => Some(table),
+            // What was there a moment ago is gone, or the dump was interrupted.
+            Err(read::Failed::Changed) => return Ok(None),
+            Err(read::Failed::Io(e)) => return Err(wrap(operation, &e)),
+            Err(read::Failed::Refused(refusal)) => return Err(missing_or(refusal, operation)),
+            Err(read::Failed::Unreadable(Unreadable)) => return Err(unreadable(operation)),
+        },
+    };
+    Ok((generation(netfilter, operation)? == before).then_some((before, seen)))
+}
+
+/// The number of changes that the ruleset has seen.
+fn generation(netfilter: &mut Netfilter, operation: &'static str) -> Result<u32> {
+    let answer = netfilter.get(message::GET_GEN, &Attributes::default()).map_err(|e| wrap(operation, &e))?;
+    let messages = answer.map_err(|refusal| missing_or(refusal, operation))?;
+    messages.first().and_then(|message| read::generation(message)).ok_or_else(|| unreadable(operation))
+}
+
+/// What the table says of itself; `None` where there is none.
+///
+/// # Errors
+/// `Conflict`: it is somebody else's.
+fn head(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<Head>> {
+    let name = Attributes::default().text(wire::table::NAME, TABLE);
+    let messages = match netfilter.get(message::GET_TABLE, &name).map_err(|e| wrap(operation, &e))? {
+        Err(refusal) if refusal.is(libc::ENOENT) => return Ok(None),
+        answer => answer.map_err(|refusal| missing_or(refusal, operation))?,
+    };
+    let head = messages.first().and_then(|message| read::head(message).ok()).ok_or_else(|| unreadable(operation))?;
+    let mark = comment(MARK);
+    // Kind and length, then the text; a version of Wharf may add to it.
+    let marked = head.userdata.first() == mark.first()
+        && head.userdata.get(2..).is_some_and(|text| text.starts_with(MARK.as_bytes()));
+    if marked {
+        return Ok(Some(head));
+    }
+    let cause = "somebody else made a table of that name, and Wharf leaves it alone; look with `nft list table inet \
+                 wharf`, then rename it or delete it";
+    Err(fail(operation, SUBJECT, KernelErrorKind::Conflict, cause))
+}
+
+/// Whether the element is in its set, with this value.
+fn is_there(netfilter: &mut Netfilter, operation: &'static str, element: &Element) -> Result<bool> {
+    let question = of_element(message::GET_SET_ELEM, 0, element);
+    let messages = match netfilter.get(question.kind, &question.attributes).map_err(|e| wrap(operation, &e))? {
+        Err(refusal) if refusal.is(libc::ENOENT) => return Ok(false),
+        answer => answer.map_err(|refusal| missing_or(refusal, operation))?,
+    };
+    for message in &messages {
+        let found = read::elements(message).map_err(|Unreadable| unreadable(operation))?;
+        if found.iter().any(|(key, data)| key.bytes == element.key && *data == element.data) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn unreadable(operation: &'static str) -> KernelError {
+    fail(operation, SUBJECT, KernelErrorKind::Other, "the kernel's answer cannot be read; report this as a bug")
+}
+
+fn restless(operation: &'static str) -> KernelError {
+    let cause = "others changed the ruleset each time it was read; try again";
+    fail(operation, SUBJECT, KernelErrorKind::Exhausted, cause)
+}
+
+/// A failure of the socket.
+fn wrap(operation: &'static str, error: &io::Error) -> KernelError {
+    let refusal = Refusal { errno: io::Error::from(error.kind()), reason: None };
+    match error.raw_os_error() {
+        Some(errno) => missing_or(Refusal { errno: io::Error::from_raw_os_error(errno), ..refusal }, operation),
+        None => fail(operation, SUBJECT, kind_of(error), error.to_string()),
+    }
+}
+
+/// The refusal of a question or of a whole transaction: mostly there is no nf_tables, or no permission.
+fn missing_or(refusal: Refusal, operation: &'static str) -> KernelError {
+    const ABSENT: [i32; 5] =
+        [libc::EINVAL, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EAFNOSUPPORT, libc::ENOPROTOOPT];
+    if ABSENT.iter().any(|errno| refusal.is(*errno)) {
+        let cause = format!(
+            "{}: the kernel has no nf_tables; load nf_tables, or use a kernel with CONFIG_NF_TABLES_INET",
+            refusal.errno
+        );
+        return fail(operation, SUBJECT, KernelErrorKind::Unsupported, cause);
+    }
+    if refusal.is(libc::EPERM) || refusal.is(libc::EACCES) {
+        let cause = format!("{}: nftables needs CAP_NET_ADMIN", refusal.errno);
+        return fail(operation, SUBJECT, KernelErrorKind::Permission, cause);
+    }
+    refusal.into_error(operation, SUBJECT)
+}
+
+/// The refusal of a part of a new table. A kind of expression, chain or table that the kernel lacks is `ENOENT` and the
+/// like.
+fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelError {
+    const ABSENT: [i32; 3] = [libc::ENOENT, libc::EOPNOTSUPP, libc::EAFNOSUPPORT];
+    match refused.into_iter().next() {
+        Some((_, refusal)) if ABSENT.iter().any(|errno| refusal.is(*errno)) => {
+            let cause = format!(
+                "{}: the kernel lacks a part of nf_tables; it needs CONFIG_NF_TABLES_INET, NFT_NAT, NFT_MASQ, NFT_CT \
+                 and NFT_FIB_INET",
+                refusal.errno
+            );
+            fail(operation, SUBJECT, KernelErrorKind::Unsupported, cause)
+        }
+        first => refused_elements(operation, first.into_iter().collect()),
+    }
+}
+
+/// The refusal of a part of a table that is there: somebody changed it.
+fn refused_elements(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelError {
+    match refused.into_iter().next() {
+        Some((_, refusal)) => refusal.into_error(operation, SUBJECT),
+        None => fail(operation, SUBJECT, KernelErrorKind::Other, "refused without a reason"),
+    }
+}

@@ -1,0 +1,120 @@
+//! The chains and their rules.
+//!
+//! A chain of type nat sees the first packet of each connection; the kernel's connection tracking does the rest.
+
+use std::{collections::BTreeMap, net::Ipv6Addr};
+
+use wharf_core::nat::Masquerade;
+
+use super::{
+    expr::{Expression, Field, Rule},
+    table::{Chain, Names, octets},
+    wire::{IPV4, IPV6},
+};
+
+/// `enum nf_inet_hooks` of `linux/netfilter.h`.
+const PRE_ROUTING: u32 = 0;
+const LOCAL_OUT: u32 = 3;
+const POST_ROUTING: u32 = 4;
+/// `NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC` of `linux/netfilter_ipv4.h`, which are IPv6's too.
+const DESTINATION: i32 = -100;
+const SOURCE: i32 = 100;
+/// `NF_ACCEPT` of `linux/netfilter.h`.
+const ACCEPT: u32 = 1;
+
+/// Every chain by its name.
+pub(super) fn chains(masquerade: Option<&Masquerade>) -> BTreeMap<String, Chain> {
+    let chain = |hook, priority, rules| Chain { kind: "nat".to_owned(), hook, priority, policy: ACCEPT, rules };
+    // What comes from elsewhere passes prerouting, what the node itself sends passes output.
+    let arriving = [foreign_loopback()].into_iter().chain(published()).collect();
+    BTreeMap::from([
+        ("prerouting".to_owned(), chain(PRE_ROUTING, DESTINATION, arriving)),
+        ("output".to_owned(), chain(LOCAL_OUT, DESTINATION, published())),
+        ("postrouting".to_owned(), chain(POST_ROUTING, SOURCE, leaving(masquerade))),
+    ])
+}
+
+fn family(v4: bool) -> u8 {
+    if v4 { IPV4 } else { IPV6 }
+}
+
+/// Words of an address in registers.
+const fn words(v4: bool) -> u32 {
+    if v4 { 1 } else { 4 }
+}
+
+/// A rule for one family.
+fn rule(v4: bool, rest: impl IntoIterator<Item = Expression>) -> Rule {
+    [Expression::family(0), Expression::is(0, &[family(v4)])].into_iter().chain(rest).collect()
+}
+
+/// A published port of 127.0.0.1 needs `route_localnet` on the container's link; with it, the kernel would take packets
+/// for the node's loopback from there too. A connection of the node to itself has passed output before.
+fn foreign_loopback() -> Rule {
+    let loopback = [Expression::first_byte4(0, Field::Destination), Expression::is(0, &[127]), Expression::drop()];
+    rule(true, loopback)
+}
+
+/// Published ports become containers; those of one address come first.
+fn published() -> Vec<Rule> {
+    // The kernel routes no packet from ::1 to another interface. A refused connection lets a client try 127.0.0.1 at
+    // once; a translated one would be lost.
+    let loopback6 = [
+        Expression::address(0, false, Field::Destination),
+        Expression::is(0, &Ipv6Addr::LOCALHOST.octets()),
+        Expression::give_back(),
+    ];
+    // One lookup of the route decides for most connections, which go elsewhere.
+    let elsewhere = Expression::not_to_the_node().into_iter().chain([Expression::give_back()]).collect();
+    let mut rules = vec![elsewhere, rule(false, loopback6)];
+    for v4 in [true, false] {
+        let (family, address, names) = (family(v4), words(v4), Names::of(v4));
+        let port = |word| [Expression::transport(word), Expression::destination_port(word + 1)];
+        // The value of the map replaces the key: the container's address, behind it the port.
+        let translate = |map| [Expression::map(0, map, 0), Expression::translate_destination(family, 0, address)];
+        let destination = [Expression::address(0, v4, Field::Destination)];
+        rules.push(rule(v4, destination.into_iter().chain(port(address)).chain(translate(names.ports_of))));
+        rules.push(rule(v4, port(0).into_iter().chain(translate(names.ports))));
+    }
+    rules
+}
+
+/// What leaves takes an address that the other end can answer to.
+fn leaving(masquerade: Option<&Masquerade>) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for v4 in [true, false] {
+        let names = Names::of(v4);
+        let source = Expression::address(0, v4, Field::Source);
+        if let Some(masquerade) = masquerade {
+            let chosen = if v4 { masquerade.source4.map(Into::into) } else { masquerade.source6.map(Into::into) };
+            let mut leaves = vec![
+                source.clone(),
+                Expression::within(0, names.pools),
+                Expression::address(0, v4, Field::Destination),
+                Expression::outside(0, names.excluded),
+            ];
+            match chosen {
+                Some(ip) => {
+                    leaves.extend([Expression::load(0, &octets(ip)), Expression::translate_source(family(v4), 0)]);
+                }
+                None => leaves.push(Expression::masquerade()),
+            }
+            rules.push(rule(v4, leaves));
+        }
+        // A container that reaches itself would answer itself directly, past the translation. nf_tables cannot compare
+        // two addresses before Linux 6.13, so a set has the pairs. Containers that reach each other keep their source.
+        let address = words(v4);
+        let hairpin = [
+            source,
+            Expression::address(address, v4, Field::Destination),
+            Expression::transport(2 * address),
+            Expression::destination_port(2 * address + 1),
+            Expression::within(0, names.hairpin),
+        ];
+        rules.push(rule(v4, hairpin.into_iter().chain(Expression::translated()).chain([Expression::masquerade()])));
+    }
+    // A container cannot answer to the node's loopback.
+    let loopback = [Expression::first_byte4(0, Field::Source), Expression::is(0, &[127])];
+    rules.push(rule(true, loopback.into_iter().chain(Expression::translated()).chain([Expression::masquerade()])));
+    rules
+}

@@ -1,0 +1,173 @@
+//! The netfilter socket: questions with their answers, and transactions.
+
+use std::{io, time::Duration};
+
+use nix::sys::{
+    socket::{setsockopt, sockopt},
+    time::TimeVal,
+};
+use rtnetlink::{
+    packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST},
+    sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER},
+};
+
+use super::{
+    super::{
+        Refusal,
+        batch::{Body, Frame, HEADER_LEN, frames},
+    },
+    wire::{Attributes, BATCH_BEGIN, BATCH_END, BATCH_GENID, GENERIC_LEN, INET, SUBSYSTEM},
+};
+
+/// The kernel answers before `sendmsg` returns; this only bounds a wait that a bug would make endless.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Room for the refusals of a transaction, bytes: each is charged about 1 KiB of it.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// `SO_SNDBUF` by default; a transaction is one `sendmsg`, which must fit.
+const SEND_BUFFER: usize = 128 << 10;
+
+/// A message of a transaction: its type, flags beside `NLM_F_REQUEST`, attributes.
+#[derive(Debug, Clone)]
+pub(super) struct Message {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) attributes: Attributes,
+}
+
+/// What came of a transaction.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// All of it is in force.
+    Done,
+    /// Nothing of it is: somebody changed the ruleset after the generation that was asked for.
+    Stale,
+    /// Nothing of it is: the refusals of single messages, by their index.
+    Refused(Vec<(usize, Refusal)>),
+    /// Nothing of it is: nf_tables is missing or not permitted, or the commit failed.
+    Failed(Refusal),
+}
+
+/// A socket and its next sequence number.
+pub(super) struct Netfilter {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Netfilter {
+    /// Opens a socket in the calling thread's network namespace.
+    pub(super) fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_NETFILTER)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        socket.set_cap_ack(true)?;
+        socket.set_ext_ack(true)?;
+        let timeout = TimeVal::new(ANSWER_TIMEOUT.as_secs().cast_signed(), 0);
+        setsockopt(&socket, sockopt::ReceiveTimeout, &timeout)?;
+        // Not permitted in a user namespace; the default is enough for all but thousands of refusals.
+        let _default = setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER);
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// One object; the messages that tell of it.
+    pub(super) fn get(&mut self, kind: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
+        self.ask(kind, NLM_F_ACK, attributes)
+    }
+
+    /// Every object of a kind. An interrupted dump is [`io::ErrorKind::Interrupted`]: somebody changed the ruleset.
+    pub(super) fn dump(&mut self, kind: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
+        self.ask(kind, NLM_F_DUMP, attributes)
+    }
+
+    fn ask(&mut self, kind: u16, flags: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
+        let mut request = Vec::new();
+        self.append(&mut request, SUBSYSTEM << 8 | kind, flags, (INET, 0), attributes);
+        self.send(&request)?;
+        let mut found = Vec::new();
+        let mut interrupted = false;
+        loop {
+            for frame in self.receive()? {
+                if frame.sequence != self.sequence {
+                    continue;
+                }
+                interrupted |= frame.interrupted;
+                match frame.body {
+                    Body::Message(bytes) => found.push(bytes),
+                    Body::Refused(refusal) => return Ok(Err(refusal)),
+                    // Not before its end: the kernel refuses a dump while another one runs on the socket.
+                    Body::Done | Body::Ack if interrupted => return Err(io::ErrorKind::Interrupted.into()),
+                    Body::Done | Body::Ack => return Ok(Ok(found)),
+                }
+            }
+        }
+    }
+
+    /// Sends the messages as one transaction: all of them take effect at once, or none. With a generation, only where
+    /// the ruleset still has it.
+    pub(super) fn commit(&mut self, generation: Option<u32>, messages: &[Message]) -> io::Result<Outcome> {
+        let subsystem = (0, SUBSYSTEM);
+        let mut buffer = Vec::new();
+        let expected = generation.map(|g| Attributes::default().number(BATCH_GENID, g)).unwrap_or_default();
+        self.append(&mut buffer, BATCH_BEGIN, 0, subsystem, &expected);
+        let begin = self.sequence;
+        for (index, message) in messages.iter().enumerate() {
+            // Refusals are always sent; the acknowledgement of the last message comes behind them.
+            let last = if index + 1 == messages.len() { NLM_F_ACK } else { 0 };
+            let kind = SUBSYSTEM << 8 | message.kind;
+            self.append(&mut buffer, kind, message.flags | last, (INET, 0), &message.attributes);
+        }
+        let end = self.sequence;
+        self.append(&mut buffer, BATCH_END, 0, subsystem, &Attributes::default());
+        if buffer.len() >= SEND_BUFFER {
+            setsockopt(&self.socket, sockopt::SndBufForce, &(2 * buffer.len()))?;
+        }
+        self.send(&buffer)?;
+        let mut refused = Vec::new();
+        loop {
+            for frame in self.receive()? {
+                // What a call before this one left unread is none of this transaction's.
+                let index = frame.sequence.wrapping_sub(begin);
+                if index > end.wrapping_sub(begin) {
+                    continue;
+                }
+                match frame.body {
+                    Body::Refused(refusal) if index == 0 && refusal.is(libc::ERESTART) => return Ok(Outcome::Stale),
+                    Body::Refused(refusal) if index == 0 => return Ok(Outcome::Failed(refusal)),
+                    Body::Refused(refusal) => refused.push(((index - 1) as usize, refusal)),
+                    _ => {}
+                }
+                if frame.sequence == end {
+                    return Ok(if refused.is_empty() { Outcome::Done } else { Outcome::Refused(refused) });
+                }
+            }
+        }
+    }
+
+    /// Appends a message; the generic part is family and resource id (big endian).
+    fn append(&mut self, buffer: &mut Vec<u8>, kind: u16, flags: u16, generic: (u8, u16), attributes: &Attributes) {
+        self.sequence = self.sequence.wrapping_add(1);
+        let length = HEADER_LEN + GENERIC_LEN + attributes.0.len();
+        buffer.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
+        buffer.extend(kind.to_ne_bytes());
+        buffer.extend((flags | NLM_F_REQUEST).to_ne_bytes());
+        buffer.extend(self.sequence.to_ne_bytes());
+        buffer.extend(0u32.to_ne_bytes());
+        buffer.extend([generic.0, 0]);
+        buffer.extend(generic.1.to_be_bytes());
+        buffer.extend(&attributes.0);
+    }
+
+    fn send(&self, buffer: &[u8]) -> io::Result<()> {
+        let sent = self.socket.send(buffer, 0)?;
+        if sent == buffer.len() { Ok(()) } else { Err(io::Error::other("the kernel took only a part of the request")) }
+    }
+
+    fn receive(&self) -> io::Result<Vec<Frame>> {
+        let datagram = loop {
+            match self.socket.recv_from_full() {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?.0,
+            }
+        };
+        if datagram.is_empty() { Err(io::Error::other("empty answer")) } else { frames(&datagram) }
+    }
+}
