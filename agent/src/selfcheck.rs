@@ -8,10 +8,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -30,7 +27,7 @@ use wharf_core::{
 
 use crate::{
     clock,
-    endpoint::build::config_of,
+    endpoint::build::desired_config,
     metrics::Metrics,
     monitor::Monitor,
     node::{
@@ -219,7 +216,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
     }
 
     fn desired(&self, view: &View) -> ConfigSpec {
-        config_of(&view.record, view.trace || self.trace_all.load(Ordering::Relaxed))
+        desired_config(self.trace_all, &view.record, view.trace)
     }
 
     /// Runs the test packets of each endpoint. The caller has waited for its turn.

@@ -5,7 +5,10 @@
 //! packet is lost and none passes without policy. When a step fails, the old state stays in force.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -28,10 +31,10 @@ use crate::{
     node::{endpoint::Shared, error::BuildError, lifecycle::Lifecycle},
 };
 
-/// The configuration row for an endpoint; node-wide tracing is included.
+/// The configuration row for an endpoint. `trace_all`: tracing of every endpoint, `trace`: of this one.
 #[must_use]
-pub fn desired_config<K: Kernel>(life: &Lifecycle<K>, record: &EndpointRecord, trace: bool) -> ConfigSpec {
-    config_of(record, trace || life.trace_all.load(Ordering::Relaxed))
+pub fn desired_config(trace_all: &AtomicBool, record: &EndpointRecord, trace: bool) -> ConfigSpec {
+    config_of(record, trace || trace_all.load(Ordering::Relaxed))
 }
 
 /// The configuration row that a record asks for.
@@ -101,7 +104,7 @@ async fn steps<K: Kernel>(
         let spec = ProgramSpec { keep: keep_programs, ..desired_programs(&life.config, record) };
         run.step(CreateStep::EnsurePrograms, |k| async move { k.ensure_programs(&spec).await }).await?;
     }
-    let config = desired_config(life, record, trace);
+    let config = desired_config(&life.trace_all, record, trace);
     let id = record.id;
     run.step(CreateStep::EnsureConfig, move |k| async move { k.ensure_config(id, &config).await }).await?;
     if level == Level::Datapath {

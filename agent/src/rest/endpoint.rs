@@ -307,7 +307,7 @@ pub async fn labels(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointConfigView>> {
     let view = handle(&node, &text)?.shared.view();
-    let want = build::desired_config(&node.life, &view.record, view.trace);
+    let want = build::desired_config(&node.life.trace_all, &view.record, view.trace);
     let address = |a: Option<std::net::IpAddr>| a.map(|a| a.to_string()).unwrap_or_default();
     let desired = BTreeMap::from([
         ("epoch".to_owned(), want.epoch.to_string()),

@@ -23,7 +23,7 @@ fn last(agent: &Agent, handle: &Handle) -> SelfCheck {
 /// Writes another configuration row behind the agent's back: closed, or with another's address.
 async fn close_behind_the_back(agent: &Agent, handle: &Handle) {
     let record = handle.shared.read(|v| v.record.clone());
-    let mut config = desired_config(&agent.life, &record, false);
+    let mut config = desired_config(&agent.life.trace_all, &record, false);
     config.live = false;
     agent.kernel.ensure_config(handle.id, &config).await.expect("written");
 }
