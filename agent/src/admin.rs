@@ -55,7 +55,7 @@ impl Admin {
     /// # Errors
     /// When the socket cannot be bound, or the thread not be started.
     pub async fn start(node: &Arc<LinuxNode>, log: LogFilter) -> anyhow::Result<Self> {
-        let (socket, stop) = (node.config.admin_socket(), CancellationToken::new());
+        let (socket, stop) = (node.life.config.admin_socket(), CancellationToken::new());
         let (ready, bound) = oneshot::channel();
         let thread = {
             let (node, stop) = (Arc::clone(node), stop.clone());

@@ -5,7 +5,7 @@ mod error;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -21,6 +21,7 @@ use wharf_core::{
     state::Level,
     store::{Change, LeaseOwner, Snapshot},
 };
+use wharf_handover::queue::Queue;
 
 use crate::{
     addresses::{pools, resting},
@@ -28,28 +29,33 @@ use crate::{
     endpoint::{deletions, look, orphan, out_of_service, unfinished},
     findings::{self, Left},
     node::{
-        Node,
         endpoint::{Command, Handle, View},
-        queue::{Cause, QueueFailure},
+        lifecycle::Lifecycle,
+        queue::{Cause, Deletions, QueueFailure},
+        registry::Registry,
     },
     sync::lock,
 };
 
 pub use self::error::{AuditError, RepairError};
 
-/// Runs an audit; with `repair`, executes all repairs.
+/// Runs an audit; with `repair`, executes all repairs. `told`: the findings that the status shows.
 ///
 /// # Errors
 /// When the kernel or the store cannot be read.
-pub async fn audit<K: Kernel>(node: &Arc<Node<K>>, repair: bool) -> Result<AuditReport, AuditError> {
-    let audited = audit_and(node, &if repair { Mend::All } else { Mend::Nothing }).await?;
+pub async fn audit<K: Kernel>(
+    life: &Arc<Lifecycle<K>>,
+    told: &Mutex<Option<Left>>,
+    repair: bool,
+) -> Result<AuditReport, AuditError> {
+    let audited = audit_and(life, &if repair { Mend::All } else { Mend::Nothing }).await?;
     // Repaired findings leave the status at once. New findings are added by the next leak audit, which leaves out
     // findings that only an operator can decide.
     let left = audited.left();
-    if let Some(told) = lock(&node.audit_findings).as_mut() {
+    if let Some(told) = lock(told).as_mut() {
         *told = Left { amiss: told.amiss.min(left.amiss), containers: told.containers.min(left.containers) };
     }
-    if repair && let Err(why) = orphan::forget_gone(node).await {
+    if repair && let Err(why) = orphan::forget_gone(life).await {
         tracing::warn!("audit: forget endpoints without a record whose link is gone: {why}");
     }
     Ok(audited.report())
@@ -144,32 +150,32 @@ impl Outcome {
 ///
 /// # Errors
 /// When the kernel or the store cannot be read.
-pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<Outcome, AuditError> {
+pub async fn audit_and<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Mend) -> Result<Outcome, AuditError> {
     if matches!(repair, Mend::All) {
         // The node part is repaired first: routes to endpoints use its addresses as their source.
-        node.kernel.ensure_node(&node.spec()).await?;
+        life.kernel.ensure_node(&life.spec()).await?;
     }
     // Ids in flight before or after the dump are left out of the audit.
-    let before = node.jobs.in_flight();
-    let prepared_before = node.prepared.ids();
-    let snapshot = node.store.snapshot().await?;
-    let dump = node.kernel.dump().await?;
-    let after = node.jobs.in_flight();
+    let before = life.jobs.in_flight();
+    let prepared_before = life.prepared.ids();
+    let snapshot = life.store.snapshot().await?;
+    let dump = life.kernel.dump().await?;
+    let after = life.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
     // Records added or removed during the audit count as in flight, even if their work has ended.
-    let later = node.store.snapshot().await?;
+    let later = life.store.snapshot().await?;
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
-    let prepared: BTreeSet<_> = prepared_before.union(&node.prepared.ids()).copied().collect();
-    let mut node_part = node.kernel.observe_node(&node.spec()).await?;
-    pools::look(&node.addresses).await?;
-    node_part.extend(pools::problems(&node.addresses));
-    let (queue, no_queue) = match queue_files(node).await {
+    let prepared: BTreeSet<_> = prepared_before.union(&life.prepared.ids()).copied().collect();
+    let mut node_part = life.kernel.observe_node(&life.spec()).await?;
+    pools::look(&life.addresses).await?;
+    node_part.extend(pools::problems(&life.addresses));
+    let (queue, no_queue) = match queue_files(&life.deletions).await {
         Ok(queue) => (queue, None),
         Err(why) => (Vec::new(), Some(why.to_string())),
     };
     let (cidrs, resting, router) = {
-        let ipam = lock(&node.addresses.ipam);
+        let ipam = lock(&life.addresses.ipam);
         (ipam.cidrs(), ipam.resting().len(), [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)])
     };
     let view = AuditView {
@@ -184,17 +190,17 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
     };
     let mut findings = wharf_core::audit::audit(&view);
     findings.extend(no_queue.map(|why| {
-        let path = node.deletions.queue.path().display().to_string();
+        let path = life.deletions.queue.path().display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::Queue { path, why }), owner: None, repair: None }
     }));
     // An unreadable queue is already reported above.
-    findings.extend(deletions::aside(node).await.unwrap_or_default().into_iter().map(|path| {
+    findings.extend(life.deletions.blocking(Queue::aside).await.unwrap_or_default().into_iter().map(|path| {
         let path = path.display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::QueueAside { path }), owner: None, repair: None }
     }));
-    findings.extend(memory_against_store(node, &later));
+    findings.extend(memory_against_store(life, &later));
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
-    let close = close_looks(node, &in_flight, pause).await?;
+    let close = close_looks(life, &in_flight, pause).await?;
     // A close look is later and more detailed than the dump, so its findings replace those of the dump.
     findings.retain(|f| !matches!(f.problem, Problem::Endpoint(id, _) if close.looked_at.contains(&id)));
     findings.extend(close.findings);
@@ -211,7 +217,7 @@ pub async fn audit_and<K: Kernel>(node: &Arc<Node<K>>, repair: &Mend) -> Result<
         ("resting-addresses".to_owned(), resting as u64),
         ("deletion-records".to_owned(), queue.len() as u64),
     ]);
-    Ok(Outcome { findings: mend_all(node, findings, repair, &later).await, examined })
+    Ok(Outcome { findings: mend_all(life, findings, repair, &later).await, examined })
 }
 
 /// Removes a pool overlap that is already reported as a problem of an endpoint's route.
@@ -231,7 +237,7 @@ fn leave_out_told_overlaps(findings: &mut Vec<AuditFinding>) {
 
 /// Executes the requested repairs in the order of the findings.
 async fn mend_all<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     findings: Vec<AuditFinding>,
     repair: &Mend,
     snapshot: &Snapshot,
@@ -254,7 +260,7 @@ async fn mend_all<K: Kernel>(
             None => None,
             Some(Repair::Regenerate(id, _)) => {
                 if regenerated.is_empty() {
-                    regenerated = renew(node, &levels).await;
+                    regenerated = renew(life, &levels).await;
                 }
                 Some(match regenerated.get(id) {
                     Some(Err(why)) => Err(why.clone()),
@@ -266,7 +272,7 @@ async fn mend_all<K: Kernel>(
             }
             Some(Repair::CloseIntent(..)) if !all_mended => Some(Err(RepairError::Explains)),
             Some(action) => {
-                let outcome = mend(node, action, snapshot).await;
+                let outcome = mend(life, action, snapshot).await;
                 all_mended &= outcome.is_ok();
                 Some(outcome)
             }
@@ -275,7 +281,7 @@ async fn mend_all<K: Kernel>(
             *done.entry(action.in_words()).or_default() += 1;
             // The endpoint's timeline records the repair.
             if let Problem::Endpoint(id, _) = finding.problem
-                && let Some(handle) = node.registry.get(id)
+                && let Some(handle) = life.registry.get(id)
             {
                 let what = format!("{}; mended", findings::in_words(&finding.problem));
                 handle.shared.log(LogStatus::Warning, "audit", what);
@@ -293,31 +299,35 @@ async fn mend_all<K: Kernel>(
 /// Regenerates endpoints concurrently and looks at each again. Returns the remaining problems of each endpoint, or
 /// why its build failed. All builds together delay the audit for [`RENEWAL`] at most.
 async fn renew<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     levels: &BTreeMap<EndpointId, Level>,
 ) -> BTreeMap<EndpointId, Result<Vec<Problem>, RepairError>> {
     let until = Instant::now() + RENEWAL;
     let each = levels.iter().map(|(id, level)| async move {
-        let work = timeout_at(until, regenerate(node, *id, *level)).await;
-        (*id, work.unwrap_or_else(|_| Err(still_waits(node, *id))))
+        let work = timeout_at(until, regenerate(life, *id, *level)).await;
+        (*id, work.unwrap_or_else(|_| Err(still_waits(&life.registry, *id))))
     });
     futures::future::join_all(each).await.into_iter().collect()
 }
 
 /// The error for a build that did not end within [`RENEWAL`].
-fn still_waits<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> RepairError {
-    let Some(handle) = node.registry.get(id) else { return RepairError::Gone };
+fn still_waits(registry: &Registry, id: EndpointId) -> RepairError {
+    let Some(handle) = registry.get(id) else { return RepairError::Gone };
     let waits_for = handle.shared.read(|v| v.fsm.waits_for(clock::monotonic_ms()).map(|(what, _)| what));
     RepairError::Waits(waits_for.unwrap_or("its turn"), RENEWAL)
 }
 
 /// Regenerates an endpoint and returns its remaining problems.
-async fn regenerate<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, level: Level) -> Result<Vec<Problem>, RepairError> {
-    let handle = node.registry.get(id).ok_or(RepairError::Gone)?;
+async fn regenerate<K: Kernel>(
+    life: &Arc<Lifecycle<K>>,
+    id: EndpointId,
+    level: Level,
+) -> Result<Vec<Problem>, RepairError> {
+    let handle = life.registry.get(id).ok_or(RepairError::Gone)?;
     let (done, answer) = tokio::sync::oneshot::channel();
     handle.mailbox.send(Command::Regenerate(level, done)).await.map_err(|_| RepairError::Gone)?;
     answer.await.map_err(|_| RepairError::Gone)??;
-    Ok(look::once(node, &handle).await?.problems)
+    Ok(look::once(&*life.kernel, &handle).await?.problems)
 }
 
 /// Findings of the close looks, and the endpoints looked at.
@@ -330,20 +340,20 @@ struct CloseLooks {
 /// Compares what the dump does not show: programs on hooks, rows of endpoint maps, addresses, MTU. Endpoints in
 /// flight and notices are left out.
 async fn close_looks<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     in_flight: &BTreeSet<EndpointId>,
     pause: Duration,
 ) -> Result<CloseLooks, AuditError> {
     let mut found = CloseLooks::default();
     let idle = |h: &Handle| !in_flight.contains(&h.id) && h.shared.read(View::is_settled);
-    let handles: Vec<Handle> = node.registry.list().into_iter().filter(idle).collect();
+    let handles: Vec<Handle> = life.registry.list().into_iter().filter(idle).collect();
     for (n, handles) in handles.chunks(IN_A_ROW).enumerate() {
         if n > 0 && !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        for look in look::each(node, handles).await? {
+        for look in look::each(&*life.kernel, handles).await? {
             let id = look.view.record.id;
-            if !look.settled || node.jobs.is_in_flight(id) {
+            if !look.settled || life.jobs.is_in_flight(id) {
                 continue;
             }
             found.looked_at.insert(id);
@@ -358,9 +368,9 @@ async fn close_looks<K: Kernel>(
 }
 
 /// Checks that leases in memory match those in the store, and that every committed endpoint has a record.
-fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<AuditFinding> {
+fn memory_against_store<K: Kernel>(life: &Lifecycle<K>, snapshot: &Snapshot) -> Vec<AuditFinding> {
     let mut findings = Vec::new();
-    if !node.jobs.in_flight().is_empty() {
+    if !life.jobs.in_flight().is_empty() {
         // A running operation changes leases in memory and in the store in two steps.
         return findings;
     }
@@ -371,14 +381,14 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
     let stored: HashMap<IpAddr, &LeaseOwner> = snapshot.leases.iter().map(|l| (l.ip, &l.owner)).collect();
     let records: HashSet<_> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
     // The copy keeps the lock short.
-    let leases = lock(&node.addresses.ipam).leases();
+    let leases = lock(&life.addresses.ipam).leases();
     for lease in leases {
         if lease.owner != LeaseOwner::Node
             && !is_young(lease.since_unix_ms)
             && stored.get(&lease.ip) != Some(&&lease.owner)
         {
             // A lease without an endpoint is left by a failed undo: no endpoint will release it.
-            let nobodys = is_nobodys(node, &lease.owner);
+            let nobodys = is_nobodys(&life.registry, &lease.owner);
             findings.push(AuditFinding {
                 problem: Problem::Stray(Stray::UnstoredLease { ip: lease.ip, nobodys }),
                 owner: Some(wharf_core::ipam::describe_owner(&lease.owner)),
@@ -386,7 +396,7 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
             });
         }
     }
-    for handle in node.registry.list() {
+    for handle in life.registry.list() {
         let (committed, what) = handle.shared.read(|v| (v.committed, v.record.attachment.to_string()));
         if committed && !records.contains(&(handle.id, handle.epoch)) {
             findings.push(AuditFinding {
@@ -400,69 +410,70 @@ fn memory_against_store<K: Kernel>(node: &Node<K>, snapshot: &Snapshot) -> Vec<A
 }
 
 /// True when the lease belongs to an attachment and epoch without an endpoint.
-fn is_nobodys<K: Kernel>(node: &Node<K>, owner: &LeaseOwner) -> bool {
+fn is_nobodys(registry: &Registry, owner: &LeaseOwner) -> bool {
     match owner {
-        LeaseOwner::Attachment { attachment, epoch } => node
-            .registry
+        LeaseOwner::Attachment { attachment, epoch } => registry
             .by_interface(&attachment.container_id, &attachment.ifname)
             .is_none_or(|handle| handle.epoch != *epoch),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => false,
     }
 }
 
-async fn mend<K: Kernel>(node: &Arc<Node<K>>, repair: &Repair, snapshot: &Snapshot) -> Result<(), RepairError> {
+async fn mend<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Repair, snapshot: &Snapshot) -> Result<(), RepairError> {
     match repair {
         Repair::RemoveLink(link) => {
             // The link reference carries the epoch, so a late removal cannot hit the next endpoint with this id.
             let bound = Duration::from_millis(DeleteStep::RemoveLink.deadline_ms());
-            let removed = timeout(bound, node.kernel.remove_link(link)).await;
+            let removed = timeout(bound, life.kernel.remove_link(link)).await;
             removed.map_err(|_| RepairError::NoAnswer(bound))??;
         }
         Repair::RemovePins(id) => {
-            let _held = Held::take(node, *id)?;
-            node.jobs.remove_programs(*id).await?;
+            let _held = Held::take(life, *id)?;
+            life.jobs.remove_programs(*id).await?;
         }
-        Repair::RemoveEndpointRow(ip, epoch) => node.kernel.remove_endpoint_row(*ip, *epoch).await?,
+        Repair::RemoveEndpointRow(ip, epoch) => life.kernel.remove_endpoint_row(*ip, *epoch).await?,
         Repair::RemoveCallSlot(slot) => {
             let id = u16::try_from(*slot).ok().and_then(|n| EndpointId::try_from(n).ok());
-            let _held = id.map(|id| Held::take(node, id)).transpose()?;
-            node.kernel.remove_call_slot(*slot).await?;
+            let _held = id.map(|id| Held::take(life, id)).transpose()?;
+            life.kernel.remove_call_slot(*slot).await?;
         }
-        Repair::RemoveRoute(route) => node.kernel.remove_route(route).await?,
+        Repair::RemoveRoute(route) => life.kernel.remove_route(route).await?,
         Repair::ReleaseLease(ip) => match snapshot.leases.iter().find(|l| l.ip == *ip) {
-            Some(lease) => resting::release(&node.addresses, std::slice::from_ref(lease), Vec::new()).await?,
+            Some(lease) => resting::release(&life.addresses, std::slice::from_ref(lease), Vec::new()).await?,
             None => {
-                let lease = lock(&node.addresses.ipam).get(*ip).filter(|l| is_nobodys(node, &l.owner)).cloned();
-                resting::in_memory(&node.addresses, lease.as_slice());
+                let lease =
+                    lock(&life.addresses.ipam).get(*ip).filter(|l| is_nobodys(&life.registry, &l.owner)).cloned();
+                resting::in_memory(&life.addresses, lease.as_slice());
             }
         },
-        Repair::EnsureNode => node.kernel.ensure_node(&node.spec()).await?,
-        Repair::DrainQueue => match deletions::drain(node, Cause::Tick).await? {
+        Repair::EnsureNode => life.kernel.ensure_node(&life.spec()).await?,
+        Repair::DrainQueue => match deletions::drain(life, Cause::Tick).await? {
             0 => {}
             left => return Err(RepairError::Unserved(left)),
         },
-        Repair::ForgetRest(ip) => node.store.commit(vec![Change::RemoveRest(*ip)]).await?,
-        Repair::RemoveQueueFile(name) => node.deletions.discard(name).await?,
-        Repair::ReleaseOutOfService(id) => drop(out_of_service::release(node, *id).await?),
+        Repair::ForgetRest(ip) => life.store.commit(vec![Change::RemoveRest(*ip)]).await?,
+        Repair::RemoveQueueFile(name) => life.deletions.discard(name).await?,
+        Repair::ReleaseOutOfService(id) => drop(out_of_service::release(life, *id).await?),
         Repair::CloseIntent(id, epoch) => {
             // Finishing the undo releases the addresses and the id too.
-            unfinished::finish(node, *id).await?;
-            node.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await?;
+            unfinished::finish(life, *id).await?;
+            life.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await?;
         }
-        Repair::Regenerate(id, level) => drop(regenerate(node, *id, *level).await?),
+        Repair::Regenerate(id, level) => drop(regenerate(life, *id, *level).await?),
     }
     Ok(())
 }
 
 /// The files of the deletion queue for the audit, without canaries.
-async fn queue_files<K: Kernel>(node: &Node<K>) -> Result<Vec<QueueFile>, QueueFailure> {
-    let files = deletions::entries(node)
+async fn queue_files(deletions: &Deletions) -> Result<Vec<QueueFile>, QueueFailure> {
+    let files = deletions
+        .blocking(Queue::list)
         .await?
         .into_iter()
         .filter(|e| e.content.as_ref().is_ok_and(|d| d.canary.is_none()) || e.content.is_err());
     Ok(files
         .map(|entry| {
-            let age_ms = node.deletions.age_ms(&entry);
+            let age_ms = deletions.age_ms(&entry);
             let (owner, problem) = match entry.content {
                 Ok(d) => (Some(format!("{}/{} on network {}", d.container_id, d.ifname, d.network)), None),
                 Err(why) => (None, Some(why.to_string())),
@@ -474,7 +485,7 @@ async fn queue_files<K: Kernel>(node: &Node<K>) -> Result<Vec<QueueFile>, QueueF
 
 /// An id whose leftovers are being removed; it stays taken meanwhile.
 struct Held<K: Kernel> {
-    node: Arc<Node<K>>,
+    life: Arc<Lifecycle<K>>,
     id: EndpointId,
     was_free: bool,
 }
@@ -482,21 +493,21 @@ struct Held<K: Kernel> {
 impl<K: Kernel> Held<K> {
     /// Takes the id unless it is in use. Pins and call slots carry no epoch, so they may belong to a new endpoint by
     /// now.
-    fn take(node: &Arc<Node<K>>, id: EndpointId) -> Result<Self, RepairError> {
-        let was_free = node.registry.claim_id(id);
-        let in_use = node.registry.get(id).is_some() || node.jobs.is_in_flight(id) || node.prepared.ids().contains(&id);
+    fn take(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Result<Self, RepairError> {
+        let was_free = life.registry.claim_id(id);
+        let in_use = life.registry.get(id).is_some() || life.jobs.is_in_flight(id) || life.prepared.ids().contains(&id);
         // An id that is neither free nor in use is reserved by an unfinished undo.
         if !was_free && in_use {
             return Err(RepairError::InUse(id));
         }
-        Ok(Self { node: Arc::clone(node), id, was_free })
+        Ok(Self { life: Arc::clone(life), id, was_free })
     }
 }
 
 impl<K: Kernel> Drop for Held<K> {
     fn drop(&mut self) {
         if self.was_free {
-            self.node.registry.free_id(self.id);
+            self.life.registry.free_id(self.id);
         }
     }
 }

@@ -25,21 +25,20 @@ use wharf_core::{
     state::State,
     timeline::{DELETE_BEGINS, End, Entries, Operation, Outcome, PastLife},
 };
-use wharf_handover::queue::Deletion;
+use wharf_handover::queue::{Deletion, Queue};
 
 use self::{
     conclude::{Known, conclude, what_to_do},
     subject::{Found, Subject, SubjectError},
 };
 use crate::{
-    clock,
-    endpoint::{self, deletions},
-    findings,
+    clock, endpoint, findings,
     node::{
         Node,
         endpoint::{Handle, View, api_endpoint, api_state},
         health,
-        queue::QueueFailure,
+        lifecycle::Lifecycle,
+        queue::{Deletions, QueueFailure},
     },
 };
 
@@ -58,8 +57,8 @@ const MAX_LISTED: usize = 16;
 /// When the text has no known form.
 pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Explanation, SubjectError> {
     let subject = subject::parse(text)?;
-    let mut found = subject::find(node, &subject);
-    let records = deletion_records(node).await;
+    let mut found = subject::find(&node.life, &subject);
+    let records = deletion_records(&node.life.deletions).await;
     let mut answer = match (found.living.len(), found.orphans.len() + found.out_of_service.len()) {
         (1, _) => living(node, &found.living[0], &records).await,
         (0, 1) => past::out_of_service(node, &found).await,
@@ -67,8 +66,8 @@ pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Expla
             Some(last) if !matches!(subject, Subject::Address(_)) => past::past(node, &last).await,
             None if !found.past.is_empty() && !matches!(subject, Subject::Address(_)) => several(text, &found),
             _ => match &subject {
-                Subject::Address(ip) => address::explain(node, *ip),
-                _ => nothing(node, text, &subject, &records),
+                Subject::Address(ip) => address::explain(&node.life, *ip),
+                _ => nothing(&node.life, text, &subject, &records),
             },
         },
         _ => several(text, &found),
@@ -122,8 +121,8 @@ fn asks_for(deletion: &Deletion, a: &Attachment) -> bool {
 }
 
 /// The pending deletion records, or why they cannot be listed.
-async fn deletion_records<K: Kernel>(node: &Arc<Node<K>>) -> Result<Vec<Deletion>, Unknown> {
-    match timeout(DEADLINE, deletions::entries(node)).await {
+async fn deletion_records(queue: &Deletions) -> Result<Vec<Deletion>, Unknown> {
+    match timeout(DEADLINE, queue.blocking(Queue::list)).await {
         Ok(Ok(entries)) => Ok(entries.into_iter().filter_map(|e| e.content.ok()).collect()),
         Ok(Err(why)) => Err(why.into()),
         Err(_) => Err(Unknown::QueueSilent),
@@ -169,10 +168,10 @@ async fn living<K: Kernel>(
         to_be_deleted: record.is_some(),
         now_ms,
     };
-    let (health, summary) = with_probes(node, r, conclude(&known));
+    let (health, summary) = with_probes(&node.health, r, conclude(&known));
     let mut answer = blank(format!("endpoint {}", r.id), SubjectKind::Endpoint, health, summary);
     answer.facts.extend(what_to_do(&known, r.id).map(|text| fact("what to do", text)));
-    answer.facts.extend(facts(node, &view));
+    answer.facts.extend(facts(&node.life.config.node_name, &view));
     let notices = found.iter().flatten().flatten().filter(|p| p.mender() == Mender::Nobody);
     answer.facts.extend(notices.map(|p| fact("notice", format!("{}; {}", findings::in_words(p), p.remedy()))));
     if let Some(record) = record {
@@ -208,9 +207,9 @@ async fn living<K: Kernel>(
 }
 
 /// For the health endpoint, a failing probe takes precedence over the conclusion.
-fn with_probes<K: Kernel>(node: &Node<K>, r: &EndpointRecord, concluded: (Health, String)) -> (Health, String) {
+fn with_probes(probes: &health::Health, r: &EndpointRecord, concluded: (Health, String)) -> (Health, String) {
     let (health, summary) = concluded;
-    let probed = node.health.view();
+    let probed = probes.view();
     match probed.state {
         HealthState::Degraded | HealthState::WrongAnswer | HealthState::Down if health::is_reserved(&r.attachment) => {
             let amiss = format!("{}: {}", probed.state.as_str(), probed.message);
@@ -230,7 +229,7 @@ fn since(view: &View, entries: &Entries) -> u64 {
 }
 
 /// Facts that identify the endpoint.
-fn facts<K: Kernel>(node: &Node<K>, view: &View) -> Vec<Fact> {
+fn facts(node_name: &str, view: &View) -> Vec<Fact> {
     let r = &view.record;
     let addresses: Vec<String> = r.addresses().map(|ip| ip.to_string()).collect();
     let labels: Vec<String> = r.labels.iter().map(ToString::to_string).collect();
@@ -248,7 +247,7 @@ fn facts<K: Kernel>(node: &Node<K>, view: &View) -> Vec<Fact> {
         fact("epoch", r.epoch.to_string()),
         fact("link", format!("{} (index {})", r.host_ifname, r.host_ifindex)),
         fact("namespace", r.netns.path.display().to_string()),
-        fact("node", node.config.node_name.clone()),
+        fact("node", node_name),
     ]);
     facts
 }
@@ -299,7 +298,7 @@ async fn look<K: Kernel, T: Send + 'static>(
     let asked = async {
         let permit = turn.await.ok()?;
         let (reply, answer) = oneshot::channel();
-        node.tasks.spawn(async move {
+        node.life.tasks.operations.spawn(async move {
             let result = work.await;
             drop(permit);
             reply.send(result).ok(); // the caller may have given up
@@ -332,8 +331,8 @@ enum Unknown {
 
 /// Problems of an endpoint in the kernel, or why they could not be observed. A running build gets a moment to end.
 async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec<Problem>, Unknown> {
-    let (asked, handle) = (Arc::clone(node), handle.clone());
-    let looked = look(node, async move { endpoint::look::settled(&asked, &handle, BUILD_PATIENCE).await }).await;
+    let (asked, handle) = (Arc::clone(&node.life.kernel), handle.clone());
+    let looked = look(node, async move { endpoint::look::settled(&*asked, &handle, BUILD_PATIENCE).await }).await;
     let looked = looked?;
     if looked.settled || verdict(&looked.problems) == Verdict::Well { Ok(looked.problems) } else { Err(Unknown::Build) }
 }
@@ -351,7 +350,7 @@ fn kernel_look(problems: &Result<Vec<Problem>, Unknown>, owner: &str) -> KernelL
 
 /// Counters of an endpoint's programs.
 async fn counters<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<Vec<MetricRow>, Unknown> {
-    let kernel = Arc::clone(&node.kernel);
+    let kernel = Arc::clone(&node.life.kernel);
     match look(node, async move { kernel.observe_counters(id).await }).await {
         Ok(rows) => Ok(rows.into_iter().map(|c| metric_row(id, c)).collect()),
         // The endpoint's maps are gone, or do not exist yet.
@@ -438,15 +437,15 @@ fn several(text: &str, found: &Found) -> Explanation {
 /// The text names no endpoint, present or past. Reports a matching deletion record, or else what was searched and
 /// similar names.
 fn nothing<K: Kernel>(
-    node: &Node<K>,
+    life: &Lifecycle<K>,
     text: &str,
     subject: &Subject,
     records: &Result<Vec<Deletion>, Unknown>,
 ) -> Explanation {
-    let keep = conclude::span(u64::try_from(node.config.timeline_keep.as_millis()).unwrap_or(u64::MAX));
+    let keep = conclude::span(u64::try_from(life.config.timeline_keep.as_millis()).unwrap_or(u64::MAX));
     let mut searched = vec![
-        format!("{} endpoints", node.registry.len()),
-        format!("{} lives that ended in the last {keep}", node.timelines.ended_count()),
+        format!("{} endpoints", life.registry.len()),
+        format!("{} lives that ended in the last {keep}", life.timelines.ended_count()),
         "endpoints whose records were lost, and records out of service".to_owned(),
     ];
     match records {
@@ -471,14 +470,14 @@ fn nothing<K: Kernel>(
         Err(why) => searched.push(format!("not the deletion queue: {why}")),
     }
     if let Subject::Number(id) = subject
-        && node.prepared.ids().contains(id)
+        && life.prepared.ids().contains(id)
     {
         let summary =
             "no endpoint has this number yet: programs are kept ready under it, and the next create takes them";
         let name = format!("endpoint {id}");
         return Explanation { searched, ..blank(name, SubjectKind::Unknown, Health::Pending, summary.to_owned()) };
     }
-    let near = subject::near(node, subject, 5);
+    let near = subject::near(&life.registry, subject, 5);
     let summary = format!("nothing on this node is or was called {text:?}, as far back as the agent remembers");
     Explanation {
         searched,

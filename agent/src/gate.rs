@@ -29,6 +29,8 @@ pub struct Gate {
     changed: Notify,
     /// Admits one waiter at a time; tokio semaphores are fair (FIFO).
     turnstile: Semaphore,
+    /// Creates that got a place since start.
+    pub offered: AtomicU64,
     refused: AtomicU64,
     started: std::time::Instant,
 }
@@ -47,6 +49,7 @@ impl Gate {
             admission: Mutex::new(Admission::new(config)),
             changed: Notify::new(),
             turnstile: Semaphore::new(1),
+            offered: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             started: std::time::Instant::now(),
         }
@@ -63,7 +66,10 @@ impl Gate {
     pub fn offer(self: &Arc<Self>, patience: Duration) -> Result<Place, Refusal> {
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         match lock(&self.admission).offer(patience_ms, self.now_ms()) {
-            Ok(ticket) => Ok(Place { gate: Arc::clone(self), ticket: Some(ticket) }),
+            Ok(ticket) => {
+                self.offered.fetch_add(1, Ordering::Relaxed);
+                Ok(Place { gate: Arc::clone(self), ticket: Some(ticket) })
+            }
             Err(refusal) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 Err(refusal)

@@ -72,13 +72,19 @@ use crate::{
     admin::Admin,
     config::AgentConfig,
     endpoint::{deletions, prepared, resume},
-    node::{LinuxNode, Node, queue, timeline},
+    node::{
+        LinuxNode, Node,
+        lifecycle::{Lifecycle, Tasks},
+        queue, timeline,
+    },
     proxy::NoProxy,
     socket::Socket,
-    store::Store,
+    store::{Store, StoreError},
     sync::lock,
     telemetry::LogFilter,
 };
+
+type Life = Lifecycle<LinuxKernel>;
 
 /// How long running requests and operations may take at a stop.
 const GRACE: Duration = Duration::from_secs(15);
@@ -123,52 +129,53 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
+    let (life, tasks) = (&node.life, &node.life.tasks);
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
-    node.tasks.spawn(telemetry::tell_suppressed(log.clone(), node.stop.clone()));
+    tasks.operations.spawn(telemetry::tell_suppressed(log.clone(), tasks.stop.clone()));
     let admin = Admin::start(&node, log.clone()).await?;
     let beat = {
         let node = Arc::clone(&node);
         move || node.pulses.api.beat()
     };
-    let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), node.stop.clone(), beat));
+    let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), tasks.stop.clone(), beat));
     let owned = Arc::clone(&node);
-    node.endpoints.spawn(async move {
+    tasks.endpoints.spawn(async move {
         // The heartbeat runs until the endpoint tasks are told to end.
         tokio::select! {
-            () = owned.halt.cancelled() => {}
+            () = owned.life.tasks.halt.cancelled() => {}
             () = owned.pulses.runtime.keep() => {}
         }
     });
-    node.kernel.ensure_node(&node.spec()).await?;
-    pools::look(&node.addresses).await.map_err(anyhow::Error::msg)?;
-    lock(&node.addresses.ipam).set_rest(node.config.ip_rest_ms);
+    life.kernel.ensure_node(&life.spec()).await?;
+    pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
+    lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
-    restore::restore(&node, opened.snapshot, opened.lost).instrument(restoring).await?;
-    health::reserve(&node).await;
+    restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
+    health::reserve(life, &node.health).await;
     // The queue is drained before the agent serves: an endpoint deleted while no agent ran must be gone before its
     // container is added again.
-    let drained = deletions::drain(&node, queue::Cause::Start).await.map(drop);
+    let drained = deletions::drain(life, queue::Cause::Start).await.map(drop);
     if let Err(why) = &drained {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
     }
     // From its first answer on, status tells how the queue fares.
-    node.controllers.record(deletions::CONTROLLER, drained);
+    tasks.controllers.record(deletions::CONTROLLER, drained);
     wharf_crash::point("start/after-drain");
-    node.tasks.spawn(read_events(Arc::clone(&node), events));
-    if node.config.debug_programs {
-        node.tasks.spawn(read_program_log(Arc::clone(&node)));
+    tasks.operations.spawn(read_events(Arc::clone(life), events));
+    if life.config.debug_programs {
+        tasks.operations.spawn(read_program_log(Arc::clone(life)));
     }
     start_controllers(&node, admin.handle());
     if let Some(listener) = metrics_listener {
-        let (router, stop) = (rest::metrics_router(Arc::clone(&node)), node.stop.clone());
-        node.tasks.spawn(serve::metrics(listener, router, stop));
+        let (router, stop) = (rest::metrics_router(Arc::clone(&node)), tasks.stop.clone());
+        tasks.operations.spawn(serve::metrics(listener, router, stop));
     }
     if let Err(error) = memory::give_back() {
         tracing::warn!(%error, "return the memory that the start freed");
     }
     node.serving.store(true, Ordering::Release);
     tracing::info!(socket = %socket.display(), node = node_name, version = env!("CARGO_PKG_VERSION"), "serving");
-    node.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));
+    life.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));
     notify(&[sd_notify::NotifyState::Ready]);
 
     tokio::select! {
@@ -187,25 +194,24 @@ async fn stop(
     admin: Admin,
     writer: std::thread::JoinHandle<()>,
 ) {
-    node.stop.cancel();
+    let tasks = node.life.tasks.clone();
+    tasks.stop.cancel();
     match tokio::time::timeout(GRACE, api).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::error!("serve the API: {error}"),
         Err(_) => tracing::warn!("requests were still running after {GRACE:?}"),
     }
-    node.tasks.close();
-    if tokio::time::timeout(GRACE, node.tasks.wait()).await.is_err() {
+    tasks.operations.close();
+    if tokio::time::timeout(GRACE, tasks.operations.wait()).await.is_err() {
         tracing::warn!("operations were still running after {GRACE:?}; the next start resumes them");
     }
-    node.halt.cancel();
-    node.endpoints.close();
-    if tokio::time::timeout(GRACE, node.endpoints.wait()).await.is_err() {
+    tasks.halt.cancel();
+    tasks.endpoints.close();
+    if tokio::time::timeout(GRACE, tasks.endpoints.wait()).await.is_err() {
         tracing::warn!("endpoints were still busy after {GRACE:?}; the next start resumes them");
     }
-    prepared::drain(&node).await;
-    if let Err(why) =
-        timeline::write(&node.timelines, &node.store, &node.registry, clock::unix_ms(), node.config.timeline_keep).await
-    {
+    prepared::drain(&node.life).await;
+    if let Err(why) = write_timeline(Arc::clone(&node.life)).await {
         tracing::warn!("{why}; what was not written is not told after the next start");
     }
     // The admin thread stops late, so that a hanging stop can be inspected, but before the store, because it holds a
@@ -222,9 +228,10 @@ async fn stop(
 }
 
 fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
-    let prepare = Arc::clone(node);
-    node.tasks.spawn(async move {
-        let (controllers, stop) = (prepare.controllers.clone(), prepare.stop.clone());
+    let (life, tasks) = (&node.life, &node.life.tasks);
+    let prepare = Arc::clone(life);
+    tasks.operations.spawn(async move {
+        let Tasks { controllers, stop, .. } = &prepare.tasks;
         loop {
             let run = controllers.begin("prepared-programs");
             let failed = run.end(prepared::refill(&prepare).await);
@@ -236,88 +243,74 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
             }
         }
     });
-    node.tasks.spawn(deletions::watch(Arc::clone(node)));
-    node.tasks.spawn(stuck::watch(Arc::clone(node)));
-    if !node.config.health_interval.is_zero() {
-        node.tasks.spawn(health::run(Arc::clone(node), health::ThisHost));
+    tasks.operations.spawn(deletions::watch(Arc::clone(life)));
+    tasks.operations.spawn(stuck::watch(Arc::clone(life)));
+    if !life.config.health_interval.is_zero() {
+        tasks.operations.spawn(health::run(Arc::clone(life), Arc::clone(&node.health), health::ThisHost));
     }
-    if !node.config.selfcheck_interval.is_zero() {
-        node.tasks.spawn(selfcheck::watch(Arc::clone(node)));
+    if !life.config.selfcheck_interval.is_zero() {
+        tasks.operations.spawn(selfcheck::watch(Arc::clone(life), Arc::clone(&node.self_checks)));
     }
-    let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
-        let work = || {
-            timeline::write(
-                &owned.timelines,
-                &owned.store,
-                &owned.registry,
-                clock::unix_ms(),
-                owned.config.timeline_keep,
-            )
-        };
-        owned.controllers.run("timeline", timeline::INTERVAL, owned.stop.clone(), work).await;
-    });
-    let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
-        // A lost store file must be found while the agent runs: when the agent ends, the records are gone.
-        let work = || owned.store.ping();
-        owned.controllers.run("store-file", store::LOOK, owned.stop.clone(), work).await;
-    });
-    let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
-        let work = || resting::wake(&owned.addresses);
-        owned.controllers.run("address-rest", resting::TICK, owned.stop.clone(), work).await;
-    });
-    let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
-        let work = || resume::resume(&owned);
-        owned.controllers.run("delete-resume", resume::INTERVAL, owned.stop.clone(), work).await;
-    });
-    if !node.config.audit_interval.is_zero() {
+    every(life, "timeline", timeline::INTERVAL, write_timeline);
+    // A lost store file must be found while the agent runs: when the agent ends, the records are gone.
+    every(life, "store-file", store::LOOK, |life| async move { life.store.ping().await });
+    every(life, "address-rest", resting::TICK, |life| async move { resting::wake(&life.addresses).await });
+    every(life, "delete-resume", resume::INTERVAL, |life| async move { resume::resume(&life).await });
+    if !life.config.audit_interval.is_zero() {
         let owned = Arc::clone(node);
-        node.tasks.spawn(async move {
+        tasks.operations.spawn(async move {
+            let (life, Tasks { controllers, stop, .. }) = (&owned.life, &owned.life.tasks);
+            let interval = life.config.audit_interval;
             let mut reconcile = reconcile::Reconcile::default();
             loop {
                 tokio::select! {
-                    () = owned.stop.cancelled() => return,
-                    () = tokio::time::sleep(owned.config.audit_interval) => {}
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(interval) => {}
                 }
-                let run = owned.controllers.begin("leak-audit");
-                let result = reconcile.run(&owned).await;
+                let run = controllers.begin("leak-audit");
+                let result = reconcile.run(life, &owned.audit_findings).await;
                 if let Err(why) = &result {
                     tracing::warn!(controller = "leak-audit", "{why}");
                 }
                 run.end(result);
-                let interval = owned.config.audit_interval;
-                owned.controllers.plan("leak-audit", interval, interval);
+                controllers.plan("leak-audit", interval, interval);
             }
         });
     }
-    let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
-        let work = || async { owned.kernel.ensure_node(&owned.spec()).await };
-        owned.controllers.run("node-datapath", NODE_INTERVAL, owned.stop.clone(), work).await;
-    });
-    let owned = Arc::clone(node);
-    node.tasks.spawn(async move {
-        let work = || pools::look(&owned.addresses);
-        owned.controllers.run("pool-overlap", POOLS_INTERVAL, owned.stop.clone(), work).await;
-    });
+    every(life, "node-datapath", NODE_INTERVAL, |life| async move { life.kernel.ensure_node(&life.spec()).await });
+    every(life, "pool-overlap", POOLS_INTERVAL, |life| async move { pools::look(&life.addresses).await });
     if let Some(interval) = sd_notify::watchdog_enabled() {
-        node.tasks.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);
+        tasks.operations.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);
     }
 }
 
-async fn read_events(node: Arc<LinuxNode>, mut events: wharf_datapath::EventReader) {
+/// Runs `work` as a controller at an interval until the agent stops.
+fn every<F, E>(life: &Arc<Life>, name: &'static str, interval: Duration, work: fn(Arc<Life>) -> F)
+where
+    F: Future<Output = Result<(), E>> + Send + 'static,
+    E: std::fmt::Display + Send + 'static,
+{
+    let owned = Arc::clone(life);
+    life.tasks.operations.spawn(async move {
+        let work = || work(Arc::clone(&owned));
+        owned.tasks.controllers.run(name, interval, owned.tasks.stop.clone(), work).await;
+    });
+}
+
+async fn write_timeline(life: Arc<Life>) -> Result<(), StoreError> {
+    timeline::write(&life.timelines, &life.store, &life.registry, clock::unix_ms(), life.config.timeline_keep).await
+}
+
+async fn read_events(life: Arc<Life>, mut events: wharf_datapath::EventReader) {
     loop {
         let result = tokio::select! {
-            () = node.stop.cancelled() => return,
+            () = life.tasks.stop.cancelled() => return,
             result = events.next() => result,
         };
         match result {
-            Ok(batch) => node.monitor.packets(&batch),
+            Ok(batch) => life.monitor.packets(&batch),
             Err(error) => {
-                node.controllers.record("events", Err(&error));
+                life.tasks.controllers.record("events", Err(&error));
                 tracing::error!("read events: {error}; `wharf monitor` shows no packets until the agent is restarted");
                 return;
             }
@@ -327,22 +320,22 @@ async fn read_events(node: Arc<LinuxNode>, mut events: wharf_datapath::EventRead
 
 /// Copies the programs' log to the agent's log; only with `--debug-programs`. All programs write to one buffer, which
 /// is reachable through any of them. A set is therefore prepared, and then given back for normal use.
-async fn read_program_log(node: Arc<LinuxNode>) {
+async fn read_program_log(life: Arc<Life>) {
     let read = async {
-        let (set, programs, guard) = prepared::load(&node).await?;
-        node.prepared.give_back(set);
+        let (set, programs, guard) = prepared::load(&life).await?;
+        life.prepared.give_back(set);
         drop(guard);
-        let mut log = node.kernel.program_log(programs.program_ids[0]).await?;
+        let mut log = life.kernel.program_log(programs.program_ids[0]).await?;
         loop {
             log.next().await?;
         }
     };
     let result: anyhow::Result<()> = tokio::select! {
-        () = node.stop.cancelled() => return,
+        () = life.tasks.stop.cancelled() => return,
         result = read => result,
     };
     if let Err(error) = result {
-        node.controllers.record("program-log", Err(&error));
+        life.tasks.controllers.record("program-log", Err(&error));
         tracing::error!("read the programs' log: {error}");
     }
 }

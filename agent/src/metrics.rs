@@ -4,8 +4,12 @@
 mod exposition;
 
 use std::{
+    collections::BTreeMap,
     fmt::Write as _,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,10 +24,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use wharf_api::{AgentStatus, HealthState, IpFamily, MetricRow, NodeHealth, ProbeOutcome};
-use wharf_core::state::Level;
+use wharf_core::{kernel::CounterRow, state::Level};
 
 pub use self::exposition::Format;
-use crate::controller::Runs;
+use crate::{controller::Runs, sync::lock};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Phase {
@@ -87,6 +91,10 @@ pub struct Metrics {
     health_launches: Counter,
     health_trips: Family<ProbeLabel, Real>,
     health_losses: Family<ProbeLabel, Real>,
+    /// State transitions refused since start.
+    pub refused_transitions: AtomicU64,
+    /// Packets and bytes of deleted endpoints by direction and reason, so that the node's totals never decrease.
+    pub past_counters: Mutex<BTreeMap<(String, String), (u64, u64)>>,
 }
 
 /// 100 microseconds to 13 seconds.
@@ -106,6 +114,8 @@ impl Default for Metrics {
             health_launches: Counter::default(),
             health_trips: Family::default(),
             health_losses: Family::default(),
+            refused_transitions: AtomicU64::new(0),
+            past_counters: Mutex::default(),
         }
     }
 }
@@ -114,16 +124,6 @@ impl Metrics {
     /// A phase of a create, regeneration or delete ended.
     pub fn phase(&self, operation: &'static str, phase: &'static str, took: Duration) {
         self.phases.get_or_create(&Phase { operation, phase }).observe(took.as_secs_f64());
-    }
-
-    /// A create ended.
-    pub fn create(&self, took: Duration, succeeded: bool) {
-        self.operation("create", took, succeeded);
-    }
-
-    /// A delete ended.
-    pub fn delete(&self, took: Duration, succeeded: bool) {
-        self.operation("delete", took, succeeded);
     }
 
     /// A regeneration ended.
@@ -135,7 +135,18 @@ impl Metrics {
         self.operation(operation, took, succeeded);
     }
 
-    fn operation(&self, operation: &'static str, took: Duration, succeeded: bool) {
+    /// Adds a deleted endpoint's last counters to the node's totals.
+    pub fn keep_counters(&self, rows: &[CounterRow]) {
+        let mut past = lock(&self.past_counters);
+        for row in rows {
+            let total = past.entry((row.direction.clone(), row.reason.clone())).or_default();
+            total.0 += row.packets;
+            total.1 += row.bytes;
+        }
+    }
+
+    /// An operation ended.
+    pub fn operation(&self, operation: &'static str, took: Duration, succeeded: bool) {
         let outcome = if succeeded { "success" } else { "failure" };
         self.operations.get_or_create(&Outcome { operation, outcome }).observe(took.as_secs_f64());
     }

@@ -2,20 +2,22 @@
 //! leaves findings for the operator (orphans, records out of service) and changes by a container to its own network.
 //! Each finding is logged once, when it is new.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
 
 use wharf_api::LogStatus;
 use wharf_core::{
     finding::{Mender, Problem},
-    ids::EndpointId,
     kernel::Kernel,
 };
 
 use crate::{
     audit::{AuditError, Audited, Key, Mend, audit_and, key_of},
     endpoint::orphan,
-    findings,
-    node::Node,
+    findings::{self, Left},
+    node::{lifecycle::Lifecycle, registry::Registry},
     sync::lock,
 };
 
@@ -29,20 +31,23 @@ pub struct Reconcile {
 }
 
 impl Reconcile {
-    /// One round.
+    /// One round. `told`: the findings that the status shows.
     ///
     /// # Errors
     /// When the kernel or the store cannot be read.
-    pub async fn run<K: Kernel>(&mut self, node: &Arc<Node<K>>) -> Result<(), AuditError> {
-        let mut kept: BTreeSet<EndpointId> = orphan::ids(node);
-        kept.extend(lock(&node.out_of_service).ids());
-        let guards: Vec<_> = kept.into_iter().map(|id| node.jobs.working_on(id)).collect();
-        let outcome = audit_and(node, &Mend::Only(std::mem::take(&mut self.last))).await?;
+    pub async fn run<K: Kernel>(
+        &mut self,
+        life: &Arc<Lifecycle<K>>,
+        told: &Mutex<Option<Left>>,
+    ) -> Result<(), AuditError> {
+        let kept = life.orphans.ids().into_iter().chain(life.out_of_service.ids());
+        let guards: Vec<_> = kept.map(|id| life.jobs.working_on(id)).collect();
+        let outcome = audit_and(life, &Mend::Only(std::mem::take(&mut self.last))).await?;
         drop(guards);
         let left = outcome.left();
         let mut logged = BTreeSet::new();
         for audited in outcome.findings {
-            self.log(node, &audited);
+            self.log(&life.registry, &audited);
             let Audited { finding, outcome } = audited;
             if !matches!(outcome, Some(Ok(()))) && is_the_agents(finding.problem.mender()) {
                 self.last.insert(key_of(&finding.problem));
@@ -50,11 +55,11 @@ impl Reconcile {
             logged.insert(finding.problem);
         }
         self.logged = logged;
-        *lock(&node.audit_findings) = Some(left);
-        Ok(orphan::forget_gone(node).await?)
+        *lock(told) = Some(left);
+        Ok(orphan::forget_gone(life).await?)
     }
 
-    fn log<K: Kernel>(&self, node: &Node<K>, audited: &Audited) {
+    fn log(&self, registry: &Registry, audited: &Audited) {
         let Audited { finding, outcome } = audited;
         let (problem, owner) = (&finding.problem, finding.owner.as_deref());
         let (object, subject) = (problem.object(), problem.subject());
@@ -66,7 +71,7 @@ impl Reconcile {
                 tracing::info!(object, subject, owner, "leak audit: {problem}; remedy: {}", problem.remedy());
                 // `wharf explain` shows the finding in the endpoint's timeline.
                 if let (Mender::Container { .. }, Problem::Endpoint(id, _)) = (problem.mender(), problem)
-                    && let Some(handle) = node.registry.get(*id)
+                    && let Some(handle) = registry.get(*id)
                 {
                     handle.shared.log(LogStatus::Warning, "audit", findings::in_words(problem));
                 }

@@ -7,13 +7,11 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
+    sync::{Arc, Mutex},
 };
 
 use anyhow::Context as _;
-use tokio::{sync::mpsc, time::Instant};
-use tokio_util::sync::CancellationToken;
-use wharf_api::{EndpointStatus, LogStatus};
+use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname, parse_host_ifname},
     ids::{Attachment, EndpointId, Epoch},
@@ -31,9 +29,11 @@ use crate::{
     config::AgentConfig,
     endpoint::{delete, orphan, out_of_service, task::EndpointTask},
     node::{
-        Node,
-        endpoint::{Command, Handle, MAILBOX, Shared, View},
-        health, timeline,
+        endpoint::{Command, Handle, View},
+        health,
+        lifecycle::Lifecycle,
+        registry::Registry,
+        timeline,
     },
     sync::lock,
 };
@@ -104,17 +104,17 @@ pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) ->
 ///
 /// # Errors
 /// When the kernel cannot be read at all.
-pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: bool) -> anyhow::Result<()> {
-    let dump = node.kernel.dump().await?;
-    node.store.skip_epochs(last_epoch(&dump));
+pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lost: bool) -> anyhow::Result<()> {
+    let dump = life.kernel.dump().await?;
+    life.store.skip_epochs(last_epoch(&dump));
     wharf_crash::point("restore/after-dump");
     let links: HashMap<&str, u32> = dump.links.iter().map(|l| (l.name.as_str(), l.ifindex.0)).collect();
     let mut changes = Vec::new();
-    timeline::load(&node.timelines, &node.store, &snapshot).await;
-    orphan::recognise(node, &dump, &snapshot.leases);
-    let unclaimed = claim_addresses(node, &snapshot, &links, &mut changes);
-    let out_of_service = unreadable(node, &snapshot, &dump, &mut changes);
-    out_of_service::hold(node, snapshot.out_of_service.clone());
+    timeline::load(&life.timelines, &life.store, &snapshot).await;
+    orphan::recognise(&life.registry, &life.orphans, &dump, &snapshot.leases);
+    let unclaimed = claim_addresses(&mut lock(&life.addresses.ipam), &snapshot, &links, &mut changes);
+    let out_of_service = unreadable(&life.registry, &snapshot, &dump, &mut changes);
+    out_of_service::hold(life, snapshot.out_of_service.clone());
 
     let interrupted: HashMap<(EndpointId, Epoch), bool> = snapshot
         .intents
@@ -133,7 +133,7 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
         let alive = alive && !health::is_reserved(&record.attachment);
         let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
         let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
-        let Some((task, handle, renumbered)) = insert(node, record) else { continue };
+        let Some((task, handle, renumbered)) = insert(life, record) else { continue };
         if renumbered {
             changes.push(Change::PutEndpoint(Box::new(handle.shared.read(|v| v.record.clone()))));
         }
@@ -156,31 +156,31 @@ pub async fn restore<K: Kernel>(node: &Arc<Node<K>>, snapshot: Snapshot, lost: b
     }
     // The failure is counted before the delete is tried, so a delete that crashes the agent is counted too.
     changes.extend(dead.iter().map(|(_, handle, _)| failure(handle.id, &failed_before, "the agent ended over it")));
-    if let Err(error) = node.store.commit(changes).await {
+    if let Err(error) = life.store.commit(changes).await {
         tracing::warn!("restore: {error}; what it tells is in force all the same");
     }
-    out_of_service::hold(node, out_of_service);
+    out_of_service::hold(life, out_of_service);
     wharf_crash::point("restore/after-claims");
     for (id, epoch, intent) in snapshot.intents {
         if let Intent::Create { attachment, .. } = intent {
-            undo_create(node, id, epoch, &attachment).await;
+            undo_create(life, id, epoch, &attachment).await;
         }
     }
     wharf_crash::point("restore/after-undo");
-    clean_up(node, dead, &failed_before).await;
+    clean_up(life, dead, &failed_before).await;
     wharf_crash::point("restore/after-clean-up");
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
     for mut task in living {
         // Unchanged programs are kept, so a restart does not verify every endpoint again.
         task.keep_programs = true;
         task.transition(Event::RestoreStarted);
-        node.endpoints.spawn(task.run());
+        life.tasks.endpoints.spawn(task.run());
     }
     if lost && !dump.links.is_empty() {
-        orphan::keep(node, &dump).await;
+        orphan::keep(life, &dump).await;
     } else {
-        remove_unexplained(node, &rebuilt).await;
-        if lost && let Err(error) = node.store.commit(vec![Change::LossHandled]).await {
+        remove_unexplained(life, &rebuilt).await;
+        if lost && let Err(error) = life.store.commit(vec![Change::LossHandled]).await {
             tracing::warn!("restore: note that no endpoint is without a record: {error}; the next start looks again");
         }
     }
@@ -198,14 +198,13 @@ fn is_renamed(dump: &KernelDump, record: &EndpointRecord) -> bool {
 
 /// Claims leases and rests in memory. Returns the addresses whose lease could not be claimed; this node must not
 /// release them.
-fn claim_addresses<K: Kernel>(
-    node: &Node<K>,
+fn claim_addresses(
+    ipam: &mut Ipam,
     snapshot: &Snapshot,
     links: &HashMap<&str, u32>,
     changes: &mut Vec<Change>,
 ) -> Vec<IpAddr> {
     let mut unclaimed = Vec::new();
-    let mut ipam = lock(&node.addresses.ipam);
     for lease in &snapshot.leases {
         if orphan::link_of(lease).is_some_and(|link| !links.contains_key(link)) {
             changes.push(Change::RemoveLease(lease.ip));
@@ -229,8 +228,8 @@ fn claim_addresses<K: Kernel>(
 
 /// Counts unreadable records and takes them out of service: in memory at once, in the store at the last allowed
 /// failure.
-fn unreadable<K: Kernel>(
-    node: &Node<K>,
+fn unreadable(
+    registry: &Registry,
     snapshot: &Snapshot,
     dump: &KernelDump,
     changes: &mut Vec<Change>,
@@ -243,7 +242,7 @@ fn unreadable<K: Kernel>(
             continue;
         };
         // The endpoint of the unreadable record may still run, so its id stays taken.
-        node.registry.claim_id(id);
+        registry.claim_id(id);
         tracing::error!(endpoint = id.get(), "restore: {why}");
         let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
         let taken = OutOfService {
@@ -271,19 +270,19 @@ fn failure(id: EndpointId, before: &HashMap<EndpointId, u32>, why: &str) -> Chan
 /// Finishes the deletes of dead endpoints and of those with an interrupted delete. An endpoint whose delete fails at
 /// several starts in a row goes out of service.
 async fn clean_up<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     dead: Vec<(EndpointTask<K>, Handle, DeleteOptions)>,
     failed_before: &HashMap<EndpointId, u32>,
 ) {
     let mut to_delete = Vec::new();
     for (task, handle, options) in dead {
-        node.endpoints.spawn(task.run());
+        life.tasks.endpoints.spawn(task.run());
         to_delete.push((handle, options));
     }
     let mut failed: HashMap<String, String> = HashMap::new();
     for options in [DeleteOptions { no_ip_release: false }, DeleteOptions { no_ip_release: true }] {
         let handles: Vec<Handle> = to_delete.iter().filter(|(_, o)| *o == options).map(|(h, _)| h.clone()).collect();
-        for error in delete::delete(node, handles, options, delete::Answer::Finished).await.errors {
+        for error in delete::delete(life, handles, options, delete::Answer::Finished).await.errors {
             tracing::warn!(endpoint = error.endpoint, step = error.step, "restore: delete: {}", error.message);
             failed.insert(error.endpoint, format!("{}: {}", error.step, error.message));
         }
@@ -291,7 +290,7 @@ async fn clean_up<K: Kernel>(
     let mut changes = Vec::new();
     for (handle, _) in to_delete {
         let record = handle.shared.read(|v| v.record.clone());
-        let still_there = node.registry.get(handle.id).is_some_and(|there| there.epoch == handle.epoch);
+        let still_there = life.registry.get(handle.id).is_some_and(|there| there.epoch == handle.epoch);
         if !still_there {
             changes.push(Change::RemoveRestoreFailure(handle.id));
             continue;
@@ -318,16 +317,16 @@ async fn clean_up<K: Kernel>(
         changes.push(Change::RemoveIntent(handle.id, handle.epoch));
         changes.push(Change::TakeOutOfService(Box::new(taken.clone())));
         // The id stays taken by the record out of service.
-        node.registry.remove(handle.id);
+        life.registry.remove(handle.id);
         if handle.mailbox.try_send(Command::Retire).is_err() {
             tracing::warn!(
                 endpoint = handle.id.get(),
                 "restore: the task of a record out of service runs on to the agent's end"
             );
         }
-        out_of_service::hold(node, vec![taken]);
+        out_of_service::hold(life, vec![taken]);
     }
-    if let Err(error) = node.store.commit(changes).await {
+    if let Err(error) = life.store.commit(changes).await {
         tracing::warn!("restore: {error}; failures are counted anew at the next start");
     }
 }
@@ -342,9 +341,9 @@ fn last_epoch(dump: &KernelDump) -> Epoch {
 
 /// Inserts an endpoint into the tables; the flag is true when its identity is new. `None` when two records conflict;
 /// the audit reports it.
-fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<(EndpointTask<K>, Handle, bool)> {
+fn insert<K: Kernel>(life: &Arc<Lifecycle<K>>, mut record: EndpointRecord) -> Option<(EndpointTask<K>, Handle, bool)> {
     let (id, epoch) = (record.id, record.epoch);
-    if !node.registry.claim_id(id) {
+    if !life.registry.claim_id(id) {
         tracing::error!(
             endpoint = id.get(),
             epoch = epoch.0,
@@ -354,7 +353,7 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
     }
     let mut renumbered = false;
     {
-        let mut identities = lock(&node.identities);
+        let mut identities = lock(&life.identities);
         if let Err(error) = identities.claim(record.identity, &record.labels) {
             tracing::warn!(endpoint = id.get(), "restore identity: {error}");
             match identities.acquire(&record.labels) {
@@ -363,22 +362,13 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
             }
         }
     }
-    let view = View {
-        fsm: Fsm::new_restored(clock::monotonic_ms()),
-        status: EndpointStatus { since_unix_ms: clock::unix_ms(), ..EndpointStatus::default() },
-        step_since: Instant::now(),
-        trace: false,
-        committed: true,
-        delete_options: DeleteOptions::default(),
-        record,
-        taken_over: Vec::new(),
-    };
-    let (sender, mailbox) = mpsc::channel(MAILBOX);
-    let handle = Handle { id, epoch, mailbox: sender, shared: Shared::new(view), cancel: CancellationToken::new() };
-    if let Some(before) = node.timelines.take(id, epoch) {
+    let mut view = View::new(record, Fsm::new_restored(clock::monotonic_ms()), true);
+    view.status.since_unix_ms = clock::unix_ms();
+    let (handle, mailbox) = Handle::new(view);
+    if let Some(before) = life.timelines.take(id, epoch) {
         handle.shared.adopt(before);
     }
-    if node.registry.insert(handle.clone()).is_err() {
+    if life.registry.insert(handle.clone()).is_err() {
         tracing::error!(
             endpoint = id.get(),
             epoch = epoch.0,
@@ -386,39 +376,38 @@ fn insert<K: Kernel>(node: &Arc<Node<K>>, mut record: EndpointRecord) -> Option<
         );
         return None;
     }
-    Some((EndpointTask::new(Arc::clone(node), &handle, mailbox, false), handle, renumbered))
+    Some((EndpointTask::new(Arc::clone(life), &handle, mailbox, false), handle, renumbered))
 }
 
 /// Undoes a create that the end of the agent interrupted. The id may have another endpoint, so only objects with the
 /// epoch are removed here; pins without a record are removed by [`remove_unexplained`].
-async fn undo_create<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId, epoch: Epoch, attachment: &Attachment) {
+async fn undo_create<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId, epoch: Epoch, attachment: &Attachment) {
     let link = LinkRef { id, epoch, host_ifname: host_ifname(id, epoch), host_ifindex: None, container: None };
-    if let Err(error) = node.kernel.remove_link(&link).await {
+    if let Err(error) = life.kernel.remove_link(&link).await {
         tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: undo a create: {error}; its intent stays open");
         return;
     }
-    let life = timeline::interrupted(id, epoch, attachment);
-    let changes = vec![Change::RemoveIntent(id, epoch), Change::PutLife(Box::new(life.clone()))];
-    let closed = node.store.commit(changes).await;
-    if closed.is_ok() {
-        node.timelines.ended(&life);
-    }
-    match closed {
-        Ok(()) => tracing::info!(endpoint = id.get(), epoch = epoch.0, "restore: undid an interrupted create"),
+    let ended = timeline::interrupted(id, epoch, attachment);
+    let changes = vec![Change::RemoveIntent(id, epoch), Change::PutLife(Box::new(ended.clone()))];
+    match life.store.commit(changes).await {
+        Ok(()) => {
+            life.timelines.ended(&ended);
+            tracing::info!(endpoint = id.get(), epoch = epoch.0, "restore: undid an interrupted create");
+        }
         Err(error) => tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: close intent: {error}"),
     }
 }
 
 /// Removes leftovers that Wharf provably made: prepared program sets, rows of interrupted creates.
-async fn remove_unexplained<K: Kernel>(node: &Arc<Node<K>>, rebuilding: &[EndpointId]) {
+async fn remove_unexplained<K: Kernel>(life: &Arc<Lifecycle<K>>, rebuilding: &[EndpointId]) {
     // Endpoints under rebuild are repaired by the rebuild.
-    let mut guards: Vec<_> = rebuilding.iter().map(|id| node.jobs.working_on(*id)).collect();
+    let mut guards: Vec<_> = rebuilding.iter().map(|id| life.jobs.working_on(*id)).collect();
     // Orphans and records out of service are kept, because their containers may run. A delete or the operator removes
     // them.
-    let mut kept = orphan::ids(node);
-    kept.extend(lock(&node.out_of_service).ids());
-    guards.extend(kept.into_iter().map(|id| node.jobs.working_on(id)));
-    match audit::audit(node, true).await {
+    let kept = life.orphans.ids().into_iter().chain(life.out_of_service.ids());
+    guards.extend(kept.map(|id| life.jobs.working_on(id)));
+    // The status has no findings yet that the repair could remove.
+    match audit::audit(life, &Mutex::default(), true).await {
         Ok(report) => {
             // Repaired findings are already in one log line of the audit.
             for f in report.findings.into_iter().filter(|f| f.repair.as_deref() != Some("mended")) {

@@ -11,7 +11,7 @@ use wharf_core::{
     plan::{CreateStep, DeleteStep},
 };
 
-use crate::node::Node;
+use crate::node::{jobs::Jobs, lifecycle::Lifecycle, registry::Registry};
 
 /// Interval of the check.
 pub const TICK: Duration = Duration::from_secs(1);
@@ -20,16 +20,16 @@ const GRACE_MS: u64 = 1_000;
 
 /// Steps that overran, by endpoint.
 #[must_use]
-pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
+pub fn stuck<K: Kernel>(registry: &Registry, jobs: &Jobs<K>, proxy_timeout: Duration) -> Vec<StuckStep> {
     let mut found = Vec::new();
     // A step runs while its endpoint is in flight: an idle endpoint has none.
-    for handle in node.jobs.in_flight().into_iter().filter_map(|id| node.registry.get(id)) {
+    for handle in jobs.in_flight().into_iter().filter_map(|id| registry.get(id)) {
         handle.shared.read(|v| {
             if v.status.phase.is_empty() {
                 return;
             }
             let for_ms = u64::try_from(v.step_since.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let bound_ms = bound_ms(node, &v.status.phase);
+            let bound_ms = bound_ms(proxy_timeout, &v.status.phase);
             if for_ms > bound_ms.saturating_add(GRACE_MS) {
                 found.push(StuckStep {
                     endpoint: handle.id.get(),
@@ -42,12 +42,12 @@ pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
         });
     }
     // Kernel calls that still run after their step timed out.
-    for (id, job) in node.jobs.running() {
+    for (id, job) in jobs.running() {
         let for_ms = u64::try_from(job.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let (endpoint, bound_ms) = (id.get(), bound_ms(node, job.step));
+        let (endpoint, bound_ms) = (id.get(), bound_ms(proxy_timeout, job.step));
         let is_named = found.iter().any(|s| s.endpoint == endpoint && s.step == job.step);
         if for_ms > bound_ms.saturating_add(GRACE_MS) && !is_named {
-            let of = node.registry.get(id).map(|h| h.shared.read(|v| v.record.attachment.to_string()));
+            let of = registry.get(id).map(|h| h.shared.read(|v| v.record.attachment.to_string()));
             let attachment = of.unwrap_or_else(|| "no endpoint".to_owned());
             found.push(StuckStep { endpoint, attachment, step: job.step.to_owned(), for_ms, bound_ms });
         }
@@ -56,9 +56,9 @@ pub fn stuck<K: Kernel>(node: &Node<K>) -> Vec<StuckStep> {
 }
 
 /// The deadline of a step by name; the longest one when creates and deletes share the name.
-fn bound_ms<K: Kernel>(node: &Node<K>, step: &str) -> u64 {
+fn bound_ms(proxy_timeout: Duration, step: &str) -> u64 {
     if step == DeleteStep::AwaitProxy.name() {
-        return u64::try_from(node.config.proxy_timeout.as_millis()).unwrap_or(u64::MAX);
+        return u64::try_from(proxy_timeout.as_millis()).unwrap_or(u64::MAX);
     }
     let create = CreateStep::ALL.into_iter().filter(|s| s.name() == step).map(CreateStep::deadline_ms);
     let delete = DeleteStep::ALL.into_iter().filter(|s| s.name() == step).map(DeleteStep::deadline_ms);
@@ -66,24 +66,24 @@ fn bound_ms<K: Kernel>(node: &Node<K>, step: &str) -> u64 {
 }
 
 /// Checks until the agent stops. Reports each stuck step once: in the log, the endpoint's log and the monitor.
-pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
+pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>) {
     let mut told: BTreeSet<(u16, String)> = BTreeSet::new();
     loop {
-        let found = stuck(&node);
+        let found = stuck(&life.registry, &life.jobs, life.config.proxy_timeout);
         for s in &found {
             if told.insert((s.endpoint, s.step.clone())) {
                 let what = format!("step {} has not ended for {} ms, its bound is {} ms", s.step, s.for_ms, s.bound_ms);
                 tracing::error!(endpoint = s.endpoint, attachment = s.attachment, "stuck: {what}");
                 let id = EndpointId::try_from(s.endpoint).ok();
-                if let Some(handle) = id.and_then(|id| node.registry.get(id)) {
+                if let Some(handle) = id.and_then(|id| life.registry.get(id)) {
                     handle.shared.log(LogStatus::Failure, "stuck", what.clone());
-                    node.monitor.agent(Some(handle.id), "endpoint-stuck", what);
+                    life.monitor.agent(Some(handle.id), "endpoint-stuck", what);
                 }
             }
         }
         told.retain(|(endpoint, step)| found.iter().any(|s| s.endpoint == *endpoint && s.step == *step));
         tokio::select! {
-            () = node.stop.cancelled() => return,
+            () = life.tasks.stop.cancelled() => return,
             () = tokio::time::sleep(TICK) => {}
         }
     }

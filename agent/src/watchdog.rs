@@ -16,7 +16,7 @@ pub async fn feed(node: Arc<LinuxNode>, interval: Duration) {
         notify(&[sd_notify::NotifyState::Watchdog]);
         Ok::<_, Stalled>(())
     };
-    node.controllers.run("watchdog", interval / 3, node.stop.clone(), work).await;
+    node.life.tasks.controllers.run("watchdog", interval / 3, node.life.tasks.stop.clone(), work).await;
 }
 
 /// A part of the agent that does not move.
@@ -40,7 +40,7 @@ async fn moves(node: &Arc<LinuxNode>, interval: Duration) -> Result<(), Stalled>
     if let Some(why) = status::store_waits_for(node, tokio::time::Instant::now() + bound).await {
         return Err(Stalled::Store(why));
     }
-    match node.controllers.overdue(&CRITICAL) {
+    match node.life.tasks.controllers.overdue(&CRITICAL) {
         Some((name, ran)) => Err(Stalled::Controller(name, ran)),
         None => Ok(()),
     }

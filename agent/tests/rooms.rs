@@ -1,4 +1,4 @@
-//! The rooms of the agent: which of them imports which.
+//! The rooms of the agent: which of them imports which, and which take the whole node.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -8,10 +8,25 @@ use std::{
     path::Path,
 };
 
+/// A file without its comments.
+fn code(source: &str) -> String {
+    source.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether a file names the type `Node`. `LeaseOwner::Node` and the like are variants of other types.
+fn names_the_node(source: &str) -> bool {
+    let code = code(source);
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices("Node").any(|(at, name)| {
+        let before = code[..at].trim_end_matches("Linux");
+        let is_variant = before.ends_with("::") && !before.ends_with("node::");
+        !before.ends_with(is_word) && !code[at + name.len()..].starts_with(is_word) && !is_variant
+    })
+}
+
 /// The modules below the crate's root that a file names: in paths and in `use crate::{...}`.
 fn named(source: &str) -> BTreeSet<String> {
-    let code: String =
-        source.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let code = code(source);
     let word = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
     let mut found = BTreeSet::new();
     for (at, _) in code.match_indices("crate::") {
@@ -38,19 +53,19 @@ fn named(source: &str) -> BTreeSet<String> {
     found
 }
 
-fn read(path: &Path, into: &mut BTreeSet<String>) {
+fn read(path: &Path, into: &mut Vec<String>) {
     if path.is_dir() {
         for entry in fs::read_dir(path).expect("listed") {
             read(&entry.expect("entry").path(), into);
         }
     } else if path.file_name().is_some_and(|name| !name.to_string_lossy().contains("tests")) {
-        into.extend(named(&fs::read_to_string(path).expect("read")));
+        into.push(fs::read_to_string(path).expect("read"));
     }
 }
 
-/// Each room with those that it imports. The composition root is no room: it knows all.
-fn rooms() -> BTreeMap<String, BTreeSet<String>> {
-    let mut rooms: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+/// The files of each room. The composition root is no room: it knows all.
+fn files() -> BTreeMap<String, Vec<String>> {
+    let mut rooms: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for entry in fs::read_dir(source).expect("listed") {
         let path = entry.expect("entry").path();
@@ -60,6 +75,14 @@ fn rooms() -> BTreeMap<String, BTreeSet<String>> {
     for root in ["lib", "process", "main", "crash_main", "next_main"] {
         rooms.remove(root).expect("part of the composition root");
     }
+    rooms
+}
+
+/// Each room with those that it imports.
+fn rooms() -> BTreeMap<String, BTreeSet<String>> {
+    let imports = |files: Vec<String>| files.iter().flat_map(|file| named(file)).collect();
+    let mut rooms: BTreeMap<String, BTreeSet<String>> =
+        files().into_iter().map(|(room, files)| (room, imports(files))).collect();
     let names: BTreeSet<String> = rooms.keys().cloned().collect();
     for (room, imports) in &mut rooms {
         imports.retain(|import| import != room && names.contains(import));
@@ -88,5 +111,39 @@ fn the_shared_state_knows_nobody_who_uses_it() {
     assert!(!rooms["addresses"].contains("node"), "addresses take what they need");
     for above in ["endpoint", "audit", "health", "status", "explain", "rest", "restore", "selfcheck"] {
         assert!(rooms.contains_key(above) && !rooms["node"].contains(above), "{above}");
+    }
+}
+
+/// The life of endpoints, its checks and its restore take `node::lifecycle::Lifecycle` or less. The health endpoint,
+/// the results of checks, the status and the settings that requests change are out of their reach.
+#[test]
+fn the_whole_node_is_taken_only_by_what_answers_the_outside() {
+    let files = files();
+    let whole: Vec<&str> = files
+        .iter()
+        .filter(|(_, files)| files.iter().any(|f| names_the_node(f)))
+        .map(|(room, _)| room.as_str())
+        .collect();
+    assert_eq!(whole, ["admin", "explain", "node", "rest", "status", "watchdog"]);
+}
+
+#[test]
+fn the_life_of_endpoints_has_nothing_of_what_only_the_outside_needs() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/node/lifecycle.rs");
+    let code = code(&fs::read_to_string(path).expect("read"));
+    for outside in ["Node<", "Health", "SelfChecks", "Parts", "Pulses", "findings", "changed_settings"] {
+        assert!(!code.contains(outside), "Lifecycle has {outside}");
+    }
+}
+
+#[test]
+fn a_file_that_names_the_node_is_recognized() {
+    for yes in ["node: &Node<K>,", "use crate::node::Node;", "node::{Node, part::Fill},", "State<Arc<LinuxNode>>"] {
+        assert!(names_the_node(yes), "{yes}");
+    }
+    for no in
+        ["LeaseOwner::Node => 1,", "NodeProblem", "// Node", "EnsureNode", "wharf_api::NodeHealth", "Problem::Node(x)"]
+    {
+        assert!(!names_the_node(no), "{no}");
     }
 }

@@ -5,7 +5,10 @@
 //! packet is lost and none passes without policy. When a step fails, the old state stays in force.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::EndpointRecord,
-    finding::Mender,
+    finding::{Mender, joined},
     ids::EndpointId,
     kernel::{ConfigSpec, Kernel, KernelError, LinkRef, ProgramSpec},
     plan::CreateStep,
@@ -24,14 +27,19 @@ use wharf_core::{
 
 use crate::{
     config::{AgentConfig, LocalDelivery},
-    endpoint::{look, record::crash_point},
-    node::{Node, endpoint::Shared, error::BuildError},
+    endpoint::record::crash_point,
+    node::{endpoint::Shared, error::BuildError, lifecycle::Lifecycle},
 };
 
-/// The configuration row for an endpoint; node-wide tracing is included.
+/// The configuration row for an endpoint. `trace_all`: tracing of every endpoint, `trace`: of this one.
 #[must_use]
-pub fn desired_config<K: Kernel>(node: &Node<K>, record: &EndpointRecord, trace: bool) -> ConfigSpec {
-    config_of(&node.config, record, trace || node.trace_all.load(Ordering::Relaxed))
+pub fn desired_config(
+    config: &AgentConfig,
+    trace_all: &AtomicBool,
+    record: &EndpointRecord,
+    trace: bool,
+) -> ConfigSpec {
+    config_of(config, record, trace || trace_all.load(Ordering::Relaxed))
 }
 
 /// The configuration row that a record asks for.
@@ -69,14 +77,14 @@ pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> Progra
 /// # Errors
 /// The step that failed or hung and why; the last good state is in force.
 pub async fn build<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     shared: &Arc<Shared>,
     cancel: &CancellationToken,
     level: Level,
     keep_programs: bool,
 ) -> Result<(), BuildError> {
     let (record, trace) = shared.read(|v| (v.record.clone(), v.trace));
-    let mut run = Run { node, shared, cancel, id: record.id, steps: Vec::new() };
+    let mut run = Run { life, shared, cancel, id: record.id, steps: Vec::new() };
     let since = Instant::now();
     let operation = if keep_programs { Operation::Restore } else { Operation::Regenerate };
     let result = steps(&mut run, level, keep_programs, &record, trace).await;
@@ -97,12 +105,12 @@ async fn steps<K: Kernel>(
     record: &EndpointRecord,
     trace: bool,
 ) -> Result<(), BuildError> {
-    let node = run.node;
+    let life = run.life;
     if level == Level::Datapath {
-        let spec = ProgramSpec { keep: keep_programs, ..desired_programs(&node.config, record) };
+        let spec = ProgramSpec { keep: keep_programs, ..desired_programs(&life.config, record) };
         run.step(CreateStep::EnsurePrograms, |k| async move { k.ensure_programs(&spec).await }).await?;
     }
-    let config = desired_config(node, record, trace);
+    let config = desired_config(&life.config, &life.trace_all, record, trace);
     let id = record.id;
     run.step(CreateStep::EnsureConfig, move |k| async move { k.ensure_config(id, &config).await }).await?;
     if level == Level::Datapath {
@@ -116,7 +124,7 @@ async fn steps<K: Kernel>(
                 run.step(CreateStep::EnsureConnected, |k| async move { k.ensure_connected(&asked).await }).await;
         }
         if let Err(why) = connected {
-            if !has_no_interface(node, record).await {
+            if !has_no_interface(&*life.kernel, record).await {
                 return Err(why);
             }
             // A retry cannot fix a missing container interface, and the audit reports it: the build continues.
@@ -128,13 +136,13 @@ async fn steps<K: Kernel>(
 }
 
 /// Whether the container renamed, replaced, deleted or moved its interface, so that it cannot be connected.
-async fn has_no_interface<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> bool {
-    let found = look::problems_of(node, record).await;
+async fn has_no_interface<K: Kernel>(kernel: &K, record: &EndpointRecord) -> bool {
+    let found = kernel.observe_endpoint(record).await.map(joined);
     found.is_ok_and(|all| all.iter().any(|p| p.mender() == Mender::Container { regenerable: false }))
 }
 
 struct Run<'a, K: Kernel> {
-    node: &'a Arc<Node<K>>,
+    life: &'a Arc<Lifecycle<K>>,
     shared: &'a Shared,
     cancel: &'a CancellationToken,
     id: EndpointId,
@@ -159,8 +167,8 @@ impl<K: Kernel> Run<'_, K> {
         self.shared.update(|v| v.begin_step(step.name()));
         crash_point("regenerate", step.name());
         let (since, bound) = (Instant::now(), Duration::from_millis(step.deadline_ms()));
-        let result = self.node.jobs.bounded(self.id, step.name(), bound, call).await;
-        self.node.metrics.phase(Operation::Regenerate.name(), step.name(), since.elapsed());
+        let result = self.life.jobs.bounded(self.id, step.name(), bound, call).await;
+        self.life.metrics.phase(Operation::Regenerate.name(), step.name(), since.elapsed());
         self.steps.push(format!("{step} {:.1} ms", since.elapsed().as_secs_f64() * 1_000.0));
         result.map(drop).map_err(|e| BuildError::Step(step, e))
     }

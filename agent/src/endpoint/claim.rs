@@ -8,22 +8,22 @@ use wharf_core::kernel::Kernel;
 use crate::{
     endpoint::delete,
     node::{
-        Node,
         endpoint::{Handle, api_endpoint},
+        lifecycle::Lifecycle,
     },
 };
 
 /// An endpoint that its creator has not accepted yet. When the claim is dropped unaccepted (the caller went away
 /// before it read the answer), the endpoint is deleted: no caller knows of it, so none would delete it.
 pub(super) struct Claim<K: Kernel> {
-    endpoint: Option<(Arc<Node<K>>, Handle)>,
+    endpoint: Option<(Arc<Lifecycle<K>>, Handle)>,
     answer: wharf_api::Endpoint,
 }
 
 impl<K: Kernel> Claim<K> {
-    pub(super) fn new(node: &Arc<Node<K>>, handle: Handle) -> Self {
+    pub(super) fn new(life: &Arc<Lifecycle<K>>, handle: Handle) -> Self {
         let answer = handle.shared.read(api_endpoint);
-        Self { endpoint: Some((Arc::clone(node), handle)), answer }
+        Self { endpoint: Some((Arc::clone(life), handle)), answer }
     }
 
     /// Hands the endpoint to the caller, who deletes it from here on.
@@ -35,12 +35,12 @@ impl<K: Kernel> Claim<K> {
 
 impl<K: Kernel> Drop for Claim<K> {
     fn drop(&mut self) {
-        let Some((node, handle)) = self.endpoint.take() else { return };
+        let Some((life, handle)) = self.endpoint.take() else { return };
         // Without a tokio runtime the agent is ending. The record stays, and the container runtime's DEL deletes the
         // endpoint after the restart.
         if tokio::runtime::Handle::try_current().is_ok() {
             handle.shared.log(LogStatus::Warning, "unclaimed", "the caller went away before the answer; taken back");
-            delete::spawn_unclaimed(&node, handle);
+            delete::spawn_unclaimed(&life, handle);
         }
     }
 }

@@ -17,15 +17,15 @@ use wharf_core::{
 };
 
 use crate::{
-    endpoint::{delete, orphan, out_of_service, unfinished, unknown},
-    node::{Node, aside::Wanted, endpoint::Handle, health},
+    endpoint::{delete, unknown},
+    node::{aside::Wanted, endpoint::Handle, health, lifecycle::Lifecycle},
     sync::lock,
 };
 
 /// Deletes every endpoint of the network that is not listed, and unlisted leftovers: orphans, records out of service,
 /// unfinished undos, leases without an endpoint.
 pub async fn collect<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     network: &NetworkName,
     valid: &BTreeSet<GcAttachment>,
 ) -> DeleteResult {
@@ -36,21 +36,21 @@ pub async fn collect<K: Kernel>(
     };
     // An endpoint under creation is not stale: the runtime cannot have listed it yet.
     let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
-    let handles: Vec<Handle> = node.registry.list().into_iter().filter(stale).collect();
-    warn_of_living(node, network, &handles).await;
-    let mut result = delete::delete(node, handles, DeleteOptions::default(), delete::Answer::Finished).await;
+    let handles: Vec<Handle> = life.registry.list().into_iter().filter(stale).collect();
+    warn_of_living(&*life.kernel, network, &handles).await;
+    let mut result = delete::delete(life, handles, DeleteOptions::default(), delete::Answer::Finished).await;
 
-    let mut left: HashSet<Attachment> = orphan::attachments(node).into_iter().collect();
-    left.extend(out_of_service::attachments(node));
-    left.extend(unfinished::attachments(node));
-    left.extend(lock(&node.addresses.ipam).owned_by(|_| true).into_iter().filter_map(|lease| match lease.owner {
+    let mut left: HashSet<Attachment> = life.orphans.attachments().into_iter().collect();
+    left.extend(life.out_of_service.attachments());
+    left.extend(life.unfinished.attachments());
+    left.extend(lock(&life.addresses.ipam).owned_by(|_| true).into_iter().filter_map(|lease| match lease.owner {
         LeaseOwner::Attachment { attachment, .. } => Some(attachment),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
     }));
     // An attachment with an endpoint in the registry is not a leftover, whatever its state.
-    left.retain(|a| is_stale(a) && node.registry.by_interface(&a.container_id, &a.ifname).is_none());
+    left.retain(|a| is_stale(a) && life.registry.by_interface(&a.container_id, &a.ifname).is_none());
     for attachment in left {
-        unknown::remove_into(node, &Wanted::of(&attachment), &mut result).await;
+        unknown::join(&mut result, unknown::remove(life, &Wanted::of(&attachment)).await);
     }
     result
 }
@@ -60,11 +60,11 @@ const LOOKS: Duration = Duration::from_secs(1);
 
 /// Notes the endpoints whose network namespace still exists. A GC lists the attachments of one runtime. When two
 /// runtimes share a network name, each GC deletes the endpoints of the other; an existing namespace is the sign.
-async fn warn_of_living<K: Kernel>(node: &Node<K>, network: &NetworkName, handles: &[Handle]) {
+async fn warn_of_living<K: Kernel>(kernel: &K, network: &NetworkName, handles: &[Handle]) {
     let (mut living, until) = (Vec::new(), Instant::now() + LOOKS);
     for handle in handles {
         let (netns, attachment) = handle.shared.read(|v| (v.record.netns.clone(), v.record.attachment.to_string()));
-        let look = timeout_at(until, node.kernel.observe_netns(&netns.path)).await;
+        let look = timeout_at(until, kernel.observe_netns(&netns.path)).await;
         if look.is_ok_and(|seen| seen.is_ok_and(|there| there.same(&netns))) {
             let text =
                 format!("the runtime's GC of network {network} does not list it; its network namespace still exists");

@@ -30,7 +30,7 @@ use crate::{
         task::EndpointTask,
     },
     gate::Place,
-    node::{Node, timeline},
+    node::{lifecycle::Lifecycle, timeline},
     telemetry::operation::{self, Kind, OpId},
 };
 
@@ -48,22 +48,21 @@ type Reply<K> = oneshot::Sender<Result<Claim<K>, CreateCause>>;
 ///
 /// # Errors
 /// Why the create failed; its completed steps are undone.
-pub async fn create<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateError> {
+pub async fn create<K: Kernel>(life: &Arc<Lifecycle<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateError> {
     let attachment = spec.attachment.clone();
-    begin(node, spec).await.map_err(|cause| CreateError { attachment, cause })
+    begin(life, spec).await.map_err(|cause| CreateError { attachment, cause })
 }
 
-async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateCause> {
-    node.memory.admit()?;
+async fn begin<K: Kernel>(life: &Arc<Lifecycle<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateCause> {
+    life.memory.admit()?;
     let patience = spec.deadline.saturating_duration_since(Instant::now());
-    let place = node.gate.offer(patience).map_err(CreateCause::Overloaded)?;
-    node.creates.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let place = life.gate.offer(patience).map_err(CreateCause::Overloaded)?;
     let (reply, answer) = oneshot::channel();
     let deadline = spec.deadline;
     let op = OpId::current_or_next(Kind::Create);
     let span = op.span();
     operation::about(&span, None, &spec.attachment);
-    node.endpoints.spawn(run(Arc::clone(node), spec, reply, place, span));
+    life.tasks.endpoints.spawn(run(Arc::clone(life), spec, reply, place, span));
     match timeout_at(deadline + ANSWER_GRACE, answer).await {
         Ok(Ok(result)) => result.map(Claim::accept),
         Ok(Err(_)) => Err(CreateCause::Stopping),
@@ -71,15 +70,15 @@ async fn begin<K: Kernel>(node: &Arc<Node<K>>, spec: CreateSpec) -> Result<wharf
     }
 }
 
-async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, place: Place, span: tracing::Span) {
+async fn run<K: Kernel>(life: Arc<Lifecycle<K>>, spec: CreateSpec, reply: Reply<K>, place: Place, span: tracing::Span) {
     let started = Instant::now();
     // `reserve` may be dropped at any await: its reservations come after the last one.
-    let begun = timeout_at(spec.deadline, reserve(&node, &spec).instrument(span.clone())).await;
+    let begun = timeout_at(spec.deadline, reserve(&life, &spec).instrument(span.clone())).await;
     let begun = begun.unwrap_or_else(|_| Err(CreateCause::NotBegun(spec.netns.clone())));
     let mut task = match begun {
         Ok(task) => task,
         Err(error) => {
-            node.metrics.create(started.elapsed(), false);
+            life.metrics.operation(Operation::Create.name(), started.elapsed(), false);
             reply.send(Err(error)).ok(); // the caller may have gone; no step was begun
             return;
         }
@@ -88,21 +87,16 @@ async fn run<K: Kernel>(node: Arc<Node<K>>, spec: CreateSpec, reply: Reply<K>, p
     operation::about(&span, Some((id, task.handle().epoch)), &spec.attachment);
     let mut reply = Some(reply);
     let result = {
-        let _guard = node.jobs.working_on(id);
+        let _guard = life.jobs.working_on(id);
         steps(&mut task, &spec, &mut reply, place).instrument(span.clone()).await
     };
-    node.metrics.create(started.elapsed(), result.is_ok());
+    life.metrics.operation(Operation::Create.name(), started.elapsed(), result.is_ok());
     match result {
         Ok(()) => {
-            span.in_scope(|| {
-                node.monitor.agent(
-                    Some(id),
-                    "endpoint-created",
-                    format!("{} {:?}", spec.attachment, started.elapsed()),
-                );
-            });
+            let what = format!("{} {:?}", spec.attachment, started.elapsed());
+            span.in_scope(|| life.monitor.agent(Some(id), "endpoint-created", what));
             drop(span); // the create ends here; later work has its own spans
-            let claim = Claim::new(&node, task.handle());
+            let claim = Claim::new(&life, task.handle());
             if let Some(reply) = reply {
                 reply.send(Ok(claim)).ok(); // a dropped claim deletes the endpoint
             }
@@ -123,7 +117,7 @@ async fn steps<K: Kernel>(
     reply: &mut Option<Reply<K>>,
     place: Place,
 ) -> Result<(), CreateCause> {
-    let node = Arc::clone(&task.node);
+    let life = Arc::clone(&task.life);
     let ip_owner = task.shared.read(|v| v.record.ip_owner);
     task.transition(Event::IdentityResolved);
     let running = tokio::select! {
@@ -131,7 +125,7 @@ async fn steps<K: Kernel>(
         given_up = gives_up(task, spec, reply) => return Err(task.undo_create(&[], given_up).await),
     };
     // Creates admitted earlier may have used the remaining memory.
-    if let Err(refused) = node.memory.admit() {
+    if let Err(refused) = life.memory.admit() {
         return Err(task.undo_create(&[], refused.into()).await);
     }
     task.transition(Event::BuildStarted);
@@ -144,7 +138,7 @@ async fn steps<K: Kernel>(
         crash_point("create", step.name());
         let before = Instant::now();
         let result = watch(task, spec, step, reply).await;
-        timeline::phase(&node.metrics, &task.shared, Operation::Create, step.name(), before.elapsed(), &result);
+        timeline::phase(&life.metrics, &task.shared, Operation::Create, step.name(), before.elapsed(), &result);
         if let Err(failed) = result {
             return Err(task.undo_create(&begun, failed).await);
         }
@@ -171,7 +165,7 @@ async fn gives_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &
     };
     tokio::select! {
         () = task.cancel.cancelled() => {}
-        () = task.node.stop.cancelled() => {}
+        () = task.life.tasks.stop.cancelled() => {}
         () = caller_goes => {}
         () = tokio::time::sleep_until(spec.deadline) => {
             return CreateCause::Deadline("waited for its turn until the deadline");
@@ -185,7 +179,7 @@ fn give_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &Option<
     if task.cancel.is_cancelled() {
         return Some(CreateCause::Deleted("a delete came while it was being created"));
     }
-    if task.node.stop.is_cancelled() {
+    if task.life.tasks.stop.is_cancelled() {
         return Some(CreateCause::Stopping);
     }
     if reply.as_ref().is_none_or(oneshot::Sender::is_closed) {
@@ -227,7 +221,7 @@ async fn watch<K: Kernel>(
 }
 
 async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateStep) -> Result<(), CreateCause> {
-    let (node, shared) = (&task.node, &task.shared);
+    let (life, shared) = (&task.life, &task.shared);
     let record = shared.read(|v| v.record.clone());
     let (id, name) = (record.id, step.name());
     let kernel = |e: KernelError| CreateCause::Kernel(step, e);
@@ -235,17 +229,17 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         CreateStep::WriteIntent => {
             let intent =
                 Intent::Create { attachment: record.attachment.clone(), netns_path: record.netns.path.clone() };
-            Ok(node.store.commit(vec![Change::PutIntent(record.id, record.epoch, intent)]).await?)
+            Ok(life.store.commit(vec![Change::PutIntent(record.id, record.epoch, intent)]).await?)
         }
         CreateStep::Lease => {
             let request = lease_request(spec);
-            let kept = resting::take_over(&node.addresses, &request, &spec.attachment, &owner(&record));
+            let kept = resting::take_over(&life.addresses, &request, &spec.attachment, &owner(&record));
             shared.update(|v| v.taken_over.clone_from(&kept));
-            let lease = async || resting::lease_besides(&node.addresses, &kept, &request, &owner(&record)).await;
-            let some_leave = node.registry.someone_leaves();
+            let lease = async || resting::lease_besides(&life.addresses, &kept, &request, &owner(&record)).await;
+            let some_leave = life.registry.someone_leaves();
             let leased = match lease().await {
                 // Endpoints whose deletes are answered still have their addresses, or had them a moment ago.
-                Err(IpamError::Exhausted { .. }) if node.registry.settled(|_| true).await || some_leave => {
+                Err(IpamError::Exhausted { .. }) if life.registry.settled(|_| true).await || some_leave => {
                     lease().await
                 }
                 leased => leased,
@@ -260,8 +254,8 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         }
         CreateStep::EnsurePrograms if task.prepared => Ok(()),
         CreateStep::EnsurePrograms => {
-            let spec = build::desired_programs(&node.config, &record);
-            node.jobs.run(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
+            let spec = build::desired_programs(&life.config, &record);
+            life.jobs.run(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
         }
         CreateStep::EnsureLink => {
             let link = LinkSpec {
@@ -275,7 +269,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
                 host_mac: record.host_mac,
                 mtu: record.mtu,
             };
-            let link = node.jobs.run(id, name, |k| async move { k.ensure_link(&link).await }).await.map_err(kernel)?;
+            let link = life.jobs.run(id, name, |k| async move { k.ensure_link(&link).await }).await.map_err(kernel)?;
             shared.update(|v| {
                 v.record.host_ifindex = link.host_ifindex;
                 v.record.container_ifindex = link.container_ifindex;
@@ -283,8 +277,8 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             Ok(())
         }
         CreateStep::EnsureConfig => {
-            let config = build::desired_config(node, &record, task.shared.read(|v| v.trace));
-            let (spec, prepared) = (build::desired_programs(&node.config, &record), task.prepared);
+            let config = build::desired_config(&life.config, &life.trace_all, &record, task.shared.read(|v| v.trace));
+            let (spec, prepared) = (build::desired_programs(&life.config, &record), task.prepared);
             let call = move |k: Arc<K>| async move {
                 match k.ensure_config(id, &config).await {
                     // The pins of the prepared set were removed externally: this create loads its own programs.
@@ -295,17 +289,17 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
                     result => result,
                 }
             };
-            node.jobs.run(id, name, call).await.map_err(kernel)
+            life.jobs.run(id, name, call).await.map_err(kernel)
         }
         CreateStep::EnsureAttached => {
             let link = LinkRef::of(&record);
-            node.jobs.run(id, name, |k| async move { k.ensure_attached(&link).await }).await.map(drop).map_err(kernel)
+            life.jobs.run(id, name, |k| async move { k.ensure_attached(&link).await }).await.map(drop).map_err(kernel)
         }
         CreateStep::EnsureConnected => {
-            node.jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
+            life.jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
         }
         CreateStep::EnsureReachable => {
-            node.jobs.run(id, name, |k| async move { k.ensure_reachable(&record).await }).await.map_err(kernel)
+            life.jobs.run(id, name, |k| async move { k.ensure_reachable(&record).await }).await.map_err(kernel)
         }
         CreateStep::Commit => {
             let mut changes = vec![Change::RemoveIntent(record.id, record.epoch)];
@@ -314,7 +308,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             }
             changes.push(Change::PutEndpoint(Box::new(record)));
             changes.push(Change::PutLife(Box::new(shared.life(None))));
-            Ok(node.store.commit(changes).await?)
+            Ok(life.store.commit(changes).await?)
         }
     }
 }

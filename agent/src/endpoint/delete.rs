@@ -17,6 +17,7 @@ use tokio::{
 use wharf_api::{DeleteResult, LogStatus, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
+    ipam::Ipam,
     kernel::Kernel,
     plan::{DeleteOptions, DeleteStep, TEARDOWN_BOUND},
     store::{Change, Intent, Lease, LeaseOwner},
@@ -30,11 +31,13 @@ use crate::{
         record::{crash_point, leases, owner, removals},
         remove::{self, Subject},
     },
+    metrics::Metrics,
     node::{
-        Node,
         endpoint::{Command, Handle, Shared, Torn, View},
+        lifecycle::Lifecycle,
         timeline,
     },
+    store::Store,
     sync::lock,
     telemetry::operation::{self, Kind, OpId},
 };
@@ -52,17 +55,17 @@ pub enum Answer {
 /// Deletes endpoints; returns when they are gone or need a retry. The delete runs as its own task, so a client that
 /// goes away does not interrupt it.
 pub async fn delete<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     mut handles: Vec<Handle>,
     options: DeleteOptions,
     when: Answer,
 ) -> DeleteResult {
-    let leave = |h: &Handle| node.registry.is_leaving(h);
+    let leave = |h: &Handle| life.registry.is_leaving(h);
     if when == Answer::Unlisted {
         // Another delete of these is answered already.
         handles.retain(|h| !leave(h));
     } else if handles.iter().any(leave) {
-        node.registry.settled(|_| true).await;
+        life.registry.settled(|_| true).await;
         // An endpoint whose task has ended is gone; an intent for it would have no end.
         handles.retain(|h| !h.mailbox.is_closed());
     }
@@ -71,7 +74,7 @@ pub async fn delete<K: Kernel>(
     }
     let what = handles.iter().map(|h| h.id.to_string()).collect::<Vec<_>>().join(", ");
     let (reply, answer) = oneshot::channel();
-    let owned = Arc::clone(node);
+    let owned = Arc::clone(life);
     let op = OpId::current_or_next(Kind::Delete);
     let span = match handles.as_slice() {
         [one] => one.span(op),
@@ -79,7 +82,7 @@ pub async fn delete<K: Kernel>(
     };
     // The client may have gone when the reply is sent; the delete goes on.
     let work = async move { delete_all(&owned, handles, options, when, |result| drop(reply.send(result))).await };
-    node.tasks.spawn(operation::within(op, span, work));
+    life.tasks.operations.spawn(operation::within(op, span, work));
     answer.await.unwrap_or_else(|_| {
         let message = "its task ended without an answer; the next delete resumes".to_owned();
         let error = StepError { step: DeleteStep::RefuseWork.name().into(), endpoint: what, message };
@@ -88,8 +91,8 @@ pub async fn delete<K: Kernel>(
 }
 
 /// Deletes an endpoint whose creator went away before it read the answer.
-pub fn spawn_unclaimed<K: Kernel>(node: &Arc<Node<K>>, handle: Handle) {
-    let owned = Arc::clone(node);
+pub fn spawn_unclaimed<K: Kernel>(life: &Arc<Lifecycle<K>>, handle: Handle) {
+    let owned = Arc::clone(life);
     let op = OpId::next(Kind::Delete);
     let span = handle.span(op);
     let log = |result: DeleteResult| {
@@ -98,45 +101,46 @@ pub fn spawn_unclaimed<K: Kernel>(node: &Arc<Node<K>>, handle: Handle) {
         }
     };
     let work = async move { delete_all(&owned, vec![handle], DeleteOptions::default(), Answer::Finished, log).await };
-    node.tasks.spawn(operation::within(op, span, work));
+    life.tasks.operations.spawn(operation::within(op, span, work));
 }
 
 /// Both phases, with the answer between them or after them.
 async fn delete_all<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     handles: Vec<Handle>,
     options: DeleteOptions,
     when: Answer,
     answer: impl FnOnce(DeleteResult),
 ) {
     let mut result = DeleteResult::default();
-    let _guards: Vec<_> = handles.iter().map(|h| node.jobs.working_on(h.id)).collect();
-    let _deletes = node.gate.deletes(handles.len());
+    let _guards: Vec<_> = handles.iter().map(|h| life.jobs.working_on(h.id)).collect();
+    let _deletes = life.gate.deletes(handles.len());
     let started = Instant::now();
-    let torn = tear_down(node, handles, options, started, &mut result).await;
+    let torn = tear_down(&life.store, &life.metrics, handles, options, started, &mut result).await;
     match when {
         Answer::Unlisted => {
-            let _leaving: Vec<_> = torn.iter().map(|(handle, _)| node.registry.leaves(handle)).collect();
+            let _leaving: Vec<_> = torn.iter().map(|(handle, _)| life.registry.leaves(handle)).collect();
             result.deleted.extend(torn.iter().map(|(handle, _)| handle.id.get()));
             let mut later = DeleteResult::default();
-            node.metrics.delete(started.elapsed(), result.errors.is_empty());
+            life.metrics.operation(Operation::Delete.name(), started.elapsed(), result.errors.is_empty());
             answer(result);
-            release(node, torn, options, started, &mut later).await;
+            release(life, torn, options, started, &mut later).await;
             for e in later.errors {
                 tracing::error!(endpoint = e.endpoint, step = e.step, "delete, after its answer: {}", e.message);
             }
         }
         Answer::Finished => {
-            release(node, torn, options, started, &mut result).await;
-            node.metrics.delete(started.elapsed(), result.errors.is_empty());
+            release(life, torn, options, started, &mut result).await;
+            life.metrics.operation(Operation::Delete.name(), started.elapsed(), result.errors.is_empty());
             answer(result);
         }
     }
 }
 
 /// Phase one, for all endpoints; returns the clean ones.
-async fn tear_down<K: Kernel>(
-    node: &Arc<Node<K>>,
+async fn tear_down(
+    store: &Store,
+    metrics: &Metrics,
     handles: Vec<Handle>,
     options: DeleteOptions,
     started: Instant,
@@ -152,14 +156,14 @@ async fn tear_down<K: Kernel>(
     crash_point("delete", DeleteStep::WriteIntent.name());
     let committed = handles.iter().filter(|h| h.shared.read(|v| v.committed));
     let intents: Vec<_> = committed.map(|h| Change::PutIntent(h.id, h.epoch, intent.clone())).collect();
-    let intended = node.store.commit(intents).await;
+    let intended = store.commit(intents).await;
     let (outcome, text) = match (&intended, options.no_ip_release) {
         (Err(error), _) => (Outcome::Failed, error.to_string()),
         (Ok(()), true) => (Outcome::Ok, "its addresses stay leased".to_owned()),
         (Ok(()), false) => (Outcome::Ok, String::new()),
     };
     let took = started.elapsed();
-    node.metrics.phase(Operation::Delete.name(), DeleteStep::WriteIntent.name(), took);
+    metrics.phase(Operation::Delete.name(), DeleteStep::WriteIntent.name(), took);
     handles.iter().for_each(|h| h.shared.note(Operation::Delete, DELETE_BEGINS, Some(took), outcome, &text));
     if let Err(error) = intended {
         // The delete continues without the intent: after a crash, restore finishes it from the record, but loses
@@ -199,7 +203,7 @@ async fn tear_down<K: Kernel>(
 
 /// Phase two: awaits the kernel, then removes addresses and records.
 async fn release<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     torn: Vec<(Handle, Torn)>,
     options: DeleteOptions,
     started: Instant,
@@ -208,7 +212,7 @@ async fn release<K: Kernel>(
     crash_point("delete", DeleteStep::AwaitKernel.name());
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
     // All at once: the bound of the step is that of the whole.
-    let released = join_all(torn.iter().map(|(handle, torn)| await_kernel(node, handle, torn))).await;
+    let released = join_all(torn.iter().map(|(handle, torn)| await_kernel(&life.metrics, handle, torn))).await;
     for ((handle, torn), released) in torn.into_iter().zip(released) {
         if let Err(why) = released {
             handle.shared.update(awaits_another);
@@ -216,25 +220,25 @@ async fn release<K: Kernel>(
             continue;
         }
         let releases = options.releases_ips(&torn.record);
-        changes.extend(removals(&node.addresses, &torn.record, releases));
-        let kept = if releases { Vec::new() } else { kept_leases(node, &torn.record) };
+        changes.extend(removals(&life.addresses, &torn.record, releases));
+        let kept = if releases { Vec::new() } else { kept_leases(&lock(&life.addresses.ipam), &torn.record) };
         let old = owner(&torn.record);
         changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
         // The undo writes the timeline of a failed create.
-        let life = handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
-        if let Some(life) = &life {
-            changes.push(Change::PutLife(Box::new(life.clone())));
-            changes.extend(node.timelines.make_room());
+        let ended = handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
+        if let Some(ended) = &ended {
+            changes.push(Change::PutLife(Box::new(ended.clone())));
+            changes.extend(life.timelines.make_room());
         }
-        lives.extend(life);
+        lives.extend(ended);
         clean.push((handle, torn, kept));
     }
 
     crash_point("delete", DeleteStep::RemoveRecord.name());
     clean.iter().for_each(|(handle, ..)| handle.shared.update(|v| v.begin_step(DeleteStep::RemoveRecord.name())));
     let since = Instant::now();
-    let removed = node.store.commit(changes).await;
-    node.metrics.phase(Operation::Delete.name(), DeleteStep::RemoveRecord.name(), since.elapsed());
+    let removed = life.store.commit(changes).await;
+    life.metrics.phase(Operation::Delete.name(), DeleteStep::RemoveRecord.name(), since.elapsed());
     if let Err(error) = removed {
         for (handle, ..) in &clean {
             let why = error.to_string();
@@ -244,15 +248,15 @@ async fn release<K: Kernel>(
         }
         return;
     }
-    lives.iter().for_each(|life| node.timelines.ended(life));
+    lives.iter().for_each(|ended| life.timelines.ended(ended));
     let gone: Vec<_> = clean.iter().map(|(_, torn, _)| torn.record.attachment.clone()).collect();
     for (handle, torn, kept) in clean {
         let owner = owner(&torn.record);
         if options.releases_ips(&torn.record) {
-            resting::in_memory(&node.addresses, &leases(&torn.record));
+            resting::in_memory(&life.addresses, &leases(&torn.record));
         }
         {
-            let mut ipam = lock(&node.addresses.ipam);
+            let mut ipam = lock(&life.addresses.ipam);
             for lease in kept {
                 ipam.transfer(lease.ip, &owner, lease.owner);
             }
@@ -265,21 +269,21 @@ async fn release<K: Kernel>(
         result.deleted.push(handle.id.get());
     }
     crash_point("delete", "forget-queued");
-    node.deletions.served(&gone).await;
+    life.deletions.served(&gone).await;
 }
 
 /// The step [`DeleteStep::AwaitKernel`] of one endpoint.
-async fn await_kernel<K: Kernel>(node: &Node<K>, handle: &Handle, torn: &Torn) -> Result<(), RemoveError> {
+async fn await_kernel(metrics: &Metrics, handle: &Handle, torn: &Torn) -> Result<(), RemoveError> {
     let Some(release) = &torn.release else { return Ok(()) };
     let (step, since) = (DeleteStep::AwaitKernel.name(), Instant::now());
     handle.shared.update(|v| v.begin_step(step));
     let result = remove::await_kernel(release).await;
-    timeline::phase(&node.metrics, &handle.shared, Operation::Delete, step, since.elapsed(), &result);
+    timeline::phase(metrics, &handle.shared, Operation::Delete, step, since.elapsed(), &result);
     result
 }
 
 /// Phase one of a delete, run by the endpoint's task.
-pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>) -> Torn {
+pub async fn teardown<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>) -> Torn {
     let record = shared.read(|v| v.record.clone());
     let subject = Subject::of(&record);
     let (mut errors, mut clean, mut release) = (Vec::new(), true, None);
@@ -288,10 +292,10 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>) -> T
         crash_point("delete", step.name());
         let since = Instant::now();
         let result = match step {
-            DeleteStep::RemoveLink => remove::unlist(node, &subject).await.map(|ends| release = Some(ends)),
-            _ => remove::step(node, &subject, step).await,
+            DeleteStep::RemoveLink => remove::unlist(&life.jobs, &subject).await.map(|ends| release = Some(ends)),
+            _ => remove::step(life, &subject, step).await,
         };
-        timeline::phase(&node.metrics, shared, Operation::Delete, step.name(), since.elapsed(), &result);
+        timeline::phase(&life.metrics, shared, Operation::Delete, step.name(), since.elapsed(), &result);
         match result {
             Ok(()) => shared.log(LogStatus::Ok, step.name(), format!("{:?}", since.elapsed())),
             Err(why) => {
@@ -309,7 +313,7 @@ pub async fn teardown<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>) -> T
         }
     }
     if clean {
-        lock(&node.identities).release(record.identity);
+        lock(&life.identities).release(record.identity);
     }
     shared.update(|v| {
         v.status.phase = String::new();
@@ -334,9 +338,8 @@ fn awaits_another(v: &mut View) {
 /// NoIPRelease on addresses that the endpoint leased itself: the leases pass to a caller name kept for the
 /// attachment, so no lease has a missing owner. `DELETE /v1/ipam/{ip}` releases them, and a create of the same
 /// attachment may request them.
-fn kept_leases<K: Kernel>(node: &Node<K>, record: &EndpointRecord) -> Vec<Lease> {
+fn kept_leases(ipam: &Ipam, record: &EndpointRecord) -> Vec<Lease> {
     let old = owner(record);
-    let ipam = lock(&node.addresses.ipam);
     let held = record.addresses().filter_map(|ip| ipam.get(ip).filter(|l| l.owner == old).cloned());
     let kept = LeaseOwner::kept_for(&record.attachment);
     held.map(|lease| Lease { owner: kept.clone(), ..lease }).collect()

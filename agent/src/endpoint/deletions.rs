@@ -15,16 +15,17 @@ use wharf_core::{
     kernel::Kernel,
     plan::DeleteOptions,
 };
-use wharf_handover::queue::{Deletion, Entry, Queue};
+use wharf_handover::queue::{Deletion, Queue};
 
 use crate::{
     clock,
     endpoint::{delete, error::CreateCause, unknown},
     node::{
-        Node,
         aside::Wanted,
         endpoint::Handle,
-        queue::{Cause, QueueFailure},
+        lifecycle::Lifecycle,
+        queue::{Cause, Deletions, QueueFailure},
+        registry::Registry,
     },
     telemetry::operation::{Kind, OpId},
 };
@@ -42,14 +43,14 @@ const LEFTOVER: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// When the directory cannot be read.
-pub async fn drain<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, QueueFailure> {
+pub async fn drain<K: Kernel>(life: &Arc<Lifecycle<K>>, cause: Cause) -> Result<usize, QueueFailure> {
     // Its deletes are operations of their own: each record is another container's.
-    drain_once(node, cause).instrument(OpId::next(Kind::Drain).span()).await
+    drain_once(life, cause).instrument(OpId::next(Kind::Drain).span()).await
 }
 
-async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usize, QueueFailure> {
-    let _turn = node.deletions.turn().await;
-    let entries = node
+async fn drain_once<K: Kernel>(life: &Arc<Lifecycle<K>>, cause: Cause) -> Result<usize, QueueFailure> {
+    let _turn = life.deletions.turn().await;
+    let entries = life
         .deletions
         .blocking(|queue| {
             queue.sweep(LEFTOVER)?;
@@ -64,17 +65,17 @@ async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usiz
                 tracing::warn!(file = entry.name, "deletion record: {why}; it is put aside");
                 unusable += 1;
                 let name = entry.name;
-                if let Err(error) = node.deletions.blocking(move |queue| queue.set_aside(&name)).await {
+                if let Err(error) = life.deletions.blocking(move |queue| queue.set_aside(&name)).await {
                     problems.push(error);
                 }
             }
         }
     }
     wharf_crash::point("drain/after-list");
-    let stay = serve(node, asked, cause).await;
+    let stay = serve(life, asked, cause).await;
     // Files put aside stay until an operator removes them.
-    let aside = node.deletions.blocking(Queue::aside).await?.len() as u64;
-    node.deletions.drained(&stay, unusable, aside);
+    let aside = life.deletions.blocking(Queue::aside).await?.len() as u64;
+    life.deletions.drained(&stay, unusable, aside);
     match problems.into_iter().next() {
         Some(problem) => Err(problem),
         None => Ok(stay.len()),
@@ -85,16 +86,16 @@ async fn drain_once<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) -> Result<usiz
 ///
 /// # Errors
 /// When the delete could not be finished.
-pub async fn settle<K: Kernel>(node: &Arc<Node<K>>, a: &Attachment) -> Result<(), CreateCause> {
+pub async fn settle<K: Kernel>(life: &Arc<Lifecycle<K>>, a: &Attachment) -> Result<(), CreateCause> {
     let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
     // One stat of a file in the run directory (tmpfs).
-    if !node.deletions.queue.contains(network, container, ifname) {
+    if !life.deletions.queue.contains(network, container, ifname) {
         return Ok(());
     }
-    if let Err(why) = drain(node, Cause::Event).await {
+    if let Err(why) = drain(life, Cause::Event).await {
         tracing::warn!("drain the deletion queue: {why}");
     }
-    if node.deletions.queue.contains(network, container, ifname) {
+    if life.deletions.queue.contains(network, container, ifname) {
         return Err(CreateCause::DeletePending);
     }
     Ok(())
@@ -102,7 +103,7 @@ pub async fn settle<K: Kernel>(node: &Arc<Node<K>>, a: &Attachment) -> Result<()
 
 /// Runs the deletes; returns the records that stay, with their write times.
 async fn serve<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     asked: Vec<(String, u64, Deletion)>,
     cause: Cause,
 ) -> Vec<(String, u64)> {
@@ -110,20 +111,20 @@ async fn serve<K: Kernel>(
     let (mut known, mut handles): (Vec<(String, u64, Handle)>, Vec<Handle>) = (Vec::new(), Vec::new());
     for (name, written, deletion) in asked {
         if let Some(nonce) = &deletion.canary {
-            node.deletions.canary_came(nonce, cause);
+            life.deletions.canary_came(nonce, cause);
             done.push((name, written));
-        } else if deletion.boot_id != node.store.boot_id() {
+        } else if deletion.boot_id != life.store.boot_id() {
             // Endpoints of an earlier boot no longer exist.
             done.push((name, written));
         } else {
-            match find(node, &deletion) {
+            match find(&life.registry, &deletion) {
                 Found::Endpoint(handle) => {
                     handles.push((*handle).clone());
                     known.push((name, written, *handle));
                 }
                 Found::Other => done.push((name, written)),
                 Found::Nothing(attachment) => {
-                    let result = unknown::remove(node, &Wanted::of(&attachment)).await;
+                    let result = unknown::remove(life, &Wanted::of(&attachment)).await;
                     for e in &result.errors {
                         tracing::warn!(step = e.step, %attachment, "deletion record: {}", e.message);
                     }
@@ -133,25 +134,25 @@ async fn serve<K: Kernel>(
             }
         }
     }
-    for e in delete::delete(node, handles, DeleteOptions::default(), delete::Answer::Finished).await.errors {
+    for e in delete::delete(life, handles, DeleteOptions::default(), delete::Answer::Finished).await.errors {
         tracing::warn!(endpoint = e.endpoint, step = e.step, "deletion record: {}", e.message);
     }
     wharf_crash::point("drain/after-delete");
     for (name, written, handle) in known {
         // The endpoint is gone, or its id has a new endpoint.
-        if node.registry.get(handle.id).is_none_or(|there| there.epoch != handle.epoch) {
+        if life.registry.get(handle.id).is_none_or(|there| there.epoch != handle.epoch) {
             done.push((name, written));
         } else {
             stay.push((name, written));
         }
     }
     for (name, written) in done {
-        let (file, removed) = (name.clone(), node.deletions.blocking(move |queue| queue.remove(&name)).await);
+        let (file, removed) = (name.clone(), life.deletions.blocking(move |queue| queue.remove(&name)).await);
         if let Err(error) = removed {
             tracing::warn!(file, "{error}");
             stay.push((file, written));
         } else {
-            node.deletions.count_served();
+            life.deletions.count_served();
         }
         wharf_crash::point("drain/after-remove");
     }
@@ -165,7 +166,7 @@ enum Found {
     Nothing(Attachment),
 }
 
-fn find<K: Kernel>(node: &Node<K>, deletion: &Deletion) -> Found {
+fn find(registry: &Registry, deletion: &Deletion) -> Found {
     let parsed = (
         NetworkName::parse(&deletion.network),
         ContainerId::parse(&deletion.container_id),
@@ -175,7 +176,7 @@ fn find<K: Kernel>(node: &Node<K>, deletion: &Deletion) -> Found {
         // No endpoint can have a name that does not parse.
         return Found::Other;
     };
-    match node.registry.by_interface(&container_id, &ifname) {
+    match registry.by_interface(&container_id, &ifname) {
         None => Found::Nothing(Attachment { network, container_id, ifname }),
         Some(handle) => {
             let same_network = handle.shared.read(|v| v.record.attachment.network == network);
@@ -199,27 +200,27 @@ enum WatchError {
 }
 
 /// Watches the directory until the agent stops.
-pub async fn watch<K: Kernel>(node: Arc<Node<K>>) {
+pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>) {
     let mut canary_sent = false;
     loop {
         let result = tokio::select! {
-            () = node.stop.cancelled() => return,
-            result = watch_once(&node, &mut canary_sent) => result,
+            () = life.tasks.stop.cancelled() => return,
+            result = watch_once(&life, &mut canary_sent) => result,
         };
         let Err(why) = result;
-        node.controllers.record(CONTROLLER, Err(&why));
+        life.tasks.controllers.record(CONTROLLER, Err(&why));
         tracing::warn!("watch the deletion queue: {why}; it is set up again");
         tokio::select! {
-            () = node.stop.cancelled() => return,
+            () = life.tasks.stop.cancelled() => return,
             () = tokio::time::sleep(WATCH_AGAIN) => {}
         }
     }
 }
 
 /// Serves events until the watch fails.
-async fn watch_once<K: Kernel>(node: &Arc<Node<K>>, canary_sent: &mut bool) -> Result<Infallible, WatchError> {
-    node.deletions.blocking(|queue| queue.ensure_directory()).await?;
-    let path = node.deletions.queue.path();
+async fn watch_once<K: Kernel>(life: &Arc<Lifecycle<K>>, canary_sent: &mut bool) -> Result<Infallible, WatchError> {
+    life.deletions.blocking(|queue| queue.ensure_directory()).await?;
+    let path = life.deletions.queue.path();
     let failed = |e| WatchError::Inotify(path.to_owned(), e);
     let inotify = Inotify::init().map_err(failed)?;
     let wanted = WatchMask::MOVED_TO
@@ -229,10 +230,10 @@ async fn watch_once<K: Kernel>(node: &Arc<Node<K>>, canary_sent: &mut bool) -> R
         | WatchMask::ONLYDIR;
     inotify.watches().add(path, wanted).map_err(failed)?;
     let mut events = inotify.into_event_stream([0_u8; 4096]).map_err(failed)?;
-    look(node, Cause::Tick).await;
+    look(life, Cause::Tick).await;
     if !*canary_sent {
         *canary_sent = true;
-        send_canary(node).await;
+        send_canary(&life.deletions, life.store.boot_id()).await;
     }
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -249,16 +250,16 @@ async fn watch_once<K: Kernel>(node: &Arc<Node<K>>, canary_sent: &mut bool) -> R
                     if gone {
                         return Err(WatchError::Moved);
                     }
-                    look(node, Cause::Event).await;
+                    look(life, Cause::Event).await;
                 }
                 Some(Err(error)) => return Err(failed(error)),
                 None => return Err(WatchError::Ended),
             },
             _ = tick.tick() => {
-                look(node, Cause::Tick).await;
+                look(life, Cause::Tick).await;
                 // The disk may have room by now.
-                if node.deletions.canary_failed() {
-                    send_canary(node).await;
+                if life.deletions.canary_failed() {
+                    send_canary(&life.deletions, life.store.boot_id()).await;
                 }
             }
         }
@@ -270,17 +271,17 @@ fn is_end<S>(event: &inotify::Event<S>) -> bool {
     event.mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF)
 }
 
-async fn look<K: Kernel>(node: &Arc<Node<K>>, cause: Cause) {
-    let run = node.controllers.begin(CONTROLLER);
-    let result = drain(node, cause).await;
+async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>, cause: Cause) {
+    let run = life.tasks.controllers.begin(CONTROLLER);
+    let result = drain(life, cause).await;
     if let Err(why) = &result {
         tracing::warn!("drain the deletion queue: {why}");
     }
     run.end(result.map(drop));
-    node.controllers.plan(CONTROLLER, TICK, TICK);
+    life.tasks.controllers.plan(CONTROLLER, TICK, TICK);
 }
 
-async fn send_canary<K: Kernel>(node: &Arc<Node<K>>) {
+async fn send_canary(deletions: &Deletions, boot_id: &str) {
     let nonce = format!("{:016x}", rand::random::<u64>());
     let deletion = Deletion {
         version: 1,
@@ -288,29 +289,13 @@ async fn send_canary<K: Kernel>(node: &Arc<Node<K>>) {
         container_id: "canary".into(),
         ifname: "canary".into(),
         endpoint: None,
-        boot_id: node.store.boot_id().to_owned(),
+        boot_id: boot_id.to_owned(),
         written_unix_ms: clock::unix_ms(),
         canary: Some(nonce.clone()),
     };
-    node.deletions.canary_sent(Ok(nonce));
-    if let Err(why) = node.deletions.blocking(move |queue| queue.put(&deletion).map(drop)).await {
+    deletions.canary_sent(Ok(nonce));
+    if let Err(why) = deletions.blocking(move |queue| queue.put(&deletion).map(drop)).await {
         tracing::warn!("send the canary through the deletion queue: {why}");
-        node.deletions.canary_sent(Err(why));
+        deletions.canary_sent(Err(why));
     }
-}
-
-/// The current records, for the audit.
-///
-/// # Errors
-/// When the directory cannot be read.
-pub async fn entries<K: Kernel>(node: &Node<K>) -> Result<Vec<Entry>, QueueFailure> {
-    node.deletions.blocking(Queue::list).await
-}
-
-/// Files that were put aside, for the audit.
-///
-/// # Errors
-/// When their directory cannot be read.
-pub async fn aside<K: Kernel>(node: &Node<K>) -> Result<Vec<PathBuf>, QueueFailure> {
-    node.deletions.blocking(Queue::aside).await
 }

@@ -9,10 +9,7 @@ use wharf_core::{
     kernel::{Kernel, KernelError, KernelErrorKind},
 };
 
-use crate::node::{
-    Node,
-    endpoint::{Handle, View},
-};
+use crate::node::endpoint::{Handle, View};
 
 /// The result of a look.
 #[derive(Debug)]
@@ -29,8 +26,8 @@ pub struct Look {
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub async fn once<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Look, KernelError> {
-    let mut looks = each(node, std::slice::from_ref(handle)).await?;
+pub async fn once<K: Kernel>(kernel: &K, handle: &Handle) -> Result<Look, KernelError> {
+    let mut looks = each(kernel, std::slice::from_ref(handle)).await?;
     looks.pop().ok_or_else(|| KernelError {
         kind: KernelErrorKind::Other,
         operation: "observe endpoints",
@@ -43,10 +40,10 @@ pub async fn once<K: Kernel>(node: &Node<K>, handle: &Handle) -> Result<Look, Ke
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub async fn each<K: Kernel>(node: &Node<K>, handles: &[Handle]) -> Result<Vec<Look>, KernelError> {
+pub async fn each<K: Kernel>(kernel: &K, handles: &[Handle]) -> Result<Vec<Look>, KernelError> {
     let views: Vec<View> = handles.iter().map(|handle| handle.shared.view()).collect();
     let records: Vec<EndpointRecord> = views.iter().map(|view| view.record.clone()).collect();
-    let found = node.kernel.observe_endpoints(&records).await?;
+    let found = kernel.observe_endpoints(&records).await?;
     let look = |((handle, view), found): ((&Handle, View), Vec<EndpointProblem>)| {
         let problems = joined(found).into_iter().map(|problem| Problem::Endpoint(handle.id, problem)).collect();
         let settled = view.is_settled() && handle.shared.read(|now| now.is_as(&view));
@@ -55,28 +52,17 @@ pub async fn each<K: Kernel>(node: &Node<K>, handles: &[Handle]) -> Result<Vec<L
     Ok(handles.iter().zip(views).zip(found).map(look).collect())
 }
 
-/// The differences between the kernel and the record.
-///
-/// # Errors
-/// When the kernel cannot be asked.
-pub async fn problems_of<K: Kernel>(
-    node: &Node<K>,
-    record: &EndpointRecord,
-) -> Result<Vec<EndpointProblem>, KernelError> {
-    node.kernel.observe_endpoint(record).await.map(joined)
-}
-
 /// Looks until there is no problem or no build explains the problems, for at most `patience`.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub async fn settled<K: Kernel>(node: &Node<K>, handle: &Handle, patience: Duration) -> Result<Look, KernelError> {
+pub async fn settled<K: Kernel>(kernel: &K, handle: &Handle, patience: Duration) -> Result<Look, KernelError> {
     let until = Instant::now() + patience;
     loop {
         let mut changed = pin!(handle.shared.changed());
         // Registers for changes before the kernel is read, so none is missed.
         changed.as_mut().enable();
-        let look = once(node, handle).await?;
+        let look = once(kernel, handle).await?;
         if look.settled || verdict(&look.problems) == Verdict::Well || timeout_at(until, changed).await.is_err() {
             return Ok(look);
         }

@@ -20,13 +20,14 @@ use wharf_core::{
 use wharf_names::mark::Mark;
 
 use crate::{
-    addresses::resting,
+    addresses::{Addresses, resting},
     clock,
+    config::AgentConfig,
     endpoint::{
         error::RemoveError,
         remove::{self, Subject},
     },
-    node::{Node, aside::Wanted, leftovers::Orphan},
+    node::{aside::Aside, leftovers::Orphan, lifecycle::Lifecycle, registry::Registry},
     sync::lock,
 };
 
@@ -43,7 +44,7 @@ pub fn link_of(lease: &Lease) -> Option<&str> {
 }
 
 /// Keeps every orphan in the kernel; removes only program sets that no link uses.
-pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
+pub async fn keep<K: Kernel>(life: &Arc<Lifecycle<K>>, dump: &KernelDump) {
     let mut living = BTreeSet::new();
     let mut held = Vec::new();
     for link in &dump.links {
@@ -51,30 +52,30 @@ pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
         let id = orphan.link.id;
         living.insert(id);
         // An earlier start could not note that the loss is handled.
-        if node.registry.get(id).is_some() || lock(&node.orphans).get(id).is_some() {
+        if life.registry.get(id).is_some() || life.orphans.get(id).is_some() {
             continue;
         }
-        node.registry.claim_id(id);
+        life.registry.claim_id(id);
         for (ip, _) in &orphan.rows {
-            let change = hold(node, *ip, &link.name);
+            let change = hold(&life.addresses, &life.config, *ip, &link.name);
             orphan.held.extend(change.is_some().then_some(*ip));
             held.extend(change);
         }
-        set_aside(node, orphan);
+        set_aside(&life.orphans, orphan);
     }
     tracing::warn!(
         links = living.len(),
         "the records of this boot were lost; containers keep their network, and `wharf audit` shows them"
     );
     held.push(Change::LossHandled);
-    if let Err(error) = node.store.commit(held).await {
+    if let Err(error) = life.store.commit(held).await {
         tracing::warn!("hold the addresses of lost endpoints: {error}; the next start tries again");
     }
     for (directory, _) in &dump.pins {
         let Ok(id) = directory.parse::<EndpointId>() else { continue };
         if !living.contains(&id)
-            && node.registry.get(id).is_none()
-            && let Err(error) = node.kernel.remove_programs(id).await
+            && life.registry.get(id).is_none()
+            && let Err(error) = life.kernel.remove_programs(id).await
         {
             tracing::warn!(endpoint = id.get(), "remove programs that nothing uses: {error}");
         }
@@ -82,7 +83,7 @@ pub async fn keep<K: Kernel>(node: &Arc<Node<K>>, dump: &KernelDump) {
 }
 
 /// Finds again, at a later start, the orphans whose addresses are still leased.
-pub fn recognise<K: Kernel>(node: &Node<K>, dump: &KernelDump, leases: &[Lease]) {
+pub fn recognise(registry: &Registry, orphans: &Aside<Orphan>, dump: &KernelDump, leases: &[Lease]) {
     let mut held: BTreeMap<&str, Vec<IpAddr>> = BTreeMap::new();
     for lease in leases {
         if let Some(link) = link_of(lease) {
@@ -92,13 +93,13 @@ pub fn recognise<K: Kernel>(node: &Node<K>, dump: &KernelDump, leases: &[Lease])
     for link in &dump.links {
         let Some(addresses) = held.remove(link.name.as_str()) else { continue };
         let Some(orphan) = orphan(dump, link) else { continue };
-        node.registry.claim_id(orphan.link.id);
-        set_aside(node, Orphan { held: addresses, ..orphan });
+        registry.claim_id(orphan.link.id);
+        set_aside(orphans, Orphan { held: addresses, ..orphan });
     }
 }
 
-fn set_aside<K: Kernel>(node: &Node<K>, orphan: Orphan) {
-    lock(&node.orphans).put(orphan.link.id, orphan.attachment.clone(), orphan);
+fn set_aside(orphans: &Aside<Orphan>, orphan: Orphan) {
+    orphans.put(orphan.link.id, orphan.attachment.clone(), orphan);
 }
 
 fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
@@ -130,44 +131,24 @@ pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iter
     orphans.filter(move |o| !known.contains(&(o.link.id, o.link.epoch)))
 }
 
-/// Ids of the orphans that match.
-pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
-    lock(&node.orphans).find(wanted)
-}
-
-/// Attachments of the orphans whose mark names one.
-pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
-    lock(&node.orphans).attachments().cloned().collect()
-}
-
-/// All orphans.
-pub fn list<K: Kernel>(node: &Node<K>) -> Vec<Orphan> {
-    lock(&node.orphans).iter().cloned().collect()
-}
-
-/// Ids of all orphans.
-pub fn ids<K: Kernel>(node: &Node<K>) -> BTreeSet<EndpointId> {
-    lock(&node.orphans).ids().collect()
-}
-
 /// Removes an orphan and releases its addresses.
 ///
 /// # Errors
 /// What could not be removed and why; the next delete of the container tries again.
-pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
-    let Some(orphan) = lock(&node.orphans).get(id).cloned() else { return Ok(Vec::new()) };
-    let _guard = node.jobs.working_on(id);
+pub async fn remove<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
+    let Some(orphan) = life.orphans.get(id) else { return Ok(Vec::new()) };
+    let _guard = life.jobs.working_on(id);
     let name = format!("{PREFIX}{}", orphan.link.host_ifname);
     let held = orphan.held.clone();
-    remove::all(node, &Subject::Remnant { id, links: vec![orphan.link], rows: orphan.rows }).await?;
+    remove::all(life, &Subject::Remnant { id, links: vec![orphan.link], rows: orphan.rows }).await?;
     let leases: Vec<Lease> = {
-        let ipam = lock(&node.addresses.ipam);
+        let ipam = lock(&life.addresses.ipam);
         let ours = |l: &&Lease| matches!(&l.owner, LeaseOwner::Caller { name: holder } if *holder == name);
         held.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
-    resting::release(&node.addresses, &leases, Vec::new()).await?;
-    lock(&node.orphans).remove(id);
-    node.registry.free_id(id);
+    resting::release(&life.addresses, &leases, Vec::new()).await?;
+    life.orphans.remove(id);
+    life.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
@@ -175,26 +156,26 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Ve
 ///
 /// # Errors
 /// What could not be removed and why.
-pub async fn forget_gone<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), RemoveError> {
-    if lock(&node.orphans).is_empty() {
+pub async fn forget_gone<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), RemoveError> {
+    if life.orphans.list().is_empty() {
         return Ok(());
     }
-    let dump = node.kernel.dump().await?;
+    let dump = life.kernel.dump().await?;
     let living: BTreeSet<u32> = dump.links.iter().map(|l| l.ifindex.0).collect();
     let is_gone = |o: &&Orphan| o.link.host_ifindex.is_some_and(|index| !living.contains(&index.0));
-    let gone: Vec<EndpointId> = lock(&node.orphans).iter().filter(is_gone).map(|o| o.link.id).collect();
+    let gone: Vec<EndpointId> = life.orphans.list().iter().filter(is_gone).map(|o| o.link.id).collect();
     for id in gone {
-        remove(node, id).await?;
+        remove(life, id).await?;
     }
     Ok(())
 }
 
 /// Leases an address for an orphan in memory; returns the change that makes the lease durable.
-fn hold<K: Kernel>(node: &Node<K>, ip: IpAddr, link: &str) -> Option<Change> {
-    let pool = node.config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)))?.name.clone();
+fn hold<K: Kernel>(addresses: &Addresses<K>, config: &AgentConfig, ip: IpAddr, link: &str) -> Option<Change> {
+    let pool = config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)))?.name.clone();
     let owner = LeaseOwner::Caller { name: format!("{PREFIX}{link}") };
     let lease = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };
-    match lock(&node.addresses.ipam).claim(lease.clone()) {
+    match lock(&addresses.ipam).claim(lease.clone()) {
         Ok(()) => Some(Change::PutLease(lease)),
         Err(error) => {
             tracing::warn!(%ip, link, "hold the address of a lost endpoint: {error}");

@@ -17,12 +17,12 @@ use wharf_core::{
 };
 
 use crate::{
-    addresses::resting,
+    addresses::{Addresses, resting},
     endpoint::{
         error::RemoveError,
         remove::{self, Subject},
     },
-    node::{Node, aside::Wanted},
+    node::{aside::Aside, lifecycle::Lifecycle},
     sync::lock,
 };
 
@@ -36,40 +36,30 @@ pub fn record_of(out_of_service: &OutOfService) -> Option<EndpointRecord> {
 }
 
 /// Reserves the ids of records out of service and puts the records into the table.
-pub fn hold<K: Kernel>(node: &Node<K>, out_of_service: Vec<OutOfService>) {
+pub fn hold<K: Kernel>(life: &Lifecycle<K>, out_of_service: Vec<OutOfService>) {
     for q in out_of_service {
-        node.registry.claim_id(q.id);
+        life.registry.claim_id(q.id);
         tracing::warn!(endpoint = q.id.get(), "a record is out of service: {}", q.why);
-        let attachment = attachment_of(node, &q);
-        lock(&node.out_of_service).put(q.id, attachment, q);
+        let attachment = attachment_of(&life.addresses, &q);
+        life.out_of_service.put(q.id, attachment, q);
     }
-}
-
-/// Ids of the records that match.
-pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
-    lock(&node.out_of_service).find(wanted)
 }
 
 /// The attachment of a record; for an unreadable record, taken from the leases of its addresses.
-pub fn attachment_of<K: Kernel>(node: &Node<K>, out_of_service: &OutOfService) -> Option<Attachment> {
+pub fn attachment_of<K: Kernel>(addresses: &Addresses<K>, out_of_service: &OutOfService) -> Option<Attachment> {
     if let Some(record) = record_of(out_of_service) {
         return Some(record.attachment);
     }
-    let ipam = lock(&node.addresses.ipam);
+    let ipam = lock(&addresses.ipam);
     out_of_service.addresses.iter().find_map(|ip| match &ipam.get(*ip)?.owner {
         LeaseOwner::Attachment { attachment, .. } => Some(attachment.clone()),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
     })
 }
 
-/// Attachments of all records out of service, where known.
-pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
-    lock(&node.out_of_service).attachments().cloned().collect()
-}
-
 /// Whether a record out of service holds this address.
-pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
-    lock(&node.out_of_service).iter().any(|q| q.addresses.contains(&ip))
+pub fn holds(out_of_service: &Aside<OutOfService>, ip: IpAddr) -> bool {
+    out_of_service.list().iter().any(|q| q.addresses.contains(&ip))
 }
 
 /// Removes the kernel objects of a record out of service, then its leases and the record. Returns the released
@@ -77,30 +67,30 @@ pub fn holds<K: Kernel>(node: &Node<K>, ip: IpAddr) -> bool {
 ///
 /// # Errors
 /// What could not be removed and why; the record stays out of service then.
-pub async fn release<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
-    let Some(out_of_service) = lock(&node.out_of_service).get(id).cloned() else { return Ok(Vec::new()) };
-    let _guard = node.jobs.working_on(id);
+pub async fn release<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
+    let Some(out_of_service) = life.out_of_service.get(id) else { return Ok(Vec::new()) };
+    let _guard = life.jobs.working_on(id);
     let addresses = out_of_service.addresses.clone();
     let subject = match record_of(&out_of_service) {
         Some(record) => Subject::of(&record),
-        None => remnant(node, id).await?,
+        None => remnant(&*life.kernel, id).await?,
     };
-    remove::all(node, &subject).await?;
+    remove::all(life, &subject).await?;
     let leases: Vec<Lease> = {
-        let ipam = lock(&node.addresses.ipam);
+        let ipam = lock(&life.addresses.ipam);
         let ours = |l: &&Lease| matches!(l.owner, LeaseOwner::Attachment { .. });
         addresses.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
-    resting::release(&node.addresses, &leases, vec![Change::RemoveOutOfService(id)]).await?;
-    lock(&node.out_of_service).remove(id);
-    node.registry.free_id(id);
+    resting::release(&life.addresses, &leases, vec![Change::RemoveOutOfService(id)]).await?;
+    life.out_of_service.remove(id);
+    life.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
 /// Finds the kernel objects of an unreadable record by its id.
-async fn remnant<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Subject, RemoveError> {
+async fn remnant<K: Kernel>(kernel: &K, id: EndpointId) -> Result<Subject, RemoveError> {
     let bound = Duration::from_millis(DeleteStep::Detach.deadline_ms());
-    let dump = timeout(bound, node.kernel.dump()).await.map_err(|_| KernelError {
+    let dump = timeout(bound, kernel.dump()).await.map_err(|_| KernelError {
         operation: "dump",
         subject: "kernel state".to_owned(),
         cause: format!("no answer within {bound:?}"),

@@ -18,10 +18,10 @@ use wharf_core::{
 use crate::{
     endpoint::unfinished,
     node::{
-        Node,
         error::JobError,
         jobs::InFlight,
         leftovers::Unfinished,
+        lifecycle::Lifecycle,
         prepared::{ProgramSet, random_macs},
     },
 };
@@ -30,39 +30,39 @@ use crate::{
 ///
 /// # Errors
 /// When a set does not load; the sets loaded before stay ready.
-pub async fn refill<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), LoadError> {
+pub async fn refill<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), LoadError> {
     loop {
-        let (ready, target) = node.prepared.fill();
-        if ready >= target || node.stop.is_cancelled() {
+        let (ready, target) = life.prepared.fill();
+        if ready >= target || life.tasks.stop.is_cancelled() {
             return Ok(());
         }
         // No id or no memory is left: a create loads its own programs when there is room again.
-        if node.registry.is_full() || node.memory.admit().is_err() {
+        if life.registry.is_full() || life.memory.admit().is_err() {
             return Ok(());
         }
-        quiet(node).await;
-        let (set, _, _guard) = load(node).await?;
-        node.prepared.add(set);
+        quiet(life).await;
+        let (set, _, _guard) = load(life).await?;
+        life.prepared.add(set);
     }
 }
 
 /// Waits for a moment without creates. Verifying a set takes three milliseconds of CPU time, which would slow down a
 /// burst of creates. With a quarter of the target left or less, it does not wait, because the next creates would have
 /// to verify themselves.
-async fn quiet<K: Kernel>(node: &Arc<Node<K>>) {
+async fn quiet<K: Kernel>(life: &Arc<Lifecycle<K>>) {
     const QUIET: Duration = Duration::from_millis(50);
     loop {
-        let (ready, target) = node.prepared.fill();
-        if ready <= target / 4 || node.stop.is_cancelled() {
+        let (ready, target) = life.prepared.fill();
+        if ready <= target / 4 || life.tasks.stop.is_cancelled() {
             return;
         }
-        let seen = node.creates.load(Ordering::Relaxed);
+        let seen = life.gate.offered.load(Ordering::Relaxed);
         tokio::select! {
-            () = node.stop.cancelled() => return,
+            () = life.tasks.stop.cancelled() => return,
             () = tokio::time::sleep(QUIET) => {}
         }
-        let idle = node.gate.has_no_creates();
-        if idle && node.creates.load(Ordering::Relaxed) == seen {
+        let idle = life.gate.has_no_creates();
+        if idle && life.gate.offered.load(Ordering::Relaxed) == seen {
             return;
         }
     }
@@ -90,32 +90,32 @@ pub enum LoadError {
 ///
 /// # Errors
 /// When there is no id, or the programs do not load; a failed cleanup is kept as unfinished and retried.
-pub async fn load<K: Kernel>(node: &Arc<Node<K>>) -> Result<Loaded<K>, LoadError> {
-    let id = node.registry.take_id().ok_or(LoadError::NoId)?;
-    let guard = node.jobs.working_on(id);
+pub async fn load<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<Loaded<K>, LoadError> {
+    let id = life.registry.take_id().ok_or(LoadError::NoId)?;
+    let guard = life.jobs.working_on(id);
     let (container_mac, host_mac) = random_macs();
-    let spec = ProgramSpec { id, container_mac, host_mac, debug: node.config.debug_programs, keep: false };
+    let spec = ProgramSpec { id, container_mac, host_mac, debug: life.config.debug_programs, keep: false };
     let load = |kernel: Arc<K>| async move { kernel.ensure_programs(&spec).await };
     let (step, bound) = (CreateStep::EnsurePrograms, Duration::from_millis(CreateStep::EnsurePrograms.deadline_ms()));
-    match node.jobs.bounded(id, step.name(), bound, load).await {
+    match life.jobs.bounded(id, step.name(), bound, load).await {
         Ok(programs) => Ok((ProgramSet { id, container_mac, host_mac }, programs, guard)),
         Err(error) => {
-            if let Err(undo) = node.jobs.remove_programs(id).await {
-                unfinished::keep(node, id, Unfinished::Programs);
+            if let Err(undo) = life.jobs.remove_programs(id).await {
+                unfinished::keep(&life.unfinished, id, Unfinished::Programs);
                 return Err(LoadError::NotUndone(error, undo));
             }
-            node.registry.free_id(id);
+            life.registry.free_id(id);
             Err(error.into())
         }
     }
 }
 
 /// Unpins every set that is ready; at a graceful stop.
-pub async fn drain<K: Kernel>(node: &Arc<Node<K>>) {
+pub async fn drain<K: Kernel>(life: &Arc<Lifecycle<K>>) {
     loop {
-        let Some(set) = node.prepared.take() else { return };
-        match node.jobs.remove_programs(set.id).await {
-            Ok(()) => node.registry.free_id(set.id),
+        let Some(set) = life.prepared.take() else { return };
+        match life.jobs.remove_programs(set.id).await {
+            Ok(()) => life.registry.free_id(set.id),
             // The next start finds its pins without a record and removes them.
             Err(error) => tracing::warn!(endpoint = set.id.get(), "unpin prepared programs: {error}"),
         }

@@ -18,7 +18,11 @@ use wharf_core::{
 
 use crate::{
     endpoint::error::RemoveError,
-    node::{Completions, Node, endpoint::Release},
+    node::{
+        endpoint::Release,
+        jobs::Jobs,
+        lifecycle::{Lifecycle, Proxy},
+    },
 };
 
 /// The known facts of an endpoint to remove.
@@ -76,10 +80,10 @@ impl Subject {
 ///
 /// # Errors
 /// The failed steps that must succeed; other failures are logged.
-pub async fn all<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), RemoveError> {
+pub async fn all<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject) -> Result<(), RemoveError> {
     let mut left = Vec::new();
     for step in DeleteStep::REMOVAL {
-        let Err(why) = self::step(node, subject, step).await else { continue };
+        let Err(why) = self::step(life, subject, step).await else { continue };
         if step.must_succeed() {
             left.push((step, why));
         } else {
@@ -93,10 +97,10 @@ pub async fn all<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<()
 ///
 /// # Errors
 /// Why it failed, or that it did not end in time.
-pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: DeleteStep) -> Result<(), RemoveError> {
+pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: DeleteStep) -> Result<(), RemoveError> {
     let (id, name, links) = (subject.id(), step.name(), subject.links());
     let bound = match step {
-        DeleteStep::AwaitProxy => node.config.proxy_timeout,
+        DeleteStep::AwaitProxy => life.config.proxy_timeout,
         _ => Duration::from_millis(step.deadline_ms()),
     };
     match step {
@@ -113,7 +117,7 @@ pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: Delet
                 }
                 Ok(())
             };
-            Ok(node.jobs.bounded(id, name, bound, call).await?)
+            Ok(life.jobs.bounded(id, name, bound, call).await?)
         }
         DeleteStep::RemoveReachable => {
             let subject = subject.clone();
@@ -128,19 +132,19 @@ pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: Delet
                     }
                 }
             };
-            Ok(node.jobs.bounded(id, name, bound, call).await?)
+            Ok(life.jobs.bounded(id, name, bound, call).await?)
         }
         DeleteStep::AwaitProxy => {
-            timeout(bound, await_proxy(node, subject)).await.unwrap_or(Err(RemoveError::NoAnswer(bound)))
+            timeout(bound, await_proxy(&life.proxy, subject)).await.unwrap_or(Err(RemoveError::NoAnswer(bound)))
         }
         DeleteStep::Unpin => {
             let unpin = move |k: Arc<K>| async move { k.remove_programs(id).await };
-            let counters = node.jobs.bounded(id, name, bound, unpin).await?;
-            node.keep_counters(&counters);
+            let counters = life.jobs.bounded(id, name, bound, unpin).await?;
+            life.metrics.keep_counters(&counters);
             Ok(())
         }
         DeleteStep::RemoveLink => {
-            let release = unlist(node, subject).await?;
+            let release = unlist(&life.jobs, subject).await?;
             await_kernel(&release).await
         }
     }
@@ -151,7 +155,7 @@ pub async fn step<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject, step: Delet
 ///
 /// # Errors
 /// Why it failed, or that it did not end in time.
-pub async fn unlist<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<Release, RemoveError> {
+pub async fn unlist<K: Kernel>(jobs: &Arc<Jobs<K>>, subject: &Subject) -> Result<Release, RemoveError> {
     let (step, links) = (DeleteStep::RemoveLink, subject.links());
     let call = move |k: Arc<K>| async move {
         let mut releases = Vec::with_capacity(links.len());
@@ -161,7 +165,7 @@ pub async fn unlist<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result
         Ok(releases)
     };
     let bound = Duration::from_millis(step.deadline_ms());
-    let releases = node.jobs.bounded(subject.id(), step.name(), bound, call).await?;
+    let releases = jobs.bounded(subject.id(), step.name(), bound, call).await?;
     let release = async { futures::future::try_join_all(releases).await.map(drop) };
     Ok(release.boxed().shared())
 }
@@ -177,9 +181,9 @@ pub async fn await_kernel(release: &Release) -> Result<(), RemoveError> {
 
 /// Waits for the completions of all redirects concurrently, within the step's deadline. A missing completion is
 /// counted as timed out.
-async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Result<(), RemoveError> {
+async fn await_proxy(proxy: &Proxy, subject: &Subject) -> Result<(), RemoveError> {
     struct Pending<'a> {
-        counters: &'a Completions,
+        counters: &'a Proxy,
         answered: bool,
     }
     impl Drop for Pending<'_> {
@@ -190,10 +194,10 @@ async fn await_proxy<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Resul
             }
         }
     }
-    let of = |epoch| node.redirects.remove_redirects(subject.id(), epoch);
+    let of = |epoch| proxy.redirects.remove_redirects(subject.id(), epoch);
     let waits = subject.epochs().into_iter().flat_map(of).map(|(redirect, completion)| {
-        node.completions.pending.fetch_add(1, Ordering::Relaxed);
-        let pending = Pending { counters: &node.completions, answered: false };
+        proxy.pending.fetch_add(1, Ordering::Relaxed);
+        let pending = Pending { counters: proxy, answered: false };
         async move {
             let mut pending = pending; // moves the whole guard, not only the field set below
             let result = completion.await;

@@ -3,15 +3,14 @@
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
-use tokio::{sync::mpsc, time::Instant};
-use tokio_util::sync::CancellationToken;
-use wharf_api::{EndpointStatus, LogStatus};
+use tokio::time::Instant;
+use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, host_ifname},
     identity::Label,
     ids::{Attachment, IfIndex, MacAddr, PoolName},
+    ipam::Ipam,
     kernel::Kernel,
-    plan::DeleteOptions,
     state::{Fsm, State},
     store::LeaseOwner,
 };
@@ -20,9 +19,10 @@ use crate::{
     clock,
     endpoint::{deletions, error::CreateCause, task::EndpointTask},
     node::{
-        Node,
-        endpoint::{Handle, MAILBOX, Shared, View},
+        endpoint::{Handle, View},
         health,
+        jobs::Jobs,
+        lifecycle::Lifecycle,
         prepared::{ProgramSet, random_macs},
         registry::Taken,
     },
@@ -55,27 +55,30 @@ pub struct CreateSpec {
 }
 
 /// Checks that have no side effect, then the reservations: epoch, id, identity, registry entry.
-pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -> Result<EndpointTask<K>, CreateCause> {
+pub(super) async fn reserve<K: Kernel>(
+    life: &Arc<Lifecycle<K>>,
+    spec: &CreateSpec,
+) -> Result<EndpointTask<K>, CreateCause> {
     let a = &spec.attachment;
-    deletions::settle(node, a).await?;
+    deletions::settle(life, a).await?;
     // A delete is answered before the name and the addresses of its endpoint are free.
     let same = |r: &Attachment| (&r.container_id, &r.ifname) == (&a.container_id, &a.ifname);
-    node.registry.settled(|r| same(&r.attachment) || r.addresses().any(|ip| spec.ips.contains(&ip))).await;
-    if let Some(there) = node.registry.by_interface(&a.container_id, &a.ifname) {
-        return Err(taken_by(node, &there));
+    life.registry.settled(|r| same(&r.attachment) || r.addresses().any(|ip| spec.ips.contains(&ip))).await;
+    if let Some(there) = life.registry.by_interface(&a.container_id, &a.ifname) {
+        return Err(taken_by(&life.jobs, &there));
     }
-    let netns = node.kernel.observe_netns(&spec.netns).await.map_err(CreateCause::Netns)?;
-    let (ip_owner, requested) = requested_addresses(node, spec)?;
-    let epoch = node.store.next_epoch().await?;
+    let netns = life.kernel.observe_netns(&spec.netns).await.map_err(CreateCause::Netns)?;
+    let (ip_owner, requested) = requested_addresses(&lock(&life.addresses.ipam), spec)?;
+    let epoch = life.store.next_epoch().await?;
     let set = match spec.mac {
-        None => node.prepared.take(),
+        None => life.prepared.take(),
         Some(_) => None,
     };
     let (set, prepared) = match set {
         Some(set) => (set, true),
         None => {
-            let taken = match node.registry.take_id() {
-                None if node.registry.settled(|_| true).await => node.registry.take_id(),
+            let taken = match life.registry.take_id() {
+                None if life.registry.settled(|_| true).await => life.registry.take_id(),
                 taken => taken,
             };
             let id = taken.ok_or(CreateCause::NoId)?;
@@ -83,8 +86,8 @@ pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -
             (ProgramSet { id, container_mac: spec.mac.unwrap_or(container_mac), host_mac }, false)
         }
     };
-    let give_back = || if prepared { node.prepared.give_back(set) } else { node.registry.free_id(set.id) };
-    let identity = match lock(&node.identities).acquire(&spec.labels) {
+    let give_back = || if prepared { life.prepared.give_back(set) } else { life.registry.free_id(set.id) };
+    let identity = match lock(&life.identities).acquire(&spec.labels) {
         Ok(identity) => identity,
         Err(e) => {
             give_back();
@@ -92,7 +95,7 @@ pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -
         }
     };
     let (gateway4, gateway6) = {
-        let ipam = lock(&node.addresses.ipam);
+        let ipam = lock(&life.addresses.ipam);
         // The families of caller-leased addresses are known here; those of other addresses after the lease step.
         let speaks = |known: bool| known || ip_owner == IpOwner::Endpoint;
         (
@@ -105,7 +108,7 @@ pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -
         epoch,
         attachment: a.clone(),
         netns,
-        pool: spec.pool.clone().unwrap_or_else(|| node.config.default_pool.clone()),
+        pool: spec.pool.clone().unwrap_or_else(|| life.config.default_pool.clone()),
         ip_owner,
         ipv4: requested.0,
         ipv6: requested.1,
@@ -123,28 +126,16 @@ pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -
         pod_namespace: spec.pod_namespace.clone(),
         created_unix_ms: clock::unix_ms(),
     };
-    let view = View {
-        record,
-        fsm: Fsm::new_created(clock::monotonic_ms()),
-        status: EndpointStatus::default(),
-        step_since: Instant::now(),
-        trace: false,
-        committed: false,
-        delete_options: DeleteOptions::default(),
-        taken_over: Vec::new(),
-    };
-    let (sender, mailbox) = mpsc::channel(MAILBOX);
-    let handle =
-        Handle { id: set.id, epoch, mailbox: sender, shared: Shared::new(view), cancel: CancellationToken::new() };
-    if let Err(taken) = node.registry.insert(handle.clone()) {
+    let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
+    if let Err(taken) = life.registry.insert(handle.clone()) {
         give_back();
-        lock(&node.identities).release(identity);
+        lock(&life.identities).release(identity);
         return Err(match taken {
-            Taken::Interface(there) => taken_by(node, &there),
+            Taken::Interface(there) => taken_by(&life.jobs, &there),
             Taken::Address(ip, there) => CreateCause::AddressTaken { id: there.id, ip },
         });
     }
-    let task = EndpointTask::new(Arc::clone(node), &handle, mailbox, prepared);
+    let task = EndpointTask::new(Arc::clone(life), &handle, mailbox, prepared);
     task.shared.log(LogStatus::Ok, "created", format!("{a}, identity {identity}"));
     Ok(task)
 }
@@ -153,8 +144,7 @@ pub(super) async fn reserve<K: Kernel>(node: &Arc<Node<K>>, spec: &CreateSpec) -
 type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
 
 /// The owner of the requested addresses, and the addresses themselves when the caller leased them before.
-fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), CreateCause> {
-    let ipam = lock(&node.addresses.ipam);
+fn requested_addresses(ipam: &Ipam, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), CreateCause> {
     // Leases of the health endpoint are reserved for it, also while it is relaunched.
     let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
     // A lease that an earlier delete kept does not count as the caller's; the lease step may take it over.
@@ -173,9 +163,9 @@ fn requested_addresses<K: Kernel>(node: &Node<K>, spec: &CreateSpec) -> Result<(
 }
 
 /// The error for an interface that has an endpoint.
-fn taken_by<K: Kernel>(node: &Node<K>, there: &Handle) -> CreateCause {
+fn taken_by<K: Kernel>(jobs: &Jobs<K>, there: &Handle) -> CreateCause {
     let (id, state, committed) = there.shared.read(|v| (v.record.id, v.fsm.state, v.committed));
-    if state == State::Disconnecting && node.jobs.is_in_flight(there.id) {
+    if state == State::Disconnecting && jobs.is_in_flight(there.id) {
         CreateCause::InterfaceBusy { id, doing: "deleted" }
     } else if !committed {
         CreateCause::InterfaceBusy { id, doing: "created, or taken back" }

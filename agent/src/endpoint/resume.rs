@@ -7,7 +7,7 @@ use wharf_core::kernel::Kernel;
 
 use crate::{
     endpoint::{delete, unfinished},
-    node::{Node, endpoint::Handle},
+    node::{endpoint::Handle, lifecycle::Lifecycle},
 };
 
 /// Interval of the resume. A client that retries its delete does so much sooner.
@@ -22,26 +22,26 @@ pub struct Unfinished(Vec<String>);
 ///
 /// # Errors
 /// The deletes and undos that failed again, with their steps and causes.
-pub async fn resume<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), Unfinished> {
-    let busy = node.jobs.in_flight();
+pub async fn resume<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), Unfinished> {
+    let busy = life.jobs.in_flight();
     // Only a delete sets the cancel token. A delete that found the mailbox full has set it too, and builds are
     // refused since.
     let idle = |h: &Handle| !busy.contains(&h.id) && h.cancel.is_cancelled();
     let mut failed = Vec::new();
-    for handle in node.registry.list().into_iter().filter(idle) {
-        if node.stop.is_cancelled() {
+    for handle in life.registry.list().into_iter().filter(idle) {
+        if life.tasks.stop.is_cancelled() {
             break;
         }
         let options = handle.shared.read(|v| v.delete_options);
         tracing::info!(endpoint = handle.id.get(), epoch = handle.epoch.0, "resume a delete that did not finish");
-        let result = delete::delete(node, vec![handle], options, delete::Answer::Finished).await;
+        let result = delete::delete(life, vec![handle], options, delete::Answer::Finished).await;
         failed.extend(result.errors.into_iter().map(|e| format!("{}: {}: {}", e.endpoint, e.step, e.message)));
     }
-    for id in unfinished::ids(node).into_iter().filter(|id| !busy.contains(id)) {
-        if node.stop.is_cancelled() {
+    for id in life.unfinished.ids().into_iter().filter(|id| !busy.contains(id)) {
+        if life.tasks.stop.is_cancelled() {
             break;
         }
-        if let Err(why) = unfinished::finish(node, id).await {
+        if let Err(why) = unfinished::finish(life, id).await {
             failed.push(format!("endpoint {id}: undo of its create: {why}"));
         }
     }

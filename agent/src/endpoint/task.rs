@@ -28,10 +28,10 @@ use crate::{
         unfinished,
     },
     node::{
-        Node,
         endpoint::{Command, Done, Handle, Shared, Torn},
         error::CommandError,
         leftovers::{Remains, Unfinished},
+        lifecycle::Lifecycle,
     },
     sync::lock,
     telemetry::operation::{Kind, OpId},
@@ -43,7 +43,7 @@ const REGENERATION: &str = "regeneration";
 /// The one owner of an endpoint.
 pub struct EndpointTask<K: Kernel> {
     /// What all tasks share.
-    pub node: Arc<Node<K>>,
+    pub life: Arc<Lifecycle<K>>,
     /// What others see.
     pub shared: Arc<Shared>,
     /// Set by a delete.
@@ -66,9 +66,9 @@ pub struct EndpointTask<K: Kernel> {
 impl<K: Kernel> EndpointTask<K> {
     /// A task for an endpoint that is in the registry.
     #[must_use]
-    pub fn new(node: Arc<Node<K>>, handle: &Handle, mailbox: mpsc::Receiver<Command>, prepared: bool) -> Self {
+    pub fn new(life: Arc<Lifecycle<K>>, handle: &Handle, mailbox: mpsc::Receiver<Command>, prepared: bool) -> Self {
         Self {
-            node,
+            life,
             shared: Arc::clone(&handle.shared),
             cancel: handle.cancel.clone(),
             prepared,
@@ -112,7 +112,7 @@ impl<K: Kernel> EndpointTask<K> {
                 true
             }
             Err(refused) => {
-                self.node.refused_transitions.fetch_add(1, Ordering::Relaxed);
+                self.life.metrics.refused_transitions.fetch_add(1, Ordering::Relaxed);
                 self.shared.log(LogStatus::Warning, event.name(), refused.to_string());
                 false
             }
@@ -134,21 +134,21 @@ impl<K: Kernel> EndpointTask<K> {
     /// Serves commands and builds until the endpoint is gone or the agent ends.
     pub async fn run(mut self) {
         self.queued = self.queued.filter(|_| self.shared.read(|v| v.fsm.state) != State::Ready);
-        let node = Arc::clone(&self.node);
+        let life = Arc::clone(&self.life);
         loop {
             let queued = self.queued;
             let permit = async {
                 match queued {
                     Some((_, not_before)) => {
                         tokio::time::sleep_until(not_before).await;
-                        node.build_permits.acquire().await
+                        life.build_permits.acquire().await
                     }
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 biased;
-                () = node.halt.cancelled() => return,
+                () = life.tasks.halt.cancelled() => return,
                 command = self.mailbox.recv() => match command {
                     Some(command) => if self.on_command(command).await { return },
                     // Unreachable: the task's own handle keeps the mailbox open. `Finish` and `Retire` end the task.
@@ -168,15 +168,15 @@ impl<K: Kernel> EndpointTask<K> {
         if !self.transition(Event::BuildStarted) {
             return;
         }
-        let node = Arc::clone(&self.node);
-        let _guard = node.jobs.working_on(self.handle.id);
+        let life = Arc::clone(&self.life);
+        let _guard = life.jobs.working_on(self.handle.id);
         let desired = self.shared.read(|v| v.status.desired_revision);
         let started = tokio::time::Instant::now();
-        let run = node.controllers.begin_for(self.handle.id, REGENERATION);
-        let result = build::build(&node, &self.shared, &self.cancel, level, self.keep_programs).await;
+        let run = life.tasks.controllers.begin_for(self.handle.id, REGENERATION);
+        let result = build::build(&life, &self.shared, &self.cancel, level, self.keep_programs).await;
         // Later datapath builds are repairs or requests, so they load the programs anew.
         self.keep_programs = false;
-        node.metrics.regeneration(level, started.elapsed(), result.is_ok());
+        life.metrics.regeneration(level, started.elapsed(), result.is_ok());
         if result.is_ok() || !self.cancel.is_cancelled() {
             run.end(result.clone());
         }
@@ -189,11 +189,8 @@ impl<K: Kernel> EndpointTask<K> {
                     v.status.realized_revision = desired;
                 });
                 self.transition(Event::BuildSucceeded);
-                node.monitor.agent(
-                    Some(self.handle.id),
-                    "endpoint-regenerated",
-                    format!("{level} in {:?}", started.elapsed()),
-                );
+                let what = format!("{level} in {:?}", started.elapsed());
+                life.monitor.agent(Some(self.handle.id), "endpoint-regenerated", what);
                 if self.queued.is_none() {
                     self.answer_waiting(&Ok(()));
                 }
@@ -212,8 +209,8 @@ impl<K: Kernel> EndpointTask<K> {
                 self.shared.log(LogStatus::Failure, "build", error.to_string());
                 self.transition(Event::BuildFailed);
                 let again = self.shared.read(|v| v.fsm.not_before_ms).saturating_sub(clock::monotonic_ms());
-                node.controllers.plan_for(self.handle.id, REGENERATION, Duration::from_millis(again));
-                node.monitor.agent(Some(self.handle.id), "endpoint-regeneration-failed", error.to_string());
+                life.tasks.controllers.plan_for(self.handle.id, REGENERATION, Duration::from_millis(again));
+                life.monitor.agent(Some(self.handle.id), "endpoint-regeneration-failed", error.to_string());
                 self.answer_waiting(&Err(error.into()));
             }
         }
@@ -251,7 +248,7 @@ impl<K: Kernel> EndpointTask<K> {
                         if self.shared.read(|v| v.fsm.state) != State::Disconnecting {
                             self.transition(Event::DeleteRequested);
                         }
-                        teardown(&self.node, &self.shared).instrument(span).await
+                        teardown(&self.life, &self.shared).instrument(span).await
                     }
                 };
                 self.torn = Some(torn.clone());
@@ -287,15 +284,15 @@ impl<K: Kernel> EndpointTask<K> {
             return Err(CommandError::Refused { command: "relabel", state });
         }
         let old = self.shared.read(|v| v.record.clone());
-        let identity = lock(&self.node.identities).acquire(&labels)?;
+        let identity = lock(&self.life.identities).acquire(&labels)?;
         let mut record = old.clone();
         (record.labels, record.identity) = (labels, identity);
         let change = wharf_core::store::Change::PutEndpoint(Box::new(record.clone()));
-        if let Err(error) = self.node.store.commit(vec![change]).await {
-            lock(&self.node.identities).release(identity);
+        if let Err(error) = self.life.store.commit(vec![change]).await {
+            lock(&self.life.identities).release(identity);
             return Err(error.into());
         }
-        lock(&self.node.identities).release(old.identity);
+        lock(&self.life.identities).release(old.identity);
         self.shared.update(|v| v.record = record);
         let change = format!("identity {} -> {identity}", old.identity);
         self.shared.note(Operation::Relabel, "relabel", None, Outcome::Ok, &change);
@@ -306,17 +303,17 @@ impl<K: Kernel> EndpointTask<K> {
     /// Removes the endpoint from the tables and frees its id.
     fn gone(&mut self) {
         self.mailbox.close();
-        self.node.registry.remove(self.handle.id);
-        self.node.controllers.forget(self.handle.id);
-        self.node.registry.free_id(self.handle.id);
+        self.life.registry.remove(self.handle.id);
+        self.life.tasks.controllers.forget(self.handle.id);
+        self.life.registry.free_id(self.handle.id);
         let what = self.shared.read(|v| v.record.attachment.to_string());
-        self.node.monitor.agent(Some(self.handle.id), "endpoint-deleted", what);
+        self.life.monitor.agent(Some(self.handle.id), "endpoint-deleted", what);
     }
 
     /// Undoes the begun steps of a create; returns the error for the caller.
     pub(super) async fn undo_create(&mut self, begun: &[CreateStep], cause: CreateCause) -> CreateCause {
         let Failed { answer, errors, remains } =
-            undo::undo(&self.node, &self.shared, self.prepared, begun, cause).await;
+            undo::undo(&self.life, &self.shared, self.prepared, begun, cause).await;
         (self.left, self.remains) = (errors, remains);
         self.transition(Event::CreateFailed);
         answer
@@ -325,12 +322,12 @@ impl<K: Kernel> EndpointTask<K> {
     /// Ends the task after a failed create. Deletes that arrived meanwhile get the result of the undo.
     pub async fn end_after_failed_create(mut self) {
         self.mailbox.close();
-        self.node.registry.remove(self.handle.id);
-        self.node.controllers.forget(self.handle.id);
+        self.life.registry.remove(self.handle.id);
+        self.life.tasks.controllers.forget(self.handle.id);
         match self.remains.take() {
-            None => self.node.registry.free_id(self.handle.id),
+            None => self.life.registry.free_id(self.handle.id),
             Some(remains) => {
-                unfinished::keep(&self.node, self.handle.id, Unfinished::Create(Box::new(remains)));
+                unfinished::keep(&self.life.unfinished, self.handle.id, Unfinished::Create(Box::new(remains)));
             }
         }
         while let Some(command) = self.mailbox.recv().await {

@@ -19,7 +19,8 @@ use crate::{
         record::{crash_point, leases, owner, removals},
         remove::{self, Subject},
     },
-    node::{Node, endpoint::Shared, leftovers::Remains, timeline},
+    node::{endpoint::Shared, leftovers::Remains, lifecycle::Lifecycle, timeline},
+    store::Store,
     sync::lock,
 };
 
@@ -44,7 +45,7 @@ pub(super) struct Failed {
 /// Undoes the begun steps of a create. The intent stays open when an undo step fails. `prepared`: the programs come
 /// from a prepared set.
 pub(super) async fn undo<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     shared: &Arc<Shared>,
     prepared: bool,
     begun: &[CreateStep],
@@ -56,17 +57,17 @@ pub(super) async fn undo<K: Kernel>(
     if prepared && !undos.contains(&UndoStep::RemovePrograms) {
         undos.push(UndoStep::RemovePrograms);
     }
-    let Undone { failed, closed } = run(node, shared, &undos).await;
+    let Undone { failed, closed } = run(life, shared, &undos).await;
     if !closed {
         // No later commit of this endpoint writes its timeline.
-        node.timelines.later(timeline::create_failed(shared));
+        life.timelines.later(timeline::create_failed(shared));
     }
     // An open intent names only this epoch, so it does not keep the id taken.
     let left = failed.iter().filter(|(undo, _)| *undo != UndoStep::CloseIntent);
     let endpoint = record.attachment.to_string();
     let errors: Vec<_> = left.map(|(undo, e)| step_error(*undo, &endpoint, e)).collect();
     let remains = (!errors.is_empty()).then(|| remains(shared, &undos, &failed));
-    lock(&node.identities).release(record.identity);
+    lock(&life.identities).release(record.identity);
     let (id, epoch) = (record.id.get(), record.epoch.0);
     tracing::warn!(endpoint = id, epoch, "create endpoint {endpoint}: {cause}");
     let answer = if failed.is_empty() {
@@ -81,8 +82,11 @@ pub(super) async fn undo<K: Kernel>(
 ///
 /// # Errors
 /// The steps that failed again and why; `remains` is updated to them.
-pub(crate) async fn again<K: Kernel>(node: &Arc<Node<K>>, remains: &mut Remains) -> Result<Vec<IpAddr>, RemoveError> {
-    let undone = run(node, &remains.shared, &remains.undos).await;
+pub(crate) async fn again<K: Kernel>(
+    life: &Arc<Lifecycle<K>>,
+    remains: &mut Remains,
+) -> Result<Vec<IpAddr>, RemoveError> {
+    let undone = run(life, &remains.shared, &remains.undos).await;
     if !undone.failed.is_empty() {
         *remains = self::remains(&remains.shared, &remains.undos, &undone.failed);
         return Err(RemoveError::Undo(undone.failed));
@@ -103,7 +107,7 @@ fn step_error(undo: UndoStep, endpoint: &str, why: &RemoveError) -> StepError {
     StepError { step: "undo-create".into(), endpoint: endpoint.to_owned(), message: format!("{undo}: {why}") }
 }
 
-async fn run<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, undos: &[UndoStep]) -> Undone {
+async fn run<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>, undos: &[UndoStep]) -> Undone {
     let record = shared.read(|v| v.record.clone());
     let (mut failed, mut closed) = (Vec::new(), false);
     for undo in undos.iter().copied() {
@@ -112,8 +116,8 @@ async fn run<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, undos: &[Undo
         }
         crash_point("undo", undo.name());
         let since = Instant::now();
-        let result = take_back(node, shared, &record, undo, failed.is_empty()).await;
-        timeline::phase(&node.metrics, shared, Operation::Undo, undo.name(), since.elapsed(), &result);
+        let result = take_back(life, shared, &record, undo, failed.is_empty()).await;
+        timeline::phase(&life.metrics, shared, Operation::Undo, undo.name(), since.elapsed(), &result);
         closed |= undo == UndoStep::CloseIntent && result.is_ok();
         if let Err(e) = result {
             shared.log(LogStatus::Failure, undo.name(), e.to_string());
@@ -131,7 +135,7 @@ async fn run<K: Kernel>(node: &Arc<Node<K>>, shared: &Arc<Shared>, undos: &[Undo
 
 /// Runs one undo step; `all_gone` when all steps before it succeeded.
 async fn take_back<K: Kernel>(
-    node: &Arc<Node<K>>,
+    life: &Arc<Lifecycle<K>>,
     shared: &Shared,
     record: &EndpointRecord,
     undo: UndoStep,
@@ -143,32 +147,32 @@ async fn take_back<K: Kernel>(
             let kept = shared.read(|v| v.taken_over.clone());
             let mut changes: Vec<Change> =
                 kept.into_iter().map(|lease| Change::ReplaceOwnedLease(lease, owner(record))).collect();
-            changes.extend(removals(&node.addresses, record, record.ip_owner == IpOwner::Endpoint));
-            commit(node, changes, bound).await
+            changes.extend(removals(&life.addresses, record, record.ip_owner == IpOwner::Endpoint));
+            commit(&life.store, changes, bound).await
         }
-        UndoStep::RemoveReachable => remove::step(node, &subject, DeleteStep::RemoveReachable).await,
-        UndoStep::Detach => remove::step(node, &subject, DeleteStep::Detach).await,
-        UndoStep::RemoveLink => remove::step(node, &subject, DeleteStep::RemoveLink).await,
-        UndoStep::RemovePrograms => remove::step(node, &subject, DeleteStep::Unpin).await,
+        UndoStep::RemoveReachable => remove::step(life, &subject, DeleteStep::RemoveReachable).await,
+        UndoStep::Detach => remove::step(life, &subject, DeleteStep::Detach).await,
+        UndoStep::RemoveLink => remove::step(life, &subject, DeleteStep::RemoveLink).await,
+        UndoStep::RemovePrograms => remove::step(life, &subject, DeleteStep::Unpin).await,
         UndoStep::ReleaseLeases if all_gone => {
-            resting::hand_back(&node.addresses, &shared.read(|v| v.taken_over.clone()), &owner(record));
-            resting::in_memory(&node.addresses, &leases(record));
+            resting::hand_back(&life.addresses, &shared.read(|v| v.taken_over.clone()), &owner(record));
+            resting::in_memory(&life.addresses, &leases(record));
             Ok(())
         }
         // A remaining kernel object may still use the address: it is released when all steps succeeded.
         UndoStep::ReleaseLeases => Ok(()),
         UndoStep::CloseIntent => {
-            let life = timeline::create_failed(shared);
+            let ended = timeline::create_failed(shared);
             let mut changes =
-                vec![Change::RemoveIntent(record.id, record.epoch), Change::PutLife(Box::new(life.clone()))];
-            changes.extend(node.timelines.make_room());
-            commit(node, changes, bound).await?;
-            node.timelines.ended(&life);
+                vec![Change::RemoveIntent(record.id, record.epoch), Change::PutLife(Box::new(ended.clone()))];
+            changes.extend(life.timelines.make_room());
+            commit(&life.store, changes, bound).await?;
+            life.timelines.ended(&ended);
             Ok(())
         }
     }
 }
 
-async fn commit<K: Kernel>(node: &Node<K>, changes: Vec<Change>, bound: Duration) -> Result<(), RemoveError> {
-    Ok(timeout(bound, node.store.commit(changes)).await.map_err(|_| RemoveError::NoAnswer(bound))??)
+async fn commit(store: &Store, changes: Vec<Change>, bound: Duration) -> Result<(), RemoveError> {
+    Ok(timeout(bound, store.commit(changes)).await.map_err(|_| RemoveError::NoAnswer(bound))??)
 }

@@ -12,38 +12,25 @@ use wharf_core::{
 
 use crate::{
     endpoint::{error::RemoveError, undo},
-    node::{Node, aside::Wanted, leftovers::Unfinished},
-    sync::lock,
+    node::{
+        aside::{Aside, Wanted},
+        leftovers::Unfinished,
+        lifecycle::Lifecycle,
+    },
 };
 
 /// Keeps an undo that failed; its id stays taken.
-pub fn keep<K: Kernel>(node: &Node<K>, id: EndpointId, left: Unfinished) {
+pub fn keep(unfinished: &Aside<Unfinished>, id: EndpointId, left: Unfinished) {
     let attachment = match &left {
         Unfinished::Programs => None,
         Unfinished::Create(remains) => Some(remains.shared.read(|v| v.record.attachment.clone())),
     };
-    lock(&node.unfinished).put(id, attachment, left);
-}
-
-/// Ids of all unfinished undos.
-pub fn ids<K: Kernel>(node: &Node<K>) -> Vec<EndpointId> {
-    lock(&node.unfinished).ids().collect()
-}
-
-/// Ids of the unfinished undos that match.
-pub fn find<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<EndpointId> {
-    lock(&node.unfinished).find(wanted)
-}
-
-/// Attachments of the unfinished creates.
-pub fn attachments<K: Kernel>(node: &Node<K>) -> Vec<Attachment> {
-    lock(&node.unfinished).attachments().cloned().collect()
+    unfinished.put(id, attachment, left);
 }
 
 /// Whether an unfinished undo holds the leases of this attachment and epoch.
-pub fn holds<K: Kernel>(node: &Node<K>, attachment: &Attachment, epoch: Epoch) -> bool {
-    let all = lock(&node.unfinished);
-    all.find(&Wanted::of(attachment)).into_iter().any(|id| match all.get(id) {
+pub fn holds(unfinished: &Aside<Unfinished>, attachment: &Attachment, epoch: Epoch) -> bool {
+    unfinished.find(&Wanted::of(attachment)).into_iter().any(|id| match unfinished.get(id) {
         Some(Unfinished::Create(remains)) => remains.shared.read(|v| v.record.epoch) == epoch,
         Some(Unfinished::Programs) | None => false,
     })
@@ -53,13 +40,13 @@ pub fn holds<K: Kernel>(node: &Node<K>, attachment: &Attachment, epoch: Epoch) -
 ///
 /// # Errors
 /// The steps that failed and why; the undo stays unfinished.
-pub async fn finish<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
-    let _working = node.jobs.working_on(id);
-    let Some(mut work) = Work::take(node, id) else { return Ok(Vec::new()) };
+pub async fn finish<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
+    let _working = life.jobs.working_on(id);
+    let Some(mut work) = Work::take(life, id) else { return Ok(Vec::new()) };
     let released = match &mut work.left {
-        Some(Unfinished::Create(remains)) => undo::again(node, remains).await?,
+        Some(Unfinished::Create(remains)) => undo::again(life, remains).await?,
         _ => {
-            node.jobs.remove_programs(id).await?;
+            life.jobs.remove_programs(id).await?;
             Vec::new()
         }
     };
@@ -70,23 +57,23 @@ pub async fn finish<K: Kernel>(node: &Arc<Node<K>>, id: EndpointId) -> Result<Ve
 
 /// An undo taken out of the table by its one worker. When dropped before its end, it returns to the table.
 struct Work<K: Kernel> {
-    node: Arc<Node<K>>,
+    life: Arc<Lifecycle<K>>,
     id: EndpointId,
     left: Option<Unfinished>,
 }
 
 impl<K: Kernel> Work<K> {
-    fn take(node: &Arc<Node<K>>, id: EndpointId) -> Option<Self> {
-        let left = lock(&node.unfinished).remove(id)?;
-        Some(Self { node: Arc::clone(node), id, left: Some(left) })
+    fn take(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Option<Self> {
+        let left = life.unfinished.remove(id)?;
+        Some(Self { life: Arc::clone(life), id, left: Some(left) })
     }
 }
 
 impl<K: Kernel> Drop for Work<K> {
     fn drop(&mut self) {
         match self.left.take() {
-            Some(left) => keep(&self.node, self.id, left),
-            None => self.node.registry.free_id(self.id),
+            Some(left) => keep(&self.life.unfinished, self.id, left),
+            None => self.life.registry.free_id(self.id),
         }
     }
 }

@@ -16,25 +16,25 @@ use wharf_core::{
 use crate::{
     addresses::resting,
     endpoint::{error::RemoveError, orphan, out_of_service, unfinished},
-    node::{Node, aside::Wanted},
+    node::{aside::Wanted, lifecycle::Lifecycle},
     sync::lock,
 };
 
 /// Removes the leftovers that match. Without leftovers, the result is an empty success.
-pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted) -> DeleteResult {
+pub async fn remove<K: Kernel>(life: &Arc<Lifecycle<K>>, wanted: &Wanted) -> DeleteResult {
     let mut result = DeleteResult::default();
-    for id in unfinished::find(node, wanted) {
-        take_in(&mut result, id, unfinished::finish(node, id).await);
+    for id in life.unfinished.find(wanted) {
+        take_in(&mut result, id, unfinished::finish(life, id).await);
     }
-    for id in orphan::find(node, wanted) {
-        take_in(&mut result, id, orphan::remove(node, id).await);
+    for id in life.orphans.find(wanted) {
+        take_in(&mut result, id, orphan::remove(life, id).await);
     }
-    for id in out_of_service::find(node, wanted) {
-        take_in(&mut result, id, out_of_service::release(node, id).await);
+    for id in life.out_of_service.find(wanted) {
+        take_in(&mut result, id, out_of_service::release(life, id).await);
     }
-    let left = leases(node, wanted);
+    let left = leases(life, wanted);
     if !left.is_empty() {
-        match resting::release(&node.addresses, &left, Vec::new()).await {
+        match resting::release(&life.addresses, &left, Vec::new()).await {
             Ok(()) => result.leases_released.extend(left.iter().map(|l| l.ip)),
             Err(error) => result.errors.push(StepError {
                 step: "release-ips".into(),
@@ -44,11 +44,6 @@ pub async fn remove<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted) -> DeleteRe
         }
     }
     result
-}
-
-/// [`remove`], with its result added to `result`.
-pub async fn remove_into<K: Kernel>(node: &Arc<Node<K>>, wanted: &Wanted, result: &mut DeleteResult) {
-    join(result, remove(node, wanted).await);
 }
 
 /// Adds one result to another.
@@ -73,14 +68,14 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
 }
 
 /// Leases of the container that belong to no endpoint, no unfinished undo and no record out of service.
-fn leases<K: Kernel>(node: &Node<K>, wanted: &Wanted) -> Vec<Lease> {
-    let mut leases = lock(&node.addresses.ipam).of_container(&wanted.container_id);
+fn leases<K: Kernel>(life: &Lifecycle<K>, wanted: &Wanted) -> Vec<Lease> {
+    let mut leases = lock(&life.addresses.ipam).of_container(&wanted.container_id);
     leases.retain(|lease| match &lease.owner {
         LeaseOwner::Attachment { attachment, epoch } => {
             wanted.fits(attachment)
-                && node.registry.by_interface(&attachment.container_id, &attachment.ifname).is_none()
-                && !out_of_service::holds(node, lease.ip)
-                && !unfinished::holds(node, attachment, *epoch)
+                && life.registry.by_interface(&attachment.container_id, &attachment.ifname).is_none()
+                && !out_of_service::holds(&life.out_of_service, lease.ip)
+                && !unfinished::holds(&life.unfinished, attachment, *epoch)
         }
         LeaseOwner::Caller { .. } | LeaseOwner::Node => false,
     });

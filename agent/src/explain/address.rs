@@ -10,7 +10,7 @@ use super::{blank, conclude, end_in_words, fact};
 use crate::{
     clock,
     endpoint::orphan,
-    node::{Node, health},
+    node::{health, lifecycle::Lifecycle},
     sync::lock,
 };
 
@@ -21,16 +21,16 @@ fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
 }
 
 /// Explains an address from what is in memory.
-pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
+pub(super) fn explain<K: Kernel>(life: &Lifecycle<K>, ip: IpAddr) -> Explanation {
     let now = clock::unix_ms();
     let (lease, rest, cidrs, withheld) = {
-        let ipam = lock(&node.addresses.ipam);
+        let ipam = lock(&life.addresses.ipam);
         let rest = ipam.resting().into_iter().find(|r| r.rest.ip == ip);
         (ipam.get(ip).cloned(), rest, ipam.cidrs(), ipam.withheld(ip).map(|w| w.why.clone()))
     };
     let in_pool = cidrs.iter().find(|cidr| cidr.contains(&ip));
-    let last = node.timelines.past(|p| p.who.addresses.contains(&ip)).into_iter().next();
-    let out_of_service = lock(&node.out_of_service).iter().find(|q| q.addresses.contains(&ip)).map(|q| q.id);
+    let last = life.timelines.past(|p| p.who.addresses.contains(&ip)).into_iter().next();
+    let out_of_service = life.out_of_service.list().iter().find(|q| q.addresses.contains(&ip)).map(|q| q.id);
     let mut facts = Vec::new();
     let (health, summary) = match (&lease, rest) {
         _ if out_of_service.is_some() => {
@@ -77,7 +77,7 @@ pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
         }
         (None, Some(rest)) => {
             let since = rest.rest.since_unix_ms;
-            let over = since.saturating_add(node.config.ip_rest_ms);
+            let over = since.saturating_add(life.config.ip_rest_ms);
             facts.push(fact("last owner", rest.rest.last_owner));
             let ends = match (&rest.blocked, over.checked_sub(now)) {
                 (Some(why), _) => {
@@ -108,7 +108,7 @@ pub(super) fn explain<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Explanation {
     };
     let mut answer = blank(ip.to_string(), SubjectKind::Address, health, summary);
     if let Some(cidr) = in_pool {
-        let pool = node.config.pools.iter().find(|p| p.cidrs.contains(cidr));
+        let pool = life.config.pools.iter().find(|p| p.cidrs.contains(cidr));
         let name = pool.map_or_else(|| "default".to_owned(), |p| p.name.to_string());
         answer.facts.push(fact("pool", format!("{name} ({cidr})")));
     }

@@ -18,10 +18,10 @@ use crate::{clock, endpoint::out_of_service, node::Node};
 pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Explanation {
     let who = &past.who;
     let ago = conclude::span(clock::unix_ms().saturating_sub(past.ended.at_unix_ms));
-    let unwritten = node.timelines.unwritten(who.id, who.epoch);
-    let life = match unwritten.or_else(|| node.store.untold(who.id, who.epoch)) {
+    let unwritten = node.life.timelines.unwritten(who.id, who.epoch);
+    let life = match unwritten.or_else(|| node.life.store.untold(who.id, who.epoch)) {
         Some(life) => Ok(Some(life)),
-        None => match timeout(DEADLINE, node.store.life(who.id, who.epoch)).await {
+        None => match timeout(DEADLINE, node.life.store.life(who.id, who.epoch)).await {
             Ok(life) => life.map_err(|e| e.to_string()),
             Err(_) => Err(format!("the store did not answer within {DEADLINE:?}")),
         },
@@ -76,12 +76,12 @@ pub(super) async fn left_in_kernel<K: Kernel>(
     epoch: Epoch,
     attachment: &Attachment,
 ) -> KernelLook {
-    let kernel = Arc::clone(&node.kernel);
+    let kernel = Arc::clone(&node.life.kernel);
     // Checked before and after the observation: the id may be reused meanwhile, first by a job or a prepared program
     // set.
-    let is_others = || match node.registry.get(id) {
+    let is_others = || match node.life.registry.get(id) {
         Some(there) => there.epoch != epoch,
-        None => node.jobs.is_in_flight(id) || node.prepared.ids().contains(&id),
+        None => node.life.jobs.is_in_flight(id) || node.life.prepared.ids().contains(&id),
     };
     let before = is_others();
     match look(node, async move { kernel.dump().await }).await {
@@ -155,7 +155,7 @@ pub(super) async fn out_of_service<K: Kernel>(node: &Arc<Node<K>>, found: &Found
     ];
     let Some(record) = out_of_service::record_of(q) else { return answer };
     answer.facts.push(fact("epoch", record.epoch.to_string()));
-    match timeout(DEADLINE, node.store.life(record.id, record.epoch)).await {
+    match timeout(DEADLINE, node.life.store.life(record.id, record.epoch)).await {
         Ok(Ok(Some(life))) => tell(&mut answer, &life.entries),
         Ok(Ok(None)) => {}
         Ok(Err(why)) => answer.facts.push(fact("timeline", format!("could not be read: {why}"))),

@@ -1,6 +1,6 @@
 //! Parses the text of a query, and finds what it names.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use wharf_core::{
     endpoint::parse_host_ifname,
@@ -11,9 +11,8 @@ use wharf_core::{
 };
 
 use crate::{
-    endpoint::{orphan, out_of_service},
-    node::{Node, endpoint::Handle, leftovers::Orphan},
-    sync::lock,
+    endpoint::out_of_service,
+    node::{endpoint::Handle, leftovers::Orphan, lifecycle::Lifecycle, registry::Registry},
 };
 
 /// Maximum length of a query, bytes: a container id and an interface name fit several times.
@@ -171,8 +170,8 @@ pub struct Found {
 /// The existing endpoints that best match a subject. The REST API finds endpoints by it too, so that every command
 /// takes the same names.
 #[must_use]
-pub fn living<K: Kernel>(node: &Node<K>, subject: &Subject) -> Vec<Handle> {
-    best(node.registry.list().into_iter().filter_map(|h| {
+pub fn living(registry: &Registry, subject: &Subject) -> Vec<Handle> {
+    best(registry.list().into_iter().filter_map(|h| {
         let fit = h.shared.read(|v| {
             let addresses: Vec<IpAddr> = v.record.addresses().collect();
             subject.fit(&Names {
@@ -189,8 +188,8 @@ pub fn living<K: Kernel>(node: &Node<K>, subject: &Subject) -> Vec<Handle> {
 
 /// Searches memory only, so that it answers when the store and the kernel do not.
 #[must_use]
-pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
-    let orphans = orphan::list(node).into_iter().filter_map(|o| {
+pub fn find<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Found {
+    let orphans = life.orphans.list().into_iter().filter_map(|o| {
         let addresses: Vec<IpAddr> = o.rows.iter().map(|(ip, _)| *ip).collect();
         let names = Names {
             id: o.link.id,
@@ -201,10 +200,9 @@ pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
         };
         subject.fit(&names).map(|fit| (fit, o))
     });
-    let out_of_service: Vec<_> = lock(&node.out_of_service).iter().cloned().collect();
-    let out_of_service = out_of_service.into_iter().filter_map(|q| {
+    let out_of_service = life.out_of_service.list().into_iter().filter_map(|q| {
         let record = out_of_service::record_of(&q);
-        let attachment = out_of_service::attachment_of(node, &q);
+        let attachment = out_of_service::attachment_of(&life.addresses, &q);
         let names = Names {
             id: q.id,
             epoch: record.as_ref().map_or(Epoch(u64::MAX), |r| r.epoch),
@@ -223,9 +221,9 @@ pub fn find<K: Kernel>(node: &Arc<Node<K>>, subject: &Subject) -> Found {
             pod: (p.who.pod_namespace.as_deref(), p.who.pod_name.as_deref()),
         })
     };
-    let past = node.timelines.past(|p| past_fit(p).is_some());
+    let past = life.timelines.past(|p| past_fit(p).is_some());
     Found {
-        living: living(node, subject),
+        living: living(&life.registry, subject),
         orphans: best(orphans),
         out_of_service: best(out_of_service),
         past: best(past.into_iter().filter_map(|p| past_fit(&p).map(|fit| (fit, p)))),
@@ -241,9 +239,9 @@ fn best<T>(all: impl Iterator<Item = (Fit, T)>) -> Vec<T> {
 
 /// Names similar to the subject, the most similar first.
 #[must_use]
-pub fn near<K: Kernel>(node: &Node<K>, subject: &Subject, most: usize) -> Vec<(String, String)> {
+pub fn near(registry: &Registry, subject: &Subject, most: usize) -> Vec<(String, String)> {
     let mut ranked: Vec<(usize, String, String)> = Vec::new();
-    for handle in node.registry.list() {
+    for handle in registry.list() {
         handle.shared.read(|v| {
             let r = &v.record;
             let container = r.attachment.container_id.as_str();

@@ -24,13 +24,14 @@ use wharf_core::{
 
 use super::error::HealthError;
 use crate::{
-    addresses::resting,
+    addresses::{Addresses, resting},
     clock,
     config::AgentConfig,
     endpoint::unknown,
     node::{
-        Node, aside,
-        health::{self, NAME, holds},
+        aside,
+        health::{self, Health, NAME, holds},
+        lifecycle::Lifecycle,
     },
     sync::lock,
 };
@@ -70,14 +71,12 @@ fn path(config: &AgentConfig) -> PathBuf {
 ///
 /// # Errors
 /// When the store refuses; the addresses stay leased then.
-pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), HealthError> {
-    let leases = lock(&node.addresses.ipam).owned_by(holds);
+pub(super) async fn let_go<K: Kernel>(addresses: &Addresses<K>) -> Result<(), HealthError> {
+    let leases = lock(&addresses.ipam).owned_by(holds);
     if leases.is_empty() {
         return Ok(());
     }
-    resting::release(&node.addresses, &leases, Vec::new())
-        .await
-        .map_err(|e| HealthError::Store("give its addresses back", e))
+    resting::release(addresses, &leases, Vec::new()).await.map_err(|e| HealthError::Store("give its addresses back", e))
 }
 
 /// Leases one address of each family in the default pool: the kept address where possible, another one otherwise. An
@@ -85,17 +84,17 @@ pub(super) async fn let_go<K: Kernel>(node: &Arc<Node<K>>) -> Result<(), HealthE
 ///
 /// # Errors
 /// When neither the kept address nor another one can be leased, or the store refuses.
-pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, HealthError> {
+pub(super) async fn lease<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) -> Result<Kept, HealthError> {
     // An endpoint whose record was lost or is out of service may still hold the addresses.
     if let Ok(attachment) = health::attachment() {
-        for error in unknown::remove(node, &aside::Wanted::of(&attachment)).await.errors {
+        for error in unknown::remove(life, &aside::Wanted::of(&attachment)).await.errors {
             tracing::warn!(step = error.step, "take away what is left of the health endpoint: {}", error.message);
         }
     }
-    let path = path(&node.config);
+    let path = path(&life.config);
     let (in_file, mut notes) = read_back(path.clone()).await;
     let wanted = in_file.unwrap_or_default();
-    let default = node.config.pools.iter().find(|p| p.name == node.config.default_pool);
+    let default = life.config.pools.iter().find(|p| p.name == life.config.default_pool);
     let has = |v6: bool| default.is_some_and(|p| p.cidrs.iter().any(|c| c.addr().is_ipv6() == v6));
     let mut got = Kept { version: VERSION, ..Kept::default() };
     let mut new = Vec::new();
@@ -107,7 +106,7 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, Health
             }
             continue;
         }
-        let had = match kept.map(|ip| (ip, claim(node, ip))) {
+        let had = match kept.map(|ip| (ip, claim(life, ip))) {
             Some((ip, Ok(lease))) => {
                 new.push(lease);
                 Some(ip)
@@ -116,12 +115,12 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, Health
                 notes.push(format!("{ip}, kept from before, cannot be had again ({why}); another was taken"));
                 None
             }
-            None => held(node, v6),
+            None => held(&life.addresses, v6),
         };
         let ip = match had {
             Some(ip) => ip,
             None => {
-                let lease = take(node, v6).await?;
+                let lease = take(&life.addresses, v6).await?;
                 let ip = lease.ip;
                 new.push(lease);
                 ip
@@ -133,10 +132,10 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, Health
         }
     }
     // The store may hold leases of other addresses, from before the file was changed.
-    let mut stale = lock(&node.addresses.ipam).owned_by(holds);
+    let mut stale = lock(&life.addresses.ipam).owned_by(holds);
     stale.retain(|lease| !got.addresses().contains(&lease.ip));
     let puts = new.into_iter().map(Change::PutLease).collect();
-    resting::release(&node.addresses, &stale, puts).await.map_err(|e| HealthError::Store("lease its addresses", e))?;
+    resting::release(&life.addresses, &stale, puts).await.map_err(|e| HealthError::Store("lease its addresses", e))?;
     if in_file != Some(got)
         && let Err(error) = keep(path.clone(), got).await
     {
@@ -147,16 +146,16 @@ pub(super) async fn lease<K: Kernel>(node: &Arc<Node<K>>) -> Result<Kept, Health
         tracing::warn!("health endpoint: {note}");
     }
     if !notes.is_empty() {
-        node.health.update(|h| h.address_note = Some(notes.join("; ")));
+        health.update(|h| h.address_note = Some(notes.join("; ")));
     }
     Ok(got)
 }
 
 /// Leases a previous address of the health endpoint, even while the address rests: no other owner had it since.
-fn claim<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Result<Lease, IpamError> {
-    let pool = pool_of(node, ip).unwrap_or_else(|| node.config.default_pool.clone());
+fn claim<K: Kernel>(life: &Lifecycle<K>, ip: IpAddr) -> Result<Lease, IpamError> {
+    let pool = pool_of(&life.config, ip).unwrap_or_else(|| life.config.default_pool.clone());
     let lease = Lease { ip, pool, owner: owner(), since_unix_ms: clock::unix_ms() };
-    let mut ipam = lock(&node.addresses.ipam);
+    let mut ipam = lock(&life.addresses.ipam);
     if let Some(held) = ipam.get(ip).filter(|held| holds(&held.owner)) {
         return Ok(held.clone());
     }
@@ -164,21 +163,21 @@ fn claim<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Result<Lease, IpamError> {
     Ok(lease)
 }
 
-fn pool_of<K: Kernel>(node: &Node<K>, ip: IpAddr) -> Option<PoolName> {
-    node.config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip))).map(|p| p.name.clone())
+fn pool_of(config: &AgentConfig, ip: IpAddr) -> Option<PoolName> {
+    config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip))).map(|p| p.name.clone())
 }
 
 /// An address of that family that the store holds for the health endpoint, for use when the file has none.
-fn held<K: Kernel>(node: &Node<K>, v6: bool) -> Option<IpAddr> {
-    lock(&node.addresses.ipam).owned_by(holds).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
+fn held<K: Kernel>(addresses: &Addresses<K>, v6: bool) -> Option<IpAddr> {
+    lock(&addresses.ipam).owned_by(holds).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
 }
 
-async fn take<K: Kernel>(node: &Arc<Node<K>>, v6: bool) -> Result<Lease, HealthError> {
+async fn take<K: Kernel>(addresses: &Addresses<K>, v6: bool) -> Result<Lease, HealthError> {
     let (ipv4, ipv6) = if v6 { (Wanted::None, Wanted::Any) } else { (Wanted::Any, Wanted::None) };
     let request = LeaseRequest { pool: None, ipv4, ipv6 };
-    let leased = resting::lease(&node.addresses, &request, &owner()).await?;
+    let leased = resting::lease(addresses, &request, &owner()).await?;
     let ip = leased.ipv4.map(IpAddr::V4).or(leased.ipv6.map(IpAddr::V6));
-    let lease = ip.and_then(|ip| lock(&node.addresses.ipam).get(ip).cloned());
+    let lease = ip.and_then(|ip| lock(&addresses.ipam).get(ip).cloned());
     lease.ok_or(HealthError::NoAddress)
 }
 

@@ -6,6 +6,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, timeout},
 };
+use tokio_util::sync::CancellationToken;
 use wharf_api::{HealthState, LogStatus, NodeHealth, Relaunch};
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -32,9 +33,10 @@ use crate::{
     },
     findings,
     node::{
-        Node,
         endpoint::Handle,
-        health::{self, Asker},
+        health::{Asker, Health, attachment},
+        lifecycle::Lifecycle,
+        prepared::Prepared,
     },
 };
 
@@ -57,7 +59,8 @@ struct Running<P> {
 }
 
 struct Controller<K: Kernel, H: Host> {
-    node: Arc<Node<K>>,
+    life: Arc<Lifecycle<K>>,
+    health: Arc<Health>,
     host: H,
     attachment: Attachment,
     running: Option<Running<H::Process>>,
@@ -69,11 +72,11 @@ struct Controller<K: Kernel, H: Host> {
 }
 
 /// Runs until the agent stops, then ends the process and deletes the endpoint. The endpoint's addresses stay leased.
-pub async fn run<K: Kernel>(node: Arc<Node<K>>, host: impl Host) {
-    let inbox = node.health.take_inbox();
-    let (Some(inbox), Ok(attachment)) = (inbox, health::attachment()) else { return };
-    node.health.set_on(true);
-    await_prepared(&node).await;
+pub async fn run<K: Kernel>(life: Arc<Lifecycle<K>>, health: Arc<Health>, host: impl Host) {
+    let inbox = health.take_inbox();
+    let (Some(inbox), Ok(attachment)) = (inbox, attachment()) else { return };
+    health.set_on(true);
+    await_prepared(&life.prepared, &life.tasks.stop).await;
     let mut controller = Controller {
         host,
         attachment,
@@ -81,7 +84,8 @@ pub async fn run<K: Kernel>(node: Arc<Node<K>>, host: impl Host) {
         fruitless: 0,
         not_before: Instant::now(),
         last_error: String::new(),
-        node,
+        life,
+        health,
     };
     controller.serve(inbox).await;
     controller.shut_down().await;
@@ -89,14 +93,14 @@ pub async fn run<K: Kernel>(node: Arc<Node<K>>, host: impl Host) {
 
 /// Waits until the refill has prepared a program set. The first launch is not urgent, and must not occupy the
 /// verifier while a container's create may need it.
-async fn await_prepared<K: Kernel>(node: &Arc<Node<K>>) {
+async fn await_prepared(prepared: &Prepared, stop: &CancellationToken) {
     let ready = async {
-        while node.prepared.fill().0 == 0 && node.prepared.fill().1 > 0 {
+        while prepared.fill().0 == 0 && prepared.fill().1 > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     tokio::select! {
-        () = node.stop.cancelled() => {}
+        () = stop.cancelled() => {}
         // After the timeout the launch proceeds and loads its own programs.
         _ = timeout(PREPARED_BOUND, ready) => {}
     }
@@ -104,11 +108,11 @@ async fn await_prepared<K: Kernel>(node: &Arc<Node<K>>) {
 
 impl<K: Kernel, H: Host> Controller<K, H> {
     async fn serve(&mut self, mut inbox: mpsc::Receiver<Asker>) {
-        let interval = self.node.config.health_interval;
-        let stop = self.node.stop.clone();
+        let interval = self.life.config.health_interval;
+        let stop = self.life.tasks.stop.clone();
         let mut askers: Vec<Asker> = Vec::new();
         while !stop.is_cancelled() {
-            let run = self.node.controllers.begin(CONTROLLER);
+            let run = self.life.tasks.controllers.begin(CONTROLLER);
             let result = self.round().await;
             run.end(result);
             for asker in askers.drain(..) {
@@ -119,7 +123,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                 None => self.not_before,
             };
             let wait = next.saturating_duration_since(Instant::now());
-            self.node.controllers.plan(CONTROLLER, interval, wait);
+            self.life.tasks.controllers.plan(CONTROLLER, interval, wait);
             let ended = async {
                 match &self.running {
                     // An error means that the sender is gone; the next round examines the endpoint.
@@ -140,7 +144,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                 () = tokio::time::sleep_until(next) => {}
             }
         }
-        self.node.health.set_on(false);
+        self.health.set_on(false);
     }
 
     /// One round: relaunches an endpoint that is gone, and probes an endpoint that exists.
@@ -169,11 +173,11 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         if let Some(how) = running.process.ended().borrow().clone() {
             return Look::Gone(format!("its process {} is gone: {how}", running.process.pid()));
         }
-        let there = self.node.registry.get(running.handle.id).filter(|h| h.epoch == running.handle.epoch);
+        let there = self.life.registry.get(running.handle.id).filter(|h| h.epoch == running.handle.epoch);
         if there.is_none_or(|h| h.cancel.is_cancelled()) {
             return Look::Gone(format!("its endpoint {} was deleted", running.handle.id));
         }
-        match timeout(OBSERVE_BOUND, self.node.kernel.observe_endpoint(&running.record)).await {
+        match timeout(OBSERVE_BOUND, self.life.kernel.observe_endpoint(&running.record)).await {
             Ok(Ok(problems)) => {
                 let id = running.handle.id;
                 let words = |p: &EndpointProblem| findings::in_words(&Problem::Endpoint(id, p.clone()));
@@ -196,12 +200,12 @@ impl<K: Kernel, H: Host> Controller<K, H> {
     }
 
     async fn probe(&mut self, amiss: Option<Vec<String>>) -> Result<(), HealthError> {
-        let node = Arc::clone(&self.node);
+        let life = Arc::clone(&self.life);
         let Some(running) = &mut self.running else { return Err(HealthError::Down(self.last_error.clone())) };
         let addresses: Vec<IpAddr> = running.record.addresses().collect();
         let probed = tokio::select! {
             // A round that a stop interrupts says nothing about the endpoint.
-            () = node.stop.cancelled() => return Ok(()),
+            () = life.tasks.stop.cancelled() => return Ok(()),
             probed = self.host.probe(&running.process, &addresses) => probed,
         };
         let answered = probed.iter().filter(|p| matches!(p.outcome, probe::Outcome::Answered(_))).count();
@@ -255,7 +259,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         let id = running.handle.id;
         tracing::warn!(endpoint = id.get(), epoch = running.handle.epoch.0, "health endpoint: relaunched: {why}");
         running.handle.shared.log(LogStatus::Failure, "health", format!("deleted to be relaunched: {why}"));
-        self.node.monitor.agent(Some(id), "health-endpoint-relaunch", why.clone());
+        self.life.monitor.agent(Some(id), "health-endpoint-relaunch", why.clone());
         self.tell(HealthState::Down, format!("relaunched: {why}"), |h| {
             (h.endpoint, h.pid) = (None, None);
             h.last_relaunch = Some(Relaunch { unix_ms: clock::unix_ms(), reason: why.clone() });
@@ -274,7 +278,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
 
     async fn remove(&self, handle: Handle) {
         let result =
-            delete::delete(&self.node, vec![handle], DeleteOptions { no_ip_release: true }, delete::Answer::Finished)
+            delete::delete(&self.life, vec![handle], DeleteOptions { no_ip_release: true }, delete::Answer::Finished)
                 .await;
         for e in result.errors {
             tracing::warn!(endpoint = e.endpoint, step = e.step, "health endpoint: delete: {}", e.message);
@@ -282,7 +286,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
     }
 
     async fn launch(&mut self) -> Result<(), HealthError> {
-        if self.node.stop.is_cancelled() {
+        if self.life.tasks.stop.is_cancelled() {
             return Err(HealthError::Stopping);
         }
         if Instant::now() < self.not_before {
@@ -295,8 +299,8 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                 let what = format!("process {pid} at {}", addresses.join(", "));
                 tracing::info!(endpoint = id.get(), pid, "health endpoint: launched at {}", addresses.join(", "));
                 running.handle.shared.log(LogStatus::Ok, "health", format!("launched: {what}"));
-                self.node.monitor.agent(Some(id), "health-endpoint-launched", what);
-                self.node.health.update(|h| {
+                self.life.monitor.agent(Some(id), "health-endpoint-launched", what);
+                self.health.update(|h| {
                     (h.endpoint, h.pid) = (Some(id.get()), Some(pid));
                     (h.ipv4, h.ipv6) = (running.record.ipv4, running.record.ipv6);
                     h.launches += 1;
@@ -311,7 +315,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                 let why = format!("launch: {why}");
                 if self.last_error != why {
                     tracing::warn!("health endpoint: {why}; it is tried again");
-                    self.node.monitor.agent(None, "health-endpoint-launch-failed", why.clone());
+                    self.life.monitor.agent(None, "health-endpoint-launch-failed", why.clone());
                 }
                 self.last_error.clone_from(&why);
                 self.tell(HealthState::Down, format!("{why}; it is tried again"), |h| {
@@ -324,17 +328,17 @@ impl<K: Kernel, H: Host> Controller<K, H> {
     }
 
     async fn try_launch(&self) -> Result<Running<H::Process>, HealthError> {
-        let node = &self.node;
+        let life = &self.life;
         // An endpoint of an earlier agent, or of a launch that was not cleaned up.
-        let old = || node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
+        let old = || life.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
         if let Some(old) = old() {
             self.remove(old).await;
         }
         if let Some(old) = old() {
             return Err(HealthError::Before(old.id));
         }
-        let kept = address::lease(node).await?;
-        let process = self.host.launch(&node.config.node_name).await?;
+        let kept = address::lease(life, &self.health).await?;
+        let process = self.host.launch(&life.config.node_name).await?;
         let launched = self.attach(kept, &process).await;
         match launched {
             Ok((handle, record)) => {
@@ -353,7 +357,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             attachment: self.attachment.clone(),
             netns: process.netns_path(),
             pool: None,
-            mtu: self.node.config.mtu,
+            mtu: self.life.config.mtu,
             mac: None,
             ips: kept.addresses(),
             labels: BTreeSet::from([super::label()]),
@@ -361,8 +365,8 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             pod_namespace: None,
             deadline: Instant::now() + CREATE_BOUND,
         };
-        let made = create::create(&self.node, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;
-        let there = self.node.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
+        let made = create::create(&self.life, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;
+        let there = self.life.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
         let handle = there.filter(|h| h.epoch.0 == made.epoch).ok_or(HealthError::Deleted)?;
         let record = handle.shared.read(|v| v.record.clone());
         if process.is_in(&record.netns) {
@@ -381,20 +385,20 @@ impl<K: Kernel, H: Host> Controller<K, H> {
     }
 
     fn tell(&self, state: HealthState, message: String, more: impl FnOnce(&mut NodeHealth)) {
-        let before = self.node.health.update(|h| {
+        let before = self.health.update(|h| {
             let before = h.state;
             if before != state {
                 h.since_unix_ms = clock::unix_ms();
             }
             (h.state, h.message) = (state, message.clone());
             more(h);
-            self.node.metrics.health(h);
+            self.life.metrics.health(h);
             before
         });
         if before == state {
             return;
         }
-        self.node.monitor.agent(None, "health", format!("{} -> {}: {message}", before.as_str(), state.as_str()));
+        self.life.monitor.agent(None, "health", format!("{} -> {}: {message}", before.as_str(), state.as_str()));
         match state {
             HealthState::Ok => tracing::info!("health endpoint: ok: {message}"),
             HealthState::Degraded | HealthState::WrongAnswer => {

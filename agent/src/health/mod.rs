@@ -29,7 +29,7 @@ pub use self::{
     launch::Process,
     probe::{Outcome, Probed},
 };
-use crate::node::Node;
+use crate::node::{health::Health, lifecycle::Lifecycle};
 
 fn label() -> Label {
     Label { source: RESERVED_SOURCE.to_owned(), key: "health".to_owned(), value: String::new() }
@@ -37,12 +37,12 @@ fn label() -> Label {
 
 /// Leases the kept addresses right after restore, before the agent serves and others can lease them. A failure is
 /// logged, and the controller retries.
-pub async fn reserve<K: Kernel>(node: &Arc<Node<K>>) {
-    let done = if node.config.health_interval.is_zero() {
-        address::let_go(node).await
+pub async fn reserve<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) {
+    let done = if life.config.health_interval.is_zero() {
+        address::let_go(&life.addresses).await
     } else {
-        address::lease(node).await.map(|kept| {
-            node.health.update(|h| (h.ipv4, h.ipv6) = (kept.ipv4, kept.ipv6));
+        address::lease(life, health).await.map(|kept| {
+            health.update(|h| (h.ipv4, h.ipv6) = (kept.ipv4, kept.ipv6));
         })
     };
     if let Err(why) = done {
@@ -52,9 +52,9 @@ pub async fn reserve<K: Kernel>(node: &Arc<Node<K>>) {
 
 /// The health endpoint's line in `wharf status`.
 #[must_use]
-pub fn component<K: Kernel>(node: &Node<K>) -> ComponentStatus {
+pub fn component(health: &Health) -> ComponentStatus {
     use wharf_api::Health as Level;
-    let view = node.health.view();
+    let view = health.view();
     let health = match view.state {
         HealthState::Ok | HealthState::Off => Level::Ok,
         HealthState::Starting => Level::Pending,

@@ -36,7 +36,7 @@ fn health() -> NodeHealth {
 fn encoded(format: Format) -> String {
     let metrics = Metrics::default();
     metrics.phase("create", "lease", Duration::from_millis(1));
-    metrics.create(Duration::from_millis(3), true);
+    metrics.operation("create", Duration::from_millis(3), true);
     metrics.self_check();
     metrics.health(&health());
     let row = |direction: &str, reason: &str, dropped| MetricRow {

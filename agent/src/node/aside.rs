@@ -1,9 +1,14 @@
 //! A table of leftovers (orphans, records out of service, unfinished undos), indexed by endpoint id and by container,
 //! so that a delete finds the rows of its container directly.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Mutex,
+};
 
 use wharf_core::ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName};
+
+use crate::sync::lock;
 
 /// Selects leftovers by attachment.
 #[derive(Debug, Clone)]
@@ -32,32 +37,74 @@ impl Wanted {
     }
 }
 
-/// The table. At most as many rows as there are ids.
-#[derive(Debug, Clone)]
-pub struct Aside<T> {
-    rows: BTreeMap<EndpointId, (Option<Attachment>, T)>,
+/// The table. At most as many rows as there are ids. One lock, held only for map operations.
+#[derive(Debug)]
+pub struct Aside<T>(Mutex<Rows<T>>);
+
+#[derive(Debug)]
+struct Rows<T> {
+    by_id: BTreeMap<EndpointId, (Option<Attachment>, T)>,
     by_container: HashMap<ContainerId, BTreeSet<EndpointId>>,
 }
 
 impl<T> Default for Aside<T> {
     fn default() -> Self {
-        Self { rows: BTreeMap::new(), by_container: HashMap::new() }
+        Self(Mutex::new(Rows { by_id: BTreeMap::new(), by_container: HashMap::new() }))
     }
 }
 
-impl<T> Aside<T> {
+impl<T: Clone> Aside<T> {
     /// Inserts a row, replacing the row of the same id. `attachment`: the owner, if known.
-    pub fn put(&mut self, id: EndpointId, attachment: Option<Attachment>, row: T) {
-        self.remove(id);
+    pub fn put(&self, id: EndpointId, attachment: Option<Attachment>, row: T) {
+        let mut rows = lock(&self.0);
+        rows.remove(id);
         if let Some(a) = &attachment {
-            self.by_container.entry(a.container_id.clone()).or_default().insert(id);
+            rows.by_container.entry(a.container_id.clone()).or_default().insert(id);
         }
-        self.rows.insert(id, (attachment, row));
+        rows.by_id.insert(id, (attachment, row));
     }
 
     /// Takes a row out.
-    pub fn remove(&mut self, id: EndpointId) -> Option<T> {
-        let (attachment, row) = self.rows.remove(&id)?;
+    pub fn remove(&self, id: EndpointId) -> Option<T> {
+        lock(&self.0).remove(id)
+    }
+
+    /// The row of an id.
+    #[must_use]
+    pub fn get(&self, id: EndpointId) -> Option<T> {
+        lock(&self.0).by_id.get(&id).map(|(_, row)| row.clone())
+    }
+
+    /// Ids of the rows that match.
+    #[must_use]
+    pub fn find(&self, wanted: &Wanted) -> Vec<EndpointId> {
+        let rows = lock(&self.0);
+        let ids = rows.by_container.get(&wanted.container_id).into_iter().flatten().copied();
+        ids.filter(|id| matches!(rows.by_id.get(id), Some((Some(a), _)) if wanted.fits(a))).collect()
+    }
+
+    /// Attachments of the rows, where known.
+    #[must_use]
+    pub fn attachments(&self) -> Vec<Attachment> {
+        lock(&self.0).by_id.values().filter_map(|(attachment, _)| attachment.clone()).collect()
+    }
+
+    /// Every id.
+    #[must_use]
+    pub fn ids(&self) -> BTreeSet<EndpointId> {
+        lock(&self.0).by_id.keys().copied().collect()
+    }
+
+    /// Every row, by id.
+    #[must_use]
+    pub fn list(&self) -> Vec<T> {
+        lock(&self.0).by_id.values().map(|(_, row)| row.clone()).collect()
+    }
+}
+
+impl<T> Rows<T> {
+    fn remove(&mut self, id: EndpointId) -> Option<T> {
+        let (attachment, row) = self.by_id.remove(&id)?;
         if let Some(a) = attachment
             && let Some(ids) = self.by_container.get_mut(&a.container_id)
         {
@@ -67,46 +114,6 @@ impl<T> Aside<T> {
             }
         }
         Some(row)
-    }
-
-    /// The row of an id.
-    #[must_use]
-    pub fn get(&self, id: EndpointId) -> Option<&T> {
-        self.rows.get(&id).map(|(_, row)| row)
-    }
-
-    /// Ids of the rows that match.
-    #[must_use]
-    pub fn find(&self, wanted: &Wanted) -> Vec<EndpointId> {
-        let ids = self.by_container.get(&wanted.container_id).into_iter().flatten().copied();
-        ids.filter(|id| matches!(self.rows.get(id), Some((Some(a), _)) if wanted.fits(a))).collect()
-    }
-
-    /// Attachments of the rows, where known.
-    pub fn attachments(&self) -> impl Iterator<Item = &Attachment> {
-        self.rows.values().filter_map(|(attachment, _)| attachment.as_ref())
-    }
-
-    /// Every id.
-    pub fn ids(&self) -> impl Iterator<Item = EndpointId> {
-        self.rows.keys().copied()
-    }
-
-    /// Every row, by id.
-    pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.rows.values().map(|(_, row)| row)
-    }
-
-    /// How many rows.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// No row at all.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
     }
 }
 
@@ -128,7 +135,7 @@ mod tests {
 
     #[test]
     fn rows_are_found_by_container_until_they_are_removed_or_replaced() {
-        let mut aside = Aside::default();
+        let aside = Aside::default();
         aside.put(id(1), Some(of("a", "eth0")), "1");
         aside.put(id(2), Some(of("a", "eth1")), "2");
         aside.put(id(3), None, "3");
@@ -138,6 +145,6 @@ mod tests {
         aside.put(id(2), Some(of("b", "eth1")), "2b");
         assert_eq!((aside.find(&whole("a")), aside.find(&whole("b"))), (vec![id(1)], vec![id(2)]));
         assert_eq!((aside.remove(id(1)), aside.remove(id(1))), (Some("1"), None));
-        assert_eq!((aside.find(&whole("a")), aside.len(), aside.by_container.len()), (vec![], 2, 1));
+        assert_eq!((aside.find(&whole("a")), aside.list().len(), lock(&aside.0).by_container.len()), (vec![], 2, 1));
     }
 }

@@ -57,6 +57,21 @@ pub struct View {
 }
 
 impl View {
+    /// The first view of an endpoint, on which no step ran yet. `committed`: its record is in the store.
+    #[must_use]
+    pub fn new(record: EndpointRecord, fsm: Fsm, committed: bool) -> Self {
+        Self {
+            record,
+            fsm,
+            status: EndpointStatus::default(),
+            step_since: Instant::now(),
+            trace: false,
+            committed,
+            delete_options: DeleteOptions::default(),
+            taken_over: Vec::new(),
+        }
+    }
+
     /// A step of a create, build or delete begins.
     pub(crate) fn begin_step(&mut self, name: &str) {
         self.status.phase = name.to_owned();
@@ -268,6 +283,14 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// A handle to a new endpoint, and the mailbox for its task.
+    #[must_use]
+    pub fn new(view: View) -> (Self, mpsc::Receiver<Command>) {
+        let (id, epoch) = (view.record.id, view.record.epoch);
+        let (mailbox, commands) = mpsc::channel(MAILBOX);
+        (Self { id, epoch, mailbox, shared: Shared::new(view), cancel: CancellationToken::new() }, commands)
+    }
+
     /// The span of an operation on this endpoint.
     #[must_use]
     pub fn span(&self, op: OpId) -> Span {

@@ -19,7 +19,7 @@ use crate::{
 /// What the kernel, the bpffs and the store hold that does not match. Changes nothing.
 #[utoipa::path(get, path = "/v1/audit", tag = "agent", responses((status = 200, body = AuditReport), (status = 500, body = ApiError)))]
 pub async fn look(State(node): State<Arc<LinuxNode>>) -> Answer<Json<AuditReport>> {
-    Ok(Json(audit::audit(&node, false).await?))
+    Ok(Json(audit::audit(&node.life, &node.audit_findings, false).await?))
 }
 
 /// The same, and mends what is provably ours.
@@ -27,7 +27,7 @@ pub async fn look(State(node): State<Arc<LinuxNode>>) -> Answer<Json<AuditReport
     responses((status = 200, body = AuditReport), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn repair(State(node): State<Arc<LinuxNode>>) -> Answer<Json<AuditReport>> {
     accepts_work(&node, "repair")?;
-    Ok(Json(audit::audit(&node, true).await?))
+    Ok(Json(audit::audit(&node.life, &node.audit_findings, true).await?))
 }
 
 /// Deletes every endpoint of a network whose attachment the runtime no longer knows, and what is left of others.
@@ -41,7 +41,7 @@ pub async fn gc(
         .map_err(|e| Failure::new(wharf_api::ErrorCode::InvalidRequest, format!("collect garbage: {e}")))?;
     accepts_work(&node, "collect garbage")?;
     let valid: BTreeSet<GcAttachment> = body.valid.into_iter().collect();
-    let result = collect::collect(&node, &network, &valid).await;
+    let result = collect::collect(&node.life, &network, &valid).await;
     let status = if result.errors.is_empty() { StatusCode::OK } else { StatusCode::PARTIAL_CONTENT };
     Ok((status, Json(result)))
 }

@@ -63,12 +63,12 @@ pub async fn patch(
         changed(&node, LOG_FORMAT, format_name(old), format_name(format));
     }
     if let Some(one_in) = body.trace_sampling {
-        let old = node.monitor.sampling();
-        node.monitor.set_sampling(one_in);
-        changed(&node, TRACE_SAMPLING, &old.to_string(), &node.monitor.sampling().to_string());
+        let old = node.life.monitor.sampling();
+        node.life.monitor.set_sampling(one_in);
+        changed(&node, TRACE_SAMPLING, &old.to_string(), &node.life.monitor.sampling().to_string());
     }
     if let Some(trace) = body.trace {
-        let old = node.trace_all.swap(trace, Ordering::Relaxed);
+        let old = node.life.trace_all.swap(trace, Ordering::Relaxed);
         changed(&node, TRACE, on_off(old), on_off(trace));
         realize_trace(&node).await?;
     }
@@ -105,13 +105,13 @@ fn invalid(why: &str) -> Failure {
 fn changed(node: &LinuxNode, setting: &'static str, old: &str, new: &str) {
     lock(&node.changed_settings).insert(setting);
     tracing::info!(setting, old, new, "a setting was changed");
-    node.monitor.agent(None, "config-changed", format!("{setting}: {old} -> {new}"));
+    node.life.monitor.agent(None, "config-changed", format!("{setting}: {old} -> {new}"));
 }
 
 /// Tells every endpoint's programs whether to trace.
 async fn realize_trace(node: &LinuxNode) -> Answer<()> {
     let mut failed = Vec::new();
-    for handle in node.registry.list() {
+    for handle in node.life.registry.list() {
         let (done, answer) = oneshot::channel();
         // A deleted endpoint, or one being deleted, needs no tracing.
         if handle.mailbox.send(Command::Regenerate(Level::Policy, done)).await.is_ok()
@@ -128,16 +128,16 @@ async fn realize_trace(node: &LinuxNode) -> Answer<()> {
 }
 
 fn view(node: &LinuxNode, log: &LogFilter) -> AgentConfigView {
-    let mut settings = effective(&node.config);
+    let mut settings = effective(&node.life.config);
     settings.extend([
         (LOG_LEVEL.to_owned(), log.get()),
         (LOG_FORMAT.to_owned(), format_name(api_format(log.format())).to_owned()),
-        (TRACE.to_owned(), node.trace_all.load(Ordering::Relaxed).to_string()),
-        (TRACE_SAMPLING.to_owned(), node.monitor.sampling().to_string()),
+        (TRACE.to_owned(), node.life.trace_all.load(Ordering::Relaxed).to_string()),
+        (TRACE_SAMPLING.to_owned(), node.life.monitor.sampling().to_string()),
         ("policy-enforcement".to_owned(), "default".to_owned()),
     ]);
     let changed = lock(&node.changed_settings).clone();
-    let origin_of = |name: &String| match node.config.origins.get(name) {
+    let origin_of = |name: &String| match node.life.config.origins.get(name) {
         _ if changed.contains(name.as_str()) => SettingOrigin::RunTime,
         Some(origin) => *origin,
         None => SettingOrigin::Default,

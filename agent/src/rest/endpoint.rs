@@ -35,7 +35,7 @@ use crate::{
         error::{Answer, Body, Failure, Query, Segment},
         id::{self, IdRef},
     },
-    selfcheck,
+    selfcheck::Checker,
 };
 
 /// Deadline of a create that names none; runtimes allow an ADD a minute or more.
@@ -66,7 +66,7 @@ pub async fn list(
             && label.as_ref().is_none_or(|l| r.labels.contains(l))
             && filter.pod_name.as_ref().is_none_or(|p| r.pod_name.as_ref() == Some(p))
     };
-    let all = node.registry.list();
+    let all = node.life.registry.list();
     Ok(Json(all.iter().filter_map(|h| h.shared.read(|v| fits(v).then(|| api_endpoint(v)))).collect()))
 }
 
@@ -79,9 +79,9 @@ pub async fn put(
     Segment(text): Segment,
     Body(body): Body<EndpointCreate>,
 ) -> Answer<(StatusCode, Json<Endpoint>)> {
-    let spec = create_spec(node.config.mtu, &text, body)?;
+    let spec = create_spec(node.life.config.mtu, &text, body)?;
     accepts_work(&node, "create endpoint")?;
-    Ok((StatusCode::CREATED, Json(create::create(&node, spec).await?)))
+    Ok((StatusCode::CREATED, Json(create::create(&node.life, spec).await?)))
 }
 
 /// One endpoint.
@@ -144,7 +144,7 @@ pub async fn remove(
             let left = leftovers(&node, &text, query.network.as_deref()).await?;
             return left.map(deleted).ok_or(Failure(unknown));
         }
-        Ok(there) if node.registry.is_leaving(&there) => {
+        Ok(there) if node.life.registry.is_leaving(&there) => {
             let message = format!("delete endpoint {text}: it is deleted; the kernel is about to release its link");
             return Err(Failure::new(ErrorCode::NotFound, message));
         }
@@ -174,9 +174,9 @@ pub async fn remove(
     }
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
     let attachment = handle.shared.read(|v| v.record.attachment.clone());
-    let mut result = delete::delete(&node, vec![handle], options, delete::Answer::Unlisted).await;
+    let mut result = delete::delete(&node.life, vec![handle], options, delete::Answer::Unlisted).await;
     // A record of the same attachment may be out of service, and no other delete will remove it.
-    unknown::remove_into(&node, &Wanted::of(&attachment), &mut result).await;
+    unknown::join(&mut result, unknown::remove(&node.life, &Wanted::of(&attachment)).await);
     Ok(deleted(result))
 }
 
@@ -196,7 +196,7 @@ pub async fn remove_container(
     }
     let container = ContainerId::parse(container).map_err(|e| invalid(format!("delete endpoints: {e}")))?;
     accepts_work(&node, "delete endpoints")?;
-    let all = node.registry.list();
+    let all = node.life.registry.list();
     let fits = |h: &Handle| {
         h.shared.read(|v| {
             let a = &v.record.attachment;
@@ -206,10 +206,10 @@ pub async fn remove_container(
                 && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
         })
     };
-    let handles: Vec<Handle> = all.into_iter().filter(|h| fits(h) && !node.registry.is_leaving(h)).collect();
+    let handles: Vec<Handle> = all.into_iter().filter(|h| fits(h) && !node.life.registry.is_leaving(h)).collect();
     let network = query.network.as_deref().map(network).transpose()?;
     let wanted = Wanted { network, container_id: container.clone(), ifname: None };
-    let left = unknown::remove(&node, &wanted).await;
+    let left = unknown::remove(&node.life, &wanted).await;
     if handles.is_empty() && left == DeleteResult::default() {
         return Err(Failure::new(
             ErrorCode::NotFound,
@@ -217,7 +217,7 @@ pub async fn remove_container(
         ));
     }
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
-    let mut result = delete::delete(&node, handles, options, delete::Answer::Unlisted).await;
+    let mut result = delete::delete(&node.life, handles, options, delete::Answer::Unlisted).await;
     unknown::join(&mut result, left);
     Ok(deleted(result))
 }
@@ -226,7 +226,7 @@ pub async fn remove_container(
 async fn leftovers(node: &Arc<LinuxNode>, text: &str, of: Option<&str>) -> Answer<Option<DeleteResult>> {
     let IdRef::Attachment(container_id, ifname) = id::parse(text)? else { return Ok(None) };
     let wanted = Wanted { network: of.map(network).transpose()?, container_id, ifname: Some(ifname) };
-    let result = unknown::remove(node, &wanted).await;
+    let result = unknown::remove(&node.life, &wanted).await;
     Ok((result != DeleteResult::default()).then_some(result))
 }
 
@@ -248,7 +248,7 @@ pub async fn log(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> 
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointHealth>> {
     let handle = handle(&node, &text)?;
-    let look = look::settled(&node, &handle, BUILD_PATIENCE).await?;
+    let look = look::settled(&*node.life.kernel, &handle, BUILD_PATIENCE).await?;
     let status = &look.view.status;
     let (desired_revision, realized_revision) = (status.desired_revision, status.realized_revision);
     if !look.settled && verdict(&look.problems) > Verdict::Well {
@@ -276,7 +276,7 @@ pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
     };
     let owner = look.view.record.attachment.to_string();
     let findings = look.problems.iter().map(|p| findings::finding(p, Some(owner.clone()))).collect();
-    let self_check = selfcheck::ask(&node, &handle).await;
+    let self_check = Checker::new(&node.life, &node.self_checks).ask(&handle).await;
     let overall = bpf.max(connected).max(policy).max(self_check.state);
     Ok(Json(EndpointHealth {
         overall,
@@ -307,7 +307,7 @@ pub async fn labels(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointConfigView>> {
     let view = handle(&node, &text)?.shared.view();
-    let want = build::desired_config(&node, &view.record, view.trace);
+    let want = build::desired_config(&node.life.config, &node.life.trace_all, &view.record, view.trace);
     let address = |a: Option<std::net::IpAddr>| a.map(|a| a.to_string()).unwrap_or_default();
     let desired = BTreeMap::from([
         ("epoch".to_owned(), want.epoch.to_string()),
@@ -321,17 +321,18 @@ pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
         ("trace".to_owned(), want.trace.to_string()),
         ("local_by_stack".to_owned(), want.local_by_stack.to_string()),
     ]);
-    let rows = node.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await?;
+    let rows = node.life.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await?;
     Ok(Json(EndpointConfigView { desired, realized: rows.into_iter().next().unwrap_or_default() }))
 }
 
 fn handle(node: &LinuxNode, text: &str) -> Answer<Handle> {
-    id::find(node, &id::parse(text)?, text)
+    id::find(&node.life.registry, &id::parse(text)?, text)
 }
 
 /// Refuses new work until restore is done, and from the moment the agent stops.
 pub fn accepts_work(node: &LinuxNode, what: &str) -> Answer<()> {
-    let (serving, stopping) = (node.serving.load(std::sync::atomic::Ordering::Acquire), node.stop.is_cancelled());
+    let (serving, stopping) =
+        (node.serving.load(std::sync::atomic::Ordering::Acquire), node.life.tasks.stop.is_cancelled());
     if serving && !stopping {
         return Ok(());
     }

@@ -9,14 +9,11 @@ use utoipa::openapi::{
     schema::{ObjectBuilder, Type},
 };
 use wharf_api::ErrorCode;
-use wharf_core::{
-    ids::{ContainerId, EndpointId, IfName},
-    kernel::Kernel,
-};
+use wharf_core::ids::{ContainerId, EndpointId, IfName};
 
 use crate::{
     explain::subject::{self, Subject},
-    node::{Node, endpoint::Handle},
+    node::{endpoint::Handle, registry::Registry},
     rest::error::Failure,
 };
 
@@ -84,16 +81,16 @@ pub fn parse(text: &str) -> Result<IdRef, Failure> {
 ///
 /// # Errors
 /// 404 when there is none, 409 when the name fits several.
-pub fn find<K: Kernel>(node: &Node<K>, id: &IdRef, text: &str) -> Result<Handle, Failure> {
+pub fn find(registry: &Registry, id: &IdRef, text: &str) -> Result<Handle, Failure> {
     let matches: Vec<Handle> = match id {
-        IdRef::Number(id) => node.registry.get(*id).into_iter().collect(),
-        IdRef::Attachment(container, ifname) => node.registry.by_interface(container, ifname).into_iter().collect(),
-        IdRef::Container(container) => select(node, |r| r.attachment.container_id == *container),
-        IdRef::Pod(namespace, name) => select(node, |r| {
+        IdRef::Number(id) => registry.get(*id).into_iter().collect(),
+        IdRef::Attachment(container, ifname) => registry.by_interface(container, ifname).into_iter().collect(),
+        IdRef::Container(container) => select(registry, |r| r.attachment.container_id == *container),
+        IdRef::Pod(namespace, name) => select(registry, |r| {
             r.pod_name.as_ref() == Some(name) && (namespace.is_none() || r.pod_namespace == *namespace)
         }),
-        IdRef::Ip(ip) => select(node, |r| r.addresses().any(|a| a == *ip)),
-        IdRef::Name(subject) => subject::living(node, subject),
+        IdRef::Ip(ip) => select(registry, |r| r.addresses().any(|a| a == *ip)),
+        IdRef::Name(subject) => subject::living(registry, subject),
     };
     let shown: String = text.chars().take(300).collect();
     match matches.as_slice() {
@@ -110,8 +107,8 @@ pub fn find<K: Kernel>(node: &Node<K>, id: &IdRef, text: &str) -> Result<Handle,
     }
 }
 
-fn select<K: Kernel>(node: &Node<K>, fits: impl Fn(&wharf_core::endpoint::EndpointRecord) -> bool) -> Vec<Handle> {
-    node.registry.list().into_iter().filter(|h| h.shared.read(|v| fits(&v.record))).collect()
+fn select(registry: &Registry, fits: impl Fn(&wharf_core::endpoint::EndpointRecord) -> bool) -> Vec<Handle> {
+    registry.list().into_iter().filter(|h| h.shared.read(|v| fits(&v.record))).collect()
 }
 
 /// Describes `{id}`, `{ip}` and `{name}` in the document's paths, with examples, in one place for all routes.

@@ -25,7 +25,7 @@ use crate::{
 #[utoipa::path(get, path = "/v1/ipam", tag = "ipam", responses((status = 200, body = IpamView)))]
 pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
     let (leases, resting) = {
-        let ipam = lock(&node.addresses.ipam);
+        let ipam = lock(&node.life.addresses.ipam);
         (ipam.leases().iter().map(api_lease).collect(), ipam.resting())
     };
     let resting = resting
@@ -38,7 +38,7 @@ pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
             blocked: r.blocked,
         })
         .collect();
-    Json(IpamView { pools: pools::fill(&node.addresses), leases, resting })
+    Json(IpamView { pools: pools::fill(&node.life.addresses), leases, resting })
 }
 
 /// Leases an address of each family, or of one, to a caller.
@@ -100,15 +100,16 @@ async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer
     if health::holds(&owner) {
         return Err(invalid(format!("lease address: the owner {} is the agent's own", health::NAME)));
     }
-    let leased =
-        resting::lease(&node.addresses, &request, &owner).await.map_err(|e| Failure::from(e).of("lease address"))?;
+    let leased = resting::lease(&node.life.addresses, &request, &owner)
+        .await
+        .map_err(|e| Failure::from(e).of("lease address"))?;
     let leases: Vec<Lease> = {
-        let ipam = lock(&node.addresses.ipam);
+        let ipam = lock(&node.life.addresses.ipam);
         let ips = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6));
         ips.filter_map(|ip| ipam.get(ip).cloned()).collect()
     };
-    if let Err(error) = node.store.commit(leases.iter().cloned().map(Change::PutLease).collect()).await {
-        resting::in_memory(&node.addresses, &leases);
+    if let Err(error) = node.life.store.commit(leases.iter().cloned().map(Change::PutLease).collect()).await {
+        resting::in_memory(&node.life.addresses, &leases);
         return Err(Failure::new(ErrorCode::Store, error.to_string()));
     }
     Ok((StatusCode::CREATED, Json(IpamAllocation { leases: leases.iter().map(api_lease).collect() })))
@@ -122,7 +123,7 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
     accepts_work(&node, "release address")?;
     let ip = parse_ip(&text)?;
     let (lease, cidrs) = {
-        let ipam = lock(&node.addresses.ipam);
+        let ipam = lock(&node.life.addresses.ipam);
         (ipam.get(ip).cloned(), ipam.cidrs())
     };
     let Some(lease) = lease else {
@@ -148,11 +149,13 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
         return Err(in_use());
     }
     // An endpoint that was created with a caller's address still uses it.
-    if let Some(user) = node.registry.list().iter().find(|h| h.shared.read(|v| v.record.addresses().any(|a| a == ip))) {
+    if let Some(user) =
+        node.life.registry.list().iter().find(|h| h.shared.read(|v| v.record.addresses().any(|a| a == ip)))
+    {
         return Err(Failure::new(ErrorCode::Exists, format!("release {ip}: endpoint {} uses it", user.id))
             .hint("delete the endpoint first"));
     }
-    resting::release(&node.addresses, std::slice::from_ref(&lease), Vec::new())
+    resting::release(&node.life.addresses, std::slice::from_ref(&lease), Vec::new())
         .await
         .map_err(|e| Failure::new(ErrorCode::Store, e.to_string()))?;
     Ok(StatusCode::OK)

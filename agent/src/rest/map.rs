@@ -21,7 +21,7 @@ const FEW: usize = 6;
 /// Every map of ours, shared ones first.
 #[utoipa::path(get, path = "/v1/map", tag = "bpf", responses((status = 200, body = [BpfMap]), (status = 500, body = ApiError)))]
 pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>>> {
-    let maps = node.kernel.observe_maps().await?;
+    let maps = node.life.kernel.observe_maps().await?;
     Ok(Json(maps.into_iter().map(api_map).collect()))
 }
 
@@ -30,12 +30,12 @@ pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>
     responses((status = 200, body = BpfMapDump), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> Answer<Json<BpfMapDump>> {
     let name = name.replacen('.', "/", 1);
-    let mut maps = node.kernel.observe_maps().await?;
+    let mut maps = node.life.kernel.observe_maps().await?;
     let Some(at) = maps.iter().position(|m| m.name == name) else { return Err(no_such(&name, &maps)) };
     let rows = match name.as_str() {
         // A ring buffer has no rows to read again, so its properties are shown instead.
         EVENTS => vec![events(&node)],
-        _ => match node.kernel.dump_map(&name).await {
+        _ => match node.life.kernel.dump_map(&name).await {
             Ok(rows) => rows,
             // The endpoint was deleted after the maps were listed.
             Err(e) if e.kind == KernelErrorKind::NotFound => return Err(no_such(&name, &maps)),
@@ -60,9 +60,9 @@ fn events(node: &LinuxNode) -> BTreeMap<String, String> {
     let facts = [
         ("bytes", u64::from(EVENTS_BYTES)),
         ("events-per-second-of-an-endpoint", u64::from(EVENTS_PER_SECOND)),
-        ("read-by-the-agent", node.monitor.packet_events()),
-        ("readers-of-the-monitor", node.monitor.readers() as u64),
-        ("trace-sampling", u64::from(node.monitor.sampling())),
+        ("read-by-the-agent", node.life.monitor.packet_events()),
+        ("readers-of-the-monitor", node.life.monitor.readers() as u64),
+        ("trace-sampling", u64::from(node.life.monitor.sampling())),
     ];
     facts.map(|(name, value)| (name.to_owned(), value.to_string())).into()
 }

@@ -24,11 +24,11 @@ const MAX_READERS: usize = 16;
 #[utoipa::path(get, path = "/v1/monitor", tag = "agent",
     responses((status = 200, body = MonitorEvent, content_type = "application/x-ndjson"), (status = 429, body = ApiError)))]
 pub async fn stream_events(State(node): State<Arc<LinuxNode>>) -> Answer<Response> {
-    if node.monitor.readers() >= MAX_READERS {
+    if node.life.monitor.readers() >= MAX_READERS {
         return Err(Failure::new(ErrorCode::Overloaded, format!("monitor: {MAX_READERS} readers already")));
     }
-    let receiver = node.monitor.subscribe();
-    let stop = node.stop.clone();
+    let receiver = node.life.monitor.subscribe();
+    let stop = node.life.tasks.stop.clone();
     let lines = stream::unfold((receiver, stop), |(mut receiver, stop)| async move {
         let event = tokio::select! {
             () = stop.cancelled() => return None,

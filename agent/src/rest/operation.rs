@@ -50,7 +50,7 @@ pub async fn follow(State(node): State<Arc<LinuxNode>>, request: Request, next: 
     let op = OpId::next(kind);
     let work = async {
         if kind == Kind::Request {
-            timeout(SETTLE, node.registry.settled(|_| true)).await.ok(); // the request shows what there is
+            timeout(SETTLE, node.life.registry.settled(|_| true)).await.ok(); // the request shows what there is
         }
         let response = next.run(request).await;
         if let Some(Told { code, message }) = response.extensions().get()

@@ -50,7 +50,7 @@ fn word(verdict: Verdict) -> String {
 #[utoipa::path(get, path = "/v1/metrics", tag = "bpf",
     responses((status = 200, body = [MetricRow]), (status = 500, body = ApiError)))]
 pub async fn rows(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<MetricRow>>> {
-    Ok(Json(status::verdicts(&*node).await?))
+    Ok(Json(status::verdicts(&node.life).await?))
 }
 
 /// Prometheus metrics: OpenMetrics for a client whose `Accept` names it, else the Prometheus text format. A part of the
@@ -62,6 +62,7 @@ pub async fn prometheus(State(node): State<Arc<LinuxNode>>, headers: HeaderMap) 
     let (status, verdicts) = tokio::join!(status::status(&node), status::counters(&node));
     let verdicts = verdicts.map_err(|why| Failure::new(ErrorCode::Kernel, why.to_string()))?;
     let format = Format::accepted(headers.get(header::ACCEPT).and_then(|types| types.to_str().ok()));
-    let text = node.metrics.encode(format, &status, &verdicts, &node.controllers.runs(), node.parts.stale());
+    let text =
+        node.life.metrics.encode(format, &status, &verdicts, &node.life.tasks.controllers.runs(), node.parts.stale());
     Ok(([(header::CONTENT_TYPE, format.content_type())], text))
 }

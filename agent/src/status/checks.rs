@@ -12,7 +12,7 @@ use crate::{health, node::part::Fill, selfcheck};
 pub(super) fn health_endpoint<K: Kernel>() -> Source<K> {
     Source {
         name: "health",
-        look: |node| Box::pin(async move { one(health::component(&*node)) }),
+        look: |node| Box::pin(async move { one(health::component(&node.health)) }),
         silent: |_| (Health::Degraded, "waits for the results of the last probes".into()),
     }
 }
@@ -21,7 +21,9 @@ pub(super) fn health_endpoint<K: Kernel>() -> Source<K> {
 pub(super) fn programs<K: Kernel>() -> Source<K> {
     Source {
         name: "self-check",
-        look: |node| Box::pin(async move { one(selfcheck::component(&*node)) }),
+        look: |node| {
+            Box::pin(async move { one(selfcheck::component(&node.self_checks, node.life.config.selfcheck_interval)) })
+        },
         silent: |_| (Health::Degraded, "waits for the results of the endpoints' checks".into()),
     }
 }

@@ -7,8 +7,8 @@ use wharf_core::kernel::Kernel;
 
 use super::{Source, of};
 use crate::{
-    controller::OVERDUE,
-    node::{Node, part::Fill},
+    controller::{Controllers, OVERDUE},
+    node::part::Fill,
 };
 
 /// Controllers that the component names; the rest is counted.
@@ -17,13 +17,13 @@ const NAMED: usize = 4;
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
         name: "controllers",
-        look: |node| Box::pin(async move { look(&node) }),
+        look: |node| Box::pin(async move { look(&node.life.tasks.controllers) }),
         silent: |_| (Health::Degraded, "waits for the table of controllers".into()),
     }
 }
 
-fn look<K: Kernel>(node: &Node<K>) -> Fill {
-    let (all, omitted) = (node.controllers.list(), node.controllers.omitted());
+fn look(controllers: &Controllers) -> Fill {
+    let (all, omitted) = (controllers.list(), controllers.omitted());
     let unwell: Vec<&ControllerStatus> = all.iter().filter(|c| c.is_unwell()).collect();
     let count = unwell.len();
     let mut message = if unwell.is_empty() { "all succeed".to_owned() } else { describe(&unwell) };

@@ -8,22 +8,22 @@ use wharf_core::kernel::{CounterRow, Kernel, KernelError, KernelErrorKind, Kerne
 
 use super::Source;
 use crate::{
-    node::{Node, part::Fill},
+    node::{lifecycle::Lifecycle, part::Fill},
     sync::lock,
 };
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
         name: "datapath",
-        look: |node| Box::pin(look(node)),
+        look: |node| Box::pin(async move { look(&*node.life.kernel).await }),
         silent: |_| (Health::Degraded, "waits for the kernel to tell of the BPF maps".into()),
     }
 }
 
-async fn look<K: Kernel>(node: Arc<Node<K>>) -> Fill {
-    match node.kernel.observe_maps().await {
+async fn look<K: Kernel>(kernel: &K) -> Fill {
+    match kernel.observe_maps().await {
         Ok(maps) => {
-            let (maps, mode) = (summary(maps), node.kernel.features().attach_mode.to_string());
+            let (maps, mode) = (summary(maps), kernel.features().attach_mode.to_string());
             Arc::new(move |status| {
                 status.bpf_maps.clone_from(&maps);
                 status.components.push(ComponentStatus::new("datapath", Health::Ok, mode.clone()));
@@ -86,14 +86,14 @@ fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
 ///
 /// # Errors
 /// When the kernel cannot be read.
-pub async fn verdicts<K: Kernel>(node: &Node<K>) -> Result<Vec<MetricRow>, KernelError> {
-    let past = lock(&node.past_counters).clone();
+pub async fn verdicts<K: Kernel>(life: &Lifecycle<K>) -> Result<Vec<MetricRow>, KernelError> {
+    let past = lock(&life.metrics.past_counters).clone();
     let mut rows: Vec<MetricRow> = past
         .into_iter()
         .map(|((direction, reason), (packets, bytes))| row(None, CounterRow { direction, reason, packets, bytes }))
         .collect();
-    for handle in node.registry.list() {
-        match node.kernel.observe_counters(handle.id).await {
+    for handle in life.registry.list() {
+        match life.kernel.observe_counters(handle.id).await {
             Ok(counters) => rows.extend(counters.into_iter().map(|c| row(Some(handle.id.get()), c))),
             // The endpoint was deleted after the list was read.
             Err(e) if e.kind == KernelErrorKind::NotFound => {}

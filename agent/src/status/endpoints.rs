@@ -15,8 +15,8 @@ use wharf_core::{
 use super::{Source, of};
 use crate::{
     node::{
-        Node,
         endpoint::{Handle, View},
+        lifecycle::Lifecycle,
         part::Fill,
     },
     stuck,
@@ -28,16 +28,16 @@ const NAMED: usize = 3;
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
         name: "endpoints",
-        look: |node| Box::pin(async move { look(&node).await }),
+        look: |node| Box::pin(async move { look(&node.life).await }),
         silent: |_| (Health::Degraded, "waits for the table of endpoints, or for the kernel's of interfaces".into()),
     }
 }
 
-async fn look<K: Kernel>(node: &Node<K>) -> Fill {
-    let unlinked = unlinked(node).await;
+async fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
+    let unlinked = unlinked(life).await;
     let mut states: BTreeMap<String, u64> = BTreeMap::new();
     let mut failing = Vec::new();
-    for handle in node.registry.list() {
+    for handle in life.registry.list() {
         let (state, bad) = handle.shared.read(|v| {
             let state = v.fsm.state;
             let waits = state == State::Disconnecting && !v.status.waits_for.is_empty();
@@ -56,11 +56,11 @@ async fn look<K: Kernel>(node: &Node<K>) -> Fill {
         Ok(_) => format!("need attention: {}", named(&failing)),
     };
     let amiss = unlinked.is_err() || !failing.is_empty();
-    let stuck = stuck::stuck(node);
+    let stuck = stuck::stuck(&life.registry, &life.jobs, life.config.proxy_timeout);
     let steps: Vec<String> =
         stuck.iter().map(|s| format!("endpoint {} in {} for {} s", s.endpoint, s.step, s.for_ms / 1_000)).collect();
-    let admission = node.gate.status();
-    let (ready, target) = node.prepared.fill();
+    let admission = life.gate.status();
+    let (ready, target) = life.prepared.fill();
     Arc::new(move |status| {
         status.endpoints.clone_from(&states);
         let health = of(amiss, Health::Degraded);
@@ -85,11 +85,11 @@ async fn look<K: Kernel>(node: &Node<K>) -> Fill {
 
 /// Endpoints whose link is gone, for example with the container's network namespace. The leak audit finds them too,
 /// but only at its next round.
-async fn unlinked<K: Kernel>(node: &Node<K>) -> Result<BTreeSet<EndpointId>, KernelError> {
-    let settled = |h: &Handle| !node.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
-    let handles: Vec<Handle> = node.registry.list().into_iter().filter(settled).collect();
+async fn unlinked<K: Kernel>(life: &Lifecycle<K>) -> Result<BTreeSet<EndpointId>, KernelError> {
+    let settled = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
+    let handles: Vec<Handle> = life.registry.list().into_iter().filter(settled).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
-    let missing: BTreeSet<_> = node.kernel.observe_missing(&links).await?.into_iter().collect();
+    let missing: BTreeSet<_> = life.kernel.observe_missing(&links).await?.into_iter().collect();
     // A delete that began meanwhile explains the missing link.
     Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }

@@ -96,13 +96,13 @@ pub async fn store_waits_for(node: &Arc<LinuxNode>, until: tokio::time::Instant)
 
 /// The part of the status that needs no observation.
 fn beginning(node: &LinuxNode) -> AgentStatus {
-    let features = node.kernel.features();
+    let features = node.life.kernel.features();
     AgentStatus {
         overall: Health::Ok,
         serving: process::serves(node),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         abi_version: wharf_common::ABI_VERSION,
-        node_name: node.config.node_name.clone(),
+        node_name: node.life.config.node_name.clone(),
         pid: std::process::id(),
         uptime_ms: millis(node.started.elapsed()),
         router: Vec::new(),
@@ -131,7 +131,7 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
         deletion_queue: DeletionQueueStatus::default(),
         admission: AdmissionStatus::default(),
         audit_findings: None,
-        refused_transitions: node.refused_transitions.load(Ordering::Relaxed),
+        refused_transitions: node.life.metrics.refused_transitions.load(Ordering::Relaxed),
         bpf_maps: Vec::new(),
         prepared: PreparedStatus::default(),
         proxy: ProxyStatus::default(),
@@ -188,7 +188,7 @@ pub async fn counters(node: &Arc<LinuxNode>) -> Result<Vec<MetricRow>, CountersE
     let until = tokio::time::Instant::now() + PATIENCE;
     let look = || {
         let node = Arc::clone(node);
-        async move { datapath::verdicts(&node).await }
+        async move { datapath::verdicts(&node.life).await }
     };
     match node.parts.counters.read(&node.parts.runtime(), until, look).await {
         Reading::Fresh(rows) | Reading::Stale { value: rows, .. } => Ok(rows?),

@@ -11,7 +11,7 @@ use wharf_core::kernel::Kernel;
 use super::{Source, seconds};
 use crate::{
     memory::{self, Room},
-    node::{Node, part::Fill},
+    node::{Node, lifecycle::Lifecycle, part::Fill},
     pulse::Pulse,
     socket::Reach,
 };
@@ -21,14 +21,14 @@ pub(crate) const LIFELESS: Duration = Duration::from_secs(5);
 
 /// True while new endpoints are accepted.
 pub(super) fn serves<K: Kernel>(node: &Node<K>) -> bool {
-    node.serving.load(Ordering::Acquire) && !node.stop.is_cancelled()
+    node.serving.load(Ordering::Acquire) && !node.life.tasks.stop.is_cancelled()
 }
 
 /// Components that are read from plain atomics.
 pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
     let (health, message) = if serves(node) {
         (Health::Ok, "serving")
-    } else if node.stop.is_cancelled() {
+    } else if node.life.tasks.stop.is_cancelled() {
         (Health::Pending, "stopping")
     } else {
         (Health::Pending, "starting")
@@ -37,7 +37,7 @@ pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
     let pulses = &node.pulses;
     all.push(lives("runtime", &pulses.runtime, "runs its tasks", "its workers are all blocked"));
     // The listener is the first to end at a stop, so it is not reported then.
-    if !node.stop.is_cancelled() {
+    if !node.life.tasks.stop.is_cancelled() {
         let api = lives("api", &pulses.api, "takes connections", "connections are not taken");
         all.push(reached(&pulses.api_socket).map_or(api, |(health, why)| ComponentStatus::new("api", health, why)));
         all.extend(reached(&pulses.admin_socket).map(|(health, why)| ComponentStatus::new("admin", health, why)));
@@ -64,19 +64,19 @@ fn lives(name: &str, pulse: &Pulse, well: &str, ill: &str) -> ComponentStatus {
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
         name: "process",
-        look: |node| Box::pin(async move { look(&node) }),
+        look: |node| Box::pin(async move { look(&node.life) }),
         silent: |_| (Health::Degraded, "waits for what the proxy and /proc tell".into()),
     }
 }
 
-fn look<K: Kernel>(node: &Node<K>) -> Fill {
+fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
     let proxy = ProxyStatus {
-        enabled: node.redirects.enabled(),
-        redirects: node.redirects.count(),
-        pending_completions: node.completions.pending.load(Ordering::Relaxed),
-        timed_out_completions: node.completions.timed_out.load(Ordering::Relaxed),
+        enabled: life.proxy.redirects.enabled(),
+        redirects: life.proxy.redirects.count(),
+        pending_completions: life.proxy.pending.load(Ordering::Relaxed),
+        timed_out_completions: life.proxy.timed_out.load(Ordering::Relaxed),
     };
-    let (resident, room) = (memory::resident_bytes(), node.memory.room());
+    let (resident, room) = (memory::resident_bytes(), life.memory.room());
     Arc::new(move |status| {
         // The component exists only where there is a limit.
         if let Some(Room { limit, used, endpoints }) = room {

@@ -21,7 +21,7 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
 }
 
 fn look<K: Kernel>(node: &Node<K>) -> Fill {
-    let (queue, queue_health, queue_message) = node.deletions.status();
+    let (queue, queue_health, queue_message) = node.life.deletions.status();
     let findings = *lock(&node.audit_findings);
     let leaks = match findings {
         None => "not looked for yet".to_owned(),
@@ -33,7 +33,7 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     };
     let findings = findings.map(|left| left.amiss);
     let quarantined = quarantined(node);
-    let lost = lock(&node.orphans).len();
+    let lost = node.life.orphans.list().len();
     Arc::new(move |status| {
         status.components.push(ComponentStatus::new("deletion-queue", queue_health, queue_message.clone()));
         let health = of(findings.is_some_and(|n| n > 0), Health::Degraded);
@@ -64,12 +64,12 @@ fn counted(n: u64) -> String {
 }
 
 fn quarantined<K: Kernel>(node: &Node<K>) -> Vec<QuarantinedRecord> {
-    let all = lock(&node.out_of_service);
-    all.iter()
+    let all = node.life.out_of_service.list();
+    all.into_iter()
         .map(|q| QuarantinedRecord {
             endpoint: q.id.get(),
-            addresses: q.addresses.clone(),
-            why: q.why.clone(),
+            addresses: q.addresses,
+            why: q.why,
             since_unix_ms: q.since_unix_ms,
         })
         .collect()

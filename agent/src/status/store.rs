@@ -6,25 +6,28 @@ use wharf_api::{ComponentStatus, Health};
 use wharf_core::kernel::Kernel;
 
 use super::Source;
-use crate::node::{Node, part::Fill};
+use crate::{
+    node::{part::Fill, timeline::Timelines},
+    store::Store,
+};
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
         name: "store",
-        look: |node| Box::pin(look(node)),
-        silent: |node| match node.store.stats().writing_for() {
+        look: |node| Box::pin(async move { look(&node.life.store, &node.life.timelines).await }),
+        silent: |node| match node.life.store.stats().writing_for() {
             Some(busy) => (Health::Failing, format!("its disk has been at one piece of work for {} s", busy.as_secs())),
             None => (Health::Degraded, "waits for its writer thread".into()),
         },
     }
 }
 
-async fn look<K: Kernel>(node: Arc<Node<K>>) -> Fill {
-    let answer = node.store.ping().await;
-    let stats = node.store.stats();
+async fn look(store: &Store, timelines: &Timelines) -> Fill {
+    let answer = store.ping().await;
+    let stats = store.stats();
     let (commits, failures) = (stats.commits.load(Ordering::Relaxed), stats.failures.load(Ordering::Relaxed));
     let mut counted = format!("{commits} commits, {failures} failed");
-    let untold = stats.timeline_dropped.load(Ordering::Relaxed).saturating_add(node.timelines.dropped());
+    let untold = stats.timeline_dropped.load(Ordering::Relaxed).saturating_add(timelines.dropped());
     if untold > 0 {
         counted.push_str(&format!(", {untold} without room for their timeline"));
     }

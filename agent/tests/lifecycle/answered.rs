@@ -17,7 +17,7 @@ use wharf_datapath::fake::Operation as Op;
 use crate::support::*;
 
 async fn unlist(agent: &Agent, handle: &Handle) -> DeleteResult {
-    delete::delete(&agent.node, vec![handle.clone()], DeleteOptions::default(), Answer::Unlisted).await
+    delete::delete(&agent.life, vec![handle.clone()], DeleteOptions::default(), Answer::Unlisted).await
 }
 
 #[test]
@@ -36,16 +36,16 @@ fn a_delete_is_answered_when_nobody_finds_the_endpoint_and_its_record_goes_after
 
         // The runtime's second DEL needs no wait, and a failed delete's resume leaves this one alone.
         assert_eq!(unlist(&agent, &handle).await, DeleteResult::default());
-        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        assert_eq!(resume::resume(&agent.life).await, Ok(()));
 
-        let node = Arc::clone(&agent.node);
-        let settled = tokio::spawn(async move { node.registry.settled(|_| true).await });
+        let life = Arc::clone(&agent.life);
+        let settled = tokio::spawn(async move { life.registry.settled(|_| true).await });
         let_all_run().await;
         assert!(!settled.is_finished(), "whoever asks for the node's state waits");
         hold.release();
         assert!(settled.await.expect("task"));
         agent.assert_nothing_left().await;
-        assert!(!agent.node.registry.settled(|_| true).await, "there is nothing to wait for");
+        assert!(!agent.life.registry.settled(|_| true).await, "there is nothing to wait for");
     });
 }
 
@@ -111,14 +111,14 @@ fn a_release_that_fails_or_hangs_keeps_the_record_and_is_resumed() {
                 tokio::time::sleep(Duration::from_secs(9)).await;
                 tokio::time::resume();
             }
-            agent.node.registry.settled(|_| true).await;
+            agent.life.registry.settled(|_| true).await;
             assert_eq!(state(&handle), State::Disconnecting);
             let snapshot = agent.snapshot().await;
             assert_eq!((snapshot.endpoints.len(), snapshot.leases.len()), (1, 2), "nothing is released");
             drop(hold);
             agent.quiet().await;
             agent.kernel.clear_call_log();
-            assert_eq!(resume::resume(&agent.node).await, Ok(()));
+            assert_eq!(resume::resume(&agent.life).await, Ok(()));
             let removed = agent.operations().contains(&Op::RemoveLink);
             assert_eq!(removed, !hangs, "a refused removal is repeated, one that runs is waited for");
             agent.assert_nothing_left().await;
@@ -133,8 +133,8 @@ fn a_collection_and_a_delete_to_the_end_wait_for_the_release() {
         let hold = agent.kernel.hold(Op::ReleaseLink);
         assert_eq!(unlist(&agent, &handle).await.errors, []);
         let again = agent.spawn_delete(&[&handle], DeleteOptions::default());
-        let (node, network) = (Arc::clone(&agent.node), handle.shared.read(|v| v.record.attachment.network.clone()));
-        let gc = tokio::spawn(async move { collect::collect(&node, &network, &BTreeSet::new()).await });
+        let (life, network) = (Arc::clone(&agent.life), handle.shared.read(|v| v.record.attachment.network.clone()));
+        let gc = tokio::spawn(async move { collect::collect(&life, &network, &BTreeSet::new()).await });
         let_all_run().await;
         assert!(!again.is_finished() && !gc.is_finished());
         hold.release();

@@ -22,7 +22,7 @@ use crate::support::*;
 fn lost(agent: &Agent) -> EndpointRecord {
     let netns = agent.kernel.add_netns(netns_path("lost"));
     let epoch = Epoch(9_000);
-    let mut record = agent.node.registry.list()[0].shared.read(|v| v.record.clone());
+    let mut record = agent.life.registry.list()[0].shared.read(|v| v.record.clone());
     record.id = id(9);
     record.epoch = epoch;
     record.attachment = attachment("lost", "eth0");
@@ -103,7 +103,7 @@ fn everything_of_a_lost_create_is_found_with_its_owner_and_mended() {
 fn a_route_of_a_pool_that_is_no_more_is_found_and_removed() {
     Machine::new().life(async |agent| {
         agent.create("c1").await;
-        let mut spec = agent.node.spec();
+        let mut spec = agent.life.spec();
         spec.cidrs.push("10.123.0.0/16".parse().expect("CIDR"));
         agent.kernel.ensure_node(&spec).await.expect("node");
         assert_mended(&agent, &["route"]).await;
@@ -113,8 +113,8 @@ fn a_route_of_a_pool_that_is_no_more_is_found_and_removed() {
 #[test]
 fn a_missing_pool_route_is_found() {
     Machine::new().life(async |agent| {
-        let NodeSpec { cidrs, .. } = agent.node.spec();
-        agent.kernel.ensure_node(&NodeSpec { cidrs: cidrs[1..].to_vec(), ..agent.node.spec() }).await.expect("node");
+        let NodeSpec { cidrs, .. } = agent.life.spec();
+        agent.kernel.ensure_node(&NodeSpec { cidrs: cidrs[1..].to_vec(), ..agent.life.spec() }).await.expect("node");
         let findings = agent.findings(false).await;
         assert_eq!(objects(&findings), ["node"]);
         assert!(findings[0].subject.contains(&cidrs[0].to_string()), "{findings:?}");
@@ -128,8 +128,8 @@ fn a_lease_without_an_endpoint_is_found_and_released() {
         let ip: IpAddr = "10.88.0.99".parse().expect("address");
         let owner = LeaseOwner::Attachment { attachment: attachment("lost", "eth0"), epoch: Epoch(9_000) };
         let wanted = LeaseRequest { pool: None, ipv4: Wanted::Exact([10, 88, 0, 99].into()), ipv6: Wanted::None };
-        lock(&agent.node.addresses.ipam).lease(&wanted, owner.clone(), 0).expect("leased");
-        let pool = agent.node.config.default_pool.clone();
+        lock(&agent.life.addresses.ipam).lease(&wanted, owner.clone(), 0).expect("leased");
+        let pool = agent.life.config.default_pool.clone();
         agent.commit(vec![Change::PutLease(Lease { ip, pool, owner, since_unix_ms: 0 })]).await;
         let findings = agent.findings(false).await;
         assert!(findings[0].owner.as_deref().is_some_and(|o| o.contains("net/lost:eth0")), "{findings:?}");
@@ -142,7 +142,7 @@ fn a_lease_without_an_endpoint_is_found_and_released() {
 fn a_lease_that_only_memory_knows_is_found_with_its_owner() {
     Machine::new().life(async |agent| {
         let owner = LeaseOwner::Attachment { attachment: attachment("lost", "eth0"), epoch: Epoch(9_000) };
-        lock(&agent.node.addresses.ipam).lease(&LeaseRequest::default(), owner, 0).expect("leased");
+        lock(&agent.life.addresses.ipam).lease(&LeaseRequest::default(), owner, 0).expect("leased");
         let findings = agent.findings(false).await;
         assert_eq!(objects(&findings), ["lease", "lease"]);
         assert!(findings.iter().all(|f| f.problem.contains("not in the store")), "{findings:?}");
@@ -287,14 +287,14 @@ fn programs_ready_ahead_of_need_are_not_judged() {
     machine.config.prepared_programs = 3;
     machine.life(async |agent| {
         let hold = agent.kernel.hold(Op::EnsurePrograms);
-        let node = agent.node.clone();
-        let refill = tokio::spawn(async move { wharf_agent::endpoint::prepared::refill(&node).await });
+        let life = agent.life.clone();
+        let refill = tokio::spawn(async move { wharf_agent::endpoint::prepared::refill(&life).await });
         hold.reached().await;
         assert_eq!(agent.findings(true).await, []);
         hold.release();
         refill.await.expect("task").expect("refilled");
         assert_eq!(agent.findings(true).await, []);
-        assert_eq!(agent.node.prepared.fill(), (3, 3));
+        assert_eq!(agent.life.prepared.fill(), (3, 3));
     });
 }
 
@@ -312,11 +312,11 @@ fn pins_whose_id_was_given_out_meanwhile_are_not_removed() {
         plant_pins(&agent, &leaked).await;
         // The link is mended first; while that stands still, the id of the leaked pins is taken for a prepared set.
         let hold = agent.kernel.hold(Op::RemoveLink);
-        let node = agent.node.clone();
-        let repair = tokio::spawn(async move { wharf_agent::audit::audit(&node, true).await });
+        let asked = agent.clone();
+        let repair = tokio::spawn(async move { asked.audit(true).await });
         hold.reached().await;
-        wharf_agent::endpoint::prepared::refill(&agent.node).await.expect("refilled");
-        assert!(agent.node.prepared.ids().contains(&id(2)));
+        wharf_agent::endpoint::prepared::refill(&agent.life).await.expect("refilled");
+        assert!(agent.life.prepared.ids().contains(&id(2)));
         hold.release();
         let findings = repair.await.expect("task").expect("audit").findings;
         let pin = findings.iter().find(|f| f.object == "pin").expect("it was found");
@@ -336,8 +336,8 @@ fn addresses_that_rest_are_counted_as_they_are_listed() {
         // The addresses of a create that was undone rest in memory alone: the store never had their leases.
         agent.kernel.fail_next(Op::EnsureLink, KernelErrorKind::Other);
         agent.try_create(agent.container("c2")).await.expect_err("asked for");
-        let report = wharf_agent::audit::audit(&agent.node, false).await.expect("audit");
-        assert_eq!(lock(&agent.node.addresses.ipam).resting().len(), 4);
+        let report = wharf_agent::audit::audit(&agent.life, &agent.node.audit_findings, false).await.expect("audit");
+        assert_eq!(lock(&agent.life.addresses.ipam).resting().len(), 4);
         assert_eq!(report.examined.get("resting-addresses"), Some(&4), "{:?}", report.examined);
     });
 }
@@ -354,7 +354,7 @@ fn a_network_that_comes_to_overlap_a_pool_is_named_until_it_is_gone_and_nothing_
         assert_eq!((finding.object.as_str(), finding.subject.as_str()), ("node", "pool 10.88.0.0/24"));
         assert!(finding.problem.contains("10.88.0.128/25 dev lan0"), "{finding:?}");
         assert_eq!((finding.repairable, finding.repair.as_deref()), (false, None), "{finding:?}");
-        Reconcile::default().run(&agent.node).await.expect("leak audit");
+        Reconcile::default().run(&agent.life, &agent.node.audit_findings).await.expect("leak audit");
         assert_eq!(lock(&agent.node.audit_findings).map(|left| left.amiss), Some(1), "status is degraded");
         let told = explain::explain(&agent.node, "10.88.0.200").await.expect("explained");
         assert_eq!(told.health, Health::Degraded, "{}", told.summary);

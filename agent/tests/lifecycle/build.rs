@@ -162,7 +162,7 @@ fn requests_that_come_during_a_build_share_the_next_one() {
 #[test]
 fn the_build_pool_bounds_how_many_regenerate_at_once() {
     Machine::new().life(async |agent| {
-        let permits = agent.node.build_permits.available_permits();
+        let permits = agent.life.build_permits.available_permits();
         assert!(permits >= 2);
         let mut handles = Vec::new();
         for n in 0..permits + 3 {
@@ -203,7 +203,7 @@ fn new_labels_are_durable_before_their_identity_is_in_force() {
         hold.release();
         answer.await.expect("answered").expect("realized");
         assert_eq!(identity_in_force(&agent, &handle).await, [stored.identity.0]);
-        let rows = lock(&agent.node.identities).list();
+        let rows = lock(&agent.life.identities).list();
         assert_eq!(rows.iter().map(|r| (r.identity, r.references)).collect::<Vec<_>>(), [(stored.identity, 1)]);
         agent.assert_healthy().await;
     });
@@ -219,7 +219,7 @@ fn new_labels_that_cannot_be_stored_change_nothing() {
         agent.disk.mend();
         assert_eq!(identity(&handle), old);
         assert_eq!(identity_in_force(&agent, &handle).await, [old.0]);
-        assert_eq!(lock(&agent.node.identities).list().len(), 1);
+        assert_eq!(lock(&agent.life.identities).list().len(), 1);
         agent.assert_healthy().await;
     });
 }
@@ -280,7 +280,7 @@ fn a_refused_move_is_counted_and_in_the_log() {
         let handle = agent.create("c1").await;
         agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
         agent.delete(&handle).await;
-        let refused = || agent.node.refused_transitions.load(Ordering::Relaxed);
+        let refused = || agent.life.metrics.refused_transitions.load(Ordering::Relaxed);
         assert_eq!(refused(), 0);
         let why = agent.request(&handle, Level::Policy).await.await.expect("answered").expect_err("it goes");
         assert!(why.to_string().contains("disconnecting"), "{why}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{clock, reconcile::Reconcile, stuck, sync::lock};
+use wharf_agent::{clock, reconcile::Reconcile, sync::lock};
 use wharf_api::Health;
 use wharf_core::{
     ids::Epoch,
@@ -44,7 +44,7 @@ fn after_the_clock_was_set_back_the_leak_audit_still_mends() {
         assert!(agent.kernel.remove_route_behind_the_back(addresses(&handle)[0]));
         let mut reconcile = Reconcile::default();
         for _ in 0..2 {
-            let round = reconcile.run(&agent.node);
+            let round = reconcile.run(&agent.life, &agent.node.audit_findings);
             let round = tokio::time::timeout(Duration::from_secs(5), round).await;
             round.expect("the audit waits for the clock").expect("audit");
         }
@@ -59,7 +59,7 @@ fn a_step_is_stuck_by_the_time_it_took_not_by_the_clock() {
         let create = agent.spawn_create(agent.container("c1"));
         hold.reached().await;
         clock::step_unix_time(HOUR_MS);
-        assert_eq!(stuck::stuck(&agent.node), [], "it has its time");
+        assert_eq!(agent.stuck(), [], "it has its time");
         hold.release();
         create.await.expect("task").expect("created");
     });
@@ -69,12 +69,12 @@ fn a_step_is_stuck_by_the_time_it_took_not_by_the_clock() {
 fn a_deletion_record_that_waits_is_as_old_as_it_was_when_the_clock_is_set_back() {
     Machine::new().life(async |agent| {
         let handle = agent.create("c1").await;
-        let mut old = deletion(&attachment("c1", "eth0"), Some(&handle), agent.node.store.boot_id().to_owned());
+        let mut old = deletion(&attachment("c1", "eth0"), Some(&handle), agent.life.store.boot_id().to_owned());
         old.written_unix_ms -= 120_000;
-        agent.node.deletions.queue.put(&old).expect("written");
+        agent.life.deletions.queue.put(&old).expect("written");
         agent.kernel.fail_always(Op::RemoveLink, Kind::Exhausted);
         assert_eq!(agent.drain().await, 1);
-        let health = |agent: &Agent| agent.node.deletions.status().1;
+        let health = |agent: &Agent| agent.life.deletions.status().1;
         assert_eq!(health(&agent), Health::Degraded);
         clock::step_unix_time(-HOUR_MS);
         assert_eq!(agent.drain().await, 1);
@@ -91,9 +91,9 @@ fn a_deletion_record_that_waits_is_as_old_as_it_was_when_the_clock_is_set_back()
 fn a_lease_from_the_future_is_not_taken_for_a_young_one() {
     Machine::new().life(async |agent| {
         let owner = LeaseOwner::Attachment { attachment: attachment("gone", "eth0"), epoch: Epoch(1) };
-        let (ip, pool) = ("10.88.0.99".parse().expect("address"), agent.node.config.default_pool.clone());
+        let (ip, pool) = ("10.88.0.99".parse().expect("address"), agent.life.config.default_pool.clone());
         let lost = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };
-        lock(&agent.node.addresses.ipam).claim(lost).expect("claimed");
+        lock(&agent.life.addresses.ipam).claim(lost).expect("claimed");
         assert_eq!(agent.findings(false).await, [], "it may be on its way to the store");
         clock::step_unix_time(-HOUR_MS);
         let findings = agent.findings(true).await;

@@ -10,7 +10,7 @@ use wharf_datapath::fake::Operation as Op;
 use crate::support::*;
 
 fn rows(agent: &Agent, n: u16) -> Vec<ControllerStatus> {
-    agent.node.controllers.list().into_iter().filter(|c| c.endpoint == Some(n)).collect()
+    agent.life.tasks.controllers.list().into_iter().filter(|c| c.endpoint == Some(n)).collect()
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn a_failed_build_is_in_the_row_with_its_cause_and_the_next_run() {
         assert_eq!(row.next_run_unix_ms, None, "nothing is planned");
         agent.delete(&handle).await;
         assert_eq!(rows(&agent, n), [], "the endpoint is gone");
-        let runs = agent.node.controllers.runs();
+        let runs = agent.life.tasks.controllers.runs();
         assert_eq!(runs.get(&row.name), Some(&(1, 1)), "the node's counts stay");
     });
 }
@@ -45,6 +45,6 @@ fn a_create_that_fails_leaves_no_row() {
         agent.kernel.fail_next(Op::EnsureReachable, Kind::Exhausted);
         agent.try_create(agent.container("c1")).await.expect_err("the kernel refused");
         agent.quiet().await;
-        assert!(agent.node.controllers.list().iter().all(|c| c.endpoint.is_none()));
+        assert!(agent.life.tasks.controllers.list().iter().all(|c| c.endpoint.is_none()));
     });
 }

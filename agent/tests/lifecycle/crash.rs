@@ -54,7 +54,7 @@ fn killed_right_after_any_step_of_a_create_it_leaves_nothing_to_the_next() {
 fn killed_over_an_unclaimed_prepared_set_it_leaves_no_pins() {
     let mut machine = Machine::new();
     machine.config.prepared_programs = 3;
-    machine.life(async |agent| wharf_agent::endpoint::prepared::refill(&agent.node).await.expect("refilled"));
+    machine.life(async |agent| wharf_agent::endpoint::prepared::refill(&agent.life).await.expect("refilled"));
     assert!(!machine.kernel.is_clean());
     machine.life(async |agent| agent.assert_nothing_left().await);
 }
@@ -76,7 +76,7 @@ fn killed_at_any_step_of_a_delete_the_next_agent_finishes_it() {
             hold.release();
             machine.life(async |agent| {
                 agent.quiet().await;
-                assert!(agent.node.registry.is_empty());
+                assert!(agent.life.registry.is_empty());
                 assert!(machine.kernel.is_clean());
                 let leases = agent.snapshot().await.leases;
                 let kept = leases.iter().filter(|l| matches!(l.owner, LeaseOwner::Caller { .. })).count();
@@ -95,7 +95,7 @@ fn killed_during_a_batch_the_next_agent_finishes_all_of_it() {
         let handles = [agent.create("c1").await, agent.create("c2").await, agent.create("c3").await];
         agent.proxy.never_answers(handles[1].id, "slow");
         let _delete = agent.spawn_delete(&handles.each_ref(), DeleteOptions::default());
-        let pending = &agent.node.completions.pending;
+        let pending = &agent.life.proxy.pending;
         eventually("one is awaited", || pending.load(std::sync::atomic::Ordering::Relaxed) == 1).await;
     });
     machine.life(async |agent| agent.assert_nothing_left().await);
@@ -166,7 +166,7 @@ fn killed_over_any_write_of_a_create_the_endpoint_is_there_whole_or_not_at_all()
         life.kill_and_tear();
         machine.life(async |agent| {
             agent.quiet().await;
-            match agent.node.registry.len() {
+            match agent.life.registry.len() {
                 0 => nothing += 1,
                 n => whole += n,
             }
@@ -199,7 +199,7 @@ fn killed_at_any_step_of_a_start_the_next_agent_finishes_it() {
         hold.release();
         machine.life(async |agent| {
             agent.assert_healthy().await;
-            assert_eq!(agent.node.registry.len(), 1, "{step:?}");
+            assert_eq!(agent.life.registry.len(), 1, "{step:?}");
             agent.del(&attachment("lives", "eth0"), DeleteOptions::default()).await;
             agent.assert_nothing_left().await;
         });
@@ -213,7 +213,7 @@ fn an_agent_that_is_stopped_leaves_its_endpoints_as_they_are_and_nothing_else() 
     let life = machine.start().expect("starts");
     let record = life.run(async {
         let handle = life.agent.create("c1").await;
-        wharf_agent::endpoint::prepared::refill(&life.agent.node).await.expect("refilled");
+        wharf_agent::endpoint::prepared::refill(&life.agent.life).await.expect("refilled");
         handle.shared.read(|v| v.record.clone())
     });
     life.stop();

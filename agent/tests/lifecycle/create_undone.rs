@@ -108,7 +108,7 @@ fn a_disk_that_fills_before_the_commit_takes_the_endpoint_back() {
         let error = create.await.expect("task").expect_err("not durable, not created");
         assert_eq!(error.code, ErrorCode::Store);
         agent.quiet().await;
-        assert!(agent.node.registry.is_empty());
+        assert!(agent.life.registry.is_empty());
         assert!(agent.kernel.is_clean(), "the kernel's part is undone without the disk");
         agent.disk.mend();
         // Nobody knows whether the commit got through, so the id is not given out again by this agent.
@@ -132,7 +132,7 @@ fn an_undo_that_fails_is_named_and_keeps_what_it_could_not_take_back_from_others
         assert!(error.message.contains("undoing it: remove-link"), "{}", error.message);
         agent.quiet().await;
         assert!(!agent.is_free(id(1)), "its link is still there");
-        let held = lock(&agent.node.addresses.ipam).owned_by(|o| matches!(o, LeaseOwner::Attachment { .. }));
+        let held = lock(&agent.life.addresses.ipam).owned_by(|o| matches!(o, LeaseOwner::Attachment { .. }));
         assert_eq!(held.len(), 2, "its link may still speak with them");
         let intents = agent.snapshot().await.intents;
         assert!(matches!(intents[..], [(_, _, Intent::Create { .. })]), "{intents:?}");
@@ -149,10 +149,10 @@ fn an_undo_that_failed_is_resumed_until_nothing_is_left() {
             agent.kernel.fail_always(undo, Kind::Exhausted);
             agent.try_create(agent.container("c1")).await.expect_err("asked for");
             agent.quiet().await;
-            resume::resume(&agent.node).await.expect_err("it fails again");
+            resume::resume(&agent.life).await.expect_err("it fails again");
             assert!(!agent.is_free(id(1)), "something is left of it");
             agent.kernel.mend(undo);
-            assert_eq!(resume::resume(&agent.node).await, Ok(()));
+            assert_eq!(resume::resume(&agent.life).await, Ok(()));
             assert!(agent.is_free(id(1)));
             agent.assert_nothing_left().await;
         });
@@ -184,7 +184,7 @@ fn an_undo_that_ends_after_its_bound_takes_nothing_from_the_next_of_that_id() {
         assert!(!agent.is_free(id(1)));
         hold.release();
         agent.quiet().await;
-        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        assert_eq!(resume::resume(&agent.life).await, Ok(()));
         agent.assert_nothing_left().await;
     });
 }
@@ -196,10 +196,10 @@ fn an_id_whose_load_ahead_of_need_and_its_undo_failed_is_freed_later() {
     machine.life(async |agent| {
         agent.kernel.fail_next_after_effect(Op::EnsurePrograms, Kind::Other);
         agent.kernel.fail_next(Op::RemovePrograms, Kind::Exhausted);
-        let why = prepared::refill(&agent.node).await.expect_err("asked for");
+        let why = prepared::refill(&agent.life).await.expect_err("asked for");
         assert!(why.to_string().contains("and undoing it"), "{why}");
         assert!(!agent.is_free(id(1)));
-        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        assert_eq!(resume::resume(&agent.life).await, Ok(()));
         assert!(agent.is_free(id(1)));
         agent.assert_nothing_left().await;
     });
@@ -210,14 +210,14 @@ fn a_create_that_fails_before_its_intent_with_programs_that_stay_is_resumed_too(
     let mut machine = Machine::new();
     machine.config.prepared_programs = 1;
     machine.life(async |agent| {
-        prepared::refill(&agent.node).await.expect("refilled");
+        prepared::refill(&agent.life).await.expect("refilled");
         agent.disk.fill();
         agent.kernel.fail_next(Op::RemovePrograms, Kind::Exhausted);
         agent.try_create(agent.container("c1")).await.expect_err("no intent, no create");
         agent.quiet().await;
         agent.disk.mend();
         assert!(!agent.is_free(id(1)));
-        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        assert_eq!(resume::resume(&agent.life).await, Ok(()));
         agent.assert_nothing_left().await;
     });
 }
@@ -235,7 +235,7 @@ fn a_step_that_hangs_is_answered_at_its_deadline_and_its_late_result_undone() {
                 hold.reached().await;
                 let error = after(Duration::from_secs(20), create).await.expect("task").expect_err("late");
                 assert_eq!(error.code, ErrorCode::DeadlineExceeded, "{}", error.message);
-                assert_eq!(agent.node.registry.len(), 1, "the step still runs");
+                assert_eq!(agent.life.registry.len(), 1, "the step still runs");
                 let view = agent.handle(1).shared.view();
                 assert!(view.status.waits_for.starts_with("step"), "{:?}", view.status);
                 hold.release();
@@ -310,7 +310,7 @@ fn an_agent_that_stops_takes_back_what_it_had_begun() {
         let hold = agent.kernel.hold(Op::EnsureConfig);
         let create = agent.spawn_create(agent.container("c1"));
         hold.reached().await;
-        agent.node.stop.cancel();
+        agent.life.tasks.stop.cancel();
         hold.release();
         assert_eq!(create.await.expect("task").expect_err("stopping").code, ErrorCode::Unavailable);
         agent.assert_nothing_left().await;

@@ -76,7 +76,7 @@ fn record_leases_and_intent_go_in_one_transaction_before_the_addresses_are_free(
         let hold = agent.kernel.hold(Op::RemoveLink);
         let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
         hold.reached().await;
-        let before = agent.node.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
+        let before = agent.life.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
         agent.disk.hold();
         hold.release();
         agent.disk.reached().await;
@@ -85,7 +85,7 @@ fn record_leases_and_intent_go_in_one_transaction_before_the_addresses_are_free(
         assert!(agent.lease_owner(addresses(&handle)[0]).is_some(), "not free before it is durable");
         agent.disk.mend();
         delete.await.expect("task");
-        assert_eq!(agent.node.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed), before + 1);
+        assert_eq!(agent.life.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed), before + 1);
         agent.assert_nothing_left().await;
     });
 }
@@ -98,7 +98,7 @@ fn the_delete_waits_for_a_late_proxy_before_it_unpins_or_frees_anything() {
         let acknowledge = agent.proxy.answers_late(handle.id, "slow");
         agent.kernel.clear_call_log();
         let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
-        let pending = &agent.node.completions.pending;
+        let pending = &agent.life.proxy.pending;
         eventually("one completion is awaited", || pending.load(std::sync::atomic::Ordering::Relaxed) == 1).await;
         let_all_run().await;
         assert_eq!(agent.operations(), [Op::RemoveAttached, Op::RemoveReachable], "unreachable, and nothing more");
@@ -108,7 +108,7 @@ fn the_delete_waits_for_a_late_proxy_before_it_unpins_or_frees_anything() {
         acknowledge.send(()).expect("awaited");
         let result = delete.await.expect("task");
         assert_eq!((result.deleted.len(), result.errors), (1, vec![]));
-        assert_eq!(agent.node.completions.timed_out.load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(agent.life.proxy.timed_out.load(std::sync::atomic::Ordering::Relaxed), 0);
         agent.assert_nothing_left().await;
     });
 }
@@ -126,7 +126,7 @@ fn a_proxy_that_never_answers_is_recorded_counted_and_passed() {
         let steps: Vec<_> = result.errors.iter().map(|e| e.step.as_str()).collect();
         assert_eq!(steps, ["await-proxy"]);
         assert!(log_of(&handle).iter().any(|l| l.starts_with("await-proxy: no answer")), "{:?}", log_of(&handle));
-        let completions = &agent.node.completions;
+        let completions = &agent.life.proxy;
         assert_eq!(
             completions.timed_out.load(std::sync::atomic::Ordering::Relaxed),
             1,
@@ -203,11 +203,11 @@ fn a_delete_that_nobody_asks_for_again_is_resumed_as_it_was_asked_for() {
             assert_eq!(state(&handle), State::Disconnecting);
 
             agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
-            let refused = resume::resume(&agent.node).await.expect_err("it fails once more");
+            let refused = resume::resume(&agent.life).await.expect_err("it fails once more");
             assert!(refused.to_string().contains("net/c1:eth0: remove-link"), "{refused}");
 
             let living = agent.create("c2").await;
-            assert_eq!(resume::resume(&agent.node).await, Ok(()));
+            assert_eq!(resume::resume(&agent.life).await, Ok(()));
             assert_eq!(state(&handle), State::Disconnected);
             assert_eq!(state(&living), State::Ready, "what is not being deleted is left alone");
             let held = ips.iter().filter(|ip| agent.lease_owner(**ip).is_some()).count();
@@ -225,7 +225,7 @@ fn a_delete_that_runs_is_not_resumed_beside_itself() {
         let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
         hold.reached().await;
         agent.kernel.clear_call_log();
-        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        assert_eq!(resume::resume(&agent.life).await, Ok(()));
         assert_eq!(agent.operations(), [], "it is left to who works on it");
         hold.release();
         assert_eq!(delete.await.expect("task").errors, []);
@@ -253,11 +253,11 @@ fn a_step_that_hangs_is_given_up_at_its_deadline_and_no_other_runs_beside_it() {
             assert_eq!((result.deleted, agent.operations()), (vec![], vec![]), "nothing runs beside it");
             assert!(agent.lease_owner(addresses(&handle)[0]).is_some());
             // It goes on, and nobody is told of it as if it had ended.
-            assert_eq!(resume::resume(&agent.node).await, Ok(()), "it is left alone while it runs");
+            assert_eq!(resume::resume(&agent.life).await, Ok(()), "it is left alone while it runs");
             assert_eq!(agent.operations(), []);
             hold.release();
             agent.quiet().await;
-            assert_eq!(resume::resume(&agent.node).await, Ok(()));
+            assert_eq!(resume::resume(&agent.life).await, Ok(()));
             agent.assert_nothing_left().await;
         });
     }
@@ -331,7 +331,7 @@ fn the_last_counters_stay_in_the_nodes_totals() {
             assert!(agent.kernel.set_counters(handle.id, vec![row]));
             agent.delete(&handle).await;
         }
-        let past = lock(&agent.node.past_counters).clone();
+        let past = lock(&agent.life.metrics.past_counters).clone();
         assert_eq!(past.into_iter().collect::<Vec<_>>(), [(("egress".into(), "forwarded".into()), (7, 70))]);
     });
 }
@@ -342,7 +342,7 @@ fn the_identity_goes_with_its_last_endpoint() {
         let (first, second) = (agent.create("c1").await, agent.create("c2").await);
         let identity = |h: &wharf_agent::node::endpoint::Handle| h.shared.read(|v| v.record.identity);
         assert_eq!(identity(&first), identity(&second), "same labels");
-        let references = || lock(&agent.node.identities).list().first().map(|r| r.references);
+        let references = || lock(&agent.life.identities).list().first().map(|r| r.references);
         assert_eq!(references(), Some(2));
         agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
         agent.delete(&first).await;
@@ -367,6 +367,6 @@ fn a_late_delete_does_not_touch_the_endpoint_that_came_after() {
         assert_eq!((result.deleted, result.errors), (vec![], vec![]));
         assert_eq!(agent.operations(), []);
         agent.assert_healthy().await;
-        assert_eq!(agent.node.registry.len(), 1);
+        assert_eq!(agent.life.registry.len(), 1);
     });
 }

@@ -21,10 +21,10 @@ fn a_delete_without_release_leaves_the_lease_to_a_caller_in_one_transaction() {
         let hold = agent.kernel.hold(Op::RemoveLink);
         let delete = agent.spawn_delete(&[&handle], KEEP);
         hold.reached().await;
-        let before = agent.node.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
+        let before = agent.life.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
         hold.release();
         assert_eq!(delete.await.expect("task").errors, []);
-        assert_eq!(agent.node.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed), before + 1);
+        assert_eq!(agent.life.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed), before + 1);
         let owner = LeaseOwner::Caller { name: "kept:c1:eth0".into() };
         for ip in &ips {
             assert_eq!(agent.lease_owner(*ip), Some(owner.clone()));
@@ -93,8 +93,8 @@ fn an_endpoint_of_a_batch_that_stays_does_not_keep_the_others() {
         agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
         let result = agent.spawn_delete(&handles.each_ref(), DeleteOptions::default()).await.expect("task");
         assert_eq!((result.deleted.len(), result.errors.len()), (2, 1));
-        assert_eq!(agent.node.registry.len(), 1);
-        let stays = agent.node.registry.list()[0].clone();
+        assert_eq!(agent.life.registry.len(), 1);
+        let stays = agent.life.registry.list()[0].clone();
         assert_eq!(agent.snapshot().await.leases.len(), 2);
         assert!(addresses(&stays).iter().all(|ip| agent.lease_owner(*ip).is_some()));
         agent.delete(&stays).await;
@@ -107,7 +107,7 @@ fn a_batch_costs_two_commits_however_many_endpoints_it_has() {
     Machine::new().life(async |agent| {
         let handles = [agent.create("c1").await, agent.create("c2").await, agent.create("c3").await];
         agent.quiet().await;
-        let commits = || agent.node.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
+        let commits = || agent.life.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
         let before = commits();
         agent.spawn_delete(&handles.each_ref(), DeleteOptions::default()).await.expect("task");
         assert_eq!(commits() - before, 2, "the intents, and what goes");
@@ -118,7 +118,7 @@ fn a_batch_costs_two_commits_however_many_endpoints_it_has() {
 #[test]
 fn a_delete_of_nothing_writes_nothing() {
     Machine::new().life(async |agent| {
-        let commits = || agent.node.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
+        let commits = || agent.life.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
         let before = commits();
         let result = agent.spawn_delete(&[], DeleteOptions::default()).await.expect("task");
         assert_eq!((result.deleted, result.errors), (vec![], vec![]));
@@ -131,7 +131,7 @@ fn the_leases_of_endpoints_that_stay_are_not_touched() {
     Machine::new().life(async |agent| {
         let (goes, stays) = (agent.create("c1").await, agent.create("c2").await);
         agent.delete(&goes).await;
-        let held = lock(&agent.node.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let held = lock(&agent.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(held.into_iter().map(|l| l.ip).collect::<Vec<_>>(), addresses(&stays));
         agent.assert_healthy().await;
     });

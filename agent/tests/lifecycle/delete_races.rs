@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{endpoint::resume, node::endpoint::MAILBOX, stuck};
+use wharf_agent::{endpoint::resume, node::endpoint::MAILBOX};
 use wharf_api::ErrorCode;
 use wharf_core::{
     plan::{DeleteOptions, TEARDOWN_BOUND},
@@ -45,7 +45,7 @@ fn a_slow_delete_does_not_take_the_lease_of_the_endpoint_that_came_after() {
             let acknowledge_second = agent.proxy.answers_late(second.id, "slower");
             let quick = agent.spawn_delete(&[&first], DeleteOptions::default());
             let slow = agent.spawn_delete(&[&first, &second], DeleteOptions { no_ip_release });
-            let pending = &agent.node.completions.pending;
+            let pending = &agent.life.proxy.pending;
             eventually("both are awaited", || pending.load(std::sync::atomic::Ordering::Relaxed) == 2).await;
             is_asked(&first).await;
             acknowledge_first.send(()).expect("awaited");
@@ -113,7 +113,7 @@ fn a_build_that_hangs_does_not_hold_a_delete_for_ever() {
         built.await.expect("answered").expect_err("it never ended");
         hold.release();
         agent.quiet().await;
-        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        assert_eq!(resume::resume(&agent.life).await, Ok(()));
         agent.assert_nothing_left().await;
     });
 }
@@ -148,13 +148,13 @@ fn a_kernel_call_that_goes_on_after_its_step_was_given_up_is_named_until_it_ends
         hold.reached().await;
         let stuck = after(Duration::from_secs(9) + Duration::from_millis(1), async {
             built.await.expect("answered").expect_err("it hangs");
-            stuck::stuck(&agent.node)
+            agent.stuck()
         })
         .await;
         assert!(stuck.iter().any(|s| s.step == "ensure-programs" && s.endpoint == handle.id.get()), "{stuck:?}");
         hold.release();
         eventually("the retry succeeds", || state(&handle) == State::Ready).await;
-        assert_eq!(stuck::stuck(&agent.node), []);
+        assert_eq!(agent.stuck(), []);
         agent.assert_healthy().await;
     });
 }
@@ -172,7 +172,7 @@ fn a_delete_that_finds_no_place_in_the_mailbox_is_resumed() {
         assert_eq!((result.deleted, result.errors.len()), (vec![], 1), "it has not even begun");
         assert_eq!(state(&handle), State::Ready);
         drop(full);
-        assert_eq!(resume::resume(&agent.node).await, Ok(()));
+        assert_eq!(resume::resume(&agent.life).await, Ok(()));
         agent.assert_nothing_left().await;
     });
 }
@@ -182,16 +182,16 @@ fn a_create_that_waits_for_its_turn_ends_at_once_when_its_delete_comes() {
     Machine::new().life(async |agent| {
         let hold = agent.kernel.hold(Op::EnsureLink);
         let running: Vec<_> = (0..8).map(|n| agent.spawn_create(agent.container(&format!("c{n}")))).collect();
-        eventually("there is no room", || agent.node.gate.status().running == 8).await;
+        eventually("there is no room", || agent.life.gate.status().running == 8).await;
         let waits = agent.spawn_create(agent.container("waits"));
-        eventually("it waits", || agent.node.registry.len() == 9).await;
+        eventually("it waits", || agent.life.registry.len() == 9).await;
         let wanted = attachment("waits", "eth0");
         let delete = agent.del(&wanted, DeleteOptions::default());
         let result =
             tokio::time::timeout(Duration::from_secs(5), delete).await.expect("the delete waits for a turn too");
         assert_eq!(result.errors, []);
         assert_eq!(waits.await.expect("task").expect_err("deleted").code, ErrorCode::Busy);
-        assert_eq!(agent.node.registry.len(), 8);
+        assert_eq!(agent.life.registry.len(), 8);
         hold.release();
         for create in running {
             create.await.expect("task").expect("created");

@@ -15,11 +15,11 @@ use wharf_handover::queue::QueueError;
 use crate::support::*;
 
 fn directory(agent: &Agent) -> PathBuf {
-    agent.node.deletions.queue.path().to_owned()
+    agent.life.deletions.queue.path().to_owned()
 }
 
 fn records(agent: &Agent) -> usize {
-    agent.node.deletions.queue.list().expect("listed").len()
+    agent.life.deletions.queue.list().expect("listed").len()
 }
 
 #[test]
@@ -35,9 +35,9 @@ fn records_written_while_no_agent_ran_are_served_before_the_agent_serves() {
         stays.id
     });
     machine.life(async |agent| {
-        let ids: Vec<_> = agent.node.registry.list().iter().map(|h| h.id).collect();
+        let ids: Vec<_> = agent.life.registry.list().iter().map(|h| h.id).collect();
         assert_eq!((ids, records(&agent)), (vec![stays], 0));
-        assert_eq!(agent.node.deletions.status().0.drained, 3);
+        assert_eq!(agent.life.deletions.status().0.drained, 3);
         agent.assert_healthy().await;
         agent.create("c1").await;
         agent.assert_healthy().await;
@@ -48,13 +48,13 @@ fn records_written_while_no_agent_ran_are_served_before_the_agent_serves() {
 fn a_record_that_comes_while_the_agent_runs_is_served_without_being_asked_for() {
     Machine::new().life(async |agent| {
         let handle = agent.create("c1").await;
-        agent.node.tasks.spawn(deletions::watch(agent.node.clone()));
-        let canary = || agent.node.deletions.status().0.canary;
+        agent.life.tasks.operations.spawn(deletions::watch(agent.life.clone()));
+        let canary = || agent.life.deletions.status().0.canary;
         eventually("the canary comes out", || canary().starts_with("came out after")).await;
-        assert_eq!(agent.node.deletions.status().1, Health::Ok);
+        assert_eq!(agent.life.deletions.status().1, Health::Ok);
         agent.queue_deletion(&attachment("c1", "eth0"), Some(&handle));
-        eventually("the endpoint goes", || agent.node.registry.is_empty() && records(&agent) == 0).await;
-        agent.node.stop.cancel();
+        eventually("the endpoint goes", || agent.life.registry.is_empty() && records(&agent) == 0).await;
+        agent.life.tasks.stop.cancel();
         agent.assert_nothing_left().await;
     });
 }
@@ -62,15 +62,15 @@ fn a_record_that_comes_while_the_agent_runs_is_served_without_being_asked_for() 
 #[test]
 fn a_queue_whose_directory_is_taken_away_is_watched_again() {
     Machine::new().life(async |agent| {
-        agent.node.tasks.spawn(deletions::watch(agent.node.clone()));
-        let canary = || agent.node.deletions.status().0.canary;
+        agent.life.tasks.operations.spawn(deletions::watch(agent.life.clone()));
+        let canary = || agent.life.deletions.status().0.canary;
         eventually("the canary comes out", || canary().starts_with("came out after")).await;
         let handle = agent.create("c1").await;
         std::fs::remove_dir_all(directory(&agent)).expect("removed");
         eventually("the directory is made anew", || directory(&agent).is_dir()).await;
         agent.queue_deletion(&attachment("c1", "eth0"), Some(&handle));
-        eventually("the endpoint goes", || agent.node.registry.is_empty() && records(&agent) == 0).await;
-        agent.node.stop.cancel();
+        eventually("the endpoint goes", || agent.life.registry.is_empty() && records(&agent) == 0).await;
+        agent.life.tasks.stop.cancel();
         agent.assert_nothing_left().await;
     });
 }
@@ -79,15 +79,15 @@ fn a_queue_whose_directory_is_taken_away_is_watched_again() {
 fn a_queue_that_cannot_be_used_is_reported_and_recovers() {
     Machine::new().life(async |agent| {
         std::fs::write(directory(&agent), b"a file in the way").expect("written");
-        agent.node.tasks.spawn(deletions::watch(agent.node.clone()));
-        let row = || agent.node.controllers.list().into_iter().find(|c| c.name == "deletion-queue");
+        agent.life.tasks.operations.spawn(deletions::watch(agent.life.clone()));
+        let row = || agent.life.tasks.controllers.list().into_iter().find(|c| c.name == "deletion-queue");
         eventually("it is reported", || row().is_some_and(|r| r.consecutive_failures > 0)).await;
         assert!(row().and_then(|r| r.last_error).is_some_and(|e| e.contains("deletions")), "{:?}", row());
         std::fs::remove_file(directory(&agent)).expect("removed");
         eventually("it is used again", || row().is_some_and(|r| r.consecutive_failures == 0)).await;
-        let canary = || agent.node.deletions.status();
+        let canary = || agent.life.deletions.status();
         eventually("the canary comes out", || canary().0.canary.starts_with("came out after")).await;
-        agent.node.stop.cancel();
+        agent.life.tasks.stop.cancel();
         agent.assert_nothing_left().await;
     });
 }
@@ -95,14 +95,14 @@ fn a_queue_that_cannot_be_used_is_reported_and_recovers() {
 #[test]
 fn a_canary_that_could_not_be_sent_is_sent_again() {
     Machine::new().life(async |agent| {
-        agent.node.tasks.spawn(deletions::watch(agent.node.clone()));
-        let canary = || agent.node.deletions.status().0.canary;
+        agent.life.tasks.operations.spawn(deletions::watch(agent.life.clone()));
+        let canary = || agent.life.deletions.status().0.canary;
         eventually("the canary comes out", || canary().starts_with("came out after")).await;
         let full = QueueError::Full { directory: directory(&agent) };
-        agent.node.deletions.canary_sent(Err(full.into()));
+        agent.life.deletions.canary_sent(Err(full.into()));
         assert!(canary().starts_with("could not be sent"), "{}", canary());
         eventually("the next tick sends another", || canary().starts_with("came out after")).await;
-        agent.node.stop.cancel();
+        agent.life.tasks.stop.cancel();
         agent.assert_nothing_left().await;
     });
 }
@@ -117,12 +117,12 @@ fn a_delete_that_fails_keeps_its_record_until_one_succeeds() {
             agent.kernel.fail_always(op, Kind::Exhausted);
             for _ in 0..2 {
                 assert_eq!((agent.drain().await, records(&agent)), (1, 1));
-                assert_eq!(agent.node.deletions.status().0.records, 1);
+                assert_eq!(agent.life.deletions.status().0.records, 1);
             }
         });
         machine.life(async |agent| {
             assert_eq!(
-                (agent.node.registry.len(), records(&agent)),
+                (agent.life.registry.len(), records(&agent)),
                 (1, 1),
                 "{op:?}: the start cannot serve it either"
             );
@@ -140,7 +140,7 @@ fn a_full_disk_keeps_the_record_until_there_is_space() {
         agent.queue_deletion(&attachment("c1", "eth0"), Some(&handle));
         agent.disk.fill();
         assert_eq!(agent.drain().await, 1);
-        assert_eq!((agent.node.registry.len(), records(&agent)), (1, 1));
+        assert_eq!((agent.life.registry.len(), records(&agent)), (1, 1));
         agent.disk.mend();
         assert_eq!(agent.drain().await, 0);
         assert_eq!(records(&agent), 0);
@@ -162,7 +162,7 @@ fn a_record_of_another_epoch_or_network_does_not_touch_the_endpoint_that_is_ther
         agent.kernel.clear_call_log();
         assert_eq!(agent.drain().await, 0);
         assert_eq!((agent.operations(), records(&agent)), (vec![], 0));
-        assert_eq!(agent.node.registry.len(), 1);
+        assert_eq!(agent.life.registry.len(), 1);
         agent.assert_healthy().await;
     });
 }
@@ -172,9 +172,9 @@ fn a_record_of_another_boot_is_dropped_unserved() {
     Machine::new().life(async |agent| {
         let handle = agent.create("c1").await;
         let deletion = deletion(&attachment("c1", "eth0"), Some(&handle), "another boot".into());
-        agent.node.deletions.queue.put(&deletion).expect("written");
+        agent.life.deletions.queue.put(&deletion).expect("written");
         assert_eq!((agent.drain().await, records(&agent)), (0, 0));
-        assert_eq!(agent.node.registry.len(), 1);
+        assert_eq!(agent.life.registry.len(), 1);
         agent.assert_healthy().await;
     });
 }
@@ -191,8 +191,8 @@ fn a_file_that_is_no_record_is_put_aside_and_the_others_are_served() {
         std::os::unix::fs::symlink("/etc/passwd", path.join("link")).expect("linked");
         assert_eq!(agent.drain().await, 0);
         assert_eq!(records(&agent), 0);
-        assert!(agent.node.registry.is_empty());
-        let (status, health, message) = agent.node.deletions.status();
+        assert!(agent.life.registry.is_empty());
+        let (status, health, message) = agent.life.deletions.status();
         assert_eq!((status.unusable, health), (4, Health::Degraded), "{message}");
         let kept = std::fs::read_dir(path.join("bad")).expect("listed").count();
         assert_eq!(kept, 4, "kept for a person to look at");
@@ -218,7 +218,7 @@ fn a_container_that_is_added_again_loses_the_endpoint_from_before_first() {
         assert!(new.epoch > old.epoch.0);
         assert_eq!(records(&agent), 0);
         assert_eq!(agent.drain().await, 0);
-        assert_eq!(agent.node.registry.len(), 1, "and the new one stays");
+        assert_eq!(agent.life.registry.len(), 1, "and the new one stays");
         agent.assert_healthy().await;
     });
 }
@@ -237,7 +237,7 @@ fn a_container_whose_queued_delete_cannot_be_finished_is_told_to_come_again() {
         agent.kernel.mend(Op::RemoveLink);
         agent.try_create(Agent::spec("c1", "eth0")).await.expect("now");
         agent.assert_healthy().await;
-        assert_eq!((agent.node.registry.len(), records(&agent)), (2, 0));
+        assert_eq!((agent.life.registry.len(), records(&agent)), (2, 0));
     });
 }
 
@@ -260,8 +260,8 @@ fn killed_at_any_step_of_a_queued_delete_the_next_agent_finishes_it_and_the_reco
             let handle = agent.create("c1").await;
             agent.queue_deletion(&attachment("c1", "eth0"), Some(&handle));
             let hold = agent.kernel.hold(op);
-            let node = agent.node.clone();
-            let _drain = tokio::spawn(async move { deletions::drain(&node, Cause::Event).await });
+            let life = agent.life.clone();
+            let _drain = tokio::spawn(async move { deletions::drain(&life, Cause::Event).await });
             hold.reached().await;
             assert_eq!(records(&agent), 1, "{op:?}: not before the delete has succeeded");
             hold
@@ -278,9 +278,9 @@ fn killed_at_any_step_of_a_queued_delete_the_next_agent_finishes_it_and_the_reco
 fn the_audit_shows_what_waits_too_long_and_what_is_of_no_use_and_mends_both() {
     Machine::new().life(async |agent| {
         agent.create("c1").await;
-        let mut old = deletion(&attachment("c1", "eth0"), None, agent.node.store.boot_id().to_owned());
+        let mut old = deletion(&attachment("c1", "eth0"), None, agent.life.store.boot_id().to_owned());
         old.written_unix_ms = 1;
-        agent.node.deletions.queue.put(&old).expect("written");
+        agent.life.deletions.queue.put(&old).expect("written");
         std::fs::write(directory(&agent).join("garbage"), b"?").expect("written");
         let findings = agent.findings(false).await;
         let owners: Vec<_> = findings.iter().map(|f| (f.object.as_str(), f.owner.is_some(), f.repairable)).collect();
@@ -318,14 +318,14 @@ fn a_record_for_what_is_left_of_a_failed_create_waits_until_the_disk_has_room() 
 fn a_drain_that_hangs_is_named_to_the_watchdog() {
     Machine::new().life(async |agent| {
         let handle = agent.create("c1").await;
-        agent.node.tasks.spawn(deletions::watch(agent.node.clone()));
-        let runs = || agent.node.controllers.list().into_iter().find(|c| c.name == deletions::CONTROLLER);
+        agent.life.tasks.operations.spawn(deletions::watch(agent.life.clone()));
+        let runs = || agent.life.tasks.controllers.list().into_iter().find(|c| c.name == deletions::CONTROLLER);
         eventually("the first look has ended", || runs().is_some_and(|c| c.successes > 0)).await;
         agent.disk.hold();
         agent.queue_deletion(&attachment("c1", "eth0"), Some(&handle));
         agent.disk.reached().await;
         eventually("the look is under way", || runs().is_some_and(|c| c.running_since_unix_ms.is_some())).await;
-        let overdue = || agent.node.controllers.overdue(&watchdog::CRITICAL);
+        let overdue = || agent.life.tasks.controllers.overdue(&watchdog::CRITICAL);
         assert_eq!(overdue(), None, "it has its time");
         after(OVERDUE + Duration::from_secs(1), async {
             assert!(overdue().is_some_and(|(name, ran)| name == deletions::CONTROLLER && ran > OVERDUE));
@@ -334,7 +334,7 @@ fn a_drain_that_hangs_is_named_to_the_watchdog() {
         agent.disk.mend();
         eventually("the look ends", || runs().is_some_and(|c| c.running_since_unix_ms.is_none())).await;
         assert_eq!(overdue(), None);
-        agent.node.stop.cancel();
+        agent.life.tasks.stop.cancel();
         agent.quiet().await;
         assert_eq!(records(&agent), 0);
     });
@@ -354,7 +354,7 @@ fn a_delete_of_the_unknown_takes_back_what_is_left_in_that_name_and_nothing_else
         }
         let held = |name: &str| {
             let of = |o: &LeaseOwner| matches!(o, LeaseOwner::Attachment { attachment: a, .. } if a.container_id.as_str() == name);
-            wharf_agent::sync::lock(&agent.node.addresses.ipam).owned_by(of).len()
+            wharf_agent::sync::lock(&agent.life.addresses.ipam).owned_by(of).len()
         };
         assert_eq!(["c1", "c2", "c3"].map(held), [2, 2, 2]);
         let mut other = attachment("c2", "eth0");
@@ -365,7 +365,7 @@ fn a_delete_of_the_unknown_takes_back_what_is_left_in_that_name_and_nothing_else
         assert_eq!((result.leases_released.len(), result.errors), (2, vec![]));
         assert_eq!(["c1", "c2", "c3"].map(held), [2, 0, 2]);
         // Its link is gone, so nothing speaks for its addresses.
-        wharf_agent::addresses::resting::wake(&agent.node.addresses).await.expect("checked");
+        wharf_agent::addresses::resting::wake(&agent.life.addresses).await.expect("checked");
         assert_eq!(agent.resting(), []);
         assert_eq!(agent.kernel.dump().await.expect("dump").links.len(), 2, "c1's, and what is left of c3");
         agent.kernel.fail_next(Op::RemoveLink, Kind::Exhausted);

@@ -66,7 +66,7 @@ fn the_entries_of_a_create_are_there_after_a_kill_right_behind_its_answer() {
 fn the_timeline_costs_no_transaction_on_a_create_or_a_delete() {
     let machine = Machine::new();
     machine.life(async |agent| {
-        let all = || agent.node.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
+        let all = || agent.life.store.stats().commits.load(std::sync::atomic::Ordering::Relaxed);
         let of_the_start = all();
         let commits = || all() - of_the_start;
         let handle = agent.create("c1").await;
@@ -137,7 +137,7 @@ fn a_number_that_is_being_made_ready_for_another_is_not_held_against_who_had_it(
         let handle = agent.create("c1").await;
         let record = handle.shared.read(|v| v.record.clone());
         assert_eq!(agent.delete(&handle).await.errors, []);
-        let making_ready = agent.node.jobs.working_on(record.id);
+        let making_ready = agent.life.jobs.working_on(record.id);
         let spec = ProgramSpec {
             id: record.id,
             container_mac: record.container_mac,
@@ -291,7 +291,7 @@ fn a_timeline_of_another_kind_keeps_nothing_from_coming_or_going() {
         let handle = agent.create("c1").await;
         assert_eq!(agent.delete(&handle).await.errors, []);
         agent.assert_nothing_left().await;
-        let dropped = agent.node.store.stats().timeline_dropped.load(std::sync::atomic::Ordering::Relaxed);
+        let dropped = agent.life.store.stats().timeline_dropped.load(std::sync::atomic::Ordering::Relaxed);
         assert_eq!(dropped, 2, "and it is counted");
         let told = explained(&agent, "c1").await;
         assert_eq!(told.kind, SubjectKind::PastEndpoint);
@@ -366,7 +366,7 @@ fn a_record_that_went_without_a_word_ends_its_life_at_the_next_start() {
         write(&agent).await;
         // As an agent does it that does not know the timeline.
         let removals =
-            wharf_agent::endpoint::record::removals(&agent.node.addresses, &handle.shared.view().record, true);
+            wharf_agent::endpoint::record::removals(&agent.life.addresses, &handle.shared.view().record, true);
         agent.commit(removals).await;
     });
     machine.life(async |agent| {
@@ -414,7 +414,7 @@ fn several_that_are_meant_are_listed_and_none_is_chosen() {
 fn every_request_takes_the_names_that_explain_takes() {
     Machine::new().life(async |agent| {
         let (one, other) = (agent.create("web-3f9c51aa").await, agent.create("web-3f9d").await);
-        let find = |text: &str| id::find(&agent.node, &id::parse(text).expect(text), text).map(|h| h.id);
+        let find = |text: &str| id::find(&agent.life.registry, &id::parse(text).expect(text), text).map(|h| h.id);
         let link = one.shared.read(|v| v.record.host_ifname.to_string());
         let of_address = addresses(&one)[0].to_string();
         for name in ["web-3f9c", "web-3f9c51aa/eth0", "net/web-3f9c51aa:eth0", &link, &of_address, &one.id.to_string()]

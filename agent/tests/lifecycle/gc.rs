@@ -22,7 +22,7 @@ fn gc_warns_of_endpoints_whose_namespaces_still_exist() {
         agent.kernel.remove_netns(&netns_path("c2"));
         let valid = BTreeSet::from([GcAttachment { container_id: "c1".into(), ifname: "eth0".into() }]);
         let network = attachment("c1", "eth0").network;
-        let result = collect(&agent.node, &network, &valid).await;
+        let result = collect(&agent.life, &network, &valid).await;
         assert_eq!((result.deleted, result.errors), (vec![ended.id.get(), living.id.get()], vec![]));
         assert_eq!([&kept, &ended, &living].map(is_warned), [false, false, true]);
         agent.delete(&kept).await;

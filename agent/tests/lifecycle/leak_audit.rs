@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{audit, reconcile::Reconcile, sync::lock};
+use wharf_agent::{reconcile::Reconcile, sync::lock};
 use wharf_core::{
     ids::Epoch,
     kernel::{Kernel as _, KernelErrorKind as Kind, ProgramSpec},
@@ -31,10 +31,10 @@ fn what_one_look_names_stays_and_what_two_name_is_mended() {
         agent.create("c1").await;
         leak_pins(&agent, 77).await;
         let mut reconcile = Reconcile::default();
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         assert_eq!(agent.kernel.dump().await.expect("dump").pins.len(), 2, "seen once");
         assert_eq!(left(&agent), Some(1));
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         assert_eq!(agent.kernel.dump().await.expect("dump").pins.len(), 1, "seen twice");
         assert_eq!(left(&agent), Some(0));
         agent.assert_healthy().await;
@@ -50,7 +50,7 @@ fn an_audit_asks_the_kernel_once_about_each_endpoint_and_dumps_it_once() {
                 others.push(agent.create(&format!("c{}", others.len())).await);
             }
             agent.kernel.clear_call_log();
-            Reconcile::default().run(&agent.node).await.expect("audit");
+            Reconcile::default().run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             let mut called: Vec<_> = agent.kernel.call_log().into_iter().map(|(op, _)| op).collect();
             called.retain(|op| *op != Op::ObserveEndpoint);
             assert_eq!(called, [Op::Dump, Op::ObserveNode, Op::ObserveNetworks]);
@@ -64,13 +64,13 @@ fn what_was_seen_once_and_then_not_is_seen_for_the_first_time_when_it_comes_agai
     Machine::new().life(async |agent| {
         let mut reconcile = Reconcile::default();
         leak_pins(&agent, 77).await;
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         agent.kernel.remove_programs(id(77)).await.expect("removed");
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         leak_pins(&agent, 77).await;
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         assert!(!agent.kernel.is_clean(), "seen once");
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         assert!(agent.kernel.is_clean(), "seen twice");
     });
 }
@@ -83,12 +83,12 @@ fn a_lease_of_nobody_is_given_back_and_rests() {
         lease.ip = "10.88.0.99".parse().expect("address");
         lease.owner = LeaseOwner::Attachment { attachment: attachment("gone", "eth0"), epoch: Epoch(1) };
         lease.since_unix_ms = 1;
-        lock(&agent.node.addresses.ipam).claim(lease.clone()).expect("claimed");
+        lock(&agent.life.addresses.ipam).claim(lease.clone()).expect("claimed");
         agent.commit(vec![Change::PutLease(lease.clone())]).await;
         let mut reconcile = Reconcile::default();
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         assert!(agent.lease_owner(lease.ip).is_some(), "seen once");
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         assert_eq!(agent.lease_owner(lease.ip), None, "seen twice");
         assert_eq!(agent.resting(), [(lease.ip, None)]);
         agent.assert_healthy().await;
@@ -101,10 +101,10 @@ fn an_endpoint_that_lost_a_part_is_mended_by_the_second_look() {
         let handle = agent.create("c1").await;
         assert!(agent.kernel.remove_route_behind_the_back(addresses(&handle)[0]));
         let mut reconcile = Reconcile::default();
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         let record = handle.shared.read(|v| v.record.clone());
         assert_ne!(agent.kernel.observe_endpoint(&record).await.expect("observe"), [], "seen once");
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         agent.assert_healthy().await;
     });
 }
@@ -117,8 +117,8 @@ fn a_build_that_waits_holds_up_neither_the_audit_nor_the_repair_of_others() {
             assert!(agent.kernel.remove_route_behind_the_back(addresses(handle)[0]));
         }
         waits.shared.update(|v| v.fsm.not_before_ms += 3_600_000);
-        let node = agent.node.clone();
-        let audit = tokio::spawn(async move { audit::audit(&node, true).await });
+        let asked = agent.clone();
+        let audit = tokio::spawn(async move { asked.audit(true).await });
         let regenerated = || other.shared.read(|v| v.status.regenerations) == 2;
         eventually("the other is mended meanwhile", || regenerated() && state(&other) == State::Ready).await;
         let bounded = after(Duration::from_secs(11), tokio::time::timeout(Duration::from_secs(60), audit)).await;
@@ -136,11 +136,11 @@ fn what_cannot_be_mended_is_counted_and_tried_again() {
         agent.kernel.fail_always(Op::RemovePrograms, Kind::Permission);
         let mut reconcile = Reconcile::default();
         for _ in 0..3 {
-            reconcile.run(&agent.node).await.expect("audit");
+            reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             assert_eq!(left(&agent), Some(1));
         }
         agent.kernel.mend(Op::RemovePrograms);
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         assert_eq!(left(&agent), Some(0));
         assert!(agent.kernel.is_clean());
     });
@@ -154,7 +154,7 @@ fn work_that_is_under_way_is_not_judged_however_long_it_takes() {
         hold.reached().await;
         let mut reconcile = Reconcile::default();
         for _ in 0..3 {
-            reconcile.run(&agent.node).await.expect("audit");
+            reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             assert_eq!(left(&agent), Some(0));
         }
         hold.release();
@@ -164,7 +164,7 @@ fn work_that_is_under_way_is_not_judged_however_long_it_takes() {
         let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
         hold.reached().await;
         for _ in 0..3 {
-            reconcile.run(&agent.node).await.expect("audit");
+            reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             assert_eq!(left(&agent), Some(0));
         }
         hold.release();
@@ -179,10 +179,10 @@ fn a_node_that_lost_its_own_part_is_mended_by_the_second_look() {
         agent.create("c1").await;
         agent.kernel.remove_node().await.expect("removed");
         let mut reconcile = Reconcile::default();
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         assert_ne!(left(&agent), Some(0), "seen once");
-        reconcile.run(&agent.node).await.expect("audit");
-        reconcile.run(&agent.node).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
+        reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
         assert_eq!(left(&agent), Some(0));
         agent.assert_healthy().await;
     });

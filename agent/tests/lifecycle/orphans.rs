@@ -45,7 +45,7 @@ fn endpoints_whose_records_were_lost_live_on_over_starts_and_leak_audits() {
             }
             let mut reconcile = wharf_agent::reconcile::Reconcile::default();
             for _ in 0..3 {
-                reconcile.run(&agent.node).await.expect("audit");
+                reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             }
             for record in &records {
                 assert_untouched(&agent, record).await;
@@ -193,6 +193,6 @@ fn pools_that_have_no_address_of_a_lost_endpoint_are_refused() {
         let refused = fits(&["10.99.0.0/24", "fd99::/64"]).expect_err("other pools").to_string();
         let named = [&first, &second].iter().any(|r| r.addresses().any(|ip| refused.contains(&ip.to_string())));
         assert!(named && refused.contains("which no pool has"), "{refused}");
-        restore::fits(&snapshot, &dump, &lock(&agent.node.addresses.ipam)).expect("the pools of before");
+        restore::fits(&snapshot, &dump, &lock(&agent.life.addresses.ipam)).expect("the pools of before");
     });
 }

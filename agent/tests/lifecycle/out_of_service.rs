@@ -1,7 +1,6 @@
 //! Records that cannot be brought back: counted, taken out of service at the third start, and let go.
 
 use redb::{Database, TableDefinition};
-use wharf_agent::sync::lock;
 use wharf_core::{
     endpoint::EndpointRecord,
     kernel::{Kernel as _, KernelErrorKind as Kind},
@@ -31,10 +30,10 @@ fn dead(starts: u32) -> (Machine, EndpointRecord) {
     machine.kernel.fail_always(Op::RemoveReachable, Kind::Permission);
     for n in 1..=starts {
         machine.life(async |agent| {
-            assert_eq!(agent.node.registry.get(record.id).is_some(), n < STARTS, "at start {n}");
+            assert_eq!(agent.life.registry.get(record.id).is_some(), n < STARTS, "at start {n}");
             let expected = if n < STARTS { vec![(record.id.get(), n)] } else { vec![] };
             assert_eq!(counted(&agent).await, expected);
-            let tasks_are_known = || agent.node.endpoints.len() == agent.node.registry.len();
+            let tasks_are_known = || agent.life.tasks.endpoints.len() == agent.life.registry.len();
             eventually("the task of what is out of service ends", tasks_are_known).await;
         });
     }
@@ -47,13 +46,13 @@ async fn assert_out_of_service(agent: &Agent, record: &EndpointRecord) {
     let [aside] = &snapshot.out_of_service[..] else { panic!("{:?}", snapshot.out_of_service) };
     assert_eq!((aside.id, &aside.addresses), (record.id, &record.addresses().collect()));
     assert!(snapshot.endpoints.iter().all(|r| r.id != record.id), "not tried again");
-    assert!(agent.node.registry.get(record.id).is_none());
+    assert!(agent.life.registry.get(record.id).is_none());
     assert!(!agent.is_free(record.id), "its id stays reserved");
     for ip in record.addresses() {
         let owner = LeaseOwner::Attachment { attachment: record.attachment.clone(), epoch: record.epoch };
         assert_eq!(agent.lease_owner(ip), Some(owner), "its addresses stay reserved");
     }
-    assert_eq!(lock(&agent.node.out_of_service).len(), 1, "status shows it");
+    assert_eq!(agent.life.out_of_service.list().len(), 1, "status shows it");
     let findings = agent.findings(false).await;
     let [finding] = &findings[..] else { panic!("the audit shows it, and nothing else: {findings:?}") };
     assert_eq!((finding.object.as_str(), finding.repairable), ("record", true));
@@ -185,7 +184,7 @@ fn a_record_that_cannot_be_read_goes_out_of_service_at_the_third_start_and_its_c
             // Nor does the leak audit take it away, however often it looks.
             let mut reconcile = wharf_agent::reconcile::Reconcile::default();
             for _ in 0..3 {
-                reconcile.run(&agent.node).await.expect("audit");
+                reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             }
             assert_eq!(agent.kernel.observe_endpoint(&record).await.expect("observe"), [], "start {n}");
             agent.create(&format!("new{n}")).await;

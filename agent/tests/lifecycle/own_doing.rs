@@ -31,9 +31,9 @@ fn known_values_of_the_host_side_are_put_back() {
             let handle = agent.create("c1").await;
             change(&agent, &handle, tried.clone());
             let mut reconcile = Reconcile::default();
-            reconcile.run(&agent.node).await.expect("audit");
+            reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             assert_eq!(lock(&agent.node.audit_findings).map(|left| left.amiss), Some(1), "{tried:?}: seen once");
-            reconcile.run(&agent.node).await.expect("audit");
+            reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             assert_eq!(*lock(&agent.node.audit_findings), Some(Left::default()), "{tried:?}: seen twice");
             agent.assert_healthy().await;
         });
@@ -51,7 +51,7 @@ fn what_a_container_does_to_its_own_interface_is_reported_and_neither_regenerate
             change(&agent, &handle, tried.clone());
             let mut reconcile = Reconcile::default();
             for _ in 0..3 {
-                reconcile.run(&agent.node).await.expect("audit");
+                reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
                 assert_eq!(*lock(&agent.node.audit_findings), Some(Left { amiss: 0, containers: 1 }), "{tried:?}");
             }
             assert_eq!(regenerations(&handle), before, "{tried:?}");
@@ -81,7 +81,7 @@ fn a_link_that_was_deleted_under_a_living_container_is_one_finding_with_one_reme
         assert!(agent.kernel.remove_link_behind_the_back(host.as_str()));
         let mut reconcile = Reconcile::default();
         for _ in 0..3 {
-            reconcile.run(&agent.node).await.expect("audit");
+            reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             assert_eq!(*lock(&agent.node.audit_findings), Some(Left { amiss: 0, containers: 1 }));
         }
         let told = handle.shared.log_lines().into_iter().filter(|l| l.event == "audit").count();
@@ -95,7 +95,7 @@ fn a_link_that_was_deleted_under_a_living_container_is_one_finding_with_one_reme
         assert_eq!(agent.findings(false).await.len(), 1, "it stays in the audit");
         // A container that is gone is another matter.
         agent.kernel.remove_netns(&handle.shared.read(|v| v.record.netns.path.clone()));
-        let look = look::once(&agent.node, &handle).await.expect("looked");
+        let look = look::once(&agent.kernel, &handle).await.expect("looked");
         assert_eq!(verdict(&look.problems), Verdict::Amiss, "{look:?}");
         assert_eq!(agent.delete(&handle).await.errors, []);
         agent.assert_nothing_left().await;
@@ -108,10 +108,10 @@ fn a_smaller_mtu_in_a_container_is_a_notice() {
         let handle = agent.create("c1").await;
         change(&agent, &handle, LinkChange::ContainerMtu(1300));
         assert_eq!(agent.findings(true).await, []);
-        let look = look::once(&agent.node, &handle).await.expect("looked");
+        let look = look::once(&agent.kernel, &handle).await.expect("looked");
         assert_eq!((look.problems.len(), verdict(&look.problems)), (1, Verdict::Well));
         agent.request(&handle, Level::Datapath).await.await.expect("answered").expect("regenerated");
-        assert_eq!(look::once(&agent.node, &handle).await.expect("looked").problems.len(), 1, "left as it is");
+        assert_eq!(look::once(&agent.kernel, &handle).await.expect("looked").problems.len(), 1, "left as it is");
     });
 }
 
@@ -162,9 +162,9 @@ fn a_look_at_an_endpoints_health_waits_for_the_build_that_mends_it() {
         let hold = agent.kernel.hold(Op::EnsureReachable);
         let build = agent.request(&handle, Level::Datapath).await;
         hold.reached().await;
-        let (node, asked) = (agent.node.clone(), handle.clone());
-        let look = tokio::spawn(async move { look::settled(&node, &asked, Duration::from_secs(5)).await });
-        let early = look::once(&agent.node, &handle).await.expect("looked");
+        let (kernel, asked) = (agent.kernel.clone(), handle.clone());
+        let look = tokio::spawn(async move { look::settled(&kernel, &asked, Duration::from_secs(5)).await });
+        let early = look::once(&agent.kernel, &handle).await.expect("looked");
         assert!(!early.settled && verdict(&early.problems) == Verdict::Amiss, "{early:?}");
         hold.release();
         let look = look.await.expect("task").expect("looked");

@@ -40,7 +40,7 @@ fn endpoints_come_back_as_they_were_and_are_rebuilt_by_update() {
         assert_eq!(operations.iter().filter(|o| **o == Op::EnsurePrograms).count(), 3);
         let torn = [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink, Op::EnsureLink];
         assert!(operations.iter().all(|o| !torn.contains(o)), "{operations:?}");
-        assert_eq!(lock(&agent.node.identities).list()[0].references, 3);
+        assert_eq!(lock(&agent.life.identities).list()[0].references, 3);
     });
 }
 
@@ -75,7 +75,7 @@ fn an_endpoint_whose_link_is_gone_is_deleted_and_its_lease_given_back() {
     machine.kernel.remove_netns(&netns_path("c1"));
     machine.life(async |agent| {
         agent.assert_healthy().await;
-        let left: Vec<_> = agent.node.registry.list().iter().map(|h| h.id.get()).collect();
+        let left: Vec<_> = agent.life.registry.list().iter().map(|h| h.id.get()).collect();
         assert_eq!(left, [2]);
         assert_eq!(agent.snapshot().await.leases.len(), 2);
         agent.delete(&agent.handle(2)).await;
@@ -122,7 +122,7 @@ fn a_dead_endpoint_on_a_callers_address_leaves_the_lease_to_the_caller() {
     machine.kernel.remove_netns(&netns_path("c1"));
     machine.life(async |agent| {
         agent.assert_healthy().await;
-        assert!(agent.node.registry.is_empty());
+        assert!(agent.life.registry.is_empty());
         assert_eq!(agent.lease_owner(lease.ip), Some(lease.owner.clone()));
         assert_eq!(agent.snapshot().await.leases, [lease]);
     });
@@ -179,7 +179,7 @@ fn of_two_records_with_one_attachment_the_agent_keeps_the_first_and_serves() {
         agent.commit(vec![Change::PutEndpoint(Box::new(twin))]).await;
     });
     machine.life(async |agent| {
-        let ids: Vec<EndpointId> = agent.node.registry.list().iter().map(|h| h.id).collect();
+        let ids: Vec<EndpointId> = agent.life.registry.list().iter().map(|h| h.id).collect();
         assert_eq!(ids, [id(1)]);
         agent.create("c2").await;
         agent.delete(&agent.handle(1)).await;
@@ -208,7 +208,7 @@ fn an_identity_that_stands_for_other_labels_is_resolved_anew() {
         agent.assert_healthy().await;
         let identities: Vec<Identity> = [1, 2].map(|n| record_of(&agent, n).identity).into();
         assert_ne!(identities[0], identities[1]);
-        assert_eq!(lock(&agent.node.identities).list().len(), 2);
+        assert_eq!(lock(&agent.life.identities).list().len(), 2);
         for n in [1, 2] {
             agent.delete(&agent.handle(n)).await;
         }
@@ -270,6 +270,6 @@ fn an_agent_that_cannot_repair_everything_serves_all_the_same() {
         let result = agent.spawn_delete(&[&agent.handle(1)], DeleteOptions::default()).await.expect("task");
         assert_eq!(result.errors, []);
         agent.assert_healthy().await;
-        assert_eq!(agent.node.kernel.dump().await.expect("dump").links.len(), 2);
+        assert_eq!(agent.life.kernel.dump().await.expect("dump").links.len(), 2);
     });
 }

@@ -13,7 +13,7 @@ use wharf_datapath::fake::Operation as Op;
 use crate::support::*;
 
 async fn visit(agent: &Agent, handle: &Handle) {
-    selfcheck::visit(&agent.node, handle).await.expect("checked");
+    agent.checker().visit(handle).await.expect("checked");
 }
 
 fn last(agent: &Agent, handle: &Handle) -> SelfCheck {
@@ -23,7 +23,7 @@ fn last(agent: &Agent, handle: &Handle) -> SelfCheck {
 /// Writes another configuration row behind the agent's back: closed, or with another's address.
 async fn close_behind_the_back(agent: &Agent, handle: &Handle) {
     let record = handle.shared.read(|v| v.record.clone());
-    let mut config = desired_config(&agent.node, &record, false);
+    let mut config = desired_config(&agent.life.config, &agent.life.trace_all, &record, false);
     config.live = false;
     agent.kernel.ensure_config(handle.id, &config).await.expect("written");
 }
@@ -50,7 +50,10 @@ fn an_endpoint_that_does_as_desired_raises_no_alarm() {
             assert!(seen.cases.iter().all(|c| c.ok && c.got == c.expected));
             assert_eq!(told(handle), []);
         }
-        assert_eq!(selfcheck::component(&*agent.node).health, Health::Ok);
+        assert_eq!(
+            selfcheck::component(&agent.node.self_checks, agent.life.config.selfcheck_interval).health,
+            Health::Ok
+        );
         agent.assert_healthy().await;
     });
 }
@@ -86,7 +89,7 @@ fn an_alarm_asks_for_one_regeneration_and_lasts_until_the_endpoint_is_well() {
         visit(&agent, &handle).await;
         let alarm = last(&agent, &handle).alarm.expect("an alarm");
         assert!(alarm.done.contains("which failed"), "{}", alarm.done);
-        let component = selfcheck::component(&*agent.node);
+        let component = selfcheck::component(&agent.node.self_checks, agent.life.config.selfcheck_interval);
         assert_eq!(component.health, Health::Degraded);
         let hint = format!("wharf endpoint health {}", handle.id);
         assert!(component.message.contains(&hint), "{}", component.message);
@@ -116,9 +119,12 @@ fn a_client_that_sees_the_endpoint_well_ends_the_alarm() {
         eventually("the retry succeeds", || regenerations(&handle) > 0).await;
         agent.quiet().await;
         assert!(last(&agent, &handle).alarm.is_some(), "nobody has looked since");
-        let asked = selfcheck::ask(&agent.node, &handle).await;
+        let asked = agent.checker().ask(&handle).await;
         assert_eq!((asked.state, asked.alarm), (Health::Ok, None));
-        assert_eq!(selfcheck::component(&*agent.node).health, Health::Ok);
+        assert_eq!(
+            selfcheck::component(&agent.node.self_checks, agent.life.config.selfcheck_interval).health,
+            Health::Ok
+        );
     });
 }
 
@@ -140,8 +146,8 @@ fn what_changes_meanwhile_is_not_judged() {
     Machine::new().life(async |agent| {
         let handle = agent.create("a").await;
         let hold = agent.kernel.hold(Op::ObserveVerdicts);
-        let (node, of) = (Arc::clone(&agent.node), handle.clone());
-        let looking = tokio::spawn(async move { selfcheck::visit(&node, &of).await });
+        let (asked, of) = (agent.clone(), handle.clone());
+        let looking = tokio::spawn(async move { asked.checker().visit(&of).await });
         hold.reached().await;
         close_behind_the_back(&agent, &handle).await;
         // Began and ended while the test packets were under way.
@@ -151,7 +157,7 @@ fn what_changes_meanwhile_is_not_judged() {
         hold.release();
         looking.await.expect("ends").expect("checked");
         assert_eq!((last(&agent, &handle), told(&handle)), (SelfCheck::default(), vec![]));
-        let guard = agent.node.jobs.working_on(handle.id);
+        let guard = agent.life.jobs.working_on(handle.id);
         visit(&agent, &handle).await;
         assert_eq!(last(&agent, &handle), SelfCheck::default(), "something works on it");
         drop(guard);
@@ -166,8 +172,8 @@ fn an_endpoint_that_is_deleted_meanwhile_is_not_judged_and_leaves_nothing() {
     Machine::new().life(async |agent| {
         let handle = agent.create("a").await;
         let hold = agent.kernel.hold(Op::ObserveVerdicts);
-        let (node, of) = (Arc::clone(&agent.node), handle.clone());
-        let looking = tokio::spawn(async move { selfcheck::visit(&node, &of).await });
+        let (asked, of) = (agent.clone(), handle.clone());
+        let looking = tokio::spawn(async move { asked.checker().visit(&of).await });
         hold.reached().await;
         assert_eq!(agent.delete(&handle).await.errors, []);
         hold.release();
@@ -182,11 +188,11 @@ fn a_kernel_that_cannot_be_asked_says_nothing_about_the_endpoint() {
     Machine::new().life(async |agent| {
         let handle = agent.create("a").await;
         agent.kernel.fail_next(Op::ObserveVerdicts, Kind::Exhausted);
-        let why = selfcheck::visit(&agent.node, &handle).await.expect_err("not asked");
+        let why = agent.checker().visit(&handle).await.expect_err("not asked");
         assert!(why.to_string().starts_with(&format!("check endpoint {}: ", handle.id)), "{why}");
         assert_eq!((last(&agent, &handle), told(&handle)), (SelfCheck::default(), vec![]));
         agent.kernel.fail_next(Op::ObserveVerdicts, Kind::Exhausted);
-        let shown = selfcheck::ask(&agent.node, &handle).await;
+        let shown = agent.checker().ask(&handle).await;
         assert_eq!((shown.state, shown.error.is_some()), (Health::Pending, true));
         agent.assert_healthy().await;
     });
@@ -211,12 +217,12 @@ fn a_client_is_shown_a_mismatch_and_changes_nothing() {
         let handle = agent.create("a").await;
         close_behind_the_back(&agent, &handle).await;
         let before = regenerations(&handle);
-        let shown = selfcheck::ask(&agent.node, &handle).await;
+        let shown = agent.checker().ask(&handle).await;
         assert_eq!((shown.state, shown.alarm), (Health::Failing, None));
         assert!(shown.cases.iter().any(|c| !c.ok && c.got.contains("endpoint-not-ready")), "{:?}", shown.cases);
         assert_eq!((regenerations(&handle), told(&handle)), (before, vec![]));
         visit(&agent, &handle).await;
-        assert_eq!(selfcheck::ask(&agent.node, &handle).await.state, Health::Ok);
+        assert_eq!(agent.checker().ask(&handle).await.state, Health::Ok);
         agent.assert_healthy().await;
     });
 }
@@ -242,7 +248,7 @@ fn the_controller_sees_every_endpoint_and_forgets_those_that_are_gone() {
     let mut machine = Machine::new();
     machine.config.selfcheck_interval = std::time::Duration::from_millis(100);
     machine.life(async |agent| {
-        let watching = tokio::spawn(selfcheck::watch(Arc::clone(&agent.node)));
+        let watching = tokio::spawn(selfcheck::watch(Arc::clone(&agent.life), Arc::clone(&agent.node.self_checks)));
         let (a, b) = (agent.create("a").await, agent.create("b").await);
         let seen = |h: &Handle| last(&agent, h).checked_unix_ms.is_some();
         eventually("both were looked at", || seen(&a) && seen(&b)).await;
@@ -250,9 +256,9 @@ fn the_controller_sees_every_endpoint_and_forgets_those_that_are_gone() {
         eventually("the deleted one is forgotten", || !seen(&a)).await;
         close_behind_the_back(&agent, &b).await;
         eventually("the alarm has come and gone", || told(&b).len() == 2).await;
-        agent.node.stop.cancel();
+        agent.life.tasks.stop.cancel();
         watching.await.expect("ends");
-        let row = agent.node.controllers.list().into_iter().find(|c| c.name == selfcheck::CONTROLLER);
+        let row = agent.life.tasks.controllers.list().into_iter().find(|c| c.name == selfcheck::CONTROLLER);
         assert!(row.is_some_and(|c| c.successes > 0 && c.failures == 0));
     });
 }

@@ -47,7 +47,7 @@ fn a_store_of_another_boot_is_set_aside_and_the_slate_is_clean() {
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
         agent.assert_healthy().await;
-        assert_eq!(agent.node.registry.len(), 1);
+        assert_eq!(agent.life.registry.len(), 1);
     });
 }
 
@@ -111,7 +111,7 @@ fn a_record_under_another_endpoints_key_costs_the_other_nothing() {
         assert_eq!(agent.set_aside, None);
         agent.quiet().await;
         assert_eq!(agent.handle(1).shared.read(|v| v.record.clone()), record);
-        assert!(agent.node.registry.get(id(7)).is_none());
+        assert!(agent.life.registry.get(id(7)).is_none());
         let findings = agent.findings(false).await;
         assert!(findings.iter().any(|f| f.object == "record" && f.problem.contains("filed under 7")), "{findings:?}");
         assert_eq!(agent.kernel.observe_endpoint(&record).await.expect("observe"), []);
@@ -153,7 +153,7 @@ fn a_file_with_any_page_overwritten_does_not_keep_the_agent_down() {
         file.write_all_at(&[0xa5; 4096], page as u64).expect("overwrite");
         let start = || {
             machine.life(async |agent| {
-                assert!(agent.node.registry.is_empty(), "the links of its endpoints are not there");
+                assert!(agent.life.registry.is_empty(), "the links of its endpoints are not there");
                 agent.create("c3").await;
                 agent.assert_healthy().await;
                 agent.set_aside
@@ -234,7 +234,7 @@ fn a_store_over_which_three_starts_ended_is_set_aside_and_one_over_which_two_did
     std::fs::write(&marker, b"xx").expect("write");
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
-        assert_eq!(agent.node.registry.len(), 1);
+        assert_eq!(agent.life.registry.len(), 1);
     });
     assert!(!marker.exists(), "a start that gets through wipes the slate");
     std::fs::write(&marker, b"xxx").expect("write");
@@ -281,7 +281,7 @@ fn a_store_of_a_newer_agent_is_refused_and_not_a_byte_of_it_changes() {
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
         agent.assert_healthy().await;
-        assert_eq!(agent.node.registry.len(), 1, "all is still in it");
+        assert_eq!(agent.life.registry.len(), 1, "all is still in it");
     });
 }
 
@@ -339,7 +339,7 @@ fn an_epoch_never_comes_back() {
         }
         machine.life(async |agent| {
             for _ in 0..many {
-                let epoch = agent.node.store.next_epoch().await.expect("epoch");
+                let epoch = agent.life.store.next_epoch().await.expect("epoch");
                 assert!(seen.insert(epoch), "epoch {epoch} came twice");
                 assert!(seen.last() == Some(&epoch), "epochs grow");
             }
@@ -352,7 +352,7 @@ fn an_epoch_that_the_kernel_still_knows_is_not_given_out_after_the_store_is_lost
     let machine = Machine::new();
     let last = machine.life(async |agent| {
         for _ in 0..50 {
-            agent.node.store.next_epoch().await.expect("epoch");
+            agent.life.store.next_epoch().await.expect("epoch");
         }
         agent.create("c1").await.epoch
     });
@@ -370,12 +370,12 @@ fn an_epoch_is_not_given_out_before_it_is_durable() {
     machine.life(async |agent| {
         agent.disk.fill();
         let mut given = 0;
-        while agent.node.store.next_epoch().await.is_ok() {
+        while agent.life.store.next_epoch().await.is_ok() {
             given += 1;
         }
         assert!(given <= 4096, "{given} without a write");
         agent.disk.mend();
-        agent.node.store.next_epoch().await.expect("after the disk is mended");
+        agent.life.store.next_epoch().await.expect("after the disk is mended");
     });
 }
 
@@ -385,15 +385,15 @@ fn a_disk_that_was_full_for_a_while_does_not_cost_the_agent_its_store() {
     machine.life(async |agent| {
         agent.create("c1").await;
         agent.disk.fill();
-        agent.node.store.commit(vec![Change::RemoveIntent(id(9), wharf_core::ids::Epoch(9))]).await.expect_err("full");
-        assert!(!agent.node.store.stats().healthy.load(std::sync::atomic::Ordering::Relaxed));
+        agent.life.store.commit(vec![Change::RemoveIntent(id(9), wharf_core::ids::Epoch(9))]).await.expect_err("full");
+        assert!(!agent.life.store.stats().healthy.load(std::sync::atomic::Ordering::Relaxed));
         agent.disk.mend();
         agent.create("c2").await;
-        assert!(agent.node.store.stats().healthy.load(std::sync::atomic::Ordering::Relaxed));
+        assert!(agent.life.store.stats().healthy.load(std::sync::atomic::Ordering::Relaxed));
         agent.assert_healthy().await;
     });
     machine.life(async |agent| {
-        assert_eq!(agent.node.registry.len(), 2);
+        assert_eq!(agent.life.registry.len(), 2);
         agent.assert_healthy().await;
     });
 }
@@ -418,7 +418,7 @@ async fn fill(agent: &Agent) -> wharf_core::store::Snapshot {
 }
 
 async fn touch(agent: &Agent) -> Result<(), wharf_agent::store::StoreError> {
-    agent.node.store.commit(vec![Change::RemoveIntent(id(9), wharf_core::ids::Epoch(9))]).await
+    agent.life.store.commit(vec![Change::RemoveIntent(id(9), wharf_core::ids::Epoch(9))]).await
 }
 
 #[test]
@@ -430,7 +430,7 @@ fn a_store_that_is_removed_is_noticed_and_written_anew_with_every_record() {
         let refused = agent.try_create(agent.container("c2")).await.expect_err("its record would be lost");
         assert_eq!(refused.code, wharf_api::ErrorCode::Store, "{refused:?}");
         assert!(refused.message.contains("state.redb: the file was removed"), "{}", refused.message);
-        assert!(agent.node.store.stats().rewritten_recently().is_some());
+        assert!(agent.life.store.stats().rewritten_recently().is_some());
         assert_eq!(agent.snapshot().await, before);
         agent.create("c2").await;
         agent.assert_healthy().await;
@@ -440,12 +440,12 @@ fn a_store_that_is_removed_is_noticed_and_written_anew_with_every_record() {
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
         agent.quiet().await;
-        assert_eq!(agent.node.registry.len(), 2);
+        assert_eq!(agent.life.registry.len(), 2);
         let now = agent.snapshot().await;
         assert!(before.endpoints.iter().all(|r| now.endpoints.contains(r)), "{now:?}");
         assert!(before.leases.iter().all(|l| now.leases.contains(l)), "{now:?}");
         assert_eq!(now.resting, before.resting);
-        assert_eq!(agent.node.store.lives().await.expect("read").0.len(), 4, "also those that ended");
+        assert_eq!(agent.life.store.lives().await.expect("read").0.len(), 4, "also those that ended");
         assert!(agent.create("c3").await.epoch.0 > 4_096, "epochs go on");
     });
 }
@@ -457,12 +457,12 @@ fn a_store_that_is_removed_is_noticed_though_nobody_writes() {
         fill(&agent).await;
         // The whole run directory.
         std::fs::remove_dir_all(machine.store_path().parent().expect("directory")).expect("remove");
-        agent.node.store.ping().await.expect_err("noticed");
-        agent.node.store.ping().await.expect("written anew");
+        agent.life.store.ping().await.expect_err("noticed");
+        agent.life.store.ping().await.expect("written anew");
     });
     machine.life(async |agent| {
         agent.assert_healthy().await;
-        assert_eq!(agent.node.registry.len(), 1);
+        assert_eq!(agent.life.registry.len(), 1);
     });
 }
 
@@ -498,7 +498,7 @@ fn a_store_that_somebody_writes_to_is_written_anew_from_memory() {
         machine.life(async |agent| {
             assert_eq!(agent.set_aside, None);
             agent.quiet().await;
-            assert_eq!(agent.node.registry.len(), 3);
+            assert_eq!(agent.life.registry.len(), 3);
             let now = agent.snapshot().await;
             assert_eq!(
                 (&now.endpoints, &now.leases, &now.resting),
@@ -517,9 +517,9 @@ fn the_timeline_of_those_that_live_is_written_again_after_somebody_wrote_to_the_
         let endpoint = agent.create("c1").await;
         agent.write_timeline(0).await.expect("write");
         std::fs::write(machine.store_path(), b"").expect("truncate");
-        agent.node.store.ping().await.expect_err("noticed");
+        agent.life.store.ping().await.expect_err("noticed");
         agent.write_timeline(0).await.expect("write");
-        let lives = agent.node.store.lives().await.expect("read").0;
+        let lives = agent.life.store.lives().await.expect("read").0;
         assert!(lives.iter().any(|l| l.who.epoch == endpoint.epoch), "{lives:?}");
     });
 }
@@ -564,7 +564,7 @@ fn another_file_in_the_place_of_the_store_is_put_aside_and_not_written_to() {
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
         agent.assert_healthy().await;
-        assert_eq!(agent.node.registry.len(), 1);
+        assert_eq!(agent.life.registry.len(), 1);
     });
 }
 
@@ -598,7 +598,7 @@ fn a_store_that_is_removed_while_the_disk_is_full_is_written_anew_when_there_is_
             assert!(refused.contains("was removed") && refused.contains("cannot be written anew"), "{refused}");
         }
         agent.disk.mend();
-        agent.node.store.ping().await.expect_err("noticed");
+        agent.life.store.ping().await.expect_err("noticed");
         assert_eq!(agent.snapshot().await, before);
         before
     });
@@ -636,7 +636,7 @@ fn ended_lives_cost_two_kib_each_and_what_is_forgotten_gives_its_room_back() {
     // What was never written to takes no room.
     let size = || std::fs::metadata(machine.store_path()).expect("the store").blocks() * 512;
     machine.life(async |agent| {
-        let store = &agent.node.store;
+        let store = &agent.life.store;
         let first = agent.create("c1").await;
         let mut life = first.shared.life(None);
         let steps: Vec<_> = life.entries.list().to_vec();
@@ -672,7 +672,7 @@ fn ended_lives_cost_two_kib_each_and_what_is_forgotten_gives_its_room_back() {
     });
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
-        assert_eq!(agent.node.registry.len(), 1);
+        assert_eq!(agent.life.registry.len(), 1);
         agent.assert_healthy().await;
     });
 }

@@ -335,7 +335,7 @@ impl Play {
         } else {
             Ok(())
         };
-        let before: BTreeSet<IpAddr> = lock(&agent.node.addresses.ipam).leases().iter().map(|l| l.ip).collect();
+        let before: BTreeSet<IpAddr> = lock(&agent.life.addresses.ipam).leases().iter().map(|l| l.ip).collect();
         let (mut rests, mut held) = (self.resting(), before.clone());
         if settles {
             // What deletes that go first give back begins to rest.
@@ -443,12 +443,12 @@ impl Play {
     }
 
     fn last_owner(&self, ip: IpAddr) -> Option<String> {
-        let resting = lock(&self.life().agent.node.addresses.ipam).resting();
+        let resting = lock(&self.life().agent.life.addresses.ipam).resting();
         resting.into_iter().find(|r| r.rest.ip == ip).map(|r| r.rest.last_owner)
     }
 
     fn resting(&self) -> BTreeSet<IpAddr> {
-        lock(&self.life().agent.node.addresses.ipam).resting().iter().map(|r| r.rest.ip).collect()
+        lock(&self.life().agent.life.addresses.ipam).resting().iter().map(|r| r.rest.ip).collect()
     }
 
     fn del(&mut self, who: Who, network: u8, keep: bool, trouble: Trouble) {
@@ -531,7 +531,7 @@ impl Play {
             .map(|a| GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
             .collect();
         let of = attached(Who { container: 0, interface: 0 }, network).network;
-        let result = self.run(collect::collect(&agent.node, &of, &listed));
+        let result = self.run(collect::collect(&agent.life, &of, &listed));
         assert!(result.errors.is_empty() || self.model.disk_full || self.model.is_murky(), "{:?}", result.errors);
         let stale: Vec<Who> = self.model.endpoints.keys().copied().filter(|who| !valid.contains(who)).collect();
         for who in stale.into_iter().filter(|who| self.network_of(*who) == network).collect::<Vec<_>>() {
@@ -551,7 +551,7 @@ impl Play {
     fn lease(&mut self, exact: Option<IpAddr>) {
         let agent = self.agent();
         let rests = self.resting();
-        let held: BTreeSet<IpAddr> = lock(&agent.node.addresses.ipam).leases().iter().map(|l| l.ip).collect();
+        let held: BTreeSet<IpAddr> = lock(&agent.life.addresses.ipam).leases().iter().map(|l| l.ip).collect();
         let owner = LeaseOwner::Caller { name: "job".into() };
         let ipv4 = match exact {
             Some(IpAddr::V4(ip)) => Wanted::Exact(ip),
@@ -559,14 +559,14 @@ impl Play {
         };
         let request = LeaseRequest { pool: None, ipv4, ipv6: Wanted::None };
         let (leased, stored): (Result<Leased, IpamError>, bool) = self.run(async {
-            let leased = resting::lease(&agent.node.addresses, &request, &owner).await;
+            let leased = resting::lease(&agent.life.addresses, &request, &owner).await;
             let ip = leased.as_ref().ok().and_then(|l| l.ipv4).map(IpAddr::V4);
-            let lease: Option<Lease> = ip.and_then(|ip| lock(&agent.node.addresses.ipam).get(ip).cloned());
+            let lease: Option<Lease> = ip.and_then(|ip| lock(&agent.life.addresses.ipam).get(ip).cloned());
             let Some(lease) = lease else { return (leased, false) };
             let changes = vec![Change::PutLease(lease.clone()), Change::RemoveRest(lease.ip)];
-            let stored = agent.node.store.commit(changes).await.is_ok();
+            let stored = agent.life.store.commit(changes).await.is_ok();
             if !stored {
-                resting::in_memory(&agent.node.addresses, &[lease]);
+                resting::in_memory(&agent.life.addresses, &[lease]);
             }
             (leased, stored)
         });
@@ -596,8 +596,8 @@ impl Play {
             return;
         }
         let agent = self.agent();
-        let lease = lock(&agent.node.addresses.ipam).get(ip).cloned().expect("it is leased");
-        let released = self.run(resting::release(&agent.node.addresses, &[lease], Vec::new()));
+        let lease = lock(&agent.life.addresses.ipam).get(ip).cloned().expect("it is leased");
+        let released = self.run(resting::release(&agent.life.addresses, &[lease], Vec::new()));
         assert_eq!(released.is_ok(), !self.model.disk_full);
         if released.is_ok() {
             self.model.callers.remove(&ip);
@@ -713,23 +713,23 @@ impl Play {
             written_unix_ms: wharf_agent::clock::unix_ms(),
             canary: None,
         };
-        agent.node.deletions.queue.put(&deletion).expect("written");
+        agent.life.deletions.queue.put(&deletion).expect("written");
         let epoch = endpoint.map(|e| wharf_core::ids::Epoch(e.epoch));
         self.model.queue.insert((who, network), Queued { epoch, other_boot });
     }
 
     fn drain(&mut self) {
         let agent = self.agent();
-        let left = self.run(deletions::drain(&agent.node, Cause::Event)).expect("drained");
+        let left = self.run(deletions::drain(&agent.life, Cause::Event)).expect("drained");
         self.model.drain();
         assert_eq!(left, self.model.queue.len(), "records that wait on");
     }
 
     fn time_passes(&mut self) {
         let agent = self.agent();
-        lock(&agent.node.addresses.ipam).set_rest(0);
-        let woken = self.run(resting::wake(&agent.node.addresses));
-        lock(&agent.node.addresses.ipam).set_rest(REST_MS);
+        lock(&agent.life.addresses.ipam).set_rest(0);
+        let woken = self.run(resting::wake(&agent.life.addresses));
+        lock(&agent.life.addresses.ipam).set_rest(REST_MS);
         if self.model.disk_full {
             return;
         }
@@ -758,7 +758,7 @@ impl Play {
         let agent = self.agent();
         let mut reconcile = std::mem::take(&mut self.reconcile);
         for _ in 0..2 {
-            self.run(reconcile.run(&agent.node)).expect("the leak audit runs");
+            self.run(reconcile.run(&agent.life, &agent.node.audit_findings)).expect("the leak audit runs");
         }
         self.reconcile = reconcile;
         self.model.left.clear();
@@ -768,7 +768,7 @@ impl Play {
     async fn settled(&self) {
         let agent = &self.life().agent;
         let waits = || {
-            let list = agent.node.registry.list();
+            let list = agent.life.registry.list();
             let owed = list
                 .iter()
                 .filter(|h| crate::support::is_changing(h))
@@ -776,19 +776,19 @@ impl Play {
             owed.count() > 0
         };
         let works = || {
-            !agent.node.gate.is_idle()
-                || !agent.node.tasks.is_empty()
-                || agent.node.endpoints.len() != agent.node.registry.len()
-                || !agent.node.jobs.in_flight().is_empty()
+            !agent.life.gate.is_idle()
+                || !agent.life.tasks.operations.is_empty()
+                || agent.life.tasks.endpoints.len() != agent.life.registry.len()
+                || !agent.life.jobs.in_flight().is_empty()
         };
         let begun = std::time::Instant::now();
         loop {
             if begun.elapsed() >= Duration::from_secs(60) {
                 let of =
                     |h: &Handle| h.shared.read(|v| (v.record.attachment.to_string(), v.fsm.state, v.status.clone()));
-                let states: Vec<_> = agent.node.registry.list().iter().map(of).collect();
-                let (idle, flight) = (agent.node.gate.is_idle(), agent.node.jobs.in_flight());
-                let (tasks, own) = (agent.node.tasks.len(), agent.node.endpoints.len());
+                let states: Vec<_> = agent.life.registry.list().iter().map(of).collect();
+                let (idle, flight) = (agent.life.gate.is_idle(), agent.life.jobs.in_flight());
+                let (tasks, own) = (agent.life.tasks.operations.len(), agent.life.tasks.endpoints.len());
                 panic!(
                     "nothing comes to an end: gate idle {idle}, in flight {flight:?}, {tasks} and {own} tasks, {states:?}"
                 );

@@ -91,6 +91,7 @@ impl Machine {
 
     fn living(&self, runtime: Runtime, node: Arc<Node<wharf_datapath::FakeKernel>>, opening: Opening) -> Life {
         let agent = Agent {
+            life: Arc::clone(&node.life),
             node,
             kernel: self.kernel.clone(),
             disk: self.disk.clone(),
@@ -110,10 +111,11 @@ struct Opening {
 
 /// What the agent does before it serves, in its order.
 async fn bring_back(node: &Arc<Node<wharf_datapath::FakeKernel>>, opening: &Opening) {
-    node.kernel.ensure_node(&node.spec()).await.expect("node part");
-    lock(&node.addresses.ipam).set_rest(node.config.ip_rest_ms);
-    restore::restore(node, opening.snapshot.clone(), opening.lost).await.expect("restore");
-    deletions::drain(node, Cause::Start).await.expect("drain");
+    let life = &node.life;
+    life.kernel.ensure_node(&life.spec()).await.expect("node part");
+    lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
+    restore::restore(life, opening.snapshot.clone(), opening.lost).await.expect("restore");
+    deletions::drain(life, Cause::Start).await.expect("drain");
 }
 
 impl Life {
@@ -145,14 +147,14 @@ impl Life {
     /// Ends it as SIGTERM does: what runs ends first.
     pub(crate) fn stop(self) {
         self.run(async {
-            let node = &self.agent.node;
-            node.stop.cancel();
-            node.tasks.close();
-            node.tasks.wait().await;
-            node.halt.cancel();
-            node.endpoints.close();
-            node.endpoints.wait().await;
-            wharf_agent::endpoint::prepared::drain(node).await;
+            let life = &self.agent.life;
+            life.tasks.stop.cancel();
+            life.tasks.operations.close();
+            life.tasks.operations.wait().await;
+            life.tasks.halt.cancel();
+            life.tasks.endpoints.close();
+            life.tasks.endpoints.wait().await;
+            wharf_agent::endpoint::prepared::drain(life).await;
         });
         self.kill();
     }

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use tokio::{sync::oneshot, time::Instant};
 use wharf_agent::{
     addresses::resting,
-    audit,
+    audit::{self, AuditError},
     config::{AgentConfig, LocalDelivery},
     endpoint::{
         create::{self, CreateSpec},
@@ -28,15 +28,18 @@ use wharf_agent::{
         Node, aside,
         endpoint::{Command, Handle},
         error::CommandError,
+        lifecycle::Lifecycle,
         queue::Cause,
         timeline,
     },
     rest::error::Failure,
+    selfcheck::Checker,
     store::StoreError,
+    stuck,
     sync::lock,
     telemetry::LogFormat,
 };
-use wharf_api::{ApiError, DeleteResult, Endpoint, Finding};
+use wharf_api::{ApiError, AuditReport, DeleteResult, Endpoint, Finding, StuckStep};
 use wharf_core::{
     ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName, PoolName},
     ipam::{LeaseRequest, PoolConfig, Wanted},
@@ -146,6 +149,7 @@ impl Machine {
 #[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) node: Arc<Node<FakeKernel>>,
+    pub(crate) life: Arc<Lifecycle<FakeKernel>>,
     pub(crate) kernel: FakeKernel,
     pub(crate) disk: Disk,
     pub(crate) proxy: Arc<Proxy>,
@@ -207,7 +211,7 @@ impl Agent {
     }
 
     pub(crate) async fn try_create(&self, spec: CreateSpec) -> Result<Endpoint, ApiError> {
-        created(create::create(&self.node, spec).await)
+        created(create::create(&self.life, spec).await)
     }
 
     /// Creates a container with an endpoint.
@@ -218,32 +222,32 @@ impl Agent {
 
     /// Starts a create that may wait. Aborting it is the caller's going away.
     pub(crate) fn spawn_create(&self, spec: CreateSpec) -> tokio::task::JoinHandle<Result<Endpoint, ApiError>> {
-        let node = Arc::clone(&self.node);
-        tokio::spawn(async move { created(create::create(&node, spec).await) })
+        let life = Arc::clone(&self.life);
+        tokio::spawn(async move { created(create::create(&life, spec).await) })
     }
 
     pub(crate) async fn delete(&self, handle: &Handle) -> DeleteResult {
-        delete::delete(&self.node, vec![handle.clone()], DeleteOptions::default(), delete::Answer::Finished).await
+        delete::delete(&self.life, vec![handle.clone()], DeleteOptions::default(), delete::Answer::Finished).await
     }
 
     /// Writes what the timelines have noted, as the controller does. `now_ms`: milliseconds since the Unix epoch.
     pub(crate) async fn write_timeline(&self, now_ms: u64) -> Result<(), StoreError> {
-        let node = &self.node;
-        timeline::write(&node.timelines, &node.store, &node.registry, now_ms, node.config.timeline_keep).await
+        let life = &self.life;
+        timeline::write(&life.timelines, &life.store, &life.registry, now_ms, life.config.timeline_keep).await
     }
 
     /// A runtime's DEL of an attachment, as the API serves it.
     pub(crate) async fn del(&self, a: &Attachment, options: DeleteOptions) -> DeleteResult {
-        match self.node.registry.by_interface(&a.container_id, &a.ifname) {
+        match self.life.registry.by_interface(&a.container_id, &a.ifname) {
             Some(handle) if handle.shared.read(|v| v.record.attachment.network == a.network) => {
-                let result = delete::delete(&self.node, vec![handle], options, delete::Answer::Unlisted).await;
+                let result = delete::delete(&self.life, vec![handle], options, delete::Answer::Unlisted).await;
                 // Every other request waits for the deletes that are answered.
-                self.node.registry.settled(|_| true).await;
+                self.life.registry.settled(|_| true).await;
                 result
             }
             // What the runtime asks for is not there, and that is a success.
             Some(_) => DeleteResult::default(),
-            None => unknown::remove(&self.node, &aside::Wanted::of(a)).await,
+            None => unknown::remove(&self.life, &aside::Wanted::of(a)).await,
         }
     }
 
@@ -252,9 +256,9 @@ impl Agent {
         handles: &[&Handle],
         options: DeleteOptions,
     ) -> tokio::task::JoinHandle<DeleteResult> {
-        let node = Arc::clone(&self.node);
+        let life = Arc::clone(&self.life);
         let handles: Vec<Handle> = handles.iter().map(|h| (*h).clone()).collect();
-        tokio::spawn(async move { delete::delete(&node, handles, options, delete::Answer::Finished).await })
+        tokio::spawn(async move { delete::delete(&life, handles, options, delete::Answer::Finished).await })
     }
 
     /// Asks for a build; the answer comes when it is realized.
@@ -265,47 +269,47 @@ impl Agent {
     }
 
     pub(crate) fn handle(&self, n: u16) -> Handle {
-        self.node.registry.get(id(n)).expect("endpoint is there")
+        self.life.registry.get(id(n)).expect("endpoint is there")
     }
 
     pub(crate) async fn snapshot(&self) -> Snapshot {
-        self.node.store.snapshot().await.expect("store reads")
+        self.life.store.snapshot().await.expect("store reads")
     }
 
     pub(crate) async fn commit(&self, changes: Vec<Change>) {
-        self.node.store.commit(changes).await.expect("store writes");
+        self.life.store.commit(changes).await.expect("store writes");
     }
 
     /// Who holds an address, in memory.
     pub(crate) fn lease_owner(&self, ip: IpAddr) -> Option<LeaseOwner> {
-        lock(&self.node.addresses.ipam).get(ip).map(|l| l.owner.clone())
+        lock(&self.life.addresses.ipam).get(ip).map(|l| l.owner.clone())
     }
 
     /// Leases an IPv4 address to a caller, as `POST /v1/ipam` does.
     pub(crate) async fn lease_to_caller(&self, name: &str) -> Lease {
         let owner = LeaseOwner::Caller { name: name.into() };
         let request = LeaseRequest { pool: None, ipv4: Wanted::Any, ipv6: Wanted::None };
-        let leased = lock(&self.node.addresses.ipam).lease(&request, owner, 0).expect("leased");
+        let leased = lock(&self.life.addresses.ipam).lease(&request, owner, 0).expect("leased");
         let ip = IpAddr::V4(leased.ipv4.expect("IPv4"));
-        let lease = lock(&self.node.addresses.ipam).get(ip).cloned().expect("lease");
+        let lease = lock(&self.life.addresses.ipam).get(ip).cloned().expect("lease");
         self.commit(vec![Change::PutLease(lease.clone())]).await;
         lease
     }
 
     /// Leaves a deletion record, as a shim does that found no agent.
     pub(crate) fn queue_deletion(&self, a: &Attachment, endpoint: Option<&Handle>) -> String {
-        let boot_id = self.node.store.boot_id().to_owned();
-        self.node.deletions.queue.put(&deletion(a, endpoint, boot_id)).expect("written")
+        let boot_id = self.life.store.boot_id().to_owned();
+        self.life.deletions.queue.put(&deletion(a, endpoint, boot_id)).expect("written")
     }
 
     /// Serves the deletion queue, as when its directory's event comes; how many records stay.
     pub(crate) async fn drain(&self) -> usize {
-        deletions::drain(&self.node, Cause::Event).await.expect("drained")
+        deletions::drain(&self.life, Cause::Event).await.expect("drained")
     }
 
     /// Addresses that rest, in memory, and what speaks for them.
     pub(crate) fn resting(&self) -> Vec<(IpAddr, Option<String>)> {
-        lock(&self.node.addresses.ipam).resting().into_iter().map(|r| (r.rest.ip, r.blocked)).collect()
+        lock(&self.life.addresses.ipam).resting().into_iter().map(|r| (r.rest.ip, r.blocked)).collect()
     }
 
     /// The operations called so far, observations and the node's own part left out.
@@ -326,23 +330,35 @@ impl Agent {
     /// Waits until every create and delete has ended; endpoints that live are not waited for.
     pub(crate) async fn quiet(&self) {
         eventually("creates and deletes end", || {
-            self.node.gate.is_idle()
-                && self.node.tasks.is_empty()
-                && self.node.endpoints.len() == self.node.registry.len()
-                && self.node.registry.list().iter().all(|h| !is_changing(h))
+            self.life.gate.is_idle()
+                && self.life.tasks.operations.is_empty()
+                && self.life.tasks.endpoints.len() == self.life.registry.len()
+                && self.life.registry.list().iter().all(|h| !is_changing(h))
         })
         .await;
     }
 
+    pub(crate) async fn audit(&self, repair: bool) -> Result<AuditReport, AuditError> {
+        audit::audit(&self.life, &self.node.audit_findings, repair).await
+    }
+
     pub(crate) async fn findings(&self, repair: bool) -> Vec<Finding> {
-        audit::audit(&self.node, repair).await.expect("audit").findings
+        self.audit(repair).await.expect("audit").findings
+    }
+
+    pub(crate) fn checker(&self) -> Checker<'_, FakeKernel> {
+        Checker::new(&self.life, &self.node.self_checks)
+    }
+
+    pub(crate) fn stuck(&self) -> Vec<StuckStep> {
+        stuck::stuck(&self.life.registry, &self.life.jobs, self.life.config.proxy_timeout)
     }
 
     /// Nothing is amiss, and nothing works.
     pub(crate) async fn assert_healthy(&self) {
         self.quiet().await;
         assert_eq!(self.findings(false).await, [], "audit");
-        for handle in self.node.registry.list() {
+        for handle in self.life.registry.list() {
             let record = handle.shared.read(|v| v.record.clone());
             assert_eq!(self.kernel.observe_endpoint(&record).await.expect("observe"), [], "{}", record.attachment);
         }
@@ -353,8 +369,8 @@ impl Agent {
     pub(crate) async fn assert_lost_but_living(&self) {
         self.quiet().await;
         let links = self.kernel.dump().await.expect("dump").links.len();
-        assert_eq!(links, self.node.registry.len() + 1, "one link more than there are endpoints");
-        let held = lock(&self.node.addresses.ipam)
+        assert_eq!(links, self.life.registry.len() + 1, "one link more than there are endpoints");
+        let held = lock(&self.life.addresses.ipam)
             .owned_by(|o| matches!(o, LeaseOwner::Caller { name } if name.starts_with("lost-record:")));
         assert_eq!(held.len(), 2, "its two addresses: {held:?}");
         assert!(self.findings(false).await.iter().any(|f| f.object == "link" && f.repairable), "the audit shows it");
@@ -365,15 +381,15 @@ impl Agent {
     /// As if no endpoint had ever been: in memory, in the store, in the kernel.
     pub(crate) async fn assert_nothing_left(&self) {
         self.quiet().await;
-        let left: Vec<_> = self.node.registry.list().iter().map(log_of).collect();
+        let left: Vec<_> = self.life.registry.list().iter().map(log_of).collect();
         assert!(left.is_empty(), "registry: {left:#?}");
         // What was given back rests until it is found that nobody speaks for it.
-        resting::wake(&self.node.addresses).await.expect("rests end");
-        assert_eq!(lock(&self.node.addresses.ipam).resting(), [], "rests");
+        resting::wake(&self.life.addresses).await.expect("rests end");
+        assert_eq!(lock(&self.life.addresses.ipam).resting(), [], "rests");
         assert_eq!(self.snapshot().await, Snapshot::default(), "store");
-        let leases = lock(&self.node.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let leases = lock(&self.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(leases, [], "leases in memory");
-        assert_eq!(lock(&self.node.identities).list(), [], "identities");
+        assert_eq!(lock(&self.life.identities).list(), [], "identities");
         self.remove_prepared().await;
         assert!(self.kernel.is_clean(), "kernel: {:?}", self.kernel.dump().await.expect("dump"));
         assert_eq!(self.findings(false).await, [], "audit");
@@ -382,15 +398,15 @@ impl Agent {
 
     /// True when a create could get this id.
     pub(crate) fn is_free(&self, id: EndpointId) -> bool {
-        let free = self.node.registry.claim_id(id);
+        let free = self.life.registry.claim_id(id);
         if free {
-            self.node.registry.free_id(id);
+            self.life.registry.free_id(id);
         }
         free
     }
 
     async fn remove_prepared(&self) {
-        wharf_agent::endpoint::prepared::drain(&self.node).await;
+        wharf_agent::endpoint::prepared::drain(&self.life).await;
     }
 }
 

@@ -1,0 +1,158 @@
+//! What the life of endpoints takes: the room `endpoint/` and those that read or mend endpoints.
+
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64},
+    },
+};
+
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use wharf_core::{
+    identity_allocator::IdentityAllocator,
+    ipam::Ipam,
+    kernel::{Kernel, NodeSpec},
+    store::OutOfService,
+};
+
+use crate::{
+    addresses::Addresses,
+    config::AgentConfig,
+    controller::Controllers,
+    gate::Gate,
+    memory::Memory,
+    metrics::Metrics,
+    monitor::Monitor,
+    node::{
+        aside::Aside,
+        jobs::Jobs,
+        leftovers::{Orphan, Unfinished},
+        prepared::Prepared,
+        queue::Deletions,
+        registry::Registry,
+        timeline::Timelines,
+    },
+    proxy::Redirects,
+    store::Store,
+    sync::lock,
+};
+
+/// What creating, building, deleting and restoring endpoints takes; one for each agent.
+pub struct Lifecycle<K: Kernel> {
+    /// Settings.
+    pub config: AgentConfig,
+    /// The kernel.
+    pub kernel: Arc<K>,
+    /// The store.
+    pub store: Store,
+    /// Addresses.
+    pub addresses: Addresses<K>,
+    /// Identities. Locked for one decision at a time.
+    pub identities: Mutex<IdentityAllocator>,
+    /// Endpoints.
+    pub registry: Registry,
+    /// Program sets verified ahead of need.
+    pub prepared: Prepared,
+    /// Kernel calls for endpoints.
+    pub jobs: Arc<Jobs<K>>,
+    /// The proxy.
+    pub proxy: Proxy,
+    /// Which creates may run.
+    pub gate: Arc<Gate>,
+    /// Regenerations that may run at once: the cores, at least 2.
+    pub build_permits: Semaphore,
+    /// The process's memory, and what its control group allows.
+    pub memory: Memory,
+    /// Forwarded packets of every endpoint are traced.
+    pub trace_all: AtomicBool,
+    /// Deletion records of shims that found no agent.
+    pub deletions: Deletions,
+    /// Endpoints whose records were lost.
+    pub orphans: Aside<Orphan>,
+    /// Records out of service.
+    pub out_of_service: Aside<OutOfService>,
+    /// Unfinished undos by the id that they keep taken.
+    pub unfinished: Aside<Unfinished>,
+    /// Timelines of endpoints that have ended.
+    pub timelines: Timelines,
+    /// Events.
+    pub monitor: Monitor,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// The agent's tasks.
+    pub tasks: Tasks,
+}
+
+/// The proxy, and its completions, counted.
+pub struct Proxy {
+    /// Its redirects.
+    pub redirects: Arc<dyn Redirects>,
+    /// Completions awaited now.
+    pub pending: AtomicU64,
+    /// Completions not given within their bound.
+    pub timed_out: AtomicU64,
+}
+
+/// The agent's tasks, and the tokens that end them; cheap to clone.
+#[derive(Clone, Default)]
+pub struct Tasks {
+    /// Operations (deletes, controllers, readers): awaited at a stop.
+    pub operations: TaskTracker,
+    /// Endpoint tasks: ended after the operations, which need them.
+    pub endpoints: TaskTracker,
+    /// Controllers.
+    pub controllers: Controllers,
+    /// Set when the agent stops: no new work.
+    pub stop: CancellationToken,
+    /// Set when the operations have ended: endpoint tasks end, and the endpoints stay in the kernel.
+    pub halt: CancellationToken,
+}
+
+impl<K: Kernel> Lifecycle<K> {
+    /// Puts the parts together.
+    #[must_use]
+    pub fn new(config: AgentConfig, kernel: K, store: Store, ipam: Ipam, redirects: Arc<dyn Redirects>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let (kernel, tasks) = (Arc::new(kernel), Tasks::default());
+        let addresses = Addresses::new(ipam, &config, Arc::clone(&kernel), store.clone(), Arc::clone(&redirects));
+        Self {
+            addresses,
+            deletions: Deletions::new(&config.run_dir),
+            jobs: Jobs::new(Arc::clone(&kernel), tasks.operations.clone()),
+            prepared: Prepared::new(config.prepared_programs),
+            config,
+            kernel,
+            store,
+            identities: Mutex::new(IdentityAllocator::new()),
+            registry: Registry::default(),
+            proxy: Proxy { redirects, pending: AtomicU64::new(0), timed_out: AtomicU64::new(0) },
+            gate: Arc::default(),
+            build_permits: Semaphore::new(cores.max(2)),
+            memory: Memory::default(),
+            trace_all: AtomicBool::new(false),
+            orphans: Aside::default(),
+            out_of_service: Aside::default(),
+            unfinished: Aside::default(),
+            timelines: Timelines::default(),
+            monitor: Monitor::default(),
+            metrics: Metrics::default(),
+            tasks,
+        }
+    }
+
+    /// The node's own part of the datapath.
+    #[must_use]
+    pub fn spec(&self) -> NodeSpec {
+        let ipam = lock(&self.addresses.ipam);
+        NodeSpec { router4: ipam.router4(), router6: ipam.router6(), cidrs: ipam.cidrs(), mtu: self.config.mtu }
+    }
+
+    /// Router addresses, IPv4 first.
+    #[must_use]
+    pub fn routers(&self) -> Vec<IpAddr> {
+        let ipam = lock(&self.addresses.ipam);
+        ipam.router4().map(IpAddr::V4).into_iter().chain(ipam.router6().map(IpAddr::V6)).collect()
+    }
+}
