@@ -25,7 +25,7 @@ const INIT: &str = include_str!("init.sh");
 pub(crate) const TEST_LIMIT_SECONDS: u64 = 600;
 
 /// The machine's own programs that Wharf's tests call.
-const PROGRAMS: &[&str] = &["ip", "tc", "ss"];
+const PROGRAMS: &[&str] = &["ip", "tc", "ss", "nft"];
 
 /// Wharf's programs, and the agent that they are upgraded to.
 const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf", NEXT_AGENT];
@@ -120,7 +120,9 @@ pub(crate) fn make(
         symlink("busybox", root.join(link)).with_context(|| format!("link {link} in the guest"))?;
     }
     for name in PROGRAMS {
-        let Some(program) = find_program(name) else { bail!("copy {name}: this machine has none (iproute2)") };
+        let Some(program) = find_program(name) else {
+            bail!("copy {name}: this machine has none (iproute2, nftables)")
+        };
         tree.libraries_of(&program)?;
         tree.copy(&program, &Path::new("/bin").join(name))?;
     }

@@ -19,7 +19,21 @@ use crate::{args::VmKernel, progress::Step};
 const CURRENT: &str = "linux-image-cloud-amd64";
 
 /// What Wharf and its tests use and Debian builds as modules; what a kernel has built in is passed over.
-const MODULES: &[&str] = &["veth", "sch_ingress", "cls_bpf", "cls_u32", "bridge", "nf_conntrack_netlink", "tcp_diag"];
+const MODULES: &[&str] = &[
+    "veth",
+    "sch_ingress",
+    "cls_bpf",
+    "cls_u32",
+    "bridge",
+    "nf_conntrack_netlink",
+    "tcp_diag",
+    // The node's nftables table.
+    "nft_chain_nat",
+    "nft_ct",
+    "nft_masq",
+    "nft_nat",
+    "nft_fib_inet",
+];
 
 /// What is known of a kernel before it runs.
 #[derive(Debug, Clone, Copy)]
