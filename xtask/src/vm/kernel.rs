@@ -27,10 +27,11 @@ const MODULES: &[&str] = &[
     "bridge",
     "nf_conntrack_netlink",
     "tcp_diag",
+    // The node's nftables table.
     "nft_chain_nat",
-    "nft_nat",
-    "nft_masq",
     "nft_ct",
+    "nft_masq",
+    "nft_nat",
     "nft_fib_inet",
 ];
 

@@ -37,6 +37,8 @@ pub(crate) const TOO_FAST: &[(&str, &str)] = &[
     ("upgrade::an_upgrade_with_tcx_killed", "starts the agent a hundred times, under traffic"),
     ("upgrade::a_downgrade_killed", "starts the agent a hundred times, under traffic"),
     ("churn::", "two thousand operations against an agent that is killed again and again"),
+    ("nft::two_mappings_cost", "measures, which an emulated processor cannot"),
+    ("nft_packets::flows_from_two_containers", "sends from two processors at once and counts what a race loses"),
     ("concurrency::sixteen_at_once", "makes 16 endpoints at once, each step within the agent's own deadline"),
 ];
 

@@ -24,6 +24,8 @@ mod read;
 mod rules;
 mod socket;
 mod table;
+#[cfg(test)]
+mod tests;
 mod wire;
 mod write;
 
