@@ -446,7 +446,10 @@ async fn mend<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Repair, snapshot: &S
                 resting::in_memory(&life.addresses, lease.as_slice());
             }
         },
-        Repair::EnsureNode => life.kernel.ensure_node(&life.spec()).await?,
+        Repair::EnsureNode => {
+            life.kernel.ensure_node(&life.spec()).await?;
+            life.kernel.ensure_nat(&life.spec()).await?;
+        }
         Repair::DrainQueue => match deletions::drain(life, Cause::Tick).await? {
             0 => {}
             left => return Err(RepairError::Unserved(left)),

@@ -13,7 +13,10 @@ use std::{
 use anyhow::{Context, bail};
 use clap::Parser;
 use wharf_core::ids::Attachment;
-use wharf_datapath::leftovers::{self, Leftover, Leftovers};
+use wharf_datapath::{
+    forwarding,
+    leftovers::{self, Leftover, Leftovers},
+};
 use wharf_handover::queue;
 use wharf_names::mark::Mark;
 
@@ -84,7 +87,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let directories = config::directories(&Flags { run_dir, state_dir, bpffs, config, ..Flags::default() })?;
     // The locks are held to the end, so that no agent starts meanwhile.
     let _turn = if dry_run { None } else { Some(take_turn(&directories)?) };
-    let found = leftovers::list(&directories.bpffs)?;
+    let found = leftovers::list(&directories.bpffs, &directories.run)?;
     let files = files(&directories)?;
     let verb = if dry_run { "would remove" } else { "removed" };
     let living = living(&found);
@@ -182,6 +185,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
         [config::SOCKET, wharf_api::ADMIN_SOCKET, queue::DIRECTORY].contains(&name)
             || name.starts_with("state.redb")
             || name == "state.opening"
+            || name == forwarding::RECORD
     };
     let in_state = |name: &str| name == turn::STATE_LOCK || name.starts_with("health.json");
     let in_either = |name: &str| in_run(name) || in_state(name);

@@ -20,6 +20,7 @@ use wharf_core::{
     ids::PoolName,
     ipam::PoolConfig,
     kernel::{AttachMode, MIN_MTU},
+    nat::Masquerade,
     plan::DeleteStep,
 };
 
@@ -28,7 +29,7 @@ use crate::telemetry::{LogFilter, LogFormat};
 pub use error::ConfigError;
 use file::{File, read_file};
 use flags::given;
-pub use flags::{AttachChoice, Cidrs, Flags, LocalDelivery, parse};
+pub use flags::{AttachChoice, Cidrs, Flags, LocalDelivery, Switch, parse};
 
 /// Name of the agent's socket in the run directory.
 pub const SOCKET: &str = "wharf.sock";
@@ -65,6 +66,8 @@ pub struct AgentConfig {
     pub attach_mode: Option<AttachMode>,
     /// Way of packets between two endpoints of the node.
     pub local_delivery: LocalDelivery,
+    /// What is masqueraded, and how; `None` leaves the node's firewall and forwarding alone.
+    pub masquerade: Option<Masquerade>,
     /// Program sets kept ready.
     pub prepared_programs: usize,
     /// Bound of the wait for the proxy at delete.
@@ -203,9 +206,29 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
     let default_pool = pool_name(DEFAULT_POOL)?;
     let mut pools =
         vec![PoolConfig { name: default_pool.clone(), cidrs: v4.into_iter().chain(v6).map(|c| c.trunc()).collect() }];
+    let mut with_own_address = Vec::new();
     for p in file.pool {
-        pools.push(PoolConfig { name: pool_name(&p.name)?, cidrs: p.cidrs.iter().map(IpNet::trunc).collect() });
+        let cidrs: Vec<IpNet> = p.cidrs.iter().map(IpNet::trunc).collect();
+        if p.masquerade == Some(Switch::Off) {
+            with_own_address.extend(cidrs.iter().copied());
+        }
+        pools.push(PoolConfig { name: pool_name(&p.name)?, cidrs });
     }
+    let masquerade = match flags.masquerade.or(file.masquerade).unwrap_or(Switch::On) {
+        Switch::Off => None,
+        Switch::On => {
+            let excluded = flags.masquerade_exclude.map(flat).or(file.masquerade_exclude).unwrap_or_default();
+            let sources = flags.masquerade_source.or(file.masquerade_source).unwrap_or_default();
+            let all = pools.iter().flat_map(|p| &p.cidrs).copied();
+            Some(Masquerade {
+                pools: all.filter(|cidr| !with_own_address.contains(cidr)).collect(),
+                // Containers of every pool see each other's addresses.
+                excluded: excluded.into_iter().chain(with_own_address).collect(),
+                source4: source(&sources, |ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None })?,
+                source6: source(&sources, |ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None })?,
+            })
+        }
+    };
     let first_v6 = || pools.iter().flat_map(|p| &p.cidrs).find(|c| c.addr().is_ipv6());
     if let (Some(why), Some(cidr)) = (ipv6_off, first_v6()) {
         let message = format!(
@@ -273,6 +296,7 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
             AttachChoice::Clsact => Some(AttachMode::Clsact),
         },
         local_delivery: flags.local_delivery.or(file.local_delivery).unwrap_or(LocalDelivery::Direct),
+        masquerade,
         prepared_programs,
         proxy_timeout: std::time::Duration::from_millis(proxy_timeout_ms),
         ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
@@ -283,6 +307,16 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         debug_programs: flags.debug_programs.or(file.debug_programs).unwrap_or(false),
         origins: BTreeMap::new(),
     })
+}
+
+/// The address of one family among the sources of masqueraded packets.
+fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Option<T>, ConfigError> {
+    let mut of_family = all.iter().filter_map(|ip| family(*ip));
+    let first = of_family.next();
+    match of_family.next() {
+        Some(_) => Err(setting("masquerade-source", "has two addresses of one family".to_owned())),
+        None => Ok(first),
+    }
 }
 
 /// Longest wait for the proxy, and the default: the bound of that step of a delete.
@@ -309,6 +343,9 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
             cidrs.iter().filter(|c| matches!(c.addr(), IpAddr::V6(_)) == v6).map(ToString::to_string).collect();
         texts.join(",")
     };
+    let masqueraded = |texts: &dyn Fn(&Masquerade) -> Vec<String>| {
+        config.masquerade.as_ref().map(texts).unwrap_or_default().join(",")
+    };
     let mut map = std::collections::BTreeMap::from([
         ("run-dir".to_owned(), config.run_dir.display().to_string()),
         ("state-dir".to_owned(), config.state_dir.display().to_string()),
@@ -322,6 +359,15 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("mtu".to_owned(), config.mtu.to_string()),
         ("attach-mode".to_owned(), config.attach_mode.map_or_else(|| "auto".to_owned(), |m| m.to_string())),
         ("local-delivery".to_owned(), config.local_delivery.as_str().to_owned()),
+        ("masquerade".to_owned(), if config.masquerade.is_some() { "on" } else { "off" }.to_owned()),
+        ("masquerade-exclude".to_owned(), masqueraded(&|m| m.excluded.iter().map(ToString::to_string).collect())),
+        (
+            "masquerade-source".to_owned(),
+            masqueraded(&|m| {
+                let sources = m.source4.map(IpAddr::V4).into_iter().chain(m.source6.map(IpAddr::V6));
+                sources.map(|ip| ip.to_string()).collect()
+            }),
+        ),
         ("prepared-programs".to_owned(), config.prepared_programs.to_string()),
         ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
         ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),

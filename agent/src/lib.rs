@@ -92,6 +92,8 @@ const GRACE: Duration = Duration::from_secs(15);
 /// How often the node's own objects (the router's link, shared pins, pools' routes) are restored. Without the shared
 /// pins no endpoint can be created or deleted; a check takes a millisecond.
 const NODE_INTERVAL: Duration = Duration::from_secs(10);
+/// The controller of masquerading and forwarding.
+const MASQUERADE: &str = "masquerade";
 /// How often the pools are compared with the node's networks; a comparison reads every route of the node.
 const POOLS_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -104,7 +106,11 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     // The locks are taken before the kernel is opened, because the open installs this version's sink.
     let turn = turn::Turn::take()?.and_bpffs(&config.bpffs)?;
-    let kernel = LinuxKernel::open(OpenOptions { bpffs: config.bpffs.clone(), attach_mode: config.attach_mode })?;
+    let kernel = LinuxKernel::open(OpenOptions {
+        bpffs: config.bpffs.clone(),
+        run_dir: config.run_dir.clone(),
+        attach_mode: config.attach_mode,
+    })?;
     make_directory(&config.run_dir).context("--run-dir")?;
     make_directory(&config.state_dir).context("--state-dir")?;
     let _turn = turn.and_state(&config.state_dir)?;
@@ -147,6 +153,12 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         }
     });
     life.kernel.ensure_node(&life.spec()).await?;
+    // Containers of a node that cannot masquerade reach each other.
+    let masquerading = life.kernel.ensure_nat(&life.spec()).await;
+    if let Err(why) = &masquerading {
+        tracing::warn!("containers do not reach other networks: {why}");
+    }
+    tasks.controllers.record(MASQUERADE, masquerading);
     pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
@@ -278,6 +290,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
         });
     }
     every(life, "node-datapath", NODE_INTERVAL, |life| async move { life.kernel.ensure_node(&life.spec()).await });
+    every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.kernel.ensure_nat(&life.spec()).await });
     every(life, "pool-overlap", POOLS_INTERVAL, |life| async move { pools::look(&life.addresses).await });
     if let Some(interval) = sd_notify::watchdog_enabled() {
         tasks.operations.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);

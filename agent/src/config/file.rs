@@ -2,7 +2,7 @@
 
 use std::{
     io::Read as _,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
 
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{
     error::ConfigError,
-    flags::{AttachChoice, LocalDelivery},
+    flags::{AttachChoice, LocalDelivery, Switch},
 };
 use crate::telemetry::LogFormat;
 
@@ -30,6 +30,9 @@ pub(super) struct File {
     pub(super) mtu: Option<u32>,
     pub(super) attach_mode: Option<AttachChoice>,
     pub(super) local_delivery: Option<LocalDelivery>,
+    pub(super) masquerade: Option<Switch>,
+    pub(super) masquerade_exclude: Option<Vec<IpNet>>,
+    pub(super) masquerade_source: Option<Vec<IpAddr>>,
     pub(super) prepared_programs: Option<usize>,
     pub(super) proxy_timeout_ms: Option<u64>,
     pub(super) ip_rest_ms: Option<u64>,
@@ -47,6 +50,7 @@ pub(super) struct File {
 pub(super) struct FilePool {
     pub(super) name: String,
     pub(super) cidrs: Vec<IpNet>,
+    pub(super) masquerade: Option<Switch>,
 }
 
 /// Bytes of the largest file that is read: a device has no end.

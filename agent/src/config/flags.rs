@@ -1,6 +1,11 @@
 //! The command line and the environment.
 
-use std::{collections::BTreeMap, ffi::OsString, net::SocketAddr, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use clap::{
     ArgMatches, CommandFactory, Parser,
@@ -75,6 +80,17 @@ pub struct Flags {
     /// (docs/connectivity.md) [default: direct]
     #[arg(long, env = "WHARF_LOCAL_DELIVERY", value_name = "WAY")]
     pub local_delivery: Option<LocalDelivery>,
+    /// Whether what containers send to other networks takes an address of the node, and the node forwards it: on or off
+    /// (docs/connectivity.md) [default: on]
+    #[arg(long, env = "WHARF_MASQUERADE", value_name = "SWITCH")]
+    pub masquerade: Option<Switch>,
+    /// Destinations that see the containers' own addresses, beside the pools: CIDRs, separated by commas [default: none]
+    #[arg(long, env = "WHARF_MASQUERADE_EXCLUDE", value_name = "CIDR,...", value_parser = cidrs)]
+    pub masquerade_exclude: Option<Vec<Cidrs>>,
+    /// Addresses of the node to masquerade with, one for each family, separated by commas [default: those of the interface
+    /// that a packet leaves by]
+    #[arg(long, env = "WHARF_MASQUERADE_SOURCE", value_name = "IP,...", value_delimiter = ',')]
+    pub masquerade_source: Option<Vec<IpAddr>>,
     /// Program sets kept verified ahead of need [default: 32]
     #[arg(long, env = "WHARF_PREPARED_PROGRAMS", value_name = "N")]
     pub prepared_programs: Option<usize>,
@@ -131,6 +147,16 @@ pub enum AttachChoice {
     Tcx,
     /// clsact.
     Clsact,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
 }
 
 /// Way of packets between two endpoints of the node.

@@ -146,7 +146,13 @@ impl<K: Kernel> Lifecycle<K> {
     #[must_use]
     pub fn spec(&self) -> NodeSpec {
         let ipam = lock(&self.addresses.ipam);
-        NodeSpec { router4: ipam.router4(), router6: ipam.router6(), cidrs: ipam.cidrs(), mtu: self.config.mtu }
+        NodeSpec {
+            router4: ipam.router4(),
+            router6: ipam.router6(),
+            cidrs: ipam.cidrs(),
+            mtu: self.config.mtu,
+            masquerade: self.config.masquerade.clone(),
+        }
     }
 
     /// Router addresses, IPv4 first.

@@ -9,6 +9,7 @@ mod checks;
 mod controllers;
 mod datapath;
 mod endpoints;
+mod nat;
 pub mod process;
 mod records;
 mod store;
@@ -50,10 +51,11 @@ pub struct Source<K: Kernel> {
 }
 
 /// The parts, in display order.
-fn sources() -> [Source<LinuxKernel>; 9] {
+fn sources() -> [Source<LinuxKernel>; 10] {
     [
         store::source(),
         datapath::source(),
+        nat::source(),
         address::source(),
         endpoints::source(),
         controllers::source(),
@@ -118,7 +120,7 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
             } else {
                 "the node's routes".into()
             },
-            masquerading: "none: what leaves the node keeps its address".into(),
+            masquerading: "not known".into(),
         },
         components: process::components(node),
         controllers: Vec::new(),

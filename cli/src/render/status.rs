@@ -76,7 +76,6 @@ fn agent(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     if !s.network.device_mode.is_empty() {
         screen.line("Device mode", &s.network.device_mode);
         screen.line("Routing", &s.network.routing);
-        screen.line("Masquerading", &s.network.masquerading);
     }
     let features = |wanted: bool| -> String {
         let names: Vec<&str> =

@@ -20,6 +20,7 @@ use crate::{
     finding::{EndpointProblem, NodeProblem},
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
+    nat::Masquerade,
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
 };
@@ -116,6 +117,19 @@ pub struct NodeSpec {
     pub cidrs: Vec<IpNet>,
     /// MTU of the router interface, bytes.
     pub mtu: u32,
+    /// What leaves the pools takes an address of the node; `None` leaves the node's firewall and forwarding alone.
+    pub masquerade: Option<Masquerade>,
+}
+
+/// What the node does for packets that leave it, as found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NatView {
+    /// What differs from the specification.
+    pub problems: Vec<NodeProblem>,
+    /// Settings (`sysctl`) of the node that Wharf changed and takes back.
+    pub changed: Vec<String>,
+    /// Chains of others that drop forwarded packets unless a rule of theirs accepts them: `family table chain`.
+    pub dropping: Vec<String>,
 }
 
 /// The desired programs of an endpoint.
@@ -355,6 +369,17 @@ pub trait Kernel: Send + Sync + 'static {
 
     /// Creates the node's objects: shared maps, router interface and addresses, unreachable routes for the pools.
     fn ensure_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<()>> + Send;
+
+    /// Makes the node masquerade and forward as its specification says, or takes that back. Apart from [`Self::ensure_node`],
+    /// because a node that cannot is one whose containers reach each other.
+    ///
+    /// # Errors
+    /// `Unsupported` without nf_tables, `Conflict` where somebody else's table has the name, `Permission` where a setting
+    /// cannot be written.
+    fn ensure_nat(&self, spec: &NodeSpec) -> impl Future<Output = Result<()>> + Send;
+
+    /// Compares what [`Self::ensure_nat`] makes with the node's specification.
+    fn observe_nat(&self, spec: &NodeSpec) -> impl Future<Output = Result<NatView>> + Send;
 
     /// Opens a path and returns the network namespace there.
     ///

@@ -14,7 +14,7 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use wharf_core::{
     endpoint::parse_host_ifname,
     ids::IfIndex,
-    kernel::{Result, RouteRow},
+    kernel::{KernelErrorKind, Result, RouteRow},
 };
 use wharf_names::mark::Mark;
 
@@ -22,7 +22,8 @@ use crate::{
     ROUTE_PROTOCOL,
     bpf::pins::{self, BPF_FS_MAGIC, PinTree},
     error::wrap,
-    netlink::{Connection, link, route},
+    forwarding::{Forwarding, dotted},
+    netlink::{Connection, link, nft::Nft, route},
     router::Pair,
 };
 
@@ -47,6 +48,15 @@ pub enum Leftover {
         /// Index.
         ifindex: IfIndex,
     },
+    /// The nftables table.
+    Table,
+    /// Settings (`sysctl`) of the node that Wharf changed, with the run directory that has their record.
+    Settings {
+        /// Run directory.
+        run_dir: PathBuf,
+        /// Their names.
+        names: Vec<String>,
+    },
     /// A pin, or a directory of pins.
     Pin(PathBuf),
 }
@@ -68,6 +78,8 @@ impl fmt::Display for Leftover {
             Self::Route(RouteRow { destination, ifindex: None }) => write!(f, "unreachable route {destination}"),
             Self::Route(RouteRow { destination, .. }) => write!(f, "route {destination}"),
             Self::Router { name, .. } => write!(f, "link {name} of the node's router"),
+            Self::Table => f.write_str("nftables table inet wharf"),
+            Self::Settings { names, .. } => write!(f, "changes of settings: {}", names.join(", ")),
             Self::Pin(path) => write!(f, "pin {}", path.display()),
         }
     }
@@ -86,7 +98,7 @@ pub struct Leftovers {
 ///
 /// # Errors
 /// When the kernel cannot be asked, or the pins cannot be read.
-pub fn list(bpffs: &Path) -> Result<Leftovers> {
+pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     let mut found = Leftovers::default();
     let mut connection = Connection::open()?;
     for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
@@ -119,6 +131,20 @@ pub fn list(bpffs: &Path) -> Result<Leftovers> {
     for end in router.ends().iter().filter(|end| end.is_taken()) {
         found.foreign.push(format!("link {} (it is not Wharf's)", end.name));
     }
+    match Nft::default().look() {
+        Ok(Some(_)) => found.ours.push(Leftover::Table),
+        Ok(None) => {}
+        Err(e) if e.kind == KernelErrorKind::Unsupported => {}
+        Err(e) if e.kind == KernelErrorKind::Conflict => {
+            found.foreign.push("nftables table inet wharf (it has no mark of Wharf's)".to_owned());
+        }
+        Err(e) => return Err(e),
+    }
+    let changed = Forwarding::new(run_dir).changed()?;
+    if !changed.is_empty() {
+        let names = changed.keys().map(|path| dotted(path)).collect();
+        found.ours.push(Leftover::Settings { run_dir: run_dir.to_owned(), names });
+    }
     if statfs(bpffs).is_ok_and(|fs| fs.filesystem_type().0 == BPF_FS_MAGIC) {
         let root = bpffs.join(pins::ROOT);
         let (mut ours, mut foreign, mut trees) = (Vec::new(), Vec::new(), Vec::new());
@@ -148,6 +174,8 @@ pub fn remove(leftover: &Leftover) -> Result<()> {
         Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),
         Leftover::Router { name, ifindex } => remove_link(*ifindex, name),
         Leftover::Route(row) => route::remove_row(row),
+        Leftover::Table => Nft::default().remove().map(drop),
+        Leftover::Settings { run_dir, .. } => Forwarding::new(run_dir).take_back(),
         Leftover::Pin(path) if path.is_dir() => match fs::remove_dir(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(wrap("remove pins", path.display().to_string(), &e)),
             _ => Ok(()),

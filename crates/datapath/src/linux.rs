@@ -14,7 +14,7 @@ use wharf_core::{
     ids::{EndpointId, Epoch},
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
-        LinkRef, LinkRelease, LinkSpec, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
+        LinkRef, LinkRelease, LinkSpec, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -27,7 +27,9 @@ use crate::{
     connect, container_side,
     error::fail,
     events::{EventReader, Turn},
-    features, netlink,
+    features,
+    nat::Nat,
+    netlink,
     netns::{self, NetnsThread},
     networks, node, observe,
     program_log::ProgramLog,
@@ -40,6 +42,8 @@ use crate::{
 pub struct OpenOptions {
     /// Where a bpffs is mounted (`/sys/fs/bpf`). Pins go to `<bpffs>/wharf/v<ABI version>`.
     pub bpffs: PathBuf,
+    /// The agent's run directory: where changed settings of the node are noted.
+    pub run_dir: PathBuf,
     /// How to attach programs. `None` means clsact, which every kernel has and which attaches without a wait.
     pub attach_mode: Option<AttachMode>,
 }
@@ -54,6 +58,7 @@ pub struct LinuxKernel {
 struct Inner {
     features: KernelFeatures,
     bpf: Bpf,
+    nat: Nat,
     netns: NetnsThread,
     reaper: Reaper,
     events_taken: Arc<AtomicBool>,
@@ -75,7 +80,8 @@ impl LinuxKernel {
         let netns = NetnsThread::start()?;
         let reaper = Reaper::start()?;
         let (events_taken, log_taken) = Default::default();
-        let inner = Inner { features, bpf, netns, reaper, events_taken, log_taken };
+        let nat = Nat::new(&options.run_dir);
+        let inner = Inner { features, bpf, nat, netns, reaper, events_taken, log_taken };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -150,6 +156,16 @@ impl Kernel for LinuxKernel {
             node::ensure_node(&spec)
         })
         .await
+    }
+
+    async fn ensure_nat(&self, spec: &NodeSpec) -> Result<()> {
+        let spec = spec.clone();
+        self.blocking("set up masquerading", move |k| k.nat.ensure(&spec)).await
+    }
+
+    async fn observe_nat(&self, spec: &NodeSpec) -> Result<NatView> {
+        let spec = spec.clone();
+        self.blocking("observe masquerading", move |k| k.nat.observe(&spec)).await
     }
 
     async fn observe_netns(&self, path: &Path) -> Result<NetnsRef> {
@@ -294,6 +310,7 @@ impl Kernel for LinuxKernel {
         self.blocking("observe node", move |k| {
             let mut wrong = node::observe(&spec)?;
             wrong.extend(k.bpf.shared_problems());
+            wrong.extend(k.nat.observe(&spec)?.problems);
             Ok(wrong)
         })
         .await
@@ -340,6 +357,7 @@ impl Kernel for LinuxKernel {
     async fn remove_node(&self) -> Result<()> {
         self.blocking("remove node", move |k| {
             k.bpf.check_unused()?;
+            k.nat.remove()?;
             node::remove_node()?;
             k.bpf.remove_shared()
         })

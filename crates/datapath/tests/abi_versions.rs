@@ -43,7 +43,12 @@ fn rename(bpffs: &Path, from: &str, to: &str) {
 }
 
 fn agent(bpffs: &Path, mode: AttachMode) -> LinuxKernel {
-    LinuxKernel::open(OpenOptions { bpffs: bpffs.to_owned(), attach_mode: Some(mode) }).expect("open kernel")
+    LinuxKernel::open(OpenOptions {
+        bpffs: bpffs.to_owned(),
+        run_dir: bpffs.with_extension("run"),
+        attach_mode: Some(mode),
+    })
+    .expect("open kernel")
 }
 
 async fn take_over(k: &LinuxKernel, records: &[&EndpointRecord], keep: &[u16]) -> Result<Upgraded, KernelError> {

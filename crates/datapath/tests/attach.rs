@@ -21,7 +21,12 @@ const HOOKS: [(TcAttachType, &str); 2] = [(TcAttachType::Ingress, "ingress"), (T
 
 /// Another agent on the same bpffs, in a mode of its own.
 fn agent(w: &LinuxWorld, mode: AttachMode) -> LinuxKernel {
-    LinuxKernel::open(OpenOptions { bpffs: w.bpffs(), attach_mode: Some(mode) }).expect("open kernel")
+    LinuxKernel::open(OpenOptions {
+        bpffs: w.bpffs(),
+        run_dir: w.bpffs().with_extension("run"),
+        attach_mode: Some(mode),
+    })
+    .expect("open kernel")
 }
 
 const fn other(mode: AttachMode) -> AttachMode {

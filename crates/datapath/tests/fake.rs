@@ -91,6 +91,8 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
     let ip = first_address(r);
     match operation {
         Operation::EnsureNode => k.ensure_node(&node_spec()).await,
+        Operation::EnsureNat => k.ensure_nat(&node_spec()).await,
+        Operation::ObserveNat => k.observe_nat(&node_spec()).await.map(drop),
         Operation::ObserveNetns => k.observe_netns(&r.netns.path).await.map(drop),
         Operation::EnsurePrograms => k.ensure_programs(&program_spec(r)).await.map(drop),
         Operation::EnsureLink => k.ensure_link(&link_spec(r)).await.map(drop),

@@ -30,7 +30,7 @@ use wharf_datapath::{
 };
 
 fn open(bpffs: &Path) -> wharf_core::kernel::Result<LinuxKernel> {
-    LinuxKernel::open(OpenOptions { bpffs: bpffs.to_owned(), attach_mode: None })
+    LinuxKernel::open(OpenOptions { bpffs: bpffs.to_owned(), run_dir: bpffs.with_extension("run"), attach_mode: None })
 }
 
 fn refused(bpffs: &Path) -> wharf_core::kernel::KernelError {
@@ -768,7 +768,7 @@ fn a_cleanup_finds_the_routers_link_whatever_somebody_did_to_it() {
             w.kernel.ensure_node(&node_spec()).await.expect("node");
             apply(&change);
             let routers = || {
-                let found = leftovers::list(&w.bpffs()).expect("list").ours;
+                let found = leftovers::list(&w.bpffs(), &w.bpffs().with_extension("run")).expect("list").ours;
                 found.into_iter().filter(|l| matches!(l, Leftover::Router { .. })).collect::<Vec<_>>()
             };
             let found = routers();

@@ -87,6 +87,7 @@ impl Machine {
             mtu: 1500,
             attach_mode: None,
             local_delivery: LocalDelivery::Direct,
+            masquerade: None,
             prepared_programs: 0,
             proxy_timeout: PATIENCE,
             ip_rest_ms: 0,

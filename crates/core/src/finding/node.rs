@@ -58,6 +58,20 @@ pub enum NodeProblem {
     },
     /// A pool shares addresses with a network of the node.
     PoolOverlap(Overlap),
+    /// The node's nftables table is not as it should be.
+    Table {
+        /// How it differs, or why it cannot be looked at.
+        cause: String,
+    },
+    /// A setting (`sysctl`) that forwarding needs has another value.
+    Setting {
+        /// Its name, as `sysctl` has it.
+        name: String,
+        /// Value expected.
+        expected: String,
+        /// Value found.
+        found: String,
+    },
     /// The path is no bpffs, or cannot be read.
     Bpffs {
         /// Path.

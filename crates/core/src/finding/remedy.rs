@@ -31,6 +31,8 @@ impl Problem {
                 | NodeProblem::LinkMtu { .. }
                 | NodeProblem::Address { .. }
                 | NodeProblem::PoolRoute { .. }
+                | NodeProblem::Table { .. }
+                | NodeProblem::Setting { .. }
                 | NodeProblem::PinMissing { .. } => REPAIR.to_owned(),
             },
             Self::Stray(stray) => match stray {

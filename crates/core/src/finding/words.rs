@@ -250,6 +250,8 @@ impl NodeProblem {
             Self::Address { address, .. } => format!("address {address}"),
             Self::PoolRoute { cidr, .. } => format!("route {cidr}"),
             Self::PoolOverlap(overlap) => format!("pool {}", overlap.cidr),
+            Self::Table { .. } => "nftables table inet wharf".to_owned(),
+            Self::Setting { name, .. } => format!("setting {name}"),
             Self::Bpffs { path, .. } => format!("bpffs {path}"),
             Self::PinMissing { path } | Self::Pin { path, .. } => format!("pin {path}"),
         }
@@ -276,7 +278,8 @@ impl fmt::Display for NodeProblem {
                 write!(f, "overlaps {network}: addresses that both have are given to no container")
             }
             Self::PinMissing { .. } => f.write_str(MISSING),
-            Self::Bpffs { cause, .. } | Self::Pin { cause, .. } => f.write_str(cause),
+            Self::Setting { expected, found, .. } => write!(f, "expected {expected}, is {found}"),
+            Self::Bpffs { cause, .. } | Self::Pin { cause, .. } | Self::Table { cause } => f.write_str(cause),
         }
     }
 }

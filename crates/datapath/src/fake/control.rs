@@ -27,6 +27,8 @@ macro_rules! operations {
 
 operations! {
     EnsureNode = "ensure_node",
+    EnsureNat = "ensure_nat",
+    ObserveNat = "observe_nat",
     ObserveNetns = "observe_netns",
     EnsurePrograms = "ensure_programs",
     EnsureLink = "ensure_link",

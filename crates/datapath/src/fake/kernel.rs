@@ -14,7 +14,8 @@ use wharf_core::{
     ids::{EndpointId, Epoch, IfIndex},
     kernel::{
         Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, Link,
-        LinkRef, LinkRelease, LinkRow, LinkSpec, MIN_MTU, MapInfo, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
+        LinkRef, LinkRelease, LinkRow, LinkSpec, MIN_MTU, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result,
+        RouteRow,
     },
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -83,6 +84,18 @@ fn not_found(operation: Operation, subject: String, cause: &str) -> KernelError 
 impl Kernel for FakeKernel {
     fn features(&self) -> &KernelFeatures {
         &self.features
+    }
+
+    async fn ensure_nat(&self, spec: &NodeSpec) -> Result<()> {
+        self.call(Operation::EnsureNat, "node".to_owned(), |s| {
+            s.masquerade = spec.masquerade.clone();
+            Ok(())
+        })
+        .await
+    }
+
+    async fn observe_nat(&self, spec: &NodeSpec) -> Result<NatView> {
+        self.call(Operation::ObserveNat, "node".to_owned(), |s| Ok(observe::nat(s, spec))).await
     }
 
     async fn ensure_node(&self, spec: &NodeSpec) -> Result<()> {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, NodeProblem, RouteSeen, Side},
-    kernel::{AttachMode, EndpointTableRow, NodeSpec},
+    kernel::{AttachMode, EndpointTableRow, NatView, NodeSpec},
 };
 
 use super::state::{Hook, State, host_net};
@@ -116,6 +116,15 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
     found
 }
 
+/// What the node does for packets that leave it.
+pub(super) fn nat(s: &State, spec: &NodeSpec) -> NatView {
+    let mut view = NatView::default();
+    if s.masquerade != spec.masquerade {
+        view.problems.push(NodeProblem::Table { cause: "expected, is not there".to_owned() });
+    }
+    view
+}
+
 /// What of the node's part is not as the spec says.
 pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
     let mut found = s.broken.clone();
@@ -139,6 +148,7 @@ pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
             other => found.push(NodeProblem::PoolRoute { cidr, found: other.copied().flatten() }),
         }
     }
+    found.extend(nat(s, spec).problems);
     found
 }
 

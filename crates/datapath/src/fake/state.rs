@@ -13,6 +13,7 @@ use wharf_core::{
     finding::NodeProblem,
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
     kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec},
+    nat::Masquerade,
     overlap::NodeNetwork,
 };
 
@@ -128,6 +129,7 @@ pub(super) struct State {
     pub(super) calls: BTreeMap<EndpointId, u32>,
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
+    pub(super) masquerade: Option<Masquerade>,
     /// What a test broke of the node's part.
     pub(super) broken: Vec<NodeProblem>,
     /// Addresses and routes of the node that are not ours.

@@ -234,7 +234,8 @@ where
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
         runtime.block_on(async {
-            let options = OpenOptions { bpffs: dir.path().join("bpf"), attach_mode: mode };
+            let options =
+                OpenOptions { bpffs: dir.path().join("bpf"), run_dir: dir.path().to_owned(), attach_mode: mode };
             let kernel = LinuxKernel::open(options).expect("open kernel");
             test(LinuxWorld { dir, kernel }).await;
         });
@@ -274,6 +275,7 @@ pub(crate) fn node_spec() -> NodeSpec {
         router6: Some(ROUTER6),
         cidrs: vec!["10.77.0.0/16".parse().expect("cidr"), "fd77::/64".parse().expect("cidr")],
         mtu: 1500,
+        masquerade: None,
     }
 }
 

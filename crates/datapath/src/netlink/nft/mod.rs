@@ -202,6 +202,30 @@ impl Nft {
         })
     }
 
+    /// Chains of others, in any table, that drop forwarded packets which none of their rules accepts: family, table and
+    /// chain.
+    ///
+    /// # Errors
+    /// As in the module's list.
+    pub fn dropping_forward_chains(&self) -> Result<Vec<String>> {
+        const OPERATION: &str = "list chains";
+        self.with(OPERATION, |netfilter| {
+            let mut found = Vec::new();
+            for (family, name) in wire::FAMILIES {
+                let answer = netfilter.dump_of(family, message::GET_CHAIN, &Attributes::default());
+                let messages = match answer {
+                    // Somebody changes the ruleset; what is there is looked at again soon.
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                    other => {
+                        other.map_err(|e| wrap(OPERATION, &e))?.map_err(|refusal| missing_or(refusal, OPERATION))?
+                    }
+                };
+                found.extend(messages.iter().filter_map(|m| read::dropping(m)).map(|chain| format!("{name} {chain}")));
+            }
+            Ok(found)
+        })
+    }
+
     /// Deletes the table with all that is in it. Says whether there was one.
     ///
     /// # Errors

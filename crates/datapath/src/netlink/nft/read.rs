@@ -110,6 +110,14 @@ pub(super) fn chain(message: &[u8], table: &str) -> Read<Option<(String, Chain)>
     Ok(Some((name, found)))
 }
 
+/// Reads `NFT_MSG_NEWCHAIN` of any family: table and chain of one that drops forwarded packets by its policy.
+pub(super) fn dropping(message: &[u8]) -> Option<String> {
+    let all = attributes(message.get(super::super::batch::HEADER_LEN + wire::GENERIC_LEN..)?)?;
+    let hook = number(&attributes(find(&all, wire::chain::HOOK)?)?, wire::chain::HOOK_NUM)?;
+    let drops = hook == wire::HOOK_FORWARD && number(&all, wire::chain::POLICY)? == wire::POLICY_DROP;
+    drops.then(|| Some(format!("{} {}", text(&all, wire::chain::TABLE)?, text(&all, wire::chain::NAME)?)))?
+}
+
 /// Reads `NFT_MSG_NEWRULE`: the chain's name and the rule.
 pub(super) fn rule(message: &[u8]) -> Read<(String, Rule)> {
     let all = of_message(message).ok_or(Unreadable)?;

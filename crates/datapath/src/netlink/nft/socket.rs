@@ -70,17 +70,33 @@ impl Netfilter {
 
     /// One object; the messages that tell of it.
     pub(super) fn get(&mut self, kind: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
-        self.ask(kind, NLM_F_ACK, attributes)
+        self.ask(INET, kind, NLM_F_ACK, attributes)
     }
 
     /// Every object of a kind. An interrupted dump is [`io::ErrorKind::Interrupted`]: somebody changed the ruleset.
     pub(super) fn dump(&mut self, kind: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
-        self.ask(kind, NLM_F_DUMP, attributes)
+        self.dump_of(INET, kind, attributes)
     }
 
-    fn ask(&mut self, kind: u16, flags: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
+    /// [`Self::dump`] of a family of tables.
+    pub(super) fn dump_of(
+        &mut self,
+        family: u8,
+        kind: u16,
+        attributes: &Attributes,
+    ) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
+        self.ask(family, kind, NLM_F_DUMP, attributes)
+    }
+
+    fn ask(
+        &mut self,
+        family: u8,
+        kind: u16,
+        flags: u16,
+        attributes: &Attributes,
+    ) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
         let mut request = Vec::new();
-        self.append(&mut request, SUBSYSTEM << 8 | kind, flags, (INET, 0), attributes);
+        self.append(&mut request, SUBSYSTEM << 8 | kind, flags, (family, 0), attributes);
         self.send(&request)?;
         let mut found = Vec::new();
         let mut interrupted = false;

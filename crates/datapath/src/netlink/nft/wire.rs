@@ -93,6 +93,13 @@ pub(super) mod elem {
     pub(crate) const DATA_VALUE: u16 = 1;
 }
 
+/// Families of tables whose chains may see forwarded packets (`NFPROTO_*`), with their names.
+pub(super) const FAMILIES: [(u8, &str); 3] = [(2, "ip"), (10, "ip6"), (INET, "inet")];
+/// `NF_INET_FORWARD`.
+pub(super) const HOOK_FORWARD: u32 = 2;
+/// `NF_DROP`.
+pub(super) const POLICY_DROP: u32 = 0;
+
 /// `NFTA_GEN_ID`.
 pub(super) const GEN_ID: u16 = 1;
 

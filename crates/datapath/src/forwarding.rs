@@ -1,0 +1,225 @@
+//! Forwarding of the node: packets of containers to other networks, and their answers, need it.
+//!
+//! Settings (`/proc/sys/net`) that are changed are noted first, with the values to go back to, in a file that dies with the
+//! boot as they do. What is as wanted already is somebody else's and not noted, so it is never taken back.
+//!
+//! A node that forwards IPv6 no longer listens to router advertisements, from which it may have its own default route,
+//! unless an interface's `accept_ra` is 2 (Documentation/networking/ip-sysctl.rst). Interfaces that listened go on.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use wharf_core::{
+    finding::NodeProblem,
+    kernel::{KernelErrorKind, Result},
+};
+use wharf_crash as crash;
+
+use crate::error::{fail, wrap};
+
+/// Name of the record in the run directory.
+pub const RECORD: &str = "settings.json";
+
+const OPERATION: &str = "set up forwarding";
+const ROOT: &str = "/proc/sys/net";
+const FORWARD4: &str = "ipv4/ip_forward";
+const FORWARD6: &str = "ipv6/conf/all/forwarding";
+
+/// Settings by their path below `/proc/sys/net`, with the values to go back to.
+type Before = BTreeMap<String, String>;
+
+/// Which families are to be forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Families {
+    pub(crate) ipv4: bool,
+    pub(crate) ipv6: bool,
+}
+
+/// The settings, and the record of those that were changed.
+pub(crate) struct Forwarding {
+    record: PathBuf,
+}
+
+impl Forwarding {
+    pub(crate) fn new(run_dir: &Path) -> Self {
+        Self { record: run_dir.join(RECORD) }
+    }
+
+    /// Makes the node forward.
+    pub(crate) fn ensure(&self, families: Families) -> Result<()> {
+        let mut before = self.changed()?;
+        let wanted = wanted(families, &before)?;
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        for (path, _) in &wanted {
+            // The kernel gives each interface the value of the whole, also when it goes back.
+            for (path, value) in per_interface(path)?.into_iter().chain([(path.clone(), read(path)?)]) {
+                before.entry(path).or_insert(value);
+            }
+        }
+        self.write(&before)?;
+        crash::point("datapath/forwarding/after-record");
+        for (path, value) in wanted {
+            set(&path, value)?;
+            crash::point("datapath/forwarding/after-setting");
+        }
+        Ok(())
+    }
+
+    /// Settings that are not as wanted.
+    pub(crate) fn observe(&self, families: Families) -> Result<Vec<NodeProblem>> {
+        let wanted = wanted(families, &self.changed()?)?;
+        let problem = |(path, expected): (String, &str)| {
+            Ok(NodeProblem::Setting { found: read(&path)?, name: dotted(&path), expected: expected.to_owned() })
+        };
+        wanted.into_iter().map(problem).collect()
+    }
+
+    /// The settings that were changed, by path, with the values to go back to. Nothing where there is no record.
+    pub(crate) fn changed(&self) -> Result<Before> {
+        let failed = |e: &(dyn std::error::Error + 'static)| wrap(OPERATION, self.record.display().to_string(), e);
+        match fs::read(&self.record) {
+            Ok(bytes) => {
+                let known: Before = serde_json::from_slice(&bytes).map_err(|e| failed(&e))?;
+                Ok(known.into_iter().filter(|(path, _)| is_ours(path)).collect())
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Before::new()),
+            Err(e) => Err(failed(&e)),
+        }
+    }
+
+    /// Takes back what was changed, where nobody changed it since, and forgets it.
+    pub(crate) fn take_back(&self) -> Result<()> {
+        let before = self.changed()?;
+        // The whole first, because it overwrites each interface's value.
+        let (whole, single): (Vec<_>, Vec<_>) =
+            before.iter().partition(|(path, _)| [FORWARD4, FORWARD6].contains(&path.as_str()));
+        for (path, value) in whole.into_iter().chain(single) {
+            let is_as_left = match path.ends_with("accept_ra") {
+                true => read(path).is_ok_and(|now| now == "2"),
+                false => true,
+            };
+            if is_as_left && Path::new(ROOT).join(path).exists() {
+                set(path, value)?;
+            }
+        }
+        match fs::remove_file(&self.record) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(wrap(OPERATION, self.record.display().to_string(), &e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&self, before: &Before) -> Result<()> {
+        let failed = |e: &(dyn std::error::Error + 'static)| wrap(OPERATION, self.record.display().to_string(), e);
+        let text = serde_json::to_string_pretty(before).map_err(|e| failed(&e))?;
+        let next = self.record.with_extension("next");
+        fs::write(&next, text).and_then(|()| fs::rename(&next, &self.record)).map_err(|e| failed(&e))
+    }
+}
+
+/// Whether a path may be in the record: a record that somebody else wrote must not lead elsewhere.
+fn is_ours(path: &str) -> bool {
+    let parts: Vec<&str> = path.split('/').collect();
+    match parts.as_slice() {
+        ["ipv4", "ip_forward"] => true,
+        ["ipv4" | "ipv6", "conf", name, "forwarding"] | ["ipv6", "conf", name, "accept_ra"] => {
+            ![".", ".."].contains(name)
+        }
+        _ => false,
+    }
+}
+
+/// The settings that are to change, in the order in which to change them.
+fn wanted(families: Families, changed: &Before) -> Result<Vec<(String, &'static str)>> {
+    let mut wanted = Vec::new();
+    if families.ipv4 && read(FORWARD4)? != "1" {
+        wanted.push((FORWARD4.to_owned(), "1"));
+    }
+    let forwards = !families.ipv6 || read(FORWARD6)? == "1";
+    // Where somebody else turned it on, what interfaces listen to is their choice.
+    if families.ipv6 && (!forwards || changed.contains_key(FORWARD6)) {
+        for name in interfaces("ipv6")? {
+            let path = format!("ipv6/conf/{name}/accept_ra");
+            // An interface that goes away is none of ours any more.
+            if read(&path).is_ok_and(|value| value == "1") {
+                wanted.push((path, "2"));
+            }
+        }
+    }
+    if !forwards {
+        wanted.push((FORWARD6.to_owned(), "1"));
+    }
+    Ok(wanted)
+}
+
+/// Interfaces that are not Wharf's own.
+fn interfaces(family: &str) -> Result<Vec<String>> {
+    let path = format!("{ROOT}/{family}/conf");
+    let failed = |e: io::Error| wrap(OPERATION, path.as_str(), &e);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&path).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+        let own = wharf_core::endpoint::parse_host_ifname(&name).is_some() || name.starts_with(crate::ROUTER_IFNAME);
+        if !own && name != "all" && name != "lo" {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Interfaces that forward already though the node as a whole does not: they go on when the node no longer does.
+fn per_interface(path: &str) -> Result<Vec<(String, String)>> {
+    let family = match path {
+        FORWARD4 => "ipv4",
+        FORWARD6 => "ipv6",
+        _ => return Ok(Vec::new()),
+    };
+    let paths = interfaces(family)?.into_iter().map(|name| format!("{family}/conf/{name}/forwarding"));
+    Ok(paths.filter(|path| read(path).is_ok_and(|value| value == "1")).map(|path| (path, "1".to_owned())).collect())
+}
+
+/// The name that `sysctl` has for it.
+pub(crate) fn dotted(path: &str) -> String {
+    format!("net.{}", path.replace('.', "\0").replace('/', ".").replace('\0', "/"))
+}
+
+fn read(path: &str) -> Result<String> {
+    let text = fs::read_to_string(Path::new(ROOT).join(path)).map_err(|e| wrap("read setting", dotted(path), &e))?;
+    Ok(text.trim().to_owned())
+}
+
+pub(crate) fn set(path: &str, value: &str) -> Result<()> {
+    fs::write(Path::new(ROOT).join(path), value).map_err(|e| {
+        let cause =
+            format!("{e}; set it yourself (`sysctl -w {}={value}`), or start with --masquerade off", dotted(path));
+        fail(OPERATION, dotted(path), KernelErrorKind::Permission, cause)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_leads_to_forwarding_and_nowhere_else() {
+        for yes in
+            ["ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/conf/eth0.7/accept_ra", "ipv4/conf/br0/forwarding"]
+        {
+            assert!(is_ours(yes), "{yes}");
+        }
+        for no in ["ipv4/tcp_syncookies", "ipv6/conf/../accept_ra", "../kernel/panic", "ipv6/conf/a/b/accept_ra", ""] {
+            assert!(!is_ours(no), "{no}");
+        }
+    }
+
+    #[test]
+    fn a_setting_has_the_name_that_sysctl_takes() {
+        assert_eq!(dotted("ipv6/conf/eth0.7/accept_ra"), "net.ipv6.conf.eth0/7.accept_ra");
+    }
+}

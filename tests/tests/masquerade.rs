@@ -1,0 +1,202 @@
+//! What leaves the node: masquerading and forwarding, toward a "world" that is one more namespace behind one link.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use wharf_tests::{
+    Attached, Node, NodeConfig, Sandbox,
+    echo::{self, EchoServer},
+    icmp,
+    process::{command_in, ip, run},
+    scenario, wait,
+};
+
+/// The node's and the world's addresses on the link between them.
+const NODE: [&str; 2] = ["198.51.100.1", "2001:db8:7::1"];
+const WORLD: [&str; 2] = ["198.51.100.2", "2001:db8:7::2"];
+
+struct Scene {
+    world: Sandbox,
+    inside: Sandbox,
+    end: Attached,
+    echo: EchoServer,
+}
+
+fn addresses(texts: [&str; 2]) -> Result<[IpAddr; 2]> {
+    Ok([texts[0].parse()?, texts[1].parse()?])
+}
+
+/// Joins the node to a world that has no route back to any pool.
+fn scene(node: &Node) -> Result<Scene> {
+    let world = node.sandbox("world")?;
+    ip(node.space(), &format!("link add up0 type veth peer name eth0 netns {}", world.path().display()))?;
+    for (space, name, [v4, v6]) in [(node.space(), "up0", NODE), (world.space()?, "eth0", WORLD)] {
+        ip(space, &format!("addr add {v4}/24 dev {name}"))?;
+        ip(space, &format!("addr add {v6}/64 dev {name} nodad"))?;
+        ip(space, &format!("link set {name} up"))?;
+        ip(space, "link set lo up")?;
+    }
+    let inside = node.sandbox("inside")?;
+    let end = node.attach(&inside)?;
+    let echo = EchoServer::start(world.space()?)?;
+    Ok(Scene { world, inside, end, echo })
+}
+
+impl Scene {
+    /// Every protocol, both families.
+    fn reaches_the_world(&self) -> Result<()> {
+        let inside = self.inside.space()?;
+        for address in addresses(WORLD)? {
+            echo::tcp(inside, self.echo.tcp_at(address), 100_000).context("TCP")?;
+            echo::udp(inside, self.echo.udp_at(address), 1_000).context("UDP")?;
+            icmp::ping(inside, address)?.must_answer()?;
+        }
+        Ok(())
+    }
+
+    /// Who a server of the world takes the container for.
+    fn seen_as(&self, world: IpAddr) -> Result<IpAddr> {
+        let server = self.world.space()?.run(|| UdpSocket::bind(SocketAddr::new(world, 0)))??;
+        server.set_read_timeout(Some(Duration::from_secs(5)))?;
+        echo::udp_client(self.inside.space()?, server.local_addr()?)?.send(b"who?")?;
+        Ok(server.recv_from(&mut [0; 16])?.1.ip())
+    }
+
+    fn end(&self, node: &Node) -> Result<()> {
+        node.detach(&self.end)
+    }
+}
+
+fn nft(node: &Node, arguments: &[&str]) -> Result<String> {
+    let mut command = command_in(node.space(), "nft")?;
+    command.args(arguments);
+    run(command, b"", Duration::from_secs(10))?.ok()
+}
+
+fn setting(node: &Node, path: &str) -> Result<String> {
+    let text = node.space().run(|| std::fs::read_to_string(format!("/proc/sys/net/{path}")))??;
+    Ok(text.trim().to_owned())
+}
+
+fn masquerade_row(node: &Node) -> Result<(String, String)> {
+    let status: serde_json::Value = serde_json::from_str(&node.wharf(&["status", "-o", "json"])?.stdout)?;
+    let row = status["components"].as_array().into_iter().flatten().find(|c| c["name"] == "masquerade");
+    let row = row.context("no row of masquerading in the status")?;
+    let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+    Ok((text("health"), text("message")))
+}
+
+#[test]
+fn a_container_reaches_the_world_with_the_nodes_address() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let s = scene(node)?;
+        s.reaches_the_world()?;
+        for (world, expected) in addresses(WORLD)?.into_iter().zip(addresses(NODE)?) {
+            ensure!(s.seen_as(world)? == expected, "{world} sees another source");
+        }
+        // A neighbour still sees the container's own address.
+        let neighbour = node.sandbox("neighbour")?;
+        let other = node.attach(&neighbour)?;
+        let server = neighbour.space()?.run(|| UdpSocket::bind("0.0.0.0:0"))??;
+        server.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let to = SocketAddr::new(other.v4()?.into(), server.local_addr()?.port());
+        echo::udp_client(s.inside.space()?, to)?.send(b"who?")?;
+        ensure!(server.recv_from(&mut [0; 16])?.1.ip() == IpAddr::V4(s.end.v4()?));
+        let (health, message) = masquerade_row(node)?;
+        ensure!(health == "ok" && message.contains("net.ipv4.ip_forward"), "{health}: {message}");
+        node.detach(&other)?;
+        s.end(node)
+    })
+}
+
+#[test]
+fn masquerading_outlives_kills_and_what_others_do_to_its_table() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--audit-interval-ms=1000"]), |node| {
+        let s = scene(node)?;
+        node.kill_agent()?;
+        s.reaches_the_world().context("without an agent")?;
+        node.start_agent()?;
+        s.reaches_the_world().context("after the restart")?;
+        nft(node, &["flush", "ruleset"])?;
+        wait::until("the table is written again", || {
+            Ok(nft(node, &["list", "tables"])?.contains("inet wharf").then_some(()))
+        })?;
+        s.reaches_the_world().context("after a flush")?;
+        ip(node.space(), "link add dummy9 type veth peer name dummy8")?;
+        node.space().run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "0"))??;
+        wait::until("the node forwards again", || Ok((setting(node, "ipv4/ip_forward")? == "1").then_some(())))?;
+        s.reaches_the_world().context("after the setting")?;
+        ip(node.space(), "link del dummy9")?;
+        s.end(node)
+    })
+}
+
+#[test]
+fn off_touches_neither_firewall_nor_settings_and_takes_back_what_on_did() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--masquerade=off"]), |node| {
+        let s = scene(node)?;
+        let settings = ["ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/conf/up0/accept_ra"];
+        let before: Vec<String> = settings.iter().map(|path| setting(node, path)).collect::<Result<_>>()?;
+        ensure!(nft(node, &["list", "ruleset"])?.is_empty(), "a ruleset was written");
+        ensure!(echo::udp(s.inside.space()?, s.echo.udp_at(WORLD[0].parse()?), 10).is_err(), "it reached the world");
+        let (health, message) = masquerade_row(node)?;
+        ensure!((health.as_str(), message.as_str()) == ("ok", "off"), "{health}: {message}");
+        for (flag, reaches) in [("--masquerade=on", true), ("--masquerade=off", false)] {
+            node.stop_agent()?;
+            node.set_flag("--masquerade=on", false);
+            node.set_flag("--masquerade=off", false);
+            node.set_flag(flag, true);
+            node.start_agent()?;
+            ensure!(nft(node, &["list", "tables"])?.contains("inet wharf") == reaches, "{flag}");
+            if reaches {
+                s.reaches_the_world()?;
+                ensure!(setting(node, "ipv6/conf/up0/accept_ra")? == "2", "the uplink no longer listens to routers");
+            }
+        }
+        let after: Vec<String> = settings.iter().map(|path| setting(node, path)).collect::<Result<_>>()?;
+        ensure!(before == after, "{before:?} became {after:?}");
+        s.end(node)
+    })
+}
+
+#[test]
+fn what_is_excluded_keeps_its_address_and_a_chosen_source_is_used() -> Result<()> {
+    let exclude = format!("--masquerade-exclude={}/32", WORLD[0]);
+    let source = "--masquerade-source=198.51.100.77,2001:db8:7::77";
+    scenario(NodeConfig::default().flags(&[&exclude, source]), |node| {
+        let s = scene(node)?;
+        ip(node.space(), "addr add 198.51.100.77/32 dev up0")?;
+        ip(node.space(), "addr add 2001:db8:7::77/128 dev up0 nodad")?;
+        let [world4, world6] = addresses(WORLD)?;
+        ensure!(s.seen_as(world4)? == IpAddr::V4(s.end.v4()?));
+        ensure!(s.seen_as(world6)? == "2001:db8:7::77".parse::<IpAddr>()?);
+        s.end(node)
+    })
+}
+
+#[test]
+fn a_table_of_somebody_elses_and_a_chain_that_drops_are_named_and_left() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let s = scene(node)?;
+        nft(node, &["add table ip wall; add chain ip wall c { type filter hook forward priority 0; policy drop; }"])?;
+        wait::until("the chain is named", || Ok(masquerade_row(node)?.1.contains("ip wall c").then_some(())))?;
+        nft(node, &["delete table ip wall"])?;
+        node.stop_agent()?;
+        nft(node, &["delete table inet wharf; add table inet wharf; add chain inet wharf theirs"])?;
+        node.start_agent()?;
+        let (health, message) = masquerade_row(node)?;
+        ensure!(health == "degraded" && message.contains("somebody else"), "{health}: {message}");
+        ensure!(nft(node, &["list", "table", "inet", "wharf"])?.contains("theirs"));
+        // Containers of the node are served all the same.
+        let other = node.sandbox("other")?;
+        let there = node.attach(&other)?;
+        icmp::ping(s.inside.space()?, there.v4()?.into())?.must_answer()?;
+        node.detach(&there)?;
+        nft(node, &["delete table inet wharf"])?;
+        wait::until("the agent's own table", || Ok((masquerade_row(node)?.0 == "ok").then_some(())))?;
+        s.end(node)
+    })
+}
