@@ -42,6 +42,7 @@ use wharf_core::{
 };
 use wharf_crash as crash;
 
+pub(crate) use self::read::is_readable;
 pub use self::table::Table;
 use self::{
     read::{Head, Unreadable},
