@@ -81,6 +81,15 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
+fn threads_share_the_table() {
+    const fn shared<T: Send + Sync>() {}
+    const { shared::<Nft>() };
+    let range: Vec<_> =
+        (1..=1_000).map(|n| PortMapping { host_port: n.try_into().unwrap(), ..mapping(None, CONTAINER4) }).collect();
+    assert_eq!(in_words(&range), "udp port 1 of every IPv4 address to 10.77.0.2:80 and 999 more");
+}
+
+#[test]
 fn many_elements_are_many_messages() {
     let mappings = (1..=1_000).map(|n| PortMapping { host_port: n.try_into().unwrap(), ..mapping(None, CONTAINER6) });
     let desired = Table::of(&Nat { masquerade: None, mappings: mappings.collect() }).unwrap();
