@@ -1,18 +1,20 @@
-//! Datagrams of route netlink's, and messages of ctnetlink's.
+//! Datagrams of route netlink's, and messages of ctnetlink's and nf_tables'.
 
 use std::{collections::HashSet, net::IpAddr};
 
-use wharf_datapath::outside::{conntrack_message, netlink_datagram};
+use wharf_datapath::outside::{conntrack_message, netlink_datagram, nft_message};
 
 /// Length of a message's header.
 const HEADER: usize = 16;
 /// Header of a ctnetlink message: netlink's, and netfilter's four bytes.
 const CONNTRACK_HEADER: usize = HEADER + 4;
 
-/// Runs one input, as both.
+/// Runs one input, as each of them.
 pub fn run(data: &[u8]) {
     datagram(data);
     connection(data);
+    // Whatever it says, it is read without a panic.
+    let _either = nft_message(data);
 }
 
 fn datagram(data: &[u8]) {

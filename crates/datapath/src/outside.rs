@@ -26,6 +26,13 @@ pub fn conntrack_message(message: &[u8], wanted: &HashSet<IpAddr>) -> Option<boo
     netlink::conntrack::is_of(message, wanted)
 }
 
+/// A message of nf_tables about a table, a chain, a rule, a set or elements: read as each of them, and as mappings of
+/// ports. Says whether it can be read as any.
+#[must_use]
+pub fn nft_message(message: &[u8]) -> bool {
+    netlink::nft::is_readable(message)
+}
+
 /// A row of the endpoint table, as key and value stand in the map. `None` for bytes of another length.
 #[must_use]
 pub fn endpoint_row(key: &[u8], value: &[u8]) -> Option<EndpointTableRow> {

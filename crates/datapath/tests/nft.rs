@@ -343,6 +343,30 @@ fn thousands_of_mappings_are_one_transaction_and_their_conflicts_are_told() {
 }
 
 #[test]
+fn others_may_change_the_ruleset_all_the_while() {
+    in_namespaces(|_| {
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    nft_command("add table ip other; add chain ip other mine; delete table ip other");
+                }
+            });
+            let web = mapping(Protocol::Tcp, None, 9090, container4(1));
+            for _ in 0..30 {
+                nft::ensure(&nat()).expect("ensure");
+                nft::add_mappings(&[web]).expect("add");
+                assert!(nft::look().expect("look").expect("a table").mappings().contains(&web));
+                nft::remove_mappings(&[web]).expect("remove mapping");
+                assert_eq!(differences(&nat()), [] as [&str; 0]);
+                assert!(nft::remove().expect("remove"));
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    });
+}
+
+#[test]
 fn without_the_capability_it_is_said() {
     in_namespaces(|_| {
         caps::drop(None, caps::CapSet::Effective, caps::Capability::CAP_NET_ADMIN).expect("of this thread alone");

@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use support::{nft_of_thread as nft, uplink::*, *};
+use support::{nft_of_thread as nft, sctp::Sctp, uplink::*, *};
 use wharf_core::nat::{Masquerade, Nat, PortMapping, Protocol};
 
 /// Published port of the node, port of the container.
@@ -145,6 +145,32 @@ fn a_port_of_one_address_is_reached_by_that_address_alone() {
         nft::add_mappings(&[mapping(Protocol::Tcp, None, container4(1))]).unwrap();
         assert_eq!(w.tcp(WORLD4, elsewhere, at(container4(1), CONTAINER_PORT)).unwrap(), WORLD4);
         assert_eq!(w.tcp(WORLD4, at(NODE4, HOST_PORT), at(container4(0), CONTAINER_PORT)).unwrap(), WORLD4);
+    });
+}
+
+#[test]
+fn sctp_is_masqueraded_and_published() {
+    const PORT: u16 = 5_000;
+    with(nat(published([None, None])), |w| {
+        for (container, node, world) in [(container4(0), NODE4, WORLD4), (container6(0), NODE6, WORLD6)] {
+            let v4 = container.is_ipv4();
+            let inside = w.at(container, move || Sctp::open(v4));
+            let outside = w.at(world, move || Sctp::open(v4));
+
+            inside.init(PORT, at(world, PORT));
+            let seen = outside.receive(false).expect("INIT in the world");
+            assert_eq!((seen.from, seen.destination_port), (node, PORT));
+            outside.acknowledge(PORT, at(node, seen.source_port));
+            let answer = inside.receive(true).expect("INIT ACK in the container");
+            assert_eq!((answer.from, answer.source_port, answer.destination_port), (world, PORT, PORT));
+
+            outside.init(PORT + 1, at(node, HOST_PORT));
+            let seen = inside.receive(false).expect("INIT in the container");
+            assert_eq!((seen.from, seen.source_port, seen.destination_port), (world, PORT + 1, CONTAINER_PORT));
+            inside.acknowledge(CONTAINER_PORT, at(world, PORT + 1));
+            let answer = outside.receive(true).expect("INIT ACK in the world");
+            assert_eq!((answer.from, answer.source_port, answer.destination_port), (node, HOST_PORT, PORT + 1));
+        }
     });
 }
 

@@ -4,6 +4,7 @@
 
 pub(crate) mod ctnetlink;
 pub(crate) mod nft_of_thread;
+pub(crate) mod sctp;
 pub(crate) mod traffic;
 pub(crate) mod uplink;
 

@@ -42,6 +42,7 @@ use wharf_core::{
 };
 use wharf_crash as crash;
 
+pub(crate) use self::read::is_readable;
 pub use self::table::Table;
 use self::{
     read::{Head, Unreadable},
@@ -76,8 +77,8 @@ pub enum Ensured {
 
 /// The table in the network namespace of the thread that calls first.
 ///
-/// The socket stays open: where elements were removed, the kernel lets nobody close a netfilter socket before it has freed
-/// them, which takes 12 ms.
+/// The socket stays open: after a removal, closing any netfilter socket waits until the kernel has freed what was removed
+/// (12 ms on Linux 6.18).
 #[derive(Default)]
 pub struct Nft {
     socket: Mutex<Option<Netfilter>>,
@@ -274,9 +275,12 @@ fn listed(mappings: &[PortMapping]) -> Result<Vec<(&PortMapping, Element)>> {
     Ok(all)
 }
 
-/// The mappings of an operation, as the subject of an error.
+/// The mappings of an operation, as the subject of an error: a range of ports may be thousands.
 fn in_words(mappings: &[PortMapping]) -> String {
-    mappings.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    match mappings {
+        [first, _, ..] => format!("{first} and {} more", mappings.len() - 1),
+        one => one.iter().map(ToString::to_string).collect(),
+    }
 }
 
 /// The table, with the ruleset's generation; the inner `None` where there is none. The outer `None` where somebody

@@ -7,7 +7,7 @@ use super::{
     TABLE,
     expr::{self, Rule},
     socket::Netfilter,
-    table::{Chain, Key, Set, Table},
+    table::{Chain, Key, Set, Table, V4, V6},
     wire::{self, Attributes, GEN_ID, attributes, elem, find, message, number, of_message, text},
 };
 
@@ -158,4 +158,16 @@ fn element(bytes: &[u8]) -> Option<(Key, Vec<u8>)> {
         None => Vec::new(),
     };
     Some((Key { bytes: value(elem::KEY)??, end }, data))
+}
+
+/// Whether a message can be read as anything, for [`crate::outside`].
+pub(crate) fn is_readable(message: &[u8]) -> bool {
+    let mappings = |elements: Vec<_>| {
+        let set = Set { elements: elements.into_iter().collect(), ..Set::default() };
+        let names = [V4.ports, V4.ports_of, V6.ports, V6.ports_of];
+        let sets = names.map(|name| (name.to_owned(), set.clone())).into();
+        Table { sets, ..Table::default() }.mappings().len()
+    };
+    let whole = head(message).is_ok() | chain(message, TABLE).is_ok() | rule(message).is_ok() | set(message).is_ok();
+    whole | elements(message).map(mappings).is_ok() | generation(message).is_some()
 }

@@ -101,8 +101,8 @@ fn leaving(masquerade: Option<&Masquerade>) -> Vec<Rule> {
             }
             rules.push(rule(v4, leaves));
         }
-        // A container that reaches itself would answer itself directly, past the translation. nf_tables cannot compare
-        // two addresses before Linux 6.13, so a set has the pairs. Containers that reach each other keep their source.
+        // A container that reaches itself would answer itself directly, past the translation. nf_tables of most kernels
+        // cannot compare two addresses, so a set has the pairs. Containers that reach each other keep their source.
         let address = words(v4);
         let hairpin = [
             source,
