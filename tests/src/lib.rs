@@ -41,6 +41,7 @@ pub mod scratch;
 pub mod space;
 pub mod stream;
 pub mod wait;
+pub mod world;
 
 pub use attached::Attached;
 pub use cni::NetConf;

@@ -7,51 +7,32 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use wharf_tests::{
-    Attached, Node, NodeConfig, Sandbox,
-    echo::{self, EchoServer},
-    icmp,
+    Attached, Node, NodeConfig, Sandbox, echo, icmp,
     process::{command_in, ip, run},
     scenario, wait,
+    world::{NODE, WORLD, World},
 };
 
-/// The node's and the world's addresses on the link between them.
-const NODE: [&str; 2] = ["198.51.100.1", "2001:db8:7::1"];
-const WORLD: [&str; 2] = ["198.51.100.2", "2001:db8:7::2"];
-
 struct Scene {
-    world: Sandbox,
+    world: World,
     inside: Sandbox,
     end: Attached,
-    echo: EchoServer,
 }
 
-fn addresses(texts: [&str; 2]) -> Result<[IpAddr; 2]> {
-    Ok([texts[0].parse()?, texts[1].parse()?])
-}
-
-/// Joins the node to a world that has no route back to any pool.
 fn scene(node: &Node) -> Result<Scene> {
-    let world = node.sandbox("world")?;
-    ip(node.space(), &format!("link add up0 type veth peer name eth0 netns {}", world.path().display()))?;
-    for (space, name, [v4, v6]) in [(node.space(), "up0", NODE), (world.space()?, "eth0", WORLD)] {
-        ip(space, &format!("addr add {v4}/24 dev {name}"))?;
-        ip(space, &format!("addr add {v6}/64 dev {name} nodad"))?;
-        ip(space, &format!("link set {name} up"))?;
-        ip(space, "link set lo up")?;
-    }
+    let world = World::join(node)?;
     let inside = node.sandbox("inside")?;
     let end = node.attach(&inside)?;
-    let echo = EchoServer::start(world.space()?)?;
-    Ok(Scene { world, inside, end, echo })
+    Ok(Scene { world, inside, end })
 }
 
 impl Scene {
     /// Every protocol, both families.
     fn reaches_the_world(&self) -> Result<()> {
         let inside = self.inside.space()?;
-        for address in addresses(WORLD)? {
-            echo::tcp(inside, self.echo.tcp_at(address), 100_000).context("TCP")?;
-            echo::udp(inside, self.echo.udp_at(address), 1_000).context("UDP")?;
+        for address in self.world.addresses() {
+            echo::tcp(inside, self.world.echo().tcp_at(address), 100_000).context("TCP")?;
+            echo::udp(inside, self.world.echo().udp_at(address), 1_000).context("UDP")?;
             icmp::ping(inside, address)?.must_answer()?;
         }
         Ok(())
@@ -94,8 +75,8 @@ fn a_container_reaches_the_world_with_the_nodes_address() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let s = scene(node)?;
         s.reaches_the_world()?;
-        for (world, expected) in addresses(WORLD)?.into_iter().zip(addresses(NODE)?) {
-            ensure!(s.seen_as(world)? == expected, "{world} sees another source");
+        for (world, expected) in s.world.addresses().into_iter().zip(NODE) {
+            ensure!(s.seen_as(world)?.to_string() == expected, "{world} sees another source");
         }
         // A neighbour still sees the container's own address.
         let neighbour = node.sandbox("neighbour")?;
@@ -141,7 +122,10 @@ fn off_touches_neither_firewall_nor_settings_and_takes_back_what_on_did() -> Res
         let settings = ["ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/conf/up0/accept_ra"];
         let before: Vec<String> = settings.iter().map(|path| setting(node, path)).collect::<Result<_>>()?;
         ensure!(nft(node, &["list", "ruleset"])?.is_empty(), "a ruleset was written");
-        ensure!(echo::udp(s.inside.space()?, s.echo.udp_at(WORLD[0].parse()?), 10).is_err(), "it reached the world");
+        ensure!(
+            echo::udp(s.inside.space()?, s.world.echo().udp_at(s.world.addresses()[0]), 10).is_err(),
+            "it reached the world"
+        );
         let (health, message) = masquerade_row(node)?;
         ensure!((health.as_str(), message.as_str()) == ("ok", "off"), "{health}: {message}");
         for (flag, reaches) in [("--masquerade=on", true), ("--masquerade=off", false)] {
@@ -170,7 +154,7 @@ fn what_is_excluded_keeps_its_address_and_a_chosen_source_is_used() -> Result<()
         let s = scene(node)?;
         ip(node.space(), "addr add 198.51.100.77/32 dev up0")?;
         ip(node.space(), "addr add 2001:db8:7::77/128 dev up0 nodad")?;
-        let [world4, world6] = addresses(WORLD)?;
+        let [world4, world6] = s.world.addresses();
         ensure!(s.seen_as(world4)? == IpAddr::V4(s.end.v4()?));
         ensure!(s.seen_as(world6)? == "2001:db8:7::77".parse::<IpAddr>()?);
         s.end(node)

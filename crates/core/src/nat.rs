@@ -11,9 +11,9 @@ use std::{
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-/// Destinations that are never masqueraded, beside the pools themselves: multicast and link-local.
-const NEVER_MASQUERADED: [IpNet; 4] = [
-    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16)),
+/// Destinations that are never masqueraded, beside the pools themselves: multicast, and IPv6 link-local, which no router
+/// forwards. IPv4 link-local is: providers of machines serve names and metadata there.
+const NEVER_MASQUERADED: [IpNet; 3] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),
@@ -33,7 +33,7 @@ pub struct Nat {
 pub struct Masquerade {
     /// Sources that are masqueraded. They may overlap.
     pub pools: Vec<IpNet>,
-    /// Destinations that see the container's own address, beside the pools, multicast and link-local.
+    /// Destinations that see the container's own address, beside the pools and multicast.
     pub excluded: Vec<IpNet>,
     /// Source of masqueraded IPv4 packets; `None` takes the address of the interface that the packet leaves by.
     pub source4: Option<Ipv4Addr>,
@@ -243,11 +243,11 @@ mod tests {
     }
 
     #[test]
-    fn pools_multicast_and_link_local_are_always_spared() {
+    fn pools_and_multicast_are_always_spared() {
         let pools = vec!["10.77.0.0/16".parse().unwrap(), "fd77::/64".parse().unwrap()];
         let masquerade = Masquerade { pools, excluded: vec!["10.78.0.0/16".parse().unwrap()], ..Masquerade::default() };
         let spared: Vec<_> = masquerade.spared().iter().map(|s| s.first.to_string()).collect();
-        assert_eq!(spared, ["10.77.0.0", "169.254.0.0", "224.0.0.0", "fd77::", "fe80::", "ff00::"]);
+        assert_eq!(spared, ["10.77.0.0", "224.0.0.0", "fd77::", "fe80::", "ff00::"]);
         assert_eq!(masquerade.sources().len(), 2);
     }
 

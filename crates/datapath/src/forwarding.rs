@@ -12,6 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::{Deserialize, Serialize};
 use wharf_core::{
     finding::NodeProblem,
     kernel::{KernelErrorKind, Result},
@@ -30,6 +31,13 @@ const FORWARD6: &str = "ipv6/conf/all/forwarding";
 
 /// Settings by their path below `/proc/sys/net`, with the values to go back to.
 type Before = BTreeMap<String, String>;
+
+/// What is in the file. A boot sets every setting anew, so a record of another boot says nothing.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    boot_id: String,
+    before: Before,
+}
 
 /// Which families are to be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +69,7 @@ impl Forwarding {
                 before.entry(path).or_insert(value);
             }
         }
-        self.write(&before)?;
+        self.write(before)?;
         crash::point("datapath/forwarding/after-record");
         for (path, value) in wanted {
             set(&path, value)?;
@@ -79,13 +87,15 @@ impl Forwarding {
         wanted.into_iter().map(problem).collect()
     }
 
-    /// The settings that were changed, by path, with the values to go back to. Nothing where there is no record.
+    /// The settings that were changed since the node booted, by path, with the values to go back to. Nothing where there
+    /// is no record.
     pub(crate) fn changed(&self) -> Result<Before> {
         let failed = |e: &(dyn std::error::Error + 'static)| wrap(OPERATION, self.record.display().to_string(), e);
         match fs::read(&self.record) {
             Ok(bytes) => {
-                let known: Before = serde_json::from_slice(&bytes).map_err(|e| failed(&e))?;
-                Ok(known.into_iter().filter(|(path, _)| is_ours(path)).collect())
+                let record: Record = serde_json::from_slice(&bytes).map_err(|e| failed(&e))?;
+                let of_this_boot = record.boot_id == boot_id()?;
+                Ok(record.before.into_iter().filter(|(path, _)| of_this_boot && is_ours(path)).collect())
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Before::new()),
             Err(e) => Err(failed(&e)),
@@ -115,9 +125,9 @@ impl Forwarding {
         }
     }
 
-    fn write(&self, before: &Before) -> Result<()> {
+    fn write(&self, before: Before) -> Result<()> {
         let failed = |e: &(dyn std::error::Error + 'static)| wrap(OPERATION, self.record.display().to_string(), e);
-        let text = serde_json::to_string_pretty(before).map_err(|e| failed(&e))?;
+        let text = serde_json::to_string_pretty(&Record { boot_id: boot_id()?, before }).map_err(|e| failed(&e))?;
         let next = self.record.with_extension("next");
         fs::write(&next, text).and_then(|()| fs::rename(&next, &self.record)).map_err(|e| failed(&e))
     }
@@ -182,6 +192,12 @@ fn per_interface(path: &str) -> Result<Vec<(String, String)>> {
     };
     let paths = interfaces(family)?.into_iter().map(|name| format!("{family}/conf/{name}/forwarding"));
     Ok(paths.filter(|path| read(path).is_ok_and(|value| value == "1")).map(|path| (path, "1".to_owned())).collect())
+}
+
+/// Identifies this boot (random(4), /proc/sys/kernel/random/boot_id).
+fn boot_id() -> Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    Ok(fs::read_to_string(path).map_err(|e| wrap("read boot id", path, &e))?.trim().to_owned())
 }
 
 /// The name that `sysctl` has for it.

@@ -53,7 +53,7 @@ table inet wharf {
     comment "made by wharf-agent"
     set excluded4 {
         type ipv4_addr; flags interval
-        elements = { 10.77.0.0/16, 169.254.0.0/16, 198.51.100.0/24, 224.0.0.0/4 }
+        elements = { 10.77.0.0/16, 198.51.100.0/24, 224.0.0.0/4 }
     }
     set excluded6 { type ipv6_addr; flags interval; elements = { fd77::/64, fe80::/10, ff00::/8 } }
     set hairpin4 {

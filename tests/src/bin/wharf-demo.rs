@@ -17,6 +17,7 @@ use wharf_tests::{
     programs,
     report::{Report, Style},
     stream::{TcpFlow, UdpStream},
+    world::World,
 };
 
 type Stdout = Report<io::Stdout>;
@@ -59,12 +60,13 @@ fn demo(report: &mut Stdout) -> Result<()> {
         ships.extend(attach(report, &node, name)?);
     }
 
-    report.heading("3. They talk: to each other and to the node, IPv4 and IPv6")?;
+    report.heading("3. They talk: to each other, to the node and to other networks, IPv4 and IPv6")?;
     if let [a, b, c] = ships.as_slice() {
         talk(report, a, b)?;
         talk(report, b, c)?;
         talk(report, c, a)?;
         talk_to_node(report, &node, a)?;
+        talk_to_the_world(report, &node, a)?;
 
         report.heading("4. One endpoint gets new programs, again and again, under load")?;
         regenerate(report, &node, a, b, c)?;
@@ -140,6 +142,18 @@ fn talk_to_node(report: &mut Stdout, node: &Node, ship: &Ship) -> Result<()> {
             Ok(((), "ping, TCP 1 MiB, UDP 8000 bytes in fragments".to_owned()))
         })();
         report.check(&format!("node \u{2192} {} {}", ship.sandbox.name(), family(address)), outcome)?;
+    }
+    Ok(())
+}
+
+/// A network behind the node, which has no route back to any container: it sees the node's address.
+fn talk_to_the_world(report: &mut Stdout, node: &Node, ship: &Ship) -> Result<()> {
+    let world = World::join(node)?;
+    for address in world.addresses() {
+        report.check(
+            &format!("{} \u{2192} world {}", ship.sandbox.name(), family(address)),
+            exchange(ship, world.echo(), address),
+        )?;
     }
     Ok(())
 }
