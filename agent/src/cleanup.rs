@@ -185,7 +185,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
         [config::SOCKET, wharf_api::ADMIN_SOCKET, queue::DIRECTORY].contains(&name)
             || name.starts_with("state.redb")
             || name == "state.opening"
-            || name == forwarding::RECORD
+            || name.starts_with(forwarding::RECORD_STEM)
     };
     let in_state = |name: &str| name == turn::STATE_LOCK || name.starts_with("health.json");
     let in_either = |name: &str| in_run(name) || in_state(name);

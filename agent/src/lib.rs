@@ -153,13 +153,13 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         }
     });
     life.kernel.ensure_node(&life.spec()).await?;
-    // Containers of a node that cannot masquerade reach each other.
+    pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
+    // Containers of a node that cannot masquerade reach each other. After every check that may refuse the start.
     let masquerading = life.kernel.ensure_nat(&life.spec()).await;
     if let Err(why) = &masquerading {
         tracing::warn!("containers do not reach other networks: {why}");
     }
     tasks.controllers.record(MASQUERADE, masquerading);
-    pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;

@@ -101,6 +101,10 @@ fn masquerading_outlives_kills_and_what_others_do_to_its_table() -> Result<()> {
         s.reaches_the_world().context("without an agent")?;
         node.start_agent()?;
         s.reaches_the_world().context("after the restart")?;
+        // What is damaged is put aside, and nothing else depends on it.
+        std::fs::write(node.dirs().run.join("settings.json"), "{")?;
+        ensure!(node.audit()?.findings.is_empty(), "{:?}", node.audit()?.findings);
+        ensure!(node.dirs().run.join("settings.bad").exists(), "the damaged record was not put aside");
         nft(node, &["flush", "ruleset"])?;
         wait::until("the table is written again", || {
             Ok(nft(node, &["list", "tables"])?.contains("inet wharf").then_some(()))

@@ -51,9 +51,10 @@ fn networks(node: &Node) -> Result<String> {
     Ok(all.lines().map(|l| l.split(" expires ").next().unwrap_or(l).trim_end()).collect::<Vec<_>>().join("\n"))
 }
 
-/// Without what is the agent's own.
+/// Without what is the agent's own, and what the kernel adds on a node that forwards IPv6: each network's subnet-router
+/// anycast address (RFC 4291, 2.6.1).
 fn others(node: &Node) -> Result<String> {
-    let ours = |l: &&str| !l.contains("proto 87") && !l.contains("wharf0");
+    let ours = |l: &&str| !l.contains("proto 87") && !l.contains("wharf0") && !l.starts_with("anycast ");
     Ok(networks(node)?.lines().filter(ours).collect::<Vec<_>>().join("\n"))
 }
 

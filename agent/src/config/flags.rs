@@ -84,11 +84,11 @@ pub struct Flags {
     /// (docs/connectivity.md) [default: on]
     #[arg(long, env = "WHARF_MASQUERADE", value_name = "SWITCH")]
     pub masquerade: Option<Switch>,
-    /// Destinations that see the containers' own addresses, beside the pools: CIDRs, separated by commas [default: none]
+    /// Destinations that see the containers' own addresses, beside the pools: CIDRs, separated by commas
     #[arg(long, env = "WHARF_MASQUERADE_EXCLUDE", value_name = "CIDR,...", value_parser = cidrs)]
     pub masquerade_exclude: Option<Vec<Cidrs>>,
-    /// Addresses of the node to masquerade with, one for each family, separated by commas [default: those of the interface
-    /// that a packet leaves by]
+    /// Addresses of the node to masquerade with, at most one for each family, separated by commas; else those of the
+    /// interface that a packet leaves by
     #[arg(long, env = "WHARF_MASQUERADE_SOURCE", value_name = "IP,...", value_delimiter = ',')]
     pub masquerade_source: Option<Vec<IpAddr>>,
     /// Program sets kept verified ahead of need [default: 32]

@@ -21,8 +21,10 @@ use wharf_crash as crash;
 
 use crate::error::{fail, wrap};
 
-/// Name of the record in the run directory.
-pub const RECORD: &str = "settings.json";
+/// How the names of the record in the run directory begin.
+pub const RECORD_STEM: &str = "settings.";
+/// Name of the record.
+const RECORD: &str = "settings.json";
 
 const OPERATION: &str = "set up forwarding";
 const ROOT: &str = "/proc/sys/net";
@@ -93,7 +95,19 @@ impl Forwarding {
         let failed = |e: &(dyn std::error::Error + 'static)| wrap(OPERATION, self.record.display().to_string(), e);
         match fs::read(&self.record) {
             Ok(bytes) => {
-                let record: Record = serde_json::from_slice(&bytes).map_err(|e| failed(&e))?;
+                let record: Record = match serde_json::from_slice(&bytes) {
+                    Ok(record) => record,
+                    Err(why) => {
+                        let bad = self.record.with_extension("bad");
+                        fs::rename(&self.record, &bad).map_err(|e| failed(&e))?;
+                        tracing::warn!(
+                            "{} was damaged ({why}) and is {} now; the settings that it noted are not taken back",
+                            self.record.display(),
+                            bad.display()
+                        );
+                        return Ok(Before::new());
+                    }
+                };
                 let of_this_boot = record.boot_id == boot_id()?;
                 Ok(record.before.into_iter().filter(|(path, _)| of_this_boot && is_ours(path)).collect())
             }

@@ -165,7 +165,7 @@ impl Kernel for LinuxKernel {
 
     async fn observe_nat(&self, spec: &NodeSpec) -> Result<NatView> {
         let spec = spec.clone();
-        self.blocking("observe masquerading", move |k| k.nat.observe(&spec)).await
+        self.blocking("observe masquerading", move |k| Ok(k.nat.observe(&spec))).await
     }
 
     async fn observe_netns(&self, path: &Path) -> Result<NetnsRef> {
@@ -310,7 +310,7 @@ impl Kernel for LinuxKernel {
         self.blocking("observe node", move |k| {
             let mut wrong = node::observe(&spec)?;
             wrong.extend(k.bpf.shared_problems());
-            wrong.extend(k.nat.observe(&spec)?.problems);
+            wrong.extend(k.nat.observe(&spec).problems);
             Ok(wrong)
         })
         .await

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use wharf_core::{
     finding::NodeProblem,
-    kernel::{KernelErrorKind, NatView, NodeSpec, Result},
-    nat::Nat as Desired,
+    kernel::{KernelError, KernelErrorKind, NatView, NodeSpec, Result},
+    nat::{Masquerade, Nat as Desired},
 };
 
 use crate::{
@@ -23,6 +23,11 @@ fn desired(spec: &NodeSpec) -> Desired {
     Desired { masquerade: spec.masquerade.clone(), mappings: Vec::new() }
 }
 
+fn families(masquerade: &Masquerade) -> Families {
+    let has = |ipv4| masquerade.pools.iter().any(|pool| pool.addr().is_ipv4() == ipv4);
+    Families { ipv4: has(true), ipv6: has(false) }
+}
+
 impl Nat {
     pub(crate) fn new(run_dir: &Path) -> Self {
         Self { nft: Nft::default(), forwarding: Forwarding::new(run_dir) }
@@ -31,34 +36,35 @@ impl Nat {
     /// Makes both as the specification says; without masquerading both go back.
     pub(crate) fn ensure(&self, spec: &NodeSpec) -> Result<()> {
         let Some(masquerade) = &spec.masquerade else { return self.remove() };
-        let has = |ipv4| masquerade.pools.iter().any(|pool| pool.addr().is_ipv4() == ipv4);
         // The table first: nothing leaves with a container's own address.
         self.nft.ensure(&desired(spec))?;
-        self.forwarding.ensure(Families { ipv4: has(true), ipv6: has(false) })
+        self.forwarding.ensure(families(masquerade))
     }
 
-    /// Compares both with the specification.
-    pub(crate) fn observe(&self, spec: &NodeSpec) -> Result<NatView> {
-        let changed = self.forwarding.changed()?;
-        let mut view = NatView { changed: changed.keys().map(|path| dotted(path)).collect(), ..NatView::default() };
-        let Some(masquerade) = &spec.masquerade else { return Ok(view) };
-        let wrong = |cause: String| NodeProblem::Table { cause };
-        match self.nft.look() {
-            Ok(Some(table)) => view.problems.extend(table.differences(&desired(spec))?.into_iter().map(wrong)),
-            Ok(None) => {
-                view.problems.push(wrong("expected, is not there: containers reach no other network".to_owned()))
-            }
-            Err(e) => view.problems.push(wrong(e.cause)),
+    /// Compares both with the specification. What cannot be looked at is a problem too.
+    pub(crate) fn observe(&self, spec: &NodeSpec) -> NatView {
+        let mut view = NatView::default();
+        let unseen = |e: KernelError| NodeProblem::Outbound { what: e.subject, cause: e.cause };
+        match self.forwarding.changed() {
+            Ok(changed) => view.changed.extend(changed.keys().map(|path| dotted(path))),
+            Err(e) => view.problems.push(unseen(e)),
         }
-        let has = |ipv4| masquerade.pools.iter().any(|pool| pool.addr().is_ipv4() == ipv4);
-        view.problems.extend(self.forwarding.observe(Families { ipv4: has(true), ipv6: has(false) })?);
-        view.dropping = match self.nft.dropping_forward_chains() {
-            Ok(chains) => chains,
-            // Told by the table already.
-            Err(e) if e.kind == KernelErrorKind::Unsupported => Vec::new(),
-            Err(e) => return Err(e),
-        };
-        Ok(view)
+        let Some(masquerade) = &spec.masquerade else { return view };
+        let table = |cause| NodeProblem::Outbound { what: "nftables table inet wharf".to_owned(), cause };
+        match self.nft.look().and_then(|seen| seen.map(|seen| seen.differences(&desired(spec))).transpose()) {
+            Ok(Some(differences)) => view.problems.extend(differences.into_iter().map(table)),
+            Ok(None) => {
+                view.problems.push(table("expected, is not there: containers reach no other network".to_owned()))
+            }
+            Err(e) => view.problems.push(table(e.cause)),
+        }
+        match self.forwarding.observe(families(masquerade)) {
+            Ok(problems) => view.problems.extend(problems),
+            Err(e) => view.problems.push(unseen(e)),
+        }
+        // A failure was told with the table already.
+        view.dropping = self.nft.dropping_forward_chains().unwrap_or_default();
+        view
     }
 
     /// Deletes the table and takes the settings back. A kernel without nf_tables has no table.

@@ -13,7 +13,6 @@ fn a_healthy_node() {
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
     Routing:            the node's routes; redirect-peer between local endpoints
-    Masquerading:       none
     Components:         3/3 healthy
       datapath:         OK  programs and maps as they should be
       ipam:             OK  2 pools
@@ -42,7 +41,6 @@ fn a_healthy_node_in_full() {
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
     Routing:            the node's routes; redirect-peer between local endpoints
-    Masquerading:       none
       has:              btf, redirect-peer
       has not:          netkit
     Components:         3/3 healthy
@@ -113,7 +111,6 @@ fn a_sick_node_says_what_and_where_to_look() {
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
     Routing:            the node's routes; redirect-peer between local endpoints
-    Masquerading:       none
     Components:         1/4 healthy
       datapath:         OK  programs and maps as they should be
       ipam:             degraded  exhausted: default IPv4
@@ -197,7 +194,6 @@ fn a_stuck_node_says_how_old_each_part_is() {
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
     Routing:            the node's routes; redirect-peer between local endpoints
-    Masquerading:       none
     Components:         2/5 healthy
       runtime:          failing  its workers are all blocked: no sign of life for 14 s
       datapath:         OK  programs and maps as they should be
@@ -283,7 +279,6 @@ fn an_empty_node() {
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
     Routing:            the node's routes; redirect-peer between local endpoints
-    Masquerading:       none
     Components:         0/0 healthy
     Controllers:        0/0 healthy
     IPAM:               no pools

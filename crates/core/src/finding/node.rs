@@ -58,8 +58,10 @@ pub enum NodeProblem {
     },
     /// A pool shares addresses with a network of the node.
     PoolOverlap(Overlap),
-    /// The node's nftables table is not as it should be.
-    Table {
+    /// What masquerading and forwarding need is not as it should be.
+    Outbound {
+        /// What it is.
+        what: String,
         /// How it differs, or why it cannot be looked at.
         cause: String,
     },

@@ -31,7 +31,7 @@ impl Problem {
                 | NodeProblem::LinkMtu { .. }
                 | NodeProblem::Address { .. }
                 | NodeProblem::PoolRoute { .. }
-                | NodeProblem::Table { .. }
+                | NodeProblem::Outbound { .. }
                 | NodeProblem::Setting { .. }
                 | NodeProblem::PinMissing { .. } => REPAIR.to_owned(),
             },

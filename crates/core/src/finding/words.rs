@@ -250,7 +250,7 @@ impl NodeProblem {
             Self::Address { address, .. } => format!("address {address}"),
             Self::PoolRoute { cidr, .. } => format!("route {cidr}"),
             Self::PoolOverlap(overlap) => format!("pool {}", overlap.cidr),
-            Self::Table { .. } => "nftables table inet wharf".to_owned(),
+            Self::Outbound { what, .. } => what.clone(),
             Self::Setting { name, .. } => format!("setting {name}"),
             Self::Bpffs { path, .. } => format!("bpffs {path}"),
             Self::PinMissing { path } | Self::Pin { path, .. } => format!("pin {path}"),
@@ -279,7 +279,7 @@ impl fmt::Display for NodeProblem {
             }
             Self::PinMissing { .. } => f.write_str(MISSING),
             Self::Setting { expected, found, .. } => write!(f, "expected {expected}, is {found}"),
-            Self::Bpffs { cause, .. } | Self::Pin { cause, .. } | Self::Table { cause } => f.write_str(cause),
+            Self::Bpffs { cause, .. } | Self::Pin { cause, .. } | Self::Outbound { cause, .. } => f.write_str(cause),
         }
     }
 }

@@ -120,7 +120,10 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
 pub(super) fn nat(s: &State, spec: &NodeSpec) -> NatView {
     let mut view = NatView::default();
     if s.masquerade != spec.masquerade {
-        view.problems.push(NodeProblem::Table { cause: "expected, is not there".to_owned() });
+        view.problems.push(NodeProblem::Outbound {
+            what: "masquerading".to_owned(),
+            cause: "expected, is not there".to_owned(),
+        });
     }
     view
 }
