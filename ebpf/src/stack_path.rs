@@ -13,7 +13,7 @@
 use core::mem::{offset_of, size_of};
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use wharf_common::{EndpointKey, EndpointRow, StackPathKey, StackPathRow};
+use wharf_common::{EndpointKey, EndpointRow, StackPathKey, StackPathRow, map::STACK_PATH_PORTS};
 
 use crate::{
     config::{self, Config},
@@ -36,6 +36,7 @@ const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
 
 /// [`StackPathKey`] with addresses as words.
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct Key {
     client: Ipv6Address,
     server: Ipv6Address,
@@ -57,12 +58,22 @@ impl Key {
         unsafe { &*(&raw const *self).cast() }
     }
 
-    /// True when the path is noted for the endpoints that have these epochs.
+    /// The row, where it is of the endpoints that have these epochs.
     #[inline(always)]
-    fn is_noted(&self, client_epoch: u64, server_epoch: u64) -> bool {
+    fn row(&self, client_epoch: u64, server_epoch: u64) -> Option<&'static StackPathRow> {
         // SAFETY: the row may become another's while it is read. Epochs never repeat, so another's row does not match.
-        unsafe { STACK_PATHS.get(self.as_shared()) }
-            .is_some_and(|row| row.client_epoch == client_epoch && row.server_epoch == server_epoch)
+        let row = unsafe { STACK_PATHS.get(self.as_shared()) }?;
+        (row.client_epoch == client_epoch && row.server_epoch == server_epoch).then_some(row)
+    }
+
+    /// True when the path is noted for the endpoints that have these epochs: its port, or every port of the pair.
+    #[inline(always)]
+    fn is_noted(mut self, client_epoch: u64, server_epoch: u64) -> bool {
+        if self.row(client_epoch, server_epoch).is_some() {
+            return true;
+        }
+        self.port = 0;
+        self.row(client_epoch, server_epoch).is_some_and(|pair| pair.ports >= STACK_PATH_PORTS)
     }
 }
 
@@ -234,15 +245,16 @@ fn add(ctx: &TcContext) -> Option<()> {
         return None;
     }
     let (client_epoch, server_epoch) = (sender.epoch, config.epoch());
-    let mut path = flow.path(false);
-    if path.is_noted(client_epoch, server_epoch) || flow.path(true).is_noted(server_epoch, client_epoch) {
+    if flow.path(false).is_noted(client_epoch, server_epoch) || flow.path(true).is_noted(server_epoch, client_epoch) {
         return None;
     }
-    let row = StackPathRow { client_epoch, server_epoch };
+    let mut row = StackPathRow { client_epoch, server_epoch, ports: 0, _pad: 0 };
+    let mut path = flow.path(false);
     // Without room (the map evicts, so only without memory) the flow's replies take the direct way, as before.
     let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     if path.port != 0 {
         path.port = 0;
+        row.ports = path.row(client_epoch, server_epoch).map_or(0, |pair| pair.ports) + 1;
         let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     }
     // After the rows: who reads the epoch finds them.

@@ -63,8 +63,18 @@ fn cleanup_takes_every_trace_off_the_node_and_nothing_else() -> Result<()> {
         wharf_tests::icmp::ping(sandbox.space()?, attached.gateways()?[0])?.must_answer()?;
         let done = cleanup(&node, &["--force"])?.ok()?;
         ensure!(listed.replace("would remove", "removed") == done, "listed:\n{listed}\ndone:\n{done}");
-        for part in ["wharf0", "unreachable route 10.87.0.0/16", "left alone: link wh00aa000000aa"] {
+        for part in [
+            "wharf0",
+            "unreachable route 10.87.0.0/16",
+            "nftables table inet wharf",
+            "net.ipv4.ip_forward",
+            "left alone: link wh00aa000000aa",
+        ] {
             ensure!(done.contains(part), "{part} is not in:\n{done}");
+        }
+        for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            let value = node.space().run(|| fs::read_to_string(format!("/proc/sys/net/{setting}")))??;
+            ensure!(value.trim() == "0", "{mode}: {setting} was not taken back: {value}");
         }
         let mut links = node.space().links()?;
         links.sort();

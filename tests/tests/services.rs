@@ -84,6 +84,13 @@ fn direct(node: &Node, s: &Scene) -> Result<u64> {
     node.packets(node.endpoint(&s.ends[0])?.id, "egress", "forwarded-local")
 }
 
+/// The rows of the table of paths through the stack.
+fn paths(node: &Node) -> Result<Vec<Value>> {
+    let answer = node.wharf(&["bpf", "map", "get", "STACK_PATHS", "-o", "json"])?.ok()?;
+    let table: Value = serde_json::from_str(&answer)?;
+    Ok(table["rows"].as_array().context("rows")?.clone())
+}
+
 #[test]
 fn a_container_reaches_its_neighbour_through_a_service() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
@@ -117,9 +124,7 @@ fn a_container_reaches_its_neighbour_through_a_service() -> Result<()> {
             echo::tcp(client, s.echo.tcp_at(address), 10_000)?;
             echo::udp(client, s.echo.udp_at(address), 100)?;
         }
-        let table: Value =
-            serde_json::from_str(&node.wharf(&["bpf", "map", "get", "STACK_PATHS", "-o", "json"])?.ok()?)?;
-        let paths = table["rows"].as_array().context("rows")?;
+        let paths = paths(node)?;
         let [from, to] = [s.ends[0].v4()?.to_string(), s.ends[1].v4()?.to_string()];
         let port = s.echo.tcp_at(to.parse()?).port().to_string();
         let noted = |row: &&Value| {
@@ -127,6 +132,27 @@ fn a_container_reaches_its_neighbour_through_a_service() -> Result<()> {
         };
         ensure!(paths.iter().any(|row| noted(&row)), "{paths:?}");
         ensure!(paths.iter().all(|row| row["client"] != to), "the server is a client: {paths:?}");
+        s.end(node)
+    })
+}
+
+#[test]
+fn a_container_that_tries_every_port_of_a_host_fills_no_table() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let s = scene(node)?;
+        let host: IpAddr = "198.51.100.81".parse()?;
+        let target = s.ends[1].v4()?;
+        nft(node, &format!("add rule ip services c ip daddr {host} dnat to {target}"))?;
+        let socket = echo::udp_client(s.client.space()?, SocketAddr::new(host, 1))?;
+        for port in 2_000..4_000 {
+            // Errors of the ports before come back here.
+            let _ = socket.send_to(b"x", SocketAddr::new(host, port));
+        }
+        let client = s.client.space()?;
+        echo::udp(client, s.echo.udp_at(host), 100).context("a port that has no row of its own")?;
+        echo::tcp(client, s.echo.tcp_at(host), 10_000)?;
+        let rows = paths(node)?.len();
+        ensure!(rows < 100, "{rows} rows");
         s.end(node)
     })
 }

@@ -32,6 +32,10 @@ pub const EVENT_BUDGET: &str = "EVENT_BUDGET";
 pub const ENDPOINTS_MAX: u32 = 32_768;
 /// Rows of [`STACK_PATHS`]: a thousand clients of eight services each, with two rows for each; 2 MiB, allocated with the map.
 pub const STACK_PATHS_MAX: u32 = 16_384;
+/// Ports of one pair and protocol that have rows of their own in [`STACK_PATHS`]. Of a pair that uses more (a rule that
+/// translates a whole host), all flows of the protocol take the stack: one container that tries every port fills no
+/// table.
+pub const STACK_PATH_PORTS: u32 = 32;
 /// Rows of [`STACK_USERS`]: index is the endpoint id.
 pub const STACK_USERS_MAX: u32 = CALLS_MAX;
 /// Slots of [`CALLS`]: index is the endpoint id, slot 0 stays empty.
@@ -134,6 +138,10 @@ pub struct StackPathRow {
     pub client_epoch: u64,
     /// Epoch of the server's attachment.
     pub server_epoch: u64,
+    /// In the row with port 0: how many ports of the pair were noted, [`STACK_PATH_PORTS`] at most. Zero in other rows.
+    pub ports: u32,
+    /// Zero.
+    pub _pad: u32,
 }
 
 /// Constants of an endpoint's programs: the `CONSTS` global, set before load and frozen by the kernel. They are known
@@ -234,7 +242,7 @@ const _: () = {
     assert!(size_of::<EndpointKey>() == 16);
     assert!(size_of::<EndpointRow>() == 32);
     assert!(size_of::<StackPathKey>() == 40);
-    assert!(size_of::<StackPathRow>() == 16);
+    assert!(size_of::<StackPathRow>() == 24);
     assert!(size_of::<EndpointConsts>() == 24);
     assert!(size_of::<EndpointConfig>() == 60 + CONFIG_PAD);
     assert!(size_of::<Counter>() == 16);

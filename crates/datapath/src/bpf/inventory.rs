@@ -275,6 +275,7 @@ fn path_row(key: &StackPathKey, path: &StackPathRow) -> Row {
         ("port", u16::from_be(key.port).to_string()),
         ("client_epoch", path.client_epoch.to_string()),
         ("server_epoch", path.server_epoch.to_string()),
+        ("ports", if key.port == 0 { path.ports.to_string() } else { String::new() }),
     ])
 }
 
