@@ -26,6 +26,10 @@ const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SCTP: u8 = 132;
+/// Extension headers of IPv6 that may come before the fragment header (RFC 8200, 4.1).
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const DESTINATION: u8 = 60;
 /// IPv6's fragment header (RFC 8200, 4.5).
 const FRAGMENT: u8 = 44;
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443).
@@ -91,8 +95,8 @@ struct Flow {
 }
 
 impl Flow {
-    /// The IP packet at `offset`; `None` when it is cut short. Extension headers before a fragment header, which end
-    /// systems do not send, hide the ports.
+    /// The IP packet at `offset`; `None` when it is cut short. One extension header is looked behind, and a fragment header
+    /// after it; more hide the ports.
     #[inline(always)]
     fn at(ctx: &TcContext, offset: usize) -> Option<Self> {
         // SAFETY: the context the program was called with.
@@ -106,6 +110,11 @@ impl Flow {
                 let ip: Ipv6 = ctx.load(offset).ok()?;
                 let mut flow = Self::new(ip.source, ip.destination, ip.next_header, offset + size_of::<Ipv6>());
                 let mut place = 0;
+                if matches!(flow.protocol, HOP_BY_HOP | ROUTING | DESTINATION) {
+                    let [next, words]: [u8; 2] = ctx.load(flow.transport).ok()?;
+                    flow.protocol = next;
+                    flow.transport += 8 * (usize::from(words) + 1);
+                }
                 if flow.protocol == FRAGMENT {
                     let [next, bits, _, _]: [u16; 4] = ctx.load(flow.transport).ok()?;
                     flow.protocol = next as u8;

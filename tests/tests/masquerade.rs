@@ -101,8 +101,10 @@ fn masquerading_outlives_kills_and_what_others_do_to_its_table() -> Result<()> {
         s.reaches_the_world().context("without an agent")?;
         node.start_agent()?;
         s.reaches_the_world().context("after the restart")?;
-        // What is damaged is put aside, and nothing else depends on it.
+        // What is damaged is put aside at the next start, and nothing else depends on it.
+        node.kill_agent()?;
         std::fs::write(node.dirs().run.join("settings.json"), "{")?;
+        node.start_agent()?;
         ensure!(node.audit()?.findings.is_empty(), "{:?}", node.audit()?.findings);
         ensure!(node.dirs().run.join("settings.bad").exists(), "the damaged record was not put aside");
         nft(node, &["flush", "ruleset"])?;
@@ -186,5 +188,56 @@ fn a_table_of_somebody_elses_and_a_chain_that_drops_are_named_and_left() -> Resu
         nft(node, &["delete table inet wharf"])?;
         wait::until("the agent's own table", || Ok((masquerade_row(node)?.0 == "ok").then_some(())))?;
         s.end(node)
+    })
+}
+
+#[test]
+fn what_is_taken_back_is_what_was_there_and_nobody_changed() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--masquerade=off"]), |node| {
+        let set = |node: &Node, path: &str, value: &str| {
+            node.space()
+                .run(|| std::fs::write(format!("/proc/sys/net/{path}"), value))?
+                .with_context(|| path.to_owned())
+        };
+        ip(node.space(), "link add v0 type veth peer name v1")?;
+        ip(node.space(), "link add v2 type veth peer name v3")?;
+        let kept =
+            ["ipv4/conf/all/accept_redirects", "ipv4/conf/v0/forwarding", "ipv4/conf/v2/forwarding", "ipv4/ip_forward"];
+        set(node, kept[0], "0")?;
+        set(node, kept[1], "1")?;
+        set(node, kept[2], "1")?;
+        node.stop_agent()?;
+        node.set_flag("--masquerade=off", false);
+        node.start_agent()?;
+        // The record is removed with all that the agent knows of it in memory, and somebody closes an interface.
+        let record = node.dirs().run.join("settings.json");
+        std::fs::remove_file(&record)?;
+        wait::until("the record is written again", || Ok(record.exists().then_some(())))?;
+        set(node, kept[2], "0")?;
+        node.stop_agent()?;
+        node.set_flag("--masquerade=off", true);
+        node.start_agent()?;
+        let values: Vec<String> = kept.iter().map(|path| setting(node, path)).collect::<Result<_>>()?;
+        ensure!(values == ["0", "1", "0", "0"], "{kept:?} are {values:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn what_the_agent_does_not_put_right_is_named_with_what_to_do() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--masquerade=off", "--local-delivery=stack"]), |node| {
+        let (health, message) = masquerade_row(node)?;
+        ensure!(health == "degraded" && message.contains("net.ipv4.ip_forward"), "{health}: {message}");
+        ensure!(node.wharf(&["audit"])?.stdout.contains("sysctl -w net.ipv4.ip_forward=1"));
+        for path in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            node.space().run(|| std::fs::write(format!("/proc/sys/net/{path}"), "1"))??;
+        }
+        wait::until("nothing amiss", || Ok((masquerade_row(node)?.0 == "ok").then_some(())))
+    })?;
+    scenario(NodeConfig::default().flags(&["--masquerade-source=203.0.113.9"]), |node| {
+        let (health, message) = masquerade_row(node)?;
+        ensure!(health == "degraded" && message.contains("203.0.113.9"), "{health}: {message}");
+        ip(node.space(), "addr add 203.0.113.9/32 dev lo")?;
+        wait::until("nothing amiss", || Ok((masquerade_row(node)?.0 == "ok").then_some(())))
     })
 }

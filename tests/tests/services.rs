@@ -79,6 +79,27 @@ fn services() -> Result<[SocketAddr; 2]> {
     Ok([of(SERVICE[0])?, of(SERVICE[1])?])
 }
 
+/// Every packet of the socket gets a destination options header with six bytes of padding.
+fn with_destination_options(socket: &std::net::UdpSocket) -> Result<()> {
+    use std::os::fd::AsRawFd as _;
+    /// `IPV6_DSTOPTS` of linux/in6.h.
+    const DESTINATION_OPTIONS: i32 = 59;
+    // Next header (the kernel writes it), length beyond eight bytes, PadN of four bytes.
+    let header = [0_u8, 0, 1, 4, 0, 0, 0, 0];
+    // SAFETY: the pointer and the length are those of a live array.
+    let result = unsafe {
+        nix::libc::setsockopt(
+            socket.as_raw_fd(),
+            nix::libc::IPPROTO_IPV6,
+            DESTINATION_OPTIONS,
+            header.as_ptr().cast(),
+            header.len() as u32,
+        )
+    };
+    ensure!(result == 0, "set destination options: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
 /// Packets that the client's program gave to the other container directly.
 fn direct(node: &Node, s: &Scene) -> Result<u64> {
     node.packets(node.endpoint(&s.ends[0])?.id, "egress", "forwarded-local")
@@ -96,6 +117,13 @@ fn a_container_reaches_its_neighbour_through_a_service() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let s = scene(node)?;
         let client = s.client.space()?;
+        // First, before anything else has noted the port: behind an extension header of IPv6 (destination options, RFC 8200, 4.6).
+        let [_, v6] = services()?;
+        let padded = echo::udp_client(client, v6)?;
+        with_destination_options(&padded)?;
+        padded.send(b"behind an option")?;
+        padded.set_read_timeout(Some(Duration::from_secs(5)))?;
+        padded.recv(&mut [0; 32]).context("UDP behind destination options")?;
         for service in services()? {
             echo::tcp(client, service, 100_000).context("TCP")?;
             echo::udp(client, service, 100).context("UDP")?;

@@ -19,7 +19,7 @@ use wharf_core::{
 
 use crate::{
     addresses::Addresses,
-    config::AgentConfig,
+    config::{AgentConfig, LocalDelivery},
     controller::Controllers,
     gate::Gate,
     memory::Memory,
@@ -152,6 +152,7 @@ impl<K: Kernel> Lifecycle<K> {
             cidrs: ipam.cidrs(),
             mtu: self.config.mtu,
             masquerade: self.config.masquerade.clone(),
+            local_by_stack: self.config.local_delivery == LocalDelivery::Stack,
         }
     }
 

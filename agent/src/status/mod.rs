@@ -29,9 +29,12 @@ use wharf_api::{
 use wharf_core::kernel::{Kernel, KernelError};
 use wharf_datapath::LinuxKernel;
 
-use crate::node::{
-    LinuxNode, Node,
-    part::{Fill, Reading},
+use crate::{
+    config::LocalDelivery,
+    node::{
+        LinuxNode, Node,
+        part::{Fill, Reading},
+    },
 };
 
 /// How long an answer waits for all parts together; an idle node needs a millisecond.
@@ -115,7 +118,9 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
         },
         network: NetworkStatus {
             device_mode: "veth".into(),
-            routing: if features.redirect_peer {
+            routing: if node.life.config.local_delivery == LocalDelivery::Stack {
+                "the node's stack and routes, also between local endpoints".into()
+            } else if features.redirect_peer {
                 "redirect-peer between local endpoints, else the node's routes".into()
             } else {
                 "the node's routes".into()

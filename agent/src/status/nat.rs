@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, Health};
-use wharf_core::kernel::{Kernel, NatView};
+use wharf_core::{
+    finding::Problem,
+    kernel::{Kernel, NatView},
+};
 
 use super::{Source, of};
 use crate::node::{lifecycle::Lifecycle, part::Fill};
@@ -40,10 +43,8 @@ fn in_words(view: &NatView, on: bool) -> (bool, String) {
             1 => String::new(),
             n => format!(" and {} more", n - 1),
         };
-        return (
-            true,
-            format!("{}{more}; `wharf audit` names it", wharf_core::finding::Problem::Node(problem.clone())),
-        );
+        let problem = Problem::Node(problem.clone());
+        return (true, format!("{}: {problem}{more}; `wharf audit` says what to do", problem.subject()));
     }
     let mut parts = vec![if on { "on" } else { "off" }.to_owned()];
     if !view.changed.is_empty() {

@@ -89,6 +89,8 @@ impl Problem {
             // Creating the node's objects again does not remove foreign objects.
             Self::Node(
                 NodeProblem::LinkForeign { .. }
+                | NodeProblem::Outbound { repairable: false, .. }
+                | NodeProblem::Setting { repairable: false, .. }
                 | NodeProblem::PoolOverlap(_)
                 | NodeProblem::Bpffs { .. }
                 | NodeProblem::Pin { .. },

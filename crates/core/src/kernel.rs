@@ -119,6 +119,8 @@ pub struct NodeSpec {
     pub mtu: u32,
     /// What leaves the pools takes an address of the node; `None` leaves the node's firewall and forwarding alone.
     pub masquerade: Option<Masquerade>,
+    /// Packets between endpoints go through the stack, which must forward them.
+    pub local_by_stack: bool,
 }
 
 /// What the node does for packets that leave it, as found.

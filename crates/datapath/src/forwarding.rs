@@ -10,6 +10,7 @@ use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,10 @@ const OPERATION: &str = "set up forwarding";
 const ROOT: &str = "/proc/sys/net";
 const FORWARD4: &str = "ipv4/ip_forward";
 const FORWARD6: &str = "ipv6/conf/all/forwarding";
+/// The kernel sets it with [`FORWARD4`], to its opposite: a node that ceases to forward would accept redirects.
+const REDIRECTS: &str = "ipv4/conf/all/accept_redirects";
+/// Bytes of the largest record that is read.
+const MAX_RECORD: u64 = 1 << 20;
 
 /// Settings by their path below `/proc/sys/net`, with the values to go back to.
 type Before = BTreeMap<String, String>;
@@ -51,18 +56,20 @@ pub(crate) struct Families {
 /// The settings, and the record of those that were changed.
 pub(crate) struct Forwarding {
     record: PathBuf,
+    /// The record's content, once read or written: the file may be removed under a running agent, and is written anew.
+    known: Mutex<Option<Before>>,
 }
 
 impl Forwarding {
     pub(crate) fn new(run_dir: &Path) -> Self {
-        Self { record: run_dir.join(RECORD) }
+        Self { record: run_dir.join(RECORD), known: Mutex::default() }
     }
 
     /// Makes the node forward.
     pub(crate) fn ensure(&self, families: Families) -> Result<()> {
         let mut before = self.changed()?;
         let wanted = wanted(families, &before)?;
-        if wanted.is_empty() {
+        if wanted.is_empty() && (before.is_empty() || self.record.exists()) {
             return Ok(());
         }
         for (path, _) in &wanted {
@@ -80,11 +87,16 @@ impl Forwarding {
         Ok(())
     }
 
-    /// Settings that are not as wanted.
-    pub(crate) fn observe(&self, families: Families) -> Result<Vec<NodeProblem>> {
+    /// Settings that are not as wanted, and whether [`Self::ensure`] is called for them.
+    pub(crate) fn observe(&self, families: Families, repairable: bool) -> Result<Vec<NodeProblem>> {
         let wanted = wanted(families, &self.changed()?)?;
         let problem = |(path, expected): (String, &str)| {
-            Ok(NodeProblem::Setting { found: read(&path)?, name: dotted(&path), expected: expected.to_owned() })
+            Ok(NodeProblem::Setting {
+                found: read(&path)?,
+                name: dotted(&path),
+                expected: expected.to_owned(),
+                repairable,
+            })
         };
         wanted.into_iter().map(problem).collect()
     }
@@ -92,45 +104,53 @@ impl Forwarding {
     /// The settings that were changed since the node booted, by path, with the values to go back to. Nothing where there
     /// is no record.
     pub(crate) fn changed(&self) -> Result<Before> {
-        let failed = |e: &(dyn std::error::Error + 'static)| wrap(OPERATION, self.record.display().to_string(), e);
-        match fs::read(&self.record) {
-            Ok(bytes) => {
-                let record: Record = match serde_json::from_slice(&bytes) {
-                    Ok(record) => record,
-                    Err(why) => {
-                        let bad = self.record.with_extension("bad");
-                        fs::rename(&self.record, &bad).map_err(|e| failed(&e))?;
-                        tracing::warn!(
-                            "{} was damaged ({why}) and is {} now; the settings that it noted are not taken back",
-                            self.record.display(),
-                            bad.display()
-                        );
-                        return Ok(Before::new());
-                    }
-                };
-                let of_this_boot = record.boot_id == boot_id()?;
-                Ok(record.before.into_iter().filter(|(path, _)| of_this_boot && is_ours(path)).collect())
-            }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Before::new()),
-            Err(e) => Err(failed(&e)),
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() {
+            *known = Some(self.read()?);
         }
+        Ok(known.clone().unwrap_or_default())
+    }
+
+    fn read(&self) -> Result<Before> {
+        let failed = |e: &(dyn std::error::Error + 'static)| wrap(OPERATION, self.record.display().to_string(), e);
+        let damaged = match fs::symlink_metadata(&self.record) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Before::new()),
+            Err(e) => return Err(failed(&e)),
+            Ok(meta) if !meta.is_file() || meta.len() > MAX_RECORD => "it is no file of a record's size".to_owned(),
+            Ok(_) => match serde_json::from_slice::<Record>(&fs::read(&self.record).map_err(|e| failed(&e))?) {
+                Ok(record) => {
+                    let of_this_boot = record.boot_id == boot_id()?;
+                    return Ok(record.before.into_iter().filter(|(path, _)| of_this_boot && is_ours(path)).collect());
+                }
+                Err(why) => why.to_string(),
+            },
+        };
+        let bad = self.record.with_extension("bad");
+        fs::rename(&self.record, &bad).map_err(|e| failed(&e))?;
+        tracing::warn!(
+            "{} was damaged ({damaged}) and is {} now; the settings that it noted are not taken back",
+            self.record.display(),
+            bad.display()
+        );
+        Ok(Before::new())
     }
 
     /// Takes back what was changed, where nobody changed it since, and forgets it.
     pub(crate) fn take_back(&self) -> Result<()> {
         let before = self.changed()?;
-        // The whole first, because it overwrites each interface's value.
+        // What somebody else changed since stays. The kernel overwrites each interface's value with the whole's.
+        let is_as_left = |path: &str| match path.rsplit('/').next() {
+            Some("accept_ra") => read(path).is_ok_and(|now| now == "2"),
+            Some("accept_redirects") => true,
+            _ => read(path).is_ok_and(|now| now == "1"),
+        };
+        let ours = before.iter().filter(|(path, _)| is_as_left(path));
         let (whole, single): (Vec<_>, Vec<_>) =
-            before.iter().partition(|(path, _)| [FORWARD4, FORWARD6].contains(&path.as_str()));
+            ours.partition(|(path, _)| [FORWARD4, FORWARD6].contains(&path.as_str()));
         for (path, value) in whole.into_iter().chain(single) {
-            let is_as_left = match path.ends_with("accept_ra") {
-                true => read(path).is_ok_and(|now| now == "2"),
-                false => true,
-            };
-            if is_as_left && Path::new(ROOT).join(path).exists() {
-                set(path, value)?;
-            }
+            set(path, value)?;
         }
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(Before::new());
         match fs::remove_file(&self.record) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 Err(wrap(OPERATION, self.record.display().to_string(), &e))
@@ -140,6 +160,7 @@ impl Forwarding {
     }
 
     fn write(&self, before: Before) -> Result<()> {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(before.clone());
         let failed = |e: &(dyn std::error::Error + 'static)| wrap(OPERATION, self.record.display().to_string(), e);
         let text = serde_json::to_string_pretty(&Record { boot_id: boot_id()?, before }).map_err(|e| failed(&e))?;
         let next = self.record.with_extension("next");
@@ -151,7 +172,7 @@ impl Forwarding {
 fn is_ours(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     match parts.as_slice() {
-        ["ipv4", "ip_forward"] => true,
+        ["ipv4", "ip_forward"] | ["ipv4", "conf", "all", "accept_redirects"] => true,
         ["ipv4" | "ipv6", "conf", name, "forwarding"] | ["ipv6", "conf", name, "accept_ra"] => {
             ![".", ".."].contains(name)
         }
@@ -197,15 +218,18 @@ fn interfaces(family: &str) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Interfaces that forward already though the node as a whole does not: they go on when the node no longer does.
+/// What the kernel overwrites with a setting of the whole node: interfaces that forward already, which go on when the node
+/// no longer does, and whether the node accepts redirects.
 fn per_interface(path: &str) -> Result<Vec<(String, String)>> {
     let family = match path {
         FORWARD4 => "ipv4",
         FORWARD6 => "ipv6",
         _ => return Ok(Vec::new()),
     };
+    let redirects = if family == "ipv4" { Some((REDIRECTS.to_owned(), read(REDIRECTS)?)) } else { None };
     let paths = interfaces(family)?.into_iter().map(|name| format!("{family}/conf/{name}/forwarding"));
-    Ok(paths.filter(|path| read(path).is_ok_and(|value| value == "1")).map(|path| (path, "1".to_owned())).collect())
+    let forwarding = paths.filter(|path| read(path).is_ok_and(|value| value == "1")).map(|path| (path, "1".to_owned()));
+    Ok(forwarding.chain(redirects).collect())
 }
 
 /// Identifies this boot (random(4), /proc/sys/kernel/random/boot_id).

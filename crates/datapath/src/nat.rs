@@ -1,7 +1,8 @@
 //! What the node does for packets that leave it: its nftables table, and forwarding.
 
-use std::path::Path;
+use std::{net::IpAddr, path::Path};
 
+use ipnet::IpNet;
 use wharf_core::{
     finding::NodeProblem,
     kernel::{KernelError, KernelErrorKind, NatView, NodeSpec, Result},
@@ -10,7 +11,7 @@ use wharf_core::{
 
 use crate::{
     forwarding::{Families, Forwarding, dotted},
-    netlink::nft::Nft,
+    netlink::{Connection, address, nft::Nft},
 };
 
 /// The table and the settings.
@@ -23,9 +24,26 @@ fn desired(spec: &NodeSpec) -> Desired {
     Desired { masquerade: spec.masquerade.clone(), mappings: Vec::new() }
 }
 
-fn families(masquerade: &Masquerade) -> Families {
-    let has = |ipv4| masquerade.pools.iter().any(|pool| pool.addr().is_ipv4() == ipv4);
+fn families(cidrs: &[IpNet]) -> Families {
+    let has = |ipv4| cidrs.iter().any(|cidr| cidr.addr().is_ipv4() == ipv4);
     Families { ipv4: has(true), ipv6: has(false) }
+}
+
+/// Chosen sources that no interface of the node has: answers to them go elsewhere.
+fn absent_sources(masquerade: &Masquerade) -> Result<Vec<NodeProblem>> {
+    let chosen = masquerade.source4.map(IpAddr::V4).into_iter().chain(masquerade.source6.map(IpAddr::V6));
+    let chosen: Vec<IpAddr> = chosen.collect();
+    if chosen.is_empty() {
+        return Ok(Vec::new());
+    }
+    let there = address::list_all(&mut Connection::open()?)?;
+    let absent = chosen.into_iter().filter(|ip| !there.iter().any(|(_, is)| is == ip));
+    let problem = |ip| NodeProblem::Outbound {
+        what: format!("address {ip} of --masquerade-source"),
+        cause: "no interface of the node has it: answers to it do not come back".to_owned(),
+        repairable: false,
+    };
+    Ok(absent.map(problem).collect())
 }
 
 impl Nat {
@@ -36,32 +54,43 @@ impl Nat {
     /// Makes both as the specification says; without masquerading both go back.
     pub(crate) fn ensure(&self, spec: &NodeSpec) -> Result<()> {
         let Some(masquerade) = &spec.masquerade else { return self.remove() };
-        // The table first: nothing leaves with a container's own address.
-        self.nft.ensure(&desired(spec))?;
-        self.forwarding.ensure(families(masquerade))
+        // The table first: nothing leaves with a container's own address. A node without nf_tables forwards all the same,
+        // for what takes the stack between containers.
+        let table = self.nft.ensure(&desired(spec));
+        self.forwarding.ensure(families(&masquerade.pools))?;
+        table.map(drop)
     }
 
     /// Compares both with the specification. What cannot be looked at is a problem too.
     pub(crate) fn observe(&self, spec: &NodeSpec) -> NatView {
         let mut view = NatView::default();
-        let unseen = |e: KernelError| NodeProblem::Outbound { what: e.subject, cause: e.cause };
+        let unseen = |e: KernelError| NodeProblem::Outbound { what: e.subject, cause: e.cause, repairable: false };
         match self.forwarding.changed() {
             Ok(changed) => view.changed.extend(changed.keys().map(|path| dotted(path))),
             Err(e) => view.problems.push(unseen(e)),
         }
-        let Some(masquerade) = &spec.masquerade else { return view };
-        let table = |cause| NodeProblem::Outbound { what: "nftables table inet wharf".to_owned(), cause };
-        match self.nft.look().and_then(|seen| seen.map(|seen| seen.differences(&desired(spec))).transpose()) {
-            Ok(Some(differences)) => view.problems.extend(differences.into_iter().map(table)),
-            Ok(None) => {
-                view.problems.push(table("expected, is not there: containers reach no other network".to_owned()))
+        let Some(masquerade) = &spec.masquerade else {
+            if spec.local_by_stack {
+                let seen = self.forwarding.observe(families(&spec.cidrs), false);
+                view.problems.extend(seen.unwrap_or_else(|e| vec![unseen(e)]));
             }
-            Err(e) => view.problems.push(table(e.cause)),
+            return view;
+        };
+        let table = |cause, repairable| NodeProblem::Outbound {
+            what: "nftables table inet wharf".to_owned(),
+            cause,
+            repairable,
+        };
+        match self.nft.look().and_then(|seen| seen.map(|seen| seen.differences(&desired(spec))).transpose()) {
+            Ok(Some(differences)) => view.problems.extend(differences.into_iter().map(|cause| table(cause, true))),
+            Ok(None) => {
+                view.problems.push(table("expected, is not there: containers reach no other network".to_owned(), true));
+            }
+            Err(e) => view.problems.push(table(e.cause, false)),
         }
-        match self.forwarding.observe(families(masquerade)) {
-            Ok(problems) => view.problems.extend(problems),
-            Err(e) => view.problems.push(unseen(e)),
-        }
+        let seen = self.forwarding.observe(families(&masquerade.pools), true);
+        view.problems.extend(seen.unwrap_or_else(|e| vec![unseen(e)]));
+        view.problems.extend(absent_sources(masquerade).unwrap_or_else(|e| vec![unseen(e)]));
         // A failure was told with the table already.
         view.dropping = self.nft.dropping_forward_chains().unwrap_or_default();
         view

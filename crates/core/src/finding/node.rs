@@ -64,6 +64,8 @@ pub enum NodeProblem {
         what: String,
         /// How it differs, or why it cannot be looked at.
         cause: String,
+        /// The agent puts it right by itself.
+        repairable: bool,
     },
     /// A setting (`sysctl`) that forwarding needs has another value.
     Setting {
@@ -73,6 +75,8 @@ pub enum NodeProblem {
         expected: String,
         /// Value found.
         found: String,
+        /// The agent puts it right by itself; it does not touch settings while it does not masquerade.
+        repairable: bool,
     },
     /// The path is no bpffs, or cannot be read.
     Bpffs {

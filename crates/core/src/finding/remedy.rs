@@ -25,6 +25,12 @@ impl Problem {
                 NodeProblem::Pin { path, .. } => {
                     format!("remove the pin (`rm {path}`), then `wharf audit --repair` pins the agent's own")
                 }
+                NodeProblem::Outbound { repairable: false, .. } => {
+                    "remove the cause; the agent tries again every 10 s (docs/connectivity.md)".to_owned()
+                }
+                NodeProblem::Setting { repairable: false, name, expected, .. } => format!(
+                    "`sysctl -w {name}={expected}`, or start the agent with `--masquerade on` or `--local-delivery direct`"
+                ),
                 NodeProblem::LinkMissing { .. }
                 | NodeProblem::LinkRenamed { .. }
                 | NodeProblem::LinkDown { .. }

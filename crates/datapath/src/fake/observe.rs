@@ -123,6 +123,7 @@ pub(super) fn nat(s: &State, spec: &NodeSpec) -> NatView {
         view.problems.push(NodeProblem::Outbound {
             what: "masquerading".to_owned(),
             cause: "expected, is not there".to_owned(),
+            repairable: true,
         });
     }
     view

@@ -277,6 +277,7 @@ pub(crate) fn node_spec() -> NodeSpec {
         cidrs: vec!["10.77.0.0/16".parse().expect("cidr"), "fd77::/64".parse().expect("cidr")],
         mtu: 1500,
         masquerade: None,
+        local_by_stack: false,
     }
 }
 
