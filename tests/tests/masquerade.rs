@@ -87,7 +87,7 @@ fn a_container_reaches_the_world_with_the_nodes_address() -> Result<()> {
         echo::udp_client(s.inside.space()?, to)?.send(b"who?")?;
         ensure!(server.recv_from(&mut [0; 16])?.1.ip() == IpAddr::V4(s.end.v4()?));
         let (health, message) = masquerade_row(node)?;
-        ensure!(health == "ok" && message.contains("net.ipv4.ip_forward"), "{health}: {message}");
+        ensure!(health == "ok" && message.contains("net.ipv6.conf.all.forwarding"), "{health}: {message}");
         node.detach(&other)?;
         s.end(node)
     })
@@ -203,6 +203,8 @@ fn what_is_taken_back_is_what_was_there_and_nobody_changed() -> Result<()> {
         ip(node.space(), "link add v2 type veth peer name v3")?;
         let kept =
             ["ipv4/conf/all/accept_redirects", "ipv4/conf/v0/forwarding", "ipv4/conf/v2/forwarding", "ipv4/ip_forward"];
+        // A new namespace has the IPv4 settings of the machine.
+        set(node, kept[3], "0")?;
         set(node, kept[0], "0")?;
         set(node, kept[1], "1")?;
         set(node, kept[2], "1")?;
@@ -226,8 +228,13 @@ fn what_is_taken_back_is_what_was_there_and_nobody_changed() -> Result<()> {
 #[test]
 fn what_the_agent_does_not_put_right_is_named_with_what_to_do() -> Result<()> {
     scenario(NodeConfig::default().flags(&["--masquerade=off", "--local-delivery=stack"]), |node| {
-        let (health, message) = masquerade_row(node)?;
-        ensure!(health == "degraded" && message.contains("net.ipv4.ip_forward"), "{health}: {message}");
+        for path in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            node.space().run(|| std::fs::write(format!("/proc/sys/net/{path}"), "0"))??;
+        }
+        wait::until("what is missing is named", || {
+            let (health, message) = masquerade_row(node)?;
+            Ok((health == "degraded" && message.contains("net.ipv4.ip_forward")).then_some(()))
+        })?;
         ensure!(node.wharf(&["audit"])?.stdout.contains("sysctl -w net.ipv4.ip_forward=1"));
         for path in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
             node.space().run(|| std::fs::write(format!("/proc/sys/net/{path}"), "1"))??;
