@@ -38,7 +38,8 @@ pub(crate) fn observe(mappings: &[PortMapping]) -> Result<()> {
                 return Err(refused(KernelErrorKind::Unsupported, cause.to_owned()));
             }
             // All of 127.0.0.0/8 is local by the one address of the loopback.
-            if !(ip.is_ipv4() && ip.is_loopback()) && !own.iter().any(|(_, there)| *there == ip) {
+            let has = ip.is_ipv4() && ip.is_loopback() || own.iter().any(|(_, there)| *there == ip);
+            if !has {
                 let cause = format!(
                     "the node has no address {ip} (`ip addr`); give one that it has, or none to publish on all of them"
                 );
