@@ -5,10 +5,13 @@
 
 use std::net::IpAddr;
 
+use wharf_api::PublishedPort;
+
 use crate::{
     fault::Fault,
     json::{Object, text},
     netconf::NetConf,
+    ports,
     rules::{self, cut},
 };
 
@@ -33,6 +36,7 @@ pub(crate) struct ContainerArgs {
     /// At most one of each family.
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) pool: Option<String>,
+    pub(crate) ports: Vec<PublishedPort>,
 }
 
 impl ContainerArgs {
@@ -94,6 +98,7 @@ impl ContainerArgs {
     /// `runtimeConfig`: what netconf's `capabilities` asked the runtime for.
     fn add_runtime_config(&mut self, runtime: &Object<'_>) -> Result<(), Fault> {
         self.add_address_keys(runtime)?;
+        self.ports = ports::parse(runtime)?;
         let Some(annotations) = runtime.object(ANNOTATIONS)? else { return Ok(()) };
         if let Some(pool) = annotations.string(ANNOTATION_POOL)?.filter(|pool| !pool.is_empty()) {
             self.pool = Some(pool.to_owned());

@@ -193,6 +193,7 @@ mod tests {
             pod_name: None,
             pod_namespace: None,
             created_unix_ms: 1,
+            ports: Vec::new(),
             status: EndpointStatus::default(),
         }
     }

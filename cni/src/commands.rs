@@ -103,6 +103,7 @@ impl Agent<'_> {
             pod_name: args.pod_name.clone(),
             pod_namespace: args.pod_namespace.clone(),
             deadline_ms: None,
+            ports: args.ports.clone(),
         };
         let id = id(target);
         // Only while it is certain that nothing was begun: what an agent did that went away meanwhile is not known.
@@ -222,6 +223,9 @@ fn explained(subject: &str, netns: &str, args: &ContainerArgs, error: &ClientErr
     let mut fault = Fault::of_client(subject, error);
     let origin = match error.code() {
         Some(ErrorCode::InvalidNetns) => "CNI_NETNS",
+        Some(ErrorCode::Exists) if !args.ports.is_empty() => {
+            "CNI_CONTAINERID and CNI_IFNAME, or the addresses or ports asked for"
+        }
         Some(ErrorCode::Exists) if args.ips.is_empty() => "CNI_CONTAINERID and CNI_IFNAME",
         // The address asked for may be what is taken.
         Some(ErrorCode::Exists) => "CNI_CONTAINERID and CNI_IFNAME, or the addresses asked for",

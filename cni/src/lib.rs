@@ -25,6 +25,7 @@ mod json;
 mod link;
 mod log;
 mod netconf;
+mod ports;
 pub mod request;
 mod result;
 mod retry;

@@ -5,9 +5,10 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 use wharf_core::{
     admission::Refusal,
     identity_allocator::IdentityError,
-    ids::{Attachment, EndpointId},
+    ids::{Attachment, EndpointId, PoolName},
     ipam::IpamError,
     kernel::KernelError,
+    nat::Publish,
     plan::{CreateStep, DeleteStep, UndoStep},
     state::State,
 };
@@ -126,6 +127,25 @@ pub enum CreateCause {
         /// The address.
         ip: IpAddr,
     },
+    /// The node does not masquerade, so it has no table for published ports.
+    #[error("{0}: this node publishes no ports, because its agent runs with --masquerade off")]
+    PortsOff(Publish),
+    /// The container gets no address of the host IP's family.
+    #[error("{0}: the container gets no {1} address, because pool {2} has none")]
+    PortFamily(Publish, &'static str, PoolName),
+    /// Another endpoint has published the port.
+    #[error("{port}: endpoint {id} ({attachment}) has published this port already")]
+    PortTaken {
+        /// The port that is asked for.
+        port: Publish,
+        /// That endpoint.
+        id: EndpointId,
+        /// Its attachment.
+        attachment: Attachment,
+    },
+    /// The node lacks an address that ports are to be published on, or a process holds a port.
+    #[error(transparent)]
+    Ports(KernelError),
     /// It failed, and so did steps of its undo.
     #[error("{cause}; and undoing it: {left}")]
     NotUndone {

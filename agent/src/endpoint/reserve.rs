@@ -1,7 +1,11 @@
 //! What a create does before its first step: checks without side effects, then the reservations that keep others from
 //! its name, its id and its addresses.
 
-use std::{net::IpAddr, path::PathBuf, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use tokio::time::Instant;
 use wharf_api::LogStatus;
@@ -11,6 +15,7 @@ use wharf_core::{
     ids::{Attachment, IfIndex, MacAddr, PoolName},
     ipam::Ipam,
     kernel::Kernel,
+    nat::Publish,
     state::{Fsm, State},
     store::LeaseOwner,
 };
@@ -50,6 +55,8 @@ pub struct CreateSpec {
     pub pod_name: Option<String>,
     /// Pod namespace.
     pub pod_namespace: Option<String>,
+    /// Ports to publish.
+    pub ports: Vec<Publish>,
     /// When the caller gives up.
     pub deadline: Instant,
 }
@@ -63,12 +70,16 @@ pub(super) async fn reserve<K: Kernel>(
     deletions::settle(life, a).await?;
     // A delete is answered before the name and the addresses of its endpoint are free.
     let same = |r: &Attachment| (&r.container_id, &r.ifname) == (&a.container_id, &a.ifname);
-    life.registry.settled(|r| same(&r.attachment) || r.addresses().any(|ip| spec.ips.contains(&ip))).await;
+    let same_port = |r: &EndpointRecord| r.ports.iter().any(|p| spec.ports.iter().any(|wanted| p.overlaps(wanted)));
+    let concerns =
+        |r: &EndpointRecord| same(&r.attachment) || r.addresses().any(|ip| spec.ips.contains(&ip)) || same_port(r);
+    life.registry.settled(concerns).await;
     if let Some(there) = life.registry.by_interface(&a.container_id, &a.ifname) {
         return Err(taken_by(&life.jobs, &there));
     }
     let netns = life.kernel.observe_netns(&spec.netns).await.map_err(CreateCause::Netns)?;
     let (ip_owner, requested) = requested_addresses(&lock(&life.addresses.ipam), spec)?;
+    may_publish(life, spec, requested).await?;
     let epoch = life.store.next_epoch().await?;
     let set = match spec.mac {
         None => life.prepared.take(),
@@ -125,6 +136,7 @@ pub(super) async fn reserve<K: Kernel>(
         pod_name: spec.pod_name.clone(),
         pod_namespace: spec.pod_namespace.clone(),
         created_unix_ms: clock::unix_ms(),
+        ports: spec.ports.clone(),
     };
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
     if let Err(taken) = life.registry.insert(handle.clone()) {
@@ -133,11 +145,47 @@ pub(super) async fn reserve<K: Kernel>(
         return Err(match taken {
             Taken::Interface(there) => taken_by(&life.jobs, &there),
             Taken::Address(ip, there) => CreateCause::AddressTaken { id: there.id, ip },
+            Taken::Port(port, there) => {
+                let attachment = there.shared.read(|v| v.record.attachment.clone());
+                CreateCause::PortTaken { port, id: there.id, attachment }
+            }
         });
     }
     let task = EndpointTask::new(Arc::clone(life), &handle, mailbox, prepared);
     task.shared.log(LogStatus::Ok, "created", format!("{a}, identity {identity}"));
     Ok(task)
+}
+
+/// Checks whether the node can publish the ports. The addresses that they will lead to are not known yet, but for those
+/// that the caller leased before; their families are.
+async fn may_publish<K: Kernel>(
+    life: &Lifecycle<K>,
+    spec: &CreateSpec,
+    leased: AddressPair,
+) -> Result<(), CreateCause> {
+    let Some(first) = spec.ports.first() else { return Ok(()) };
+    if life.config.masquerade.is_none() {
+        return Err(CreateCause::PortsOff(*first));
+    }
+    let name = spec.pool.as_ref().unwrap_or(&life.config.default_pool);
+    let pool = life.config.pools.iter().find(|pool| pool.name == *name);
+    let of_pool = |ipv4: bool| pool.is_some_and(|p| p.cidrs.iter().any(|cidr| cidr.addr().is_ipv4() == ipv4));
+    let gets = match leased {
+        (None, None) => [of_pool(true), of_pool(false)],
+        (v4, v6) => [v4.is_some(), v6.is_some()],
+    };
+    let somebody = [Ipv4Addr::UNSPECIFIED.into(), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
+    let families: Vec<_> = somebody.into_iter().zip(gets).filter_map(|(ip, gets)| gets.then_some(ip)).collect();
+    let mut mappings = Vec::new();
+    for port in &spec.ports {
+        let before = mappings.len();
+        mappings.extend(families.iter().filter_map(|ip| port.to(*ip)));
+        if mappings.len() == before {
+            let family = if port.host_ip.is_some_and(|ip| ip.is_ipv6()) { "IPv6" } else { "IPv4" };
+            return Err(CreateCause::PortFamily(*port, family, name.clone()));
+        }
+    }
+    life.kernel.observe_ports(&mappings).await.map_err(CreateCause::Ports)
 }
 
 /// At most one address of each family.

@@ -363,6 +363,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             labels: BTreeSet::from([super::label()]),
             pod_name: None,
             pod_namespace: None,
+            ports: Vec::new(),
             deadline: Instant::now() + CREATE_BOUND,
         };
         let made = create::create(&self.life, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;

@@ -12,12 +12,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
-use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus, StepError};
+use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
     identity::Label,
     ids::{EndpointId, Epoch},
     kernel::KernelError,
+    nat::{Protocol, Publish},
     plan::DeleteOptions,
     state::{Fsm, Level, State},
     store::Lease,
@@ -330,6 +331,19 @@ pub fn api_state(state: State) -> wharf_api::EndpointState {
     }
 }
 
+fn published(port: &Publish) -> PublishedPort {
+    PublishedPort {
+        protocol: match port.protocol {
+            Protocol::Tcp => PortProtocol::Tcp,
+            Protocol::Udp => PortProtocol::Udp,
+            Protocol::Sctp => PortProtocol::Sctp,
+        },
+        host_ip: port.host_ip,
+        host_port: port.host_port,
+        container_port: port.container_port,
+    }
+}
+
 /// An endpoint in the API's words.
 #[must_use]
 pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
@@ -357,6 +371,7 @@ pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
         pod_name: r.pod_name.clone(),
         pod_namespace: r.pod_namespace.clone(),
         created_unix_ms: r.created_unix_ms,
+        ports: r.ports.iter().map(published).collect(),
         status: view.status.clone(),
     }
 }

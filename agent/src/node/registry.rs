@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{ContainerId, EndpointId, Epoch, IfName, MAX_ENDPOINT_ID},
+    nat::Publish,
 };
 
 use crate::{node::endpoint::Handle, sync::lock};
@@ -26,6 +27,8 @@ pub enum Taken {
     Interface(Box<Handle>),
     /// This endpoint has the address already.
     Address(IpAddr, Box<Handle>),
+    /// This endpoint has published the port already.
+    Port(Publish, Box<Handle>),
 }
 
 /// The registry.
@@ -143,14 +146,16 @@ impl Registry {
         }
     }
 
-    /// Inserts an endpoint, unless another one has its interface or address.
+    /// Inserts an endpoint, unless another one has its interface, an address or a published port of it. A port is free
+    /// when its endpoint has left the registry: until then something of it may still be in the kernel.
     ///
     /// # Errors
-    /// The endpoint that has the interface or one of the addresses. Only caller-leased addresses are known here;
+    /// The endpoint that has the interface, one of the addresses or one of the ports. Only caller-leased addresses are known here;
     /// others are leased later by IPAM.
     pub fn insert(&self, handle: Handle) -> Result<(), Taken> {
         let key = interface_key(&handle);
         let addresses: Vec<IpAddr> = addresses_of(&handle).collect();
+        let ports = handle.shared.read(|v| v.record.ports.clone());
         let mut inner = lock(&self.inner);
         if let Some(there) = inner.by_interface.get(&key).and_then(|id| inner.by_id.get(id)) {
             return Err(Taken::Interface(Box::new(there.clone())));
@@ -159,6 +164,14 @@ impl Registry {
             for there in inner.by_id.values() {
                 if let Some(ip) = addresses_of(there).find(|ip| addresses.contains(ip)) {
                     return Err(Taken::Address(ip, Box::new(there.clone())));
+                }
+            }
+        }
+        if !ports.is_empty() {
+            for there in inner.by_id.values() {
+                let theirs = there.shared.read(|v| v.record.ports.clone());
+                if let Some(port) = ports.iter().find(|port| theirs.iter().any(|their| their.overlaps(port))) {
+                    return Err(Taken::Port(*port, Box::new(there.clone())));
                 }
             }
         }

@@ -1,12 +1,13 @@
 //! `/v1/endpoint`.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use axum::{Json, extract::State, http::StatusCode};
 use tokio::{sync::oneshot, time::Instant};
 use wharf_api::{
     ApiError, DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth,
-    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Health, RegenerateLevel, SelfCheck,
+    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Health, PortProtocol, PublishedPort, RegenerateLevel,
+    SelfCheck,
 };
 use wharf_core::{
     finding::{Problem, Verdict, verdict},
@@ -14,6 +15,7 @@ use wharf_core::{
     identity_allocator::{RESERVED_SOURCE, security_relevant},
     ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName},
     kernel::{Kernel as _, MIN_MTU},
+    nat::{Protocol, Publish},
     plan::DeleteOptions,
     state::Level,
 };
@@ -46,6 +48,8 @@ const BUILD_PATIENCE: Duration = Duration::from_secs(5);
 const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// Maximum number of labels of an endpoint; Kubernetes objects carry a few dozen.
 const MAX_LABELS: usize = 256;
+/// Maximum number of published ports of an endpoint.
+const MAX_PORTS: usize = 1_024;
 
 /// Endpoints that match every filter, by id.
 #[utoipa::path(get, path = "/v1/endpoint", tag = "endpoint", params(EndpointFilter),
@@ -383,6 +387,36 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
     labels.iter().map(parse).collect()
 }
 
+fn parse_ports(attachment: &Attachment, ports: &[PublishedPort]) -> Answer<Vec<Publish>> {
+    if ports.len() > MAX_PORTS {
+        let count = ports.len();
+        return Err(invalid(format!("create endpoint {attachment}: {count} ports, at most {MAX_PORTS} are taken")));
+    }
+    for (i, port) in ports.iter().enumerate() {
+        let host_side = port.host_side();
+        if port.host_ip.is_some_and(|ip| ip.is_multicast() || ip == Ipv4Addr::BROADCAST) {
+            let rule = "a port is published on an address of one node";
+            return Err(invalid(format!("create endpoint {attachment}: port {host_side}: {rule}")));
+        }
+        if let Some(other) = ports.iter().take(i).find(|other| other.overlaps(port)) {
+            let other = other.host_side();
+            let message = format!("create endpoint {attachment}: port {host_side} is asked for beside {other}");
+            return Err(invalid(message));
+        }
+    }
+    let publish = |port: &PublishedPort| Publish {
+        protocol: match port.protocol {
+            PortProtocol::Tcp => Protocol::Tcp,
+            PortProtocol::Udp => Protocol::Udp,
+            PortProtocol::Sctp => Protocol::Sctp,
+        },
+        host_ip: port.host_ip,
+        host_port: port.host_port,
+        container_port: port.container_port,
+    };
+    Ok(ports.iter().map(publish).collect())
+}
+
 /// Validates a create request. `text` is the id in the path; `default_mtu`, in bytes, applies when the body names no
 /// MTU.
 ///
@@ -440,6 +474,7 @@ pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer
         ips: body.ips,
         pod_name: body.pod_name,
         pod_namespace: body.pod_namespace,
+        ports: parse_ports(&attachment, &body.ports)?,
         deadline: Instant::now() + deadline,
         attachment,
     })

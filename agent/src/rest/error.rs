@@ -147,6 +147,20 @@ impl From<CreateCause> for Failure {
             CreateCause::AddressTaken { .. } => {
                 says(ErrorCode::Exists).hint("delete that one first, or ask for another address")
             }
+            CreateCause::PortsOff(_) => says(ErrorCode::Unsupported)
+                .hint("start the agent with --masquerade on, or remove the ports (`runtimeConfig.portMappings`)"),
+            CreateCause::PortFamily(..) => {
+                says(ErrorCode::InvalidRequest).hint("give a host IP of another family, none, or another pool")
+            }
+            CreateCause::PortTaken { .. } => {
+                says(ErrorCode::Exists).hint("delete that one first, or publish another port")
+            }
+            CreateCause::Ports(e) => match e.kind {
+                KernelErrorKind::Exists => says(ErrorCode::Exists),
+                KernelErrorKind::NotFound => says(ErrorCode::InvalidRequest),
+                KernelErrorKind::Unsupported => says(ErrorCode::InvalidRequest),
+                _ => e.into(),
+            },
             CreateCause::MixedOwners => says(ErrorCode::InvalidRequest),
             CreateCause::NoId => says(ErrorCode::LimitReached),
             CreateCause::Netns(e) => match e.kind {

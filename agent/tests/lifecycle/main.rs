@@ -28,6 +28,7 @@ mod orphans;
 mod out_of_service;
 mod overload;
 mod own_doing;
+mod ports;
 mod resting;
 mod restore;
 mod selfcheck;

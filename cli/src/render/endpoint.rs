@@ -84,6 +84,10 @@ pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
     };
     screen.line("IPv4", &address(e.ipv4.map(|ip| ip.to_string()), e.gateway4.map(|ip| ip.to_string())));
     screen.line("IPv6", &address(e.ipv6.map(|ip| ip.to_string()), e.gateway6.map(|ip| ip.to_string())));
+    for (i, port) in e.ports.iter().enumerate() {
+        let lead = format!("{} to port {}", port.host_side(), port.container_port);
+        screen.line(if i == 0 { "Ports" } else { "" }, &lead);
+    }
     screen.line("Pool", &e.pool);
     screen.line("MAC", &e.container_mac);
     screen.line("MTU", &e.mtu.to_string());

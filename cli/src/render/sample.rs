@@ -38,6 +38,7 @@ pub(crate) fn endpoint() -> Endpoint {
         pod_name: Some("web-1".to_owned()),
         pod_namespace: Some("default".to_owned()),
         created_unix_ms: NOW - 312_000,
+        ports: Vec::new(),
         status: EndpointStatus {
             desired_revision: 3,
             realized_revision: 3,

@@ -2,7 +2,9 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    num::NonZeroU16,
 };
 
 use serde::{Deserialize, Serialize};
@@ -54,6 +56,73 @@ pub struct EndpointCreate {
     /// The caller gives up after this many milliseconds; the agent then undoes what it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
+    /// Ports of the node that lead to the container, at most 1,024.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 1024)]
+    pub ports: Vec<PublishedPort>,
+}
+
+/// Protocol of a published port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PortProtocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl fmt::Display for PortProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        })
+    }
+}
+
+/// A port of the node that leads to a port of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PublishedPort {
+    /// Protocol of both ports.
+    pub protocol: PortProtocol,
+    /// The one address of the node that has the port. When absent, every address of each family that the container has;
+    /// 0.0.0.0 and :: are every address of their family.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub host_ip: Option<IpAddr>,
+    /// Port of the node.
+    #[schema(value_type = u16, minimum = 1)]
+    pub host_port: NonZeroU16,
+    /// Port of the container.
+    #[schema(value_type = u16, minimum = 1)]
+    pub container_port: NonZeroU16,
+}
+
+impl PublishedPort {
+    /// Whether both claim a port of one address of the node.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let one_address = match (self.host_ip, other.host_ip) {
+            (Some(a), Some(b)) => a.is_ipv4() == b.is_ipv4() && (a == b || a.is_unspecified() || b.is_unspecified()),
+            _ => true,
+        };
+        one_address && (self.protocol, self.host_port) == (other.protocol, other.host_port)
+    }
+
+    /// The node's side, as users write it: `198.51.100.1:8080/tcp`, `8080/udp`.
+    #[must_use]
+    pub fn host_side(&self) -> String {
+        let port = self.host_port.get();
+        match self.host_ip {
+            Some(ip) => format!("{}/{}", SocketAddr::new(ip, port), self.protocol),
+            None => format!("{port}/{}", self.protocol),
+        }
+    }
 }
 
 /// Endpoint state; the words are those of the state machine.
@@ -131,6 +200,9 @@ pub struct Endpoint {
     pub pod_namespace: Option<String>,
     /// When it was created, milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
+    /// Published ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<PublishedPort>,
     /// What it is doing.
     pub status: EndpointStatus,
 }

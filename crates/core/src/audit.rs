@@ -19,6 +19,7 @@ use crate::{
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName},
     ipam::describe_owner,
     kernel::{EndpointTableRow, KernelDump, LinkRef, LinkRow, RouteRow},
+    nat::PortMapping,
     state::Level,
     store::{Intent, Lease, LeaseOwner, OutOfService, Snapshot},
 };
@@ -72,6 +73,8 @@ pub enum Repair {
     RemoveEndpointRow(IpAddr, Epoch),
     /// Empty a slot of the program array.
     RemoveCallSlot(u32),
+    /// Take a published port back, unless an endpoint has it.
+    RemovePort(PortMapping),
     /// Release a lease.
     ReleaseLease(IpAddr),
     /// Remove a route.
@@ -101,6 +104,7 @@ impl Repair {
             Self::RemovePins(_) => "program sets without an endpoint unpinned",
             Self::RemoveEndpointRow(..) => "rows of the table of endpoints removed",
             Self::RemoveCallSlot(_) => "slots of the program array emptied",
+            Self::RemovePort(_) => "published ports without an endpoint taken back",
             Self::ReleaseLease(_) => "leases released",
             Self::RemoveRoute(_) => "routes removed",
             Self::Regenerate(..) => "findings regenerated away",
@@ -157,6 +161,7 @@ pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
     auditor.pins(&mut findings);
     auditor.endpoint_rows(&mut findings);
     auditor.call_slots(&mut findings);
+    auditor.ports(&mut findings);
     auditor.routes(&mut findings);
     auditor.leases(&mut findings);
     auditor.rests(&mut findings);

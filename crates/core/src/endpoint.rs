@@ -13,6 +13,7 @@ pub use wharf_names::link::{host_ifname, parse_host_ifname};
 use crate::{
     identity::{Identity, Label},
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName},
+    nat::{PortMapping, Publish},
 };
 
 /// A network namespace, known by what the kernel says of it and not by its path: a path may be reused by another
@@ -93,11 +94,20 @@ pub struct EndpointRecord {
     pub pod_namespace: Option<String>,
     /// Milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
+    /// Published ports. Records of older versions have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Publish>,
 }
 
 impl EndpointRecord {
     /// Its addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
+    }
+
+    /// Its published ports, one mapping for each address that they lead to.
+    #[must_use]
+    pub fn mappings(&self) -> Vec<PortMapping> {
+        self.ports.iter().flat_map(|port| self.addresses().filter_map(|ip| port.to(ip))).collect()
     }
 }

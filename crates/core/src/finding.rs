@@ -101,6 +101,7 @@ impl Problem {
                 | Stray::Pins { .. }
                 | Stray::Row { .. }
                 | Stray::CallSlot { .. }
+                | Stray::Port { .. }
                 | Stray::Route { ours: true, .. }
                 | Stray::Lease { .. }
                 | Stray::NodeLease { .. }

@@ -48,5 +48,6 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         pod_name: None,
         pod_namespace: None,
         created_unix_ms: 0,
+        ports: Vec::new(),
     }
 }

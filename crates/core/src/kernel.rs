@@ -20,7 +20,7 @@ use crate::{
     finding::{EndpointProblem, NodeProblem},
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
-    nat::Masquerade,
+    nat::{Masquerade, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
 };
@@ -356,6 +356,9 @@ pub struct KernelDump {
     pub pins: Vec<(String, Vec<String>)>,
     /// Foreign objects under Wharf's pin root (reported, never touched).
     pub foreign_pins: Vec<PathBuf>,
+    /// Published ports in the node's table that no endpoint published since the agent's start, or whose endpoint took them
+    /// back.
+    pub ports: Vec<PortMapping>,
 }
 
 /// Ends when the kernel has released a removed link: nothing refers to the device any more.
@@ -372,7 +375,8 @@ pub trait Kernel: Send + Sync + 'static {
     /// Creates the node's objects: shared maps, router interface and addresses, unreachable routes for the pools.
     fn ensure_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<()>> + Send;
 
-    /// Makes the node masquerade and forward as its specification says, or takes that back. Apart from [`Self::ensure_node`],
+    /// Makes the node masquerade and forward as its specification says, or takes that back. Published ports stay as they
+    /// are; where the table was missing, those that endpoints published since the agent's start are written again. Apart from [`Self::ensure_node`],
     /// because a node that cannot is one whose containers reach each other.
     ///
     /// # Errors
@@ -382,6 +386,24 @@ pub trait Kernel: Send + Sync + 'static {
 
     /// Compares what [`Self::ensure_nat`] makes with the node's specification.
     fn observe_nat(&self, spec: &NodeSpec) -> impl Future<Output = Result<NatView>> + Send;
+
+    /// Asks whether the node has the addresses of the mappings, and whether a process of the node holds one of their ports.
+    /// Ports of SCTP are not looked at.
+    ///
+    /// # Errors
+    /// `NotFound` where the node does not have the address, `Exists` where a process holds the port, `Unsupported` where
+    /// the address cannot lead to a container.
+    fn observe_ports(&self, mappings: &[PortMapping]) -> impl Future<Output = Result<()>> + Send {
+        let subject = format!("{} ports", mappings.len());
+        async move { Err(unsupported("publish", subject)) }
+    }
+
+    /// Takes a published port out of the node's table, unless an endpoint has published it since the agent's start; for
+    /// repair.
+    fn remove_port(&self, mapping: &PortMapping) -> impl Future<Output = Result<()>> + Send {
+        let subject = mapping.to_string();
+        async move { Err(unsupported("take back", subject)) }
+    }
 
     /// Opens a path and returns the network namespace there.
     ///
@@ -409,11 +431,14 @@ pub trait Kernel: Send + Sync + 'static {
     /// Adds the container's addresses and routes and the node's routes to the container, and brings both sides up.
     fn ensure_connected(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
-    /// Puts the endpoint's rows into the shared maps, `CALLS` first. Other endpoints can reach the endpoint from then
-    /// on.
+    /// Puts the endpoint's rows into the shared maps, `CALLS` first, and publishes its ports. Other endpoints can reach the
+    /// endpoint from then on.
+    ///
+    /// # Errors
+    /// `Exists` for a port that leads elsewhere. On a node that does not masquerade no port is published.
     fn ensure_reachable(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
-    /// Removes the rows of this endpoint and epoch from the shared maps.
+    /// Takes the endpoint's published ports back and removes the rows of this endpoint and epoch from the shared maps.
     fn remove_reachable(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
     /// Replaces the endpoint's programs on its link by a program that drops everything, so that no packet passes
@@ -520,7 +545,8 @@ pub trait Kernel: Send + Sync + 'static {
     /// Dumps all of Wharf's objects.
     fn dump(&self) -> impl Future<Output = Result<KernelDump>> + Send;
 
-    /// Removes a row of the shared endpoint table if the row has that epoch; for repair.
+    /// Removes a row of the shared endpoint table if the row has that epoch, and the published ports that lead to its
+    /// address unless an endpoint has published them since the agent's start; for repair.
     fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> impl Future<Output = Result<()>> + Send {
         async move { Err(unsupported("remove endpoint row", format!("{ip} of epoch {epoch}"))) }
     }

@@ -148,6 +148,52 @@ pub struct PortMapping {
     pub container_port: NonZeroU16,
 }
 
+/// A port that is asked for, before the container's addresses are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Publish {
+    /// Protocol of both ports.
+    pub protocol: Protocol,
+    /// The one address of the node that has the port; an unspecified one (`0.0.0.0`, `::`) is every address of its family,
+    /// `None` every address of each family that the container has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_ip: Option<IpAddr>,
+    /// Port of the node.
+    pub host_port: NonZeroU16,
+    /// Port of the container.
+    pub container_port: NonZeroU16,
+}
+
+impl Publish {
+    /// The mapping to an address of the container; none where the host IP is of the other family.
+    #[must_use]
+    pub fn to(&self, container: IpAddr) -> Option<PortMapping> {
+        let Self { protocol, host_ip, host_port, container_port } = *self;
+        PortMapping { protocol, host_ip, host_port, container, container_port }.checked().ok()
+    }
+
+    /// Whether both claim a port of one address of the node, whatever families their containers have: those are not known
+    /// before their addresses are.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let one_address = match (self.host_ip, other.host_ip) {
+            (Some(a), Some(b)) => a.is_ipv4() == b.is_ipv4() && (a == b || a.is_unspecified() || b.is_unspecified()),
+            _ => true,
+        };
+        one_address && (self.protocol, self.host_port) == (other.protocol, other.host_port)
+    }
+}
+
+/// The node's side, as a user writes it: `198.51.100.1:8080/tcp`, `8080/udp`.
+impl fmt::Display for Publish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let port = self.host_port.get();
+        match self.host_ip {
+            Some(ip) => write!(f, "{}/{}", SocketAddr::new(ip, port), self.protocol),
+            None => write!(f, "{port}/{}", self.protocol),
+        }
+    }
+}
+
 /// A host IP and a container of different families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -268,6 +314,31 @@ mod tests {
         let mixed = mapping(Some("0.0.0.0"), 8080, "fd77::2");
         assert!(mixed.checked().is_err_and(|e| e.to_string().contains("host IP 0.0.0.0 and container fd77::2")));
         assert_eq!(mapping(Some("::1"), 1, "fd77::2").to_string(), "tcp port 1 of ::1 to [fd77::2]:80");
+    }
+
+    #[test]
+    fn what_is_asked_for_overlaps_by_address_port_and_protocol() {
+        let ask = |host_ip: Option<&str>, port: u16| Publish {
+            protocol: Protocol::Udp,
+            host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+            host_port: port.try_into().unwrap(),
+            container_port: 53.try_into().unwrap(),
+        };
+        for (a, b, expected) in [
+            (None, None, true),
+            (None, Some("::1"), true),
+            (Some("0.0.0.0"), Some("192.0.2.1"), true),
+            (Some("0.0.0.0"), Some("::"), false),
+            (Some("192.0.2.1"), Some("192.0.2.2"), false),
+        ] {
+            assert_eq!(ask(a, 53).overlaps(&ask(b, 53)), expected, "{a:?} {b:?}");
+            assert_eq!(ask(b, 53).overlaps(&ask(a, 53)), expected, "{b:?} {a:?}");
+            assert!(!ask(a, 53).overlaps(&ask(b, 54)), "{a:?} {b:?}");
+        }
+        assert!(!ask(None, 53).overlaps(&Publish { protocol: Protocol::Tcp, ..ask(None, 53) }));
+        assert_eq!(ask(Some("0.0.0.0"), 53).to("10.77.0.2".parse().unwrap()).map(|m| m.host_ip), Some(None));
+        assert_eq!(ask(Some("0.0.0.0"), 53).to("fd77::2".parse().unwrap()), None);
+        assert_eq!(ask(Some("::1"), 53).to_string(), "[::1]:53/udp");
     }
 
     #[test]

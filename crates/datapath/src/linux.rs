@@ -16,6 +16,7 @@ use wharf_core::{
         AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
         LinkRef, LinkRelease, LinkSpec, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
+    nat::PortMapping,
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
     upgrade::{Takeover, Upgraded, VersionTree},
@@ -31,7 +32,7 @@ use crate::{
     nat::Nat,
     netlink,
     netns::{self, NetnsThread},
-    networks, node, observe,
+    networks, node, observe, ports,
     program_log::ProgramLog,
     reaper::{self, Reaper, Removal},
     source_rule, speakers,
@@ -200,17 +201,24 @@ impl Kernel for LinuxKernel {
 
     async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
-        self.blocking("make reachable", move |k| k.bpf.ensure_reachable(&record)).await
+        self.blocking("make reachable", move |k| {
+            k.bpf.ensure_reachable(&record)?;
+            crash::point("datapath/reachable/before-ports");
+            k.nat.publish(&record)
+        })
+        .await
     }
 
     async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.blocking("make unreachable", move |k| {
+            // Each is removed also when the one before could not be. The first failure is returned.
+            let ports = k.nat.unpublish(&record);
+            crash::point("datapath/unreachable/after-ports");
             let rows = k.bpf.remove_reachable(&record);
             crash::point("datapath/unreachable/after-slot");
-            // Rules are removed also when the rows could not be removed. The first failure is returned.
             let rules = source_rule::remove(&k.netns, &record);
-            rows.and(rules)
+            ports.and(rows).and(rules)
         })
         .await
     }
@@ -249,7 +257,13 @@ impl Kernel for LinuxKernel {
 
     async fn observe_endpoints(&self, records: &[EndpointRecord]) -> Result<Vec<Vec<EndpointProblem>>> {
         let records = records.to_vec();
-        self.blocking("observe endpoints", move |k| observe::observe_endpoints(&k.netns, &k.bpf, &records)).await
+        self.blocking("observe endpoints", move |k| {
+            let mut found = observe::observe_endpoints(&k.netns, &k.bpf, &records)?;
+            let ports = k.nat.missing(&records)?;
+            found.iter_mut().zip(ports).for_each(|(found, ports)| found.extend(ports));
+            Ok(found)
+        })
+        .await
     }
 
     async fn observe_missing(&self, links: &[LinkRef]) -> Result<Vec<EndpointId>> {
@@ -293,7 +307,21 @@ impl Kernel for LinuxKernel {
     }
 
     async fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> Result<()> {
-        self.blocking("remove endpoint row", move |k| k.bpf.remove_endpoint_row(ip, epoch)).await
+        self.blocking("remove endpoint row", move |k| {
+            k.nat.forget(|mapping| mapping.container == ip)?;
+            k.bpf.remove_endpoint_row(ip, epoch)
+        })
+        .await
+    }
+
+    async fn remove_port(&self, mapping: &PortMapping) -> Result<()> {
+        let mapping = *mapping;
+        self.blocking("take back port", move |k| k.nat.forget(|there| *there == mapping)).await
+    }
+
+    async fn observe_ports(&self, mappings: &[PortMapping]) -> Result<()> {
+        let mappings = mappings.to_vec();
+        self.blocking("look at ports", move |_| ports::observe(&mappings)).await
     }
 
     async fn remove_call_slot(&self, slot: u32) -> Result<()> {
@@ -349,6 +377,7 @@ impl Kernel for LinuxKernel {
         self.blocking("dump kernel state", move |k| {
             let mut dump = k.bpf.dump()?;
             netlink::dump::dump_into(&mut dump)?;
+            dump.ports = k.nat.strays();
             Ok(dump)
         })
         .await

@@ -207,6 +207,7 @@ impl Agent {
             labels: BTreeSet::from(["k8s:app=web".parse().expect("label")]),
             pod_name: None,
             pod_namespace: None,
+            ports: Vec::new(),
             deadline: Instant::now() + PATIENCE,
         }
     }

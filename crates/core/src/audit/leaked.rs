@@ -127,6 +127,27 @@ impl Auditor<'_> {
         }
     }
 
+    /// Ports that no endpoint published. Those of an endpoint whose record was lost stay with its row.
+    pub(super) fn ports(&self, findings: &mut Vec<AuditFinding>) {
+        for mapping in &self.view.dump.ports {
+            let record = self.records.values().find(|r| r.addresses().any(|ip| ip == mapping.container));
+            let explained = match record {
+                Some(record) => self.is_unjudged(record.id) || record.mappings().contains(mapping),
+                None => {
+                    self.rows.contains_key(&mapping.container)
+                        || self.addresses_out_of_service.contains(&mapping.container)
+                }
+            };
+            if !explained {
+                findings.push(AuditFinding {
+                    problem: Problem::Stray(Stray::Port { mapping: *mapping }),
+                    owner: record.map(|record| describe_record(record)),
+                    repair: Some(Repair::RemovePort(*mapping)),
+                });
+            }
+        }
+    }
+
     pub(super) fn endpoint_rows(&self, findings: &mut Vec<AuditFinding>) {
         for row in &self.view.dump.endpoint_rows {
             let id = endpoint_id(row.endpoint_id);

@@ -8,6 +8,7 @@ use crate::{
     finding::Mender,
     ids::{IfIndex, MacAddr},
     kernel::{AttachMode, MIN_MTU},
+    nat::PortMapping,
     state::Level,
 };
 
@@ -269,6 +270,11 @@ pub enum EndpointProblem {
         /// Program id found.
         found: Option<u32>,
     },
+    /// A published port is not in the node's table.
+    Port {
+        /// The port.
+        mapping: PortMapping,
+    },
 }
 
 impl EndpointProblem {
@@ -315,7 +321,9 @@ impl EndpointProblem {
             | Self::PinStale { .. }
             | Self::MapUnused { .. }
             | Self::MapUnreadable { .. } => Mender::Regeneration(Level::Datapath),
-            Self::Config { .. } | Self::Row { .. } | Self::CallSlot { .. } => Mender::Regeneration(Level::Policy),
+            Self::Config { .. } | Self::Row { .. } | Self::CallSlot { .. } | Self::Port { .. } => {
+                Mender::Regeneration(Level::Policy)
+            }
         }
     }
 
@@ -334,7 +342,8 @@ impl EndpointProblem {
             | Self::MapUnreadable { .. }
             | Self::Config { .. }
             | Self::Row { .. }
-            | Self::CallSlot { .. } => true,
+            | Self::CallSlot { .. }
+            | Self::Port { .. } => true,
             Self::Netns { .. }
             | Self::LinkMissing { .. }
             | Self::LinkDeleted { .. }

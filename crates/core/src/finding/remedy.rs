@@ -60,6 +60,7 @@ impl Problem {
                 Stray::Pins { .. }
                 | Stray::Row { .. }
                 | Stray::CallSlot { .. }
+                | Stray::Port { .. }
                 | Stray::Route { ours: true, .. }
                 | Stray::Lease { .. }
                 | Stray::NodeLease { .. }
@@ -175,7 +176,8 @@ impl EndpointProblem {
             | Self::MapUnreadable { .. }
             | Self::Config { .. }
             | Self::Row { .. }
-            | Self::CallSlot { .. } => {
+            | Self::CallSlot { .. }
+            | Self::Port { .. } => {
                 let level = if self.mender() == Mender::Regeneration(Level::Policy) { "" } else { " --level datapath" };
                 format!(
                     "`wharf endpoint regenerate {id}{level}` puts in place what is missing; the leak audit does so by itself \

@@ -4,7 +4,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::ids::{EndpointId, Epoch, IfIndex};
+use crate::{
+    ids::{EndpointId, Epoch, IfIndex},
+    nat::PortMapping,
+};
 
 /// An object without a record.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,6 +52,11 @@ pub enum Stray {
         endpoint_id: u32,
         /// Epoch.
         epoch: Epoch,
+    },
+    /// A published port in the node's table.
+    Port {
+        /// The port.
+        mapping: PortMapping,
     },
     /// A slot of the program array.
     CallSlot {

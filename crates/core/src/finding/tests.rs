@@ -5,11 +5,22 @@ use crate::{
     fixtures::id,
     ids::{IfIndex, MacAddr, PoolName},
     kernel::AttachMode,
+    nat::{PortMapping, Protocol},
     overlap::{NodeNetwork, Overlap, Way},
 };
 
 fn name() -> String {
     "eth0".to_owned()
+}
+
+fn port() -> PortMapping {
+    PortMapping {
+        protocol: Protocol::Tcp,
+        host_ip: None,
+        host_port: 8080.try_into().unwrap(),
+        container: [10, 0, 0, 2].into(),
+        container_port: 80.try_into().unwrap(),
+    }
 }
 
 fn mtu(side: Side, found: u32) -> EndpointProblem {
@@ -72,6 +83,7 @@ fn all() -> Vec<EndpointProblem> {
         P::Row { address: [10, 0, 0, 2].into(), found: Some("ifindex 5, not 4".to_owned()) },
         P::CallSlot { expected: Some(7), found: None },
         P::CallSlot { expected: Some(7), found: Some(8) },
+        P::Port { mapping: port() },
     ]);
     all
 }

@@ -29,6 +29,8 @@ operations! {
     EnsureNode = "ensure_node",
     EnsureNat = "ensure_nat",
     ObserveNat = "observe_nat",
+    ObservePorts = "observe_ports",
+    RemovePort = "remove_port",
     ObserveNetns = "observe_netns",
     EnsurePrograms = "ensure_programs",
     EnsureLink = "ensure_link",

@@ -17,6 +17,7 @@ use wharf_core::{
         LinkRef, LinkRelease, LinkRow, LinkSpec, MIN_MTU, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result,
         RouteRow,
     },
+    nat::PortMapping,
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
 };
@@ -89,6 +90,26 @@ impl Kernel for FakeKernel {
     async fn ensure_nat(&self, spec: &NodeSpec) -> Result<()> {
         self.call(Operation::EnsureNat, "node".to_owned(), |s| {
             s.masquerade = spec.masquerade.clone();
+            Ok(())
+        })
+        .await
+    }
+
+    async fn observe_ports(&self, mappings: &[PortMapping]) -> Result<()> {
+        self.call(Operation::ObservePorts, format!("{} ports", mappings.len()), |s| {
+            match mappings.iter().find(|m| s.held.contains(&m.host_port.get())) {
+                Some(held) => Err(fail("publish", held.to_string(), KernelErrorKind::Exists, "a process has it")),
+                None => Ok(()),
+            }
+        })
+        .await
+    }
+
+    async fn remove_port(&self, mapping: &PortMapping) -> Result<()> {
+        self.call(Operation::RemovePort, mapping.to_string(), |s| {
+            if !s.published.contains(mapping) {
+                s.ports.remove(mapping);
+            }
             Ok(())
         })
         .await
@@ -290,6 +311,10 @@ impl Kernel for FakeKernel {
             for address in record.addresses() {
                 s.rows.insert(address, observe::table_row(&record, address));
             }
+            if s.masquerade.is_some() {
+                s.ports.extend(record.mappings());
+                s.published.extend(record.mappings());
+            }
             Ok(())
         })
         .await
@@ -298,6 +323,10 @@ impl Kernel for FakeKernel {
     async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.change(Operation::RemoveReachable, endpoint(record.id), move |s| {
+            for mapping in record.mappings() {
+                s.ports.remove(&mapping);
+                s.published.remove(&mapping);
+            }
             for address in record.addresses() {
                 if s.rows.get(&address).is_some_and(|r| r.epoch == record.epoch) {
                     s.rows.remove(&address);
@@ -509,6 +538,7 @@ impl Kernel for FakeKernel {
                 call_slots: s.calls.keys().map(|id| u32::from(id.get())).collect(),
                 pins,
                 foreign_pins: Vec::new(),
+                ports: s.stray_ports(),
             })
         })
         .await

@@ -18,6 +18,7 @@ pub use control::{Hold, Operation};
 pub use state::LinkChange;
 
 use std::{
+    collections::BTreeSet,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -29,6 +30,7 @@ use wharf_core::{
     finding::NodeProblem,
     ids::{EndpointId, IfIndex},
     kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures},
+    nat::PortMapping,
     overlap::NodeNetwork,
 };
 
@@ -115,6 +117,27 @@ impl FakeKernel {
     /// Puts a row into the endpoint table behind the agent's back.
     pub fn add_row_behind_the_back(&self, row: EndpointTableRow) {
         self.state().rows.insert(row.address, row);
+    }
+
+    /// The published ports in the node's table.
+    #[must_use]
+    pub fn ports(&self) -> BTreeSet<PortMapping> {
+        self.state().ports.clone()
+    }
+
+    /// Puts a port into the node's table behind the agent's back.
+    pub fn add_port_behind_the_back(&self, mapping: PortMapping) {
+        self.state().ports.insert(mapping);
+    }
+
+    /// Takes a port out of the node's table behind the agent's back. False when it is not there.
+    pub fn remove_port_behind_the_back(&self, mapping: &PortMapping) -> bool {
+        self.state().ports.remove(mapping)
+    }
+
+    /// Lets a process of the node hold a port.
+    pub fn hold_port(&self, port: u16) {
+        self.state().held.insert(port);
     }
 
     /// Breaks the node's part: [`Kernel::observe_node`](wharf_core::kernel::Kernel::observe_node) tells of this problem

@@ -6,6 +6,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, NodeProblem, RouteSeen, Side},
     kernel::{AttachMode, EndpointTableRow, NatView, NodeSpec},
+    nat::PortMapping,
 };
 
 use super::state::{Hook, State, host_net};
@@ -113,6 +114,8 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
     if is != expected {
         found.push(EndpointProblem::CallSlot { expected, found: is });
     }
+    let missing = |mapping: &PortMapping| s.masquerade.is_some() && !s.ports.contains(mapping);
+    found.extend(record.mappings().into_iter().filter(missing).map(|mapping| EndpointProblem::Port { mapping }));
     found
 }
 

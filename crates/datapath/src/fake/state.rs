@@ -13,7 +13,7 @@ use wharf_core::{
     finding::NodeProblem,
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
     kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec},
-    nat::Masquerade,
+    nat::{Masquerade, PortMapping},
     overlap::NodeNetwork,
 };
 
@@ -130,6 +130,12 @@ pub(super) struct State {
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
     pub(super) masquerade: Option<Masquerade>,
+    /// Published ports in the node's table.
+    pub(super) ports: BTreeSet<PortMapping>,
+    /// What endpoints have published.
+    pub(super) published: BTreeSet<PortMapping>,
+    /// Ports that processes of the node hold.
+    pub(super) held: BTreeSet<u16>,
     /// What a test broke of the node's part.
     pub(super) broken: Vec<NodeProblem>,
     /// Addresses and routes of the node that are not ours.
@@ -141,6 +147,10 @@ pub(super) struct State {
 }
 
 impl State {
+    pub(super) fn stray_ports(&self) -> Vec<PortMapping> {
+        self.ports.difference(&self.published).copied().collect()
+    }
+
     /// A number that was never given out before: inodes, indexes, program and map ids.
     pub(super) fn fresh(&mut self) -> u32 {
         self.next_id += 1;

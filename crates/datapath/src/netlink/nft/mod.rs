@@ -90,11 +90,37 @@ impl Nft {
     /// # Errors
     /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
     pub fn ensure(&self, nat: &Nat) -> Result<Ensured> {
-        const OPERATION: &str = "write table";
         let desired = Table::of(nat)?;
+        self.write(|_| Ok(desired.clone()))
+    }
+
+    /// [`Self::ensure`] of everything but the mappings. Those that the table has stay, whatever they are; the mappings of
+    /// `nat` are added where the table has to be written.
+    ///
+    /// # Errors
+    /// As those of [`Self::ensure`].
+    pub fn ensure_around(&self, nat: &Nat) -> Result<Ensured> {
+        self.write(|seen| {
+            let Some(seen) = seen else { return Table::of(nat) };
+            let there = seen.mappings();
+            let mut kept = Nat { masquerade: nat.masquerade.clone(), mappings: there.iter().copied().collect() };
+            let desired = Table::of(&kept)?;
+            if *seen == desired {
+                return Ok(desired);
+            }
+            kept.mappings.retain(|mapping| !nat.mappings.iter().any(|ours| ours.overlaps(mapping)));
+            kept.mappings.extend(&nat.mappings);
+            Table::of(&kept)
+        })
+    }
+
+    /// Writes the table that is desired in place of the one that is there, if they differ.
+    fn write(&self, desired: impl Fn(Option<&Table>) -> Result<Table>) -> Result<Ensured> {
+        const OPERATION: &str = "write table";
         self.with(OPERATION, |netfilter| {
             for _ in 0..TRIES {
                 let Some((generation, seen)) = try_read(netfilter, OPERATION)? else { continue };
+                let desired = desired(seen.as_ref())?;
                 if seen.as_ref() == Some(&desired) {
                     return Ok(Ensured::Unchanged);
                 }

@@ -1,0 +1,88 @@
+//! Whether ports of the node may be published.
+
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsRawFd as _,
+};
+
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket,
+    sockopt::{Ipv6V6Only, ReuseAddr},
+};
+use wharf_core::{
+    kernel::{KernelErrorKind, Result},
+    nat::{PortMapping, Protocol},
+};
+
+use crate::{
+    error::{fail, wrap},
+    netlink::{Connection, address},
+};
+
+const OPERATION: &str = "publish";
+
+/// Asks whether the node has each host IP, and whether a process of the node holds the port.
+///
+/// # Errors
+/// `NotFound` where the node does not have the address, `Exists` where a process holds the port, `Unsupported` for `::1`.
+pub(crate) fn observe(mappings: &[PortMapping]) -> Result<()> {
+    let asked = mappings.iter().any(|mapping| mapping.host_ip.is_some());
+    let own = if asked { address::list_all(&mut Connection::open()?)? } else { Vec::new() };
+    for mapping in mappings {
+        let refused = |kind, cause: String| fail(OPERATION, mapping.to_string(), kind, cause);
+        if let Some(ip) = mapping.host_ip {
+            if ip == Ipv6Addr::LOCALHOST {
+                let cause = "the kernel routes no packet from ::1 to a container; publish 127.0.0.1, or an IPv6 address of \
+                             an interface";
+                return Err(refused(KernelErrorKind::Unsupported, cause.to_owned()));
+            }
+            // All of 127.0.0.0/8 is local by the one address of the loopback.
+            let has = ip.is_ipv4() && ip.is_loopback() || own.iter().any(|(_, there)| *there == ip);
+            if !has {
+                let cause = format!(
+                    "the node has no address {ip} (`ip addr`); give one that it has, or none to publish on all of them"
+                );
+                return Err(refused(KernelErrorKind::NotFound, cause));
+            }
+        }
+        match held(mapping) {
+            Ok(false) => {}
+            Ok(true) => {
+                let option = if mapping.protocol == Protocol::Tcp { "t" } else { "u" };
+                let cause = format!(
+                    "a process of the node holds this port (`ss -{option}lnp` names it); stop it, or choose another port"
+                );
+                return Err(refused(KernelErrorKind::Exists, cause));
+            }
+            Err(e) => return Err(wrap(OPERATION, mapping.to_string(), &e)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a process of the node holds the port, by an attempt to bind it. Nothing listens meanwhile.
+fn held(mapping: &PortMapping) -> io::Result<bool> {
+    let (kind, reuses) = match mapping.protocol {
+        // A port that only closed connections still have is free, but for a listener of its own.
+        Protocol::Tcp => (SockType::Stream, true),
+        Protocol::Udp => (SockType::Datagram, false),
+        // Its module may not be loaded, and a look must not load it.
+        Protocol::Sctp => return Ok(false),
+    };
+    let (family, every) = match mapping.container.is_ipv4() {
+        true => (AddressFamily::Inet, Ipv4Addr::UNSPECIFIED.into()),
+        false => (AddressFamily::Inet6, Ipv6Addr::UNSPECIFIED.into()),
+    };
+    let probe = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&probe, ReuseAddr, &reuses)?;
+    if family == AddressFamily::Inet6 {
+        setsockopt(&probe, Ipv6V6Only, &true)?;
+    }
+    let address = SocketAddr::new(mapping.host_ip.unwrap_or(every), mapping.host_port.get());
+    match bind(probe.as_raw_fd(), &SockaddrStorage::from(address)) {
+        Ok(()) => Ok(false),
+        Err(nix::Error::EADDRINUSE) => Ok(true),
+        Err(e) => Err(e.into()),
+    }
+}
