@@ -93,7 +93,7 @@ fn with_destination_options(socket: &std::net::UdpSocket) -> Result<()> {
             nix::libc::IPPROTO_IPV6,
             DESTINATION_OPTIONS,
             header.as_ptr().cast(),
-            header.len() as u32,
+            nix::libc::socklen_t::try_from(header.len())?,
         )
     };
     ensure!(result == 0, "set destination options: {}", std::io::Error::last_os_error());

@@ -3,12 +3,13 @@
 
 use std::{
     io,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use wharf_api::{EndpointPatch, RegenerateLevel};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
@@ -17,7 +18,7 @@ use wharf_tests::{
     programs,
     report::{Report, Style},
     stream::{TcpFlow, UdpStream},
-    world::World,
+    world::{NODE, World},
 };
 
 type Stdout = Report<io::Stdout>;
@@ -146,9 +147,26 @@ fn talk_to_node(report: &mut Stdout, node: &Node, ship: &Ship) -> Result<()> {
     Ok(())
 }
 
-/// A network behind the node, which has no route back to any container: it sees the node's address.
+/// A network behind the node, which has no route back to any container: it sees the node's address, and reaches a container
+/// by its published port.
 fn talk_to_the_world(report: &mut Stdout, node: &Node, ship: &Ship) -> Result<()> {
     let world = World::join(node)?;
+    let harbour = node.sandbox("cutter")?;
+    let server = EchoServer::start(harbour.space()?)?;
+    let port = |protocol: &str, to: u16| json!({"hostPort": 8080, "containerPort": to, "protocol": protocol});
+    let [tcp, udp] = [server.tcp_at(world.addresses()[0]).port(), server.udp_at(world.addresses()[0]).port()];
+    let ports = json!({"portMappings": [port("tcp", tcp), port("udp", udp)]});
+    let published = node.attach_with(&harbour, "eth0", &node.netconf().with("runtimeConfig", ports))?;
+    for address in NODE {
+        let to = SocketAddr::new(address.parse()?, 8080);
+        let outcome = (|| {
+            echo::tcp(world.space()?, to, 1 << 20)?;
+            echo::udp(world.space()?, to, 1_000)?;
+            Ok(((), "TCP 1 MiB, UDP 1000 bytes".to_owned()))
+        })();
+        report.check(&format!("world \u{2192} port 8080 of the node \u{2192} cutter {}", family(to.ip())), outcome)?;
+    }
+    node.detach(&published)?;
     for address in world.addresses() {
         report.check(
             &format!("{} \u{2192} world {}", ship.sandbox.name(), family(address)),
