@@ -306,6 +306,17 @@ impl Node {
 
     // ---- the agent's interfaces
 
+    /// Waits until every endpoint that a start took over is rebuilt.
+    ///
+    /// # Errors
+    /// When it does not happen in time.
+    pub fn await_rebuilt(&self) -> Result<()> {
+        crate::wait::until("the endpoints are rebuilt", || {
+            let all = self.endpoints()?;
+            Ok(all.iter().all(|e| e.state == wharf_api::EndpointState::Ready).then_some(()))
+        })
+    }
+
     /// A client of the agent's API.
     #[must_use]
     pub fn client(&self) -> Client {

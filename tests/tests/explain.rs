@@ -43,6 +43,7 @@ fn a_life_is_told_from_create_to_delete_over_kills_of_the_agent() -> Result<()> 
         node.signal_agent(Signal::SIGKILL)?;
         node.kill_agent()?;
         node.start_agent()?;
+        node.await_rebuilt()?;
         ping(a.space()?, eb.v4()?.into())?.must_answer()?;
         let id = node.endpoint(&ea)?.id.to_string();
         let link = node.endpoint(&ea)?.host_ifname;

@@ -221,6 +221,8 @@ fn ports_outlive_a_kill_and_a_flush_and_what_others_do_to_elements_is_mended() -
         node.kill_agent()?;
         nft(node, &["flush", "ruleset"])?;
         node.start_agent()?;
+        // The table is there when the agent serves; each endpoint's ports come back as it is rebuilt, right after.
+        node.await_rebuilt()?;
         reached("after a flush without an agent")?;
         nft(node, &["flush", "ruleset"])?;
         let is_there = |node: &Node| Ok(nft(node, &["list", "tables"])?.contains("inet wharf").then_some(()));

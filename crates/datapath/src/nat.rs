@@ -103,8 +103,12 @@ impl Nat {
     /// Publishes an endpoint's ports. A node that does not masquerade has no table, and publishes nothing.
     pub(crate) fn publish(&self, record: &EndpointRecord) -> Result<()> {
         let mappings = record.mappings();
+        // Before the lock: an endpoint without ports never waits for a look at the table.
+        if mappings.is_empty() {
+            return Ok(());
+        }
         let mut ports = self.ports();
-        if mappings.is_empty() || ports.masquerade.is_none() {
+        if ports.masquerade.is_none() {
             return Ok(());
         }
         let new: Vec<_> = mappings.iter().copied().filter(|mapping| ports.published.insert(*mapping)).collect();
@@ -156,11 +160,11 @@ impl Nat {
     /// The ports of each endpoint that a table lacks.
     pub(crate) fn missing(&self, records: &[EndpointRecord]) -> Result<Vec<Vec<EndpointProblem>>> {
         let wanted: Vec<_> = records.iter().map(EndpointRecord::mappings).collect();
+        if wanted.iter().all(Vec::is_empty) {
+            return Ok(wanted.iter().map(|_| Vec::new()).collect());
+        }
         let ports = self.ports();
-        let there = match wanted.iter().all(Vec::is_empty) || ports.masquerade.is_none() {
-            true => None,
-            false => self.there()?,
-        };
+        let there = if ports.masquerade.is_some() { self.there()? } else { None };
         let lacks = |mapping: &PortMapping| there.as_ref().is_some_and(|there| !there.contains(mapping));
         let problems = |mappings: Vec<PortMapping>| {
             mappings.into_iter().filter(lacks).map(|mapping| EndpointProblem::Port { mapping }).collect()

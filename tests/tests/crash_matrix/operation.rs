@@ -4,6 +4,7 @@ use std::{process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use serde_json::json;
 use wharf_handover::queue::Queue;
 use wharf_tests::{
     cni::{Answer, NETWORK, Ready},
@@ -315,10 +316,12 @@ fn unarmed(scene: &mut Scene<'_>) -> Result<()> {
     scene.await_quiet()
 }
 
-/// A call about `x` with the plainest netconf.
+/// A call about `x`, whose port is published.
 fn cni(scene: &Scene<'_>, command: &str, armed: bool) -> Result<Act> {
     let node = &*scene.node;
-    let call = node.cni(command).of(scene.x.name(), scene.x.path(), "eth0").conf(&node.netconf());
+    let ports = json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]});
+    let published = node.netconf().with("runtimeConfig", ports);
+    let call = node.cni(command).of(scene.x.name(), scene.x.path(), "eth0").conf(&published);
     let call = if armed { call.armed(node.dirs()) } else { call };
     Ok(Act::Cni(call.ready()?))
 }
