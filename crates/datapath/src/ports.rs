@@ -83,6 +83,27 @@ fn held(mapping: &PortMapping) -> io::Result<bool> {
     match bind(probe.as_raw_fd(), &SockaddrStorage::from(address)) {
         Ok(()) => Ok(false),
         Err(nix::Error::EADDRINUSE) => Ok(true),
+        // A port below 1024 without CAP_NET_BIND_SERVICE: publishing needs no such right, only this look does.
+        Err(nix::Error::EACCES) => Ok(false),
         Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_below_1024_needs_no_right_of_its_own() {
+        // Of this thread alone.
+        caps::drop(None, caps::CapSet::Effective, caps::Capability::CAP_NET_BIND_SERVICE).expect("dropped");
+        let mapping = |container: &str| PortMapping {
+            protocol: Protocol::Tcp,
+            host_ip: None,
+            host_port: 1.try_into().expect("port"),
+            container: container.parse().expect("address"),
+            container_port: 80.try_into().expect("port"),
+        };
+        observe(&[mapping("10.77.0.2")]).expect("not looked at");
     }
 }
