@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let dir = if env::var_os("CARGO_FEATURE_NEXT_ABI").is_some() { dir.join("next") } else { dir };
     let dir = dir.canonicalize().unwrap_or(dir);
     let mut code = String::new();
-    for (name, constant) in [("endpoint.o", "ENDPOINT"), ("sink.o", "SINK")] {
+    for (name, constant) in [("endpoint.o", "ENDPOINT"), ("node.o", "NODE"), ("sink.o", "SINK")] {
         let path = dir.join(name);
         println!("cargo::rerun-if-changed={}", path.display());
         if path.is_file() {

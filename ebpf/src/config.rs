@@ -124,35 +124,43 @@ impl Config {
         unsafe { (*self.0).ifindex }
     }
 
+    /// The endpoint's IPv4 address, network byte order; zero when it has none.
+    #[inline(always)]
+    pub fn ipv4(self) -> u32 {
+        // SAFETY: as in `flags`; the place is aligned for u32 (asserted above).
+        unsafe { (&raw const (*self.0).ipv4).cast::<u32>().read() }
+    }
+
+    /// The IPv4 gateway it sees, network byte order; zero when it has none.
+    #[inline(always)]
+    pub fn gateway4(self) -> u32 {
+        // SAFETY: as in `ipv4`.
+        unsafe { (&raw const (*self.0).gateway4).cast::<u32>().read() }
+    }
+
+    /// The endpoint's IPv6 address; unspecified when it has none.
+    #[inline(always)]
+    pub fn ipv6(self) -> Ipv6Address {
+        // SAFETY: as in `flags`; the place is aligned for Ipv6Address (asserted above).
+        unsafe { (&raw const (*self.0).ipv6).cast::<Ipv6Address>().read() }
+    }
+
+    /// The IPv6 gateway it sees; unspecified when it has none.
+    #[inline(always)]
+    pub fn gateway6(self) -> Ipv6Address {
+        // SAFETY: as in `ipv6`.
+        unsafe { (&raw const (*self.0).gateway6).cast::<Ipv6Address>().read() }
+    }
+
     /// True when `address` (network byte order) is the endpoint's own; never for an endpoint without IPv4.
     #[inline(always)]
     pub fn owns4(self, address: u32) -> bool {
-        // SAFETY: as in `flags`; the place is aligned for u32 (asserted above).
-        let own = unsafe { (&raw const (*self.0).ipv4).cast::<u32>().read() };
-        address == own && own != 0
-    }
-
-    /// True when `address` (network byte order) is the IPv4 gateway it sees.
-    #[inline(always)]
-    pub fn is_gateway4(self, address: u32) -> bool {
-        // SAFETY: as in `owns4`.
-        let gateway = unsafe { (&raw const (*self.0).gateway4).cast::<u32>().read() };
-        address == gateway && gateway != 0
+        address == self.ipv4() && address != 0
     }
 
     /// True when `address` is the endpoint's own; never for an endpoint without IPv6.
     #[inline(always)]
     pub fn owns6(self, address: Ipv6Address) -> bool {
-        // SAFETY: as in `flags`; the place is aligned for Ipv6Address (asserted above).
-        let own = unsafe { (&raw const (*self.0).ipv6).cast::<Ipv6Address>().read() };
-        address.equals(own) && !own.is_unspecified()
-    }
-
-    /// True when `address` is the IPv6 gateway it sees.
-    #[inline(always)]
-    pub fn is_gateway6(self, address: Ipv6Address) -> bool {
-        // SAFETY: as in `owns6`.
-        let gateway = unsafe { (&raw const (*self.0).gateway6).cast::<Ipv6Address>().read() };
-        address.equals(gateway) && !gateway.is_unspecified()
+        address.equals(self.ipv6()) && !address.is_unspecified()
     }
 }

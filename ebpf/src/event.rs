@@ -1,82 +1,124 @@
-//! Tells user space of a packet: a record on the `EVENTS` ring, within the endpoint's budget.
+//! Tells user space of a packet: a record on the `EVENTS` ring, within the endpoint's budget. The record is written by a
+//! program of the node's, which few packets need.
 
-use core::{
-    intrinsics,
-    mem::{MaybeUninit, offset_of},
-    ptr,
-};
+use core::{intrinsics, ptr};
 
 use aya_ebpf::{
     bindings::__sk_buff,
-    helpers::{bpf_ktime_get_ns, bpf_skb_load_bytes},
+    helpers::{bpf_ktime_get_ns, bpf_ringbuf_query},
     programs::TcContext,
 };
 use wharf_common::{
-    Direction, DropReason, Event, EventKind,
-    drop_reason::{REASONS, metrics_index},
-    map::EVENTS_PER_SECOND,
+    Direction, DropReason, EventKind,
+    drop_reason::REASONS,
+    map::{EVENTS_PER_SECOND, NodeCall},
 };
 
 use crate::{
-    config::{self, Config},
+    config::Config,
+    handoff::{self, Words},
     maps::{EVENT_BUDGET, EVENTS},
     metrics,
-    parse::ETHERNET_BYTES,
+    verdict::Next,
 };
 
 const WINDOW_NS: u64 = 1_000_000_000;
+/// `BPF_RB_AVAIL_DATA` of linux/bpf.h: bytes that the reader has not taken yet.
+const UNREAD: u64 = 0;
+/// `BPF_RB_RING_SIZE` of linux/bpf.h: bytes of the ring.
+const SIZE: u64 = 1;
+/// In the last word of an event's words: [`Next::Note`].
+const NOTE: u32 = 1 << 24;
 
-/// Sends an event about the packet, or counts that there was none.
+/// Sends an event about the packet, which then goes on to `next`: what the hook is to return. `None` when there was no event;
+/// that is counted.
 #[inline(always)]
-pub fn emit(ctx: &TcContext, kind: EventKind, direction: Direction, reason: DropReason) {
-    // The answer is there for the kernel's sake, see below.
+pub fn emit(ctx: &TcContext, kind: EventKind, direction: Direction, reason: u32, next: Next) -> Option<i32> {
+    let (receiver, then) = match next {
+        Next::Return(action) => (0, (action as u32) << 16),
+        Next::Deliver(receiver) => (receiver, 0),
+        Next::Note => (0, NOTE),
+    };
+    let told = kind as u32 | (direction as u32 * REASONS + reason) << 8 | then;
     // SAFETY: the context the program was called with.
-    unsafe { wharf_event(ctx.skb.skb, kind as u32, metrics_index(direction, reason)) };
+    match unsafe { wharf_event(ctx.skb.skb, told, receiver) } {
+        NOT_SENT => None,
+        action => Some(action as i32),
+    }
 }
 
-/// One subprogram for every call: the cold path of all programs. `verdict` is the row of `METRICS`, which is both direction
-/// and reason.
+/// What [`wharf_event`] returns when there is no event; no `TC_ACT_*` has this number.
+const NOT_SENT: u32 = u32::MAX;
+
+/// [`emit`], with a [`Told`] as numbers.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier takes it for a global function and
-/// looks at it once, not again for every verdict that leads here; such a function must return a number. It looks up the
-/// configuration itself for the same reason.
+/// looks at it once, not again for every verdict that leads here; it looks up the configuration itself for the same reason.
+/// A tail call in a function ends the function: its caller gets what the called program returns.
 ///
 /// # Safety
 ///
 /// `skb` is the context of the running program.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, kind: u32, verdict: u32) -> u32 {
+pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u32) -> u32 {
+    let ctx = &TcContext::new(skb);
+    let direction = if told >> 8 & 0xff < REASONS { Direction::Ingress } else { Direction::Egress };
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
-    let direction = if verdict < REASONS { Direction::Ingress } else { Direction::Egress };
     if !within_budget(now) {
-        metrics::count(direction, DropReason::EventSuppressed, 0);
-        return 0;
+        metrics::count(direction, DropReason::EventSuppressed as u32, 0);
+        return not_sent();
     }
-    let Some(mut entry) = EVENTS.reserve(0) else {
-        metrics::count(direction, DropReason::EventLost, 0);
-        return 0;
-    };
-    let event = entry.as_mut_ptr();
-    // SAFETY: the ring's memory, of an event's size, until it is submitted; `skb` is the context.
-    unsafe {
-        (*event).timestamp_ns = now;
-        (*event).epoch = 0;
-        (*event).identity = 0;
-        if let Some(config) = Config::load() {
-            (*event).epoch = config.epoch();
-            (*event).identity = config.identity();
-        }
-        (*event).kind = kind;
-        (*event).reason = verdict % REASONS;
-        (*event).direction = direction as u32;
-        (*event).endpoint_id = config::endpoint_id();
-        (*event).length = (*skb).len;
-        describe(skb, event);
+    // SAFETY: the helper takes the map itself and looks at its positions.
+    let query = |what| unsafe { bpf_ringbuf_query((&raw const EVENTS).cast_mut().cast(), what) };
+    let size = query(SIZE);
+    // It counts as full with a sixteenth left: room for the record of each CPU that has looked and not yet written, so that no
+    // record is lost without being counted.
+    if query(UNREAD) + (size >> 4) <= size {
+        let words = match Config::load() {
+            Some(config) => handoff::with_epoch(config, receiver, [config.identity(), told]),
+            None => Words([0, 0, handoff::pair(receiver), 0, told]),
+        };
+        handoff::call(ctx, NodeCall::Event, words);
     }
-    entry.submit(0);
-    1
+    metrics::count(direction, DropReason::EventLost as u32, 0);
+    not_sent()
+}
+
+/// [`NOT_SENT`], read so that the compiler does not know it: it would take that for what every call returns.
+#[inline(always)]
+fn not_sent() -> u32 {
+    let value = NOT_SENT;
+    // SAFETY: a local.
+    unsafe { ptr::read_volatile(&raw const value) }
+}
+
+/// What [`emit`] handed over.
+pub struct Told {
+    pub words: Words,
+    /// [`EventKind`] as a number.
+    pub kind: u32,
+    /// [`Direction`] as a number.
+    pub direction: u32,
+    /// [`DropReason`] as a number.
+    pub reason: u32,
+    pub next: Next,
+}
+
+impl Told {
+    /// From the words of the packet.
+    #[inline(always)]
+    pub fn of(words: Words) -> Self {
+        let last = words.0[4];
+        let row = last >> 8 & 0xff;
+        let next = match words.receiver() {
+            0 if last & NOTE != 0 => Next::Note,
+            0 => Next::Return((last >> 16 & 0xff) as i32),
+            receiver => Next::Deliver(receiver),
+        };
+        Self { words, kind: last & 0xff, direction: row / REASONS, reason: row % REASONS, next }
+    }
 }
 
 /// Takes a place in this second's budget. The window is not exact to the packet: CPUs that meet at its end may each give
@@ -99,147 +141,17 @@ fn within_budget(now: u64) -> bool {
     true
 }
 
-/// Source and destination port are next to each other in events and in transport headers, and so are addresses.
-const _: () = {
-    assert!(offset_of!(Event, destination) == offset_of!(Event, source) + 16);
-    assert!(offset_of!(Event, destination_port) == offset_of!(Event, source_port) + 2);
-    assert!(offset_of!(Event, source).is_multiple_of(8) && offset_of!(Event, source_port).is_multiple_of(4));
-};
-
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const DESTINATION_OPTIONS: u8 = 60;
-/// IPv6 extension headers that are looked behind. RFC 8200, 4.1 lets a packet have each kind once, one of them twice.
-const EXTENSION_HEADERS: u32 = 4;
-
-/// Fills in what the packet is. Bytes are copied by a helper rather than read in place: it fetches them from wherever
-/// they lie, never moves the packet, and leaves zeros where there is nothing.
-///
-/// # Safety
-///
-/// `skb` is the context of the running program; `event` is memory of an event's size.
-#[inline(always)]
-unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
-    // SAFETY: as the function's own contract; the destinations are fields or stack arrays of the length given.
-    unsafe {
-        let source: *mut u64 = (&raw mut (*event).source).cast();
-        // Volatile: as plain stores they would become a call to a byte-by-byte `memset`.
-        for word in 0..4 {
-            source.add(word).write_volatile(0);
-        }
-        (&raw mut (*event).source_port).cast::<u32>().write_volatile(0);
-        (*event).protocol = 0;
-        (*event)._pad = 0;
-        let mut ethertype = 0_u16;
-        load(skb, 12, (&raw mut ethertype).cast(), 2);
-        (*event).ethertype = ethertype.to_ne_bytes();
-
-        let (protocol, transport) = match u16::from_be(ethertype) {
-            0x0800 => {
-                let mut header = MaybeUninit::<[u32; 5]>::uninit();
-                load(skb, ETHERNET_BYTES as u32, header.as_mut_ptr().cast(), 20);
-                let header = header.assume_init();
-                mapped(source, header[3]);
-                mapped(source.add(2), header[4]);
-                let protocol = (u32::from_be(header[2]) >> 16) as u8;
-                (*event).protocol = protocol;
-                // Only the first fragment carries the transport header.
-                if u32::from_be(header[1]) & 0x1fff != 0 {
-                    return;
-                }
-                (protocol, ETHERNET_BYTES as u32 + (header[0] & 0x0f) * 4)
-            }
-            0x86dd => {
-                let mut next = 0_u8;
-                load(skb, ETHERNET_BYTES as u32 + 6, &raw mut next, 1);
-                load(skb, ETHERNET_BYTES as u32 + 8, source.cast(), 32);
-                let mut offset = ETHERNET_BYTES as u32 + 40;
-                let mut later_fragment = false;
-                for _ in 0..EXTENSION_HEADERS {
-                    if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS) {
-                        break;
-                    }
-                    let mut header = 0_u32;
-                    if !load(skb, offset, (&raw mut header).cast(), 4) {
-                        break;
-                    }
-                    let header = u32::from_be(header);
-                    if next == FRAGMENT {
-                        later_fragment = header & 0xfff8 != 0;
-                        offset += 8;
-                    } else {
-                        offset += 8 + (header >> 16 & 0xff) * 8;
-                    }
-                    next = (header >> 24) as u8;
-                    // What follows lies in the first fragment.
-                    if later_fragment {
-                        break;
-                    }
-                }
-                (*event).protocol = next;
-                if later_fragment {
-                    return;
-                }
-                (next, offset)
-            }
-            0x0806 => {
-                // The sender's and the target's address, with the target's MAC between them.
-                let mut addresses = [0_u32; 2];
-                load(skb, ETHERNET_BYTES as u32 + 14, addresses.as_mut_ptr().cast(), 4);
-                load(skb, ETHERNET_BYTES as u32 + 24, addresses.as_mut_ptr().add(1).cast(), 4);
-                mapped(source, addresses[0]);
-                mapped(source.add(2), addresses[1]);
-                load(skb, ETHERNET_BYTES as u32 + 6, (&raw mut (*event).source_port).cast(), 2);
-                return;
-            }
-            _ => return,
-        };
-        match protocol {
-            TCP | UDP => load(skb, transport, (&raw mut (*event).source_port).cast(), 4),
-            ICMP | ICMPV6 => load(skb, transport, (&raw mut (*event).source_port).cast(), 2),
-            _ => false,
-        };
-    }
-}
-
-/// Writes an IPv4-mapped address.
-///
-/// # Safety
-///
-/// `to` is two words of writable memory.
-#[inline(always)]
-unsafe fn mapped(to: *mut u64, address: u32) {
-    // SAFETY: the caller's word.
-    unsafe { to.add(1).write(u64::from(0xffff_u32.to_be()) | u64::from(address) << 32) }
-}
-
-/// Copies `bytes` bytes of the packet and says so, or copies zeros when the packet has fewer.
-///
-/// # Safety
-///
-/// `to` is that many bytes of writable memory.
-#[inline(always)]
-unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, bytes: u32) -> bool {
-    // SAFETY: the caller's word. The helper's error means that it wrote zeros, which is what an event then shows.
-    unsafe { bpf_skb_load_bytes(skb.cast(), offset, to.cast(), bytes) == 0 }
-}
-
 /// A log record of the verdict, for an endpoint that asks for them and in an object built with them.
 #[cfg(feature = "debug-log")]
 #[inline(always)]
-pub fn debug(ctx: &TcContext, direction: Direction, reason: DropReason) {
+pub fn debug(ctx: &TcContext, direction: Direction, reason: u32) {
     if config::debug() {
         aya_log_ebpf::debug!(
             ctx,
             "endpoint {} direction {} reason {} bytes {}",
             config::endpoint_id(),
             direction as u32,
-            reason as u32,
+            reason,
             ctx.len()
         );
     }
@@ -248,4 +160,4 @@ pub fn debug(ctx: &TcContext, direction: Direction, reason: DropReason) {
 /// Nothing, in an object built without log records.
 #[cfg(not(feature = "debug-log"))]
 #[inline(always)]
-pub fn debug(_ctx: &TcContext, _direction: Direction, _reason: DropReason) {}
+pub fn debug(_ctx: &TcContext, _direction: Direction, _reason: u32) {}

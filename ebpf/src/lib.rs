@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`verdict`] | a program's decision, and the one place where it is recorded |
 //! | [`event`], [`metrics`], [`test_packet`] | what is recorded: events, counters; nothing of a test packet |
-//! | [`stack_path`] | which packets between endpoints take the node's stack |
+//! | [`neighbour`], [`stack_path`] | what an endpoint's programs ask of the node's: about neighbour messages, and which packets between endpoints take the node's stack |
+//! | [`handoff`] | what a program hands to the one that it tail-calls |
 //! | [`config`] | whose programs these are: constants, and the row that user space may change |
 //! | [`maps`] | the maps |
 //! | [`parse`] | packet headers |
@@ -15,8 +16,10 @@
 
 pub mod config;
 pub mod event;
+pub mod handoff;
 pub mod maps;
 pub mod metrics;
+pub mod neighbour;
 pub mod parse;
 pub mod stack_path;
 pub mod test_packet;

@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use wharf_common::{
     Counter, EndpointConfig, EndpointKey, EndpointRow, Event, EventBudget, StackPathKey, StackPathRow,
-    map::{CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, METRICS_MAX, STACK_PATHS_MAX, STACK_USERS_MAX},
+    map::{CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, METRICS_MAX, NODE_CALLS_MAX, STACK_PATHS_MAX, STACK_USERS_MAX},
 };
 
 /// Node-wide: which addresses are local endpoints.
@@ -18,6 +18,10 @@ pub static ENDPOINTS: HashMap<EndpointKey, EndpointRow, { ENDPOINTS_MAX as usize
 /// Node-wide: each endpoint's `deliver`, by endpoint id.
 #[btf_map]
 pub static CALLS: ProgramArray<{ CALLS_MAX as usize }> = ProgramArray::new();
+
+/// Node-wide: the programs that all endpoints share, by `NodeCall`.
+#[btf_map]
+pub static NODE_CALLS: ProgramArray<{ NODE_CALLS_MAX as usize }> = ProgramArray::new();
 
 /// Node-wide: drops and traces for the agent's monitor.
 #[btf_map]

@@ -30,6 +30,18 @@ impl Mac {
         u64::from(self.0[0]) | u64::from(self.0[1]) << 16 | u64::from(self.0[2]) << 32
     }
 
+    /// In two words, the high half of the second zero.
+    #[inline(always)]
+    pub fn words(self) -> [u32; 2] {
+        [self.whole() as u32, (self.whole() >> 32) as u32]
+    }
+
+    /// From two words, whatever the high half of the second.
+    #[inline(always)]
+    pub fn from_words(first: u32, second: u32) -> Self {
+        Self([first as u16, (first >> 16) as u16, second as u16])
+    }
+
     /// Multicast or broadcast.
     #[inline(always)]
     pub fn is_group(self) -> bool {
@@ -117,14 +129,26 @@ impl Ipv6Address {
         Self([0, u64::from(0xffff_u32.to_be()) | u64::from(address) << 32])
     }
 
+    /// Zero when both are the same.
+    #[inline(always)]
+    pub fn difference(self, other: Self) -> u64 {
+        (self.0[0] ^ other.0[0]) | (self.0[1] ^ other.0[1])
+    }
+
+    /// Zero for the unspecified address.
+    #[inline(always)]
+    pub fn bits(self) -> u64 {
+        self.0[0] | self.0[1]
+    }
+
     #[inline(always)]
     pub fn equals(self, other: Self) -> bool {
-        (self.0[0] ^ other.0[0]) | (self.0[1] ^ other.0[1]) == 0
+        self.difference(other) == 0
     }
 
     #[inline(always)]
     pub fn is_unspecified(self) -> bool {
-        self.0[0] | self.0[1] == 0
+        self.bits() == 0
     }
 
     /// `::/96` or `::ffff:0:0/96`: unspecified, loopback, IPv4-compatible and IPv4-mapped addresses (RFC 4291, 2.5.2 to

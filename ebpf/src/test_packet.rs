@@ -1,14 +1,14 @@
 //! Test packets get the verdict that any packet would get, and leave no trace: `wharf_common::test_packet` says how they
 //! are recognised and where their verdict goes.
 //!
-//! A program that writes to a map must ask [`is_test`] first. [`crate::verdict::record`] does for counters and events; a
+//! A program that writes to a map must ask [`is_test`] first. [`crate::verdict::conclude`] does for counters and events; a
 //! map with state of connections has to as well, where it adds or changes a row.
 
 use core::{mem::offset_of, ptr};
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
-    Direction, DropReason, TestReport,
+    Direction, TestReport,
     test_packet::{REPORTS_OFFSET, TEST_IFINDEX},
 };
 
@@ -23,11 +23,18 @@ pub fn is_test(ctx: &TcContext) -> bool {
     unsafe { (*ctx.skb.skb).ifindex == TEST_IFINDEX }
 }
 
-/// Reports this endpoint's verdict; a later one of the same run takes its place.
+/// Reports this endpoint's verdict, a `DropReason` as a number; a later one of the same run takes its place.
 #[inline(always)]
-pub fn report(ctx: &TcContext, direction: Direction, reason: DropReason) {
-    let report = TestReport { endpoint_id: config::endpoint_id(), reason };
-    // Volatile: the verifier wants the context's words written one by one.
-    // SAFETY: the context the program was called with, whose `cb` a classifier may write.
-    unsafe { ptr::write_volatile(&raw mut (*ctx.skb.skb).cb[direction as usize], report.to_word()) }
+pub fn report(ctx: &TcContext, direction: Direction, reason: u32) {
+    let word = TestReport::word(config::endpoint_id(), reason);
+    for each in Direction::ALL {
+        // Both words are read and written, one of them with what it has: the verifier allows no variable place in the context, and
+        // wants its words read and written one by one, so volatile.
+        // SAFETY: the context the program was called with, whose `cb` a classifier may read and write.
+        unsafe {
+            let before = ptr::read_volatile(&raw const (*ctx.skb.skb).cb[each as usize]);
+            let after = if each == direction { word } else { before };
+            ptr::write_volatile(&raw mut (*ctx.skb.skb).cb[each as usize], after);
+        }
+    }
 }

@@ -35,7 +35,7 @@ pub(crate) fn ensure(
     programs(progress, workspace, extra)
 }
 
-/// Builds `target/bpf/{endpoint,sink,endpoint-debug}.o`, and `floor.o` for the benchmark.
+/// Builds `target/bpf/{endpoint,node,sink,endpoint-debug}.o`, and `floor.o` for the benchmark.
 pub(crate) fn objects(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     progress.step("BPF programs (half a minute the first time)", |step| build_objects(step, workspace, toolchain))
 }
@@ -67,7 +67,7 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> 
 /// optimised, because an upgrade's time counts in the tests' guests.
 pub(crate) fn next_agent(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     progress.step("The agent of the next ABI version", |step| {
-        let copies = [("endpoint", "next/endpoint.o"), ("sink", "next/sink.o")];
+        let copies = [("endpoint", "next/endpoint.o"), ("node", "next/node.o"), ("sink", "next/sink.o")];
         build_object(step, workspace, toolchain, Some("next-abi"), &copies)?;
         let mut command = workspace.cargo();
         command.args(["build", "--release", "--locked", "--package", "wharf-agent"]);
@@ -91,7 +91,7 @@ fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> R
     let mut changed = 0;
     // The second build differs in one feature; what both share is compiled once.
     for (features, copies) in [
-        (None, [("endpoint", "endpoint.o"), ("sink", "sink.o"), ("floor", "floor.o")].as_slice()),
+        (None, [("endpoint", "endpoint.o"), ("node", "node.o"), ("sink", "sink.o"), ("floor", "floor.o")].as_slice()),
         (Some("debug-log"), [("endpoint", "endpoint-debug.o")].as_slice()),
     ] {
         changed += build_object(step, workspace, toolchain, features, copies)?;

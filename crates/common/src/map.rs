@@ -4,6 +4,7 @@
 //! |---|---|---|---|---|
 //! | `ENDPOINTS` | hash, no prealloc | node | [`EndpointKey`] -> [`EndpointRow`] | one exact lookup decides local delivery; two rows (v4, v6) for each possible endpoint; memory only for rows in use |
 //! | `CALLS` | program array | node | endpoint id -> `deliver` program | the receiver's own program polices what it receives; an empty slot drops |
+//! | `NODE_CALLS` | program array | node | [`NodeCall`] -> program of the node's | what few packets need is verified once for the node, not for each endpoint; an empty slot ends in the caller |
 //! | `EVENTS` | ring buffer | node | [`crate::Event`] | ordered across CPUs, one reader; full means counted as lost, never blocked |
 //! | `STACK_PATHS` | LRU hash | node | [`StackPathKey`] -> [`StackPathRow`] | which services of an endpoint another endpoint reaches through the node's stack; a row for each pair and service, not for each flow, so that no flood of flows evicts one that is in use |
 //! | `STACK_USERS` | array | node | endpoint id -> epoch of the endpoint that has rows in `STACK_PATHS` | spares all others the look-up: one load, no hash |
@@ -15,6 +16,8 @@
 pub const ENDPOINTS: &str = "ENDPOINTS";
 /// Node-wide program array of each endpoint's `deliver` program, by endpoint id.
 pub const CALLS: &str = "CALLS";
+/// Node-wide program array of the programs that all endpoints share, by [`NodeCall`].
+pub const NODE_CALLS: &str = "NODE_CALLS";
 /// Node-wide event ring buffer.
 pub const EVENTS: &str = "EVENTS";
 /// Node-wide table of the services of endpoints that other endpoints reach through the node's stack.
@@ -40,6 +43,8 @@ pub const STACK_PATH_PORTS: u32 = 32;
 pub const STACK_USERS_MAX: u32 = CALLS_MAX;
 /// Slots of [`CALLS`]: index is the endpoint id, slot 0 stays empty.
 pub const CALLS_MAX: u32 = crate::MAX_ENDPOINT_ID + 1;
+/// Slots of [`NODE_CALLS`]: more than there are programs, because a map keeps its size as long as endpoints use it.
+pub const NODE_CALLS_MAX: u32 = 16;
 /// Bytes of [`EVENTS`]; a power of two and a multiple of the page size, as `BPF_MAP_TYPE_RINGBUF` asks.
 pub const EVENTS_BYTES: u32 = 256 * 1024;
 /// Drop and trace events an endpoint may send in each second-long window; beyond it they are only counted, so that a
@@ -48,6 +53,36 @@ pub const EVENTS_PER_SECOND: u32 = 256;
 
 /// Rows of [`METRICS`]: 2 directions x [`crate::drop_reason::REASONS`].
 pub const METRICS_MAX: u32 = 2 * crate::drop_reason::REASONS;
+
+/// Slots of [`NODE_CALLS`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NodeCall {
+    /// Writes an event.
+    Event = 0,
+    /// Judges and answers neighbour messages.
+    Neighbour = 1,
+    /// Decides which way a packet to another endpoint takes.
+    Path = 2,
+    /// Notes the path of a packet that the stack brought.
+    Note = 3,
+}
+
+impl NodeCall {
+    /// Each of them.
+    pub const ALL: &'static [Self] = &[Self::Event, Self::Neighbour, Self::Path, Self::Note];
+
+    /// Name of the program in the object `node`.
+    #[must_use]
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Event => "event",
+            Self::Neighbour => "neighbour",
+            Self::Path => "path",
+            Self::Note => "note",
+        }
+    }
+}
 
 /// Key of [`ENDPOINTS`]: an address of either family. IPv4 stands as an IPv4-mapped IPv6 address
 /// (RFC 4291 section 2.5.5.2), so that one map and one lookup serve both. The families cannot meet in a key: `from_container`

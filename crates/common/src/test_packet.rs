@@ -25,11 +25,11 @@ pub struct TestReport {
 }
 
 impl TestReport {
-    /// As a word of `cb`.
+    /// As a word of `cb`; `reason` is a [`DropReason`] as a number.
     #[inline(always)]
     #[must_use]
-    pub const fn to_word(self) -> u32 {
-        self.endpoint_id << 16 | self.reason as u32
+    pub const fn word(endpoint_id: u32, reason: u32) -> u32 {
+        endpoint_id << 16 | reason
     }
 
     /// From a word of `cb`; `None` when no program wrote it, or one with reasons that this version does not know.

@@ -155,7 +155,10 @@ fn one_that_stays_keeps_its_network(mode: AttachMode) {
         assert_eq!(versions(&w.bpffs()), [own(), OTHER.to_owned()]);
         let other = w.bpffs().join("wharf").join(OTHER);
         assert_eq!(names(other.join("endpoints")), ["2"]);
-        assert_eq!(names(other.join("shared")), ["CALLS", "ENDPOINTS", "EVENTS", "STACK_PATHS", "STACK_USERS", "sink"]);
+        assert_eq!(
+            names(other.join("shared")),
+            ["CALLS", "ENDPOINTS", "EVENTS", "NODE_CALLS", "STACK_PATHS", "STACK_USERS", "sink"]
+        );
         let (in_a, in_lost) = (a.netns.path.as_path(), lost.netns.path.as_path());
         assert_eq!(converse(Some(in_a), Some(in_lost), v4(&lost)), v4(&a), "to the one that stays");
         let received = packets(&k, &a, "ingress", "forwarded-local").await;

@@ -483,7 +483,7 @@ fn each_shared_map_of_another_layout_is_refused_before_anything_is_made() {
         let bpffs = dir.join("bpf");
         let shared = pins_on(&bpffs).join("shared");
         fs::create_dir_all(&shared).expect("directory");
-        for name in ["ENDPOINTS", "CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"] {
+        for name in ["ENDPOINTS", "CALLS", "NODE_CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"] {
             let other = Array::<MapData, u32>::create(7, 0).expect("map");
             other.pin(shared.join(name)).expect("pin");
             let e = refused(&bpffs);
@@ -505,7 +505,7 @@ fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
         let b = new_endpoint(&w, 2, 11).await;
         let id =
             |name: &str| MapData::from_pin(w.pins().join("shared").join(name)).expect("map").info().expect("info").id();
-        let names = ["ENDPOINTS", "CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"];
+        let names = ["ENDPOINTS", "CALLS", "NODE_CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"];
         let before = names.map(id);
         let bpffs = w.bpffs();
         mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount over it");

@@ -1,15 +1,17 @@
-//! Tail-called by the sender's `from_container` at this endpoint's slot of `CALLS`: what another local endpoint sends
-//! to the container (this endpoint's ingress).
+//! Tail-called at this endpoint's slot of `CALLS`, by the sender's `from_container`: what another local endpoint sends to the
+//! container (this endpoint's ingress); and by a program of the node's, with its verdict about a packet that the container sent.
 //!
 //! The sender decided who the packet is for; the receiver's own program, with the receiver's own maps, decides whether
 //! it is let in. A slot or a row that a late sender still holds of an endpoint that is gone ends here, at the address.
 
-use aya_ebpf::{helpers::bpf_redirect_peer, programs::TcContext};
+use aya_ebpf::{bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT}, helpers::bpf_redirect_peer, programs::TcContext};
 use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
     config::Config,
-    verdict::{self, Decision, Forward},
+    handoff::{Verdict, Words},
+    metrics, test_packet,
+    verdict::{self, Decision, Forward, Next},
 };
 
 use crate::receive;
@@ -17,19 +19,39 @@ use crate::receive;
 /// Runs the program.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
-    verdict::run(ctx, Direction::Ingress, |config, _| decide(ctx, config))
+    match Verdict::of(Words::of(ctx)) {
+        Some(verdict) => conclude(ctx, verdict),
+        None => verdict::run(ctx, Direction::Ingress, |config, _| decide(ctx, config)),
+    }
 }
 
 #[inline(always)]
 fn decide(ctx: &TcContext, config: Config) -> Decision {
     receive::accept(ctx, config)?;
-    Ok(Forward { reason: DropReason::ForwardedLocal, action: redirect_peer(config.ifindex()) })
+    Ok(Forward { reason: DropReason::ForwardedLocal, next: Next::Return(redirect_peer(config.ifindex())) })
+}
+
+/// Records and carries out what a program of the node's decided.
+#[inline(always)]
+fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
+    let Verdict { receiver, bytes, reason, action, .. } = verdict;
+    let config = Config::load();
+    if reason == DropReason::NoTailCallTarget as u32 && !test_packet::is_test(ctx) {
+        metrics::take_back(Direction::Egress, DropReason::ForwardedLocal as u32, bytes);
+    }
+    let next = match (config, receiver) {
+        _ if action == TC_ACT_SHOT as u32 => return verdict::drop(ctx, Direction::Egress, bytes, reason),
+        (Some(config), 0) if action == TC_ACT_REDIRECT as u32 => Next::Return(redirect_peer(config.ifindex())),
+        (_, 0) => Next::Return(action as i32),
+        _ => Next::Deliver(receiver),
+    };
+    verdict::conclude(ctx, Direction::Egress, bytes, reason, next, config)
 }
 
 /// Hands the packet to the container's side of the veth whose host side is `ifindex`, as if it had just arrived there:
 /// no queue, no second hook.
 #[inline(always)]
-pub fn redirect_peer(ifindex: u32) -> i32 {
+fn redirect_peer(ifindex: u32) -> i32 {
     // SAFETY: a helper without pointers. It answers `TC_ACT_REDIRECT`, or `TC_ACT_SHOT` for flags it does not know.
     unsafe { bpf_redirect_peer(ifindex, 0) as i32 }
 }

@@ -11,28 +11,28 @@
 //! never have sent such a packet, then judges it.
 
 use aya_ebpf::programs::TcContext;
-use wharf_common::{Direction, DropReason, EventKind};
+use wharf_common::DropReason;
 
 use wharf_ebpf::{
     config::Config,
-    maps::CALLS,
     parse::{Framed, Ipv4, Ipv6, Ipv6Address},
     stack_path,
-    verdict::{self, Decision, Forward},
+    verdict::{Decision, Forward, Next},
 };
 
 /// Forwards an IPv4 packet whose source is proven.
 #[inline(always)]
 pub fn ipv4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>, bytes: u32) -> Decision {
-    let Some(endpoint) = local(ctx, config, Ipv6Address::mapped(packet.destination())) else {
+    let Some(endpoint) = local(config, Ipv6Address::mapped(packet.destination())) else {
         return Ok(Forward::STACK);
     };
     match packet.ttl() {
         0 => Err(DropReason::TtlExceeded),
         1 => Ok(Forward::STACK),
         _ => {
+            stack_path::ask(ctx, config, endpoint, bytes);
             packet.decrement_ttl();
-            deliver(ctx, config, endpoint, bytes)
+            Ok(deliver(endpoint))
         }
     }
 }
@@ -40,37 +40,27 @@ pub fn ipv4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>, bytes: u32) -
 /// Forwards an IPv6 packet whose source is proven.
 #[inline(always)]
 pub fn ipv6(ctx: &TcContext, config: Config, packet: Framed<Ipv6>, bytes: u32) -> Decision {
-    let Some(endpoint) = local(ctx, config, packet.destination()) else {
+    let Some(endpoint) = local(config, packet.destination()) else {
         return Ok(Forward::STACK);
     };
     match packet.hop_limit() {
         0 => Err(DropReason::TtlExceeded),
         1 => Ok(Forward::STACK),
         _ => {
+            stack_path::ask(ctx, config, endpoint, bytes);
             packet.decrement_hop_limit();
-            deliver(ctx, config, endpoint, bytes)
+            Ok(deliver(endpoint))
         }
     }
 }
 
-/// Id of the local endpoint that has this address, unless packets to it take the stack.
+/// Id of the local endpoint that has this address, unless all packets take the stack.
 #[inline(always)]
-fn local(ctx: &TcContext, config: Config, destination: Ipv6Address) -> Option<u32> {
-    if config.local_by_stack() {
-        return None;
-    }
-    let endpoint = stack_path::endpoint(destination)?.endpoint_id;
-    if stack_path::may_be_taken(ctx, config) && stack_path::is_taken(ctx) { None } else { Some(endpoint) }
+fn local(config: Config, destination: Ipv6Address) -> Option<u32> {
+    if config.local_by_stack() { None } else { Some(stack_path::endpoint(destination)?.endpoint_id) }
 }
 
-/// Gives the packet to the receiver's `deliver`. Comes back only when there is none; the packet is then a drop, and not
-/// a forwarded one.
 #[inline(always)]
-fn deliver(ctx: &TcContext, config: Config, endpoint: u32, bytes: u32) -> Decision {
-    let event = config.trace().then_some(EventKind::Trace);
-    let counted = verdict::record(ctx, event, Direction::Egress, bytes, DropReason::ForwardedLocal);
-    // SAFETY: everything this run holds is on its stack; the call does not come back when it succeeds.
-    unsafe { CALLS.tail_call(ctx, endpoint) };
-    counted.undo(bytes);
-    Err(DropReason::NoTailCallTarget)
+const fn deliver(endpoint: u32) -> Forward {
+    Forward { reason: DropReason::ForwardedLocal, next: Next::Deliver(endpoint) }
 }

@@ -1,7 +1,7 @@
 //! Ingress hook (clsact or tcx) on the host side of the veth: what the container sends (the endpoint's egress).
 //!
 //! What leaves here is provably the endpoint's: its Ethernet source is the one MAC it was given, its IP source the one
-//! address of that family. Link-local IPv6 sources pass only in neighbour messages, which never leave this program.
+//! address of that family. Link-local IPv6 sources pass only in neighbour messages, which go no further than the node's program `neighbour`.
 //! An IPv6 destination that embeds an IPv4 address is refused here, in the sender's name: in `ENDPOINTS` it would find the
 //! row of an IPv4 address.
 
@@ -10,11 +10,12 @@ use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
     config::{self, Config},
+    neighbour,
     parse::{self, EtherType, Framed, Ipv4, Ipv6},
     verdict::{self, Decision},
 };
 
-use crate::{forward, neighbour};
+use crate::forward;
 
 /// Runs the program.
 #[inline(always)]
@@ -35,7 +36,7 @@ fn decide(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
     match EtherType::of(ctx, frame)? {
         EtherType::Ipv4 => ipv4(ctx, config, bytes),
         EtherType::Ipv6 => ipv6(ctx, config, bytes),
-        EtherType::Arp => neighbour::judge(ctx),
+        EtherType::Arp => Err(neighbour::judge(ctx, config, EtherType::Arp, bytes)),
     }
 }
 
@@ -56,8 +57,8 @@ fn ipv4(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
 fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
     let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
     // Before the multicast rule (solicitations are multicast) and the source rule (they come from link-local addresses).
-    if packet.is_icmp() && neighbour::kind(ctx)?.is_some() {
-        return neighbour::judge(ctx);
+    if packet.is_icmp() && neighbour::is_discovery(ctx)? {
+        return Err(neighbour::judge(ctx, config, EtherType::Ipv6, bytes));
     }
     if packet.destination_mac().is_group() || packet.destination().is_multicast() {
         return Err(DropReason::Multicast);

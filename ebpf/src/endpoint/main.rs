@@ -4,9 +4,9 @@
 //! |---|---|---|
 //! | [`from_container`] | clsact (or tcx) ingress, host side of the veth | what the container sends |
 //! | [`to_container`] | clsact (or tcx) egress, host side of the veth | what the node's stack sends to the container |
-//! | [`deliver`] | tail call from the **sender's** `from_container` | what another local endpoint sends to the container |
+//! | [`deliver`] | tail call from the **sender's** `from_container` | what another local endpoint sends to the container; verdicts of the node's programs about what this container sends |
 //!
-//! Every program runs the same way: gate, parse, decide, then [`wharf_ebpf::verdict::run`] records the one verdict. The
+//! Every program runs the same way: gate, parse, decide, then [`wharf_ebpf::verdict::run`] records the one verdict. What few packets need is in the object `node`. The
 //! kernel itself drops, uncounted, only when it cannot unshare a packet's head for lack of memory, which happens before a
 //! program that writes to packets begins.
 #![no_std]
@@ -15,7 +15,6 @@
 mod deliver;
 mod forward;
 mod from_container;
-mod neighbour;
 mod receive;
 mod to_container;
 

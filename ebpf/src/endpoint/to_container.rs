@@ -3,12 +3,12 @@
 //! The interface has no ARP, so the stack puts no useful address on the frame; this program does.
 
 use aya_ebpf::programs::TcContext;
-use wharf_common::Direction;
+use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
     config::Config,
     stack_path,
-    verdict::{self, Decision, Forward},
+    verdict::{self, Decision, Forward, Next},
 };
 
 use crate::receive;
@@ -22,6 +22,8 @@ pub fn run(ctx: &TcContext) -> i32 {
 #[inline(always)]
 fn decide(ctx: &TcContext, config: Config) -> Decision {
     receive::accept(ctx, config)?;
-    stack_path::note(ctx);
+    if stack_path::is_noted(ctx, config) {
+        return Ok(Forward { reason: DropReason::ForwardedStack, next: Next::Note });
+    }
     Ok(Forward::STACK)
 }

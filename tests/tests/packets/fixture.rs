@@ -20,9 +20,9 @@ use wharf_common::{
     ABI_VERSION, Counter, Direction, DropReason, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, Event,
     EventBudget,
     drop_reason::{REASONS, metrics_index},
-    map::{self, FLAG_LIVE, FLAG_TRACE},
+    map::{self, FLAG_LIVE, FLAG_TRACE, NodeCall},
 };
-use wharf_tests::{frame::Mac, process::ip, programs::on_interface, space::Space};
+use wharf_tests::{frame::Mac, process::ip, programs::on_interface, scratch, space::Space};
 use zerocopy::FromBytes;
 
 /// Hook verdicts, from `linux/pkt_cls.h`.
@@ -149,6 +149,27 @@ pub(crate) fn object(name: &str) -> Result<Vec<u8>> {
     std::fs::read(&path).with_context(|| format!("read {}; `cargo xtask build` makes it", path.display()))
 }
 
+/// Loads the node's programs over the maps of an object of an endpoint's, and puts them into their slots.
+pub(crate) fn load_node(ebpf: &mut Ebpf) -> Result<()> {
+    let pins = scratch::fresh_dir("packets")?.join("bpf");
+    scratch::mount_bpffs(&pins)?;
+    let mut loader = EbpfLoader::new();
+    for name in [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::EVENTS, map::STACK_PATHS, map::STACK_USERS] {
+        ebpf.map(name).context(name)?.pin(pins.join(name)).with_context(|| format!("pin {name}"))?;
+        loader.map_pin_path(name, pins.join(name));
+    }
+    let mut node = loader.load(&object("node.o")?).context("load node.o")?;
+    let slots = ebpf.map_mut(map::NODE_CALLS).context(map::NODE_CALLS)?;
+    let mut slots: ProgramArray<&mut MapData> = slots.try_into()?;
+    for call in NodeCall::ALL {
+        let name = call.program();
+        let program: &mut SchedClassifier = node.program_mut(name).context(name)?.try_into()?;
+        program.load().with_context(|| format!("verify {name}"))?;
+        slots.set(*call as u32, program.fd()?, 0).with_context(|| format!("set the slot of {name}"))?;
+    }
+    Ok(())
+}
+
 impl Endpoint {
     /// Loads the shipped object.
     pub(crate) fn load(who: Who) -> Result<Self> {
@@ -172,8 +193,10 @@ impl Endpoint {
             let program: &mut SchedClassifier = ebpf.program_mut(name).context(name)?.try_into()?;
             program.load().with_context(|| format!("verify {name}"))?;
         }
+        load_node(&mut ebpf)?;
         let mut endpoint = Self { who, ebpf };
         endpoint.configure(who.config())?;
+        endpoint.reaches_itself()?;
         Ok(endpoint)
     }
 
@@ -228,7 +251,7 @@ impl Endpoint {
     }
 
     /// Puts its own `deliver` into its own slot, as the agent does for every endpoint.
-    pub(crate) fn reaches_itself(&mut self) -> Result<()> {
+    fn reaches_itself(&mut self) -> Result<()> {
         let deliver = self.program(DELIVER)?.fd()?.try_clone()?;
         let id = self.who.id;
         let mut slots: ProgramArray<&mut MapData> = self.map_mut(map::CALLS)?.try_into()?;
@@ -320,9 +343,7 @@ pub(crate) fn pair() -> Result<(Endpoint, Endpoint)> {
         b.knows(&who)?;
     }
     a.reaches(&b)?;
-    a.reaches_itself()?;
     b.reaches(&a)?;
-    b.reaches_itself()?;
     Ok((a, b))
 }
 

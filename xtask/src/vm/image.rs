@@ -139,7 +139,7 @@ pub(crate) fn make(
     for name in ARMED {
         tree.stripped(step, &crash_dir(workspace).join(name), &Path::new("/wharf/bin").join(name))?;
     }
-    for object in ["endpoint.o", "sink.o", "endpoint-debug.o"] {
+    for object in ["endpoint.o", "node.o", "sink.o", "endpoint-debug.o"] {
         tree.copy(&workspace.bpf_objects().join(object), &Path::new("/wharf/bpf").join(object))?;
     }
     // Tests find their files beside their package, by the path it was compiled at.

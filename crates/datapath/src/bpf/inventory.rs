@@ -174,7 +174,7 @@ impl Bpf {
     /// The rows of one map in readable form.
     pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
         let unknown = || {
-            let cause = "there is no such map; names are ENDPOINTS, CALLS, STACK_PATHS, STACK_USERS, <endpoint id>/CONFIG, <endpoint id>/METRICS";
+            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, <endpoint id>/CONFIG, <endpoint id>/METRICS";
             fail("dump map", name, KernelErrorKind::NotFound, cause)
         };
         match name {
@@ -196,6 +196,11 @@ impl Bpf {
                 .call_slots()?
                 .into_iter()
                 .map(|(slot, program)| row([("slot", slot.to_string()), ("program", program.to_string())]))
+                .collect()),
+            map::NODE_CALLS => Ok(self
+                .node_programs()?
+                .into_iter()
+                .filter_map(|(name, id)| Some(row([("program", name.to_owned()), ("id", id?.to_string())])))
                 .collect()),
             map::STACK_PATHS => Ok(self.stack_paths()?.into_iter().map(|(key, path)| path_row(&key, &path)).collect()),
             map::STACK_USERS => self.stack_users(),

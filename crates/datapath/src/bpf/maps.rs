@@ -40,6 +40,13 @@ fn shape(name: &str) -> Option<Shape> {
         map::CALLS => {
             Shape { kind: MapType::ProgramArray, key: number, value: number, max_entries: map::CALLS_MAX, flags: 0 }
         }
+        map::NODE_CALLS => Shape {
+            kind: MapType::ProgramArray,
+            key: number,
+            value: number,
+            max_entries: map::NODE_CALLS_MAX,
+            flags: 0,
+        },
         map::EVENTS => Shape { kind: MapType::RingBuf, key: 0, value: 0, max_entries: map::EVENTS_BYTES, flags: 0 },
         map::STACK_PATHS => Shape {
             kind: MapType::LruHash,
@@ -135,6 +142,11 @@ pub(crate) fn endpoints(path: &Path) -> Result<HashMap<MapData, EndpointKey, End
 /// Opens the shared program array for writing.
 pub(crate) fn calls(path: &Path) -> Result<ProgramArray<MapData>> {
     typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::CALLS)?)))
+}
+
+/// Opens the shared array of the node's programs for writing.
+pub(crate) fn node_calls(path: &Path) -> Result<ProgramArray<MapData>> {
+    typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::NODE_CALLS)?)))
 }
 
 /// Opens the shared event ring buffer. The consumer position is shared, so only one reader may run at a time.

@@ -1,7 +1,7 @@
 //! The layout of the pin tree.
 //!
 //! ```text
-//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,EVENTS,sink}
+//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,EVENTS,STACK_PATHS,STACK_USERS,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
@@ -42,7 +42,8 @@ pub(crate) const MAPS: [&str; 2] = [map::CONFIG, map::METRICS];
 /// Link pins of an endpoint, for the first two programs.
 pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
 /// Shared maps.
-pub(crate) const SHARED_MAPS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::EVENTS, map::STACK_PATHS, map::STACK_USERS];
+pub(crate) const SHARED_MAPS: [&str; 6] =
+    [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::EVENTS, map::STACK_PATHS, map::STACK_USERS];
 /// Name of the sink's pin, and of its program.
 pub(crate) const SINK: &str = "sink";
 /// Shared map of log records. It exists only after programs with log records were loaded.

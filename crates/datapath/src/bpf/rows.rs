@@ -242,7 +242,7 @@ fn read_row(
     }
 }
 
-fn read_slot<M: Borrow<MapData>>(calls: &Array<M, u32>, slot: u32) -> Result<Option<u32>> {
+pub(super) fn read_slot<M: Borrow<MapData>>(calls: &Array<M, u32>, slot: u32) -> Result<Option<u32>> {
     match calls.get(&slot, 0) {
         Ok(program) => Ok(Some(program)),
         Err(MapError::KeyNotFound) => Ok(None),

@@ -101,10 +101,10 @@ mod tests {
         assert_eq!(reports(&[0; CONTEXT_ROOM]), [], "no program saw the packet");
         assert_eq!(reports(&[0; 8]), []);
         for direction in Direction::ALL {
-            for (endpoint_id, reason) in DropReason::ALL.iter().flat_map(|r| [(1, *r), (16_383, *r)]) {
+            for (endpoint_id, reason) in DropReason::ALL.iter().flat_map(|r| [(1, r), (16_383, r)]) {
                 let mut context = [0; CONTEXT_ROOM];
                 let at = REPORTS_OFFSET + 4 * direction as usize;
-                let word = TestReport { endpoint_id, reason }.to_word().to_ne_bytes();
+                let word = TestReport::word(endpoint_id, *reason as u32).to_ne_bytes();
                 context.get_mut(at..at + 4).expect("room").copy_from_slice(&word);
                 let [read] = reports(&context)[..] else { panic!("one report of {reason:?}") };
                 assert_eq!(u32::from(read.endpoint.get()), endpoint_id);

@@ -1,4 +1,4 @@
-//! The node-wide maps and the sink.
+//! The node-wide maps, the programs that all endpoints share, and the sink.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,10 +6,10 @@ use std::{
 };
 
 use aya::{
-    maps::{Map, MapData, RingBuf},
+    maps::{Array, Map, MapData, RingBuf},
     programs::SchedClassifier,
 };
-use wharf_common::map;
+use wharf_common::map::{self, NodeCall};
 use wharf_core::{
     finding::NodeProblem,
     kernel::{KernelErrorKind, Result},
@@ -19,6 +19,7 @@ use wharf_crash as crash;
 use super::{
     Bpf, loader, maps, objects,
     pins::{self, PinTree, SHARED_MAPS, SINK, upcoming},
+    rows::read_slot,
 };
 use crate::error::{fail, wrap};
 
@@ -26,7 +27,7 @@ use crate::error::{fail, wrap};
 pub(super) struct SharedMap {
     name: &'static str,
     id: u32,
-    /// Typed for user space reads: `CALLS` is read as an array of program ids.
+    /// Typed for user space reads: `CALLS` and `NODE_CALLS` are read as arrays of program ids.
     map: Map,
 }
 
@@ -34,7 +35,7 @@ impl SharedMap {
     fn new(name: &'static str, id: u32, data: MapData) -> Self {
         let map = match name {
             map::ENDPOINTS => Map::HashMap(data),
-            map::CALLS => Map::Array(data),
+            map::CALLS | map::NODE_CALLS => Map::Array(data),
             map::EVENTS => Map::RingBuf(data),
             map::STACK_PATHS => Map::LruHashMap(data),
             map::STACK_USERS => Map::Array(data),
@@ -53,19 +54,23 @@ impl SharedMap {
 }
 
 impl Bpf {
-    /// Creates missing shared maps and the sink, and compares existing ones with what this version expects. Cheap
-    /// when nothing is missing.
+    /// Creates missing shared maps, the node's programs and the sink, and compares existing ones with what this version
+    /// expects. Cheap when nothing is missing.
     pub(crate) fn ensure_shared(&self) -> Result<()> {
         self.ensure_shared_maps()?;
+        if self.missing_node_program()?.is_some() {
+            self.renew_node_programs()?;
+        }
         match SchedClassifier::from_pin(self.pins.shared(SINK)) {
             Ok(_) => Ok(()),
             Err(_) => self.renew_sink(),
         }
     }
 
-    /// [`Self::ensure_shared`] at start: also replaces an older sink by this version's.
+    /// [`Self::ensure_shared`] at start: also replaces older programs by this version's.
     pub(super) fn ensure_shared_anew(&self) -> Result<()> {
         self.ensure_shared_maps()?;
+        self.renew_node_programs()?;
         self.renew_sink()
     }
 
@@ -137,9 +142,10 @@ impl Bpf {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The shared maps that this process has open: names and ids.
+    /// The shared maps that this process has open and that an endpoint's own programs use: names and ids.
     pub(super) fn held_ids(&self) -> Vec<(&'static str, u32)> {
-        self.held().iter().map(|map| (map.name, map.id)).collect()
+        let by_endpoints = |map: &&SharedMap| map.name != map::STACK_PATHS;
+        self.held().iter().filter(by_endpoints).map(|map| (map.name, map.id)).collect()
     }
 
     /// Id of a pinned shared map; `None` when it is not pinned.
@@ -191,6 +197,13 @@ impl Bpf {
                 (Err(e), _) => wrong.push(NodeProblem::Pin { path, cause: e.cause }),
             }
         }
+        drop(held);
+        let path = self.pins.shared(map::NODE_CALLS).display().to_string();
+        match self.missing_node_program() {
+            Ok(None) => {}
+            Ok(Some(name)) => wrong.push(NodeProblem::Pin { path, cause: format!("it has no program `{name}`") }),
+            Err(e) => wrong.push(NodeProblem::Pin { path, cause: e.cause }),
+        }
         let sink = self.pins.shared(SINK);
         match SchedClassifier::from_pin(&sink) {
             Ok(_) => {}
@@ -208,6 +221,37 @@ impl Bpf {
 
     fn shared_pins(&self) -> Vec<(&'static str, PathBuf)> {
         SHARED_MAPS.map(|name| (name, self.pins.shared(name))).to_vec()
+    }
+
+    /// Loads the programs that all endpoints share and puts each into its slot. A packet gets the old program or the new one.
+    fn renew_node_programs(&self) -> Result<()> {
+        let path = self.pins.shared(map::NODE_CALLS);
+        let subject = || path.display().to_string();
+        let loaded = self.loader.load(objects::NODE, None, self.shared_pins());
+        let mut ebpf = loaded.map_err(|e| wrap("load the node's programs", subject(), &e))?;
+        let mut slots = maps::node_calls(&path)?;
+        for call in NodeCall::ALL {
+            let name = call.program();
+            let program = loader::classifier(&mut ebpf, name)?;
+            program.load().map_err(|e| loader::load_error(format!("{name} of the node"), &e))?;
+            let fd = program.fd().map_err(|e| wrap("read program", name, &e))?;
+            slots.set(*call as u32, fd, 0).map_err(|e| wrap("set slot of the node's program", name, &e))?;
+            crash::point("datapath/shared/after-node-program");
+        }
+        Ok(())
+    }
+
+    /// The programs that all endpoints share, with the kernel's id of each whose slot is filled; empty after `remove_node`.
+    pub(super) fn node_programs(&self) -> Result<Vec<(&'static str, Option<u32>)>> {
+        let programs = self.read_held(map::NODE_CALLS, |held| {
+            let slots = Array::try_from(held).map_err(|e| wrap("open map", map::NODE_CALLS, &e))?;
+            NodeCall::ALL.iter().map(|call| Ok((call.program(), read_slot(&slots, *call as u32)?))).collect()
+        })?;
+        Ok(programs.unwrap_or_default())
+    }
+
+    fn missing_node_program(&self) -> Result<Option<&'static str>> {
+        Ok(self.node_programs()?.into_iter().find(|(_, id)| id.is_none()).map(|(name, _)| name))
     }
 
     fn renew_sink(&self) -> Result<()> {

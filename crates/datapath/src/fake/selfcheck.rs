@@ -39,6 +39,10 @@ fn decide(s: &State, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
         return (Verdict::Drop, "invalid-source-mac");
     }
     let asks = case.kind == Kind::Neighbour;
+    if asks && !s.calls.contains_key(&pinned.spec.id) {
+        // The verdict of the node's program comes back through the endpoint's own slot.
+        return (Verdict::Drop, "none");
+    }
     // In ARP the sender's address is two bytes further on than in IP.
     let source_at = if asks && case.family == Family::Ipv4 { source_at + 2 } else { source_at };
     if own.is_none() || address(packet, source_at, case.family) != own {

@@ -8,76 +8,19 @@
 //! Checksums and options beyond the first of a solicitation are not looked at: the answer depends on nothing but the
 //! target, and goes to none but the one who asked.
 
-use core::{
-    mem::{self, offset_of},
-    ptr,
-};
+use core::{mem::offset_of, ptr};
 
 use aya_ebpf::{
-    bindings::__sk_buff,
+    bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT},
     helpers::{bpf_csum_diff, bpf_skb_change_tail, bpf_skb_change_type},
     programs::TcContext,
 };
 use wharf_common::DropReason;
 
 use wharf_ebpf::{
-    config::{self, Config},
-    parse::{self, ETHERNET_BYTES, EtherType, Framed, HEADERS_BYTES, ICMPV6, Ipv6, Ipv6Address, Mac},
-    verdict::{Decision, Forward},
-};
-
-use crate::deliver::redirect_peer;
-
-/// ARP for IPv4 over Ethernet (RFC 826). Integers in network byte order; addresses in words, being two bytes off.
-#[repr(C)]
-struct Arp {
-    hardware: u16,
-    protocol: u16,
-    hardware_bytes: u8,
-    protocol_bytes: u8,
-    operation: u16,
-    sender_mac: Mac,
-    sender: [u16; 2],
-    target_mac: Mac,
-    target: [u16; 2],
-}
-
-/// A neighbour solicitation or advertisement (RFC 4861, 4.3 and 4.4) without options.
-#[repr(C)]
-struct Message {
-    ip: Ipv6,
-    kind: u8,
-    code: u8,
-    checksum: u16,
-    flags: u32,
-    target: Ipv6Address,
-}
-
-/// The same with one option, a link-layer address (RFC 4861, 4.6.1).
-#[repr(C)]
-pub struct MessageWithOption {
-    message: Message,
-    option: u8,
-    /// In units of eight bytes.
-    option_words: u8,
-    mac: Mac,
-}
-
-/// The part of an ICMPv6 message that all of them have.
-#[repr(C)]
-struct IcmpHead {
-    ip: Ipv6,
-    kind: u8,
-    _code: u8,
-    _checksum: u16,
-    _body: u32,
-}
-
-const _: () = {
-    assert!(size_of::<Arp>() == 28);
-    assert!(size_of::<IcmpHead>() == 48);
-    assert!(size_of::<Message>() == 64);
-    assert!(ETHERNET_BYTES + size_of::<MessageWithOption>() == HEADERS_BYTES);
+    handoff::{Verdict, Words},
+    neighbour::{ABOUT_GATEWAY, ABOUT_OWN, Arp, FROM_OWN, IcmpHead, Message, MessageWithOption, joined},
+    parse::{self, ETHERNET_BYTES, EtherType, Framed, ICMPV6, Ipv6, Mac},
 };
 
 /// `linux/if_packet.h`: to this host.
@@ -94,52 +37,38 @@ const ADVERTISED_BYTES: u16 = (size_of::<MessageWithOption>() - size_of::<Ipv6>(
 /// Only a neighbour can send a packet that arrives with this.
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 
-/// Answers an ARP request or a neighbour solicitation for the gateway.
-///
-/// # Errors
-///
-/// The reason to drop any other ARP packet or neighbour discovery message.
-#[inline(always)]
-pub fn judge(ctx: &TcContext) -> Decision {
-    // SAFETY: the context the program was called with.
-    let judged = unsafe { wharf_neighbour(ctx.skb.skb) };
-    // SAFETY: the low half is a reason's number, see `wharf_neighbour`.
-    let reason = unsafe { mem::transmute::<u32, DropReason>(judged & 0xffff) };
-    match judged >> 16 {
-        0 => Err(reason),
-        action => Ok(Forward { reason, action: action as i32 }),
-    }
+/// What the endpoint's program tells of a message.
+#[derive(Clone, Copy)]
+struct Asked {
+    /// What the container takes for the gateway's MAC.
+    host_mac: Mac,
+    /// `FROM_OWN`, `ABOUT_GATEWAY`, `ABOUT_OWN`.
+    claims: u32,
 }
 
-/// [`judge`], as a number: the reason, and above it what the hook is to return, or zero for a drop.
-///
-/// Its name is exported and it takes but the context, so that the verifier takes it for a global function and looks at it
-/// once, not again for every path that leads here. The same holds for [`wharf_advertise`].
-///
-/// # Safety
-///
-/// `skb` is the context of the running program.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub unsafe extern "C" fn wharf_neighbour(skb: *mut __sk_buff) -> u32 {
-    let ctx = &TcContext::new(skb);
-    match decide(ctx) {
-        Ok(forward) => (forward.action as u32) << 16 | forward.reason as u32,
-        Err(reason) => reason as u32,
-    }
+/// Answers an ARP request or a neighbour solicitation for the gateway; drops any other ARP packet or neighbour discovery message.
+#[inline(always)]
+pub fn run(ctx: &TcContext) -> i32 {
+    let words = Words::of(ctx);
+    let asked = Asked { host_mac: Mac::from_words(words.0[0], words.0[1]), claims: words.0[1] };
+    let (reason, action) = match judge(ctx, asked) {
+        Ok(()) => (DropReason::NeighbourAnswered, TC_ACT_REDIRECT),
+        Err(reason) => (reason, TC_ACT_SHOT),
+    };
+    let (sender, bytes) = (words.sender(), words.0[3]);
+    Verdict { sender, receiver: 0, bytes, reason: reason as u32, action: action as u32 }.hand_over(ctx)
 }
 
 #[inline(always)]
-fn decide(ctx: &TcContext) -> Decision {
-    let config = Config::load().ok_or(DropReason::NoConfig)?;
+fn judge(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
     match EtherType::of(ctx, parse::ethernet(ctx)?)? {
-        EtherType::Arp => arp(ctx, config),
-        _ => discovery(ctx, config, kind(ctx)?.ok_or(DropReason::Malformed)?),
+        EtherType::Arp => arp(ctx, asked),
+        _ => discovery(ctx, asked, kind(ctx)?.ok_or(DropReason::Malformed)?),
     }
 }
 
 #[inline(always)]
-fn arp(ctx: &TcContext, config: Config) -> Decision {
+fn arp(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
     let packet: Framed<Arp> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
     // SAFETY: bounds checked; nothing moves the packet while this reference lives.
     let arp = unsafe { &mut *packet.payload };
@@ -152,30 +81,26 @@ fn arp(ctx: &TcContext, config: Config) -> Decision {
     {
         return Err(DropReason::Malformed);
     }
-    let sender = joined(arp.sender);
+    // The Ethernet source is the container's MAC address, which its program has compared.
+    let asker_mac = packet.source_mac();
     // A sender of zero asks whether an address is taken (RFC 5227) and claims nothing.
-    if !arp.sender_mac.equals(config::container_mac()) || !(config.owns4(sender) || sender == 0) {
+    if !arp.sender_mac.equals(asker_mac) || !(asked.claims & FROM_OWN != 0 || joined(arp.sender) == 0) {
         return Err(DropReason::NeighbourSpoof);
     }
-    if operation != ARP_REQUEST || !config.is_gateway4(joined(arp.target)) {
+    if operation != ARP_REQUEST || asked.claims & ABOUT_GATEWAY == 0 {
         return Err(DropReason::NeighbourUnknown);
     }
     (arp.sender, arp.target) = (arp.target, arp.sender);
     arp.operation = ARP_REPLY.to_be();
-    arp.sender_mac = config::host_mac();
-    arp.target_mac = config::container_mac();
-    packet.address(config::container_mac(), config::host_mac());
-    answer(ctx, config)
-}
-
-#[inline(always)]
-fn joined(address: [u16; 2]) -> u32 {
-    u32::from(address[0]) | u32::from(address[1]) << 16
+    arp.sender_mac = asked.host_mac;
+    arp.target_mac = asker_mac;
+    packet.address(asker_mac, asked.host_mac);
+    answer(ctx)
 }
 
 /// The neighbour discovery messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+enum Kind {
     RouterSolicitation,
     RouterAdvertisement,
     Solicitation,
@@ -189,7 +114,7 @@ pub enum Kind {
 ///
 /// `Malformed` when it is too short for any ICMPv6 message.
 #[inline(always)]
-pub fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
+fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
     let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
     // SAFETY: bounds checked.
     Ok(match unsafe { (*packet.payload).kind } {
@@ -203,7 +128,7 @@ pub fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
 }
 
 #[inline(always)]
-fn discovery(ctx: &TcContext, config: Config, kind: Kind) -> Decision {
+fn discovery(ctx: &TcContext, asked: Asked, kind: Kind) -> Result<(), DropReason> {
     match kind {
         // Shorter than the messages below, so judged by what all of them have.
         Kind::RouterSolicitation => {
@@ -233,51 +158,31 @@ fn discovery(ctx: &TcContext, config: Config, kind: Kind) -> Decision {
         return Err(DropReason::Multicast);
     }
     // Link-local addresses are the container's own affair: they are valid on its link only, where nobody else is.
-    if !config.owns6(source) && !source.is_link_local() {
+    if asked.claims & FROM_OWN == 0 && !source.is_link_local() {
         return Err(DropReason::NeighbourSpoof);
     }
-    if kind == Kind::Advertisement && !config.owns6(target) && !target.is_link_local() {
+    if kind == Kind::Advertisement && asked.claims & ABOUT_OWN == 0 && !target.is_link_local() {
         return Err(DropReason::NeighbourSpoof);
     }
     if payload >= ADVERTISED_BYTES {
         let packet: Framed<MessageWithOption> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
         // SAFETY: bounds checked.
         let (option, mac) = unsafe { ((*packet.payload).option, (*packet.payload).mac) };
-        if (option == SOURCE_LINK_LAYER || option == TARGET_LINK_LAYER) && !mac.equals(config::container_mac()) {
+        if (option == SOURCE_LINK_LAYER || option == TARGET_LINK_LAYER) && !mac.equals(packet.source_mac()) {
             return Err(DropReason::NeighbourSpoof);
         }
     }
-    if kind == Kind::Advertisement || !config.is_gateway6(target) {
+    if kind == Kind::Advertisement || asked.claims & ABOUT_GATEWAY == 0 {
         return Err(DropReason::NeighbourUnknown);
     }
-    // SAFETY: the context the program was called with.
-    match unsafe { wharf_advertise(ctx.skb.skb) } {
-        ADVERTISED => answer(ctx, config),
-        // SAFETY: otherwise it is a reason's number.
-        reason => Err(unsafe { mem::transmute::<u32, DropReason>(reason) }),
-    }
-}
-
-/// What [`wharf_advertise`] returns when the packet is an advertisement now; no reason has this number.
-const ADVERTISED: u32 = u32::MAX;
-
-/// Makes a solicitation the advertisement that answers it; else the reason's number.
-///
-/// # Safety
-///
-/// `skb` is the context of the running program.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub unsafe extern "C" fn wharf_advertise(skb: *mut __sk_buff) -> u32 {
-    let ctx = &TcContext::new(skb);
-    match advertise(ctx) {
-        Ok(()) => ADVERTISED,
-        Err(reason) => reason as u32,
-    }
+    advertise(ctx, asked)?;
+    answer(ctx)
 }
 
 #[inline(always)]
-fn advertise(ctx: &TcContext) -> Result<(), DropReason> {
+fn advertise(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
+    let frame = parse::ethernet(ctx)?;
+    let asker_mac = frame.source_mac();
     let bytes = (ETHERNET_BYTES + size_of::<MessageWithOption>()) as u32;
     // The question may carry no option, or more than one.
     if ctx.len() != bytes {
@@ -307,8 +212,8 @@ fn advertise(ctx: &TcContext) -> Result<(), DropReason> {
     };
     answer.option = TARGET_LINK_LAYER;
     answer.option_words = 1;
-    answer.mac = config::host_mac();
-    packet.address(config::container_mac(), config::host_mac());
+    answer.mac = asked.host_mac;
+    packet.address(asker_mac, asked.host_mac);
     answer.message.checksum = checksum(answer);
     Ok(())
 }
@@ -330,12 +235,12 @@ fn checksum(answer: &MessageWithOption) -> u16 {
 
 /// Sends the packet back to where it came from.
 #[inline(always)]
-fn answer(ctx: &TcContext, config: Config) -> Decision {
+fn answer(ctx: &TcContext) -> Result<(), DropReason> {
     // The question was probably multicast and is marked so; an answer marked so is believed less (ARP entries then start
     // out as stale). Recent kernels do this themselves for a packet that goes to the peer, older ones do not.
     // SAFETY: the context the program was called with.
-    if unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
-        return Err(DropReason::PacketWrite);
+    match unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } {
+        0 => Ok(()),
+        _ => Err(DropReason::PacketWrite),
     }
-    Ok(Forward { reason: DropReason::NeighbourAnswered, action: redirect_peer(config.ifindex()) })
 }

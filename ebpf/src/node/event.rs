@@ -1,0 +1,190 @@
+//! Writes an event about a packet on the `EVENTS` ring, and sends the packet on.
+
+use core::{mem::MaybeUninit, mem::offset_of};
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{__sk_buff, TC_ACT_SHOT},
+    helpers::{bpf_ktime_get_ns, bpf_skb_load_bytes},
+    programs::TcContext,
+};
+use wharf_common::{DropReason, Event, map::NodeCall};
+use wharf_ebpf::{
+    event::Told,
+    handoff::{self, Verdict, Words},
+    maps::EVENTS,
+    parse::ETHERNET_BYTES,
+    verdict::Next,
+};
+
+/// Runs the program.
+#[inline(always)]
+pub fn run(ctx: &TcContext) -> i32 {
+    let told = Told::of(Words::of(ctx));
+    send(ctx, &told);
+    match told.next {
+        Next::Return(action) => action,
+        Next::Note => {
+            handoff::call(ctx, NodeCall::Note, told.words);
+            0
+        }
+        Next::Deliver(receiver) => {
+            handoff::deliver(ctx, receiver);
+            // Counted as forwarded already, which `deliver` of the sender takes back.
+            let reason = DropReason::NoTailCallTarget as u32;
+            let (sender, action) = (told.words.sender(), TC_ACT_SHOT as u32);
+            Verdict { sender, receiver: 0, bytes: ctx.len(), reason, action }.hand_over(ctx)
+        }
+    }
+}
+
+#[inline(always)]
+fn send(ctx: &TcContext, told: &Told) {
+    // The sender saw that there is room, see `wharf_ebpf::event`.
+    let Some(mut entry) = EVENTS.reserve(0) else { return };
+    let event = entry.as_mut_ptr();
+    // SAFETY: the ring's memory, of an event's size, until it is submitted; the context is the running program's.
+    unsafe {
+        (*event).timestamp_ns = bpf_ktime_get_ns();
+        (*event).epoch = told.words.epoch();
+        (*event).identity = told.words.0[3];
+        (*event).kind = told.kind;
+        (*event).reason = told.reason;
+        (*event).direction = told.direction;
+        (*event).endpoint_id = told.words.sender();
+        (*event).length = ctx.len();
+        describe(ctx.as_ptr().cast(), event);
+    }
+    entry.submit(0);
+}
+
+/// Source and destination port are next to each other in events and in transport headers, and so are addresses.
+const _: () = {
+    assert!(offset_of!(Event, destination) == offset_of!(Event, source) + 16);
+    assert!(offset_of!(Event, destination_port) == offset_of!(Event, source_port) + 2);
+    assert!(offset_of!(Event, source).is_multiple_of(8) && offset_of!(Event, source_port).is_multiple_of(4));
+};
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const DESTINATION_OPTIONS: u8 = 60;
+/// IPv6 extension headers that are looked behind. RFC 8200, 4.1 lets a packet have each kind once, one of them twice.
+const EXTENSION_HEADERS: u32 = 4;
+
+/// Fills in what the packet is. Bytes are copied by a helper rather than read in place: it fetches them from wherever
+/// they lie, never moves the packet, and leaves zeros where there is nothing.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program; `event` is memory of an event's size.
+#[inline(always)]
+unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
+    // SAFETY: as the function's own contract; the destinations are fields or stack arrays of the length given.
+    unsafe {
+        let source: *mut u64 = (&raw mut (*event).source).cast();
+        // Volatile: as plain stores they would become a call to a byte-by-byte `memset`.
+        for word in 0..4 {
+            source.add(word).write_volatile(0);
+        }
+        (&raw mut (*event).source_port).cast::<u32>().write_volatile(0);
+        (*event).protocol = 0;
+        (*event)._pad = 0;
+        let mut ethertype = 0_u16;
+        load(skb, 12, (&raw mut ethertype).cast(), 2);
+        (*event).ethertype = ethertype.to_ne_bytes();
+
+        let (protocol, transport) = match u16::from_be(ethertype) {
+            0x0800 => {
+                let mut header = MaybeUninit::<[u32; 5]>::uninit();
+                load(skb, ETHERNET_BYTES as u32, header.as_mut_ptr().cast(), 20);
+                let header = header.assume_init();
+                mapped(source, header[3]);
+                mapped(source.add(2), header[4]);
+                let protocol = (u32::from_be(header[2]) >> 16) as u8;
+                (*event).protocol = protocol;
+                // Only the first fragment carries the transport header.
+                if u32::from_be(header[1]) & 0x1fff != 0 {
+                    return;
+                }
+                (protocol, ETHERNET_BYTES as u32 + (header[0] & 0x0f) * 4)
+            }
+            0x86dd => {
+                let mut next = 0_u8;
+                load(skb, ETHERNET_BYTES as u32 + 6, &raw mut next, 1);
+                load(skb, ETHERNET_BYTES as u32 + 8, source.cast(), 32);
+                let mut offset = ETHERNET_BYTES as u32 + 40;
+                let mut later_fragment = false;
+                for _ in 0..EXTENSION_HEADERS {
+                    if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS) {
+                        break;
+                    }
+                    let mut header = 0_u32;
+                    if !load(skb, offset, (&raw mut header).cast(), 4) {
+                        break;
+                    }
+                    let header = u32::from_be(header);
+                    if next == FRAGMENT {
+                        later_fragment = header & 0xfff8 != 0;
+                        offset += 8;
+                    } else {
+                        offset += 8 + (header >> 16 & 0xff) * 8;
+                    }
+                    next = (header >> 24) as u8;
+                    // What follows lies in the first fragment.
+                    if later_fragment {
+                        break;
+                    }
+                }
+                (*event).protocol = next;
+                if later_fragment {
+                    return;
+                }
+                (next, offset)
+            }
+            0x0806 => {
+                // The sender's and the target's address, with the target's MAC between them.
+                let mut addresses = [0_u32; 2];
+                load(skb, ETHERNET_BYTES as u32 + 14, addresses.as_mut_ptr().cast(), 4);
+                load(skb, ETHERNET_BYTES as u32 + 24, addresses.as_mut_ptr().add(1).cast(), 4);
+                mapped(source, addresses[0]);
+                mapped(source.add(2), addresses[1]);
+                load(skb, ETHERNET_BYTES as u32 + 6, (&raw mut (*event).source_port).cast(), 2);
+                return;
+            }
+            _ => return,
+        };
+        match protocol {
+            TCP | UDP => load(skb, transport, (&raw mut (*event).source_port).cast(), 4),
+            ICMP | ICMPV6 => load(skb, transport, (&raw mut (*event).source_port).cast(), 2),
+            _ => false,
+        };
+    }
+}
+
+/// Writes an IPv4-mapped address.
+///
+/// # Safety
+///
+/// `to` is two words of writable memory.
+#[inline(always)]
+unsafe fn mapped(to: *mut u64, address: u32) {
+    // SAFETY: the caller's word.
+    unsafe { to.add(1).write(u64::from(0xffff_u32.to_be()) | u64::from(address) << 32) }
+}
+
+/// Copies `bytes` bytes of the packet and says so, or copies zeros when the packet has fewer.
+///
+/// # Safety
+///
+/// `to` is that many bytes of writable memory.
+#[inline(always)]
+unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, bytes: u32) -> bool {
+    // SAFETY: the caller's word. The helper's error means that it wrote zeros, which is what an event then shows.
+    unsafe { bpf_skb_load_bytes(skb.cast(), offset, to.cast(), bytes) == 0 }
+}
+
