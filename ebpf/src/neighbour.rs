@@ -59,8 +59,11 @@ const _: () = {
     assert!(size_of::<Arp>() == 28);
     assert!(size_of::<IcmpHead>() == 48);
     assert!(size_of::<Message>() == 64);
-    assert!(ETHERNET_BYTES + size_of::<MessageWithOption>() == HEADERS_BYTES);
+    assert!(ETHERNET_BYTES + size_of::<Arp>() <= HEADERS_BYTES);
 };
+
+/// Bytes of the longest message that is read in place, with its Ethernet header: one of neighbour discovery with one option.
+pub const MESSAGE_BYTES: usize = ETHERNET_BYTES + size_of::<MessageWithOption>();
 
 /// Of the claims: the message comes from the endpoint's own address.
 pub const FROM_OWN: u32 = 1 << 16;

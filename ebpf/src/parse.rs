@@ -262,22 +262,25 @@ fn bounds(ctx: &TcContext) -> (usize, usize) {
     }
 }
 
-/// Bytes of the longest headers that are read in place: Ethernet, IPv6, and a neighbour message with one option (RFC 4861).
-pub const HEADERS_BYTES: usize = ETHERNET_BYTES + 72;
+/// Bytes of the longest headers that every packet is read by: Ethernet and IPv6.
+pub const HEADERS_BYTES: usize = ETHERNET_BYTES + size_of::<Ipv6>();
 
-/// Brings the headers together in the packet's first piece, where they nearly always are: a sender may lay a packet out
-/// as it likes. Once, before anything is read, so that nothing read moves later.
+/// Brings the first `wanted` bytes together in the packet's first piece: a sender may lay a packet out as it likes. Before
+/// anything is read, because it may move the packet.
+///
+/// To ask for more than a decision needs is dear: TCP keeps its payload in other pieces, and to pull one byte of it the kernel
+/// copies the head.
 ///
 /// # Errors
 ///
 /// `PacketWrite` when there is no memory for it.
 #[inline(always)]
-pub fn gather(ctx: &TcContext) -> Result<(), DropReason> {
+pub fn gather(ctx: &TcContext, wanted: usize) -> Result<(), DropReason> {
     let (start, end) = bounds(ctx);
-    if start + HEADERS_BYTES > end {
+    if start + wanted > end {
         let bytes = ctx.len();
         if ((end - start) as u32) < bytes {
-            let wanted = if bytes < HEADERS_BYTES as u32 { bytes } else { HEADERS_BYTES as u32 };
+            let wanted = if bytes < wanted as u32 { bytes } else { wanted as u32 };
             return ctx.pull_data(wanted).map_err(|_| DropReason::PacketWrite);
         }
     }

@@ -4,7 +4,11 @@
 //! The sender decided who the packet is for; the receiver's own program, with the receiver's own maps, decides whether
 //! it is let in. A slot or a row that a late sender still holds of an endpoint that is gone ends here, at the address.
 
-use aya_ebpf::{bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT}, helpers::bpf_redirect_peer, programs::TcContext};
+use aya_ebpf::{
+    bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT},
+    helpers::bpf_redirect_peer,
+    programs::TcContext,
+};
 use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
@@ -14,7 +18,7 @@ use wharf_ebpf::{
     verdict::{self, Decision, Forward, Next},
 };
 
-use crate::receive;
+use crate::receive::{self, Hop};
 
 /// Runs the program.
 #[inline(always)]
@@ -27,7 +31,7 @@ pub fn run(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn decide(ctx: &TcContext, config: Config) -> Decision {
-    receive::accept(ctx, config)?;
+    receive::accept(ctx, config, Hop::IsHere)?;
     Ok(Forward { reason: DropReason::ForwardedLocal, next: Next::Return(redirect_peer(config.ifindex())) })
 }
 

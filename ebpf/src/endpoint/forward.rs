@@ -1,7 +1,8 @@
 //! Where a packet of the container's goes: to a local endpoint, or into the node's stack.
 //!
-//! Between two endpoints the node is a router: the TTL goes down by one, also so that no neighbour message of one
-//! endpoint (valid only with a hop limit of 255) ever works on another. A packet whose last hop this would be goes into
+//! Between two endpoints the node is a router: the receiver's `deliver` takes one off the TTL, also so that no neighbour message
+//! of one endpoint (valid only with a hop limit of 255) ever works on another. (This program writes to no packet: the kernel then
+//! spares it a call that unshares the packet's head.) A packet whose last hop this would be goes into
 //! the stack instead, which drops it and tells the sender (traceroute then shows the node), with the kernel's own rate
 //! limit. One that arrives with nothing left should not exist and is dropped.
 //!
@@ -31,7 +32,6 @@ pub fn ipv4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>, bytes: u32) -
         1 => Ok(Forward::STACK),
         _ => {
             stack_path::ask(ctx, config, endpoint, bytes);
-            packet.decrement_ttl();
             Ok(deliver(endpoint))
         }
     }
@@ -48,7 +48,6 @@ pub fn ipv6(ctx: &TcContext, config: Config, packet: Framed<Ipv6>, bytes: u32) -
         1 => Ok(Forward::STACK),
         _ => {
             stack_path::ask(ctx, config, endpoint, bytes);
-            packet.decrement_hop_limit();
             Ok(deliver(endpoint))
         }
     }

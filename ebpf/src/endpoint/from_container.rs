@@ -10,8 +10,8 @@ use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
     config::{self, Config},
-    neighbour,
-    parse::{self, EtherType, Framed, Ipv4, Ipv6},
+    neighbour::{self, MESSAGE_BYTES},
+    parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6},
     verdict::{self, Decision},
 };
 
@@ -28,7 +28,7 @@ fn decide(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
     if !config.live() {
         return Err(DropReason::EndpointNotReady);
     }
-    parse::gather(ctx)?;
+    parse::gather(ctx, HEADERS_BYTES)?;
     let frame = parse::ethernet(ctx)?;
     if !frame.source_mac().equals(config::container_mac()) {
         return Err(DropReason::InvalidSourceMac);
@@ -55,11 +55,14 @@ fn ipv4(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
 
 #[inline(always)]
 fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
-    let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
     // Before the multicast rule (solicitations are multicast) and the source rule (they come from link-local addresses).
-    if packet.is_icmp() && neighbour::is_discovery(ctx)? {
-        return Err(neighbour::judge(ctx, config, EtherType::Ipv6, bytes));
+    if parse::ipv6(ctx)?.is_icmp() {
+        parse::gather(ctx, MESSAGE_BYTES)?;
+        if neighbour::is_discovery(ctx)? {
+            return Err(neighbour::judge(ctx, config, EtherType::Ipv6, bytes));
+        }
     }
+    let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
     if packet.destination_mac().is_group() || packet.destination().is_multicast() {
         return Err(DropReason::Multicast);
     }

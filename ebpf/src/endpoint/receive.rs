@@ -5,19 +5,28 @@ use wharf_common::DropReason;
 
 use wharf_ebpf::{
     config::{self, Config},
-    parse::{self, EtherType, Framed, Ipv4, Ipv6},
+    parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6},
 };
+
+/// Whether the way from the sender to the container is a hop of its own, which takes one off the TTL.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Hop {
+    /// The packet comes straight from another endpoint. Its sender's program saw that the TTL is more than one.
+    IsHere,
+    /// The node's stack took its own.
+    WasBefore,
+}
 
 /// Decides whether the packet may reach the container, and gives it the Ethernet addresses it needs there.
 ///
 /// Neighbour messages need no rule of their own: those of other endpoints were decremented on the way (receivers demand
 /// a hop limit of 255), the node's interface sends none, and what a privileged process of the node forges is its own.
 #[inline(always)]
-pub fn accept(ctx: &TcContext, config: Config) -> Result<(), DropReason> {
+pub fn accept(ctx: &TcContext, config: Config, hop: Hop) -> Result<(), DropReason> {
     if !config.live() {
         return Err(DropReason::EndpointNotReady);
     }
-    parse::gather(ctx)?;
+    parse::gather(ctx, HEADERS_BYTES)?;
     match EtherType::of(ctx, parse::ethernet(ctx)?)? {
         EtherType::Ipv4 => {
             let packet: Framed<Ipv4> = parse::ipv4(ctx)?;
@@ -26,6 +35,9 @@ pub fn accept(ctx: &TcContext, config: Config) -> Result<(), DropReason> {
                 return Err(refusal(parse::is_group4(destination)));
             }
             packet.address(config::container_mac(), config::host_mac());
+            if hop == Hop::IsHere {
+                packet.decrement_ttl();
+            }
         }
         EtherType::Ipv6 => {
             let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
@@ -34,6 +46,9 @@ pub fn accept(ctx: &TcContext, config: Config) -> Result<(), DropReason> {
                 return Err(refusal(destination.is_multicast()));
             }
             packet.address(config::container_mac(), config::host_mac());
+            if hop == Hop::IsHere {
+                packet.decrement_hop_limit();
+            }
         }
         // The node knows the container's MAC without asking; nobody asks the container.
         EtherType::Arp => return Err(DropReason::NeighbourUnknown),

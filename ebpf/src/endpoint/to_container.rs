@@ -11,7 +11,7 @@ use wharf_ebpf::{
     verdict::{self, Decision, Forward, Next},
 };
 
-use crate::receive;
+use crate::receive::{self, Hop};
 
 /// Runs the program.
 #[inline(always)]
@@ -21,7 +21,7 @@ pub fn run(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn decide(ctx: &TcContext, config: Config) -> Decision {
-    receive::accept(ctx, config)?;
+    receive::accept(ctx, config, Hop::WasBefore)?;
     if stack_path::is_noted(ctx, config) {
         return Ok(Forward { reason: DropReason::ForwardedStack, next: Next::Note });
     }

@@ -1,10 +1,10 @@
 //! Writes an event about a packet on the `EVENTS` ring, and sends the packet on.
 
-use core::{mem::MaybeUninit, mem::offset_of};
+use core::mem::{MaybeUninit, offset_of};
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{__sk_buff, TC_ACT_SHOT},
+    bindings::{__sk_buff, TC_ACT_OK, TC_ACT_SHOT},
     helpers::{bpf_ktime_get_ns, bpf_skb_load_bytes},
     programs::TcContext,
 };
@@ -26,7 +26,7 @@ pub fn run(ctx: &TcContext) -> i32 {
         Next::Return(action) => action,
         Next::Note => {
             handoff::call(ctx, NodeCall::Note, told.words);
-            0
+            TC_ACT_OK
         }
         Next::Deliver(receiver) => {
             handoff::deliver(ctx, receiver);
@@ -187,4 +187,3 @@ unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, bytes: u32) -> boo
     // SAFETY: the caller's word. The helper's error means that it wrote zeros, which is what an event then shows.
     unsafe { bpf_skb_load_bytes(skb.cast(), offset, to.cast(), bytes) == 0 }
 }
-

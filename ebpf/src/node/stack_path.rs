@@ -18,7 +18,7 @@ use wharf_common::{DropReason, StackPathKey, StackPathRow, map::STACK_PATH_PORTS
 use wharf_ebpf::{
     handoff::{Verdict, Words},
     maps::{STACK_PATHS, STACK_USERS},
-    parse::{ETHERNET_BYTES, Framed, ICMPV6, Ipv4, Ipv6, Ipv6Address},
+    parse::{ETHERNET_BYTES, ICMPV6, Ipv4, Ipv6, Ipv6Address},
     stack_path::endpoint,
 };
 
@@ -161,29 +161,18 @@ impl Flow {
     }
 }
 
-/// `path`: whether a packet to another endpoint of the node takes the stack; if not, takes one off its TTL.
+/// `path`: whether a packet to another endpoint of the node takes the stack.
 #[inline(always)]
 pub fn path(ctx: &TcContext) -> i32 {
     let words = Words::of(ctx);
     let (sender, bytes) = (words.sender(), words.0[3]);
-    let by_stack = Verdict { sender, receiver: 0, bytes, reason: DropReason::ForwardedStack as u32, action: TC_ACT_OK as u32 };
-    if is_taken(ctx) || !hop(ctx) {
+    let by_stack =
+        Verdict { sender, receiver: 0, bytes, reason: DropReason::ForwardedStack as u32, action: TC_ACT_OK as u32 };
+    if is_taken(ctx) {
         return by_stack.hand_over(ctx);
     }
     let reason = DropReason::ForwardedLocal as u32;
     Verdict { sender, receiver: words.receiver(), bytes, reason, action: TC_ACT_REDIRECT as u32 }.hand_over(ctx)
-}
-
-/// Takes one off the TTL or hop limit, which the sender's program found to be more than one. False for a packet that is cut short,
-/// which that program lets no one send.
-#[inline(always)]
-fn hop(ctx: &TcContext) -> bool {
-    // SAFETY: the context the program was called with.
-    if unsafe { (*ctx.skb.skb).protocol } == PROTOCOL_IPV4 {
-        Framed::<Ipv4>::at_start(ctx).map(Framed::<Ipv4>::decrement_ttl).is_some()
-    } else {
-        Framed::<Ipv6>::at_start(ctx).map(Framed::<Ipv6>::decrement_hop_limit).is_some()
-    }
 }
 
 /// True when the packet belongs to a flow that takes the stack.

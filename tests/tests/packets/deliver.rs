@@ -8,12 +8,14 @@ use wharf_common::{
 };
 use wharf_tests::frame;
 
-use crate::fixture::{
-    A, B, Case, DELIVER, ELSEWHERE4, ELSEWHERE6, FROM_CONTAINER, REDIRECT, SHOT, check_all, pair, udp, with,
+use crate::{
+    fixture::{
+        A, B, Case, DELIVER, ELSEWHERE4, ELSEWHERE6, FROM_CONTAINER, REDIRECT, SHOT, check_all, pair, udp, with,
+    },
+    from_container::{arrived4, arrived6},
 };
 
-fn delivered(name: &'static str, packet: Vec<u8>) -> Case {
-    let output = with(packet.clone(), 0, &[A.mac, A.host_mac].concat());
+fn delivered(name: &'static str, packet: Vec<u8>, output: Vec<u8>) -> Case {
     Case {
         name,
         program: DELIVER,
@@ -32,8 +34,8 @@ fn drop(name: &'static str, packet: Vec<u8>, reason: DropReason) -> Case {
 #[test]
 fn lets_in_what_is_for_the_container_and_nothing_else() -> Result<()> {
     check_all([
-        delivered("v4", udp(B.v4, A.v4)),
-        delivered("v6", udp(B.v6, A.v6)),
+        delivered("v4", udp(B.v4, A.v4), arrived4(&udp(B.v4, A.v4), 63, &A)),
+        delivered("v6", udp(B.v6, A.v6), arrived6(&udp(B.v6, A.v6), 63, &A)),
         drop("v4 for another", udp(B.v4, ELSEWHERE4), NotOurAddress),
         drop("v6 for another", udp(B.v6, ELSEWHERE6), NotOurAddress),
         drop("v4 for the sender", udp(A.v4, B.v4), NotOurAddress),
@@ -61,7 +63,7 @@ fn the_receivers_gate_holds_for_a_sender_that_does_not_know_of_it() -> Result<()
         action: SHOT,
         at_a: vec![(Egress, ForwardedLocal)],
         at_b: vec![(Ingress, reason)],
-        output: Some(with(packet.clone(), 21, &[63])),
+        output: Some(packet.clone()),
     };
     b.configure(EndpointConfig { flags: 0, ..B.config() })?;
     refused(EndpointNotReady).check(&a, &b)?;
