@@ -210,8 +210,9 @@ fn every_edit_by_somebody_else_is_found_and_repaired() {
             ("add element inet wharf pools4 { 192.0.2.0/24 }", "set pools4: 0 elements missing or changed, 2 not"),
             ("delete element inet wharf ports4 { tcp . 8080 }", "set ports4: 1 elements missing"),
             ("add element inet wharf hairpin4 { 10.0.0.1 . 10.0.0.1 . tcp . 1 }", "set hairpin4: 0 elements missing"),
+            ("add element inet wharf own4 { 10.0.0.1 }", "set own4: 0 elements missing or changed, 1 not"),
             ("add set inet wharf mine { type ipv4_addr; }", "set mine: not made by Wharf"),
-            ("add counter inet wharf mine", "table inet wharf: 14 objects, 13 expected"),
+            ("add counter inet wharf mine", "table inet wharf: 16 objects, 15 expected"),
             ("add table inet wharf { flags dormant; }", "table inet wharf: flags 0x1"),
         ];
         for (edit, finding) in edits {
