@@ -437,7 +437,7 @@ async fn mend<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Repair, snapshot: &S
             let _held = id.map(|id| Held::take(life, id)).transpose()?;
             life.kernel.remove_call_slot(*slot).await?;
         }
-        Repair::RemovePort(mapping) => life.kernel.remove_port(mapping).await?,
+        Repair::RemoveNat(entry) => life.kernel.remove_nat_entry(entry).await?,
         Repair::RemoveRoute(route) => life.kernel.remove_route(route).await?,
         Repair::ReleaseLease(ip) => match snapshot.leases.iter().find(|l| l.ip == *ip) {
             Some(lease) => resting::release(&life.addresses, std::slice::from_ref(lease), Vec::new()).await?,

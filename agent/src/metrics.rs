@@ -285,6 +285,11 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
     gauge(registry, "creates_waiting", "Creates that wait for admission", status.admission.waiting);
     counter(registry, "creates_refused", "Creates asked to retry later", status.admission.refused);
 
+    if let Some(connections) = status.network.connections {
+        gauge(registry, "conntrack_entries", "Connections that the kernel tracks", connections.entries);
+        gauge(registry, "conntrack_limit", "Maximum of connections that the kernel tracks", connections.limit);
+    }
+
     let states = Family::<One, Gauge>::default();
     for (state, n) in &status.endpoints {
         states.get_or_create(&One { name: state.clone() }).set(number(*n));

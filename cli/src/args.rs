@@ -10,8 +10,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) use endpoint::{DeleteArgs, EndpointCommand, Level, ListFilter};
 pub(crate) use node::{
     AuditArgs, BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, ConfigCommand,
-    DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MapName, MonitorArgs, Setting,
-    SettingName, StatusArgs,
+    DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MapName, MonitorArgs, PortCommand,
+    Setting, SettingName, StatusArgs,
 };
 
 const EXIT_CODES: &str = "\
@@ -137,6 +137,9 @@ Examples:
     /// List pools and leases, release addresses.
     #[command(subcommand, after_help = "Example:\n  wharf ipam list")]
     Ipam(IpamCommand),
+    /// List published ports.
+    #[command(subcommand, after_help = "Example:\n  wharf port list")]
+    Port(PortCommand),
     /// Show BPF maps, counters and events.
     #[command(
         subcommand,

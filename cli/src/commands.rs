@@ -16,10 +16,10 @@ mod watch;
 
 use std::{path::Path, time::Duration};
 
-use wharf_api::client::Client;
+use wharf_api::{EndpointFilter, client::Client};
 
 use crate::{
-    args::{Cli, Command, EndpointCommand, IpamCommand},
+    args::{Cli, Command, EndpointCommand, IpamCommand, PortCommand},
     error::{CliError, Exit},
     output::{Output, remark},
     render,
@@ -85,6 +85,12 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
             cx.client.release_ip(address).await?;
             let done = std::collections::BTreeMap::from([("released", address)]);
             cx.out.emit(&done, |_| format!("{address} is not held any more\n"))?;
+            Ok(Exit::Ok)
+        }
+        Command::Port(PortCommand::List) => {
+            let endpoints = cx.client.endpoints(&EndpointFilter::default()).await?;
+            let ports = render::port::of(&endpoints);
+            cx.out.emit(&ports, |style| render::port::list(&ports, style))?;
             Ok(Exit::Ok)
         }
         Command::Bpf(command) => bpf::run(&cx, command).await,

@@ -11,6 +11,7 @@ pub(crate) mod explain;
 pub(crate) mod health;
 pub(crate) mod ipam;
 pub(crate) mod monitor;
+pub(crate) mod port;
 mod screen;
 pub(crate) mod status;
 mod table;

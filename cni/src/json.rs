@@ -65,6 +65,11 @@ impl<'a> Object<'a> {
         }
     }
 
+    pub(crate) fn boolean(&self, key: &str) -> Result<Option<bool>, Fault> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| mismatch(&self.path_of(key), "true or false", value))
+    }
+
     /// Elements of a list with their paths; an absent list is empty.
     pub(crate) fn list(&self, key: &str) -> Result<Vec<(String, &'a Value)>, Fault> {
         match self.value(key) {

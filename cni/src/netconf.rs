@@ -73,6 +73,8 @@ pub(crate) struct NetConf {
     pub(crate) mtu: Option<u32>,
     /// IPAM pool; the agent's default when absent.
     pub(crate) pool: Option<String>,
+    /// Whether the node masquerades the container; as the agent has it for the pool when absent.
+    pub(crate) ip_masq: Option<bool>,
     pub(crate) log: Level,
     pub(crate) dns: Dns,
     document: Map<String, Value>,
@@ -100,6 +102,7 @@ impl NetConf {
             // As with other plugins 0 is "no wish".
             mtu: root.u32("mtu")?.filter(|mtu| *mtu != 0),
             pool: root.string("pool")?.filter(|pool| !pool.is_empty()).map(str::to_owned),
+            ip_masq: root.boolean("ipMasq")?,
             log: log_level(&root)?,
             dns: dns(&root)?,
             document,
@@ -174,14 +177,14 @@ mod tests {
     fn the_smallest_netconf_is_enough() {
         let conf = with("socket", json!("/tmp/s")).unwrap();
         assert_eq!(conf.socket, PathBuf::from("/tmp/s"));
-        assert_eq!((conf.mtu, conf.pool, conf.log), (None, None, Level::Warn));
+        assert_eq!((conf.mtu, conf.pool, conf.ip_masq, conf.log), (None, None, None, Level::Warn));
     }
 
     #[test]
     fn unknown_keys_pass_and_null_is_absence() {
         let conf = with("capabilities", json!({"ips": true})).unwrap();
         assert_eq!(conf.socket, PathBuf::from(DEFAULT_SOCKET));
-        for key in ["socket", "mtu", "pool", "log-level", "dns", "args", "runtimeConfig"] {
+        for key in ["socket", "mtu", "pool", "ipMasq", "log-level", "dns", "args", "runtimeConfig"] {
             with(key, Value::Null).unwrap();
         }
     }
@@ -214,6 +217,8 @@ mod tests {
             ("mtu", json!(1500.5)),
             ("mtu", json!(u64::from(u32::MAX) + 1)),
             ("pool", json!({})),
+            ("ipMasq", json!("true")),
+            ("ipMasq", json!(1)),
             ("log-level", json!("loud")),
             ("dns", json!([])),
             ("dns", json!({"nameservers": "1.1.1.1"})),

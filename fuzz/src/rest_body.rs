@@ -102,6 +102,7 @@ fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
         pod_namespace: None,
         deadline_ms: None,
         ports: Vec::new(),
+        masquerade: None,
     }
 }
 

@@ -8,9 +8,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 
-use crate::space::Space;
+use crate::{echo, space::Space};
 
 /// How long an answer may take: a thousand times what it takes on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -96,6 +96,51 @@ fn raw_socket(from: &Space, v6: bool) -> Result<UdpSocket> {
     Ok(socket)
 }
 
+/// What a trace sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probe {
+    /// An echo request.
+    Echo,
+    /// A UDP datagram to a port that nobody has.
+    Udp,
+}
+
+/// Sends one probe that so many routers pass on, as traceroute does. Says who answered it; none where nobody did.
+///
+/// # Errors
+/// When no socket can be made, or the probe cannot be sent.
+pub fn trace(from: &Space, to: IpAddr, probe: Probe, hops: u8) -> Result<Option<IpAddr>> {
+    const UDP_PORT: u16 = 33_434;
+    let hears = raw_socket(from, to.is_ipv6())?;
+    let request = echo_request(to, identifier(), u16::from(hops), 32);
+    let speaks = match probe {
+        Probe::Echo => hears.try_clone().context("copy the socket")?,
+        Probe::Udp => echo::udp_client(from, SocketAddr::new(to, UDP_PORT))?,
+    };
+    if to.is_ipv6() {
+        setsockopt(&speaks, sockopt::Ipv6Ttl, &i32::from(hops)).context("set the hop limit")?;
+    } else {
+        setsockopt(&speaks, sockopt::Ipv4Ttl, &i32::from(hops)).context("set the TTL")?;
+    }
+    match probe {
+        Probe::Echo => speaks.send_to(&request, SocketAddr::new(to, 0)),
+        Probe::Udp => speaks.send(&request),
+    }
+    .with_context(|| format!("send a probe to {to}"))?;
+    let (answer, errors, inner) = if to.is_ipv6() { (129, [1, 3], 24..40) } else { (0, [3, 11], 16..20) };
+    let wanted = match to {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let is_answer = |icmp: &[u8]| {
+        let kind = icmp.first().copied().unwrap_or_default();
+        // An error has the beginning of the packet that it is about.
+        let about = icmp.get(8..).and_then(|packet| packet.get(inner.clone()));
+        kind == answer && icmp.get(4..) == request.get(4..) || errors.contains(&kind) && about == Some(&wanted)
+    };
+    receive(&hears, to.is_ipv6(), is_answer)
+}
+
 /// Different for each ping of this process and, by the process id, of its neighbours.
 fn identifier() -> u16 {
     use std::sync::atomic::{AtomicU16, Ordering};
@@ -121,24 +166,30 @@ fn echo_request(to: IpAddr, identifier: u16, sequence: u16, payload: usize) -> V
 
 /// Reads until the answer to `request` is there. Others' packets, which a raw socket sees too, are passed over.
 fn await_answer(socket: &UdpSocket, to: IpAddr, request: &[u8]) -> Result<bool> {
+    let answer_type = if to.is_ipv6() { 129 } else { 0 };
+    let is_answer = |icmp: &[u8]| icmp.first() == Some(&answer_type) && icmp.get(4..) == request.get(4..);
+    Ok(receive(socket, to.is_ipv6(), is_answer)?.is_some())
+}
+
+/// Reads ICMP messages until a wanted one is there; says who sent it.
+fn receive(socket: &UdpSocket, v6: bool, is_wanted: impl Fn(&[u8]) -> bool) -> Result<Option<IpAddr>> {
     let end = Instant::now() + PATIENCE;
     let mut buffer = vec![0; 70_000];
-    let answer_type = if to.is_ipv6() { 129 } else { 0 };
     while Instant::now() < end {
-        let n = match socket.recv_from(&mut buffer) {
-            Ok((n, _)) => n,
+        let (n, from) = match socket.recv_from(&mut buffer) {
+            Ok(got) => got,
             Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => continue,
-            Err(e) => return Err(e).context("receive an echo reply"),
+            Err(e) => return Err(e).context("receive an ICMP message"),
         };
         let packet = buffer.get(..n).unwrap_or_default();
         // IPv4 raw sockets hand out the IP header too.
-        let header = if to.is_ipv6() { 0 } else { usize::from(packet.first().unwrap_or(&0) & 0x0f) * 4 };
+        let header = if v6 { 0 } else { usize::from(packet.first().unwrap_or(&0) & 0x0f) * 4 };
         let icmp = packet.get(header..).unwrap_or_default();
-        if icmp.first() == Some(&answer_type) && icmp.get(4..) == request.get(4..) {
-            return Ok(true);
+        if is_wanted(icmp) {
+            return Ok(Some(from.ip()));
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 /// RFC 1071.

@@ -81,7 +81,8 @@ impl Podman {
         fs::copy(bin("wharf-cni")?, self.dir.join("plugins/wharf-cni")).context("copy wharf-cni")?;
         for network in NETWORKS {
             // 1.0.0 is the newest version this podman's libcni knows.
-            let plugin = json!({"type": "wharf-cni", "socket": node.dirs().socket()});
+            let capabilities = json!({"portMappings": true});
+            let plugin = json!({"type": "wharf-cni", "socket": node.dirs().socket(), "capabilities": capabilities});
             let list = json!({"cniVersion": "1.0.0", "name": network, "plugins": [plugin]});
             self.write(&format!("networks/{network}.conflist"), &list.to_string())?;
         }

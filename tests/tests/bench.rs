@@ -28,7 +28,13 @@ fn the_smoke_run_measures_everything() -> Result<()> {
     let read = |name: &str| fs::read_to_string(out.path().join(name)).with_context(|| name.to_owned());
     let findings: Value = serde_json::from_str(&read("bench.json")?)?;
     let groups = texts(&findings, "groups", "title");
-    for title in ["ADD, one at a time", "DEL, one at a time", "one packet in the programs", "memory of the agent"] {
+    for title in [
+        "ADD, one at a time",
+        "DEL, one at a time",
+        "ADD with masquerading and ports",
+        "one packet in the programs",
+        "memory of the agent",
+    ] {
         ensure!(groups.contains(&title), "{title} was not measured: {groups:?}");
     }
     ensure!(groups.iter().collect::<BTreeSet<_>>().len() == groups.len(), "a title stands twice: {groups:?}");

@@ -38,8 +38,15 @@ fn status_brief_exits_0_only_while_the_agent_serves() -> Result<()> {
 #[test]
 fn without_an_agent_every_command_exits_2_and_says_why() -> Result<()> {
     let node = Node::without_agent(NodeConfig::default())?;
-    let calls: &[&[&str]] =
-        &[&["status"], &["endpoint", "list"], &["audit"], &["ipam", "list"], &["monitor"], &["config", "get"]];
+    let calls: &[&[&str]] = &[
+        &["status"],
+        &["endpoint", "list"],
+        &["audit"],
+        &["ipam", "list"],
+        &["port", "list"],
+        &["monitor"],
+        &["config", "get"],
+    ];
     for call in calls {
         let finished = node.wharf(call)?;
         ensure!(finished.code() == 2 && finished.stdout.is_empty(), "{}", finished.describe());

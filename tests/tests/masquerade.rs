@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox, echo, icmp,
     process::{command_in, ip, run},
@@ -40,15 +41,20 @@ impl Scene {
 
     /// Who a server of the world takes the container for.
     fn seen_as(&self, world: IpAddr) -> Result<IpAddr> {
-        let server = self.world.space()?.run(|| UdpSocket::bind(SocketAddr::new(world, 0)))??;
-        server.set_read_timeout(Some(Duration::from_secs(5)))?;
-        echo::udp_client(self.inside.space()?, server.local_addr()?)?.send(b"who?")?;
-        Ok(server.recv_from(&mut [0; 16])?.1.ip())
+        seen_as(&self.world, &self.inside, world)
     }
 
     fn end(&self, node: &Node) -> Result<()> {
         node.detach(&self.end)
     }
+}
+
+/// Who a server of the world takes a container for.
+fn seen_as(world: &World, from: &Sandbox, address: IpAddr) -> Result<IpAddr> {
+    let server = world.space()?.run(|| UdpSocket::bind(SocketAddr::new(address, 0)))??;
+    server.set_read_timeout(Some(Duration::from_secs(5)))?;
+    echo::udp_client(from.space()?, server.local_addr()?)?.send(b"who?")?;
+    Ok(server.recv_from(&mut [0; 16])?.1.ip())
 }
 
 fn nft(node: &Node, arguments: &[&str]) -> Result<String> {
@@ -63,11 +69,15 @@ fn setting(node: &Node, path: &str) -> Result<String> {
 }
 
 fn masquerade_row(node: &Node) -> Result<(String, String)> {
+    row(node, "masquerade")?.context("no row of masquerading in the status")
+}
+
+/// Health and message of a component.
+fn row(node: &Node, name: &str) -> Result<Option<(String, String)>> {
     let status: serde_json::Value = serde_json::from_str(&node.wharf(&["status", "-o", "json"])?.stdout)?;
-    let row = status["components"].as_array().into_iter().flatten().find(|c| c["name"] == "masquerade");
-    let row = row.context("no row of masquerading in the status")?;
-    let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
-    Ok((text("health"), text("message")))
+    let row = status["components"].as_array().into_iter().flatten().find(|c| c["name"] == name);
+    let text = |key: &str| row.map(|row| row[key].as_str().unwrap_or_default().to_owned());
+    Ok(text("health").zip(text("message")))
 }
 
 #[test]
@@ -88,7 +98,60 @@ fn a_container_reaches_the_world_with_the_nodes_address() -> Result<()> {
         ensure!(server.recv_from(&mut [0; 16])?.1.ip() == IpAddr::V4(s.end.v4()?));
         let (health, message) = masquerade_row(node)?;
         ensure!(health == "ok" && message.contains("net.ipv6.conf.all.forwarding"), "{health}: {message}");
+        let entries: u64 = setting(node, "netfilter/nf_conntrack_count")?.parse()?;
+        let (health, message) = row(node, "connections")?.context("no row of connections")?;
+        ensure!(
+            health == "ok" && entries > 0 && message.ends_with(" tracked"),
+            "{health}: {message}, {entries} entries"
+        );
+        let told: u64 = message.split(' ').next().unwrap_or_default().parse()?;
+        ensure!(told > 0 && message.contains(&setting(node, "netfilter/nf_conntrack_max")?), "{message}");
         node.detach(&other)?;
+        s.end(node)
+    })
+}
+
+#[test]
+fn a_network_says_whether_its_containers_are_masqueraded() -> Result<()> {
+    let pool = "[[pool]]\nname = 'bare'\ncidrs = ['10.99.0.0/24', 'fd99::/64']\nmasquerade = 'off'";
+    scenario(NodeConfig::default().toml(pool), |node| {
+        let s = scene(node)?;
+        let own = node.sandbox("own")?;
+        let keeps = node.attach_with(&own, "eth0", &node.netconf().with("ipMasq", json!(false)))?;
+        let check = |own_address: bool, when: &str| -> Result<()> {
+            for ((world, mine), nodes) in s.world.addresses().into_iter().zip(keeps.both()?).zip(NODE) {
+                let expected = if own_address { mine.to_string() } else { nodes.to_owned() };
+                let seen = seen_as(&s.world, &own, world)?.to_string();
+                ensure!(seen == expected, "{when}: {world} sees {seen}, not {expected}");
+                ensure!(s.seen_as(world)?.to_string() == nodes, "{when}: its neighbour is not masqueraded");
+            }
+            Ok(())
+        };
+        check(true, "made")?;
+        node.kill_agent()?;
+        check(true, "without an agent")?;
+        nft(node, &["flush", "ruleset"])?;
+        node.start_agent()?;
+        node.await_rebuilt()?;
+        check(true, "after a flush without an agent")?;
+        nft(node, &["delete element inet wharf own6", &format!("{{ {} }}", keeps.v6()?)])?;
+        let said = node.wharf(&["audit"])?.stdout;
+        ensure!(said.contains(&format!("own address {}", keeps.v6()?)), "{said}");
+        node.wharf(&["audit", "--repair"])?;
+        ensure!(node.audit()?.findings.is_empty(), "{:?}", node.audit()?.findings);
+        check(true, "repaired")?;
+        // The next container with the address is masqueraded.
+        node.detach(&keeps)?;
+        for set in ["own4", "own6"] {
+            ensure!(!nft(node, &["list", "set", "inet", "wharf", set])?.contains("elements"), "{set} is not empty");
+        }
+        let bare = node.netconf().with("pool", json!("bare")).with("ipMasq", json!(true));
+        let said = node.cni("ADD").of("own", own.path(), "eth0").conf(&bare).run()?.failure()?;
+        ensure!(said.code == 7 && said.msg.contains("pool bare"), "{said:?}");
+        ensure!(node.endpoints()?.len() == 1, "an endpoint is left");
+        let asks = node.attach_with(&own, "eth0", &node.netconf().with("ipMasq", json!(true)))?;
+        ensure!(seen_as(&s.world, &own, s.world.addresses()[0])?.to_string() == NODE[0]);
+        node.detach(&asks)?;
         s.end(node)
     })
 }
@@ -134,6 +197,12 @@ fn off_touches_neither_firewall_nor_settings_and_takes_back_what_on_did() -> Res
         );
         let (health, message) = masquerade_row(node)?;
         ensure!((health.as_str(), message.as_str()) == ("ok", "off"), "{health}: {message}");
+        ensure!(row(node, "connections")?.is_none(), "a row of what is not used");
+        let other = node.sandbox("other")?;
+        let conf = node.netconf().with("ipMasq", json!(true));
+        let said = node.cni("ADD").of("other", other.path(), "eth0").conf(&conf).run()?.failure()?;
+        ensure!(said.code == 7 && said.details.contains("--masquerade on"), "{said:?}");
+        ensure!(node.endpoints()?.len() == 1, "an endpoint is left");
         for (flag, reaches) in [("--masquerade=on", true), ("--masquerade=off", false)] {
             node.stop_agent()?;
             node.set_flag("--masquerade=on", false);

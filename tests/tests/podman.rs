@@ -88,6 +88,28 @@ fn serve<'a>(podman: &Podman, name: &'a str) -> Result<(Container, &'a str)> {
 }
 
 #[test]
+fn a_port_that_podman_publishes_leads_to_its_container() -> Result<()> {
+    with_podman(|node, podman| {
+        let a = podman.run("a", &["--hostname", "a", "-p", "8080:80"], &SERVE)?;
+        let (b, _) = serve(podman, "b")?;
+        let of_b = endpoint(node, &b)?;
+        let ports = node.wharf(&["port", "list"])?.ok()?;
+        ensure!(ports.contains("8080/tcp") && ports.contains(&a.id[..13]), "{ports}");
+        let (v4, v6) = (of_b.gateway4.context("gateway4")?, of_b.gateway6.context("gateway6")?);
+        for url in [format!("http://{v4}:8080/"), format!("http://[{v6}]:8080/")] {
+            let answer = fetch(podman, "b", &url)?;
+            ensure!(answer == "a", "{url} answered {answer:?}");
+        }
+        podman.ok(&["rm", "--force", "--time", "0", "a", "b"])?;
+        await_no_endpoint(node, &a.id)?;
+        await_no_endpoint(node, &b.id)?;
+        let left: serde_json::Value = serde_json::from_str(&node.wharf(&["port", "list", "-o", "json"])?.ok()?)?;
+        ensure!(left == serde_json::json!([]), "{left}");
+        Ok(())
+    })
+}
+
+#[test]
 fn containers_of_podman_talk_to_each_other_and_to_the_node() -> Result<()> {
     with_podman(|node, podman| {
         let (a, _) = serve(podman, "a")?;

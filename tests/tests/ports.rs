@@ -161,6 +161,9 @@ fn what_cannot_be_published_is_refused_with_nothing_half_made() -> Result<()> {
         refused(one("192.0.2.99", 8084), 7, "192.0.2.99")?;
         refused(one("::1", 8084), 7, "::1")?;
         refused(one("", 0), 7, "portMappings[0].hostPort")?;
+        refused(json!([{"hostPort": 65_536, "containerPort": 80}]), 7, "portMappings[0].hostPort")?;
+        let twice = json!([{"hostPort": 8084, "containerPort": 80}, {"hostPort": 8084, "containerPort": 81, "hostIP": "127.0.0.1"}]);
+        refused(twice, 7, "portMappings[1]")?;
         drop((holder, listener));
         let ports = json!([
             {"hostPort": 8082, "containerPort": 80, "protocol": "udp"},
@@ -191,6 +194,19 @@ fn what_cannot_be_published_is_refused_with_nothing_half_made() -> Result<()> {
             ensure!(elements(node, "ports4")?.is_empty(), "round {round}: an element is left");
             ensure!(node.left_behind()?.is_empty(), "round {round}: {:?}", node.left_behind()?);
         }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_port_of_a_family_that_the_container_does_not_get_is_refused() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--ipv6-pool="]), |node| {
+        let _world = world(node)?;
+        let sandbox = node.sandbox("server")?;
+        let six = json!([{"hostPort": 8080, "containerPort": 80}, {"hostPort": 8081, "containerPort": 80, "hostIP": NODE[1]}]);
+        let said = add(node, &sandbox, six)?.failure()?;
+        ensure!(said.code == 7 && said.msg.contains("no IPv6 address") && !said.details.is_empty(), "{said:?}");
+        ensure!(node.endpoints()?.is_empty() && elements(node, "ports4")?.is_empty(), "something is half made");
         Ok(())
     })
 }
@@ -296,5 +312,49 @@ fn a_udp_flow_goes_to_the_next_container_of_the_port_or_to_nobody() -> Result<()
         }
         node.detach(&apart)?;
         node.detach(&next)
+    })
+}
+
+/// A client that never changes its own port reaches whoever has the port of the node: a row of the kernel's connection
+/// tracking would keep it with the container that is gone, or with the node itself.
+#[test]
+fn a_udp_client_reaches_whoever_has_the_port_now() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let world = world(node)?;
+        let clients: Vec<UdpSocket> =
+            NODE.iter().map(|address| echo::udp_client(world.space()?, at(address)?)).collect::<Result<_>>()?;
+        clients.iter().try_for_each(|client| client.set_read_timeout(Some(Duration::from_millis(500))))?;
+        let refused = |when: &str| {
+            clients.iter().try_for_each(|client| {
+                wait::until(&format!("{when}: the node refuses {client:?}"), || {
+                    client.send(b"?").ok();
+                    let error = client.recv(&mut [0; 16]).err();
+                    Ok((error.map(|e| e.kind()) == Some(ErrorKind::ConnectionRefused)).then_some(()))
+                })
+            })
+        };
+        refused("at first")?;
+        for name in ["first", "second"] {
+            let sandbox = node.sandbox(name)?;
+            let server = sandbox.space()?.run(|| UdpSocket::bind("[::]:7777"))??;
+            server.set_read_timeout(Some(Duration::from_secs(5)))?;
+            let conf = asks(node, json!([{"hostPort": PORT, "containerPort": 7777, "protocol": "udp"}]));
+            let end = node.attach_with(&sandbox, "eth0", &conf)?;
+            for client in &clients {
+                client.send(name.as_bytes())?;
+                let mut buffer = [0; 16];
+                let (n, from) = server.recv_from(&mut buffer).with_context(|| format!("{name} gets nothing"))?;
+                ensure!(buffer.get(..n) == Some(name.as_bytes()));
+                server.send_to(b"here", from)?;
+                client.recv(&mut buffer).with_context(|| format!("no answer of {name}"))?;
+            }
+            node.detach(&end)?;
+            // The ports are free when the endpoint is gone, which the list awaits.
+            ensure!(node.endpoints()?.is_empty());
+            if name == "second" {
+                refused("at last")?;
+            }
+        }
+        Ok(())
     })
 }

@@ -7,12 +7,12 @@
 //! something in the kernel keeps its record, addresses and id, and the next delete resumes it: an address is never
 //! leased again while something in the kernel still uses it for its old owner.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use tokio::{
     sync::oneshot,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 use wharf_api::{DeleteResult, LogStatus, StepError};
 use wharf_core::{
@@ -213,6 +213,7 @@ async fn release<K: Kernel>(
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
     // All at once: the bound of the step is that of the whole.
     let released = join_all(torn.iter().map(|(handle, torn)| await_kernel(&life.metrics, handle, torn))).await;
+    forget_flows(&*life.kernel, &torn).await;
     for ((handle, torn), released) in torn.into_iter().zip(released) {
         if let Err(why) = released {
             handle.shared.update(awaits_another);
@@ -280,6 +281,25 @@ async fn await_kernel(metrics: &Metrics, handle: &Handle, torn: &Torn) -> Result
     let result = remove::await_kernel(release).await;
     timeline::phase(metrics, &handle.shared, Operation::Delete, step, since.elapsed(), &result);
     result
+}
+
+/// Removes the connections of endpoints that had published ports: a client that goes on sending reaches whoever has the port
+/// then, and not an address that nobody answers at. Such a connection never leads to another container, so a failure is no
+/// obstacle; [`resting`] tries again before the address is given out.
+async fn forget_flows<K: Kernel>(kernel: &K, torn: &[(Handle, Torn)]) {
+    let published = torn.iter().filter(|(_, torn)| !torn.record.ports.is_empty());
+    let ips: Vec<_> = published.flat_map(|(_, torn)| torn.record.addresses()).collect();
+    if ips.is_empty() {
+        return;
+    }
+    let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
+    match timeout(bound, kernel.remove_connections(&ips)).await {
+        Ok(Ok(removed)) => tracing::debug!(removed, "removed conntrack rows of published ports"),
+        Ok(Err(e)) => tracing::warn!("clients of ports that were taken back may get no answer: {e}"),
+        Err(_) => tracing::warn!(
+            "clients of ports that were taken back may get no answer: conntrack was not read in {bound:?}"
+        ),
+    }
 }
 
 /// Phase one of a delete, run by the endpoint's task.

@@ -127,6 +127,12 @@ pub enum CreateCause {
         /// The address.
         ip: IpAddr,
     },
+    /// The container is to be masqueraded, and the node does not do that.
+    #[error("masquerading is asked for (`ipMasq`), and this node's agent runs with --masquerade off")]
+    MasqueradeOff,
+    /// The container is to be masqueraded, and its pool is not.
+    #[error("masquerading is asked for (`ipMasq`), and containers of pool {0} keep their addresses")]
+    PoolNotMasqueraded(PoolName),
     /// The node does not masquerade, so it has no table for published ports.
     #[error("{0}: this node publishes no ports, because its agent runs with --masquerade off")]
     PortsOff(Publish),

@@ -57,6 +57,8 @@ pub struct CreateSpec {
     pub pod_namespace: Option<String>,
     /// Ports to publish.
     pub ports: Vec<Publish>,
+    /// Whether it is masqueraded; as its pool when absent.
+    pub masquerade: Option<bool>,
     /// When the caller gives up.
     pub deadline: Instant,
 }
@@ -79,6 +81,7 @@ pub(super) async fn reserve<K: Kernel>(
     }
     let netns = life.kernel.observe_netns(&spec.netns).await.map_err(CreateCause::Netns)?;
     let (ip_owner, requested) = requested_addresses(&lock(&life.addresses.ipam), spec)?;
+    may_masquerade(life, spec)?;
     may_publish(life, spec, requested).await?;
     let epoch = life.store.next_epoch().await?;
     let set = match spec.mac {
@@ -137,6 +140,7 @@ pub(super) async fn reserve<K: Kernel>(
         pod_namespace: spec.pod_namespace.clone(),
         created_unix_ms: clock::unix_ms(),
         ports: spec.ports.clone(),
+        masquerade: spec.masquerade,
     };
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
     if let Err(taken) = life.registry.insert(handle.clone()) {
@@ -154,6 +158,22 @@ pub(super) async fn reserve<K: Kernel>(
     let task = EndpointTask::new(Arc::clone(life), &handle, mailbox, prepared);
     task.shared.log(LogStatus::Ok, "created", format!("{a}, identity {identity}"));
     Ok(task)
+}
+
+/// Refuses a container that wants to be masqueraded where its pool is not.
+fn may_masquerade<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> Result<(), CreateCause> {
+    let name = spec.pool.as_ref().unwrap_or(&life.config.default_pool);
+    let Some(masquerade) = life.config.masquerade.as_ref() else {
+        return if spec.masquerade == Some(true) { Err(CreateCause::MasqueradeOff) } else { Ok(()) };
+    };
+    // An unknown pool is refused by the lease.
+    let pool = life.config.pools.iter().find(|pool| pool.name == *name);
+    match pool {
+        Some(pool) if spec.masquerade == Some(true) && !masquerade.covers(&pool.cidrs) => {
+            Err(CreateCause::PoolNotMasqueraded(name.clone()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks whether the node can publish the ports. The addresses that they will lead to are not known yet, but for those

@@ -364,6 +364,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             pod_name: None,
             pod_namespace: None,
             ports: Vec::new(),
+            masquerade: None,
             deadline: Instant::now() + CREATE_BOUND,
         };
         let made = create::create(&self.life, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;

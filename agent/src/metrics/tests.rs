@@ -20,6 +20,7 @@ fn status() -> AgentStatus {
         "deletion_queue": {"records": 1, "oldest_age_ms": 1500, "unusable": 2, "drained": 1, "canary": "came out"},
         "audit_findings": 0, "refused_transitions": 1, "prepared": {"ready": 4, "target": 4},
         "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0},
+        "network": {"device_mode": "veth", "routing": "", "masquerading": "on", "connections": {"entries": 7, "limit": 262144}},
         "resident_bytes": 1 << 24,
     });
     serde_json::from_value(status).expect("a status")

@@ -372,6 +372,7 @@ pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
         pod_namespace: r.pod_namespace.clone(),
         created_unix_ms: r.created_unix_ms,
         ports: r.ports.iter().map(published).collect(),
+        masquerade: r.masquerade,
         status: view.status.clone(),
     }
 }

@@ -475,6 +475,7 @@ pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer
         pod_name: body.pod_name,
         pod_namespace: body.pod_namespace,
         ports: parse_ports(&attachment, &body.ports)?,
+        masquerade: body.masquerade,
         deadline: Instant::now() + deadline,
         attachment,
     })

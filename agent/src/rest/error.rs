@@ -147,6 +147,11 @@ impl From<CreateCause> for Failure {
             CreateCause::AddressTaken { .. } => {
                 says(ErrorCode::Exists).hint("delete that one first, or ask for another address")
             }
+            CreateCause::MasqueradeOff => says(ErrorCode::Unsupported)
+                .hint("start the agent with --masquerade on, or remove `ipMasq` from the network's configuration"),
+            CreateCause::PoolNotMasqueraded(_) => says(ErrorCode::InvalidRequest).hint(
+                "remove masquerade = \"off\" of the pool from the agent's configuration, name another pool, or remove `ipMasq`",
+            ),
             CreateCause::PortsOff(_) => says(ErrorCode::Unsupported)
                 .hint("start the agent with --masquerade on, or remove the ports (`runtimeConfig.portMappings`)"),
             CreateCause::PortFamily(..) => {

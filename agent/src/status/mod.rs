@@ -126,6 +126,7 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
                 "the node's routes".into()
             },
             masquerading: "not known".into(),
+            connections: None,
         },
         components: process::components(node),
         controllers: Vec::new(),

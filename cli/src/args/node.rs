@@ -60,6 +60,20 @@ Example:
     },
 }
 
+/// `wharf port ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PortCommand {
+    /// List the ports of the node that lead to containers, by number.
+    #[command(
+        visible_alias = "ls",
+        after_help = "\
+Examples:
+  wharf port list
+  wharf port list -o json | jq -r '.[] | select(.host_port == 8080) | .container_id'"
+    )]
+    List,
+}
+
 /// `wharf bpf ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BpfCommand {

@@ -88,6 +88,12 @@ pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
         let lead = format!("{} to port {}", port.host_side(), port.container_port);
         screen.line(if i == 0 { "Ports" } else { "" }, &lead);
     }
+    if let Some(masquerade) = e.masquerade {
+        screen.line(
+            "Masquerade",
+            if masquerade { "on (ipMasq)" } else { "off (ipMasq): other networks see its address" },
+        );
+    }
     screen.line("Pool", &e.pool);
     screen.line("MAC", &e.container_mac);
     screen.line("MTU", &e.mtu.to_string());

@@ -39,6 +39,7 @@ pub(crate) fn endpoint() -> Endpoint {
         pod_namespace: Some("default".to_owned()),
         created_unix_ms: NOW - 312_000,
         ports: Vec::new(),
+        masquerade: None,
         status: EndpointStatus {
             desired_revision: 3,
             realized_revision: 3,
@@ -101,6 +102,7 @@ pub(crate) fn status() -> AgentStatus {
             device_mode: "veth".to_owned(),
             routing: "the node's routes; redirect-peer between local endpoints".to_owned(),
             masquerading: "none".to_owned(),
+            connections: None,
         },
         components: vec![
             component("datapath", "programs and maps as they should be"),

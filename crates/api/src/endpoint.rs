@@ -60,6 +60,10 @@ pub struct EndpointCreate {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 1024)]
     pub ports: Vec<PublishedPort>,
+    /// Whether what the container sends to other networks takes an address of the node; as the pool has it when absent.
+    /// true is refused where the pool is not masqueraded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masquerade: Option<bool>,
 }
 
 /// Protocol of a published port.
@@ -203,6 +207,9 @@ pub struct Endpoint {
     /// Published ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PublishedPort>,
+    /// Whether what it sends to other networks takes an address of the node; as the pool has it when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masquerade: Option<bool>,
     /// What it is doing.
     pub status: EndpointStatus,
 }

@@ -63,6 +63,18 @@ pub struct NetworkStatus {
     pub routing: String,
     /// Whether source addresses are translated when packets leave the node.
     pub masquerading: String,
+    /// Connections that the kernel tracks, which translation needs; absent while the node does not masquerade.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<ConnectionStatus>,
+}
+
+/// The fill of the kernel's connection tracking.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ConnectionStatus {
+    /// Connections tracked in the node's network namespace.
+    pub entries: u64,
+    /// Maximum (`net.netfilter.nf_conntrack_max`).
+    pub limit: u64,
 }
 
 /// A controller: something that runs again and again.

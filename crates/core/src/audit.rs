@@ -19,7 +19,7 @@ use crate::{
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName},
     ipam::describe_owner,
     kernel::{EndpointTableRow, KernelDump, LinkRef, LinkRow, RouteRow},
-    nat::PortMapping,
+    nat::NatEntry,
     state::Level,
     store::{Intent, Lease, LeaseOwner, OutOfService, Snapshot},
 };
@@ -73,8 +73,8 @@ pub enum Repair {
     RemoveEndpointRow(IpAddr, Epoch),
     /// Empty a slot of the program array.
     RemoveCallSlot(u32),
-    /// Take a published port back, unless an endpoint has it.
-    RemovePort(PortMapping),
+    /// Take an entry of the node's table back, unless an endpoint has it.
+    RemoveNat(NatEntry),
     /// Release a lease.
     ReleaseLease(IpAddr),
     /// Remove a route.
@@ -104,7 +104,7 @@ impl Repair {
             Self::RemovePins(_) => "program sets without an endpoint unpinned",
             Self::RemoveEndpointRow(..) => "rows of the table of endpoints removed",
             Self::RemoveCallSlot(_) => "slots of the program array emptied",
-            Self::RemovePort(_) => "published ports without an endpoint taken back",
+            Self::RemoveNat(_) => "entries of the table inet wharf without an endpoint taken back",
             Self::ReleaseLease(_) => "leases released",
             Self::RemoveRoute(_) => "routes removed",
             Self::Regenerate(..) => "findings regenerated away",
@@ -161,7 +161,7 @@ pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
     auditor.pins(&mut findings);
     auditor.endpoint_rows(&mut findings);
     auditor.call_slots(&mut findings);
-    auditor.ports(&mut findings);
+    auditor.nat(&mut findings);
     auditor.routes(&mut findings);
     auditor.leases(&mut findings);
     auditor.rests(&mut findings);

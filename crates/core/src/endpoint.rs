@@ -13,7 +13,7 @@ pub use wharf_names::link::{host_ifname, parse_host_ifname};
 use crate::{
     identity::{Identity, Label},
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName},
-    nat::{PortMapping, Publish},
+    nat::{NatEntry, PortMapping, Publish},
 };
 
 /// A network namespace, known by what the kernel says of it and not by its path: a path may be reused by another
@@ -97,6 +97,9 @@ pub struct EndpointRecord {
     /// Published ports. Records of older versions have none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Publish>,
+    /// Whether what it sends to other networks takes an address of the node; as the pool has it when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masquerade: Option<bool>,
 }
 
 impl EndpointRecord {
@@ -109,5 +112,12 @@ impl EndpointRecord {
     #[must_use]
     pub fn mappings(&self) -> Vec<PortMapping> {
         self.ports.iter().flat_map(|port| self.addresses().filter_map(|ip| port.to(ip))).collect()
+    }
+
+    /// What the node's table has of it: published ports, and its addresses where it keeps them on the way out.
+    #[must_use]
+    pub fn nat_entries(&self) -> Vec<NatEntry> {
+        let own = self.addresses().filter(|_| self.masquerade == Some(false)).map(NatEntry::Own);
+        self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()
     }
 }

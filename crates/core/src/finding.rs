@@ -101,7 +101,7 @@ impl Problem {
                 | Stray::Pins { .. }
                 | Stray::Row { .. }
                 | Stray::CallSlot { .. }
-                | Stray::Port { .. }
+                | Stray::Nat { .. }
                 | Stray::Route { ours: true, .. }
                 | Stray::Lease { .. }
                 | Stray::NodeLease { .. }

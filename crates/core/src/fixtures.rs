@@ -49,5 +49,6 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         pod_namespace: None,
         created_unix_ms: 0,
         ports: Vec::new(),
+        masquerade: None,
     }
 }

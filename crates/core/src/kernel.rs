@@ -20,7 +20,7 @@ use crate::{
     finding::{EndpointProblem, NodeProblem},
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
-    nat::{Masquerade, PortMapping},
+    nat::{Masquerade, NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
 };
@@ -132,6 +132,29 @@ pub struct NatView {
     pub changed: Vec<String>,
     /// Chains of others that drop forwarded packets unless a rule of theirs accepts them: `family table chain`.
     pub dropping: Vec<String>,
+    /// The connections that the kernel tracks, without which nothing is translated; `None` where it tracks nothing.
+    pub tracked: Option<Tracked>,
+}
+
+/// The fill of the kernel's connection tracking in the node's network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tracked {
+    /// Connections.
+    pub entries: u64,
+    /// Maximum (`net.netfilter.nf_conntrack_max`); packets of new connections are dropped when it is reached.
+    pub limit: u64,
+}
+
+impl Tracked {
+    /// Share of the limit from which an operator is warned, percent: connections come in bursts, and a busy node doubles
+    /// what it has within seconds.
+    const WARN_PERCENT: u64 = 80;
+
+    /// Whether an operator is to act before new connections are dropped. A limit of 0 is none.
+    #[must_use]
+    pub const fn is_nearly_full(&self) -> bool {
+        self.limit > 0 && self.entries.saturating_mul(100) >= self.limit.saturating_mul(Self::WARN_PERCENT)
+    }
 }
 
 /// The desired programs of an endpoint.
@@ -356,9 +379,9 @@ pub struct KernelDump {
     pub pins: Vec<(String, Vec<String>)>,
     /// Foreign objects under Wharf's pin root (reported, never touched).
     pub foreign_pins: Vec<PathBuf>,
-    /// Published ports in the node's table that no endpoint published since the agent's start, or whose endpoint took them
-    /// back.
-    pub ports: Vec<PortMapping>,
+    /// Published ports, and addresses that are not masqueraded, in the node's table that no endpoint put there since the
+    /// agent's start, or whose endpoint took them back.
+    pub nat: Vec<NatEntry>,
 }
 
 /// Ends when the kernel has released a removed link: nothing refers to the device any more.
@@ -376,7 +399,7 @@ pub trait Kernel: Send + Sync + 'static {
     fn ensure_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<()>> + Send;
 
     /// Makes the node masquerade and forward as its specification says, or takes that back. Published ports stay as they
-    /// are; where the table was missing, those that endpoints published since the agent's start are written again. Apart from [`Self::ensure_node`],
+    /// are, as do addresses that are not masqueraded; where the table was missing, what endpoints put there since the agent's start is written again. Apart from [`Self::ensure_node`],
     /// because a node that cannot is one whose containers reach each other.
     ///
     /// # Errors
@@ -398,10 +421,9 @@ pub trait Kernel: Send + Sync + 'static {
         async move { Err(unsupported("publish", subject)) }
     }
 
-    /// Takes a published port out of the node's table, unless an endpoint has published it since the agent's start; for
-    /// repair.
-    fn remove_port(&self, mapping: &PortMapping) -> impl Future<Output = Result<()>> + Send {
-        let subject = mapping.to_string();
+    /// Takes an entry out of the node's table, unless an endpoint has put it there since the agent's start; for repair.
+    fn remove_nat_entry(&self, entry: &NatEntry) -> impl Future<Output = Result<()>> + Send {
+        let subject = entry.to_string();
         async move { Err(unsupported("take back", subject)) }
     }
 
@@ -431,14 +453,14 @@ pub trait Kernel: Send + Sync + 'static {
     /// Adds the container's addresses and routes and the node's routes to the container, and brings both sides up.
     fn ensure_connected(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
-    /// Puts the endpoint's rows into the shared maps, `CALLS` first, and publishes its ports. Other endpoints can reach the
-    /// endpoint from then on.
+    /// Puts the endpoint's rows into the shared maps, `CALLS` first, and its entries into the node's table. Other endpoints
+    /// can reach the endpoint from then on.
     ///
     /// # Errors
-    /// `Exists` for a port that leads elsewhere. On a node that does not masquerade no port is published.
+    /// `Exists` for a port that leads elsewhere. On a node that does not masquerade there is no table.
     fn ensure_reachable(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
-    /// Takes the endpoint's published ports back and removes the rows of this endpoint and epoch from the shared maps.
+    /// Takes the endpoint's entries of the node's table back and removes the rows of this endpoint and epoch from the shared maps.
     fn remove_reachable(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
     /// Replaces the endpoint's programs on its link by a program that drops everything, so that no packet passes
@@ -536,7 +558,7 @@ pub trait Kernel: Send + Sync + 'static {
 
     /// Removes the node's conntrack entries in which any of the addresses occurs, in either direction, and returns
     /// their number: 0 where the kernel tracks no connections. One pass over the table serves all of the addresses.
-    /// An ADD or DEL never waits for it while free addresses are left.
+    /// A DEL never waits for it; an ADD does only for a port or an address that is about to be free.
     fn remove_connections(&self, ips: &[IpAddr]) -> impl Future<Output = Result<u64>> + Send {
         let subject = format!("{} addresses", ips.len());
         async move { Err(unsupported("remove connections of", subject)) }
@@ -545,8 +567,8 @@ pub trait Kernel: Send + Sync + 'static {
     /// Dumps all of Wharf's objects.
     fn dump(&self) -> impl Future<Output = Result<KernelDump>> + Send;
 
-    /// Removes a row of the shared endpoint table if the row has that epoch, and the published ports that lead to its
-    /// address unless an endpoint has published them since the agent's start; for repair.
+    /// Removes a row of the shared endpoint table if the row has that epoch, and the entries of its
+    /// address in the node's table unless an endpoint has put them there since the agent's start; for repair.
     fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> impl Future<Output = Result<()>> + Send {
         async move { Err(unsupported("remove endpoint row", format!("{ip} of epoch {epoch}"))) }
     }

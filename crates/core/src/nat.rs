@@ -26,6 +26,67 @@ pub struct Nat {
     pub masquerade: Option<Masquerade>,
     /// Published ports.
     pub mappings: Vec<PortMapping>,
+    /// Containers of masqueraded pools that keep their own address.
+    pub own: Vec<IpAddr>,
+}
+
+/// What the table has of one endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NatEntry {
+    /// A published port.
+    Port(PortMapping),
+    /// The container with this address is not masqueraded.
+    Own(IpAddr),
+}
+
+impl NatEntry {
+    /// The container's address.
+    #[must_use]
+    pub const fn container(&self) -> IpAddr {
+        match self {
+            Self::Port(mapping) => mapping.container,
+            Self::Own(ip) => *ip,
+        }
+    }
+
+    /// What it is, for an operator.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Port(_) => "port",
+            Self::Own(_) => "own-address",
+        }
+    }
+}
+
+impl fmt::Display for NatEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Port(mapping) => mapping.fmt(f),
+            Self::Own(ip) => write!(f, "own address {ip}"),
+        }
+    }
+}
+
+impl Nat {
+    /// The same masquerading with these entries.
+    #[must_use]
+    pub fn with_entries(masquerade: Option<Masquerade>, entries: impl IntoIterator<Item = NatEntry>) -> Self {
+        let mut nat = Self { masquerade, ..Self::default() };
+        for entry in entries {
+            match entry {
+                NatEntry::Port(mapping) => nat.mappings.push(mapping),
+                NatEntry::Own(ip) => nat.own.push(ip),
+            }
+        }
+        nat
+    }
+
+    /// What endpoints have in it.
+    pub fn entries(&self) -> impl Iterator<Item = NatEntry> + '_ {
+        self.mappings.iter().copied().map(NatEntry::Port).chain(self.own.iter().copied().map(NatEntry::Own))
+    }
 }
 
 /// Which packets take an address of the node as their source, and which address.
@@ -42,6 +103,26 @@ pub struct Masquerade {
 }
 
 impl Masquerade {
+    /// Whether what containers of this pool send to other networks takes an address of the node.
+    #[must_use]
+    pub fn covers(&self, pool: &[IpNet]) -> bool {
+        pool.iter().all(|cidr| self.pools.contains(cidr))
+    }
+
+    /// The command that lets containers through a chain (`family table chain`) that drops forwarded packets by default.
+    #[must_use]
+    pub fn accepting(&self, chain: &str) -> String {
+        let family = chain.split(' ').next().unwrap_or_default();
+        let mut rules = Vec::new();
+        for pool in &self.pools {
+            let of = if pool.addr().is_ipv4() { "ip" } else { "ip6" };
+            if family == of || family == "inet" {
+                rules.extend(["saddr", "daddr"].map(|way| format!("insert rule {chain} {of} {way} {pool} accept")));
+            }
+        }
+        format!("nft '{}'", rules.join("; "))
+    }
+
     /// The sources, merged.
     #[must_use]
     pub fn sources(&self) -> Vec<Span> {
@@ -305,6 +386,39 @@ mod tests {
             container: container.parse().unwrap(),
             container_port: 80.try_into().unwrap(),
         }
+    }
+
+    #[test]
+    fn a_chain_that_drops_is_mended_by_rules_of_its_own_family() {
+        let pools = ["10.77.0.0/16", "fd77::/64"].map(|cidr| cidr.parse().unwrap()).to_vec();
+        let masquerade = Masquerade { pools, ..Masquerade::default() };
+        let four = "insert rule ip filter FORWARD ip saddr 10.77.0.0/16 accept; \
+                    insert rule ip filter FORWARD ip daddr 10.77.0.0/16 accept";
+        assert_eq!(masquerade.accepting("ip filter FORWARD"), format!("nft '{four}'"));
+        let both = masquerade.accepting("inet firewalld filter_FORWARD");
+        assert_eq!(both.matches("insert rule inet firewalld filter_FORWARD ip").count(), 4, "{both}");
+        assert!(both.contains(" ip6 daddr fd77::/64 accept"), "{both}");
+    }
+
+    #[test]
+    fn entries_make_the_table_and_the_table_says_its_entries() {
+        let entries = [
+            NatEntry::Port(mapping(None, 8080, "10.77.0.2")),
+            NatEntry::Own("10.77.0.2".parse().unwrap()),
+            NatEntry::Own("fd77::2".parse().unwrap()),
+        ];
+        let nat = Nat::with_entries(None, entries);
+        assert_eq!(nat.entries().collect::<Vec<_>>(), entries);
+        assert_eq!(entries.map(|e| e.container().to_string()), ["10.77.0.2", "10.77.0.2", "fd77::2"]);
+        assert_eq!(entries.map(|e| e.kind()), ["port", "own-address", "own-address"]);
+    }
+
+    #[test]
+    fn a_pool_is_covered_when_each_of_its_cidrs_is_masqueraded() {
+        let cidrs = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
+        let masquerade = Masquerade { pools: cidrs(&["10.77.0.0/16", "fd77::/64"]), ..Masquerade::default() };
+        assert!(masquerade.covers(&cidrs(&["fd77::/64"])) && masquerade.covers(&masquerade.pools));
+        assert!(!masquerade.covers(&cidrs(&["10.77.0.0/16", "10.78.0.0/16"])));
     }
 
     #[test]

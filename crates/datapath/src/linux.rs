@@ -16,7 +16,7 @@ use wharf_core::{
         AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
         LinkRef, LinkRelease, LinkSpec, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
-    nat::PortMapping,
+    nat::{NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
     upgrade::{Takeover, Upgraded, VersionTree},
@@ -308,15 +308,15 @@ impl Kernel for LinuxKernel {
 
     async fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> Result<()> {
         self.blocking("remove endpoint row", move |k| {
-            k.nat.forget(|mapping| mapping.container == ip)?;
+            k.nat.forget(|entry| entry.container() == ip)?;
             k.bpf.remove_endpoint_row(ip, epoch)
         })
         .await
     }
 
-    async fn remove_port(&self, mapping: &PortMapping) -> Result<()> {
-        let mapping = *mapping;
-        self.blocking("take back port", move |k| k.nat.forget(|there| *there == mapping)).await
+    async fn remove_nat_entry(&self, entry: &NatEntry) -> Result<()> {
+        let entry = *entry;
+        self.blocking("take back", move |k| k.nat.forget(|there| *there == entry)).await
     }
 
     async fn observe_ports(&self, mappings: &[PortMapping]) -> Result<()> {
@@ -377,7 +377,7 @@ impl Kernel for LinuxKernel {
         self.blocking("dump kernel state", move |k| {
             let mut dump = k.bpf.dump()?;
             netlink::dump::dump_into(&mut dump)?;
-            dump.ports = k.nat.strays();
+            dump.nat = k.nat.strays();
             Ok(dump)
         })
         .await

@@ -12,13 +12,13 @@ use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, NodeProblem},
     kernel::{KernelError, KernelErrorKind, NatView, NodeSpec, Result},
-    nat::{Masquerade, Nat as Desired, PortMapping},
+    nat::{Masquerade, Nat as Desired, NatEntry, PortMapping},
 };
 
 use crate::{
     forwarding::{Families, Forwarding, dotted, set},
     netlink::{
-        Connection, address,
+        Connection, address, conntrack,
         nft::{Nft, Table},
     },
 };
@@ -42,13 +42,13 @@ pub(crate) struct Nat {
 struct Ports {
     /// As the node's specification has it; `None` before the first one, too.
     masquerade: Option<Masquerade>,
-    /// The mappings of endpoints, since this process began.
-    published: BTreeSet<PortMapping>,
+    /// What endpoints have in the table, since this process began.
+    published: BTreeSet<NatEntry>,
 }
 
 impl Ports {
     fn desired(&self) -> Desired {
-        Desired { masquerade: self.masquerade.clone(), mappings: self.published.iter().copied().collect() }
+        Desired::with_entries(self.masquerade.clone(), self.published.iter().copied())
     }
 }
 
@@ -72,6 +72,15 @@ fn absent_sources(masquerade: &Masquerade) -> Result<Vec<NodeProblem>> {
         repairable: false,
     };
     Ok(absent.map(problem).collect())
+}
+
+/// Flows that began before ports were published, or while they were another container's, begin anew.
+fn forget_stale_flows(mappings: &[PortMapping]) -> Result<()> {
+    if mappings.is_empty() {
+        return Ok(());
+    }
+    let own = address::list_all(&mut Connection::open()?)?.into_iter().map(|(_, ip)| ip).collect();
+    conntrack::remove_stale(mappings, &own).map(drop)
 }
 
 impl Nat {
@@ -100,89 +109,95 @@ impl Nat {
         table
     }
 
-    /// Publishes an endpoint's ports. A node that does not masquerade has no table, and publishes nothing.
+    /// Puts an endpoint's entries into the table. A node that does not masquerade has no table.
     pub(crate) fn publish(&self, record: &EndpointRecord) -> Result<()> {
-        let mappings = record.mappings();
-        // Before the lock: an endpoint without ports never waits for a look at the table.
-        if mappings.is_empty() {
+        let entries = record.nat_entries();
+        // Before the lock: an endpoint without entries never waits for a look at the table.
+        if entries.is_empty() {
             return Ok(());
         }
         let mut ports = self.ports();
         if ports.masquerade.is_none() {
             return Ok(());
         }
-        let new: Vec<_> = mappings.iter().copied().filter(|mapping| ports.published.insert(*mapping)).collect();
-        let mut added = self.nft.add_mappings(&mappings);
+        let new: Vec<_> = entries.iter().copied().filter(|entry| ports.published.insert(*entry)).collect();
+        let mut added = self.nft.add(&entries);
         if added.as_ref().is_err_and(|e| e.kind == KernelErrorKind::NotFound) {
             // Somebody removed the table.
             added = self.nft.ensure_around(&ports.desired()).map(drop);
         }
         if let Err(e) = added {
-            ports.published.retain(|mapping| !new.contains(mapping));
+            ports.published.retain(|entry| !new.contains(entry));
             return Err(e);
         }
         drop(ports);
+        let new: Vec<_> =
+            new.into_iter().filter_map(|e| if let NatEntry::Port(m) = e { Some(m) } else { None }).collect();
+        // The ports are published all the same.
+        if let Err(e) = forget_stale_flows(&new) {
+            tracing::warn!("flows to published ports may go on to where they went before: {e}");
+        }
         let by_loopback = |m: &PortMapping| m.container.is_ipv4() && m.host_ip.is_none_or(|ip| ip.is_loopback());
-        if mappings.iter().any(by_loopback) {
+        if record.mappings().iter().any(by_loopback) {
             // The setting dies with the link.
             set(&format!("ipv4/conf/{}/route_localnet", record.host_ifname), "1")?;
         }
         Ok(())
     }
 
-    /// Takes an endpoint's ports back.
+    /// Takes an endpoint's entries back.
     pub(crate) fn unpublish(&self, record: &EndpointRecord) -> Result<()> {
-        let mappings = record.mappings();
-        if mappings.is_empty() {
+        let entries = record.nat_entries();
+        if entries.is_empty() {
             return Ok(());
         }
         let mut ports = self.ports();
-        ports.published.retain(|mapping| !mappings.contains(mapping));
-        self.take_back(&mappings)
+        ports.published.retain(|entry| !entries.contains(entry));
+        self.take_back(&entries)
     }
 
-    /// Takes those ports of the table back that no endpoint has published.
-    pub(crate) fn forget(&self, wanted: impl Fn(&PortMapping) -> bool) -> Result<()> {
+    /// Takes those entries of the table back that are no endpoint's.
+    pub(crate) fn forget(&self, wanted: impl Fn(&NatEntry) -> bool) -> Result<()> {
         let ports = self.ports();
         let all: Vec<_> = self.there()?.into_iter().flatten().filter(&wanted).collect();
-        let strays: Vec<_> = all.into_iter().filter(|mapping| !ports.published.contains(mapping)).collect();
+        let strays: Vec<_> = all.into_iter().filter(|entry| !ports.published.contains(entry)).collect();
         if strays.is_empty() { Ok(()) } else { self.take_back(&strays) }
     }
 
-    /// Ports of the table that no endpoint has published. None where there is no table of ours, or none that can be read:
+    /// Entries of the table that are no endpoint's. None where there is no table of ours, or none that can be read:
     /// [`Self::observe`] tells that.
-    pub(crate) fn strays(&self) -> Vec<PortMapping> {
+    pub(crate) fn strays(&self) -> Vec<NatEntry> {
         let ports = self.ports();
         let there = self.there().ok().flatten().unwrap_or_default();
-        there.into_iter().filter(|mapping| !ports.published.contains(mapping)).collect()
+        there.into_iter().filter(|entry| !ports.published.contains(entry)).collect()
     }
 
-    /// The ports of each endpoint that a table lacks.
+    /// The entries of each endpoint that a table lacks.
     pub(crate) fn missing(&self, records: &[EndpointRecord]) -> Result<Vec<Vec<EndpointProblem>>> {
-        let wanted: Vec<_> = records.iter().map(EndpointRecord::mappings).collect();
+        let wanted: Vec<_> = records.iter().map(EndpointRecord::nat_entries).collect();
         if wanted.iter().all(Vec::is_empty) {
             return Ok(wanted.iter().map(|_| Vec::new()).collect());
         }
         let ports = self.ports();
         let there = if ports.masquerade.is_some() { self.there()? } else { None };
-        let lacks = |mapping: &PortMapping| there.as_ref().is_some_and(|there| !there.contains(mapping));
-        let problems = |mappings: Vec<PortMapping>| {
-            mappings.into_iter().filter(lacks).map(|mapping| EndpointProblem::Port { mapping }).collect()
+        let lacks = |entry: &NatEntry| there.as_ref().is_some_and(|there| !there.contains(entry));
+        let problems = |entries: Vec<NatEntry>| {
+            entries.into_iter().filter(lacks).map(|entry| EndpointProblem::Nat { entry }).collect()
         };
         Ok(wanted.into_iter().map(problems).collect())
     }
 
-    /// The ports of the table; `None` where there is no table of ours.
-    fn there(&self) -> Result<Option<BTreeSet<PortMapping>>> {
+    /// What endpoints have in the table; `None` where there is no table of ours.
+    fn there(&self) -> Result<Option<BTreeSet<NatEntry>>> {
         match self.nft.look() {
-            Ok(table) => Ok(table.map(|table| table.mappings())),
+            Ok(table) => Ok(table.map(|table| table.entries())),
             Err(e) if is_none_of_ours(&e) => Ok(None),
             Err(e) => Err(e),
         }
     }
 
-    fn take_back(&self, mappings: &[PortMapping]) -> Result<()> {
-        match self.nft.remove_mappings(mappings) {
+    fn take_back(&self, entries: &[NatEntry]) -> Result<()> {
+        match self.nft.take_back(entries) {
             Err(e) if !is_none_of_ours(&e) => Err(e),
             _ => Ok(()),
         }
@@ -208,12 +223,9 @@ impl Nat {
             cause,
             repairable,
         };
-        // The ports are compared with the endpoints that have them.
-        let desired = |mappings| Desired {
-            masquerade: spec.masquerade.clone(),
-            mappings: BTreeSet::into_iter(mappings).collect(),
-        };
-        let differences = |seen: Option<Table>| seen.map(|t| t.differences(&desired(t.mappings()))).transpose();
+        // Entries are compared with the endpoints that have them.
+        let desired = |entries| Desired::with_entries(spec.masquerade.clone(), entries);
+        let differences = |seen: Option<Table>| seen.map(|t| t.differences(&desired(t.entries()))).transpose();
         match self.nft.look().and_then(differences) {
             Ok(Some(differences)) => view.problems.extend(differences.into_iter().map(|cause| table(cause, true))),
             Ok(None) => {
@@ -225,6 +237,7 @@ impl Nat {
         view.problems.extend(seen.unwrap_or_else(|e| vec![unseen(e)]));
         view.problems.extend(absent_sources(masquerade).unwrap_or_else(|e| vec![unseen(e)]));
         // A failure was told with the table already.
+        view.tracked = conntrack::fill();
         view.dropping = self.nft.dropping_forward_chains().unwrap_or_default();
         view
     }

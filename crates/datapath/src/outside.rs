@@ -26,8 +26,8 @@ pub fn conntrack_message(message: &[u8], wanted: &HashSet<IpAddr>) -> Option<boo
     netlink::conntrack::is_of(message, wanted)
 }
 
-/// A message of nf_tables about a table, a chain, a rule, a set or elements: read as each of them, and as mappings of
-/// ports. Says whether it can be read as any.
+/// A message of nf_tables about a table, a chain, a rule, a set or elements: read as each of them, and as entries of
+/// endpoints. Says whether it can be read as any.
 #[must_use]
 pub fn nft_message(message: &[u8]) -> bool {
     netlink::nft::is_readable(message)

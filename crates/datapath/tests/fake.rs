@@ -8,7 +8,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     ids::Epoch,
     kernel::{Kernel, KernelErrorKind, RouteRow},
-    nat::{PortMapping, Protocol},
+    nat::NatEntry,
 };
 use wharf_datapath::{FakeKernel, fake::Operation};
 
@@ -87,16 +87,6 @@ fn clones_are_one_kernel() {
     });
 }
 
-fn port() -> PortMapping {
-    PortMapping {
-        protocol: Protocol::Tcp,
-        host_ip: None,
-        host_port: 8080.try_into().expect("port"),
-        container: [10, 0, 0, 2].into(),
-        container_port: 80.try_into().expect("port"),
-    }
-}
-
 /// Calls a verb; every one of [`Operation::ALL`] has an arm here.
 async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf_core::kernel::Result<()> {
     let ip = first_address(r);
@@ -105,7 +95,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::EnsureNat => k.ensure_nat(&node_spec()).await,
         Operation::ObserveNat => k.observe_nat(&node_spec()).await.map(drop),
         Operation::ObservePorts => k.observe_ports(&[]).await,
-        Operation::RemovePort => k.remove_port(&port()).await,
+        Operation::RemoveNatEntry => k.remove_nat_entry(&NatEntry::Own([10, 0, 0, 2].into())).await,
         Operation::ObserveNetns => k.observe_netns(&r.netns.path).await.map(drop),
         Operation::EnsurePrograms => k.ensure_programs(&program_spec(r)).await.map(drop),
         Operation::EnsureLink => k.ensure_link(&link_spec(r)).await.map(drop),

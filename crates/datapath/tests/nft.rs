@@ -28,7 +28,7 @@ fn nat() -> Nat {
         .into_iter()
         .flat_map(|p| [container4(0), container6(0)].map(|c| mapping(p, None, 8080, c)))
         .collect();
-    Nat { masquerade: Some(masquerade()), mappings }
+    Nat { masquerade: Some(masquerade()), mappings, ..Nat::default() }
 }
 
 /// Everything at once.
@@ -44,7 +44,7 @@ fn all() -> Nat {
         mapping(Protocol::Sctp, Some(NODE4), 8080, container4(0)),
         mapping(Protocol::Tcp, Some(NODE6), 8080, container6(0)),
     ];
-    Nat { masquerade: Some(masquerade), mappings }
+    Nat { masquerade: Some(masquerade), mappings, own: vec![container4(1), container6(1)] }
 }
 
 /// [`all`] in nft's own language.
@@ -64,6 +64,8 @@ table inet wharf {
         type ipv6_addr . ipv6_addr . inet_proto . inet_service
         elements = { fd77::2 . fd77::2 . tcp . 80, fd77::2 . fd77::2 . udp . 80 }
     }
+    set own4 { type ipv4_addr; elements = { 10.77.0.3 } }
+    set own6 { type ipv6_addr; elements = { fd77::3 } }
     set pools4 { type ipv4_addr; flags interval; elements = { 10.77.0.0/16 } }
     set pools6 { type ipv6_addr; flags interval; elements = { fd77::/64 } }
     map ports-of4 {
@@ -87,9 +89,9 @@ table inet wharf {
     }
     chain postrouting {
         type nat hook postrouting priority 100; policy accept
-        ip saddr @pools4 ip daddr != @excluded4 masquerade fully-random
+        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 masquerade fully-random
         ip saddr . ip daddr . meta l4proto . th dport @hairpin4 ct status dnat masquerade fully-random
-        ip6 saddr @pools6 ip6 daddr != @excluded6 snat ip6 to 2001:db8::1 fully-random
+        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 snat ip6 to 2001:db8::1 fully-random
         ip6 saddr . ip6 daddr . meta l4proto . th dport @hairpin6 ct status dnat masquerade fully-random
         ip saddr 127.0.0.0/8 ct status dnat masquerade fully-random
     }
@@ -177,7 +179,7 @@ fn a_table_that_is_as_desired_is_left_alone() {
             nat(),
             all(),
             Nat { masquerade: None, ..nat() },
-            Nat { masquerade: Some(fixed), mappings: Vec::new() },
+            Nat { masquerade: Some(fixed), mappings: Vec::new(), ..Nat::default() },
         ];
         let mut expected = Ensured::Created;
         for nat in &several {
@@ -208,8 +210,9 @@ fn every_edit_by_somebody_else_is_found_and_repaired() {
             ("add element inet wharf pools4 { 192.0.2.0/24 }", "set pools4: 0 elements missing or changed, 2 not"),
             ("delete element inet wharf ports4 { tcp . 8080 }", "set ports4: 1 elements missing"),
             ("add element inet wharf hairpin4 { 10.0.0.1 . 10.0.0.1 . tcp . 1 }", "set hairpin4: 0 elements missing"),
+            ("add element inet wharf own4 { 10.0.0.1 }", "set own4: 0 elements missing or changed, 1 not"),
             ("add set inet wharf mine { type ipv4_addr; }", "set mine: not made by Wharf"),
-            ("add counter inet wharf mine", "table inet wharf: 14 objects, 13 expected"),
+            ("add counter inet wharf mine", "table inet wharf: 16 objects, 15 expected"),
             ("add table inet wharf { flags dormant; }", "table inet wharf: flags 0x1"),
         ];
         for (edit, finding) in edits {
@@ -223,7 +226,7 @@ fn every_edit_by_somebody_else_is_found_and_repaired() {
         // A rule that another one replaced.
         let rules = run("nft", &["-a", "list", "chain", "inet", "wharf", "postrouting"]);
         let handle = rules.lines().find(|l| l.contains("@pools4")).unwrap().rsplit(' ').next().unwrap();
-        let to = "ip saddr @pools4 ip daddr != @excluded4 masquerade";
+        let to = "ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 masquerade";
         nft_command(&format!("replace rule inet wharf postrouting handle {handle} {to}"));
         assert_eq!(differences(&nat()), ["chain postrouting: rule 1 was changed"]);
         assert_eq!(nft::ensure(&nat()).unwrap(), Ensured::Replaced);
@@ -280,7 +283,7 @@ fn removal_leaves_other_tables_alone() {
 #[test]
 fn mappings_are_added_all_or_none_and_a_conflict_names_the_port() {
     in_namespaces(|_| {
-        let base = Nat { masquerade: Some(masquerade()), mappings: Vec::new() };
+        let base = Nat { masquerade: Some(masquerade()), mappings: Vec::new(), ..Nat::default() };
         let web = mapping(Protocol::Tcp, None, 8080, container4(0));
         let of_one = mapping(Protocol::Udp, Some(NODE4), 53, container4(0));
         let error = nft::add_mappings(&[web]).unwrap_err();
@@ -323,7 +326,7 @@ fn mappings_are_added_all_or_none_and_a_conflict_names_the_port() {
 #[test]
 fn thousands_of_mappings_are_one_transaction_and_their_conflicts_are_told() {
     in_namespaces(|_| {
-        let base = Nat { masquerade: Some(masquerade()), mappings: Vec::new() };
+        let base = Nat { masquerade: Some(masquerade()), mappings: Vec::new(), ..Nat::default() };
         let range = |container| -> Vec<_> {
             (20_000..30_000).map(|port| mapping(Protocol::Udp, None, port, container)).collect()
         };
@@ -393,7 +396,7 @@ fn median(n: usize, mut run: impl FnMut()) -> u128 {
 #[test]
 fn two_mappings_cost_a_fraction_of_a_millisecond() {
     in_namespaces(|_| {
-        let base = Nat { masquerade: Some(masquerade()), mappings: Vec::new() };
+        let base = Nat { masquerade: Some(masquerade()), mappings: Vec::new(), ..Nat::default() };
         nft::ensure(&base).unwrap();
         for present in [0u16, 1_000] {
             let others: Vec<_> =

@@ -32,7 +32,7 @@ fn published(host_ip: [Option<IpAddr>; 2]) -> Vec<PortMapping> {
 }
 
 fn nat(mappings: Vec<PortMapping>) -> Nat {
-    Nat { masquerade: Some(masquerade()), mappings }
+    Nat { masquerade: Some(masquerade()), mappings, ..Nat::default() }
 }
 
 /// Runs a test in a world with this table.
@@ -80,7 +80,7 @@ fn a_chosen_source_is_taken_and_an_excluded_destination_sees_the_container() {
         source4: Some(Ipv4Addr::new(192, 0, 2, 77)),
         ..masquerade()
     };
-    with(Nat { masquerade: Some(masquerade), mappings: Vec::new() }, |w| {
+    with(Nat { masquerade: Some(masquerade), mappings: Vec::new(), ..Nat::default() }, |w| {
         run("ip", &["addr", "add", "192.0.2.77/32", "dev", "up0"]);
         let answers = w.converse(container4(0), at(WORLD4, 7700), at(WORLD4, 7700));
         let chosen: IpAddr = Ipv4Addr::new(192, 0, 2, 77).into();
@@ -93,7 +93,7 @@ fn a_chosen_source_is_taken_and_an_excluded_destination_sees_the_container() {
 
 #[test]
 fn without_masquerade_sources_stay_and_ports_are_published() {
-    with(Nat { masquerade: None, mappings: published([None, None]) }, |w| {
+    with(Nat { masquerade: None, mappings: published([None, None]), ..Nat::default() }, |w| {
         w.at(WORLD4, || run("ip", &["route", "add", "10.77.0.0/16", "via", "192.0.2.1"]));
         let answers = w.converse(container4(0), at(WORLD4, 7700), at(WORLD4, 7700));
         assert_eq!(saw(answers), [Ok(container4(0)), Ok(container4(0))]);

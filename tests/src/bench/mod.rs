@@ -9,12 +9,14 @@
 //! | [`traffic`] | request/response and bulk between two containers, over [`wires`] |
 //! | [`programs`] | nanoseconds a packet in the programs |
 //! | [`churn`] | ADD and DEL through the CNI binaries of each [`plugin`] |
+//! | [`nat`] | ADD with masquerading and published ports, the first packet to one of many ports |
 //! | [`scale`] | a thousand endpoints: time, memory, and what the agent does at rest |
 
 pub mod churn;
 pub mod ends;
 pub mod findings;
 pub mod machine;
+pub mod nat;
 pub mod phases;
 pub mod plot;
 pub mod plugin;
@@ -54,7 +56,7 @@ pub struct Options {
 }
 
 /// Names of the parts, in the order they run. Those that leave the kernel work to do after them come last.
-pub const PARTS: [&str; 5] = ["traffic", "programs", "one", "many", "scale"];
+pub const PARTS: [&str; 6] = ["traffic", "programs", "one", "nat", "many", "scale"];
 
 impl Options {
     fn rounds(&self, quick: usize, full: usize) -> usize {
@@ -93,6 +95,7 @@ fn one(part: &str, options: &Options) -> Result<Part> {
         }
         "programs" => programs::measure(agent, options.rounds(3, 9), quick),
         "one" => churn::one_at_a_time(agent, options.rounds(3, 100)),
+        "nat" => nat::measure(agent, options.rounds(3, 50), if quick { 50 } else { 2_000 }),
         "many" => churn::many_at_once(agent, options.rounds(1, 10), options.rounds(1, 3), if quick { 2 } else { 8 }),
         "scale" => {
             let (endpoints, rest) = if quick { (80, 2) } else { (1_000, 65) };

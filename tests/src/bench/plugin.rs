@@ -19,6 +19,8 @@ use crate::{
 
 /// Where Debian puts the plugins of `containernetworking-plugins`.
 const DEBIAN: &str = "/usr/lib/cni";
+/// Where programs are that plugins run.
+const SBIN: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// Longest one call may take.
 const LIMIT: Duration = Duration::from_secs(70);
 /// What all plugins here can speak.
@@ -35,6 +37,8 @@ pub struct Plugin {
     name: &'static str,
     program: PathBuf,
     conf: Value,
+    /// A plugin that runs behind it, as a list of plugins has it.
+    then: Option<(PathBuf, Value)>,
     home: Home,
     sandboxes: PathBuf,
 }
@@ -51,11 +55,35 @@ impl Plugin {
     /// # Errors
     /// When the agent does not get ready.
     pub fn wharf(agent: &NodeConfig) -> Result<Self> {
+        Self::wharf_as(WHARF, agent, &json!([]))
+    }
+
+    /// Wharf's under another name, with these published ports for every container.
+    ///
+    /// # Errors
+    /// When the agent does not get ready.
+    pub fn wharf_as(name: &'static str, agent: &NodeConfig, ports: &Value) -> Result<Self> {
         let node = Node::start(agent.clone())?;
-        let conf =
-            json!({"cniVersion": CNI_VERSION, "name": "bench", "type": "wharf-cni", "socket": node.dirs().socket()});
-        let sandboxes = node.dirs().root.join("netns");
-        Ok(Self { name: WHARF, program: bin("wharf-cni")?, conf, home: Home::Agent(Box::new(node)), sandboxes })
+        let conf = json!({"cniVersion": CNI_VERSION, "name": "bench", "type": "wharf-cni", "socket": node.dirs().socket(),
+            "runtimeConfig": {"portMappings": ports}});
+        let (program, sandboxes) = (bin("wharf-cni")?, node.dirs().root.join("netns"));
+        Ok(Self { name, program, conf, then: None, home: Home::Agent(Box::new(node)), sandboxes })
+    }
+
+    /// Debian's `ptp` with `ipMasq`, and `portmap` behind it. `None` where `portmap` or iptables, which both need, is not
+    /// there.
+    ///
+    /// # Errors
+    /// When the package of `ptp` is not installed.
+    pub fn ptp_and_portmap(name: &'static str, ports: &Value) -> Result<Option<Self>> {
+        let portmap = Path::new(DEBIAN).join("portmap");
+        if !portmap.is_file() || !is_installed("iptables") {
+            return Ok(None);
+        }
+        let behind = json!({"cniVersion": CNI_VERSION, "name": "bench", "type": "portmap", "snat": true,
+            "capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": ports}});
+        let ptp = Self::debian(PTP, "10.203.0.0/16", json!({"type": "ptp", "ipMasq": true}))?;
+        Ok(Some(Self { name, then: Some((portmap, behind)), ..ptp }))
     }
 
     /// Debian's `ptp`: a veth pair, a route, forwarding; no datapath of its own.
@@ -99,7 +127,8 @@ impl Plugin {
                 "dataDir": home.join("leases"),
             }),
         );
-        Ok(Self { name, program, conf, home: Home::Bare(Space::create()?), sandboxes: home.join("netns") })
+        let sandboxes = home.join("netns");
+        Ok(Self { name, program, conf, then: None, home: Home::Bare(Space::create()?), sandboxes })
     }
 
     /// All three, Wharf's first.
@@ -166,9 +195,15 @@ impl Plugin {
     /// # Errors
     /// When it fails.
     pub fn add(&self, sandbox: &Sandbox) -> Result<(Duration, Value)> {
-        let finished = self.call("ADD", Some(sandbox), &self.conf)?;
-        let took = finished.took;
-        let result = serde_json::from_str(&finished.ok()?).with_context(|| format!("{}'s answer to ADD", self.name))?;
+        let finished = self.call(&self.program, "ADD", Some(sandbox), &self.conf)?;
+        let mut took = finished.took;
+        let result: Value =
+            serde_json::from_str(&finished.ok()?).with_context(|| format!("{}'s answer to ADD", self.name))?;
+        if let Some((program, conf)) = &self.then {
+            let finished = self.call(program, "ADD", Some(sandbox), &after(conf, &result)?)?;
+            took += finished.took;
+            finished.ok()?;
+        }
         Ok((took, result))
     }
 
@@ -177,11 +212,13 @@ impl Plugin {
     /// # Errors
     /// When it fails.
     pub fn del(&self, sandbox: &Sandbox, added: &Value) -> Result<Duration> {
-        let mut conf = self.conf.clone();
-        conf.as_object_mut().context("a netconf is an object")?.insert("prevResult".into(), added.clone());
-        let finished = self.call("DEL", Some(sandbox), &conf)?;
-        let took = finished.took;
-        finished.ok()?;
+        let behind = self.then.iter().map(|(program, conf)| (program, conf));
+        let mut took = Duration::ZERO;
+        for (program, conf) in behind.chain([(&self.program, &self.conf)]) {
+            let finished = self.call(program, "DEL", Some(sandbox), &after(conf, added)?)?;
+            took += finished.took;
+            finished.ok()?;
+        }
         Ok(took)
     }
 
@@ -190,7 +227,7 @@ impl Plugin {
     /// # Errors
     /// When it fails.
     pub fn version(&self) -> Result<Duration> {
-        let finished = self.call("VERSION", None, &json!({"cniVersion": CNI_VERSION}))?;
+        let finished = self.call(&self.program, "VERSION", None, &json!({"cniVersion": CNI_VERSION}))?;
         let took = finished.took;
         finished.ok()?;
         Ok(took)
@@ -206,7 +243,10 @@ impl Plugin {
     }
 
     /// One ADD and DEL that nobody counts: whatever is made once only is there afterwards.
-    fn warm_up(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// When one fails.
+    pub fn warm_up(&self) -> Result<()> {
         for sandbox in &self.sandboxes("warm", 2)? {
             let (_, added) = self.add(sandbox)?;
             self.del(sandbox, &added)?;
@@ -214,13 +254,9 @@ impl Plugin {
         self.settle()
     }
 
-    fn call(&self, command: &str, sandbox: Option<&Sandbox>, conf: &Value) -> Result<Finished> {
-        let mut process = Command::new(&self.program);
-        process
-            .env_clear()
-            .env("CNI_COMMAND", command)
-            .env("CNI_PATH", DEBIAN)
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    fn call(&self, program: &Path, command: &str, sandbox: Option<&Sandbox>, conf: &Value) -> Result<Finished> {
+        let mut process = Command::new(program);
+        process.env_clear().env("CNI_COMMAND", command).env("CNI_PATH", DEBIAN).env("PATH", SBIN);
         if let Some(sandbox) = sandbox {
             process.env("CNI_CONTAINERID", sandbox.name()).env("CNI_NETNS", sandbox.path()).env("CNI_IFNAME", "eth0");
         }
@@ -237,6 +273,17 @@ impl Plugin {
             Home::Bare(_) => Ok(()),
         }
     }
+}
+
+fn is_installed(program: &str) -> bool {
+    SBIN.split(':').any(|dir| Path::new(dir).join(program).is_file())
+}
+
+/// A configuration with the result of the plugin before.
+fn after(conf: &Value, result: &Value) -> Result<Value> {
+    let mut conf = conf.clone();
+    conf.as_object_mut().context("a netconf is an object")?.insert("prevResult".into(), result.clone());
+    Ok(conf)
 }
 
 /// Waits until a node's agent has as many programs ready as it wants.

@@ -127,22 +127,20 @@ impl Auditor<'_> {
         }
     }
 
-    /// Ports that no endpoint published. Those of an endpoint whose record was lost stay with its row.
-    pub(super) fn ports(&self, findings: &mut Vec<AuditFinding>) {
-        for mapping in &self.view.dump.ports {
-            let record = self.records.values().find(|r| r.addresses().any(|ip| ip == mapping.container));
+    /// Entries of the node's table that are no endpoint's. Those of an endpoint whose record was lost stay with its row.
+    pub(super) fn nat(&self, findings: &mut Vec<AuditFinding>) {
+        for entry in &self.view.dump.nat {
+            let container = entry.container();
+            let record = self.records.values().find(|r| r.addresses().any(|ip| ip == container));
             let explained = match record {
-                Some(record) => self.is_unjudged(record.id) || record.mappings().contains(mapping),
-                None => {
-                    self.rows.contains_key(&mapping.container)
-                        || self.addresses_out_of_service.contains(&mapping.container)
-                }
+                Some(record) => self.is_unjudged(record.id) || record.nat_entries().contains(entry),
+                None => self.rows.contains_key(&container) || self.addresses_out_of_service.contains(&container),
             };
             if !explained {
                 findings.push(AuditFinding {
-                    problem: Problem::Stray(Stray::Port { mapping: *mapping }),
+                    problem: Problem::Stray(Stray::Nat { entry: *entry }),
                     owner: record.map(|record| describe_record(record)),
-                    repair: Some(Repair::RemovePort(*mapping)),
+                    repair: Some(Repair::RemoveNat(*entry)),
                 });
             }
         }

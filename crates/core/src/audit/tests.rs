@@ -7,7 +7,7 @@ use crate::{
     finding::Side,
     fixtures::{attachment, id, record},
     ids::{MacAddr, PoolName},
-    nat::{Protocol, Publish},
+    nat::{NatEntry, Protocol, Publish},
 };
 
 mod aside;
@@ -105,7 +105,7 @@ fn name(repair: &Repair) -> String {
         Repair::RemovePins(id) => format!("remove-pins {id}"),
         Repair::RemoveEndpointRow(ip, epoch) => format!("remove-row {ip} epoch {epoch}"),
         Repair::RemoveCallSlot(slot) => format!("remove-slot {slot}"),
-        Repair::RemovePort(mapping) => format!("remove-port {mapping}"),
+        Repair::RemoveNat(entry) => format!("remove-nat {entry}"),
         Repair::ReleaseLease(ip) => format!("release {ip}"),
         Repair::RemoveRoute(route) => format!("remove-route {}", route.destination),
         Repair::Regenerate(id, level) => format!("regenerate {id} {level}"),
@@ -539,18 +539,24 @@ fn a_port_is_explained_by_a_record_or_by_the_row_of_a_lost_one() {
         container_port: 80.try_into().unwrap(),
     };
     node.snapshot.endpoints[0].ports = vec![port(8080)];
-    let to = |host_port, address: &str| port(host_port).to(ip(address)).unwrap();
-    node.dump.ports = vec![to(8080, "10.0.0.1"), to(8080, "fd00::1")];
+    let to = |host_port, address: &str| NatEntry::Port(port(host_port).to(ip(address)).unwrap());
+    node.dump.nat = vec![to(8080, "10.0.0.1"), to(8080, "fd00::1")];
     assert_eq!(node.found(), Vec::<String>::new());
-    node.dump.ports = vec![to(8081, "10.0.0.1"), to(8080, "10.0.0.77")];
+    node.dump.nat = vec![to(8081, "10.0.0.1"), to(8080, "10.0.0.77")];
     let strays =
         ["tcp port 8081 of every IPv4 address to 10.0.0.1:80", "tcp port 8080 of every IPv4 address to 10.0.0.77:80"];
-    assert_eq!(node.found(), strays.map(|port| format!("port {port}: remove-port {port}")));
+    assert_eq!(node.found(), strays.map(|port| format!("port {port}: remove-nat {port}")));
     node.in_flight.insert(id(1));
-    node.dump.ports = vec![to(8081, "10.0.0.1")];
+    node.dump.nat = vec![to(8081, "10.0.0.1")];
+    assert_eq!(node.found(), Vec::<String>::new());
+    node.in_flight.clear();
+    // An address that is not masqueraded is one that its endpoint wants so.
+    node.dump.nat = vec![NatEntry::Own(ip("10.0.0.1"))];
+    assert_eq!(node.found(), ["own-address own address 10.0.0.1: remove-nat own address 10.0.0.1"]);
+    node.snapshot.endpoints[0].masquerade = Some(false);
     assert_eq!(node.found(), Vec::<String>::new());
     // Its row is a finding, and goes with its ports.
-    node.dump.ports = vec![to(8082, "10.0.0.2")];
+    node.dump.nat = vec![to(8082, "10.0.0.2")];
     node.forget_two();
     assert!(node.found().iter().all(|line| !line.starts_with("port")), "{:?}", node.found());
 }

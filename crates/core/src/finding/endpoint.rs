@@ -8,7 +8,7 @@ use crate::{
     finding::Mender,
     ids::{IfIndex, MacAddr},
     kernel::{AttachMode, MIN_MTU},
-    nat::PortMapping,
+    nat::NatEntry,
     state::Level,
 };
 
@@ -270,10 +270,10 @@ pub enum EndpointProblem {
         /// Program id found.
         found: Option<u32>,
     },
-    /// A published port is not in the node's table.
-    Port {
-        /// The port.
-        mapping: PortMapping,
+    /// A published port, or an address that is not masqueraded, is not in the node's table.
+    Nat {
+        /// The entry.
+        entry: NatEntry,
     },
 }
 
@@ -321,7 +321,7 @@ impl EndpointProblem {
             | Self::PinStale { .. }
             | Self::MapUnused { .. }
             | Self::MapUnreadable { .. } => Mender::Regeneration(Level::Datapath),
-            Self::Config { .. } | Self::Row { .. } | Self::CallSlot { .. } | Self::Port { .. } => {
+            Self::Config { .. } | Self::Row { .. } | Self::CallSlot { .. } | Self::Nat { .. } => {
                 Mender::Regeneration(Level::Policy)
             }
         }
@@ -343,7 +343,7 @@ impl EndpointProblem {
             | Self::Config { .. }
             | Self::Row { .. }
             | Self::CallSlot { .. }
-            | Self::Port { .. } => true,
+            | Self::Nat { .. } => true,
             Self::Netns { .. }
             | Self::LinkMissing { .. }
             | Self::LinkDeleted { .. }

@@ -60,7 +60,7 @@ impl Problem {
                 Stray::Pins { .. }
                 | Stray::Row { .. }
                 | Stray::CallSlot { .. }
-                | Stray::Port { .. }
+                | Stray::Nat { .. }
                 | Stray::Route { ours: true, .. }
                 | Stray::Lease { .. }
                 | Stray::NodeLease { .. }
@@ -177,7 +177,7 @@ impl EndpointProblem {
             | Self::Config { .. }
             | Self::Row { .. }
             | Self::CallSlot { .. }
-            | Self::Port { .. } => {
+            | Self::Nat { .. } => {
                 let level = if self.mender() == Mender::Regeneration(Level::Policy) { "" } else { " --level datapath" };
                 format!(
                     "`wharf endpoint regenerate {id}{level}` puts in place what is missing; the leak audit does so by itself \

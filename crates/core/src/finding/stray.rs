@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::{
     ids::{EndpointId, Epoch, IfIndex},
-    nat::PortMapping,
+    nat::NatEntry,
 };
 
 /// An object without a record.
@@ -53,10 +53,10 @@ pub enum Stray {
         /// Epoch.
         epoch: Epoch,
     },
-    /// A published port in the node's table.
-    Port {
-        /// The port.
-        mapping: PortMapping,
+    /// A published port, or an address that is not masqueraded, in the node's table.
+    Nat {
+        /// The entry.
+        entry: NatEntry,
     },
     /// A slot of the program array.
     CallSlot {

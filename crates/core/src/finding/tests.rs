@@ -5,7 +5,7 @@ use crate::{
     fixtures::id,
     ids::{IfIndex, MacAddr, PoolName},
     kernel::AttachMode,
-    nat::{PortMapping, Protocol},
+    nat::{NatEntry, PortMapping, Protocol},
     overlap::{NodeNetwork, Overlap, Way},
 };
 
@@ -83,7 +83,8 @@ fn all() -> Vec<EndpointProblem> {
         P::Row { address: [10, 0, 0, 2].into(), found: Some("ifindex 5, not 4".to_owned()) },
         P::CallSlot { expected: Some(7), found: None },
         P::CallSlot { expected: Some(7), found: Some(8) },
-        P::Port { mapping: port() },
+        P::Nat { entry: NatEntry::Port(port()) },
+        P::Nat { entry: NatEntry::Own([10, 0, 0, 2].into()) },
     ]);
     all
 }

@@ -6,14 +6,15 @@ use super::{EndpointProblem, Kept, Lookup, NodeProblem, Problem, RouteSeen, Side
 use crate::{
     ids::{EndpointId, IfIndex},
     kernel::AttachMode,
+    nat::NatEntry,
     overlap::Overlap,
 };
 
 const MISSING: &str = "expected, is not there";
 
 impl Problem {
-    /// Kind of object: `link`, `address`, `route`, `mtu`, `program`, `map`, `pin`, `endpoint-row`, `call-slot`, `port`, `netns`,
-    /// `node`, `lease`, `rest`, `record`, `endpoint`, `intent`, `queue-file`.
+    /// Kind of object: `link`, `address`, `route`, `mtu`, `program`, `map`, `pin`, `endpoint-row`, `call-slot`, `port`, `own-address`,
+    /// `netns`, `node`, `lease`, `rest`, `record`, `endpoint`, `intent`, `queue-file`.
     #[must_use]
     pub const fn object(&self) -> &'static str {
         match self {
@@ -24,7 +25,7 @@ impl Problem {
                 Stray::ForeignPin { .. } | Stray::Pins { .. } => "pin",
                 Stray::Row { .. } => "endpoint-row",
                 Stray::CallSlot { .. } => "call-slot",
-                Stray::Port { .. } => "port",
+                Stray::Nat { entry } => entry.kind(),
                 Stray::Route { .. } => "route",
                 Stray::Lease { .. } | Stray::NodeLease { .. } | Stray::UnstoredLease { .. } => "lease",
                 Stray::Intent { .. } | Stray::Delete { .. } => "intent",
@@ -89,7 +90,7 @@ impl EndpointProblem {
             Self::MapUnused { .. } | Self::MapUnreadable { .. } | Self::Config { .. } => "map",
             Self::Row { .. } => "endpoint-row",
             Self::CallSlot { .. } => "call-slot",
-            Self::Port { .. } => "port",
+            Self::Nat { entry } => entry.kind(),
         }
     }
 
@@ -119,7 +120,7 @@ impl EndpointProblem {
             Self::MapUnused { map, .. } | Self::MapUnreadable { map, .. } => format!("{id}/{map}"),
             Self::Config { field, .. } => format!("{id}/CONFIG {field}"),
             Self::CallSlot { .. } => id.to_string(),
-            Self::Port { mapping } => mapping.to_string(),
+            Self::Nat { entry } => entry.to_string(),
         }
     }
 }
@@ -228,8 +229,12 @@ impl fmt::Display for EndpointProblem {
             Self::CallSlot { expected, found: Some(found) } => {
                 write!(f, "expected program id {}, found {found}", or_none(expected.as_ref()))
             }
-            Self::Port { .. } => {
-                f.write_str("expected in the table inet wharf, is not there: nobody reaches this port")
+            Self::Nat { entry } => {
+                let effect = match entry {
+                    NatEntry::Port(_) => "nobody reaches this port",
+                    NatEntry::Own(_) => "the container is masqueraded, though its network has \"ipMasq\": false",
+                };
+                write!(f, "expected in the table inet wharf, is not there: {effect}")
             }
         }
     }
@@ -300,7 +305,7 @@ impl Stray {
             Self::Pins { id, .. } => format!("endpoints/{id}"),
             Self::Row { address, endpoint_id, epoch } => format!("{address} (endpoint {endpoint_id}, epoch {epoch})"),
             Self::CallSlot { slot } => slot.to_string(),
-            Self::Port { mapping } => mapping.to_string(),
+            Self::Nat { entry } => entry.to_string(),
             Self::Route { to, ifindex, .. } => {
                 let through = ifindex.map_or_else(|| "unreachable".to_owned(), |i| format!("dev ifindex {i}"));
                 format!("{to} ({through})")
@@ -326,7 +331,10 @@ impl fmt::Display for Stray {
             Self::Pins { count, .. } => write!(f, "{count} pins of an endpoint that is not there"),
             Self::Row { .. } => f.write_str("no endpoint of this id and epoch has this address"),
             Self::CallSlot { .. } => f.write_str("holds a program of an endpoint that is not there"),
-            Self::Port { .. } => f.write_str("in the table inet wharf, but no endpoint has published it"),
+            Self::Nat { entry } => {
+                let asked = if matches!(entry, NatEntry::Port(_)) { "published" } else { "asked for" };
+                write!(f, "in the table inet wharf, but no endpoint has {asked} it")
+            }
             Self::Route { ours, .. } => {
                 let proof = if *ours {
                     ""

@@ -30,7 +30,7 @@ operations! {
     EnsureNat = "ensure_nat",
     ObserveNat = "observe_nat",
     ObservePorts = "observe_ports",
-    RemovePort = "remove_port",
+    RemoveNatEntry = "remove_nat_entry",
     ObserveNetns = "observe_netns",
     EnsurePrograms = "ensure_programs",
     EnsureLink = "ensure_link",

@@ -17,7 +17,7 @@ use wharf_core::{
         LinkRef, LinkRelease, LinkRow, LinkSpec, MIN_MTU, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result,
         RouteRow,
     },
-    nat::PortMapping,
+    nat::{NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
 };
@@ -105,10 +105,10 @@ impl Kernel for FakeKernel {
         .await
     }
 
-    async fn remove_port(&self, mapping: &PortMapping) -> Result<()> {
-        self.call(Operation::RemovePort, mapping.to_string(), |s| {
-            if !s.published.contains(mapping) {
-                s.ports.remove(mapping);
+    async fn remove_nat_entry(&self, entry: &NatEntry) -> Result<()> {
+        self.call(Operation::RemoveNatEntry, entry.to_string(), |s| {
+            if !s.published.contains(entry) {
+                s.nat.remove(entry);
             }
             Ok(())
         })
@@ -312,8 +312,8 @@ impl Kernel for FakeKernel {
                 s.rows.insert(address, observe::table_row(&record, address));
             }
             if s.masquerade.is_some() {
-                s.ports.extend(record.mappings());
-                s.published.extend(record.mappings());
+                s.nat.extend(record.nat_entries());
+                s.published.extend(record.nat_entries());
             }
             Ok(())
         })
@@ -323,9 +323,9 @@ impl Kernel for FakeKernel {
     async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.change(Operation::RemoveReachable, endpoint(record.id), move |s| {
-            for mapping in record.mappings() {
-                s.ports.remove(&mapping);
-                s.published.remove(&mapping);
+            for entry in record.nat_entries() {
+                s.nat.remove(&entry);
+                s.published.remove(&entry);
             }
             for address in record.addresses() {
                 if s.rows.get(&address).is_some_and(|r| r.epoch == record.epoch) {
@@ -539,7 +539,7 @@ impl Kernel for FakeKernel {
                 call_slots: s.calls.keys().map(|id| u32::from(id.get())).collect(),
                 pins,
                 foreign_pins: Vec::new(),
-                ports: s.stray_ports(),
+                nat: s.stray_nat(),
             })
         })
         .await

@@ -29,8 +29,8 @@ use wharf_core::{
     endpoint::NetnsRef,
     finding::NodeProblem,
     ids::{EndpointId, IfIndex},
-    kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures},
-    nat::PortMapping,
+    kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures, Tracked},
+    nat::NatEntry,
     overlap::NodeNetwork,
 };
 
@@ -119,20 +119,20 @@ impl FakeKernel {
         self.state().rows.insert(row.address, row);
     }
 
-    /// The published ports in the node's table.
+    /// What the node's table has of endpoints.
     #[must_use]
-    pub fn ports(&self) -> BTreeSet<PortMapping> {
-        self.state().ports.clone()
+    pub fn nat(&self) -> BTreeSet<NatEntry> {
+        self.state().nat.clone()
     }
 
-    /// Puts a port into the node's table behind the agent's back.
-    pub fn add_port_behind_the_back(&self, mapping: PortMapping) {
-        self.state().ports.insert(mapping);
+    /// Puts an entry into the node's table behind the agent's back.
+    pub fn add_nat_behind_the_back(&self, entry: NatEntry) {
+        self.state().nat.insert(entry);
     }
 
-    /// Takes a port out of the node's table behind the agent's back. False when it is not there.
-    pub fn remove_port_behind_the_back(&self, mapping: &PortMapping) -> bool {
-        self.state().ports.remove(mapping)
+    /// Takes an entry out of the node's table behind the agent's back. False when it is not there.
+    pub fn remove_nat_behind_the_back(&self, entry: &NatEntry) -> bool {
+        self.state().nat.remove(entry)
     }
 
     /// Lets a process of the node hold a port.
@@ -149,6 +149,11 @@ impl FakeKernel {
     /// Sets the node's addresses and routes that are not ours.
     pub fn set_networks(&self, networks: Vec<NodeNetwork>) {
         self.state().networks = networks;
+    }
+
+    /// Sets the fill of the connection tracking.
+    pub fn set_tracked(&self, tracked: Option<Tracked>) {
+        self.state().tracked = tracked;
     }
 
     /// Adds a conntrack row.

@@ -6,7 +6,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, NodeProblem, RouteSeen, Side},
     kernel::{AttachMode, EndpointTableRow, NatView, NodeSpec},
-    nat::PortMapping,
+    nat::NatEntry,
 };
 
 use super::state::{Hook, State, host_net};
@@ -114,14 +114,14 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
     if is != expected {
         found.push(EndpointProblem::CallSlot { expected, found: is });
     }
-    let missing = |mapping: &PortMapping| s.masquerade.is_some() && !s.ports.contains(mapping);
-    found.extend(record.mappings().into_iter().filter(missing).map(|mapping| EndpointProblem::Port { mapping }));
+    let missing = |entry: &NatEntry| s.masquerade.is_some() && !s.nat.contains(entry);
+    found.extend(record.nat_entries().into_iter().filter(missing).map(|entry| EndpointProblem::Nat { entry }));
     found
 }
 
 /// What the node does for packets that leave it.
 pub(super) fn nat(s: &State, spec: &NodeSpec) -> NatView {
-    let mut view = NatView::default();
+    let mut view = NatView { tracked: s.tracked, ..NatView::default() };
     if s.masquerade != spec.masquerade {
         view.problems.push(NodeProblem::Outbound {
             what: "masquerading".to_owned(),

@@ -12,8 +12,8 @@ use wharf_core::{
     endpoint::NetnsRef,
     finding::NodeProblem,
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
-    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec},
-    nat::{Masquerade, PortMapping},
+    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec, Tracked},
+    nat::{Masquerade, NatEntry},
     overlap::NodeNetwork,
 };
 
@@ -130,16 +130,18 @@ pub(super) struct State {
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
     pub(super) masquerade: Option<Masquerade>,
-    /// Published ports in the node's table.
-    pub(super) ports: BTreeSet<PortMapping>,
-    /// What endpoints have published.
-    pub(super) published: BTreeSet<PortMapping>,
+    /// What the node's table has of endpoints.
+    pub(super) nat: BTreeSet<NatEntry>,
+    /// What endpoints have put there.
+    pub(super) published: BTreeSet<NatEntry>,
     /// Ports that processes of the node hold.
     pub(super) held: BTreeSet<u16>,
     /// What a test broke of the node's part.
     pub(super) broken: Vec<NodeProblem>,
     /// Addresses and routes of the node that are not ours.
     pub(super) networks: Vec<NodeNetwork>,
+    /// Fill of the connection tracking.
+    pub(super) tracked: Option<Tracked>,
     /// Conntrack rows, source and destination.
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
     pub(super) events: Vec<Event>,
@@ -147,8 +149,8 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn stray_ports(&self) -> Vec<PortMapping> {
-        self.ports.difference(&self.published).copied().collect()
+    pub(super) fn stray_nat(&self) -> Vec<NatEntry> {
+        self.nat.difference(&self.published).copied().collect()
     }
 
     /// A number that was never given out before: inodes, indexes, program and map ids.

@@ -312,6 +312,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         pod_namespace: None,
         created_unix_ms: 0,
         ports: Vec::new(),
+        masquerade: None,
     }
 }
 

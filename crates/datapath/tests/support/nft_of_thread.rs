@@ -2,7 +2,7 @@
 
 use wharf_core::{
     kernel::Result,
-    nat::{Nat, PortMapping},
+    nat::{Nat, NatEntry, PortMapping},
 };
 use wharf_datapath::nft::{Ensured, Nft, Table};
 
@@ -10,16 +10,20 @@ thread_local! {
     static NFT: Nft = Nft::default();
 }
 
+fn entries(mappings: &[PortMapping]) -> Vec<NatEntry> {
+    mappings.iter().copied().map(NatEntry::Port).collect()
+}
+
 pub(crate) fn ensure(nat: &Nat) -> Result<Ensured> {
     NFT.with(|nft| nft.ensure(nat))
 }
 
 pub(crate) fn add_mappings(mappings: &[PortMapping]) -> Result<()> {
-    NFT.with(|nft| nft.add_mappings(mappings))
+    NFT.with(|nft| nft.add(&entries(mappings)))
 }
 
 pub(crate) fn remove_mappings(mappings: &[PortMapping]) -> Result<()> {
-    NFT.with(|nft| nft.remove_mappings(mappings))
+    NFT.with(|nft| nft.take_back(&entries(mappings)))
 }
 
 pub(crate) fn look() -> Result<Option<Table>> {

@@ -198,6 +198,13 @@ impl Expression {
     }
 }
 
+/// Whether a rule refuses whatever comes to it: nothing in it compares.
+pub(super) fn refuses_all(rule: &Rule) -> bool {
+    let Some((last, before)) = rule.split_last() else { return false };
+    let ends = last.name == "reject" || *last == Expression::drop();
+    ends && before.iter().all(|expression| ["counter", "log"].contains(&expression.name.as_str()))
+}
+
 /// A value as `enum nft_data_attributes` has it.
 pub(super) fn data(value: &[u8]) -> Attributes {
     Attributes::default().bytes(elem::DATA_VALUE, value)

@@ -2,7 +2,7 @@
 //!
 //! What the table does is decided by [`wharf_core::nat`]; here it becomes chains, rules, sets and elements ([`Table`]),
 //! and is written in one transaction, so that no packet ever meets a half of it. A port mapping is two elements of
-//! sets: no rule belongs to a container.
+//! sets, a container that is not masqueraded one: no rule belongs to a container.
 //!
 //! | part | does |
 //! |---|---|
@@ -38,7 +38,7 @@ use std::{
 use rtnetlink::packet_core::NLM_F_CREATE;
 use wharf_core::{
     kernel::{KernelError, KernelErrorKind, Result},
-    nat::{Nat, PortMapping},
+    nat::{Nat, NatEntry},
 };
 use wharf_crash as crash;
 
@@ -94,22 +94,22 @@ impl Nft {
         self.write(|_| Ok(desired.clone()))
     }
 
-    /// [`Self::ensure`] of everything but the mappings. Those that the table has stay, whatever they are; the mappings of
-    /// `nat` are added where the table has to be written.
+    /// [`Self::ensure`] of everything but what endpoints have in it. What the table has of them stays, whatever it is; the
+    /// entries of `nat` are added where the table has to be written.
     ///
     /// # Errors
     /// As those of [`Self::ensure`].
     pub fn ensure_around(&self, nat: &Nat) -> Result<Ensured> {
         self.write(|seen| {
             let Some(seen) = seen else { return Table::of(nat) };
-            let there = seen.mappings();
-            let mut kept = Nat { masquerade: nat.masquerade.clone(), mappings: there.iter().copied().collect() };
+            let mut kept = Nat::with_entries(nat.masquerade.clone(), seen.entries());
             let desired = Table::of(&kept)?;
             if *seen == desired {
                 return Ok(desired);
             }
             kept.mappings.retain(|mapping| !nat.mappings.iter().any(|ours| ours.overlaps(mapping)));
             kept.mappings.extend(&nat.mappings);
+            kept.own.extend(&nat.own);
             Table::of(&kept)
         })
     }
@@ -139,20 +139,20 @@ impl Nft {
         })
     }
 
-    /// Publishes ports: all of them, or none. Mappings that are there already are left alone.
+    /// Adds entries: all of them, or none. Those that are there already are left alone.
     ///
     /// # Errors
     /// As in the module's list; `Exists` names the port that leads to another target.
-    pub fn add_mappings(&self, mappings: &[PortMapping]) -> Result<()> {
+    pub fn add(&self, entries: &[NatEntry]) -> Result<()> {
         const OPERATION: &str = "publish";
-        let all = listed(mappings)?;
+        let all = listed(entries)?;
         if all.is_empty() {
             return Ok(());
         }
         self.with(OPERATION, |netfilter| {
             if head(netfilter, OPERATION)?.is_none() {
                 let cause = "the table is missing; it has to be written first";
-                return Err(fail(OPERATION, in_words(mappings), KernelErrorKind::NotFound, cause));
+                return Err(fail(OPERATION, in_words(entries), KernelErrorKind::NotFound, cause));
             }
             let messages: Vec<_> =
                 all.iter().map(|(_, one)| of_element(message::NEW_SET_ELEM, NLM_F_CREATE, one)).collect();
@@ -167,25 +167,25 @@ impl Nft {
             let is_taken = |refusal: &Refusal| refusal.is(libc::EBUSY) || refusal.is(libc::EEXIST);
             let taken = refused.iter().find(|(_, refusal)| is_taken(refusal)).and_then(|(index, _)| all.get(*index));
             match taken {
-                Some((mapping, _)) => {
+                Some((NatEntry::Port(mapping), _)) => {
                     let cause =
                         format!("{} leads to another container already; choose another port", mapping.host_side());
                     Err(fail(OPERATION, mapping.to_string(), KernelErrorKind::Exists, cause))
                 }
-                None => Err(refused_elements(OPERATION, refused)),
+                _ => Err(refused_elements(OPERATION, refused)),
             }
         })
     }
 
-    /// Takes ports back, all of them in one transaction. Mappings, or a table, that are not there are no error. A port that
+    /// Takes entries back, all of them in one transaction. Entries, or a table, that are not there are no error. A port that
     /// leads elsewhere by now stays. Where a port of a container is published twice, both mappings go in one call, or the
     /// container no longer reaches itself by the one that is left (see [`Table::differences`]).
     ///
     /// # Errors
     /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
-    pub fn remove_mappings(&self, mappings: &[PortMapping]) -> Result<()> {
+    pub fn take_back(&self, entries: &[NatEntry]) -> Result<()> {
         const OPERATION: &str = "take back";
-        let all = listed(mappings)?;
+        let all = listed(entries)?;
         self.with(OPERATION, |netfilter| {
             for _ in 0..TRIES {
                 let generation = generation(netfilter, OPERATION)?;
@@ -229,8 +229,8 @@ impl Nft {
         })
     }
 
-    /// Chains of others, in any table, that drop forwarded packets which none of their rules accepts: family, table and
-    /// chain.
+    /// Chains of others, in any table, that drop forwarded packets which none of their rules accepts, by their policy or by
+    /// their last rule: family, table and chain.
     ///
     /// # Errors
     /// As in the module's list.
@@ -239,15 +239,23 @@ impl Nft {
         self.with(OPERATION, |netfilter| {
             let mut found = Vec::new();
             for (family, name) in wire::FAMILIES {
-                let answer = netfilter.dump_of(family, message::GET_CHAIN, &Attributes::default());
-                let messages = match answer {
+                let mut dump = |kind, attributes: &Attributes| match netfilter.dump_of(family, kind, attributes) {
                     // Somebody changes the ruleset; what is there is looked at again soon.
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                    other => {
-                        other.map_err(|e| wrap(OPERATION, &e))?.map_err(|refusal| missing_or(refusal, OPERATION))?
-                    }
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),
+                    // The chain is gone.
+                    Ok(Err(refusal)) if refusal.is(libc::ENOENT) => Ok(Vec::new()),
+                    other => other.map_err(|e| wrap(OPERATION, &e))?.map_err(|refusal| missing_or(refusal, OPERATION)),
                 };
-                found.extend(messages.iter().filter_map(|m| read::dropping(m)).map(|chain| format!("{name} {chain}")));
+                let chains = dump(message::GET_CHAIN, &Attributes::default())?;
+                for chain in chains.iter().filter_map(|message| read::forwarding(message)) {
+                    let filter = Attributes::default()
+                        .text(wire::rule::TABLE, &chain.table)
+                        .text(wire::rule::CHAIN, &chain.name);
+                    let last_refuses = |rules: Vec<Vec<u8>>| rules.last().is_some_and(|rule| read::refuses_all(rule));
+                    if chain.drops || last_refuses(dump(message::GET_RULE, &filter)?) {
+                        found.push(format!("{name} {} {}", chain.table, chain.name));
+                    }
+                }
             }
             Ok(found)
         })
@@ -290,21 +298,21 @@ impl Nft {
     }
 }
 
-/// The elements of mappings, each once and with its mapping.
-fn listed(mappings: &[PortMapping]) -> Result<Vec<(&PortMapping, Element)>> {
+/// The elements of entries, each once and with its entry.
+fn listed(entries: &[NatEntry]) -> Result<Vec<(&NatEntry, Element)>> {
     let mut seen = HashSet::new();
-    let mut all = Vec::with_capacity(2 * mappings.len());
-    for mapping in mappings {
-        let new = elements(mapping)?.into_iter().filter(|element| seen.insert(element.clone()));
-        all.extend(new.map(|element| (mapping, element)));
+    let mut all = Vec::with_capacity(2 * entries.len());
+    for entry in entries {
+        let new = elements(entry)?.into_iter().filter(|element| seen.insert(element.clone()));
+        all.extend(new.map(|element| (entry, element)));
     }
     Ok(all)
 }
 
-/// The mappings of an operation, as the subject of an error: a range of ports may be thousands.
-fn in_words(mappings: &[PortMapping]) -> String {
-    match mappings {
-        [first, _, ..] => format!("{first} and {} more", mappings.len() - 1),
+/// The entries of an operation, as the subject of an error: a range of ports may be thousands.
+fn in_words(entries: &[NatEntry]) -> String {
+    match entries {
+        [first, _, ..] => format!("{first} and {} more", entries.len() - 1),
         one => one.iter().map(ToString::to_string).collect(),
     }
 }

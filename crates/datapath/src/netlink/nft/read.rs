@@ -110,12 +110,34 @@ pub(super) fn chain(message: &[u8], table: &str) -> Read<Option<(String, Chain)>
     Ok(Some((name, found)))
 }
 
-/// Reads `NFT_MSG_NEWCHAIN` of any family: table and chain of one that drops forwarded packets by its policy.
-pub(super) fn dropping(message: &[u8]) -> Option<String> {
-    let all = attributes(message.get(super::super::batch::HEADER_LEN + wire::GENERIC_LEN..)?)?;
+/// A chain of somebody's that sees forwarded packets.
+pub(super) struct Forwarding {
+    pub(super) table: String,
+    pub(super) name: String,
+    /// Its policy is to drop.
+    pub(super) drops: bool,
+}
+
+/// Reads `NFT_MSG_NEWCHAIN` of any family; `None` for a chain that does not see forwarded packets.
+pub(super) fn forwarding(message: &[u8]) -> Option<Forwarding> {
+    let all = of_anybody(message)?;
     let hook = number(&attributes(find(&all, wire::chain::HOOK)?)?, wire::chain::HOOK_NUM)?;
-    let drops = hook == wire::HOOK_FORWARD && number(&all, wire::chain::POLICY)? == wire::POLICY_DROP;
-    drops.then(|| Some(format!("{} {}", text(&all, wire::chain::TABLE)?, text(&all, wire::chain::NAME)?)))?
+    (hook == wire::HOOK_FORWARD).then_some(())?;
+    Some(Forwarding {
+        table: text(&all, wire::chain::TABLE)?,
+        name: text(&all, wire::chain::NAME)?,
+        drops: number(&all, wire::chain::POLICY)? == wire::POLICY_DROP,
+    })
+}
+
+/// Whether the rule that `NFT_MSG_NEWRULE` of any family tells of refuses every packet, as the last one of firewalld does.
+pub(super) fn refuses_all(message: &[u8]) -> bool {
+    let rule = of_anybody(message).and_then(|all| expr::decode(find(&all, wire::rule::EXPRESSIONS)?));
+    rule.is_some_and(|rule| expr::refuses_all(&rule))
+}
+
+fn of_anybody(message: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
+    attributes(message.get(super::super::batch::HEADER_LEN + wire::GENERIC_LEN..)?)
 }
 
 /// Reads `NFT_MSG_NEWRULE`: the chain's name and the rule.
@@ -162,12 +184,12 @@ fn element(bytes: &[u8]) -> Option<(Key, Vec<u8>)> {
 
 /// Whether a message can be read as anything, for [`crate::outside`].
 pub(crate) fn is_readable(message: &[u8]) -> bool {
-    let mappings = |elements: Vec<_>| {
+    let entries = |elements: Vec<_>| {
         let set = Set { elements: elements.into_iter().collect(), ..Set::default() };
-        let names = [V4.ports, V4.ports_of, V6.ports, V6.ports_of];
+        let names = [V4.ports, V4.ports_of, V4.own, V6.ports, V6.ports_of, V6.own];
         let sets = names.map(|name| (name.to_owned(), set.clone())).into();
-        Table { sets, ..Table::default() }.mappings().len()
+        Table { sets, ..Table::default() }.entries().len()
     };
     let whole = head(message).is_ok() | chain(message, TABLE).is_ok() | rule(message).is_ok() | set(message).is_ok();
-    whole | elements(message).map(mappings).is_ok() | generation(message).is_some()
+    whole | elements(message).map(entries).is_ok() | generation(message).is_some()
 }

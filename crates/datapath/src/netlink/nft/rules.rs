@@ -90,6 +90,8 @@ fn leaving(masquerade: Option<&Masquerade>) -> Vec<Rule> {
             let mut leaves = vec![
                 source.clone(),
                 Expression::within(0, names.pools),
+                source.clone(),
+                Expression::outside(0, names.own),
                 Expression::address(0, v4, Field::Destination),
                 Expression::outside(0, names.excluded),
             ];

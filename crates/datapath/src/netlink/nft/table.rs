@@ -8,7 +8,7 @@ use std::{
 
 use wharf_core::{
     kernel::{KernelErrorKind, Result},
-    nat::{Nat, PortMapping, Protocol},
+    nat::{Nat, NatEntry, PortMapping, Protocol},
 };
 
 use super::{
@@ -77,12 +77,26 @@ pub(super) struct Names {
     pub(super) ports_of: &'static str,
     /// Containers with the ports by which they reach themselves through the node.
     pub(super) hairpin: &'static str,
+    /// Containers that are not masqueraded though their pool is.
+    pub(super) own: &'static str,
 }
 
-pub(super) const V4: Names =
-    Names { pools: "pools4", excluded: "excluded4", ports: "ports4", ports_of: "ports-of4", hairpin: "hairpin4" };
-pub(super) const V6: Names =
-    Names { pools: "pools6", excluded: "excluded6", ports: "ports6", ports_of: "ports-of6", hairpin: "hairpin6" };
+pub(super) const V4: Names = Names {
+    pools: "pools4",
+    excluded: "excluded4",
+    ports: "ports4",
+    ports_of: "ports-of4",
+    hairpin: "hairpin4",
+    own: "own4",
+};
+pub(super) const V6: Names = Names {
+    pools: "pools6",
+    excluded: "excluded6",
+    ports: "ports6",
+    ports_of: "ports-of6",
+    hairpin: "hairpin6",
+    own: "own6",
+};
 
 impl Names {
     pub(super) const fn of(v4: bool) -> Self {
@@ -108,7 +122,7 @@ impl Table {
     pub(super) fn of(nat: &Nat) -> Result<Self> {
         let mut table = Self::default();
         for v4 in [true, false] {
-            table.add_port_sets(v4);
+            table.add_sets_of_entries(v4);
         }
         if let Some(masquerade) = &nat.masquerade {
             for (v4, names) in [(true, V4), (false, V6)] {
@@ -125,13 +139,13 @@ impl Table {
                 }
             }
         }
-        for mapping in &nat.mappings {
-            for element in elements(mapping)? {
+        for entry in nat.entries() {
+            for element in elements(&entry)? {
                 let set = table.sets.entry(element.set.to_owned()).or_default();
                 let key = Key { bytes: element.key, end: false };
                 if set.elements.insert(key, element.data.clone()).is_some_and(|before| before != element.data) {
                     let cause = "two mappings of that port have different targets; publish one of them elsewhere";
-                    return Err(fail("publish", mapping.to_string(), KernelErrorKind::Exists, cause));
+                    return Err(fail("publish", entry.to_string(), KernelErrorKind::Exists, cause));
                 }
             }
         }
@@ -140,7 +154,7 @@ impl Table {
         Ok(table)
     }
 
-    fn add_port_sets(&mut self, v4: bool) {
+    fn add_sets_of_entries(&mut self, v4: bool) {
         let (address, length, names) = if v4 { (ADDRESS4, 4, V4) } else { (ADDRESS6, 16, V6) };
         let map = |parts: &[u32], key_len| Set {
             flags: F_MAP,
@@ -155,6 +169,15 @@ impl Table {
         self.sets.insert(names.ports.to_owned(), map(&[PROTOCOL, PORT], 8));
         self.sets.insert(names.ports_of.to_owned(), map(&[address, PROTOCOL, PORT], length + 8));
         self.sets.insert(names.hairpin.to_owned(), hairpin);
+        self.sets.insert(names.own.to_owned(), Set { key_type: address, key_len: length, ..Set::default() });
+    }
+
+    /// What endpoints have in the table. Elements that say nothing are left out.
+    #[must_use]
+    pub fn entries(&self) -> BTreeSet<NatEntry> {
+        let of = |name: &str| self.sets.get(name).map(|set| &set.elements).into_iter().flatten();
+        let own = of(V4.own).chain(of(V6.own)).filter_map(|(key, _)| address(&key.bytes)).map(NatEntry::Own);
+        self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()
     }
 
     /// The mappings that the table's elements say. Elements that say none are left out.
@@ -243,9 +266,16 @@ pub(super) struct Element {
     pub(super) data: Vec<u8>,
 }
 
-/// The elements of a mapping: the translation, and the container's way to itself, which all mappings of one port of a
-/// container share.
-pub(super) fn elements(mapping: &PortMapping) -> Result<[Element; 2]> {
+/// The elements of an entry. A mapping has two: the translation, and the container's way to itself, which all mappings of
+/// one port of a container share.
+pub(super) fn elements(entry: &NatEntry) -> Result<Vec<Element>> {
+    let mapping = match entry {
+        NatEntry::Port(mapping) => mapping,
+        NatEntry::Own(ip) => {
+            let set = Names::of(ip.is_ipv4()).own;
+            return Ok(vec![Element { set, key: octets(*ip), data: Vec::new() }]);
+        }
+    };
     let mapping =
         mapping.checked().map_err(|e| fail("publish", mapping.to_string(), KernelErrorKind::Other, e.to_string()))?;
     let names = Names::of(mapping.container.is_ipv4());
@@ -257,7 +287,7 @@ pub(super) fn elements(mapping: &PortMapping) -> Result<[Element; 2]> {
         None => Element { set: names.ports, key: key(mapping.host_port), data },
     };
     let hairpin = [container.clone(), container, key(mapping.container_port)].concat();
-    Ok([translation, Element { set: names.hairpin, key: hairpin, data: Vec::new() }])
+    Ok(vec![translation, Element { set: names.hairpin, key: hairpin, data: Vec::new() }])
 }
 
 /// The mapping that an element says: an address where the key has one, protocol, port; address and port.

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use wharf_core::nat::{Masquerade, Protocol};
+use wharf_core::nat::{Masquerade, PortMapping, Protocol};
 
 use super::{
     super::batch::HEADER_LEN,
@@ -35,7 +35,7 @@ fn nat() -> Nat {
         mapping(some[0], CONTAINER4),
         mapping(some[1], CONTAINER6),
     ];
-    Nat { masquerade: Some(masquerade), mappings }
+    Nat { masquerade: Some(masquerade), mappings, ..Nat::default() }
 }
 
 /// The message as a datagram of the kernel's would have it.
@@ -84,15 +84,15 @@ fn what_is_written_is_read_back() {
 fn threads_share_the_table() {
     const fn shared<T: Send + Sync>() {}
     const { shared::<Nft>() };
-    let range: Vec<_> =
-        (1..=1_000).map(|n| PortMapping { host_port: n.try_into().unwrap(), ..mapping(None, CONTAINER4) }).collect();
+    let port = |n: u16| PortMapping { host_port: n.try_into().unwrap(), ..mapping(None, CONTAINER4) };
+    let range: Vec<_> = (1..=1_000).map(|n| NatEntry::Port(port(n))).collect();
     assert_eq!(in_words(&range), "udp port 1 of every IPv4 address to 10.77.0.2:80 and 999 more");
 }
 
 #[test]
 fn many_elements_are_many_messages() {
     let mappings = (1..=1_000).map(|n| PortMapping { host_port: n.try_into().unwrap(), ..mapping(None, CONTAINER6) });
-    let desired = Table::of(&Nat { masquerade: None, mappings: mappings.collect() }).unwrap();
+    let desired = Table::of(&Nat { masquerade: None, mappings: mappings.collect(), ..Nat::default() }).unwrap();
     let messages = create(&desired);
     assert!(messages.iter().all(|message| message.attributes.0.len() < usize::from(u16::MAX)));
     assert_eq!(read_back(&messages), desired);

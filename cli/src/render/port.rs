@@ -1,0 +1,102 @@
+//! `wharf port list`.
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+use wharf_api::{Endpoint, PublishedPort};
+
+use super::{
+    Style,
+    endpoint::short_ids,
+    table::{number, table, token},
+};
+
+/// A published port with the endpoint that it leads to.
+#[derive(Debug, Serialize)]
+pub(crate) struct Port<'a> {
+    #[serde(flatten)]
+    port: &'a PublishedPort,
+    endpoint: u16,
+    container_id: &'a str,
+    ifname: &'a str,
+    /// The container's addresses that it leads to.
+    addresses: Vec<IpAddr>,
+    #[serde(skip)]
+    short_id: String,
+}
+
+/// The ports of endpoints, by number and protocol.
+pub(crate) fn of(endpoints: &[Endpoint]) -> Vec<Port<'_>> {
+    let mut all = Vec::new();
+    for (e, short_id) in endpoints.iter().zip(short_ids(endpoints)) {
+        let own = || e.ipv4.map(IpAddr::V4).into_iter().chain(e.ipv6.map(IpAddr::V6));
+        all.extend(e.ports.iter().map(|port| Port {
+            port,
+            endpoint: e.id,
+            container_id: &e.container_id,
+            ifname: &e.ifname,
+            addresses: own().filter(|ip| port.host_ip.is_none_or(|host| host.is_ipv4() == ip.is_ipv4())).collect(),
+            short_id: short_id.clone(),
+        }));
+    }
+    all.sort_by_key(|p| (p.port.host_port, p.port.protocol, p.port.host_ip, p.endpoint));
+    all
+}
+
+/// A row for each port.
+pub(crate) fn list(ports: &[Port<'_>], style: &Style) -> String {
+    let row = |p: &Port<'_>| {
+        vec![
+            token(format!("{}/{}", p.port.host_port, p.port.protocol)),
+            token(p.port.host_ip.map_or_else(|| "every address".to_owned(), |ip| ip.to_string())),
+            number(p.port.container_port),
+            number(p.endpoint),
+            token(format!("{}/{}", p.short_id, p.ifname)),
+        ]
+    };
+    table(style, &["PORT", "OF THE NODE'S", "TO PORT", "ID", "CONTAINER"], ports.iter().map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_api::PortProtocol;
+
+    use super::*;
+    use crate::render::sample::endpoint;
+
+    fn port(host_ip: Option<&str>, host_port: u16, protocol: PortProtocol) -> PublishedPort {
+        let number = |n: u16| n.try_into().unwrap();
+        PublishedPort {
+            protocol,
+            host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+            host_port: number(host_port),
+            container_port: number(80),
+        }
+    }
+
+    #[test]
+    fn ports_of_all_endpoints_by_number_within_100_columns() {
+        let longest = "2001:db8:1111:2222:3333:4444:5555:6666";
+        let web = Endpoint {
+            ports: vec![port(None, 8080, PortProtocol::Udp), port(Some(longest), 65_535, PortProtocol::Sctp)],
+            ..endpoint()
+        };
+        let other = Endpoint {
+            id: 65_000,
+            ifname: "a-long-ifname-1".to_owned(),
+            ports: vec![port(Some("127.0.0.1"), 8080, PortProtocol::Tcp)],
+            ..endpoint()
+        };
+        let endpoints = [web, other, endpoint()];
+        let ports = of(&endpoints);
+        let shown = list(&ports, &Style::plain());
+        assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+        insta::assert_snapshot!(shown);
+        insta::assert_snapshot!(serde_json::to_string_pretty(&ports[..2]).unwrap());
+    }
+
+    #[test]
+    fn without_ports_there_is_the_head_alone() {
+        insta::assert_snapshot!(list(&of(&[endpoint()]), &Style::plain()), @"PORT  OF THE NODE'S  TO PORT  ID  CONTAINER");
+    }
+}
