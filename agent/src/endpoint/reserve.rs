@@ -43,8 +43,8 @@ pub struct CreateSpec {
     pub netns: PathBuf,
     /// Pool; the default one when absent.
     pub pool: Option<PoolName>,
-    /// MTU, bytes.
-    pub mtu: u32,
+    /// MTU asked for, bytes.
+    pub mtu: Option<u32>,
     /// MAC asked for.
     pub mac: Option<MacAddr>,
     /// Addresses asked for, at most one of each family.
@@ -130,7 +130,8 @@ pub(super) async fn reserve<K: Kernel>(
         container_ifindex: IfIndex(0),
         container_mac: set.container_mac,
         host_mac: set.host_mac,
-        mtu: spec.mtu,
+        mtu: spec.mtu.unwrap_or_else(|| life.mtu()),
+        mtu_follows: spec.mtu.is_none(),
         labels: spec.labels.clone(),
         identity,
         pod_name: spec.pod_name.clone(),

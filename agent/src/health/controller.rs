@@ -357,7 +357,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             attachment: self.attachment.clone(),
             netns: process.netns_path(),
             pool: None,
-            mtu: self.life.config.mtu,
+            mtu: None,
             mac: None,
             ips: kept.addresses(),
             labels: BTreeSet::from([super::label()]),

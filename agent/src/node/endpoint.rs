@@ -242,6 +242,8 @@ pub enum Command {
     Relabel(BTreeSet<Label>, Done),
     /// Trace forwarded packets.
     Trace(bool, Done),
+    /// Give the link this MTU.
+    Mtu(u32, Done),
     /// Phase one of a delete, within the delete's span: removes everything but addresses and record. The intent is
     /// already written.
     Teardown(Span, oneshot::Sender<Torn>),

@@ -15,6 +15,7 @@ use wharf_core::{
     identity_allocator::{RESERVED_SOURCE, security_relevant},
     ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName},
     kernel::{Kernel as _, MIN_MTU},
+    mtu::MAX_MTU,
     nat::{Protocol, Publish},
     plan::DeleteOptions,
     state::Level,
@@ -83,7 +84,7 @@ pub async fn put(
     Segment(text): Segment,
     Body(body): Body<EndpointCreate>,
 ) -> Answer<(StatusCode, Json<Endpoint>)> {
-    let spec = create_spec(node.life.config.mtu, &text, body)?;
+    let spec = create_spec(&text, body)?;
     accepts_work(&node, "create endpoint")?;
     Ok((StatusCode::CREATED, Json(create::create(&node.life, spec).await?)))
 }
@@ -417,12 +418,11 @@ fn parse_ports(attachment: &Attachment, ports: &[PublishedPort]) -> Answer<Vec<P
     Ok(ports.iter().map(publish).collect())
 }
 
-/// Validates a create request. `text` is the id in the path; `default_mtu`, in bytes, applies when the body names no
-/// MTU.
+/// Validates a create request. `text` is the id in the path.
 ///
 /// # Errors
 /// 400 with the rule that the body breaks.
-pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
+pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
     let bad = |e: wharf_core::ids::IdError| invalid(format!("create endpoint: {e}"));
     let attachment = Attachment {
         network: NetworkName::parse(&body.network).map_err(bad)?,
@@ -447,9 +447,8 @@ pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer
             format!("create endpoint {attachment}: netns must be an absolute path of at most 4096 bytes"),
         ));
     }
-    let mtu = body.mtu.unwrap_or(default_mtu);
-    if !(MIN_MTU..=65_535).contains(&mtu) {
-        return Err(invalid(format!("create endpoint {attachment}: mtu {mtu} is not within {MIN_MTU} to 65535")));
+    if let Some(mtu) = body.mtu.filter(|mtu| !(MIN_MTU..=MAX_MTU).contains(mtu)) {
+        return Err(invalid(format!("create endpoint {attachment}: mtu {mtu} is not within {MIN_MTU} to {MAX_MTU}")));
     }
     let of_family = |v6: bool| body.ips.iter().filter(|ip| ip.is_ipv6() == v6).count();
     if of_family(false) > 1 || of_family(true) > 1 {
@@ -470,7 +469,7 @@ pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer
         mac: body.mac.as_deref().map(str::parse::<MacAddr>).transpose().map_err(bad)?,
         labels: parse_labels(&body.labels)?,
         netns: body.netns.into(),
-        mtu,
+        mtu: body.mtu,
         ips: body.ips,
         pod_name: body.pod_name,
         pod_namespace: body.pod_namespace,

@@ -24,6 +24,7 @@ mod gone_caller;
 mod health;
 mod identifiers;
 mod leak_audit;
+mod mtu;
 mod orphans;
 mod out_of_service;
 mod overload;

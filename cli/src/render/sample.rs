@@ -101,6 +101,7 @@ pub(crate) fn status() -> AgentStatus {
             device_mode: "veth".to_owned(),
             routing: "the node's routes; redirect-peer between local endpoints".to_owned(),
             masquerading: "none".to_owned(),
+            mtu: "1400 (uplink eth0)".to_owned(),
         },
         components: vec![
             component("datapath", "programs and maps as they should be"),

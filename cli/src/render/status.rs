@@ -76,6 +76,9 @@ fn agent(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     if !s.network.device_mode.is_empty() {
         screen.line("Device mode", &s.network.device_mode);
         screen.line("Routing", &s.network.routing);
+        if !s.network.mtu.is_empty() {
+            screen.line("MTU", &s.network.mtu);
+        }
     }
     let features = |wanted: bool| -> String {
         let names: Vec<&str> =

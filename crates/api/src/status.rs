@@ -63,6 +63,9 @@ pub struct NetworkStatus {
     pub routing: String,
     /// Whether source addresses are translated when packets leave the node.
     pub masquerading: String,
+    /// MTU of links whose creator asks for none, bytes, and where it comes from.
+    #[serde(default)]
+    pub mtu: String,
 }
 
 /// A controller: something that runs again and again.

@@ -84,6 +84,10 @@ pub struct EndpointRecord {
     pub host_mac: MacAddr,
     /// MTU of both sides, bytes.
     pub mtu: u32,
+    /// The creator asked for no MTU: `mtu` is the agent's default and follows it. Records of older versions do not say, and
+    /// keep their MTU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mtu_follows: bool,
     /// Security labels, sorted.
     pub labels: BTreeSet<Label>,
     /// The number that stands for the security-relevant ones among `labels`.

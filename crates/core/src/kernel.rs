@@ -20,6 +20,7 @@ use crate::{
     finding::{EndpointProblem, NodeProblem},
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
+    mtu::Uplink,
     nat::{Masquerade, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -431,6 +432,10 @@ pub trait Kernel: Send + Sync + 'static {
     /// Adds the container's addresses and routes and the node's routes to the container, and brings both sides up.
     fn ensure_connected(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
+    /// Gives both sides of the endpoint's link another MTU than the record's. The container's side stays as it is when the
+    /// container chose a smaller one. A side that is gone or was replaced is left out; [`Self::observe_endpoints`] reports it.
+    fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> impl Future<Output = Result<()>> + Send;
+
     /// Puts the endpoint's rows into the shared maps, `CALLS` first, and publishes its ports. Other endpoints can reach the
     /// endpoint from then on.
     ///
@@ -525,6 +530,11 @@ pub trait Kernel: Send + Sync + 'static {
     fn observe_networks_of(&self, ips: &[IpAddr]) -> impl Future<Output = Result<Vec<Option<NodeNetwork>>>> + Send {
         let subject = format!("{} addresses", ips.len());
         async move { Err(unsupported("look up", subject)) }
+    }
+
+    /// The interfaces that have a default route in the main table, of either family. Wharf's own are left out.
+    fn observe_uplinks(&self) -> impl Future<Output = Result<Vec<Uplink>>> + Send {
+        async move { Err(unsupported("observe", "uplinks".to_owned())) }
     }
 
     /// The kernel objects that still refer to an address that no endpoint has: rows of the shared maps and routes,

@@ -13,6 +13,7 @@ pub mod identity;
 pub mod identity_allocator;
 pub mod ipam;
 pub mod kernel;
+pub mod mtu;
 pub mod nat;
 pub mod overlap;
 pub mod plan;

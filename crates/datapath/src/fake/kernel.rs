@@ -17,6 +17,7 @@ use wharf_core::{
         LinkRef, LinkRelease, LinkRow, LinkSpec, MIN_MTU, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result,
         RouteRow,
     },
+    mtu::Uplink,
     nat::PortMapping,
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -301,6 +302,20 @@ impl Kernel for FakeKernel {
         .await
     }
 
+    async fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> Result<()> {
+        let record = record.clone();
+        self.change(Operation::EnsureMtu, endpoint(record.id), move |s| {
+            if let Some(link) = s.links.get_mut(record.host_ifname.as_str()) {
+                link.mtu = mtu;
+                if link.container_mtu == record.mtu || link.container_mtu > mtu {
+                    link.container_mtu = mtu;
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
     async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.change(Operation::EnsureReachable, endpoint(record.id), move |s| {
@@ -509,6 +524,10 @@ impl Kernel for FakeKernel {
             Ok(ips.iter().map(of).collect())
         })
         .await
+    }
+
+    async fn observe_uplinks(&self) -> Result<Vec<Uplink>> {
+        self.call(Operation::ObserveUplinks, "node".to_owned(), |s| Ok(s.uplinks.clone())).await
     }
 
     async fn dump(&self) -> Result<KernelDump> {

@@ -13,6 +13,7 @@ use wharf_core::{
     finding::NodeProblem,
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
     kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec},
+    mtu::Uplink,
     nat::{Masquerade, PortMapping},
     overlap::NodeNetwork,
 };
@@ -140,6 +141,8 @@ pub(super) struct State {
     pub(super) broken: Vec<NodeProblem>,
     /// Addresses and routes of the node that are not ours.
     pub(super) networks: Vec<NodeNetwork>,
+    /// Interfaces with a default route.
+    pub(super) uplinks: Vec<Uplink>,
     /// Conntrack rows, source and destination.
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
     pub(super) events: Vec<Event>,
