@@ -5,9 +5,10 @@
 
 use std::net::IpAddr;
 
-use wharf_api::PublishedPort;
+use wharf_api::{Bandwidth, PublishedPort};
 
 use crate::{
+    bandwidth,
     fault::Fault,
     json::{Object, text},
     netconf::NetConf,
@@ -37,6 +38,7 @@ pub(crate) struct ContainerArgs {
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) pool: Option<String>,
     pub(crate) ports: Vec<PublishedPort>,
+    pub(crate) bandwidth: Bandwidth,
 }
 
 impl ContainerArgs {
@@ -48,7 +50,9 @@ impl ContainerArgs {
         if let Some(args) = root.object("args")?.map(|args| args.object("cni")).transpose()?.flatten() {
             found.add_args(&args)?;
         }
-        if let Some(runtime) = root.object("runtimeConfig")? {
+        let runtime = root.object("runtimeConfig")?;
+        found.bandwidth = bandwidth::parse(&root, runtime.as_ref())?;
+        if let Some(runtime) = runtime {
             found.add_runtime_config(&runtime)?;
         }
         Ok(found)

@@ -104,6 +104,7 @@ impl Agent<'_> {
             pod_namespace: args.pod_namespace.clone(),
             deadline_ms: None,
             ports: args.ports.clone(),
+            bandwidth: args.bandwidth,
         };
         let id = id(target);
         // Only while it is certain that nothing was begun: what an agent did that went away meanwhile is not known.

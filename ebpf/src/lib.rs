@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`verdict`] | a program's decision, and the one place where it is recorded |
 //! | [`event`], [`metrics`], [`test_packet`] | what is recorded: events, counters; nothing of a test packet |
+//! | [`bandwidth`] | token buckets |
 //! | [`stack_path`] | which packets between endpoints take the node's stack |
 //! | [`config`] | whose programs these are: constants, and the row that user space may change |
 //! | [`maps`] | the maps |
@@ -13,6 +14,7 @@
 #![feature(core_intrinsics)]
 #![allow(internal_features)]
 
+pub mod bandwidth;
 pub mod config;
 pub mod event;
 pub mod maps;

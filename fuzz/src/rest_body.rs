@@ -101,6 +101,7 @@ fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
         pod_namespace: None,
         deadline_ms: None,
         ports: Vec::new(),
+        bandwidth: Default::default(),
     }
 }
 

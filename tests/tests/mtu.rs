@@ -157,7 +157,10 @@ fn what_is_too_big_for_the_way_is_told_to_the_container() -> Result<()> {
         default_routes(node)?;
         // A network beyond the world, by a router with a smaller MTU.
         let far = node.sandbox("far")?;
-        ip(world.space()?, &format!("link add far0 mtu 1300 type veth peer name eth0 mtu 1300 netns {}", far.path().display()))?;
+        ip(
+            world.space()?,
+            &format!("link add far0 mtu 1300 type veth peer name eth0 mtu 1300 netns {}", far.path().display()),
+        )?;
         for (space, name, v4, v6) in [
             (world.space()?, "far0", "203.0.113.1/24", "2001:db8:8::1/64"),
             (far.space()?, "eth0", "203.0.113.2/24", "2001:db8:8::2/64"),

@@ -19,11 +19,11 @@ use crate::{
 /// Name of the controller.
 pub const CONTROLLER: &str = "mtu";
 
-/// Observes the uplinks; new links get what follows from them.
+/// Observes the uplinks; new links get what follows from them. True when that has changed.
 ///
 /// # Errors
 /// When the kernel cannot be asked: the MTU stays as it is.
-pub async fn observe<K: Kernel>(life: &Lifecycle<K>) -> Result<(), KernelError> {
+pub async fn observe<K: Kernel>(life: &Lifecycle<K>) -> Result<bool, KernelError> {
     let uplinks = match life.config.mtu {
         Some(_) => Vec::new(),
         None => life.kernel.observe_uplinks().await?,
@@ -33,15 +33,18 @@ pub async fn observe<K: Kernel>(life: &Lifecycle<K>) -> Result<(), KernelError> 
     if before != now {
         tracing::info!(before = %before, "MTU of new links: {now}");
     }
-    Ok(())
+    Ok(before.bytes != now.bytes)
 }
 
-/// [`observe`], and gives the endpoints that follow the MTU the one that is in force.
+/// [`observe`], and gives the router's pair and the endpoints that follow the MTU the one that is in force.
 ///
 /// # Errors
 /// When the uplinks cannot be observed, or how many endpoints kept their MTU, with the first one's reason.
 pub async fn follow<K: Kernel>(life: Arc<Lifecycle<K>>) -> Result<(), String> {
-    observe(&life).await.map_err(|e| e.to_string())?;
+    if observe(&life).await.map_err(|e| e.to_string())? {
+        // The router's pair has the same MTU.
+        life.kernel.ensure_node(&life.spec()).await.map_err(|e| e.to_string())?;
+    }
     let mtu = life.mtu();
     let differs = |h: &Handle| h.shared.read(|v| v.record.mtu_follows && v.record.mtu != mtu && View::is_settled(v));
     let mut failed = Vec::new();

@@ -10,6 +10,7 @@ use std::{
 use tokio::time::Instant;
 use wharf_api::LogStatus;
 use wharf_core::{
+    bandwidth::Bandwidth,
     endpoint::{EndpointRecord, IpOwner, host_ifname},
     identity::Label,
     ids::{Attachment, IfIndex, MacAddr, PoolName},
@@ -57,6 +58,8 @@ pub struct CreateSpec {
     pub pod_namespace: Option<String>,
     /// Ports to publish.
     pub ports: Vec<Publish>,
+    /// Limits of the bandwidth.
+    pub bandwidth: Bandwidth,
     /// When the caller gives up.
     pub deadline: Instant,
 }
@@ -138,6 +141,7 @@ pub(super) async fn reserve<K: Kernel>(
         pod_namespace: spec.pod_namespace.clone(),
         created_unix_ms: clock::unix_ms(),
         ports: spec.ports.clone(),
+        bandwidth: spec.bandwidth,
     };
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
     if let Err(taken) = life.registry.insert(handle.clone()) {

@@ -315,7 +315,8 @@ impl<K: Kernel> EndpointTask<K> {
         let step = CreateStep::EnsureConnected;
         let bound = Duration::from_millis(step.deadline_ms());
         let asked = old.clone();
-        let changed = life.jobs.bounded(old.id, "change-mtu", bound, move |k| async move { k.ensure_mtu(&asked, mtu).await });
+        let changed =
+            life.jobs.bounded(old.id, "change-mtu", bound, move |k| async move { k.ensure_mtu(&asked, mtu).await });
         changed.await.map_err(|why| BuildError::Step(step, why))?;
         let record = EndpointRecord { mtu, ..old.clone() };
         let change = wharf_core::store::Change::PutEndpoint(Box::new(record.clone()));

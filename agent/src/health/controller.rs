@@ -9,6 +9,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use wharf_api::{HealthState, LogStatus, NodeHealth, Relaunch};
 use wharf_core::{
+    bandwidth::Bandwidth,
     endpoint::EndpointRecord,
     finding::{EndpointProblem, Problem},
     ids::Attachment,
@@ -364,6 +365,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             pod_name: None,
             pod_namespace: None,
             ports: Vec::new(),
+            bandwidth: Bandwidth::default(),
             deadline: Instant::now() + CREATE_BOUND,
         };
         let made = create::create(&self.life, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Span;
 use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError};
 use wharf_core::{
+    bandwidth::{Bandwidth, Limit},
     endpoint::EndpointRecord,
     identity::Label,
     ids::{EndpointId, Epoch},
@@ -346,6 +347,11 @@ fn published(port: &Publish) -> PublishedPort {
     }
 }
 
+fn bandwidth(limits: &Bandwidth) -> wharf_api::Bandwidth {
+    let of = |l: Option<Limit>| l.map(|l| wharf_api::BandwidthLimit { rate: l.rate.get(), burst: l.burst.get() });
+    wharf_api::Bandwidth { ingress: of(limits.ingress), egress: of(limits.egress) }
+}
+
 /// An endpoint in the API's words.
 #[must_use]
 pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
@@ -374,6 +380,7 @@ pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
         pod_namespace: r.pod_namespace.clone(),
         created_unix_ms: r.created_unix_ms,
         ports: r.ports.iter().map(published).collect(),
+        bandwidth: bandwidth(&r.bandwidth),
         status: view.status.clone(),
     }
 }

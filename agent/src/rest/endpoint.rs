@@ -10,6 +10,7 @@ use wharf_api::{
     SelfCheck,
 };
 use wharf_core::{
+    bandwidth::{Bandwidth, Limit},
     finding::{Problem, Verdict, verdict},
     identity::Label,
     identity_allocator::{RESERVED_SOURCE, security_relevant},
@@ -418,6 +419,15 @@ fn parse_ports(attachment: &Attachment, ports: &[PublishedPort]) -> Answer<Vec<P
     Ok(ports.iter().map(publish).collect())
 }
 
+fn parse_bandwidth(attachment: &Attachment, asked: wharf_api::Bandwidth) -> Answer<Bandwidth> {
+    let limit = |direction: &str, asked: Option<wharf_api::BandwidthLimit>| {
+        let Some(asked) = asked else { return Ok(None) };
+        Limit::of(asked.rate, asked.burst)
+            .map_err(|e| invalid(format!("create endpoint {attachment}: limit of {direction}: {e}")))
+    };
+    Ok(Bandwidth { ingress: limit("ingress", asked.ingress)?, egress: limit("egress", asked.egress)? })
+}
+
 /// Validates a create request. `text` is the id in the path.
 ///
 /// # Errors
@@ -474,6 +484,7 @@ pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
         pod_name: body.pod_name,
         pod_namespace: body.pod_namespace,
         ports: parse_ports(&attachment, &body.ports)?,
+        bandwidth: parse_bandwidth(&attachment, body.bandwidth)?,
         deadline: Instant::now() + deadline,
         attachment,
     })

@@ -7,6 +7,7 @@
 
 mod answered;
 mod audit;
+mod bandwidth;
 mod build;
 mod clock;
 mod controllers;

@@ -39,6 +39,7 @@ pub(crate) fn endpoint() -> Endpoint {
         pod_namespace: Some("default".to_owned()),
         created_unix_ms: NOW - 312_000,
         ports: Vec::new(),
+        bandwidth: wharf_api::Bandwidth::default(),
         status: EndpointStatus {
             desired_revision: 3,
             realized_revision: 3,

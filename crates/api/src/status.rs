@@ -64,7 +64,7 @@ pub struct NetworkStatus {
     /// Whether source addresses are translated when packets leave the node.
     pub masquerading: String,
     /// MTU of links whose creator asks for none, bytes, and where it comes from.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mtu: String,
 }
 

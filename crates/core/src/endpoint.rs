@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 pub use wharf_names::link::{host_ifname, parse_host_ifname};
 
 use crate::{
+    bandwidth::Bandwidth,
     identity::{Identity, Label},
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName},
     nat::{PortMapping, Publish},
@@ -101,6 +102,9 @@ pub struct EndpointRecord {
     /// Published ports. Records of older versions have none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Publish>,
+    /// Limits of its bandwidth. Records of older versions have none.
+    #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
+    pub bandwidth: Bandwidth,
 }
 
 impl EndpointRecord {

@@ -50,5 +50,6 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         pod_namespace: None,
         created_unix_ms: 0,
         ports: Vec::new(),
+        bandwidth: crate::bandwidth::Bandwidth::default(),
     }
 }

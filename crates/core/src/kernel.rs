@@ -16,6 +16,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bandwidth::Bandwidth,
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
     identity::Identity,
@@ -156,8 +157,8 @@ pub struct ProgramSpec {
 pub struct Programs {
     /// Kernel ids of `from_container`, `to_container`, `deliver`.
     pub program_ids: [u32; 3],
-    /// Kernel ids of `CONFIG` and `METRICS`.
-    pub map_ids: [u32; 2],
+    /// Kernel ids of `CONFIG`, `METRICS` and `BANDWIDTH`.
+    pub map_ids: [u32; 3],
     /// Bytes of kernel memory the programs and maps take (memlock of fdinfo).
     pub memlock_bytes: u64,
 }
@@ -217,6 +218,8 @@ pub struct ConfigSpec {
     pub trace: bool,
     /// Packets to other endpoints of the node go through its stack.
     pub local_by_stack: bool,
+    /// Limits of the bandwidth.
+    pub bandwidth: Bandwidth,
 }
 
 /// Unambiguous reference to a link. Every destructive operation first checks id, epoch and name or mark in the

@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod audit;
+pub mod bandwidth;
 pub mod endpoint;
 pub mod finding;
 #[cfg(test)]

@@ -48,9 +48,7 @@ impl NodeMtu {
         }
         // The name decides between equals, so that the origin does not change from look to look.
         match uplinks.iter().min_by_key(|uplink| (uplink.mtu, &uplink.ifname)) {
-            Some(uplink) => {
-                Self { bytes: uplink.mtu.clamp(MIN_MTU, MAX_MTU), origin: Origin::Uplink(uplink.clone()) }
-            }
+            Some(uplink) => Self { bytes: uplink.mtu.clamp(MIN_MTU, MAX_MTU), origin: Origin::Uplink(uplink.clone()) },
             None => Self { bytes: ETHERNET, origin: Origin::NoUplink },
         }
     }

@@ -73,7 +73,9 @@ fn host_side(record: &EndpointRecord, mtu: u32) -> Result<()> {
     let mut host = Connection::open()?;
     let name = record.host_ifname.as_str();
     match link::look_up(&mut host, name)? {
-        Some(seen) if seen.ifindex == record.host_ifindex && seen.mtu != mtu => set(&mut host, record, name, &seen, mtu),
+        Some(seen) if seen.ifindex == record.host_ifindex && seen.mtu != mtu => {
+            set(&mut host, record, name, &seen, mtu)
+        }
         _ => Ok(()),
     }
 }

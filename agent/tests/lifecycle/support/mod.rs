@@ -208,6 +208,7 @@ impl Agent {
             pod_name: None,
             pod_namespace: None,
             ports: Vec::new(),
+            bandwidth: Default::default(),
             deadline: Instant::now() + PATIENCE,
         }
     }

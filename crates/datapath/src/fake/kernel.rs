@@ -157,7 +157,7 @@ impl Kernel for FakeKernel {
             let program_ids = [s.fresh(), s.fresh(), s.fresh()];
             let map_ids = match s.pins.get(&spec.id) {
                 Some(old) => old.map_ids,
-                None => [s.fresh(), s.fresh()],
+                None => [s.fresh(), s.fresh(), s.fresh()],
             };
             match s.pins.get_mut(&spec.id) {
                 Some(old) => (old.program_ids, old.spec) = (program_ids, spec.clone()),
@@ -447,6 +447,7 @@ impl Kernel for FakeKernel {
                 maps.push(info(format!("{id}/{}", map::CONFIG), "array", Some(1), 1));
                 let counted = pinned.counters.len();
                 maps.push(info(format!("{id}/{}", map::METRICS), "percpu_array", Some(counted), map::METRICS_MAX));
+                maps.push(info(format!("{id}/{}", map::BANDWIDTH), "array", Some(2), map::BANDWIDTH_MAX));
             }
             Ok(maps)
         })
@@ -542,7 +543,7 @@ impl Kernel for FakeKernel {
                 .pins
                 .iter()
                 .map(|(id, p)| {
-                    let mut names = vec!["CONFIG", "METRICS", "deliver", "from_container"];
+                    let mut names = vec!["BANDWIDTH", "CONFIG", "METRICS", "deliver", "from_container"];
                     if p.links {
                         names.extend(["link_from_container", "link_to_container"]);
                     }
@@ -589,6 +590,7 @@ fn dump_map(s: &State, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
             let pinned = name.split_once('/').and_then(|(id, kind)| Some((s.pins.get(&id.parse().ok()?)?, kind)));
             match pinned {
                 Some((p, "CONFIG")) => Ok(p.config.iter().map(|c| row(&[("epoch", c.epoch.to_string())])).collect()),
+                Some((_, "BANDWIDTH")) => Ok(Vec::new()),
                 Some((p, "METRICS")) => Ok(p
                     .counters
                     .iter()

@@ -107,7 +107,7 @@ pub(super) struct Pinned {
     /// What the programs were loaded with.
     pub(super) spec: ProgramSpec,
     pub(super) program_ids: [u32; 3],
-    pub(super) map_ids: [u32; 2],
+    pub(super) map_ids: [u32; 3],
     pub(super) config: Option<ConfigSpec>,
     pub(super) counters: Vec<CounterRow>,
     pub(super) links: bool,

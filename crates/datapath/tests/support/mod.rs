@@ -313,6 +313,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         pod_namespace: None,
         created_unix_ms: 0,
         ports: Vec::new(),
+        bandwidth: Default::default(),
     }
 }
 
@@ -350,6 +351,7 @@ pub(crate) fn config_spec(r: &EndpointRecord) -> ConfigSpec {
         live: true,
         trace: false,
         local_by_stack: false,
+        bandwidth: r.bandwidth,
     }
 }
 
