@@ -118,7 +118,7 @@ impl Agent<'_> {
         wharf_crash::point("shim/add/after-answer");
         let endpoint = answer.map_err(|e| explained(&subject, netns, args, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: endpoint {}", endpoint.id));
-        result::added(self.conf, netns, &endpoint)
+        result::added(self.conf.version, &args.dns, netns, &endpoint)
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }
 

@@ -3,6 +3,7 @@
 use wharf_agent::endpoint::{build, create::CreateSpec};
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
+    finding::EndpointProblem,
     kernel::Kernel as _,
 };
 
@@ -28,6 +29,6 @@ fn limits_outlive_the_agent_and_are_compared() {
         config.bandwidth = Bandwidth::default();
         agent.kernel.ensure_config(record.id, &config).await.expect("changed behind the agent's back");
         let found = agent.kernel.observe_endpoint(&record).await.expect("observed");
-        assert!(found.iter().any(|p| p.to_string().contains("limits")), "{found:?}");
+        assert!(matches!(found.as_slice(), [EndpointProblem::Config { field: "limits", .. }]), "{found:?}");
     });
 }
