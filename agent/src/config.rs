@@ -20,6 +20,7 @@ use wharf_core::{
     ids::PoolName,
     ipam::PoolConfig,
     kernel::{AttachMode, MIN_MTU},
+    mtu::MAX_MTU,
     nat::Masquerade,
     plan::DeleteStep,
 };
@@ -60,8 +61,8 @@ pub struct AgentConfig {
     pub log_level: String,
     /// Log format.
     pub log_format: LogFormat,
-    /// Default MTU, bytes.
-    pub mtu: u32,
+    /// MTU of links whose creator asks for none, bytes; `None` is that of the uplinks.
+    pub mtu: Option<u32>,
     /// Attach mode asked for; `None` is auto.
     pub attach_mode: Option<AttachMode>,
     /// Way of packets between two endpoints of the node.
@@ -236,8 +237,8 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         );
         return Err(setting("ipv6-pool", message));
     }
-    let mtu = flags.mtu.or(file.mtu).unwrap_or(1500);
-    if !(MIN_MTU..=65_535).contains(&mtu) {
+    let mtu = flags.mtu.or(file.mtu);
+    if let Some(mtu) = mtu.filter(|mtu| !(MIN_MTU..=MAX_MTU).contains(mtu)) {
         return Err(setting("mtu", format!("{mtu} is not within {MIN_MTU} (IPv6's least) to 65535")));
     }
     let prepared_programs = flags.prepared_programs.or(file.prepared_programs).unwrap_or(32);
@@ -356,7 +357,7 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("log-level".to_owned(), config.log_level.clone()),
         ("log-format".to_owned(), config.log_format.as_str().to_owned()),
         ("metrics-listen".to_owned(), config.metrics_listen.map(|a| a.to_string()).unwrap_or_default()),
-        ("mtu".to_owned(), config.mtu.to_string()),
+        ("mtu".to_owned(), config.mtu.map_or_else(|| "uplink".to_owned(), |mtu| mtu.to_string())),
         ("attach-mode".to_owned(), config.attach_mode.map_or_else(|| "auto".to_owned(), |m| m.to_string())),
         ("local-delivery".to_owned(), config.local_delivery.as_str().to_owned()),
         ("masquerade".to_owned(), if config.masquerade.is_some() { "on" } else { "off" }.to_owned()),
@@ -400,7 +401,7 @@ mod tests {
     fn a_flag_wins_over_the_file() {
         let file: File = toml::from_str("mtu = 1400\nnode-name = 'from-file'").expect("file parses");
         let config = merge(flags(&["--mtu", "9000"]), file, None).expect("merges");
-        assert_eq!((config.mtu, config.node_name.as_str()), (9000, "from-file"));
+        assert_eq!((config.mtu, config.node_name.as_str()), (Some(9000), "from-file"));
     }
 
     #[test]

@@ -71,7 +71,7 @@ use crate::{
     addresses::{pools, resting},
     admin::Admin,
     config::AgentConfig,
-    endpoint::{deletions, prepared, resume},
+    endpoint::{deletions, mtu, prepared, resume},
     node::{
         LinuxNode, Node,
         lifecycle::{Lifecycle, Tasks},
@@ -152,6 +152,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
             () = owned.pulses.runtime.keep() => {}
         }
     });
+    mtu::observe(life).await?;
     life.kernel.ensure_node(&life.spec()).await?;
     pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
     // Containers of a node that cannot masquerade reach each other. After every check that may refuse the start.
@@ -289,6 +290,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
             }
         });
     }
+    every(life, mtu::CONTROLLER, NODE_INTERVAL, mtu::follow);
     every(life, "node-datapath", NODE_INTERVAL, |life| async move { life.kernel.ensure_node(&life.spec()).await });
     every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.kernel.ensure_nat(&life.spec()).await });
     every(life, "pool-overlap", POOLS_INTERVAL, |life| async move { pools::look(&life.addresses).await });

@@ -5,12 +5,13 @@
 
 use std::net::IpAddr;
 
-use wharf_api::PublishedPort;
+use wharf_api::{Bandwidth, PublishedPort};
 
 use crate::{
+    bandwidth,
     fault::Fault,
     json::{Object, text},
-    netconf::NetConf,
+    netconf::{Dns, NetConf},
     ports,
     rules::{self, cut},
 };
@@ -37,18 +38,23 @@ pub(crate) struct ContainerArgs {
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) pool: Option<String>,
     pub(crate) ports: Vec<PublishedPort>,
+    pub(crate) bandwidth: Bandwidth,
+    /// For the result.
+    pub(crate) dns: Dns,
 }
 
 impl ContainerArgs {
     /// Reads all places.
     pub(crate) fn parse(cni_args: &str, conf: &NetConf) -> Result<Self, Fault> {
-        let mut found = Self { pool: conf.pool.clone(), ..Self::default() };
+        let mut found = Self { pool: conf.pool.clone(), dns: conf.dns.clone(), ..Self::default() };
         found.add_environment(cni_args)?;
         let root = conf.document();
         if let Some(args) = root.object("args")?.map(|args| args.object("cni")).transpose()?.flatten() {
             found.add_args(&args)?;
         }
-        if let Some(runtime) = root.object("runtimeConfig")? {
+        let runtime = root.object("runtimeConfig")?;
+        found.bandwidth = bandwidth::parse(&root, runtime.as_ref())?;
+        if let Some(runtime) = runtime {
             found.add_runtime_config(&runtime)?;
         }
         Ok(found)
@@ -99,6 +105,16 @@ impl ContainerArgs {
     fn add_runtime_config(&mut self, runtime: &Object<'_>) -> Result<(), Fault> {
         self.add_address_keys(runtime)?;
         self.ports = ports::parse(runtime)?;
+        if let Some(dns) = runtime.object("dns")? {
+            let Dns { nameservers, search, options, .. } = &mut self.dns;
+            // The capability's words differ from the result's.
+            for (to, key) in [(nameservers, "servers"), (search, "searches"), (options, "options")] {
+                let asked = dns.strings(key)?;
+                if !asked.is_empty() {
+                    *to = asked;
+                }
+            }
+        }
         let Some(annotations) = runtime.object(ANNOTATIONS)? else { return Ok(()) };
         if let Some(pool) = annotations.string(ANNOTATION_POOL)?.filter(|pool| !pool.is_empty()) {
             self.pool = Some(pool.to_owned());
@@ -233,6 +249,17 @@ mod tests {
             assert_eq!(fault.code, code, "{}", fault.msg);
             assert!(fault.msg.contains(place), "{} does not name {place}", fault.msg);
         }
+    }
+
+    #[test]
+    fn dns_of_the_runtime_goes_before_the_networks() {
+        let network = json!({"nameservers": ["10.0.0.53"], "domain": "example.org", "search": ["example.org"]});
+        let asked = json!({"dns": {"servers": ["10.0.0.10"], "searches": [], "options": ["ndots:5"]}});
+        let args = parse("", json!({"dns": network, "runtimeConfig": asked})).unwrap();
+        let expected = json!({"nameservers": ["10.0.0.10"], "domain": "example.org", "search": ["example.org"], "options": ["ndots:5"]});
+        assert_eq!(serde_json::to_value(args.dns).unwrap(), expected);
+        let fault = parse("", json!({"runtimeConfig": {"dns": {"servers": "10.0.0.10"}}})).unwrap_err();
+        assert!(fault.msg.contains("runtimeConfig.dns.servers"), "{}", fault.msg);
     }
 
     #[test]

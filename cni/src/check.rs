@@ -195,6 +195,7 @@ mod tests {
             created_unix_ms: 1,
             ports: Vec::new(),
             masquerade: None,
+            bandwidth: wharf_api::Bandwidth::default(),
             status: EndpointStatus::default(),
         }
     }

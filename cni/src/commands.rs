@@ -105,6 +105,7 @@ impl Agent<'_> {
             deadline_ms: None,
             ports: args.ports.clone(),
             masquerade: self.conf.ip_masq,
+            bandwidth: args.bandwidth,
         };
         let id = id(target);
         // Only while it is certain that nothing was begun: what an agent did that went away meanwhile is not known.
@@ -118,7 +119,7 @@ impl Agent<'_> {
         wharf_crash::point("shim/add/after-answer");
         let endpoint = answer.map_err(|e| explained(&subject, netns, args, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: endpoint {}", endpoint.id));
-        result::added(self.conf, netns, &endpoint)
+        result::added(self.conf.version, &args.dns, netns, &endpoint)
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }
 

@@ -70,6 +70,12 @@ impl<'a> Object<'a> {
         value.as_bool().map(Some).ok_or_else(|| mismatch(&self.path_of(key), "true or false", value))
     }
 
+    pub(crate) fn u64(&self, key: &str) -> Result<Option<u64>, Fault> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let wanted = "a whole number from 0 to 18446744073709551615";
+        value.as_u64().map(Some).ok_or_else(|| mismatch(&self.path_of(key), wanted, value))
+    }
+
     /// Elements of a list with their paths; an absent list is empty.
     pub(crate) fn list(&self, key: &str) -> Result<Vec<(String, &'a Value)>, Fault> {
         match self.value(key) {

@@ -16,6 +16,7 @@
 
 mod args;
 mod away;
+mod bandwidth;
 mod check;
 mod commands;
 #[cfg(test)]

@@ -52,13 +52,13 @@ impl Version {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Dns {
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    nameservers: Vec<String>,
+    pub(crate) nameservers: Vec<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     domain: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    search: Vec<String>,
+    pub(crate) search: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    options: Vec<String>,
+    pub(crate) options: Vec<String>,
 }
 
 /// A configuration whose keys, but for those of one container ([`crate::args`]) and one command, are checked.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::Serialize;
 use wharf_api::Endpoint;
 
-use crate::netconf::{Dns, NetConf, Version};
+use crate::netconf::{Dns, Version};
 
 /// Index of the container's side among the interfaces.
 const CONTAINER_SIDE: usize = 1;
@@ -51,8 +51,7 @@ struct Route {
 }
 
 /// The result of ADD.
-pub(crate) fn added(conf: &NetConf, netns: &str, endpoint: &Endpoint) -> serde_json::Result<String> {
-    let version = conf.version;
+pub(crate) fn added(version: Version, dns: &Dns, netns: &str, endpoint: &Endpoint) -> serde_json::Result<String> {
     let mtu = (version >= Version::V1_1_0).then_some(endpoint.mtu);
     let mut ips = Vec::new();
     let mut routes = Vec::new();
@@ -80,7 +79,7 @@ pub(crate) fn added(conf: &NetConf, netns: &str, endpoint: &Endpoint) -> serde_j
         ],
         ips,
         routes,
-        dns: &conf.dns,
+        dns,
     })
 }
 

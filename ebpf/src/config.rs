@@ -4,8 +4,8 @@ use core::{mem::offset_of, ptr};
 
 use aya_ebpf::Global;
 use wharf_common::{
-    EndpointConfig, EndpointConsts,
-    map::{FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
+    Direction, EndpointConfig, EndpointConsts,
+    map::{FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, limit_flag},
 };
 
 use crate::{
@@ -95,6 +95,12 @@ impl Config {
     #[inline(always)]
     pub fn local_by_stack(self) -> bool {
         self.flags() & FLAG_LOCAL_BY_STACK != 0
+    }
+
+    /// The bandwidth of this direction is limited.
+    #[inline(always)]
+    pub fn limits(self, direction: Direction) -> bool {
+        self.flags() & limit_flag(direction) != 0
     }
 
     #[inline(always)]

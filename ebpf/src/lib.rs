@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`verdict`] | a program's decision, and the one place where it is recorded |
 //! | [`event`], [`metrics`], [`test_packet`] | what is recorded: events, counters; nothing of a test packet |
+//! | [`bandwidth`] | token buckets |
 //! | [`neighbour`], [`stack_path`] | what an endpoint's programs ask of the node's: about neighbour messages, and which packets between endpoints take the node's stack |
 //! | [`handoff`] | what a program hands to the one that it tail-calls |
 //! | [`config`] | whose programs these are: constants, and the row that user space may change |
@@ -14,6 +15,7 @@
 #![feature(core_intrinsics)]
 #![allow(internal_features)]
 
+pub mod bandwidth;
 pub mod config;
 pub mod event;
 pub mod handoff;

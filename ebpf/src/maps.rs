@@ -6,8 +6,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use wharf_common::{
-    Counter, EndpointConfig, EndpointKey, EndpointRow, Event, EventBudget, StackPathKey, StackPathRow,
-    map::{CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, METRICS_MAX, NODE_CALLS_MAX, STACK_PATHS_MAX, STACK_USERS_MAX},
+    Bucket, Counter, EndpointConfig, EndpointKey, EndpointRow, Event, EventBudget, StackPathKey, StackPathRow,
+    map::{BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, METRICS_MAX, NODE_CALLS_MAX, STACK_PATHS_MAX, STACK_USERS_MAX},
 };
 
 /// Node-wide: which addresses are local endpoints.
@@ -42,6 +42,10 @@ pub static CONFIG: Array<EndpointConfig, 1> = Array::new();
 /// This endpoint's counters.
 #[btf_map]
 pub static METRICS: PerCpuArray<Counter, { METRICS_MAX as usize }> = PerCpuArray::new();
+
+/// This endpoint's limits, by direction.
+#[btf_map]
+pub static BANDWIDTH: Array<Bucket, { BANDWIDTH_MAX as usize }> = Array::new();
 
 /// This endpoint's budget of events.
 #[btf_map]

@@ -24,7 +24,6 @@ use wharf_api::{
 /// Longest message of a refusal, bytes.
 const MAX_MESSAGE: usize = 1200;
 /// What an agent's settings say where the body is silent.
-const DEFAULT_MTU: u32 = 1500;
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
@@ -59,7 +58,7 @@ fn create(data: &[u8]) {
     let (lines, bytes) = crate::head(data, 1);
     let Some(id) = text(lines[0]) else { return };
     let Some(asked) = body::<EndpointCreate>(bytes) else { return };
-    let spec = match create_spec(DEFAULT_MTU, id, asked.clone()) {
+    let spec = match create_spec(id, asked.clone()) {
         Ok(spec) => spec,
         Err(failure) => {
             return refused(&failure, &["create endpoint", "read endpoint id", "read subject", "read labels"]);
@@ -72,7 +71,7 @@ fn create(data: &[u8]) {
     assert_eq!(taken, (attachment.0.as_str(), attachment.1.as_str(), attachment.2.as_str()));
     assert_eq!(id, format!("cni-attachment-id:{}:{}", asked.container_id, asked.ifname));
     assert_eq!(spec.netns.to_str(), Some(asked.netns.as_str()));
-    assert_eq!(spec.mtu, asked.mtu.unwrap_or(DEFAULT_MTU));
+    assert_eq!(spec.mtu, asked.mtu);
     assert_eq!(spec.pool.map(String::from), asked.pool);
     assert_eq!(spec.mac.map(|mac| mac.to_string()), asked.mac.map(|mac| mac.to_ascii_lowercase()));
     assert_eq!((spec.ips, spec.pod_name, spec.pod_namespace), (asked.ips, asked.pod_name, asked.pod_namespace));
@@ -83,7 +82,7 @@ fn create(data: &[u8]) {
     // Once more with the labels as the agent writes them: the same set.
     let labels: Vec<String> = spec.labels.iter().map(ToString::to_string).collect();
     assert!(labels.len() <= asked.labels.len());
-    let again = create_spec(DEFAULT_MTU, id, EndpointCreate { labels, ..minimal(&spec.attachment) });
+    let again = create_spec(id, EndpointCreate { labels, ..minimal(&spec.attachment) });
     assert_eq!(again.expect("what was accepted is accepted").labels, spec.labels);
 }
 
@@ -103,6 +102,7 @@ fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
         deadline_ms: None,
         ports: Vec::new(),
         masquerade: None,
+        bandwidth: Default::default(),
     }
 }
 

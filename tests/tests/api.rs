@@ -67,6 +67,7 @@ fn every_get_answers_200_with_its_body() -> Result<()> {
             "EVENTS".to_owned(),
             format!("{id}/CONFIG"),
             format!("{id}/METRICS"),
+            format!("{id}/BANDWIDTH"),
         ] {
             ensure!(maps.as_array().is_some_and(|m| m.iter().any(|m| m["name"] == json!(name))), "no {name} in {maps}");
         }

@@ -114,6 +114,40 @@ fn addresses_and_mac_asked_for_are_given() -> Result<()> {
 }
 
 #[test]
+fn what_a_runtime_asks_for_by_any_way_is_given_and_told_in_the_result() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        // As podman says it, and as containerd does for a pod with the kubelet's annotations of bandwidth.
+        let conf =
+            node.netconf().version("1.0.0").with("dns", json!({"nameservers": ["10.0.0.53"], "domain": "example.org"}));
+        let a = node.sandbox("a")?;
+        let asks = "IgnoreUnknown=1;K8S_POD_NAME=a;IP=10.87.9.10;MAC=02:00:00:00:09:10";
+        let add = node.cni("ADD").env("CNI_ARGS", asks).of("a", a.path(), "eth0").conf(&conf);
+        let result = add.run()?.result()?;
+        let told = result.to_string();
+        ensure!(told.contains("10.87.9.10/32") && told.contains("02:00:00:00:09:10"), "{told}");
+        ensure!(result["dns"] == json!({"nameservers": ["10.0.0.53"], "domain": "example.org"}), "{told}");
+        let b = node.sandbox("b")?;
+        let runtime = json!({
+            "dns": {"servers": ["10.0.0.10"], "searches": ["svc.cluster.local"], "options": ["ndots:5"]},
+            "bandwidth": {"ingressRate": 1_000_000, "ingressBurst": 4_294_967_295_u64, "egressRate": 0, "egressBurst": 0},
+            "portMappings": null,
+        });
+        let wish = json!({"cni": {"ips": ["10.87.9.11"], "mac": "02:00:00:00:09:11"}});
+        let eb = node.attach_with(&b, "eth0", &conf.clone().with("runtimeConfig", runtime).with("args", wish))?;
+        let expected = json!({"nameservers": ["10.0.0.10"], "domain": "example.org", "search": ["svc.cluster.local"],
+            "options": ["ndots:5"]});
+        ensure!(eb.result["dns"] == expected, "{}", eb.result);
+        let endpoint = node.endpoint(&eb)?;
+        ensure!(endpoint.container_mac == "02:00:00:00:09:11" && eb.v4()?.to_string() == "10.87.9.11", "{endpoint:?}");
+        let limits = endpoint.bandwidth;
+        ensure!(limits.egress.is_none() && limits.ingress.is_some_and(|l| l.burst == 1_048_576), "{limits:?}");
+        ping(b.space()?, "10.87.9.10".parse()?)?.must_answer()?;
+        node.detach(&eb)?;
+        node.cni("DEL").of("a", a.path(), "eth0").conf(&conf).run()?.silent()
+    })
+}
+
+#[test]
 fn add_twice_is_refused_and_the_first_lives_on() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let (a, ea) = one(node, "a")?;

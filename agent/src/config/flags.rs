@@ -70,7 +70,7 @@ pub struct Flags {
     /// Log lines as text or JSON [default: text]
     #[arg(long, env = "WHARF_LOG_FORMAT", value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
-    /// MTU of containers that ask for none, bytes [default: 1500]
+    /// MTU of containers that ask for none, bytes [default: the smallest MTU of the uplinks]
     #[arg(long, env = "WHARF_MTU", value_name = "BYTES")]
     pub mtu: Option<u32>,
     /// How programs are attached: auto (clsact: attaches and detaches without waiting), tcx or clsact [default: auto]

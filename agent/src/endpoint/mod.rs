@@ -16,6 +16,7 @@ pub mod delete;
 pub mod deletions;
 pub mod error;
 pub mod look;
+pub mod mtu;
 pub mod orphan;
 pub mod out_of_service;
 pub mod prepared;

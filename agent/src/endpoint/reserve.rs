@@ -10,6 +10,7 @@ use std::{
 use tokio::time::Instant;
 use wharf_api::LogStatus;
 use wharf_core::{
+    bandwidth::Bandwidth,
     endpoint::{EndpointRecord, IpOwner, host_ifname},
     identity::Label,
     ids::{Attachment, IfIndex, MacAddr, PoolName},
@@ -43,8 +44,8 @@ pub struct CreateSpec {
     pub netns: PathBuf,
     /// Pool; the default one when absent.
     pub pool: Option<PoolName>,
-    /// MTU, bytes.
-    pub mtu: u32,
+    /// MTU asked for, bytes.
+    pub mtu: Option<u32>,
     /// MAC asked for.
     pub mac: Option<MacAddr>,
     /// Addresses asked for, at most one of each family.
@@ -59,6 +60,8 @@ pub struct CreateSpec {
     pub ports: Vec<Publish>,
     /// Whether it is masqueraded; as its pool when absent.
     pub masquerade: Option<bool>,
+    /// Limits of the bandwidth.
+    pub bandwidth: Bandwidth,
     /// When the caller gives up.
     pub deadline: Instant,
 }
@@ -133,7 +136,8 @@ pub(super) async fn reserve<K: Kernel>(
         container_ifindex: IfIndex(0),
         container_mac: set.container_mac,
         host_mac: set.host_mac,
-        mtu: spec.mtu,
+        mtu: spec.mtu.unwrap_or_else(|| life.mtu()),
+        mtu_follows: spec.mtu.is_none(),
         labels: spec.labels.clone(),
         identity,
         pod_name: spec.pod_name.clone(),
@@ -141,6 +145,7 @@ pub(super) async fn reserve<K: Kernel>(
         created_unix_ms: clock::unix_ms(),
         ports: spec.ports.clone(),
         masquerade: spec.masquerade,
+        bandwidth: spec.bandwidth,
     };
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
     if let Err(taken) = life.registry.insert(handle.clone()) {

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 use wharf_api::{LogStatus, StepError};
 use wharf_core::{
+    endpoint::EndpointRecord,
     identity::Label,
     kernel::Kernel,
     plan::CreateStep,
@@ -29,7 +30,7 @@ use crate::{
     },
     node::{
         endpoint::{Command, Done, Handle, Shared, Torn},
-        error::CommandError,
+        error::{BuildError, CommandError},
         leftovers::{Remains, Unfinished},
         lifecycle::Lifecycle,
     },
@@ -237,6 +238,7 @@ impl<K: Kernel> EndpointTask<K> {
                 Ok(()) => self.request(Level::Policy, done),
                 Err(error) => drop(done.send(Err(error))),
             },
+            Command::Mtu(mtu, done) => drop(done.send(self.set_mtu(mtu).await)),
             Command::Teardown(span, reply) => {
                 self.answer_waiting(&Err(CommandError::Deleted));
                 // A release that the kernel refused needs another removal.
@@ -300,6 +302,30 @@ impl<K: Kernel> EndpointTask<K> {
         Ok(())
     }
 
+    /// Gives the link another MTU. The record changes after the link: it tells what the container's side was given, and so
+    /// whether the container changed it.
+    async fn set_mtu(&mut self, mtu: u32) -> Result<(), CommandError> {
+        let state = self.shared.read(|v| v.fsm.state);
+        if state == State::Disconnecting || state.is_terminal() {
+            return Err(CommandError::Refused { command: "change MTU", state });
+        }
+        let life = Arc::clone(&self.life);
+        let _guard = life.jobs.working_on(self.handle.id);
+        let old = self.shared.read(|v| v.record.clone());
+        let step = CreateStep::EnsureConnected;
+        let bound = Duration::from_millis(step.deadline_ms());
+        let asked = old.clone();
+        let changed =
+            life.jobs.bounded(old.id, "change-mtu", bound, move |k| async move { k.ensure_mtu(&asked, mtu).await });
+        changed.await.map_err(|why| BuildError::Step(step, why))?;
+        let record = EndpointRecord { mtu, ..old.clone() };
+        let change = wharf_core::store::Change::PutEndpoint(Box::new(record.clone()));
+        self.life.store.commit(vec![change]).await?;
+        self.shared.update(|v| v.record = record);
+        self.shared.log(LogStatus::Ok, "change-mtu", format!("MTU {} -> {mtu}", old.mtu));
+        Ok(())
+    }
+
     /// Removes the endpoint from the tables and frees its id.
     fn gone(&mut self) {
         self.mailbox.close();
@@ -339,7 +365,10 @@ impl<K: Kernel> EndpointTask<K> {
                 }
                 Command::Finish(_, reply) => drop(reply.send(())),
                 Command::Retire => {}
-                Command::Regenerate(_, done) | Command::Relabel(_, done) | Command::Trace(_, done) => {
+                Command::Regenerate(_, done)
+                | Command::Relabel(_, done)
+                | Command::Trace(_, done)
+                | Command::Mtu(_, done) => {
                     drop(done.send(Err(CommandError::NotCreated)));
                 }
             }

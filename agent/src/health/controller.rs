@@ -9,6 +9,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use wharf_api::{HealthState, LogStatus, NodeHealth, Relaunch};
 use wharf_core::{
+    bandwidth::Bandwidth,
     endpoint::EndpointRecord,
     finding::{EndpointProblem, Problem},
     ids::Attachment,
@@ -357,7 +358,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             attachment: self.attachment.clone(),
             netns: process.netns_path(),
             pool: None,
-            mtu: self.life.config.mtu,
+            mtu: None,
             mac: None,
             ips: kept.addresses(),
             labels: BTreeSet::from([super::label()]),
@@ -365,6 +366,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             pod_namespace: None,
             ports: Vec::new(),
             masquerade: None,
+            bandwidth: Bandwidth::default(),
             deadline: Instant::now() + CREATE_BOUND,
         };
         let made = create::create(&self.life, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;

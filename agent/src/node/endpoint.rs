@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Span;
 use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError};
 use wharf_core::{
+    bandwidth::{Bandwidth, Limit},
     endpoint::EndpointRecord,
     identity::Label,
     ids::{EndpointId, Epoch},
@@ -242,6 +243,8 @@ pub enum Command {
     Relabel(BTreeSet<Label>, Done),
     /// Trace forwarded packets.
     Trace(bool, Done),
+    /// Give the link this MTU.
+    Mtu(u32, Done),
     /// Phase one of a delete, within the delete's span: removes everything but addresses and record. The intent is
     /// already written.
     Teardown(Span, oneshot::Sender<Torn>),
@@ -344,6 +347,11 @@ fn published(port: &Publish) -> PublishedPort {
     }
 }
 
+fn bandwidth(limits: &Bandwidth) -> wharf_api::Bandwidth {
+    let of = |l: Option<Limit>| l.map(|l| wharf_api::BandwidthLimit { rate: l.rate.get(), burst: l.burst.get() });
+    wharf_api::Bandwidth { ingress: of(limits.ingress), egress: of(limits.egress) }
+}
+
 /// An endpoint in the API's words.
 #[must_use]
 pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
@@ -373,6 +381,7 @@ pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
         created_unix_ms: r.created_unix_ms,
         ports: r.ports.iter().map(published).collect(),
         masquerade: r.masquerade,
+        bandwidth: bandwidth(&r.bandwidth),
         status: view.status.clone(),
     }
 }

@@ -14,6 +14,7 @@ use wharf_core::{
     identity_allocator::IdentityAllocator,
     ipam::Ipam,
     kernel::{Kernel, NodeSpec},
+    mtu::NodeMtu,
     store::OutOfService,
 };
 
@@ -49,6 +50,8 @@ pub struct Lifecycle<K: Kernel> {
     pub store: Store,
     /// Addresses.
     pub addresses: Addresses<K>,
+    /// MTU of links whose creator asks for none.
+    pub mtu: Mutex<NodeMtu>,
     /// Identities. Locked for one decision at a time.
     pub identities: Mutex<IdentityAllocator>,
     /// Endpoints.
@@ -119,6 +122,7 @@ impl<K: Kernel> Lifecycle<K> {
         let addresses = Addresses::new(ipam, &config, Arc::clone(&kernel), store.clone(), Arc::clone(&redirects));
         Self {
             addresses,
+            mtu: Mutex::new(NodeMtu::of(config.mtu, &[])),
             deletions: Deletions::new(&config.run_dir),
             jobs: Jobs::new(Arc::clone(&kernel), tasks.operations.clone()),
             prepared: Prepared::new(config.prepared_programs),
@@ -150,10 +154,16 @@ impl<K: Kernel> Lifecycle<K> {
             router4: ipam.router4(),
             router6: ipam.router6(),
             cidrs: ipam.cidrs(),
-            mtu: self.config.mtu,
+            mtu: self.mtu(),
             masquerade: self.config.masquerade.clone(),
             local_by_stack: self.config.local_delivery == LocalDelivery::Stack,
         }
+    }
+
+    /// MTU of links whose creator asks for none, bytes.
+    #[must_use]
+    pub fn mtu(&self) -> u32 {
+        lock(&self.mtu).bytes
     }
 
     /// Router addresses, IPv4 first.

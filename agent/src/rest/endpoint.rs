@@ -10,11 +10,13 @@ use wharf_api::{
     SelfCheck,
 };
 use wharf_core::{
+    bandwidth::{Bandwidth, Limit},
     finding::{Problem, Verdict, verdict},
     identity::Label,
     identity_allocator::{RESERVED_SOURCE, security_relevant},
     ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName},
     kernel::{Kernel as _, MIN_MTU},
+    mtu::MAX_MTU,
     nat::{Protocol, Publish},
     plan::DeleteOptions,
     state::Level,
@@ -83,7 +85,7 @@ pub async fn put(
     Segment(text): Segment,
     Body(body): Body<EndpointCreate>,
 ) -> Answer<(StatusCode, Json<Endpoint>)> {
-    let spec = create_spec(node.life.config.mtu, &text, body)?;
+    let spec = create_spec(&text, body)?;
     accepts_work(&node, "create endpoint")?;
     Ok((StatusCode::CREATED, Json(create::create(&node.life, spec).await?)))
 }
@@ -417,12 +419,20 @@ fn parse_ports(attachment: &Attachment, ports: &[PublishedPort]) -> Answer<Vec<P
     Ok(ports.iter().map(publish).collect())
 }
 
-/// Validates a create request. `text` is the id in the path; `default_mtu`, in bytes, applies when the body names no
-/// MTU.
+fn parse_bandwidth(attachment: &Attachment, asked: wharf_api::Bandwidth) -> Answer<Bandwidth> {
+    let limit = |direction: &str, asked: Option<wharf_api::BandwidthLimit>| {
+        let Some(asked) = asked else { return Ok(None) };
+        Limit::of(asked.rate, asked.burst)
+            .map_err(|e| invalid(format!("create endpoint {attachment}: limit of {direction}: {e}")))
+    };
+    Ok(Bandwidth { ingress: limit("ingress", asked.ingress)?, egress: limit("egress", asked.egress)? })
+}
+
+/// Validates a create request. `text` is the id in the path.
 ///
 /// # Errors
 /// 400 with the rule that the body breaks.
-pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
+pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
     let bad = |e: wharf_core::ids::IdError| invalid(format!("create endpoint: {e}"));
     let attachment = Attachment {
         network: NetworkName::parse(&body.network).map_err(bad)?,
@@ -447,9 +457,8 @@ pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer
             format!("create endpoint {attachment}: netns must be an absolute path of at most 4096 bytes"),
         ));
     }
-    let mtu = body.mtu.unwrap_or(default_mtu);
-    if !(MIN_MTU..=65_535).contains(&mtu) {
-        return Err(invalid(format!("create endpoint {attachment}: mtu {mtu} is not within {MIN_MTU} to 65535")));
+    if let Some(mtu) = body.mtu.filter(|mtu| !(MIN_MTU..=MAX_MTU).contains(mtu)) {
+        return Err(invalid(format!("create endpoint {attachment}: mtu {mtu} is not within {MIN_MTU} to {MAX_MTU}")));
     }
     let of_family = |v6: bool| body.ips.iter().filter(|ip| ip.is_ipv6() == v6).count();
     if of_family(false) > 1 || of_family(true) > 1 {
@@ -470,12 +479,13 @@ pub fn create_spec(default_mtu: u32, text: &str, body: EndpointCreate) -> Answer
         mac: body.mac.as_deref().map(str::parse::<MacAddr>).transpose().map_err(bad)?,
         labels: parse_labels(&body.labels)?,
         netns: body.netns.into(),
-        mtu,
+        mtu: body.mtu,
         ips: body.ips,
         pod_name: body.pod_name,
         pod_namespace: body.pod_namespace,
         ports: parse_ports(&attachment, &body.ports)?,
         masquerade: body.masquerade,
+        bandwidth: parse_bandwidth(&attachment, body.bandwidth)?,
         deadline: Instant::now() + deadline,
         attachment,
     })

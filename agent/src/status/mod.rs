@@ -35,6 +35,7 @@ use crate::{
         LinuxNode, Node,
         part::{Fill, Reading},
     },
+    sync::lock,
 };
 
 /// How long an answer waits for all parts together; an idle node needs a millisecond.
@@ -127,6 +128,7 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
             },
             masquerading: "not known".into(),
             connections: None,
+            mtu: lock(&node.life.mtu).to_string(),
         },
         components: process::components(node),
         controllers: Vec::new(),

@@ -7,6 +7,7 @@
 
 mod answered;
 mod audit;
+mod bandwidth;
 mod build;
 mod clock;
 mod controllers;
@@ -24,6 +25,7 @@ mod gone_caller;
 mod health;
 mod identifiers;
 mod leak_audit;
+mod mtu;
 mod orphans;
 mod out_of_service;
 mod overload;

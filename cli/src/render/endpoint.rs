@@ -94,6 +94,11 @@ pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
             if masquerade { "on (ipMasq)" } else { "off (ipMasq): other networks see its address" },
         );
     }
+    for (title, limit) in [("Ingress limit", e.bandwidth.ingress), ("Egress limit", e.bandwidth.egress)] {
+        if let Some(limit) = limit {
+            screen.line(title, &format!("{}bit/s, burst {}bit", text::decimal(limit.rate), text::decimal(limit.burst)));
+        }
+    }
     screen.line("Pool", &e.pool);
     screen.line("MAC", &e.container_mac);
     screen.line("MTU", &e.mtu.to_string());

@@ -40,6 +40,7 @@ pub(crate) fn endpoint() -> Endpoint {
         created_unix_ms: NOW - 312_000,
         ports: Vec::new(),
         masquerade: None,
+        bandwidth: wharf_api::Bandwidth::default(),
         status: EndpointStatus {
             desired_revision: 3,
             realized_revision: 3,
@@ -103,6 +104,7 @@ pub(crate) fn status() -> AgentStatus {
             routing: "the node's routes; redirect-peer between local endpoints".to_owned(),
             masquerading: "none".to_owned(),
             connections: None,
+            mtu: "1400 (uplink eth0)".to_owned(),
         },
         components: vec![
             component("datapath", "programs and maps as they should be"),

@@ -75,6 +75,9 @@ fn agent(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     screen.toned("Kernel", Tone::Plain, &s.kernel.release, &format!("attach mode {}", s.kernel.attach_mode));
     if !s.network.device_mode.is_empty() {
         screen.line("Device mode", &s.network.device_mode);
+        if !s.network.mtu.is_empty() {
+            screen.line("MTU", &s.network.mtu);
+        }
         screen.line("Routing", &s.network.routing);
     }
     let features = |wanted: bool| -> String {

@@ -118,6 +118,20 @@ pub(crate) fn bytes(n: u64) -> String {
     format!("{n} B")
 }
 
+/// A number with the prefix of its thousands: `8 M`, `1.5 G`, `640 `; the unit follows.
+pub(crate) fn decimal(n: u64) -> String {
+    let prefixes = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
+    match prefixes.into_iter().find(|(unit, _)| n >= *unit) {
+        // Two places, without zeros at the end.
+        Some((unit, prefix)) => {
+            let hundredths = n % unit / (unit / 100);
+            let places = format!(".{hundredths:02}");
+            format!("{}{} {prefix}", n / unit, places.trim_end_matches('0').trim_end_matches('.'))
+        }
+        None => format!("{n} "),
+    }
+}
+
 /// `4.7%`; `-` of nothing. Anything above zero is at least `0.1%`, and only a full one is `100.0%`.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
@@ -174,6 +188,14 @@ fn civil(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn decimal_numbers_are_short() {
+        for (n, told) in [(0, "0 "), (999, "999 "), (1_000, "1 k"), (1_500_000, "1.5 M"), (8_050_000_000, "8.05 G")] {
+            assert_eq!(decimal(n), told);
+        }
+        assert_eq!(decimal(u64::MAX), "18446744.07 T");
+    }
 
     #[test]
     fn nothing_that_acts_gets_through() {

@@ -64,6 +64,41 @@ pub struct EndpointCreate {
     /// true is refused where the pool is not masqueraded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
+    /// Limits of the bandwidth.
+    #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
+    pub bandwidth: Bandwidth,
+}
+
+/// Limits of an endpoint's bandwidth.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Bandwidth {
+    /// Toward the container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ingress: Option<BandwidthLimit>,
+    /// From the container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<BandwidthLimit>,
+}
+
+impl Bandwidth {
+    /// True without limits.
+    #[must_use]
+    pub fn is_unlimited(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The limit of one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BandwidthLimit {
+    /// Bits a second; 0 is no limit.
+    pub rate: u64,
+    /// Bits that may pass at once after a pause; 0, and the largest numbers that runtimes send when they have no wish, are a
+    /// burst that follows from the rate.
+    #[serde(default)]
+    pub burst: u64,
 }
 
 /// Protocol of a published port.
@@ -210,6 +245,9 @@ pub struct Endpoint {
     /// Whether what it sends to other networks takes an address of the node; as the pool has it when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
+    /// Limits of its bandwidth.
+    #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
+    pub bandwidth: Bandwidth,
     /// What it is doing.
     pub status: EndpointStatus,
 }

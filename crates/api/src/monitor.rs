@@ -43,6 +43,7 @@ pub const PACKET_REASONS: &[&str] = &[
     "no-config",
     "invalid-destination-mac",
     "invalid-destination-ip",
+    "bandwidth-exceeded",
 ];
 
 /// A packet seen by an endpoint's program.

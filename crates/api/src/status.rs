@@ -66,6 +66,9 @@ pub struct NetworkStatus {
     /// Connections that the kernel tracks, which translation needs; absent while the node does not masquerade.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<ConnectionStatus>,
+    /// MTU of links whose creator asks for none, bytes, and where it comes from.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub mtu: String,
 }
 
 /// The fill of the kernel's connection tracking.

@@ -106,6 +106,8 @@ reasons! {
     InvalidDestinationMac = 21, "invalid-destination-mac";
     /// IPv6 destination that no packet on a link may have: unspecified, loopback, IPv4-compatible or IPv4-mapped.
     InvalidDestinationIp = 22, "invalid-destination-ip";
+    /// The bandwidth limit of the endpoint's direction is used up.
+    BandwidthExceeded = 23, "bandwidth-exceeded";
 }
 
 impl DropReason {

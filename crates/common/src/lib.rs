@@ -15,7 +15,7 @@ pub mod test_packet;
 pub use drop_reason::{Direction, DropReason};
 pub use event::{Event, EventKind};
 pub use map::{
-    Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, EventBudget, StackPathKey, StackPathRow,
+    Bucket, Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, EventBudget, StackPathKey, StackPathRow,
 };
 pub use test_packet::TestReport;
 

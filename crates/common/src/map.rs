@@ -10,7 +10,10 @@
 //! | `STACK_USERS` | array | node | endpoint id -> epoch of the endpoint that has rows in `STACK_PATHS` | spares all others the look-up: one load, no hash |
 //! | `CONFIG` | array of 1 | endpoint | 0 -> [`EndpointConfig`] | what changes without a new program: addresses, identity, gate; direct pointer, no hash |
 //! | `METRICS` | per-CPU array | endpoint | `direction * REASONS + reason` -> [`Counter`] | counted without atomics; summed by readers |
+//! | `BANDWIDTH` | array of 2 | endpoint | [`crate::Direction`] -> [`Bucket`] | a token bucket that all CPUs share: a per-CPU one would let a flow that changes its CPU have the rate again; read only where a flag of `CONFIG` says so |
 //! | `EVENT_BUDGET` | array of 1 | endpoint | 0 -> [`EventBudget`] | one budget for all CPUs: a per-CPU one would grow with the machine; a flood only reads it. Not pinned: the programs hold it, a new set starts afresh |
+
+use crate::Direction;
 
 /// Node-wide endpoint table: destination address to local endpoint.
 pub const ENDPOINTS: &str = "ENDPOINTS";
@@ -28,6 +31,8 @@ pub const STACK_USERS: &str = "STACK_USERS";
 pub const CONFIG: &str = "CONFIG";
 /// Per-endpoint counters.
 pub const METRICS: &str = "METRICS";
+/// Per-endpoint limits of bandwidth, by direction.
+pub const BANDWIDTH: &str = "BANDWIDTH";
 /// Per-endpoint budget of events; the programs' own, never pinned or read by user space.
 pub const EVENT_BUDGET: &str = "EVENT_BUDGET";
 
@@ -83,6 +88,8 @@ impl NodeCall {
         }
     }
 }
+/// Rows of [`BANDWIDTH`]: one for each direction.
+pub const BANDWIDTH_MAX: u32 = 2;
 
 /// Key of [`ENDPOINTS`]: an address of either family. IPv4 stands as an IPv4-mapped IPv6 address
 /// (RFC 4291 section 2.5.5.2), so that one map and one lookup serve both. The families cannot meet in a key: `from_container`
@@ -209,6 +216,21 @@ pub const FLAG_TRACE: u32 = 1 << 1;
 /// [`EndpointConfig::flags`]: what the container sends to other endpoints of the node goes through the node's stack too.
 pub const FLAG_LOCAL_BY_STACK: u32 = 1 << 2;
 
+/// [`EndpointConfig::flags`]: the bandwidth toward the container is limited by the row of [`BANDWIDTH`].
+pub const FLAG_LIMIT_INGRESS: u32 = 1 << 3;
+/// [`EndpointConfig::flags`]: the bandwidth from the container is limited by the row of [`BANDWIDTH`].
+pub const FLAG_LIMIT_EGRESS: u32 = 1 << 4;
+
+/// The flag of a direction's limit.
+#[inline(always)]
+#[must_use]
+pub const fn limit_flag(direction: Direction) -> u32 {
+    match direction {
+        Direction::Ingress => FLAG_LIMIT_INGRESS,
+        Direction::Egress => FLAG_LIMIT_EGRESS,
+    }
+}
+
 /// Bytes of padding in [`EndpointConfig`]; in the tests' next ABI version more, which moves what comes after it.
 const CONFIG_PAD: usize = if cfg!(feature = "next-abi") { 20 } else { 4 };
 
@@ -255,6 +277,23 @@ pub struct Counter {
     pub bytes: u64,
 }
 
+/// Value of [`BANDWIDTH`]. User space writes a row when a limit is set or changed; the programs write `empty_at_ns` alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct Bucket {
+    /// Bits a second; zero is no limit.
+    pub rate: u64,
+    /// Time in which the rate fills an empty bucket, nanoseconds: the burst divided by the rate.
+    pub burst_ns: u64,
+    /// When the bucket is empty, nanoseconds since boot (CLOCK_MONOTONIC). Later than now while packets that passed are
+    /// still to be paid for.
+    pub empty_at_ns: u64,
+}
+
 /// Value of [`EVENT_BUDGET`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -270,7 +309,17 @@ pub struct EventBudget {
 }
 
 #[cfg(feature = "user")]
-crate::pod!(EndpointKey, EndpointRow, StackPathKey, StackPathRow, EndpointConsts, EndpointConfig, Counter, EventBudget);
+crate::pod!(
+    EndpointKey,
+    EndpointRow,
+    StackPathKey,
+    StackPathRow,
+    EndpointConsts,
+    EndpointConfig,
+    Counter,
+    Bucket,
+    EventBudget,
+);
 
 const _: () = {
     use core::mem::size_of;
@@ -281,5 +330,6 @@ const _: () = {
     assert!(size_of::<EndpointConsts>() == 24);
     assert!(size_of::<EndpointConfig>() == 60 + CONFIG_PAD);
     assert!(size_of::<Counter>() == 16);
+    assert!(size_of::<Bucket>() == 24);
     assert!(size_of::<EventBudget>() == 16);
 };

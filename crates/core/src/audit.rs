@@ -147,7 +147,7 @@ impl AuditFinding {
 }
 
 /// Names pinned for each endpoint in every attach mode.
-const REQUIRED_PINS: [&str; 5] = ["from_container", "to_container", "deliver", "CONFIG", "METRICS"];
+const REQUIRED_PINS: [&str; 6] = ["from_container", "to_container", "deliver", "CONFIG", "METRICS", "BANDWIDTH"];
 /// Additional pins of tcx links: both exist with tcx, neither with clsact.
 const LINK_PINS: [&str; 2] = ["link_from_container", "link_to_container"];
 

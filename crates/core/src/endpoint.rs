@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 pub use wharf_names::link::{host_ifname, parse_host_ifname};
 
 use crate::{
+    bandwidth::Bandwidth,
     identity::{Identity, Label},
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName},
     nat::{NatEntry, PortMapping, Publish},
@@ -84,6 +85,10 @@ pub struct EndpointRecord {
     pub host_mac: MacAddr,
     /// MTU of both sides, bytes.
     pub mtu: u32,
+    /// The creator asked for no MTU: `mtu` is the agent's default and follows it. Records of older versions do not say, and
+    /// keep their MTU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mtu_follows: bool,
     /// Security labels, sorted.
     pub labels: BTreeSet<Label>,
     /// The number that stands for the security-relevant ones among `labels`.
@@ -100,6 +105,9 @@ pub struct EndpointRecord {
     /// Whether what it sends to other networks takes an address of the node; as the pool has it when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
+    /// Limits of its bandwidth. Records of older versions have none.
+    #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
+    pub bandwidth: Bandwidth,
 }
 
 impl EndpointRecord {

@@ -43,6 +43,7 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         container_mac: MacAddr([2, 0, 0, 0, 0, n]),
         host_mac: MacAddr([2, 0, 0, 0, 1, n]),
         mtu: 1500,
+        mtu_follows: true,
         labels: std::collections::BTreeSet::new(),
         identity: Identity(300),
         pod_name: None,
@@ -50,5 +51,6 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         created_unix_ms: 0,
         ports: Vec::new(),
         masquerade: None,
+        bandwidth: crate::bandwidth::Bandwidth::default(),
     }
 }

@@ -16,10 +16,12 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bandwidth::Bandwidth,
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
+    mtu::Uplink,
     nat::{Masquerade, NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -178,8 +180,8 @@ pub struct ProgramSpec {
 pub struct Programs {
     /// Kernel ids of `from_container`, `to_container`, `deliver`.
     pub program_ids: [u32; 3],
-    /// Kernel ids of `CONFIG` and `METRICS`.
-    pub map_ids: [u32; 2],
+    /// Kernel ids of `CONFIG`, `METRICS` and `BANDWIDTH`.
+    pub map_ids: [u32; 3],
     /// Bytes of kernel memory the programs and maps take (memlock of fdinfo).
     pub memlock_bytes: u64,
 }
@@ -239,6 +241,8 @@ pub struct ConfigSpec {
     pub trace: bool,
     /// Packets to other endpoints of the node go through its stack.
     pub local_by_stack: bool,
+    /// Limits of the bandwidth.
+    pub bandwidth: Bandwidth,
 }
 
 /// Unambiguous reference to a link. Every destructive operation first checks id, epoch and name or mark in the
@@ -453,6 +457,10 @@ pub trait Kernel: Send + Sync + 'static {
     /// Adds the container's addresses and routes and the node's routes to the container, and brings both sides up.
     fn ensure_connected(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
+    /// Gives both sides of the endpoint's link another MTU than the record's. The container's side stays as it is when the
+    /// container chose a smaller one. A side that is gone or was replaced is left out; [`Self::observe_endpoints`] reports it.
+    fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> impl Future<Output = Result<()>> + Send;
+
     /// Puts the endpoint's rows into the shared maps, `CALLS` first, and its entries into the node's table. Other endpoints
     /// can reach the endpoint from then on.
     ///
@@ -547,6 +555,11 @@ pub trait Kernel: Send + Sync + 'static {
     fn observe_networks_of(&self, ips: &[IpAddr]) -> impl Future<Output = Result<Vec<Option<NodeNetwork>>>> + Send {
         let subject = format!("{} addresses", ips.len());
         async move { Err(unsupported("look up", subject)) }
+    }
+
+    /// The interfaces that have a default route in the main table, of either family. Wharf's own are left out.
+    fn observe_uplinks(&self) -> impl Future<Output = Result<Vec<Uplink>>> + Send {
+        async move { Err(unsupported("observe", "uplinks".to_owned())) }
     }
 
     /// The kernel objects that still refer to an address that no endpoint has: rows of the shared maps and routes,

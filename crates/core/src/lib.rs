@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod audit;
+pub mod bandwidth;
 pub mod endpoint;
 pub mod finding;
 #[cfg(test)]
@@ -13,6 +14,7 @@ pub mod identity;
 pub mod identity_allocator;
 pub mod ipam;
 pub mod kernel;
+pub mod mtu;
 pub mod nat;
 pub mod overlap;
 pub mod plan;

@@ -31,6 +31,7 @@ mod features;
 pub mod forwarding;
 pub mod leftovers;
 pub mod linux;
+mod mtu;
 mod nat;
 mod netlink;
 mod netns;

@@ -16,6 +16,7 @@ use wharf_core::{
         AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
         LinkRef, LinkRelease, LinkSpec, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
     },
+    mtu::Uplink,
     nat::{NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -28,7 +29,7 @@ use crate::{
     connect, container_side,
     error::fail,
     events::{EventReader, Turn},
-    features,
+    features, mtu,
     nat::Nat,
     netlink,
     netns::{self, NetnsThread},
@@ -199,6 +200,11 @@ impl Kernel for LinuxKernel {
         self.blocking("connect endpoint", move |k| connect::ensure_connected(&k.netns, &record)).await
     }
 
+    async fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> Result<()> {
+        let record = record.clone();
+        self.blocking("change MTU", move |k| mtu::ensure(&k.netns, &record, mtu)).await
+    }
+
     async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.blocking("make reachable", move |k| {
@@ -352,6 +358,10 @@ impl Kernel for LinuxKernel {
     async fn observe_networks_of(&self, ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
         let ips = ips.to_vec();
         self.blocking("look up addresses", move |_| networks::of_addresses(&ips)).await
+    }
+
+    async fn observe_uplinks(&self) -> Result<Vec<Uplink>> {
+        self.blocking("observe uplinks", |_| mtu::uplinks()).await
     }
 
     async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {

@@ -229,6 +229,13 @@ fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     Ok(found)
 }
 
+/// The routes of the main table, of both families.
+pub(crate) fn main_table(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
+    let mut found = table(connection, AddressFamily::Inet, RouteHeader::RT_TABLE_MAIN)?;
+    found.extend(table(connection, AddressFamily::Inet6, RouteHeader::RT_TABLE_MAIN)?);
+    Ok(found)
+}
+
 /// The routes of one table. A kernel without the family has no routes of it.
 fn table(connection: &mut Connection, family: AddressFamily, number: u8) -> Result<Vec<RouteNetlinkMessage>> {
     let mut request = RouteMessage::default();

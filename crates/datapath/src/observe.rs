@@ -93,6 +93,10 @@ fn observe_host(
     if let Some(master) = seen.master {
         problems.push(EndpointProblem::LinkEnslaved { name: name.clone(), master });
     }
+    // CNI's `bandwidth` plugin makes a token bucket of the kernel's. Other queues may have other reasons.
+    if let Some(kind) = seen.queue.filter(|kind| kind == "tbf") {
+        problems.push(EndpointProblem::LinkQueue { name: name.clone(), kind });
+    }
     // A mark of the old form, without an owner, is no problem: the next connect updates it.
     let mark = link::mark(record.id, record.epoch, &record.attachment);
     if seen.alias.as_ref() != Some(&mark) && !link::is_unowned(seen.alias.as_deref(), record.id, record.epoch) {

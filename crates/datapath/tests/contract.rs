@@ -50,6 +50,7 @@ contract! {
     what_speaks_for_an_address_is_named,
     connections_go_with_their_addresses_alone,
     a_left_over_pair_makes_room,
+    the_mtu_changes_but_for_a_smaller_one_of_the_containers,
     test_packets_get_the_verdicts_of_desired_state,
     a_test_packet_shows_what_is_amiss,
 }
@@ -378,9 +379,10 @@ async fn maps_and_rows_can_be_read<W: World>(w: W) {
     let a = new_endpoint(&w, 1, 10).await;
     let maps = k.observe_maps().await.expect("maps");
     let names: Vec<&str> = maps.iter().map(|m| m.name.as_str()).collect();
+    let own = ["1/CONFIG", "1/METRICS", "1/BANDWIDTH"];
     assert_eq!(
         names,
-        ["ENDPOINTS", "CALLS", "NODE_CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS", "1/CONFIG", "1/METRICS"]
+        [&["ENDPOINTS", "CALLS", "NODE_CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"][..], &own].concat()
     );
     let fill = |name: &str| maps.iter().find(|m| m.name == name).expect("map").entries;
     assert_eq!((fill("ENDPOINTS"), fill("CALLS"), fill("EVENTS")), (Some(2), Some(1), None));
@@ -435,6 +437,33 @@ async fn the_owners_mark_is_on_the_link_and_stays_there<W: World>(w: W) {
     assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
     delete(k, &a).await;
     assert_no_endpoints(k).await;
+}
+
+async fn the_mtu_changes_but_for_a_smaller_one_of_the_containers<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let mut a = new_endpoint(&w, 1, 10).await;
+    for mtu in [1_400, 1_450] {
+        k.ensure_mtu(&a, mtu).await.expect("changed");
+        k.ensure_mtu(&a, mtu).await.expect("changed again");
+        a.mtu = mtu;
+        assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "{mtu}");
+    }
+    let chosen = EndpointRecord { mtu: 1_440, ..a.clone() };
+    for (mtu, container) in [(1_480, 1_450), (1_430, 1_430)] {
+        // To this record the container's 1,450 is no value of ours.
+        k.ensure_mtu(&chosen, mtu).await.expect("changed");
+        let found = k.observe_endpoint(&EndpointRecord { mtu: container, ..a.clone() }).await.expect("observe");
+        let sides: Vec<_> = found
+            .into_iter()
+            .map(|p| if let EndpointProblem::LinkMtu { side, found, .. } = p { (side, found) } else { panic!("{p}") })
+            .collect();
+        let expected: &[_] = if mtu == container { &[] } else { &[(Side::Node, mtu)] };
+        assert_eq!(sides, expected);
+    }
+    w.delete_link(a.host_ifname.as_str());
+    k.ensure_mtu(&a, 1_400).await.expect("a link that is gone is left out");
+    delete(k, &a).await;
 }
 
 async fn the_nodes_part_is_observed_and_mended<W: World>(w: W) {

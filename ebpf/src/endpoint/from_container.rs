@@ -9,6 +9,7 @@ use aya_ebpf::programs::TcContext;
 use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
+    bandwidth,
     config::{self, Config},
     neighbour::{self, MESSAGE_BYTES},
     parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6},
@@ -50,6 +51,7 @@ fn ipv4(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
         return Err(DropReason::InvalidSourceIp);
     }
     addressed_to_host(packet)?;
+    bandwidth::charge(ctx, config, Direction::Egress)?;
     forward::ipv4(ctx, config, packet, bytes)
 }
 
@@ -73,6 +75,7 @@ fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
         return Err(DropReason::InvalidDestinationIp);
     }
     addressed_to_host(packet)?;
+    bandwidth::charge(ctx, config, Direction::Egress)?;
     forward::ipv6(ctx, config, packet, bytes)
 }
 

@@ -1,9 +1,10 @@
 //! What reaches the container, from the node or from another endpoint: only IP, only for its own address.
 
 use aya_ebpf::programs::TcContext;
-use wharf_common::DropReason;
+use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
+    bandwidth,
     config::{self, Config},
     parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6},
 };
@@ -53,7 +54,7 @@ pub fn accept(ctx: &TcContext, config: Config, hop: Hop) -> Result<(), DropReaso
         // The node knows the container's MAC without asking; nobody asks the container.
         EtherType::Arp => return Err(DropReason::NeighbourUnknown),
     }
-    Ok(())
+    bandwidth::charge(ctx, config, Direction::Ingress)
 }
 
 #[inline(always)]

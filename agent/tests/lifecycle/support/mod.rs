@@ -84,7 +84,7 @@ impl Machine {
             metrics_listen: None,
             log_level: "info".into(),
             log_format: LogFormat::Text,
-            mtu: 1500,
+            mtu: None,
             attach_mode: None,
             local_delivery: LocalDelivery::Direct,
             masquerade: None,
@@ -201,7 +201,7 @@ impl Agent {
             attachment: attachment(name, ifname),
             netns: netns_path(name),
             pool: None,
-            mtu: 1500,
+            mtu: None,
             mac: None,
             ips: Vec::new(),
             labels: BTreeSet::from(["k8s:app=web".parse().expect("label")]),
@@ -209,6 +209,7 @@ impl Agent {
             pod_namespace: None,
             ports: Vec::new(),
             masquerade: None,
+            bandwidth: Default::default(),
             deadline: Instant::now() + PATIENCE,
         }
     }

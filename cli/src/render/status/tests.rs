@@ -12,6 +12,7 @@ fn a_healthy_node() {
     Node:               node-a  router 10.88.0.1, fd00:88::1
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
+    MTU:                1400 (uplink eth0)
     Routing:            the node's routes; redirect-peer between local endpoints
     Components:         3/3 healthy
       datapath:         OK  programs and maps as they should be
@@ -40,6 +41,7 @@ fn a_healthy_node_in_full() {
     Node:               node-a  router 10.88.0.1, fd00:88::1
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
+    MTU:                1400 (uplink eth0)
     Routing:            the node's routes; redirect-peer between local endpoints
       has:              btf, redirect-peer
       has not:          netkit
@@ -110,6 +112,7 @@ fn a_sick_node_says_what_and_where_to_look() {
     Node:               node-a  router 10.88.0.1, fd00:88::1
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
+    MTU:                1400 (uplink eth0)
     Routing:            the node's routes; redirect-peer between local endpoints
     Components:         1/4 healthy
       datapath:         OK  programs and maps as they should be
@@ -193,6 +196,7 @@ fn a_stuck_node_says_how_old_each_part_is() {
     Node:               node-a  router 10.88.0.1, fd00:88::1
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
+    MTU:                1400 (uplink eth0)
     Routing:            the node's routes; redirect-peer between local endpoints
     Components:         2/5 healthy
       runtime:          failing  its workers are all blocked: no sign of life for 14 s
@@ -278,6 +282,7 @@ fn an_empty_node() {
     Node:               node-a  no router address
     Kernel:             6.18.5  attach mode tcx
     Device mode:        veth
+    MTU:                1400 (uplink eth0)
     Routing:            the node's routes; redirect-peer between local endpoints
     Components:         0/0 healthy
     Controllers:        0/0 healthy

@@ -119,6 +119,7 @@ fn put_sends_the_body_and_parses_the_endpoint() {
         deadline_ms: Some(60_000),
         ports: vec![],
         masquerade: None,
+        bandwidth: Default::default(),
     };
     let made = run(server.client().put_endpoint("cni-attachment-id:c1:eth0", &create)).unwrap();
     assert_eq!((made.id, made.epoch, made.state), (7, 9, EndpointState::Ready));

@@ -255,6 +255,7 @@ fn each_pin_that_is_missing_is_named() {
         [
             "pin endpoints/2/stranger: no repair",
             "pin endpoints/2/to_container: regenerate 2 datapath",
+            "pin endpoints/2/BANDWIDTH: regenerate 2 datapath",
             "pin endpoints/2/link_from_container: regenerate 2 datapath",
         ]
     );

@@ -132,6 +132,14 @@ pub enum EndpointProblem {
         /// The device that it is a port of.
         master: IfIndex,
     },
+    /// The host side has a queue that limits its rate, as CNI's `bandwidth` plugin makes it: packets of other containers pass
+    /// it by.
+    LinkQueue {
+        /// Name.
+        name: String,
+        /// Kind of the queue.
+        kind: String,
+    },
     /// The host side does not carry its owner's mark.
     LinkAlias {
         /// Name.
@@ -289,7 +297,8 @@ impl EndpointProblem {
             | Self::LinkRenamed { side: Node, .. }
             | Self::LinkReplaced { side: Node, .. }
             | Self::NodeRoute { found: Some(RouteSeen::Foreign(_)), .. }
-            | Self::NodeRouteShadowed { .. } => Mender::Operator,
+            | Self::NodeRouteShadowed { .. }
+            | Self::LinkQueue { .. } => Mender::Operator,
             Self::LinkDeleted { .. }
             | Self::LinkMissing { side: Container, .. }
             | Self::LinkRenamed { side: Container, .. }
@@ -353,6 +362,7 @@ impl EndpointProblem {
             | Self::LinkMac { .. }
             | Self::LinkMtu { .. }
             | Self::LinkArp { .. }
+            | Self::LinkQueue { .. }
             | Self::LinkEnslaved { .. }
             | Self::LinkAlias { .. }
             | Self::Address { .. }

@@ -136,6 +136,11 @@ impl EndpointProblem {
                      `{ip} rule` and `{ip} route show table {table}` show it"
                 )
             }
+            Self::LinkQueue { name, .. } => format!(
+                "if the plugin `bandwidth` is behind wharf-cni in the network's list, remove it there and declare `\"capabilities\": \
+                 {{\"bandwidth\": true}}` for wharf-cni, which limits by itself; then recreate the container, or `tc qdisc del dev \
+                 {name} root`"
+            ),
             Self::LinkMac { side: Container, expected, .. } => format!(
                 "a container sends and receives with the MAC address it was given, {expected}: {regenerate} puts it back; a \
                  container that needs another asks for it in its ADD (`runtimeConfig.mac`, `args.cni.mac`)"

@@ -52,6 +52,7 @@ fn all() -> Vec<EndpointProblem> {
         P::LinkArp { side: Node, name: name() },
         P::LinkArp { side: Container, name: name() },
         P::LinkEnslaved { name: name(), master: IfIndex(5) },
+        P::LinkQueue { name: name(), kind: "tbf".to_owned() },
         P::LinkAlias { name: name(), expected: "wharf:1:1:net/c/eth0".to_owned(), found: None },
         P::Address { address: [10, 0, 0, 2].into(), found: None },
         P::Address { address: [10, 0, 0, 2].into(), found: Some(24) },

@@ -80,6 +80,7 @@ impl EndpointProblem {
             | Self::LinkMac { .. }
             | Self::LinkArp { .. }
             | Self::LinkEnslaved { .. }
+            | Self::LinkQueue { .. }
             | Self::LinkAlias { .. } => "link",
             Self::LinkMtu { .. } => "mtu",
             Self::Address { .. } => "address",
@@ -106,6 +107,7 @@ impl EndpointProblem {
             | Self::LinkMtu { name, .. }
             | Self::LinkArp { name, .. }
             | Self::LinkEnslaved { name, .. }
+            | Self::LinkQueue { name, .. }
             | Self::LinkAlias { name, .. } => name.clone(),
             Self::Address { address, .. } | Self::Row { address, .. } => address.to_string(),
             Self::NodeRoute { to, .. } | Self::NodeRouteShadowed { to, .. } | Self::ContainerRoute { to, .. } => {
@@ -160,6 +162,10 @@ impl fmt::Display for EndpointProblem {
                 f,
                 "on the node: is a port of interface {master} (a bridge, bond or VRF), which receives the container's \
                  packets to the node in its place"
+            ),
+            Self::LinkQueue { kind, .. } => write!(
+                f,
+                "on the node: has a queue {kind} that limits its rate; what other containers of the node send passes it by"
             ),
             Self::LinkAlias { expected, found, .. } => {
                 write!(f, "alias: expected {expected}, found {}", or_none(found.as_ref()))

@@ -13,6 +13,7 @@ fn config(r: &EndpointRecord, live: bool) -> ConfigSpec {
         live,
         trace: false,
         local_by_stack: false,
+        bandwidth: r.bandwidth,
     }
 }
 

@@ -14,7 +14,7 @@ use wharf_core::{
 use wharf_crash as crash;
 
 use super::{
-    Bpf, loader, maps, objects,
+    Bpf, bandwidth, loader, maps, objects,
     pins::{self, LINKS, LOGS, MAPS, PROGRAMS, upcoming},
     shared::pin_upcoming,
 };
@@ -113,7 +113,7 @@ impl Bpf {
         if let Some(kept) = self.kept(spec, &consts)? {
             return Ok(kept);
         }
-        let mut map_ids = [0; 2];
+        let mut map_ids = [0; MAPS.len()];
         for (name, id) in MAPS.iter().zip(&mut map_ids) {
             let path = self.pins.endpoint(spec.id, name);
             let data = maps::open(&path, name)?;
@@ -143,7 +143,8 @@ impl Bpf {
             ifindex: spec.host_ifindex.0,
             flags: flag(spec.live, FLAG_LIVE)
                 | flag(spec.trace, FLAG_TRACE)
-                | flag(spec.local_by_stack, FLAG_LOCAL_BY_STACK),
+                | flag(spec.local_by_stack, FLAG_LOCAL_BY_STACK)
+                | bandwidth::flags(&spec.bandwidth),
             identity: spec.identity.0,
             ipv4: spec.ipv4.map_or([0; 4], |a| a.octets()),
             gateway4: spec.gateway4.map_or([0; 4], |a| a.octets()),
@@ -151,6 +152,8 @@ impl Bpf {
             ipv6: spec.ipv6.map_or([0; 16], |a| a.octets()),
             gateway6: spec.gateway6.map_or([0; 16], |a| a.octets()),
         };
+        // Before the flag: a program that sees the flag finds the limit.
+        self.ensure_bandwidth(id, &spec.bandwidth)?;
         maps::config(&path)?.set(0, config, 0).map_err(|e| wrap("write configuration", about(id), &e))?;
         crash::point("datapath/config/after-write");
         Ok(())

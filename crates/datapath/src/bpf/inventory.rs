@@ -10,7 +10,7 @@ use std::{
 use aya::maps::MapData;
 use wharf_common::{
     StackPathKey, StackPathRow,
-    map::{self, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
+    map::{self, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
 };
 use wharf_core::{
     ids::EndpointId,
@@ -174,7 +174,7 @@ impl Bpf {
     /// The rows of one map in readable form.
     pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
         let unknown = || {
-            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, <endpoint id>/CONFIG, <endpoint id>/METRICS";
+            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
             fail("dump map", name, KernelErrorKind::NotFound, cause)
         };
         match name {
@@ -214,6 +214,7 @@ impl Bpf {
                     match kind {
                         map::CONFIG => Ok(vec![self.config_row(id)?]),
                         map::METRICS => self.metric_rows(id),
+                        map::BANDWIDTH => self.bandwidth_rows(id),
                         _ => Err(unknown()),
                     }
                 }
@@ -245,7 +246,13 @@ impl Bpf {
 
     fn config_row(&self, id: EndpointId) -> Result<Row> {
         let c = self.config(id)?;
-        let flags = [(FLAG_LIVE, "live"), (FLAG_TRACE, "trace"), (FLAG_LOCAL_BY_STACK, "local-by-stack")];
+        let flags = [
+            (FLAG_LIVE, "live"),
+            (FLAG_TRACE, "trace"),
+            (FLAG_LOCAL_BY_STACK, "local-by-stack"),
+            (FLAG_LIMIT_INGRESS, "limit-ingress"),
+            (FLAG_LIMIT_EGRESS, "limit-egress"),
+        ];
         let flags: Vec<&str> = flags.iter().filter(|(bit, _)| c.flags & bit != 0).map(|(_, name)| *name).collect();
         Ok(row([
             ("epoch", c.epoch.to_string()),

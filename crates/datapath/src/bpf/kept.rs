@@ -43,7 +43,7 @@ impl Bpf {
     /// ask to keep them, or when the tags are not known yet.
     pub(super) fn kept(&self, spec: &ProgramSpec, consts: &EndpointConsts) -> Result<Option<Programs>> {
         let Some(tags) = self.known.tags().filter(|_| spec.keep && !spec.debug) else { return Ok(None) };
-        let mut programs = Programs { program_ids: [0; 3], map_ids: [0; 2], memlock_bytes: 0 };
+        let mut programs = Programs { program_ids: [0; 3], map_ids: [0; MAPS.len()], memlock_bytes: 0 };
         let mut used = Vec::new();
         for ((name, tag), id) in PROGRAMS.iter().zip(tags).zip(&mut programs.program_ids) {
             let path = self.pins.endpoint(spec.id, name);

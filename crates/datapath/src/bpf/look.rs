@@ -11,8 +11,8 @@ use aya::{
     programs::ProgramInfo,
 };
 use wharf_common::{
-    EndpointConfig,
-    map::{self, FLAG_LIVE},
+    Bucket, Direction, EndpointConfig,
+    map::{self, FLAG_LIVE, limit_flag},
 };
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -24,7 +24,7 @@ use wharf_core::{
 use super::{
     Bpf,
     attach::HOOKS,
-    clsact, maps,
+    bandwidth, clsact, maps,
     pins::{MAPS, PROGRAMS},
     rows::expected_row,
     tcx,
@@ -136,7 +136,11 @@ impl Bpf {
             let path = self.pins.endpoint(record.id, name);
             let looked = maps::open(&path, name).and_then(|data| {
                 pinned.push((name, maps::id(&data, &path)?));
-                if name == map::CONFIG { observe_config(data, record, problems) } else { Ok(()) }
+                match name {
+                    map::CONFIG => observe_config(data, record, problems),
+                    map::BANDWIDTH => observe_bandwidth(data, record, problems),
+                    _ => Ok(()),
+                }
             });
             match looked {
                 Ok(()) => {}
@@ -185,6 +189,33 @@ fn observe_config(data: MapData, record: &EndpointRecord, problems: &mut Vec<End
     field("ipv4", v4(record.ipv4.map_or([0; 4], |a| a.octets())), v4(config.ipv4));
     let v6 = |octets: [u8; 16]| Ipv6Addr::from(octets).to_string();
     field("ipv6", v6(record.ipv6.map_or([0; 16], |a| a.octets())), v6(config.ipv6));
+    let limited = |flags: u32| {
+        let of = |direction: Direction| (flags & limit_flag(direction) != 0).then_some(direction.as_str());
+        Direction::ALL.into_iter().filter_map(of).collect::<Vec<_>>().join(",")
+    };
+    field("limits", limited(bandwidth::flags(&record.bandwidth)), limited(config.flags));
     field("live", true.to_string(), (config.flags & FLAG_LIVE != 0).to_string());
+    Ok(())
+}
+
+/// Compares the limits; a direction without one has no row that is read.
+fn observe_bandwidth(data: MapData, record: &EndpointRecord, problems: &mut Vec<EndpointProblem>) -> Result<()> {
+    let read = |e: &(dyn std::error::Error + 'static)| wrap("read limits", format!("endpoint {}", record.id), e);
+    if record.bandwidth.is_unlimited() {
+        return Ok(());
+    }
+    let rows: Array<_, Bucket> = Array::try_from(Map::Array(data)).map_err(|e| read(&e))?;
+    for direction in Direction::ALL {
+        let Some(limit) = bandwidth::of(&record.bandwidth, direction) else { continue };
+        let bucket = rows.get(&(direction as u32), 0).map_err(|e| read(&e))?;
+        if (bucket.rate, bucket.burst_ns) != (limit.rate.get(), limit.burst_ns()) {
+            let field = match direction {
+                Direction::Ingress => "ingress limit",
+                Direction::Egress => "egress limit",
+            };
+            let found = format!("{} bit/s, full after {} ns", bucket.rate, bucket.burst_ns);
+            problems.push(EndpointProblem::Config { field, expected: bandwidth::told(limit), found });
+        }
+    }
     Ok(())
 }

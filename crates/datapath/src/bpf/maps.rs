@@ -10,7 +10,7 @@ use std::{
 };
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf};
-use wharf_common::{Counter, EndpointConfig, EndpointKey, EndpointRow, StackPathKey, StackPathRow, map};
+use wharf_common::{Bucket, Counter, EndpointConfig, EndpointKey, EndpointRow, StackPathKey, StackPathRow, map};
 use wharf_core::kernel::{KernelErrorKind, Result};
 
 use crate::error::{fail, wrap};
@@ -70,6 +70,13 @@ fn shape(name: &str) -> Option<Shape> {
             key: number,
             value: size_of::<Counter>(),
             max_entries: map::METRICS_MAX,
+            flags: 0,
+        },
+        map::BANDWIDTH => Shape {
+            kind: MapType::Array,
+            key: number,
+            value: size_of::<Bucket>(),
+            max_entries: map::BANDWIDTH_MAX,
             flags: 0,
         },
         _ => return None,
@@ -167,6 +174,11 @@ pub(crate) fn stack_users(path: &Path) -> Result<Array<MapData, u64>> {
 /// Opens an endpoint's configuration.
 pub(crate) fn config(path: &Path) -> Result<Array<MapData, EndpointConfig>> {
     typed(path, Array::try_from(Map::Array(open(path, map::CONFIG)?)))
+}
+
+/// Opens an endpoint's limits of bandwidth.
+pub(crate) fn bandwidth(path: &Path) -> Result<Array<MapData, Bucket>> {
+    typed(path, Array::try_from(Map::Array(open(path, map::BANDWIDTH)?)))
 }
 
 /// Opens an endpoint's counters.

@@ -1,6 +1,7 @@
 //! Programs and maps.
 
 mod attach;
+mod bandwidth;
 mod clsact;
 mod endpoint;
 mod inventory;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,EVENTS,STACK_PATHS,STACK_USERS,sink}
-//! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,link_*}
+//! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
 //! `closing` holds the sink's attachments for endpoints that are being deleted: a link must drop packets until it is
@@ -38,7 +38,7 @@ const CLOSING_DIR: &str = "closing";
 /// Program pins of an endpoint, in the order of `Programs::program_ids`.
 pub(crate) const PROGRAMS: [&str; 3] = ["from_container", "to_container", "deliver"];
 /// Map pins of an endpoint, in the order of `Programs::map_ids`.
-pub(crate) const MAPS: [&str; 2] = [map::CONFIG, map::METRICS];
+pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
 /// Link pins of an endpoint, for the first two programs.
 pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
 /// Shared maps.

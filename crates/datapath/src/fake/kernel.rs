@@ -17,6 +17,7 @@ use wharf_core::{
         LinkRef, LinkRelease, LinkRow, LinkSpec, MIN_MTU, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result,
         RouteRow,
     },
+    mtu::Uplink,
     nat::{NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
     selfcheck::{Case, CaseResult},
@@ -156,7 +157,7 @@ impl Kernel for FakeKernel {
             let program_ids = [s.fresh(), s.fresh(), s.fresh()];
             let map_ids = match s.pins.get(&spec.id) {
                 Some(old) => old.map_ids,
-                None => [s.fresh(), s.fresh()],
+                None => [s.fresh(), s.fresh(), s.fresh()],
             };
             match s.pins.get_mut(&spec.id) {
                 Some(old) => (old.program_ids, old.spec) = (program_ids, spec.clone()),
@@ -301,6 +302,20 @@ impl Kernel for FakeKernel {
         .await
     }
 
+    async fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> Result<()> {
+        let record = record.clone();
+        self.change(Operation::EnsureMtu, endpoint(record.id), move |s| {
+            if let Some(link) = s.links.get_mut(record.host_ifname.as_str()) {
+                link.mtu = mtu;
+                if link.container_mtu == record.mtu || link.container_mtu > mtu {
+                    link.container_mtu = mtu;
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
     async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.change(Operation::EnsureReachable, endpoint(record.id), move |s| {
@@ -433,6 +448,7 @@ impl Kernel for FakeKernel {
                 maps.push(info(format!("{id}/{}", map::CONFIG), "array", Some(1), 1));
                 let counted = pinned.counters.len();
                 maps.push(info(format!("{id}/{}", map::METRICS), "percpu_array", Some(counted), map::METRICS_MAX));
+                maps.push(info(format!("{id}/{}", map::BANDWIDTH), "array", Some(2), map::BANDWIDTH_MAX));
             }
             Ok(maps)
         })
@@ -512,6 +528,10 @@ impl Kernel for FakeKernel {
         .await
     }
 
+    async fn observe_uplinks(&self) -> Result<Vec<Uplink>> {
+        self.call(Operation::ObserveUplinks, "node".to_owned(), |s| Ok(s.uplinks.clone())).await
+    }
+
     async fn dump(&self) -> Result<KernelDump> {
         self.call(Operation::Dump, "node".to_owned(), |s| {
             let links = s
@@ -524,7 +544,7 @@ impl Kernel for FakeKernel {
                 .pins
                 .iter()
                 .map(|(id, p)| {
-                    let mut names = vec!["CONFIG", "METRICS", "deliver", "from_container"];
+                    let mut names = vec!["BANDWIDTH", "CONFIG", "METRICS", "deliver", "from_container"];
                     if p.links {
                         names.extend(["link_from_container", "link_to_container"]);
                     }
@@ -571,6 +591,7 @@ fn dump_map(s: &State, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
             let pinned = name.split_once('/').and_then(|(id, kind)| Some((s.pins.get(&id.parse().ok()?)?, kind)));
             match pinned {
                 Some((p, "CONFIG")) => Ok(p.config.iter().map(|c| row(&[("epoch", c.epoch.to_string())])).collect()),
+                Some((_, "BANDWIDTH")) => Ok(Vec::new()),
                 Some((p, "METRICS")) => Ok(p
                     .counters
                     .iter()

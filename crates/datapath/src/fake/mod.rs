@@ -30,6 +30,7 @@ use wharf_core::{
     finding::NodeProblem,
     ids::{EndpointId, IfIndex},
     kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures, Tracked},
+    mtu::Uplink,
     nat::NatEntry,
     overlap::NodeNetwork,
 };
@@ -144,6 +145,11 @@ impl FakeKernel {
     /// until the node's part is made again.
     pub fn break_node(&self, problem: NodeProblem) {
         self.state().broken.push(problem);
+    }
+
+    /// Sets the interfaces with a default route.
+    pub fn set_uplinks(&self, uplinks: Vec<Uplink>) {
+        self.state().uplinks = uplinks;
     }
 
     /// Sets the node's addresses and routes that are not ours.

@@ -98,6 +98,12 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
         let is = s.config_epoch(record.id).map_or_else(|| "none".to_owned(), |e| e.to_string());
         found.push(EndpointProblem::Config { field: "epoch", expected: record.epoch.to_string(), found: is });
     }
+    if let Some(config) = pinned.and_then(|p| p.config.as_ref())
+        && config.bandwidth != record.bandwidth
+    {
+        let (expected, is) = (format!("{:?}", record.bandwidth), format!("{:?}", config.bandwidth));
+        found.push(EndpointProblem::Config { field: "limits", expected, found: is });
+    }
     for address in record.addresses() {
         let (to, expected) = (host_net(address), record.host_ifindex);
         let via = s.routes.get(&to);

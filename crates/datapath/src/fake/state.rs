@@ -13,6 +13,7 @@ use wharf_core::{
     finding::NodeProblem,
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
     kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec, Tracked},
+    mtu::Uplink,
     nat::{Masquerade, NatEntry},
     overlap::NodeNetwork,
 };
@@ -106,7 +107,7 @@ pub(super) struct Pinned {
     /// What the programs were loaded with.
     pub(super) spec: ProgramSpec,
     pub(super) program_ids: [u32; 3],
-    pub(super) map_ids: [u32; 2],
+    pub(super) map_ids: [u32; 3],
     pub(super) config: Option<ConfigSpec>,
     pub(super) counters: Vec<CounterRow>,
     pub(super) links: bool,
@@ -142,6 +143,8 @@ pub(super) struct State {
     pub(super) networks: Vec<NodeNetwork>,
     /// Fill of the connection tracking.
     pub(super) tracked: Option<Tracked>,
+    /// Interfaces with a default route.
+    pub(super) uplinks: Vec<Uplink>,
     /// Conntrack rows, source and destination.
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
     pub(super) events: Vec<Event>,

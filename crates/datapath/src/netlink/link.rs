@@ -45,6 +45,8 @@ pub(crate) struct LinkSeen {
     pub(crate) alias: Option<String>,
     /// The bridge, bond or VRF that it is a port of.
     pub(crate) master: Option<IfIndex>,
+    /// Kind of the root queue (qdisc).
+    pub(crate) queue: Option<String>,
     pub(crate) veth: bool,
     pub(crate) point_to_point: bool,
 }
@@ -65,6 +67,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         mac: None,
         alias: None,
         master: None,
+        queue: None,
         veth: false,
         point_to_point: m.header.flags.contains(LinkFlags::Pointopoint),
     };
@@ -77,6 +80,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
             LinkAttribute::Address(mac) => seen.mac = mac.as_slice().try_into().ok().map(MacAddr),
             LinkAttribute::IfAlias(alias) => seen.alias = Some(alias.clone()),
             LinkAttribute::Controller(master) => seen.master = Some(IfIndex(*master)).filter(|m| m.0 != 0),
+            LinkAttribute::Qdisc(kind) => seen.queue = Some(kind.clone()),
             LinkAttribute::OperState(state) => seen.running = *state == State::Up,
             LinkAttribute::LinkInfo(infos) => {
                 seen.veth = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Veth)));

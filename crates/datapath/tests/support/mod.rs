@@ -306,6 +306,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         container_mac: MacAddr([2, 0x77, 0, 0, high, low]),
         host_mac: MacAddr([2, 0x77, 0, 1, high, low]),
         mtu: 1500,
+        mtu_follows: true,
         labels: BTreeSet::new(),
         identity: Identity(256 + u32::from(n)),
         pod_name: None,
@@ -313,6 +314,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         created_unix_ms: 0,
         ports: Vec::new(),
         masquerade: None,
+        bandwidth: Default::default(),
     }
 }
 
@@ -350,6 +352,7 @@ pub(crate) fn config_spec(r: &EndpointRecord) -> ConfigSpec {
         live: true,
         trace: false,
         local_by_stack: false,
+        bandwidth: r.bandwidth,
     }
 }
 

@@ -1,0 +1,112 @@
+//! MTUs: those of the node's uplinks, and the change of an endpoint's.
+
+use std::collections::BTreeSet;
+
+use rtnetlink::packet_route::{
+    RouteNetlinkMessage,
+    route::{RouteAttribute, RouteHeader, RouteMessage, RouteType},
+};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    kernel::{KernelErrorKind, Result},
+    mtu::Uplink,
+};
+
+use crate::{
+    ROUTE_PROTOCOL,
+    netlink::{Connection, link, route},
+    netns::NetnsThread,
+    networks,
+};
+
+const OPERATION: &str = "change MTU";
+
+/// The interfaces that have a default route in the main table.
+pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
+    let mut connection = Connection::open()?;
+    let mut indexes = BTreeSet::new();
+    for message in networks::main_table(&mut connection)? {
+        if let RouteNetlinkMessage::NewRoute(m) = message {
+            indexes.extend(default_over(&m));
+        }
+    }
+    let mut found = Vec::new();
+    for index in indexes {
+        // An interface that went away meanwhile has no route either.
+        if let Some(seen) = link::look_up_index(&mut connection, wharf_core::ids::IfIndex(index))? {
+            found.push(Uplink { ifname: seen.name, mtu: seen.mtu });
+        }
+    }
+    Ok(found)
+}
+
+/// The interfaces of a default route of others; none for any other route.
+fn default_over(m: &RouteMessage) -> Vec<u32> {
+    let is_default = route::destination_of(m).is_some_and(|to| to.prefix_len() == 0);
+    let table = m.attributes.iter().find_map(|a| if let RouteAttribute::Table(t) = a { Some(*t) } else { None });
+    let is_main = table.unwrap_or(m.header.table.into()) == u32::from(RouteHeader::RT_TABLE_MAIN);
+    let is_ours = u8::from(m.header.protocol) == ROUTE_PROTOCOL;
+    if !is_default || !is_main || is_ours || m.header.kind != RouteType::Unicast {
+        return Vec::new();
+    }
+    let over = |attribute: &RouteAttribute| match attribute {
+        RouteAttribute::Oif(index) => vec![*index],
+        RouteAttribute::MultiPath(hops) => hops.iter().map(|hop| hop.interface_index).collect(),
+        _ => Vec::new(),
+    };
+    m.attributes.iter().flat_map(over).collect()
+}
+
+/// Gives both sides of a link another MTU. A side that takes more than the other sends loses nothing, so the host side goes
+/// first up and last down.
+pub(crate) fn ensure(thread: &NetnsThread, record: &EndpointRecord, mtu: u32) -> Result<()> {
+    if mtu >= record.mtu {
+        host_side(record, mtu)?;
+        container_side(thread, record, mtu)
+    } else {
+        container_side(thread, record, mtu)?;
+        host_side(record, mtu)
+    }
+}
+
+fn host_side(record: &EndpointRecord, mtu: u32) -> Result<()> {
+    let mut host = Connection::open()?;
+    let name = record.host_ifname.as_str();
+    match link::look_up(&mut host, name)? {
+        Some(seen) if seen.ifindex == record.host_ifindex && seen.mtu != mtu => {
+            set(&mut host, record, name, &seen, mtu)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn container_side(thread: &NetnsThread, record: &EndpointRecord, mtu: u32) -> Result<()> {
+    let mut inside = match thread.connect(OPERATION, &record.netns) {
+        Ok(inside) => inside,
+        Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    let name = record.attachment.ifname.as_str();
+    let Some(seen) = link::look_up(&mut inside, name)? else { return Ok(()) };
+    let is_as_given = seen.mtu == record.mtu || seen.mtu > mtu;
+    if seen.ifindex == record.container_ifindex && is_as_given && seen.mtu != mtu {
+        set(&mut inside, record, name, &seen, mtu)?;
+    }
+    Ok(())
+}
+
+fn set(
+    connection: &mut Connection,
+    record: &EndpointRecord,
+    name: &str,
+    seen: &link::LinkSeen,
+    mtu: u32,
+) -> Result<()> {
+    match connection.batch(vec![link::set_mtu(seen.ifindex, mtu)])?.pop() {
+        Some(Err(refusal)) if !refusal.is(libc::ENODEV) => {
+            let subject = format!("of {name} (endpoint {}, epoch {}) to {mtu}", record.id, record.epoch);
+            Err(refusal.into_error(OPERATION, subject))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,72 @@
+//! Limits of an endpoint's bandwidth: a token bucket for each direction.
+//!
+//! The bucket is kept as one number, the time at which it is empty: it holds what the rate gives between that time and now,
+//! at most the burst. A packet passes when there is anything in the bucket and is charged with its whole length, so that a
+//! GSO packet larger than the burst passes too; the time then lies in the future, and everything drops until it has come.
+//!
+//! **Two CPUs** may charge one bucket at once. The charge is an atomic addition, so none is lost, and packets that pass
+//! together are paid for by those that follow. One loss is possible: while one CPU sets the time of a full bucket forward,
+//! the charge that another CPU makes in the same moment is overwritten. A bucket that was full thus lets one packet for each
+//! other CPU pass uncharged; under load a bucket is not full.
+
+use core::{intrinsics, ptr};
+
+use aya_ebpf::{bindings::__sk_buff, helpers::bpf_ktime_get_ns, programs::TcContext};
+use wharf_common::{Direction, DropReason};
+
+use crate::{config::Config, maps::BANDWIDTH, test_packet};
+
+const NANOSECONDS: u64 = 1_000_000_000;
+const BITS: u64 = 8;
+
+/// Charges the packet to the bucket of its direction. A direction without a limit costs a look at a flag; a test packet is
+/// not charged.
+#[inline(always)]
+pub fn charge(ctx: &TcContext, config: Config, direction: Direction) -> Result<(), DropReason> {
+    // SAFETY: the context the program was called with.
+    if config.limits(direction) && unsafe { wharf_bandwidth(ctx.skb.skb, direction as u32) } == EXCEEDS {
+        return Err(DropReason::BandwidthExceeded);
+    }
+    Ok(())
+}
+
+const EXCEEDS: u32 = 0;
+const PASSES: u32 = 1;
+
+/// [`charge`] as a global function, which the verifier looks at once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_bandwidth(skb: *mut __sk_buff, direction: u32) -> u32 {
+    if test_packet::is_test(&TcContext::new(skb)) {
+        return PASSES;
+    }
+    let Some(bucket) = BANDWIDTH.get_ptr_mut(direction) else { return PASSES };
+    // SAFETY: a map value from a lookup. It is shared by all CPUs and user space: words are read and written whole, and added
+    // to atomically. A helper without arguments; the length of the context.
+    unsafe {
+        let rate = ptr::read_volatile(&raw const (*bucket).rate);
+        if rate == 0 {
+            return PASSES;
+        }
+        let now = bpf_ktime_get_ns();
+        let full = now.saturating_sub(ptr::read_volatile(&raw const (*bucket).burst_ns));
+        let mut empty_at = ptr::read_volatile(&raw const (*bucket).empty_at_ns);
+        if empty_at < full {
+            ptr::write_volatile(&raw mut (*bucket).empty_at_ns, full);
+            empty_at = full;
+        }
+        if empty_at >= now {
+            return EXCEEDS;
+        }
+        let cost = u64::from((*skb).len) * (BITS * NANOSECONDS) / rate;
+        intrinsics::atomic_xadd::<u64, u64, { intrinsics::AtomicOrdering::Relaxed }>(
+            &raw mut (*bucket).empty_at_ns,
+            cost,
+        );
+    }
+    PASSES
+}
