@@ -145,11 +145,11 @@ fn within_budget(now: u64) -> bool {
 #[cfg(feature = "debug-log")]
 #[inline(always)]
 pub fn debug(ctx: &TcContext, direction: Direction, reason: u32) {
-    if config::debug() {
+    if crate::config::debug() {
         aya_log_ebpf::debug!(
             ctx,
             "endpoint {} direction {} reason {} bytes {}",
-            config::endpoint_id(),
+            crate::config::endpoint_id(),
             direction as u32,
             reason,
             ctx.len()

@@ -7,7 +7,10 @@ use aya_ebpf::{
 };
 use wharf_common::{
     Bucket, Counter, EndpointConfig, EndpointKey, EndpointRow, Event, EventBudget, StackPathKey, StackPathRow,
-    map::{BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, METRICS_MAX, NODE_CALLS_MAX, STACK_PATHS_MAX, STACK_USERS_MAX},
+    map::{
+        BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, METRICS_MAX, NODE_CALLS_MAX, STACK_PATHS_MAX,
+        STACK_USERS_MAX,
+    },
 };
 
 /// Node-wide: which addresses are local endpoints.

@@ -109,8 +109,9 @@ fn arp_claims(ctx: &TcContext, config: Config) -> u32 {
     let Some(packet) = Framed::<Arp>::at_start(ctx) else { return 0 };
     // SAFETY: bounds checked.
     let (sender, target) = unsafe { (joined((*packet.payload).sender), joined((*packet.payload).target)) };
-    let same = |address: u32, own: u32| is_zero(u64::from(address ^ own)) & (1 ^ is_zero(u64::from(own)));
-    same(sender, config.ipv4()) * FROM_OWN | same(target, config.gateway4()) * ABOUT_GATEWAY
+    let claim =
+        |flag: u32, address: u32, own: u32| flag * (is_zero(u64::from(address ^ own)) & (1 ^ is_zero(u64::from(own))));
+    claim(FROM_OWN, sender, config.ipv4()) | claim(ABOUT_GATEWAY, target, config.gateway4())
 }
 
 /// None of a message that is too short to have addresses.
@@ -119,10 +120,12 @@ fn discovery_claims(ctx: &TcContext, config: Config) -> u32 {
     let Some(packet) = Framed::<Message>::at_start(ctx) else { return 0 };
     // SAFETY: bounds checked.
     let (source, target) = unsafe { ((*packet.payload).ip.source, (*packet.payload).target) };
-    let same = |address: Ipv6Address, own: Ipv6Address| is_zero(address.difference(own)) & (1 ^ is_zero(own.bits()));
-    same(source, config.ipv6()) * FROM_OWN
-        | same(target, config.gateway6()) * ABOUT_GATEWAY
-        | same(target, config.ipv6()) * ABOUT_OWN
+    let claim = |flag: u32, address: Ipv6Address, own: Ipv6Address| {
+        flag * (is_zero(address.difference(own)) & (1 ^ is_zero(own.bits())))
+    };
+    claim(FROM_OWN, source, config.ipv6())
+        | claim(ABOUT_GATEWAY, target, config.gateway6())
+        | claim(ABOUT_OWN, target, config.ipv6())
 }
 
 /// 1 for zero, else 0, without a branch: the verifier follows both ways of each, to the end of the program.
