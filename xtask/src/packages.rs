@@ -59,6 +59,8 @@ pub(crate) const TEST: &[Need] = &[
     Need::program("iproute2", "ip"),
     // Rules of somebody else's, which Wharf must get on with.
     Need::program("nftables", "nft"),
+    // What the plugins `portmap` and `firewall` call.
+    Need::program("iptables", "iptables"),
     Need::program("podman", "podman"),
     Need::program("runc", "runc"),
     Need::program("conmon", "conmon"),
@@ -84,8 +86,11 @@ pub(crate) const FUZZ: &[Need] = &[LIBFUZZER];
 const LIBFUZZER: Need = Need::program("g++", "c++");
 
 /// To measure against other CNI plugins.
-pub(crate) const BENCH: &[Need] =
-    &[Need::program("iproute2", "ip"), Need::file("containernetworking-plugins", "/usr/lib/cni/ptp")];
+pub(crate) const BENCH: &[Need] = &[
+    Need::program("iproute2", "ip"),
+    Need::program("iptables", "iptables"),
+    Need::file("containernetworking-plugins", "/usr/lib/cni/ptp"),
+];
 
 /// The packages of these lists that are missing, each once.
 pub(crate) fn missing(lists: &[&[Need]]) -> Vec<&'static str> {

@@ -21,8 +21,9 @@ use crate::fixture::{
 };
 
 /// Instructions that the verifier walks for an endpoint's programs together, about two for a microsecond: half of what a
-/// burst of creates costs. What few packets need belongs into the object `node`.
-const VERIFIED_MAX: u32 = 3_000;
+/// burst of creates costs. What few packets need belongs into the object `node`. Verifiers differ: 2,872 on Linux 6.18, 3,125
+/// on 6.1.
+const VERIFIED_MAX: u32 = 3_200;
 /// The same for one program of the node's, which is verified once.
 const VERIFIED_OF_NODE_MAX: u32 = 8_000;
 /// BPF instructions of one program, its subprograms included.

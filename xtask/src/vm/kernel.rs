@@ -33,6 +33,8 @@ const MODULES: &[&str] = &[
     "nft_masq",
     "nft_nat",
     "nft_fib_inet",
+    // Rules of other tools, which tests put beside it.
+    "nft_reject_inet",
 ];
 
 /// What is known of a kernel before it runs.

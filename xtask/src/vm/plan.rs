@@ -20,6 +20,7 @@ const PACKAGES: &[&str] = &["wharf-tests", "wharf-datapath"];
 /// Test files that stay out of the guests, and why.
 pub(crate) const LEFT_OUT: &[(&str, &str)] = &[
     ("podman", "needs podman and its image store"),
+    ("plugins", "needs Debian's plugins and iptables"),
     ("bench", "measures, which an emulated processor cannot"),
     ("fake", "touches no kernel"),
     ("lint", "needs promtool and mandoc"),
