@@ -138,6 +138,7 @@ pub(super) async fn reserve<K: Kernel>(
         host_mac: set.host_mac,
         mtu: spec.mtu.unwrap_or_else(|| life.mtu()),
         mtu_follows: spec.mtu.is_none(),
+        container_mtu: None,
         labels: spec.labels.clone(),
         identity,
         pod_name: spec.pod_name.clone(),

@@ -317,8 +317,8 @@ impl<K: Kernel> EndpointTask<K> {
         let asked = old.clone();
         let changed =
             life.jobs.bounded(old.id, "change-mtu", bound, move |k| async move { k.ensure_mtu(&asked, mtu).await });
-        changed.await.map_err(|why| BuildError::Step(step, why))?;
-        let record = EndpointRecord { mtu, ..old.clone() };
+        let container_mtu = changed.await.map_err(|why| BuildError::Step(step, why))?;
+        let record = EndpointRecord { mtu, container_mtu, ..old.clone() };
         let change = wharf_core::store::Change::PutEndpoint(Box::new(record.clone()));
         self.life.store.commit(vec![change]).await?;
         self.shared.update(|v| v.record = record);

@@ -71,7 +71,12 @@ fn in_words(view: &NatView, masquerade: Option<&Masquerade>) -> (bool, String) {
         parts.push(format!("set by Wharf: {}", view.changed.join(", ")));
     }
     for chain in &view.dropping {
-        let mend = masquerade.map(|m| format!(": `{}`", m.accepting(chain))).unwrap_or_default();
+        let mend = match masquerade.map(|m| m.accepting(chain)) {
+            Some(Some(command)) => format!(": `{command}`"),
+            // No container of that family is masqueraded.
+            Some(None) => continue,
+            None => String::new(),
+        };
         parts.push(format!("chain {chain} drops what its rules do not accept, so accept the containers in it{mend}"));
     }
     (false, parts.join("; "))

@@ -55,11 +55,12 @@ impl Limit {
         }
     }
 
-    /// Time in which the rate gives the burst, nanoseconds.
+    /// Time in which the rate gives the burst, nanoseconds; 1 at least, because a bucket that never holds anything lets nothing
+    /// pass.
     #[must_use]
     pub fn burst_ns(self) -> u64 {
         let ns = u128::from(self.burst.get()) * 1_000_000_000 / u128::from(self.rate.get());
-        u64::try_from(ns).unwrap_or(u64::MAX)
+        u64::try_from(ns).unwrap_or(u64::MAX).max(1)
     }
 }
 
@@ -120,6 +121,6 @@ mod tests {
         let ns = |rate, burst| Limit::of(rate, burst).expect("valid").map(Limit::burst_ns);
         assert_eq!(ns(8 * MBIT, 2 * MBIT), Some(250_000_000));
         assert_eq!(ns(1, MAX_BURST), Some(u64::MAX));
-        assert_eq!(ns(u64::MAX, 1), Some(0));
+        assert_eq!(ns(u64::MAX, 1), Some(1));
     }
 }

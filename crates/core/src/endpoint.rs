@@ -89,6 +89,10 @@ pub struct EndpointRecord {
     /// keep their MTU.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mtu_follows: bool,
+    /// A smaller MTU that the container gave its own side, bytes. The side has it again where the link's MTU allows it. Kept
+    /// when the link's MTU changes; records of older versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_mtu: Option<u32>,
     /// Security labels, sorted.
     pub labels: BTreeSet<Label>,
     /// The number that stands for the security-relevant ones among `labels`.
@@ -111,6 +115,15 @@ pub struct EndpointRecord {
 }
 
 impl EndpointRecord {
+    /// What the container's side gets when the link's MTU becomes `mtu`, from what the side has now; and the MTU that is the
+    /// container's own choice.
+    #[must_use]
+    pub fn container_mtu_of(&self, now: u32, mtu: u32) -> (u32, Option<u32>) {
+        let given = self.container_mtu.map_or(self.mtu, |own| own.min(self.mtu));
+        let own = if now == given { self.container_mtu } else { Some(now).filter(|now| *now < self.mtu) };
+        (own.map_or(mtu, |own| own.min(mtu)), own)
+    }
+
     /// Its addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))

@@ -44,6 +44,7 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         host_mac: MacAddr([2, 0, 0, 0, 1, n]),
         mtu: 1500,
         mtu_follows: true,
+        container_mtu: None,
         labels: std::collections::BTreeSet::new(),
         identity: Identity(300),
         pod_name: None,

@@ -457,9 +457,10 @@ pub trait Kernel: Send + Sync + 'static {
     /// Adds the container's addresses and routes and the node's routes to the container, and brings both sides up.
     fn ensure_connected(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
-    /// Gives both sides of the endpoint's link another MTU than the record's. The container's side stays as it is when the
-    /// container chose a smaller one. A side that is gone or was replaced is left out; [`Self::observe_endpoints`] reports it.
-    fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> impl Future<Output = Result<()>> + Send;
+    /// Gives both sides of the endpoint's link another MTU than the record's. The container's side keeps a smaller one that the
+    /// container chose; returns that choice. A side that is gone or was replaced is left out; [`Self::observe_endpoints`]
+    /// reports it.
+    fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> impl Future<Output = Result<Option<u32>>> + Send;
 
     /// Puts the endpoint's rows into the shared maps, `CALLS` first, and its entries into the node's table. Other endpoints
     /// can reach the endpoint from then on.

@@ -109,9 +109,10 @@ impl Masquerade {
         pool.iter().all(|cidr| self.pools.contains(cidr))
     }
 
-    /// The command that lets containers through a chain (`family table chain`) that drops forwarded packets by default.
+    /// The command that lets containers through a chain (`family table chain`) that drops forwarded packets by default; `None`
+    /// for a chain of a family that they have not.
     #[must_use]
-    pub fn accepting(&self, chain: &str) -> String {
+    pub fn accepting(&self, chain: &str) -> Option<String> {
         let family = chain.split(' ').next().unwrap_or_default();
         let mut rules = Vec::new();
         for pool in &self.pools {
@@ -120,7 +121,7 @@ impl Masquerade {
                 rules.extend(["saddr", "daddr"].map(|way| format!("insert rule {chain} {of} {way} {pool} accept")));
             }
         }
-        format!("nft '{}'", rules.join("; "))
+        (!rules.is_empty()).then(|| format!("nft '{}'", rules.join("; ")))
     }
 
     /// The sources, merged.
@@ -394,8 +395,10 @@ mod tests {
         let masquerade = Masquerade { pools, ..Masquerade::default() };
         let four = "insert rule ip filter FORWARD ip saddr 10.77.0.0/16 accept; \
                     insert rule ip filter FORWARD ip daddr 10.77.0.0/16 accept";
-        assert_eq!(masquerade.accepting("ip filter FORWARD"), format!("nft '{four}'"));
-        let both = masquerade.accepting("inet firewalld filter_FORWARD");
+        assert_eq!(masquerade.accepting("ip filter FORWARD"), Some(format!("nft '{four}'")));
+        let only4 = Masquerade { pools: vec!["10.77.0.0/16".parse().unwrap()], ..Masquerade::default() };
+        assert_eq!(only4.accepting("ip6 filter FORWARD"), None);
+        let both = masquerade.accepting("inet firewalld filter_FORWARD").unwrap();
         assert_eq!(both.matches("insert rule inet firewalld filter_FORWARD ip").count(), 4, "{both}");
         assert!(both.contains(" ip6 daddr fd77::/64 accept"), "{both}");
     }

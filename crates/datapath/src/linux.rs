@@ -200,7 +200,7 @@ impl Kernel for LinuxKernel {
         self.blocking("connect endpoint", move |k| connect::ensure_connected(&k.netns, &record)).await
     }
 
-    async fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> Result<()> {
+    async fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> Result<Option<u32>> {
         let record = record.clone();
         self.blocking("change MTU", move |k| mtu::ensure(&k.netns, &record, mtu)).await
     }

@@ -59,13 +59,14 @@ fn default_over(m: &RouteMessage) -> Vec<u32> {
 
 /// Gives both sides of a link another MTU. A side that takes more than the other sends loses nothing, so the host side goes
 /// first up and last down.
-pub(crate) fn ensure(thread: &NetnsThread, record: &EndpointRecord, mtu: u32) -> Result<()> {
+pub(crate) fn ensure(thread: &NetnsThread, record: &EndpointRecord, mtu: u32) -> Result<Option<u32>> {
     if mtu >= record.mtu {
         host_side(record, mtu)?;
         container_side(thread, record, mtu)
     } else {
-        container_side(thread, record, mtu)?;
-        host_side(record, mtu)
+        let own = container_side(thread, record, mtu)?;
+        host_side(record, mtu)?;
+        Ok(own)
     }
 }
 
@@ -80,19 +81,22 @@ fn host_side(record: &EndpointRecord, mtu: u32) -> Result<()> {
     }
 }
 
-fn container_side(thread: &NetnsThread, record: &EndpointRecord, mtu: u32) -> Result<()> {
+fn container_side(thread: &NetnsThread, record: &EndpointRecord, mtu: u32) -> Result<Option<u32>> {
     let mut inside = match thread.connect(OPERATION, &record.netns) {
         Ok(inside) => inside,
-        Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => return Ok(()),
+        Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => {
+            return Ok(record.container_mtu);
+        }
         Err(e) => return Err(e),
     };
     let name = record.attachment.ifname.as_str();
-    let Some(seen) = link::look_up(&mut inside, name)? else { return Ok(()) };
-    let is_as_given = seen.mtu == record.mtu || seen.mtu > mtu;
-    if seen.ifindex == record.container_ifindex && is_as_given && seen.mtu != mtu {
-        set(&mut inside, record, name, &seen, mtu)?;
+    let seen = link::look_up(&mut inside, name)?.filter(|seen| seen.ifindex == record.container_ifindex);
+    let Some(seen) = seen else { return Ok(record.container_mtu) };
+    let (wanted, own) = record.container_mtu_of(seen.mtu, mtu);
+    if seen.mtu != wanted {
+        set(&mut inside, record, name, &seen, wanted)?;
     }
-    Ok(())
+    Ok(own)
 }
 
 fn set(

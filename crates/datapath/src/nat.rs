@@ -1,7 +1,7 @@
 //! What the node does for packets that leave it: its nftables table, and forwarding.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     net::IpAddr,
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -18,8 +18,9 @@ use wharf_core::{
 use crate::{
     forwarding::{Families, Forwarding, dotted, set},
     netlink::{
-        Connection, address, conntrack,
-        nft::{Nft, Table},
+        Connection, address,
+        conntrack::{self, Published},
+        nft::{Ensured, Nft, Table},
     },
 };
 
@@ -44,6 +45,8 @@ struct Ports {
     masquerade: Option<Masquerade>,
     /// What endpoints have in the table, since this process began.
     published: BTreeSet<NatEntry>,
+    /// Flows may be tracked that began while the table was another: [`Nat::ensure`] looks for them.
+    unlooked: bool,
 }
 
 impl Ports {
@@ -74,13 +77,20 @@ fn absent_sources(masquerade: &Masquerade) -> Result<Vec<NodeProblem>> {
     Ok(absent.map(problem).collect())
 }
 
-/// Flows that began before ports were published, or while they were another container's, begin anew.
-fn forget_stale_flows(mappings: &[PortMapping]) -> Result<()> {
-    if mappings.is_empty() {
+/// Flows that the entries would lead elsewhere begin anew.
+fn forget_stale_flows(entries: impl IntoIterator<Item = NatEntry>, pools: &[IpNet]) -> Result<()> {
+    let (mut mappings, mut own) = (Vec::new(), HashSet::new());
+    for entry in entries {
+        match entry {
+            NatEntry::Port(mapping) => mappings.push(mapping),
+            NatEntry::Own(ip) => drop(own.insert(ip)),
+        }
+    }
+    if mappings.is_empty() && own.is_empty() {
         return Ok(());
     }
-    let own = address::list_all(&mut Connection::open()?)?.into_iter().map(|(_, ip)| ip).collect();
-    conntrack::remove_stale(mappings, &own).map(drop)
+    let node = address::list_all(&mut Connection::open()?)?.into_iter().map(|(_, ip)| ip).collect();
+    conntrack::remove_stale(&Published { mappings: &mappings, own: &own, node: &node, pools }).map(drop)
 }
 
 impl Nat {
@@ -99,10 +109,15 @@ impl Nat {
             ports.masquerade.clone_from(&spec.masquerade);
             // The table first: nothing leaves with a container's own address.
             match ports.masquerade {
-                Some(_) => self.nft.ensure_around(&ports.desired()).map(drop),
+                Some(_) => {
+                    let ensured = self.nft.ensure_around(&ports.desired());
+                    ports.unlooked |= ensured.as_ref().is_ok_and(|done| *done != Ensured::Unchanged);
+                    ensured.map(drop)
+                }
                 None => Ok(()),
             }
         };
+        self.look_for_stale_flows();
         let Some(masquerade) = &spec.masquerade else { return self.remove() };
         // A node without nf_tables forwards all the same, for what takes the stack between containers.
         self.forwarding.ensure(families(&masquerade.pools))?;
@@ -130,12 +145,11 @@ impl Nat {
             ports.published.retain(|entry| !new.contains(entry));
             return Err(e);
         }
+        // A large table is looked through by the controller, once for all endpoints, and not while a create waits.
+        ports.unlooked = true;
         drop(ports);
-        let new: Vec<_> =
-            new.into_iter().filter_map(|e| if let NatEntry::Port(m) = e { Some(m) } else { None }).collect();
-        // The ports are published all the same.
-        if let Err(e) = forget_stale_flows(&new) {
-            tracing::warn!("flows to published ports may go on to where they went before: {e}");
+        if conntrack::is_small() {
+            self.look_for_stale_flows();
         }
         let by_loopback = |m: &PortMapping| m.container.is_ipv4() && m.host_ip.is_none_or(|ip| ip.is_loopback());
         if record.mappings().iter().any(by_loopback) {
@@ -143,6 +157,22 @@ impl Nat {
             set(&format!("ipv4/conf/{}/route_localnet", record.host_ifname), "1")?;
         }
         Ok(())
+    }
+
+    /// Lets flows begin anew that the table would lead elsewhere today, where there may be any.
+    fn look_for_stale_flows(&self) {
+        let (entries, pools) = {
+            let mut ports = self.ports();
+            if !std::mem::take(&mut ports.unlooked) {
+                return;
+            }
+            (ports.published.clone(), ports.masquerade.as_ref().map(|m| m.pools.clone()).unwrap_or_default())
+        };
+        // The entries are in the table all the same, and the next look is the controller's.
+        if let Err(e) = forget_stale_flows(entries, &pools) {
+            self.ports().unlooked = true;
+            tracing::warn!("flows of containers may go on to where they went before: {e}");
+        }
     }
 
     /// Takes an endpoint's entries back.

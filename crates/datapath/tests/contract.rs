@@ -449,17 +449,19 @@ async fn the_mtu_changes_but_for_a_smaller_one_of_the_containers<W: World>(w: W)
         a.mtu = mtu;
         assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "{mtu}");
     }
-    let chosen = EndpointRecord { mtu: 1_440, ..a.clone() };
-    for (mtu, container) in [(1_480, 1_450), (1_430, 1_430)] {
-        // To this record the container's 1,450 is no value of ours.
-        k.ensure_mtu(&chosen, mtu).await.expect("changed");
+    // To a record of 1,460 the container's 1,450 is the container's own.
+    a.mtu = 1_460;
+    for (mtu, container) in [(1_480, 1_450), (1_450, 1_450), (1_430, 1_430), (1_500, 1_450)] {
+        a.container_mtu = k.ensure_mtu(&a, mtu).await.expect("changed");
+        assert_eq!(a.container_mtu, Some(1_450));
+        a.mtu = mtu;
         let found = k.observe_endpoint(&EndpointRecord { mtu: container, ..a.clone() }).await.expect("observe");
         let sides: Vec<_> = found
             .into_iter()
             .map(|p| if let EndpointProblem::LinkMtu { side, found, .. } = p { (side, found) } else { panic!("{p}") })
             .collect();
         let expected: &[_] = if mtu == container { &[] } else { &[(Side::Node, mtu)] };
-        assert_eq!(sides, expected);
+        assert_eq!(sides, expected, "{mtu}");
     }
     w.delete_link(a.host_ifname.as_str());
     k.ensure_mtu(&a, 1_400).await.expect("a link that is gone is left out");

@@ -102,7 +102,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::EnsureConfig => k.ensure_config(r.id, &config_spec(r)).await,
         Operation::EnsureAttached => k.ensure_attached(&link_ref(r)).await.map(drop),
         Operation::EnsureConnected => k.ensure_connected(r).await,
-        Operation::EnsureMtu => k.ensure_mtu(r, 1_400).await,
+        Operation::EnsureMtu => k.ensure_mtu(r, 1_400).await.map(drop),
         Operation::EnsureReachable => k.ensure_reachable(r).await,
         Operation::RemoveReachable => k.remove_reachable(r).await,
         Operation::RemoveAttached => k.remove_attached(&link_ref(r)).await,

@@ -41,6 +41,8 @@ pub(crate) struct Bpf {
     tables: Mutex<()>,
     /// The shared maps used by the programs that this process loads. They stay open while the process runs.
     shared: Mutex<Vec<SharedMap>>,
+    /// Kernel ids of the programs that all endpoints share, as this process put them into their slots. Read and written whole.
+    node_ids: Mutex<Vec<u32>>,
     /// Program tags, by which programs from before a restart are recognised.
     known: Known,
     /// True when other ABI versions have pins, see `upgrade`.
@@ -50,9 +52,9 @@ pub(crate) struct Bpf {
 impl Bpf {
     /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode) -> Result<Self> {
-        let (tables, shared, known, beside_others) = Default::default();
+        let (tables, shared, node_ids, known, beside_others) = Default::default();
         let (pins, loader) = (PinTree::open(bpffs)?, Loader::new());
-        let bpf = Self { pins, loader, mode, tables, shared, known, beside_others };
+        let bpf = Self { pins, loader, mode, tables, shared, node_ids, known, beside_others };
         bpf.note_others()?;
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;

@@ -58,7 +58,7 @@ impl Bpf {
     /// expects. Cheap when nothing is missing.
     pub(crate) fn ensure_shared(&self) -> Result<()> {
         self.ensure_shared_maps()?;
-        if self.missing_node_program()?.is_some() {
+        if self.absent_node_program()?.is_some() {
             self.renew_node_programs()?;
         }
         match SchedClassifier::from_pin(self.pins.shared(SINK)) {
@@ -199,9 +199,9 @@ impl Bpf {
         }
         drop(held);
         let path = self.pins.shared(map::NODE_CALLS).display().to_string();
-        match self.missing_node_program() {
+        match self.absent_node_program() {
             Ok(None) => {}
-            Ok(Some(name)) => wrong.push(NodeProblem::Pin { path, cause: format!("it has no program `{name}`") }),
+            Ok(Some(name)) => wrong.push(NodeProblem::PinMissing { path: format!("{path}, program `{name}` in it") }),
             Err(e) => wrong.push(NodeProblem::Pin { path, cause: e.cause }),
         }
         let sink = self.pins.shared(SINK);
@@ -230,14 +230,17 @@ impl Bpf {
         let loaded = self.loader.load(objects::NODE, None, self.shared_pins());
         let mut ebpf = loaded.map_err(|e| wrap("load the node's programs", subject(), &e))?;
         let mut slots = maps::node_calls(&path)?;
+        let mut ids = Vec::new();
         for call in NodeCall::ALL {
             let name = call.program();
             let program = loader::classifier(&mut ebpf, name)?;
             program.load().map_err(|e| loader::load_error(format!("{name} of the node"), &e))?;
             let fd = program.fd().map_err(|e| wrap("read program", name, &e))?;
+            ids.push(program.info().map_err(|e| wrap("read program", name, &e))?.id());
             slots.set(*call as u32, fd, 0).map_err(|e| wrap("set slot of the node's program", name, &e))?;
             crash::point("datapath/shared/after-node-program");
         }
+        *self.node_ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
         Ok(())
     }
 
@@ -250,8 +253,11 @@ impl Bpf {
         Ok(programs.unwrap_or_default())
     }
 
-    fn missing_node_program(&self) -> Result<Option<&'static str>> {
-        Ok(self.node_programs()?.into_iter().find(|(_, id)| id.is_none()).map(|(name, _)| name))
+    /// A program whose slot is empty, or has another one than this process put there.
+    fn absent_node_program(&self) -> Result<Option<&'static str>> {
+        let ours = self.node_ids.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut there = self.node_programs()?.into_iter().zip(ours);
+        Ok(there.find(|((_, id), ours)| id.as_ref() != Some(ours)).map(|((name, _), _)| name))
     }
 
     fn renew_sink(&self) -> Result<()> {

@@ -302,16 +302,14 @@ impl Kernel for FakeKernel {
         .await
     }
 
-    async fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> Result<()> {
+    async fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> Result<Option<u32>> {
         let record = record.clone();
         self.change(Operation::EnsureMtu, endpoint(record.id), move |s| {
-            if let Some(link) = s.links.get_mut(record.host_ifname.as_str()) {
-                link.mtu = mtu;
-                if link.container_mtu == record.mtu || link.container_mtu > mtu {
-                    link.container_mtu = mtu;
-                }
-            }
-            Ok(())
+            let Some(link) = s.links.get_mut(record.host_ifname.as_str()) else { return Ok(record.container_mtu) };
+            let own;
+            link.mtu = mtu;
+            (link.container_mtu, own) = record.container_mtu_of(link.container_mtu, mtu);
+            Ok(own)
         })
         .await
     }

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ipnet::IpNet;
 use nix::sys::{
     socket::{setsockopt, sockopt},
     time::TimeVal,
@@ -22,7 +23,7 @@ use rtnetlink::{
 };
 use wharf_core::{
     kernel::{KernelErrorKind, Result, Tracked},
-    nat::PortMapping,
+    nat::{PortMapping, Protocol},
 };
 use wharf_crash as crash;
 
@@ -73,6 +74,8 @@ const NESTED: u16 = 1 << 15;
 const LOOK: usize = 16_384;
 /// Maximum ports that are looked for with a pass for each; more are looked for in one pass over the whole table.
 const FILTERS: usize = 8;
+/// Rows of a table that is looked through while somebody waits.
+const SMALL: u64 = 4_096;
 /// Maximum passes of one call: four million rows, more than any node's table has.
 const LOOKS: usize = 256;
 /// Deletes in one `sendmsg`: their answers must fit the socket's receive buffer.
@@ -111,35 +114,62 @@ pub(crate) fn remove(ips: &[IpAddr]) -> Result<u64> {
     remove_where(None, &|original, reply| original.is_of(&wanted) || reply.is_of(&wanted))
 }
 
-/// Removes the rows of flows to published ports that lead elsewhere: flows that began before the port was published, or
-/// while it was another container's. `own` are the node's addresses.
-pub(crate) fn remove_stale(mappings: &[PortMapping], own: &HashSet<IpAddr>) -> Result<u64> {
-    if mappings.is_empty() || count() == 0 {
+/// What the flows of the node's table are compared with.
+pub(crate) struct Published<'a> {
+    /// Published ports.
+    pub(crate) mappings: &'a [PortMapping],
+    /// Containers that keep their address on the way out.
+    pub(crate) own: &'a HashSet<IpAddr>,
+    /// The node's addresses.
+    pub(crate) node: &'a HashSet<IpAddr>,
+    /// The pools.
+    pub(crate) pools: &'a [IpNet],
+}
+
+/// Removes the rows of flows that the node's table would lead elsewhere today: flows that began before their port was
+/// published, while it was another container's, or while the table was missing.
+pub(crate) fn remove_stale(published: &Published<'_>) -> Result<u64> {
+    if published.mappings.is_empty() && published.own.is_empty() || count() == 0 {
         return Ok(0);
     }
-    let is_stale = |original: &Ends, reply: &Ends| is_stale(mappings, own, original, reply);
+    let is_stale = |original: &Ends, reply: &Ends| published.is_stale(original, reply);
+    let udp = published.mappings.iter().filter(|m| m.protocol == Protocol::Udp);
     let filter = |m: &PortMapping| Filter {
         family: if m.container.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 },
         protocol: m.protocol.number(),
         port: m.host_port.get(),
     };
-    let filters: BTreeSet<Filter> = mappings.iter().map(filter).collect();
-    if filters.len() > FILTERS {
+    let filters: BTreeSet<Filter> = udp.map(filter).collect();
+    if filters.len() > FILTERS || !published.own.is_empty() {
         return remove_where(None, &is_stale);
     }
     filters.into_iter().map(|filter| remove_where(Some(filter), &is_stale)).sum()
 }
 
-/// Whether a flow is one to a published port that leads elsewhere.
-fn is_stale(mappings: &[PortMapping], own: &HashSet<IpAddr>, original: &Ends, reply: &Ends) -> bool {
-    let ([_, Some(to)], [_, Some(port)]) = (original.addresses, original.ports) else { return false };
-    // All of 127.0.0.0/8 is local by the one address of the loopback.
-    let is_own = own.contains(&to) || to.is_ipv4() && to.is_loopback();
-    mappings.iter().any(|m| {
-        m.host_ip.map_or(is_own && to.is_ipv4() == m.container.is_ipv4(), |of| of == to)
-            && (original.protocol, port) == (Some(m.protocol.number()), m.host_port.get())
-            && (reply.addresses[0], reply.ports[0]) != (Some(m.container), Some(m.container_port.get()))
-    })
+/// True where a look at the whole table takes a few milliseconds at most.
+pub(crate) fn is_small() -> bool {
+    count() <= SMALL
+}
+
+impl Published<'_> {
+    fn is_stale(&self, original: &Ends, reply: &Ends) -> bool {
+        let ([from, Some(to)], [answers, back]) = (original.addresses, reply.addresses) else { return false };
+        let keeps_its_address = |ip: IpAddr| self.own.contains(&ip) && back != Some(ip);
+        if from.is_some_and(keeps_its_address) {
+            return true;
+        }
+        // All of 127.0.0.0/8 is local by the one address of the loopback.
+        let is_own = self.node.contains(&to) || to.is_ipv4() && to.is_loopback();
+        // What somebody else's rule translates is not ours to end.
+        let is_ours = answers == Some(to) || answers.is_some_and(|ip| self.pools.iter().any(|pool| pool.contains(&ip)));
+        // Of UDP alone: a TCP or SCTP flow that goes on is a connection with a peer that knows it.
+        is_ours
+            && self.mappings.iter().filter(|m| m.protocol == Protocol::Udp).any(|m| {
+                m.host_ip.map_or(is_own && to.is_ipv4() == m.container.is_ipv4(), |of| of == to)
+                    && (original.protocol, original.ports[1]) == (Some(m.protocol.number()), Some(m.host_port.get()))
+                    && (answers, reply.ports[0]) != (Some(m.container), Some(m.container_port.get()))
+            })
+    }
 }
 
 /// Rows of one protocol to one port.
@@ -426,7 +456,6 @@ fn ends(tuple: &[u8]) -> std::result::Result<Ends, Unreadable> {
 #[cfg(test)]
 mod tests {
     use rtnetlink::packet_core::Nla;
-    use wharf_core::nat::Protocol;
 
     use super::*;
 
@@ -499,6 +528,8 @@ mod tests {
             (ends([127, 0, 0, 1], 53), ends([127, 0, 0, 1], 53), every, true),
             (ends(node, 53), ends([10, 0, 0, 3], 5353), every, true),
             (ends(node, 53), ends(container, 80), every, true),
+            // Another tool's translation.
+            (ends(node, 53), ends([10, 9, 0, 3], 5353), every, false),
             (ends(node, 53), ends(container, 5353), every, false),
             (ends(node, 54), ends(node, 54), every, false),
             (ends([198, 51, 100, 7], 53), ends([198, 51, 100, 7], 53), every, false),
@@ -506,12 +537,20 @@ mod tests {
             (ends(node, 53), ends(node, 53), mapping(Some([192, 0, 2, 2])), false),
             (ends(node, 53), ends(node, 53), mapping(Some(node)), true),
         ] {
-            assert_eq!(
-                is_stale(&[of], &own, &original, &back(translated)),
-                stale,
-                "{original:?} {translated:?} {of:?}"
-            );
+            let pools = ["10.0.0.0/24".parse().unwrap()];
+            let none = HashSet::new();
+            let published = Published { mappings: &[of], own: &none, node: &own, pools: &pools };
+            let is = published.is_stale(&original, &back(translated));
+            assert_eq!(is, stale, "{original:?} {translated:?} {of:?}");
+            let tcp = PortMapping { protocol: Protocol::Tcp, ..of };
+            let (original, back) = (Ends { protocol: Some(6), ..original }, back(translated));
+            assert!(!Published { mappings: &[tcp], ..published }.is_stale(&original, &back), "a connection goes on");
         }
+        let (ends, keeps) = (ends([198, 51, 100, 7], 53), HashSet::from([IpAddr::from([192, 0, 2, 9])]));
+        let published = Published { mappings: &[], own: &keeps, node: &own, pools: &[] };
+        assert!(!published.is_stale(&ends, &back(ends)));
+        let masqueraded = Ends { addresses: [Some(node.into()), ends.addresses[1]], ..ends };
+        assert!(published.is_stale(&ends, &back(masqueraded)));
     }
 
     #[test]

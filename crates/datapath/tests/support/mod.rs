@@ -307,6 +307,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         host_mac: MacAddr([2, 0x77, 0, 1, high, low]),
         mtu: 1500,
         mtu_follows: true,
+        container_mtu: None,
         labels: BTreeSet::new(),
         identity: Identity(256 + u32::from(n)),
         pod_name: None,
