@@ -15,7 +15,7 @@ use wharf_api::{AuditReport, Finding, LogStatus};
 use wharf_core::{
     audit::{AuditFinding, AuditView, QueueFile, Repair},
     finding::{EndpointProblem, Kept, NodeProblem, Problem, Stray, Verdict},
-    ids::EndpointId,
+    ids::{EndpointId, Epoch},
     kernel::Kernel,
     plan::{CreateStep, DeleteStep},
     state::Level,
@@ -162,6 +162,8 @@ pub async fn audit_and<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Mend) -> Re
     let dump = life.kernel.dump().await?;
     let after = life.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
+    // A create that ends after the store is read is compared with no record of it.
+    let lived: HashSet<_> = life.registry.list().iter().filter(|h| h.shared.read(|v| v.committed)).map(key).collect();
     // Records added or removed during the audit count as in flight, even if their work has ended.
     let later = life.store.snapshot().await?;
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
@@ -198,7 +200,7 @@ pub async fn audit_and<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Mend) -> Re
         let path = path.display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::QueueAside { path }), owner: None, repair: None }
     }));
-    findings.extend(memory_against_store(life, &later));
+    findings.extend(memory_against_store(life, &later, &lived));
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
     let close = close_looks(life, &in_flight, pause).await?;
     // A close look is later and more detailed than the dump, so its findings replace those of the dump.
@@ -368,7 +370,11 @@ async fn close_looks<K: Kernel>(
 }
 
 /// Checks that leases in memory match those in the store, and that every committed endpoint has a record.
-fn memory_against_store<K: Kernel>(life: &Lifecycle<K>, snapshot: &Snapshot) -> Vec<AuditFinding> {
+fn memory_against_store<K: Kernel>(
+    life: &Lifecycle<K>,
+    snapshot: &Snapshot,
+    lived: &HashSet<(EndpointId, Epoch)>,
+) -> Vec<AuditFinding> {
     let mut findings = Vec::new();
     if !life.jobs.in_flight().is_empty() {
         // A running operation changes leases in memory and in the store in two steps.
@@ -396,17 +402,18 @@ fn memory_against_store<K: Kernel>(life: &Lifecycle<K>, snapshot: &Snapshot) -> 
             });
         }
     }
-    for handle in life.registry.list() {
-        let (committed, what) = handle.shared.read(|v| (v.committed, v.record.attachment.to_string()));
-        if committed && !records.contains(&(handle.id, handle.epoch)) {
-            findings.push(AuditFinding {
-                problem: Problem::Kept(Kept::RecordMissing { id: handle.id }),
-                owner: Some(what),
-                repair: None,
-            });
-        }
+    for handle in life.registry.list().iter().filter(|h| lived.contains(&key(h)) && !records.contains(&key(h))) {
+        findings.push(AuditFinding {
+            problem: Problem::Kept(Kept::RecordMissing { id: handle.id }),
+            owner: Some(handle.shared.read(|v| v.record.attachment.to_string())),
+            repair: None,
+        });
     }
     findings
+}
+
+fn key(handle: &Handle) -> (EndpointId, Epoch) {
+    (handle.id, handle.epoch)
 }
 
 /// True when the lease belongs to an attachment and epoch without an endpoint.

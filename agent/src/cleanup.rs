@@ -14,8 +14,8 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use wharf_core::ids::Attachment;
 use wharf_datapath::{
-    forwarding,
     leftovers::{self, Leftover, Leftovers},
+    settings,
 };
 use wharf_handover::queue;
 use wharf_names::mark::Mark;
@@ -185,7 +185,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
         [config::SOCKET, wharf_api::ADMIN_SOCKET, queue::DIRECTORY].contains(&name)
             || name.starts_with("state.redb")
             || name == "state.opening"
-            || name.starts_with(forwarding::RECORD_STEM)
+            || name.starts_with(settings::RECORD_STEM)
     };
     let in_state = |name: &str| name == turn::STATE_LOCK || name.starts_with("health.json");
     let in_either = |name: &str| in_run(name) || in_state(name);

@@ -69,6 +69,8 @@ pub struct AgentConfig {
     pub local_delivery: LocalDelivery,
     /// What is masqueraded, and how; `None` leaves the node's firewall and forwarding alone.
     pub masquerade: Option<Masquerade>,
+    /// The node answers neighbours for addresses of pools that are a part of their network.
+    pub announce: bool,
     /// Program sets kept ready.
     pub prepared_programs: usize,
     /// Bound of the wait for the proxy at delete.
@@ -298,6 +300,7 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         },
         local_delivery: flags.local_delivery.or(file.local_delivery).unwrap_or(LocalDelivery::Direct),
         masquerade,
+        announce: flags.announce.or(file.announce) == Some(Switch::On),
         prepared_programs,
         proxy_timeout: std::time::Duration::from_millis(proxy_timeout_ms),
         ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
@@ -369,6 +372,7 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
                 sources.map(|ip| ip.to_string()).collect()
             }),
         ),
+        ("announce".to_owned(), if config.announce { "on" } else { "off" }.to_owned()),
         ("prepared-programs".to_owned(), config.prepared_programs.to_string()),
         ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
         ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),

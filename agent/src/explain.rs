@@ -202,7 +202,7 @@ async fn living<K: Kernel>(
         }
     };
     answer.kernel = kernel;
-    answer.endpoint = Some(api_endpoint(&view));
+    answer.endpoint = Some(api_endpoint(&view, node.life.config.masquerade.is_some()));
     answer
 }
 

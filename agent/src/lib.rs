@@ -17,7 +17,7 @@
 //! | admin ([`admin`], a thread with a runtime of its own) | requests on `admin.sock`, looks of the [`status`] | answers |
 //! | watchdog ([`watchdog`]), on the admin thread | signs of life ([`pulse`]), the store | systemd |
 //! | heartbeat ([`pulse`]) | time | the sign of life of the main runtime |
-//! | controllers ([`controller`]): prepared programs, node datapath, address rest, leak audit | time, what was taken | kernel changes, their rows in status |
+//! | controllers ([`controller`]): prepared programs, node datapath, flows, address rest, leak audit | time, what was taken | kernel changes, their rows in status |
 //!
 //! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
 //! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
@@ -32,6 +32,7 @@ pub mod controller;
 pub mod endpoint;
 pub mod explain;
 pub mod findings;
+pub mod flows;
 pub mod gate;
 pub mod health;
 pub mod log_ring;
@@ -293,6 +294,11 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     every(life, mtu::CONTROLLER, NODE_INTERVAL, mtu::follow);
     every(life, "node-datapath", NODE_INTERVAL, |life| async move { life.kernel.ensure_node(&life.spec()).await });
     every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.kernel.ensure_nat(&life.spec()).await });
+    let kept = Arc::clone(&node.flows);
+    every(life, flows::CONTROLLER, flows::INTERVAL, move |life| {
+        let kept = Arc::clone(&kept);
+        async move { flows::collect(&*life.kernel, &kept).await }
+    });
     every(life, "pool-overlap", POOLS_INTERVAL, |life| async move { pools::look(&life.addresses).await });
     if let Some(interval) = sd_notify::watchdog_enabled() {
         tasks.operations.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);
@@ -300,8 +306,12 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
 }
 
 /// Runs `work` as a controller at an interval until the agent stops.
-fn every<F, E>(life: &Arc<Life>, name: &'static str, interval: Duration, work: fn(Arc<Life>) -> F)
-where
+fn every<F, E>(
+    life: &Arc<Life>,
+    name: &'static str,
+    interval: Duration,
+    work: impl Fn(Arc<Life>) -> F + Send + Sync + 'static,
+) where
     F: Future<Output = Result<(), E>> + Send + 'static,
     E: std::fmt::Display + Send + 'static,
 {

@@ -23,7 +23,7 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use wharf_api::{AgentStatus, HealthState, IpFamily, MetricRow, NodeHealth, ProbeOutcome};
+use wharf_api::{AgentStatus, FlowStatus, HealthState, IpFamily, MetricRow, NodeHealth, ProbeOutcome};
 use wharf_core::{kernel::CounterRow, state::Level};
 
 pub use self::exposition::Format;
@@ -62,6 +62,11 @@ struct PoolLabel {
 struct Verdict {
     direction: String,
     reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -290,6 +295,10 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
         gauge(registry, "conntrack_limit", "Maximum of connections that the kernel tracks", connections.limit);
     }
 
+    if let Some(flows) = &status.network.flows {
+        flow_tables(registry, flows);
+    }
+
     let states = Family::<One, Gauge>::default();
     for (state, n) in &status.endpoints {
         states.get_or_create(&One { name: state.clone() }).set(number(*n));
@@ -303,6 +312,26 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
         }
     }
     registry.register("bpf_map_pressure", "Share of a map's entries in use, 0 to 1", pressure);
+}
+
+/// The flow tables, as the last collection left them.
+fn flow_tables(registry: &mut Registry, flows: &FlowStatus) {
+    gauge(registry, "flows", "Flows in the table from which nothing is evicted", flows.rows);
+    gauge(registry, "flows_limit", "Maximum of flows in that table", flows.limit);
+    let by_reason = |registry: &mut Registry, name: &str, help: &str, counts: &[(&'static str, u64)]| {
+        let family = Family::<Reason, Counter>::default();
+        for (reason, count) in counts {
+            family.get_or_create(&Reason { reason }).inc_by(*count);
+        }
+        registry.register(name, help, family);
+    };
+    let collected = [("expired", flows.expired), ("orphaned", flows.orphaned)];
+    by_reason(registry, "flows_collected", "Flows removed by collections", &collected);
+    let not_kept = [("quota", flows.over_quota), ("full", flows.no_room), ("rate", flows.untracked)];
+    by_reason(registry, "flows_not_kept", "Packets whose flow may be forgotten while it lasts", &not_kept);
+    let took = Real::default();
+    took.set(Duration::from_micros(flows.took_us).as_secs_f64());
+    registry.register_with_unit("flows_collection", "Duration of the last collection of flows", Unit::Seconds, took);
 }
 
 fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {

@@ -1,6 +1,7 @@
 //! The command line: what can be asked, in clap's words. Nothing is done here.
 
 mod endpoint;
+mod flow;
 mod node;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use endpoint::{DeleteArgs, EndpointCommand, Level, ListFilter};
+pub(crate) use flow::BpfCtCommand;
 pub(crate) use node::{
     AuditArgs, BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, ConfigCommand,
     DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MapName, MonitorArgs, PortCommand,
@@ -140,13 +142,14 @@ Examples:
     /// List published ports.
     #[command(subcommand, after_help = "Example:\n  wharf port list")]
     Port(PortCommand),
-    /// Show BPF maps, counters and events.
+    /// Show BPF maps, counters, events and flows.
     #[command(
         subcommand,
         after_help = "\
 Examples:
   wharf bpf endpoint list            the rows by which packets find their endpoint
   wharf bpf metrics list             packets and bytes by endpoint, direction and reason
+  wharf bpf ct list --endpoint 7     the flows of endpoint 7
   wharf bpf map get 7/CONFIG         what endpoint 7's programs are told"
     )]
     Bpf(BpfCommand),

@@ -107,6 +107,7 @@ mod tests {
             ("monitor --endpoint 7 ", None),
             ("monitor --type=drop --endpoint ", Some(Expected::Endpoint)),
             ("bpf metrics list --dropped --endpoint ", Some(Expected::Endpoint)),
+            ("bpf ct flush --endpoint ", Some(Expected::Endpoint)),
             ("bpf map get ", Some(Expected::Map)),
             ("config get ", Some(Expected::SettingName)),
             ("config set ", Some(Expected::Setting)),

@@ -8,6 +8,7 @@ pub(crate) mod bpf;
 pub(crate) mod config;
 pub(crate) mod endpoint;
 pub(crate) mod explain;
+pub(crate) mod flow;
 pub(crate) mod health;
 pub(crate) mod ipam;
 pub(crate) mod monitor;

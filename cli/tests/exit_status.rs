@@ -119,6 +119,39 @@ fn an_address_is_given_back_or_its_holder_is_named() {
 }
 
 #[test]
+fn flows_are_listed_with_what_was_left_out_and_flushed() {
+    let end = |address: &str, port: u16| json!({"address": address, "port": port});
+    let flow = json!({"protocol": "udp", "source": end("fd00:88::7", 4_000), "destination": end("fd00:88::8", 53),
+        "state": "established", "owner": 7, "by_stack": false, "kept": true, "idle_ms": 2_000, "left_ms": 178_000});
+    let list = json!({"flows": [flow], "more": 41});
+    let gone = json!({"code": "not-found", "message": "remove flows: find endpoint 9: no such endpoint"});
+    let asked =
+        "GET /v1/bpf/ct?endpoint=pod-name:a%2Fb&address=fd00:88::%2F64&port=53&protocol=udp&state=established&limit=1";
+    let agent = Agent::start(vec![
+        Answer::new(asked, 200, &list),
+        Answer::new("DELETE /v1/bpf/ct?protocol=47", 200, json!({"removed": 1})),
+        Answer::new("DELETE /v1/bpf/ct?all=true", 200, json!({"removed": 0})),
+        Answer::new("DELETE /v1/bpf/ct?endpoint=9", 404, gone),
+    ]);
+    let args = ["bpf", "ct", "list", "--endpoint", "pod-name:a/b", "--address", "fd00:88::/64", "--port", "53"];
+    let args = [&args[..], &["--protocol", "udp", "--state", "established", "--limit", "1"]].concat();
+    let ran = agent.run(&args);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.out.contains("[fd00:88::7]:4000  [fd00:88::8]:53"), "{ran:?}");
+    assert!(ran.err.contains("41 more flows not shown"), "{ran:?}");
+    let ran = agent.run(&[&args[..], &["-o", "json"]].concat());
+    assert_eq!((serde_json::from_str(&ran.out).ok(), ran.err.as_str()), (Some(list), ""), "{ran:?}");
+    for (args, code, out) in [
+        (&["--protocol", "47"], 0, "1 flow removed\n"),
+        (&["--all", "--color=never"], 0, "0 flows removed\n"),
+        (&["--endpoint", "9"], 1, ""),
+    ] {
+        let ran = agent.run(&[&["bpf", "ct", "flush"], &args[..]].concat());
+        assert_eq!((ran.code, ran.out.as_str()), (Some(code), out), "{ran:?}");
+    }
+}
+
+#[test]
 fn an_agent_that_is_not_there() {
     let dir = tempfile::tempdir().expect("a directory");
     let none = dir.path().join("none.sock");

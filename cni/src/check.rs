@@ -194,6 +194,7 @@ mod tests {
             pod_namespace: None,
             created_unix_ms: 1,
             ports: Vec::new(),
+            ports_off: false,
             masquerade: None,
             bandwidth: wharf_api::Bandwidth::default(),
             status: EndpointStatus::default(),

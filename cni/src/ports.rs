@@ -6,6 +6,7 @@ use std::{
 };
 
 use wharf_api::{PortProtocol, PublishedPort};
+use wharf_names::port::share_address;
 
 use crate::{fault::Fault, json::Object, rules::cut};
 
@@ -18,7 +19,11 @@ pub(crate) fn parse(runtime: &Object<'_>) -> Result<Vec<PublishedPort>, Fault> {
     let mut ports: Vec<(String, PublishedPort)> = Vec::new();
     for (path, item) in runtime.list(KEY)? {
         let port = entry(&Object::at(path.clone(), item)?)?;
-        if let Some((other, there)) = ports.iter().find(|(_, there)| there.overlaps(&port)) {
+        let claims = |there: &PublishedPort| {
+            let same = (there.protocol, there.host_port) == (port.protocol, port.host_port);
+            same && share_address(there.host_ip, port.host_ip)
+        };
+        if let Some((other, there)) = ports.iter().find(|(_, there)| claims(there)) {
             let (mine, theirs) = (port.host_side(), there.host_side());
             return Err(Fault::config(format!(
                 "netconf: key {path:?} publishes {mine}, and {other:?} publishes {theirs} already; publish one of them on \

@@ -221,6 +221,7 @@ impl Subject {
                 Command::Del { target: self.target }
             }
             Verb::Check => {
+                ContainerArgs::parse(&self.cni_args()?, &conf)?;
                 let prev = PrevResult::parse(&conf.document())?;
                 Command::Check { target: self.target, netns: self.netns, prev }
             }
@@ -235,7 +236,11 @@ impl Subject {
                 }
                 Command::Gc { valid }
             }
-            Verb::Status => Command::Status,
+            Verb::Status => {
+                // What ADD would refuse is told before the first container asks.
+                ContainerArgs::parse("", &conf)?;
+                Command::Status
+            }
         };
         Ok(Ask { conf, command })
     }

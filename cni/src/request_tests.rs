@@ -212,6 +212,23 @@ fn delegated_ipam_is_refused_where_it_would_matter() {
 }
 
 #[test]
+fn what_add_refuses_of_a_configuration_check_and_status_refuse_and_del_does_not() {
+    for bad in [
+        json!({"ingressBurst": 5}),
+        json!({"egressRate": "fast"}),
+        json!({"runtimeConfig": {"bandwidth": {"ingressRate": -1}}}),
+        json!({"runtimeConfig": {"portMappings": [{"hostPort": 0, "containerPort": 80}]}}),
+        json!({"runtimeConfig": {"ips": ["nonsense"]}}),
+        json!({"args": {"cni": {"mac": "nonsense"}}}),
+    ] {
+        let faults = ["ADD", "CHECK", "STATUS"].map(|verb| refused(&env(verb), bad.clone()));
+        assert!(faults[0].code == Code::Config && faults.iter().all(|fault| *fault == faults[0]), "{bad}: {faults:?}");
+        assert!(matches!(command(&env("DEL"), bad.clone()), Command::Del { .. }), "{bad}");
+        assert!(matches!(command(&env("GC"), bad), Command::Gc { .. }));
+    }
+}
+
+#[test]
 fn del_wants_neither_netns_nor_good_arguments() {
     for args in ["IP=nonsense", "K8S_POD_NAME", "MAC=1;MAC=2"] {
         let env = Env { netns: None, args: Some(args.into()), ..env("DEL") };

@@ -55,6 +55,11 @@ fn addresses(subject: &str, conf: &NetConf, rows: &[PoolView]) -> Result<(), Fau
         )
         .with_details("name one of the agent's pools in the network configuration, or configure that pool"));
     }
+    if conf.ip_masq == Some(true) && families.clone().any(|row| row.masquerade == Some(false)) {
+        let rule = "netconf: key \"ipMasq\" is true, and the node does not masquerade the pool";
+        return Err(Fault::config(format!("{subject}: {rule} {}", cut(pool)))
+            .with_details("start the agent with --masquerade on, give the network another pool, or take the key out"));
+    }
     let full: Vec<String> = families.filter(|row| row.used >= row.total).map(in_use).collect();
     if full.is_empty() {
         return Ok(());

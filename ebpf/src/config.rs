@@ -91,6 +91,12 @@ impl Config {
         self.flags() & FLAG_TRACE != 0
     }
 
+    /// [`Self::trace`] as 1 or 0, without a branch.
+    #[inline(always)]
+    pub fn trace_bit(self) -> u32 {
+        (self.flags() & FLAG_TRACE) / FLAG_TRACE
+    }
+
     /// Packets to other endpoints of the node go through its stack.
     #[inline(always)]
     pub fn local_by_stack(self) -> bool {

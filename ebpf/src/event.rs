@@ -1,7 +1,7 @@
 //! Tells user space of a packet: a record on the `EVENTS` ring, within the endpoint's budget. The record is written by a
 //! program of the node's, which few packets need.
 
-use core::{intrinsics, ptr};
+use core::ptr;
 
 use aya_ebpf::{
     bindings::__sk_buff,
@@ -15,6 +15,7 @@ use wharf_common::{
 };
 
 use crate::{
+    atomic,
     config::Config,
     handoff::{self, Words},
     maps::{EVENT_BUDGET, EVENTS},
@@ -27,8 +28,6 @@ const WINDOW_NS: u64 = 1_000_000_000;
 const UNREAD: u64 = 0;
 /// `BPF_RB_RING_SIZE` of linux/bpf.h: bytes of the ring.
 const SIZE: u64 = 1;
-/// In the last word of an event's words: [`Next::Note`].
-const NOTE: u32 = 1 << 24;
 
 /// Sends an event about the packet, which then goes on to `next`: what the hook is to return. `None` when there was no event;
 /// that is counted.
@@ -37,7 +36,6 @@ pub fn emit(ctx: &TcContext, kind: EventKind, direction: Direction, reason: u32,
     let (receiver, then) = match next {
         Next::Return(action) => (0, (action as u32) << 16),
         Next::Deliver(receiver) => (receiver, 0),
-        Next::Note => (0, NOTE),
     };
     let told = kind as u32 | (direction as u32 * REASONS + reason) << 8 | then;
     // SAFETY: the context the program was called with.
@@ -113,7 +111,6 @@ impl Told {
         let last = words.0[4];
         let row = last >> 8 & 0xff;
         let next = match words.receiver() {
-            0 if last & NOTE != 0 => Next::Note,
             0 => Next::Return((last >> 16 & 0xff) as i32),
             receiver => Next::Deliver(receiver),
         };
@@ -136,16 +133,34 @@ fn within_budget(now: u64) -> bool {
         if ptr::read_volatile(&raw const (*budget).used) >= EVENTS_PER_SECOND as u64 {
             return false;
         }
-        intrinsics::atomic_xadd::<u64, u64, { intrinsics::AtomicOrdering::Relaxed }>(&raw mut (*budget).used, 1);
+        atomic::increment(&raw mut (*budget).used);
     }
     true
+}
+
+/// 1 when each packet of the endpoint is to be told of, else 0.
+#[inline(always)]
+pub fn is_watched(config: Config) -> u32 {
+    config.trace_bit() | wants_log()
+}
+
+#[cfg(feature = "debug-log")]
+#[inline(always)]
+fn wants_log() -> u32 {
+    u32::from(crate::config::debug())
+}
+
+#[cfg(not(feature = "debug-log"))]
+#[inline(always)]
+fn wants_log() -> u32 {
+    0
 }
 
 /// A log record of the verdict, for an endpoint that asks for them and in an object built with them.
 #[cfg(feature = "debug-log")]
 #[inline(always)]
 pub fn debug(ctx: &TcContext, direction: Direction, reason: u32) {
-    if crate::config::debug() {
+    if wants_log() != 0 {
         aya_log_ebpf::debug!(
             ctx,
             "endpoint {} direction {} reason {} bytes {}",

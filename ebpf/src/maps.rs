@@ -6,10 +6,11 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use wharf_common::{
-    Bucket, Counter, EndpointConfig, EndpointKey, EndpointRow, Event, EventBudget, StackPathKey, StackPathRow,
+    Bucket, Counter, EndpointConfig, EndpointKey, EndpointRow, Event, EventBudget, FlowKey, FlowRow, FlowTotals,
+    FlowUse, FragmentKey, FragmentRow, StackPathKey, StackPathRow,
     map::{
-        BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, METRICS_MAX, NODE_CALLS_MAX, STACK_PATHS_MAX,
-        STACK_USERS_MAX,
+        BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX, FRAGMENTS_MAX,
+        METRICS_MAX, NODE_CALLS_MAX, STACK_PATHS_MAX, STACK_USERS_MAX,
     },
 };
 
@@ -37,6 +38,26 @@ pub static STACK_PATHS: LruHashMap<StackPathKey, StackPathRow, { STACK_PATHS_MAX
 /// Node-wide: epoch of the endpoint that has rows in `STACK_PATHS`, by endpoint id; zero for none.
 #[btf_map]
 pub static STACK_USERS: Array<u64, { STACK_USERS_MAX as usize }> = Array::new();
+
+/// Node-wide: flows that both ends use.
+#[btf_map]
+pub static FLOWS: HashMap<FlowKey, FlowRow, { FLOWS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+
+/// Node-wide: flows that were seen in one direction.
+#[btf_map]
+pub static FLOWS_NEW: LruHashMap<FlowKey, FlowRow, { FLOWS_NEW_MAX as usize }> = LruHashMap::new();
+
+/// Node-wide: ports of fragmented packets.
+#[btf_map]
+pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentRow, { FRAGMENTS_MAX as usize }> = LruHashMap::new();
+
+/// Node-wide: what each endpoint takes of the flow tables, by endpoint id.
+#[btf_map]
+pub static FLOW_USE: Array<FlowUse, { FLOW_USE_MAX as usize }> = Array::new();
+
+/// Node-wide: totals of the flow tables.
+#[btf_map]
+pub static FLOW_TOTALS: Array<FlowTotals, 1> = Array::new();
 
 /// This endpoint's configuration.
 #[btf_map]

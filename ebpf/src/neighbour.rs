@@ -7,7 +7,7 @@ use wharf_common::{DropReason, map::NodeCall};
 use crate::{
     config::{self, Config},
     handoff::{self, Words},
-    parse::{ETHERNET_BYTES, EtherType, Framed, HEADERS_BYTES, Ipv6, Ipv6Address, Mac},
+    parse::{ETHERNET_BYTES, EtherType, Framed, HEADERS_BYTES, Ipv6, Ipv6Address, Mac, is_zero},
 };
 
 /// ARP for IPv4 over Ethernet (RFC 826). Integers in network byte order; addresses in words, being two bytes off.
@@ -100,7 +100,7 @@ pub fn judge(ctx: &TcContext, config: Config, ethertype: EtherType, bytes: u32) 
     };
     let mac = config::host_mac().words();
     handoff::call(ctx, NodeCall::Neighbour, Words([mac[0], mac[1] | claims, handoff::pair(0), bytes, 0]));
-    DropReason::NoTailCallTarget
+    DropReason::NoNodeProgram
 }
 
 /// None of a message that is too short to have addresses.
@@ -126,10 +126,4 @@ fn discovery_claims(ctx: &TcContext, config: Config) -> u32 {
     claim(FROM_OWN, source, config.ipv6())
         | claim(ABOUT_GATEWAY, target, config.gateway6())
         | claim(ABOUT_OWN, target, config.ipv6())
-}
-
-/// 1 for zero, else 0, without a branch: the verifier follows both ways of each, to the end of the program.
-#[inline(always)]
-fn is_zero(word: u64) -> u32 {
-    1 ^ ((word | word.wrapping_neg()) >> 63) as u32
 }

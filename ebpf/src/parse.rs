@@ -8,7 +8,7 @@
 use core::ptr;
 
 use aya_ebpf::programs::TcContext;
-use wharf_common::DropReason;
+use wharf_common::{DropReason, EndpointKey};
 
 /// Bytes of the Ethernet header.
 pub const ETHERNET_BYTES: usize = size_of::<Ethernet>();
@@ -92,7 +92,8 @@ pub struct Ipv4 {
     version_and_words: u8,
     _service: u8,
     total_bytes: u16,
-    _identification: u16,
+    /// As it stands in the header.
+    pub identification: u16,
     fragment: u16,
     ttl: u8,
     pub protocol: u8,
@@ -133,6 +134,24 @@ impl Ipv6Address {
     #[inline(always)]
     pub fn difference(self, other: Self) -> u64 {
         (self.0[0] ^ other.0[0]) | (self.0[1] ^ other.0[1])
+    }
+
+    /// As the maps have it.
+    #[inline(always)]
+    pub fn as_shared(&self) -> &EndpointKey {
+        // SAFETY: same size, and a byte array asks for no alignment.
+        unsafe { &*(&raw const *self).cast() }
+    }
+
+    /// Below, at or above zero as the address is below, the same as or above the other, in the order of
+    /// [`wharf_common::FlowKey`].
+    #[inline(always)]
+    pub fn order(self, other: Self) -> i32 {
+        let compare = |a: u64, b: u64| i32::from(a > b) - i32::from(a < b);
+        match compare(self.0[0], other.0[0]) {
+            0 => compare(self.0[1], other.0[1]),
+            order => order,
+        }
     }
 
     /// Zero for the unspecified address.
@@ -187,8 +206,7 @@ pub struct Ipv6 {
     pub destination: Ipv6Address,
 }
 
-/// IANA's number of ICMPv6.
-pub const ICMPV6: u8 = 58;
+pub use wharf_common::flow::{ICMPV6, TCP, UDP};
 
 const _: () = {
     assert!(size_of::<Ethernet>() == 14);
@@ -260,6 +278,27 @@ fn bounds(ctx: &TcContext) -> (usize, usize) {
             ptr::read_volatile(&raw const (*context).data_end) as usize,
         )
     }
+}
+
+/// 1 for zero, else 0, without a branch: the verifier follows both ways of each, to the end of the program.
+#[inline(always)]
+pub fn is_zero(word: u64) -> u32 {
+    1 ^ ((word | word.wrapping_neg()) >> 63) as u32
+}
+
+/// Reads what stands at `offset` of the packet: in place where it lies in the packet's first piece, which is much faster, else by the
+/// helper that fetches it from wherever it lies. `None` when the packet is shorter.
+///
+/// Not for a single byte: the compiler then compares with `<`, of which the verifier learns nothing.
+#[inline(always)]
+pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
+    let (start, end) = bounds(ctx);
+    let at = start + offset;
+    if at + size_of::<T>() <= end {
+        // SAFETY: bounds checked.
+        return Some(unsafe { ptr::read_unaligned(at as *const T) });
+    }
+    ctx.load(offset).ok()
 }
 
 /// Bytes of the longest headers that every packet is read by: Ethernet and IPv6.
@@ -371,6 +410,13 @@ impl Framed<Ipv4> {
         unsafe { (*self.payload).ttl }
     }
 
+    /// 1 for a packet that is no fragment, else 0.
+    #[inline(always)]
+    pub fn is_whole(self) -> u32 {
+        // SAFETY: bounds checked when made.
+        is_zero(u64::from(unsafe { (*self.payload).fragment() } & 0x3fff))
+    }
+
     /// Takes one off a TTL that is not zero, and mends the header's checksum (RFC 1141): the word that holds the TTL in
     /// its high byte loses 0x0100, so the complement sum gains it. Right stays right, and wrong stays wrong.
     #[inline(always)]
@@ -409,6 +455,14 @@ impl Framed<Ipv6> {
     pub fn hop_limit(self) -> u8 {
         // SAFETY: bounds checked when made.
         unsafe { (*self.payload).hop_limit }
+    }
+
+    /// 1 for a packet without extension headers, which may hide that it is a fragment; else 0, also for protocols that are rare.
+    #[inline(always)]
+    pub fn is_whole(self) -> u32 {
+        // SAFETY: bounds checked when made.
+        let next = unsafe { (*self.payload).next_header };
+        [TCP, UDP, ICMPV6].iter().fold(0, |is, protocol| is | is_zero(u64::from(next ^ protocol)))
     }
 
     /// Takes one off a hop limit that is not zero.

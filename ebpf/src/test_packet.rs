@@ -12,7 +12,7 @@ use wharf_common::{
     test_packet::{REPORTS_OFFSET, TEST_IFINDEX},
 };
 
-use crate::config;
+use crate::{config, parse::is_zero};
 
 const _: () = assert!(offset_of!(__sk_buff, cb) == REPORTS_OFFSET);
 
@@ -21,6 +21,13 @@ const _: () = assert!(offset_of!(__sk_buff, cb) == REPORTS_OFFSET);
 pub fn is_test(ctx: &TcContext) -> bool {
     // SAFETY: the context the program was called with.
     unsafe { (*ctx.skb.skb).ifindex == TEST_IFINDEX }
+}
+
+/// [`is_test`] as 1 or 0, without a branch.
+#[inline(always)]
+pub fn bit(ctx: &TcContext) -> u32 {
+    // SAFETY: as in `is_test`.
+    is_zero(u64::from(unsafe { (*ctx.skb.skb).ifindex } ^ TEST_IFINDEX))
 }
 
 /// Reports this endpoint's verdict, a `DropReason` as a number; a later one of the same run takes its place.

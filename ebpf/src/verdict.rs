@@ -1,19 +1,17 @@
 //! What a program decides about a packet, and the one place where a verdict is recorded.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, TC_ACT_OK, TC_ACT_SHOT},
+    bindings::{__sk_buff, TC_ACT_SHOT},
     programs::TcContext,
 };
 use wharf_common::{Direction, DropReason, EventKind};
 
-use crate::{config::Config, event, handoff, metrics, stack_path, test_packet};
-
-/// A packet that goes on: why, and where to.
-#[derive(Clone, Copy)]
-pub struct Forward {
-    pub reason: DropReason,
-    pub next: Next,
-}
+use crate::{
+    config::Config,
+    event,
+    flow::{self, Peer},
+    handoff, metrics, test_packet,
+};
 
 /// What is left to do with a packet whose verdict is recorded.
 #[derive(Clone, Copy)]
@@ -22,32 +20,36 @@ pub enum Next {
     Return(i32),
     /// To the `deliver` of the endpoint with this id.
     Deliver(u32),
-    /// Its path through the stack is noted, and it goes on.
-    Note,
 }
 
-impl Forward {
-    /// On through the node's stack, or out of it.
-    pub const STACK: Self = Self { reason: DropReason::ForwardedStack, next: Next::Return(TC_ACT_OK) };
-}
-
-/// Forward, or drop for the reason.
-pub type Decision = Result<Forward, DropReason>;
-
-/// Runs a program: decides about the packet, records the decision, and returns what the hook is to return. `decide` gets
-/// the endpoint's configuration and the packet's length as it came in, bytes.
+/// Runs a program of a hook: decides whether the packet may go on to the `Peer`, and leaves the rest to the node's program `flow`. The
+/// packet is recorded as what is expected; `deliver` records any other verdict, and all of them where an endpoint is watched. `decide`
+/// gets the endpoint's configuration and the packet's length as it came in,
+/// bytes. Returns what the hook is to return.
 #[inline(always)]
-pub fn run(ctx: &TcContext, direction: Direction, decide: impl FnOnce(Config, u32) -> Decision) -> i32 {
+pub fn run(ctx: &TcContext, direction: Direction, decide: impl FnOnce(Config, u32) -> Result<Peer, DropReason>) -> i32 {
     let bytes = ctx.len();
-    let config = Config::load();
-    let decision = match config {
-        Some(config) => decide(config, bytes),
-        None => Err(DropReason::NoConfig),
+    let reason = match Config::load() {
+        Some(config) => match decide(config, bytes) {
+            Ok(peer) => {
+                let expected = peer.expected() as u32;
+                let (unwatched, test) = (1 ^ event::is_watched(config), test_packet::bit(ctx));
+                if test != 0 {
+                    test_packet::report(ctx, direction, expected);
+                }
+                // Numbers and not branches: the verifier follows both ways of each.
+                let recorded = unwatched & (peer.certain | test);
+                let counted = recorded & (1 ^ test);
+                metrics::add(direction, expected, counted, counted * bytes);
+                flow::hand_over(ctx, config, direction, peer, recorded);
+                metrics::take(direction, expected, counted, counted * bytes);
+                DropReason::NoNodeProgram
+            }
+            Err(reason) => reason,
+        },
+        None => DropReason::NoConfig,
     };
-    match decision {
-        Ok(forward) => conclude(ctx, direction, bytes, forward.reason as u32, forward.next, config),
-        Err(reason) => drop(ctx, direction, bytes, reason as u32),
-    }
+    drop(ctx, direction, bytes, reason as u32)
 }
 
 /// Records that the packet is dropped, for a [`DropReason`] as a number: counts it and sends the event; of a test packet it
@@ -110,12 +112,6 @@ pub fn conclude(
     }
     match next {
         Next::Return(action) => action,
-        Next::Note => {
-            if let Some(config) = config {
-                stack_path::note(ctx, config);
-            }
-            TC_ACT_OK
-        }
         Next::Deliver(receiver) => {
             handoff::deliver(ctx, receiver);
             // There is none: the packet is a drop, and not a forwarded one.

@@ -105,12 +105,12 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one and waits until it says READY=1 over its notify socket.
+    /// Starts one, by a command without arguments, and waits until it says READY=1 over its notify socket.
     ///
     /// # Errors
     /// When it ends before it is ready, or is not ready in time; its log is in the message.
-    pub fn start(space: &Space, dirs: &Dirs, program: &Path, arguments: &[String]) -> Result<Self> {
-        match Self::spawn(command_in(space, program)?, dirs, arguments)? {
+    pub fn start(command: Command, dirs: &Dirs, arguments: &[String]) -> Result<Self> {
+        match Self::spawn(command, dirs, arguments)? {
             Started::Ready(agent) => Ok(agent),
             Started::Ended(status) => {
                 bail!("wharf-agent ended with {status} before it was ready:\n{}", read_log(dirs))

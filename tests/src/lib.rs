@@ -38,6 +38,7 @@ pub mod programs;
 pub mod report;
 pub mod sandbox;
 pub mod scratch;
+pub mod sctp;
 pub mod space;
 pub mod stream;
 pub mod wait;

@@ -13,7 +13,7 @@ use crate::{
     attached::Attached,
     cni::{Call, NetConf},
     http,
-    process::{Finished, bin, command_in, crash_bin, next_agent, run},
+    process::{Finished, bin, bounded, command_in, crash_bin, next_agent, run},
     sandbox::Sandbox,
     scratch,
     space::Space,
@@ -80,6 +80,8 @@ pub struct Node {
     flags: Vec<String>,
     agent: Option<Agent>,
     next_version: bool,
+    /// A systemd unit whose capabilities bound the agent's.
+    unit: Option<String>,
     told: bool,
 }
 
@@ -109,7 +111,7 @@ impl Node {
             fs::write(&path, text).context("write the configuration file")?;
             flags.extend(["--config".to_owned(), path.display().to_string()]);
         }
-        Ok(Self { space: Space::create()?, dirs, flags, agent: None, next_version: false, told: false })
+        Ok(Self { space: Space::create()?, dirs, flags, agent: None, next_version: false, unit: None, told: false })
     }
 
     /// Another value for the same namespace and directories, without an agent of its own: for threads that call the
@@ -121,7 +123,7 @@ impl Node {
         let space = self.space.try_clone()?;
         // What fails is told by the node that has the agent.
         let (dirs, flags, next_version) = (self.dirs.clone(), self.flags.clone(), self.next_version);
-        Ok(Self { space, dirs, flags, agent: None, next_version, told: true })
+        Ok(Self { space, dirs, flags, agent: None, next_version, unit: None, told: true })
     }
 
     /// The node's network namespace.
@@ -156,8 +158,17 @@ impl Node {
     /// When one runs already, or it does not get ready.
     pub fn start_agent(&mut self) -> Result<()> {
         ensure!(self.agent.is_none(), "an agent runs already");
-        self.agent = Some(Agent::start(&self.space, &self.dirs, &self.program()?, &self.flags)?);
+        let mut command = self.command(self.program()?)?;
+        if let Some(unit) = &self.unit {
+            bounded(&mut command, unit)?;
+        }
+        self.agent = Some(Agent::start(command, &self.dirs, &self.flags)?);
         Ok(())
+    }
+
+    /// From the next start on, the agent has the capabilities of this systemd unit alone, given as its text.
+    pub fn set_unit(&mut self, unit: &str) {
+        self.unit = Some(unit.to_owned());
     }
 
     /// From the next start on, the agent is the one of the next ABI version, or that of this one.

@@ -15,9 +15,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use caps::Capability;
 use nix::{
     sched::{CloneFlags, setns},
-    sys::{prctl::set_pdeathsig, signal::Signal},
+    sys::{
+        prctl::{set_no_new_privs, set_pdeathsig},
+        signal::Signal,
+    },
     unistd::{Gid, Uid, setgid, setgroups, setuid},
 };
 
@@ -102,6 +106,42 @@ pub fn as_nobody(command: &mut Command) {
     };
     // SAFETY: between fork and exec the closure makes three system calls on constants; it allocates nothing.
     unsafe { command.pre_exec(drop_privileges) };
+}
+
+/// The capabilities that a systemd unit's `CapabilityBoundingSet=` names.
+///
+/// # Errors
+/// When the unit names none, or one that is not known.
+pub fn bounds(unit: &str) -> Result<Vec<Capability>> {
+    let names = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    let names = names.context("the unit has no CapabilityBoundingSet=")?.split_whitespace();
+    names.map(|name| name.parse().map_err(|e| anyhow!("{name}: {e}"))).collect()
+}
+
+/// Limits a command, from its start on, to the capabilities of a systemd unit ([`bounds`]), with the unit's
+/// `NoNewPrivileges=yes`.
+///
+/// # Errors
+/// Those of [`bounds`].
+pub fn bounded(command: &mut Command, unit: &str) -> Result<()> {
+    let kept = bounds(unit)?;
+    let numbers = |c: Capability| libc::c_ulong::from(c.index());
+    // Those that this kernel does not have need not be dropped.
+    let here = caps::runtime::procfs_all_supported(None).map_err(|e| anyhow!("capabilities of this kernel: {e}"))?;
+    let dropped: Vec<libc::c_ulong> = here.into_iter().filter(|c| !kept.contains(c)).map(numbers).collect();
+    let drop = move || {
+        for capability in &dropped {
+            // SAFETY: prctl takes integers here.
+            if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, *capability, 0, 0, 0) } != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        set_no_new_privs()?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes system calls on integers; it allocates nothing.
+    unsafe { command.pre_exec(drop) };
+    Ok(())
 }
 
 /// A program that has ended.

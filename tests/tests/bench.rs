@@ -32,6 +32,8 @@ fn the_smoke_run_measures_everything() -> Result<()> {
         "ADD, one at a time",
         "DEL, one at a time",
         "ADD with masquerading and ports",
+        "DEL beside flows",
+        "connections while flows are collected",
         "one packet in the programs",
         "memory of the agent",
     ] {
@@ -45,7 +47,7 @@ fn the_smoke_run_measures_everything() -> Result<()> {
     }
     ensure!(svg.matches("font-size=\"14\"").count() == groups.len(), "not every group was drawn");
     let marks = texts(&findings, "marks", "target");
-    ensure!(marks.len() == 14, "marks: {marks:?}");
+    ensure!(marks.len() == 19, "marks: {marks:?}");
     for mark in marks {
         ensure!(printed.contains(mark), "the mark `{mark}` was not printed");
     }

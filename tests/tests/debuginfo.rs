@@ -66,6 +66,7 @@ fn the_archive_has_every_part_and_nothing_secret() -> Result<()> {
             "agent/audit.json",
             "agent/metrics.json",
             "agent/health.json",
+            "agent/flows.json",
             "agent/log.txt",
             "agent/maps.json",
             "agent/maps/ENDPOINTS.json",

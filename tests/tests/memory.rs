@@ -167,7 +167,7 @@ impl Drop for Limited {
 
 #[test]
 fn creates_are_refused_before_the_memory_limit_and_a_restart_there_survives() -> Result<()> {
-    let limited = Limited::new(64 << 20)?;
+    let limited = Limited::new(96 << 20)?;
     let mut node = Node::without_agent(NodeConfig::default())?;
     limited.start(&mut node)?;
     let container = node.sandbox("all")?;
@@ -184,7 +184,7 @@ fn creates_are_refused_before_the_memory_limit_and_a_restart_there_survives() ->
             ensure!(Instant::now() < end, "refused, and yet: {shown}");
         } else {
             made += 1;
-            ensure!(made < 1_000, "a thousand endpoints fit into 64 MiB");
+            ensure!(made < 1_000, "a thousand endpoints fit into 96 MiB");
         }
     }
     for _ in 0..2 {

@@ -97,6 +97,28 @@ fn links_have_the_uplinks_mtu_and_follow_it() -> Result<()> {
     })
 }
 
+#[test]
+fn an_uplink_by_a_nexthop_object_is_an_uplink() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let _world = World::join(node)?;
+        ip(node.space(), "link set up0 mtu 1400")?;
+        ip(node.space(), "link add wide0 mtu 1380 type veth peer name wide1")?;
+        ip(node.space(), "link set wide0 up")?;
+        ip(node.space(), "link set wide1 up")?;
+        // The kernel tells the object alone then.
+        node.space().run(|| std::fs::write("/proc/sys/net/ipv4/nexthop_compat_mode", "0"))??;
+        ip(node.space(), &format!("nexthop add id 7 via {} dev up0", WORLD[0]))?;
+        ip(node.space(), "route add default nhid 7")?;
+        await_mtu(node, "1400 (uplink up0)")?;
+        ip(node.space(), "nexthop add id 8 dev wide0")?;
+        ip(node.space(), "nexthop add id 9 group 7/8")?;
+        ip(node.space(), "route replace default nhid 9")?;
+        await_mtu(node, "1380 (uplink wide0)")?;
+        ip(node.space(), "link del wide0")?;
+        Ok(())
+    })
+}
+
 /// What a socket of the container learns about the way to `to`, by sending packets that may not be cut until none is too big.
 fn path_mtu(from: &Space, to: SocketAddr, expected: i32) -> Result<()> {
     let socket = echo::udp_client(from, to)?;

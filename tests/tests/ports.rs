@@ -13,7 +13,9 @@ use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox, cni,
     echo::{self, EchoServer},
     process::{command_in, ip, run},
-    scenario, wait,
+    scenario,
+    sctp::SctpSocket,
+    wait,
 };
 
 /// The node's and the world's addresses on the link between them.
@@ -121,6 +123,37 @@ fn a_published_port_is_reached_from_everywhere() -> Result<()> {
 }
 
 #[test]
+fn sctp_passes_a_published_port_both_ways() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let world = world(node)?;
+        let (sandbox, neighbour) = (node.sandbox("server")?, node.sandbox("neighbour")?);
+        let to = 7777;
+        let asked = asks(node, json!([{"hostPort": PORT, "containerPort": to, "protocol": "sctp"}]));
+        let (end, other) = (node.attach_with(&sandbox, "eth0", &asked)?, node.attach(&neighbour)?);
+        for (family, (address, own)) in NODE.into_iter().zip(WORLD).enumerate() {
+            let server = SctpSocket::open(sandbox.space()?, family == 0)?;
+            let [mine4, mine6] = other.both()?;
+            let clients = [
+                ("the world", world.space()?, Some(own.parse()?)),
+                ("a neighbour", neighbour.space()?, Some(if family == 0 { mine4 } else { mine6 })),
+                ("the node", node.space(), None),
+            ];
+            for (port, (who, space, source)) in (5000..).zip(clients) {
+                let client = SctpSocket::open(space, family == 0)?;
+                client.init(port, at(address)?)?;
+                let (from, came_to) = server.receive(false).with_context(|| format!("from {who} to {address}"))?;
+                ensure!(came_to == to && source.is_none_or(|ip| from == SocketAddr::new(ip, port)), "{who} is {from}");
+                server.acknowledge(to, from)?;
+                let (from, came_to) = client.receive(true).with_context(|| format!("back to {who}, {address}"))?;
+                ensure!((from, came_to) == (at(address)?, port), "{who} hears {from} at {came_to}");
+            }
+        }
+        node.detach(&other)?;
+        node.detach(&end)
+    })
+}
+
+#[test]
 fn a_port_of_one_address_is_published_on_it_alone() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let world = world(node)?;
@@ -136,6 +169,34 @@ fn a_port_of_one_address_is_published_on_it_alone() -> Result<()> {
         let end = node.attach_with(&sandbox, "eth0", &asks(node, one("127.0.0.1")))?;
         echo::tcp(node.space(), at("127.0.0.1")?, 100)?;
         ensure!(echo::tcp(world.space()?, at(NODE[0])?, 100).is_err(), "the world reaches the loopback's port");
+        node.detach(&end)
+    })
+}
+
+#[test]
+fn a_port_of_an_address_that_a_route_makes_the_nodes_is_published() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let world = world(node)?;
+        let any = ["192.0.2.7", "2001:db8:77::7"];
+        for (family, net, gateway) in [("-4", "192.0.2.0/24", NODE[0]), ("-6", "2001:db8:77::/64", NODE[1])] {
+            ip(node.space(), &format!("{family} route add local {net} dev lo"))?;
+            ip(world.space()?, &format!("{family} route add {net} via {gateway}"))?;
+        }
+        let sandbox = node.sandbox("server")?;
+        let echo = EchoServer::start(sandbox.space()?)?;
+        let to = echo.tcp_at(Ipv6Addr::LOCALHOST.into()).port();
+        let ports = any.map(|ip| json!({"hostPort": PORT, "containerPort": to, "hostIP": ip}));
+        let end = node.attach_with(&sandbox, "eth0", &asks(node, json!(ports)))?;
+        for address in any {
+            echo::tcp(world.space()?, at(address)?, 100).with_context(|| address.to_owned())?;
+        }
+        ensure!(echo::tcp(world.space()?, at(NODE[0])?, 100).is_err(), "other addresses have the port too");
+        // A process that holds the port of such an address is still found.
+        let _holder = node.space().run(|| TcpListener::bind("192.0.2.8:8083"))??;
+        let second = node.sandbox("second")?;
+        let held = json!([{"hostPort": 8083, "containerPort": 80, "hostIP": "192.0.2.8"}]);
+        let said = add(node, &second, held)?.failure()?;
+        ensure!(said.code == TAKEN, "{said:?}");
         node.detach(&end)
     })
 }
@@ -219,6 +280,41 @@ fn without_masquerading_ports_are_refused() -> Result<()> {
         ensure!(format!("{} {}", said.msg, said.details).contains("--masquerade on"), "{said:?}");
         ensure!(node.endpoints()?.is_empty());
         Ok(())
+    })
+}
+
+#[test]
+fn ports_that_a_start_without_masquerading_switches_off_are_told_and_come_back() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let world = world(node)?;
+        let (_sandbox, end, _echo) = published(node, "server")?;
+        let off = |node: &Node| -> Result<bool> {
+            let told = [
+                &["port", "list"][..],
+                &["endpoint", "get", &node.endpoints()?.first().context("one")?.id.to_string()],
+            ];
+            let told: Vec<bool> = told
+                .into_iter()
+                .map(|arguments| Ok(node.wharf(arguments)?.stdout.contains("runs with --masquerade off")))
+                .chain([Ok(node.wharf(&["status"])?.stdout.contains("nothing translates the published ports of 1"))])
+                .collect::<Result<_>>()?;
+            ensure!(told.iter().all(|one| *one == told.contains(&true)), "{told:?}");
+            Ok(told.contains(&true))
+        };
+        ensure!(!off(node)?, "off before");
+        node.stop_agent()?;
+        node.set_flag("--masquerade=off", true);
+        node.start_agent()?;
+        node.await_rebuilt()?;
+        ensure!(off(node)?, "not told");
+        ensure!(echo::tcp(world.space()?, at(NODE[0])?, 100).is_err(), "it is translated all the same");
+        node.stop_agent()?;
+        node.set_flag("--masquerade=off", false);
+        node.start_agent()?;
+        node.await_rebuilt()?;
+        ensure!(!off(node)?, "off after");
+        NODE.into_iter().try_for_each(|address| both(world.space()?, address))?;
+        node.detach(&end)
     })
 }
 

@@ -280,3 +280,54 @@ fn local_flows_pass_the_nodes_firewall_where_the_operator_wants_that() -> Result
     }
     Ok(())
 }
+
+/// A TCP connection from a port of the client's choice.
+fn connect_from(space: &wharf_tests::space::Space, port: u16, to: SocketAddr) -> Result<std::net::TcpStream> {
+    use nix::sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+    };
+    use std::os::fd::AsRawFd as _;
+    let (family, any) = if to.is_ipv4() {
+        (AddressFamily::Inet, SocketAddr::new(std::net::Ipv4Addr::UNSPECIFIED.into(), port))
+    } else {
+        (AddressFamily::Inet6, SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port))
+    };
+    let socket = space.run(|| socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None))??;
+    setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(any)).with_context(|| format!("bind port {port}"))?;
+    connect(socket.as_raw_fd(), &SockaddrStorage::from(to))
+        .with_context(|| format!("connect {to} from port {port}"))?;
+    let stream = std::net::TcpStream::from(socket);
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    Ok(stream)
+}
+
+fn exchange(mut stream: &std::net::TcpStream) -> Result<()> {
+    use std::io::{Read as _, Write as _};
+    stream.write_all(b"alive")?;
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer)?;
+    ensure!(answer == *b"alive", "an echo of something else");
+    Ok(())
+}
+
+#[test]
+fn a_direct_connection_outlives_one_to_the_service_from_the_same_port() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let s = scene(node)?;
+        let client = s.client.space()?;
+        for (own, service) in s.ends[1].both()?.into_iter().zip(services()?) {
+            let direct = connect_from(client, 41_000, s.echo.tcp_at(own))?;
+            exchange(&direct)?;
+            // The first use of the service, which notes the path: the direct connection takes it from its next packet on.
+            exchange(&connect_from(client, 41_001, service)?)?;
+            exchange(&direct).with_context(|| format!("after the first use of {service}"))?;
+            let through = connect_from(client, 41_000, service)?;
+            for _ in 0..3 {
+                exchange(&through).with_context(|| format!("through {service}"))?;
+                exchange(&direct).with_context(|| format!("directly, beside {service}"))?;
+            }
+        }
+        s.ends.iter().try_for_each(|end| node.detach(end))
+    })
+}

@@ -141,9 +141,6 @@ pub(crate) struct VmArgs {
 /// Kernels of Debian that can be tested on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum VmKernel {
-    /// bullseye's.
-    #[value(name = "5.10")]
-    V5_10,
     /// bookworm's.
     #[value(name = "6.1")]
     V6_1,

@@ -35,7 +35,7 @@ pub(crate) fn ensure(
     programs(progress, workspace, extra)
 }
 
-/// Builds `target/bpf/{endpoint,node,sink,endpoint-debug}.o`, and `floor.o` for the benchmark.
+/// Builds `target/bpf/{endpoint,node,sink,endpoint-debug}.o`, and `{floor,untracked}.o` for the benchmark.
 pub(crate) fn objects(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     progress.step("BPF programs (half a minute the first time)", |step| build_objects(step, workspace, toolchain))
 }
@@ -87,13 +87,21 @@ pub(crate) fn crash_dir(workspace: &Workspace) -> PathBuf {
     workspace.target().join("debug")
 }
 
+/// The objects, and their names in `target/bpf`.
+const OBJECTS: [(&str, &str); 5] = [
+    ("endpoint", "endpoint.o"),
+    ("node", "node.o"),
+    ("sink", "sink.o"),
+    ("floor", "floor.o"),
+    ("untracked", "untracked.o"),
+];
+
 fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     let mut changed = 0;
     // The second build differs in one feature; what both share is compiled once.
-    for (features, copies) in [
-        (None, [("endpoint", "endpoint.o"), ("node", "node.o"), ("sink", "sink.o"), ("floor", "floor.o")].as_slice()),
-        (Some("debug-log"), [("endpoint", "endpoint-debug.o")].as_slice()),
-    ] {
+    for (features, copies) in
+        [(None, OBJECTS.as_slice()), (Some("debug-log"), [("endpoint", "endpoint-debug.o")].as_slice())]
+    {
         changed += build_object(step, workspace, toolchain, features, copies)?;
     }
     step.note(if changed == 0 { "unchanged".to_owned() } else { format!("{changed} objects new") });

@@ -23,6 +23,8 @@ pub struct Addresses<K> {
     /// lease. Held across kernel calls and a commit, each bounded.
     checks: tokio::sync::Mutex<()>,
     pools: Vec<PoolConfig>,
+    /// The node announces the pools' addresses.
+    announce: bool,
     default_pool: PoolName,
     kernel: Arc<K>,
     store: Store,
@@ -38,6 +40,7 @@ impl<K> Addresses<K> {
             overlaps: Mutex::default(),
             checks: tokio::sync::Mutex::default(),
             pools: config.pools.clone(),
+            announce: config.announce,
             default_pool: config.default_pool.clone(),
             kernel,
             store,

@@ -13,6 +13,7 @@ use wharf_core::{
     finding::NodeProblem,
     ipam::Leased,
     kernel::{Kernel, KernelError},
+    nat::Masquerade,
     overlap::{Overlap, at_start, overlaps},
     store::LeaseOwner,
 };
@@ -26,7 +27,7 @@ use crate::{addresses::Addresses, config::AgentConfig, sync::lock};
 pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
     let cidrs: Vec<IpNet> = config.pools.iter().flat_map(|p| p.cidrs.iter().copied()).collect();
     let seen = wharf_datapath::observe_networks(&cidrs).context("look at the node's addresses and routes")?;
-    at_start(&config.pools, &seen)?;
+    at_start(&config.pools, &seen, config.announce)?;
     Ok(())
 }
 
@@ -37,7 +38,7 @@ pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
 pub async fn look<K: Kernel>(addresses: &Addresses<K>) -> Result<(), KernelError> {
     let cidrs = lock(&addresses.ipam).cidrs();
     let seen = addresses.kernel.observe_networks(&cidrs).await?;
-    apply(addresses, overlaps(&addresses.pools, &seen.foreign));
+    apply(addresses, overlaps(&addresses.pools, &seen.foreign, addresses.announce));
     Ok(())
 }
 
@@ -59,7 +60,9 @@ pub async fn is_taken_by_node<K: Kernel>(addresses: &Addresses<K>, leased: &Leas
     let mut found = Vec::new();
     match addresses.kernel.observe_networks_of(&ips).await {
         Ok(networks) => {
-            networks.iter().for_each(|network| found.extend(overlaps(&addresses.pools, network.as_slice())));
+            networks
+                .iter()
+                .for_each(|network| found.extend(overlaps(&addresses.pools, network.as_slice(), addresses.announce)));
         }
         // The next steps use the same kernel and report its error with more context.
         Err(error) => tracing::warn!(?ips, "{error}; whether the node has them is not known"),
@@ -97,7 +100,7 @@ pub fn told<K: Kernel>(addresses: &Addresses<K>) -> Option<String> {
 
 /// Pools with their fill.
 #[must_use]
-pub fn fill<K: Kernel>(addresses: &Addresses<K>) -> Vec<PoolView> {
+pub fn fill<K: Kernel>(addresses: &Addresses<K>, masquerade: Option<&Masquerade>) -> Vec<PoolView> {
     let usage = lock(&addresses.ipam).usage();
     usage
         .into_iter()
@@ -108,6 +111,7 @@ pub fn fill<K: Kernel>(addresses: &Addresses<K>) -> Vec<PoolView> {
             used: u.used,
             resting: u.resting,
             total: u.total,
+            masquerade: Some(masquerade.is_some_and(|m| m.covers(&u.cidrs))),
         })
         .collect()
 }

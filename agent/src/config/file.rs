@@ -33,6 +33,7 @@ pub(super) struct File {
     pub(super) masquerade: Option<Switch>,
     pub(super) masquerade_exclude: Option<Vec<IpNet>>,
     pub(super) masquerade_source: Option<Vec<IpAddr>>,
+    pub(super) announce: Option<Switch>,
     pub(super) prepared_programs: Option<usize>,
     pub(super) proxy_timeout_ms: Option<u64>,
     pub(super) ip_rest_ms: Option<u64>,

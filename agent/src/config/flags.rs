@@ -91,6 +91,10 @@ pub struct Flags {
     /// interface that a packet leaves by
     #[arg(long, env = "WHARF_MASQUERADE_SOURCE", value_name = "IP,...", value_delimiter = ',')]
     pub masquerade_source: Option<Vec<IpAddr>>,
+    /// Whether the node answers its neighbours for containers whose pool is a part of their network: on or off
+    /// (docs/connectivity.md) [default: off]
+    #[arg(long, env = "WHARF_ANNOUNCE", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
+    pub announce: Option<Switch>,
     /// Program sets kept verified ahead of need [default: 32]
     #[arg(long, env = "WHARF_PREPARED_PROGRAMS", value_name = "N")]
     pub prepared_programs: Option<usize>,

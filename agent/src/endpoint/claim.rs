@@ -22,7 +22,7 @@ pub(super) struct Claim<K: Kernel> {
 
 impl<K: Kernel> Claim<K> {
     pub(super) fn new(life: &Arc<Lifecycle<K>>, handle: Handle) -> Self {
-        let answer = handle.shared.read(api_endpoint);
+        let answer = handle.shared.read(|view| api_endpoint(view, life.config.masquerade.is_some()));
         Self { endpoint: Some((Arc::clone(life), handle)), answer }
     }
 

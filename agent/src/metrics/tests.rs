@@ -20,7 +20,9 @@ fn status() -> AgentStatus {
         "deletion_queue": {"records": 1, "oldest_age_ms": 1500, "unusable": 2, "drained": 1, "canary": "came out"},
         "audit_findings": 0, "refused_transitions": 1, "prepared": {"ready": 4, "target": 4},
         "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0},
-        "network": {"device_mode": "veth", "routing": "", "masquerading": "on", "connections": {"entries": 7, "limit": 262144}},
+        "network": {"device_mode": "veth", "routing": "", "masquerading": "on", "connections": {"entries": 7, "limit": 262144},
+            "flows": {"rows": 5, "limit": 524_288, "expired": 40, "orphaned": 2, "over_quota": 0, "no_room": 0, "untracked": 1,
+                "collected_unix_ms": 1, "took_us": 2_500}},
         "resident_bytes": 1 << 24,
     });
     serde_json::from_value(status).expect("a status")
@@ -58,7 +60,12 @@ fn metrics_of(text: &str) -> BTreeSet<(String, String, BTreeSet<String>)> {
     let mut found = BTreeSet::new();
     for (name, kind) in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')) {
         let mut labels = BTreeSet::new();
-        for line in text.lines().filter(|line| line.starts_with(name)) {
+        // `wharf_flows` is the beginning of `wharf_flows_limit`.
+        let is_sample = |line: &&str| {
+            let rest = line.strip_prefix(name).map(|rest| rest.split(['{', ' ']).next().unwrap_or_default());
+            matches!(rest, Some("" | "_bucket" | "_sum" | "_count"))
+        };
+        for line in text.lines().filter(is_sample) {
             let inner = line.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(inner, _)| inner);
             labels.extend(inner.split(',').filter_map(|pair| pair.split_once('=')).map(|(label, _)| label.to_owned()));
         }
@@ -109,6 +116,23 @@ fn the_age_of_the_oldest_deletion_record_is_in_seconds() {
     let text = encoded(Format::OpenMetrics);
     assert!(text.contains("\nwharf_deletion_queue_oldest_age_seconds 1.5\n"), "{text}");
     assert!(text.contains("# UNIT wharf_deletion_queue_oldest_age_seconds seconds\n"), "{text}");
+}
+
+#[test]
+fn flows_are_told_by_the_last_collection_and_not_before_the_first() {
+    let text = encoded(Format::Prometheus);
+    for line in [
+        "wharf_flows 5",
+        "wharf_flows_collected_total{reason=\"expired\"} 40",
+        "wharf_flows_not_kept_total{reason=\"rate\"} 1",
+        "wharf_flows_collection_seconds 0.0025",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} in {text}");
+    }
+    let mut status = status();
+    status.network.flows = None;
+    let text = Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0);
+    assert!(!text.contains("wharf_flows"), "{text}");
 }
 
 #[test]

@@ -352,9 +352,9 @@ fn bandwidth(limits: &Bandwidth) -> wharf_api::Bandwidth {
     wharf_api::Bandwidth { ingress: of(limits.ingress), egress: of(limits.egress) }
 }
 
-/// An endpoint in the API's words.
+/// An endpoint of a node that masquerades, or not, in the API's words.
 #[must_use]
-pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
+pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
     let r = &view.record;
     wharf_api::Endpoint {
         id: r.id.get(),
@@ -380,6 +380,7 @@ pub fn api_endpoint(view: &View) -> wharf_api::Endpoint {
         pod_namespace: r.pod_namespace.clone(),
         created_unix_ms: r.created_unix_ms,
         ports: r.ports.iter().map(published).collect(),
+        ports_off: !r.ports.is_empty() && !masquerades,
         masquerade: r.masquerade,
         bandwidth: bandwidth(&r.bandwidth),
         status: view.status.clone(),

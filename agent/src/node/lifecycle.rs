@@ -157,6 +157,7 @@ impl<K: Kernel> Lifecycle<K> {
             mtu: self.mtu(),
             masquerade: self.config.masquerade.clone(),
             local_by_stack: self.config.local_delivery == LocalDelivery::Stack,
+            announce: self.config.announce,
         }
     }
 

@@ -4,6 +4,7 @@
 pub mod aside;
 pub mod endpoint;
 pub mod error;
+pub mod flows;
 pub mod health;
 pub mod jobs;
 pub mod leftovers;
@@ -28,7 +29,7 @@ use wharf_datapath::LinuxKernel;
 use crate::{
     config::AgentConfig,
     findings::Left,
-    node::{health::Health, lifecycle::Lifecycle, part::Parts, self_checks::SelfChecks},
+    node::{flows::Flows, health::Health, lifecycle::Lifecycle, part::Parts, self_checks::SelfChecks},
     proxy::Redirects,
     pulse::Pulses,
     store::Store,
@@ -45,9 +46,11 @@ pub struct Node<K: Kernel> {
     pub health: Arc<Health>,
     /// Self-checks of endpoints.
     pub self_checks: Arc<SelfChecks>,
+    /// The last collections of the flow tables.
+    pub flows: Arc<Flows>,
     /// Findings that the last leak audit left; none before the first audit.
     pub audit_findings: Mutex<Option<Left>>,
-    /// Permits for kernel looks of explanations.
+    /// Permits for kernel looks of explanations and for reads of the flow tables.
     pub looks: Arc<Semaphore>,
     /// Settings that were changed while the agent runs.
     pub changed_settings: Mutex<BTreeSet<&'static str>>,
@@ -72,6 +75,7 @@ impl<K: Kernel> Node<K> {
             health: Arc::new(Health::new(&config)),
             life: Arc::new(Lifecycle::new(config, kernel, store, ipam, redirects)),
             self_checks: Arc::default(),
+            flows: Arc::default(),
             audit_findings: Mutex::default(),
             looks: Arc::new(Semaphore::new(LOOKS)),
             changed_settings: Mutex::default(),

@@ -73,7 +73,8 @@ pub async fn list(
             && filter.pod_name.as_ref().is_none_or(|p| r.pod_name.as_ref() == Some(p))
     };
     let all = node.life.registry.list();
-    Ok(Json(all.iter().filter_map(|h| h.shared.read(|v| fits(v).then(|| api_endpoint(v)))).collect()))
+    let masquerades = node.life.config.masquerade.is_some();
+    Ok(Json(all.iter().filter_map(|h| h.shared.read(|v| fits(v).then(|| api_endpoint(v, masquerades)))).collect()))
 }
 
 /// Creates an endpoint: addresses, link, programs, maps, all of it or nothing. The id is `cni-attachment-id:ID:IFNAME`.
@@ -94,7 +95,11 @@ pub async fn put(
 #[utoipa::path(get, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Endpoint>> {
-    Ok(Json(handle(&node, &text)?.shared.read(api_endpoint)))
+    Ok(Json(shown(&node, &handle(&node, &text)?)))
+}
+
+fn shown(node: &LinuxNode, handle: &Handle) -> Endpoint {
+    handle.shared.read(|view| api_endpoint(view, node.life.config.masquerade.is_some()))
 }
 
 /// Changes labels or tracing, or regenerates; answers when it is realized.
@@ -128,7 +133,7 @@ pub async fn patch(
         };
         ask(&handle, |done| Command::Regenerate(level, done)).await?;
     }
-    Ok(Json(handle.shared.read(api_endpoint)))
+    Ok(Json(shown(&node, &handle)))
 }
 
 /// Deletes one endpoint.
@@ -394,18 +399,6 @@ fn parse_ports(attachment: &Attachment, ports: &[PublishedPort]) -> Answer<Vec<P
         let count = ports.len();
         return Err(invalid(format!("create endpoint {attachment}: {count} ports, at most {MAX_PORTS} are taken")));
     }
-    for (i, port) in ports.iter().enumerate() {
-        let host_side = port.host_side();
-        if port.host_ip.is_some_and(|ip| ip.is_multicast() || ip == Ipv4Addr::BROADCAST) {
-            let rule = "a port is published on an address of one node";
-            return Err(invalid(format!("create endpoint {attachment}: port {host_side}: {rule}")));
-        }
-        if let Some(other) = ports.iter().take(i).find(|other| other.overlaps(port)) {
-            let other = other.host_side();
-            let message = format!("create endpoint {attachment}: port {host_side} is asked for beside {other}");
-            return Err(invalid(message));
-        }
-    }
     let publish = |port: &PublishedPort| Publish {
         protocol: match port.protocol {
             PortProtocol::Tcp => Protocol::Tcp,
@@ -416,7 +409,18 @@ fn parse_ports(attachment: &Attachment, ports: &[PublishedPort]) -> Answer<Vec<P
         host_port: port.host_port,
         container_port: port.container_port,
     };
-    Ok(ports.iter().map(publish).collect())
+    let mut read: Vec<Publish> = Vec::with_capacity(ports.len());
+    for port in ports.iter().map(publish) {
+        if port.host_ip.is_some_and(|ip| ip.is_multicast() || ip == Ipv4Addr::BROADCAST) {
+            let rule = "a port is published on an address of one node";
+            return Err(invalid(format!("create endpoint {attachment}: port {port}: {rule}")));
+        }
+        if let Some(other) = read.iter().find(|other| other.overlaps(&port)) {
+            return Err(invalid(format!("create endpoint {attachment}: port {port} is asked for beside {other}")));
+        }
+        read.push(port);
+    }
+    Ok(read)
 }
 
 fn parse_bandwidth(attachment: &Attachment, asked: wharf_api::Bandwidth) -> Answer<Bandwidth> {

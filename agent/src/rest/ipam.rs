@@ -38,7 +38,7 @@ pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
             blocked: r.blocked,
         })
         .collect();
-    Json(IpamView { pools: pools::fill(&node.life.addresses), leases, resting })
+    Json(IpamView { pools: pools::fill(&node.life.addresses, node.life.config.masquerade.as_ref()), leases, resting })
 }
 
 /// Leases an address of each family, or of one, to a caller.

@@ -27,7 +27,7 @@ pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>
 
 /// One map with its rows; of the ring buffer `EVENTS`, which has none, what is known of it. An endpoint's map is called `ID.NAME`, for example `7.CONFIG` (or `7%2FCONFIG`).
 #[utoipa::path(get, path = "/v1/map/{name}", tag = "bpf", params(("name" = String, Path)),
-    responses((status = 200, body = BpfMapDump), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 500, body = ApiError)))]
+    responses((status = 200, body = BpfMapDump), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> Answer<Json<BpfMapDump>> {
     let name = name.replacen('.', "/", 1);
     let mut maps = node.life.kernel.observe_maps().await?;
@@ -39,6 +39,10 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> 
             Ok(rows) => rows,
             // The endpoint was deleted after the maps were listed.
             Err(e) if e.kind == KernelErrorKind::NotFound => return Err(no_such(&name, &maps)),
+            // It has rows that are shown elsewhere, or to nobody.
+            Err(e) if e.kind == KernelErrorKind::Unsupported => {
+                return Err(Failure::new(ErrorCode::Unsupported, e.to_string()));
+            }
             Err(e) => return Err(e.into()),
         },
     };

@@ -5,6 +5,7 @@ pub mod config;
 pub mod endpoint;
 pub mod error;
 pub mod explain;
+pub mod flow;
 pub mod health;
 pub mod id;
 pub mod ipam;
@@ -58,6 +59,7 @@ fn routes() -> OpenApiRouter<Arc<LinuxNode>> {
         .routes(routes!(ipam::allocate_exact, ipam::release))
         .routes(routes!(map::list))
         .routes(routes!(map::get))
+        .routes(routes!(flow::list, flow::remove))
         .routes(routes!(monitor::stream_events))
         .routes(routes!(audit::look, audit::repair))
         .routes(routes!(audit::gc))

@@ -21,7 +21,7 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
 }
 
 fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
-    let (pools, router) = (pools::fill(&life.addresses), life.routers());
+    let (pools, router) = (pools::fill(&life.addresses, life.config.masquerade.as_ref()), life.routers());
     let family = |family| if family == IpFamily::Ipv4 { "IPv4" } else { "IPv6" };
     let full: Vec<String> =
         pools.iter().filter(|p| p.used >= p.total).map(|p| format!("{} {}", p.name, family(p.family))).collect();

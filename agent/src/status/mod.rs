@@ -9,6 +9,7 @@ mod checks;
 mod controllers;
 mod datapath;
 mod endpoints;
+mod flows;
 mod nat;
 pub mod process;
 mod records;
@@ -55,11 +56,12 @@ pub struct Source<K: Kernel> {
 }
 
 /// The parts, in display order.
-fn sources() -> [Source<LinuxKernel>; 10] {
+fn sources() -> [Source<LinuxKernel>; 11] {
     [
         store::source(),
         datapath::source(),
         nat::source(),
+        flows::source(),
         address::source(),
         endpoints::source(),
         controllers::source(),
@@ -128,6 +130,7 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
             },
             masquerading: "not known".into(),
             connections: None,
+            flows: None,
             mtu: lock(&node.life.mtu).to_string(),
         },
         components: process::components(node),

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use wharf_api::{ComponentStatus, ConnectionStatus, Health};
 use wharf_core::{
     finding::Problem,
-    kernel::{Kernel, NatView, Tracked},
-    nat::Masquerade,
+    kernel::{ForeignChain, Kernel, NatView, Tracked},
+    nat::{Masquerade, accepting},
 };
 
 use super::{Source, of};
-use crate::node::{lifecycle::Lifecycle, part::Fill};
+use crate::node::{endpoint::Handle, lifecycle::Lifecycle, part::Fill};
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
@@ -22,12 +22,14 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
 
 async fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
     let spec = life.spec();
-    let (amiss, message, tracked) = match life.kernel.observe_nat(&spec).await {
+    let (amiss, (health, message), tracked) = match life.kernel.observe_nat(&spec).await {
         Ok(view) => {
-            let (amiss, message) = in_words(&view, spec.masquerade.as_ref());
-            (amiss, message, view.tracked.filter(|_| spec.masquerade.is_some()))
+            let has_ports = |handle: &Handle| handle.shared.read(|v| !v.record.ports.is_empty());
+            let publishers = life.registry.list().iter().filter(|handle| has_ports(handle)).count();
+            let words = in_words(&view, spec.masquerade.as_ref(), publishers);
+            (!view.problems.is_empty(), words, view.tracked.filter(|_| spec.masquerade.is_some()))
         }
-        Err(error) => (true, error.to_string(), None),
+        Err(error) => (true, (Health::Degraded, error.to_string()), None),
     };
     let network = match &spec.masquerade {
         None => "off: what leaves the node keeps its address",
@@ -36,7 +38,7 @@ async fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
     };
     Arc::new(move |status| {
         network.clone_into(&mut status.network.masquerading);
-        status.components.push(ComponentStatus::new("masquerade", of(amiss, Health::Degraded), message.clone()));
+        status.components.push(ComponentStatus::new("masquerade", health, message.clone()));
         if let Some(tracked) = tracked {
             status.network.connections = Some(ConnectionStatus { entries: tracked.entries, limit: tracked.limit });
             status.components.push(connections(tracked));
@@ -56,35 +58,63 @@ fn connections(tracked: Tracked) -> ComponentStatus {
     ComponentStatus::new("connections", of(tracked.is_nearly_full(), Health::Degraded), message)
 }
 
-/// Whether something is amiss, and what is told.
-fn in_words(view: &NatView, masquerade: Option<&Masquerade>) -> (bool, String) {
+/// Health of what the node does for packets that leave it, and what is told of it. `publishers`: containers with ports.
+fn in_words(view: &NatView, masquerade: Option<&Masquerade>, publishers: usize) -> (Health, String) {
     if let Some(problem) = view.problems.first() {
         let more = match view.problems.len() {
             1 => String::new(),
             n => format!(" and {} more", n - 1),
         };
         let problem = Problem::Node(problem.clone());
-        return (true, format!("{}: {problem}{more}; `wharf audit` says what to do", problem.subject()));
+        return (Health::Degraded, format!("{}: {problem}{more}; `wharf audit` says what to do", problem.subject()));
     }
     let mut parts = vec![if masquerade.is_some() { "on" } else { "off" }.to_owned()];
     if !view.changed.is_empty() {
         parts.push(format!("set by Wharf: {}", view.changed.join(", ")));
     }
-    for chain in &view.dropping {
-        let mend = match masquerade.map(|m| m.accepting(chain)) {
-            Some(Some(command)) => format!(": `{command}`"),
-            // No container of that family is masqueraded.
-            Some(None) => continue,
-            None => String::new(),
-        };
-        parts.push(format!("chain {chain} drops what its rules do not accept, so accept the containers in it{mend}"));
+    for chain in &view.foreign {
+        let ForeignChain { name, refused, unclear } = chain;
+        if !refused.is_empty() {
+            let pools = refused.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let mend = accepting(name, refused).map(|command| format!(": `{command}`")).unwrap_or_default();
+            parts.push(format!("chain {name} refuses packets of {pools}; accept them in it{mend}"));
+        } else if *unclear {
+            parts.push(format!("chain {name} may refuse packets of containers: not all of its rules can be judged"));
+        }
     }
-    (false, parts.join("; "))
+    let lost = masquerade.is_none() && publishers > 0;
+    if lost {
+        let whose = if publishers == 1 { "1 container".to_owned() } else { format!("{publishers} containers") };
+        parts.push(format!(
+            "nothing translates the published ports of {whose} (`wharf port list`): restart the agent with \
+             --masquerade on, or recreate them without ports"
+        ));
+    }
+    let refused = view.foreign.iter().any(|chain| !chain.refused.is_empty());
+    (if lost || refused { Health::Degraded } else { Health::Ok }, parts.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chains_that_refuse_and_ports_that_are_lost_are_degraded_and_a_chain_that_cannot_be_judged_is_told() {
+        let chain = |refused: &[&str], unclear| ForeignChain {
+            name: "ip filter FORWARD".to_owned(),
+            refused: refused.iter().map(|pool| pool.parse().unwrap()).collect(),
+            unclear,
+        };
+        let words = |foreign| in_words(&NatView { foreign, ..NatView::default() }, Some(&Masquerade::default()), 1);
+        let (health, said) = words(vec![chain(&["10.77.0.0/16"], true)]);
+        assert_eq!(health, Health::Degraded);
+        assert!(said.contains("in it: `nft 'insert rule ip filter FORWARD ip saddr 10.77.0.0/16 accept; "), "{said}");
+        let (health, said) = in_words(&NatView::default(), None, 2);
+        assert!(health == Health::Degraded && said.contains("ports of 2 containers"), "{said}");
+        assert_eq!(in_words(&NatView::default(), None, 0), (Health::Ok, "off".to_owned()));
+        let (health, said) = words(vec![chain(&[], true)]);
+        assert!(health == Health::Ok && said.contains("FORWARD may refuse") && !said.contains('`'), "{said}");
+    }
 
     #[test]
     fn a_table_that_fills_is_told_before_it_is_full() {

@@ -282,6 +282,19 @@ fn a_delete_that_followed_a_build_is_not_judged() {
 }
 
 #[test]
+fn a_create_between_the_look_at_the_store_and_that_at_memory_is_not_judged() {
+    Machine::new().life(async |agent| {
+        let hold = agent.kernel.hold(Op::ObserveNode);
+        let asked = agent.clone();
+        let audit = tokio::spawn(async move { asked.findings(false).await });
+        hold.reached().await;
+        agent.create("c1").await;
+        hold.release();
+        assert_eq!(audit.await.expect("task"), []);
+    });
+}
+
+#[test]
 fn programs_ready_ahead_of_need_are_not_judged() {
     let mut machine = Machine::new();
     machine.config.prepared_programs = 3;

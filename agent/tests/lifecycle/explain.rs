@@ -87,17 +87,19 @@ fn the_timeline_costs_no_transaction_on_a_create_or_a_delete() {
 #[test]
 fn a_deleted_endpoint_is_explained_by_each_of_its_names_also_after_a_kill() {
     let machine = Machine::new();
+    // As long as a runtime's.
+    let container = "0123456789abcdef".repeat(4);
     let record = machine.life(async |agent| {
-        let handle = agent.create("c1").await;
+        let handle = agent.create(&container).await;
         assert_eq!(agent.delete(&handle).await.errors, []);
         handle.shared.read(|v| v.record.clone())
     });
     machine.life(async |agent| {
         let names = [
             record.id.to_string(),
-            "c1".into(),
-            "c1/eth0".into(),
-            "cni-attachment-id:c1:eth0".into(),
+            container.clone(),
+            format!("{container}/eth0"),
+            format!("cni-attachment-id:{container}:eth0"),
             record.host_ifname.to_string(),
         ];
         for name in names {

@@ -20,6 +20,7 @@ mod delete_races;
 mod deletions;
 mod explain;
 mod faults;
+mod flows;
 mod gc;
 mod gone_caller;
 mod health;

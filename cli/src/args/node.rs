@@ -9,6 +9,7 @@ use clap::{
 
 use wharf_api::{LogFormat, PACKET_REASONS, PolicyEnforcement};
 
+use super::flow::BpfCtCommand;
 use crate::target::Target;
 
 /// Arguments of `wharf status`.
@@ -86,6 +87,9 @@ pub(crate) enum BpfCommand {
     /// Show the events of the programs.
     #[command(subcommand, after_help = "Example:\n  wharf bpf events list -n 20 --for 10s")]
     Events(BpfEventsCommand),
+    /// Show or remove the flows that the programs track (connection tracking).
+    #[command(subcommand, after_help = "Examples:\n  wharf bpf ct list\n  wharf bpf ct flush --endpoint 7")]
+    Ct(BpfCtCommand),
     /// Show BPF maps and their rows.
     #[command(subcommand, after_help = "Examples:\n  wharf bpf map list\n  wharf bpf map get ENDPOINTS")]
     Map(BpfMapCommand),

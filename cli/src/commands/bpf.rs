@@ -1,12 +1,15 @@
 //! `wharf bpf ...`.
 
-use wharf_api::MetricRow;
+use wharf_api::{FlowQuery, MetricRow};
 
 use super::{Context, monitor};
 use crate::{
-    args::{BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, EventKind},
+    args::{
+        BpfCommand, BpfCtCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, EventKind,
+    },
     error::{CliError, Exit},
-    render::bpf,
+    output::remark,
+    render::{bpf, flow, text},
     target::Target,
 };
 
@@ -24,6 +27,21 @@ pub(super) async fn run(cx: &Context, command: BpfCommand) -> Result<Exit, CliEr
                 args.filter.kinds = vec![EventKind::Drop, EventKind::Trace];
             }
             monitor::run(cx, args.filter, Some(args.count), Some(args.time)).await
+        }
+        BpfCommand::Ct(BpfCtCommand::List { filter, limit }) => {
+            let found = cx.client.flows(&FlowQuery { limit: Some(limit), ..filter.query() }).await?;
+            cx.out.emit(&found, |style| flow::list(&found.flows, style, cx.out.is_wide()))?;
+            if found.more > 0 && cx.out.is_table() {
+                let more = text::count(found.more, "more flow");
+                remark(&format!("wharf: {more} not shown; a filter or a larger --limit shows others"));
+            }
+            Ok(Exit::Ok)
+        }
+        BpfCommand::Ct(BpfCtCommand::Flush { filter, all }) => {
+            let query = FlowQuery { all: all.then_some(true), ..filter.query() };
+            let done = cx.client.remove_flows(&query).await?;
+            cx.out.emit(&done, |_| format!("{} removed\n", text::count(done.removed, "flow")))?;
+            Ok(Exit::Ok)
         }
         BpfCommand::Map(BpfMapCommand::List) => {
             let maps = cx.client.maps().await?;

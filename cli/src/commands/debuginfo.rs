@@ -16,7 +16,7 @@ use std::{
 
 use serde::Serialize;
 use wharf_api::{
-    ADMIN_SOCKET, AgentStatus, Endpoint, EndpointFilter,
+    ADMIN_SOCKET, AgentStatus, Endpoint, EndpointFilter, ErrorCode, FlowQuery,
     client::{Client, ClientError},
 };
 
@@ -183,6 +183,8 @@ async fn from_agent(
     all.json("agent/audit.json", audit)?;
     let metrics = ask!("agent/metrics.json", client.metrics_rows());
     all.json("agent/metrics.json", metrics)?;
+    let flows = ask!("agent/flows.json", client.flows(&FlowQuery::default()));
+    all.json("agent/flows.json", flows)?;
     let log = ask!("agent/log.txt", client.log());
     let log = log.map(|log| {
         let left_out = (log.left_out > 0).then(|| format!("({} lines before these are not kept)\n", log.left_out));
@@ -216,6 +218,10 @@ async fn from_agent(
         }
         all.progress(&part);
         let dump = client.map(&name.replace('/', ".")).await;
+        // The flow tables have no rows to show here: `agent/flows.json` has the flows.
+        if dump.as_ref().is_err_and(|e| e.code() == Some(ErrorCode::Unsupported)) {
+            continue;
+        }
         all.json(&part, dump.map_err(Missing::from))?;
     }
     Ok(())

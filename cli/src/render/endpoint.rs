@@ -60,6 +60,10 @@ fn pod(e: &Endpoint) -> Option<String> {
     })
 }
 
+/// Told where ports are listed that nothing translates.
+pub(crate) const PORTS_OFF: &str = "off: the agent runs with --masquerade off, so nothing translates these ports; restart it with \
+     --masquerade on, or recreate the container without them";
+
 /// Everything about one endpoint.
 pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
     let mut screen = Screen::new(style);
@@ -87,6 +91,9 @@ pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
     for (i, port) in e.ports.iter().enumerate() {
         let lead = format!("{} to port {}", port.host_side(), port.container_port);
         screen.line(if i == 0 { "Ports" } else { "" }, &lead);
+    }
+    if e.ports_off {
+        screen.toned("", Tone::Warn, PORTS_OFF, "");
     }
     if let Some(masquerade) = e.masquerade {
         screen.line(

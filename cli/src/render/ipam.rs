@@ -86,6 +86,7 @@ mod tests {
                 used: 3,
                 resting: 1,
                 total: 3,
+                masquerade: None,
             }],
             resting: vec![RestingAddress {
                 ip: [10, 88, 0, 3].into(),

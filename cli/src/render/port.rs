@@ -6,8 +6,9 @@ use serde::Serialize;
 use wharf_api::{Endpoint, PublishedPort};
 
 use super::{
-    Style,
-    endpoint::short_ids,
+    Style, Tone,
+    endpoint::{PORTS_OFF, short_ids},
+    screen::wrap,
     table::{number, table, token},
 };
 
@@ -21,6 +22,9 @@ pub(crate) struct Port<'a> {
     ifname: &'a str,
     /// The container's addresses that it leads to.
     addresses: Vec<IpAddr>,
+    /// Nothing translates it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    off: bool,
     #[serde(skip)]
     short_id: String,
 }
@@ -36,6 +40,7 @@ pub(crate) fn of(endpoints: &[Endpoint]) -> Vec<Port<'_>> {
             container_id: &e.container_id,
             ifname: &e.ifname,
             addresses: own().filter(|ip| port.host_ip.is_none_or(|host| host.is_ipv4() == ip.is_ipv4())).collect(),
+            off: e.ports_off,
             short_id: short_id.clone(),
         }));
     }
@@ -43,7 +48,7 @@ pub(crate) fn of(endpoints: &[Endpoint]) -> Vec<Port<'_>> {
     all
 }
 
-/// A row for each port.
+/// A row for each port, and why they lead nowhere where they do not.
 pub(crate) fn list(ports: &[Port<'_>], style: &Style) -> String {
     let row = |p: &Port<'_>| {
         vec![
@@ -54,7 +59,12 @@ pub(crate) fn list(ports: &[Port<'_>], style: &Style) -> String {
             token(format!("{}/{}", p.short_id, p.ifname)),
         ]
     };
-    table(style, &["PORT", "OF THE NODE'S", "TO PORT", "ID", "CONTAINER"], ports.iter().map(row).collect())
+    let table = table(style, &["PORT", "OF THE NODE'S", "TO PORT", "ID", "CONTAINER"], ports.iter().map(row).collect());
+    if ports.iter().any(|p| p.off) {
+        let note = wrap(PORTS_OFF, style.width.into()).into_iter().map(|line| style.paint(Tone::Warn, &line) + "\n");
+        return format!("{table}\n{}", note.collect::<String>());
+    }
+    table
 }
 
 #[cfg(test)]
@@ -93,6 +103,17 @@ mod tests {
         assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
         insta::assert_snapshot!(shown);
         insta::assert_snapshot!(serde_json::to_string_pretty(&ports[..2]).unwrap());
+    }
+
+    #[test]
+    fn ports_that_nothing_translates_are_told() {
+        let ports = vec![port(None, 8080, PortProtocol::Udp)];
+        let endpoints = [Endpoint { ports, ports_off: true, ..endpoint() }];
+        let listed = list(&of(&endpoints), &Style::plain());
+        assert!(listed.lines().any(|line| line.starts_with("off: the agent runs with --masquerade off")), "{listed}");
+        assert!(serde_json::to_string(&of(&endpoints)).unwrap().contains(r#""off":true"#));
+        let shown = crate::render::endpoint::get(&endpoints[0], &Style::plain());
+        assert!(shown.contains("off: the agent runs with --masquerade off"), "{shown}");
     }
 
     #[test]

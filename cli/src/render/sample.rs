@@ -39,6 +39,7 @@ pub(crate) fn endpoint() -> Endpoint {
         pod_namespace: Some("default".to_owned()),
         created_unix_ms: NOW - 312_000,
         ports: Vec::new(),
+        ports_off: false,
         masquerade: None,
         bandwidth: wharf_api::Bandwidth::default(),
         status: EndpointStatus {
@@ -80,6 +81,7 @@ pub(crate) fn status() -> AgentStatus {
         used,
         resting: 0,
         total,
+        masquerade: None,
     };
     AgentStatus {
         overall: Health::Ok,
@@ -104,6 +106,7 @@ pub(crate) fn status() -> AgentStatus {
             routing: "the node's routes; redirect-peer between local endpoints".to_owned(),
             masquerading: "none".to_owned(),
             connections: None,
+            flows: None,
             mtu: "1400 (uplink eth0)".to_owned(),
         },
         components: vec![

@@ -100,13 +100,24 @@ impl<'a> Screen<'a> {
     }
 }
 
-/// Breaks at blanks; a word longer than a line is broken where it must be. At least one line.
+/// Breaks at blanks; a word longer than a line is broken where it must be. At least one line. A command in backticks is
+/// never broken, so that it can be copied: one that is longer than a line is a line of its own, without its backticks.
 pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
     let mut out = Vec::new();
     let mut line = String::new();
     let mut used = 0;
-    for word in text.split_inclusive(' ') {
+    for word in words(text) {
         let length = word.trim_end_matches(' ').chars().count();
+        if length > room
+            && let Some((before, (command, after))) =
+                word.split_once('`').and_then(|(b, w)| Some((b, w.split_once('`')?)))
+        {
+            out.extend([line + before, command.to_owned()].into_iter().filter(|line| !line.is_empty()));
+            // What ends the sentence ends it with the line.
+            line = after.trim_start_matches([' ', ',', ';', '.']).to_owned();
+            used = line.chars().count();
+            continue;
+        }
         if used > 0 && used + length > room {
             out.push(std::mem::take(&mut line));
             used = 0;
@@ -120,8 +131,30 @@ pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
             used += 1;
         }
     }
-    out.push(line);
+    if !line.is_empty() || out.is_empty() {
+        out.push(line);
+    }
     out.iter().map(|l| l.trim_end().to_owned()).collect()
+}
+
+/// Words with the blanks behind them; blanks between two backticks are part of the word.
+fn words(text: &str) -> Vec<&str> {
+    let mut rest = text;
+    let mut words = Vec::new();
+    while !rest.is_empty() {
+        let blank = |text: &str| text.find(' ').map_or(text.len(), |at| at + 1);
+        let mut end = blank(rest);
+        if let Some(open) = rest.find('`').filter(|open| *open < end)
+            && let Some(close) = rest.get(open + 1..).and_then(|inside| inside.find('`'))
+        {
+            let behind = open + close + 2;
+            end = behind + blank(rest.get(behind..).unwrap_or_default());
+        }
+        let (word, next) = rest.split_at(end);
+        words.push(word);
+        rest = next;
+    }
+    words
 }
 
 #[cfg(test)]
@@ -134,5 +167,14 @@ mod tests {
         assert_eq!(wrap("ab cd ef", 5), ["ab cd", "ef"]);
         assert_eq!(wrap("OK  all of it", 8), ["OK  all", "of it"]);
         assert_eq!(wrap("abcdefghijk l", 4), ["abcd", "efgh", "ijk", "l"]);
+    }
+
+    #[test]
+    fn a_command_is_never_broken() {
+        assert_eq!(wrap("do `a b`, now", 6), ["do", "`a b`,", "now"]);
+        assert_eq!(wrap("do this: `nft 'a; b'`; then on", 9), ["do this:", "nft 'a; b'", "then on"]);
+        assert_eq!(wrap("`aa bb cc dd`", 9), ["aa bb cc dd"]);
+        assert_eq!(wrap("(`aa bb cc dd`) `aa bb cc ee`. e", 9), ["(", "aa bb cc dd", ")", "aa bb cc ee", "e"]);
+        assert_eq!(wrap("a ` alone is none", 9), ["a ` alone", "is none"]);
     }
 }

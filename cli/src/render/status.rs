@@ -49,6 +49,11 @@ pub(crate) fn status(s: &AgentStatus, style: &Style, detail: Detail) -> String {
         let admission = format!("{} waiting, {} running beside {deletes}, {} refused", a.waiting, a.running, a.refused);
         screen.line("Creates", &admission);
     }
+    if let Some(flows) = s.network.flows.filter(|_| detail.verbose) {
+        let (ago, took) = (text::ago(style.now_unix_ms, flows.collected_unix_ms), flows.took_us);
+        let collected = format!("{} expired, {} orphaned; last {ago}, in {took} µs", flows.expired, flows.orphaned);
+        screen.line("Flows collected", &collected);
+    }
     screen.line("Prepared programs", &format!("{}/{}", s.prepared.ready, s.prepared.target));
     screen.line("Proxy", &proxy(s));
     screen.line("Memory", &format!("{} resident", text::bytes(s.resident_bytes)));

@@ -24,7 +24,8 @@ pub use self::{error::ClientError, exchange::MAX_RESPONSE_BYTES, monitor::Monito
 use crate::{
     AgentConfigPatch, AgentConfigView, AgentStatus, ApiError, AuditReport, BpfMap, BpfMapDump, DeleteQuery,
     DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth, EndpointLabels,
-    EndpointLogEntry, EndpointPatch, GcRequest, HealthReport, IpamAllocate, IpamAllocation, IpamView, MetricRow,
+    EndpointLogEntry, EndpointPatch, FlowList, FlowQuery, FlowState, FlowsRemoved, GcRequest, HealthReport,
+    IpamAllocate, IpamAllocation, IpamView, MetricRow,
 };
 
 /// How long a call may take, from connecting to the last byte of the answer, unless [`Client::with_timeout`] says
@@ -282,6 +283,24 @@ impl Client {
         self.get(format!("/v1/map/{}", escaped(name))).await
     }
 
+    /// `GET /v1/bpf/ct`: the flows that the programs track.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (404: no such endpoint).
+    pub async fn flows(&self, query: &FlowQuery) -> Result<FlowList, ClientError> {
+        self.get(flow_query(query).after("/v1/bpf/ct".into())).await
+    }
+
+    /// `DELETE /v1/bpf/ct`: removes flows; those that live on begin anew.
+    ///
+    /// # Errors
+    /// No answer, or an error answer (400: neither a filter nor `all`).
+    pub async fn remove_flows(&self, query: &FlowQuery) -> Result<FlowsRemoved, ClientError> {
+        let call = Call::new(Method::DELETE, flow_query(query).after("/v1/bpf/ct".into()));
+        let (status, body) = self.exchange(&call, None).await?;
+        call.parse(status, &body)
+    }
+
     /// `GET /v1/metrics`: packet counters by endpoint, direction and reason.
     ///
     /// # Errors
@@ -395,6 +414,19 @@ fn delete_query(query: &DeleteQuery) -> Query {
     out.add("no-ip-release", no_ip_release.map(|keep| keep.to_string()).as_deref());
     out.add("network", network.as_deref());
     out.add("epoch", epoch.map(|e| e.to_string()).as_deref());
+    out
+}
+
+fn flow_query(query: &FlowQuery) -> Query {
+    let FlowQuery { endpoint, address, port, protocol, state, limit, all } = query;
+    let mut out = Query::default();
+    out.add("endpoint", endpoint.as_deref());
+    out.add("address", address.map(String::from).as_deref());
+    out.add("port", port.map(|p| p.to_string()).as_deref());
+    out.add("protocol", protocol.map(String::from).as_deref());
+    out.add("state", state.map(FlowState::as_str));
+    out.add("limit", limit.map(|n| n.to_string()).as_deref());
+    out.add("all", all.map(|a| a.to_string()).as_deref());
     out
 }
 

@@ -143,16 +143,6 @@ pub struct PublishedPort {
 }
 
 impl PublishedPort {
-    /// Whether both claim a port of one address of the node.
-    #[must_use]
-    pub fn overlaps(&self, other: &Self) -> bool {
-        let one_address = match (self.host_ip, other.host_ip) {
-            (Some(a), Some(b)) => a.is_ipv4() == b.is_ipv4() && (a == b || a.is_unspecified() || b.is_unspecified()),
-            _ => true,
-        };
-        one_address && (self.protocol, self.host_port) == (other.protocol, other.host_port)
-    }
-
     /// The node's side, as users write it: `198.51.100.1:8080/tcp`, `8080/udp`.
     #[must_use]
     pub fn host_side(&self) -> String {
@@ -242,6 +232,9 @@ pub struct Endpoint {
     /// Published ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PublishedPort>,
+    /// True where nothing translates its ports: it was made before the agent was started with `--masquerade off`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ports_off: bool,
     /// Whether what it sends to other networks takes an address of the node; as the pool has it when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,

@@ -80,4 +80,7 @@ pub struct PoolView {
     pub resting: u64,
     /// Addresses that can be given out in all (capped at `u64::MAX`).
     pub total: u64,
+    /// Whether what its containers send to other networks takes an address of the node; absent from older agents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masquerade: Option<bool>,
 }

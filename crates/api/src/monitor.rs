@@ -44,6 +44,8 @@ pub const PACKET_REASONS: &[&str] = &[
     "invalid-destination-mac",
     "invalid-destination-ip",
     "bandwidth-exceeded",
+    "fragment-without-first",
+    "node-program-gone",
 ];
 
 /// A packet seen by an endpoint's program.

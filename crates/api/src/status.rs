@@ -66,6 +66,9 @@ pub struct NetworkStatus {
     /// Connections that the kernel tracks, which translation needs; absent while the node does not masquerade.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<ConnectionStatus>,
+    /// The flow tables of the programs; absent before the first collection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flows: Option<FlowStatus>,
     /// MTU of links whose creator asks for none, bytes, and where it comes from.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mtu: String,
@@ -78,6 +81,30 @@ pub struct ConnectionStatus {
     pub entries: u64,
     /// Maximum (`net.netfilter.nf_conntrack_max`).
     pub limit: u64,
+}
+
+/// The flow tables of the programs, as the last collection left them. Counts are since the tables were made: restarts and
+/// upgrades keep them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FlowStatus {
+    /// Flows that both ends use.
+    pub rows: u64,
+    /// So many fit.
+    pub limit: u64,
+    /// Flows collected because they were over.
+    pub expired: u64,
+    /// Flows collected because an endpoint of theirs was gone.
+    pub orphaned: u64,
+    /// Packets whose flow may be evicted because its endpoint has as many flows as one may.
+    pub over_quota: u64,
+    /// Packets whose flow may be evicted because the table is full.
+    pub no_room: u64,
+    /// Packets whose flow is not tracked because its endpoint began too many at once.
+    pub untracked: u64,
+    /// When that collection ended, milliseconds since the Unix epoch.
+    pub collected_unix_ms: u64,
+    /// How long it took, microseconds.
+    pub took_us: u64,
 }
 
 /// A controller: something that runs again and again.

@@ -108,6 +108,10 @@ reasons! {
     InvalidDestinationIp = 22, "invalid-destination-ip";
     /// The bandwidth limit of the endpoint's direction is used up.
     BandwidthExceeded = 23, "bandwidth-exceeded";
+    /// A later fragment of a packet whose first one, which has the ports, was not seen before it.
+    LoneFragment = 24, "fragment-without-first";
+    /// A program of the node's that the packet needs is gone.
+    NoNodeProgram = 25, "node-program-gone";
 }
 
 impl DropReason {

@@ -9,11 +9,13 @@
 
 pub mod drop_reason;
 pub mod event;
+pub mod flow;
 pub mod map;
 pub mod test_packet;
 
 pub use drop_reason::{Direction, DropReason};
 pub use event::{Event, EventKind};
+pub use flow::{FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow};
 pub use map::{
     Bucket, Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, EventBudget, StackPathKey, StackPathRow,
 };

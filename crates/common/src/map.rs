@@ -8,6 +8,11 @@
 //! | `EVENTS` | ring buffer | node | [`crate::Event`] | ordered across CPUs, one reader; full means counted as lost, never blocked |
 //! | `STACK_PATHS` | LRU hash | node | [`StackPathKey`] -> [`StackPathRow`] | which services of an endpoint another endpoint reaches through the node's stack; a row for each pair and service, not for each flow, so that no flood of flows evicts one that is in use |
 //! | `STACK_USERS` | array | node | endpoint id -> epoch of the endpoint that has rows in `STACK_PATHS` | spares all others the look-up: one load, no hash |
+//! | `FLOWS` | hash, no prealloc | node | [`crate::FlowKey`] -> [`crate::FlowRow`] | flows that both ends use: a plain hash evicts nothing; one table for all, because each costs 16 bytes a place even when empty; memory only for rows in use |
+//! | `FLOWS_NEW` | LRU hash | node | [`crate::FlowKey`] -> [`crate::FlowRow`] | flows seen in one direction: whoever floods evicts the oldest of these |
+//! | `FRAGMENTS` | LRU hash | node | [`crate::FragmentKey`] -> [`crate::FragmentRow`] | the ports that only a packet's first fragment has; needed for moments |
+//! | `FLOW_USE` | array | node | endpoint id -> [`crate::FlowUse`] | quotas: one load, no hash |
+//! | `FLOW_TOTALS` | array of 1 | node | 0 -> [`crate::FlowTotals`] | fill, collection and what was refused; added to on rare paths only |
 //! | `CONFIG` | array of 1 | endpoint | 0 -> [`EndpointConfig`] | what changes without a new program: addresses, identity, gate; direct pointer, no hash |
 //! | `METRICS` | per-CPU array | endpoint | `direction * REASONS + reason` -> [`Counter`] | counted without atomics; summed by readers |
 //! | `BANDWIDTH` | array of 2 | endpoint | [`crate::Direction`] -> [`Bucket`] | a token bucket that all CPUs share: a per-CPU one would let a flow that changes its CPU have the rate again; read only where a flag of `CONFIG` says so |
@@ -27,6 +32,16 @@ pub const EVENTS: &str = "EVENTS";
 pub const STACK_PATHS: &str = "STACK_PATHS";
 /// Node-wide array of the endpoints that have rows in [`STACK_PATHS`], by endpoint id.
 pub const STACK_USERS: &str = "STACK_USERS";
+/// Node-wide table of the flows that both ends use.
+pub const FLOWS: &str = "FLOWS";
+/// Node-wide table of the flows that were seen in one direction.
+pub const FLOWS_NEW: &str = "FLOWS_NEW";
+/// Node-wide table of the ports of fragmented packets.
+pub const FRAGMENTS: &str = "FRAGMENTS";
+/// Node-wide array of what each endpoint takes of the flow tables, by endpoint id.
+pub const FLOW_USE: &str = "FLOW_USE";
+/// Node-wide totals of the flow tables, one row.
+pub const FLOW_TOTALS: &str = "FLOW_TOTALS";
 /// Per-endpoint configuration, one row.
 pub const CONFIG: &str = "CONFIG";
 /// Per-endpoint counters.
@@ -46,6 +61,19 @@ pub const STACK_PATHS_MAX: u32 = 16_384;
 pub const STACK_PATH_PORTS: u32 = 32;
 /// Rows of [`STACK_USERS`]: index is the endpoint id.
 pub const STACK_USERS_MAX: u32 = CALLS_MAX;
+/// Rows of [`FLOWS`]: 8 MiB for the places, and about 100 bytes for each row in use.
+pub const FLOWS_MAX: u32 = 524_288;
+/// Rows of [`FLOWS`] that one endpoint may take: a quarter, so that none can fill the table for the others.
+pub const FLOWS_QUOTA: u32 = FLOWS_MAX / 4;
+/// Rows of [`FLOWS_NEW`]: 16 MiB, allocated with the map.
+pub const FLOWS_NEW_MAX: u32 = 131_072;
+/// Flows that one endpoint may begin in a tick and get a row for: whoever floods needs four ticks to evict another's row, and an
+/// answer takes less.
+pub const FLOWS_PER_TICK: u32 = FLOWS_NEW_MAX / 4;
+/// Rows of [`FRAGMENTS`].
+pub const FRAGMENTS_MAX: u32 = 8_192;
+/// Rows of [`FLOW_USE`]: index is the endpoint id.
+pub const FLOW_USE_MAX: u32 = CALLS_MAX;
 /// Slots of [`CALLS`]: index is the endpoint id, slot 0 stays empty.
 pub const CALLS_MAX: u32 = crate::MAX_ENDPOINT_ID + 1;
 /// Slots of [`NODE_CALLS`]: more than there are programs, because a map keeps its size as long as endpoints use it.
@@ -59,7 +87,7 @@ pub const EVENTS_PER_SECOND: u32 = 256;
 /// Rows of [`METRICS`]: 2 directions x [`crate::drop_reason::REASONS`].
 pub const METRICS_MAX: u32 = 2 * crate::drop_reason::REASONS;
 
-/// Slots of [`NODE_CALLS`].
+/// Slots of [`NODE_CALLS`]. A retired number (2 and 3) is not used again: during a change of build, older programs may call it.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeCall {
@@ -67,15 +95,13 @@ pub enum NodeCall {
     Event = 0,
     /// Judges and answers neighbour messages.
     Neighbour = 1,
-    /// Decides which way a packet to another endpoint takes.
-    Path = 2,
-    /// Notes the path of a packet that the stack brought.
-    Note = 3,
+    /// Finds a packet's flow, and with it the packet's way.
+    Flow = 4,
 }
 
 impl NodeCall {
     /// Each of them.
-    pub const ALL: &'static [Self] = &[Self::Event, Self::Neighbour, Self::Path, Self::Note];
+    pub const ALL: &'static [Self] = &[Self::Event, Self::Neighbour, Self::Flow];
 
     /// Name of the program in the object `node`.
     #[must_use]
@@ -83,11 +109,13 @@ impl NodeCall {
         match self {
             Self::Event => "event",
             Self::Neighbour => "neighbour",
-            Self::Path => "path",
-            Self::Note => "note",
+            Self::Flow => "flow",
         }
     }
 }
+/// Program in the object `node` that removes rows of [`FLOWS`] whose flow is over. No packet runs it: user space does, by
+/// `BPF_PROG_TEST_RUN`.
+pub const COLLECT: &str = "collect";
 /// Rows of [`BANDWIDTH`]: one for each direction.
 pub const BANDWIDTH_MAX: u32 = 2;
 
@@ -158,8 +186,8 @@ pub struct StackPathKey {
     pub client: EndpointKey,
     /// Address of the endpoint that received that packet.
     pub server: EndpointKey,
-    /// The server's port, network byte order, of TCP, UDP and SCTP. Zero for other protocols; also the row of the fragments of
-    /// these three, of which only the first has ports.
+    /// The server's port, network byte order, of TCP, UDP and SCTP, and the identifier of an ICMP echo. Zero for other protocols, and
+    /// in the row that counts the pair's ports.
     pub port: u16,
     /// Protocol number (IANA).
     pub protocol: u8,

@@ -19,6 +19,7 @@ use crate::{
     bandwidth::Bandwidth,
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
+    flow::{FlowFilter, FlowList, FlowUsage},
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
     mtu::Uplink,
@@ -123,6 +124,8 @@ pub struct NodeSpec {
     pub masquerade: Option<Masquerade>,
     /// Packets between endpoints go through the stack, which must forward them.
     pub local_by_stack: bool,
+    /// The node answers for endpoints' addresses on links whose own network a pool is part of.
+    pub announce: bool,
 }
 
 /// What the node does for packets that leave it, as found.
@@ -132,10 +135,21 @@ pub struct NatView {
     pub problems: Vec<NodeProblem>,
     /// Settings (`sysctl`) of the node that Wharf changed and takes back.
     pub changed: Vec<String>,
-    /// Chains of others that drop forwarded packets unless a rule of theirs accepts them: `family table chain`.
-    pub dropping: Vec<String>,
+    /// Chains of others that refuse forwarded packets of containers, or may.
+    pub foreign: Vec<ForeignChain>,
     /// The connections that the kernel tracks, without which nothing is translated; `None` where it tracks nothing.
     pub tracked: Option<Tracked>,
+}
+
+/// A forward chain of somebody else's that stands in the way of containers, or may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignChain {
+    /// `family table chain`.
+    pub name: String,
+    /// Pools whose packets it refuses: what containers send, the answers to it, or what comes to published ports.
+    pub refused: Vec<IpNet>,
+    /// It depends on what the packet is, or on rules that cannot be judged, whether other packets of the pools pass.
+    pub unclear: bool,
 }
 
 /// The fill of the kernel's connection tracking in the node's network namespace.
@@ -403,7 +417,8 @@ pub trait Kernel: Send + Sync + 'static {
     fn ensure_node(&self, spec: &NodeSpec) -> impl Future<Output = Result<()>> + Send;
 
     /// Makes the node masquerade and forward as its specification says, or takes that back. Published ports stay as they
-    /// are, as do addresses that are not masqueraded; where the table was missing, what endpoints put there since the agent's start is written again. Apart from [`Self::ensure_node`],
+    /// are, as do addresses that are not masqueraded; where the table was missing, what endpoints put there since the agent's start is written again. Announces the endpoints that can be reached, where that is
+    /// wanted. Apart from [`Self::ensure_node`],
     /// because a node that cannot is one whose containers reach each other.
     ///
     /// # Errors
@@ -536,6 +551,23 @@ pub trait Kernel: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<std::collections::BTreeMap<String, String>>>> + Send {
         let subject = name.to_owned();
         async move { Err(unsupported("dump map", subject)) }
+    }
+
+    /// Removes the rows of flows that are over from the flow tables, and tells how full they are. One collection runs at a time.
+    fn collect_flows(&self) -> impl Future<Output = Result<FlowUsage>> + Send {
+        async move { Err(unsupported("collect", "flows".to_owned())) }
+    }
+
+    /// The flows that are meant, `limit` at most. Costs two calls of the kernel for each row of the tables.
+    fn observe_flows(&self, filter: &FlowFilter, limit: usize) -> impl Future<Output = Result<FlowList>> + Send {
+        let subject = format!("{limit} flows ({filter:?})");
+        async move { Err(unsupported("observe", subject)) }
+    }
+
+    /// Removes the flows that are meant, and returns their number. A flow that lives on begins anew with its next packet.
+    fn remove_flows(&self, filter: &FlowFilter) -> impl Future<Output = Result<u64>> + Send {
+        let subject = format!("flows ({filter:?})");
+        async move { Err(unsupported("remove", subject)) }
     }
 
     /// Compares the node's objects (router interface and addresses, routes of the pools, shared pins) with the node's

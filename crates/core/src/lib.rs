@@ -10,6 +10,7 @@ pub mod endpoint;
 pub mod finding;
 #[cfg(test)]
 mod fixtures;
+pub mod flow;
 pub mod identity;
 pub mod identity_allocator;
 pub mod ipam;

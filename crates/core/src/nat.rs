@@ -10,6 +10,7 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
+use wharf_names::port::share_address;
 
 /// Destinations that are never masqueraded, beside the pools themselves: multicast, and IPv6 link-local, which no router
 /// forwards. IPv4 link-local is: providers of machines serve names and metadata there.
@@ -109,21 +110,6 @@ impl Masquerade {
         pool.iter().all(|cidr| self.pools.contains(cidr))
     }
 
-    /// The command that lets containers through a chain (`family table chain`) that drops forwarded packets by default; `None`
-    /// for a chain of a family that they have not.
-    #[must_use]
-    pub fn accepting(&self, chain: &str) -> Option<String> {
-        let family = chain.split(' ').next().unwrap_or_default();
-        let mut rules = Vec::new();
-        for pool in &self.pools {
-            let of = if pool.addr().is_ipv4() { "ip" } else { "ip6" };
-            if family == of || family == "inet" {
-                rules.extend(["saddr", "daddr"].map(|way| format!("insert rule {chain} {of} {way} {pool} accept")));
-            }
-        }
-        (!rules.is_empty()).then(|| format!("nft '{}'", rules.join("; ")))
-    }
-
     /// The sources, merged.
     #[must_use]
     pub fn sources(&self) -> Vec<Span> {
@@ -135,6 +121,19 @@ impl Masquerade {
     pub fn spared(&self) -> Vec<Span> {
         merge(self.pools.iter().chain(&self.excluded).chain(&NEVER_MASQUERADED).copied())
     }
+}
+
+/// The command that lets packets from and to the pools through a chain (`family table chain`). `None` for a name that a
+/// shell would not take as it is.
+#[must_use]
+pub fn accepting(chain: &str, pools: &[IpNet]) -> Option<String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./ ".contains(c);
+    let rule = |pool: &IpNet| {
+        let of = if pool.addr().is_ipv4() { "ip" } else { "ip6" };
+        ["saddr", "daddr"].map(|way| format!("insert rule {chain} {of} {way} {pool} accept"))
+    };
+    let rules: Vec<_> = pools.iter().flat_map(rule).collect();
+    chain.chars().all(plain).then(|| format!("nft '{}'", rules.join("; ")))
 }
 
 /// Addresses of one family from `first` to `last`, both included.
@@ -257,11 +256,8 @@ impl Publish {
     /// before their addresses are.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
-        let one_address = match (self.host_ip, other.host_ip) {
-            (Some(a), Some(b)) => a.is_ipv4() == b.is_ipv4() && (a == b || a.is_unspecified() || b.is_unspecified()),
-            _ => true,
-        };
-        one_address && (self.protocol, self.host_port) == (other.protocol, other.host_port)
+        share_address(self.host_ip, other.host_ip)
+            && (self.protocol, self.host_port) == (other.protocol, other.host_port)
     }
 }
 
@@ -390,17 +386,15 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_drops_is_mended_by_rules_of_its_own_family() {
-        let pools = ["10.77.0.0/16", "fd77::/64"].map(|cidr| cidr.parse().unwrap()).to_vec();
-        let masquerade = Masquerade { pools, ..Masquerade::default() };
+    fn a_chain_that_refuses_is_mended_by_rules_for_the_pools() {
+        let pools = ["10.77.0.0/16", "fd77::/64"].map(|cidr| cidr.parse().unwrap());
         let four = "insert rule ip filter FORWARD ip saddr 10.77.0.0/16 accept; \
                     insert rule ip filter FORWARD ip daddr 10.77.0.0/16 accept";
-        assert_eq!(masquerade.accepting("ip filter FORWARD"), Some(format!("nft '{four}'")));
-        let only4 = Masquerade { pools: vec!["10.77.0.0/16".parse().unwrap()], ..Masquerade::default() };
-        assert_eq!(only4.accepting("ip6 filter FORWARD"), None);
-        let both = masquerade.accepting("inet firewalld filter_FORWARD").unwrap();
+        assert_eq!(accepting("ip filter FORWARD", &pools[..1]), Some(format!("nft '{four}'")));
+        let both = accepting("inet firewalld filter_FORWARD", &pools).unwrap();
         assert_eq!(both.matches("insert rule inet firewalld filter_FORWARD ip").count(), 4, "{both}");
         assert!(both.contains(" ip6 daddr fd77::/64 accept"), "{both}");
+        assert_eq!(accepting("ip filter '; reboot #", &pools), None);
     }
 
     #[test]

@@ -120,13 +120,22 @@ pub fn conflicts(cidr: &IpNet, network: &NodeNetwork) -> bool {
     }
 }
 
-/// Every overlap of a pool's CIDR with a network of the node, addresses before routes.
+/// Whether the CIDR is a part of the network of a link with neighbours, to whom the node can announce its addresses.
 #[must_use]
-pub fn overlaps(pools: &[PoolConfig], networks: &[NodeNetwork]) -> Vec<Overlap> {
+pub fn can_be_announced(cidr: &IpNet, network: &NodeNetwork) -> bool {
+    let has_neighbours = matches!(network.way, Way::OnLink { by_kernel: true, point_to_point: false });
+    has_neighbours && network.net != *cidr && network.net.contains(cidr)
+}
+
+/// Every overlap of a pool's CIDR with a network of the node, addresses before routes. `announce`: the node announces the
+/// pools' addresses.
+#[must_use]
+pub fn overlaps(pools: &[PoolConfig], networks: &[NodeNetwork], announce: bool) -> Vec<Overlap> {
     let mut found = Vec::new();
     for pool in pools {
         for cidr in &pool.cidrs {
-            let mut here: Vec<&NodeNetwork> = networks.iter().filter(|n| conflicts(cidr, n)).collect();
+            let amiss = |n: &&NodeNetwork| conflicts(cidr, n) && !(announce && can_be_announced(cidr, n));
+            let mut here: Vec<&NodeNetwork> = networks.iter().filter(amiss).collect();
             here.sort_by_key(|n| (&n.way, n.net));
             found.extend(here.into_iter().map(|n| Overlap {
                 pool: pool.name.clone(),
@@ -159,11 +168,11 @@ fn told(overlaps: &[Overlap]) -> String {
 ///
 /// # Errors
 /// Every other overlap.
-pub fn at_start(pools: &[PoolConfig], seen: &NodeNetworks) -> Result<Vec<Overlap>, Refused> {
+pub fn at_start(pools: &[PoolConfig], seen: &NodeNetworks, announce: bool) -> Result<Vec<Overlap>, Refused> {
     let in_use = |overlap: &Overlap| {
         seen.pools.contains(&overlap.cidr) || seen.endpoints.iter().any(|ip| overlap.cidr.contains(ip))
     };
-    let (later, refused): (Vec<_>, Vec<_>) = overlaps(pools, &seen.foreign).into_iter().partition(in_use);
+    let (later, refused): (Vec<_>, Vec<_>) = overlaps(pools, &seen.foreign, announce).into_iter().partition(in_use);
     if refused.is_empty() { Ok(later) } else { Err(Refused(refused)) }
 }
 
@@ -222,6 +231,23 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_a_links_network_is_no_conflict_where_it_is_announced() {
+        let tunnel = Way::OnLink { by_kernel: true, point_to_point: true };
+        for (text, way, conflict) in [
+            ("10.0.0.0/8", LAN, false),
+            ("10.87.0.0/16", LAN, true),
+            ("10.87.9.0/24", LAN, true),
+            ("10.87.0.7/32", Way::Address, true),
+            ("10.0.0.0/8", tunnel, true),
+            ("10.0.0.0/8", Way::OnLink { by_kernel: false, point_to_point: false }, true),
+            ("10.0.0.0/8", Way::Local, true),
+        ] {
+            let found = overlaps(&[pool(&["10.87.0.0/16"])], &[network(text, way.clone())], true);
+            assert_eq!(!found.is_empty(), conflict, "{text} {way:?}");
+        }
+    }
+
+    #[test]
     fn an_overlap_names_both_sides_and_what_to_do() {
         let seen = NodeNetworks {
             foreign: vec![
@@ -230,7 +256,7 @@ mod tests {
             ],
             ..NodeNetworks::default()
         };
-        let refused = at_start(&[pool(&["10.87.0.0/16", "fd57::/64"])], &seen).expect_err("overlaps");
+        let refused = at_start(&[pool(&["10.87.0.0/16", "fd57::/64"])], &seen, false).expect_err("overlaps");
         assert_eq!(
             refused.to_string(),
             "start with these pools: 10.87.0.0/16 of pool default overlaps the node's address 10.87.0.1 on lan0; \
@@ -245,18 +271,18 @@ mod tests {
         let foreign = vec![network("10.87.9.0/24", LAN)];
         let endpoints = vec!["10.87.0.2".parse().expect("ip")];
         let seen = |foreign, endpoints, pools| NodeNetworks { foreign, endpoints, pools };
-        let later = at_start(&pools, &seen(foreign, endpoints.clone(), Vec::new())).expect("endpoints live");
+        let later = at_start(&pools, &seen(foreign, endpoints.clone(), Vec::new()), false).expect("endpoints live");
         assert_eq!(later.iter().map(|o| o.withheld().net).collect::<Vec<_>>(), [net("10.87.9.0/24")]);
         // Endpoints of one CIDR say nothing of another.
         let foreign = vec![network("fd57::/64", LAN)];
-        assert!(at_start(&pools, &seen(foreign.clone(), endpoints.clone(), vec![net("10.87.0.0/16")])).is_err());
-        assert!(at_start(&pools, &seen(foreign, endpoints, vec![net("fd57::/64")])).is_ok(), "served before");
+        assert!(at_start(&pools, &seen(foreign.clone(), endpoints.clone(), vec![net("10.87.0.0/16")]), false).is_err());
+        assert!(at_start(&pools, &seen(foreign, endpoints, vec![net("fd57::/64")]), false).is_ok(), "served before");
     }
 
     #[test]
     fn what_is_withheld_is_what_both_have() {
         let withheld = |network: NodeNetwork| {
-            let found = overlaps(&[pool(&["10.87.0.0/16"])], &[network]);
+            let found = overlaps(&[pool(&["10.87.0.0/16"])], &[network], false);
             found.first().map(|o| o.withheld().net)
         };
         assert_eq!(withheld(network("10.0.0.0/8", LAN)), Some(net("10.87.0.0/16")));

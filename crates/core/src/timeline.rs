@@ -23,9 +23,9 @@ pub const MAX_ENTRIES: usize = 64;
 pub const MAX_TEXT: usize = 400;
 /// Lives that are kept after their end.
 pub const MAX_PAST: usize = 4_096;
-/// Largest JSON of an ended life, bytes: four rows fit into a page of the store (4 KiB), and a split page has at
-/// least two, so a life takes at most 2 KiB of the file.
-pub const MAX_ENDED: usize = 1_000;
+/// Largest JSON of an ended life, bytes. Every step of a pod's create and delete fits, however long each took. Three rows
+/// fit into a page of the store (4 KiB), and a split page has at least two, so a life takes at most 2 KiB of the file.
+pub const MAX_ENDED: usize = 1_340;
 /// Space that the entries of an ended life have at least, bytes, however long its names are.
 const MIN_ENTRIES_BYTES: usize = 400;
 

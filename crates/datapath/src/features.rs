@@ -16,8 +16,22 @@ use crate::{
     netns,
 };
 
-/// Oldest kernel: `bpf_redirect_peer` came with it.
-const MINIMUM: (u32, u32) = (5, 10);
+/// Oldest kernel: it has the helpers of [`NEEDED`].
+const MINIMUM: (u32, u32) = (5, 13);
+
+/// Helpers without which nothing works, with what they are for, and since when there are.
+const NEEDED: [(ProgramType, BpfHelper, &str); 2] = [
+    (
+        ProgramType::SchedClassifier,
+        BpfHelper::BPF_FUNC_redirect_peer,
+        "bpf_redirect_peer, by which packets come to a container (Linux 5.10)",
+    ),
+    (
+        ProgramType::RawTracePoint,
+        BpfHelper::BPF_FUNC_for_each_map_elem,
+        "bpf_for_each_map_elem, by which flows that are over are collected (Linux 5.13)",
+    ),
+];
 
 /// Makes sure that this thread has the capabilities that loading, attaching and visiting namespaces need.
 ///
@@ -88,32 +102,22 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
         // docs/attach-modes.md).
         None => AttachMode::Clsact,
     };
-    if version.is_some_and(|v| v < (5, 11)) {
-        raise_memlock()?;
-    }
-    let redirect_peer = is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_redirect_peer)
-        .map_err(|e| wrap(operation, "bpf_redirect_peer", &e))?;
-    if !redirect_peer {
-        let cause = "the kernel has no bpf_redirect_peer, by which packets come to a container (Linux 5.10)";
-        return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
+    for (program, helper, purpose) in NEEDED {
+        if !is_helper_supported(program, helper).map_err(|e| wrap(operation, purpose, &e))? {
+            let cause = format!("the kernel has no {purpose}");
+            return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
+        }
     }
     Ok(KernelFeatures {
         release,
         attach_mode,
         tcx,
         netkit: netns::probe_netkit(),
-        redirect_peer,
+        redirect_peer: true,
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         netns_cookie: netns::has_cookie()?,
         conntrack: conntrack::is_there(),
     })
-}
-
-/// Before Linux 5.11 BPF memory counts against RLIMIT_MEMLOCK, whose default is a few maps' worth.
-fn raise_memlock() -> Result<()> {
-    use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
-        .map_err(|e| wrap("raise limit", "RLIMIT_MEMLOCK", &io::Error::from(e)))
 }
 
 #[cfg(test)]

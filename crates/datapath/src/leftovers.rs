@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeSet,
     fmt, fs, io,
+    net::IpAddr,
     path::{Path, PathBuf},
 };
 
@@ -20,10 +21,11 @@ use wharf_names::mark::Mark;
 
 use crate::{
     ROUTE_PROTOCOL,
+    announce::{self, Announcer},
     bpf::pins::{self, BPF_FS_MAGIC, PinTree},
     error::wrap,
     forwarding::{Forwarding, dotted},
-    netlink::{Connection, link, nft::Nft, route},
+    netlink::{Connection, link, nft::Nft, proxy::Proxy, route},
     router::Pair,
 };
 
@@ -48,12 +50,23 @@ pub enum Leftover {
         /// Index.
         ifindex: IfIndex,
     },
+    /// An address that the node answers for on a link.
+    Announcement {
+        /// Address.
+        address: IpAddr,
+        /// Index of the link.
+        ifindex: IfIndex,
+        /// Name of the link.
+        ifname: String,
+    },
     /// The nftables table.
     Table,
     /// Settings (`sysctl`) of the node that Wharf changed, with the run directory that has their record.
     Settings {
         /// Run directory.
         run_dir: PathBuf,
+        /// They were changed for announcements, and not for forwarding.
+        announced: bool,
         /// Their names.
         names: Vec<String>,
     },
@@ -78,6 +91,7 @@ impl fmt::Display for Leftover {
             Self::Route(RouteRow { destination, ifindex: None }) => write!(f, "unreachable route {destination}"),
             Self::Route(RouteRow { destination, .. }) => write!(f, "route {destination}"),
             Self::Router { name, .. } => write!(f, "link {name} of the node's router"),
+            Self::Announcement { address, ifname, .. } => write!(f, "announcement of {address} on {ifname}"),
             Self::Table => f.write_str("nftables table inet wharf"),
             Self::Settings { names, .. } => write!(f, "changes of settings: {}", names.join(", ")),
             Self::Pin(path) => write!(f, "pin {}", path.display()),
@@ -140,10 +154,16 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
         }
         Err(e) => return Err(e),
     }
-    let changed = Forwarding::new(run_dir).changed()?;
-    if !changed.is_empty() {
-        let names = changed.keys().map(|path| dotted(path)).collect();
-        found.ours.push(Leftover::Settings { run_dir: run_dir.to_owned(), names });
+    for Proxy { address, ifindex } in announce::ours(&mut connection)? {
+        let ifname = link::name_of(&mut connection, ifindex)?;
+        found.ours.push(Leftover::Announcement { address, ifindex, ifname });
+    }
+    let changed = [
+        (false, Forwarding::new(run_dir).changed()?.keys().map(|path| dotted(path)).collect()),
+        (true, Announcer::new(run_dir).changed()?),
+    ];
+    for (announced, names) in changed.into_iter().filter(|(_, names): &(_, Vec<_>)| !names.is_empty()) {
+        found.ours.push(Leftover::Settings { run_dir: run_dir.to_owned(), announced, names });
     }
     if statfs(bpffs).is_ok_and(|fs| fs.filesystem_type().0 == BPF_FS_MAGIC) {
         let root = bpffs.join(pins::ROOT);
@@ -175,6 +195,8 @@ pub fn remove(leftover: &Leftover) -> Result<()> {
         Leftover::Router { name, ifindex } => remove_link(*ifindex, name),
         Leftover::Route(row) => route::remove_row(row),
         Leftover::Table => Nft::default().remove().map(drop),
+        Leftover::Announcement { address, ifindex, .. } => announce::withdraw(*address, *ifindex),
+        Leftover::Settings { run_dir, announced: true, .. } => Announcer::new(run_dir).remove(),
         Leftover::Settings { run_dir, .. } => Forwarding::new(run_dir).take_back(),
         Leftover::Pin(path) if path.is_dir() => match fs::remove_dir(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(wrap("remove pins", path.display().to_string(), &e)),

@@ -10,6 +10,8 @@
 //! | `bpf` | objects, pins, maps, attaching, the drop-all sink |
 //! | `netlink` | synchronous batches: several requests in one `sendmsg`, answers matched by sequence number |
 //! | `netns` | the one thread that visits other network namespaces |
+//! | `announce` | the node's answers to neighbours who look for a container |
+//! | `settings` | settings (`sysctl`) that are changed, and the record of their values before |
 //! | `source_rule` | routes by source address in a container with more than one interface |
 //! | `router` | the veth pair that carries the router addresses |
 //! | `container_side` | the removal of a pair whose host side somebody moved away |
@@ -21,6 +23,7 @@
 //! future is dropped still runs to its end in the kernel; every call is idempotent, so the next call repairs the
 //! state.
 
+mod announce;
 mod bpf;
 mod connect;
 mod container_side;
@@ -28,7 +31,7 @@ mod error;
 pub mod events;
 pub mod fake;
 mod features;
-pub mod forwarding;
+mod forwarding;
 pub mod leftovers;
 pub mod linux;
 mod mtu;
@@ -43,6 +46,7 @@ mod ports;
 pub mod program_log;
 mod reaper;
 mod router;
+pub mod settings;
 mod source_rule;
 mod speakers;
 
@@ -55,7 +59,7 @@ pub use netlink::nft;
 pub use networks::observe as observe_networks;
 pub use program_log::ProgramLog;
 
-/// Protocol number of every route that Wharf makes (`ip route show proto 87`): it tells Wharf's routes from others'.
+/// Protocol number of every route and proxy neighbour that Wharf makes (`ip route show proto 87`): it tells Wharf's from others'.
 pub const ROUTE_PROTOCOL: u8 = 87;
 
 /// Name of the interface that carries the router addresses.

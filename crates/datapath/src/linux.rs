@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
+    flow::{FlowFilter, FlowList, FlowUsage},
     ids::{EndpointId, Epoch},
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
@@ -25,6 +26,7 @@ use wharf_core::{
 use wharf_crash as crash;
 
 use crate::{
+    announce::Announcer,
     bpf::{self, Bpf},
     connect, container_side,
     error::fail,
@@ -61,6 +63,7 @@ struct Inner {
     features: KernelFeatures,
     bpf: Bpf,
     nat: Nat,
+    announcer: Announcer,
     netns: NetnsThread,
     reaper: Reaper,
     events_taken: Arc<AtomicBool>,
@@ -83,7 +86,8 @@ impl LinuxKernel {
         let reaper = Reaper::start()?;
         let (events_taken, log_taken) = Default::default();
         let nat = Nat::new(&options.run_dir);
-        let inner = Inner { features, bpf, nat, netns, reaper, events_taken, log_taken };
+        let announcer = Announcer::new(&options.run_dir);
+        let inner = Inner { features, bpf, nat, announcer, netns, reaper, events_taken, log_taken };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -145,6 +149,13 @@ impl LinuxKernel {
     }
 }
 
+impl Inner {
+    /// The addresses of the endpoints that can be reached.
+    fn reachable(&self) -> Result<Vec<IpAddr>> {
+        Ok(self.bpf.dump()?.endpoint_rows.into_iter().map(|row| row.address).collect())
+    }
+}
+
 impl Kernel for LinuxKernel {
     fn features(&self) -> &KernelFeatures {
         &self.inner.features
@@ -162,12 +173,21 @@ impl Kernel for LinuxKernel {
 
     async fn ensure_nat(&self, spec: &NodeSpec) -> Result<()> {
         let spec = spec.clone();
-        self.blocking("set up masquerading", move |k| k.nat.ensure(&spec)).await
+        self.blocking("set up masquerading", move |k| {
+            let nat = k.nat.ensure(&spec);
+            nat.and(k.announcer.ensure(&spec, || k.reachable()))
+        })
+        .await
     }
 
     async fn observe_nat(&self, spec: &NodeSpec) -> Result<NatView> {
         let spec = spec.clone();
-        self.blocking("observe masquerading", move |k| Ok(k.nat.observe(&spec))).await
+        self.blocking("observe masquerading", move |k| {
+            let mut view = k.nat.observe(&spec);
+            view.changed.extend(k.announcer.changed()?);
+            Ok(view)
+        })
+        .await
     }
 
     async fn observe_netns(&self, path: &Path) -> Result<NetnsRef> {
@@ -208,7 +228,11 @@ impl Kernel for LinuxKernel {
     async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.blocking("make reachable", move |k| {
-            k.bpf.ensure_reachable(&record)?;
+            {
+                let held = k.announcer.hold();
+                k.bpf.ensure_reachable(&record)?;
+                held.iter().for_each(|held| held.publish(record.addresses()));
+            }
             crash::point("datapath/reachable/before-ports");
             k.nat.publish(&record)
         })
@@ -221,10 +245,12 @@ impl Kernel for LinuxKernel {
             // Each is removed also when the one before could not be. The first failure is returned.
             let ports = k.nat.unpublish(&record);
             crash::point("datapath/unreachable/after-ports");
+            let held = k.announcer.hold();
             let rows = k.bpf.remove_reachable(&record);
             crash::point("datapath/unreachable/after-slot");
+            let announced = held.map_or(Ok(()), |held| held.unpublish(record.addresses()));
             let rules = source_rule::remove(&k.netns, &record);
-            ports.and(rows).and(rules)
+            ports.and(rows).and(announced).and(rules)
         })
         .await
     }
@@ -307,6 +333,20 @@ impl Kernel for LinuxKernel {
     }
 
     /// `ENDPOINTS`, `CALLS`, `<endpoint id>/CONFIG` or `<endpoint id>/METRICS`; `EVENTS` has no rows (`Unsupported`).
+    async fn collect_flows(&self) -> Result<FlowUsage> {
+        self.blocking("collect flows", |k| k.bpf.collect_flows()).await
+    }
+
+    async fn observe_flows(&self, filter: &FlowFilter, limit: usize) -> Result<FlowList> {
+        let filter = filter.clone();
+        self.blocking("observe flows", move |k| k.bpf.flows(&filter, limit)).await
+    }
+
+    async fn remove_flows(&self, filter: &FlowFilter) -> Result<u64> {
+        let filter = filter.clone();
+        self.blocking("remove flows", move |k| k.bpf.flush_flows(&filter)).await
+    }
+
     async fn dump_map(&self, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
         let name = name.to_owned();
         self.blocking("dump map", move |k| k.bpf.dump_map(&name)).await
@@ -315,7 +355,9 @@ impl Kernel for LinuxKernel {
     async fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> Result<()> {
         self.blocking("remove endpoint row", move |k| {
             k.nat.forget(|entry| entry.container() == ip)?;
-            k.bpf.remove_endpoint_row(ip, epoch)
+            let held = k.announcer.hold();
+            k.bpf.remove_endpoint_row(ip, epoch)?;
+            held.map_or(Ok(()), |held| held.unpublish([ip]))
         })
         .await
     }
@@ -345,6 +387,7 @@ impl Kernel for LinuxKernel {
             let mut wrong = node::observe(&spec)?;
             wrong.extend(k.bpf.shared_problems());
             wrong.extend(k.nat.observe(&spec).problems);
+            wrong.extend(k.announcer.observe(&spec, || k.reachable())?);
             Ok(wrong)
         })
         .await
@@ -397,6 +440,7 @@ impl Kernel for LinuxKernel {
         self.blocking("remove node", move |k| {
             k.bpf.check_unused()?;
             k.nat.remove()?;
+            k.announcer.remove()?;
             node::remove_node()?;
             k.bpf.remove_shared()
         })

@@ -14,7 +14,7 @@ use wharf_core::{
 
 use crate::{
     ROUTE_PROTOCOL,
-    netlink::{Connection, link, route},
+    netlink::{Connection, link, nexthop, route},
     netns::NetnsThread,
     networks,
 };
@@ -26,8 +26,12 @@ pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
     let mut connection = Connection::open()?;
     let mut indexes = BTreeSet::new();
     for message in networks::main_table(&mut connection)? {
-        if let RouteNetlinkMessage::NewRoute(m) = message {
-            indexes.extend(default_over(&m));
+        let RouteNetlinkMessage::NewRoute(m) = message else { continue };
+        match default_over(&m) {
+            // With `net.ipv4.nexthop_compat_mode` the kernel tells the interfaces of an object too.
+            Some((over, Some(id))) if over.is_empty() => indexes.extend(nexthop::interfaces(&mut connection, id)?),
+            Some((over, _)) => indexes.extend(over),
+            None => {}
         }
     }
     let mut found = Vec::new();
@@ -40,21 +44,22 @@ pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
     Ok(found)
 }
 
-/// The interfaces of a default route of others; none for any other route.
-fn default_over(m: &RouteMessage) -> Vec<u32> {
+/// The interfaces of a default route of others, and its nexthop object; `None` for any other route.
+fn default_over(m: &RouteMessage) -> Option<(Vec<u32>, Option<u32>)> {
     let is_default = route::destination_of(m).is_some_and(|to| to.prefix_len() == 0);
     let table = m.attributes.iter().find_map(|a| if let RouteAttribute::Table(t) = a { Some(*t) } else { None });
     let is_main = table.unwrap_or(m.header.table.into()) == u32::from(RouteHeader::RT_TABLE_MAIN);
     let is_ours = u8::from(m.header.protocol) == ROUTE_PROTOCOL;
     if !is_default || !is_main || is_ours || m.header.kind != RouteType::Unicast {
-        return Vec::new();
+        return None;
     }
     let over = |attribute: &RouteAttribute| match attribute {
         RouteAttribute::Oif(index) => vec![*index],
         RouteAttribute::MultiPath(hops) => hops.iter().map(|hop| hop.interface_index).collect(),
         _ => Vec::new(),
     };
-    m.attributes.iter().flat_map(over).collect()
+    let object = m.attributes.iter().find_map(|a| if let RouteAttribute::NhId(id) = a { Some(*id) } else { None });
+    Some((m.attributes.iter().flat_map(over).collect(), object))
 }
 
 /// Gives both sides of a link another MTU. A side that takes more than the other sends loses nothing, so the host side goes

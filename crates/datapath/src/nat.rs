@@ -11,12 +11,13 @@ use ipnet::IpNet;
 use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, NodeProblem},
-    kernel::{KernelError, KernelErrorKind, NatView, NodeSpec, Result},
+    kernel::{ForeignChain, KernelError, KernelErrorKind, NatView, NodeSpec, Result},
     nat::{Masquerade, Nat as Desired, NatEntry, PortMapping},
 };
 
 use crate::{
     forwarding::{Families, Forwarding, dotted, set},
+    mtu,
     netlink::{
         Connection, address,
         conntrack::{self, Published},
@@ -89,7 +90,9 @@ fn forget_stale_flows(entries: impl IntoIterator<Item = NatEntry>, pools: &[IpNe
     if mappings.is_empty() && own.is_empty() {
         return Ok(());
     }
-    let node = address::list_all(&mut Connection::open()?)?.into_iter().map(|(_, ip)| ip).collect();
+    let mut node: HashSet<_> = address::list_all(&mut Connection::open()?)?.into_iter().map(|(_, ip)| ip).collect();
+    // Those that only a route makes the node's.
+    node.extend(mappings.iter().filter_map(|mapping: &PortMapping| mapping.host_ip));
     conntrack::remove_stale(&Published { mappings: &mappings, own: &own, node: &node, pools }).map(drop)
 }
 
@@ -245,6 +248,7 @@ impl Nat {
             if spec.local_by_stack {
                 let seen = self.forwarding.observe(families(&spec.cidrs), false);
                 view.problems.extend(seen.unwrap_or_else(|e| vec![unseen(e)]));
+                view.foreign = self.foreign(spec);
             }
             return view;
         };
@@ -268,8 +272,16 @@ impl Nat {
         view.problems.extend(absent_sources(masquerade).unwrap_or_else(|e| vec![unseen(e)]));
         // A failure was told with the table already.
         view.tracked = conntrack::fill();
-        view.dropping = self.nft.dropping_forward_chains().unwrap_or_default();
+        view.foreign = self.foreign(spec);
         view
+    }
+
+    /// Chains of others in the way of containers, those of pools that are not masqueraded too. None where they cannot be read.
+    fn foreign(&self, spec: &NodeSpec) -> Vec<ForeignChain> {
+        let published = self.ports().published.iter().any(|entry| matches!(entry, NatEntry::Port(_)));
+        let uplinks = mtu::uplinks().unwrap_or_default();
+        let uplink = if let [one] = uplinks.as_slice() { Some(one.ifname.as_str()) } else { None };
+        self.nft.refusing_forward_chains(&spec.cidrs, published, uplink).unwrap_or_default()
     }
 
     /// Deletes the table and takes the settings back. A kernel without nf_tables has no table.

@@ -153,9 +153,11 @@ impl Found {
     }
 }
 
-impl From<Found> for Lookup {
-    fn from(found: Found) -> Self {
-        Self { destination: found.net, table: found.table, ifindex: found.ifindex, gateway: found.gateway }
+impl Found {
+    /// For an operator.
+    pub(crate) fn into_lookup(self, connection: &mut Connection) -> Result<Lookup> {
+        let ifname = self.ifindex.map(|ifindex| link::name_of(connection, ifindex)).transpose()?;
+        Ok(Lookup { destination: self.net, table: self.table, ifname, gateway: self.gateway })
     }
 }
 

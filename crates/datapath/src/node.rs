@@ -164,7 +164,11 @@ pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     for cidr in spec.cidrs.iter().map(|c| c.trunc()) {
         match routes.iter().find(|r| r.destination == cidr) {
             Some(r) if r.ifindex.is_none() => {}
-            other => wrong.push(NodeProblem::PoolRoute { cidr, found: other.and_then(|r| r.ifindex) }),
+            other => {
+                let ifindex = other.and_then(|r| r.ifindex);
+                let found = ifindex.map(|ifindex| link::name_of(&mut connection, ifindex)).transpose()?;
+                wrong.push(NodeProblem::PoolRoute { cidr, found });
+            }
         }
     }
     Ok(wrong)

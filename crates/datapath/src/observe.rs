@@ -91,6 +91,7 @@ fn observe_host(
     let wanted = Wanted { side, ifindex: record.host_ifindex, mac: record.host_mac, mtu: record.mtu };
     observe_link(&seen, &wanted, problems);
     if let Some(master) = seen.master {
+        let master = link::name_of(host, master)?;
         problems.push(EndpointProblem::LinkEnslaved { name: name.clone(), master });
     }
     // CNI's `bandwidth` plugin makes a token bucket of the kernel's. Other queues may have other reasons.
@@ -115,18 +116,25 @@ fn observe_host(
             // Where `ignore_routes_with_linkdown` is set, a lookup ignores routes over a link without carrier. A
             // container side that is down is a finding of its own.
             if seen.running {
-                problems.push(EndpointProblem::NodeRouteShadowed { to, expected, found: look_up.map(Into::into) });
+                let found = look_up.map(|found| found.into_lookup(host)).transpose()?;
+                let expected = record.host_ifname.to_string();
+                problems.push(EndpointProblem::NodeRouteShadowed { to, expected, found });
             }
             continue;
         }
-        let routes = route::list(host, Some(ROUTE_PROTOCOL))?;
-        let found = match routes.iter().find(|r| r.destination == to) {
-            Some(r) => Some(RouteSeen::Ours(r.ifindex)),
-            None => {
-                let all = route::list(host, None)?;
-                all.iter().find(|r| r.destination == to).map(|r| RouteSeen::Foreign(r.ifindex))
-            }
+        let there = |routes: Vec<Route>| routes.into_iter().find(|r| r.destination == to);
+        let (ours, seen) = match there(route::list(host, Some(ROUTE_PROTOCOL))?) {
+            Some(route) => (true, Some(route)),
+            None => (false, there(route::list(host, None)?)),
         };
+        let found = match seen {
+            Some(route) => {
+                let over = route.ifindex.map(|ifindex| link::name_of(host, ifindex)).transpose()?;
+                Some(if ours { RouteSeen::Ours(over) } else { RouteSeen::Foreign(over) })
+            }
+            None => None,
+        };
+        let expected = record.host_ifname.to_string();
         problems.push(EndpointProblem::NodeRoute { to, expected, found });
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::{
 
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket,
-    sockopt::{Ipv6V6Only, ReuseAddr},
+    sockopt::{IpFreebind, Ipv6V6Only, ReuseAddr},
 };
 use wharf_core::{
     kernel::{KernelErrorKind, Result},
@@ -17,7 +17,7 @@ use wharf_core::{
 
 use crate::{
     error::{fail, wrap},
-    netlink::{Connection, address},
+    netlink::{Connection, address, route},
 };
 
 const OPERATION: &str = "publish";
@@ -28,7 +28,8 @@ const OPERATION: &str = "publish";
 /// `NotFound` where the node does not have the address, `Exists` where a process holds the port, `Unsupported` for `::1`.
 pub(crate) fn observe(mappings: &[PortMapping]) -> Result<()> {
     let asked = mappings.iter().any(|mapping| mapping.host_ip.is_some());
-    let own = if asked { address::list_all(&mut Connection::open()?)? } else { Vec::new() };
+    let mut connection = asked.then(Connection::open).transpose()?;
+    let own = connection.as_mut().map(address::list_all).transpose()?.unwrap_or_default();
     for mapping in mappings {
         let refused = |kind, cause: String| fail(OPERATION, mapping.to_string(), kind, cause);
         if let Some(ip) = mapping.host_ip {
@@ -37,11 +38,15 @@ pub(crate) fn observe(mappings: &[PortMapping]) -> Result<()> {
                              an interface";
                 return Err(refused(KernelErrorKind::Unsupported, cause.to_owned()));
             }
-            // All of 127.0.0.0/8 is local by the one address of the loopback.
-            let has = ip.is_ipv4() && ip.is_loopback() || own.iter().any(|(_, there)| *there == ip);
+            // All of 127.0.0.0/8 is local by the one address of the loopback. The kernel's routing knows networks that a route
+            // makes the node's (`ip route add local`), and not the addresses of an interface that is down.
+            let has = ip.is_ipv4() && ip.is_loopback()
+                || own.iter().any(|(_, there)| *there == ip)
+                || connection.as_mut().map_or(Ok(false), |connection| route::ends_here(connection, ip))?;
             if !has {
                 let cause = format!(
-                    "the node has no address {ip} (`ip addr`); give one that it has, or none to publish on all of them"
+                    "the node has no address {ip} (`ip addr`, `ip route get {ip}`); give one that it has, or none to publish on \
+                     all of them"
                 );
                 return Err(refused(KernelErrorKind::NotFound, cause));
             }
@@ -76,6 +81,8 @@ fn held(mapping: &PortMapping) -> io::Result<bool> {
     };
     let probe = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&probe, ReuseAddr, &reuses)?;
+    // IPv6 binds no address that only a route makes the node's.
+    setsockopt(&probe, IpFreebind, &true)?;
     if family == AddressFamily::Inet6 {
         setsockopt(&probe, Ipv6V6Only, &true)?;
     }

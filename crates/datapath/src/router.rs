@@ -17,6 +17,7 @@ use wharf_crash as crash;
 
 use crate::{
     ROUTER_IFNAME, ROUTER_PEER_IFNAME,
+    bpf::clsact,
     error::fail,
     netlink::{
         Connection,
@@ -140,6 +141,12 @@ impl Pair {
                 Err(refusal) if of_ipv6 && refusal.is(libc::EAFNOSUPPORT) => {}
                 Err(refusal) => return Err(refusal.into_error(OPERATION, subject)),
             }
+        }
+        if let Some((name, peer)) = found.last()
+            && let Some(Err(refusal)) = connection.batch(vec![clsact::keep_hooks(*peer)])?.pop()
+        {
+            // It only saves time; an ADD that needs the qdisc says what is missing.
+            tracing::debug!(ifname = name, error = %refusal.errno, "the hooks are not kept in use");
         }
         match found.first() {
             Some((_, router)) => Ok(*router),

@@ -157,7 +157,20 @@ fn one_that_stays_keeps_its_network(mode: AttachMode) {
         assert_eq!(names(other.join("endpoints")), ["2"]);
         assert_eq!(
             names(other.join("shared")),
-            ["CALLS", "ENDPOINTS", "EVENTS", "NODE_CALLS", "STACK_PATHS", "STACK_USERS", "sink"]
+            [
+                "CALLS",
+                "ENDPOINTS",
+                "EVENTS",
+                "FLOWS",
+                "FLOWS_NEW",
+                "FLOW_TOTALS",
+                "FLOW_USE",
+                "FRAGMENTS",
+                "NODE_CALLS",
+                "STACK_PATHS",
+                "STACK_USERS",
+                "sink"
+            ]
         );
         let (in_a, in_lost) = (a.netns.path.as_path(), lost.netns.path.as_path());
         assert_eq!(converse(Some(in_a), Some(in_lost), v4(&lost)), v4(&a), "to the one that stays");

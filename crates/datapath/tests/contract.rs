@@ -9,6 +9,7 @@ use support::*;
 use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, Problem, Side},
+    flow::{FlowFilter, FlowList},
     ids::{ContainerId, Epoch, IfName, MacAddr},
     kernel::{AttachMode, Attached, Kernel, KernelErrorKind, NodeSpec, ProgramSpec, RouteRow},
     selfcheck::{self, Judged},
@@ -45,6 +46,7 @@ contract! {
     repair_verbs_take_only_what_they_name,
     the_node_follows_its_spec,
     maps_and_rows_can_be_read,
+    without_flows_there_are_none_to_see_remove_or_collect,
     the_owners_mark_is_on_the_link_and_stays_there,
     the_nodes_part_is_observed_and_mended,
     what_speaks_for_an_address_is_named,
@@ -382,7 +384,12 @@ async fn maps_and_rows_can_be_read<W: World>(w: W) {
     let own = ["1/CONFIG", "1/METRICS", "1/BANDWIDTH"];
     assert_eq!(
         names,
-        [&["ENDPOINTS", "CALLS", "NODE_CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"][..], &own].concat()
+        [
+            &["ENDPOINTS", "CALLS", "NODE_CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"][..],
+            &["FLOWS", "FLOWS_NEW", "FRAGMENTS", "FLOW_USE", "FLOW_TOTALS"],
+            &own
+        ]
+        .concat()
     );
     let fill = |name: &str| maps.iter().find(|m| m.name == name).expect("map").entries;
     assert_eq!((fill("ENDPOINTS"), fill("CALLS"), fill("EVENTS")), (Some(2), Some(1), None));
@@ -399,6 +406,22 @@ async fn maps_and_rows_can_be_read<W: World>(w: W) {
     assert!(IfName::parse(a.host_ifname.as_str()).is_ok());
     delete(k, &a).await;
     assert_no_endpoints(k).await;
+}
+
+async fn without_flows_there_are_none_to_see_remove_or_collect<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let a = new_endpoint(&w, 1, 10).await;
+    let any = FlowFilter::default();
+    assert_eq!(k.observe_flows(&any, 1).await.expect("observed"), FlowList::default());
+    assert_eq!(k.remove_flows(&any).await.expect("removed"), 0);
+    for _ in 0..2 {
+        let usage = k.collect_flows().await.expect("collected");
+        assert_eq!((usage.rows, usage.expired, usage.orphaned, usage.no_room), (0, 0, 0, 0));
+        assert!(usage.limit > 0 && !usage.is_nearly_full(), "{usage:?}");
+    }
+    delete(k, &a).await;
+    k.remove_node().await.expect("node gone");
 }
 
 async fn the_owners_mark_is_on_the_link_and_stays_there<W: World>(w: W) {

@@ -6,6 +6,7 @@ mod support;
 use support::*;
 use wharf_core::{
     endpoint::EndpointRecord,
+    flow::FlowFilter,
     ids::Epoch,
     kernel::{Kernel, KernelErrorKind, RouteRow},
     nat::NatEntry,
@@ -114,6 +115,9 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::ObserveVerdicts => verdicts(k, id(1), &[]).await.map(drop),
         Operation::ObserveMaps => k.observe_maps().await.map(drop),
         Operation::DumpMap => k.dump_map("ENDPOINTS").await.map(drop),
+        Operation::CollectFlows => k.collect_flows().await.map(drop),
+        Operation::ObserveFlows => k.observe_flows(&FlowFilter::default(), 1).await.map(drop),
+        Operation::RemoveFlows => k.remove_flows(&FlowFilter::default()).await.map(drop),
         Operation::RemoveEndpointRow => k.remove_endpoint_row(ip, Epoch(9)).await,
         Operation::RemoveCallSlot => k.remove_call_slot(9).await,
         Operation::RemoveRoute => k.remove_route(&RouteRow { destination: ip.into(), ifindex: None }).await,

@@ -21,7 +21,7 @@ use wharf_common::{Counter, map::METRICS_MAX};
 use wharf_core::{
     finding::{EndpointProblem, NodeProblem, Side},
     ids::{Epoch, IfIndex, IfName},
-    kernel::{AttachMode, ConfigSpec, ContainerSide, Kernel, KernelErrorKind, LinkRef},
+    kernel::{AttachMode, ConfigSpec, ContainerSide, Kernel, KernelErrorKind, LinkRef, NodeSpec},
     selfcheck,
 };
 use wharf_datapath::{
@@ -477,13 +477,28 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
     });
 }
 
+/// The shared maps.
+const SHARED: [&str; 11] = [
+    "ENDPOINTS",
+    "CALLS",
+    "NODE_CALLS",
+    "EVENTS",
+    "STACK_PATHS",
+    "STACK_USERS",
+    "FLOWS",
+    "FLOWS_NEW",
+    "FRAGMENTS",
+    "FLOW_USE",
+    "FLOW_TOTALS",
+];
+
 #[test]
 fn each_shared_map_of_another_layout_is_refused_before_anything_is_made() {
     in_namespaces(|dir| {
         let bpffs = dir.join("bpf");
         let shared = pins_on(&bpffs).join("shared");
         fs::create_dir_all(&shared).expect("directory");
-        for name in ["ENDPOINTS", "CALLS", "NODE_CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"] {
+        for name in SHARED {
             let other = Array::<MapData, u32>::create(7, 0).expect("map");
             other.pin(shared.join(name)).expect("pin");
             let e = refused(&bpffs);
@@ -505,7 +520,7 @@ fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
         let b = new_endpoint(&w, 2, 11).await;
         let id =
             |name: &str| MapData::from_pin(w.pins().join("shared").join(name)).expect("map").info().expect("info").id();
-        let names = ["ENDPOINTS", "CALLS", "NODE_CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"];
+        let names = SHARED;
         let before = names.map(id);
         let bpffs = w.bpffs();
         mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount over it");
@@ -714,6 +729,8 @@ fn the_routers_link_is_mended_whatever_somebody_did_to_it() {
             k.ensure_node(&node_spec()).await.unwrap_or_else(|e| panic!("{change:?}: {e}"));
             assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), [], "{change:?}");
             assert!(!links().contains("foo"), "{change:?}: {}", links());
+            let kept = run("tc", &["qdisc", "show", "dev", "wharf0p"]);
+            assert!(kept.contains("clsact"), "{change:?}: {kept}");
             // Routes whose source is the router address go with the address.
             k.ensure_connected(&a).await.expect("connect again");
             assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "{change:?}");
@@ -869,5 +886,69 @@ fn a_local_route_that_comes_first_is_named_with_its_table() {
             run("ip", &["addr", "del", &IpNet::from(address).to_string(), "dev", "lo"]);
         }
         delete(k, &a).await;
+    });
+}
+
+/// Proxy neighbours, both families.
+fn proxies() -> String {
+    ["-4", "-6"].map(|family| run("ip", &[family, "neigh", "show", "proxy"])).concat()
+}
+
+/// What is amiss with announcements: which, and how.
+async fn amiss(k: &LinuxKernel, spec: &NodeSpec) -> Vec<String> {
+    let problems = k.observe_node(spec).await.expect("observe");
+    let outbound =
+        |p| if let NodeProblem::Outbound { what, cause, .. } = p { Some(format!("{what}: {cause}")) } else { None };
+    problems.into_iter().filter_map(outbound).collect()
+}
+
+#[test]
+fn announcements_follow_the_endpoints_that_can_be_reached_and_others_entries_stay() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        for command in [
+            "link add up0 type veth peer name up1",
+            "link set up1 up",
+            "link set up0 up",
+            "addr add 10.0.0.9/8 dev up0",
+            "addr add fd77:0:0:9::9/48 dev up0 nodad",
+            // A link with a network that no pool is a part of.
+            "link add far0 type veth peer name far1",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev far0",
+            "neigh add proxy 10.0.0.7 dev up0",
+        ] {
+            run("ip", &command.split(' ').collect::<Vec<_>>());
+        }
+        let theirs = proxies();
+        let (off, on) = (node_spec(), NodeSpec { announce: true, ..node_spec() });
+        k.ensure_node(&off).await.expect("node");
+        k.ensure_nat(&off).await.expect("off");
+        let early = new_endpoint(&w, 1, 10).await;
+        assert_eq!(proxies(), theirs, "off touches nothing");
+        let missing = amiss(k, &on).await;
+        assert_eq!(missing.len(), 2, "both families: {missing:?}");
+        k.ensure_nat(&on).await.expect("on");
+        let late = new_endpoint(&w, 2, 11).await;
+        assert_eq!(amiss(k, &on).await, [""; 0]);
+        assert_eq!(proxies().matches("proto 87").count(), 4, "{}", proxies());
+        assert!(!proxies().contains("far0"), "{}", proxies());
+
+        let address = early.ipv4.expect("IPv4").to_string();
+        run("ip", &["neigh", "del", "proxy", &address, "dev", "up0"]);
+        run("ip", &["neigh", "add", "proxy", "10.77.9.9", "dev", "up0", "protocol", "87"]);
+        let found = amiss(k, &on).await;
+        let names = |text: String| found.iter().any(|told| told.starts_with(&text));
+        assert!(found.len() == 2 && names(format!("announcement of {address} on up0: expected")), "{found:?}");
+        assert!(names("announcement of 10.77.9.9 on up0: is there".into()), "{found:?}");
+        k.ensure_nat(&on).await.expect("mended");
+        assert_eq!(amiss(k, &on).await, [""; 0]);
+
+        delete(k, &early).await;
+        assert_eq!(proxies().matches("proto 87").count(), 2, "{}", proxies());
+        assert_eq!(amiss(k, &off).await.len(), 2, "of an agent before, which announced");
+        k.ensure_nat(&off).await.expect("off again");
+        assert_eq!(proxies(), theirs);
+        delete(k, &late).await;
     });
 }

@@ -1,5 +1,5 @@
-//! Tail-called at this endpoint's slot of `CALLS`, by the sender's `from_container`: what another local endpoint sends to the
-//! container (this endpoint's ingress); and by a program of the node's, with its verdict about a packet that the container sent.
+//! Tail-called at this endpoint's slot of `CALLS`, by the sender's `deliver`: what another local endpoint sends to the
+//! container (this endpoint's ingress); and by a program of the node's, with its verdict about a packet at one of this endpoint's hooks.
 //!
 //! The sender decided who the packet is for; the receiver's own program, with the receiver's own maps, decides whether
 //! it is let in. A slot or a row that a late sender still holds of an endpoint that is gone ends here, at the address.
@@ -15,7 +15,7 @@ use wharf_ebpf::{
     config::Config,
     handoff::{Verdict, Words},
     metrics, test_packet,
-    verdict::{self, Decision, Forward, Next},
+    verdict::{self, Next},
 };
 
 use crate::receive::{self, Hop};
@@ -25,31 +25,44 @@ use crate::receive::{self, Hop};
 pub fn run(ctx: &TcContext) -> i32 {
     match Verdict::of(Words::of(ctx)) {
         Some(verdict) => conclude(ctx, verdict),
-        None => verdict::run(ctx, Direction::Ingress, |config, _| decide(ctx, config)),
+        None => accept(ctx),
     }
 }
 
 #[inline(always)]
-fn decide(ctx: &TcContext, config: Config) -> Decision {
-    receive::accept(ctx, config, Hop::IsHere)?;
-    Ok(Forward { reason: DropReason::ForwardedLocal, next: Next::Return(redirect_peer(config.ifindex())) })
+fn accept(ctx: &TcContext) -> i32 {
+    let bytes = ctx.len();
+    let config = Config::load();
+    let accepted = match config {
+        Some(config) => receive::accept(ctx, config, Hop::IsHere).map(|_| redirect_peer(config.ifindex())),
+        None => Err(DropReason::NoConfig),
+    };
+    match accepted {
+        Ok(action) => {
+            let (reason, next) = (DropReason::ForwardedLocal as u32, Next::Return(action));
+            verdict::conclude(ctx, Direction::Ingress, bytes, reason, next, config)
+        }
+        Err(reason) => verdict::drop(ctx, Direction::Ingress, bytes, reason as u32),
+    }
 }
 
 /// Records and carries out what a program of the node's decided.
 #[inline(always)]
 fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
-    let Verdict { receiver, bytes, reason, action, .. } = verdict;
+    let Verdict { receiver, bytes, direction, reason, action, counted, .. } = verdict;
     let config = Config::load();
-    if reason == DropReason::NoTailCallTarget as u32 && !test_packet::is_test(ctx) {
-        metrics::take_back(Direction::Egress, DropReason::ForwardedLocal as u32, bytes);
+    if let Some(counted) = counted
+        && !test_packet::is_test(ctx)
+    {
+        metrics::take_back(direction, counted as u32, bytes);
     }
     let next = match (config, receiver) {
-        _ if action == TC_ACT_SHOT as u32 => return verdict::drop(ctx, Direction::Egress, bytes, reason),
+        _ if action == TC_ACT_SHOT as u32 => return verdict::drop(ctx, direction, bytes, reason),
         (Some(config), 0) if action == TC_ACT_REDIRECT as u32 => Next::Return(redirect_peer(config.ifindex())),
         (_, 0) => Next::Return(action as i32),
         _ => Next::Deliver(receiver),
     };
-    verdict::conclude(ctx, Direction::Egress, bytes, reason, next, config)
+    verdict::conclude(ctx, direction, bytes, reason, next, config)
 }
 
 /// Hands the packet to the container's side of the veth whose host side is `ifindex`, as if it had just arrived there:

@@ -6,60 +6,45 @@
 //! the stack instead, which drops it and tells the sender (traceroute then shows the node), with the kernel's own rate
 //! limit. One that arrives with nothing left should not exist and is dropped.
 //!
-//! A flow that began through the stack stays there, see [`stack_path`].
+//! A flow that began through the stack stays there: the node's program `flow` decides.
 //!
 //! An endpoint that sends to its own address through the link is delivered to like any other; its own stack, which would
 //! never have sent such a packet, then judges it.
 
-use aya_ebpf::programs::TcContext;
 use wharf_common::DropReason;
 
 use wharf_ebpf::{
     config::Config,
+    endpoints::{endpoint, uses_stack},
+    flow::Peer,
     parse::{Framed, Ipv4, Ipv6, Ipv6Address},
-    stack_path,
-    verdict::{Decision, Forward, Next},
 };
 
-/// Forwards an IPv4 packet whose source is proven.
+/// Where an IPv4 packet goes whose source is proven.
 #[inline(always)]
-pub fn ipv4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>, bytes: u32) -> Decision {
-    let Some(endpoint) = local(config, Ipv6Address::mapped(packet.destination())) else {
-        return Ok(Forward::STACK);
-    };
-    match packet.ttl() {
+pub fn ipv4(config: Config, packet: Framed<Ipv4>) -> Result<Peer, DropReason> {
+    to(config, Ipv6Address::mapped(packet.destination()), packet.ttl(), packet.is_whole())
+}
+
+/// Where an IPv6 packet goes whose source is proven.
+#[inline(always)]
+pub fn ipv6(config: Config, packet: Framed<Ipv6>) -> Result<Peer, DropReason> {
+    to(config, packet.destination(), packet.hop_limit(), packet.is_whole())
+}
+
+/// `hops`: those left.
+#[inline(always)]
+fn to(config: Config, destination: Ipv6Address, hops: u8, whole: u32) -> Result<Peer, DropReason> {
+    if config.local_by_stack() {
+        return Ok(Peer::stack(whole));
+    }
+    let Some(peer) = endpoint(destination) else { return Ok(Peer::stack(whole)) };
+    match hops {
         0 => Err(DropReason::TtlExceeded),
-        1 => Ok(Forward::STACK),
+        1 => Ok(Peer::stack(whole)),
         _ => {
-            stack_path::ask(ctx, config, endpoint, bytes);
-            Ok(deliver(endpoint))
+            let certain = whole & (1 ^ uses_stack(config));
+            Ok(Peer { endpoint_id: peer.endpoint_id, epoch: peer.epoch as u32, certain })
         }
     }
-}
-
-/// Forwards an IPv6 packet whose source is proven.
-#[inline(always)]
-pub fn ipv6(ctx: &TcContext, config: Config, packet: Framed<Ipv6>, bytes: u32) -> Decision {
-    let Some(endpoint) = local(config, packet.destination()) else {
-        return Ok(Forward::STACK);
-    };
-    match packet.hop_limit() {
-        0 => Err(DropReason::TtlExceeded),
-        1 => Ok(Forward::STACK),
-        _ => {
-            stack_path::ask(ctx, config, endpoint, bytes);
-            Ok(deliver(endpoint))
-        }
-    }
-}
-
-/// Id of the local endpoint that has this address, unless all packets take the stack.
-#[inline(always)]
-fn local(config: Config, destination: Ipv6Address) -> Option<u32> {
-    if config.local_by_stack() { None } else { Some(stack_path::endpoint(destination)?.endpoint_id) }
-}
-
-#[inline(always)]
-const fn deliver(endpoint: u32) -> Forward {
-    Forward { reason: DropReason::ForwardedLocal, next: Next::Deliver(endpoint) }
 }

@@ -11,9 +11,10 @@ use wharf_common::{Direction, DropReason};
 use wharf_ebpf::{
     bandwidth,
     config::{self, Config},
+    flow::Peer,
     neighbour::{self, MESSAGE_BYTES},
     parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6},
-    verdict::{self, Decision},
+    verdict,
 };
 
 use crate::forward;
@@ -25,7 +26,7 @@ pub fn run(ctx: &TcContext) -> i32 {
 }
 
 #[inline(always)]
-fn decide(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
+fn decide(ctx: &TcContext, config: Config, bytes: u32) -> Result<Peer, DropReason> {
     if !config.live() {
         return Err(DropReason::EndpointNotReady);
     }
@@ -35,14 +36,14 @@ fn decide(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
         return Err(DropReason::InvalidSourceMac);
     }
     match EtherType::of(ctx, frame)? {
-        EtherType::Ipv4 => ipv4(ctx, config, bytes),
+        EtherType::Ipv4 => ipv4(ctx, config),
         EtherType::Ipv6 => ipv6(ctx, config, bytes),
         EtherType::Arp => Err(neighbour::judge(ctx, config, EtherType::Arp, bytes)),
     }
 }
 
 #[inline(always)]
-fn ipv4(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
+fn ipv4(ctx: &TcContext, config: Config) -> Result<Peer, DropReason> {
     let packet: Framed<Ipv4> = parse::ipv4(ctx)?;
     if packet.destination_mac().is_group() || parse::is_group4(packet.destination()) {
         return Err(DropReason::Multicast);
@@ -52,11 +53,11 @@ fn ipv4(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
     }
     addressed_to_host(packet)?;
     bandwidth::charge(ctx, config, Direction::Egress)?;
-    forward::ipv4(ctx, config, packet, bytes)
+    forward::ipv4(config, packet)
 }
 
 #[inline(always)]
-fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
+fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Result<Peer, DropReason> {
     // Before the multicast rule (solicitations are multicast) and the source rule (they come from link-local addresses).
     if parse::ipv6(ctx)?.is_icmp() {
         parse::gather(ctx, MESSAGE_BYTES)?;
@@ -76,7 +77,7 @@ fn ipv6(ctx: &TcContext, config: Config, bytes: u32) -> Decision {
     }
     addressed_to_host(packet)?;
     bandwidth::charge(ctx, config, Direction::Egress)?;
-    forward::ipv6(ctx, config, packet, bytes)
+    forward::ipv6(config, packet)
 }
 
 /// A frame to any other unicast MAC would be passed over by the stack it ends in, and be counted here as forwarded.

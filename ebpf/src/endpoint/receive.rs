@@ -18,17 +18,18 @@ pub enum Hop {
     WasBefore,
 }
 
-/// Decides whether the packet may reach the container, and gives it the Ethernet addresses it needs there.
+/// Decides whether the packet may reach the container, and gives it the Ethernet addresses it needs there. 1 for a packet that is
+/// no fragment, else 0.
 ///
 /// Neighbour messages need no rule of their own: those of other endpoints were decremented on the way (receivers demand
 /// a hop limit of 255), the node's interface sends none, and what a privileged process of the node forges is its own.
 #[inline(always)]
-pub fn accept(ctx: &TcContext, config: Config, hop: Hop) -> Result<(), DropReason> {
+pub fn accept(ctx: &TcContext, config: Config, hop: Hop) -> Result<u32, DropReason> {
     if !config.live() {
         return Err(DropReason::EndpointNotReady);
     }
     parse::gather(ctx, HEADERS_BYTES)?;
-    match EtherType::of(ctx, parse::ethernet(ctx)?)? {
+    let whole = match EtherType::of(ctx, parse::ethernet(ctx)?)? {
         EtherType::Ipv4 => {
             let packet: Framed<Ipv4> = parse::ipv4(ctx)?;
             let destination = packet.destination();
@@ -39,6 +40,7 @@ pub fn accept(ctx: &TcContext, config: Config, hop: Hop) -> Result<(), DropReaso
             if hop == Hop::IsHere {
                 packet.decrement_ttl();
             }
+            packet.is_whole()
         }
         EtherType::Ipv6 => {
             let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
@@ -50,11 +52,12 @@ pub fn accept(ctx: &TcContext, config: Config, hop: Hop) -> Result<(), DropReaso
             if hop == Hop::IsHere {
                 packet.decrement_hop_limit();
             }
+            packet.is_whole()
         }
         // The node knows the container's MAC without asking; nobody asks the container.
         EtherType::Arp => return Err(DropReason::NeighbourUnknown),
-    }
-    bandwidth::charge(ctx, config, Direction::Ingress)
+    };
+    bandwidth::charge(ctx, config, Direction::Ingress).map(|()| whole)
 }
 
 #[inline(always)]

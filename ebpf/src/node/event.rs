@@ -4,11 +4,11 @@ use core::mem::{MaybeUninit, offset_of};
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{__sk_buff, TC_ACT_OK, TC_ACT_SHOT},
+    bindings::{__sk_buff, TC_ACT_SHOT},
     helpers::{bpf_ktime_get_ns, bpf_skb_load_bytes},
     programs::TcContext,
 };
-use wharf_common::{DropReason, Event, map::NodeCall};
+use wharf_common::{Direction, DropReason, Event};
 use wharf_ebpf::{
     event::Told,
     handoff::{self, Verdict, Words},
@@ -24,16 +24,13 @@ pub fn run(ctx: &TcContext) -> i32 {
     send(ctx, &told);
     match told.next {
         Next::Return(action) => action,
-        Next::Note => {
-            handoff::call(ctx, NodeCall::Note, told.words);
-            TC_ACT_OK
-        }
         Next::Deliver(receiver) => {
             handoff::deliver(ctx, receiver);
-            // Counted as forwarded already, which `deliver` of the sender takes back.
             let reason = DropReason::NoTailCallTarget as u32;
-            let (sender, action) = (told.words.sender(), TC_ACT_SHOT as u32);
-            Verdict { sender, receiver: 0, bytes: ctx.len(), reason, action }.hand_over(ctx)
+            let (endpoint, action) = (told.words.sender(), TC_ACT_SHOT as u32);
+            let (receiver, bytes, direction) = (0, ctx.len(), Direction::Egress);
+            let counted = Some(DropReason::ForwardedLocal);
+            Verdict { endpoint, receiver, bytes, direction, reason, action, counted }.hand_over(ctx)
         }
     }
 }

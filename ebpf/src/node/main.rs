@@ -1,20 +1,26 @@
-//! The object `node`: programs that an endpoint's own ones tail-call for what few packets need. They are loaded once for all
+//! The object `node`: programs that an endpoint's own ones tail-call for what is the same for all. They are loaded once for all
 //! endpoints ([`wharf_common::map::NodeCall`] has their slots); [`wharf_ebpf::handoff`] says how they know whose packet it is.
 //!
 //! | program | called by | what it does |
 //! |---|---|---|
 //! | [`event`] | every program | writes the record of a drop or trace |
 //! | [`neighbour`] | `from_container` | judges and answers ARP and neighbour discovery |
-//! | [`path`] | `from_container` | whether a packet to another endpoint takes the stack |
-//! | [`note`] | `to_container` | notes that a flow between endpoints came through the stack |
+//! | [`flow`] | `from_container`, `to_container` | finds the packet's flow, and with it the packet's way |
+//! | [`collect`] | user space | removes the rows of flows that are over |
 #![no_std]
 #![no_main]
 
+mod collect;
 mod event;
+mod flow;
 mod neighbour;
+mod packet;
 mod stack_path;
 
-use aya_ebpf::{macros::classifier, programs::TcContext};
+use aya_ebpf::{
+    macros::{classifier, raw_tracepoint},
+    programs::{RawTracePointContext, TcContext},
+};
 
 /// Writes an event.
 #[classifier]
@@ -28,16 +34,17 @@ pub fn neighbour(ctx: TcContext) -> i32 {
     neighbour::run(&ctx)
 }
 
-/// Decides which way a packet to another endpoint takes.
+/// Finds a packet's flow.
 #[classifier]
-pub fn path(ctx: TcContext) -> i32 {
-    stack_path::path(&ctx)
+pub fn flow(ctx: TcContext) -> i32 {
+    flow::run(&ctx)
 }
 
-/// Notes the path of a packet that the stack brought.
-#[classifier]
-pub fn note(ctx: TcContext) -> i32 {
-    stack_path::note(&ctx)
+/// Removes rows of flows that are over.
+#[raw_tracepoint]
+pub fn collect(_: RawTracePointContext) -> i32 {
+    collect::run();
+    0
 }
 
 #[unsafe(link_section = "license")]

@@ -15,7 +15,7 @@ use aya_ebpf::{
     helpers::{bpf_csum_diff, bpf_skb_change_tail, bpf_skb_change_type},
     programs::TcContext,
 };
-use wharf_common::DropReason;
+use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
     handoff::{Verdict, Words},
@@ -55,8 +55,9 @@ pub fn run(ctx: &TcContext) -> i32 {
         Ok(()) => (DropReason::NeighbourAnswered, TC_ACT_REDIRECT),
         Err(reason) => (reason, TC_ACT_SHOT),
     };
-    let (sender, bytes) = (words.sender(), words.0[3]);
-    Verdict { sender, receiver: 0, bytes, reason: reason as u32, action: action as u32 }.hand_over(ctx)
+    let (endpoint, bytes, direction) = (words.sender(), words.0[3], Direction::Egress);
+    Verdict { endpoint, receiver: 0, bytes, direction, reason: reason as u32, action: action as u32, counted: None }
+        .hand_over(ctx)
 }
 
 #[inline(always)]

@@ -1,42 +1,21 @@
-//! Which packets between two endpoints take the node's stack: what is noted, and what is asked
-//! ([`wharf_ebpf::stack_path`] says why).
+//! Which services of an endpoint another endpoint reaches through the node's stack: what answers for flows that have no row.
 //!
-//! A row of `STACK_PATHS` says which service of an endpoint (protocol and port) another one reached through the stack. All flows
-//! of that pair to that port take the stack from then on, also those that no rule translates: the node's connection tracking
-//! then knows every flow that could have the same addresses and ports.
-//!
-//! Fragments of TCP, UDP and SCTP follow the pair's row with port 0, because only the first has ports. An ICMP error follows
-//! the packet that it is about.
+//! A row of `STACK_PATHS` is about a pair of endpoints, a protocol and a port, not about a flow, so that no flood of flows makes
+//! it forgotten. All flows of that pair to that port take the stack, also those that no rule translates: the node's connection
+//! tracking then knows every flow that could have the same addresses and ports.
 
 use core::mem::{offset_of, size_of};
 
-use aya_ebpf::{
-    bindings::{TC_ACT_OK, TC_ACT_REDIRECT},
-    programs::TcContext,
-};
-use wharf_common::{DropReason, StackPathKey, StackPathRow, map::STACK_PATH_PORTS};
+use aya_ebpf::programs::TcContext;
+use wharf_common::{EndpointRow, StackPathKey, StackPathRow, map::STACK_PATH_PORTS};
 use wharf_ebpf::{
-    handoff::{Verdict, Words},
+    endpoints::endpoint,
+    flow::Asked,
     maps::{STACK_PATHS, STACK_USERS},
-    parse::{ETHERNET_BYTES, ICMPV6, Ipv4, Ipv6, Ipv6Address},
-    stack_path::endpoint,
+    parse::Ipv6Address,
 };
 
-const ICMP: u8 = 1;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const SCTP: u8 = 132;
-/// Extension headers of IPv6 that may come before the fragment header (RFC 8200, 4.1).
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const DESTINATION: u8 = 60;
-/// IPv6's fragment header (RFC 8200, 4.5).
-const FRAGMENT: u8 = 44;
-/// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443).
-const ICMP_ERROR_BYTES: usize = 8;
-/// `ETH_P_IP` and `ETH_P_IPV6` as `__sk_buff.protocol` has them: network byte order.
-const PROTOCOL_IPV4: u32 = 0x0800_u16.to_be() as u32;
-const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
+use crate::packet::Packet;
 
 /// [`StackPathKey`] with addresses as words.
 #[repr(C)]
@@ -56,6 +35,17 @@ const _: () = {
 };
 
 impl Key {
+    /// The path whose client sent this packet, or, with `reply`, whose server did.
+    #[inline(always)]
+    fn of(packet: &Packet, reply: bool) -> Self {
+        let (client, server, port) = if reply {
+            (packet.destination, packet.source, packet.source_port)
+        } else {
+            (packet.source, packet.destination, packet.destination_port)
+        };
+        Self { client, server, port, protocol: packet.protocol, pad: [0; 5] }
+    }
+
     #[inline(always)]
     fn as_shared(&self) -> &StackPathKey {
         // SAFETY: same size and places (asserted above), and the words' alignment is greater.
@@ -81,158 +71,47 @@ impl Key {
     }
 }
 
-/// Addresses and ports of a packet. Ports are in network byte order, and zero where there are none.
-struct Flow {
-    source: Ipv6Address,
-    destination: Ipv6Address,
-    source_port: u16,
-    destination_port: u16,
-    protocol: u8,
-    /// Offset of what follows the IP headers.
-    transport: usize,
-    /// The first fragment, or a later one.
-    fragment: bool,
-}
-
-impl Flow {
-    /// The IP packet at `offset`; `None` when it is cut short. One extension header is looked behind, and a fragment header
-    /// after it; more hide the ports.
-    #[inline(always)]
-    fn at(ctx: &TcContext, offset: usize) -> Option<Self> {
-        // SAFETY: the context the program was called with.
-        let (mut flow, place) = match unsafe { (*ctx.skb.skb).protocol } {
-            PROTOCOL_IPV4 => {
-                let ip: Ipv4 = ctx.load(offset).ok()?;
-                let (source, destination) = (Ipv6Address::mapped(ip.source), Ipv6Address::mapped(ip.destination));
-                (Self::new(source, destination, ip.protocol, offset + ip.header_bytes()), ip.fragment())
-            }
-            PROTOCOL_IPV6 => {
-                let ip: Ipv6 = ctx.load(offset).ok()?;
-                let mut flow = Self::new(ip.source, ip.destination, ip.next_header, offset + size_of::<Ipv6>());
-                let mut place = 0;
-                if matches!(flow.protocol, HOP_BY_HOP | ROUTING | DESTINATION) {
-                    let [next, words]: [u8; 2] = ctx.load(flow.transport).ok()?;
-                    flow.protocol = next;
-                    flow.transport += 8 * (usize::from(words) + 1);
-                }
-                if flow.protocol == FRAGMENT {
-                    let [next, bits, _, _]: [u16; 4] = ctx.load(flow.transport).ok()?;
-                    flow.protocol = next as u8;
-                    flow.transport += 8;
-                    // As IPv4 has it. An "atomic" fragment (RFC 6946) is a whole packet.
-                    place = u16::from_be(bits) >> 3 | (u16::from_be(bits) & 1) << 13;
-                }
-                (flow, place)
-            }
-            _ => return None,
-        };
-        flow.fragment = place & 0x3fff != 0;
-        if place & 0x1fff == 0 && matches!(flow.protocol, TCP | UDP | SCTP) {
-            [flow.source_port, flow.destination_port] = ctx.load(flow.transport).ok()?;
-        }
-        Some(flow)
-    }
-
-    #[inline(always)]
-    fn new(source: Ipv6Address, destination: Ipv6Address, protocol: u8, transport: usize) -> Self {
-        Self { source, destination, source_port: 0, destination_port: 0, protocol, transport, fragment: false }
-    }
-
-    /// An ICMP message about another packet (RFC 792, RFC 4443).
-    #[inline(always)]
-    fn is_error(&self, ctx: &TcContext) -> bool {
-        let Ok(kind) = ctx.load::<u8>(self.transport) else { return false };
-        match self.protocol {
-            ICMP => matches!(kind, 3 | 4 | 5 | 11 | 12),
-            ICMPV6 => kind < 128,
-            _ => false,
-        }
-    }
-
-    /// The path whose client sent this packet, or, with `reply`, whose server did.
-    #[inline(always)]
-    fn path(&self, reply: bool) -> Key {
-        let (client, server, port) = if reply {
-            (self.destination, self.source, self.source_port)
-        } else {
-            (self.source, self.destination, self.destination_port)
-        };
-        Key { client, server, port, protocol: self.protocol, pad: [0; 5] }
-    }
-}
-
-/// `path`: whether a packet to another endpoint of the node takes the stack.
+/// True when the flow of a packet from this endpoint to another one takes the stack. Endpoints without such paths are spared the
+/// look-ups.
 #[inline(always)]
-pub fn path(ctx: &TcContext) -> i32 {
-    let words = Words::of(ctx);
-    let (sender, bytes) = (words.sender(), words.0[3]);
-    let by_stack =
-        Verdict { sender, receiver: 0, bytes, reason: DropReason::ForwardedStack as u32, action: TC_ACT_OK as u32 };
-    if is_taken(ctx) {
-        return by_stack.hand_over(ctx);
+pub fn is_noted(asked: &Asked, packet: &Packet) -> bool {
+    if STACK_USERS.get(asked.own).is_none_or(|epoch| *epoch as u32 != asked.own_epoch) {
+        return false;
     }
-    let reason = DropReason::ForwardedLocal as u32;
-    Verdict { sender, receiver: words.receiver(), bytes, reason, action: TC_ACT_REDIRECT as u32 }.hand_over(ctx)
-}
-
-/// True when the packet belongs to a flow that takes the stack.
-#[inline(always)]
-fn is_taken(ctx: &TcContext) -> bool {
-    match find(ctx, ETHERNET_BYTES) {
-        Found::Noted(is_noted) => is_noted,
-        Found::About(inner) => matches!(find(ctx, inner), Found::Noted(true)),
-    }
-}
-
-enum Found {
-    /// Whether the flow's path is noted.
-    Noted(bool),
-    /// The packet is an ICMP error about the packet at this offset.
-    About(usize),
-}
-
-/// Looks up the IP packet at `offset`.
-#[inline(always)]
-fn find(ctx: &TcContext, offset: usize) -> Found {
-    let Some(mut flow) = Flow::at(ctx, offset) else { return Found::Noted(false) };
-    if flow.is_error(ctx) {
-        return Found::About(flow.transport + ICMP_ERROR_BYTES);
-    }
-    if flow.fragment {
-        (flow.source_port, flow.destination_port) = (0, 0);
-    }
-    let (Some(sender), Some(receiver)) = (endpoint(flow.source), endpoint(flow.destination)) else {
-        return Found::Noted(false);
+    let (Some(sender), Some(receiver)) = (endpoint(packet.source), endpoint(packet.destination)) else {
+        return false;
     };
-    let (sender, receiver) = (sender.epoch, receiver.epoch);
-    Found::Noted(flow.path(false).is_noted(sender, receiver) || flow.path(true).is_noted(receiver, sender))
-}
-
-/// `note`: notes the path of a packet that the stack brought to an endpoint, where another endpoint of the node sent it.
-#[inline(always)]
-pub fn note(ctx: &TcContext) -> i32 {
-    let words = Words::of(ctx);
-    // Nothing to note is no failure.
-    let _ = add(ctx, words.sender(), words.epoch());
-    TC_ACT_OK
+    is_either_noted(packet, sender.epoch, receiver.epoch)
 }
 
 #[inline(always)]
-fn add(ctx: &TcContext, server: u32, server_epoch: u64) -> Option<()> {
-    let flow = Flow::at(ctx, ETHERNET_BYTES)?;
-    let sender = endpoint(flow.source)?;
+fn is_either_noted(packet: &Packet, sender: u64, receiver: u64) -> bool {
+    Key::of(packet, false).is_noted(sender, receiver) || Key::of(packet, true).is_noted(receiver, sender)
+}
+
+/// The endpoint that sent what the stack brought: it has the source address, and the packet came over its link. `None` for what
+/// the node itself sends, and for what comes from elsewhere.
+#[inline(always)]
+pub fn sender(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointRow> {
     // SAFETY: the context the program was called with.
     let came_by = unsafe { (*ctx.skb.skb).ingress_ifindex };
-    if sender.ifindex != came_by {
+    if came_by == 0 {
         return None;
     }
+    endpoint(source).filter(|row| row.ifindex == came_by)
+}
+
+/// Notes the path of a packet that the stack brought to `server` from another endpoint.
+#[inline(always)]
+pub fn note(packet: &Packet, sender: &EndpointRow, server: u32) {
+    let Some(server_epoch) = endpoint(packet.destination).map(|row| row.epoch) else { return };
     let client_epoch = sender.epoch;
-    if flow.path(false).is_noted(client_epoch, server_epoch) || flow.path(true).is_noted(server_epoch, client_epoch) {
-        return None;
+    if is_either_noted(packet, client_epoch, server_epoch) {
+        return;
     }
     let mut row = StackPathRow { client_epoch, server_epoch, ports: 0, _pad: 0 };
-    let mut path = flow.path(false);
-    // Without room (the map evicts, so only without memory) the flow's replies take the direct way, as before.
+    let mut path = Key::of(packet, false);
+    // Without room (the map evicts, so only without memory) the flow's own row says the same.
     let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     if path.port != 0 {
         path.port = 0;
@@ -242,5 +121,4 @@ fn add(ctx: &TcContext, server: u32, server_epoch: u64) -> Option<()> {
     // After the rows: who reads the epoch finds them.
     let _ = STACK_USERS.set(sender.endpoint_id, client_epoch, 0);
     let _ = STACK_USERS.set(server, server_epoch, 0);
-    Some(())
 }

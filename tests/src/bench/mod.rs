@@ -10,11 +10,13 @@
 //! | [`programs`] | nanoseconds a packet in the programs |
 //! | [`churn`] | ADD and DEL through the CNI binaries of each [`plugin`] |
 //! | [`nat`] | ADD with masquerading and published ports, the first packet to one of many ports |
+//! | [`flows`] | DEL beside half a million flows; a million connections while flows are collected |
 //! | [`scale`] | a thousand endpoints: time, memory, and what the agent does at rest |
 
 pub mod churn;
 pub mod ends;
 pub mod findings;
+pub mod flows;
 pub mod machine;
 pub mod nat;
 pub mod phases;
@@ -56,7 +58,7 @@ pub struct Options {
 }
 
 /// Names of the parts, in the order they run. Those that leave the kernel work to do after them come last.
-pub const PARTS: [&str; 6] = ["traffic", "programs", "one", "nat", "many", "scale"];
+pub const PARTS: [&str; 7] = ["traffic", "programs", "one", "nat", "flows", "many", "scale"];
 
 impl Options {
     fn rounds(&self, quick: usize, full: usize) -> usize {
@@ -96,6 +98,7 @@ fn one(part: &str, options: &Options) -> Result<Part> {
         "programs" => programs::measure(agent, options.rounds(3, 9), quick),
         "one" => churn::one_at_a_time(agent, options.rounds(3, 100)),
         "nat" => nat::measure(agent, options.rounds(3, 50), if quick { 50 } else { 2_000 }),
+        "flows" => flows::measure(agent, options.rounds(3, 50), if quick { 2_000 } else { 1_000_000 }),
         "many" => churn::many_at_once(agent, options.rounds(1, 10), options.rounds(1, 3), if quick { 2 } else { 8 }),
         "scale" => {
             let (endpoints, rest) = if quick { (80, 2) } else { (1_000, 65) };

@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::{
     sched::{CpuSet, sched_getaffinity},
+    sys::socket::{self, sockopt},
     unistd::Pid,
 };
 
@@ -17,7 +18,7 @@ use super::{
     ends::{Answerer, Kind, bind},
     findings::{Better, Group, Mark, Part},
     stats::Summary,
-    wires::{DIRECT, FLOOR, WHARF, Wire},
+    wires::{DIRECT, FLOOR, UNTRACKED, WHARF, Wire},
 };
 use crate::{NodeConfig, wait};
 
@@ -31,9 +32,10 @@ const CHUNK: usize = 256 << 10;
 /// What is measured on a wire: name, unit, how.
 type Traffic = (&'static str, &'static str, fn(&Wire, Duration, Cpus) -> Result<f64>);
 
-const TRAFFIC: [Traffic; 3] = [
+const TRAFFIC: [Traffic; 4] = [
     ("TCP request/response, 1 byte, two processes on one CPU", "transactions/s", tcp_round_trips),
     ("UDP request/response, 1 byte, two processes on one CPU", "transactions/s", udp_round_trips),
+    ("TCP connections: connect, 1 byte each way, close", "connections/s", connections),
     ("TCP bulk, each end on a CPU of its own", "Gbit/s", bulk),
 ];
 
@@ -60,7 +62,8 @@ pub fn measure(agent: &NodeConfig, rounds: usize, span: Duration) -> Result<Part
             group.add(wire.name(), samples)?;
         }
         group.compare_to(DIRECT)?;
-        for (ours, base) in [(WHARF[0], DIRECT), (WHARF[0], FLOOR[0]), (WHARF[1], FLOOR[1])] {
+        let pairs = [(WHARF[0], DIRECT), (WHARF[0], FLOOR[0]), (WHARF[1], FLOOR[1]), (WHARF[0], UNTRACKED)];
+        for (ours, base) in pairs {
             if let Some(spread) = paired(&group, ours, base) {
                 let (median, q1, q3) = (spread.median, spread.q1, spread.q3);
                 group.note(format!(
@@ -76,6 +79,12 @@ pub fn measure(agent: &NodeConfig, rounds: usize, span: Duration) -> Result<Part
         if let Some(spread) = paired(first, ours, floor) {
             let target = format!("TCP request/response: {ours} within 2 % of {floor}");
             marks.push(Mark::judge(&target, "x", Better::Higher, spread.median, 0.98));
+        }
+    }
+    for (group, least) in groups.iter().zip([0.98, 0.98, 0.9]) {
+        if let Some(spread) = paired(group, WHARF[0], UNTRACKED) {
+            let target = format!("{}: tracked at least {least} of untracked", group.title);
+            marks.push(Mark::judge(&target, "x", Better::Higher, spread.median, least));
         }
     }
     wires.into_iter().try_for_each(Wire::finish)?;
@@ -161,6 +170,50 @@ fn tcp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
     let rate = on_cpu(cpus.one, ask)?;
     answerer.finish()?;
     Ok(rate)
+}
+
+/// Connections one after another. The end that asks resets each, so that no port waits; that is the flow's end as well.
+fn connections(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
+    let at = SocketAddr::new(wire.address(), 0);
+    let listener = wire.right()?.run(|| TcpListener::bind(at))?.context("bind a listener")?;
+    let at = listener.local_addr().context("ask for the listener's address")?;
+    let answerer = thread::spawn(move || -> Result<()> {
+        bind(cpus.one)?;
+        loop {
+            let (mut stream, _) = listener.accept().context("accept")?;
+            stream.set_read_timeout(Some(wait::PATIENCE)).context("set a time limit")?;
+            let mut byte = [0];
+            stream.read_exact(&mut byte).context("wait for a byte")?;
+            // The sign to stop.
+            if byte == [0] {
+                return Ok(());
+            }
+            stream.write_all(&byte).context("answer")?;
+        }
+    });
+    let left = wire.left()?;
+    let one = |byte: u8| -> Result<()> {
+        let mut stream = TcpStream::connect_timeout(&at, wait::PATIENCE).with_context(|| format!("connect {at}"))?;
+        stream.set_read_timeout(Some(wait::PATIENCE)).context("set a time limit")?;
+        socket::setsockopt(&stream, sockopt::Linger, &nix::libc::linger { l_onoff: 1, l_linger: 0 })
+            .context("set linger")?;
+        stream.write_all(&[byte]).context("ask")?;
+        if byte != 0 {
+            stream.read_exact(&mut [0]).context("wait for an answer")?;
+            return Ok(());
+        }
+        // The other end closes first.
+        let _ = stream.read(&mut [0]).context("wait for the end")?;
+        Ok(())
+    };
+    let rate = left.run(|| {
+        bind(cpus.one)?;
+        let rate = count(span, || one(1));
+        one(0)?;
+        rate
+    })?;
+    answerer.join().map_err(|_| anyhow!("the answering end panicked"))??;
+    rate
 }
 
 fn udp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {

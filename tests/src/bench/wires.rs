@@ -5,22 +5,28 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use aya::{
     Ebpf, EbpfLoader,
+    maps::{Map, MapData, ProgramArray},
     programs::{
         LinkOrder, SchedClassifier,
         tc::{NlOptions, TcAttachOptions, TcAttachType, qdisc_add_clsact},
     },
 };
 
+use nix::sys::signal::Signal;
+use wharf_common::map::{self, NodeCall};
+
 use super::programs::object;
-use crate::{Node, NodeConfig, Sandbox, process::ip, scratch, space::Space};
+use crate::{Node, NodeConfig, Sandbox, process::ip, scratch, space::Space, wait};
 
 /// The direct veth pair: what ratios are taken to.
 pub const DIRECT: &str = "direct veth pair";
 /// Two endpoints of a Wharf node, in each attach mode.
 pub const WHARF: [&str; 2] = ["wharf, clsact", "wharf, tcx"];
+/// Two endpoints of a Wharf node (clsact) whose flows are not tracked.
+pub const UNTRACKED: &str = "wharf, clsact, untracked";
 /// Two containers with the least program in place of Wharf's, in each attach mode.
 pub const FLOOR: [&str; 2] = ["floor, clsact", "floor, tcx"];
 
@@ -39,13 +45,20 @@ pub struct Wire {
 #[derive(Debug)]
 enum Between {
     Nothing,
-    Space { _held: Space },
-    Programs { _held: Space, _programs: Vec<Ebpf> },
+    Space {
+        _held: Space,
+    },
+    Programs {
+        _held: Space,
+        _programs: Vec<Ebpf>,
+    },
     Agent(Box<Node>),
+    /// Its agent is stopped: it would put another program's place right.
+    Stopped(Box<Node>),
 }
 
 impl Wire {
-    /// All of them: direct pair, Wharf and its floor in each attach mode that the kernel has, routing, bridge.
+    /// All of them: direct pair, Wharf and its floor in each attach mode that the kernel has, Wharf without tracking, routing, bridge.
     ///
     /// # Errors
     /// When one cannot be made.
@@ -55,6 +68,7 @@ impl Wire {
         for tcx in modes {
             all.extend([Self::wharf(agent, *tcx)?, Self::floor(*tcx)?]);
         }
+        all.push(Self::untracked(agent)?);
         all.extend([Self::routed()?, Self::bridged()?]);
         Ok(all)
     }
@@ -92,7 +106,17 @@ impl Wire {
     /// # Errors
     /// When something was left behind.
     pub fn finish(self) -> Result<()> {
-        let Between::Agent(mut node) = self.between else { return Ok(()) };
+        let mut node = match self.between {
+            Between::Agent(node) => node,
+            Between::Stopped(node) => {
+                node.signal_agent(Signal::SIGCONT)?;
+                wait::until("the agent to put its own program back", || {
+                    Ok(node.audit()?.findings.is_empty().then_some(()))
+                })?;
+                node
+            }
+            _ => return Ok(()),
+        };
         for endpoint in node.endpoints()? {
             let id = endpoint.id.to_string();
             node.ask(async |client| client.delete_endpoint(&id, &wharf_api::DeleteQuery::default()).await)?;
@@ -120,6 +144,25 @@ impl Wire {
         let address = node.attach(&right)?.v4()?.into();
         let name = if tcx { WHARF[1] } else { WHARF[0] };
         Ok(Self { name, left, right, address, between: Between::Agent(Box::new(node)) })
+    }
+
+    fn untracked(agent: &NodeConfig) -> Result<Self> {
+        let wire = Self::wharf(agent, false)?;
+        let Between::Agent(node) = wire.between else { bail!("a wire of Wharf's without an agent") };
+        node.signal_agent(Signal::SIGSTOP)?;
+        let pins = node.dirs().endpoint_pins();
+        let shared = pins.parent().context("the directory of the pins")?.join("shared");
+        let mut loader = EbpfLoader::new();
+        for name in [map::CALLS, map::NODE_CALLS] {
+            loader.map_pin_path(name, shared.join(name));
+        }
+        let mut loaded = loader.load(&object("untracked.o")?).context("load untracked.o")?;
+        let program: &mut SchedClassifier = loaded.program_mut("untracked").context("untracked")?.try_into()?;
+        program.load().context("verify untracked")?;
+        let slots = Map::ProgramArray(MapData::from_pin(shared.join(map::NODE_CALLS)).context("open NODE_CALLS")?);
+        let mut slots: ProgramArray<MapData> = slots.try_into()?;
+        slots.set(NodeCall::Flow as u32, program.fd()?, 0).context("set the slot")?;
+        Ok(Self { name: UNTRACKED, between: Between::Stopped(node), ..wire })
     }
 
     /// A node whose host sides have programs that hand each packet to the other container.

@@ -60,7 +60,7 @@ fn another_route_in_the_place_of_a_containers() -> Result<()> {
         let audit = wharf(node, &["audit"])?;
         audit.must(1, FOREIGN_ROUTE.audit)?;
         audit.must_say(&[&subject])?;
-        let is = format!("goes to interface {}", other.ifindex);
+        let is = format!("goes to interface {}", other.host_ifname);
         // While the audit's own repair runs, the endpoint is being built, and what follows from it is not known yet.
         await_screen(node, &["explain", &address.to_string()], |s| s.is(1, FOREIGN_ROUTE.explain))?.must_say(&[
             &subject,

@@ -139,6 +139,7 @@ impl Counters {
 pub(crate) struct Endpoint {
     pub(crate) who: Who,
     ebpf: Ebpf,
+    pub(crate) node: Ebpf,
 }
 
 /// Where the build leaves the objects.
@@ -150,11 +151,11 @@ pub(crate) fn object(name: &str) -> Result<Vec<u8>> {
 }
 
 /// Loads the node's programs over the maps of an object of an endpoint's, and puts them into their slots.
-pub(crate) fn load_node(ebpf: &mut Ebpf) -> Result<()> {
+pub(crate) fn load_node(ebpf: &mut Ebpf) -> Result<Ebpf> {
     let pins = scratch::fresh_dir("packets")?.join("bpf");
     scratch::mount_bpffs(&pins)?;
     let mut loader = EbpfLoader::new();
-    for name in [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::EVENTS, map::STACK_PATHS, map::STACK_USERS] {
+    for name in [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::EVENTS] {
         ebpf.map(name).context(name)?.pin(pins.join(name)).with_context(|| format!("pin {name}"))?;
         loader.map_pin_path(name, pins.join(name));
     }
@@ -167,7 +168,15 @@ pub(crate) fn load_node(ebpf: &mut Ebpf) -> Result<()> {
         program.load().with_context(|| format!("verify {name}"))?;
         slots.set(*call as u32, program.fd()?, 0).with_context(|| format!("set the slot of {name}"))?;
     }
-    Ok(())
+    Ok(node)
+}
+
+/// Puts an object's `deliver` into its own slot.
+pub(crate) fn fill_slot(ebpf: &mut Ebpf, id: u32) -> Result<()> {
+    let deliver: &SchedClassifier = ebpf.program(DELIVER).context(DELIVER)?.try_into()?;
+    let deliver = deliver.fd()?.try_clone()?;
+    let mut slots: ProgramArray<&mut MapData> = ebpf.map_mut(map::CALLS).context(map::CALLS)?.try_into()?;
+    slots.set(id, &deliver, 0).context("set CALLS")
 }
 
 impl Endpoint {
@@ -193,8 +202,8 @@ impl Endpoint {
             let program: &mut SchedClassifier = ebpf.program_mut(name).context(name)?.try_into()?;
             program.load().with_context(|| format!("verify {name}"))?;
         }
-        load_node(&mut ebpf)?;
-        let mut endpoint = Self { who, ebpf };
+        let node = load_node(&mut ebpf)?;
+        let mut endpoint = Self { who, ebpf, node };
         endpoint.configure(who.config())?;
         endpoint.reaches_itself()?;
         Ok(endpoint)
@@ -252,10 +261,7 @@ impl Endpoint {
 
     /// Puts its own `deliver` into its own slot, as the agent does for every endpoint.
     fn reaches_itself(&mut self) -> Result<()> {
-        let deliver = self.program(DELIVER)?.fd()?.try_clone()?;
-        let id = self.who.id;
-        let mut slots: ProgramArray<&mut MapData> = self.map_mut(map::CALLS)?.try_into()?;
-        slots.set(id, &deliver, 0).context("set CALLS")
+        fill_slot(&mut self.ebpf, self.who.id)
     }
 
     /// The endpoint's budget of events.

@@ -98,10 +98,10 @@ fn run(a: &Endpoint, program: &str, packet: &[u8]) -> Result<Option<Outcome>> {
 }
 
 /// A small generator whose sequence is the same everywhere, so that a failure can be run again.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
+    pub(crate) fn roll(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

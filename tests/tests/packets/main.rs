@@ -9,6 +9,7 @@
 mod deliver;
 mod events;
 mod fixture;
+mod flows;
 mod from_container;
 mod hostile;
 mod live;

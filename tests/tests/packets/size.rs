@@ -16,18 +16,21 @@ use wharf_common::{
 use wharf_tests::frame;
 
 use crate::fixture::{
-    A, B, DELIVER, ELSEWHERE4, Endpoint, FROM_CONTAINER, OK, PROGRAMS, REDIRECT, SHOT, TO_CONTAINER, object, on_link,
-    udp,
+    A, B, DELIVER, ELSEWHERE4, Endpoint, FROM_CONTAINER, OK, PROGRAMS, REDIRECT, SHOT, TO_CONTAINER, fill_slot,
+    load_node, object, on_link, udp,
 };
 
 /// Instructions that the verifier walks for an endpoint's programs together, about two for a microsecond: half of what a
-/// burst of creates costs. What few packets need belongs into the object `node`. Verifiers differ: 2,872 on Linux 6.18, 3,125
-/// on 6.1.
+/// burst of creates costs. What few packets need belongs into the object `node`. Verifiers differ: 2,940 on Linux 6.18, and
+/// a tenth more on 6.1.
 const VERIFIED_MAX: u32 = 3_200;
-/// The same for one program of the node's, which is verified once.
-const VERIFIED_OF_NODE_MAX: u32 = 8_000;
-/// BPF instructions of one program, its subprograms included.
+/// The same for one program of the node's, which is verified once at each start. The largest, `flow`: 35,000 on Linux 6.18 (30 ms),
+/// about four times that on 6.1, of the million that the kernel allows.
+const VERIFIED_OF_NODE_MAX: u32 = 250_000;
+/// BPF instructions of one program of an endpoint's, its subprograms included.
 const INSTRUCTIONS_MAX: u32 = 1_000;
+/// The same for one of the node's, which is held once.
+const INSTRUCTIONS_OF_NODE_MAX: u32 = 4_000;
 
 #[test]
 fn programs_stay_small() -> Result<()> {
@@ -46,7 +49,8 @@ fn programs_stay_small() -> Result<()> {
         println!("{name}: {verified} instructions verified, {instructions} held, {memory} bytes");
         ensure!(verified < VERIFIED_OF_NODE_MAX, "{name}: {verified} instructions verified");
         of_endpoint += if is_shared { 0 } else { verified };
-        ensure!(instructions < INSTRUCTIONS_MAX, "{name}: {instructions} instructions");
+        let most = if is_shared { INSTRUCTIONS_OF_NODE_MAX } else { INSTRUCTIONS_MAX };
+        ensure!(instructions < most, "{name}: {instructions} instructions");
     }
     ensure!(of_endpoint < VERIFIED_MAX, "{of_endpoint} instructions verified for an endpoint");
     for (name, map) in ebpf.maps() {
@@ -103,6 +107,12 @@ fn programs_with_log_records_decide_the_same() -> Result<()> {
         let mut ebpf = loader.load(&object("endpoint-debug.o")?)?;
         let mut rows: Array<_, EndpointConfig> = ebpf.map_mut(map::CONFIG).context("CONFIG")?.try_into()?;
         rows.set(0, A.config(), 0)?;
+        let _node = load_node(&mut ebpf)?;
+        for name in PROGRAMS {
+            let program: &mut SchedClassifier = ebpf.program_mut(name).context(name)?.try_into()?;
+            program.load().with_context(|| format!("verify {name} of endpoint-debug.o"))?;
+        }
+        fill_slot(&mut ebpf, A.id)?;
         for (name, packet, action) in [
             (FROM_CONTAINER, udp(A.v4, ELSEWHERE4), OK),
             (FROM_CONTAINER, udp(B.v4, ELSEWHERE4), SHOT),
@@ -111,9 +121,6 @@ fn programs_with_log_records_decide_the_same() -> Result<()> {
             (DELIVER, udp(A.v6, B.v6), SHOT),
         ] {
             let program: &mut SchedClassifier = ebpf.program_mut(name).context(name)?.try_into()?;
-            if program.fd().is_err() {
-                program.load().with_context(|| format!("verify {name} of endpoint-debug.o"))?;
-            }
             let is = on_link(program, &packet, 1)?.action;
             ensure!(is == action, "{name} with debug {debug}: {is}");
         }

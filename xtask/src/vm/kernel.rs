@@ -52,7 +52,6 @@ pub(crate) struct Release {
 /// What is known of a kernel.
 pub(crate) const fn release(kernel: VmKernel) -> Release {
     match kernel {
-        VmKernel::V5_10 => Release { version: "5.10", suite: "bullseye-security", tcx: false, netkit: false },
         VmKernel::V6_1 => Release { version: "6.1", suite: "bookworm", tcx: false, netkit: false },
         VmKernel::V6_12 => Release { version: "6.12", suite: "bookworm-backports", tcx: true, netkit: true },
         VmKernel::V7_2 => Release { version: "7.2", suite: "sid", tcx: true, netkit: true },

@@ -37,6 +37,8 @@ pub(crate) const TOO_FAST: &[(&str, &str)] = &[
     ("upgrade::an_upgrade_killed", "starts the agent a hundred times, under traffic"),
     ("upgrade::an_upgrade_with_tcx_killed", "starts the agent a hundred times, under traffic"),
     ("upgrade::a_downgrade_killed", "starts the agent a hundred times, under traffic"),
+    ("packets::flows::rows_say_what_a_model_says", "a million packets; the others of that file have each rule once"),
+    ("packets::flows::a_flood_evicts", "a million packets, faster than a processor of that kind makes them"),
     ("churn::", "two thousand operations against an agent that is killed again and again"),
     ("nft::two_mappings_cost", "measures, which an emulated processor cannot"),
     ("nft_packets::flows_from_two_containers", "sends from two processors at once and counts what a race loses"),

@@ -88,6 +88,7 @@ impl Machine {
             attach_mode: None,
             local_delivery: LocalDelivery::Direct,
             masquerade: None,
+            announce: false,
             prepared_programs: 0,
             proxy_timeout: PATIENCE,
             ip_rest_ms: 0,

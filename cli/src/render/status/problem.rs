@@ -94,6 +94,7 @@ fn component_next(c: &ComponentStatus) -> &'static str {
         }
         "ipam" => "wharf ipam list",
         "datapath" => "wharf audit; wharf bpf map list",
+        "masquerade" => "the command above, if there is one; wharf audit",
         "runtime" | "api" => {
             "the agent is stuck; systemd restarts it (traffic goes on), or: systemctl restart wharf-agent"
         }
@@ -105,6 +106,7 @@ fn component_next(c: &ComponentStatus) -> &'static str {
         "records" => {
             "recreate their containers one after the other; wharf audit --repair disconnects all of them at once"
         }
+        "flows" => "wharf bpf ct list",
         "self-check" => "wharf endpoint health ID",
         "health" => "wharf health status",
         "controllers" => "wharf status --all-controllers",

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use wharf_api::{ComponentStatus, Health, PreparedStatus, ProxyStatus};
+use wharf_api::{ComponentStatus, FlowStatus, Health, PreparedStatus, ProxyStatus};
 
 use super::*;
 use crate::render::sample::{self, HOSTILE, NOW};
@@ -66,6 +66,20 @@ fn a_healthy_node_in_full() {
     Proxy:              none
     Memory:             21.2 MiB resident
     ");
+}
+
+#[test]
+fn the_collection_of_flows_in_full() {
+    let mut s = sample::status();
+    let (expired, orphaned) = (1_200, 3);
+    let collected_unix_ms = sample::NOW - 4_000;
+    s.network.flows = Some(FlowStatus { expired, orphaned, collected_unix_ms, took_us: 2_500, ..Default::default() });
+    let line = |verbose| {
+        let text = status(&s, &Style::plain(), Detail { verbose, all_controllers: false });
+        text.lines().find(|line| line.starts_with("Flows")).map(str::to_owned)
+    };
+    let told = "Flows collected:    1200 expired, 3 orphaned; last 4s ago, in 2500 µs";
+    assert_eq!((line(true).as_deref(), line(false)), (Some(told), None));
 }
 
 fn sick() -> AgentStatus {

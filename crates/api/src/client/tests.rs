@@ -154,6 +154,8 @@ fn routes() {
         "GET /v1/map",
         "GET /v1/map/1%2FCONFIG",
         "GET /v1/metrics",
+        "GET /v1/bpf/ct",
+        "DELETE /v1/bpf/ct?endpoint=pod-name:a%2Fb&address=fd00::%2F64&port=53&protocol=udp&state=closing&all=true",
         "GET /v1/audit",
         "POST /v1/audit",
         "POST /v1/gc",
@@ -171,6 +173,15 @@ fn routes() {
     let delete =
         DeleteQuery { network: Some("harbour".into()), no_ip_release: Some(true), epoch: Some(3), container_id: None };
     let allocate = IpamAllocate { pool: None, family: Some(IpFamily::Ipv4), owner: "me".into() };
+    let flows = FlowQuery {
+        endpoint: Some("pod-name:a/b".into()),
+        address: "fd00::/64".parse().ok(),
+        port: Some(53),
+        protocol: "17".parse().ok(),
+        state: Some(FlowState::Closing),
+        limit: None,
+        all: Some(true),
+    };
     let gc = GcRequest {
         network: "n".into(),
         valid: vec![GcAttachment { container_id: "c".into(), ifname: "eth0".into() }],
@@ -197,6 +208,8 @@ fn routes() {
             client.maps().await.err(),
             client.map("1/CONFIG").await.err(),
             client.metrics_rows().await.err(),
+            client.flows(&FlowQuery::default()).await.err(),
+            client.remove_flows(&flows).await.err(),
             client.audit(false).await.err(),
             client.audit(true).await.err(),
             client.gc(&gc).await.err(),

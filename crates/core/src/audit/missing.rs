@@ -61,7 +61,7 @@ impl Auditor<'_> {
             }
             let route = RouteRow { destination: IpNet::from(address), ifindex: Some(record.host_ifindex) };
             if !self.routes.contains(&route) {
-                let (to, expected) = (route.destination, record.host_ifindex);
+                let (to, expected) = (route.destination, record.host_ifname.to_string());
                 add(EndpointProblem::NodeRoute { to, expected, found: None });
             }
         }

@@ -553,7 +553,7 @@ fn a_port_is_explained_by_a_record_or_by_the_row_of_a_lost_one() {
     node.in_flight.clear();
     // An address that is not masqueraded is one that its endpoint wants so.
     node.dump.nat = vec![NatEntry::Own(ip("10.0.0.1"))];
-    assert_eq!(node.found(), ["own-address own address 10.0.0.1: remove-nat own address 10.0.0.1"]);
+    assert_eq!(node.found(), ["own-address 10.0.0.1: remove-nat own address 10.0.0.1"]);
     node.snapshot.endpoints[0].masquerade = Some(false);
     assert_eq!(node.found(), Vec::<String>::new());
     // Its row is a finding, and goes with its ports.

@@ -22,23 +22,23 @@ pub enum Side {
 }
 
 /// The route that is in place of the node's route to an endpoint's address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteSeen {
-    /// A route of Wharf's over another interface, or an unreachable one.
-    Ours(Option<IfIndex>),
+    /// A route of Wharf's over another interface, by its name, or an unreachable one.
+    Ours(Option<String>),
     /// A foreign route.
-    Foreign(Option<IfIndex>),
+    Foreign(Option<String>),
 }
 
 /// The route that a lookup of an endpoint's address returns instead of the endpoint's own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lookup {
     /// Destination of the route.
     pub destination: IpNet,
     /// Its table.
     pub table: u32,
     /// Its interface; none where it names several or none.
-    pub ifindex: Option<IfIndex>,
+    pub ifname: Option<String>,
     /// Its gateway.
     pub gateway: Option<IpAddr>,
 }
@@ -130,7 +130,7 @@ pub enum EndpointProblem {
         /// Name.
         name: String,
         /// The device that it is a port of.
-        master: IfIndex,
+        master: String,
     },
     /// The host side has a queue that limits its rate, as CNI's `bandwidth` plugin makes it: packets of other containers pass
     /// it by.
@@ -161,7 +161,7 @@ pub enum EndpointProblem {
         /// Destination.
         to: IpNet,
         /// Interface expected.
-        expected: IfIndex,
+        expected: String,
         /// What is there instead; none when nothing is.
         found: Option<RouteSeen>,
     },
@@ -171,7 +171,7 @@ pub enum EndpointProblem {
         /// Destination.
         to: IpNet,
         /// Interface expected.
-        expected: IfIndex,
+        expected: String,
         /// Where the look-up leads; none when it is refused.
         found: Option<Lookup>,
     },

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::{ids::IfIndex, overlap::Overlap};
+use crate::overlap::Overlap;
 
 /// A difference between the node's own objects and the node's specification.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,11 +54,11 @@ pub enum NodeProblem {
         /// Pool's CIDR.
         cidr: IpNet,
         /// Interface found; none when there is no route.
-        found: Option<IfIndex>,
+        found: Option<String>,
     },
     /// A pool shares addresses with a network of the node.
     PoolOverlap(Overlap),
-    /// What masquerading and forwarding need is not as it should be.
+    /// What masquerading, forwarding and announcements need is not as it should be.
     Outbound {
         /// What it is.
         what: String,

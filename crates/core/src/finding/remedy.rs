@@ -130,7 +130,7 @@ impl EndpointProblem {
             }
             Self::NodeRouteShadowed { to, found, .. } => {
                 let (ip, address) = (if to.addr().is_ipv4() { "ip" } else { "ip -6" }, to.addr());
-                let table = found.map_or_else(|| "all".to_owned(), |f| f.table.to_string());
+                let table = found.as_ref().map_or_else(|| "all".to_owned(), |f| f.table.to_string());
                 format!(
                     "remove the rule or route that is not Wharf's, or exclude the pools from it: `{ip} route get {address}`, \
                      `{ip} rule` and `{ip} route show table {table}` show it"

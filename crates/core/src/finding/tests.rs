@@ -28,11 +28,11 @@ fn mtu(side: Side, found: u32) -> EndpointProblem {
 }
 
 fn route(found: Option<RouteSeen>) -> EndpointProblem {
-    EndpointProblem::NodeRoute { to: "10.0.0.2/32".parse().unwrap(), expected: IfIndex(4), found }
+    EndpointProblem::NodeRoute { to: "10.0.0.2/32".parse().unwrap(), expected: "wh1".to_owned(), found }
 }
 
 fn shadowed(found: Option<Lookup>) -> EndpointProblem {
-    EndpointProblem::NodeRouteShadowed { to: "10.0.0.2/32".parse().unwrap(), expected: IfIndex(4), found }
+    EndpointProblem::NodeRouteShadowed { to: "10.0.0.2/32".parse().unwrap(), expected: "wh1".to_owned(), found }
 }
 
 /// One of each kind of what can be amiss with an endpoint.
@@ -51,19 +51,19 @@ fn all() -> Vec<EndpointProblem> {
     all.extend([
         P::LinkArp { side: Node, name: name() },
         P::LinkArp { side: Container, name: name() },
-        P::LinkEnslaved { name: name(), master: IfIndex(5) },
+        P::LinkEnslaved { name: name(), master: "br0".to_owned() },
         P::LinkQueue { name: name(), kind: "tbf".to_owned() },
         P::LinkAlias { name: name(), expected: "wharf:1:1:net/c/eth0".to_owned(), found: None },
         P::Address { address: [10, 0, 0, 2].into(), found: None },
         P::Address { address: [10, 0, 0, 2].into(), found: Some(24) },
         route(None),
         route(Some(RouteSeen::Ours(None))),
-        route(Some(RouteSeen::Foreign(Some(IfIndex(5))))),
+        route(Some(RouteSeen::Foreign(Some("up0".to_owned())))),
         shadowed(None),
         shadowed(Some(Lookup {
             destination: "0.0.0.0/0".parse().unwrap(),
             table: 77,
-            ifindex: Some(IfIndex(5)),
+            ifname: Some("up0".to_owned()),
             gateway: Some([192, 0, 2, 7].into()),
         })),
         P::ContainerRoute { to: "0.0.0.0/0".parse().unwrap(), gateway: [10, 0, 0, 1].into(), table: None },

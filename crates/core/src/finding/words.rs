@@ -3,12 +3,7 @@
 use std::{fmt, net::IpAddr};
 
 use super::{EndpointProblem, Kept, Lookup, NodeProblem, Problem, RouteSeen, Side, Stray};
-use crate::{
-    ids::{EndpointId, IfIndex},
-    kernel::AttachMode,
-    nat::NatEntry,
-    overlap::Overlap,
-};
+use crate::{ids::EndpointId, kernel::AttachMode, nat::NatEntry, overlap::Overlap};
 
 const MISSING: &str = "expected, is not there";
 
@@ -122,7 +117,7 @@ impl EndpointProblem {
             Self::MapUnused { map, .. } | Self::MapUnreadable { map, .. } => format!("{id}/{map}"),
             Self::Config { field, .. } => format!("{id}/CONFIG {field}"),
             Self::CallSlot { .. } => id.to_string(),
-            Self::Nat { entry } => entry.to_string(),
+            Self::Nat { entry } => nat_entry(entry),
         }
     }
 }
@@ -176,11 +171,11 @@ impl fmt::Display for EndpointProblem {
             }
             Self::NodeRoute { expected, found, .. } => match found {
                 None => write!(f, "expected on the node by interface {expected}, is not there"),
-                Some(RouteSeen::Ours(is)) => write!(f, "expected by interface {expected}, {}", goes(*is)),
+                Some(RouteSeen::Ours(is)) => write!(f, "expected by interface {expected}, {}", goes(is.as_deref())),
                 Some(RouteSeen::Foreign(is)) => write!(
                     f,
                     "expected by interface {expected}; a route that is not Wharf's is in its place and {}",
-                    goes(*is)
+                    goes(is.as_deref())
                 ),
             },
             Self::NodeRouteShadowed { expected, found: Some(found), .. } => {
@@ -252,7 +247,7 @@ impl fmt::Display for Lookup {
         if let Some(gateway) = self.gateway {
             write!(f, ", via {gateway}")?;
         }
-        self.ifindex.map_or(Ok(()), |ifindex| write!(f, ", by interface {ifindex}"))
+        self.ifname.as_ref().map_or(Ok(()), |ifname| write!(f, ", by interface {ifname}"))
     }
 }
 
@@ -311,7 +306,7 @@ impl Stray {
             Self::Pins { id, .. } => format!("endpoints/{id}"),
             Self::Row { address, endpoint_id, epoch } => format!("{address} (endpoint {endpoint_id}, epoch {epoch})"),
             Self::CallSlot { slot } => slot.to_string(),
-            Self::Nat { entry } => entry.to_string(),
+            Self::Nat { entry } => nat_entry(entry),
             Self::Route { to, ifindex, .. } => {
                 let through = ifindex.map_or_else(|| "unreachable".to_owned(), |i| format!("dev ifindex {i}"));
                 format!("{to} ({through})")
@@ -405,6 +400,14 @@ impl fmt::Display for Kept {
     }
 }
 
+/// An entry beside its kind ([`NatEntry::kind`]), which is not said again.
+fn nat_entry(entry: &NatEntry) -> String {
+    match entry {
+        NatEntry::Port(mapping) => mapping.to_string(),
+        NatEntry::Own(ip) => ip.to_string(),
+    }
+}
+
 fn place(side: Side) -> &'static str {
     match side {
         Side::Node => "on the node",
@@ -416,7 +419,7 @@ fn or_none<T: fmt::Display>(value: Option<&T>) -> String {
     value.map_or_else(|| "none".to_owned(), T::to_string)
 }
 
-fn goes(to: Option<IfIndex>) -> String {
+fn goes(to: Option<&str>) -> String {
     to.map_or_else(|| "goes nowhere".to_owned(), |i| format!("goes to interface {i}"))
 }
 

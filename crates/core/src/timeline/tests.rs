@@ -1,7 +1,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::*;
-use crate::ids::{ContainerId, NetworkName};
+use crate::{
+    ids::{ContainerId, NetworkName},
+    plan::{CreateStep, DeleteStep},
+};
 
 fn entry(operation: Operation, phase: &str, at_unix_ms: u64) -> Entry {
     Entry { at_unix_ms, operation, phase: phase.into(), took_us: Some(1), outcome: Outcome::Ok, text: String::new() }
@@ -149,6 +152,30 @@ fn an_ended_life_fits_its_place_in_the_store_and_keeps_what_failed_and_what_took
     let slowest = life.entries.list().iter().filter_map(|e| e.took_us).max();
     assert_eq!(slowest, Some(33_000), "the slowest step stays");
     assert!(life.entries.list().len() > 8, "{:?}", life.entries);
+}
+
+#[test]
+fn every_step_of_a_pods_create_and_delete_is_kept_however_long_it_took() {
+    let mut life = pods_life("");
+    life.entries = Entries::default();
+    let at = |operation, phase, n: u64| Entry { took_us: Some(9_999_999), ..entry(operation, phase, 10_000 * n) };
+    for (n, step) in (1..).zip(CreateStep::ALL) {
+        life.entries.push(at(Operation::Create, step.name(), n));
+    }
+    // The others are no entries of their own.
+    let told = |s: &DeleteStep| {
+        !matches!(
+            s,
+            DeleteStep::RefuseWork | DeleteStep::ReleaseIdentity | DeleteStep::ReleaseIps | DeleteStep::RemoveRecord
+        )
+    };
+    for (n, step) in (20..).zip(DeleteStep::ALL.into_iter().filter(told)) {
+        life.entries.push(at(Operation::Delete, step.name(), n));
+    }
+    let last = entry(Operation::Delete, "remove-record", 400_000);
+    life.entries.push(Entry { text: "nothing of it is left; time of the whole delete".into(), ..last });
+    life.trim();
+    assert_eq!(life.entries.left_out(), 0, "{} bytes", serde_json::to_string(&life).unwrap().len());
 }
 
 #[test]

@@ -151,6 +151,8 @@ impl Bpf {
                 // audit.
                 map::CALLS => Some(slots),
                 map::STACK_PATHS => Some(self.stack_paths()?.len()),
+                // As the last collection counted them: the table may have half a million rows.
+                map::FLOWS => Some(usize::try_from(self.flow_totals()?.rows).unwrap_or(usize::MAX)),
                 _ => None,
             };
             infos.push(info(name.to_owned(), &maps::open(&self.pins.shared(name), name)?, entries)?);
@@ -174,7 +176,7 @@ impl Bpf {
     /// The rows of one map in readable form.
     pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
         let unknown = || {
-            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
+            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, FLOW_USE, FLOW_TOTALS, <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
             fail("dump map", name, KernelErrorKind::NotFound, cause)
         };
         match name {
@@ -204,6 +206,26 @@ impl Bpf {
                 .collect()),
             map::STACK_PATHS => Ok(self.stack_paths()?.into_iter().map(|(key, path)| path_row(&key, &path)).collect()),
             map::STACK_USERS => self.stack_users(),
+            map::FLOW_USE => self.flow_uses(),
+            map::FLOW_TOTALS => {
+                let totals = self.flow_totals()?;
+                Ok(vec![row([
+                    ("rows", totals.rows.to_string()),
+                    ("expired", totals.expired.to_string()),
+                    ("orphaned", totals.orphaned.to_string()),
+                    ("over_quota", totals.over_quota.to_string()),
+                    ("no_room", totals.no_room.to_string()),
+                    ("untracked", totals.untracked.to_string()),
+                ])])
+            }
+            map::FLOWS | map::FLOWS_NEW => {
+                let cause = "look at flows with `wharf bpf ct list`";
+                Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
+            }
+            map::FRAGMENTS => {
+                let cause = "its rows are the ports of packets that are on their way";
+                Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
+            }
             map::EVENTS => {
                 let cause = "a ring buffer has no rows; watch it with `wharf monitor`";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
@@ -242,6 +264,17 @@ impl Bpf {
             }
         }
         Ok(users)
+    }
+
+    /// What the endpoints take of the flow tables.
+    fn flow_uses(&self) -> Result<Vec<Row>> {
+        let uses = maps::flow_use(&self.pins.shared(map::FLOW_USE))?;
+        let mut rows = Vec::new();
+        for id in self.pinned_endpoints()? {
+            let used = uses.get(&u32::from(id.get()), 0).map_err(|e| wrap("read map", map::FLOW_USE, &e))?;
+            rows.push(row([("endpoint", id.to_string()), ("rows", used.rows.to_string())]));
+        }
+        Ok(rows)
     }
 
     fn config_row(&self, id: EndpointId) -> Result<Row> {

@@ -10,7 +10,10 @@ use std::{
 };
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf};
-use wharf_common::{Bucket, Counter, EndpointConfig, EndpointKey, EndpointRow, StackPathKey, StackPathRow, map};
+use wharf_common::{
+    Bucket, Counter, EndpointConfig, EndpointKey, EndpointRow, FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey,
+    FragmentRow, StackPathKey, StackPathRow, map,
+};
 use wharf_core::kernel::{KernelErrorKind, Result};
 
 use crate::error::{fail, wrap};
@@ -62,6 +65,37 @@ fn shape(name: &str) -> Option<Shape> {
             max_entries: map::STACK_USERS_MAX,
             flags: 0,
         },
+        map::FLOWS => Shape {
+            kind: MapType::Hash,
+            key: size_of::<FlowKey>(),
+            value: size_of::<FlowRow>(),
+            max_entries: map::FLOWS_MAX,
+            flags: BPF_F_NO_PREALLOC,
+        },
+        map::FLOWS_NEW => Shape {
+            kind: MapType::LruHash,
+            key: size_of::<FlowKey>(),
+            value: size_of::<FlowRow>(),
+            max_entries: map::FLOWS_NEW_MAX,
+            flags: 0,
+        },
+        map::FRAGMENTS => Shape {
+            kind: MapType::LruHash,
+            key: size_of::<FragmentKey>(),
+            value: size_of::<FragmentRow>(),
+            max_entries: map::FRAGMENTS_MAX,
+            flags: 0,
+        },
+        map::FLOW_USE => Shape {
+            kind: MapType::Array,
+            key: number,
+            value: size_of::<FlowUse>(),
+            max_entries: map::FLOW_USE_MAX,
+            flags: 0,
+        },
+        map::FLOW_TOTALS => {
+            Shape { kind: MapType::Array, key: number, value: size_of::<FlowTotals>(), max_entries: 1, flags: 0 }
+        }
         map::CONFIG => {
             Shape { kind: MapType::Array, key: number, value: size_of::<EndpointConfig>(), max_entries: 1, flags: 0 }
         }
@@ -169,6 +203,32 @@ pub(crate) fn stack_paths(path: &Path) -> Result<HashMap<MapData, StackPathKey, 
 /// Opens the shared array of the endpoints that have paths through the stack.
 pub(crate) fn stack_users(path: &Path) -> Result<Array<MapData, u64>> {
     typed(path, Array::try_from(Map::Array(open(path, map::STACK_USERS)?)))
+}
+
+/// Opens one of the two flow tables.
+pub(crate) fn flows(path: &Path, name: &str) -> Result<HashMap<MapData, FlowKey, FlowRow>> {
+    let data = open(path, name)?;
+    let map = if name == map::FLOWS { Map::HashMap(data) } else { Map::LruHashMap(data) };
+    typed(path, HashMap::try_from(map))
+}
+
+/// Opens what each endpoint takes of the flow tables.
+pub(crate) fn flow_use(path: &Path) -> Result<Array<MapData, FlowUse>> {
+    typed(path, Array::try_from(Map::Array(open(path, map::FLOW_USE)?)))
+}
+
+/// Opens the totals of the flow tables.
+pub(crate) fn flow_totals(path: &Path) -> Result<Array<MapData, FlowTotals>> {
+    typed(path, Array::try_from(Map::Array(open(path, map::FLOW_TOTALS)?)))
+}
+
+/// True when the row that was asked for, or to be removed, is not there.
+pub(crate) fn is_missing(error: &MapError) -> bool {
+    match error {
+        MapError::KeyNotFound => true,
+        MapError::SyscallError(e) => e.io_error.raw_os_error() == Some(libc::ENOENT),
+        _ => false,
+    }
 }
 
 /// Opens an endpoint's configuration.

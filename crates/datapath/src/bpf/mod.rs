@@ -2,8 +2,9 @@
 
 mod attach;
 mod bandwidth;
-mod clsact;
+pub(crate) mod clsact;
 mod endpoint;
+mod flows;
 mod inventory;
 mod kept;
 mod loader;
@@ -25,6 +26,7 @@ use std::{
 use wharf_core::kernel::{AttachMode, Result};
 
 pub(crate) use attach::present;
+use flows::Collector;
 use kept::Known;
 use loader::Loader;
 pub(crate) use look::Opened;
@@ -43,6 +45,8 @@ pub(crate) struct Bpf {
     shared: Mutex<Vec<SharedMap>>,
     /// Kernel ids of the programs that all endpoints share, as this process put them into their slots. Read and written whole.
     node_ids: Mutex<Vec<u32>>,
+    /// Removes the rows of flows that are over.
+    collector: Collector,
     /// Program tags, by which programs from before a restart are recognised.
     known: Known,
     /// True when other ABI versions have pins, see `upgrade`.
@@ -52,9 +56,9 @@ pub(crate) struct Bpf {
 impl Bpf {
     /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode) -> Result<Self> {
-        let (tables, shared, node_ids, known, beside_others) = Default::default();
+        let (tables, shared, node_ids, collector, known, beside_others) = Default::default();
         let (pins, loader) = (PinTree::open(bpffs)?, Loader::new());
-        let bpf = Self { pins, loader, mode, tables, shared, node_ids, known, beside_others };
+        let bpf = Self { pins, loader, mode, tables, shared, node_ids, collector, known, beside_others };
         bpf.note_others()?;
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;

@@ -1,7 +1,8 @@
 //! The layout of the pin tree.
 //!
 //! ```text
-//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,EVENTS,STACK_PATHS,STACK_USERS,sink}
+//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,EVENTS,STACK_PATHS,STACK_USERS,FLOWS,FLOWS_NEW,
+//!     FRAGMENTS,FLOW_USE,FLOW_TOTALS,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
@@ -42,8 +43,19 @@ pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
 /// Link pins of an endpoint, for the first two programs.
 pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
 /// Shared maps.
-pub(crate) const SHARED_MAPS: [&str; 6] =
-    [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::EVENTS, map::STACK_PATHS, map::STACK_USERS];
+pub(crate) const SHARED_MAPS: [&str; 11] = [
+    map::ENDPOINTS,
+    map::CALLS,
+    map::NODE_CALLS,
+    map::EVENTS,
+    map::STACK_PATHS,
+    map::STACK_USERS,
+    map::FLOWS,
+    map::FLOWS_NEW,
+    map::FRAGMENTS,
+    map::FLOW_USE,
+    map::FLOW_TOTALS,
+];
 /// Name of the sink's pin, and of its program.
 pub(crate) const SINK: &str = "sink";
 /// Shared map of log records. It exists only after programs with log records were loaded.

@@ -67,8 +67,7 @@ pub(crate) fn expected_row(record: &EndpointRecord, address: IpAddr) -> Endpoint
 /// Treats the removal of a missing row as success.
 fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Result<(), MapError> {
     match result {
-        Err(MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        Err(MapError::KeyNotFound) => Ok(()),
+        Err(e) if maps::is_missing(&e) => Ok(()),
         other => other,
     }
 }
@@ -245,8 +244,7 @@ fn read_row(
 pub(super) fn read_slot<M: Borrow<MapData>>(calls: &Array<M, u32>, slot: u32) -> Result<Option<u32>> {
     match calls.get(&slot, 0) {
         Ok(program) => Ok(Some(program)),
-        Err(MapError::KeyNotFound) => Ok(None),
-        Err(MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(e) if maps::is_missing(&e) => Ok(None),
         Err(e) => Err(wrap("read call slot", slot.to_string(), &e)),
     }
 }

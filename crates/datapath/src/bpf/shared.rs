@@ -23,6 +23,10 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
+/// The shared maps that the node's programs alone use.
+const OF_NODE_PROGRAMS: [&str; 7] =
+    [map::STACK_PATHS, map::STACK_USERS, map::FLOWS, map::FLOWS_NEW, map::FRAGMENTS, map::FLOW_USE, map::FLOW_TOTALS];
+
 /// A shared map that this process has open.
 pub(super) struct SharedMap {
     name: &'static str,
@@ -37,8 +41,9 @@ impl SharedMap {
             map::ENDPOINTS => Map::HashMap(data),
             map::CALLS | map::NODE_CALLS => Map::Array(data),
             map::EVENTS => Map::RingBuf(data),
-            map::STACK_PATHS => Map::LruHashMap(data),
-            map::STACK_USERS => Map::Array(data),
+            map::FLOWS => Map::HashMap(data),
+            map::STACK_PATHS | map::FLOWS_NEW | map::FRAGMENTS => Map::LruHashMap(data),
+            map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS => Map::Array(data),
             _ => Map::Unsupported(data),
         };
         Self { name, id, map }
@@ -103,10 +108,12 @@ impl Bpf {
             own.map.pin(&path).map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
         }
         if missing {
-            // Loading the object creates its maps. Its programs are not loaded, and its other maps are dropped at
-            // once.
-            let made = self.loader.load(objects::ENDPOINT, None, self.shared_pins());
-            made.map_err(|e| wrap("make shared maps", self.pins.shared_dir().display().to_string(), &e))?;
+            // Loading the objects creates the maps that are missing. Their programs are not loaded, and an endpoint's own maps are
+            // dropped at once.
+            for object in [objects::ENDPOINT, objects::NODE] {
+                let made = self.loader.load(object, None, self.shared_pins());
+                made.map_err(|e| wrap("make shared maps", self.pins.shared_dir().display().to_string(), &e))?;
+            }
             crash::point("datapath/shared/after-maps");
         }
         for name in SHARED_MAPS {
@@ -123,7 +130,7 @@ impl Bpf {
     /// Pins another version's map in this version's tree too, where its rows mean the same to both: nothing that is noted
     /// during an upgrade is lost. False when no version has such a map.
     fn share_with_other_versions(&self, name: &'static str) -> Result<bool> {
-        if ![map::STACK_PATHS, map::STACK_USERS].contains(&name) {
+        if !OF_NODE_PROGRAMS.contains(&name) {
             return Ok(false);
         }
         for tree in self.pins.others()? {
@@ -144,7 +151,7 @@ impl Bpf {
 
     /// The shared maps that this process has open and that an endpoint's own programs use: names and ids.
     pub(super) fn held_ids(&self) -> Vec<(&'static str, u32)> {
-        let by_endpoints = |map: &&SharedMap| map.name != map::STACK_PATHS;
+        let by_endpoints = |map: &&SharedMap| !OF_NODE_PROGRAMS.contains(&map.name);
         self.held().iter().filter(by_endpoints).map(|map| (map.name, map.id)).collect()
     }
 
@@ -163,10 +170,10 @@ impl Bpf {
         self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
     }
 
-    /// Checks that the pinned shared maps are those that this process has open: programs loaded over other maps would
-    /// read maps that nobody writes.
+    /// Checks that the pinned shared maps that an endpoint's own programs use are those that this process has open: programs
+    /// loaded over other maps would read maps that nobody writes.
     pub(super) fn check_shared(&self) -> Result<()> {
-        for own in self.held().iter() {
+        for own in self.held().iter().filter(|map| !OF_NODE_PROGRAMS.contains(&map.name)) {
             if let Some(is) = self.pinned_map_id(own.name)?
                 && is != own.id
             {
@@ -241,7 +248,7 @@ impl Bpf {
             crash::point("datapath/shared/after-node-program");
         }
         *self.node_ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
-        Ok(())
+        self.collector.load(ebpf)
     }
 
     /// The programs that all endpoints share, with the kernel's id of each whose slot is filled; empty after `remove_node`.

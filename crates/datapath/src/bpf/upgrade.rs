@@ -59,7 +59,7 @@
 //!
 //! # Adding a stateful map
 //!
-//! A map of the node whose rows mean the same to both versions is pinned in both trees (`STACK_PATHS`, see
+//! A map of the node whose rows mean the same to both versions is pinned in both trees (those of the node's programs, see
 //! `shared::share_with_other_versions`): what is noted during the upgrade is in both. Any other map whose content must
 //! survive is carried over in step 2, see [`Bpf::carry`]. Only that function may read another version's content; it
 //! interprets old rows by their version number.

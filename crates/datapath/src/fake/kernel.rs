@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
+    flow::{Flow, FlowFilter, FlowList, FlowUsage},
     ids::{EndpointId, Epoch, IfIndex},
     kernel::{
         Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, Link,
@@ -441,6 +442,11 @@ impl Kernel for FakeKernel {
                 info(map::EVENTS.to_owned(), "ringbuf", None, map::EVENTS_BYTES),
                 info(map::STACK_PATHS.to_owned(), "lru_hash", Some(0), map::STACK_PATHS_MAX),
                 info(map::STACK_USERS.to_owned(), "array", None, map::STACK_USERS_MAX),
+                info(map::FLOWS.to_owned(), "hash", Some(0), map::FLOWS_MAX),
+                info(map::FLOWS_NEW.to_owned(), "lru_hash", None, map::FLOWS_NEW_MAX),
+                info(map::FRAGMENTS.to_owned(), "lru_hash", None, map::FRAGMENTS_MAX),
+                info(map::FLOW_USE.to_owned(), "array", None, map::FLOW_USE_MAX),
+                info(map::FLOW_TOTALS.to_owned(), "array", None, 1),
             ];
             for (id, pinned) in &s.pins {
                 maps.push(info(format!("{id}/{}", map::CONFIG), "array", Some(1), 1));
@@ -455,6 +461,38 @@ impl Kernel for FakeKernel {
 
     async fn dump_map(&self, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
         self.call(Operation::DumpMap, name.to_owned(), |s| dump_map(s, name)).await
+    }
+
+    async fn collect_flows(&self) -> Result<FlowUsage> {
+        self.call(Operation::CollectFlows, "flows".to_owned(), |s| {
+            let before = s.flows.len();
+            s.flows.retain(|flow| !flow.left.is_zero());
+            s.flow_usage.expired += before.abs_diff(s.flows.len()) as u64;
+            if s.flow_usage.limit == 0 {
+                s.flow_usage.limit = u64::from(wharf_common::map::FLOWS_MAX);
+            }
+            s.flow_usage.rows = s.flows.iter().filter(|flow| flow.kept).count() as u64;
+            Ok(s.flow_usage)
+        })
+        .await
+    }
+
+    async fn observe_flows(&self, filter: &FlowFilter, limit: usize) -> Result<FlowList> {
+        self.call(Operation::ObserveFlows, format!("{limit} flows"), |s| {
+            let meant: Vec<Flow> = s.flows.iter().filter(|flow| filter.matches(flow)).copied().collect();
+            let more = meant.len().saturating_sub(limit) as u64;
+            Ok(FlowList { flows: meant.into_iter().take(limit).collect(), more })
+        })
+        .await
+    }
+
+    async fn remove_flows(&self, filter: &FlowFilter) -> Result<u64> {
+        self.call(Operation::RemoveFlows, "flows".to_owned(), |s| {
+            let before = s.flows.len();
+            s.flows.retain(|flow| !filter.matches(flow));
+            Ok(before.abs_diff(s.flows.len()) as u64)
+        })
+        .await
     }
 
     async fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> Result<()> {

@@ -3,8 +3,9 @@
 //! What a green run does **not** prove: that the programs load or police anything (there are no packets); that
 //! netlink messages are well formed; that deleting a link removes its routes, attachments and peer exactly as Linux
 //! does (here it is immediate and without RTNL); limits, permissions and old kernels; concurrent changes by other
-//! programs; bpffs; attach modes; routes and rules inside a container; time (a call takes none unless a test holds
-//! it); protocols and zones of connections; anything about test packets except the verdict. What it models: names,
+//! programs; bpffs; attach modes; routes and rules inside a container; announcements to neighbours; time (a call takes
+//! none unless a test holds it); protocols and zones of connections; how a flow begins, ages and is evicted; anything
+//! about test packets except the verdict. What it models: names,
 //! indexes and epochs; the contents of each namespace; pins, attachments, rows and routes and their required order;
 //! failures before or after the effect; calls that hang.
 
@@ -28,6 +29,7 @@ use wharf_common::Event;
 use wharf_core::{
     endpoint::NetnsRef,
     finding::NodeProblem,
+    flow::{Flow, FlowUsage},
     ids::{EndpointId, IfIndex},
     kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures, Tracked},
     mtu::Uplink,
@@ -171,6 +173,22 @@ impl FakeKernel {
     #[must_use]
     pub fn connections(&self) -> Vec<(IpAddr, IpAddr)> {
         self.state().connections.clone()
+    }
+
+    /// Puts a row into the flow tables. A collection removes it when no time is left to it.
+    pub fn add_flow(&self, flow: Flow) {
+        self.state().flows.push(flow);
+    }
+
+    /// The rows of the flow tables.
+    #[must_use]
+    pub fn flows(&self) -> Vec<Flow> {
+        self.state().flows.clone()
+    }
+
+    /// Sets what the flow tables have counted, and how many rows fit. A collection counts the rows itself.
+    pub fn set_flow_usage(&self, usage: FlowUsage) {
+        self.state().flow_usage = usage;
     }
 
     /// Sets what the endpoint's programs have counted. False when it has no maps.

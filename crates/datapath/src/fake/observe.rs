@@ -108,7 +108,8 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
         let (to, expected) = (host_net(address), record.host_ifindex);
         let via = s.routes.get(&to);
         if via != Some(&Some(expected)) {
-            let seen = via.map(|via| RouteSeen::Ours(*via));
+            let seen = via.map(|via| RouteSeen::Ours(via.map(|ifindex| format!("index {ifindex}"))));
+            let expected = record.host_ifname.to_string();
             found.push(EndpointProblem::NodeRoute { to, expected, found: seen });
         }
         let row = s.rows.get(&address);
@@ -158,7 +159,10 @@ pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
     for cidr in spec.cidrs.iter().map(|c| c.trunc()) {
         match s.routes.get(&cidr) {
             Some(None) => {}
-            other => found.push(NodeProblem::PoolRoute { cidr, found: other.copied().flatten() }),
+            other => found.push(NodeProblem::PoolRoute {
+                cidr,
+                found: other.copied().flatten().map(|ifindex| format!("index {ifindex}")),
+            }),
         }
     }
     found.extend(nat(s, spec).problems);

@@ -11,6 +11,7 @@ use wharf_common::Event;
 use wharf_core::{
     endpoint::NetnsRef,
     finding::NodeProblem,
+    flow::{Flow, FlowUsage},
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
     kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec, Tracked},
     mtu::Uplink,
@@ -147,6 +148,10 @@ pub(super) struct State {
     pub(super) uplinks: Vec<Uplink>,
     /// Conntrack rows, source and destination.
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
+    /// Rows of the flow tables.
+    pub(super) flows: Vec<Flow>,
+    /// What the next collection starts from.
+    pub(super) flow_usage: FlowUsage,
     pub(super) events: Vec<Event>,
     next_id: u32,
 }

@@ -169,6 +169,28 @@ impl Connection {
         Ok(answers)
     }
 
+    /// Asks for one object of a kind that the library of messages does not know; the answer as it is, with its header.
+    pub(crate) fn one_of_kind(&mut self, kind: u16, payload: &[u8]) -> Result<std::result::Result<Vec<u8>, Refusal>> {
+        self.try_one_of_kind(kind, payload).map_err(|e| wrap("talk to kernel", "NETLINK_ROUTE", &e))
+    }
+
+    fn try_one_of_kind(&mut self, kind: u16, payload: &[u8]) -> io::Result<std::result::Result<Vec<u8>, Refusal>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let length = u32::try_from(HEADER_LEN + payload.len()).unwrap_or(u32::MAX);
+        let [kind, flags] = [kind, NLM_F_REQUEST].map(u16::to_ne_bytes);
+        let sequence = self.sequence.to_ne_bytes();
+        self.send(&[&length.to_ne_bytes()[..], &kind, &flags, &sequence, &[0; 4], payload].concat())?;
+        loop {
+            for frame in self.receive()?.into_iter().filter(|frame| frame.sequence == self.sequence) {
+                match frame.body {
+                    Body::Message(bytes) => return Ok(Ok(bytes)),
+                    Body::Refused(refusal) => return Ok(Err(refusal)),
+                    Body::Ack | Body::Done => {}
+                }
+            }
+        }
+    }
+
     /// One request, its answer.
     pub(crate) fn one(&mut self, message: RouteNetlinkMessage, flags: u16) -> Result<Answer> {
         let mut answers = self.batch(vec![Request::new(message, flags)])?;

@@ -127,6 +127,11 @@ pub(crate) fn get_by_name(name: &str) -> Request {
     Request::new(RouteNetlinkMessage::GetLink(message), 0)
 }
 
+/// The name of a link for an operator, or its index where it is gone.
+pub(crate) fn name_of(connection: &mut Connection, ifindex: IfIndex) -> Result<String> {
+    Ok(look_up_index(connection, ifindex)?.map_or_else(|| format!("index {ifindex}"), |seen| seen.name))
+}
+
 /// Looks one link up by index.
 pub(crate) fn look_up_index(connection: &mut Connection, ifindex: IfIndex) -> Result<Option<LinkSeen>> {
     let message = LinkUnspec::new_with_index(ifindex.0)

@@ -9,7 +9,9 @@ pub(crate) mod batch;
 pub(crate) mod conntrack;
 pub(crate) mod dump;
 pub(crate) mod link;
+pub(crate) mod nexthop;
 pub mod nft;
+pub(crate) mod proxy;
 pub(crate) mod route;
 pub(crate) mod rule;
 

@@ -140,12 +140,23 @@ pub(crate) fn unreachable(connection: &mut Connection, protocol: u8) -> Result<V
     Ok(found)
 }
 
+/// The main table's routes that the kernel made for networks of links: of addresses, and of advertised prefixes.
+pub(crate) fn of_networks(connection: &mut Connection) -> Result<Vec<Route>> {
+    let mut found = Vec::new();
+    for protocol in [RouteProtocol::Kernel, RouteProtocol::Ra] {
+        found.extend(ask(connection, None, Some(protocol.into()), Only::Unicast)?);
+    }
+    found.retain(|route| route.gateway.is_none() && route.destination.prefix_len() > 0);
+    Ok(found)
+}
+
 /// What the kernel filters by, beside table and protocol number.
 #[derive(Clone, Copy)]
 enum Only {
     All,
     Over(IfIndex),
     Unreachable,
+    Unicast,
 }
 
 fn ask(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>, only: Only) -> Result<Vec<Route>> {
@@ -162,6 +173,7 @@ fn ask(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>, on
             Only::All => {}
             Only::Over(ifindex) => request.attributes.push(RouteAttribute::Oif(ifindex.0)),
             Only::Unreachable => request.header.kind = RouteType::Unreachable,
+            Only::Unicast => request.header.kind = RouteType::Unicast,
         }
         // A kernel without the family, a table that nobody made, or a link that went away has no routes.
         let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRoute(request))? else { continue };
@@ -178,6 +190,12 @@ pub(crate) fn is_local(connection: &mut Connection, address: Ipv6Addr) -> Result
     question.attributes.push(RouteAttribute::Destination(RouteAddress::Inet6(address)));
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question), 0)?;
     // Refused: no route at all yet.
+    Ok(answer.is_ok_and(|messages| messages.iter().any(|m| is_local_route_to(m, None))))
+}
+
+/// Whether what is sent to the address ends on the node: it has the address, or a route of type local leads to it.
+pub(crate) fn ends_here(connection: &mut Connection, address: IpAddr) -> Result<bool> {
+    let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
     Ok(answer.is_ok_and(|messages| messages.iter().any(|m| is_local_route_to(m, None))))
 }
 

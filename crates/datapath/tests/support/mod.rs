@@ -278,6 +278,7 @@ pub(crate) fn node_spec() -> NodeSpec {
         mtu: 1500,
         masquerade: None,
         local_by_stack: false,
+        announce: false,
     }
 }
 

@@ -66,6 +66,27 @@ impl Expression {
         Self::new(name, numbers.map(|(kind, number)| (kind, number.to_be_bytes().to_vec())))
     }
 
+    /// Name of its kind.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// An attribute as it is.
+    pub(super) fn value(&self, kind: u16) -> Option<&[u8]> {
+        self.attributes.get(&kind).map(Vec::as_slice)
+    }
+
+    /// An attribute that is a number.
+    pub(super) fn number(&self, kind: u16) -> Option<u32> {
+        self.value(kind)?.try_into().ok().map(u32::from_be_bytes)
+    }
+
+    /// An attribute that is a text; empty where it is missing or not UTF-8.
+    pub(super) fn text(&self, kind: u16) -> String {
+        let value = self.value(kind).unwrap_or_default();
+        String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).unwrap_or_default()
+    }
+
     fn with(mut self, kind: u16, value: Vec<u8>) -> Self {
         self.attributes.insert(kind, value);
         self
@@ -196,13 +217,6 @@ impl Expression {
         let verdict = Attributes::default().number(1, code.cast_unsigned());
         Self::of_numbers("immediate", [(1, VERDICT_REGISTER)]).with(2, Attributes::default().nest(2, &verdict).0)
     }
-}
-
-/// Whether a rule refuses whatever comes to it: nothing in it compares.
-pub(super) fn refuses_all(rule: &Rule) -> bool {
-    let Some((last, before)) = rule.split_last() else { return false };
-    let ends = last.name == "reject" || *last == Expression::drop();
-    ends && before.iter().all(|expression| ["counter", "log"].contains(&expression.name.as_str()))
 }
 
 /// A value as `enum nft_data_attributes` has it.

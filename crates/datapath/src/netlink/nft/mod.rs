@@ -10,6 +10,7 @@
 //! | `expr`, `rules` | expressions; the rules that are made of them |
 //! | `table` | the table as a value, desired or read back, and the differences of two |
 //! | `read` | the kernel's answers |
+//! | `judge`, `packets` | what forward chains of others do with packets of containers |
 //! | `socket` | questions and transactions |
 //!
 //! The table has a mark in its comment. A table of that name without the mark is somebody else's: it is reported
@@ -20,6 +21,8 @@
 //! where elements are added to a table that is not there.
 
 mod expr;
+mod judge;
+mod packets;
 mod read;
 mod rules;
 mod socket;
@@ -35,9 +38,10 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use ipnet::IpNet;
 use rtnetlink::packet_core::NLM_F_CREATE;
 use wharf_core::{
-    kernel::{KernelError, KernelErrorKind, Result},
+    kernel::{ForeignChain, KernelError, KernelErrorKind, Result},
     nat::{Nat, NatEntry},
 };
 use wharf_crash as crash;
@@ -45,6 +49,8 @@ use wharf_crash as crash;
 pub(crate) use self::read::is_readable;
 pub use self::table::Table;
 use self::{
+    judge::{Judgement, Ruleset},
+    packets::{Packets, Way},
     read::{Head, Unreadable},
     socket::{Netfilter, Outcome},
     table::{Element, elements},
@@ -229,31 +235,61 @@ impl Nft {
         })
     }
 
-    /// Chains of others, in any table, that drop forwarded packets which none of their rules accepts, by their policy or by
-    /// their last rule: family, table and chain.
+    /// Chains of others, in any table, that refuse forwarded packets of the pools, and those of which that cannot be told.
+    /// `published`: connections to the pools are to pass too. `uplink`: the one interface that leads to other networks.
     ///
     /// # Errors
     /// As in the module's list.
-    pub fn dropping_forward_chains(&self) -> Result<Vec<String>> {
+    pub fn refusing_forward_chains(
+        &self,
+        pools: &[IpNet],
+        published: bool,
+        uplink: Option<&str>,
+    ) -> Result<Vec<ForeignChain>> {
         const OPERATION: &str = "list chains";
         self.with(OPERATION, |netfilter| {
             let mut found = Vec::new();
             for (family, name) in wire::FAMILIES {
-                let mut dump = |kind, attributes: &Attributes| match netfilter.dump_of(family, kind, attributes) {
-                    // Somebody changes the ruleset; what is there is looked at again soon.
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),
-                    // The chain is gone.
-                    Ok(Err(refusal)) if refusal.is(libc::ENOENT) => Ok(Vec::new()),
-                    other => other.map_err(|e| wrap(OPERATION, &e))?.map_err(|refusal| missing_or(refusal, OPERATION)),
+                let mut dump = |kind, attributes: &Attributes| {
+                    let mut answer = netfilter.dump_of(family, kind, attributes);
+                    for _ in 1..TRIES {
+                        // Somebody changed the ruleset meanwhile.
+                        if answer.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {
+                            answer = netfilter.dump_of(family, kind, attributes);
+                        }
+                    }
+                    answer.map_err(|e| wrap(OPERATION, &e))?.map_err(|refusal| missing_or(refusal, OPERATION))
                 };
                 let chains = dump(message::GET_CHAIN, &Attributes::default())?;
-                for chain in chains.iter().filter_map(|message| read::forwarding(message)) {
-                    let filter = Attributes::default()
-                        .text(wire::rule::TABLE, &chain.table)
-                        .text(wire::rule::CHAIN, &chain.name);
-                    let last_refuses = |rules: Vec<Vec<u8>>| rules.last().is_some_and(|rule| read::refuses_all(rule));
-                    if chain.drops || last_refuses(dump(message::GET_RULE, &filter)?) {
-                        found.push(format!("{name} {} {}", chain.table, chain.name));
+                let chains: Vec<_> = chains.iter().filter_map(|message| read::forwarding(message)).collect();
+                if chains.is_empty() {
+                    continue;
+                }
+                let tables = dump(message::GET_TABLE, &Attributes::default())?;
+                let dormant: Vec<_> = tables.iter().filter_map(|message| read::dormant(message)).collect();
+                let mut ask = |kind, attributes: &Attributes| dump(kind, attributes).ok();
+                for chain in chains.into_iter().filter(|chain| !dormant.contains(&chain.table)) {
+                    let mut seen = ForeignChain {
+                        name: format!("{name} {} {}", chain.table, chain.name),
+                        refused: Vec::new(),
+                        unclear: false,
+                    };
+                    let mut ruleset = Ruleset::new(chain.table, &mut ask);
+                    let sees = |pool: &&IpNet| name == "inet" || pool.addr().is_ipv4() == (name == "ip");
+                    for pool in pools.iter().filter(sees) {
+                        for way in [Way::Out, Way::Answer, Way::Published].into_iter().take(2 + usize::from(published))
+                        {
+                            let packets = Packets { pool: *pool, way, uplink };
+                            match ruleset.judge(&packets, &chain.name, chain.drops) {
+                                Judgement::Accepts => {}
+                                Judgement::Refuses if seen.refused.contains(pool) => {}
+                                Judgement::Refuses => seen.refused.push(*pool),
+                                Judgement::Unclear => seen.unclear = true,
+                            }
+                        }
+                    }
+                    if seen.unclear || !seen.refused.is_empty() {
+                        found.push(seen);
                     }
                 }
             }

@@ -130,13 +130,33 @@ pub(super) fn forwarding(message: &[u8]) -> Option<Forwarding> {
     })
 }
 
-/// Whether the rule that `NFT_MSG_NEWRULE` of any family tells of refuses every packet, as the last one of firewalld does.
-pub(super) fn refuses_all(message: &[u8]) -> bool {
-    let rule = of_anybody(message).and_then(|all| expr::decode(find(&all, wire::rule::EXPRESSIONS)?));
-    rule.is_some_and(|rule| expr::refuses_all(&rule))
+/// Reads `NFT_MSG_NEWTABLE` of any family; `None` for a table whose chains are called.
+pub(super) fn dormant(message: &[u8]) -> Option<String> {
+    let all = of_anybody(message)?;
+    (number(&all, wire::table::FLAGS)? & wire::table::F_DORMANT != 0).then_some(())?;
+    text(&all, wire::table::NAME)
 }
 
-fn of_anybody(message: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
+/// Reads `NFT_MSG_NEWRULE` of any family.
+pub(super) fn rule_of_anybody(message: &[u8]) -> Option<Rule> {
+    expr::decode(find(&of_anybody(message)?, wire::rule::EXPRESSIONS).unwrap_or_default())
+}
+
+/// Reads `NFT_MSG_NEWSETELEM` of any family: keys, and values with their kind.
+pub(super) fn elements_of_anybody(message: &[u8]) -> Option<Vec<(Key, Vec<u8>)>> {
+    let all = of_anybody(message)?;
+    let list = attributes(find(&all, elem::LIST_ELEMENTS).unwrap_or_default())?;
+    let one = |(_, value): &(u16, Vec<u8>)| {
+        let all = attributes(value)?;
+        let bytes = find(&attributes(find(&all, elem::KEY)?)?, elem::DATA_VALUE)?.to_vec();
+        let end = number(&all, elem::FLAGS).unwrap_or_default() & elem::F_INTERVAL_END != 0;
+        Some((Key { bytes, end }, find(&all, elem::DATA).unwrap_or_default().to_vec()))
+    };
+    list.iter().map(one).collect()
+}
+
+/// The attributes of a message of any family.
+pub(super) fn of_anybody(message: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     attributes(message.get(super::super::batch::HEADER_LEN + wire::GENERIC_LEN..)?)
 }
 
@@ -190,6 +210,7 @@ pub(crate) fn is_readable(message: &[u8]) -> bool {
         let sets = names.map(|name| (name.to_owned(), set.clone())).into();
         Table { sets, ..Table::default() }.entries().len()
     };
+    let _others = (forwarding(message), dormant(message), rule_of_anybody(message), elements_of_anybody(message));
     let whole = head(message).is_ok() | chain(message, TABLE).is_ok() | rule(message).is_ok() | set(message).is_ok();
     whole | elements(message).map(entries).is_ok() | generation(message).is_some()
 }

@@ -16,7 +16,7 @@ use super::{
         Refusal,
         batch::{Body, Frame, HEADER_LEN, frames},
     },
-    wire::{Attributes, BATCH_BEGIN, BATCH_END, BATCH_GENID, GENERIC_LEN, INET, SUBSYSTEM},
+    wire::{Attributes, BATCH_BEGIN, BATCH_END, BATCH_GENID, GENERIC_LEN, INET, SUBSYSTEM, message},
 };
 
 /// The kernel answers before `sendmsg` returns; this only bounds a wait that a bug would make endless.
@@ -25,6 +25,11 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// `SO_SNDBUF` by default; a transaction is one `sendmsg`, which must fit.
 const SEND_BUFFER: usize = 128 << 10;
+
+/// Length of an answer about what others made, bytes: some thousand rules, some hundred elements of a set. To walk more
+/// would take a status too long.
+const MAX_FOREIGN: usize = 512 << 10;
+const MAX_FOREIGN_SET: usize = 64 << 10;
 
 /// A message of a transaction: its type, flags beside `NLM_F_REQUEST`, attributes.
 #[derive(Debug, Clone)]
@@ -70,22 +75,24 @@ impl Netfilter {
 
     /// One object; the messages that tell of it.
     pub(super) fn get(&mut self, kind: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
-        self.ask(INET, kind, NLM_F_ACK, attributes)
+        self.ask(INET, kind, NLM_F_ACK, attributes, usize::MAX)
     }
 
     /// Every object of a kind. An interrupted dump is [`io::ErrorKind::Interrupted`]: somebody changed the ruleset.
     pub(super) fn dump(&mut self, kind: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
-        self.dump_of(INET, kind, attributes)
+        self.ask(INET, kind, NLM_F_DUMP, attributes, usize::MAX)
     }
 
-    /// [`Self::dump`] of a family of tables.
+    /// [`Self::dump`] of a family of tables, whose size nobody knows: [`io::ErrorKind::FileTooLarge`] where it is longer than
+    /// [`MAX_FOREIGN`].
     pub(super) fn dump_of(
         &mut self,
         family: u8,
         kind: u16,
         attributes: &Attributes,
     ) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
-        self.ask(family, kind, NLM_F_DUMP, attributes)
+        let limit = if kind == message::GET_SET_ELEM { MAX_FOREIGN_SET } else { MAX_FOREIGN };
+        self.ask(family, kind, NLM_F_DUMP, attributes, limit)
     }
 
     fn ask(
@@ -94,12 +101,13 @@ impl Netfilter {
         kind: u16,
         flags: u16,
         attributes: &Attributes,
+        limit: usize,
     ) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
         let mut request = Vec::new();
         self.append(&mut request, SUBSYSTEM << 8 | kind, flags, (family, 0), attributes);
         self.send(&request)?;
         let mut found = Vec::new();
-        let mut interrupted = false;
+        let (mut interrupted, mut length) = (false, 0);
         loop {
             for frame in self.receive()? {
                 if frame.sequence != self.sequence {
@@ -107,7 +115,16 @@ impl Netfilter {
                 }
                 interrupted |= frame.interrupted;
                 match frame.body {
-                    Body::Message(bytes) => found.push(bytes),
+                    Body::Message(bytes) => {
+                        length += bytes.len();
+                        if length > limit {
+                            // The kernel goes through all of a large set for each datagram: the rest is not awaited, and the
+                            // socket that it would come to is closed.
+                            *self = Self::open()?;
+                            return Err(io::ErrorKind::FileTooLarge.into());
+                        }
+                        found.push(bytes);
+                    }
                     Body::Refused(refusal) => return Ok(Err(refusal)),
                     // Not before its end: the kernel refuses a dump while another one runs on the socket.
                     Body::Done | Body::Ack if interrupted => return Err(io::ErrorKind::Interrupted.into()),

@@ -44,6 +44,8 @@ pub(super) mod table {
     /// Chains, sets, objects and flow tables in the table.
     pub(crate) const USE: u16 = 3;
     pub(crate) const USERDATA: u16 = 6;
+    /// `NFT_TABLE_F_DORMANT`: no chain of the table is called.
+    pub(crate) const F_DORMANT: u32 = 1;
 }
 
 /// `enum nft_chain_attributes`, `enum nft_hook_attributes`.

@@ -1,0 +1,127 @@
+//! `/v1/bpf/ct`: the flows that the programs track.
+
+use std::sync::Arc;
+
+use axum::{Json, extract::State};
+use tracing::Instrument as _;
+use wharf_api::{ApiError, ErrorCode, FLOWS_DEFAULT, FLOWS_MOST, FlowList, FlowQuery, FlowState, FlowsRemoved};
+use wharf_common::FlowState as CoreState;
+use wharf_core::{
+    flow::FlowFilter,
+    kernel::{Kernel as _, KernelError},
+};
+
+use crate::{
+    flows,
+    node::{LinuxNode, registry::Registry},
+    rest::{
+        endpoint::accepts_work,
+        error::{Answer, Failure, Query},
+        id,
+    },
+};
+
+/// Flows that match every filter, by source, destination and protocol. Reads each row of the flow tables.
+#[utoipa::path(get, path = "/v1/bpf/ct", tag = "bpf", params(FlowQuery),
+    responses((status = 200, body = FlowList), (status = 400, body = ApiError), (status = 404, body = ApiError),
+        (status = 409, body = ApiError), (status = 500, body = ApiError)))]
+pub async fn list(State(node): State<Arc<LinuxNode>>, Query(query): Query<FlowQuery>) -> Answer<Json<FlowList>> {
+    let (filter, limit) = to_list(&node.life.registry, &query)?;
+    let kernel = Arc::clone(&node.life.kernel);
+    Ok(Json(bounded(&node, async move { flows::list(&*kernel, &filter, limit).await }).await?))
+}
+
+/// Removes the flows that match every filter; without one, `all=true` says that all are meant. Nothing is interrupted: a flow
+/// that lives on begins anew with its next packet.
+#[utoipa::path(delete, path = "/v1/bpf/ct", tag = "bpf", params(FlowQuery),
+    responses((status = 200, body = FlowsRemoved), (status = 400, body = ApiError), (status = 404, body = ApiError),
+        (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn remove(State(node): State<Arc<LinuxNode>>, Query(query): Query<FlowQuery>) -> Answer<Json<FlowsRemoved>> {
+    accepts_work(&node, "remove flows")?;
+    let filter = to_remove(&node.life.registry, &query)?;
+    let (kernel, asked) = (Arc::clone(&node.life.kernel), filter.clone());
+    let removed = bounded(&node, async move { kernel.remove_flows(&asked).await }).await?;
+    tracing::info!(removed, ?filter, "flows removed on request");
+    Ok(Json(FlowsRemoved { removed }))
+}
+
+/// Awaits a kernel call that reads the whole flow tables, which may take a second. Permits limit how many run at once; a call
+/// continues, with its permit, after its client went away.
+async fn bounded<T: Send + 'static>(
+    node: &LinuxNode,
+    call: impl Future<Output = Result<T, KernelError>> + Send + 'static,
+) -> Answer<T> {
+    // The semaphore is never closed.
+    let permit = Arc::clone(&node.looks).acquire_owned().await.ok();
+    let work = async move {
+        let result = call.await;
+        drop(permit);
+        result
+    };
+    let ended = node.life.tasks.operations.spawn(work.in_current_span()).await;
+    Ok(ended.map_err(|e| Failure::new(ErrorCode::Internal, format!("read flows: {e}")))??)
+}
+
+/// Which flows are to be listed, and how many at most.
+///
+/// # Errors
+/// 400 for a limit out of bounds and for `all`; 404 and 409 as for every endpoint.
+pub fn to_list(registry: &Registry, query: &FlowQuery) -> Answer<(FlowFilter, usize)> {
+    const WHAT: &str = "list flows";
+    if query.all.is_some() {
+        return Err(invalid(format!("{WHAT}: `all` belongs to DELETE; without a filter all are listed")));
+    }
+    let limit = query.limit.unwrap_or(FLOWS_DEFAULT);
+    if !(1..=FLOWS_MOST).contains(&limit) {
+        return Err(invalid(format!("{WHAT}: limit {limit}: must be 1 to {FLOWS_MOST}")));
+    }
+    Ok((filter(registry, query, WHAT)?, usize::try_from(limit).unwrap_or(usize::MAX)))
+}
+
+/// Which flows are to be removed.
+///
+/// # Errors
+/// 400 for neither a filter nor `all`, for both, and for a limit; 404 and 409 as for every endpoint.
+pub fn to_remove(registry: &Registry, query: &FlowQuery) -> Answer<FlowFilter> {
+    const WHAT: &str = "remove flows";
+    if query.limit.is_some() {
+        return Err(invalid(format!("{WHAT}: `limit` belongs to GET; all that match are removed")));
+    }
+    match (query.is_filtered(), query.all == Some(true)) {
+        (true, true) => Err(invalid(format!("{WHAT}: both a filter and all=true; give one of them"))),
+        (false, false) => Err(invalid(format!("{WHAT}: no filter; give one, or all=true for every flow of the node"))),
+        _ => filter(registry, query, WHAT),
+    }
+}
+
+fn filter(registry: &Registry, query: &FlowQuery, what: &str) -> Answer<FlowFilter> {
+    let addresses = match &query.endpoint {
+        Some(text) => {
+            let handle = id::parse(text).and_then(|id| id::find(registry, &id, text)).map_err(|e| e.of(what))?;
+            let addresses: Vec<_> = handle.shared.read(|v| v.record.addresses().collect());
+            if addresses.is_empty() {
+                // Without addresses the filter would mean every flow.
+                let message = format!("{what}: endpoint {} has no address yet", handle.id);
+                return Err(Failure::new(ErrorCode::NotFound, message));
+            }
+            addresses
+        }
+        None => Vec::new(),
+    };
+    Ok(FlowFilter {
+        addresses,
+        network: query.address.map(|range| range.0),
+        port: query.port,
+        protocol: query.protocol.map(|protocol| protocol.0),
+        state: query.state.map(|state| match state {
+            FlowState::New => CoreState::New,
+            FlowState::Established => CoreState::Established,
+            FlowState::Closing => CoreState::Closing,
+            FlowState::Closed => CoreState::Closed,
+        }),
+    })
+}
+
+fn invalid(message: String) -> Failure {
+    Failure::new(ErrorCode::InvalidRequest, message)
+}

@@ -1,0 +1,253 @@
+//! Flows that the programs track.
+
+use std::{fmt, net::IpAddr, str::FromStr};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Flows of an answer to `GET /v1/bpf/ct` that names no limit.
+pub const FLOWS_DEFAULT: u32 = 1_000;
+/// Largest limit of `GET /v1/bpf/ct`; about 3 MiB of JSON.
+pub const FLOWS_MOST: u32 = 10_000;
+
+/// Query of `GET` and `DELETE /v1/bpf/ct`; all filters must match.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct FlowQuery {
+    /// One end is this endpoint: any form of `{id}`.
+    #[param(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 600, example = "7")]
+    pub endpoint: Option<String>,
+    /// One end has this address, or one of this network (CIDR).
+    #[param(value_type = Option<String>, pattern = r"^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$", example = "10.87.0.0/24")]
+    pub address: Option<AddressRange>,
+    /// One end has this port.
+    #[param(maximum = 65535, example = 443)]
+    pub port: Option<u16>,
+    /// `tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, or the protocol's number (IANA).
+    #[param(value_type = Option<String>, pattern = "^(tcp|udp|sctp|icmp|icmpv6|[0-9]{1,3})$", example = "tcp")]
+    pub protocol: Option<FlowProtocol>,
+    /// State.
+    pub state: Option<FlowState>,
+    /// Of `GET`: so many flows at most, 1,000 unless given. Refused in `DELETE`.
+    #[param(minimum = 1, maximum = 10000, example = 100)]
+    pub limit: Option<u32>,
+    /// Of `DELETE`: all flows. Needed there without a filter, refused with one and in `GET`.
+    pub all: Option<bool>,
+}
+
+impl FlowQuery {
+    /// Whether it has a filter.
+    #[must_use]
+    pub fn is_filtered(&self) -> bool {
+        *self != Self { limit: self.limit, all: self.all, ..Self::default() }
+    }
+}
+
+/// An address, or a network of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct AddressRange(pub IpNet);
+
+/// A text is no address and no network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an address is IPv4 or IPv6, with /PREFIX for a network")]
+pub struct NoAddress;
+
+impl FromStr for AddressRange {
+    type Err = NoAddress;
+
+    fn from_str(text: &str) -> Result<Self, NoAddress> {
+        // `::ffff:192.0.2.7` is the IPv4 address: flows have no other form of it.
+        let one = |_| text.parse::<IpAddr>().map(|ip| IpNet::from(ip.to_canonical()));
+        text.parse::<IpNet>().or_else(one).map(Self).map_err(|_| NoAddress)
+    }
+}
+
+impl TryFrom<String> for AddressRange {
+    type Error = NoAddress;
+
+    fn try_from(text: String) -> Result<Self, NoAddress> {
+        text.parse()
+    }
+}
+
+impl From<AddressRange> for String {
+    fn from(range: AddressRange) -> Self {
+        range.0.to_string()
+    }
+}
+
+/// A protocol by its number (IANA); as text a name where it has a usual one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schema(value_type = String, example = "tcp")]
+pub struct FlowProtocol(pub u8);
+
+impl FlowProtocol {
+    /// Names and numbers of those that flows usually have.
+    pub const NAMED: [(&'static str, u8); 5] = [("tcp", 6), ("udp", 17), ("sctp", 132), ("icmp", 1), ("icmpv6", 58)];
+}
+
+/// A text is no protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a protocol is tcp, udp, sctp, icmp, icmpv6 or a number from 0 to 255")]
+pub struct NoProtocol;
+
+impl FromStr for FlowProtocol {
+    type Err = NoProtocol;
+
+    fn from_str(text: &str) -> Result<Self, NoProtocol> {
+        if let Some((_, number)) = Self::NAMED.iter().find(|(name, _)| *name == text) {
+            return Ok(Self(*number));
+        }
+        // Rust's numbers may begin with a sign.
+        let digits = text.bytes().all(|b| b.is_ascii_digit());
+        text.parse().ok().filter(|_| digits).map(Self).ok_or(NoProtocol)
+    }
+}
+
+impl fmt::Display for FlowProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMED.iter().find(|(_, number)| *number == self.0) {
+            Some((name, _)) => f.write_str(name),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
+impl TryFrom<String> for FlowProtocol {
+    type Error = NoProtocol;
+
+    fn try_from(text: String) -> Result<Self, NoProtocol> {
+        text.parse()
+    }
+}
+
+impl From<FlowProtocol> for String {
+    fn from(protocol: FlowProtocol) -> Self {
+        protocol.to_string()
+    }
+}
+
+/// Where a flow is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlowState {
+    /// Seen in one direction.
+    New,
+    /// Seen in both.
+    Established,
+    /// One end has closed it.
+    Closing,
+    /// Both ends have closed it, or one has reset it.
+    Closed,
+}
+
+impl FlowState {
+    /// Each of them, in the order of a flow's life.
+    pub const ALL: [Self; 4] = [Self::New, Self::Established, Self::Closing, Self::Closed];
+
+    /// Its name in the API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Established => "established",
+            Self::Closing => "closing",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+/// One end of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+pub struct FlowEnd {
+    /// Address.
+    #[schema(value_type = String)]
+    pub address: IpAddr,
+    /// Port of TCP, UDP and SCTP, identifier of an ICMP echo (the same at both ends); zero for other protocols.
+    pub port: u16,
+}
+
+/// A flow, both directions of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Flow {
+    /// Name of the protocol, or its number (IANA).
+    #[schema(value_type = String, example = "tcp")]
+    pub protocol: FlowProtocol,
+    /// The end that sent the first packet.
+    pub source: FlowEnd,
+    /// The other end.
+    pub destination: FlowEnd,
+    /// State.
+    pub state: FlowState,
+    /// Endpoint that the row counts for: the one that began the flow, or the one that was reached from outside.
+    pub owner: Option<u16>,
+    /// Between two endpoints of the node: its packets take the node's stack.
+    pub by_stack: bool,
+    /// False while its row may be evicted by newer flows.
+    pub kept: bool,
+    /// Milliseconds since its last packet, to about a second.
+    pub idle_ms: u64,
+    /// Milliseconds until its row may be collected unless a packet comes.
+    pub left_ms: u64,
+}
+
+/// Body of `GET /v1/bpf/ct`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FlowList {
+    /// Flows by source, destination and protocol; which ones, where there are more than the limit, is not defined.
+    pub flows: Vec<Flow>,
+    /// How many more there are.
+    pub more: u64,
+}
+
+/// Body of the answer to `DELETE /v1/bpf/ct`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FlowsRemoved {
+    /// Flows removed.
+    pub removed: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_networks() {
+        for (text, shown) in [
+            ("10.0.0.1", "10.0.0.1/32"),
+            ("10.0.0.0/8", "10.0.0.0/8"),
+            ("fd00::1", "fd00::1/128"),
+            ("::/0", "::/0"),
+            ("::ffff:10.0.0.1", "10.0.0.1/32"),
+        ] {
+            assert_eq!(text.parse::<AddressRange>().map(String::from).as_deref(), Ok(shown), "{text}");
+        }
+        for bad in
+            ["", "/", "10.0.0.1/33", "10.0.0/8", "fd00::/129", "10.0.0.1 ", "10.0.0.1/-1", "web", "1", "::1%eth0"]
+        {
+            assert_eq!(bad.parse::<AddressRange>(), Err(NoAddress), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn protocols_by_name_and_number() {
+        for (text, number, shown) in [("tcp", 6, "tcp"), ("17", 17, "udp"), ("icmpv6", 58, "icmpv6"), ("047", 47, "47")]
+        {
+            assert_eq!(text.parse(), Ok(FlowProtocol(number)), "{text}");
+            assert_eq!(FlowProtocol(number).to_string(), shown);
+        }
+        for bad in ["", "TCP", "256", "+6", "-1", "6 ", "tcp,udp", "99999999999"] {
+            assert_eq!(bad.parse::<FlowProtocol>(), Err(NoProtocol), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_is_no_filter() {
+        assert!(!FlowQuery { limit: Some(1), all: Some(true), ..FlowQuery::default() }.is_filtered());
+        assert!(FlowQuery { port: Some(0), ..FlowQuery::default() }.is_filtered());
+    }
+}

@@ -1,0 +1,305 @@
+//! Flows between an endpoint and whom it talks to: keys and values of the tables, and the rules by which a flow begins, lives
+//! and ends. The programs apply the rules to packets; user space reads the rows by the same rules.
+//!
+//! A flow is two addresses with a port each and a protocol. **Both directions share one row**: the key has the ends in an order of
+//! their own ([`FlowKey`]), and [`FLOW_BY_HIGH`] says which of them began.
+//!
+//! A flow begins in [`crate::map::FLOWS_NEW`], an LRU table, and moves to [`crate::map::FLOWS`] when the end that began it goes
+//! on after an answer: a sender of forged or unanswered packets fills the first table and never the second, from which
+//! nothing is evicted. Rows leave it by collection, when they are over ([`FlowRow::is_over`]).
+
+use crate::map::EndpointKey;
+
+/// Key of [`crate::map::FLOWS`] and [`crate::map::FLOWS_NEW`]: the two ends of a flow, the lower one first. They are compared as two
+/// little-endian words of the address, then by port; the order has no other meaning.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct FlowKey {
+    /// Address of the low end.
+    pub low: EndpointKey,
+    /// Address of the high end.
+    pub high: EndpointKey,
+    /// Port of the low end, network byte order, of TCP, UDP and SCTP. The identifier of an ICMP echo, in both ports. Zero for other
+    /// protocols.
+    pub low_port: u16,
+    /// Port of the high end.
+    pub high_port: u16,
+    /// Protocol number (IANA).
+    pub protocol: u8,
+    /// Zero.
+    pub _pad: [u8; 3],
+}
+
+/// Value of [`crate::map::FLOWS`] and [`crate::map::FLOWS_NEW`].
+///
+/// A row counts while the epochs are those of the endpoints that have the addresses, so that an endpoint never inherits the
+/// flows of the one that had its address before, and a delete removes none. Programs write single fields without a lock: of two
+/// CPUs that set flags of one row at the same time, one may lose; the flow then ends by a longer timeout.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct FlowRow {
+    /// When the flow's last packet was seen, in [`TICK_SHIFT`] ticks since boot (CLOCK_MONOTONIC).
+    pub seen: u32,
+    /// Low half of the epoch of the low end's attachment; zero for an end that is no endpoint of this node. A half suffices: an
+    /// attachment has to live through four billion others to meet its own number again.
+    pub low_epoch: u32,
+    /// As `low_epoch`, of the high end.
+    pub high_epoch: u32,
+    /// `FLOW_*` bits.
+    pub flags: u16,
+    /// Endpoint that the row is charged to: the one that began the flow, or the one that was reached from outside.
+    pub owner: u16,
+    /// Generation of the rule set that the flow was judged by; zero before there is policy.
+    pub generation: u32,
+    /// The rule that let it pass; zero before there is policy.
+    pub rule: u32,
+}
+
+/// [`FlowRow::flags`]: the high end sent the flow's first packet.
+pub const FLOW_BY_HIGH: u16 = 1 << 0;
+/// [`FlowRow::flags`]: between two endpoints of the node, the flow takes the node's stack.
+pub const FLOW_BY_STACK: u16 = 1 << 1;
+/// [`FlowRow::flags`]: the other end answered.
+pub const FLOW_REPLIED: u16 = 1 << 2;
+/// [`FlowRow::flags`]: the end that began the flow has closed it (FIN, SHUTDOWN).
+pub const FLOW_FIN: u16 = 1 << 3;
+/// [`FlowRow::flags`]: the other end has closed it.
+pub const FLOW_FIN_REPLY: u16 = 1 << 4;
+/// [`FlowRow::flags`]: the last packet was a reset (RST, ABORT).
+pub const FLOW_RESET: u16 = 1 << 5;
+
+/// A tick is two to the power of this many nanoseconds: 1.07 s. A shift is one instruction, where a division by 10^9 is many.
+pub const TICK_SHIFT: u32 = 30;
+
+/// IANA's number of TCP.
+pub const TCP: u8 = 6;
+/// IANA's number of UDP.
+pub const UDP: u8 = 17;
+/// IANA's number of SCTP.
+pub const SCTP: u8 = 132;
+/// IANA's number of ICMP.
+pub const ICMP: u8 = 1;
+/// IANA's number of ICMPv6.
+pub const ICMPV6: u8 = 58;
+
+/// What a packet says of its flow, in the bits of TCP's flags (RFC 9293, 3.1): it closes its sender's direction.
+pub const SIGNAL_FIN: u8 = 1 << 0;
+/// It begins a flow, or with [`SIGNAL_ACK`] answers to that.
+pub const SIGNAL_SYN: u8 = 1 << 1;
+/// It ends the flow.
+pub const SIGNAL_RST: u8 = 1 << 2;
+/// It acknowledges another packet.
+pub const SIGNAL_ACK: u8 = 1 << 4;
+
+/// Where a flow is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FlowState {
+    /// Seen in one direction.
+    New,
+    /// Seen in both.
+    Established,
+    /// One end has closed it.
+    Closing,
+    /// Both ends have closed it, or one has reset it.
+    Closed,
+}
+
+impl FlowState {
+    /// Each of them, in the order of a flow's life.
+    pub const ALL: &'static [Self] = &[Self::New, Self::Established, Self::Closing, Self::Closed];
+
+    /// Name in the API and the CLI.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Established => "established",
+            Self::Closing => "closing",
+            Self::Closed => "closed",
+        }
+    }
+
+    /// Ticks (about a second each) without a packet after which a flow of this protocol is over.
+    #[inline(always)]
+    #[must_use]
+    pub const fn timeout(self, protocol: u8) -> u32 {
+        match (self, protocol) {
+            (Self::New, TCP | SCTP) => 60,
+            (Self::New, _) => 30,
+            // Two hours and four minutes: RFC 5382, REQ-5.
+            (Self::Established, TCP) => 7_440,
+            // Heartbeats come every 30 s (RFC 9260, 8.3).
+            (Self::Established, SCTP) => 300,
+            // Two minutes at least: RFC 4787, REQ-5.
+            (Self::Established, UDP) => 180,
+            (Self::Established, ICMP | ICMPV6) => 30,
+            (Self::Established, _) => 600,
+            // The other direction may go on; as long as the kernel's own tracking waits.
+            (Self::Closing, _) => 120,
+            (Self::Closed, _) => 10,
+        }
+    }
+}
+
+impl FlowRow {
+    /// Where the flow is in its life.
+    #[inline(always)]
+    #[must_use]
+    pub const fn state(&self) -> FlowState {
+        const BOTH: u16 = FLOW_FIN | FLOW_FIN_REPLY;
+        if self.flags & FLOW_RESET != 0 || self.flags & BOTH == BOTH {
+            FlowState::Closed
+        } else if self.flags & BOTH != 0 {
+            FlowState::Closing
+        } else if self.flags & FLOW_REPLIED != 0 {
+            FlowState::Established
+        } else {
+            FlowState::New
+        }
+    }
+
+    /// Ticks since the last packet. A packet that another CPU saw a tick later than `now` is no age at all.
+    #[inline(always)]
+    #[must_use]
+    pub const fn idle(&self, now: u32) -> u32 {
+        let age = now.wrapping_sub(self.seen);
+        if age > u32::MAX / 2 { 0 } else { age }
+    }
+
+    /// True when nothing was heard of the flow for longer than its state allows.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_over(&self, protocol: u8, now: u32) -> bool {
+        self.idle(now) > self.state().timeout(protocol)
+    }
+
+    /// True when a packet with these `SIGNAL_*` bits begins another flow of the same ends: this one is closed, or about to be.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_succeeded_by(&self, signals: u8) -> bool {
+        let ended = self.flags & (FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET) != 0;
+        ended && signals & (SIGNAL_SYN | SIGNAL_ACK | SIGNAL_RST) == SIGNAL_SYN
+    }
+
+    /// The flags after a packet with these `SIGNAL_*` bits, which the high end sent, or the low one.
+    #[inline(always)]
+    #[must_use]
+    pub const fn flags_after(&self, signals: u8, by_high: bool) -> u16 {
+        let is_reply = by_high != (self.flags & FLOW_BY_HIGH != 0);
+        // Whoever goes on after a reset did not believe it (RFC 9293, 3.5.2, RFC 5961).
+        let mut flags = self.flags & !FLOW_RESET;
+        if is_reply {
+            flags |= FLOW_REPLIED;
+        }
+        if signals & SIGNAL_RST != 0 {
+            flags |= FLOW_RESET;
+        } else if signals & SIGNAL_FIN != 0 {
+            flags |= if is_reply { FLOW_FIN_REPLY } else { FLOW_FIN };
+        }
+        flags
+    }
+}
+
+/// Key of [`crate::map::FRAGMENTS`]: the fragments of one packet (RFC 791, RFC 8200) at one hook.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct FragmentKey {
+    /// Who sent them.
+    pub source: EndpointKey,
+    /// To whom.
+    pub destination: EndpointKey,
+    /// The packet's identification, as it stands in the header.
+    pub identification: u32,
+    /// Endpoint whose hook this is.
+    pub endpoint: u16,
+    /// [`crate::Direction`] of the hook.
+    pub direction: u8,
+    /// Protocol number (IANA).
+    pub protocol: u8,
+}
+
+/// Value of [`crate::map::FRAGMENTS`]: what only the first fragment says.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct FragmentRow {
+    /// Source port, network byte order.
+    pub source_port: u16,
+    /// Destination port.
+    pub destination_port: u16,
+    /// When the first fragment came, in ticks.
+    pub seen: u32,
+    /// Low half of the epoch of the endpoint's attachment.
+    pub epoch: u32,
+}
+
+/// Ticks that a packet's later fragments may come after the first: RFC 8200, 4.5 gives up after 60 s.
+pub const FRAGMENT_TICKS: u32 = 60;
+
+/// Value of [`crate::map::FLOW_USE`]: what an endpoint takes of the tables.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct FlowUse {
+    /// Rows of [`crate::map::FLOWS`] that are charged to it: as the last collection counted them, and those added since.
+    pub rows: u32,
+    /// The count of the collection that runs.
+    pub counted: u32,
+    /// The tick that `begun` is about.
+    pub tick: u32,
+    /// Rows of [`crate::map::FLOWS_NEW`] that it took in that tick.
+    pub begun: u32,
+}
+
+/// Value of [`crate::map::FLOW_TOTALS`]: the tables as a whole, since they were made.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct FlowTotals {
+    /// Rows of [`crate::map::FLOWS`] that the last collection left there.
+    pub rows: u64,
+    /// Rows that collections removed because their flow was over.
+    pub expired: u64,
+    /// Rows that collections removed because an endpoint of theirs was gone.
+    pub orphaned: u64,
+    /// Packets whose flow stayed in [`crate::map::FLOWS_NEW`] because its endpoint has [`crate::map::FLOWS_QUOTA`] rows.
+    pub over_quota: u64,
+    /// Packets whose flow stayed there because [`crate::map::FLOWS`] is full, or there was no memory.
+    pub no_room: u64,
+    /// Packets whose flow got no row at all, because its endpoint began [`crate::map::FLOWS_PER_TICK`] in that tick.
+    pub untracked: u64,
+}
+
+#[cfg(feature = "user")]
+crate::pod!(FlowKey, FlowRow, FragmentKey, FragmentRow, FlowUse, FlowTotals);
+
+const _: () = {
+    use core::mem::size_of;
+    assert!(size_of::<FlowKey>() == 40);
+    assert!(size_of::<FlowRow>() == 24);
+    assert!(size_of::<FragmentKey>() == 40);
+    assert!(size_of::<FragmentRow>() == 12);
+    assert!(size_of::<FlowUse>() == 16);
+    assert!(size_of::<FlowTotals>() == 48);
+};

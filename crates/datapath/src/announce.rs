@@ -1,0 +1,309 @@
+//! Announcements: the node answers for a container's address on a link whose own network the address is part of.
+//!
+//! An entry in the kernel's table of proxy neighbours ([`Proxy`], with our protocol number) makes the kernel answer ARP and
+//! neighbour solicitations for one address on one link; IPv6 needs the link's `proxy_ndp` as well. Which addresses are
+//! announced follows from the rows of the shared endpoint table, which outlive the agent: a row is written before its entry
+//! and removed before it, so [`Announcer::ensure`] finds every entry that a crash left.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv6Addr, SocketAddrV6},
+    os::fd::AsRawFd as _,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use ipnet::IpNet;
+use nix::{
+    errno::Errno,
+    sys::socket::{
+        AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn6, SockaddrLike as _, sendto,
+        setsockopt, socket, sockopt,
+    },
+};
+use wharf_core::{
+    finding::NodeProblem,
+    ids::{IfIndex, MacAddr},
+    kernel::{KernelError, NodeSpec, Result},
+};
+use wharf_crash as crash;
+
+use crate::{
+    netlink::{
+        Connection, Request, link,
+        proxy::{self, Proxy},
+        route,
+    },
+    settings::{Settings, dotted, read},
+};
+
+const OPERATION: &str = "announce addresses";
+/// Part of the record's name.
+const RECORD: &str = "announce.";
+
+/// A link with a network of its own that a pool is part of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct OnLink {
+    net: IpNet,
+    ifindex: IfIndex,
+    ifname: String,
+    mac: MacAddr,
+}
+
+impl OnLink {
+    /// `ipv4` or `ipv6`, and a setting of the link.
+    fn setting(&self, name: &str) -> String {
+        let family = if self.net.addr().is_ipv4() { "ipv4" } else { "ipv6" };
+        format!("{family}/conf/{}/{name}", self.ifname)
+    }
+}
+
+/// The links, and what was changed for them.
+pub(crate) struct Announcer {
+    settings: Settings,
+    /// The links as last looked at; none while announcing is off. Held while entries are made and removed, on threads that
+    /// may block, and there alone.
+    links: Mutex<Vec<OnLink>>,
+}
+
+/// Entries by what they are for.
+type Wanted<'a> = BTreeMap<Proxy, &'a OnLink>;
+
+fn wanted<'a>(links: &'a [OnLink], addresses: impl IntoIterator<Item = IpAddr>) -> Wanted<'a> {
+    let of = |address: IpAddr| {
+        let over = links.iter().filter(move |l| l.net.contains(&address));
+        over.map(move |l| (Proxy { address, ifindex: l.ifindex }, l))
+    };
+    addresses.into_iter().flat_map(of).collect()
+}
+
+impl Announcer {
+    pub(crate) fn new(run_dir: &Path) -> Self {
+        Self { settings: Settings::new(run_dir, RECORD), links: Mutex::default() }
+    }
+
+    fn links(&self) -> MutexGuard<'_, Vec<OnLink>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes entries and settings as the specification says. `endpoints`: the addresses of the endpoints that can be reached.
+    pub(crate) fn ensure(&self, spec: &NodeSpec, endpoints: impl Fn() -> Result<Vec<IpAddr>>) -> Result<()> {
+        if !spec.announce {
+            return self.remove();
+        }
+        let mut links = self.links();
+        let mut connection = Connection::open()?;
+        *links = on_links(&mut connection, &spec.cidrs)?;
+        let mut settings = Vec::new();
+        for path in links.iter().filter(|l| l.net.addr().is_ipv6()).map(|l| l.setting("proxy_ndp")) {
+            if read(&path)? != "1" {
+                settings.push((path, "1"));
+            }
+        }
+        self.settings.change(settings, |_| Ok(Vec::new()))?;
+        let wanted = wanted(&links, endpoints()?);
+        let there: BTreeMap<Proxy, bool> = proxy::list(&mut connection)?.into_iter().collect();
+        let old = there.iter().filter(|(proxy, ours)| **ours && !wanted.contains_key(proxy));
+        remove_all(&mut connection, old.map(|(proxy, _)| *proxy))?;
+        add_all(&mut connection, wanted.into_iter().filter(|(proxy, _)| !there.contains_key(proxy)))
+    }
+
+    /// Held from before rows of endpoints change until their announcements have changed, so that nobody compares the two
+    /// meanwhile; none while nothing is announced.
+    pub(crate) fn hold(&self) -> Option<Held<'_>> {
+        Some(self.links()).filter(|links| !links.is_empty()).map(Held)
+    }
+
+    /// What differs from the specification.
+    pub(crate) fn observe(
+        &self,
+        spec: &NodeSpec,
+        endpoints: impl Fn() -> Result<Vec<IpAddr>>,
+    ) -> Result<Vec<NodeProblem>> {
+        // What is about to change is not told.
+        let _held = self.links();
+        let mut connection = Connection::open()?;
+        let links = if spec.announce { on_links(&mut connection, &spec.cidrs)? } else { Vec::new() };
+        let wanted = if links.is_empty() { Wanted::new() } else { wanted(&links, endpoints()?) };
+        let there: BTreeMap<Proxy, bool> = proxy::list(&mut connection)?.into_iter().collect();
+        let missing = wanted.keys().filter(|proxy| !there.contains_key(proxy));
+        let missing = missing.map(|proxy| (proxy, "expected, is not there: neighbours do not find the container"));
+        let stray = there.iter().filter(|(proxy, ours)| **ours && !wanted.contains_key(proxy));
+        let stray = stray.map(|(proxy, _)| (proxy, "is there, and no container has the address"));
+        let mut problems = Vec::new();
+        for (proxy, cause) in missing.chain(stray) {
+            let what =
+                format!("announcement of {} on {}", proxy.address, link::name_of(&mut connection, proxy.ifindex)?);
+            problems.push(NodeProblem::Outbound { what, cause: cause.to_owned(), repairable: true });
+        }
+        let proxies = links.iter().filter(|l| l.net.addr().is_ipv6()).map(|l| (l.setting("proxy_ndp"), true));
+        // Forwarding is masquerading's, or somebody else's.
+        let forwards = links.iter().map(|l| (l.setting("forwarding"), false));
+        for (path, repairable) in proxies.chain(forwards).collect::<BTreeSet<_>>() {
+            let found = read(&path)?;
+            if found == "0" {
+                let (name, expected) = (dotted(&path), "1".to_owned());
+                problems.push(NodeProblem::Setting { name, expected, found, repairable });
+            }
+        }
+        Ok(problems)
+    }
+
+    /// Removes every entry of ours and takes the settings back.
+    pub(crate) fn remove(&self) -> Result<()> {
+        self.links().clear();
+        let mut connection = Connection::open()?;
+        let ours = ours(&mut connection)?;
+        remove_all(&mut connection, ours)?;
+        self.settings.take_back()
+    }
+
+    /// The names of the settings that were changed.
+    pub(crate) fn changed(&self) -> Result<Vec<String>> {
+        Ok(self.settings.changed()?.keys().map(|path| dotted(path)).collect())
+    }
+}
+
+/// See [`Announcer::hold`].
+pub(crate) struct Held<'a>(MutexGuard<'a, Vec<OnLink>>);
+
+impl Held<'_> {
+    /// Announces addresses of an endpoint. A failure is no obstacle to the endpoint; [`Announcer::ensure`] tries again.
+    pub(crate) fn publish(&self, addresses: impl IntoIterator<Item = IpAddr>) {
+        let add = || {
+            let wanted = wanted(&self.0, addresses);
+            let mut connection = Connection::open()?;
+            let mut new = Wanted::new();
+            for (proxy, link) in wanted {
+                if proxy.look_up(&mut connection)?.is_none() {
+                    new.insert(proxy, link);
+                }
+            }
+            add_all(&mut connection, new)
+        };
+        if let Err(e) = add() {
+            tracing::warn!("neighbours do not find a container until it is announced again: {e}");
+        }
+    }
+
+    /// Takes the announcements of addresses back.
+    pub(crate) fn unpublish(&self, addresses: impl IntoIterator<Item = IpAddr>) -> Result<()> {
+        let mut connection = Connection::open()?;
+        let mut ours = Vec::new();
+        for proxy in wanted(&self.0, addresses).into_keys() {
+            if proxy.look_up(&mut connection)? == Some(true) {
+                ours.push(proxy);
+            }
+        }
+        remove_all(&mut connection, ours)
+    }
+}
+
+/// The entries that are ours.
+pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<Proxy>> {
+    Ok(proxy::list(connection)?.into_iter().filter(|(_, ours)| *ours).map(|(proxy, _)| proxy).collect())
+}
+
+/// Takes one announcement back, of a node without an agent.
+pub(crate) fn withdraw(address: IpAddr, ifindex: IfIndex) -> Result<()> {
+    let (mut connection, proxy) = (Connection::open()?, Proxy { address, ifindex });
+    match proxy.look_up(&mut connection)? {
+        Some(true) => remove_all(&mut connection, [proxy]),
+        _ => Ok(()),
+    }
+}
+
+/// The links with a network, known from the kernel's own routes, that one of the pools is part of.
+fn on_links(connection: &mut Connection, cidrs: &[IpNet]) -> Result<Vec<OnLink>> {
+    let mut found = Vec::new();
+    for route in route::of_networks(connection)? {
+        let net = route.destination;
+        if !cidrs.iter().any(|cidr| net != *cidr && net.contains(cidr)) {
+            continue;
+        }
+        let Some(ifindex) = route.ifindex else { continue };
+        let Some(seen) = link::look_up_index(connection, ifindex)? else { continue };
+        if let Some(mac) = seen.mac.filter(|_| seen.up && seen.arp && !seen.point_to_point) {
+            found.push(OnLink { net, ifindex, ifname: seen.name, mac });
+        }
+    }
+    Ok(found)
+}
+
+fn remove_all(connection: &mut Connection, proxies: impl IntoIterator<Item = Proxy>) -> Result<()> {
+    let proxies: Vec<Proxy> = proxies.into_iter().collect();
+    let requests: Vec<Request> = proxies.iter().map(|proxy| proxy.remove()).collect();
+    for (answer, proxy) in connection.batch(requests)?.into_iter().zip(proxies) {
+        match answer {
+            // The link may be gone, and its entries with it.
+            Err(refusal) if !refusal.is(libc::ENOENT) && !refusal.is(libc::ENODEV) => {
+                return Err(refused(refusal, proxy));
+            }
+            _ => crash::point("datapath/announce/after-remove"),
+        }
+    }
+    Ok(())
+}
+
+fn refused(refusal: crate::netlink::Refusal, proxy: Proxy) -> KernelError {
+    refusal.into_error(OPERATION, format!("{} on link {}", proxy.address, proxy.ifindex))
+}
+
+/// Makes entries, and tells the neighbours.
+fn add_all<'a>(connection: &mut Connection, proxies: impl IntoIterator<Item = (Proxy, &'a OnLink)>) -> Result<()> {
+    let proxies: Vec<(Proxy, &OnLink)> = proxies.into_iter().collect();
+    let requests: Vec<Request> = proxies.iter().map(|(proxy, _)| proxy.add()).collect();
+    for (answer, (proxy, link)) in connection.batch(requests)?.into_iter().zip(proxies) {
+        answer.map_err(|refusal| refused(refusal, proxy))?;
+        crash::point("datapath/announce/after-add");
+        // Neighbours that knew another link's address for it learn the new one; the others ask anyway.
+        if let Err(errno) = advertise(proxy.address, link) {
+            tracing::warn!("tell neighbours on {} of {}: {errno}; they ask in time", link.ifname, proxy.address);
+        }
+    }
+    Ok(())
+}
+
+/// Sends an unsolicited neighbour advertisement (RFC 4861 section 7.2.6), or an ARP announcement (RFC 5227 section 3).
+fn advertise(address: IpAddr, link: &OnLink) -> nix::Result<()> {
+    match address {
+        IpAddr::V4(a) => {
+            let socket = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+            // Ethernet, IPv4, the lengths of their addresses, a request.
+            let mut packet = vec![0, 1, 8, 0, 6, 4, 0, 1];
+            packet.extend(link.mac.0);
+            packet.extend(a.octets());
+            packet.extend([0; 6]);
+            packet.extend(a.octets());
+            sendto(socket.as_raw_fd(), &packet, &everybody(link.ifindex)?, MsgFlags::empty()).map(drop)
+        }
+        IpAddr::V6(a) => {
+            let socket = socket(AddressFamily::Inet6, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::IcmpV6)?;
+            setsockopt(&socket, sockopt::Ipv6MulticastHops, &255)?;
+            // Type 136; the kernel fills in the checksum and chooses the source. From a router, overriding.
+            let mut packet = vec![136, 0, 0, 0, 0xa0, 0, 0, 0];
+            packet.extend(a.octets());
+            // Target link-layer address, 8 bytes.
+            packet.extend([2, 1]);
+            packet.extend(link.mac.0);
+            let all_nodes = SocketAddrV6::new(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), 0, 0, link.ifindex.0);
+            sendto(socket.as_raw_fd(), &packet, &SockaddrIn6::from(all_nodes), MsgFlags::empty()).map(drop)
+        }
+    }
+}
+
+/// The broadcast address of Ethernet, for ARP.
+fn everybody(ifindex: IfIndex) -> nix::Result<LinkAddr> {
+    let address = libc::sockaddr_ll {
+        sll_family: u16::try_from(libc::AF_PACKET).map_err(|_| Errno::EINVAL)?,
+        sll_protocol: u16::try_from(libc::ETH_P_ARP).map_err(|_| Errno::EINVAL)?.to_be(),
+        sll_ifindex: i32::try_from(ifindex.0).map_err(|_| Errno::EINVAL)?,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 6,
+        sll_addr: [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0],
+    };
+    let length = libc::socklen_t::try_from(size_of_val(&address)).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: a whole `sockaddr_ll`, of that length, which lives through the call.
+    unsafe { LinkAddr::from_raw(std::ptr::from_ref(&address).cast(), Some(length)) }.ok_or(Errno::EINVAL)
+}

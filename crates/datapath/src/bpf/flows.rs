@@ -1,0 +1,185 @@
+//! The flow tables: collection, and what people look at and remove.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use aya::{
+    Ebpf,
+    programs::{ProgramError, RawTracePoint, RawTracePointRunOptions, TestRun as _},
+};
+use nix::time::{ClockId, clock_gettime};
+use wharf_common::{
+    FlowKey, FlowRow, FlowTotals,
+    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, TICK_SHIFT},
+    map::{self, FLOWS_MAX, FLOWS_NEW_MAX},
+};
+use wharf_core::{
+    flow::{Flow, FlowEnd, FlowFilter, FlowList, FlowUsage},
+    ids::EndpointId,
+    kernel::{KernelError, KernelErrorKind, Result},
+};
+
+use super::{Bpf, loader, maps, rows::address_of};
+use crate::error::{fail, wrap};
+
+/// The object with the program that collects (aya gives no program out of its object), and a lock by which one collection runs at a
+/// time: it counts in the tables themselves.
+#[derive(Default)]
+pub(super) struct Collector(Mutex<Option<Ebpf>>);
+
+impl Collector {
+    /// Loads the program, which replaces the one before.
+    pub(super) fn load(&self, mut node: Ebpf) -> Result<()> {
+        let failed = |e: &ProgramError| loader::load_error(format!("{} of the node", map::COLLECT), e);
+        let program: &mut RawTracePoint = match node.program_mut(map::COLLECT) {
+            Some(program) => program.try_into().map_err(|e| failed(&e))?,
+            None => return Err(absent()),
+        };
+        program.load().map_err(|e| failed(&e))?;
+        // The object is replaced whole, so a poisoned lock is safe to take, here and below.
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(node);
+        Ok(())
+    }
+
+    fn run(&self) -> Result<()> {
+        let node = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let program = node.as_ref().and_then(|node| node.program(map::COLLECT)).ok_or_else(absent)?;
+        let program: &RawTracePoint = program.try_into().map_err(|e: ProgramError| refused(&e))?;
+        program.test_run(RawTracePointRunOptions::new()).map(drop).map_err(|e| refused(&e))
+    }
+}
+
+fn absent() -> KernelError {
+    fail(COLLECT, map::FLOWS, KernelErrorKind::NotFound, "the program is not loaded")
+}
+
+fn refused(error: &(dyn std::error::Error + 'static)) -> KernelError {
+    wrap(COLLECT, map::FLOWS, error)
+}
+
+const COLLECT: &str = "collect flows";
+
+impl Bpf {
+    /// Removes the rows of flows that are over, and tells how full the tables are.
+    pub(crate) fn collect_flows(&self) -> Result<FlowUsage> {
+        let began = Instant::now();
+        self.collector.run()?;
+        let took = began.elapsed();
+        let totals = self.flow_totals()?;
+        Ok(FlowUsage {
+            rows: totals.rows,
+            limit: u64::from(FLOWS_MAX),
+            expired: totals.expired,
+            orphaned: totals.orphaned,
+            over_quota: totals.over_quota,
+            no_room: totals.no_room,
+            untracked: totals.untracked,
+            took,
+        })
+    }
+
+    /// The totals, of the tables' fill as the last collection left it.
+    pub(super) fn flow_totals(&self) -> Result<FlowTotals> {
+        let totals = maps::flow_totals(&self.pins.shared(map::FLOW_TOTALS))?;
+        totals.get(&0, 0).map_err(|e| wrap("read map", map::FLOW_TOTALS, &e))
+    }
+
+    /// The flows that are meant, `limit` at most.
+    pub(crate) fn flows(&self, filter: &FlowFilter, limit: usize) -> Result<FlowList> {
+        let mut list = FlowList::default();
+        self.each_flow(filter, |_, _, flow| {
+            if list.flows.len() < limit {
+                list.flows.push(flow);
+            } else {
+                list.more += 1;
+            }
+            Ok(())
+        })?;
+        Ok(list)
+    }
+
+    /// Removes the flows that are meant; returns their number. Their next packets begin new ones.
+    pub(crate) fn flush_flows(&self, filter: &FlowFilter) -> Result<u64> {
+        let mut keys = Vec::new();
+        self.each_flow(filter, |table, key, _| {
+            keys.push((table, key));
+            Ok(())
+        })?;
+        let mut removed = 0;
+        for (table, key) in keys {
+            let mut rows = maps::flows(&self.pins.shared(table), table)?;
+            match rows.remove(&key) {
+                Ok(()) => removed += 1,
+                // It was collected, evicted or moved to the other table meanwhile.
+                Err(e) if maps::is_missing(&e) => {}
+                Err(e) => return Err(wrap("remove flow", table, &e)),
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Calls `with` with each row whose flow is meant. Rows that come and go meanwhile may be left out or be seen twice. A row that
+    /// no longer counts is left out: its flow is over, or an endpoint of its is gone; it will be overwritten or collected.
+    fn each_flow(
+        &self,
+        filter: &FlowFilter,
+        mut with: impl FnMut(&'static str, FlowKey, Flow) -> Result<()>,
+    ) -> Result<()> {
+        let now = now()?;
+        let epochs: HashMap<_, _> = self.endpoint_rows()?.into_iter().map(|row| (row.address, row.epoch)).collect();
+        // The programs keep the low half of an epoch.
+        let is_there = |address, epoch| {
+            epoch == 0 || epochs.get(&address).is_some_and(|is| is.0 & u64::from(u32::MAX) == u64::from(epoch))
+        };
+        for (table, max) in [(map::FLOWS, FLOWS_MAX), (map::FLOWS_NEW, FLOWS_NEW_MAX)] {
+            let rows = maps::flows(&self.pins.shared(table), table)?;
+            // A row that is removed while the table is read makes the kernel begin again: no more rows than fit are read.
+            for read in rows.iter().take(max as usize) {
+                let (key, row) = match read {
+                    Ok(read) => read,
+                    Err(e) if maps::is_missing(&e) => continue,
+                    Err(e) => return Err(wrap("read flows", table, &e)),
+                };
+                let flow = flow_of(&key, &row, now, table == map::FLOWS);
+                let counts =
+                    is_there(address_of(&key.low), row.low_epoch) && is_there(address_of(&key.high), row.high_epoch);
+                if counts && !row.is_over(key.protocol, now) && filter.matches(&flow) {
+                    with(table, key, flow)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The ticks since boot, as the programs count them.
+fn now() -> Result<u32> {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|e| wrap("read clock", "CLOCK_MONOTONIC", &e))?;
+    // A hundred years fit.
+    Ok(u32::try_from(Duration::from(time).as_nanos() >> TICK_SHIFT).unwrap_or(u32::MAX))
+}
+
+fn ticks(count: u32) -> Duration {
+    Duration::from_nanos(u64::from(count) << TICK_SHIFT)
+}
+
+fn flow_of(key: &FlowKey, row: &FlowRow, now: u32, kept: bool) -> Flow {
+    let end = |address, port| FlowEnd { address: address_of(address), port: u16::from_be(port) };
+    let (low, high) = (end(&key.low, key.low_port), end(&key.high, key.high_port));
+    let (source, destination) = if row.flags & FLOW_BY_HIGH == 0 { (low, high) } else { (high, low) };
+    let idle = row.idle(now);
+    Flow {
+        source,
+        destination,
+        protocol: key.protocol,
+        state: row.state(),
+        by_stack: row.flags & FLOW_BY_STACK != 0,
+        kept,
+        owner: EndpointId::try_from(row.owner).ok(),
+        idle: ticks(idle),
+        left: ticks(row.state().timeout(key.protocol).saturating_sub(idle)),
+    }
+}

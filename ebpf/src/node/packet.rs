@@ -1,0 +1,245 @@
+//! A packet as its flow sees it: addresses, protocol, ports, what it signals, and whether it is a fragment.
+
+use core::mem::size_of;
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use wharf_common::{
+    FlowKey,
+    flow::{ICMP, ICMPV6, SCTP, SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP},
+};
+use wharf_ebpf::parse::{Ipv4, Ipv6, Ipv6Address, read};
+
+/// Extension headers of IPv6 that may come before the fragment header (RFC 8200, 4.1).
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const DESTINATION: u8 = 60;
+/// IPv6's fragment header (RFC 8200, 4.5).
+const FRAGMENT: u8 = 44;
+/// `ETH_P_IP` and `ETH_P_IPV6` as `__sk_buff.protocol` has them: network byte order.
+const PROTOCOL_IPV4: u32 = 0x0800_u16.to_be() as u32;
+const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
+/// More fragments follow; the offset is below (RFC 791, 3.1).
+const MORE: u16 = 0x2000;
+const OFFSET: u16 = 0x1fff;
+/// Place of the flags in TCP's header.
+const TCP_FLAGS: usize = 13;
+/// Place of the first chunk's type in SCTP's packet (RFC 9260, 3).
+const SCTP_CHUNK: usize = 12;
+
+/// The packet. Ports are in network byte order, and zero where there are none.
+pub struct Packet {
+    pub source: Ipv6Address,
+    pub destination: Ipv6Address,
+    pub source_port: u16,
+    pub destination_port: u16,
+    pub protocol: u8,
+    /// Flags and offset of a fragment as IPv4 has them, host byte order; zero for a whole packet.
+    place: u16,
+    /// Identification of a fragment, as it stands in the header.
+    pub identification: u32,
+    /// Offset of what follows the IP headers.
+    pub transport: usize,
+}
+
+impl Packet {
+    /// The IP packet at `offset`, with its ports where it has them; `None` when it is cut short.
+    #[inline(always)]
+    pub fn at(ctx: &TcContext, offset: usize) -> Option<Self> {
+        // SAFETY: the context the program was called with.
+        let mut packet = match unsafe { (*ctx.skb.skb).protocol } {
+            PROTOCOL_IPV4 => {
+                let ip: Ipv4 = read(ctx, offset)?;
+                let (source, destination) = (Ipv6Address::mapped(ip.source), Ipv6Address::mapped(ip.destination));
+                let mut packet = Self::new(source, destination, ip.protocol, offset + ip.header_bytes());
+                packet.place = ip.fragment() & (MORE | OFFSET);
+                packet.identification = u32::from(ip.identification);
+                packet
+            }
+            PROTOCOL_IPV6 => {
+                let ip: Ipv6 = read(ctx, offset)?;
+                let mut packet = Self::new(ip.source, ip.destination, ip.next_header, offset + size_of::<Ipv6>());
+                if matches!(packet.protocol, HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT) {
+                    // SAFETY: the context the program was called with.
+                    let found =
+                        unsafe { wharf_extensions(ctx.skb.skb, packet.transport as u32, packet.protocol.into()) };
+                    if found == 0 {
+                        return None;
+                    }
+                    packet.protocol = found as u8;
+                    packet.place = (found >> 16) as u16;
+                    packet.transport = (found >> 32 & u64::from(TRANSPORT_MAX)) as usize;
+                    if packet.place != 0 {
+                        packet.identification = read(ctx, (packet.transport - 4) & TRANSPORT_MAX as usize)?;
+                    }
+                }
+                packet
+            }
+            _ => return None,
+        };
+        if packet.place & OFFSET != 0 {
+            return Some(packet);
+        }
+        match packet.protocol {
+            TCP | UDP | SCTP => [packet.source_port, packet.destination_port] = read(ctx, packet.transport)?,
+            ICMP | ICMPV6 => {
+                let [head, _, identifier]: [u16; 3] = read(ctx, packet.transport)?;
+                if is_echo(packet.protocol, head as u8) {
+                    (packet.source_port, packet.destination_port) = (identifier, identifier);
+                }
+            }
+            _ => {}
+        }
+        Some(packet)
+    }
+
+    #[inline(always)]
+    fn new(source: Ipv6Address, destination: Ipv6Address, protocol: u8, transport: usize) -> Self {
+        let (source_port, destination_port, place, identification) = (0, 0, 0, 0);
+        Self { source, destination, source_port, destination_port, protocol, place, identification, transport }
+    }
+
+    /// The first fragment of several.
+    #[inline(always)]
+    pub fn is_first_fragment(&self) -> bool {
+        self.place & MORE != 0 && self.place & OFFSET == 0
+    }
+
+    /// A fragment after the first, without a transport header.
+    #[inline(always)]
+    pub fn is_later_fragment(&self) -> bool {
+        self.place & OFFSET != 0
+    }
+
+    /// Its flow has ports, which a later fragment does not show.
+    #[inline(always)]
+    pub fn has_ports(&self) -> bool {
+        matches!(self.protocol, TCP | UDP | SCTP | ICMP | ICMPV6)
+    }
+
+    /// An ICMP message about another packet (RFC 792, RFC 4443).
+    #[inline(always)]
+    pub fn is_error(&self, ctx: &TcContext) -> bool {
+        if !matches!(self.protocol, ICMP | ICMPV6) || self.is_later_fragment() {
+            return false;
+        }
+        let Some([kind, _]) = read::<[u8; 2]>(ctx, self.transport) else { return false };
+        match self.protocol {
+            ICMP => matches!(kind, 3 | 4 | 5 | 11 | 12),
+            _ => kind < 128,
+        }
+    }
+
+    /// `SIGNAL_*` bits.
+    #[inline(always)]
+    pub fn signals(&self, ctx: &TcContext) -> u8 {
+        if self.is_later_fragment() {
+            return 0;
+        }
+        match self.protocol {
+            TCP => read(ctx, self.transport + TCP_FLAGS - 1).map_or(0, |[_, flags]: [u8; 2]| flags),
+            SCTP => match read::<[u8; 2]>(ctx, self.transport + SCTP_CHUNK) {
+                // INIT; ABORT, SHUTDOWN COMPLETE; SHUTDOWN, SHUTDOWN ACK.
+                Some([1, _]) => SIGNAL_SYN,
+                Some([6 | 14, _]) => SIGNAL_RST,
+                Some([7 | 8, _]) => SIGNAL_FIN,
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
+
+    /// The packet's flow, and whether the high end sent the packet.
+    #[inline(always)]
+    pub fn key(&self) -> (Key, bool) {
+        let ports = (self.source_port, self.destination_port);
+        let by_high = match self.source.order(self.destination) {
+            0 => ports.0 > ports.1,
+            order => order > 0,
+        };
+        let (low, high, (low_port, high_port)) = if by_high {
+            (self.destination, self.source, (ports.1, ports.0))
+        } else {
+            (self.source, self.destination, ports)
+        };
+        (Key { low, high, low_port, high_port, protocol: self.protocol, pad: [0; 3] }, by_high)
+    }
+}
+
+/// Headers that are looked behind. A packet may have each kind once, one of them twice (RFC 8200, 4.1).
+const EXTENSIONS: u32 = 5;
+/// Mask of the offset of what follows them: a packet that has more in front of it shows no ports.
+const TRANSPORT_MAX: u32 = 0x3ff;
+
+/// What follows the extension headers that begin at `offset` with the kind `next`: its protocol, from bit 16 on flags and offset of a
+/// fragment as IPv4 has them, from bit 32 on its offset. Zero for a packet that is cut short. A packet with more headers, or
+/// longer ones, is one of the protocol of the header where the search ends.
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_extensions(skb: *mut __sk_buff, offset: u32, next: u32) -> u64 {
+    let ctx = &TcContext::new(skb);
+    let (mut next, mut offset, mut place) = (next as u8, offset, 0_u16);
+    for _ in 0..EXTENSIONS {
+        offset &= TRANSPORT_MAX;
+        let Some(header) = read::<[u16; 4]>(ctx, offset as usize) else { return 0 };
+        let (kind, length) = (header[0] as u8, u32::from(header[0] >> 8));
+        match next {
+            HOP_BY_HOP | ROUTING | DESTINATION if offset + 8 * (length + 1) <= TRANSPORT_MAX => {
+                offset += 8 * (length + 1)
+            }
+            FRAGMENT if offset + 8 <= TRANSPORT_MAX => {
+                let bits = u16::from_be(header[1]);
+                // An "atomic" fragment (RFC 6946) is a whole packet.
+                place = bits >> 3 | (bits & 1) << 13;
+                offset += 8;
+            }
+            _ => break,
+        }
+        next = kind;
+        // What follows in a later fragment is not a header.
+        if place & OFFSET != 0 || !matches!(next, HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT) {
+            break;
+        }
+    }
+    u64::from(next) | u64::from(place) << 16 | u64::from(offset) << 32
+}
+
+/// A request or an answer of ICMP's echo.
+#[inline(always)]
+fn is_echo(protocol: u8, kind: u8) -> bool {
+    match protocol {
+        ICMP => matches!(kind, 0 | 8),
+        _ => matches!(kind, 128 | 129),
+    }
+}
+
+/// [`FlowKey`] with addresses as words.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Key {
+    low: Ipv6Address,
+    high: Ipv6Address,
+    low_port: u16,
+    high_port: u16,
+    pub protocol: u8,
+    pad: [u8; 3],
+}
+
+const _: () = {
+    assert!(size_of::<Key>() == size_of::<FlowKey>());
+    assert!(core::mem::offset_of!(Key, low_port) == core::mem::offset_of!(FlowKey, low_port));
+    assert!(core::mem::offset_of!(Key, protocol) == core::mem::offset_of!(FlowKey, protocol));
+};
+
+impl Key {
+    #[inline(always)]
+    pub fn as_shared(&self) -> &FlowKey {
+        // SAFETY: same size and places (asserted above), and the words' alignment is greater.
+        unsafe { &*(&raw const *self).cast() }
+    }
+}

@@ -1,0 +1,108 @@
+//! The agent with the capabilities of its systemd unit, and no others: what runs as full root in the other scenarios.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use wharf_tests::{
+    Node, NodeConfig,
+    echo::{self, EchoServer},
+    icmp,
+    process::{self, as_nobody, bin, bounded, command_in, run},
+    wait,
+    world::{NODE, World},
+};
+
+const UNIT: &str = include_str!("../../dist/wharf-agent.service");
+
+/// The effective set of a process, as the kernel shows it.
+fn effective(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).context("no CapEff")?;
+    Ok(u64::from_str_radix(set.trim(), 16)?)
+}
+
+#[test]
+fn the_units_capabilities_are_enough_for_a_life_a_restart_and_the_cleanup() -> Result<()> {
+    for mode in ["clsact", "tcx"] {
+        let flags = ["--node-name=quay", "--attach-mode", mode, "--ipv6-pool=2001:db8:7:0:1::/80", "--announce"];
+        let flags = flags.map(str::to_owned).to_vec();
+        let mut node = Node::without_agent(NodeConfig { flags, toml: None })?;
+        node.set_unit(UNIT);
+        let world = World::join(&node)?;
+        node.start_agent()?;
+        // A container that the tests run in may lack some itself.
+        let (has, unit) = (effective(node.agent_pid()?)?, process::bounds(UNIT)?);
+        let unit = unit.iter().fold(0, |mask, capability| mask | capability.bitmask());
+        ensure!(has == unit & effective(std::process::id())?, "the agent has {has:x}, the unit gives {unit:x}");
+
+        let inside = node.sandbox("inside")?;
+        let server = EchoServer::start(inside.space()?)?;
+        let port = server.tcp_at(IpAddr::from(Ipv4Addr::LOCALHOST)).port();
+        let asked = json!({
+            "portMappings": [
+                {"hostPort": 80, "containerPort": port},
+                {"hostPort": 8081, "containerPort": port, "hostIP": "127.0.0.1"},
+            ],
+            "bandwidth": {"ingressRate": 800_000_000, "egressRate": 800_000_000},
+        });
+        let end = node.attach_with(&inside, "eth0", &node.netconf().with("runtimeConfig", asked))?;
+        let flows = |node: &Node| -> Result<()> {
+            for (there, here) in world.addresses().into_iter().zip(NODE) {
+                echo::tcp(inside.space()?, world.echo().tcp_at(there), 10_000).context("masqueraded")?;
+                echo::tcp(world.space()?, SocketAddr::new(here.parse()?, 80), 10_000).context("published")?;
+            }
+            echo::tcp(node.space(), "127.0.0.1:8081".parse()?, 10_000).context("published on loopback")?;
+            icmp::ping(world.space()?, end.v6()?.into())?.must_answer().map(drop).context("announced")
+        };
+        let reaches = |node: &Node, when: &str| flows(node).with_context(|| format!("{mode}, {when}"));
+        reaches(&node, "made")?;
+        node.stop_agent()?;
+        node.start_agent()?;
+        node.await_rebuilt()?;
+        reaches(&node, "restarted")?;
+        node.kill_agent()?;
+        node.start_agent()?;
+        node.await_rebuilt()?;
+        reaches(&node, "killed and started")?;
+        node.wharf(&["endpoint", "regenerate", &end.id(), "--level", "datapath"])?.ok()?;
+        let findings = node.audit()?.findings;
+        ensure!(findings.is_empty(), "{mode}: {findings:?}");
+        wait::until("status is well", || Ok((node.wharf(&["status"])?.code() == 0).then_some(())))?;
+        node.detach(&end)?;
+        // A namespace that only the process of another user tells of.
+        let theirs = node.sandbox("theirs")?;
+        let mut sleeper = command_in(theirs.space()?, "sleep")?;
+        sleeper.arg("30");
+        as_nobody(&mut sleeper);
+        let mut sleeper = sleeper.spawn()?;
+        let path = PathBuf::from(format!("/proc/{}/ns/net", sleeper.id()));
+        let call = |command| node.cni(command).of("theirs", &path, "eth0").conf(&node.netconf()).run();
+        let done = call("ADD").and_then(|a| a.result()).and_then(|_| call("DEL")?.silent());
+        sleeper.kill()?;
+        sleeper.wait()?;
+        done.with_context(|| format!("{mode}, a namespace by its process"))?;
+        // A port below 1024 that a process holds is looked at by binding it.
+        let held = node.space().run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 443)))??;
+        let asked = json!({"portMappings": [{"hostPort": 443, "containerPort": 443}]});
+        let conf = node.netconf().with("runtimeConfig", asked);
+        let said = node.cni("ADD").of("inside", inside.path(), "eth0").conf(&conf).run()?.failure()?;
+        ensure!(said.msg.contains("443"), "{mode}: {said:?}");
+        drop((held, server));
+        node.stop_agent()?;
+        let log = node.log();
+        let refused = log.lines().filter(|l| l.contains("not permitted") || l.contains("ermission denied"));
+        ensure!(refused.clone().next().is_none(), "{mode}: {:?}", refused.collect::<Vec<_>>());
+
+        let mut command = node.command(bin("wharf-agent")?)?;
+        command.args(["cleanup", "--force"]).args(node.dirs().flags()).env("NO_COLOR", "1");
+        bounded(&mut command, UNIT)?;
+        let done = run(command, b"", wait::PATIENCE)?.ok()?;
+        ensure!(done.contains("nftables table inet wharf") && !node.dirs().run.exists(), "{mode}: {done}");
+    }
+    Ok(())
+}
