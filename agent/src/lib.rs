@@ -66,7 +66,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::Instrument as _;
 use wharf_core::{ipam::Ipam, kernel::Kernel as _};
-use wharf_datapath::{LinuxKernel, OpenOptions};
+use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
 
 use crate::{
     addresses::{pools, resting},
@@ -107,11 +107,11 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     // The locks are taken before the kernel is opened, because the open installs this version's sink.
     let turn = turn::Turn::take()?.and_bpffs(&config.bpffs)?;
-    let kernel = LinuxKernel::open(OpenOptions {
-        bpffs: config.bpffs.clone(),
-        run_dir: config.run_dir.clone(),
-        attach_mode: config.attach_mode,
-    })?;
+    let loader = Loader::default();
+    give_memory_back();
+    let options =
+        OpenOptions { bpffs: config.bpffs.clone(), run_dir: config.run_dir.clone(), attach_mode: config.attach_mode };
+    let kernel = LinuxKernel::open(options, loader)?;
     make_directory(&config.run_dir).context("--run-dir")?;
     make_directory(&config.state_dir).context("--state-dir")?;
     let _turn = turn.and_state(&config.state_dir)?;
@@ -184,9 +184,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         let (router, stop) = (rest::metrics_router(Arc::clone(&node)), tasks.stop.clone());
         tasks.operations.spawn(serve::metrics(listener, router, stop));
     }
-    if let Err(error) = memory::give_back() {
-        tracing::warn!(%error, "return the memory that the start freed");
-    }
+    give_memory_back();
     node.serving.store(true, Ordering::Release);
     tracing::info!(socket = %socket.display(), node = node_name, version = env!("CARGO_PKG_VERSION"), "serving");
     life.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));
@@ -199,6 +197,12 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     notify(&[sd_notify::NotifyState::Stopping]);
     stop(node, api, admin, opened.writer).await;
     Ok(())
+}
+
+fn give_memory_back() {
+    if let Err(error) = memory::give_back() {
+        tracing::warn!(%error, "return the memory that the start freed");
+    }
 }
 
 /// Stops the agent; the crate documentation gives the order.

@@ -18,8 +18,8 @@ use crate::sync::lock;
 const ENDPOINT_BYTES: u64 = 160 << 10;
 const ENDPOINT_CPU_BYTES: u64 = 6 << 10;
 /// Bounds of the reserve for the agent itself, which is an eighth of the limit. The next start needs the reserve: it
-/// takes 30 MiB of anonymous memory at its peak and 3 to 8 MiB after it (docs/sizing.md), while endpoints may use nearly
-/// all of the limit.
+/// takes 25 MiB of anonymous memory at its peak, then 15 MiB of kernel memory while the node's programs are verified, and 3 to 8 MiB
+/// after both (docs/sizing.md), while endpoints may use nearly all of the limit.
 const LEAST_RESERVE: u64 = 32 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
 /// Version 1 limits from this value on mean no limit: the kernel reports the highest possible number of pages.

@@ -50,6 +50,7 @@ pub mod settings;
 mod source_rule;
 mod speakers;
 
+pub use bpf::loader::Loader;
 pub use bpf::pins::{ensure_pin_root, has_pin_root};
 pub use events::EventReader;
 pub use fake::FakeKernel;

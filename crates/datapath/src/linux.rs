@@ -27,7 +27,7 @@ use wharf_crash as crash;
 
 use crate::{
     announce::Announcer,
-    bpf::{self, Bpf},
+    bpf::{self, Bpf, loader::Loader},
     connect, container_side,
     error::fail,
     events::{EventReader, Turn},
@@ -78,10 +78,10 @@ impl LinuxKernel {
     /// `Permission` without root's capabilities, `NotFound` when `bpffs` is not a mounted bpffs, `Unsupported` when the
     /// kernel is too old or lacks the attach mode asked for, `Conflict` when a shared map is pinned with a layout other
     /// than this version's. Nothing is changed when a check fails.
-    pub fn open(options: OpenOptions) -> Result<Self> {
+    pub fn open(options: OpenOptions, loader: Loader) -> Result<Self> {
         features::check_capabilities()?;
         let features = features::probe(options.attach_mode)?;
-        let bpf = Bpf::open(&options.bpffs, features.attach_mode)?;
+        let bpf = Bpf::open(&options.bpffs, features.attach_mode, loader)?;
         let netns = NetnsThread::start()?;
         let reaper = Reaper::start()?;
         let (events_taken, log_taken) = Default::default();

@@ -23,7 +23,7 @@ use wharf_core::{
     kernel::{AttachMode, Kernel, KernelError, ProgramSpec},
     upgrade::{Takeover, Upgraded},
 };
-use wharf_datapath::{LinuxKernel, OpenOptions};
+use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
 
 const OTHER: &str = "v9";
 
@@ -43,12 +43,9 @@ fn rename(bpffs: &Path, from: &str, to: &str) {
 }
 
 fn agent(bpffs: &Path, mode: AttachMode) -> LinuxKernel {
-    LinuxKernel::open(OpenOptions {
-        bpffs: bpffs.to_owned(),
-        run_dir: bpffs.with_extension("run"),
-        attach_mode: Some(mode),
-    })
-    .expect("open kernel")
+    let options =
+        OpenOptions { bpffs: bpffs.to_owned(), run_dir: bpffs.with_extension("run"), attach_mode: Some(mode) };
+    LinuxKernel::open(options, Loader::default()).expect("open kernel")
 }
 
 async fn take_over(k: &LinuxKernel, records: &[&EndpointRecord], keep: &[u16]) -> Result<Upgraded, KernelError> {

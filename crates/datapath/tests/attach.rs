@@ -15,18 +15,14 @@ use wharf_core::{
     finding::EndpointProblem,
     kernel::{AttachMode, Attached, Kernel, KernelErrorKind},
 };
-use wharf_datapath::{LinuxKernel, OpenOptions};
+use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
 
 const HOOKS: [(TcAttachType, &str); 2] = [(TcAttachType::Ingress, "ingress"), (TcAttachType::Egress, "egress")];
 
 /// Another agent on the same bpffs, in a mode of its own.
 fn agent(w: &LinuxWorld, mode: AttachMode) -> LinuxKernel {
-    LinuxKernel::open(OpenOptions {
-        bpffs: w.bpffs(),
-        run_dir: w.bpffs().with_extension("run"),
-        attach_mode: Some(mode),
-    })
-    .expect("open kernel")
+    let options = OpenOptions { bpffs: w.bpffs(), run_dir: w.bpffs().with_extension("run"), attach_mode: Some(mode) };
+    LinuxKernel::open(options, Loader::default()).expect("open kernel")
 }
 
 const fn other(mode: AttachMode) -> AttachMode {

@@ -25,12 +25,13 @@ use wharf_core::{
     selfcheck,
 };
 use wharf_datapath::{
-    LinuxKernel, OpenOptions,
+    LinuxKernel, Loader, OpenOptions,
     leftovers::{self, Leftover},
 };
 
 fn open(bpffs: &Path) -> wharf_core::kernel::Result<LinuxKernel> {
-    LinuxKernel::open(OpenOptions { bpffs: bpffs.to_owned(), run_dir: bpffs.with_extension("run"), attach_mode: None })
+    let options = OpenOptions { bpffs: bpffs.to_owned(), run_dir: bpffs.with_extension("run"), attach_mode: None };
+    LinuxKernel::open(options, Loader::default())
 }
 
 fn refused(bpffs: &Path) -> wharf_core::kernel::KernelError {

@@ -22,9 +22,16 @@ const CONSTS: &str = "CONSTS";
 /// Lines of the verifier's log that an error carries. The last lines say what was refused.
 const VERIFIER_LINES: usize = 12;
 
-/// The aya loader, created once at start and kept. Creating one parses the kernel's whole BTF (tens of milliseconds).
-/// Our programs have no relocations against kernel types, so the kept loader has no BTF.
-pub(crate) struct Loader(Mutex<Kept>);
+/// The aya loader, created once at start and kept. Creating one parses the kernel's whole BTF (tens of milliseconds) and frees it
+/// again, 25 MiB: our programs have no relocations against kernel types. Whoever runs under a memory limit returns that memory to
+/// the kernel before programs are loaded, because the verifier needs up to 15 MiB, charged to the same control group (Linux 6.16).
+pub struct Loader(Mutex<Kept>);
+
+impl Default for Loader {
+    fn default() -> Self {
+        Self(Mutex::new(Kept::new()))
+    }
+}
 
 struct Kept {
     loader: EbpfLoader<'static>,
@@ -65,10 +72,6 @@ impl Drop for Reset<'_> {
 }
 
 impl Loader {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(Kept::new()))
-    }
-
     /// Parses an object, sets its constants, and creates its maps or opens those pinned at the given paths. The
     /// caller must have compared the shapes of pinned maps. Programs are not loaded yet.
     pub(crate) fn load(

@@ -7,7 +7,7 @@ mod endpoint;
 mod flows;
 mod inventory;
 mod kept;
-mod loader;
+pub(crate) mod loader;
 mod look;
 pub(crate) mod maps;
 mod objects;
@@ -55,9 +55,9 @@ pub(crate) struct Bpf {
 
 impl Bpf {
     /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
-    pub(crate) fn open(bpffs: &Path, mode: AttachMode) -> Result<Self> {
+    pub(crate) fn open(bpffs: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
         let (tables, shared, node_ids, collector, known, beside_others) = Default::default();
-        let (pins, loader) = (PinTree::open(bpffs)?, Loader::new());
+        let pins = PinTree::open(bpffs)?;
         let bpf = Self { pins, loader, mode, tables, shared, node_ids, collector, known, beside_others };
         bpf.note_others()?;
         bpf.ensure_shared_anew()?;

@@ -29,7 +29,7 @@ use wharf_core::{
     kernel::{self, AttachMode, ConfigSpec, Kernel, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
     selfcheck::{Case, CaseResult},
 };
-use wharf_datapath::{FakeKernel, LinuxKernel, OpenOptions};
+use wharf_datapath::{FakeKernel, LinuxKernel, Loader, OpenOptions};
 
 /// Test packets for one endpoint.
 pub(crate) async fn verdicts(k: &impl Kernel, id: EndpointId, cases: &[Case]) -> kernel::Result<Vec<CaseResult>> {
@@ -237,7 +237,7 @@ where
         runtime.block_on(async {
             let options =
                 OpenOptions { bpffs: dir.path().join("bpf"), run_dir: dir.path().to_owned(), attach_mode: mode };
-            let kernel = LinuxKernel::open(options).expect("open kernel");
+            let kernel = LinuxKernel::open(options, Loader::default()).expect("open kernel");
             test(LinuxWorld { dir, kernel }).await;
         });
     });
