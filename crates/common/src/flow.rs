@@ -226,7 +226,8 @@ pub struct FragmentKey {
     pub endpoint: u16,
     /// [`crate::Direction`] of the hook.
     pub direction: u8,
-    /// Protocol number (IANA).
+    /// Protocol number of IPv4 (RFC 791, 3.2). Zero for IPv6, where an identification is one of the two addresses (RFC 8200, 4.5) and a
+    /// later fragment does not show the protocol.
     pub protocol: u8,
 }
 
@@ -246,6 +247,10 @@ pub struct FragmentRow {
     pub seen: u32,
     /// Low half of the epoch of the endpoint's attachment.
     pub epoch: u32,
+    /// Protocol number (IANA) behind all extension headers.
+    pub protocol: u8,
+    /// Zero.
+    pub pad: [u8; 3],
 }
 
 /// Ticks that a packet's later fragments may come after the first: RFC 8200, 4.5 gives up after 60 s.
@@ -299,7 +304,7 @@ const _: () = {
     assert!(size_of::<FlowKey>() == 40);
     assert!(size_of::<FlowRow>() == 24);
     assert!(size_of::<FragmentKey>() == 40);
-    assert!(size_of::<FragmentRow>() == 12);
+    assert!(size_of::<FragmentRow>() == 16);
     assert!(size_of::<FlowUse>() == 16);
     assert!(size_of::<FlowTotals>() == 48);
 };

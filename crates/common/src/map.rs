@@ -10,7 +10,7 @@
 //! | `STACK_USERS` | array | node | endpoint id -> epoch of the endpoint that has rows in `STACK_PATHS` | spares all others the look-up: one load, no hash |
 //! | `FLOWS` | hash, no prealloc | node | [`crate::FlowKey`] -> [`crate::FlowRow`] | flows that both ends use: a plain hash evicts nothing; one table for all, because each costs 16 bytes a place even when empty; memory only for rows in use |
 //! | `FLOWS_NEW` | LRU hash | node | [`crate::FlowKey`] -> [`crate::FlowRow`] | flows seen in one direction: whoever floods evicts the oldest of these |
-//! | `FRAGMENTS` | LRU hash | node | [`crate::FragmentKey`] -> [`crate::FragmentRow`] | the ports that only a packet's first fragment has; needed for moments |
+//! | `FRAGMENTS` | LRU hash | node | [`crate::FragmentKey`] -> [`crate::FragmentRow`] | the ports and the protocol that only a packet's first fragment shows; needed for moments |
 //! | `FLOW_USE` | array | node | endpoint id -> [`crate::FlowUse`] | quotas: one load, no hash |
 //! | `FLOW_TOTALS` | array of 1 | node | 0 -> [`crate::FlowTotals`] | fill, collection and what was refused; added to on rare paths only |
 //! | `CONFIG` | array of 1 | endpoint | 0 -> [`EndpointConfig`] | what changes without a new program: addresses, identity, gate; direct pointer, no hash |

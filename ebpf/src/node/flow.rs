@@ -52,12 +52,12 @@ fn now() -> u32 {
 fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     // A packet cut short has no flow; its receiver's stack judges it.
     let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return Ok(Way::Direct) };
-    if packet.has_ports() {
-        if packet.is_first_fragment() {
-            remember(asked, &packet);
-        } else if packet.is_later_fragment() {
-            (packet.source_port, packet.destination_port) = remembered(asked, &packet)?;
-        }
+    if packet.is_first_fragment() {
+        remember(asked, &packet);
+    } else if packet.is_later_fragment() {
+        let first = remembered(asked, &packet)?;
+        (packet.source_port, packet.destination_port) = (first.source_port, first.destination_port);
+        packet.protocol = first.protocol;
     }
     if packet.is_error(ctx) {
         // It goes the way of the packet that it is about, which its sender received: so it is a packet of the same flow.
@@ -284,27 +284,25 @@ fn fragment_key(asked: &Asked, packet: &Packet) -> FragmentKey {
         identification: packet.identification,
         endpoint: asked.own as u16,
         direction: asked.direction as u8,
-        protocol: packet.protocol,
+        protocol: packet.identified_by,
     }
 }
 
-/// Keeps the ports of a first fragment for the later ones. Without room they are drops.
+/// Keeps what only the first fragment shows. Without room the later ones are drops.
 #[inline(always)]
 fn remember(asked: &Asked, packet: &Packet) {
-    let Packet { source_port, destination_port, .. } = *packet;
-    let row = FragmentRow { source_port, destination_port, seen: now(), epoch: asked.own_epoch };
+    let Packet { source_port, destination_port, protocol, .. } = *packet;
+    let row = FragmentRow { source_port, destination_port, seen: now(), epoch: asked.own_epoch, protocol, pad: [0; 3] };
     let _ = FRAGMENTS.insert(fragment_key(asked, packet), row, 0);
 }
 
-/// The ports of a later fragment.
+/// What the first fragment showed.
 #[inline(always)]
-fn remembered(asked: &Asked, packet: &Packet) -> Result<(u16, u16), DropReason> {
+fn remembered<'a>(asked: &Asked, packet: &Packet) -> Result<&'a FragmentRow, DropReason> {
     // SAFETY: the row's memory outlives this run; another packet's ports are as good as none.
     let row = unsafe { FRAGMENTS.get(fragment_key(asked, packet)) };
     match row {
-        Some(row) if row.epoch == asked.own_epoch && now().wrapping_sub(row.seen) <= FRAGMENT_TICKS => {
-            Ok((row.source_port, row.destination_port))
-        }
+        Some(row) if row.epoch == asked.own_epoch && now().wrapping_sub(row.seen) <= FRAGMENT_TICKS => Ok(row),
         _ => Err(DropReason::LoneFragment),
     }
 }

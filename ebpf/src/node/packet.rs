@@ -15,6 +15,8 @@ const ROUTING: u8 = 43;
 const DESTINATION: u8 = 60;
 /// IPv6's fragment header (RFC 8200, 4.5).
 const FRAGMENT: u8 = 44;
+/// Place of the identification in it.
+const IDENTIFICATION: usize = 4;
 /// `ETH_P_IP` and `ETH_P_IPV6` as `__sk_buff.protocol` has them: network byte order.
 const PROTOCOL_IPV4: u32 = 0x0800_u16.to_be() as u32;
 const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
@@ -37,6 +39,8 @@ pub struct Packet {
     place: u16,
     /// Identification of a fragment, as it stands in the header.
     pub identification: u32,
+    /// Protocol of IPv4, zero for IPv6: what tells packets of one identification apart.
+    pub identified_by: u8,
     /// Offset of what follows the IP headers.
     pub transport: usize,
 }
@@ -53,6 +57,7 @@ impl Packet {
                 let mut packet = Self::new(source, destination, ip.protocol, offset + ip.header_bytes());
                 packet.place = ip.fragment() & (MORE | OFFSET);
                 packet.identification = u32::from(ip.identification);
+                packet.identified_by = ip.protocol;
                 packet
             }
             PROTOCOL_IPV6 => {
@@ -62,6 +67,9 @@ impl Packet {
                     // SAFETY: the context the program was called with.
                     let found =
                         unsafe { wharf_extensions(ctx.skb.skb, packet.transport as u32, packet.protocol.into()) };
+                    // The compiler knows what the function may return and would leave masks out, without which the verifier, which does
+                    // not know it, refuses the offsets.
+                    let found = core::hint::black_box(found);
                     if found == 0 {
                         return None;
                     }
@@ -69,7 +77,8 @@ impl Packet {
                     packet.place = (found >> 16) as u16;
                     packet.transport = (found >> 32 & u64::from(TRANSPORT_MAX)) as usize;
                     if packet.place != 0 {
-                        packet.identification = read(ctx, (packet.transport - 4) & TRANSPORT_MAX as usize)?;
+                        let header = (found >> 48 & u64::from(TRANSPORT_MAX)) as usize;
+                        packet.identification = read(ctx, header + IDENTIFICATION)?;
                     }
                 }
                 packet
@@ -94,8 +103,18 @@ impl Packet {
 
     #[inline(always)]
     fn new(source: Ipv6Address, destination: Ipv6Address, protocol: u8, transport: usize) -> Self {
-        let (source_port, destination_port, place, identification) = (0, 0, 0, 0);
-        Self { source, destination, source_port, destination_port, protocol, place, identification, transport }
+        let (source_port, destination_port, place, identification, identified_by) = (0, 0, 0, 0, 0);
+        Self {
+            source,
+            destination,
+            source_port,
+            destination_port,
+            protocol,
+            place,
+            identification,
+            identified_by,
+            transport,
+        }
     }
 
     /// The first fragment of several.
@@ -108,12 +127,6 @@ impl Packet {
     #[inline(always)]
     pub fn is_later_fragment(&self) -> bool {
         self.place & OFFSET != 0
-    }
-
-    /// Its flow has ports, which a later fragment does not show.
-    #[inline(always)]
-    pub fn has_ports(&self) -> bool {
-        matches!(self.protocol, TCP | UDP | SCTP | ICMP | ICMPV6)
     }
 
     /// An ICMP message about another packet (RFC 792, RFC 4443).
@@ -171,7 +184,7 @@ const EXTENSIONS: u32 = 5;
 const TRANSPORT_MAX: u32 = 0x3ff;
 
 /// What follows the extension headers that begin at `offset` with the kind `next`: its protocol, from bit 16 on flags and offset of a
-/// fragment as IPv4 has them, from bit 32 on its offset. Zero for a packet that is cut short. A packet with more headers, or
+/// fragment as IPv4 has them, from bit 32 on its offset, from bit 48 on that of the fragment header. Zero for a packet that is cut short. A packet with more headers, or
 /// longer ones, is one of the protocol of the header where the search ends.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
@@ -183,7 +196,7 @@ const TRANSPORT_MAX: u32 = 0x3ff;
 #[inline(never)]
 pub unsafe extern "C" fn wharf_extensions(skb: *mut __sk_buff, offset: u32, next: u32) -> u64 {
     let ctx = &TcContext::new(skb);
-    let (mut next, mut offset, mut place) = (next as u8, offset, 0_u16);
+    let (mut next, mut offset, mut place, mut fragment) = (next as u8, offset, 0_u16, 0);
     for _ in 0..EXTENSIONS {
         offset &= TRANSPORT_MAX;
         let Some(header) = read::<[u16; 4]>(ctx, offset as usize) else { return 0 };
@@ -195,7 +208,7 @@ pub unsafe extern "C" fn wharf_extensions(skb: *mut __sk_buff, offset: u32, next
             FRAGMENT if offset + 8 <= TRANSPORT_MAX => {
                 let bits = u16::from_be(header[1]);
                 // An "atomic" fragment (RFC 6946) is a whole packet.
-                place = bits >> 3 | (bits & 1) << 13;
+                (place, fragment) = (bits >> 3 | (bits & 1) << 13, offset);
                 offset += 8;
             }
             _ => break,
@@ -206,7 +219,7 @@ pub unsafe extern "C" fn wharf_extensions(skb: *mut __sk_buff, offset: u32, next
             break;
         }
     }
-    u64::from(next) | u64::from(place) << 16 | u64::from(offset) << 32
+    u64::from(next) | u64::from(place) << 16 | u64::from(offset) << 32 | u64::from(fragment) << 48
 }
 
 /// A request or an answer of ICMP's echo.

@@ -509,6 +509,33 @@ fn later_fragments_belong_to_the_first() -> Result<()> {
     Ok(())
 }
 
+/// The fragment header's protocol is then the one of those headers, in the later fragments too.
+#[test]
+fn fragments_with_further_headers_behind_the_fragment_header_are_of_one_flow() -> Result<()> {
+    const DESTINATION: u8 = 60;
+    let (mut a, _b) = pair()?;
+    for (to, passes) in [(ELSEWHERE6, OK), (B.v6, REDIRECT)] {
+        let fragment = |bits: u16, payload: &[u8]| {
+            let header = [&[DESTINATION, 0][..], &bits.to_be_bytes(), &7_u32.to_be_bytes()].concat();
+            let ip = frame::ipv6(A.v6, to, 44, 64, &[&header, payload].concat());
+            frame::ethernet(A.host_mac, A.mac, frame::IPV6, &ip)
+        };
+        let options = [UDP, 0, 1, 4, 0, 0, 0, 0];
+        let ports = [40_000_u16.to_be_bytes(), 443_u16.to_be_bytes()].concat();
+        let first = fragment(1, &[&options[..], &ports, &[0; 12]].concat());
+        let later = fragment(3 << 3, &[1; 16]);
+        ensure!(a.run(FROM_CONTAINER, &later)?.action == SHOT, "a later fragment before the first, to {to}");
+        for each in [&first, &later] {
+            ensure!(a.run(FROM_CONTAINER, each)?.action == passes, "the first and a later fragment, to {to}");
+        }
+        let key = Sent { other: to.into(), ..Sent::new(to.into(), UDP, (40_000, 443)) }.key();
+        ensure!(row(&mut a, &key)?.is_some(), "the flow has its row, to {to}");
+        let hidden = Sent { other: to.into(), ..Sent::new(to.into(), DESTINATION, (0, 0)) }.key();
+        ensure!(row(&mut a, &hidden)?.is_none(), "a flow of the header's protocol, to {to}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_lone_fragment_is_counted_by_its_reason() -> Result<()> {
     let lone = |to: IpAddr| fragment(to, 185, 9, &[0; 8]);
