@@ -17,6 +17,9 @@ use nix::{
 /// by the tmpfs. Covering an existing directory needs no new one, which a killed test would leave behind.
 const CANDIDATES: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
 
+/// A directory for the files in place of the tmpfs, for the benchmark with the agent's files on a disk. They stay there.
+const ON_DISK: &str = "WHARF_SCRATCH";
+
 thread_local! {
     static ROOT: RefCell<Option<Root>> = const { RefCell::new(None) };
 }
@@ -57,8 +60,14 @@ fn private_tmpfs() -> Result<PathBuf> {
     let Some(path) = CANDIDATES.into_iter().find(|c| usable(c)) else {
         bail!("none of {CANDIDATES:?} can be covered by a tmpfs (missing, or above {})", workspace.display());
     };
-    mount(Some("wharf-test"), path, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755"))
-        .with_context(|| format!("mount a private tmpfs on {path}"))?;
+    if let Some(disk) = std::env::var_os(ON_DISK) {
+        let own = tempfile::tempdir_in(&disk).with_context(|| format!("{ON_DISK}={}", disk.display()))?.keep();
+        mount(Some(&own), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+            .with_context(|| format!("mount {} on {path}", own.display()))?;
+    } else {
+        mount(Some("wharf-test"), path, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755"))
+            .with_context(|| format!("mount a private tmpfs on {path}"))?;
+    }
     // Some tests run a binary as another user.
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(|| format!("chmod {path}"))?;
     Ok(PathBuf::from(path))
