@@ -14,6 +14,9 @@
 //! Bounds, beyond which a text is refused: 4 MiB; 10,000 documents or items of lists; 10,000 rules a document; those of
 //! the parser (nesting, number of values, values copied by aliases).
 
+mod cilium;
+mod cilium_ports;
+mod cluster_network_policy;
 mod field;
 mod meta;
 mod network_policy;
@@ -72,14 +75,24 @@ pub enum Refusal {
     },
 }
 
+impl Refusal {
+    /// Where the mistake is, from 1; after all lines for what is only counted.
+    const fn line(&self) -> u32 {
+        match self {
+            Self::Field { origin, .. } => origin.line,
+            Self::Text { line, .. } => *line,
+            Self::More { .. } => u32::MAX,
+        }
+    }
+}
+
 /// The policies of a text, in its order. `file` is where the text came from, for origins and refusals; it is not opened.
 ///
 /// A document of several `specs` (cilium.io/v2) gives a policy for each of them, one after the other, all with the
 /// document's name: together they are what the document says.
 ///
 /// # Errors
-/// If anything in the text is refused, all of it is: at most 20 refusals in the order of the text, then the number of the
-/// others. Syntax, size and bounds are told alone, because nothing is known of what follows.
+/// If anything in the text is refused, all of it is: at most 20 refusals by line, then the number of the others. Syntax, size and bounds are told alone, because nothing is known of what follows.
 pub fn read(file: &str, text: &str) -> Result<Vec<Policy>, Vec<Refusal>> {
     let mut reader = Reader::new(file);
     let policies = policies(&mut reader, text);
@@ -115,9 +128,8 @@ fn policies(reader: &mut Reader, text: &str) -> Read<Vec<Policy>> {
 fn policies_of(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
     let policies = match document.kind {
         Kind::NetworkPolicy => network_policy::read(reader, document),
-        Kind::ClusterNetworkPolicy | Kind::CiliumNetworkPolicy | Kind::CiliumClusterwideNetworkPolicy => {
-            Err(reader.refuse(document.object.field(), "is not read yet", "remove it"))
-        }
+        Kind::ClusterNetworkPolicy => cluster_network_policy::read(reader, document),
+        Kind::CiliumNetworkPolicy | Kind::CiliumClusterwideNetworkPolicy => cilium::read(reader, document),
     }?;
     let rules: usize = policies.iter().map(|policy| policy.rules.len()).sum();
     if rules > MAX_RULES {

@@ -31,11 +31,6 @@ impl<'a> Field<'a> {
         Self { node, path: String::new() }
     }
 
-    /// The path from the document: `spec.ingress[0]`.
-    pub(super) fn path(&self) -> &str {
-        &self.path
-    }
-
     /// Line of the value, from 1.
     pub(super) const fn line(&self) -> u32 {
         self.node.line
@@ -56,6 +51,8 @@ impl<'a> Field<'a> {
 pub(super) struct Object<'a> {
     field: Field<'a>,
     entries: &'a [Entry],
+    /// A key of it is refused: that another is missing is then the same mistake.
+    refused: Option<Refused>,
 }
 
 impl<'a> Object<'a> {
@@ -101,8 +98,9 @@ impl Reader {
         Self { file: file.into(), document: "".into(), refusals: Vec::new(), more: 0 }
     }
 
-    /// The text's refusals; where there are more than are told, their number.
+    /// The text's refusals, by line; where there are more than are told, their number.
     pub(super) fn refusals(mut self) -> Vec<Refusal> {
+        self.refusals.sort_by_key(Refusal::line);
         if self.more > 0 {
             self.refusals.push(Refusal::More { file: self.file, count: self.more });
         }
@@ -161,7 +159,7 @@ impl Reader {
     /// A mapping with keys of the user's choice.
     pub(super) fn map<'a>(&mut self, field: &Field<'a>) -> Read<Object<'a>> {
         match &field.node.value {
-            Value::Map(entries) => Ok(Object { field: field.clone(), entries }),
+            Value::Map(entries) => Ok(Object { field: field.clone(), entries, refused: None }),
             other => Err(self.refuse(field, format!("is {}", other.kind()), "write a mapping of keys and values")),
         }
     }
@@ -174,32 +172,38 @@ impl Reader {
         known: &[&str],
         unsupported: &[(&str, &str)],
     ) -> Read<Object<'a>> {
-        let object = self.map(field)?;
+        let mut object = self.map(field)?;
         for Entry { key, node, .. } in object.entries {
             if known.contains(&key.as_str()) {
                 continue;
             }
             match unsupported.iter().find(|(name, _)| name == key) {
                 Some((_, remedy)) if !matches!(node.value, Value::Null) => {
-                    self.refuse_key(&object, key, "is not supported", *remedy);
+                    object.refused = Some(self.refuse_key(&object, key, "is not supported", *remedy));
                 }
                 Some(_) => {}
                 None => {
-                    self.refuse_key(
-                        &object,
-                        key,
-                        "is no field here",
-                        format!("remove it, or write one of {}", known.join(", ")),
-                    );
+                    let remedy = format!("remove it, or write one of {}", known.join(", "));
+                    object.refused = Some(self.refuse_key(&object, key, "is no field here", remedy));
                 }
             }
         }
         Ok(object)
     }
 
+    /// Refuses a mapping that has none of the keys that it must have one of.
+    pub(super) fn refuse_empty(&mut self, object: &Object<'_>, reason: &str, remedy: impl Into<String>) -> Refused {
+        object.refused.unwrap_or_else(|| self.refuse(&object.field, reason, remedy))
+    }
+
+    /// Refuses a mapping that a key is missing of.
+    pub(super) fn refuse_missing(&mut self, object: &Object<'_>, key: &str, remedy: &str) -> Refused {
+        object.refused.unwrap_or_else(|| self.refuse_key(object, key, "is missing", remedy))
+    }
+
     /// A field that must be set.
     pub(super) fn required<'a>(&mut self, object: &Object<'a>, key: &str, remedy: &str) -> Read<Field<'a>> {
-        object.get(key).ok_or_else(|| self.refuse_key(object, key, "is missing", remedy))
+        object.get(key).ok_or_else(|| self.refuse_missing(object, key, remedy))
     }
 
     /// Text.

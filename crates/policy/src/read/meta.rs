@@ -137,15 +137,35 @@ pub(super) fn document<'a>(reader: &mut Reader, item: &Item<'a>, number: usize) 
     reader.document = format!("policy {number}").into();
     let root = Field::root(item.node);
     let object = reader.map(&root)?;
+    if let Some(named) = named(&object, item.listed) {
+        reader.document = named.into();
+    }
     let kind = kind(reader, &object, item.listed)?;
-    let label = KINDS.iter().find(|(_, _, known)| *known == kind).map_or("", |(_, name, _)| *name);
-    reader.document = label.into();
-    let name = name(reader, &object, kind, label)?;
+    let name = name(reader, &object, kind)?;
     reader.document = name.to_string().into();
     let known: &[_] = if kind.has_specs() { &["specs"] } else { &[] };
     let known = [&["apiVersion", "kind", "metadata", "spec", "status"], known].concat();
     let object = reader.object(&root, &known, &[])?;
     Ok(Document { kind, name, object })
+}
+
+/// What an object calls itself, whether or not its kind is known and its name a good one.
+fn named(object: &Object<'_>, listed: Option<(&str, &str)>) -> Option<String> {
+    let word = |value: &'_ Value| match value {
+        Value::Text(text) if values::is_label_key(text) => Some(text.clone()),
+        _ => None,
+    };
+    let kind = object.get("kind").and_then(|field| word(field.value()));
+    let kind = kind.or_else(|| listed.map(|(_, kind)| kind.to_owned()))?;
+    let metadata = object.get("metadata");
+    let name = match metadata.as_ref().map(Field::value) {
+        Some(Value::Map(entries)) => entries.iter().find(|entry| entry.key == "name").map(|entry| &entry.node.value),
+        _ => None,
+    };
+    Some(match name.and_then(word) {
+        Some(name) => format!("{kind} {name}"),
+        None => kind,
+    })
 }
 
 fn kind(reader: &mut Reader, object: &Object<'_>, listed: Option<(&'static str, &'static str)>) -> Read<Kind> {
@@ -184,7 +204,8 @@ fn kind(reader: &mut Reader, object: &Object<'_>, listed: Option<(&'static str, 
     Err(reader.refuse_key(object, "kind", format!("{} of {} is not supported", quoted(kind), quoted(version)), remedy))
 }
 
-fn name(reader: &mut Reader, object: &Object<'_>, kind: Kind, label: &str) -> Read<PolicyName> {
+fn name(reader: &mut Reader, object: &Object<'_>, kind: Kind) -> Read<PolicyName> {
+    let label = KINDS.iter().find(|(_, _, known)| *known == kind).map_or("", |(_, name, _)| *name);
     let metadata = reader.required(object, "metadata", "write metadata with the policy's name")?;
     let metadata = reader.object(&metadata, &METADATA, &[])?;
     let name =

@@ -89,11 +89,13 @@ fn peer(reader: &mut Reader, field: &Field<'_>, namespace: &str) -> Read<Peer> {
             let remedy = "write ipBlock and the selectors as peers of their own";
             Err(reader.refuse(field, "has ipBlock and a selector", remedy))
         }
-        (None, Some(namespaces), pods) => values::pods_of(reader, &namespaces, pods.as_ref()).map(Peer::Endpoints),
+        (None, Some(namespaces), pods) => {
+            values::pods_of(reader, Some(&namespaces), pods.as_ref()).map(Peer::Endpoints)
+        }
         (None, None, Some(field)) => pods(reader, &field, namespace).map(Peer::Endpoints),
         (None, None, None) => {
             let remedy = "write podSelector, namespaceSelector or ipBlock; for every peer, leave the list away";
-            Err(reader.refuse(field, "names no peer", remedy))
+            Err(reader.refuse_empty(&object, "names no peer", remedy))
         }
     }
 }

@@ -8,7 +8,7 @@ use super::field::{Field, Object, Read, Reader, quoted};
 use crate::model::{Holds, LabelOf, Peer, PortRange, Protocol, Requirement, Selector};
 
 /// Label that the API server gives every namespace: its name (Kubernetes, well-known labels).
-const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+pub(super) const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// The protocols with ports, as Kubernetes spells them.
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
@@ -200,11 +200,6 @@ pub(super) fn in_namespace(namespace: &str) -> Requirement {
     Requirement { of: LabelOf::Namespace, key: NAMESPACE_NAME.to_owned(), holds }
 }
 
-/// What the endpoint's namespace is called must be so.
-pub(super) fn namespace_is(holds: Holds) -> (LabelOf, String, Holds) {
-    (LabelOf::Namespace, NAMESPACE_NAME.to_owned(), holds)
-}
-
 /// Adds that the endpoint is in some namespace, where no other requirement says so: a selector of namespaces never means
 /// an endpoint that is in none.
 pub(super) fn in_some_namespace(mut requirements: BTreeSet<Requirement>) -> BTreeSet<Requirement> {
@@ -216,10 +211,12 @@ pub(super) fn in_some_namespace(mut requirements: BTreeSet<Requirement>) -> BTre
     requirements
 }
 
-/// Pods by selectors of their namespace and of themselves; an absent selector of pods is every pod.
-pub(super) fn pods_of(reader: &mut Reader, namespaces: &Field<'_>, pods: Option<&Field<'_>>) -> Read<Selector> {
-    let namespaces = label_selector(reader, namespaces, &namespace_key);
-    let pods = pods.map_or(Ok(BTreeSet::new()), |pods| label_selector(reader, pods, &pod_key));
+/// Pods by selectors of their namespace and of themselves; an absent selector is every one.
+pub(super) fn pods_of(reader: &mut Reader, namespaces: Option<&Field<'_>>, pods: Option<&Field<'_>>) -> Read<Selector> {
+    let mut read = |field: Option<&Field<'_>>, keys: Keys<'_>| {
+        field.map_or(Ok(BTreeSet::new()), |field| label_selector(reader, field, keys))
+    };
+    let (namespaces, pods) = (read(namespaces, &namespace_key), read(pods, &pod_key));
     let mut requirements = in_some_namespace(namespaces?);
     requirements.extend(pods?);
     Ok(Selector(requirements))

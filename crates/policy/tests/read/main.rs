@@ -1,6 +1,10 @@
 //! Documents of every format, and what they are in the model.
 
+mod cilium;
+mod cluster_network_policy;
+mod lists;
 mod network_policy;
+mod refusals;
 
 use wharf_policy::{
     model::{Holds, LabelOf, Peer, Policy, Port, PortRange, Requirement, Rule, Selector},
