@@ -127,9 +127,9 @@ fn policies(reader: &mut Reader, text: &str) -> Read<Vec<Policy>> {
 
 fn policies_of(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
     let policies = match document.kind {
-        Kind::NetworkPolicy => network_policy::read(reader, document),
-        Kind::ClusterNetworkPolicy => cluster_network_policy::read(reader, document),
-        Kind::CiliumNetworkPolicy | Kind::CiliumClusterwideNetworkPolicy => cilium::read(reader, document),
+        Kind::Kubernetes => network_policy::read(reader, document),
+        Kind::Cluster => cluster_network_policy::read(reader, document),
+        Kind::Cilium | Kind::CiliumClusterwide => cilium::read(reader, document),
     }?;
     let rules: usize = policies.iter().map(|policy| policy.rules.len()).sum();
     if rules > MAX_RULES {

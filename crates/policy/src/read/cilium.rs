@@ -4,7 +4,11 @@
 //! - A direction is isolated when it has a rule, accept or deny, unless `enableDefaultDeny` says otherwise.
 //! - A rule without peers and ports, `{}`, matches nothing: it only isolates. With ports alone it matches every peer.
 //! - A list of peers that is there and empty (`fromEndpoints: []`) matches nothing; `[{}]` matches the endpoints of the
-//!   namespace, in a clusterwide policy all endpoints.
+//!   namespace, in a clusterwide policy all endpoints, those in no namespace included.
+//!
+//! Different from Cilium: a network matches the addresses of endpoints and of the node too, as in the other formats. What
+//! Cilium corrects or ignores with a warning is refused: a subject of another namespace, an empty `ports`, an `endPort`
+//! below `port`, an exception that is the whole network.
 
 use std::collections::BTreeSet;
 

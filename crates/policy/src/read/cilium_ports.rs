@@ -117,7 +117,7 @@ fn port(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
                     "write the first port as port",
                 ));
             }
-            if protocol? == None {
+            if protocol?.is_none() {
                 let remedy = "name the protocol, or leave out toPorts, which is every packet";
                 return Err(reader.refuse(&port, "is 0, every port, of any protocol", remedy));
             }

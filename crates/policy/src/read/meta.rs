@@ -11,19 +11,23 @@ use crate::model::PolicyName;
 /// The kinds of policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    NetworkPolicy,
-    ClusterNetworkPolicy,
-    CiliumNetworkPolicy,
-    CiliumClusterwideNetworkPolicy,
+    /// `NetworkPolicy`.
+    Kubernetes,
+    /// `ClusterNetworkPolicy`.
+    Cluster,
+    /// `CiliumNetworkPolicy`.
+    Cilium,
+    /// `CiliumClusterwideNetworkPolicy`.
+    CiliumClusterwide,
 }
 
 /// Version, name and kind of what is known.
 const KINDS: [(&str, &str, Kind); 5] = [
-    ("networking.k8s.io/v1", "NetworkPolicy", Kind::NetworkPolicy),
-    ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", Kind::ClusterNetworkPolicy),
-    ("policy.networking.k8s.io/v1beta1", "ClusterNetworkPolicy", Kind::ClusterNetworkPolicy),
-    ("cilium.io/v2", "CiliumNetworkPolicy", Kind::CiliumNetworkPolicy),
-    ("cilium.io/v2", "CiliumClusterwideNetworkPolicy", Kind::CiliumClusterwideNetworkPolicy),
+    ("networking.k8s.io/v1", "NetworkPolicy", Kind::Kubernetes),
+    ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", Kind::Cluster),
+    ("policy.networking.k8s.io/v1beta1", "ClusterNetworkPolicy", Kind::Cluster),
+    ("cilium.io/v2", "CiliumNetworkPolicy", Kind::Cilium),
+    ("cilium.io/v2", "CiliumClusterwideNetworkPolicy", Kind::CiliumClusterwide),
 ];
 
 /// Kinds that others took the place of, and what to write instead.
@@ -54,12 +58,12 @@ const METADATA: [&str; 15] = [
 impl Kind {
     /// Whether its objects are in a namespace.
     const fn is_namespaced(self) -> bool {
-        matches!(self, Self::NetworkPolicy | Self::CiliumNetworkPolicy)
+        matches!(self, Self::Kubernetes | Self::Cilium)
     }
 
     /// Whether its objects may have `specs`, a list of what `spec` is one of.
     const fn has_specs(self) -> bool {
-        matches!(self, Self::CiliumNetworkPolicy | Self::CiliumClusterwideNetworkPolicy)
+        matches!(self, Self::Cilium | Self::CiliumClusterwide)
     }
 }
 
@@ -81,12 +85,14 @@ impl<'a> Document<'a> {
     }
 }
 
-/// An object and, where it is an item of a list of one kind, the version and kind of that: items of such lists need not
-/// repeat them.
+/// Version and kind of the items of a list of one kind, which need not repeat them.
+type Listed = Option<(&'static str, &'static str)>;
+
+/// An object, and what the list that it is an item of says of it.
 #[derive(Debug)]
 pub(super) struct Item<'a> {
     node: &'a Node,
-    listed: Option<(&'static str, &'static str)>,
+    listed: Listed,
 }
 
 /// The objects of all documents, those of lists one by one.
@@ -109,8 +115,7 @@ pub(super) fn items<'a>(reader: &mut Reader, documents: &'a [Node]) -> Vec<Item<
 }
 
 /// The items of a list, and what they are where that is said once; `None` for what is no list.
-#[expect(clippy::type_complexity, reason = "used once, by the function above")]
-fn list<'a>(reader: &mut Reader, node: &'a Node) -> Read<Option<(&'a [Node], Option<(&'static str, &'static str)>)>> {
+fn list<'a>(reader: &mut Reader, node: &'a Node) -> Read<Option<(&'a [Node], Listed)>> {
     let root = Field::root(node);
     let object = reader.map(&root)?;
     let word = |key| {
@@ -150,7 +155,7 @@ pub(super) fn document<'a>(reader: &mut Reader, item: &Item<'a>, number: usize) 
 }
 
 /// What an object calls itself, whether or not its kind is known and its name a good one.
-fn named(object: &Object<'_>, listed: Option<(&str, &str)>) -> Option<String> {
+fn named(object: &Object<'_>, listed: Listed) -> Option<String> {
     let word = |value: &'_ Value| match value {
         Value::Text(text) if values::is_label_key(text) => Some(text.clone()),
         _ => None,
@@ -168,7 +173,7 @@ fn named(object: &Object<'_>, listed: Option<(&str, &str)>) -> Option<String> {
     })
 }
 
-fn kind(reader: &mut Reader, object: &Object<'_>, listed: Option<(&'static str, &'static str)>) -> Read<Kind> {
+fn kind(reader: &mut Reader, object: &Object<'_>, listed: Listed) -> Read<Kind> {
     let mut text = |key, remedy| match (object.get(key), listed) {
         (None, Some((version, kind))) => Ok(if key == "kind" { kind } else { version }),
         _ => reader.required(object, key, remedy).and_then(|field| reader.text(&field)),

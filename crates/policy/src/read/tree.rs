@@ -17,8 +17,10 @@ use super::MAX_DOCUMENTS;
 const MAX_DEPTH: usize = 48;
 /// Scalars, lists and mappings of a text.
 const MAX_NODES: usize = 1_000_000;
+/// Anchors, and aliases, of a text.
+const MAX_ALIASES: usize = 10_000;
 /// Parser events that aliases add to a text: an alias is a copy.
-const MAX_COPIED: usize = 100_000;
+const MAX_COPIED: usize = 20_000;
 /// Aliases inside what an alias stands for. The levels of each add up, and the stack must hold them.
 const MAX_ALIAS_DEPTH: usize = 4;
 
@@ -98,6 +100,10 @@ pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
             max_depth: MAX_DEPTH,
             max_nodes: MAX_NODES,
             max_events: 3 * MAX_NODES,
+            max_anchors: MAX_ALIASES,
+            max_aliases: MAX_ALIASES,
+            // What aliases stand for is bounded below, however few anchors there are.
+            enforce_alias_anchor_ratio: false,
         },
         alias_limits: serde_saphyr::alias_limits! {
             max_total_replayed_events: MAX_COPIED,
@@ -113,7 +119,7 @@ fn malformed(error: &Error) -> Malformed {
         Error::Budget { .. } => (
             format!(
                 "more than a text may have: {MAX_DOCUMENTS} documents, {MAX_NODES} values, {MAX_DEPTH} levels of lists \
-                 and mappings"
+                 and mappings, {MAX_ALIASES} anchors or aliases"
             ),
             "split the text",
         ),
@@ -258,6 +264,7 @@ mod tests {
     fn an_alias_stands_on_its_own_line() {
         let node = one("a: &x\n  k: v\nb: *x\n");
         assert_eq!(entry(&node, "b").node.line, 3);
+        assert_eq!(entry(&entry(&node, "b").node, "k").node.line, 3);
         let Value::Text(text) = &entry(&entry(&node, "b").node, "k").node.value else { panic!("{node:?}") };
         assert_eq!(text, "v");
     }
@@ -327,6 +334,8 @@ mod tests {
             let (_, reason) = refusal(text);
             assert!(reason.starts_with("an alias"), "{reason}");
         }
+        assert!(parse(&format!("a: &a x\nb: [{}]", "*a,".repeat(MAX_ALIASES))).is_ok());
+        assert!(parse(&format!("a: &a x\nb: [{}]", "*a,".repeat(MAX_ALIASES + 1))).is_err());
         assert!(parse(&chain(MAX_ALIAS_DEPTH, |before| format!("[{before}, {before}]"))).is_ok());
     }
 

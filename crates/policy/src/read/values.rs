@@ -14,24 +14,21 @@ pub(super) const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
     [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp), ("SCTP", Protocol::Sctp)];
 
-/// Letters, digits and `-`, a letter or digit at both ends, at most 63 (RFC 1123 label, lower case).
+/// Lower-case letters, digits and `-`, a letter or digit at both ends, at most 63 (RFC 1123 label).
 fn is_dns_label(text: &str) -> bool {
-    (1..=63).contains(&text.len())
+    text.len() <= 63 && is_dns_part(text)
+}
+
+/// Such labels with dots between them, at most 253 characters (RFC 1123 subdomain; Kubernetes limits the whole alone).
+fn is_dns_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_dns_part)
+}
+
+fn is_dns_part(text: &str) -> bool {
+    !text.is_empty()
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
         && !text.starts_with('-')
         && !text.ends_with('-')
-}
-
-/// Labels with dots between them, at most 253 characters (RFC 1123 subdomain, as Kubernetes checks it: no limit for each
-/// label).
-fn is_dns_subdomain(text: &str) -> bool {
-    let part = |part: &str| {
-        !part.is_empty()
-            && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-            && !part.starts_with('-')
-            && !part.ends_with('-')
-    };
-    text.len() <= 253 && text.split('.').all(part)
 }
 
 /// Letters, digits, `-`, `_` and `.`, a letter or digit at both ends, 1 to 63.

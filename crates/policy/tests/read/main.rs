@@ -1,7 +1,10 @@
 //! Documents of every format, and what they are in the model.
 
+#![expect(clippy::expect_used, clippy::panic, reason = "a test says what it expects by failing")]
+
 mod cilium;
 mod cluster_network_policy;
+mod examples;
 mod lists;
 mod network_policy;
 mod refusals;
