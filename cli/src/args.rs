@@ -3,6 +3,7 @@
 mod endpoint;
 mod flow;
 mod node;
+mod policy;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ pub(crate) use node::{
     DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MapName, MonitorArgs, PortCommand,
     Setting, SettingName, StatusArgs,
 };
+pub(crate) use policy::PolicyCommand;
 
 const EXIT_CODES: &str = "\
 Exit status:
@@ -142,6 +144,9 @@ Examples:
     /// List published ports.
     #[command(subcommand, after_help = "Example:\n  wharf port list")]
     Port(PortCommand),
+    /// Check policy documents. Wharf does not enforce policies yet.
+    #[command(subcommand, after_help = "Example:\n  wharf policy validate policies/")]
+    Policy(PolicyCommand),
     /// Show BPF maps, counters, events and flows.
     #[command(
         subcommand,

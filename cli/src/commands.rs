@@ -1,4 +1,4 @@
-//! What each command does: ask the agent, hand the answer to a renderer, say how it went.
+//! What each command does: ask the agent (`policy` reads files instead), hand the answer to a renderer, say how it went.
 
 mod audit;
 mod bpf;
@@ -11,6 +11,7 @@ mod health;
 mod manual;
 mod monitor;
 mod pages;
+mod policy;
 mod status;
 mod watch;
 
@@ -19,7 +20,7 @@ use std::{path::Path, time::Duration};
 use wharf_api::{EndpointFilter, client::Client};
 
 use crate::{
-    args::{Cli, Command, EndpointCommand, IpamCommand, PortCommand},
+    args::{Cli, Command, EndpointCommand, IpamCommand, PolicyCommand, PortCommand},
     error::{CliError, Exit},
     output::{Output, remark},
     render,
@@ -93,6 +94,7 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
             cx.out.emit(&ports, |style| render::port::list(&ports, style))?;
             Ok(Exit::Ok)
         }
+        Command::Policy(PolicyCommand::Validate { files }) => policy::validate(&cx.out, &files),
         Command::Bpf(command) => bpf::run(&cx, command).await,
         Command::Monitor(args) => monitor::run(&cx, args.filter, args.count, args.time).await,
         Command::Audit(args) => audit::run(&cx, &args).await,

@@ -1,4 +1,4 @@
-//! From the API's objects to text for people. Pure: nothing here reads a clock, a terminal or a socket.
+//! From the API's objects and policies to text for people. Pure: nothing here reads a clock, a terminal or a socket.
 //!
 //! Every text that came from outside goes through [`text::safe`] or [`text::cut`]: a container's label must not be able
 //! to drive the operator's terminal.
@@ -12,6 +12,7 @@ pub(crate) mod flow;
 pub(crate) mod health;
 pub(crate) mod ipam;
 pub(crate) mod monitor;
+pub(crate) mod policy;
 pub(crate) mod port;
 mod screen;
 pub(crate) mod status;

@@ -9,6 +9,7 @@
 //! | [`mark`] | aliases of links |
 //! | [`netlink`] | what the kernel answers and tells of links, routes and connections |
 //! | [`map_rows`] | rows of the shared maps, records of the event ring buffer |
+//! | [`policy_documents`] | network policies, YAML and JSON |
 //!
 //! Each module has one `run`, which panics when a property is broken: a parser must not only survive, what it accepts
 //! must mean the same when it is written and read again, and what it refuses must be told by name. The programs in
@@ -17,6 +18,7 @@
 pub mod map_rows;
 pub mod mark;
 pub mod netlink;
+pub mod policy_documents;
 pub mod queue_record;
 pub mod rest_body;
 pub mod stdin;

@@ -49,3 +49,8 @@ fn netlink() {
 fn map_rows() {
     replay("map_rows", wharf_fuzz::map_rows::run);
 }
+
+#[test]
+fn policy_documents() {
+    replay("policy_documents", wharf_fuzz::policy_documents::run);
+}

@@ -120,6 +120,8 @@ fn wrong_command_lines_are_refused() {
         &["bpf", "ct", "flush"],
         &["bpf", "ct", "flush", "--all", "--port", "1"],
         &["bpf", "ct", "flush", "--limit", "1", "--port", "1"],
+        &["policy"],
+        &["policy", "validate"],
         &["config", "set"],
         &["config", "set", "ipv4-pool=10.0.0.0/8"],
         &["status", "--brief", "--verbose"],

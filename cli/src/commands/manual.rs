@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// When what the pages say last changed.
-const DATE: &str = "2026-11-22";
+const DATE: &str = "2026-11-23";
 
 /// The command's environment, on each page.
 const ENVIRONMENT: &[(&str, &str)] = &[

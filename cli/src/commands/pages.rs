@@ -47,8 +47,10 @@ _wharf_candidates() {
 complete -F _wharf_candidates -o bashdefault -o default wharf
 "#;
 
+/// The script that clap makes offers no files (`-f`) where they stand without an option.
 const FISH: &str = r#"
 complete -c wharf -f -a '(wharf candidates -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'
+complete -c wharf -n '__fish_seen_subcommand_from validate' -F
 "#;
 
 const ZSH: &str = r#"functions[_wharf_static]=$functions[_wharf]

@@ -1,0 +1,162 @@
+//! Files that the operator names, read within bounds.
+
+use std::{
+    ffi::OsStr,
+    fmt,
+    fs::{self, Metadata, OpenOptions},
+    io::{self, Read},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+/// Longest file, bytes: that of the longest text that `wharf_policy::read` takes.
+const MAX_BYTES: usize = 4 << 20;
+/// Files of a directory.
+const MAX_FILES: usize = 10_000;
+/// Endings of the names of a directory's files that are read.
+const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// A file that cannot be used. Reads like a refusal of a document: place, cause, remedy.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}: {reason}; {remedy}")]
+pub(super) struct Unusable {
+    /// The file, with a line behind it where there is one.
+    file: String,
+    /// What is wrong with it.
+    reason: String,
+    /// What to do.
+    remedy: &'static str,
+}
+
+impl Unusable {
+    fn new(file: impl fmt::Display, reason: impl Into<String>, remedy: &'static str) -> Self {
+        Self { file: file.to_string(), reason: reason.into(), remedy }
+    }
+
+    fn io(path: &Path, error: &io::Error) -> Self {
+        Self::new(name(path), format!("cannot be read: {error}"), "check the path and its permissions")
+    }
+}
+
+/// Whether the path stands for standard input.
+pub(super) fn is_standard_input(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// What messages call the file.
+pub(super) fn name(path: &Path) -> String {
+    if is_standard_input(path) { "standard input".to_owned() } else { path.display().to_string() }
+}
+
+/// The path itself, or for a directory its files by name: those with one of the endings, as a shell's `*.yaml` finds them
+/// (no names that begin with a dot).
+///
+/// # Errors
+/// When a directory cannot be read, or has no such file or more than 10,000.
+pub(super) fn expand(path: &Path) -> Result<Vec<PathBuf>, Unusable> {
+    // What is not there is told when it is read.
+    if is_standard_input(path) || !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(|error| Unusable::io(path, &error))? {
+        let file = entry.map_err(|error| Unusable::io(path, &error))?.path();
+        let is_hidden = file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let ending = file.extension().and_then(OsStr::to_str);
+        if is_hidden || !ending.is_some_and(|ending| ENDINGS.contains(&ending)) {
+            continue;
+        }
+        if files.len() == MAX_FILES {
+            let reason = format!("the directory has more than {MAX_FILES} files with policies");
+            return Err(Unusable::new(name(path), reason, "split the directory"));
+        }
+        files.push(file);
+    }
+    if files.is_empty() {
+        let remedy = "name files, or a directory that has some";
+        return Err(Unusable::new(name(path), "the directory has no *.yaml, *.yml or *.json", remedy));
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The text of a file or of standard input.
+///
+/// # Errors
+/// When it cannot be read, is not a regular file, has more than 4 MiB, or is not UTF-8.
+pub(super) fn text(path: &Path) -> Result<String, Unusable> {
+    let bytes = if is_standard_input(path) {
+        bounded(path, io::stdin().lock())
+    } else {
+        // Opening acts on some devices, so the kind is looked at first. By the time of the open the path may lead elsewhere:
+        // the open must not wait for a FIFO's writer, nor the read for a file of /proc that has no line yet.
+        fs::metadata(path).map_err(|error| Unusable::io(path, &error)).and_then(|found| regular(path, &found))?;
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = opened.map_err(|error| Unusable::io(path, &error))?;
+        file.metadata().map_err(|error| Unusable::io(path, &error)).and_then(|found| regular(path, &found))?;
+        bounded(path, file)
+    }?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.as_bytes().iter().take(error.utf8_error().valid_up_to());
+        let line = 1 + valid.filter(|byte| **byte == b'\n').count();
+        Unusable::new(format_args!("{}:{line}", name(path)), "is not UTF-8", "save the file as UTF-8")
+    })
+}
+
+fn regular(path: &Path, found: &Metadata) -> Result<(), Unusable> {
+    if found.is_file() {
+        return Ok(());
+    }
+    Err(if found.is_dir() {
+        let remedy = "name it on the command line: directories in a directory are not read";
+        Unusable::new(name(path), "is a directory", remedy)
+    } else {
+        Unusable::new(name(path), "is a FIFO, a socket or a device", "name a file, or write `-` and pipe the text in")
+    })
+}
+
+/// All bytes, unless there are too many. One more than the bound is read, which tells.
+fn bounded(path: &Path, from: impl Read) -> Result<Vec<u8>, Unusable> {
+    let mut bytes = Vec::new();
+    let bound = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX).saturating_add(1);
+    from.take(bound).read_to_end(&mut bytes).map_err(|error| Unusable::io(path, &error))?;
+    if bytes.len() > MAX_BYTES {
+        return Err(Unusable::new(name(path), format!("has more than {MAX_BYTES} bytes"), "split the file"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_policy::read::read;
+
+    use super::*;
+
+    #[test]
+    fn a_file_may_be_as_long_as_a_text() {
+        assert_eq!(read("f", &" ".repeat(MAX_BYTES)), Ok(Vec::new()));
+        assert!(read("f", &" ".repeat(MAX_BYTES + 1)).is_err());
+    }
+
+    #[test]
+    fn a_source_without_end_is_read_to_its_bound() {
+        let path = Path::new("f");
+        let refused = bounded(path, io::repeat(b' ')).map(|bytes| bytes.len()).map_err(|error| error.to_string());
+        assert_eq!(refused, Err("f: has more than 4194304 bytes; split the file".to_owned()));
+        let longest = bounded(path, io::repeat(b' ').take(MAX_BYTES.try_into().unwrap()));
+        assert_eq!(longest.map(|bytes| bytes.len()).map_err(|error| error.to_string()), Ok(MAX_BYTES));
+    }
+
+    #[test]
+    fn a_directory_is_its_files_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["b.yaml", "a.json", "c.yml", "d.txt", ".e.yaml", "yaml", "f.yaml~"] {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        fs::create_dir(directory.path().join("sub")).unwrap();
+        fs::write(directory.path().join("sub/g.yaml"), "").unwrap();
+        let files = expand(directory.path()).unwrap();
+        let names: Vec<_> = files.iter().map(|file| file.strip_prefix(directory.path()).unwrap()).collect();
+        assert_eq!(names, [Path::new("a.json"), Path::new("b.yaml"), Path::new("c.yml")]);
+    }
+}

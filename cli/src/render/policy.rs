@@ -1,0 +1,232 @@
+//! `wharf policy validate`.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use wharf_policy::model::{Direction, Holds, LabelOf, Policy, Requirement, Selector, Tier};
+
+use super::{
+    Style,
+    table::{cell, table, token},
+};
+
+/// Label of a namespace that has its name (Kubernetes, well-known labels).
+const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// A policy in short.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    kind: String,
+    /// `None` for what is in no namespace.
+    namespace: Option<String>,
+    name: String,
+    tier: &'static str,
+    /// Within the tier, lower first; `None` in the namespaced tier, which has no order.
+    priority: Option<u16>,
+    /// The endpoints that it is about, in words.
+    subject: String,
+    isolates: Vec<&'static str>,
+    rules: Count,
+    file: String,
+    line: u32,
+}
+
+/// How many rules each direction has.
+#[derive(Debug, Serialize)]
+struct Count {
+    ingress: usize,
+    egress: usize,
+}
+
+impl From<&Policy> for Row {
+    fn from(policy: &Policy) -> Self {
+        let rules = |direction| policy.rules.iter().filter(|rule| rule.direction == direction).count();
+        let namespace = &policy.name.namespace;
+        let isolates = [(policy.isolates.ingress, "ingress"), (policy.isolates.egress, "egress")];
+        let (tier, priority) = match policy.tier {
+            Tier::Admin => ("admin", Some(policy.priority)),
+            Tier::Namespaced => ("namespaced", None),
+            Tier::Baseline => ("baseline", Some(policy.priority)),
+        };
+        Self {
+            kind: policy.name.kind.clone(),
+            namespace: (!namespace.is_empty()).then(|| namespace.clone()),
+            name: policy.name.name.clone(),
+            tier,
+            priority,
+            subject: subject(&policy.subject),
+            isolates: isolates.into_iter().filter_map(|(is, direction)| is.then_some(direction)).collect(),
+            rules: Count { ingress: rules(Direction::Ingress), egress: rules(Direction::Egress) },
+            file: policy.origin.file.to_string(),
+            line: policy.origin.line,
+        }
+    }
+}
+
+/// A row for each policy.
+pub(crate) fn list(policies: &[Row], style: &Style) -> String {
+    let row = |policy: &Row| {
+        let Row { kind, namespace, name, .. } = policy;
+        let isolates = match policy.isolates.as_slice() {
+            [] => "-",
+            [direction] => *direction,
+            _ => "both",
+        };
+        vec![
+            cell(match namespace {
+                Some(namespace) => format!("{kind} {namespace}/{name}"),
+                None => format!("{kind} {name}"),
+            }),
+            token(match policy.priority {
+                Some(priority) => format!("{} {priority}", policy.tier),
+                None => policy.tier.to_owned(),
+            }),
+            cell(&policy.subject),
+            token(isolates),
+            token(format!("{}/{}", policy.rules.ingress, policy.rules.egress)),
+        ]
+    };
+    table(style, &["NAME", "TIER", "SUBJECT", "ISOLATES", "RULES"], policies.iter().map(row).collect())
+}
+
+/// A selector in words: `k8s:app=db, in namespace shop`.
+fn subject(selector: &Selector) -> String {
+    let of = |of| selector.0.iter().filter(move |requirement| requirement.of == of);
+    let mut words: Vec<_> = of(LabelOf::Endpoint).map(label).collect();
+    if words.is_empty() {
+        words.push("all endpoints".to_owned());
+    }
+    words.extend(of(LabelOf::Namespace).map(namespace));
+    words.join(", ")
+}
+
+fn namespace(requirement: &Requirement) -> String {
+    if requirement.key != NAMESPACE_NAME {
+        return format!("namespace {}", label(requirement));
+    }
+    match &requirement.holds {
+        Holds::In(names) => format!("in namespace {}", any_of(names)),
+        Holds::NotIn(names) => format!("not in namespace {}", any_of(names)),
+        Holds::Exists => "in any namespace".to_owned(),
+        Holds::DoesNotExist => "in no namespace".to_owned(),
+    }
+}
+
+fn label(Requirement { key, holds, .. }: &Requirement) -> String {
+    match holds {
+        Holds::In(values) => format!("{key}={}", any_of(values)),
+        Holds::NotIn(values) => format!("{key} not {}", any_of(values)),
+        Holds::Exists => format!("with {key}"),
+        Holds::DoesNotExist => format!("without {key}"),
+    }
+}
+
+/// Values of a label, of which an empty one is shown as such.
+fn any_of(values: &BTreeSet<String>) -> String {
+    let shown = values.iter().map(|value| if value.is_empty() { "\"\"" } else { value.as_str() });
+    shown.collect::<Vec<_>>().join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_policy::read::read;
+
+    use super::*;
+
+    fn rows(text: &str) -> Vec<Row> {
+        read("policies.yaml", text).unwrap().iter().map(Row::from).collect()
+    }
+
+    /// Each kind, tier and direction, and specs of one document.
+    const EACH: &str = r#"
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: db}}
+  policyTypes: [Ingress, Egress]
+  ingress: [{from: [{podSelector: {}}]}, {ports: [{port: 5432}]}]
+---
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: monitoring}
+spec:
+  tier: Admin
+  priority: 10
+  subject: {namespaces: {matchLabels: {team: a}}}
+  egress: [{action: Accept, to: [{namespaces: {}}]}]
+---
+apiVersion: policy.networking.k8s.io/v1beta1
+kind: ClusterNetworkPolicy
+metadata: {name: default}
+spec: {tier: Baseline, priority: 1000, subject: {namespaces: {}}}
+---
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: two}
+specs:
+- {endpointSelector: {}, ingress: [{}]}
+- {endpointSelector: {matchLabels: {"k8s:app": web}}, egressDeny: [{toEntities: [world]}]}
+---
+apiVersion: cilium.io/v2
+kind: CiliumClusterwideNetworkPolicy
+metadata: {name: a}
+spec: {endpointSelector: {}, ingress: [{fromEntities: [all]}], enableDefaultDeny: {ingress: false}}
+"#;
+
+    #[test]
+    fn policies_have_a_line_each() {
+        let rows = rows(EACH);
+        let shown = list(&rows, &Style::plain());
+        assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+        insta::assert_snapshot!(shown);
+        insta::assert_snapshot!(serde_json::to_string_pretty(&rows[..2]).unwrap());
+    }
+
+    #[test]
+    fn the_longest_names_and_selectors_stay_within_100_columns() {
+        let (name, key, value) = ("n".repeat(253), "k".repeat(63), "v".repeat(63));
+        let text = format!(
+            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}, namespace: {value}}}\n\
+             spec: {{endpointSelector: {{matchLabels: {{{key}: {value}}}}}, ingress: [{{}}], egress: [{{}}]}}"
+        );
+        let shown = list(&rows(&text), &Style::plain());
+        assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+        insta::assert_snapshot!(shown);
+    }
+
+    #[test]
+    fn a_selector_is_told_in_words() {
+        let told = |selector: &str| {
+            let text = format!(
+                "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {{name: a}}\n\
+                 spec: {{endpointSelector: {selector}, ingress: [{{}}]}}"
+            );
+            rows(&text).into_iter().map(|row| row.subject).collect::<String>()
+        };
+        let expression = |key: &str, rest: &str| told(&format!("{{matchExpressions: [{{key: '{key}', {rest}}}]}}"));
+        let name = "io.kubernetes.pod.namespace";
+        let team = "io.cilium.k8s.namespace.labels.team";
+        for (words, wanted) in [
+            (told("{}"), "all endpoints"),
+            (told("{matchLabels: {'k8s:app': db, tier: ''}}"), "any:tier=\"\", k8s:app=db"),
+            (expression("k8s:app", "operator: In, values: [b, a]"), "k8s:app=a or b"),
+            (expression("k8s:app", "operator: NotIn, values: [b, a]"), "k8s:app not a or b"),
+            (expression("k8s:app", "operator: Exists"), "with k8s:app"),
+            (expression("k8s:app", "operator: DoesNotExist"), "without k8s:app"),
+            (expression(name, "operator: In, values: [b, a]"), "all endpoints, in namespace a or b"),
+            (expression(name, "operator: NotIn, values: [a]"), "all endpoints, not in namespace a"),
+            (expression(name, "operator: Exists"), "all endpoints, in any namespace"),
+            (expression(name, "operator: DoesNotExist"), "all endpoints, in no namespace"),
+            (expression(team, "operator: In, values: [a]"), "all endpoints, namespace team=a"),
+            (expression(team, "operator: Exists"), "all endpoints, namespace with team"),
+        ] {
+            assert_eq!(words, wanted);
+        }
+    }
+
+    #[test]
+    fn without_policies_there_is_the_head_alone() {
+        insta::assert_snapshot!(list(&[], &Style::plain()), @"NAME  TIER  SUBJECT  ISOLATES  RULES");
+    }
+}

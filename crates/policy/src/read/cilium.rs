@@ -1,0 +1,237 @@
+//! `CiliumNetworkPolicy` and `CiliumClusterwideNetworkPolicy` of cilium.io/v2 (Cilium, network policy: layer 3 and 4,
+//! deny policies, default deny, Kubernetes constructs).
+//!
+//! - A direction is isolated when it has a rule, accept or deny, unless `enableDefaultDeny` says otherwise.
+//! - A rule without peers and ports, `{}`, matches nothing: it only isolates. With ports alone it matches every peer.
+//! - A list of peers that is there and empty (`fromEndpoints: []`) matches nothing; `[{}]` matches the endpoints of the
+//!   namespace, in a clusterwide policy all endpoints, those in no namespace included.
+//!
+//! Different from Cilium: a network matches the addresses of endpoints and of the node too, as in the other formats. What
+//! Cilium corrects or ignores with a warning is refused: a subject of another namespace, an empty `ports`, an `endPort`
+//! below `port`, an exception that is the whole network.
+
+use std::collections::BTreeSet;
+
+use super::{
+    cilium_ports,
+    field::{Field, Object, Read, Reader, quoted},
+    meta::Document,
+    values::{self, Notation},
+};
+use crate::model::{
+    Action, Direction, Directions, Entity, LabelOf, Labels, Peer, Policy, Requirement, Rule, Selector, Tier,
+};
+
+/// Key of the label that Cilium gives a pod for its namespace.
+const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+/// Before the keys of a namespace's labels.
+const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
+/// Label sources of what is no endpoint.
+const OTHER_SOURCES: [&str; 5] = ["reserved", "cidr", "cidrgroup", "fqdn", "node"];
+/// Entities; Cilium's cluster includes the node.
+const ENTITIES: [(&str, &[Entity]); 5] = [
+    ("all", &[Entity::All]),
+    ("world", &[Entity::World]),
+    ("host", &[Entity::Host]),
+    ("cluster", &[Entity::Cluster, Entity::Host]),
+    ("health", &[Entity::Health]),
+];
+
+/// The policies of a document: one for `spec`, one for each of `specs`.
+pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
+    let mut policies = Vec::new();
+    if let Some(spec) = document.object.get("spec") {
+        policies.push(policy(reader, &spec, document));
+    }
+    if let Some(specs) = document.object.get("specs") {
+        policies.extend(reader.list(&specs)?.iter().map(|spec| policy(reader, spec, document)));
+    }
+    if policies.is_empty() {
+        return Err(reader.refuse_key(&document.object, "spec", "is missing", "write the policy as spec or specs"));
+    }
+    policies.into_iter().collect()
+}
+
+fn policy(reader: &mut Reader, spec: &Field<'_>, document: &Document<'_>) -> Read<Policy> {
+    const SECTIONS: [(&str, Direction, Action); 4] = [
+        ("ingress", Direction::Ingress, Action::Accept),
+        ("ingressDeny", Direction::Ingress, Action::Deny),
+        ("egress", Direction::Egress, Action::Accept),
+        ("egressDeny", Direction::Egress, Action::Deny),
+    ];
+    const KNOWN: [&str; 8] = [
+        "endpointSelector",
+        "ingress",
+        "ingressDeny",
+        "egress",
+        "egressDeny",
+        "enableDefaultDeny",
+        "labels",
+        "description",
+    ];
+    let unsupported = [("nodeSelector", "write endpointSelector: policies of nodes are not supported")];
+    let object = reader.object(spec, &KNOWN, &unsupported)?;
+    let namespace = Some(document.name.namespace.as_str()).filter(|namespace| !namespace.is_empty());
+    let subject = reader
+        .required(&object, "endpointSelector", "write a selector; {} is every endpoint")
+        .and_then(|field| subject(reader, &field, namespace));
+    let sections = SECTIONS.map(|(key, direction, action)| {
+        let Some(field) = object.get(key) else { return Ok(Vec::new()) };
+        reader.each(&field, |reader, field| rule(reader, field, direction, action, namespace))
+    });
+    let default_deny = default_deny(reader, &object);
+    let sections: Vec<_> = sections.into_iter().collect::<Read<_>>()?;
+    let rules: Vec<Rule> = sections.into_iter().flatten().collect();
+    if rules.is_empty() {
+        let remedy = "write a rule in ingress, ingressDeny, egress or egressDeny; {} only isolates";
+        return Err(reader.refuse_empty(&object, "has no rules", remedy));
+    }
+    let has = |direction| rules.iter().any(|rule: &Rule| rule.direction == direction);
+    let (ingress, egress) = default_deny?;
+    let isolates = Directions {
+        ingress: ingress.unwrap_or_else(|| has(Direction::Ingress)),
+        egress: egress.unwrap_or_else(|| has(Direction::Egress)),
+    };
+    let (name, tier, origin) = (document.name.clone(), Tier::Namespaced, reader.origin(spec));
+    Ok(Policy { name, subject: subject?, tier, priority: 0, isolates, rules, origin })
+}
+
+/// What `enableDefaultDeny` says of ingress and egress.
+fn default_deny(reader: &mut Reader, spec: &Object<'_>) -> Read<(Option<bool>, Option<bool>)> {
+    let Some(field) = spec.get("enableDefaultDeny") else { return Ok((None, None)) };
+    let object = reader.object(&field, &["ingress", "egress"], &[])?;
+    let mut said = |key| object.get(key).map(|field| reader.boolean(&field)).transpose();
+    let (ingress, egress) = (said("ingress"), said("egress"));
+    Ok((ingress?, egress?))
+}
+
+fn rule(
+    reader: &mut Reader,
+    field: &Field<'_>,
+    direction: Direction,
+    action: Action,
+    namespace: Option<&str>,
+) -> Read<Rule> {
+    const PEERS: &str = "write the peers as endpoints, networks or entities";
+    const AUTHENTICATION: (&str, &str) = ("authentication", "remove it: peers are not authenticated");
+    let (peer_keys, unsupported): ([_; 4], &[_]) = match direction {
+        Direction::Ingress => (
+            ["fromEndpoints", "fromCIDR", "fromCIDRSet", "fromEntities"],
+            &[("fromRequires", PEERS), ("fromNodes", PEERS), ("fromGroups", PEERS), AUTHENTICATION],
+        ),
+        Direction::Egress => (
+            ["toEndpoints", "toCIDR", "toCIDRSet", "toEntities"],
+            &[
+                ("toRequires", PEERS),
+                ("toNodes", PEERS),
+                ("toGroups", PEERS),
+                ("toServices", PEERS),
+                ("toFQDNs", PEERS),
+                AUTHENTICATION,
+            ],
+        ),
+    };
+    let object = reader.object(field, &[&peer_keys[..], &["toPorts", "icmps"]].concat(), unsupported)?;
+    let peers = peers(reader, &object, peer_keys, namespace);
+    let ports = cilium_ports::read(reader, &object);
+    let (peers, ports) = (peers?, ports?);
+    // Nothing is named: nothing matches.
+    let peers = if peers.is_none() && ports.is_none() { Some(Vec::new()) } else { peers };
+    Ok(Rule { direction, action, peers, ports, origin: reader.origin(field) })
+}
+
+/// The peers of a rule; `None` where it has no list of them.
+fn peers(
+    reader: &mut Reader,
+    rule: &Object<'_>,
+    keys: [&'static str; 4],
+    namespace: Option<&str>,
+) -> Read<Option<Vec<Peer>>> {
+    let set = rule.set(&keys);
+    if let [_, _, ..] = set.as_slice() {
+        let remedy = "write a rule for each of them";
+        return Err(reader.refuse(rule.field(), format!("has {}", set.join(" and ")), remedy));
+    }
+    let [endpoints, cidr, cidr_set, entities] = keys.map(|key| rule.get(key));
+    if let Some(field) = endpoints {
+        let peer =
+            |reader: &mut Reader, field: &Field<'_>| Ok(Peer::Endpoints(endpoints_of(reader, field, namespace)?));
+        return reader.each(&field, peer).map(Some);
+    }
+    if let Some(field) = cidr {
+        let peer = |reader: &mut Reader, field: &Field<'_>| {
+            let net = values::network(reader, field, Notation::CidrOrAddress)?;
+            Ok(Peer::Network { net, except: Vec::new() })
+        };
+        return reader.each(&field, peer).map(Some);
+    }
+    if let Some(field) = cidr_set {
+        const GROUPS: [(&str, &str); 2] =
+            [("cidrGroupRef", "write the group's networks"), ("cidrGroupSelector", "write the groups' networks")];
+        let peer = |reader: &mut Reader, field: &Field<'_>| {
+            let object = reader.object(field, &["cidr", "except"], &GROUPS)?;
+            values::network_except(reader, &object)
+        };
+        return reader.each(&field, peer).map(Some);
+    }
+    if let Some(field) = entities {
+        let named = reader.each(&field, |reader, field| reader.word(field, &ENTITIES))?;
+        return Ok(Some(named.into_iter().flatten().copied().map(Peer::Entity).collect()));
+    }
+    Ok(None)
+}
+
+/// Endpoints that a peer's selector selects: of the policy's namespace, unless the selector says of which.
+fn endpoints_of(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>) -> Read<Selector> {
+    let mut requirements = values::label_selector(reader, field, &key)?;
+    if let Some(namespace) = namespace {
+        if requirements.iter().any(|requirement| requirement.of == LabelOf::Namespace) {
+            requirements = values::in_some_namespace(requirements);
+        } else {
+            requirements.insert(values::in_namespace(namespace));
+        }
+    }
+    Ok(Selector(requirements))
+}
+
+/// Endpoints that a policy is about: of its own namespace, whatever else the selector says.
+fn subject(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>) -> Read<Selector> {
+    let mut requirements = values::label_selector(reader, field, &key)?;
+    let Some(namespace) = namespace else { return Ok(Selector(requirements)) };
+    let own = values::in_namespace(namespace);
+    let of_name = |requirement: &&Requirement| requirement.of == LabelOf::Namespace && requirement.key == own.key;
+    let named = Selector(requirements.iter().filter(of_name).cloned().collect::<BTreeSet<_>>());
+    let labels = Labels::from([(own.key.clone(), namespace.to_owned())]);
+    if !named.selects(&Labels::new(), Some(&labels)) {
+        let remedy = "write the policy in that namespace, or as CiliumClusterwideNetworkPolicy";
+        return Err(reader.refuse(field, format!("names another namespace than the policy's, {namespace}"), remedy));
+    }
+    requirements.insert(own);
+    Ok(Selector(requirements))
+}
+
+/// A key: `SOURCE:KEY`, or `KEY` for that of any source. Those that stand for a namespace's name and labels are of the
+/// namespace.
+fn key(reader: &mut Reader, field: &Field<'_>, text: &str) -> Read<(LabelOf, String)> {
+    let (source, key) = text.split_once(':').unwrap_or(("any", text));
+    if source.is_empty() || !source.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
+        let remedy = "write k8s:KEY, or KEY for that of any source";
+        return Err(reader.refuse(field, format!("{} has no source of labels", quoted(text)), remedy));
+    }
+    if OTHER_SOURCES.contains(&source) {
+        let remedy = "write entities or networks as peers";
+        return Err(reader.refuse(field, format!("{} is a label that no endpoint has", quoted(text)), remedy));
+    }
+    let of_kubernetes = matches!(source, "any" | "k8s");
+    if of_kubernetes && key == POD_NAMESPACE {
+        return Ok((LabelOf::Namespace, values::NAMESPACE_NAME.to_owned()));
+    }
+    if of_kubernetes && let Some(label) = key.strip_prefix(NAMESPACE_LABELS) {
+        return values::namespace_key(reader, field, label);
+    }
+    if of_kubernetes && key.starts_with("io.cilium.") {
+        let remedy = format!("write {POD_NAMESPACE}, {NAMESPACE_LABELS}KEY or a label of the pod");
+        return Err(reader.refuse(field, format!("{} is a label that no endpoint has", quoted(text)), remedy));
+    }
+    Ok((LabelOf::Endpoint, format!("{source}:{}", values::checked_key(reader, field, key)?)))
+}

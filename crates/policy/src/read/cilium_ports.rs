@@ -1,0 +1,191 @@
+//! `toPorts` and `icmps` of rules of cilium.io/v2.
+
+use super::{
+    field::{Field, Object, Read, Reader, quoted},
+    tree::Value,
+    values::{self, PROTOCOLS},
+};
+use crate::model::{Port, PortRange, Protocol};
+
+/// Ports of an item of `toPorts`, types of an item of `icmps`.
+const MAX_ITEMS: usize = 40;
+
+/// Names of ICMP types (IANA, ICMP type numbers; spelt as Cilium does).
+const ICMP_TYPES: [(&str, u8); 15] = [
+    ("EchoReply", 0),
+    ("DestinationUnreachable", 3),
+    ("Redirect", 5),
+    ("Echo", 8),
+    ("EchoRequest", 8),
+    ("RouterAdvertisement", 9),
+    ("RouterSelection", 10),
+    ("RouterSolicitation", 10),
+    ("TimeExceeded", 11),
+    ("ParameterProblem", 12),
+    ("Timestamp", 13),
+    ("TimestampReply", 14),
+    ("Photuris", 40),
+    ("ExtendedEchoRequest", 42),
+    ("ExtendedEchoReply", 43),
+];
+
+/// Names of ICMPv6 types (IANA, ICMPv6 type numbers; spelt as Cilium does).
+const ICMPV6_TYPES: [(&str, u8); 27] = [
+    ("DestinationUnreachable", 1),
+    ("PacketTooBig", 2),
+    ("TimeExceeded", 3),
+    ("ParameterProblem", 4),
+    ("EchoRequest", 128),
+    ("EchoReply", 129),
+    ("MulticastListenerQuery", 130),
+    ("MulticastListenerReport", 131),
+    ("MulticastListenerDone", 132),
+    ("RouterSolicitation", 133),
+    ("RouterAdvertisement", 134),
+    ("NeighborSolicitation", 135),
+    ("NeighborAdvertisement", 136),
+    ("RedirectMessage", 137),
+    ("RouterRenumbering", 138),
+    ("ICMPNodeInformationQuery", 139),
+    ("ICMPNodeInformationResponse", 140),
+    ("InverseNeighborDiscoverySolicitation", 141),
+    ("InverseNeighborDiscoveryAdvertisement", 142),
+    ("HomeAgentAddressDiscoveryRequest", 144),
+    ("HomeAgentAddressDiscoveryReply", 145),
+    ("MobilePrefixSolicitation", 146),
+    ("MobilePrefixAdvertisement", 147),
+    ("DuplicateAddressRequestCodeSuffix", 157),
+    ("DuplicateAddressConfirmationCodeSuffix", 158),
+    ("ExtendedEchoRequest", 160),
+    ("ExtendedEchoReply", 161),
+];
+
+/// The ports of a rule; `None`, which is everything, where both lists are absent or empty.
+pub(super) fn read(reader: &mut Reader, rule: &Object<'_>) -> Read<Option<Vec<Port>>> {
+    let mut all = |key, read: fn(&mut Reader, &Field<'_>) -> Read<Vec<Port>>| {
+        let Some(field) = rule.get(key) else { return Ok(Vec::new()) };
+        reader.each(&field, read)
+    };
+    let (ports, icmps) = (all("toPorts", to_ports), all("icmps", icmps));
+    let (ports, icmps) = (ports?, icmps?);
+    if !ports.is_empty() && !icmps.is_empty() {
+        return Err(reader.refuse(rule.field(), "has toPorts and icmps", "write a rule for each of them"));
+    }
+    let all: Vec<_> = ports.into_iter().chain(icmps).flatten().collect();
+    Ok((!all.is_empty()).then_some(all))
+}
+
+/// The items of a list of 1 to 40.
+fn items(
+    reader: &mut Reader,
+    object: &Object<'_>,
+    key: &str,
+    read: impl FnMut(&mut Reader, &Field<'_>) -> Read<Vec<Port>>,
+) -> Read<Vec<Port>> {
+    const REMEDY: &str = "write at least one item, or leave out the list around this";
+    let field = reader.required(object, key, REMEDY)?;
+    let items = reader.some(&field, REMEDY, read)?;
+    if items.len() > MAX_ITEMS {
+        let remedy = format!("write at most {MAX_ITEMS}, and the rest into another item");
+        return Err(reader.refuse(&field, format!("has {} items", items.len()), remedy));
+    }
+    Ok(items.into_iter().flatten().collect())
+}
+
+fn to_ports(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
+    const LAYER_7: &str = "remove it: what packets carry above TCP and UDP is not looked at";
+    let unsupported =
+        ["rules", "listener", "serverNames", "terminatingTLS", "originatingTLS"].map(|key| (key, LAYER_7));
+    let object = reader.object(field, &["ports"], &unsupported)?;
+    items(reader, &object, "ports", port)
+}
+
+fn port(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
+    const ANY: (&str, Option<Protocol>) = ("ANY", None);
+    let object = reader.object(field, &["port", "endPort", "protocol"], &[])?;
+    let [tcp, udp, sctp] = PROTOCOLS.map(|(word, protocol)| (word, Some(protocol)));
+    let protocol = object.get("protocol").map_or(Ok(None), |field| reader.word(&field, &[tcp, udp, sctp, ANY]));
+    let port = reader.required(&object, "port", "write a number or a name, in quotes")?;
+    let end = object.get("endPort");
+    let port = match number(reader, &port)? {
+        Some(0) => {
+            if end.is_some() {
+                return Err(reader.refuse_key(
+                    &object,
+                    "endPort",
+                    "is there with port 0",
+                    "write the first port as port",
+                ));
+            }
+            if protocol?.is_none() {
+                let remedy = "name the protocol, or leave out toPorts, which is every packet";
+                return Err(reader.refuse(&port, "is 0, every port, of any protocol", remedy));
+            }
+            Written::Numbers(PortRange::ALL)
+        }
+        Some(first) => Written::Numbers(values::up_to(reader, first, end)?),
+        None if end.is_some() => {
+            let remedy = "write the first port as a number, or remove endPort";
+            return Err(reader.refuse_key(&object, "endPort", "is there with the name of a port", remedy));
+        }
+        None => {
+            // Names of services have no case (RFC 6335, section 5.1).
+            let text = reader.text(&port)?.to_ascii_lowercase();
+            Written::Name(values::port_name(reader, &port, &text)?)
+        }
+    };
+    let of = |protocol| match &port {
+        Written::Numbers(ports) => Port::Numbers { protocol, ports: *ports },
+        Written::Name(name) => Port::Named { protocol, name: name.clone() },
+    };
+    Ok(match protocol? {
+        Some(protocol) => vec![of(protocol)],
+        None => PROTOCOLS.map(|(_, protocol)| of(protocol)).into(),
+    })
+}
+
+/// What a port is written as.
+enum Written {
+    Numbers(PortRange),
+    Name(String),
+}
+
+/// A number from 0 to 65,535, in quotes or without; `None` for what has other characters than digits.
+fn number(reader: &mut Reader, field: &Field<'_>) -> Read<Option<u16>> {
+    let text = match field.value() {
+        Value::Text(text) => text,
+        _ => return reader.number(field, 0..=u16::MAX).map(Some),
+    };
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
+        return Ok(None);
+    }
+    match text.parse::<u16>() {
+        // Cilium takes a number that begins with a zero for an octal one.
+        Ok(number) if number.to_string() == *text => Ok(Some(number)),
+        _ => Err(reader.refuse(field, format!("is {}", quoted(text)), "write a whole number from 0 to 65535")),
+    }
+}
+
+fn icmps(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
+    let object = reader.object(field, &["fields"], &[])?;
+    items(reader, &object, "fields", icmp)
+}
+
+fn icmp(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
+    let object = reader.object(field, &["family", "type"], &[])?;
+    let family =
+        object.get("family").map_or(Ok(false), |field| reader.word(&field, &[("IPv4", false), ("IPv6", true)]));
+    let kind = reader.required(&object, "type", "write the type's number or name")?;
+    let v6 = family?;
+    let kind = match kind.value() {
+        Value::Text(text) => match text.parse::<u8>() {
+            Ok(number) if number.to_string() == *text => number,
+            _ => {
+                let names: &[_] = if v6 { &ICMPV6_TYPES } else { &ICMP_TYPES };
+                reader.word(&kind, names)?
+            }
+        },
+        _ => reader.number(&kind, 0..=u8::MAX)?,
+    };
+    Ok(vec![Port::Icmp { v6, kind: Some(kind) }])
+}
