@@ -2,12 +2,19 @@
 
 use std::sync::Arc;
 
-use proptest::{collection::vec, prelude::*};
-use wharf_policy::compile::{Change, Decision, EndpointKey, Engine, Tables, diff};
+use proptest::{collection::vec, prelude::*, sample::subsequence};
+use wharf_policy::{
+    compile::{
+        Cell, Change, Decision, EndpointKey, Engine, Event, Hit, Identity, Known, PeerClass, PortClass, Rows, Ruling,
+        SetId, Sets, Tables, diff,
+    },
+    model::Direction,
+    oracle::Destination,
+};
 
 use crate::{
-    ROOMY, event, events,
-    universe::{self, Probe},
+    ROOMY, event, events, member,
+    universe::{self, Probe, admits, labelled},
 };
 
 /// What a program's maps become by one change.
@@ -111,5 +118,89 @@ proptest! {
         let mut second = Engine::after(ROOMY, first.tables().clone());
         second.apply(events(&world)).expect("it fits");
         check(first.tables(), second.tables(), &probes)?;
+    }
+}
+
+/// Endpoints by their labels, in the order of their keys.
+fn endpoints(labels: &[&'static str]) -> Vec<Event> {
+    let endpoint = |(key, label): (u32, &&str)| Event::Endpoint(EndpointKey(key), member(&labelled(key, label)));
+    (1..).zip(labels).map(endpoint).collect()
+}
+
+/// Checks the step between two assignments of labels under policies that say which labels admit which.
+fn check_labels(
+    policies: [&[(&'static str, &[&'static str])]; 2],
+    labels: [&[&'static str]; 2],
+) -> Result<(), TestCaseError> {
+    let set = |of: &[(&str, &[&str])]| -> Vec<Event> {
+        (0..).zip(of).map(|(number, (subject, from))| Event::Policy(admits(number, subject, from))).collect()
+    };
+    let mut engine = Engine::new(ROOMY);
+    engine.apply(set(policies[0]).into_iter().chain(endpoints(labels[0]))).expect("it fits");
+    let old = engine.tables().clone();
+    engine.apply(set(policies[1]).into_iter().chain(endpoints(labels[1]))).expect("it fits");
+    check(&old, engine.tables(), &universe::pairs(u32::try_from(labels[0].len()).expect("few")))
+}
+
+#[test]
+fn endpoints_that_change_labels_together_do_not_pass_as_half_changed() {
+    // 1 and 2 never admit each other: neither as two a's nor as two b's. An a that met a b would. 3 and 4 keep the rule sets.
+    let policies: &[(_, &[_])] = &[("a", &["b"]), ("b", &["a"])];
+    check_labels([policies; 2], [&["a", "a", "a", "b"], &["b", "b", "a", "b"]]).expect("a copy of the rule set of a");
+    // 2 is the last c: its class is there no longer.
+    let policies: &[(_, &[_])] = &[("a", &["b"]), ("b", &["c"])];
+    check_labels([policies; 2], [&["a", "c", "a", "b"], &["b", "b", "a", "b"]])
+        .expect("a class for the time of the change");
+}
+
+/// One endpoint whose rule set denies class 2 and accepts the rest.
+fn tables(ipcache: &[(&str, u32)]) -> Tables {
+    let known = |class| Known { identity: Identity::NONE, class: PeerClass(class) };
+    let hit = |rank, ruling| Cell { admin: None, rest: Some(Hit { rank, ruling, rule: None }) };
+    let any = ((PeerClass::ANY, PortClass::ANY), hit(2, Ruling::Accept));
+    let cells = [any, ((PeerClass(2), PortClass::ANY), hit(1, Ruling::Deny))].into();
+    Tables {
+        sets: [(EndpointKey(1), Sets { ingress: SetId(1), egress: SetId::NONE })].into(),
+        ipcache: ipcache.iter().map(|(net, class)| (net.parse().expect("network"), known(*class))).collect(),
+        rules: [(SetId(1), Arc::new(Rows { cells, ..Rows::default() }))].into(),
+        ..Tables::default()
+    }
+}
+
+#[test]
+fn an_address_never_takes_the_class_of_a_prefix_around_its_own() {
+    let inner = tables(&[("0.0.0.0/0", 1), ("10.0.0.0/8", 2), ("10.1.0.0/16", 1), ("10.1.1.0/24", 2)]);
+    let outer = tables(&[("0.0.0.0/0", 1), ("10.0.0.0/8", 2), ("10.1.1.0/24", 2)]);
+    let none = tables(&[("0.0.0.0/0", 1)]);
+    let all = tables(&[("0.0.0.0/0", 2)]);
+    let probe = |address: &str| Probe {
+        endpoint: 1,
+        direction: Direction::Ingress,
+        peer: address.parse().expect("address"),
+        destination: Destination::Other(47),
+    };
+    let probes = ["9.0.0.1", "10.0.0.1", "10.1.0.1", "10.1.1.1"].map(probe);
+    for old in [&inner, &outer, &none, &all] {
+        for new in [&inner, &outer, &none, &all] {
+            check(old, new, &probes).expect("old or new");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Few labels and many endpoints: rule sets that some endpoints leave, others join and others keep.
+    #[test]
+    fn labels_and_policies_that_change_at_once_never_mix(
+        before in vec(proptest::sample::select(vec!["a", "b", "c"]), 6),
+        after in vec(proptest::sample::select(vec!["a", "b", "c"]), 6),
+        admitted in vec(vec(subsequence(vec!["a", "b", "c"], 0..3), 3), 2),
+        both in any::<bool>(),
+    ) {
+        let policies = |of: usize| -> Vec<(&'static str, &[&'static str])> {
+            ["a", "b", "c"].into_iter().zip(admitted[of].iter().map(Vec::as_slice)).collect()
+        };
+        check_labels([&policies(0), &policies(usize::from(both))], [&before, &after])?;
     }
 }
