@@ -69,6 +69,8 @@ pub struct Diff {
 
 /// The class of an address before and after.
 type Way = (PeerClass, PeerClass);
+/// Cells of any rule set.
+type Cells = BTreeMap<(SetId, (PeerClass, PortClass)), Cell>;
 
 /// Leads from `old` to `new`, which is made from it by the same [`Engine`](super::Engine) or by one that comes
 /// [`after`](super::Engine::after): a rule set or class that both have means the same in both.
@@ -142,7 +144,7 @@ fn prefixes(old: &Tables, new: &Tables) -> BTreeMap<IpNet, Way> {
     all.into_iter().filter_map(way).collect()
 }
 
-fn cells_of<'a>(tables: &'a Tables, set: SetId, class: PeerClass) -> impl Iterator<Item = (PortClass, &'a Cell)> {
+fn cells_of(tables: &Tables, set: SetId, class: PeerClass) -> impl Iterator<Item = (PortClass, &Cell)> {
     let rows = tables.rules.get(&set).into_iter();
     rows.flat_map(move |rows| rows.cells.range((class, PortClass::ANY)..=(class, PortClass(u32::MAX))))
         .map(|((_, port), cell)| (*port, cell))
@@ -191,7 +193,7 @@ fn pass_through(
     new: &Tables,
     prefixes: &BTreeMap<IpNet, Way>,
     ways: &BTreeSet<Way>,
-) -> (BTreeMap<Way, PeerClass>, BTreeMap<(SetId, (PeerClass, PortClass)), Cell>) {
+) -> (BTreeMap<Way, PeerClass>, Cells) {
     let mut through = BTreeMap::new();
     let mut cells = BTreeMap::new();
     if ways.is_empty() {

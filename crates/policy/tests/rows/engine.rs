@@ -25,15 +25,15 @@ type ClassName = Option<IpNet>;
 /// A hit with the rule's origin.
 type HitOf = Option<(Hit, Option<Origin>)>;
 
+/// Ports, cells and isolating policies of a rule set.
+type RowsOf = (BTreeMap<PortPrefix, PortClass>, BTreeMap<(ClassName, PortClass), (HitOf, HitOf)>, Vec<PolicyName>);
+
 /// Tables without the numbers that engines choose.
 #[derive(Debug, PartialEq)]
 struct Canonical {
     sets: BTreeMap<u32, (SetName, SetName)>,
     ipcache: BTreeMap<IpNet, (Identity, ClassName)>,
-    rules: BTreeMap<
-        SetName,
-        (BTreeMap<PortPrefix, PortClass>, BTreeMap<(ClassName, PortClass), (HitOf, HitOf)>, Vec<PolicyName>),
-    >,
+    rules: BTreeMap<SetName, RowsOf>,
     origins: BTreeSet<Origin>,
 }
 
