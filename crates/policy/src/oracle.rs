@@ -1,1 +1,168 @@
-//! To come.
+//! The verdict about one flow, by evaluating the policies one after the other as [`crate::model`] defines it.
+//!
+//! It is slow and short on purpose: tests compare the compiled rows with it, and an explanation of a verdict can be read from it.
+
+use std::net::IpAddr;
+
+use crate::model::{
+    Action, Direction, Endpoint, Entity, Origin, Peer, Policy, PolicyName, Port, Protocol, Rule, Selector, Tier,
+};
+
+/// The first packet of a flow, judged at one endpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct Flow<'a> {
+    /// Ingress judges the flow at its receiver, egress at its sender.
+    pub direction: Direction,
+    /// The endpoint that judges.
+    pub subject: &'a Endpoint,
+    /// The other end.
+    pub peer: PeerOf<'a>,
+    /// What the receiver is asked for.
+    pub destination: Destination,
+}
+
+/// The other end of a flow, with the address that it has in the packet.
+#[derive(Debug, Clone, Copy)]
+pub enum PeerOf<'a> {
+    /// An endpoint of this node, by one of its addresses.
+    Endpoint(&'a Endpoint, IpAddr),
+    /// The node itself.
+    Node(IpAddr),
+    /// Neither.
+    Outside(IpAddr),
+}
+
+/// What a packet asks the receiver for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Destination {
+    /// A port.
+    Ports {
+        /// Protocol.
+        protocol: Protocol,
+        /// Destination port.
+        port: u16,
+    },
+    /// An ICMP message.
+    Icmp {
+        /// ICMPv6, else ICMP.
+        v6: bool,
+        /// Type (RFC 792, RFC 4443).
+        kind: u8,
+    },
+    /// Another protocol, by its number (IANA, protocol numbers). No rule with ports matches it.
+    Other(u8),
+}
+
+/// What becomes of a flow, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict<'a> {
+    /// It passes.
+    Accept {
+        /// The rule that decides; `None` if no tier decides.
+        rule: Option<&'a Origin>,
+    },
+    /// It is dropped.
+    Deny {
+        /// The rule that decides; `None` if the endpoint is isolated and no rule accepts the flow.
+        rule: Option<&'a Origin>,
+        /// Without a rule: the policies that isolate the endpoint, by name.
+        isolated_by: Vec<&'a PolicyName>,
+    },
+}
+
+impl Verdict<'_> {
+    /// Whether the flow passes.
+    #[must_use]
+    pub const fn accepts(&self) -> bool {
+        matches!(self, Self::Accept { .. })
+    }
+}
+
+/// Judges a flow. Policies may come in any order; no two have the same name.
+///
+/// Policies of one tier are asked by ascending priority, then by name (kind, namespace, name), their rules in order; the
+/// namespaced tier has no priorities and asks every deny rule before the accept rules. The named rule is the first that matches.
+pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'_>) -> Verdict<'a> {
+    let mut policies: Vec<&Policy> = policies.into_iter().filter(|p| selects(&p.subject, flow.subject)).collect();
+    policies.sort_by_key(|p| (if p.tier == Tier::Namespaced { 0 } else { p.priority }, &p.name));
+
+    let matching = |tier| {
+        let rules = policies.iter().filter(move |p| p.tier == tier).flat_map(|p| &p.rules);
+        rules.filter(|rule| matches(rule, flow))
+    };
+    let accept = |rule: &'a Rule| Verdict::Accept { rule: Some(&rule.origin) };
+    let deny = |rule: &'a Rule| Verdict::Deny { rule: Some(&rule.origin), isolated_by: Vec::new() };
+
+    match matching(Tier::Admin).next() {
+        Some(rule) if rule.action == Action::Accept => return accept(rule),
+        Some(rule) if rule.action == Action::Deny => return deny(rule),
+        _ => {}
+    }
+    if let Some(rule) = matching(Tier::Namespaced).find(|rule| rule.action == Action::Deny) {
+        return deny(rule);
+    }
+    if let Some(rule) = matching(Tier::Namespaced).find(|rule| rule.action == Action::Accept) {
+        return accept(rule);
+    }
+    let isolates = |p: &&&Policy| {
+        let direction = match flow.direction {
+            Direction::Ingress => p.isolates.ingress,
+            Direction::Egress => p.isolates.egress,
+        };
+        p.tier == Tier::Namespaced && direction
+    };
+    let isolated_by: Vec<_> = policies.iter().filter(isolates).map(|p| &p.name).collect();
+    if !isolated_by.is_empty() {
+        return Verdict::Deny { rule: None, isolated_by };
+    }
+    match matching(Tier::Baseline).next() {
+        Some(rule) if rule.action == Action::Accept => accept(rule),
+        Some(rule) if rule.action == Action::Deny => deny(rule),
+        _ => Verdict::Accept { rule: None },
+    }
+}
+
+fn selects(selector: &Selector, endpoint: &Endpoint) -> bool {
+    selector.selects(&endpoint.labels, endpoint.namespace.as_ref())
+}
+
+fn matches(rule: &Rule, flow: &Flow<'_>) -> bool {
+    rule.direction == flow.direction
+        && rule.peers.as_ref().is_none_or(|peers| peers.iter().any(|peer| peer_matches(peer, &flow.peer)))
+        && rule.ports.as_ref().is_none_or(|ports| ports.iter().any(|port| port_matches(port, flow)))
+}
+
+fn peer_matches(peer: &Peer, other: &PeerOf<'_>) -> bool {
+    let (PeerOf::Endpoint(_, address) | PeerOf::Node(address) | PeerOf::Outside(address)) = other;
+    match (peer, other) {
+        (Peer::Endpoints(selector), PeerOf::Endpoint(endpoint, _)) => selects(selector, endpoint),
+        (Peer::Network { net, except }, _) => net.contains(address) && !except.iter().any(|e| e.contains(address)),
+        (Peer::Entity(Entity::All), _)
+        | (Peer::Entity(Entity::World), PeerOf::Outside(_))
+        | (Peer::Entity(Entity::Host), PeerOf::Node(_))
+        | (Peer::Entity(Entity::Cluster), PeerOf::Endpoint(..)) => true,
+        (Peer::Entity(Entity::Health), PeerOf::Endpoint(endpoint, _)) => endpoint.health,
+        _ => false,
+    }
+}
+
+fn port_matches(port: &Port, flow: &Flow<'_>) -> bool {
+    match (port, flow.destination) {
+        (Port::Numbers { protocol, ports }, Destination::Ports { protocol: own, port }) => {
+            *protocol == own && ports.range().contains(&port)
+        }
+        (Port::Named { protocol, name }, Destination::Ports { protocol: own, port }) => {
+            let receiver = match (flow.direction, flow.peer) {
+                (Direction::Ingress, _) => Some(flow.subject),
+                (Direction::Egress, PeerOf::Endpoint(endpoint, _)) => Some(endpoint),
+                (Direction::Egress, _) => None,
+            };
+            let declared = receiver.and_then(|endpoint| endpoint.ports.get(&(*protocol, name.clone())));
+            *protocol == own && declared == Some(&port)
+        }
+        (Port::Icmp { v6, kind }, Destination::Icmp { v6: own, kind: sent }) => {
+            *v6 == own && kind.is_none_or(|kind| kind == sent)
+        }
+        _ => false,
+    }
+}

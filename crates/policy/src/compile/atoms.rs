@@ -1,0 +1,180 @@
+//! Atoms: the peers of rules, each once, and what they match.
+
+use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc};
+
+use ipnet::IpNet;
+
+use crate::model::{Endpoint, Entity, Peer, Protocol, Selector};
+
+/// An atom. Never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct AtomId(u64);
+
+/// A predicate over the other end of a packet.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Atom {
+    /// An endpoint that the selector selects.
+    Selector(Selector),
+    /// An address of the network and of none of the exceptions.
+    Network { net: IpNet, except: BTreeSet<IpNet> },
+    /// Anything but [`Entity::All`], which is no atom: it matches every packet.
+    Entity(Entity),
+    /// An endpoint that declares the port.
+    Declares { protocol: Protocol, name: String, number: u16 },
+}
+
+/// Whose an address is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum OwnerOf<'a> {
+    Endpoint(&'a Endpoint),
+    Node,
+    Outside,
+}
+
+impl Atom {
+    /// The atom of a peer; `None` for the peer that matches every packet.
+    pub(super) fn of(peer: &Peer) -> Option<Self> {
+        match peer {
+            Peer::Entity(Entity::All) => None,
+            Peer::Entity(entity) => Some(Self::Entity(*entity)),
+            Peer::Endpoints(selector) => Some(Self::Selector(selector.clone())),
+            Peer::Network { net, except } => {
+                let net = net.trunc();
+                // An exception around the network leaves nothing of it; one beside it means nothing.
+                let within = |e: &IpNet| if e.contains(&net) { Some(net) } else { net.contains(e).then(|| e.trunc()) };
+                Some(Self::Network { net, except: except.iter().filter_map(within).collect() })
+            }
+        }
+    }
+
+    /// Whether it matches an address for what its owner is. Networks match for the address: see [`super::networks`].
+    pub(super) fn matches(&self, owner: OwnerOf<'_>) -> bool {
+        match (self, owner) {
+            (Self::Selector(selector), OwnerOf::Endpoint(e)) => selector.selects(&e.labels, e.namespace.as_ref()),
+            (Self::Declares { protocol, name, number }, OwnerOf::Endpoint(e)) => {
+                e.ports.get(&(*protocol, name.clone())) == Some(number)
+            }
+            (Self::Entity(Entity::Cluster), OwnerOf::Endpoint(_))
+            | (Self::Entity(Entity::Host), OwnerOf::Node)
+            | (Self::Entity(Entity::World), OwnerOf::Outside) => true,
+            (Self::Entity(Entity::Health), OwnerOf::Endpoint(e)) => e.health,
+            _ => false,
+        }
+    }
+
+    /// Longest-prefix rows that it needs.
+    pub(super) fn networks(&self) -> usize {
+        if let Self::Network { except, .. } = self { 1 + except.len() } else { 0 }
+    }
+}
+
+/// The atoms of all rules. Those of rule sets in use are active: they tell peer classes apart.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Atoms {
+    ids: BTreeMap<Arc<Atom>, AtomId>,
+    entries: BTreeMap<AtomId, Entry>,
+    next: u64,
+    /// Atoms whose counts changed since the last [`Atoms::settle`].
+    touched: BTreeSet<AtomId>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    atom: Arc<Atom>,
+    /// Rules that have it.
+    holders: usize,
+    /// Rule sets in use that have it.
+    users: usize,
+    /// Was active at the last [`Atoms::settle`].
+    active: bool,
+}
+
+/// Atoms that became active or stopped being so.
+#[derive(Debug, Default)]
+pub(super) struct Delta {
+    pub(super) added: BTreeMap<AtomId, Arc<Atom>>,
+    pub(super) dropped: BTreeMap<AtomId, Arc<Atom>>,
+}
+
+impl Delta {
+    pub(super) fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.dropped.is_empty()
+    }
+
+    /// Whether networks changed.
+    pub(super) fn networks(&self) -> bool {
+        self.added.values().chain(self.dropped.values()).any(|atom| atom.networks() > 0)
+    }
+}
+
+impl Atoms {
+    /// The identifier of an atom, kept until the next `settle`, and after it while the atom is held or active.
+    pub(super) fn intern(&mut self, atom: Atom) -> AtomId {
+        let id = self.ids.get(&atom).copied().unwrap_or_else(|| {
+            let (id, atom) = (AtomId(self.next), Arc::new(atom));
+            self.next += 1;
+            self.ids.insert(Arc::clone(&atom), id);
+            self.entries.insert(id, Entry { atom, holders: 0, users: 0, active: false });
+            id
+        });
+        self.touched.insert(id);
+        id
+    }
+
+    /// A rule has the atom.
+    pub(super) fn hold(&mut self, id: AtomId) {
+        self.count(id, |entry| entry.holders += 1);
+    }
+
+    /// A rule that has it is gone.
+    pub(super) fn drop(&mut self, id: AtomId) {
+        self.count(id, |entry| entry.holders -= 1);
+    }
+
+    /// A rule set in use has the atom.
+    pub(super) fn activate(&mut self, id: AtomId) {
+        self.count(id, |entry| entry.users += 1);
+    }
+
+    /// A rule set that has it is in use no longer.
+    pub(super) fn deactivate(&mut self, id: AtomId) {
+        self.count(id, |entry| entry.users -= 1);
+    }
+
+    fn count(&mut self, id: AtomId, change: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            change(entry);
+            self.touched.insert(id);
+        }
+    }
+
+    /// Forgets atoms that nothing holds, and tells which atoms became active or stopped being so.
+    pub(super) fn settle(&mut self) -> Delta {
+        let mut delta = Delta::default();
+        for id in std::mem::take(&mut self.touched) {
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            let (before, after) = (entry.active, entry.users > 0);
+            entry.active = after;
+            let atom = Arc::clone(&entry.atom);
+            if entry.holders + entry.users == 0 {
+                self.ids.remove(&atom);
+                self.entries.remove(&id);
+            }
+            match (before, after) {
+                (false, true) => drop(delta.added.insert(id, atom)),
+                (true, false) => drop(delta.dropped.insert(id, atom)),
+                _ => {}
+            }
+        }
+        delta
+    }
+
+    pub(super) fn get(&self, id: AtomId) -> Option<&Atom> {
+        self.entries.get(&id).map(|entry| &*entry.atom)
+    }
+
+    /// The active atoms.
+    pub(super) fn active(&self) -> impl Iterator<Item = (AtomId, &Atom)> {
+        self.entries.iter().filter(|(_, entry)| entry.users > 0).map(|(id, entry)| (*id, &*entry.atom))
+    }
+}

@@ -1,0 +1,262 @@
+//! Keeps the tables of policies and endpoints that change.
+//!
+//! What is kept, and what makes it be computed again:
+//!
+//! | kept | computed again |
+//! |---|---|
+//! | which policies select an identity | for a policy that changes; for an identity that is new |
+//! | the rule sets of a kind of endpoint (identity, declared ports, health) | if a policy that selects it changes |
+//! | a rule set's port classes | never: other rules, or other numbers of its named ports, are another rule set |
+//! | which atoms match an identity | for atoms that are new in the rule sets in use |
+//! | networks that contain each other | if the networks in the rule sets in use change |
+//! | the cells of a rule set and a peer class | never: the class is another one if atoms of the rule set match it differently |
+//!
+//! An endpoint of a known kind, with addresses that no rule names, needs nothing of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use super::{
+    Change, EndpointKey, Limits, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Table, Tables, TooLarge,
+    atoms::{AtomId, Atoms},
+    diff::diff,
+    ids::Ids,
+    kinds::{IdentityInUse, KindId, Kinds, Touched},
+    limits::largest,
+    peers::{Changed, Peers},
+    plan::Plan,
+    selection::Policies,
+    sets::RuleSets,
+};
+use crate::model::{Direction, Policy, PolicyName};
+
+/// A change of what the tables are made from.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A policy, in place of the one of its name.
+    Policy(Policy),
+    /// The policy is gone.
+    NoPolicy(PolicyName),
+    /// An endpoint, in place of the one with its key.
+    Endpoint(EndpointKey, Member),
+    /// The endpoint is gone.
+    NoEndpoint(EndpointKey),
+    /// The addresses of the node.
+    Node(BTreeSet<IpAddr>),
+}
+
+/// The events are refused, all of them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The rows do not fit.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// An identity stands for two sets of labels.
+    #[error(transparent)]
+    Identity(#[from] IdentityInUse),
+}
+
+/// The tables, and what is needed to change them.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    limits: Limits,
+    tables: Tables,
+    policies: Policies,
+    kinds: Kinds,
+    atoms: Atoms,
+    sets: RuleSets,
+    peers: Peers,
+}
+
+impl Engine {
+    /// Without policies and endpoints. Its tables begin empty: the first changes lead from nothing to the first tables.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self::after(limits, Tables::default())
+    }
+
+    /// Takes the place of the engine that made `tables`: the first changes lead from them to the tables of the first events, whose
+    /// identifiers are others.
+    #[must_use]
+    pub fn after(limits: Limits, tables: Tables) -> Self {
+        let classes = tables.ipcache.values().map(|known| known.class.0);
+        Self {
+            limits,
+            policies: Policies::new(Ids::above(tables.origins.keys().map(|rule| rule.0).max().unwrap_or(0))),
+            kinds: Kinds::default(),
+            atoms: Atoms::default(),
+            sets: RuleSets::new(Ids::above(tables.rules.keys().map(|set| set.0).max().unwrap_or(0))),
+            peers: Peers::new(Ids::above(classes.max().unwrap_or(0))),
+            tables,
+        }
+    }
+
+    /// The tables of all events so far.
+    #[must_use]
+    pub const fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// The tables, without the engine.
+    #[must_use]
+    pub fn into_tables(self) -> Tables {
+        self.tables
+    }
+
+    /// Takes in the events as one change. The answer leads from the tables before to the tables after; identifiers that it removes
+    /// are used again by later calls, so changes are carried out in order and completely.
+    ///
+    /// # Errors
+    /// The rows do not fit, or two endpoints with different labels have one identity. Then nothing has changed.
+    pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Vec<Change>, Refused> {
+        let mut next = self.clone();
+        next.build(events)?;
+        if let Some(beyond) = next.tables.sizes().beyond(&self.limits) {
+            return Err(next.too_large(beyond, false).into());
+        }
+        let diff = diff(&self.tables, &next.tables);
+        if let Some(beyond) = diff.peak.beyond(&self.limits) {
+            return Err(next.too_large(beyond, true).into());
+        }
+        *self = next;
+        Ok(diff.changes)
+    }
+
+    /// Makes the tables after the events.
+    fn build(&mut self, events: impl IntoIterator<Item = Event>) -> Result<(), IdentityInUse> {
+        self.policies.settle();
+        self.sets.settle();
+        self.peers.settle();
+        if self.peers.classes().is_empty() {
+            // The first time: the tables are empty, or those of another engine.
+            self.tables = Tables::default();
+        }
+        let mut touched = Touched::default();
+        for event in events {
+            match event {
+                Event::Policy(policy) => self.policy(&policy.name.clone(), Some(policy), &mut touched),
+                Event::NoPolicy(name) => self.policy(&name, None, &mut touched),
+                Event::Endpoint(key, member) => self.kinds.insert(key, member, &self.policies, &mut touched)?,
+                Event::NoEndpoint(key) => self.kinds.remove(key, &mut touched),
+                Event::Node(node) => self.kinds.set_node(node, &mut touched),
+            }
+        }
+        self.choose_sets(&mut touched);
+        let delta = self.atoms.settle();
+        let Self { peers, atoms, kinds, tables, .. } = self;
+        let changed = peers.update(&delta, &touched.addresses, atoms, kinds, &mut tables.ipcache);
+        self.fill_sets(&changed);
+        for key in touched.members {
+            match self.kinds.sets(key) {
+                Some(sets) => drop(self.tables.sets.insert(key, sets)),
+                None => drop(self.tables.sets.remove(&key)),
+            }
+        }
+        Ok(())
+    }
+
+    fn policy(&mut self, name: &PolicyName, policy: Option<Policy>, touched: &mut Touched) {
+        let Self { policies, kinds, atoms, tables, .. } = self;
+        let mut identities = Vec::new();
+        let selected = kinds.identities_mut().map(|(identity, selected)| {
+            identities.push(identity);
+            selected
+        });
+        let affected = policies.set(name, policy, selected, atoms);
+        let affected: BTreeSet<_> =
+            identities.into_iter().zip(affected).filter_map(|(id, yes)| yes.then_some(id)).collect();
+        touched.kinds.extend(kinds.iter().filter(|(_, kind)| affected.contains(&kind.identity())).map(|(id, _)| id));
+        tables.origins = policies.all().map(|rule| (rule.index, Arc::clone(&rule.origin))).collect();
+    }
+
+    /// Finds the rule sets of the kinds whose rules may be others.
+    fn choose_sets(&mut self, touched: &mut Touched) {
+        let Self { policies, kinds, atoms, sets, .. } = self;
+        let names_changed = |id: SetId| {
+            sets.plan(id).is_some_and(|plan| plan.key.numbers.keys().any(|name| touched.names.contains(name)))
+        };
+        let renamed: Vec<KindId> =
+            kinds.iter().filter(|(_, k)| names_changed(k.sets.egress)).map(|(id, _)| id).collect();
+        touched.kinds.extend(renamed);
+        for id in &touched.kinds {
+            let Some(kind) = kinds.get(*id) else { continue };
+            let Some(selected) = kinds.selected(kind) else { continue };
+            let declared = &kind.endpoint.ports;
+            let ingress =
+                policies.rules(selected, Direction::Ingress, |name| declared.get(name).copied().into_iter().collect());
+            let egress = policies.rules(selected, Direction::Egress, |name| kinds.numbers(name));
+            let new = Sets { ingress: sets.acquire(ingress, atoms), egress: sets.acquire(egress, atoms) };
+            let Some(kind) = kinds.get_mut(*id) else { continue };
+            let old = std::mem::replace(&mut kind.sets, new);
+            touched.released.extend([old.ingress, old.egress]);
+            if old != new {
+                touched.members.extend(&kind.members);
+            }
+        }
+        touched.released.drain(..).for_each(|id| sets.release(id));
+        sets.sweep(atoms);
+    }
+
+    /// Makes the rows of new rule sets, and those of new classes in the others.
+    fn fill_sets(&mut self, changed: &Changed) {
+        let Self { sets, peers, tables, .. } = self;
+        tables.rules.retain(|id, _| sets.plan(*id).is_some());
+        let mut by_atom: Option<BTreeMap<AtomId, Vec<_>>> = None;
+        for (id, plan) in sets.iter() {
+            if let Some(rows) = tables.rules.get_mut(&id) {
+                for class in &changed.gone {
+                    let keys: Vec<_> = cells_of(rows, *class).collect();
+                    for key in keys {
+                        Arc::make_mut(rows).cells.remove(&key);
+                    }
+                }
+                for (class, signature) in &changed.new {
+                    let cells = plan.cells_of(signature);
+                    if !cells.is_empty() {
+                        Arc::make_mut(rows).cells.extend(cells.into_iter().map(|(port, cell)| ((*class, port), cell)));
+                    }
+                }
+                continue;
+            }
+            let by_atom = by_atom.get_or_insert_with(|| {
+                let mut by_atom: BTreeMap<AtomId, Vec<_>> = BTreeMap::new();
+                for (signature, class) in peers.classes() {
+                    signature.iter().for_each(|atom| by_atom.entry(*atom).or_default().push((*class, signature)));
+                }
+                by_atom
+            });
+            let classes: BTreeMap<_, _> =
+                plan.peers().filter_map(|atom| by_atom.get(&atom)).flatten().copied().collect();
+            let own = classes.into_iter().flat_map(|(class, signature)| {
+                plan.cells_of(signature).into_iter().map(move |(port, cell)| ((class, port), cell))
+            });
+            let any = plan.cells_of_any().into_iter().map(|(port, cell)| ((PeerClass::ANY, port), cell));
+            let (ports, isolated_by) = (plan.ports.clone(), plan.key.isolated_by.clone());
+            tables.rules.insert(id, Arc::new(Rows { ports, cells: any.chain(own).collect(), isolated_by }));
+        }
+    }
+
+    fn too_large(&self, (table, needed, limit): (Table, usize, usize), during: bool) -> TooLarge {
+        let plans = || self.sets.iter().map(|(_, plan)| plan);
+        let peers = || plans().flat_map(Plan::rule_peers).collect::<BTreeSet<_>>().into_iter();
+        let counts: Vec<(RuleIndex, usize)> = match table {
+            Table::Ipcache => {
+                peers().filter_map(|(rule, atom)| Some((rule, self.atoms.get(atom)?.networks()))).collect()
+            }
+            Table::Ports => plans().flat_map(Plan::port_counts).collect(),
+            Table::Rules => {
+                let signatures = || self.peers.classes().keys();
+                plans().flat_map(|plan| signatures().flat_map(|signature| plan.cell_counts(signature))).collect()
+            }
+            Table::Sets => plans().flat_map(|plan| &plan.key.rules).map(|rule| (*rule, 1)).collect(),
+        };
+        TooLarge { table, needed, limit, during, largest: largest(counts, &self.tables.origins) }
+    }
+}
+
+fn cells_of(rows: &Rows, class: PeerClass) -> impl Iterator<Item = (PeerClass, PortClass)> {
+    rows.cells.range((class, PortClass::ANY)..=(class, PortClass(u32::MAX))).map(|(key, _)| *key)
+}

@@ -1,0 +1,105 @@
+//! How many rows there are, and how many fit.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use super::RuleIndex;
+use crate::model::Origin;
+
+/// Numbers of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sizes {
+    /// Of the ipcache.
+    pub ipcache: usize,
+    /// Of port classes, of all rule sets.
+    pub ports: usize,
+    /// Of rules (cells), of all rule sets.
+    pub rules: usize,
+    /// Rule sets.
+    pub sets: usize,
+}
+
+/// Numbers of rows that fit, during a change too: the rows of the old state and of the new one are then there at once.
+pub type Limits = Sizes;
+
+/// A table of the programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Table {
+    /// Peer addresses.
+    Ipcache,
+    /// Port classes.
+    Ports,
+    /// Cells.
+    Rules,
+    /// Rule sets.
+    Sets,
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ipcache => "address rows (ipcache)",
+            Self::Ports => "port rows",
+            Self::Rules => "rule rows",
+            Self::Sets => "rule sets",
+        })
+    }
+}
+
+/// Rules that an error names.
+const TOLD: usize = 3;
+
+/// The rows of the policies do not fit. Nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "compile the policies: {needed} {table} are needed{}, {} more than the {limit} that fit; {}; narrow or merge these rules, or remove \
+     policies first",
+    if *.during { " while the rows change" } else { "" },
+    .needed.saturating_sub(*.limit),
+    told(.largest)
+)]
+pub struct TooLarge {
+    /// What does not fit.
+    pub table: Table,
+    /// Rows that are needed.
+    pub needed: usize,
+    /// Rows that fit.
+    pub limit: usize,
+    /// The new state fits, but not beside the old one, which is there until all endpoints have the new one.
+    pub during: bool,
+    /// The rules that need most of the rows, with their number, the largest first.
+    pub largest: Vec<(Origin, usize)>,
+}
+
+fn told(largest: &[(Origin, usize)]) -> String {
+    let told: Vec<_> = largest.iter().map(|(origin, rows)| format!("{origin} ({rows})")).collect();
+    if told.is_empty() { "no rule needs any of them".to_owned() } else { format!("most are of {}", told.join("; ")) }
+}
+
+impl Sizes {
+    /// The first table that has more rows than fit.
+    pub(super) fn beyond(&self, limits: &Limits) -> Option<(Table, usize, usize)> {
+        let tables = [
+            (Table::Ipcache, self.ipcache, limits.ipcache),
+            (Table::Ports, self.ports, limits.ports),
+            (Table::Rules, self.rules, limits.rules),
+            (Table::Sets, self.sets, limits.sets),
+        ];
+        tables.into_iter().find(|(_, rows, limit)| rows > limit)
+    }
+}
+
+/// The rules with the largest sums.
+pub(super) fn largest(
+    counts: impl IntoIterator<Item = (RuleIndex, usize)>,
+    origins: &BTreeMap<RuleIndex, Arc<Origin>>,
+) -> Vec<(Origin, usize)> {
+    let mut sums: BTreeMap<RuleIndex, usize> = BTreeMap::new();
+    for (rule, rows) in counts {
+        *sums.entry(rule).or_default() += rows;
+    }
+    let mut sums: Vec<_> =
+        sums.into_iter().filter_map(|(rule, rows)| Some((Origin::clone(origins.get(&rule)?), rows))).collect();
+    sums.sort_by(|(a, of_a), (b, of_b)| of_b.cmp(of_a).then_with(|| a.cmp(b)));
+    sums.truncate(TOLD);
+    sums
+}

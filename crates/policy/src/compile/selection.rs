@@ -1,0 +1,270 @@
+//! Policies in their order, the identities that they select, and the rules that are for one kind of endpoint.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{
+    L4, RuleIndex, Ruling,
+    atoms::{Atom, AtomId, Atoms},
+    ids::Ids,
+    ports::PortList,
+};
+use crate::model::{
+    Action, Direction, Endpoint, Labels, Origin, Peer, Policy, PolicyName, Port, PortRange, Protocol, Rule, Tier,
+};
+
+/// A port by its name.
+pub(super) type PortName = (Protocol, String);
+
+/// The order in which policies are asked.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Order {
+    tier: Tier,
+    priority: u16,
+    name: PolicyName,
+}
+
+impl Order {
+    fn of(policy: &Policy) -> Self {
+        // The namespaced tier has no priorities.
+        let priority = if policy.tier == Tier::Namespaced { 0 } else { policy.priority };
+        Self { tier: policy.tier, priority, name: policy.name.clone() }
+    }
+}
+
+/// A rule with its peers and ports prepared for every rule set that will have it.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) index: RuleIndex,
+    pub(super) origin: Arc<Origin>,
+    pub(super) admin: bool,
+    pub(super) ruling: Ruling,
+    /// `false` for a pass of the baseline tier, which decides as if there were no rule.
+    pub(super) told: bool,
+    /// `None` for every peer.
+    pub(super) peers: Option<Vec<AtomId>>,
+    /// `None` for every port.
+    pub(super) ports: Option<Ports>,
+}
+
+/// The ports of a rule.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    pub(super) numbers: Arc<PortList>,
+    pub(super) named: BTreeSet<PortName>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    policy: Policy,
+    rules: Vec<Arc<Prepared>>,
+}
+
+/// Labels and namespace, and the policies that select them.
+#[derive(Debug, Clone)]
+pub(super) struct Selected {
+    labels: Labels,
+    namespace: Option<Labels>,
+    by: BTreeSet<Arc<Order>>,
+}
+
+impl Selected {
+    /// Whether the endpoint has these labels and this namespace.
+    pub(super) fn is_of(&self, endpoint: &Endpoint) -> bool {
+        self.labels == endpoint.labels && self.namespace == endpoint.namespace
+    }
+}
+
+/// What tells rule sets apart.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SetKey {
+    pub(super) direction: Direction,
+    /// In the order in which they are asked. An index stands for one content and tier of a rule while it is in use.
+    pub(super) rules: Vec<RuleIndex>,
+    /// Policies that isolate. Their denial comes after all rules.
+    pub(super) isolated_by: Vec<PolicyName>,
+    /// The numbers of the named ports of the rules: of ingress the subject's, of egress those of all peers.
+    pub(super) numbers: BTreeMap<PortName, Vec<u16>>,
+}
+
+/// The policies.
+#[derive(Debug, Clone)]
+pub(super) struct Policies {
+    orders: BTreeMap<PolicyName, Arc<Order>>,
+    entries: BTreeMap<Arc<Order>, Arc<Entry>>,
+    indices: Ids,
+}
+
+impl Policies {
+    pub(super) fn new(indices: Ids) -> Self {
+        Self { orders: BTreeMap::new(), entries: BTreeMap::new(), indices }
+    }
+
+    /// The rows of indices that were given back are gone.
+    pub(super) fn settle(&mut self) {
+        self.indices.settle();
+    }
+
+    /// Takes in a policy in place of one of its name, or takes one away. `identities` learn whether it selects them; the answer is
+    /// true for those whose rules may have changed.
+    pub(super) fn set<'a>(
+        &mut self,
+        name: &PolicyName,
+        policy: Option<Policy>,
+        identities: impl Iterator<Item = &'a mut Arc<Selected>>,
+        atoms: &mut Atoms,
+    ) -> Vec<bool> {
+        let old = self.orders.remove(name).and_then(|order| self.entries.remove_entry(&order));
+        let new = policy.map(|policy| {
+            let order = Arc::new(Order::of(&policy));
+            let entry = Arc::new(self.prepare(policy, old.as_ref().map(|(_, entry)| &**entry), atoms));
+            self.orders.insert(name.clone(), Arc::clone(&order));
+            self.entries.insert(Arc::clone(&order), Arc::clone(&entry));
+            (order, entry)
+        });
+        if let Some((_, entry)) = &old {
+            let kept = new.as_ref().map_or(&[][..], |(_, entry)| &entry.rules);
+            for rule in &entry.rules {
+                rule.peers.iter().flatten().for_each(|atom| atoms.drop(*atom));
+                if !kept.iter().any(|other| other.index == rule.index) {
+                    self.indices.give_back(rule.index.0);
+                }
+            }
+        }
+        let learn = |identity: &'a mut Arc<Selected>| {
+            let was = old.as_ref().filter(|(order, _)| identity.by.contains(order));
+            let selects = |(_, entry): &&(_, Arc<Entry>)| {
+                entry.policy.subject.selects(&identity.labels, identity.namespace.as_ref())
+            };
+            let is = new.as_ref().filter(selects);
+            let affected = was.is_some() || is.is_some();
+            if was.map(|(order, _)| order) != is.map(|(order, _)| order) {
+                let identity = Arc::make_mut(identity);
+                was.map(|(order, _)| identity.by.remove(order));
+                identity.by.extend(is.map(|(order, _)| Arc::clone(order)));
+            }
+            affected
+        };
+        identities.map(learn).collect()
+    }
+
+    /// A rule keeps its index if the rule at its place in the old policy was the same, wherever it was written.
+    fn prepare(&mut self, policy: Policy, old: Option<&Entry>, atoms: &mut Atoms) -> Entry {
+        let old = old.filter(|old| old.policy.tier == policy.tier);
+        let before = |at: usize| old.and_then(|old| Some((old.policy.rules.get(at)?, old.rules.get(at)?.index)));
+        let prepared = |(at, rule): (usize, &Rule)| {
+            let same = before(at).filter(|(old, _)| content(old) == content(rule));
+            let index = same.map_or_else(|| RuleIndex(self.indices.take()), |(_, index)| index);
+            Arc::new(Prepared::new(index, policy.tier, rule, atoms))
+        };
+        let rules = policy.rules.iter().enumerate().map(prepared).collect();
+        Entry { policy, rules }
+    }
+
+    /// A new identity: which policies select it.
+    pub(super) fn select(&self, endpoint: &Endpoint) -> Selected {
+        let (labels, namespace) = (endpoint.labels.clone(), endpoint.namespace.clone());
+        let selects = |(_, entry): &(_, &Arc<Entry>)| entry.policy.subject.selects(&labels, namespace.as_ref());
+        let by = self.entries.iter().filter(selects).map(|(order, _)| Arc::clone(order)).collect();
+        Selected { labels, namespace, by }
+    }
+
+    /// The rules of a direction for endpoints with these labels, in the order in which they are asked, and what tells them from
+    /// others. `None` if there are none and nothing isolates. `numbers` resolves a named port.
+    pub(super) fn rules(
+        &self,
+        identity: &Selected,
+        direction: Direction,
+        mut numbers: impl FnMut(&PortName) -> Vec<u16>,
+    ) -> Option<(SetKey, Vec<&Arc<Prepared>>)> {
+        let (mut admin, mut deny, mut accept, mut baseline) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut isolated_by = Vec::new();
+        for entry in identity.by.iter().filter_map(|order| self.entries.get(order)) {
+            let Policy { tier, isolates, .. } = &entry.policy;
+            let isolates = match direction {
+                Direction::Ingress => isolates.ingress,
+                Direction::Egress => isolates.egress,
+            };
+            if *tier == Tier::Namespaced && isolates {
+                isolated_by.push(entry.policy.name.clone());
+            }
+            for (rule, prepared) in entry.policy.rules.iter().zip(&entry.rules) {
+                if rule.direction == direction {
+                    match (tier, rule.action) {
+                        (Tier::Admin, _) => admin.push(prepared),
+                        (Tier::Namespaced, Action::Deny) => deny.push(prepared),
+                        (Tier::Namespaced, Action::Accept) => accept.push(prepared),
+                        (Tier::Namespaced, Action::Pass) => {}
+                        (Tier::Baseline, _) => baseline.push(prepared),
+                    }
+                }
+            }
+        }
+        // Isolation decides about every packet that reaches it.
+        if !isolated_by.is_empty() {
+            baseline.clear();
+        }
+        let rules = [admin, deny, accept, baseline].concat();
+        if rules.is_empty() && isolated_by.is_empty() {
+            return None;
+        }
+        let named = rules.iter().filter_map(|rule| rule.ports.as_ref()).flat_map(|ports| &ports.named);
+        let numbers = named.map(|name| (name.clone(), numbers(name))).collect();
+        let indices = rules.iter().map(|rule| rule.index).collect();
+        Some((SetKey { direction, rules: indices, isolated_by, numbers }, rules))
+    }
+
+    /// Every rule.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Prepared> {
+        self.entries.values().flat_map(|entry| &entry.rules).map(|rule| &**rule)
+    }
+}
+
+/// A rule without the place where it was written.
+fn content(rule: &Rule) -> (Direction, Action, Option<&[Peer]>, Option<&[Port]>) {
+    (rule.direction, rule.action, rule.peers.as_deref(), rule.ports.as_deref())
+}
+
+impl Prepared {
+    fn new(index: RuleIndex, tier: Tier, rule: &Rule, atoms: &mut Atoms) -> Self {
+        let passes_last = tier == Tier::Baseline && rule.action == Action::Pass;
+        let ruling = match rule.action {
+            Action::Accept => Ruling::Accept,
+            Action::Deny => Ruling::Deny,
+            Action::Pass if passes_last => Ruling::Accept,
+            Action::Pass => Ruling::Pass,
+        };
+        let peers = rule.peers.as_ref().and_then(|peers| peers.iter().map(Atom::of).collect::<Option<BTreeSet<_>>>());
+        let mut hold = |atom| {
+            let id = atoms.intern(atom);
+            atoms.hold(id);
+            id
+        };
+        let peers = peers.map(|peers| peers.into_iter().map(&mut hold).collect());
+        let (admin, told) = (tier == Tier::Admin, !passes_last);
+        let (origin, ports) = (Arc::new(rule.origin.clone()), rule.ports.as_deref().map(Ports::new));
+        Self { index, origin, admin, ruling, told, peers, ports }
+    }
+}
+
+impl Ports {
+    fn new(ports: &[Port]) -> Self {
+        let mut own = Self::default();
+        let mut numbers = PortList::new();
+        for port in ports {
+            match port {
+                Port::Numbers { protocol, ports } => drop(numbers.insert(((*protocol).into(), *ports))),
+                Port::Named { protocol, name } => drop(own.named.insert((*protocol, name.clone()))),
+                Port::Icmp { v6, kind } => {
+                    let types = kind.map_or(0..=u8::MAX, |kind| kind..=kind);
+                    let range = PortRange { first: (*types.start()).into(), last: (*types.end()).into() };
+                    numbers.insert((if *v6 { L4::Icmp6 } else { L4::Icmp }, range));
+                }
+            }
+        }
+        own.numbers = Arc::new(numbers);
+        own
+    }
+}

@@ -1,0 +1,185 @@
+//! The oracle, by hand: each sentence of the model's precedence, and each kind of peer and port.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use wharf_policy::{
+    model::{
+        Action, Direction, Directions, Endpoint, Entity, Origin, Peer, Policy, PolicyName, Port, PortRange, Protocol,
+        Rule, Selector, Tier,
+    },
+    oracle::{Destination, Flow, PeerOf, Verdict, judge},
+};
+
+fn origin(line: u32) -> Origin {
+    Origin { file: "p.yaml".into(), line, document: "p".into(), field: "spec".into() }
+}
+
+fn rule(line: u32, action: Action) -> Rule {
+    Rule { direction: Direction::Ingress, action, peers: None, ports: None, origin: origin(line) }
+}
+
+fn policy(name: &str, tier: Tier, priority: u16, rules: Vec<Rule>) -> Policy {
+    let name = PolicyName { kind: "P".to_owned(), namespace: String::new(), name: name.to_owned() };
+    let isolates = Directions::default();
+    Policy { name, subject: Selector::default(), tier, priority, isolates, rules, origin: origin(0) }
+}
+
+fn isolating(name: &str, rules: Vec<Rule>) -> Policy {
+    let isolates = Directions { ingress: true, egress: false };
+    Policy { isolates, ..policy(name, Tier::Namespaced, 0, rules) }
+}
+
+fn endpoint(ports: &[(&str, u16)]) -> Endpoint {
+    let ports = ports.iter().map(|(name, port)| ((Protocol::Tcp, (*name).to_owned()), *port)).collect();
+    Endpoint { addresses: vec!["10.0.0.2".parse().unwrap()], ports, ..Endpoint::default() }
+}
+
+fn tcp(port: u16) -> Destination {
+    Destination::Ports { protocol: Protocol::Tcp, port }
+}
+
+fn flow<'a>(subject: &'a Endpoint, peer: PeerOf<'a>, destination: Destination) -> Flow<'a> {
+    Flow { direction: Direction::Ingress, subject, peer, destination }
+}
+
+/// The line of the rule that decides about a flow from outside, and whether it passes.
+fn decides(policies: &[Policy]) -> (Option<u32>, bool) {
+    let subject = endpoint(&[]);
+    let verdict = judge(policies, &flow(&subject, PeerOf::Outside("192.0.2.7".parse().unwrap()), tcp(80)));
+    let (Verdict::Accept { rule } | Verdict::Deny { rule, .. }) = &verdict;
+    (rule.map(|origin| origin.line), verdict.accepts())
+}
+
+use Action::{Accept, Deny, Pass};
+use Tier::{Admin, Baseline, Namespaced};
+
+#[test]
+fn what_no_tier_decides_passes() {
+    assert_eq!(decides(&[]), (None, true));
+    assert_eq!(decides(&[policy("a", Admin, 0, vec![rule(1, Pass)])]), (None, true));
+    assert_eq!(decides(&[policy("a", Baseline, 0, vec![rule(1, Pass), rule(2, Deny)])]), (None, true));
+}
+
+#[test]
+fn the_first_matching_admin_rule_decides_by_priority_then_name_then_order() {
+    let low = policy("z", Admin, 1, vec![rule(1, Deny), rule(2, Accept)]);
+    let high = policy("b", Admin, 2, vec![rule(3, Accept)]);
+    let equal = policy("y", Admin, 1, vec![rule(4, Accept)]);
+    assert_eq!(decides(&[high.clone(), low.clone()]), (Some(1), false));
+    assert_eq!(decides(&[high.clone(), low, equal]), (Some(4), true));
+    assert_eq!(decides(&[high, policy("n", Namespaced, 0, vec![rule(5, Deny)])]), (Some(3), true));
+}
+
+#[test]
+fn pass_goes_to_the_next_tier_past_later_rules_of_its_own() {
+    let pass = policy("a", Admin, 0, vec![rule(1, Pass), rule(2, Deny)]);
+    assert_eq!(decides(&[pass.clone(), policy("b", Admin, 1, vec![rule(3, Deny)])]), (None, true));
+    assert_eq!(decides(&[pass, policy("n", Namespaced, 0, vec![rule(4, Deny)])]), (Some(4), false));
+}
+
+#[test]
+fn in_a_namespace_deny_comes_before_accept_and_isolation_after_both() {
+    let accept = policy("a", Namespaced, 0, vec![rule(1, Accept)]);
+    let deny = policy("b", Namespaced, 0, vec![rule(2, Deny)]);
+    assert_eq!(decides(&[accept.clone(), deny]), (Some(2), false));
+    assert_eq!(decides(&[accept, isolating("i", vec![])]), (Some(1), true));
+    let baseline = policy("c", Baseline, 0, vec![rule(3, Accept)]);
+    let policies = [isolating("j", vec![]), baseline, isolating("i", vec![])];
+    let subject = endpoint(&[]);
+    let verdict = judge(&policies, &flow(&subject, PeerOf::Node("192.0.2.1".parse().unwrap()), tcp(80)));
+    let isolated_by = vec![&policies[2].name, &policies[0].name];
+    assert_eq!(verdict, Verdict::Deny { rule: None, isolated_by }, "isolation hides the baseline");
+}
+
+#[test]
+fn isolation_of_one_direction_leaves_the_other() {
+    let subject = endpoint(&[]);
+    let ingress = flow(&subject, PeerOf::Outside("192.0.2.7".parse().unwrap()), tcp(80));
+    let policies = [isolating("i", vec![])];
+    assert!(!judge(&policies, &ingress).accepts());
+    assert!(judge(&policies, &Flow { direction: Direction::Egress, ..ingress }).accepts());
+}
+
+/// Whether a rule with these peers and ports matches.
+fn matches(peers: Option<Vec<Peer>>, ports: Option<Vec<Port>>, flow: &Flow<'_>) -> bool {
+    let policies = [isolating("i", vec![Rule { direction: flow.direction, peers, ports, ..rule(1, Accept) }])];
+    let policies = policies.map(|p| Policy { isolates: Directions { ingress: true, egress: true }, ..p });
+    judge(&policies, flow).accepts()
+}
+
+#[test]
+fn entities_are_told_from_each_other_and_networks_match_every_address() {
+    let subject = endpoint(&[]);
+    let health = Endpoint { health: true, ..endpoint(&[]) };
+    let address = "10.0.0.2".parse().unwrap();
+    let peers = [
+        PeerOf::Endpoint(&subject, address),
+        PeerOf::Endpoint(&health, address),
+        PeerOf::Node(address),
+        PeerOf::Outside(address),
+    ];
+    let network = |except: &[&str]| Peer::Network {
+        net: "10.0.0.0/8".parse().unwrap(),
+        except: except.iter().map(|e| e.parse().unwrap()).collect(),
+    };
+    for (peer, expected) in [
+        (Peer::Entity(Entity::All), [true, true, true, true]),
+        (Peer::Entity(Entity::Cluster), [true, true, false, false]),
+        (Peer::Entity(Entity::Health), [false, true, false, false]),
+        (Peer::Entity(Entity::Host), [false, false, true, false]),
+        (Peer::Entity(Entity::World), [false, false, false, true]),
+        (Peer::Endpoints(Selector::default()), [true, true, false, false]),
+        (network(&[]), [true, true, true, true]),
+        (network(&["10.0.0.0/30"]), [false, false, false, false]),
+        (network(&["10.0.0.4/30"]), [true, true, true, true]),
+    ] {
+        let seen = peers.map(|other| matches(Some(vec![peer.clone()]), None, &flow(&subject, other, tcp(80))));
+        assert_eq!(seen, expected, "{peer:?}");
+    }
+    assert!(!matches(Some(vec![]), None, &flow(&subject, peers[0], tcp(80))), "an empty list matches nothing");
+}
+
+#[test]
+fn a_named_port_is_the_receivers() {
+    let (subject, other) = (endpoint(&[("web", 8080)]), endpoint(&[("web", 80)]));
+    let named = || Some(vec![Port::Named { protocol: Protocol::Tcp, name: "web".to_owned() }]);
+    let address = "10.0.0.3".parse().unwrap();
+    for (direction, peer, port, expected) in [
+        (Direction::Ingress, PeerOf::Endpoint(&other, address), 8080, true),
+        (Direction::Ingress, PeerOf::Endpoint(&other, address), 80, false),
+        (Direction::Ingress, PeerOf::Outside(address), 8080, true),
+        (Direction::Egress, PeerOf::Endpoint(&other, address), 80, true),
+        (Direction::Egress, PeerOf::Endpoint(&other, address), 8080, false),
+        (Direction::Egress, PeerOf::Outside(address), 8080, false),
+        (Direction::Egress, PeerOf::Node(address), 8080, false),
+    ] {
+        let flow = Flow { direction, ..flow(&subject, peer, tcp(port)) };
+        assert_eq!(matches(None, named(), &flow), expected, "{direction:?} {port}");
+    }
+}
+
+#[test]
+fn ports_are_of_their_protocol_and_both_ends_of_a_range_count() {
+    let subject = endpoint(&[]);
+    let range = Port::Numbers { protocol: Protocol::Tcp, ports: PortRange { first: 80, last: 90 } };
+    let ping = Port::Icmp { v6: false, kind: Some(8) };
+    let any6 = Port::Icmp { v6: true, kind: None };
+    let udp = Destination::Ports { protocol: Protocol::Udp, port: 80 };
+    let icmp = |v6, kind| Destination::Icmp { v6, kind };
+    for (destination, expected) in [
+        (tcp(79), [false, false, false]),
+        (tcp(80), [true, false, false]),
+        (tcp(90), [true, false, false]),
+        (tcp(91), [false, false, false]),
+        (udp, [false, false, false]),
+        (icmp(false, 8), [false, true, false]),
+        (icmp(false, 0), [false, false, false]),
+        (icmp(true, 8), [false, false, true]),
+        (Destination::Other(6), [false, false, false]),
+    ] {
+        let flow = flow(&subject, PeerOf::Outside("192.0.2.7".parse().unwrap()), destination);
+        let seen = [&range, &ping, &any6].map(|port| matches(None, Some(vec![port.clone()]), &flow));
+        assert_eq!(seen, expected, "{destination:?}");
+        assert!(matches(None, None, &flow));
+        assert!(!matches(None, Some(vec![]), &flow));
+    }
+}

@@ -1,0 +1,62 @@
+//! The compiled rows against the oracle, in a small universe of policies and flows.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::sync::Arc;
+
+use proptest::{collection::vec, prelude::*};
+use wharf_policy::{
+    compile::{EndpointKey, Event, Identity, Limits, Member, Tables, compile},
+    model::Endpoint,
+    oracle::{Verdict, judge},
+};
+
+mod engine;
+mod limits;
+mod transition;
+mod universe;
+
+use universe::{Probe, Step, World};
+
+/// More rows than any test needs.
+const ROOMY: Limits = Limits { ipcache: 1 << 20, ports: 1 << 20, rules: 1 << 20, sets: 1 << 20 };
+
+fn member(endpoint: &Endpoint) -> Member {
+    Member { identity: Identity(universe::identity(endpoint)), endpoint: Arc::new(endpoint.clone()) }
+}
+
+/// The world as events that begin with nothing.
+fn events(world: &World) -> Vec<Event> {
+    let policies = world.policies.values().map(|policy| Event::Policy(policy.clone()));
+    let endpoints = world.endpoints.iter().map(|(key, e)| Event::Endpoint(EndpointKey(*key), member(e)));
+    policies.chain(endpoints).chain([Event::Node(world.node.clone())]).collect()
+}
+
+fn event(step: &Step) -> Event {
+    match step.clone() {
+        Step::Policy(policy) => Event::Policy(policy),
+        Step::NoPolicy(name) => Event::NoPolicy(name),
+        Step::Endpoint(key, endpoint) => Event::Endpoint(EndpointKey(key), member(&endpoint)),
+        Step::NoEndpoint(key) => Event::NoEndpoint(EndpointKey(key)),
+        Step::Node(node) => Event::Node(node),
+    }
+}
+
+/// What the rows decide about a probe, in the oracle's words.
+fn verdict<'a>(tables: &'a Tables, probe: &Probe) -> Option<Verdict<'a>> {
+    let key = EndpointKey(probe.endpoint);
+    let decision = tables.decide(key, probe.direction, probe.peer, probe.destination)?;
+    tables.explain(key, probe.direction, decision)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_rows_decide_what_the_policies_say(world in universe::world(), probes in vec(universe::probe(), 64)) {
+        let tables = compile(events(&world), ROOMY).expect("it fits");
+        for probe in &probes {
+            let said = world.flow(probe).map(|flow| judge(world.policies.values(), &flow));
+            prop_assert_eq!(verdict(&tables, probe), said, "{:?}", probe);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! A small universe of labels, addresses and ports, so that random policies meet random flows often, and generators of both.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ipnet::IpNet;
+use proptest::{
+    collection::{btree_set, vec},
+    option,
+    prelude::*,
+    sample::{select, subsequence},
+};
+use wharf_policy::{
+    model::{
+        Action, Direction, Directions, Endpoint, Entity, Holds, LabelOf, Origin, Peer, Policy, PolicyName, Port,
+        PortRange, Protocol, Requirement, Rule, Selector, Tier,
+    },
+    oracle::{Destination, Flow, PeerOf},
+};
+
+/// Networks that contain each other, endpoints, the node and addresses outside.
+const NETWORKS: [&str; 18] = [
+    "0.0.0.0/0",
+    "0.0.0.0/1",
+    "10.0.0.0/8",
+    "10.0.0.0/24",
+    "10.0.0.0/30",
+    "10.0.0.2/32",
+    "10.0.0.128/25",
+    "192.0.2.0/24",
+    "203.0.113.0/24",
+    "203.0.113.128/25",
+    "255.255.255.255/32",
+    "::/0",
+    "fd00::/8",
+    "fd00::/125",
+    "fd00::2/128",
+    "2001:db8::/32",
+    "2001:db8::1/128",
+    "ffff::/16",
+];
+
+/// Addresses of the node; the third is between the endpoints'.
+const NODE: [&str; 3] = ["192.0.2.1", "2001:db8::1", "10.0.0.9"];
+
+/// Addresses that are nobody's, at and beside the edges of the networks.
+const OUTSIDE: [&str; 14] = [
+    "0.0.0.0",
+    "9.255.255.255",
+    "10.0.0.200",
+    "10.0.1.1",
+    "192.0.2.7",
+    "203.0.113.7",
+    "203.0.113.128",
+    "255.255.255.254",
+    "255.255.255.255",
+    "::",
+    "fd00::ff",
+    "2001:db8::7",
+    "2001:db9::",
+    "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+];
+
+/// Ports at which ranges begin and end.
+const PORTS: [u16; 9] = [0, 1, 79, 80, 81, 443, 8080, 65534, 65535];
+const KINDS: [u8; 5] = [0, 8, 128, 135, 255];
+const PORT_NAMES: [&str; 2] = ["web", "dns"];
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+/// What the compiler is given.
+#[derive(Debug, Clone)]
+pub(crate) struct World {
+    pub(crate) policies: BTreeMap<PolicyName, Policy>,
+    pub(crate) endpoints: BTreeMap<u32, Endpoint>,
+    pub(crate) node: BTreeSet<IpAddr>,
+}
+
+impl World {
+    /// The other end that has this address.
+    pub(crate) fn peer(&self, address: IpAddr) -> PeerOf<'_> {
+        if self.node.contains(&address) {
+            return PeerOf::Node(address);
+        }
+        let owner = self.endpoints.values().find(|e| e.addresses.contains(&address));
+        owner.map_or(PeerOf::Outside(address), |endpoint| PeerOf::Endpoint(endpoint, address))
+    }
+
+    /// The flow that the probe describes; `None` where this world does not have its endpoint.
+    pub(crate) fn flow(&self, probe: &Probe) -> Option<Flow<'_>> {
+        Some(Flow {
+            direction: probe.direction,
+            subject: self.endpoints.get(&probe.endpoint)?,
+            peer: self.peer(probe.peer),
+            destination: probe.destination,
+        })
+    }
+}
+
+/// A flow by the numbers that a program sees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Probe {
+    pub(crate) endpoint: u32,
+    pub(crate) direction: Direction,
+    pub(crate) peer: IpAddr,
+    pub(crate) destination: Destination,
+}
+
+/// One change of a world.
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    Policy(Policy),
+    NoPolicy(PolicyName),
+    Endpoint(u32, Endpoint),
+    NoEndpoint(u32),
+    Node(BTreeSet<IpAddr>),
+}
+
+impl Step {
+    pub(crate) fn apply(&self, world: &mut World) {
+        match self.clone() {
+            Self::Policy(policy) => drop(world.policies.insert(policy.name.clone(), policy)),
+            Self::NoPolicy(name) => drop(world.policies.remove(&name)),
+            Self::Endpoint(key, endpoint) => drop(world.endpoints.insert(key, endpoint)),
+            Self::NoEndpoint(key) => drop(world.endpoints.remove(&key)),
+            Self::Node(node) => world.node = node,
+        }
+    }
+}
+
+/// A number for the labels and the namespace of an endpoint: the bytes of all values, which are single letters.
+pub(crate) fn identity(endpoint: &Endpoint) -> u32 {
+    let place = |labels: Option<&BTreeMap<String, String>>, key: &str| {
+        let value = labels.and_then(|l| l.get(key)).and_then(|v| v.bytes().next());
+        value.map_or(0, |byte| u32::from(byte - b'a') + 1)
+    };
+    let own = Some(&endpoint.labels);
+    let namespace = endpoint.namespace.as_ref();
+    let places = [
+        place(own, "k8s:app"),
+        place(own, "k8s:tier"),
+        place(own, "container:app"),
+        place(namespace, "kubernetes.io/metadata.name"),
+        u32::from(namespace.is_some()),
+    ];
+    places.iter().fold(1, |number, place| number * 8 + place)
+}
+
+/// Fixed addresses of an endpoint: one in the smallest networks for the first endpoints, others for the rest.
+fn addresses(key: u32) -> Vec<IpAddr> {
+    [format!("10.0.0.{key}"), format!("fd00::{key}")].iter().map(|a| a.parse().expect("address")).collect()
+}
+
+fn all_addresses() -> Vec<IpAddr> {
+    let fixed = NODE.iter().chain(&OUTSIDE).map(|a| a.parse().expect("address"));
+    fixed.chain((1..=ENDPOINTS).flat_map(addresses)).collect()
+}
+
+/// Endpoints that a world may have.
+const ENDPOINTS: u32 = 6;
+
+/// Endpoints with the given key.
+pub(crate) fn endpoint(key: u32) -> impl Strategy<Value = Endpoint> {
+    let value = || option::weighted(0.8, select(vec!["a", "b"]));
+    let labels = (value(), value(), option::weighted(0.2, select(vec!["a", "b"])));
+    let namespace = option::weighted(0.8, select(vec!["a", "b"]));
+    let port = (select(&PROTOCOLS[..2]), select(&PORT_NAMES[..]), select(vec![80, 8080]));
+    let ports = vec(port, 0..3);
+    (labels, namespace, ports, proptest::bool::weighted(0.15)).prop_map(
+        move |((app, tier, other), namespace, ports, health)| Endpoint {
+            addresses: addresses(key),
+            labels: [("k8s:app", app), ("k8s:tier", tier), ("container:app", other)]
+                .into_iter()
+                .filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())))
+                .collect(),
+            namespace: namespace.map(|name| [("kubernetes.io/metadata.name".to_owned(), name.to_owned())].into()),
+            ports: ports.into_iter().map(|(protocol, name, port)| ((protocol, name.to_owned()), port)).collect(),
+            health,
+        },
+    )
+}
+
+fn selector() -> impl Strategy<Value = Selector> {
+    let values = || btree_set(select(vec!["a".to_owned(), "b".to_owned()]), 1..=1);
+    let holds = prop_oneof![
+        4 => values().prop_map(Holds::In),
+        1 => values().prop_map(Holds::NotIn),
+        1 => Just(Holds::Exists),
+        1 => Just(Holds::DoesNotExist),
+    ];
+    let key = select(vec![
+        (LabelOf::Endpoint, "k8s:app"),
+        (LabelOf::Endpoint, "k8s:tier"),
+        (LabelOf::Endpoint, "any:app"),
+        (LabelOf::Namespace, "kubernetes.io/metadata.name"),
+    ]);
+    let requirement = (key, holds).prop_map(|((of, key), holds)| Requirement { of, key: key.to_owned(), holds });
+    btree_set(requirement, 0..=2).prop_map(Selector)
+}
+
+fn net(text: &&str) -> IpNet {
+    text.parse().expect("network")
+}
+
+fn peer() -> impl Strategy<Value = Peer> {
+    let network = (select(&NETWORKS[..]), subsequence(NETWORKS.to_vec(), 0..6)).prop_map(|(own, except)| {
+        let own = net(&own);
+        Peer::Network { net: own, except: except.iter().map(net).filter(|e| own.contains(e)).collect() }
+    });
+    let entity = select(vec![Entity::All, Entity::World, Entity::Host, Entity::Cluster, Entity::Health]);
+    prop_oneof![4 => selector().prop_map(Peer::Endpoints), 4 => network, 2 => entity.prop_map(Peer::Entity)]
+}
+
+fn port() -> impl Strategy<Value = Port> {
+    let numbers = (select(&PROTOCOLS[..]), select(&PORTS[..]), option::of(select(&PORTS[..]))).prop_map(
+        |(protocol, first, last)| {
+            let (first, last) = (first.min(last.unwrap_or(first)), first.max(last.unwrap_or(first)));
+            Port::Numbers { protocol, ports: PortRange { first, last } }
+        },
+    );
+    let named = (select(&PROTOCOLS[..2]), select(&PORT_NAMES[..]))
+        .prop_map(|(protocol, name)| Port::Named { protocol, name: name.to_owned() });
+    let icmp = (any::<bool>(), option::of(select(&KINDS[..]))).prop_map(|(v6, kind)| Port::Icmp { v6, kind });
+    prop_oneof![5 => numbers, 3 => named, 2 => icmp]
+}
+
+fn rule(tier: Tier) -> impl Strategy<Value = Rule> {
+    let actions = match tier {
+        Tier::Namespaced => vec![Action::Accept, Action::Accept, Action::Deny],
+        Tier::Admin | Tier::Baseline => vec![Action::Accept, Action::Deny, Action::Pass],
+    };
+    let direction = select(vec![Direction::Ingress, Direction::Egress]);
+    let peers = option::weighted(0.8, vec(peer(), 0..4));
+    let ports = option::weighted(0.6, vec(port(), 0..4));
+    (direction, select(actions), peers, ports).prop_map(|(direction, action, peers, ports)| Rule {
+        direction,
+        action,
+        peers,
+        ports,
+        origin: origin(0),
+    })
+}
+
+fn origin(line: u32) -> Origin {
+    Origin { file: "policies.yaml".into(), line, document: "a document".into(), field: "spec".into() }
+}
+
+/// Policies with this number in their name. Their lines are their own.
+pub(crate) fn policy(number: u32) -> impl Strategy<Value = Policy> {
+    let tier = select(vec![Tier::Admin, Tier::Namespaced, Tier::Namespaced, Tier::Baseline]);
+    let rules = tier.prop_flat_map(|tier| (Just(tier), vec(rule(tier), 0..4)));
+    (rules, selector(), 0u16..3, any::<(bool, bool)>(), 0u32..8).prop_map(
+        move |((tier, mut rules), subject, priority, isolates, version)| {
+            let first = (number * 8 + version) * 100;
+            for (line, rule) in (first..).zip(&mut rules) {
+                rule.origin = origin(line);
+            }
+            let namespaced = tier == Tier::Namespaced;
+            Policy {
+                // Names are not in the order of the numbers.
+                name: PolicyName {
+                    kind: ["B", "A"][usize::from(number.is_multiple_of(2))].to_owned(),
+                    namespace: String::new(),
+                    name: format!("p{}", number * 7 % 10),
+                },
+                subject,
+                tier,
+                priority: if namespaced { 0 } else { priority },
+                isolates: Directions { ingress: namespaced && isolates.0, egress: namespaced && isolates.1 },
+                rules,
+                origin: origin(first),
+            }
+        },
+    )
+}
+
+/// An endpoint of the key with this label alone, and no port.
+pub(crate) fn labelled(key: u32, app: &str) -> Endpoint {
+    Endpoint {
+        addresses: addresses(key),
+        labels: [("k8s:app".to_owned(), app.to_owned())].into(),
+        ..Endpoint::default()
+    }
+}
+
+/// Endpoints with this label.
+pub(crate) fn app(value: &str) -> Selector {
+    let holds = Holds::In([value.to_owned()].into());
+    Selector([Requirement { of: LabelOf::Endpoint, key: "k8s:app".to_owned(), holds }].into())
+}
+
+/// Endpoints with a label accept from those with one of the others, and from nobody else.
+pub(crate) fn admits(number: u32, subject: &str, from: &[&str]) -> Policy {
+    let peers = from.iter().map(|value| Peer::Endpoints(app(value))).collect();
+    let rule = Rule {
+        direction: Direction::Ingress,
+        action: Action::Accept,
+        peers: Some(peers),
+        ports: None,
+        origin: origin(number),
+    };
+    Policy {
+        name: PolicyName { kind: "A".to_owned(), namespace: String::new(), name: format!("p{number}") },
+        subject: app(subject),
+        tier: Tier::Namespaced,
+        priority: 0,
+        isolates: Directions { ingress: true, egress: false },
+        rules: vec![rule],
+        origin: origin(number),
+    }
+}
+
+/// Flows between all pairs of the first endpoints.
+pub(crate) fn pairs(endpoints: u32) -> Vec<Probe> {
+    let destination = Destination::Ports { protocol: Protocol::Tcp, port: 80 };
+    let probe =
+        |endpoint, peer| Probe { endpoint, direction: Direction::Ingress, peer: addresses(peer)[0], destination };
+    (1..=endpoints).flat_map(|endpoint| (1..=endpoints).map(move |peer| probe(endpoint, peer))).collect()
+}
+
+/// Numbers that policies of a world have.
+const POLICIES: u32 = 6;
+
+fn nodes() -> impl Strategy<Value = BTreeSet<IpAddr>> {
+    let addresses: Vec<IpAddr> = NODE.iter().map(|a| a.parse().expect("address")).collect();
+    subsequence(addresses, 0..=3).prop_map(|a| a.into_iter().collect())
+}
+
+/// Worlds with up to six policies and six endpoints.
+pub(crate) fn world() -> impl Strategy<Value = World> {
+    let policies = (0..POLICIES).map(|number| option::weighted(0.7, policy(number))).collect::<Vec<_>>();
+    let endpoints = (1..=ENDPOINTS).map(|key| option::weighted(0.8, endpoint(key))).collect::<Vec<_>>();
+    (policies, endpoints, nodes()).prop_map(|(policies, endpoints, node)| World {
+        policies: policies.into_iter().flatten().map(|p| (p.name.clone(), p)).collect(),
+        endpoints: (1..).zip(endpoints).filter_map(|(key, endpoint)| Some((key, endpoint?))).collect(),
+        node,
+    })
+}
+
+/// Changes of a world: policies that replace others or go, endpoints that come, change their labels or go.
+pub(crate) fn step() -> impl Strategy<Value = Step> {
+    let endpoint = (1..=ENDPOINTS).prop_flat_map(|key| endpoint(key).prop_map(move |e| Step::Endpoint(key, e)));
+    prop_oneof![
+        4 => (0..POLICIES).prop_flat_map(policy).prop_map(Step::Policy),
+        2 => (0..POLICIES).prop_flat_map(policy).prop_map(|p| Step::NoPolicy(p.name)),
+        4 => endpoint,
+        2 => (1..=ENDPOINTS).prop_map(Step::NoEndpoint),
+        1 => nodes().prop_map(Step::Node),
+    ]
+}
+
+/// Flows between all of the universe's addresses, of both families and every protocol.
+pub(crate) fn probe() -> impl Strategy<Value = Probe> {
+    let port =
+        (select(&PROTOCOLS[..]), select(&PORTS[..])).prop_map(|(protocol, port)| Destination::Ports { protocol, port });
+    let icmp = (any::<bool>(), select(&KINDS[..])).prop_map(|(v6, kind)| Destination::Icmp { v6, kind });
+    let destination = prop_oneof![
+        8 => port,
+        3 => icmp,
+        1 => select(vec![1, 6, 47, 58]).prop_map(Destination::Other),
+    ];
+    let direction = select(vec![Direction::Ingress, Direction::Egress]);
+    (1..=ENDPOINTS, direction, select(all_addresses()), destination)
+        .prop_map(|(endpoint, direction, peer, destination)| Probe { endpoint, direction, peer, destination })
+}

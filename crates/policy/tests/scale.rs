@@ -1,0 +1,128 @@
+//! Numbers of rows at the sizes that the look-up is made for. The times are printed: `--release --no-capture` shows them.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::Instant,
+};
+
+use ipnet::{IpNet, Ipv4Net};
+use wharf_policy::{
+    compile::{Change, EndpointKey, Engine, Event, Identity, Limits, Member, Sizes},
+    model::{
+        Action, Direction, Directions, Endpoint, Entity, Holds, LabelOf, Origin, Peer, Policy, PolicyName, Port,
+        PortRange, Protocol, Requirement, Rule, Selector, Tier,
+    },
+};
+
+const ROOMY: Limits = Limits { ipcache: 1 << 20, ports: 1 << 20, rules: 1 << 20, sets: 1 << 20 };
+
+fn app(identity: u32) -> Selector {
+    let holds = Holds::In([format!("app-{identity}")].into());
+    Selector([Requirement { of: LabelOf::Endpoint, key: "k8s:app".to_owned(), holds }].into())
+}
+
+fn endpoint(key: u32, identity: u32) -> Event {
+    let v4 = IpAddr::from(Ipv4Addr::from_bits(0x0a4d_0000 + key));
+    let v6 = IpAddr::from(Ipv6Addr::from_bits((0xfd77 << 112) + u128::from(key)));
+    let labels =
+        [("k8s:app".to_owned(), format!("app-{identity}")), ("k8s:part-of".to_owned(), "shop".to_owned())].into();
+    let endpoint = Endpoint { addresses: vec![v4, v6], labels, ..Endpoint::default() };
+    Event::Endpoint(EndpointKey(key), Member { identity: Identity(identity), endpoint: Arc::new(endpoint) })
+}
+
+fn rule(action: Action, peers: Vec<Peer>, ports: &[u16]) -> Rule {
+    let port = |port: &u16| Port::Numbers { protocol: Protocol::Tcp, ports: PortRange { first: *port, last: *port } };
+    let origin = Origin { file: "p.yaml".into(), line: 1, document: "p".into(), field: "spec.ingress[0]".to_owned() };
+    let ports = (!ports.is_empty()).then(|| ports.iter().map(port).collect());
+    Rule { direction: Direction::Ingress, action, peers: Some(peers), ports, origin }
+}
+
+fn policy(number: u32, subject: Selector, rules: Vec<Rule>) -> Event {
+    Event::Policy(Policy {
+        name: PolicyName { kind: "NetworkPolicy".to_owned(), namespace: "shop".to_owned(), name: format!("p{number}") },
+        subject,
+        tier: Tier::Namespaced,
+        priority: 0,
+        isolates: Directions { ingress: true, egress: false },
+        origin: rules[0].origin.clone(),
+        rules,
+    })
+}
+
+/// Networks of a length, side by side.
+fn networks(first: Ipv4Addr, length: u8, number: u32) -> Vec<Peer> {
+    let step = 1 << (32 - length);
+    let net = |n| IpNet::from(Ipv4Net::new(Ipv4Addr::from_bits(first.to_bits() + n * step), length).expect("length"));
+    (0..number).map(|n| Peer::Network { net: net(n), except: Vec::new() }).collect()
+}
+
+fn timed(what: &str, engine: &mut Engine, events: Vec<Event>) -> Vec<Change> {
+    let start = Instant::now();
+    let changes = engine.apply(events).expect("it fits");
+    println!("{what}: {:?}, {} changes, {:?}", start.elapsed(), changes.len(), engine.tables().sizes());
+    changes
+}
+
+/// 1,000 endpoints of 100 identities; 100 policies of five rules, each about one identity.
+fn cluster() -> Engine {
+    let mut engine = Engine::new(ROOMY);
+    let five = |subject: u32| {
+        let rules = (0..5u32).map(|n| {
+            let peers = (0..3).map(|p| Peer::Endpoints(app((subject * 7 + n * 13 + p) % 100))).collect();
+            rule(Action::Accept, peers, &[80 + u16::try_from(n).expect("small"), 443])
+        });
+        policy(subject, app(subject), rules.collect())
+    };
+    let events = (0..100).map(five).chain((0..1_000).map(|key| endpoint(key, key % 100))).collect();
+    timed("1,000 endpoints, 500 rules", &mut engine, events);
+    engine
+}
+
+#[test]
+fn a_thousand_endpoints_and_five_hundred_rules_take_rows_for_identities_alone() {
+    let mut engine = cluster();
+    let Sizes { ipcache, rules, sets, .. } = engine.tables().sizes();
+    assert_eq!((ipcache, sets), (2_002, 100));
+    assert!(
+        rules <= 100 * (1 + 5 * 3 * 2),
+        "{rules}: isolation, and for each rule three identities and two classes of ports"
+    );
+
+    let added = rule(Action::Accept, vec![Peer::Endpoints(app(3))], &[8080]);
+    let changes = timed("one rule more", &mut engine, vec![policy(500, app(7), vec![added])]);
+    assert!(changes.len() < 100, "{}: the rows of one rule set, twice, and ten endpoints", changes.len());
+
+    let mut rule_of_network = rule(Action::Deny, networks(Ipv4Addr::new(10, 77, 1, 0), 24, 1), &[]);
+    rule_of_network.peers.as_mut().expect("peers").push(Peer::Entity(Entity::World));
+    timed("one rule with a network of endpoints", &mut engine, vec![policy(501, app(8), vec![rule_of_network])]);
+    let all = rule(Action::Deny, vec![Peer::Endpoints(app(5))], &[]);
+    timed("one rule for every endpoint", &mut engine, vec![policy(502, Selector::default(), vec![all])]);
+
+    let changes = timed("one endpoint more", &mut engine, vec![endpoint(2_000, 42)]);
+    assert!(
+        matches!(changes[..], [Change::PutAddress(..), Change::PutAddress(..), Change::PutSets(..)]),
+        "{changes:?}"
+    );
+    let changes = timed("one endpoint less", &mut engine, vec![Event::NoEndpoint(EndpointKey(2_000))]);
+    assert!(
+        matches!(changes[..], [Change::DropSets(_), Change::DropAddress(_), Change::DropAddress(_)]),
+        "{changes:?}"
+    );
+}
+
+#[test]
+fn a_thousand_denied_and_a_thousand_accepted_networks_take_a_cell_each() {
+    let accepted = || networks(Ipv4Addr::new(20, 0, 0, 0), 24, 1_000);
+    let apart = networks(Ipv4Addr::new(100, 64, 0, 0), 24, 1_000);
+    // The first half of every accepted network.
+    let halves = networks(Ipv4Addr::new(20, 0, 0, 0), 25, 2_000).into_iter().step_by(2).collect();
+    for (what, denied) in [("apart", apart), ("nested", halves)] {
+        let mut engine = Engine::new(ROOMY);
+        let rules = vec![rule(Action::Deny, denied, &[]), rule(Action::Accept, accepted(), &[])];
+        timed(what, &mut engine, vec![policy(0, app(0), rules), endpoint(1, 0)]);
+        let Sizes { ipcache, rules, .. } = engine.tables().sizes();
+        assert_eq!((ipcache, rules), (2 + 2 + 2_000, 2_000 + 1), "{what}: isolation is the last cell");
+    }
+}
