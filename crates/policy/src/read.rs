@@ -31,8 +31,8 @@ use self::{
 };
 use crate::model::{Origin, Policy};
 
-/// Bytes of a text.
-const MAX_TEXT: usize = 4 << 20;
+/// Longest text, bytes.
+pub const MAX_TEXT: usize = 4 << 20;
 /// Documents of a text, items of lists counted one by one.
 const MAX_DOCUMENTS: usize = 10_000;
 /// Rules of a document.

@@ -129,7 +129,7 @@ pub(crate) fn make(
     for name in PRODUCT {
         let program = workspace.release().join(name);
         if !program.is_file() {
-            bail!("copy {name}: {} is not there; build it with `cargo xtask build`", program.display());
+            bail!("copy {name}: {} is not there; leave --prebuilt out once", program.display());
         }
         tree.libraries_of(&program)?;
         tree.copy(&program, &Path::new("/wharf/bin").join(name))?;

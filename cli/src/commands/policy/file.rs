@@ -9,8 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Longest file, bytes: that of the longest text that `wharf_policy::read` takes.
-const MAX_BYTES: usize = 4 << 20;
+use wharf_policy::read::MAX_TEXT;
+
 /// Files of a directory.
 const MAX_FILES: usize = 10_000;
 /// Endings of the names of a directory's files that are read.
@@ -118,33 +118,25 @@ fn regular(path: &Path, found: &Metadata) -> Result<(), Unusable> {
 /// All bytes, unless there are too many. One more than the bound is read, which tells.
 fn bounded(path: &Path, from: impl Read) -> Result<Vec<u8>, Unusable> {
     let mut bytes = Vec::new();
-    let bound = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX).saturating_add(1);
+    let bound = u64::try_from(MAX_TEXT).unwrap_or(u64::MAX).saturating_add(1);
     from.take(bound).read_to_end(&mut bytes).map_err(|error| Unusable::io(path, &error))?;
-    if bytes.len() > MAX_BYTES {
-        return Err(Unusable::new(name(path), format!("has more than {MAX_BYTES} bytes"), "split the file"));
+    if bytes.len() > MAX_TEXT {
+        return Err(Unusable::new(name(path), format!("has more than {MAX_TEXT} bytes"), "split the file"));
     }
     Ok(bytes)
 }
 
 #[cfg(test)]
 mod tests {
-    use wharf_policy::read::read;
-
     use super::*;
-
-    #[test]
-    fn a_file_may_be_as_long_as_a_text() {
-        assert_eq!(read("f", &" ".repeat(MAX_BYTES)), Ok(Vec::new()));
-        assert!(read("f", &" ".repeat(MAX_BYTES + 1)).is_err());
-    }
 
     #[test]
     fn a_source_without_end_is_read_to_its_bound() {
         let path = Path::new("f");
         let refused = bounded(path, io::repeat(b' ')).map(|bytes| bytes.len()).map_err(|error| error.to_string());
         assert_eq!(refused, Err("f: has more than 4194304 bytes; split the file".to_owned()));
-        let longest = bounded(path, io::repeat(b' ').take(MAX_BYTES.try_into().unwrap()));
-        assert_eq!(longest.map(|bytes| bytes.len()).map_err(|error| error.to_string()), Ok(MAX_BYTES));
+        let longest = bounded(path, io::repeat(b' ').take(MAX_TEXT.try_into().unwrap()));
+        assert_eq!(longest.map(|bytes| bytes.len()).map_err(|error| error.to_string()), Ok(MAX_TEXT));
     }
 
     #[test]
