@@ -389,6 +389,12 @@ pub fn is_group4(address: u32) -> bool {
     address & 0xf0 == 0xe0 || address == u32::MAX
 }
 
+/// `127.0.0.0/8` (RFC 1122, 3.2.1.3); `address` in network byte order.
+#[inline(always)]
+pub fn is_loopback4(address: u32) -> bool {
+    address & 0xff == 127
+}
+
 impl Framed<Ipv4> {
     /// Network byte order.
     #[inline(always)]

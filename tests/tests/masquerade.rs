@@ -10,7 +10,9 @@ use serde_json::json;
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox, echo, icmp,
     process::{command_in, ip, run},
-    scenario, wait,
+    scenario,
+    sctp::SctpSocket,
+    wait,
     world::{NODE, WORLD, World},
 };
 
@@ -107,6 +109,32 @@ fn a_container_reaches_the_world_with_the_nodes_address() -> Result<()> {
         let told: u64 = message.split(' ').next().unwrap_or_default().parse()?;
         ensure!(told > 0 && message.contains(&setting(node, "netfilter/nf_conntrack_max")?), "{message}");
         node.detach(&other)?;
+        s.end(node)
+    })
+}
+
+/// Chains of type nat do not see such packets, so another chain drops them.
+#[test]
+fn what_belongs_to_no_connection_does_not_leave_with_a_containers_address() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let s = scene(node)?;
+        for (world, own) in s.world.addresses().into_iter().zip(s.end.both()?) {
+            let v4 = world.is_ipv4();
+            let (inside, outside) = (SctpSocket::open(s.inside.space()?, v4)?, SctpSocket::open(s.world.space()?, v4)?);
+            // An answer that nobody asked for.
+            let send = || inside.acknowledge(7_000, SocketAddr::new(world, 7_001));
+            send()?;
+            let seen = outside.receive(true);
+            ensure!(seen.is_err(), "{world} got it: {seen:?}");
+            nft(node, &["flush", "chain", "inet", "wharf", "untranslated"])?;
+            send()?;
+            let (from, _) = outside.receive(true).context("without the chain")?;
+            ensure!(from.ip() == own, "without the chain it comes from {from}");
+            wait::until("the audit to put the chain back", || {
+                let text = nft(node, &["list", "chain", "inet", "wharf", "untranslated"])?;
+                Ok(text.contains("ct state invalid").then_some(()))
+            })?;
+        }
         s.end(node)
     })
 }

@@ -122,6 +122,35 @@ fn a_published_port_is_reached_from_everywhere() -> Result<()> {
     })
 }
 
+/// With `route_localnet`, which a published port needs, the kernel takes packets for the loopback from the container's link.
+#[test]
+fn a_container_with_a_published_port_does_not_reach_the_nodes_loopback() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let (sandbox, end, _echo) = published(node, "server")?;
+        let inside = sandbox.space()?;
+        // The container asks its router for the loopback.
+        ip(inside, "addr flush dev lo")?;
+        ip(inside, &format!("route add 127.0.0.1 via {}", end.gateways()?[0]))?;
+        inside.run(|| std::fs::write("/proc/sys/net/ipv4/conf/eth0/route_localnet", "1"))??;
+        let server = node.space().run(|| UdpSocket::bind("127.0.0.1:0"))??;
+        server.set_read_timeout(Some(Duration::from_millis(500)))?;
+        let client = inside.run(|| UdpSocket::bind((end.v4()?, 0)).map_err(anyhow::Error::from))??;
+        for table in ["there", "gone"] {
+            if table == "gone" {
+                nft(node, &["delete", "table", "inet", "wharf"])?;
+            }
+            client.send_to(b"in?", server.local_addr()?)?;
+            ensure!(server.recv(&mut [0; 8]).is_err(), "it came in, the table is {table}");
+        }
+        let id = node.endpoint(&end)?.id.to_string();
+        let told: Value = serde_json::from_str(&node.wharf(&["explain", &id, "-o", "json"])?.stdout)?;
+        let dropped =
+            told["verdicts"].as_array().into_iter().flatten().find(|v| v["reason"] == "invalid-destination-ip");
+        ensure!(dropped.is_some_and(|v| v["packets"] == 2), "{:#}", told["verdicts"]);
+        node.detach(&end)
+    })
+}
+
 #[test]
 fn sctp_passes_a_published_port_both_ways() -> Result<()> {
     scenario(NodeConfig::default(), |node| {

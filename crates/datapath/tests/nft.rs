@@ -97,13 +97,17 @@ table inet wharf {
     }
     chain prerouting {
         type nat hook prerouting priority -100; policy accept
-        ip daddr 127.0.0.0/8 drop
         fib daddr type != local return
         ip6 daddr ::1 return
         meta nfproto ipv4 dnat ip to ip daddr . meta l4proto . th dport map @ports-of4
         meta nfproto ipv4 dnat ip to meta l4proto . th dport map @ports4
         meta nfproto ipv6 dnat ip6 to ip6 daddr . meta l4proto . th dport map @ports-of6
         meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @ports6
+    }
+    chain untranslated {
+        type filter hook postrouting priority 100; policy accept
+        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 ct state invalid drop
+        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 ct state invalid drop
     }
 }
 "#;
@@ -200,7 +204,7 @@ fn every_edit_by_somebody_else_is_found_and_repaired() {
     in_namespaces(|_| {
         let edits = [
             ("flush table inet wharf", "rules, "),
-            ("flush chain inet wharf prerouting", "chain prerouting: 0 rules, 7 expected"),
+            ("flush chain inet wharf prerouting", "chain prerouting: 0 rules, 6 expected"),
             ("delete chain inet wharf output", "chain output: missing"),
             ("rename chain inet wharf output wharf-output", "chain output: missing"),
             ("add chain inet wharf mine", "chain mine: not made by Wharf"),
@@ -212,7 +216,7 @@ fn every_edit_by_somebody_else_is_found_and_repaired() {
             ("add element inet wharf hairpin4 { 10.0.0.1 . 10.0.0.1 . tcp . 1 }", "set hairpin4: 0 elements missing"),
             ("add element inet wharf own4 { 10.0.0.1 }", "set own4: 0 elements missing or changed, 1 not"),
             ("add set inet wharf mine { type ipv4_addr; }", "set mine: not made by Wharf"),
-            ("add counter inet wharf mine", "table inet wharf: 16 objects, 15 expected"),
+            ("add counter inet wharf mine", "table inet wharf: 17 objects, 16 expected"),
             ("add table inet wharf { flags dormant; }", "table inet wharf: flags 0x1"),
         ];
         for (edit, finding) in edits {

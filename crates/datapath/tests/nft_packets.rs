@@ -175,27 +175,6 @@ fn sctp_is_masqueraded_and_published() {
 }
 
 #[test]
-fn the_nodes_loopback_stays_the_nodes() {
-    in_namespaces(|dir| {
-        let w = Uplink::new(dir);
-        let service = at(Ipv4Addr::LOCALHOST.into(), 7700);
-        // A container that asks its router for the loopback; its link takes such packets (route_localnet).
-        w.at(container4(0), || {
-            run("ip", &["addr", "del", "127.0.0.1/8", "dev", "lo"]);
-            run("ip", &["route", "add", "127.0.0.1/32", "via", "10.77.0.1"]);
-            std::fs::write("/proc/sys/net/ipv4/conf/eth0/route_localnet", "1").unwrap();
-        });
-        assert_eq!(w.udp(container4(0), service, service).unwrap(), container4(0), "without the table it gets through");
-        nft::ensure(&nat(published([None, None]))).unwrap();
-        assert!(w.udp(container4(0), service, service).is_err());
-        assert!(
-            w.udp(container4(0), at(Ipv4Addr::LOCALHOST.into(), HOST_PORT), at(container4(0), CONTAINER_PORT)).is_err()
-        );
-        assert_eq!(w.udp(NODE4, service, service).unwrap(), Ipv4Addr::LOCALHOST, "the node reaches itself");
-    });
-}
-
-#[test]
 fn flows_from_two_containers_with_the_same_ports_all_get_through() {
     with(nat(Vec::new()), |w| {
         // 56,000 flows to one destination, of 64,512 ports. Two processors may still choose one port at once; the

@@ -51,6 +51,10 @@ fn ipv4(ctx: &TcContext, config: Config) -> Result<Peer, DropReason> {
     if !config.owns4(packet.source()) {
         return Err(DropReason::InvalidSourceIp);
     }
+    // A published port needs `route_localnet` on the host side, with which the node's stack would take such a packet.
+    if parse::is_loopback4(packet.destination()) {
+        return Err(DropReason::InvalidDestinationIp);
+    }
     addressed_to_host(packet)?;
     bandwidth::charge(ctx, config, Direction::Egress)?;
     forward::ipv4(config, packet)

@@ -195,28 +195,24 @@ const EEXIST: i32 = -17;
 fn begin(ctx: &TcContext, asked: &Asked, packet: &Packet, key: &Key, by_high: bool, signals: u8, now: u32) -> Way {
     let egress = asked.direction as u32 == Direction::Egress as u32;
     let sender = if egress { None } else { stack_path::sender(ctx, packet.source) };
-    let way = match sender {
+    let (way, peer, peer_epoch) = match sender {
         Some(sender) => {
             if !asked.local_by_stack {
                 stack_path::note(packet, sender, asked.own);
             }
-            Way::Stack
+            (Way::Stack, sender.endpoint_id, sender.epoch as u32)
         }
-        None if egress => noted(asked, packet),
-        None => Way::Direct,
+        None => {
+            let way = if egress { noted(asked, packet) } else { Way::Direct };
+            (way, asked.peer.endpoint_id, asked.peer.epoch)
+        }
     };
-    if signals & SIGNAL_RST != 0 {
-        // It ends a flow that is not known.
+    if signals & SIGNAL_RST != 0 || signals & (SIGNAL_SYN | SIGNAL_ACK) == SIGNAL_SYN | SIGNAL_ACK {
+        // It ends a flow that is not known, or answers an opening that nobody sent or that got no row. Whoever goes on after the
+        // answer begins the flow; a forged answer begins none, in nobody's name.
         return way;
     }
-    let (peer, peer_epoch) = match sender {
-        Some(sender) => (sender.endpoint_id, sender.epoch as u32),
-        None => (asked.peer.endpoint_id, asked.peer.epoch),
-    };
-    // An answer to an opening that got no row is no opening of its sender's.
-    let is_answer = signals & (SIGNAL_SYN | SIGNAL_ACK) == SIGNAL_SYN | SIGNAL_ACK;
-    let begun_by_own = egress != is_answer;
-    let owner = if begun_by_own || peer == 0 { asked.own } else { peer };
+    let owner = if egress || peer == 0 { asked.own } else { peer };
     if !may_begin(owner, now) {
         total(|totals| &raw mut totals.untracked);
         return way;
@@ -224,7 +220,7 @@ fn begin(ctx: &TcContext, asked: &Asked, packet: &Packet, key: &Key, by_high: bo
     let own_is_high = by_high == egress;
     let (low_epoch, high_epoch) =
         if own_is_high { (peer_epoch, asked.own_epoch) } else { (asked.own_epoch, peer_epoch) };
-    let direction = if by_high != is_answer { FLOW_BY_HIGH } else { 0 };
+    let direction = if by_high { FLOW_BY_HIGH } else { 0 };
     let by_stack = if way == Way::Stack { FLOW_BY_STACK } else { 0 };
     let flags = direction | by_stack;
     let mut row = FlowRow { seen: now, low_epoch, high_epoch, flags, owner: owner as u16, generation: 0, rule: 0 };

@@ -218,7 +218,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// None while there is no flow: a reset begins none.
+    /// None while there is no flow: a reset begins none, and neither does an answer to an opening that nobody saw.
     fn next(before: Option<Self>, sent: Sent) -> Option<Self> {
         let is = |flag: u8| match sent.protocol {
             TCP => sent.flags & flag != 0,
@@ -227,14 +227,13 @@ impl Seen {
             _ => false,
         };
         let opens = is(SYN) && !(sent.protocol == TCP && is(ACK | RST));
-        // Whoever answers to an opening that nobody saw did not begin the flow.
         let answers = sent.protocol == TCP && is(SYN) && is(ACK);
-        let new = Self { begun_by_a: sent.by_a != answers, ..Self::default() };
+        let new = Self { begun_by_a: sent.by_a, ..Self::default() };
         let mut seen = match before {
             Some(seen) if !(opens && (seen.reset || seen.closed_by_a || seen.closed_by_other)) => {
                 Self { reset: false, ..seen }
             }
-            _ if is(RST) => return None,
+            _ if is(RST) || answers => return None,
             _ => new,
         };
         seen.replied |= sent.by_a != seen.begun_by_a;

@@ -185,6 +185,8 @@ fn drops_what_lies_about_its_source() -> Result<()> {
             InvalidSourceIp,
         ),
         drop("its own v4, mapped, over v6", udp(A.v4.to_ipv6_mapped(), B.v6), InvalidSourceIp),
+        drop("to the node's loopback over v4", udp(A.v4, [127, 1, 2, 3]), InvalidDestinationIp),
+        drop("to the node's loopback over v6", udp(A.v6, [0_u16, 0, 0, 0, 0, 0, 0, 1]), InvalidDestinationIp),
         drop("to another MAC over v4", with(udp(A.v4, B.v4), 0, &B.mac), InvalidDestinationMac),
         drop("to another MAC over v6", with(udp(A.v6, B.v6), 0, &B.mac), InvalidDestinationMac),
     ])

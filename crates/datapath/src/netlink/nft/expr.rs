@@ -44,7 +44,11 @@ pub(super) enum Field {
 }
 
 const RTN_LOCAL: u32 = 2;
-/// `IPS_DST_NAT` of `linux/netfilter/nf_conntrack_common.h`.
+/// `NFT_CT_STATE` and `NFT_CT_STATUS` of `linux/netfilter/nf_tables.h`.
+const CT_STATE: u32 = 0;
+const CT_STATUS: u32 = 2;
+/// `NF_CT_STATE_INVALID_BIT` and `IPS_DST_NAT` of `linux/netfilter/nf_conntrack_common.h`.
+const STATE_INVALID: u32 = 1;
 const IPS_DST_NAT: u32 = 0x20;
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
@@ -102,9 +106,9 @@ impl Expression {
         Self::of_numbers("meta", [(1, register(word)), (2, 16)])
     }
 
-    /// `ct status`: a word in the machine's byte order.
-    fn status(word: u32) -> Self {
-        Self::of_numbers("ct", [(1, register(word)), (2, 2)])
+    /// What connection tracking says (`enum nft_ct_keys`): a word in the machine's byte order.
+    fn connection(word: u32, key: u32) -> Self {
+        Self::of_numbers("ct", [(1, register(word)), (2, key)])
     }
 
     /// Bytes of a header: base 1 is the IP header, 2 the transport header.
@@ -146,10 +150,19 @@ impl Expression {
 
     /// The rule goes on where the connection's destination was translated.
     pub(super) fn translated() -> [Self; 3] {
+        Self::has_bit(Self::connection(0, CT_STATUS), IPS_DST_NAT)
+    }
+
+    /// The rule goes on for a packet of no connection.
+    pub(super) fn invalid() -> [Self; 3] {
+        Self::has_bit(Self::connection(0, CT_STATE), STATE_INVALID)
+    }
+
+    fn has_bit(loaded: Self, bit: u32) -> [Self; 3] {
         let mask = Self::of_numbers("bitwise", [(1, register(0)), (2, register(0)), (3, 4)])
-            .with(4, data(&IPS_DST_NAT.to_ne_bytes()).0)
+            .with(4, data(&bit.to_ne_bytes()).0)
             .with(5, data(&[0; 4]).0);
-        [Self::status(0), mask, Self::compare(0, CMP_NEQ, &[0; 4])]
+        [loaded, mask, Self::compare(0, CMP_NEQ, &[0; 4])]
     }
 
     /// The rule goes on where the set has the key that begins at the register.

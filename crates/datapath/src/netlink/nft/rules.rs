@@ -24,13 +24,15 @@ const ACCEPT: u32 = 1;
 
 /// Every chain by its name.
 pub(super) fn chains(masquerade: Option<&Masquerade>) -> BTreeMap<String, Chain> {
-    let chain = |hook, priority, rules| Chain { kind: "nat".to_owned(), hook, priority, policy: ACCEPT, rules };
-    // What comes from elsewhere passes prerouting, what the node itself sends passes output.
-    let arriving = [foreign_loopback()].into_iter().chain(published()).collect();
+    let chain = |name: &str, kind: &str, hook, priority, rules| {
+        (name.to_owned(), Chain { kind: kind.to_owned(), hook, priority, policy: ACCEPT, rules })
+    };
     BTreeMap::from([
-        ("prerouting".to_owned(), chain(PRE_ROUTING, DESTINATION, arriving)),
-        ("output".to_owned(), chain(LOCAL_OUT, DESTINATION, published())),
-        ("postrouting".to_owned(), chain(POST_ROUTING, SOURCE, leaving(masquerade))),
+        // What comes from elsewhere passes prerouting, what the node itself sends passes output.
+        chain("prerouting", "nat", PRE_ROUTING, DESTINATION, published()),
+        chain("output", "nat", LOCAL_OUT, DESTINATION, published()),
+        chain("postrouting", "nat", POST_ROUTING, SOURCE, leaving(masquerade)),
+        chain("untranslated", "filter", POST_ROUTING, SOURCE, masquerade.map_or_else(Vec::new, |_| untranslated())),
     ])
 }
 
@@ -46,13 +48,6 @@ const fn words(v4: bool) -> u32 {
 /// A rule for one family.
 fn rule(v4: bool, rest: impl IntoIterator<Item = Expression>) -> Rule {
     [Expression::family(0), Expression::is(0, &[family(v4)])].into_iter().chain(rest).collect()
-}
-
-/// A published port of 127.0.0.1 needs `route_localnet` on the container's link; with it, the kernel would take packets
-/// for the node's loopback from there too. A connection of the node to itself has passed output before.
-fn foreign_loopback() -> Rule {
-    let loopback = [Expression::first_byte4(0, Field::Destination), Expression::is(0, &[127]), Expression::drop()];
-    rule(true, loopback)
 }
 
 /// Published ports become containers; those of one address come first.
@@ -79,6 +74,26 @@ fn published() -> Vec<Rule> {
     rules
 }
 
+/// The rule goes on for what a container sends out of the pools, unless the container keeps its address.
+fn leaves(v4: bool) -> Vec<Expression> {
+    let names = Names::of(v4);
+    vec![
+        Expression::address(0, v4, Field::Source),
+        Expression::within(0, names.pools),
+        Expression::address(0, v4, Field::Source),
+        Expression::outside(0, names.own),
+        Expression::address(0, v4, Field::Destination),
+        Expression::outside(0, names.excluded),
+    ]
+}
+
+/// What connection tracking takes for no part of any connection passes no chain of type nat and would leave with the container's own
+/// address. The other end cannot answer it, and some networks punish it.
+fn untranslated() -> Vec<Rule> {
+    let invalid = |v4| rule(v4, leaves(v4).into_iter().chain(Expression::invalid()).chain([Expression::drop()]));
+    vec![invalid(true), invalid(false)]
+}
+
 /// What leaves takes an address that the other end can answer to.
 fn leaving(masquerade: Option<&Masquerade>) -> Vec<Rule> {
     let mut rules = Vec::new();
@@ -87,14 +102,7 @@ fn leaving(masquerade: Option<&Masquerade>) -> Vec<Rule> {
         let source = Expression::address(0, v4, Field::Source);
         if let Some(masquerade) = masquerade {
             let chosen = if v4 { masquerade.source4.map(Into::into) } else { masquerade.source6.map(Into::into) };
-            let mut leaves = vec![
-                source.clone(),
-                Expression::within(0, names.pools),
-                source.clone(),
-                Expression::outside(0, names.own),
-                Expression::address(0, v4, Field::Destination),
-                Expression::outside(0, names.excluded),
-            ];
+            let mut leaves = leaves(v4);
             match chosen {
                 Some(ip) => {
                     leaves.extend([Expression::load(0, &octets(ip)), Expression::translate_source(family(v4), 0)]);
