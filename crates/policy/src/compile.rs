@@ -1,27 +1,28 @@
 //! Policies to the rows that the BPF programs look up.
 //!
-//! **Look-up.** For a packet of an endpoint and direction, the program knows the endpoint's *rule set* (0: nothing selects it,
-//! accept). It looks up
+//! **Look-up.** For a packet of an endpoint and direction, the program knows the endpoint's *rule set* (0: nothing
+//! selects it, accept). It looks up
 //! 1. the peer's address in [`Tables::ipcache`] (longest prefix): a *peer class*;
-//! 2. rule set, protocol and destination port in [`Rows::ports`] (longest prefix): a *port class*, or [`PortClass::ANY`] if there
-//!    is no row, as for protocols without ports;
+//! 2. rule set, protocol and destination port in [`Rows::ports`] (longest prefix): a *port class*, or
+//!    [`PortClass::ANY`] if there is no row, as for protocols without ports;
 //! 3. up to four cells of [`Rows::cells`]: (class, port), (class, any), (any, port), (any, any).
 //!
-//! A [`Cell`] has up to two [`Hit`]s: the best rule of the admin tier and the best of what follows it. Of the admin hits of the four
-//! cells, that of the lowest rank decides. If there is none, or it is a pass, that of the lowest rank of the other hits decides. If
-//! there is none, the packet is accepted.
+//! A [`Cell`] has up to two [`Hit`]s: the best rule of the admin tier and the best of what follows it. Of the admin
+//! hits of the four cells, that of the lowest rank decides. If there is none, or it is a pass, that of the lowest rank
+//! of the other hits decides. If there is none, the packet is accepted.
 //!
-//! **Why this is what the model says.** Two addresses have the same peer class only if the same *atoms* (peers of rules in use)
-//! match them; two destinations of a rule set have the same port class only if the same lists of ports of its rules match them. A
-//! rule is in the cells of every class that one of its peers matches (or of "any") times every port class that its ports contain (or
-//! "any"), and in no other. So the rules of a packet's four cells are exactly the rules that match the packet. A rank is the place of
-//! the rule in the order in which [`crate::model`] asks: admin rules; namespaced deny, then accept rules; isolation; baseline rules
-//! where nothing isolates. The lowest rank of a union is the lowest of the lowest ranks of its parts, so a cell needs only its best
-//! rule of the admin tier and its best of the rest, and a pass needs no more: it goes on to the best of the rest. A pass of the
-//! baseline tier accepts without a rule. No cell is expanded for a pass.
+//! **Why this is what the model says.** Two addresses have the same peer class only if the same *atoms* (peers of rules
+//! in use) match them; two destinations of a rule set have the same port class only if the same lists of ports of its
+//! rules match them. A rule counts for the cells of every class that one of its peers matches (or of "any") times every
+//! port class that its ports contain (or "any"), and for no other. So the rules that count for a packet's four cells
+//! are exactly the rules that match the packet. A rank is the place of the rule in the order in which [`crate::model`] asks: admin
+//! rules; namespaced deny, then accept rules; isolation; baseline rules where nothing isolates. The lowest rank of a
+//! union is the lowest of the lowest ranks of its parts, so a cell needs only its best rule of the admin tier and its
+//! best of the rest, and a pass needs no more: it goes on to the best of the rest. A pass of the baseline tier accepts
+//! without a rule. No cell is expanded for a pass.
 //!
-//! **Identifiers** stay the same while their meaning does. A key of [`Rows`] never changes its value: other rules are another rule
-//! set with another identifier, other atoms another class. [`diff`] rests on that.
+//! **Identifiers** stay the same while their meaning does. A key of [`Rows`] never changes its value: other rules are
+//! another rule set with another identifier, other atoms another class. [`diff()`] rests on that.
 
 use std::{
     collections::BTreeMap,
@@ -52,6 +53,7 @@ mod sets;
 
 pub use diff::{Change, Diff, diff};
 pub use engine::{Engine, Event, Refused};
+pub use kinds::IdentityInUse;
 pub use limits::{Limits, Sizes, Table, TooLarge};
 
 /// An endpoint, by a number of the caller.
@@ -103,7 +105,8 @@ pub struct RuleIndex(pub u32);
 pub struct Tables {
     /// The rule sets of each endpoint.
     pub sets: BTreeMap<EndpointKey, Sets>,
-    /// Longest-prefix rows of peers' addresses: endpoints, the node, every network and exception in use, and all of each family.
+    /// Longest-prefix rows of peers' addresses: endpoints, the node, every network and exception in use, and all of
+    /// each family.
     pub ipcache: BTreeMap<IpNet, Known>,
     /// The rows of each rule set.
     pub rules: BTreeMap<SetId, Arc<Rows>>,

@@ -1,6 +1,7 @@
 //! The verdict about one flow, by evaluating the policies one after the other as [`crate::model`] defines it.
 //!
-//! It is slow and short on purpose: tests compare the compiled rows with it, and an explanation of a verdict can be read from it.
+//! It is slow and short on purpose: tests compare the compiled rows with it, and an explanation of a verdict can be
+//! read from it.
 
 use std::net::IpAddr;
 
@@ -80,8 +81,9 @@ impl Verdict<'_> {
 
 /// Judges a flow. Policies may come in any order; no two have the same name.
 ///
-/// Policies of one tier are asked by ascending priority, then by name (kind, namespace, name), their rules in order; the
-/// namespaced tier has no priorities and asks every deny rule before the accept rules. The named rule is the first that matches.
+/// Policies of one tier are asked by ascending priority, then by name (kind, namespace, name), their rules in order;
+/// the namespaced tier has no priorities and asks every deny rule before the accept rules. The named rule is the first
+/// that matches.
 pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'_>) -> Verdict<'a> {
     let mut policies: Vec<&Policy> = policies.into_iter().filter(|p| selects(&p.subject, flow.subject)).collect();
     policies.sort_by_key(|p| (if p.tier == Tier::Namespaced { 0 } else { p.priority }, &p.name));

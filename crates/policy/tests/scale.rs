@@ -1,4 +1,5 @@
-//! Numbers of rows at the sizes that the look-up is made for. The times are printed: `--release --no-capture` shows them.
+//! Numbers of rows at the sizes that the look-up is made for. The times are printed: `--release --no-capture` shows
+//! them.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::{

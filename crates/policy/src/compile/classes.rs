@@ -16,8 +16,9 @@ pub(super) type Signature = Arc<[AtomId]>;
 
 /// Numbers the signatures.
 ///
-/// A signature that was there keeps its class. Another one takes the class of a signature that is gone if the two differ only in atoms
-/// that were added or dropped: rule sets that stay in use have none of those atoms, so the class means the same to them.
+/// A signature that was there keeps its class. Another one takes the class of a signature that is gone if the two
+/// differ only in atoms that were added or dropped: rule sets that stay in use have none of those atoms, so the class
+/// means the same to them.
 pub(super) fn number(
     old: &BTreeMap<Signature, PeerClass>,
     wanted: BTreeSet<Signature>,

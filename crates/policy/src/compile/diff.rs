@@ -1,23 +1,23 @@
 //! The changes of rows that lead from one state to another.
 //!
-//! At every prefix of the changes, the decision about every flow of an endpoint that both states have is that of the old tables or that
-//! of the new ones. So nothing passes that both deny.
+//! At every prefix of the changes, the decision about every flow of an endpoint that both states have is that of the
+//! old tables or that of the new ones. So nothing passes that both deny.
 //!
-//! **Why.** What is decided depends on the endpoint's rule set, on the class of the longest prefix of the peer's address, and on cells
-//! that never change their value. Three things are taken care of:
+//! **Why.** What is decided depends on the endpoint's rule set, on the class of the longest prefix of the peer's
+//! address, and on cells that never change their value. Three things are taken care of:
 //!
-//! - *Longest prefixes.* New prefixes come longest first, and old ones go shortest first. Until a prefix is changed, added or removed
-//!   its addresses have their old class; from then on they have their new one.
-//! - *Classes.* No cell of a class in use is written. A new class has its cells in every rule set before an address has the class, and an
-//!   old one loses them after no address has it.
-//! - *Endpoints with another rule set, while classes change too.* An old rule set has no cells for new classes, nor a new one for old
-//!   classes. So for the time of the change addresses that go from class `o` to class `n` have a class `t` that means `o` to the old rule
-//!   sets and `n` to the new ones. First the addresses take `t`, which changes nothing for rule sets that are left; then the endpoints
-//!   change their rule sets; then the addresses take `n`. A new class that only `o` leads to serves as its own `t`, and so does an old
-//!   one that leads only to `n`.
+//! - *Longest prefixes.* New prefixes come longest first, and old ones go shortest first. Until a prefix is changed,
+//!   added or removed its addresses have their old class; from then on they have their new one.
+//! - *Classes.* No cell of a class in use is written. A new class has its cells in every rule set before an address has
+//!   the class, and an old one loses them after no address has it.
+//! - *Endpoints with another rule set, while classes change too.* An old rule set has no cells for new classes, nor a
+//!   new one for old classes. So for the time of the change addresses that go from class `o` to class `n` have a class
+//!   `t` that means `o` to the old rule sets and `n` to the new ones. First the addresses take `t`, which changes
+//!   nothing for rule sets that are left; then the endpoints change their rule sets; then the addresses take `n`. A new
+//!   class that only `o` leads to serves as its own `t`, and so does an old one that leads only to `n`.
 //!
-//! A rule set that one endpoint leaves and others keep would have to mean both by `t`: the endpoint takes a copy of it beforehand, which
-//! is an old rule set.
+//! A rule set that one endpoint leaves and others keep would have to mean both by `t`: the endpoint takes a copy of it
+//! beforehand, which is an old rule set.
 
 use std::{
     borrow::Cow,
@@ -97,17 +97,15 @@ pub fn diff(old: &Tables, new: &Tables) -> Diff {
 
     put_addresses(old, new, &prefixes, &through, &mut changes);
     if !flips {
-        drop_addresses(old, new, &mut changes);
+        drop_addresses(new, &prefixes, &mut changes);
     }
     let flipped = new.sets.iter().filter(|(key, sets)| before.sets.get(key).is_some_and(|old| old != *sets));
     changes.extend(flipped.map(|(key, sets)| Change::PutSets(*key, *sets)));
     if flips {
-        let passed = new
-            .ipcache
-            .iter()
-            .filter(|(net, _)| prefixes.get(net).is_some_and(|way| through.get(way).is_some_and(|t| *t != way.1)));
-        changes.extend(passed.map(|(net, known)| Change::PutAddress(*net, *known)));
-        drop_addresses(old, new, &mut changes);
+        let last = |(net, way)| Some((net, new.ipcache.get(net)?, through.get(way)?));
+        let passed = prefixes.iter().filter_map(last).filter(|(_, known, t)| known.class != **t);
+        changes.extend(passed.map(|(net, known, _)| Change::PutAddress(*net, *known)));
+        drop_addresses(new, &prefixes, &mut changes);
     }
     let first = new.sets.iter().filter(|(key, _)| !old.sets.contains_key(key));
     changes.extend(first.map(|(key, sets)| Change::PutSets(*key, *sets)));
@@ -118,30 +116,28 @@ pub fn diff(old: &Tables, new: &Tables) -> Diff {
         old.origins.keys().filter(|rule| !new.origins.contains_key(rule)).map(|rule| Change::DropOrigin(*rule)),
     );
 
-    let before = before.sizes();
-    let sets = before.sets + new.rules.keys().filter(|id| !old.rules.contains_key(id)).count();
+    let first = prefixes.keys().filter(|net| !old.ipcache.contains_key(net)).count();
+    let sizes = before.sizes();
     let peak = Sizes {
-        ipcache: prefixes.len(),
-        ports: before.ports + added.ports,
-        rules: before.rules + added.rules + passing.len(),
-        sets,
+        ipcache: sizes.ipcache + first,
+        ports: sizes.ports + added.ports,
+        rules: sizes.rules + added.rules + passing.len(),
+        sets: sizes.sets + new.rules.keys().filter(|set| !old.rules.contains_key(set)).count(),
     };
     Diff { changes, peak }
 }
 
-/// The prefixes of both states, each with the class of its addresses (those of no longer prefix) in the old and in the new state.
-/// Without an old state, the old class is the new one.
+/// The prefixes with rows that differ, each with the class of its addresses (those of no longer prefix) in the old and
+/// in the new state. Without an old state, the old class is the new one.
 fn prefixes(old: &Tables, new: &Tables) -> BTreeMap<IpNet, Way> {
-    let class = |tables: &Tables, net: &IpNet| match tables.ipcache.get(net) {
-        Some(known) => Some(known.class),
-        None => covering(&tables.ipcache, *net).map(|(_, known)| known.class),
-    };
-    let all: BTreeSet<&IpNet> = old.ipcache.keys().chain(new.ipcache.keys()).collect();
+    let class = |tables: &Tables, net: &IpNet| covering(&tables.ipcache, *net).map(|(_, known)| known.class);
+    let changed = new.ipcache.iter().filter(|(net, known)| old.ipcache.get(net) != Some(known)).map(|(net, _)| net);
+    let gone = old.ipcache.keys().filter(|net| !new.ipcache.contains_key(net));
     let way = |net: &IpNet| {
         let after = class(new, net)?;
         Some((*net, (class(old, net).unwrap_or(after), after)))
     };
-    all.into_iter().filter_map(way).collect()
+    changed.chain(gone).filter_map(way).collect()
 }
 
 fn cells_of(tables: &Tables, set: SetId, class: PeerClass) -> impl Iterator<Item = (PortClass, &Cell)> {
@@ -159,11 +155,12 @@ fn both(sets: Sets) -> [SetId; 2] {
     [sets.ingress, sets.egress]
 }
 
-/// The old tables, in which endpoints that leave a rule set that stays have a copy of it, if it tells the ends of a way apart.
+/// The old tables, in which endpoints that leave a rule set that stays have a copy of it, if it tells the ends of a way
+/// apart.
 fn with_copies<'a>(old: &'a Tables, new: &Tables, ways: &BTreeSet<Way>) -> Cow<'a, Tables> {
     let mut tables = Cow::Borrowed(old);
     let mut copies: BTreeMap<SetId, SetId> = BTreeMap::new();
-    let mut free = old.rules.keys().chain(new.rules.keys()).map(|set| set.0).max().unwrap_or(0);
+    let mut free = (1..).map(SetId).filter(|set| !old.rules.contains_key(set) && !new.rules.contains_key(set));
     for (key, before) in &old.sets {
         let Some(after) = new.sets.get(key) else { continue };
         let mut copy = |before: SetId, after: SetId| {
@@ -173,9 +170,9 @@ fn with_copies<'a>(old: &'a Tables, new: &Tables, ways: &BTreeSet<Way>) -> Cow<'
                 return before;
             }
             *copies.entry(before).or_insert_with(|| {
-                free += 1;
-                tables.to_mut().rules.insert(SetId(free), Arc::clone(rows));
-                SetId(free)
+                let copy = free.next().unwrap_or(before);
+                tables.to_mut().rules.insert(copy, Arc::clone(rows));
+                copy
             })
         };
         let ingress = copy(before.ingress, after.ingress);
@@ -202,8 +199,14 @@ fn pass_through(
     let classes =
         |tables: &Tables| -> BTreeSet<PeerClass> { tables.ipcache.values().map(|known| known.class).collect() };
     let (before, after) = (classes(old), classes(new));
+    let mut free = (1..).map(PeerClass).filter(|class| !before.contains(class) && !after.contains(class));
     let all: BTreeSet<Way> = prefixes.values().copied().collect();
-    let mut free = before.iter().chain(&after).map(|class| class.0).max().unwrap_or(0);
+    // To how many classes the addresses of a class go, and from how many they come.
+    let (mut to, mut from): (BTreeMap<PeerClass, usize>, BTreeMap<PeerClass, usize>) = Default::default();
+    for (o, n) in all {
+        *to.entry(o).or_default() += 1;
+        *from.entry(n).or_default() += 1;
+    }
 
     let left: Vec<SetId> = old.rules.keys().filter(|set| !new.rules.contains_key(set)).copied().collect();
     let taken: Vec<SetId> = new.rules.keys().filter(|set| !old.rules.contains_key(set)).copied().collect();
@@ -219,8 +222,8 @@ fn pass_through(
 
     for way in ways {
         let (o, n) = *way;
-        let only_from_o = !before.contains(&n) && all.iter().filter(|(_, to)| *to == n).count() == 1;
-        let only_to_n = !after.contains(&o) && all.iter().filter(|(from, _)| *from == o).count() == 1;
+        let only_from_o = !before.contains(&n) && from.get(&n) == Some(&1);
+        let only_to_n = !after.contains(&o) && to.get(&o) == Some(&1);
         let mut copy = |tables: &Tables, sets: &mut dyn Iterator<Item = SetId>, from: PeerClass, to: PeerClass| {
             for set in sets {
                 cells.extend(cells_of(tables, set, from).map(|(port, cell)| ((set, (to, port)), *cell)));
@@ -233,10 +236,10 @@ fn pass_through(
             copy(new, &mut taken.iter().copied(), n, o);
             o
         } else {
-            free += 1;
-            copy(old, &mut left.iter().copied(), o, PeerClass(free));
-            copy(new, &mut new.rules.keys().copied(), n, PeerClass(free));
-            PeerClass(free)
+            let t = free.next().unwrap_or(n);
+            copy(old, &mut left.iter().copied(), o, t);
+            copy(new, &mut new.rules.keys().copied(), n, t);
+            t
         };
         through.insert(*way, t);
     }
@@ -279,8 +282,8 @@ fn drop_rows(old: &Tables, new: &Tables, changes: &mut Vec<Change>) {
     }
 }
 
-/// Prefixes that are new, the longest first, then those whose class or identity is another. Those on a way take the class for the time of
-/// the change.
+/// Prefixes that are new, the longest first, then those whose class or identity is another. Those on a way take the
+/// class for the time of the change.
 fn put_addresses(
     old: &Tables,
     new: &Tables,
@@ -312,8 +315,8 @@ fn put_addresses(
 }
 
 /// Prefixes that are gone, the shortest first.
-fn drop_addresses(old: &Tables, new: &Tables, changes: &mut Vec<Change>) {
-    let mut gone: Vec<IpNet> = old.ipcache.keys().filter(|net| !new.ipcache.contains_key(net)).copied().collect();
+fn drop_addresses(new: &Tables, prefixes: &BTreeMap<IpNet, Way>, changes: &mut Vec<Change>) {
+    let mut gone: Vec<IpNet> = prefixes.keys().filter(|net| !new.ipcache.contains_key(net)).copied().collect();
     gone.sort_by_key(IpNet::prefix_len);
     changes.extend(gone.into_iter().map(Change::DropAddress));
 }

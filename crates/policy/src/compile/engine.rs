@@ -20,7 +20,8 @@ use std::{
 };
 
 use super::{
-    Change, EndpointKey, Limits, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Table, Tables, TooLarge,
+    Change, EndpointKey, Limits, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Sizes, Table, Tables,
+    TooLarge,
     atoms::{AtomId, Atoms},
     diff::diff,
     ids::Ids,
@@ -78,18 +79,17 @@ impl Engine {
         Self::after(limits, Tables::default())
     }
 
-    /// Takes the place of the engine that made `tables`: the first changes lead from them to the tables of the first events, whose
-    /// identifiers are others.
+    /// Takes the place of the engine that made `tables`: the first changes lead from them to the tables of the first
+    /// events, whose identifiers are others.
     #[must_use]
     pub fn after(limits: Limits, tables: Tables) -> Self {
-        let classes = tables.ipcache.values().map(|known| known.class.0);
         Self {
             limits,
-            policies: Policies::new(Ids::above(tables.origins.keys().map(|rule| rule.0).max().unwrap_or(0))),
+            policies: Policies::new(Ids::beside(tables.origins.keys().map(|rule| rule.0))),
             kinds: Kinds::default(),
             atoms: Atoms::default(),
-            sets: RuleSets::new(Ids::above(tables.rules.keys().map(|set| set.0).max().unwrap_or(0))),
-            peers: Peers::new(Ids::above(classes.max().unwrap_or(0))),
+            sets: RuleSets::new(Ids::beside(tables.rules.keys().map(|set| set.0))),
+            peers: Peers::new(Ids::beside(tables.ipcache.values().map(|known| known.class.0))),
             tables,
         }
     }
@@ -106,36 +106,39 @@ impl Engine {
         self.tables
     }
 
-    /// Takes in the events as one change. The answer leads from the tables before to the tables after; identifiers that it removes
-    /// are used again by later calls, so changes are carried out in order and completely.
+    /// Takes in the events as one change. The answer leads from the tables before to the tables after; identifiers that
+    /// it removes are used again by later calls, so changes are carried out in order and completely.
     ///
     /// # Errors
     /// The rows do not fit, or two endpoints with different labels have one identity. Then nothing has changed.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Vec<Change>, Refused> {
         let mut next = self.clone();
-        next.build(events)?;
-        if let Some(beyond) = next.tables.sizes().beyond(&self.limits) {
+        if let Some(beyond) = next.build(events)?.beyond(&self.limits) {
             return Err(next.too_large(beyond, false).into());
         }
         let diff = diff(&self.tables, &next.tables);
         if let Some(beyond) = diff.peak.beyond(&self.limits) {
             return Err(next.too_large(beyond, true).into());
         }
+        // No number is taken before the next call, and the changes have been carried out by then.
+        next.policies.settle();
+        next.sets.settle();
+        next.peers.settle();
         *self = next;
         Ok(diff.changes)
     }
 
-    /// Makes the tables after the events.
-    fn build(&mut self, events: impl IntoIterator<Item = Event>) -> Result<(), IdentityInUse> {
-        self.policies.settle();
-        self.sets.settle();
-        self.peers.settle();
+    /// Makes the tables after the events. If they have more cells than fit, they are not complete, and the answer has a
+    /// lower bound of the number that is needed.
+    fn build(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Sizes, IdentityInUse> {
         if self.peers.classes().is_empty() {
             // The first time: the tables are empty, or those of another engine.
             self.tables = Tables::default();
         }
         let mut touched = Touched::default();
+        let mut origins = false;
         for event in events {
+            origins |= matches!(event, Event::Policy(_) | Event::NoPolicy(_));
             match event {
                 Event::Policy(policy) => self.policy(&policy.name.clone(), Some(policy), &mut touched),
                 Event::NoPolicy(name) => self.policy(&name, None, &mut touched),
@@ -144,32 +147,28 @@ impl Engine {
                 Event::Node(node) => self.kinds.set_node(node, &mut touched),
             }
         }
+        if origins {
+            self.tables.origins = self.policies.all().map(|rule| (rule.index, Arc::clone(&rule.origin))).collect();
+        }
         self.choose_sets(&mut touched);
         let delta = self.atoms.settle();
         let Self { peers, atoms, kinds, tables, .. } = self;
         let changed = peers.update(&delta, &touched.addresses, atoms, kinds, &mut tables.ipcache);
-        self.fill_sets(&changed);
+        let cells = self.fill_sets(&changed);
         for key in touched.members {
             match self.kinds.sets(key) {
                 Some(sets) => drop(self.tables.sets.insert(key, sets)),
                 None => drop(self.tables.sets.remove(&key)),
             }
         }
-        Ok(())
+        Ok(Sizes { rules: cells, ..self.tables.sizes() })
     }
 
     fn policy(&mut self, name: &PolicyName, policy: Option<Policy>, touched: &mut Touched) {
-        let Self { policies, kinds, atoms, tables, .. } = self;
-        let mut identities = Vec::new();
-        let selected = kinds.identities_mut().map(|(identity, selected)| {
-            identities.push(identity);
-            selected
-        });
-        let affected = policies.set(name, policy, selected, atoms);
-        let affected: BTreeSet<_> =
-            identities.into_iter().zip(affected).filter_map(|(id, yes)| yes.then_some(id)).collect();
-        touched.kinds.extend(kinds.iter().filter(|(_, kind)| affected.contains(&kind.identity())).map(|(id, _)| id));
-        tables.origins = policies.all().map(|rule| (rule.index, Arc::clone(&rule.origin))).collect();
+        let Self { policies, kinds, atoms, .. } = self;
+        let affected = policies.set(name, policy, kinds.identities_mut(), atoms);
+        let kinds = kinds.iter().filter(|(_, kind)| affected.contains(&kind.identity()));
+        touched.kinds.extend(kinds.map(|(id, _)| id));
     }
 
     /// Finds the rule sets of the kinds whose rules may be others.
@@ -200,23 +199,35 @@ impl Engine {
         sets.sweep(atoms);
     }
 
-    /// Makes the rows of new rule sets, and those of new classes in the others.
-    fn fill_sets(&mut self, changed: &Changed) {
-        let Self { sets, peers, tables, .. } = self;
+    /// Makes the rows of new rule sets, and those of new classes in the others. The answer is the number of cells; if
+    /// it is more than fit, it is a lower bound, and most are not made: a few rules can ask for more cells than the
+    /// node has memory for.
+    fn fill_sets(&mut self, changed: &Changed) -> usize {
+        let Self { sets, peers, tables, limits, .. } = self;
         tables.rules.retain(|id, _| sets.plan(*id).is_some());
+        for rows in tables.rules.values_mut() {
+            let gone: Vec<_> = changed.gone.iter().flat_map(|class| cells_of(rows, *class)).collect();
+            for key in gone {
+                Arc::make_mut(rows).cells.remove(&key);
+            }
+        }
+        let mut needed = tables.sizes().rules;
+        let mut cells = |plan: &Plan, class: PeerClass, signature: &[AtomId]| -> Vec<_> {
+            needed += plan.at_least(signature);
+            if needed > limits.rules {
+                return Vec::new();
+            }
+            let cells = plan.cells_of(signature);
+            needed += cells.len() - plan.at_least(signature);
+            cells.into_iter().map(|(port, cell)| ((class, port), cell)).collect()
+        };
         let mut by_atom: Option<BTreeMap<AtomId, Vec<_>>> = None;
         for (id, plan) in sets.iter() {
             if let Some(rows) = tables.rules.get_mut(&id) {
-                for class in &changed.gone {
-                    let keys: Vec<_> = cells_of(rows, *class).collect();
-                    for key in keys {
-                        Arc::make_mut(rows).cells.remove(&key);
-                    }
-                }
                 for (class, signature) in &changed.new {
-                    let cells = plan.cells_of(signature);
+                    let cells = cells(plan, *class, signature);
                     if !cells.is_empty() {
-                        Arc::make_mut(rows).cells.extend(cells.into_iter().map(|(port, cell)| ((*class, port), cell)));
+                        Arc::make_mut(rows).cells.extend(cells);
                     }
                 }
                 continue;
@@ -228,15 +239,15 @@ impl Engine {
                 }
                 by_atom
             });
-            let classes: BTreeMap<_, _> =
-                plan.peers().filter_map(|atom| by_atom.get(&atom)).flatten().copied().collect();
-            let own = classes.into_iter().flat_map(|(class, signature)| {
-                plan.cells_of(signature).into_iter().map(move |(port, cell)| ((class, port), cell))
-            });
+            let of_peers = plan.peers().filter_map(|atom| by_atom.get(&atom)).flatten().copied();
+            let classes: BTreeMap<PeerClass, _> = of_peers.collect();
+            let own = classes.into_iter().flat_map(|(class, signature)| cells(plan, class, signature));
             let any = plan.cells_of_any().into_iter().map(|(port, cell)| ((PeerClass::ANY, port), cell));
             let (ports, isolated_by) = (plan.ports.clone(), plan.key.isolated_by.clone());
-            tables.rules.insert(id, Arc::new(Rows { ports, cells: any.chain(own).collect(), isolated_by }));
+            let rows = Rows { ports, cells: any.chain(own).collect(), isolated_by };
+            tables.rules.insert(id, Arc::new(rows));
         }
+        needed.max(tables.sizes().rules)
     }
 
     fn too_large(&self, (table, needed, limit): (Table, usize, usize), during: bool) -> TooLarge {

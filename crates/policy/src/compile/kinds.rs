@@ -51,8 +51,8 @@ pub(super) enum Owner {
 /// Two endpoints with one identity and different labels or namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "take in endpoint {}: other endpoints with identity {} have other labels or another namespace; give each set of labels an \
-     identity of its own",
+    "take in endpoint {}: other endpoints with identity {} have other labels or another namespace; give each set of \
+     labels an identity of its own",
     endpoint.0,
     identity.0
 )]
@@ -185,8 +185,8 @@ impl Kinds {
         id
     }
 
-    pub(super) fn identities_mut(&mut self) -> impl Iterator<Item = (Identity, &mut Arc<Selected>)> {
-        self.identities.iter_mut().map(|(identity, selected)| (*identity, selected))
+    pub(super) fn identities_mut(&mut self) -> &mut BTreeMap<Identity, Arc<Selected>> {
+        &mut self.identities
     }
 
     pub(super) fn selected(&self, kind: &Kind) -> Option<&Selected> {

@@ -51,8 +51,8 @@ const TOLD: usize = 3;
 /// The rows of the policies do not fit. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "compile the policies: {needed} {table} are needed{}, {} more than the {limit} that fit; {}; narrow or merge these rules, or remove \
-     policies first",
+    "compile the policies: at least {needed} {table} are needed{}, {} more than the {limit} that fit; {}; narrow or merge \
+     these rules, or remove policies first",
     if *.during { " while the rows change" } else { "" },
     .needed.saturating_sub(*.limit),
     told(.largest)
@@ -60,7 +60,7 @@ const TOLD: usize = 3;
 pub struct TooLarge {
     /// What does not fit.
     pub table: Table,
-    /// Rows that are needed.
+    /// Rows that are needed; of [`Table::Rules`] there may be more.
     pub needed: usize,
     /// Rows that fit.
     pub limit: usize,

@@ -20,8 +20,9 @@ pub(super) fn longest<V>(map: &BTreeMap<IpNet, V>, address: IpAddr) -> Option<(&
 
 /// The longest prefix that contains the network.
 ///
-/// Prefixes are ordered by address, then by length, so the prefix looked for is not behind the network, and it contains every
-/// prefix of the map that lies between. So it has no more bits than the network shares with the nearest prefix before it.
+/// Prefixes are ordered by address, then by length, so the prefix looked for is not behind the network, and it contains
+/// every prefix of the map that lies between. So it has no more bits than the network shares with the nearest prefix
+/// before it.
 pub(super) fn covering<V>(map: &BTreeMap<IpNet, V>, mut net: IpNet) -> Option<(&IpNet, &V)> {
     loop {
         let (nearest, value) = map.range(..=net).next_back()?;
@@ -37,8 +38,8 @@ pub(super) fn covering<V>(map: &BTreeMap<IpNet, V>, mut net: IpNet) -> Option<(&
     }
 }
 
-/// Networks and exceptions in use, and all addresses of each family, each with the atoms that match an address for which it is the
-/// longest.
+/// Networks and exceptions in use, and all addresses of each family, each with the atoms that match an address for
+/// which it is the longest.
 #[derive(Debug, Clone)]
 pub(super) struct Boundaries(pub(super) Arc<BTreeMap<IpNet, Arc<[AtomId]>>>);
 

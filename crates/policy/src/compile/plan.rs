@@ -101,6 +101,11 @@ impl Plan {
         cells(self.of_any.iter().filter_map(|at| self.clauses.get(*at)))
     }
 
+    /// A class of peers that these atoms match has no fewer cells than this.
+    pub(super) fn at_least(&self, matching: &[AtomId]) -> usize {
+        self.clauses_of(matching).map(|clause| clause.ports.len()).max().unwrap_or(0)
+    }
+
     /// The cells of a class of peers that these atoms, in order, match.
     pub(super) fn cells_of(&self, matching: &[AtomId]) -> BTreeMap<PortClass, Cell> {
         cells(self.clauses_of(matching))

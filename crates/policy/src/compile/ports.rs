@@ -11,8 +11,8 @@ use crate::model::PortRange;
 /// Ports of one or more protocols: all that one rule names.
 pub(super) type PortList = BTreeSet<(L4, PortRange)>;
 
-/// The prefixes of the ports that the lists contain, and for each list the classes of its ports, in the order of the lists. Ports
-/// are of one class if the same lists contain them.
+/// The prefixes of the ports that the lists contain, and for each list the classes of its ports, in the order of the
+/// lists. Ports are of one class if the same lists contain them.
 pub(super) fn classes(lists: &[Arc<PortList>]) -> (BTreeMap<PortPrefix, PortClass>, Vec<Vec<PortClass>>) {
     /// By how much the number of ranges of a list that contain a port changes at a port.
     type Steps = Vec<(usize, i32)>;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    L4, RuleIndex, Ruling,
+    Identity, L4, RuleIndex, Ruling,
     atoms::{Atom, AtomId, Atoms},
     ids::Ids,
     ports::PortList,
@@ -71,6 +71,10 @@ pub(super) struct Selected {
 }
 
 impl Selected {
+    fn selected_by(&self, policy: &Policy) -> bool {
+        policy.subject.selects(&self.labels, self.namespace.as_ref())
+    }
+
     /// Whether the endpoint has these labels and this namespace.
     pub(super) fn is_of(&self, endpoint: &Endpoint) -> bool {
         self.labels == endpoint.labels && self.namespace == endpoint.namespace
@@ -107,15 +111,15 @@ impl Policies {
         self.indices.settle();
     }
 
-    /// Takes in a policy in place of one of its name, or takes one away. `identities` learn whether it selects them; the answer is
-    /// true for those whose rules may have changed.
-    pub(super) fn set<'a>(
+    /// Takes in a policy in place of one of its name, or takes one away. The identities learn whether it selects them;
+    /// the answer has those whose rules may have changed.
+    pub(super) fn set(
         &mut self,
         name: &PolicyName,
         policy: Option<Policy>,
-        identities: impl Iterator<Item = &'a mut Arc<Selected>>,
+        identities: &mut BTreeMap<Identity, Arc<Selected>>,
         atoms: &mut Atoms,
-    ) -> Vec<bool> {
+    ) -> BTreeSet<Identity> {
         let old = self.orders.remove(name).and_then(|order| self.entries.remove_entry(&order));
         let new = policy.map(|policy| {
             let order = Arc::new(Order::of(&policy));
@@ -124,30 +128,28 @@ impl Policies {
             self.entries.insert(Arc::clone(&order), Arc::clone(&entry));
             (order, entry)
         });
-        if let Some((_, entry)) = &old {
-            let kept = new.as_ref().map_or(&[][..], |(_, entry)| &entry.rules);
-            for rule in &entry.rules {
-                rule.peers.iter().flatten().for_each(|atom| atoms.drop(*atom));
-                if !kept.iter().any(|other| other.index == rule.index) {
-                    self.indices.give_back(rule.index.0);
-                }
+        let kept: BTreeSet<_> = new.iter().flat_map(|(_, entry)| &entry.rules).map(|rule| rule.index).collect();
+        for rule in old.iter().flat_map(|(_, entry)| &entry.rules) {
+            rule.peers.iter().flatten().for_each(|atom| atoms.drop(*atom));
+            if !kept.contains(&rule.index) {
+                self.indices.give_back(rule.index.0);
             }
         }
-        let learn = |identity: &'a mut Arc<Selected>| {
-            let was = old.as_ref().filter(|(order, _)| identity.by.contains(order));
-            let selects = |(_, entry): &&(_, Arc<Entry>)| {
-                entry.policy.subject.selects(&identity.labels, identity.namespace.as_ref())
-            };
-            let is = new.as_ref().filter(selects);
-            let affected = was.is_some() || is.is_some();
-            if was.map(|(order, _)| order) != is.map(|(order, _)| order) {
-                let identity = Arc::make_mut(identity);
-                was.map(|(order, _)| identity.by.remove(order));
-                identity.by.extend(is.map(|(order, _)| Arc::clone(order)));
+
+        let mut affected = BTreeSet::new();
+        for (id, identity) in identities {
+            let was = old.as_ref().map(|(order, _)| order).filter(|order| identity.by.contains(*order));
+            let is = new.as_ref().filter(|(_, entry)| identity.selected_by(&entry.policy)).map(|(order, _)| order);
+            if was.is_some() || is.is_some() {
+                affected.insert(*id);
             }
-            affected
-        };
-        identities.map(learn).collect()
+            if was != is {
+                let identity = Arc::make_mut(identity);
+                was.map(|order| identity.by.remove(order));
+                identity.by.extend(is.cloned());
+            }
+        }
+        affected
     }
 
     /// A rule keeps its index if the rule at its place in the old policy was the same, wherever it was written.
@@ -166,13 +168,14 @@ impl Policies {
     /// A new identity: which policies select it.
     pub(super) fn select(&self, endpoint: &Endpoint) -> Selected {
         let (labels, namespace) = (endpoint.labels.clone(), endpoint.namespace.clone());
-        let selects = |(_, entry): &(_, &Arc<Entry>)| entry.policy.subject.selects(&labels, namespace.as_ref());
-        let by = self.entries.iter().filter(selects).map(|(order, _)| Arc::clone(order)).collect();
-        Selected { labels, namespace, by }
+        let mut selected = Selected { labels, namespace, by: BTreeSet::new() };
+        let by = self.entries.iter().filter(|(_, entry)| selected.selected_by(&entry.policy));
+        selected.by = by.map(|(order, _)| Arc::clone(order)).collect();
+        selected
     }
 
-    /// The rules of a direction for endpoints with these labels, in the order in which they are asked, and what tells them from
-    /// others. `None` if there are none and nothing isolates. `numbers` resolves a named port.
+    /// The rules of a direction for endpoints with these labels, in the order in which they are asked, and what tells
+    /// them from others. `None` if there are none and nothing isolates. `numbers` resolves a named port.
     pub(super) fn rules(
         &self,
         identity: &Selected,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use wharf_policy::{
     compile::{EndpointKey, Engine, Event, Identity, Limits, Member, Refused, Sizes, Table, TooLarge},
-    model::{Endpoint, Peer, Policy, Port, PortRange, Protocol},
+    model::{Endpoint, Peer, Policy, Port, PortRange, Protocol, Rule},
 };
 
 use crate::{
@@ -85,9 +85,25 @@ fn an_error_says_what_does_not_fit_and_what_to_do() {
     let error = too_large(engine.apply([wide(1, 40, 0)]));
     assert_eq!(
         error.to_string(),
-        "compile the policies: 42 rule rows are needed, 12 more than the 30 that fit; most are of policies.yaml:1: a document, spec \
+        "compile the policies: at least 41 rule rows are needed, 11 more than the 30 that fit; most are of policies.yaml:1: a document, spec \
          (40); policies.yaml:0: a document, spec (1); narrow or merge these rules, or remove policies first"
     );
+}
+
+#[test]
+fn rows_far_beyond_the_limit_are_counted_and_not_made() {
+    // Every network of one rule has a cell for every port that the others name.
+    let mut engine = start(Sizes { rules: 1 << 16, ..ROOMY });
+    let Event::Policy(mut policy) = wide(1, 4_000, 0) else { panic!("a policy") };
+    let all = Port::Numbers { protocol: Protocol::Tcp, ports: PortRange::ALL };
+    policy.rules[0].ports = Some(vec![all]);
+    let single = |port| Port::Numbers { protocol: Protocol::Tcp, ports: PortRange { first: port, last: port } };
+    let rule = policy.rules[0].clone();
+    let one = |port| Rule { ports: Some(vec![single(port)]), peers: Some(Vec::new()), ..rule.clone() };
+    policy.rules.extend((0..2_000).map(one));
+    let error = too_large(engine.apply([Event::Policy(policy)]));
+    assert_eq!((error.table, error.during, error.largest[0].1), (Table::Rules, false, 4_000 * 2_001), "{error}");
+    assert!(error.needed > 7_000_000, "{error}");
 }
 
 #[test]

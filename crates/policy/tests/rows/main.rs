@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use proptest::{collection::vec, prelude::*};
+use proptest::{collection::vec, prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use wharf_policy::{
     compile::{EndpointKey, Event, Identity, Limits, Member, Tables, compile},
     model::Endpoint,
@@ -49,14 +49,35 @@ fn verdict<'a>(tables: &'a Tables, probe: &Probe) -> Option<Verdict<'a>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_rows_decide_what_the_policies_say(world in universe::world(), probes in vec(universe::probe(), 64)) {
+    fn the_rows_decide_what_the_policies_say(world in universe::world(), probes in vec(universe::probe(), 24)) {
         let tables = compile(events(&world), ROOMY).expect("it fits");
         for probe in &probes {
             let said = world.flow(probe).map(|flow| judge(world.policies.values(), &flow));
             prop_assert_eq!(verdict(&tables, probe), said, "{:?}", probe);
         }
     }
+}
+
+#[test]
+fn random_flows_meet_every_kind_of_verdict() {
+    let mut runner = TestRunner::deterministic();
+    let mut kinds = [0; 4];
+    for _ in 0..200 {
+        let world = universe::world().new_tree(&mut runner).expect("a world").current();
+        let probes = vec(universe::probe(), 20).new_tree(&mut runner).expect("probes").current();
+        for flow in probes.iter().filter_map(|probe| world.flow(probe)) {
+            let kind = match judge(world.policies.values(), &flow) {
+                Verdict::Accept { rule: None } => 0,
+                Verdict::Accept { rule: Some(_) } => 1,
+                Verdict::Deny { rule: None, .. } => 2,
+                Verdict::Deny { rule: Some(_), .. } => 3,
+            };
+            kinds[kind] += 1;
+        }
+    }
+    let all: u32 = kinds.iter().sum();
+    assert!(kinds.iter().all(|kind| kind * 20 > all), "each is more than a twentieth: {kinds:?}");
 }

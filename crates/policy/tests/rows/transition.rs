@@ -45,7 +45,8 @@ pub(crate) fn carry_out(change: &Change, tables: &mut Tables) {
     }
 }
 
-/// The tables as the programs' maps have them: without sets that have no rows, and without what is not for the programs.
+/// The tables as the programs' maps have them: without sets that have no rows, and without what is not for the
+/// programs.
 pub(crate) fn rows_alone(tables: &Tables) -> Tables {
     let mut tables = tables.clone();
     tables.rules.retain(|_, rows| !rows.ports.is_empty() || !rows.cells.is_empty());
@@ -57,7 +58,8 @@ fn decide(tables: &Tables, probe: &Probe) -> Option<Decision> {
     tables.decide(EndpointKey(probe.endpoint), probe.direction, probe.peer, probe.destination)
 }
 
-/// Carries out the difference, and fails where a flow of an endpoint of both states is decided in another way than before and after.
+/// Carries out the difference, and fails where a flow of an endpoint of both states is decided in another way than
+/// before and after.
 fn check(old: &Tables, new: &Tables, probes: &[Probe]) -> Result<(), TestCaseError> {
     let diff = diff(old, new);
     let mut now = rows_alone(old);
@@ -144,7 +146,8 @@ fn check_labels(
 
 #[test]
 fn endpoints_that_change_labels_together_do_not_pass_as_half_changed() {
-    // 1 and 2 never admit each other: neither as two a's nor as two b's. An a that met a b would. 3 and 4 keep the rule sets.
+    // 1 and 2 never admit each other: neither as two a's nor as two b's. An a that met a b would. 3 and 4 keep the rule
+    // sets.
     let policies: &[(_, &[_])] = &[("a", &["b"]), ("b", &["a"])];
     check_labels([policies; 2], [&["a", "a", "a", "b"], &["b", "b", "a", "b"]]).expect("a copy of the rule set of a");
     // 2 is the last c: its class is there no longer.

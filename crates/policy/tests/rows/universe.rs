@@ -1,4 +1,5 @@
-//! A small universe of labels, addresses and ports, so that random policies meet random flows often, and generators of both.
+//! A small universe of labels, addresses and ports, so that random policies meet random flows often, and generators of
+//! both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
