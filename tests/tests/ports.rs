@@ -147,6 +147,7 @@ fn a_container_with_a_published_port_does_not_reach_the_nodes_loopback() -> Resu
         let dropped =
             told["verdicts"].as_array().into_iter().flatten().find(|v| v["reason"] == "invalid-destination-ip");
         ensure!(dropped.is_some_and(|v| v["packets"] == 2), "{:#}", told["verdicts"]);
+        wait::until("the audit to put the table back", || Ok(node.audit()?.findings.is_empty().then_some(())))?;
         node.detach(&end)
     })
 }
