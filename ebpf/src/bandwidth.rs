@@ -13,22 +13,22 @@
 use core::{intrinsics, ptr};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_ktime_get_ns, programs::TcContext};
-use wharf_common::{Direction, DropReason};
+use wharf_common::{DropReason, drop_reason::REASONS};
 
 use crate::{config::Config, maps::BANDWIDTH, test_packet};
 
 const NANOSECONDS: u64 = 1_000_000_000;
 const BITS: u64 = 8;
 
-/// Charges the packet to the bucket of its direction. A direction without a limit costs a look at a flag; a test packet is
-/// not charged.
+/// Charges a packet that is forwarded to the bucket of the direction of its row of counters; true: it must be dropped. A direction without a
+/// limit costs a look at a flag; a test packet is not charged, nor is a neighbour message.
 #[inline(always)]
-pub fn charge(ctx: &TcContext, config: Config, direction: Direction) -> Result<(), DropReason> {
-    // SAFETY: the context the program was called with.
-    if config.limits(direction) && unsafe { wharf_bandwidth(ctx.skb.skb, direction as u32) } == EXCEEDS {
-        return Err(DropReason::BandwidthExceeded);
-    }
-    Ok(())
+pub fn exceeds(ctx: &TcContext, config: Config, row: u32) -> bool {
+    let direction = row / REASONS;
+    config.limits(direction)
+        && row % REASONS != DropReason::NeighbourAnswered as u32
+        // SAFETY: the context the program was called with.
+        && unsafe { wharf_bandwidth(ctx.skb.skb, direction) } == EXCEEDS
 }
 
 /// Bytes of the headers of an IPv6 packet with TCP: what each further segment of a GSO packet adds on the wire. Less than
@@ -50,7 +50,7 @@ unsafe fn wire_bytes(skb: *mut __sk_buff) -> u64 {
 const EXCEEDS: u32 = 0;
 const PASSES: u32 = 1;
 
-/// [`charge`] as a global function, which the verifier looks at once.
+/// [`exceeds`] as a global function, which the verifier looks at once.
 ///
 /// # Safety
 ///

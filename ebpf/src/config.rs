@@ -5,13 +5,10 @@ use core::{mem::offset_of, ptr};
 use aya_ebpf::Global;
 use wharf_common::{
     Direction, EndpointConfig, EndpointConsts,
-    map::{FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, limit_flag},
+    map::{FLAG_LIVE, FLAG_TRACE, limit_flag},
 };
 
-use crate::{
-    maps::CONFIG,
-    parse::{Ipv6Address, Mac},
-};
+use crate::{event, maps::CONFIG, parse::Ipv6Address};
 
 /// Set by the loader and frozen before the verifier sees it, which then treats every field as a known number.
 #[unsafe(no_mangle)]
@@ -25,11 +22,12 @@ static CONSTS: Global<EndpointConsts> = Global::new(EndpointConsts {
 
 // The casts below rely on these places and on the alignment of the structs' first fields.
 const _: () = {
-    assert!(offset_of!(EndpointConsts, container_mac).is_multiple_of(align_of::<Mac>()));
-    assert!(offset_of!(EndpointConsts, host_mac).is_multiple_of(align_of::<Mac>()));
+    assert!(offset_of!(EndpointConsts, container_mac).is_multiple_of(align_of::<u32>()));
+    assert!(offset_of!(EndpointConsts, host_mac) == offset_of!(EndpointConsts, container_mac) + 6);
     assert!(offset_of!(EndpointConfig, ipv4).is_multiple_of(align_of::<u32>()));
     assert!(offset_of!(EndpointConfig, gateway4).is_multiple_of(align_of::<u32>()));
     assert!(offset_of!(EndpointConfig, ipv6).is_multiple_of(align_of::<Ipv6Address>()));
+    assert!(limit_flag(Direction::Egress) == limit_flag(Direction::Ingress) << Direction::Egress as u32);
     assert!(offset_of!(EndpointConfig, gateway6).is_multiple_of(align_of::<Ipv6Address>()));
 };
 
@@ -37,7 +35,7 @@ const _: () = {
 macro_rules! constant {
     ($field:ident as $t:ty) => {{
         let consts = (&raw const CONSTS).cast::<EndpointConsts>();
-        // SAFETY: `Global` is transparent over the struct, the field lies inside it and is aligned (asserted above).
+        // SAFETY: `Global` is transparent over the struct, what is read lies inside it and is aligned (asserted above).
         unsafe { ptr::read_volatile((&raw const (*consts).$field).cast::<$t>()) }
     }};
 }
@@ -48,16 +46,11 @@ pub fn endpoint_id() -> u32 {
     constant!(endpoint_id as u32)
 }
 
-/// The only Ethernet source the container may use.
+/// The only Ethernet source that the container may use, and what the container takes for the gateway's MAC: three words, as they lie next
+/// to each other.
 #[inline(always)]
-pub fn container_mac() -> Mac {
-    constant!(container_mac as Mac)
-}
-
-/// What the container takes for the gateway's MAC.
-#[inline(always)]
-pub fn host_mac() -> Mac {
-    constant!(host_mac as Mac)
+pub fn macs() -> [u32; 3] {
+    constant!(container_mac as [u32; 3])
 }
 
 /// Debug records wanted.
@@ -91,26 +84,21 @@ impl Config {
         self.flags() & FLAG_TRACE != 0
     }
 
-    /// [`Self::trace`] as 1 or 0, without a branch.
+    /// The bandwidth of this [`Direction`], as a number, is limited.
     #[inline(always)]
-    pub fn trace_bit(self) -> u32 {
-        (self.flags() & FLAG_TRACE) / FLAG_TRACE
+    pub fn limits(self, direction: u32) -> bool {
+        self.flags() & limit_flag(Direction::Ingress) << direction != 0
     }
 
-    /// Packets to other endpoints of the node go through its stack.
+    /// Every packet toward the container has to be looked at by `deliver` once its verdict is known.
     #[inline(always)]
-    pub fn local_by_stack(self) -> bool {
-        self.flags() & FLAG_LOCAL_BY_STACK != 0
+    pub fn is_watched_or_limited(self) -> bool {
+        self.flags() & (FLAG_TRACE | limit_flag(Direction::Ingress)) != 0 || event::wants_log()
     }
 
-    /// The bandwidth of this direction is limited.
+    /// `FLAG_*` bits.
     #[inline(always)]
-    pub fn limits(self, direction: Direction) -> bool {
-        self.flags() & limit_flag(direction) != 0
-    }
-
-    #[inline(always)]
-    fn flags(self) -> u32 {
+    pub fn flags(self) -> u32 {
         // SAFETY: a map value; the pointer came from a lookup and lives as long as the program runs.
         unsafe { (*self.0).flags }
     }
@@ -162,17 +150,5 @@ impl Config {
     pub fn gateway6(self) -> Ipv6Address {
         // SAFETY: as in `ipv6`.
         unsafe { (&raw const (*self.0).gateway6).cast::<Ipv6Address>().read() }
-    }
-
-    /// True when `address` (network byte order) is the endpoint's own; never for an endpoint without IPv4.
-    #[inline(always)]
-    pub fn owns4(self, address: u32) -> bool {
-        address == self.ipv4() && address != 0
-    }
-
-    /// True when `address` is the endpoint's own; never for an endpoint without IPv6.
-    #[inline(always)]
-    pub fn owns6(self, address: Ipv6Address) -> bool {
-        address.equals(self.ipv6()) && !address.is_unspecified()
     }
 }

@@ -8,19 +8,14 @@ use aya_ebpf::{
     helpers::{bpf_ktime_get_ns, bpf_ringbuf_query},
     programs::TcContext,
 };
-use wharf_common::{
-    Direction, DropReason, EventKind,
-    drop_reason::REASONS,
-    map::{EVENTS_PER_SECOND, NodeCall},
-};
+use wharf_common::{DropReason, EventKind, drop_reason::REASONS, map::EVENTS_PER_SECOND};
 
 use crate::{
     atomic,
     config::Config,
     handoff::{self, Words},
     maps::{EVENT_BUDGET, EVENTS},
-    metrics,
-    verdict::Next,
+    metrics, test_packet,
 };
 
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -29,15 +24,12 @@ const UNREAD: u64 = 0;
 /// `BPF_RB_RING_SIZE` of linux/bpf.h: bytes of the ring.
 const SIZE: u64 = 1;
 
-/// Sends an event about the packet, which then goes on to `next`: what the hook is to return. `None` when there was no event;
-/// that is counted.
+/// Sends an event about the packet, with direction and reason of this row of counters. The packet then goes on to the endpoint
+/// `receiver`, or, when that is zero, the hook returns `action`. Returns what the hook is to return; `None` when there was no
+/// event, which is counted, or the packet is a test packet.
 #[inline(always)]
-pub fn emit(ctx: &TcContext, kind: EventKind, direction: Direction, reason: u32, next: Next) -> Option<i32> {
-    let (receiver, then) = match next {
-        Next::Return(action) => (0, (action as u32) << 16),
-        Next::Deliver(receiver) => (receiver, 0),
-    };
-    let told = kind as u32 | (direction as u32 * REASONS + reason) << 8 | then;
+pub fn emit(ctx: &TcContext, kind: EventKind, row: u32, receiver: u32, action: i32) -> Option<i32> {
+    let told = kind as u32 | row << 8 | (action as u32) << 16;
     // SAFETY: the context the program was called with.
     match unsafe { wharf_event(ctx.skb.skb, told, receiver) } {
         NOT_SENT => None,
@@ -61,11 +53,14 @@ const NOT_SENT: u32 = u32::MAX;
 #[inline(never)]
 pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u32) -> u32 {
     let ctx = &TcContext::new(skb);
-    let direction = if told >> 8 & 0xff < REASONS { Direction::Ingress } else { Direction::Egress };
+    if test_packet::is_test(ctx) {
+        return not_sent();
+    }
+    let row = told >> 8 & 0xff;
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
     if !within_budget(now) {
-        metrics::count(direction, DropReason::EventSuppressed as u32, 0);
+        metrics::count(metrics::beside(row, DropReason::EventSuppressed), 0);
         return not_sent();
     }
     // SAFETY: the helper takes the map itself and looks at its positions.
@@ -78,9 +73,9 @@ pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u
             Some(config) => handoff::with_epoch(config, receiver, [config.identity(), told]),
             None => Words([0, 0, handoff::pair(receiver), 0, told]),
         };
-        handoff::call(ctx, NodeCall::Event, words);
+        handoff::call_event(ctx, words);
     }
-    metrics::count(direction, DropReason::EventLost as u32, 0);
+    metrics::count(metrics::beside(row, DropReason::EventLost), 0);
     not_sent()
 }
 
@@ -101,7 +96,10 @@ pub struct Told {
     pub direction: u32,
     /// [`DropReason`] as a number.
     pub reason: u32,
-    pub next: Next,
+    /// Endpoint that the packet goes to, or zero.
+    pub receiver: u32,
+    /// What the hook returns, without a receiver.
+    pub action: i32,
 }
 
 impl Told {
@@ -110,11 +108,14 @@ impl Told {
     pub fn of(words: Words) -> Self {
         let last = words.0[4];
         let row = last >> 8 & 0xff;
-        let next = match words.receiver() {
-            0 => Next::Return((last >> 16 & 0xff) as i32),
-            receiver => Next::Deliver(receiver),
-        };
-        Self { words, kind: last & 0xff, direction: row / REASONS, reason: row % REASONS, next }
+        Self {
+            words,
+            kind: last & 0xff,
+            direction: row / REASONS,
+            reason: row % REASONS,
+            receiver: words.receiver(),
+            action: (last >> 16 & 0xff) as i32,
+        }
     }
 }
 
@@ -138,35 +139,31 @@ fn within_budget(now: u64) -> bool {
     true
 }
 
-/// 1 when each packet of the endpoint is to be told of, else 0.
-#[inline(always)]
-pub fn is_watched(config: Config) -> u32 {
-    config.trace_bit() | wants_log()
-}
-
+/// True when each packet of the endpoint is to be logged.
 #[cfg(feature = "debug-log")]
 #[inline(always)]
-fn wants_log() -> u32 {
-    u32::from(crate::config::debug())
+pub fn wants_log() -> bool {
+    crate::config::debug()
 }
 
+/// Never, in an object built without log records.
 #[cfg(not(feature = "debug-log"))]
 #[inline(always)]
-fn wants_log() -> u32 {
-    0
+pub fn wants_log() -> bool {
+    false
 }
 
 /// A log record of the verdict, for an endpoint that asks for them and in an object built with them.
 #[cfg(feature = "debug-log")]
 #[inline(always)]
-pub fn debug(ctx: &TcContext, direction: Direction, reason: u32) {
-    if wants_log() != 0 {
+pub fn debug(ctx: &TcContext, row: u32) {
+    if wants_log() {
         aya_log_ebpf::debug!(
             ctx,
             "endpoint {} direction {} reason {} bytes {}",
             crate::config::endpoint_id(),
-            direction as u32,
-            reason,
+            row / REASONS,
+            row % REASONS,
             ctx.len()
         );
     }
@@ -175,4 +172,4 @@ pub fn debug(ctx: &TcContext, direction: Direction, reason: u32) {
 /// Nothing, in an object built without log records.
 #[cfg(not(feature = "debug-log"))]
 #[inline(always)]
-pub fn debug(_ctx: &TcContext, _direction: Direction, _reason: u32) {}
+pub fn debug(_ctx: &TcContext, _row: u32) {}

@@ -1,21 +1,25 @@
 //! What a program hands to the one that it tail-calls: the five words of the packet's control block (`__sk_buff.cb`).
 //!
-//! An endpoint's own programs hold the checks that are about this endpoint, and its maps. What is the same for all is in
-//! programs of the node's ([`NODE_CALLS`]), which are verified once and not for each endpoint. They know an endpoint's maps
-//! only by what is handed over, and give a verdict back to the endpoint's `deliver`, which records it ([`Verdict`]).
+//! An endpoint's own programs hold its maps, and what is about this endpoint alone. What is the same for all is in
+//! programs of the node's ([`NODE_CALLS`]), which are verified once and not for each endpoint. They know an endpoint by its id in the
+//! words and by its [`crate::profile`], and give a verdict back to the endpoint's `deliver`, which records it ([`Verdict`]).
 //!
-//! The words are the packet's own: a map for each CPU would not do, because a packet may interrupt a test run on the same CPU
-//! (`bpf_test_run` before Linux 6.10 leaves bottom halves on). Words 0 and 1 are where a test packet's verdict is reported
-//! ([`crate::test_packet`]), so who used them clears them.
+//! The words are the packet's own. Words 0 and 1 are where a test packet's verdict is reported ([`crate::test_packet`]); only
+//! what is handed to the program `event`, which no test packet gets to, uses them.
 
 use core::ptr;
 
-use aya_ebpf::{bindings::TC_ACT_SHOT, programs::TcContext};
-use wharf_common::{Direction, DropReason, MAX_ENDPOINT_ID, map::NodeCall};
+use aya_ebpf::{bindings::TC_ACT_SHOT, helpers::bpf_redirect_peer, programs::TcContext};
+use wharf_common::{
+    Direction, DropReason, MAX_ENDPOINT_ID,
+    drop_reason::metrics_index,
+    map::{METRICS_MAX, NodeCall},
+};
 
 use crate::{
     config::{self, Config},
     maps::{CALLS, NODE_CALLS},
+    metrics::direction_of,
 };
 
 /// Number of words.
@@ -26,10 +30,16 @@ const _: () = assert!((MAX_ENDPOINT_ID + 1).is_power_of_two(), "a mask for endpo
 const IS_VERDICT: u32 = 0x5746_0000;
 /// In the last word of a [`Verdict`]: the packet was counted as forwarded.
 const COUNTED: u32 = 1 << 5;
-/// Beside [`COUNTED`]: to another endpoint, and not to the stack.
-const COUNTED_LOCAL: u32 = 1 << 6;
-/// In the last word of a [`Verdict`]: the packet is on its way to the container.
-const INGRESS: u32 = 1 << 7;
+/// Beside [`COUNTED`]: into or from the stack, and not to another endpoint.
+const COUNTED_STACK: u32 = 1 << 6;
+const _: () = assert!(DropReason::ForwardedLocal as u32 == 0 && DropReason::ForwardedStack as u32 == 1);
+/// Place of the row in the last word of a [`Verdict`].
+const ROW_SHIFT: u32 = 8;
+const _: () = assert!(METRICS_MAX <= 1 << 8);
+/// In the word with the ids, beside them: the packet comes from the node's stack.
+pub const FROM_STACK: u32 = 1 << 14;
+/// In the word with the ids, beside them: the packet is recorded as forwarded already.
+pub const RECORDED: u32 = 1 << 30;
 
 /// The words, read.
 #[derive(Clone, Copy)]
@@ -50,23 +60,16 @@ impl Words {
 
     /// Makes these the packet's words.
     #[inline(always)]
-    pub fn put(self, ctx: &TcContext) {
-        self.put_from::<0>(ctx);
+    fn put(self, ctx: &TcContext) {
+        for (index, word) in self.0.into_iter().enumerate() {
+            put(ctx, index, word);
+        }
     }
 
-    /// As [`Words::put`], from the word `FIRST` on.
+    /// True when the word with the ids has this flag.
     #[inline(always)]
-    fn put_from<const FIRST: usize>(self, ctx: &TcContext) {
-        // Every word in a line of its own: a loop that begins at another word is not unrolled.
-        macro_rules! put {
-            ($($index:literal)+) => { $(
-                if $index >= FIRST {
-                    // SAFETY: as in `of`; a classifier may also write `cb`.
-                    unsafe { ptr::write_volatile(&raw mut (*ctx.skb.skb).cb[$index], self.0[$index]) }
-                }
-            )+ };
-        }
-        put!(0 1 2 3 4);
+    pub fn has(self, flag: u32) -> bool {
+        self.0[2] & flag != 0
     }
 
     /// Endpoint whose program handed the packet over.
@@ -88,6 +91,14 @@ impl Words {
     }
 }
 
+/// Writes one of the packet's words.
+#[inline(always)]
+fn put(ctx: &TcContext, index: usize, word: u32) {
+    // Volatile: as in `Words::of`.
+    // SAFETY: as in `Words::of`; a classifier may also write `cb`.
+    unsafe { ptr::write_volatile(&raw mut (*ctx.skb.skb).cb[index], word) };
+}
+
 /// This endpoint and the one that the packet goes to (or zero), as word 2. Ids have 14 bits; the two above each are free.
 #[inline(always)]
 pub fn pair(receiver: u32) -> u32 {
@@ -101,19 +112,18 @@ pub fn with_epoch(config: Config, receiver: u32, rest: [u32; 2]) -> Words {
     Words([epoch as u32, (epoch >> 32) as u32, pair(receiver), rest[0], rest[1]])
 }
 
-/// Continues in a program of the node's. Comes back only when there is none.
+/// Continues in a program of the node's, which gets `ids`: the endpoint's own and flags. Comes back only when there is none.
 #[inline(always)]
-pub fn call(ctx: &TcContext, program: NodeCall, words: Words) {
-    words.put(ctx);
+pub fn call(ctx: &TcContext, program: NodeCall, ids: u32) {
+    put(ctx, 2, ids);
     jump(ctx, program);
 }
 
-/// As [`call`], with the words from 2 on: the first two keep a test packet's reports.
+/// Continues in the program that writes an event. Comes back only when there is none.
 #[inline(always)]
-pub fn call_beside_reports(ctx: &TcContext, program: NodeCall, words: [u32; 3]) {
-    let [second, third, last] = words;
-    Words([0, 0, second, third, last]).put_from::<2>(ctx);
-    jump(ctx, program);
+pub fn call_event(ctx: &TcContext, words: Words) {
+    words.put(ctx);
+    jump(ctx, NodeCall::Event);
 }
 
 #[inline(always)]
@@ -125,63 +135,90 @@ fn jump(ctx: &TcContext, program: NodeCall) {
 /// Gives the packet to an endpoint's `deliver`. Comes back only when there is none.
 #[inline(always)]
 pub fn deliver(ctx: &TcContext, receiver: u32) {
-    // SAFETY: the context the program was called with. Zero is no verdict.
-    unsafe { ptr::write_volatile(&raw mut (*ctx.skb.skb).cb[4], 0) };
-    // SAFETY: as in `call`.
+    // Zero is no verdict.
+    put(ctx, 4, 0);
+    // SAFETY: as in `jump`.
     unsafe { CALLS.tail_call(ctx, receiver) };
 }
 
-/// What a program of the node's decided about a packet of an endpoint's, for the endpoint's own program to record.
+/// Hands the packet to the container's side of the veth whose host side is `ifindex`, as if it had just arrived there:
+/// no queue, no second hook. Returns what the hook is to return.
+#[inline(always)]
+pub fn redirect_peer(ifindex: u32) -> i32 {
+    // SAFETY: a helper without pointers. It answers `TC_ACT_REDIRECT`, or `TC_ACT_SHOT` for flags it does not know.
+    unsafe { bpf_redirect_peer(ifindex, 0) as i32 }
+}
+
+/// What was decided about a packet of an endpoint's, by a program of the node's or at the hook, for the endpoint's own `deliver` to
+/// record. It is kept as the words that tell it: each number that was two would be a branch, and the verifier follows both ways of each.
 #[derive(Clone, Copy)]
 pub struct Verdict {
-    /// Endpoint whose hook the packet is at.
-    pub endpoint: u32,
-    /// Endpoint that the packet goes to next, or zero.
-    pub receiver: u32,
+    ids: u32,
     /// The packet's length as it came in, bytes.
     pub bytes: u32,
-    /// From the endpoint's point of view.
-    pub direction: Direction,
-    /// [`wharf_common::DropReason`] as a number.
-    pub reason: u32,
-    /// `TC_ACT_*`, below 8.
-    pub action: u32,
-    /// What the packet was counted as, if it was: [`DropReason::ForwardedLocal`] or [`DropReason::ForwardedStack`].
-    pub counted: Option<DropReason>,
+    last: u32,
 }
 
 impl Verdict {
-    /// Hands the verdict to the endpoint's `deliver`. Without one the packet is dropped; there are no counters then either.
+    /// About a packet at a hook of this endpoint's; `action`: one of `TC_ACT_*`, below 8.
     #[inline(always)]
-    pub fn hand_over(self, ctx: &TcContext) -> i32 {
-        let counted = match self.counted {
-            None => 0,
-            Some(DropReason::ForwardedLocal) => COUNTED | COUNTED_LOCAL,
-            Some(_) => COUNTED,
-        };
-        let ingress = if matches!(self.direction, Direction::Ingress) { INGRESS } else { 0 };
-        let last = IS_VERDICT | self.reason << 8 | ingress | counted | self.action;
-        Words([0, 0, self.endpoint | self.receiver << 16, self.bytes, last]).put(ctx);
-        // SAFETY: as in `call`.
-        unsafe { CALLS.tail_call(ctx, self.endpoint) };
-        TC_ACT_SHOT
+    pub fn new(ctx: &TcContext, endpoint: u32, direction: Direction, reason: DropReason, action: i32) -> Self {
+        let last = IS_VERDICT | metrics_index(direction, reason) << ROW_SHIFT | action as u32;
+        Self { ids: endpoint, bytes: ctx.len(), last }
+    }
+
+    /// The packet goes to this endpoint next, or to none (zero).
+    #[inline(always)]
+    pub fn to(self, receiver: u32) -> Self {
+        Self { ids: self.ids | receiver << 16, ..self }
+    }
+
+    /// The packet was counted already: [`DropReason::ForwardedLocal`] or [`DropReason::ForwardedStack`].
+    #[inline(always)]
+    pub fn after(self, counted: DropReason) -> Self {
+        let stack = if matches!(counted, DropReason::ForwardedStack) { COUNTED_STACK } else { 0 };
+        Self { last: self.last | COUNTED | stack, ..self }
     }
 
     /// The verdict in the words, if they are one.
     #[inline(always)]
     pub fn of(words: Words) -> Option<Self> {
-        let last = words.0[4];
-        if last & 0xffff_0000 != IS_VERDICT {
-            return None;
-        }
-        let (reason, action) = (last >> 8 & 0xff, last & 0x07);
-        let counted = match last & (COUNTED | COUNTED_LOCAL) {
-            0 => None,
-            COUNTED => Some(DropReason::ForwardedStack),
-            _ => Some(DropReason::ForwardedLocal),
-        };
-        let direction = if last & INGRESS != 0 { Direction::Ingress } else { Direction::Egress };
-        let (endpoint, receiver, bytes) = (words.sender(), words.receiver(), words.0[3]);
-        Some(Self { endpoint, receiver, bytes, direction, reason, action, counted })
+        let [_, _, ids, bytes, last] = words.0;
+        (last & 0xffff_0000 == IS_VERDICT).then_some(Self { ids, bytes, last })
+    }
+
+    /// Hands the verdict to the endpoint's `deliver`. Without one the packet is dropped; there are no counters then either.
+    #[inline(always)]
+    pub fn hand_over(self, ctx: &TcContext) -> i32 {
+        put(ctx, 2, self.ids);
+        put(ctx, 3, self.bytes);
+        put(ctx, 4, self.last);
+        // SAFETY: as in `jump`.
+        unsafe { CALLS.tail_call(ctx, self.ids & MAX_ENDPOINT_ID) };
+        TC_ACT_SHOT
+    }
+
+    /// Endpoint that the packet goes to next, or zero.
+    #[inline(always)]
+    pub fn receiver(self) -> u32 {
+        self.ids >> 16 & MAX_ENDPOINT_ID
+    }
+
+    /// Row of `METRICS`: direction and reason.
+    #[inline(always)]
+    pub fn row(self) -> u32 {
+        self.last >> ROW_SHIFT & 0xff
+    }
+
+    /// One of `TC_ACT_*`.
+    #[inline(always)]
+    pub fn action(self) -> i32 {
+        (self.last & 0x07) as i32
+    }
+
+    /// Row of `METRICS` in which the packet was counted already, if it was.
+    #[inline(always)]
+    pub fn counted(self) -> Option<u32> {
+        (self.last & COUNTED != 0).then_some(direction_of(self.row()) | (self.last & COUNTED_STACK) / COUNTED_STACK)
     }
 }

@@ -2,13 +2,16 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`verdict`] | a program's decision, and the one place where it is recorded |
+//! | [`head`] | how an endpoint's own programs begin: what is this endpoint's alone, then a program of the node's |
+//! | [`egress`], [`ingress`] | what the node's programs of these names decide, for every endpoint |
+//! | [`verdict`] | the one place where a decision is recorded, in the endpoint's `deliver` |
 //! | [`event`], [`metrics`], [`test_packet`] | what is recorded: events, counters; nothing of a test packet |
 //! | [`bandwidth`] | token buckets |
-//! | [`neighbour`], [`flow`] | what an endpoint's programs hand to the node's: neighbour messages; packets, of which the flow is to be found |
+//! | [`neighbour`], [`flow`] | neighbour messages; what is asked about a packet's flow |
 //! | [`handoff`] | what a program hands to the one that it tail-calls |
 //! | [`endpoints`] | which addresses are local endpoints |
-//! | [`config`] | whose programs these are: constants, and the row that user space may change |
+//! | [`profile`] | what the node's programs know of an endpoint |
+//! | [`config`] | whose programs an endpoint's own ones are: constants, and the row that user space may change |
 //! | [`maps`] | the maps |
 //! | [`parse`], [`atomic`] | packet headers; additions |
 #![no_std]
@@ -19,14 +22,18 @@
 pub mod atomic;
 pub mod bandwidth;
 pub mod config;
+pub mod egress;
 pub mod endpoints;
 pub mod event;
 pub mod flow;
 pub mod handoff;
+pub mod head;
+pub mod ingress;
 pub mod maps;
 pub mod metrics;
 pub mod neighbour;
 pub mod parse;
+pub mod profile;
 pub mod test_packet;
 pub mod verdict;
 

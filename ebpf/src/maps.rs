@@ -6,11 +6,11 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use wharf_common::{
-    Bucket, Counter, EndpointConfig, EndpointKey, EndpointRow, Event, EventBudget, FlowKey, FlowRow, FlowTotals,
-    FlowUse, FragmentKey, FragmentRow, StackPathKey, StackPathRow,
+    Bucket, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, Event, EventBudget, FlowKey, FlowRow,
+    FlowTotals, FlowUse, FragmentKey, FragmentRow, StackPathKey, StackPathRow,
     map::{
         BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX, FRAGMENTS_MAX,
-        METRICS_MAX, NODE_CALLS_MAX, STACK_PATHS_MAX, STACK_USERS_MAX,
+        METRICS_MAX, NODE_CALLS_MAX, PROFILES_MAX, STACK_PATHS_MAX, STACK_USERS_MAX,
     },
 };
 
@@ -26,6 +26,10 @@ pub static CALLS: ProgramArray<{ CALLS_MAX as usize }> = ProgramArray::new();
 /// Node-wide: the programs that all endpoints share, by `NodeCall`.
 #[btf_map]
 pub static NODE_CALLS: ProgramArray<{ NODE_CALLS_MAX as usize }> = ProgramArray::new();
+
+/// Node-wide: what the node's programs know of an endpoint, by endpoint id.
+#[btf_map]
+pub static PROFILES: Array<EndpointProfile, { PROFILES_MAX as usize }> = Array::new();
 
 /// Node-wide: drops and traces for the agent's monitor.
 #[btf_map]

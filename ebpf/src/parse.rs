@@ -25,21 +25,10 @@ impl Mac {
         self.whole() == other.whole()
     }
 
+    /// In one word, as it lies in memory; the highest 16 bits are zero.
     #[inline(always)]
-    fn whole(self) -> u64 {
+    pub fn whole(self) -> u64 {
         u64::from(self.0[0]) | u64::from(self.0[1]) << 16 | u64::from(self.0[2]) << 32
-    }
-
-    /// In two words, the high half of the second zero.
-    #[inline(always)]
-    pub fn words(self) -> [u32; 2] {
-        [self.whole() as u32, (self.whole() >> 32) as u32]
-    }
-
-    /// From two words, whatever the high half of the second.
-    #[inline(always)]
-    pub fn from_words(first: u32, second: u32) -> Self {
-        Self([first as u16, (first >> 16) as u16, second as u16])
     }
 
     /// Multicast or broadcast.
@@ -128,6 +117,12 @@ impl Ipv6Address {
     #[inline(always)]
     pub fn mapped(address: u32) -> Self {
         Self([0, u64::from(0xffff_u32.to_be()) | u64::from(address) << 32])
+    }
+
+    /// In two words, as it lies in memory.
+    #[inline(always)]
+    pub fn words(self) -> [u64; 2] {
+        self.0
     }
 
     /// Zero when both are the same.
@@ -280,12 +275,6 @@ fn bounds(ctx: &TcContext) -> (usize, usize) {
     }
 }
 
-/// 1 for zero, else 0, without a branch: the verifier follows both ways of each, to the end of the program.
-#[inline(always)]
-pub fn is_zero(word: u64) -> u32 {
-    1 ^ ((word | word.wrapping_neg()) >> 63) as u32
-}
-
 /// Reads what stands at `offset` of the packet: in place where it lies in the packet's first piece, which is much faster, else by the
 /// helper that fetches it from wherever it lies. `None` when the packet is shorter.
 ///
@@ -299,6 +288,31 @@ pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
         return Some(unsafe { ptr::read_unaligned(at as *const T) });
     }
     ctx.load(offset).ok()
+}
+
+/// `ETH_P_IP` and `ETH_P_IPV6` as `__sk_buff.protocol` has them: network byte order.
+pub const PROTOCOL_IPV4: u32 = 0x0800_u16.to_be() as u32;
+pub const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
+/// Place of IPv4's flags and fragment offset, and of IPv6's next header, behind the Ethernet header.
+const PLACE: usize = 6;
+/// Of flags and offset: more fragments follow, or this is not the first (RFC 791, 3.1).
+const IS_FRAGMENT: u16 = 0x3fff;
+
+/// True for an IP packet that is certainly no fragment; false also for IPv6 with extension headers, which may hide one, for protocols
+/// that are rare, and for a packet that does not have its first bytes in one piece.
+#[inline(always)]
+pub fn is_whole(ctx: &TcContext) -> bool {
+    let (start, end) = bounds(ctx);
+    if start + ETHERNET_BYTES + PLACE + size_of::<u16>() > end {
+        return false;
+    }
+    // SAFETY: bounds checked, and the place of a word; the context the program was called with.
+    let (place, protocol) = unsafe { (*((start + ETHERNET_BYTES + PLACE) as *const u16), (*ctx.skb.skb).protocol) };
+    match protocol {
+        PROTOCOL_IPV4 => place & IS_FRAGMENT.to_be() == 0,
+        PROTOCOL_IPV6 => matches!(place as u8, TCP | UDP | ICMPV6),
+        _ => false,
+    }
 }
 
 /// Bytes of the longest headers that every packet is read by: Ethernet and IPv6.
@@ -416,13 +430,6 @@ impl Framed<Ipv4> {
         unsafe { (*self.payload).ttl }
     }
 
-    /// 1 for a packet that is no fragment, else 0.
-    #[inline(always)]
-    pub fn is_whole(self) -> u32 {
-        // SAFETY: bounds checked when made.
-        is_zero(u64::from(unsafe { (*self.payload).fragment() } & 0x3fff))
-    }
-
     /// Takes one off a TTL that is not zero, and mends the header's checksum (RFC 1141): the word that holds the TTL in
     /// its high byte loses 0x0100, so the complement sum gains it. Right stays right, and wrong stays wrong.
     #[inline(always)]
@@ -461,14 +468,6 @@ impl Framed<Ipv6> {
     pub fn hop_limit(self) -> u8 {
         // SAFETY: bounds checked when made.
         unsafe { (*self.payload).hop_limit }
-    }
-
-    /// 1 for a packet without extension headers, which may hide that it is a fragment; else 0, also for protocols that are rare.
-    #[inline(always)]
-    pub fn is_whole(self) -> u32 {
-        // SAFETY: bounds checked when made.
-        let next = unsafe { (*self.payload).next_header };
-        [TCP, UDP, ICMPV6].iter().fold(0, |is, protocol| is | is_zero(u64::from(next ^ protocol)))
     }
 
     /// Takes one off a hop limit that is not zero.

@@ -9,10 +9,11 @@ use core::{mem::offset_of, ptr};
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
     Direction, TestReport,
+    drop_reason::REASONS,
     test_packet::{REPORTS_OFFSET, TEST_IFINDEX},
 };
 
-use crate::{config, parse::is_zero};
+use crate::config;
 
 const _: () = assert!(offset_of!(__sk_buff, cb) == REPORTS_OFFSET);
 
@@ -23,16 +24,10 @@ pub fn is_test(ctx: &TcContext) -> bool {
     unsafe { (*ctx.skb.skb).ifindex == TEST_IFINDEX }
 }
 
-/// [`is_test`] as 1 or 0, without a branch.
+/// Reports this endpoint's verdict, which has this row of counters; a later one of the same run takes its place.
 #[inline(always)]
-pub fn bit(ctx: &TcContext) -> u32 {
-    // SAFETY: as in `is_test`.
-    is_zero(u64::from(unsafe { (*ctx.skb.skb).ifindex } ^ TEST_IFINDEX))
-}
-
-/// Reports this endpoint's verdict, a `DropReason` as a number; a later one of the same run takes its place.
-#[inline(always)]
-pub fn report(ctx: &TcContext, direction: Direction, reason: u32) {
+pub fn report(ctx: &TcContext, row: u32) {
+    let (direction, reason) = (row / REASONS, row % REASONS);
     let word = TestReport::word(config::endpoint_id(), reason);
     for each in Direction::ALL {
         // Both words are read and written, one of them with what it has: the verifier allows no variable place in the context, and
@@ -40,7 +35,7 @@ pub fn report(ctx: &TcContext, direction: Direction, reason: u32) {
         // SAFETY: the context the program was called with, whose `cb` a classifier may read and write.
         unsafe {
             let before = ptr::read_volatile(&raw const (*ctx.skb.skb).cb[each as usize]);
-            let after = if each == direction { word } else { before };
+            let after = if each as u32 == direction { word } else { before };
             ptr::write_volatile(&raw mut (*ctx.skb.skb).cb[each as usize], after);
         }
     }

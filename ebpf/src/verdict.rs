@@ -1,63 +1,25 @@
-//! What a program decides about a packet, and the one place where a verdict is recorded.
+//! The one place where what was decided about a packet is recorded, in the endpoint's `deliver`.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, TC_ACT_SHOT},
+    bindings::{__sk_buff, TC_ACT_REDIRECT, TC_ACT_SHOT},
     programs::TcContext,
 };
-use wharf_common::{Direction, DropReason, EventKind};
+use wharf_common::{DropReason, EventKind};
 
 use crate::{
+    bandwidth,
     config::Config,
     event,
-    flow::{self, Peer},
-    handoff, metrics, test_packet,
+    handoff::{self, Verdict},
+    metrics, test_packet,
 };
 
-/// What is left to do with a packet whose verdict is recorded.
-#[derive(Clone, Copy)]
-pub enum Next {
-    /// The hook returns this `TC_ACT_*`.
-    Return(i32),
-    /// To the `deliver` of the endpoint with this id.
-    Deliver(u32),
-}
-
-/// Runs a program of a hook: decides whether the packet may go on to the `Peer`, and leaves the rest to the node's program `flow`. The
-/// packet is recorded as what is expected; `deliver` records any other verdict, and all of them where an endpoint is watched. `decide`
-/// gets the endpoint's configuration and the packet's length as it came in,
-/// bytes. Returns what the hook is to return.
-#[inline(always)]
-pub fn run(ctx: &TcContext, direction: Direction, decide: impl FnOnce(Config, u32) -> Result<Peer, DropReason>) -> i32 {
-    let bytes = ctx.len();
-    let reason = match Config::load() {
-        Some(config) => match decide(config, bytes) {
-            Ok(peer) => {
-                let expected = peer.expected() as u32;
-                let (unwatched, test) = (1 ^ event::is_watched(config), test_packet::bit(ctx));
-                if test != 0 {
-                    test_packet::report(ctx, direction, expected);
-                }
-                // Numbers and not branches: the verifier follows both ways of each.
-                let recorded = unwatched & (peer.certain | test);
-                let counted = recorded & (1 ^ test);
-                metrics::add(direction, expected, counted, counted * bytes);
-                flow::hand_over(ctx, config, direction, peer, recorded);
-                metrics::take(direction, expected, counted, counted * bytes);
-                DropReason::NoNodeProgram
-            }
-            Err(reason) => reason,
-        },
-        None => DropReason::NoConfig,
-    };
-    drop(ctx, direction, bytes, reason as u32)
-}
-
-/// Records that the packet is dropped, for a [`DropReason`] as a number: counts it and sends the event; of a test packet it
+/// Records that the packet is dropped, for the reason of this row: counts it and sends the event; of a test packet it
 /// reports the verdict, and no more. Returns what the hook is to return.
 #[inline(always)]
-pub fn drop(ctx: &TcContext, direction: Direction, bytes: u32, reason: u32) -> i32 {
+fn drop(ctx: &TcContext, row: u32, bytes: u32) -> i32 {
     // SAFETY: the context the program was called with.
-    unsafe { wharf_drop(ctx.skb.skb, direction as u32, bytes, reason) as i32 }
+    unsafe { wharf_drop(ctx.skb.skb, row, bytes) as i32 }
 }
 
 /// [`drop`], once for all reasons.
@@ -70,55 +32,92 @@ pub fn drop(ctx: &TcContext, direction: Direction, bytes: u32, reason: u32) -> i
 /// `skb` is the context of the running program.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn wharf_drop(skb: *mut __sk_buff, direction: u32, bytes: u32, reason: u32) -> u32 {
+pub unsafe extern "C" fn wharf_drop(skb: *mut __sk_buff, row: u32, bytes: u32) -> u32 {
     let ctx = &TcContext::new(skb);
-    let direction = if direction == Direction::Ingress as u32 { Direction::Ingress } else { Direction::Egress };
-    event::debug(ctx, direction, reason);
-    if test_packet::is_test(ctx) {
-        test_packet::report(ctx, direction, reason);
-    } else {
-        metrics::count(direction, reason, bytes);
-        // Without an event the packet is dropped all the same.
-        let _ = event::emit(ctx, EventKind::Drop, direction, reason, Next::Return(TC_ACT_SHOT));
-    }
+    event::debug(ctx, row);
+    // SAFETY: the caller's word.
+    unsafe { wharf_record(skb, row, bytes) };
+    // Without an event the packet is dropped all the same.
+    let _ = event::emit(ctx, EventKind::Drop, row, 0, TC_ACT_SHOT);
     TC_ACT_SHOT as u32
 }
 
-/// Records that the packet goes on, and lets it go on: counts it, and sends the event if there is to be one; of a test packet
-/// it reports the verdict, and no more. All that a program writes to maps is written from here, from [`drop`] or behind them,
-/// so that a test packet leaves no trace in any.
+/// Counts the packet in this row, or reports it, of a test packet. A global function, as [`wharf_drop`].
 ///
-/// `reason` is a [`DropReason`] as a number.
-#[inline(always)]
-pub fn conclude(
-    ctx: &TcContext,
-    direction: Direction,
-    bytes: u32,
-    reason: u32,
-    next: Next,
-    config: Option<Config>,
-) -> i32 {
-    event::debug(ctx, direction, reason);
-    let is_test = test_packet::is_test(ctx);
-    if is_test {
-        test_packet::report(ctx, direction, reason);
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_record(skb: *mut __sk_buff, row: u32, bytes: u32) -> u32 {
+    let ctx = &TcContext::new(skb);
+    if test_packet::is_test(ctx) {
+        test_packet::report(ctx, row);
     } else {
-        metrics::count(direction, reason, bytes);
-        if config.is_some_and(Config::trace)
-            && let Some(action) = event::emit(ctx, EventKind::Trace, direction, reason, next)
-        {
-            return action;
-        }
+        metrics::count(row, bytes);
     }
-    match next {
-        Next::Return(action) => action,
-        Next::Deliver(receiver) => {
-            handoff::deliver(ctx, receiver);
-            // There is none: the packet is a drop, and not a forwarded one.
-            if !is_test {
-                metrics::take_back(direction, reason, bytes);
-            }
-            drop(ctx, direction, bytes, DropReason::NoTailCallTarget as u32)
-        }
+    0
+}
+
+/// Takes back that the packet was counted in this row; a test packet was not. A global function, as [`wharf_drop`].
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_take_back(skb: *mut __sk_buff, row: u32, bytes: u32) -> u32 {
+    if !test_packet::is_test(&TcContext::new(skb)) {
+        metrics::take_back(row, bytes);
     }
+    0
+}
+
+/// Records a verdict that is a drop. Returns what the hook is to return.
+#[inline(always)]
+pub fn refuse(ctx: &TcContext, verdict: Verdict) -> i32 {
+    if let Some(counted) = verdict.counted() {
+        // SAFETY: the context the program was called with.
+        unsafe { wharf_take_back(ctx.skb.skb, counted, verdict.bytes) };
+    }
+    drop(ctx, verdict.row(), verdict.bytes)
+}
+
+/// Records a verdict and carries it out: counts the packet, and sends the event if there is to be one; of a test packet it reports the
+/// verdict, and no more. All that a program of the endpoint's writes to maps about a packet is written from here, from [`refuse`] or
+/// behind them, or is a count of [`crate::head::receive`], so that a test packet leaves no trace in any. Returns what the hook is to
+/// return.
+///
+/// What is forwarded is charged to the limit of its direction here, after all else is decided: what is dropped for another
+/// reason is not, nor are neighbour messages.
+#[inline(always)]
+pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
+    let (row, bytes, action, receiver) = (verdict.row(), verdict.bytes, verdict.action(), verdict.receiver());
+    if action == TC_ACT_SHOT {
+        return refuse(ctx, verdict);
+    }
+    let Some(config) = Config::load() else { return drop(ctx, metrics::beside(row, DropReason::NoConfig), bytes) };
+    if bandwidth::exceeds(ctx, config, row) {
+        return drop(ctx, metrics::beside(row, DropReason::BandwidthExceeded), bytes);
+    }
+    event::debug(ctx, row);
+    // SAFETY: the context the program was called with.
+    unsafe { wharf_record(ctx.skb.skb, row, bytes) };
+    if action == TC_ACT_REDIRECT && receiver == 0 {
+        // What it answers is that same action.
+        handoff::redirect_peer(config.ifindex());
+    }
+    if config.trace()
+        && let Some(action) = event::emit(ctx, EventKind::Trace, row, receiver, action)
+    {
+        return action;
+    }
+    if receiver == 0 {
+        return action;
+    }
+    handoff::deliver(ctx, receiver);
+    // There is none: the packet is a drop, and not a forwarded one.
+    // SAFETY: the context the program was called with.
+    unsafe { wharf_take_back(ctx.skb.skb, row, bytes) };
+    drop(ctx, metrics::beside(row, DropReason::NoTailCallTarget), bytes)
 }

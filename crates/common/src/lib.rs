@@ -17,7 +17,8 @@ pub use drop_reason::{Direction, DropReason};
 pub use event::{Event, EventKind};
 pub use flow::{FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow};
 pub use map::{
-    Bucket, Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, EventBudget, StackPathKey, StackPathRow,
+    Bucket, Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointProfile, EndpointRow, EventBudget,
+    StackPathKey, StackPathRow,
 };
 pub use test_packet::TestReport;
 

@@ -4,7 +4,8 @@
 //! |---|---|---|---|---|
 //! | `ENDPOINTS` | hash, no prealloc | node | [`EndpointKey`] -> [`EndpointRow`] | one exact lookup decides local delivery; two rows (v4, v6) for each possible endpoint; memory only for rows in use |
 //! | `CALLS` | program array | node | endpoint id -> `deliver` program | the receiver's own program polices what it receives; an empty slot drops |
-//! | `NODE_CALLS` | program array | node | [`NodeCall`] -> program of the node's | what few packets need is verified once for the node, not for each endpoint; an empty slot ends in the caller |
+//! | `NODE_CALLS` | program array | node | [`NodeCall`] -> program of the node's | what is the same for all endpoints is verified once for the node, not for each endpoint; an empty slot ends in the caller |
+//! | `PROFILES` | array | node | endpoint id -> [`EndpointProfile`] | what the node's programs know of an endpoint, written by the endpoint's own ones from `CONFIG` and their constants; a row of its own for each endpoint, so that no program can read another's (a row for each CPU would have to be guarded against every other run on that CPU); one load, no hash |
 //! | `EVENTS` | ring buffer | node | [`crate::Event`] | ordered across CPUs, one reader; full means counted as lost, never blocked |
 //! | `STACK_PATHS` | LRU hash | node | [`StackPathKey`] -> [`StackPathRow`] | which services of an endpoint another endpoint reaches through the node's stack; a row for each pair and service, not for each flow, so that no flood of flows evicts one that is in use |
 //! | `STACK_USERS` | array | node | endpoint id -> epoch of the endpoint that has rows in `STACK_PATHS` | spares all others the look-up: one load, no hash |
@@ -26,6 +27,8 @@ pub const ENDPOINTS: &str = "ENDPOINTS";
 pub const CALLS: &str = "CALLS";
 /// Node-wide program array of the programs that all endpoints share, by [`NodeCall`].
 pub const NODE_CALLS: &str = "NODE_CALLS";
+/// Node-wide array of what the node's programs know of endpoints, by endpoint id.
+pub const PROFILES: &str = "PROFILES";
 /// Node-wide event ring buffer.
 pub const EVENTS: &str = "EVENTS";
 /// Node-wide table of the services of endpoints that other endpoints reach through the node's stack.
@@ -78,6 +81,8 @@ pub const FLOW_USE_MAX: u32 = CALLS_MAX;
 pub const CALLS_MAX: u32 = crate::MAX_ENDPOINT_ID + 1;
 /// Slots of [`NODE_CALLS`]: more than there are programs, because a map keeps its size as long as endpoints use it.
 pub const NODE_CALLS_MAX: u32 = 16;
+/// Rows of [`PROFILES`]: index is the endpoint id; 1 MiB, allocated with the map.
+pub const PROFILES_MAX: u32 = CALLS_MAX;
 /// Bytes of [`EVENTS`]; a power of two and a multiple of the page size, as `BPF_MAP_TYPE_RINGBUF` asks.
 pub const EVENTS_BYTES: u32 = 256 * 1024;
 /// Drop and trace events an endpoint may send in each second-long window; beyond it they are only counted, so that a
@@ -87,29 +92,33 @@ pub const EVENTS_PER_SECOND: u32 = 256;
 /// Rows of [`METRICS`]: 2 directions x [`crate::drop_reason::REASONS`].
 pub const METRICS_MAX: u32 = 2 * crate::drop_reason::REASONS;
 
-/// Slots of [`NODE_CALLS`]. A retired number (2 and 3) is not used again: during a change of build, older programs may call it.
+/// Slots of [`NODE_CALLS`]. A retired number (1 to 4) is not used again: during a change of build, older programs may call it, and
+/// get the older program that is still there.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeCall {
     /// Writes an event.
     Event = 0,
+    /// Judges what a container sends, and finds its way.
+    Egress = 5,
+    /// Judges what reaches a container, and addresses it.
+    Ingress = 6,
     /// Judges and answers neighbour messages.
-    Neighbour = 1,
-    /// Finds a packet's flow, and with it the packet's way.
-    Flow = 4,
+    Neighbour = 7,
 }
 
 impl NodeCall {
     /// Each of them.
-    pub const ALL: &'static [Self] = &[Self::Event, Self::Neighbour, Self::Flow];
+    pub const ALL: &'static [Self] = &[Self::Event, Self::Egress, Self::Ingress, Self::Neighbour];
 
     /// Name of the program in the object `node`.
     #[must_use]
     pub const fn program(self) -> &'static str {
         match self {
             Self::Event => "event",
+            Self::Egress => "egress",
+            Self::Ingress => "ingress",
             Self::Neighbour => "neighbour",
-            Self::Flow => "flow",
         }
     }
 }
@@ -291,6 +300,34 @@ pub struct EndpointConfig {
     pub gateway6: [u8; 16],
 }
 
+/// Value of [`PROFILES`]: what the node's programs need of an endpoint's [`EndpointConfig`] and [`EndpointConsts`], in one cache line.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct EndpointProfile {
+    /// Low half of the epoch of the attachment.
+    pub epoch: u32,
+    /// Interface index of the host side.
+    pub ifindex: u32,
+    /// As [`EndpointConfig::ipv4`].
+    pub ipv4: [u8; 4],
+    /// As [`EndpointConfig::gateway4`].
+    pub gateway4: [u8; 4],
+    /// As [`EndpointConfig::ipv6`].
+    pub ipv6: [u8; 16],
+    /// As [`EndpointConfig::gateway6`].
+    pub gateway6: [u8; 16],
+    /// As [`EndpointConsts::container_mac`].
+    pub container_mac: [u8; 6],
+    /// As [`EndpointConsts::host_mac`].
+    pub host_mac: [u8; 6],
+    /// As [`EndpointConfig::flags`].
+    pub flags: u32,
+}
+
 /// Value of [`METRICS`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -344,6 +381,7 @@ crate::pod!(
     StackPathRow,
     EndpointConsts,
     EndpointConfig,
+    EndpointProfile,
     Counter,
     Bucket,
     EventBudget,
@@ -357,6 +395,7 @@ const _: () = {
     assert!(size_of::<StackPathRow>() == 24);
     assert!(size_of::<EndpointConsts>() == 24);
     assert!(size_of::<EndpointConfig>() == 60 + CONFIG_PAD);
+    assert!(size_of::<EndpointProfile>() == 64);
     assert!(size_of::<Counter>() == 16);
     assert!(size_of::<Bucket>() == 24);
     assert!(size_of::<EventBudget>() == 16);

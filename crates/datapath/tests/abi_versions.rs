@@ -164,6 +164,7 @@ fn one_that_stays_keeps_its_network(mode: AttachMode) {
                 "FLOW_USE",
                 "FRAGMENTS",
                 "NODE_CALLS",
+                "PROFILES",
                 "STACK_PATHS",
                 "STACK_USERS",
                 "sink"

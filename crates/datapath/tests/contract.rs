@@ -385,7 +385,7 @@ async fn maps_and_rows_can_be_read<W: World>(w: W) {
     assert_eq!(
         names,
         [
-            &["ENDPOINTS", "CALLS", "NODE_CALLS", "EVENTS", "STACK_PATHS", "STACK_USERS"][..],
+            &["ENDPOINTS", "CALLS", "NODE_CALLS", "PROFILES", "EVENTS", "STACK_PATHS", "STACK_USERS"][..],
             &["FLOWS", "FLOWS_NEW", "FRAGMENTS", "FLOW_USE", "FLOW_TOTALS"],
             &own
         ]

@@ -1,38 +1,36 @@
-//! The object `endpoint`: the three programs of one endpoint.
+//! The object `endpoint`: the three programs of one endpoint. Each endpoint has its own, verified for it alone, so they are short
+//! ([`wharf_ebpf::head`]); what is the same for all is in the object `node`.
 //!
 //! | program | hook | sees |
 //! |---|---|---|
 //! | [`from_container`] | clsact (or tcx) ingress, host side of the veth | what the container sends |
 //! | [`to_container`] | clsact (or tcx) egress, host side of the veth | what the node's stack sends to the container |
-//! | [`deliver`] | tail call from the **sender's** `from_container` | what another local endpoint sends to the container; verdicts of the node's programs about what this container sends |
+//! | [`deliver`] | tail call from the **sender's** `deliver`, and from the node's programs | what another local endpoint sends to the container; verdicts about this endpoint's packets |
 //!
-//! Every program runs the same way: gate, parse, decide, then [`wharf_ebpf::verdict::run`] records the one verdict. What few packets need is in the object `node`. The
-//! kernel itself drops, uncounted, only when it cannot unshare a packet's head for lack of memory, which happens before a
-//! program that writes to packets begins.
+//! None of them writes to a packet. The kernel itself drops, uncounted, only when it cannot unshare a packet's head for lack of memory,
+//! which happens before a program that writes to packets begins.
 #![no_std]
 #![no_main]
 
 mod deliver;
-mod forward;
-mod from_container;
-mod receive;
-mod to_container;
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
+use wharf_common::DropReason;
+use wharf_ebpf::{head, parse};
 
 /// What the container sends.
 #[classifier]
 pub fn from_container(ctx: TcContext) -> i32 {
-    from_container::run(&ctx)
+    head::send(&ctx).hand_over(&ctx)
 }
 
-/// What the node's stack sends to the container.
+/// What the node's stack sends to the container. Of a fragment it is not certain what becomes: the first of its packet may be missing.
 #[classifier]
 pub fn to_container(ctx: TcContext) -> i32 {
-    to_container::run(&ctx)
+    head::receive(&ctx, DropReason::ForwardedStack, || parse::is_whole(&ctx)).hand_over(&ctx)
 }
 
-/// What another local endpoint sends to the container.
+/// What another local endpoint sends to the container, and verdicts.
 #[classifier]
 pub fn deliver(ctx: TcContext) -> i32 {
     deliver::run(&ctx)

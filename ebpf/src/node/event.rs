@@ -14,7 +14,6 @@ use wharf_ebpf::{
     handoff::{self, Verdict, Words},
     maps::EVENTS,
     parse::ETHERNET_BYTES,
-    verdict::Next,
 };
 
 /// Runs the program.
@@ -22,17 +21,13 @@ use wharf_ebpf::{
 pub fn run(ctx: &TcContext) -> i32 {
     let told = Told::of(Words::of(ctx));
     send(ctx, &told);
-    match told.next {
-        Next::Return(action) => action,
-        Next::Deliver(receiver) => {
-            handoff::deliver(ctx, receiver);
-            let reason = DropReason::NoTailCallTarget as u32;
-            let (endpoint, action) = (told.words.sender(), TC_ACT_SHOT as u32);
-            let (receiver, bytes, direction) = (0, ctx.len(), Direction::Egress);
-            let counted = Some(DropReason::ForwardedLocal);
-            Verdict { endpoint, receiver, bytes, direction, reason, action, counted }.hand_over(ctx)
-        }
+    if told.receiver == 0 {
+        return told.action;
     }
+    handoff::deliver(ctx, told.receiver);
+    let (endpoint, reason) = (told.words.sender(), DropReason::NoTailCallTarget);
+    let verdict = Verdict::new(ctx, endpoint, Direction::Egress, reason, TC_ACT_SHOT);
+    verdict.after(DropReason::ForwardedLocal).hand_over(ctx)
 }
 
 #[inline(always)]

@@ -5,11 +5,16 @@
 //! backend) so that it reaches another endpoint of the same node; only the stack can translate the replies back. The flow's row
 //! has the way; a flow without a row asks [`crate::stack_path`], which no flood of flows makes forget.
 //!
-//! A packet between two endpoints passes here once, at its sender: the row has both ends.
+//! A packet between two endpoints passes here once, at its sender: the row has both ends. [`wharf_flow`] is part of the programs `egress`
+//! and `ingress` and not one of its own: that spares each packet a tail call, and costs the verifier the same again once at a start.
 
 use core::ptr;
 
-use aya_ebpf::{bindings::BPF_NOEXIST, helpers::bpf_ktime_get_coarse_ns, programs::TcContext};
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_NOEXIST},
+    helpers::bpf_ktime_get_coarse_ns,
+    programs::TcContext,
+};
 use wharf_common::{
     Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow,
     flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_REPLIED, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT},
@@ -18,10 +23,8 @@ use wharf_common::{
 use wharf_ebpf::{
     atomic,
     flow::{Asked, Way},
-    handoff::Words,
     maps::{FLOW_TOTALS, FLOW_USE, FLOWS, FLOWS_NEW, FRAGMENTS},
     parse::ETHERNET_BYTES,
-    test_packet,
 };
 
 use crate::{
@@ -32,13 +35,43 @@ use crate::{
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443).
 const ICMP_ERROR_BYTES: usize = 8;
 
-/// Runs the program.
+/// Finds the packet's flow, and with it the packet's way.
+///
+/// # Errors
+/// `LoneFragment`.
 #[inline(always)]
-pub fn run(ctx: &TcContext) -> i32 {
-    let asked = Asked::of(Words::of(ctx));
-    // A test packet takes the direct way, which is what the desired state says.
-    let way = if test_packet::is_test(ctx) { Ok(Way::Direct) } else { track(ctx, &asked) };
-    asked.conclude(ctx, way)
+pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
+    let [ids, own_epoch, peer_epoch] = asked.numbers();
+    // SAFETY: the context the program was called with.
+    let way = unsafe { wharf_flow(ctx.skb.skb, ids, own_epoch, peer_epoch) };
+    // The compiler knows what the function may return, the verifier does not.
+    match core::hint::black_box(way) {
+        DIRECT => Ok(Way::Direct),
+        STACK => Ok(Way::Stack),
+        _ => Err(DropReason::LoneFragment),
+    }
+}
+
+const DIRECT: u32 = 0;
+const STACK: u32 = 1;
+const LONE_FRAGMENT: u32 = 2;
+
+/// [`way`], with [`Asked::numbers`].
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once, and not again for each
+/// way that leads here.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_flow(skb: *mut __sk_buff, ids: u32, own_epoch: u32, peer_epoch: u32) -> u32 {
+    match track(&TcContext::new(skb), &Asked::of([ids, own_epoch, peer_epoch])) {
+        Ok(Way::Direct) => DIRECT,
+        Ok(Way::Stack) => STACK,
+        Err(_) => LONE_FRAGMENT,
+    }
 }
 
 /// The ticks since boot.

@@ -3,9 +3,10 @@
 //!
 //! | program | called by | what it does |
 //! |---|---|---|
-//! | [`event`] | every program | writes the record of a drop or trace |
-//! | [`neighbour`] | `from_container` | judges and answers ARP and neighbour discovery |
-//! | [`flow`] | `from_container`, `to_container` | finds the packet's flow, and with it the packet's way |
+//! | [`egress`] | `from_container` | judges what a container sends, and finds the packet's flow and way |
+//! | [`ingress`] | `deliver`, `to_container` | judges what reaches a container, addresses it, and finds the flow of what the stack sends |
+//! | [`neighbour`] | `egress` | judges and answers ARP and neighbour discovery |
+//! | [`event`] | `deliver` | writes the record of a drop or trace |
 //! | [`collect`] | user space | removes the rows of flows that are over |
 #![no_std]
 #![no_main]
@@ -34,10 +35,16 @@ pub fn neighbour(ctx: TcContext) -> i32 {
     neighbour::run(&ctx)
 }
 
-/// Finds a packet's flow.
+/// Judges what a container sends.
 #[classifier]
-pub fn flow(ctx: TcContext) -> i32 {
-    flow::run(&ctx)
+pub fn egress(ctx: TcContext) -> i32 {
+    wharf_ebpf::egress::run(&ctx, flow::way)
+}
+
+/// Judges what reaches a container.
+#[classifier]
+pub fn ingress(ctx: TcContext) -> i32 {
+    wharf_ebpf::ingress::run(&ctx, flow::way)
 }
 
 /// Removes rows of flows that are over.

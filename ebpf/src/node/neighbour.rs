@@ -19,8 +19,9 @@ use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
     handoff::{Verdict, Words},
-    neighbour::{ABOUT_GATEWAY, ABOUT_OWN, Arp, FROM_OWN, IcmpHead, Message, MessageWithOption, joined},
-    parse::{self, ETHERNET_BYTES, EtherType, Framed, ICMPV6, Ipv6, Mac},
+    neighbour::{Arp, IcmpHead, Message, MessageWithOption, joined},
+    parse::{self, ETHERNET_BYTES, EtherType, Framed, ICMPV6, Ipv6},
+    profile::Profile,
 };
 
 /// `linux/if_packet.h`: to this host.
@@ -37,39 +38,32 @@ const ADVERTISED_BYTES: u16 = (size_of::<MessageWithOption>() - size_of::<Ipv6>(
 /// Only a neighbour can send a packet that arrives with this.
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 
-/// What the endpoint's program tells of a message.
-#[derive(Clone, Copy)]
-struct Asked {
-    /// What the container takes for the gateway's MAC.
-    host_mac: Mac,
-    /// `FROM_OWN`, `ABOUT_GATEWAY`, `ABOUT_OWN`.
-    claims: u32,
-}
-
 /// Answers an ARP request or a neighbour solicitation for the gateway; drops any other ARP packet or neighbour discovery message.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
-    let words = Words::of(ctx);
-    let asked = Asked { host_mac: Mac::from_words(words.0[0], words.0[1]), claims: words.0[1] };
-    let (reason, action) = match judge(ctx, asked) {
+    let endpoint = Words::of(ctx).sender();
+    // The answer may have another length.
+    let bytes = ctx.len();
+    let (reason, action) = match judge(ctx, endpoint) {
         Ok(()) => (DropReason::NeighbourAnswered, TC_ACT_REDIRECT),
         Err(reason) => (reason, TC_ACT_SHOT),
     };
-    let (endpoint, bytes, direction) = (words.sender(), words.0[3], Direction::Egress);
-    Verdict { endpoint, receiver: 0, bytes, direction, reason: reason as u32, action: action as u32, counted: None }
-        .hand_over(ctx)
+    let mut verdict = Verdict::new(ctx, endpoint, Direction::Egress, reason, action);
+    verdict.bytes = bytes;
+    verdict.hand_over(ctx)
 }
 
 #[inline(always)]
-fn judge(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
+fn judge(ctx: &TcContext, endpoint: u32) -> Result<(), DropReason> {
+    let asker = Profile::of(endpoint).ok_or(DropReason::NoConfig)?;
     match EtherType::of(ctx, parse::ethernet(ctx)?)? {
-        EtherType::Arp => arp(ctx, asked),
-        _ => discovery(ctx, asked, kind(ctx)?.ok_or(DropReason::Malformed)?),
+        EtherType::Arp => arp(ctx, asker),
+        _ => discovery(ctx, asker, kind(ctx)?.ok_or(DropReason::Malformed)?),
     }
 }
 
 #[inline(always)]
-fn arp(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
+fn arp(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
     let packet: Framed<Arp> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
     // SAFETY: bounds checked; nothing moves the packet while this reference lives.
     let arp = unsafe { &mut *packet.payload };
@@ -82,20 +76,20 @@ fn arp(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
     {
         return Err(DropReason::Malformed);
     }
-    // The Ethernet source is the container's MAC address, which its program has compared.
+    // The Ethernet source is the container's MAC address, which `egress` has compared.
     let asker_mac = packet.source_mac();
     // A sender of zero asks whether an address is taken (RFC 5227) and claims nothing.
-    if !arp.sender_mac.equals(asker_mac) || !(asked.claims & FROM_OWN != 0 || joined(arp.sender) == 0) {
+    if !arp.sender_mac.equals(asker_mac) || !(asker.owns4(joined(arp.sender)) || joined(arp.sender) == 0) {
         return Err(DropReason::NeighbourSpoof);
     }
-    if operation != ARP_REQUEST || asked.claims & ABOUT_GATEWAY == 0 {
+    if operation != ARP_REQUEST || !asker.has_gateway4(joined(arp.target)) {
         return Err(DropReason::NeighbourUnknown);
     }
     (arp.sender, arp.target) = (arp.target, arp.sender);
     arp.operation = ARP_REPLY.to_be();
-    arp.sender_mac = asked.host_mac;
+    arp.sender_mac = asker.host_mac();
     arp.target_mac = asker_mac;
-    packet.address(asker_mac, asked.host_mac);
+    packet.address(asker_mac, asker.host_mac());
     answer(ctx)
 }
 
@@ -129,7 +123,7 @@ fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
 }
 
 #[inline(always)]
-fn discovery(ctx: &TcContext, asked: Asked, kind: Kind) -> Result<(), DropReason> {
+fn discovery(ctx: &TcContext, asker: Profile, kind: Kind) -> Result<(), DropReason> {
     match kind {
         // Shorter than the messages below, so judged by what all of them have.
         Kind::RouterSolicitation => {
@@ -159,10 +153,10 @@ fn discovery(ctx: &TcContext, asked: Asked, kind: Kind) -> Result<(), DropReason
         return Err(DropReason::Multicast);
     }
     // Link-local addresses are the container's own affair: they are valid on its link only, where nobody else is.
-    if asked.claims & FROM_OWN == 0 && !source.is_link_local() {
+    if !asker.owns6(source) && !source.is_link_local() {
         return Err(DropReason::NeighbourSpoof);
     }
-    if kind == Kind::Advertisement && asked.claims & ABOUT_OWN == 0 && !target.is_link_local() {
+    if kind == Kind::Advertisement && !asker.owns6(target) && !target.is_link_local() {
         return Err(DropReason::NeighbourSpoof);
     }
     if payload >= ADVERTISED_BYTES {
@@ -173,15 +167,15 @@ fn discovery(ctx: &TcContext, asked: Asked, kind: Kind) -> Result<(), DropReason
             return Err(DropReason::NeighbourSpoof);
         }
     }
-    if kind == Kind::Advertisement || asked.claims & ABOUT_GATEWAY == 0 {
+    if kind == Kind::Advertisement || !asker.has_gateway6(target) {
         return Err(DropReason::NeighbourUnknown);
     }
-    advertise(ctx, asked)?;
+    advertise(ctx, asker)?;
     answer(ctx)
 }
 
 #[inline(always)]
-fn advertise(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
+fn advertise(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
     let frame = parse::ethernet(ctx)?;
     let asker_mac = frame.source_mac();
     let bytes = (ETHERNET_BYTES + size_of::<MessageWithOption>()) as u32;
@@ -195,7 +189,7 @@ fn advertise(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
     let packet: Framed<MessageWithOption> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
     // SAFETY: bounds checked; nothing moves the packet while this reference lives.
     let answer = unsafe { &mut *packet.payload };
-    let (asker, target) = (answer.message.ip.source, answer.message.target);
+    let (source, target) = (answer.message.ip.source, answer.message.target);
     answer.message = Message {
         ip: Ipv6 {
             version_class_flow: 0x6000_0000_u32.to_be(),
@@ -203,7 +197,7 @@ fn advertise(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
             next_header: ICMPV6,
             hop_limit: NEIGHBOUR_HOP_LIMIT,
             source: target,
-            destination: asker,
+            destination: source,
         },
         kind: NEIGHBOUR_ADVERTISEMENT,
         code: 0,
@@ -213,8 +207,8 @@ fn advertise(ctx: &TcContext, asked: Asked) -> Result<(), DropReason> {
     };
     answer.option = TARGET_LINK_LAYER;
     answer.option_words = 1;
-    answer.mac = asked.host_mac;
-    packet.address(asker_mac, asked.host_mac);
+    answer.mac = asker.host_mac();
+    packet.address(asker_mac, asker.host_mac());
     answer.message.checksum = checksum(answer);
     Ok(())
 }

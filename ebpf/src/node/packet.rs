@@ -7,7 +7,7 @@ use wharf_common::{
     FlowKey,
     flow::{ICMP, ICMPV6, SCTP, SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP},
 };
-use wharf_ebpf::parse::{Ipv4, Ipv6, Ipv6Address, read};
+use wharf_ebpf::parse::{Ipv4, Ipv6, Ipv6Address, PROTOCOL_IPV4, PROTOCOL_IPV6, read};
 
 /// Extension headers of IPv6 that may come before the fragment header (RFC 8200, 4.1).
 const HOP_BY_HOP: u8 = 0;
@@ -17,9 +17,6 @@ const DESTINATION: u8 = 60;
 const FRAGMENT: u8 = 44;
 /// Place of the identification in it.
 const IDENTIFICATION: usize = 4;
-/// `ETH_P_IP` and `ETH_P_IPV6` as `__sk_buff.protocol` has them: network byte order.
-const PROTOCOL_IPV4: u32 = 0x0800_u16.to_be() as u32;
-const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
 /// More fragments follow; the offset is below (RFC 791, 3.1).
 const MORE: u16 = 0x2000;
 const OFFSET: u16 = 0x1fff;

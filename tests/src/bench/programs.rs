@@ -198,12 +198,16 @@ impl Mirror {
         };
         let mut loader = EbpfLoader::new();
         loader.override_global("CONSTS", &consts, true);
+        let pins = node.dirs().endpoint_pins();
+        let shared = pins.parent().context("no pins")?.join("shared");
+        for name in [map::CALLS, map::NODE_CALLS, map::PROFILES] {
+            loader.map_pin_path(name, shared.join(name));
+        }
         let mut loaded = loader.load(&object("endpoint.o")?).context("load endpoint.o")?;
         let deliver: &mut SchedClassifier = loaded.program_mut("deliver").context("deliver")?.try_into()?;
         deliver.load().context("verify deliver")?;
         let mirror = deliver.fd().context("deliver's descriptor")?.try_clone().context("copy a descriptor")?;
 
-        let pins = node.dirs().endpoint_pins();
         let theirs = MapData::from_pin(pins.join(b.id.to_string()).join(map::CONFIG)).context("open CONFIG")?;
         let theirs: Array<MapData, EndpointConfig> = Map::Array(theirs).try_into().context("read CONFIG")?;
         let row = theirs.get(&0, 0).context("read CONFIG")?;
@@ -211,7 +215,7 @@ impl Mirror {
             loaded.map_mut(map::CONFIG).context("map CONFIG")?.try_into().context("write CONFIG")?;
         own.set(0, row, 0).context("write CONFIG")?;
 
-        let calls = pins.parent().context("no pins")?.join("shared").join(map::CALLS);
+        let calls = shared.join(map::CALLS);
         let calls = MapData::from_pin(&calls).with_context(|| format!("open {}", calls.display()))?;
         let mut calls: ProgramArray<MapData> = Map::ProgramArray(calls).try_into().context("open CALLS")?;
         let slot = b.id.into();

@@ -21,7 +21,8 @@ const WINDOW: usize = 20;
 /// What a kernel's memory is told in.
 const KIB: f64 = 1024.0;
 /// Maps of the node that an endpoint's programs also use.
-const SHARED: [&str; 3] = [wharf_common::map::ENDPOINTS, wharf_common::map::CALLS, wharf_common::map::EVENTS];
+const SHARED: [&str; 4] =
+    [wharf_common::map::CALLS, wharf_common::map::NODE_CALLS, wharf_common::map::PROFILES, wharf_common::map::EVENTS];
 
 /// Adds that many endpoints one after another, leaves them alone for `at_rest` (an audit and a round of self-checks take place
 /// each minute), and deletes them.

@@ -153,15 +153,18 @@ impl Wire {
         let pins = node.dirs().endpoint_pins();
         let shared = pins.parent().context("the directory of the pins")?.join("shared");
         let mut loader = EbpfLoader::new();
-        for name in [map::CALLS, map::NODE_CALLS] {
+        for name in [map::CALLS, map::NODE_CALLS, map::PROFILES, map::ENDPOINTS] {
             loader.map_pin_path(name, shared.join(name));
         }
         let mut loaded = loader.load(&object("untracked.o")?).context("load untracked.o")?;
-        let program: &mut SchedClassifier = loaded.program_mut("untracked").context("untracked")?.try_into()?;
-        program.load().context("verify untracked")?;
         let slots = Map::ProgramArray(MapData::from_pin(shared.join(map::NODE_CALLS)).context("open NODE_CALLS")?);
         let mut slots: ProgramArray<MapData> = slots.try_into()?;
-        slots.set(NodeCall::Flow as u32, program.fd()?, 0).context("set the slot")?;
+        for call in [NodeCall::Egress, NodeCall::Ingress] {
+            let name = call.program();
+            let program: &mut SchedClassifier = loaded.program_mut(name).context(name)?.try_into()?;
+            program.load().with_context(|| format!("verify {name} of untracked.o"))?;
+            slots.set(call as u32, program.fd()?, 0).with_context(|| format!("set the slot of {name}"))?;
+        }
         Ok(Self { name: UNTRACKED, between: Between::Stopped(node), ..wire })
     }
 

@@ -226,6 +226,10 @@ impl Bpf {
                 let cause = "its rows are the ports of packets that are on their way";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
             }
+            map::PROFILES => {
+                let cause = "its rows repeat what the programs read in <endpoint id>/CONFIG; look at that";
+                Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
+            }
             map::EVENTS => {
                 let cause = "a ring buffer has no rows; watch it with `wharf monitor`";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))

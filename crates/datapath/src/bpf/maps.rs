@@ -11,8 +11,8 @@ use std::{
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf};
 use wharf_common::{
-    Bucket, Counter, EndpointConfig, EndpointKey, EndpointRow, FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey,
-    FragmentRow, StackPathKey, StackPathRow, map,
+    Bucket, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow, FlowTotals, FlowUse,
+    FragmentKey, FragmentRow, StackPathKey, StackPathRow, map,
 };
 use wharf_core::kernel::{KernelErrorKind, Result};
 
@@ -48,6 +48,13 @@ fn shape(name: &str) -> Option<Shape> {
             key: number,
             value: number,
             max_entries: map::NODE_CALLS_MAX,
+            flags: 0,
+        },
+        map::PROFILES => Shape {
+            kind: MapType::Array,
+            key: number,
+            value: size_of::<EndpointProfile>(),
+            max_entries: map::PROFILES_MAX,
             flags: 0,
         },
         map::EVENTS => Shape { kind: MapType::RingBuf, key: 0, value: 0, max_entries: map::EVENTS_BYTES, flags: 0 },

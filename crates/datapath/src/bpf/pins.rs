@@ -1,7 +1,7 @@
 //! The layout of the pin tree.
 //!
 //! ```text
-//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,EVENTS,STACK_PATHS,STACK_USERS,FLOWS,FLOWS_NEW,
+//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,FLOWS,FLOWS_NEW,
 //!     FRAGMENTS,FLOW_USE,FLOW_TOTALS,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
@@ -43,10 +43,11 @@ pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
 /// Link pins of an endpoint, for the first two programs.
 pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
 /// Shared maps.
-pub(crate) const SHARED_MAPS: [&str; 11] = [
+pub(crate) const SHARED_MAPS: [&str; 12] = [
     map::ENDPOINTS,
     map::CALLS,
     map::NODE_CALLS,
+    map::PROFILES,
     map::EVENTS,
     map::STACK_PATHS,
     map::STACK_USERS,

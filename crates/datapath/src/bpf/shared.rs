@@ -23,8 +23,10 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// The shared maps that the node's programs alone use.
-const OF_NODE_PROGRAMS: [&str; 7] =
+/// The shared maps that an endpoint's own programs use.
+const OF_ENDPOINT_PROGRAMS: [&str; 4] = [map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
+/// The shared maps of the node's programs whose rows mean the same to every ABI version.
+const OF_ALL_VERSIONS: [&str; 7] =
     [map::STACK_PATHS, map::STACK_USERS, map::FLOWS, map::FLOWS_NEW, map::FRAGMENTS, map::FLOW_USE, map::FLOW_TOTALS];
 
 /// A shared map that this process has open.
@@ -43,7 +45,7 @@ impl SharedMap {
             map::EVENTS => Map::RingBuf(data),
             map::FLOWS => Map::HashMap(data),
             map::STACK_PATHS | map::FLOWS_NEW | map::FRAGMENTS => Map::LruHashMap(data),
-            map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS => Map::Array(data),
+            map::PROFILES | map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS => Map::Array(data),
             _ => Map::Unsupported(data),
         };
         Self { name, id, map }
@@ -130,7 +132,7 @@ impl Bpf {
     /// Pins another version's map in this version's tree too, where its rows mean the same to both: nothing that is noted
     /// during an upgrade is lost. False when no version has such a map.
     fn share_with_other_versions(&self, name: &'static str) -> Result<bool> {
-        if !OF_NODE_PROGRAMS.contains(&name) {
+        if !OF_ALL_VERSIONS.contains(&name) {
             return Ok(false);
         }
         for tree in self.pins.others()? {
@@ -151,7 +153,7 @@ impl Bpf {
 
     /// The shared maps that this process has open and that an endpoint's own programs use: names and ids.
     pub(super) fn held_ids(&self) -> Vec<(&'static str, u32)> {
-        let by_endpoints = |map: &&SharedMap| !OF_NODE_PROGRAMS.contains(&map.name);
+        let by_endpoints = |map: &&SharedMap| OF_ENDPOINT_PROGRAMS.contains(&map.name);
         self.held().iter().filter(by_endpoints).map(|map| (map.name, map.id)).collect()
     }
 
@@ -170,10 +172,10 @@ impl Bpf {
         self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
     }
 
-    /// Checks that the pinned shared maps that an endpoint's own programs use are those that this process has open: programs
-    /// loaded over other maps would read maps that nobody writes.
+    /// Checks that the pinned shared maps with rows of endpoints are those that this process has open: programs
+    /// loaded over other maps, and the node's programs, would read maps that nobody writes.
     pub(super) fn check_shared(&self) -> Result<()> {
-        for own in self.held().iter().filter(|map| !OF_NODE_PROGRAMS.contains(&map.name)) {
+        for own in self.held().iter().filter(|map| !OF_ALL_VERSIONS.contains(&map.name)) {
             if let Some(is) = self.pinned_map_id(own.name)?
                 && is != own.id
             {

@@ -439,6 +439,7 @@ impl Kernel for FakeKernel {
                 info(map::ENDPOINTS.to_owned(), "hash", Some(s.rows.len()), map::ENDPOINTS_MAX),
                 info(map::CALLS.to_owned(), "prog_array", Some(s.calls.len()), map::CALLS_MAX),
                 info(map::NODE_CALLS.to_owned(), "prog_array", None, map::NODE_CALLS_MAX),
+                info(map::PROFILES.to_owned(), "array", None, map::PROFILES_MAX),
                 info(map::EVENTS.to_owned(), "ringbuf", None, map::EVENTS_BYTES),
                 info(map::STACK_PATHS.to_owned(), "lru_hash", Some(0), map::STACK_PATHS_MAX),
                 info(map::STACK_USERS.to_owned(), "array", None, map::STACK_USERS_MAX),

@@ -1,0 +1,96 @@
+//! What the node's program `ingress` does with what reaches a container, from the node or from another endpoint: only IP, only for its
+//! own address.
+
+use aya_ebpf::{
+    bindings::{TC_ACT_OK, TC_ACT_REDIRECT, TC_ACT_SHOT},
+    programs::TcContext,
+};
+use wharf_common::{Direction, DropReason};
+
+use crate::{
+    flow::{Asked, Peer, Way},
+    handoff::{self, FROM_STACK, RECORDED, Verdict, Words},
+    parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6},
+    profile::Profile,
+    test_packet,
+};
+
+/// Runs the program; `track` finds the flow of what the node's stack sends. A test packet is not tracked.
+#[inline(always)]
+pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
+    let words = Words::of(ctx);
+    let (own, from_stack, recorded) = (words.sender(), words.has(FROM_STACK), words.has(RECORDED));
+    let (forwarded, action) = if from_stack {
+        (DropReason::ForwardedStack, TC_ACT_OK)
+    } else {
+        (DropReason::ForwardedLocal, TC_ACT_REDIRECT)
+    };
+    let about = |reason, action| Verdict::new(ctx, own, Direction::Ingress, reason, action);
+    let verdict = match judge(ctx, own, from_stack, track) {
+        Ok(_) if recorded && from_stack => return TC_ACT_OK,
+        Ok(profile) if recorded => return handoff::redirect_peer(profile.ifindex()),
+        Ok(_) => about(forwarded, action),
+        Err(reason) if recorded => about(reason, TC_ACT_SHOT).after(forwarded),
+        Err(reason) => about(reason, TC_ACT_SHOT),
+    };
+    verdict.hand_over(ctx)
+}
+
+#[inline(always)]
+fn judge(
+    ctx: &TcContext,
+    own: u32,
+    from_stack: bool,
+    track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
+) -> Result<Profile, DropReason> {
+    let profile = Profile::of(own).ok_or(DropReason::NoConfig)?;
+    accept(ctx, profile, from_stack)?;
+    if from_stack && !test_packet::is_test(ctx) {
+        track(ctx, Asked::new(own, profile, Peer::STACK, Direction::Ingress))?;
+    }
+    Ok(profile)
+}
+
+/// Decides whether the packet may reach the container, and gives it the Ethernet addresses it needs there.
+///
+/// The way from another endpoint is a hop of its own, which takes one off the TTL; the sender's program saw that it is more than
+/// one. The node's stack took its own before.
+///
+/// Neighbour messages need no rule of their own: those of other endpoints were decremented on the way (receivers demand
+/// a hop limit of 255), the node's interface sends none, and what a privileged process of the node forges is its own.
+#[inline(always)]
+fn accept(ctx: &TcContext, profile: Profile, from_stack: bool) -> Result<(), DropReason> {
+    parse::gather(ctx, HEADERS_BYTES)?;
+    match EtherType::of(ctx, parse::ethernet(ctx)?)? {
+        EtherType::Ipv4 => {
+            let packet: Framed<Ipv4> = parse::ipv4(ctx)?;
+            let destination = packet.destination();
+            if !profile.owns4(destination) {
+                return Err(refusal(parse::is_group4(destination)));
+            }
+            packet.address(profile.container_mac(), profile.host_mac());
+            if !from_stack {
+                packet.decrement_ttl();
+            }
+        }
+        EtherType::Ipv6 => {
+            let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
+            let destination = packet.destination();
+            if !profile.owns6(destination) {
+                return Err(refusal(destination.is_multicast()));
+            }
+            packet.address(profile.container_mac(), profile.host_mac());
+            if !from_stack {
+                packet.decrement_hop_limit();
+            }
+        }
+        // The node knows the container's MAC without asking; nobody asks the container.
+        EtherType::Arp => return Err(DropReason::NeighbourUnknown),
+    }
+    Ok(())
+}
+
+#[inline(always)]
+const fn refusal(group: bool) -> DropReason {
+    if group { DropReason::Multicast } else { DropReason::NotOurAddress }
+}
