@@ -347,14 +347,15 @@ async fn read_events(life: Arc<Life>, mut events: wharf_datapath::EventReader) {
     }
 }
 
-/// Copies the programs' log to the agent's log; only with `--debug-programs`. All programs write to one buffer, which
+/// Copies the programs' log to the agent's log; only with `--debug-programs`. Every endpoint's `deliver` writes to one buffer, which
 /// is reachable through any of them. A set is therefore prepared, and then given back for normal use.
 async fn read_program_log(life: Arc<Life>) {
     let read = async {
         let (set, programs, guard) = prepared::load(&life).await?;
         life.prepared.give_back(set);
         drop(guard);
-        let mut log = life.kernel.program_log(programs.program_ids[0]).await?;
+        let [.., deliver] = programs.program_ids;
+        let mut log = life.kernel.program_log(deliver).await?;
         loop {
             log.next().await?;
         }

@@ -1,6 +1,9 @@
 //! What the programs know of their endpoint: constants set at load, and the row that user space may change.
 
-use core::{mem::offset_of, ptr};
+use core::{
+    mem::{offset_of, size_of},
+    ptr,
+};
 
 use aya_ebpf::Global;
 use wharf_common::{
@@ -8,7 +11,7 @@ use wharf_common::{
     map::{FLAG_LIVE, FLAG_TRACE, limit_flag},
 };
 
-use crate::{event, maps::CONFIG, parse::Ipv6Address};
+use crate::{event, maps::CONFIG};
 
 /// Set by the loader and frozen before the verifier sees it, which then treats every field as a known number.
 #[unsafe(no_mangle)]
@@ -24,11 +27,8 @@ static CONSTS: Global<EndpointConsts> = Global::new(EndpointConsts {
 const _: () = {
     assert!(offset_of!(EndpointConsts, container_mac).is_multiple_of(align_of::<u32>()));
     assert!(offset_of!(EndpointConsts, host_mac) == offset_of!(EndpointConsts, container_mac) + 6);
-    assert!(offset_of!(EndpointConfig, ipv4).is_multiple_of(align_of::<u32>()));
-    assert!(offset_of!(EndpointConfig, gateway4).is_multiple_of(align_of::<u32>()));
-    assert!(offset_of!(EndpointConfig, ipv6).is_multiple_of(align_of::<Ipv6Address>()));
     assert!(limit_flag(Direction::Egress) == limit_flag(Direction::Ingress) << Direction::Egress as u32);
-    assert!(offset_of!(EndpointConfig, gateway6).is_multiple_of(align_of::<Ipv6Address>()));
+    assert!(size_of::<EndpointConfig>().is_multiple_of(size_of::<u64>()));
 };
 
 /// Reads one field of the constants; volatile, because the loader writes them behind the compiler's back.
@@ -46,11 +46,14 @@ pub fn endpoint_id() -> u32 {
     constant!(endpoint_id as u32)
 }
 
-/// The only Ethernet source that the container may use, and what the container takes for the gateway's MAC: three words, as they lie next
-/// to each other.
+/// The only Ethernet source that the container may use, and what the container takes for the gateway's MAC: one of three words, as they
+/// lie next to each other.
 #[inline(always)]
-pub fn macs() -> [u32; 3] {
-    constant!(container_mac as [u32; 3])
+pub fn macs(index: usize) -> u32 {
+    let all = const { offset_of!(EndpointConsts, container_mac) / size_of::<u32>() };
+    debug_assert!(index < 3);
+    // SAFETY: `Global` is transparent over the struct, of which these are three aligned words (asserted above).
+    unsafe { ptr::read_volatile((&raw const CONSTS).cast::<u32>().add(all + index)) }
 }
 
 /// Debug records wanted.
@@ -124,31 +127,14 @@ impl Config {
         unsafe { (*self.0).ifindex }
     }
 
-    /// The endpoint's IPv4 address, network byte order; zero when it has none.
-    #[inline(always)]
-    pub fn ipv4(self) -> u32 {
-        // SAFETY: as in `flags`; the place is aligned for u32 (asserted above).
-        unsafe { (&raw const (*self.0).ipv4).cast::<u32>().read() }
-    }
+    /// Number of words of the row.
+    pub const WORDS: usize = size_of::<EndpointConfig>() / size_of::<u64>();
 
-    /// The IPv4 gateway it sees, network byte order; zero when it has none.
+    /// One of the row's words.
     #[inline(always)]
-    pub fn gateway4(self) -> u32 {
-        // SAFETY: as in `ipv4`.
-        unsafe { (&raw const (*self.0).gateway4).cast::<u32>().read() }
-    }
-
-    /// The endpoint's IPv6 address; unspecified when it has none.
-    #[inline(always)]
-    pub fn ipv6(self) -> Ipv6Address {
-        // SAFETY: as in `flags`; the place is aligned for Ipv6Address (asserted above).
-        unsafe { (&raw const (*self.0).ipv6).cast::<Ipv6Address>().read() }
-    }
-
-    /// The IPv6 gateway it sees; unspecified when it has none.
-    #[inline(always)]
-    pub fn gateway6(self) -> Ipv6Address {
-        // SAFETY: as in `ipv6`.
-        unsafe { (&raw const (*self.0).gateway6).cast::<Ipv6Address>().read() }
+    pub fn word(self, index: usize) -> u64 {
+        debug_assert!(index < Self::WORDS);
+        // SAFETY: as in `flags`; the place is in the row. Volatile: read again rather than kept, which would be more instructions.
+        unsafe { ptr::read_volatile(self.0.cast::<u64>().add(index)) }
     }
 }

@@ -69,10 +69,8 @@ pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u
     // It counts as full with a sixteenth left: room for the record of each CPU that has looked and not yet written, so that no
     // record is lost without being counted.
     if query(UNREAD) + (size >> 4) <= size {
-        let words = match Config::load() {
-            Some(config) => handoff::with_epoch(config, receiver, [config.identity(), told]),
-            None => Words([0, 0, handoff::pair(receiver), 0, told]),
-        };
+        let Some(config) = Config::load() else { return not_sent() };
+        let words = handoff::with_epoch(config, receiver, [config.identity(), told]);
         handoff::call_event(ctx, words);
     }
     metrics::count(metrics::beside(row, DropReason::EventLost), 0);

@@ -14,7 +14,7 @@ use core::{
     ptr,
 };
 
-use wharf_common::{EndpointProfile, map::FLAG_LOCAL_BY_STACK};
+use wharf_common::{EndpointConfig, EndpointProfile, map::FLAG_LOCAL_BY_STACK};
 
 use crate::{
     config::{self, Config},
@@ -22,22 +22,30 @@ use crate::{
     parse::{Ipv6Address, Mac},
 };
 
+// `publish` writes the row in words, and the casts below rely on these places.
+const _: () = {
+    assert!(offset_of!(EndpointProfile, config) == 0);
+    assert!(offset_of!(EndpointProfile, container_mac) == size_of::<EndpointConfig>());
+    assert!(offset_of!(EndpointProfile, host_mac) == size_of::<EndpointConfig>() + 6);
+    assert!(offset_of!(EndpointConfig, ipv4).is_multiple_of(align_of::<u32>()));
+    assert!(offset_of!(EndpointConfig, gateway4).is_multiple_of(align_of::<u32>()));
+    assert!(offset_of!(EndpointConfig, ipv6).is_multiple_of(align_of::<Ipv6Address>()));
+    assert!(offset_of!(EndpointConfig, gateway6).is_multiple_of(align_of::<Ipv6Address>()));
+};
+
 /// Words of a row.
 const WORDS: usize = size_of::<EndpointProfile>() / size_of::<u64>();
 
-// `publish` writes the row in words, and the casts below rely on these places.
-const _: () = {
-    assert!(offset_of!(EndpointProfile, epoch) == 0 && offset_of!(EndpointProfile, ifindex) == 4);
-    assert!(offset_of!(EndpointProfile, ipv4) == 8 && offset_of!(EndpointProfile, gateway4) == 12);
-    assert!(offset_of!(EndpointProfile, ipv6) == 16 && offset_of!(EndpointProfile, gateway6) == 32);
-    assert!(offset_of!(EndpointProfile, container_mac) == 48 && offset_of!(EndpointProfile, host_mac) == 54);
-    assert!(offset_of!(EndpointProfile, flags) == 60);
-};
-
-/// Two halves of a word, the low one first in memory.
+/// One of the words that this endpoint's row should have.
 #[inline(always)]
-fn word(low: u32, high: u32) -> u64 {
-    u64::from(low) | u64::from(high) << 32
+fn word(config: Config, index: usize) -> u64 {
+    const FIRST_MACS: usize = Config::WORDS;
+    const LAST_MAC: usize = Config::WORDS + 1;
+    match index {
+        FIRST_MACS => u64::from(config::macs(0)) | u64::from(config::macs(1)) << 32,
+        LAST_MAC => u64::from(config::macs(2)),
+        _ => config.word(index),
+    }
 }
 
 /// Brings this endpoint's row up to date. A test packet does so too: what is written is not about the packet.
@@ -45,28 +53,16 @@ fn word(low: u32, high: u32) -> u64 {
 pub fn publish(config: Config) {
     let Some(row) = PROFILES.get_ptr_mut(config::endpoint_id()) else { return };
     let row = row.cast::<u64>();
-    let macs = config::macs();
-    let [ipv6, gateway6] = [config.ipv6().words(), config.gateway6().words()];
-    let new: [u64; WORDS] = [
-        word(config.epoch() as u32, config.ifindex()),
-        word(config.ipv4(), config.gateway4()),
-        ipv6[0],
-        ipv6[1],
-        gateway6[0],
-        gateway6[1],
-        word(macs[0], macs[1]),
-        word(macs[2], config.flags()),
-    ];
     let mut difference = 0;
-    for (index, word) in new.iter().enumerate() {
+    for index in 0..WORDS {
         // SAFETY: a map value of so many words from a lookup; it is shared by all CPUs, so words are read and written whole.
-        difference |= unsafe { ptr::read_volatile(row.add(index)) } ^ word;
+        difference |= unsafe { ptr::read_volatile(row.add(index)) } ^ word(config, index);
     }
     // The compiler would make a branch of every word, and the verifier follows both ways of each.
     if core::hint::black_box(difference) != 0 {
-        for (index, word) in new.into_iter().enumerate() {
+        for index in 0..WORDS {
             // SAFETY: as above.
-            unsafe { ptr::write_volatile(row.add(index), word) };
+            unsafe { ptr::write_volatile(row.add(index), word(config, index)) };
         }
     }
 }
@@ -86,21 +82,21 @@ impl Profile {
     #[inline(always)]
     pub fn epoch(self) -> u32 {
         // SAFETY: a map value; the pointer came from a lookup and lives as long as the program runs.
-        unsafe { (*self.0).epoch }
+        unsafe { (*self.0).config.epoch as u32 }
     }
 
     /// Host side of the endpoint's veth.
     #[inline(always)]
     pub fn ifindex(self) -> u32 {
         // SAFETY: as in `epoch`.
-        unsafe { (*self.0).ifindex }
+        unsafe { (*self.0).config.ifindex }
     }
 
     /// Packets to other endpoints of the node go through its stack.
     #[inline(always)]
     pub fn local_by_stack(self) -> bool {
         // SAFETY: as in `epoch`.
-        let flags = unsafe { (*self.0).flags };
+        let flags = unsafe { (*self.0).config.flags };
         flags & FLAG_LOCAL_BY_STACK != 0
     }
 
@@ -122,7 +118,7 @@ impl Profile {
     #[inline(always)]
     pub fn owns4(self, address: u32) -> bool {
         // SAFETY: as in `epoch`; the place is aligned for u32 (asserted above).
-        let own = unsafe { (&raw const (*self.0).ipv4).cast::<u32>().read() };
+        let own = unsafe { (&raw const (*self.0).config.ipv4).cast::<u32>().read() };
         address == own && address != 0
     }
 
@@ -130,7 +126,7 @@ impl Profile {
     #[inline(always)]
     pub fn owns6(self, address: Ipv6Address) -> bool {
         // SAFETY: as in `epoch`; the place is aligned for Ipv6Address (asserted above).
-        let own = unsafe { (&raw const (*self.0).ipv6).cast::<Ipv6Address>().read() };
+        let own = unsafe { (&raw const (*self.0).config.ipv6).cast::<Ipv6Address>().read() };
         address.equals(own) && !address.is_unspecified()
     }
 
@@ -138,7 +134,7 @@ impl Profile {
     #[inline(always)]
     pub fn has_gateway4(self, address: u32) -> bool {
         // SAFETY: as in `owns4`.
-        let gateway = unsafe { (&raw const (*self.0).gateway4).cast::<u32>().read() };
+        let gateway = unsafe { (&raw const (*self.0).config.gateway4).cast::<u32>().read() };
         address == gateway && address != 0
     }
 
@@ -146,7 +142,7 @@ impl Profile {
     #[inline(always)]
     pub fn has_gateway6(self, address: Ipv6Address) -> bool {
         // SAFETY: as in `owns6`.
-        let gateway = unsafe { (&raw const (*self.0).gateway6).cast::<Ipv6Address>().read() };
+        let gateway = unsafe { (&raw const (*self.0).config.gateway6).cast::<Ipv6Address>().read() };
         address.equals(gateway) && !address.is_unspecified()
     }
 }

@@ -1,8 +1,8 @@
 //! Test packets get the verdict that any packet would get, and leave no trace: `wharf_common::test_packet` says how they
 //! are recognised and where their verdict goes.
 //!
-//! A program that writes to a map must ask [`is_test`] first. [`crate::verdict::conclude`] does for counters and events; a
-//! map with state of connections has to as well, where it adds or changes a row.
+//! A program that writes to a map what is about a packet must ask [`is_test`] first. [`crate::verdict`] and [`crate::head`] do for
+//! counters and events; [`crate::egress`] and [`crate::ingress`] before they look for a flow, whose row that would add or change.
 
 use core::{mem::offset_of, ptr};
 

@@ -81,7 +81,7 @@ pub const FLOW_USE_MAX: u32 = CALLS_MAX;
 pub const CALLS_MAX: u32 = crate::MAX_ENDPOINT_ID + 1;
 /// Slots of [`NODE_CALLS`]: more than there are programs, because a map keeps its size as long as endpoints use it.
 pub const NODE_CALLS_MAX: u32 = 16;
-/// Rows of [`PROFILES`]: index is the endpoint id; 1 MiB, allocated with the map.
+/// Rows of [`PROFILES`]: index is the endpoint id; 1.3 MiB, allocated with the map.
 pub const PROFILES_MAX: u32 = CALLS_MAX;
 /// Bytes of [`EVENTS`]; a power of two and a multiple of the page size, as `BPF_MAP_TYPE_RINGBUF` asks.
 pub const EVENTS_BYTES: u32 = 256 * 1024;
@@ -300,7 +300,7 @@ pub struct EndpointConfig {
     pub gateway6: [u8; 16],
 }
 
-/// Value of [`PROFILES`]: what the node's programs need of an endpoint's [`EndpointConfig`] and [`EndpointConsts`], in one cache line.
+/// Value of [`PROFILES`]: what the programs of an endpoint know of it, its row of [`CONFIG`] and its MAC addresses, for the node's programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -308,24 +308,14 @@ pub struct EndpointConfig {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct EndpointProfile {
-    /// Low half of the epoch of the attachment.
-    pub epoch: u32,
-    /// Interface index of the host side.
-    pub ifindex: u32,
-    /// As [`EndpointConfig::ipv4`].
-    pub ipv4: [u8; 4],
-    /// As [`EndpointConfig::gateway4`].
-    pub gateway4: [u8; 4],
-    /// As [`EndpointConfig::ipv6`].
-    pub ipv6: [u8; 16],
-    /// As [`EndpointConfig::gateway6`].
-    pub gateway6: [u8; 16],
+    /// The row of [`CONFIG`].
+    pub config: EndpointConfig,
     /// As [`EndpointConsts::container_mac`].
     pub container_mac: [u8; 6],
     /// As [`EndpointConsts::host_mac`].
     pub host_mac: [u8; 6],
-    /// As [`EndpointConfig::flags`].
-    pub flags: u32,
+    /// Zero.
+    pub _pad: [u8; 4],
 }
 
 /// Value of [`METRICS`].
@@ -395,7 +385,7 @@ const _: () = {
     assert!(size_of::<StackPathRow>() == 24);
     assert!(size_of::<EndpointConsts>() == 24);
     assert!(size_of::<EndpointConfig>() == 60 + CONFIG_PAD);
-    assert!(size_of::<EndpointProfile>() == 64);
+    assert!(size_of::<EndpointProfile>() == size_of::<EndpointConfig>() + 16);
     assert!(size_of::<Counter>() == 16);
     assert!(size_of::<Bucket>() == 24);
     assert!(size_of::<EventBudget>() == 16);

@@ -122,8 +122,8 @@ impl LinuxKernel {
         self.blocking("upgrade endpoints", move |k| k.bpf.upgrade(&endpoints, &keep, &moves)).await
     }
 
-    /// Opens the log of the programs that were loaded with debug on; `program_id` is any one of theirs. There can be
-    /// one reader at a time.
+    /// Opens the log of the programs that were loaded with debug on; `program_id` is any `deliver` of theirs,
+    /// the program that records every verdict. There can be one reader at a time.
     ///
     /// # Errors
     /// `NotFound` when the program is gone or was loaded without debug, `Exhausted` when there is a reader already.

@@ -418,14 +418,14 @@ fn programs_with_log_records_are_read_by_one_reader() {
         let mut a = record(1, 10, &netns, "eth0");
         create(&w.kernel, &mut a).await;
         let quiet = w.kernel.ensure_programs(&program_spec(&a)).await.expect("programs");
-        let e = w.kernel.program_log(quiet.program_ids[0]).await.err().expect("no records in these");
+        let e = w.kernel.program_log(quiet.program_ids[2]).await.err().expect("no records in these");
         assert_eq!(e.kind, KernelErrorKind::NotFound, "{e}");
         let mut spec = program_spec(&a);
         spec.debug = true;
         let told = w.kernel.ensure_programs(&spec).await.expect("`cargo xtask build` makes endpoint-debug.o");
         w.kernel.ensure_attached(&link_ref(&a)).await.expect("attached");
-        let mut log = w.kernel.program_log(told.program_ids[0]).await.expect("log");
-        let e = w.kernel.program_log(told.program_ids[0]).await.err().expect("one reader only");
+        let mut log = w.kernel.program_log(told.program_ids[2]).await.expect("log");
+        let e = w.kernel.program_log(told.program_ids[2]).await.err().expect("one reader only");
         assert_eq!(e.kind, KernelErrorKind::Exhausted, "{e}");
         assert!(reaches_node(&path), "a packet to tell of");
         tokio::time::timeout(Duration::from_secs(10), log.next()).await.expect("a record").expect("read");

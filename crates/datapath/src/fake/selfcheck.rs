@@ -39,10 +39,6 @@ fn decide(s: &State, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
         return (Verdict::Drop, "invalid-source-mac");
     }
     let asks = case.kind == Kind::Neighbour;
-    if asks && !s.calls.contains_key(&pinned.spec.id) {
-        // The verdict of the node's program comes back through the endpoint's own slot.
-        return (Verdict::Drop, "none");
-    }
     // In ARP the sender's address is two bytes further on than in IP.
     let source_at = if asks && case.family == Family::Ipv4 { source_at + 2 } else { source_at };
     if own.is_none() || address(packet, source_at, case.family) != own {
@@ -64,6 +60,10 @@ fn decide(s: &State, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
 pub(super) fn verdicts(s: &State, id: EndpointId, cases: &[Case]) -> Option<Vec<CaseResult>> {
     let pinned = s.pins.get(&id)?;
     let outcome = |case: &Case| {
+        if !s.calls.contains_key(&id) {
+            // Every verdict comes back through the endpoint's own slot: none is told, and every packet is dropped.
+            return Ok(Outcome { verdict: Verdict::Drop, packet: case.packet.clone(), reports: Vec::new() });
+        }
         let (verdict, reason) = decide(s, pinned, case);
         let same = verdict == case.verdict;
         let direction = if case.hook == Hook::FromContainer { "egress" } else { "ingress" };
