@@ -17,8 +17,8 @@ use nix::{
     sched::{CloneFlags, setns},
 };
 use wharf_common::{
-    ABI_VERSION, Counter, Direction, DropReason, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow, Event,
-    EventBudget,
+    ABI_VERSION, Bucket, Counter, Direction, DropReason, EndpointConfig, EndpointConsts, EndpointKey, EndpointRow,
+    Event, EventBudget,
     drop_reason::{REASONS, metrics_index},
     map::{self, FLAG_LIVE, FLAG_TRACE, NodeCall},
 };
@@ -233,6 +233,12 @@ impl Endpoint {
     /// Switches `FLAG_*` bits beside `FLAG_LIVE` on.
     pub(crate) fn trace(&mut self) -> Result<()> {
         self.configure(EndpointConfig { flags: FLAG_LIVE | FLAG_TRACE, ..self.who.config() })
+    }
+
+    /// Sets the bucket of a direction.
+    pub(crate) fn limit(&mut self, direction: Direction, bucket: Bucket) -> Result<()> {
+        let mut rows: Array<&mut MapData, Bucket> = self.map_mut(map::BANDWIDTH)?.try_into()?;
+        rows.set(direction as u32, bucket, 0).context("set BANDWIDTH")
     }
 
     /// Makes `other` a local endpoint in this one's eyes, without a program yet.

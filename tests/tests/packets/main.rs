@@ -12,6 +12,7 @@ mod fixture;
 mod flows;
 mod from_container;
 mod hostile;
+mod limits;
 mod live;
 mod neighbours;
 mod size;
