@@ -129,7 +129,7 @@ pub const COLLECT: &str = "collect";
 pub const BANDWIDTH_MAX: u32 = 2;
 
 /// Key of [`ENDPOINTS`]: an address of either family. IPv4 stands as an IPv4-mapped IPv6 address
-/// (RFC 4291 section 2.5.5.2), so that one map and one lookup serve both. The families cannot meet in a key: `from_container`
+/// (RFC 4291 section 2.5.5.2), so that one map and one lookup serve both. The families cannot meet in a key: the program `egress`
 /// drops an IPv6 packet to such an address before the lookup ([`crate::DropReason::InvalidDestinationIp`]), and IPAM refuses
 /// a pool of them.
 #[repr(C)]
