@@ -135,6 +135,7 @@ fn every_map_that_is_listed_can_be_shown() -> Result<()> {
             let elsewhere = match *name {
                 "FLOWS" | "FLOWS_NEW" => "wharf bpf ct list",
                 "FRAGMENTS" => "packets that are on their way",
+                "PROFILES" => "CONFIG; look at that",
                 _ => "",
             };
             if !elsewhere.is_empty() {
