@@ -8,10 +8,10 @@ use core::{
 use aya_ebpf::Global;
 use wharf_common::{
     Direction, EndpointConfig, EndpointConsts,
-    map::{FLAG_LIVE, FLAG_TRACE, limit_flag},
+    map::{FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, limit_flag},
 };
 
-use crate::{event, maps::CONFIG};
+use crate::{maps::CONFIG, parse::Ipv6Address};
 
 /// Set by the loader and frozen before the verifier sees it, which then treats every field as a known number.
 #[unsafe(no_mangle)]
@@ -28,6 +28,8 @@ const _: () = {
     assert!(offset_of!(EndpointConsts, container_mac).is_multiple_of(align_of::<u32>()));
     assert!(offset_of!(EndpointConsts, host_mac) == offset_of!(EndpointConsts, container_mac) + 6);
     assert!(limit_flag(Direction::Egress) == limit_flag(Direction::Ingress) << Direction::Egress as u32);
+    assert!(offset_of!(EndpointConfig, ipv4).is_multiple_of(align_of::<u32>()));
+    assert!(offset_of!(EndpointConfig, ipv6).is_multiple_of(align_of::<Ipv6Address>()));
     assert!(size_of::<EndpointConfig>().is_multiple_of(size_of::<u64>()));
 };
 
@@ -93,10 +95,10 @@ impl Config {
         self.flags() & limit_flag(Direction::Ingress) << direction != 0
     }
 
-    /// Every packet toward the container has to be looked at by `deliver` once its verdict is known.
+    /// Packets to other endpoints of the node go through its stack.
     #[inline(always)]
-    pub fn is_watched_or_limited(self) -> bool {
-        self.flags() & (FLAG_TRACE | limit_flag(Direction::Ingress)) != 0 || event::wants_log()
+    pub fn local_by_stack(self) -> bool {
+        self.flags() & FLAG_LOCAL_BY_STACK != 0
     }
 
     /// `FLAG_*` bits.
@@ -125,6 +127,20 @@ impl Config {
     pub fn ifindex(self) -> u32 {
         // SAFETY: as in `flags`.
         unsafe { (*self.0).ifindex }
+    }
+
+    /// The endpoint's IPv4 address, network byte order; zero when it has none.
+    #[inline(always)]
+    pub fn ipv4(self) -> u32 {
+        // SAFETY: as in `flags`; the place is aligned for u32 (asserted above).
+        unsafe { (&raw const (*self.0).ipv4).cast::<u32>().read() }
+    }
+
+    /// The endpoint's IPv6 address; unspecified when it has none.
+    #[inline(always)]
+    pub fn ipv6(self) -> Ipv6Address {
+        // SAFETY: as in `flags`; the place is aligned for Ipv6Address (asserted above).
+        unsafe { (&raw const (*self.0).ipv6).cast::<Ipv6Address>().read() }
     }
 
     /// Number of words of the row.

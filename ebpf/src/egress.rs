@@ -1,11 +1,12 @@
-//! What the node's program `egress` does with what a container sends: proves whose it is, and finds where it goes.
+//! What the node's program `egress` does with what a container sends: proves whose it is, and finds where it goes. Packets that the
+//! endpoint's own program has judged ([`crate::shortcut`], which asks the same) come here for their flow alone.
 //!
 //! What leaves here is provably the endpoint's: its Ethernet source is the one MAC it was given, its IP source the one
 //! address of that family. Link-local IPv6 sources pass only in neighbour messages, which go no further than the node's program `neighbour`.
 //! An IPv6 destination that embeds an IPv4 address is refused here, in the sender's name: in `ENDPOINTS` it would find the
 //! row of an IPv4 address.
 //!
-//! Between two endpoints the node is a router: the receiver's `ingress` takes one off the TTL, also so that no neighbour message
+//! Between two endpoints the node is a router: the receiver's side takes one off the TTL, also so that no neighbour message
 //! of one endpoint (valid only with a hop limit of 255) ever works on another. (This program writes to no packet: the kernel then
 //! spares it a call that unshares the packet's head.) A packet whose last hop this would be goes into
 //! the stack instead, which drops it and tells the sender (traceroute then shows the node), with the kernel's own rate
@@ -25,7 +26,7 @@ use wharf_common::{Direction, DropReason, map::NodeCall};
 use crate::{
     endpoints::endpoint,
     flow::{Asked, Peer, Way},
-    handoff::{self, Verdict, Words},
+    handoff::{self, RECORDED, Verdict, Words},
     neighbour::{MESSAGE_BYTES, is_discovery},
     parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6, Ipv6Address},
     profile::Profile,
@@ -36,13 +37,38 @@ use crate::{
 /// state says.
 #[inline(always)]
 pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
-    let own = Words::of(ctx).sender();
+    let words = Words::of(ctx);
+    let own = words.sender();
+    if words.has(RECORDED) {
+        return go_on(ctx, own, words.asked(), track);
+    }
     let (receiver, reason, action) = match way(ctx, own, track) {
         Ok(0) => (0, DropReason::ForwardedStack, TC_ACT_OK),
         Ok(receiver) => (receiver, DropReason::ForwardedLocal, TC_ACT_REDIRECT),
         Err(reason) => (0, reason, TC_ACT_SHOT),
     };
     Verdict::new(ctx, own, Direction::Egress, reason, action).to(receiver).hand_over(ctx)
+}
+
+/// What becomes of a packet that the endpoint's own program has judged and counted.
+#[inline(always)]
+fn go_on(
+    ctx: &TcContext,
+    own: u32,
+    asked: Asked,
+    track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
+) -> i32 {
+    let way = if test_packet::is_test(ctx) { Ok(Way::Direct) } else { track(ctx, asked) };
+    let (reason, action) = match way {
+        Ok(_) if asked.peer.endpoint_id == 0 => return TC_ACT_OK,
+        Ok(Way::Direct) => {
+            handoff::deliver(ctx, asked.peer.endpoint_id);
+            (DropReason::NoTailCallTarget, TC_ACT_SHOT)
+        }
+        Ok(Way::Stack) => (DropReason::ForwardedStack, TC_ACT_OK),
+        Err(reason) => (reason, TC_ACT_SHOT),
+    };
+    Verdict::new(ctx, own, Direction::Egress, reason, action).after(asked.peer.forwarded()).hand_over(ctx)
 }
 
 /// The endpoint that the packet goes to directly; zero: it goes into the node's stack.
@@ -81,7 +107,7 @@ fn judge(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason
 /// Continues in the program `neighbour`. Comes back only where there is none.
 #[inline(always)]
 fn to_neighbour(ctx: &TcContext, own: u32) -> DropReason {
-    handoff::call(ctx, NodeCall::Neighbour, own);
+    handoff::call(ctx, NodeCall::Neighbour as u32, own);
     DropReason::NoNodeProgram
 }
 

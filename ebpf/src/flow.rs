@@ -1,6 +1,6 @@
 //! What the node's programs `egress` and `ingress` ask about a packet whose source or destination is proven: which way its flow takes.
 
-use wharf_common::Direction;
+use wharf_common::{Direction, DropReason};
 
 use crate::profile::Profile;
 
@@ -16,6 +16,12 @@ pub struct Peer {
 impl Peer {
     /// The packet goes to, or comes from, the node's stack.
     pub const STACK: Self = Self { endpoint_id: 0, epoch: 0 };
+
+    /// What a packet that goes there is counted as.
+    #[inline(always)]
+    pub fn forwarded(self) -> DropReason {
+        if self.endpoint_id == 0 { DropReason::ForwardedStack } else { DropReason::ForwardedLocal }
+    }
 }
 
 /// Of [`Asked::ids`]: the packet comes from the stack ([`Direction::Ingress`]).

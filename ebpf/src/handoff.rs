@@ -5,7 +5,7 @@
 //! words and by its [`crate::profile`], and give a verdict back to the endpoint's `deliver`, which records it ([`Verdict`]).
 //!
 //! The words are the packet's own. Words 0 and 1 are where a test packet's verdict is reported ([`crate::test_packet`]); only
-//! what is handed to the program `event`, which no test packet gets to, uses them.
+//! what is handed to the program `event`, and what the stack sends and [`track`] hands over, uses them, and no test packet is either.
 
 use core::ptr;
 
@@ -18,8 +18,10 @@ use wharf_common::{
 
 use crate::{
     config::{self, Config},
+    flow::{Asked, Peer},
     maps::{CALLS, NODE_CALLS},
     metrics::direction_of,
+    parse::Mac,
 };
 
 /// Number of words.
@@ -28,6 +30,9 @@ const _: () = assert!((MAX_ENDPOINT_ID + 1).is_power_of_two(), "a mask for endpo
 /// In the high half of the last word: the words are a [`Verdict`]. A sender of another build may leave what the container's stack
 /// left there; a packet that then passes for a verdict is miscounted, and goes into the node's stack at most.
 const IS_VERDICT: u32 = 0x5746_0000;
+/// In the high half of the last word: the packet is at one of this endpoint's hooks and is not judged yet. The low half has the
+/// [`Direction`], which has one bit, and perhaps [`FROM_STACK`].
+const IS_UNJUDGED: u32 = 0x5755_0000;
 /// In the last word of a [`Verdict`]: the packet was counted as forwarded.
 const COUNTED: u32 = 1 << 5;
 /// Beside [`COUNTED`]: into or from the stack, and not to another endpoint.
@@ -84,6 +89,35 @@ impl Words {
         self.0[2] >> 16 & MAX_ENDPOINT_ID
     }
 
+    /// True where the words are not those of [`judge`]: another endpoint sends the packet.
+    #[inline(always)]
+    pub fn is_from_endpoint(self) -> bool {
+        self.0[4] & 0xffff_0000 != IS_UNJUDGED
+    }
+
+    /// For a packet from another endpoint, or one that [`judge`] handed over: its direction, the program of the node's that judges it
+    /// ([`NodeCall`] as a number), and flags for that. They are reckoned from the word without a branch: the verifier walks what
+    /// follows once for each program that it knows to be called there.
+    #[inline(always)]
+    pub fn judged_by(self) -> (Direction, u32, u32) {
+        const { assert!(NodeCall::Ingress as u32 == NodeCall::Egress as u32 + Direction::Egress as u32) };
+        let is_egress = self.0[4] & Direction::Egress as u32;
+        let direction = if is_egress == 0 { Direction::Ingress } else { Direction::Egress };
+        (direction, NodeCall::Ingress as u32 - is_egress, self.0[4] & FROM_STACK)
+    }
+
+    /// Where a packet from the stack that [`track`] handed over goes on its link.
+    #[inline(always)]
+    pub fn container_mac(self) -> Mac {
+        Mac::of([self.0[0], self.0[1]])
+    }
+
+    /// What is asked about a packet that [`track`] handed over.
+    #[inline(always)]
+    pub fn asked(self) -> Asked {
+        Asked::of([self.0[2], self.0[3], self.0[4]])
+    }
+
     /// The epoch of the sender's attachment, where [`with_epoch`] made the words.
     #[inline(always)]
     pub fn epoch(self) -> u64 {
@@ -112,24 +146,57 @@ pub fn with_epoch(config: Config, receiver: u32, rest: [u32; 2]) -> Words {
     Words([epoch as u32, (epoch >> 32) as u32, pair(receiver), rest[0], rest[1]])
 }
 
-/// Continues in a program of the node's, which gets `ids`: the endpoint's own and flags. Comes back only when there is none.
+/// Continues in this endpoint's `deliver` with a packet at one of its hooks that is to be judged. Without one the packet is dropped;
+/// there are no counters then either.
 #[inline(always)]
-pub fn call(ctx: &TcContext, program: NodeCall, ids: u32) {
+pub fn judge(ctx: &TcContext, direction: Direction, flags: u32) -> i32 {
+    put(ctx, 4, IS_UNJUDGED | direction as u32 | flags);
+    // SAFETY: as in `jump`.
+    unsafe { CALLS.tail_call(ctx, config::endpoint_id()) };
+    TC_ACT_SHOT
+}
+
+/// Continues in a program of the node's ([`NodeCall`] as a number), which gets `ids`: the endpoint's own and flags. Comes back only when
+/// there is none.
+#[inline(always)]
+pub fn call(ctx: &TcContext, program: u32, ids: u32) {
     put(ctx, 2, ids);
     jump(ctx, program);
+}
+
+/// Continues in the program that finds the flow of a packet which is proven to be this endpoint's, and recorded as forwarded, to `peer` or
+/// from the stack: the words are [`Asked::numbers`], and before them the container's MAC for what comes from the stack. Comes back only when there is none.
+#[inline(always)]
+pub fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) {
+    let asked = Asked {
+        own: config::endpoint_id(),
+        own_epoch: config.epoch() as u32,
+        peer,
+        direction,
+        local_by_stack: config.local_by_stack(),
+    };
+    let [ids, own_epoch, peer_epoch] = asked.numbers();
+    if matches!(direction, Direction::Ingress) {
+        put(ctx, 0, config::macs(0));
+        put(ctx, 1, config::macs(1));
+    }
+    put(ctx, 2, ids | RECORDED);
+    put(ctx, 3, own_epoch);
+    put(ctx, 4, peer_epoch);
+    jump(ctx, if matches!(direction, Direction::Egress) { NodeCall::Egress } else { NodeCall::Ingress } as u32);
 }
 
 /// Continues in the program that writes an event. Comes back only when there is none.
 #[inline(always)]
 pub fn call_event(ctx: &TcContext, words: Words) {
     words.put(ctx);
-    jump(ctx, NodeCall::Event);
+    jump(ctx, NodeCall::Event as u32);
 }
 
 #[inline(always)]
-fn jump(ctx: &TcContext, program: NodeCall) {
+fn jump(ctx: &TcContext, program: u32) {
     // SAFETY: everything this run holds is on its stack; the call does not come back when it succeeds.
-    unsafe { NODE_CALLS.tail_call(ctx, program as u32) };
+    unsafe { NODE_CALLS.tail_call(ctx, program) };
 }
 
 /// Gives the packet to an endpoint's `deliver`. Comes back only when there is none.
@@ -219,6 +286,6 @@ impl Verdict {
     /// Row of `METRICS` in which the packet was counted already, if it was.
     #[inline(always)]
     pub fn counted(self) -> Option<u32> {
-        (self.last & COUNTED != 0).then_some(direction_of(self.row()) | (self.last & COUNTED_STACK) / COUNTED_STACK)
+        (self.last & COUNTED != 0).then_some(direction_of(self.row()) | ((self.last & COUNTED_STACK) / COUNTED_STACK))
     }
 }

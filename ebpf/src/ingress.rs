@@ -1,5 +1,6 @@
 //! What the node's program `ingress` does with what reaches a container, from the node or from another endpoint: only IP, only for its
-//! own address.
+//! own address. Packets from the stack that the endpoint's own program has judged ([`crate::shortcut`]) come here for their flow, and to
+//! be addressed, alone.
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_REDIRECT, TC_ACT_SHOT},
@@ -9,7 +10,7 @@ use wharf_common::{Direction, DropReason};
 
 use crate::{
     flow::{Asked, Peer, Way},
-    handoff::{self, FROM_STACK, RECORDED, Verdict, Words},
+    handoff::{FROM_STACK, RECORDED, Verdict, Words},
     parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6},
     profile::Profile,
     test_packet,
@@ -19,21 +20,21 @@ use crate::{
 #[inline(always)]
 pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
     let words = Words::of(ctx);
-    let (own, from_stack, recorded) = (words.sender(), words.has(FROM_STACK), words.has(RECORDED));
-    let (forwarded, action) = if from_stack {
-        (DropReason::ForwardedStack, TC_ACT_OK)
-    } else {
-        (DropReason::ForwardedLocal, TC_ACT_REDIRECT)
-    };
+    let (own, from_stack) = (words.sender(), words.has(FROM_STACK));
     let about = |reason, action| Verdict::new(ctx, own, Direction::Ingress, reason, action);
-    let verdict = match judge(ctx, own, from_stack, track) {
-        Ok(_) if recorded && from_stack => return TC_ACT_OK,
-        Ok(profile) if recorded => return handoff::redirect_peer(profile.ifindex()),
-        Ok(_) => about(forwarded, action),
-        Err(reason) if recorded => about(reason, TC_ACT_SHOT).after(forwarded),
+    if words.has(RECORDED) {
+        let addressed = parse::ethernet(ctx).map(|frame| frame.set_destination(words.container_mac()));
+        return match addressed.and_then(|()| track(ctx, words.asked())) {
+            Ok(_) => TC_ACT_OK,
+            Err(reason) => about(reason, TC_ACT_SHOT).after(DropReason::ForwardedStack).hand_over(ctx),
+        };
+    }
+    match judge(ctx, own, from_stack, track) {
+        Ok(()) if from_stack => about(DropReason::ForwardedStack, TC_ACT_OK),
+        Ok(()) => about(DropReason::ForwardedLocal, TC_ACT_REDIRECT),
         Err(reason) => about(reason, TC_ACT_SHOT),
-    };
-    verdict.hand_over(ctx)
+    }
+    .hand_over(ctx)
 }
 
 #[inline(always)]
@@ -42,13 +43,13 @@ fn judge(
     own: u32,
     from_stack: bool,
     track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
-) -> Result<Profile, DropReason> {
+) -> Result<(), DropReason> {
     let profile = Profile::of(own).ok_or(DropReason::NoConfig)?;
     accept(ctx, profile, from_stack)?;
     if from_stack && !test_packet::is_test(ctx) {
         track(ctx, Asked::new(own, profile, Peer::STACK, Direction::Ingress))?;
     }
-    Ok(profile)
+    Ok(())
 }
 
 /// Decides whether the packet may reach the container, and gives it the Ethernet addresses it needs there.

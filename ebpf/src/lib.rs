@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`head`] | how an endpoint's own programs begin: what is this endpoint's alone, then a program of the node's |
 //! | [`egress`], [`ingress`] | what the node's programs of these names decide, for every endpoint |
+//! | [`shortcut`] | the packets that an endpoint's own programs judge themselves |
 //! | [`verdict`] | the one place where a decision is recorded, in the endpoint's `deliver` |
 //! | [`event`], [`metrics`], [`test_packet`] | what is recorded: events, counters; nothing of a test packet |
 //! | [`bandwidth`] | token buckets |
@@ -34,6 +35,7 @@ pub mod metrics;
 pub mod neighbour;
 pub mod parse;
 pub mod profile;
+pub mod shortcut;
 pub mod test_packet;
 pub mod verdict;
 

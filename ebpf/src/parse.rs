@@ -25,6 +25,12 @@ impl Mac {
         self.whole() == other.whole()
     }
 
+    /// From two words, as it lies in memory; the upper half of the second is ignored.
+    #[inline(always)]
+    pub fn of([first, second]: [u32; 2]) -> Self {
+        Self([first as u16, (first >> 16) as u16, second as u16])
+    }
+
     /// In one word, as it lies in memory; the highest 16 bits are zero.
     #[inline(always)]
     pub fn whole(self) -> u64 {
@@ -249,6 +255,48 @@ impl<T> Framed<T> {
         unsafe { (*self.ethernet).destination }
     }
 
+    /// The protocol as [`PROTOCOL_IPV4`] and [`PROTOCOL_IPV6`] have it.
+    #[inline(always)]
+    pub fn ethertype(self) -> u32 {
+        // SAFETY: bounds checked when made.
+        u32::from(unsafe { (*self.ethernet).ethertype })
+    }
+
+    /// Both addresses in words, as the module says that they are aligned: two, four, four and two bytes.
+    #[inline(always)]
+    pub fn words(self) -> [u32; 4] {
+        let frame = self.ethernet.cast::<u8>();
+        // SAFETY: bounds checked when made.
+        unsafe {
+            [
+                u32::from(*frame.cast::<u16>()),
+                *frame.add(2).cast::<u32>(),
+                *frame.add(6).cast::<u32>(),
+                u32::from(*frame.add(10).cast::<u16>()),
+            ]
+        }
+    }
+
+    /// Readdresses the frame, with [`Self::words`].
+    #[inline(always)]
+    pub fn set_words(self, words: [u32; 4]) {
+        let frame = self.ethernet.cast::<u8>();
+        // SAFETY: bounds checked when made. Volatile: the compiler would store halves, the words being made of them.
+        unsafe {
+            ptr::write_volatile(frame.cast::<u16>(), words[0] as u16);
+            ptr::write_volatile(frame.add(2).cast::<u32>(), words[1]);
+            ptr::write_volatile(frame.add(6).cast::<u32>(), words[2]);
+            ptr::write_volatile(frame.add(10).cast::<u16>(), words[3] as u16);
+        }
+    }
+
+    /// Gives the frame another destination.
+    #[inline(always)]
+    pub fn set_destination(self, destination: Mac) {
+        // SAFETY: bounds checked when made.
+        unsafe { (*self.ethernet).destination = destination };
+    }
+
     /// Readdresses the frame.
     #[inline(always)]
     pub fn address(self, destination: Mac, source: Mac) {
@@ -293,27 +341,8 @@ pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
 /// `ETH_P_IP` and `ETH_P_IPV6` as `__sk_buff.protocol` has them: network byte order.
 pub const PROTOCOL_IPV4: u32 = 0x0800_u16.to_be() as u32;
 pub const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
-/// Place of IPv4's flags and fragment offset, and of IPv6's next header, behind the Ethernet header.
-const PLACE: usize = 6;
 /// Of flags and offset: more fragments follow, or this is not the first (RFC 791, 3.1).
 const IS_FRAGMENT: u16 = 0x3fff;
-
-/// True for an IP packet that is certainly no fragment; false also for IPv6 with extension headers, which may hide one, for protocols
-/// that are rare, and for a packet that does not have its first bytes in one piece.
-#[inline(always)]
-pub fn is_whole(ctx: &TcContext) -> bool {
-    let (start, end) = bounds(ctx);
-    if start + ETHERNET_BYTES + PLACE + size_of::<u16>() > end {
-        return false;
-    }
-    // SAFETY: bounds checked, and the place of a word; the context the program was called with.
-    let (place, protocol) = unsafe { (*((start + ETHERNET_BYTES + PLACE) as *const u16), (*ctx.skb.skb).protocol) };
-    match protocol {
-        PROTOCOL_IPV4 => place & IS_FRAGMENT.to_be() == 0,
-        PROTOCOL_IPV6 => matches!(place as u8, TCP | UDP | ICMPV6),
-        _ => false,
-    }
-}
 
 /// Bytes of the longest headers that every packet is read by: Ethernet and IPv6.
 pub const HEADERS_BYTES: usize = ETHERNET_BYTES + size_of::<Ipv6>();
@@ -424,6 +453,21 @@ impl Framed<Ipv4> {
         unsafe { (*self.payload).destination }
     }
 
+    /// Bytes of the packet as the header says.
+    #[inline(always)]
+    pub fn total_bytes(self) -> u16 {
+        // SAFETY: bounds checked when made.
+        u16::from_be(unsafe { (*self.payload).total_bytes })
+    }
+
+    /// Zero for a header of version 4 without options, of a packet that is no fragment.
+    #[inline(always)]
+    pub fn oddities(self) -> u32 {
+        // SAFETY: bounds checked when made.
+        let (first, place) = unsafe { ((*self.payload).version_and_words, (*self.payload).fragment) };
+        u32::from(first ^ 0x45) | u32::from(place & IS_FRAGMENT.to_be())
+    }
+
     #[inline(always)]
     pub fn ttl(self) -> u8 {
         // SAFETY: bounds checked when made.
@@ -431,13 +475,14 @@ impl Framed<Ipv4> {
     }
 
     /// Takes one off a TTL that is not zero, and mends the header's checksum (RFC 1141): the word that holds the TTL in
-    /// its high byte loses 0x0100, so the complement sum gains it. Right stays right, and wrong stays wrong.
+    /// its high byte loses 0x0100, so the complement sum gains it, and one for what is carried from 0xffff on (without a branch). Right
+    /// stays right, and wrong stays wrong.
     #[inline(always)]
     pub fn decrement_ttl(self) {
         // SAFETY: bounds checked when made.
         unsafe {
             let sum = u32::from((*self.payload).checksum) + u32::from(0x0100_u16.to_be());
-            (*self.payload).checksum = (sum + u32::from(sum >= 0xffff)) as u16;
+            (*self.payload).checksum = (sum + ((sum + 1) >> 16)) as u16;
             (*self.payload).ttl -= 1;
         }
     }
@@ -462,6 +507,27 @@ impl Framed<Ipv6> {
     pub fn is_icmp(self) -> bool {
         // SAFETY: bounds checked when made.
         unsafe { (*self.payload).next_header == ICMPV6 }
+    }
+
+    /// Protocol of what follows the header.
+    #[inline(always)]
+    pub fn next_header(self) -> u8 {
+        // SAFETY: bounds checked when made.
+        unsafe { (*self.payload).next_header }
+    }
+
+    /// Bytes of the packet behind the header, as the header says.
+    #[inline(always)]
+    pub fn payload_bytes(self) -> u16 {
+        // SAFETY: bounds checked when made.
+        u16::from_be(unsafe { (*self.payload).payload_bytes })
+    }
+
+    /// Zero for a header of version 6.
+    #[inline(always)]
+    pub fn oddities(self) -> u32 {
+        // SAFETY: bounds checked when made.
+        unsafe { (*self.payload).version_class_flow & 0xf0 ^ 0x60 }
     }
 
     #[inline(always)]

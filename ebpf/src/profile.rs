@@ -1,7 +1,8 @@
 //! What the node's programs know of the endpoint whose packet they have: a row of `PROFILES`, by the endpoint's id.
 //!
-//! An endpoint's own program brings the row up to date before each call of the node's ([`publish`]): it compares the row with what it
-//! knows, and writes only what is new. So a packet is judged by what its endpoint's own program read a moment before.
+//! An endpoint's `deliver` brings the row up to date before each packet that it gives to a program of the node's to judge ([`publish`]): it
+//! compares the row with what it knows, and writes only what is new. So a packet is judged by what its endpoint's own program read a
+//! moment before. The row of an endpoint that never had such a packet is zero.
 //!
 //! **Why a row for each endpoint, and not for each CPU.** All that ever writes a row are programs of the endpoint whose row it
 //! is: whatever runs between the write and the read, also under PREEMPT_RT, where since Linux 6.18 runs on one CPU may come between each

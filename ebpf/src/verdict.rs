@@ -42,7 +42,14 @@ pub unsafe extern "C" fn wharf_drop(skb: *mut __sk_buff, row: u32, bytes: u32) -
     TC_ACT_SHOT as u32
 }
 
-/// Counts the packet in this row, or reports it, of a test packet. A global function, as [`wharf_drop`].
+/// Counts the packet in this row, or reports it, of a test packet.
+#[inline(always)]
+pub fn record(ctx: &TcContext, row: u32, bytes: u32) {
+    // SAFETY: the context the program was called with.
+    unsafe { wharf_record(ctx.skb.skb, row, bytes) };
+}
+
+/// [`record`], once for all verdicts. A global function, as [`wharf_drop`].
 ///
 /// # Safety
 ///
@@ -73,19 +80,25 @@ pub unsafe extern "C" fn wharf_take_back(skb: *mut __sk_buff, row: u32, bytes: u
     0
 }
 
-/// Records a verdict that is a drop. Returns what the hook is to return.
+/// Takes back what the packet was counted as before.
 #[inline(always)]
-pub fn refuse(ctx: &TcContext, verdict: Verdict) -> i32 {
+fn correct(ctx: &TcContext, verdict: Verdict) {
     if let Some(counted) = verdict.counted() {
         // SAFETY: the context the program was called with.
         unsafe { wharf_take_back(ctx.skb.skb, counted, verdict.bytes) };
     }
+}
+
+/// Records a verdict that is a drop. Returns what the hook is to return.
+#[inline(always)]
+pub fn refuse(ctx: &TcContext, verdict: Verdict) -> i32 {
+    correct(ctx, verdict);
     drop(ctx, verdict.row(), verdict.bytes)
 }
 
 /// Records a verdict and carries it out: counts the packet, and sends the event if there is to be one; of a test packet it reports the
 /// verdict, and no more. All that a program of the endpoint's writes to maps about a packet is written from here, from [`refuse`] or
-/// behind them, or is a count of [`crate::head::receive`], so that a test packet leaves no trace in any. Returns what the hook is to
+/// behind them, or is a count of [`crate::head`], so that a test packet leaves no trace in any. Returns what the hook is to
 /// return.
 ///
 /// What is forwarded is charged to the limit of its direction here, after all else is decided: what is dropped for another
@@ -96,13 +109,13 @@ pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
     if action == TC_ACT_SHOT {
         return refuse(ctx, verdict);
     }
+    correct(ctx, verdict);
     let Some(config) = Config::load() else { return drop(ctx, metrics::beside(row, DropReason::NoConfig), bytes) };
     if bandwidth::exceeds(ctx, config, row) {
         return drop(ctx, metrics::beside(row, DropReason::BandwidthExceeded), bytes);
     }
     event::debug(ctx, row);
-    // SAFETY: the context the program was called with.
-    unsafe { wharf_record(ctx.skb.skb, row, bytes) };
+    record(ctx, row, bytes);
     if action == TC_ACT_REDIRECT && receiver == 0 {
         // What it answers is that same action.
         handoff::redirect_peer(config.ifindex());

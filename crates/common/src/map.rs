@@ -5,7 +5,7 @@
 //! | `ENDPOINTS` | hash, no prealloc | node | [`EndpointKey`] -> [`EndpointRow`] | one exact lookup decides local delivery; two rows (v4, v6) for each possible endpoint; memory only for rows in use |
 //! | `CALLS` | program array | node | endpoint id -> `deliver` program | the receiver's own program polices what it receives; an empty slot drops |
 //! | `NODE_CALLS` | program array | node | [`NodeCall`] -> program of the node's | what is the same for all endpoints is verified once for the node, not for each endpoint; an empty slot ends in the caller |
-//! | `PROFILES` | array | node | endpoint id -> [`EndpointProfile`] | what the node's programs know of an endpoint, written by the endpoint's own ones from `CONFIG` and their constants; a row of its own for each endpoint, so that no program can read another's (a row for each CPU would have to be guarded against every other run on that CPU); one load, no hash |
+//! | `PROFILES` | array | node | endpoint id -> [`EndpointProfile`] | what the node's programs know of an endpoint whose packet they judge, written by the endpoint's own `deliver` from `CONFIG` and their constants; a row of its own for each endpoint, so that no program can read another's (a row for each CPU would have to be guarded against every other run on that CPU); one load, no hash |
 //! | `EVENTS` | ring buffer | node | [`crate::Event`] | ordered across CPUs, one reader; full means counted as lost, never blocked |
 //! | `STACK_PATHS` | LRU hash | node | [`StackPathKey`] -> [`StackPathRow`] | which services of an endpoint another endpoint reaches through the node's stack; a row for each pair and service, not for each flow, so that no flood of flows evicts one that is in use |
 //! | `STACK_USERS` | array | node | endpoint id -> epoch of the endpoint that has rows in `STACK_PATHS` | spares all others the look-up: one load, no hash |
@@ -129,8 +129,8 @@ pub const COLLECT: &str = "collect";
 pub const BANDWIDTH_MAX: u32 = 2;
 
 /// Key of [`ENDPOINTS`]: an address of either family. IPv4 stands as an IPv4-mapped IPv6 address
-/// (RFC 4291 section 2.5.5.2), so that one map and one lookup serve both. The families cannot meet in a key: the program `egress`
-/// drops an IPv6 packet to such an address before the lookup ([`crate::DropReason::InvalidDestinationIp`]), and IPAM refuses
+/// (RFC 4291 section 2.5.5.2), so that one map and one lookup serve both. The families cannot meet in a key: an IPv6
+/// packet to such an address is dropped before the lookup ([`crate::DropReason::InvalidDestinationIp`]), and IPAM refuses
 /// a pool of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -586,16 +586,15 @@ fn a_shared_map_that_was_replaced_is_told_and_never_used() {
             assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
             assert!(e.to_string().contains("remove the pin"), "{e}");
         }
-        // To the second agent the map is the right one, without the endpoint's rows.
+        // To the second agent the map is the right one and the endpoint's programs are not.
         assert_eq!(second.observe_node(&node_spec()).await.expect("observe"), []);
         let told = second.observe_endpoint(&a).await.expect("observe");
-        assert!(told.iter().any(|p| matches!(p, EndpointProblem::Row { found: None, .. })), "{told:?}");
-        create(&second, &mut a).await;
-        assert_eq!(
-            second.observe_endpoint(&a).await.expect("observe"),
-            [],
-            "built anew, with its rows in the pinned map"
+        assert!(
+            told.iter().any(|p| matches!(p, EndpointProblem::MapUnused { map, .. } if map == "ENDPOINTS")),
+            "{told:?}"
         );
+        create(&second, &mut a).await;
+        assert_eq!(second.observe_endpoint(&a).await.expect("observe"), [], "built anew, on the pinned map");
         delete(&second, &a).await;
         // What the first agent was told to do.
         fs::remove_file(&endpoints).expect("unpin");

@@ -1,12 +1,11 @@
-//! Tail-called at this endpoint's slot of `CALLS`, by the sender's `deliver`: what another local endpoint sends to the
-//! container (this endpoint's ingress); and by a program of the node's, or from a hook, with a verdict about a packet at one of this
-//! endpoint's hooks.
+//! Tail-called at this endpoint's slot of `CALLS`: by the sender's side, with what another local endpoint sends to the container (this
+//! endpoint's ingress); by this endpoint's programs at the hooks, with a packet for the node's programs to judge; and by a program of the
+//! node's, or from a hook, with a verdict about a packet at one of this endpoint's hooks.
 //!
 //! The sender decided who the packet is for; the receiver's own program, with the receiver's own maps, decides whether
 //! it is let in. A slot or a row that a late sender still holds of an endpoint that is gone ends here, or at the address.
 
 use aya_ebpf::programs::TcContext;
-use wharf_common::DropReason;
 
 use wharf_ebpf::{
     handoff::{Verdict, Words},
@@ -16,8 +15,9 @@ use wharf_ebpf::{
 /// Runs the program.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
-    match Verdict::of(Words::of(ctx)) {
+    let words = Words::of(ctx);
+    match Verdict::of(words) {
         Some(verdict) => verdict::conclude(ctx, verdict),
-        None => verdict::refuse(ctx, head::receive(ctx, DropReason::ForwardedLocal, || true)),
+        None => head::deliver(ctx, words).unwrap_or_else(|refused| verdict::refuse(ctx, refused)),
     }
 }

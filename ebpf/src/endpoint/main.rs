@@ -1,36 +1,35 @@
 //! The object `endpoint`: the three programs of one endpoint. Each endpoint has its own, verified for it alone, so they are short
-//! ([`wharf_ebpf::head`]); what is the same for all is in the object `node`.
+//! ([`wharf_ebpf::head`]); what few packets need is in the object `node`.
 //!
 //! | program | hook | sees |
 //! |---|---|---|
 //! | [`from_container`] | clsact (or tcx) ingress, host side of the veth | what the container sends |
 //! | [`to_container`] | clsact (or tcx) egress, host side of the veth | what the node's stack sends to the container |
-//! | [`deliver`] | tail call from the **sender's** `deliver`, and from the node's programs | what another local endpoint sends to the container; verdicts about this endpoint's packets |
+//! | [`deliver`] | tail call from the node's `egress` or the **sender's** `deliver`, from the endpoint's own hooks, and from the node's programs | what another local endpoint sends to the container; packets at the hooks that are not judged yet; verdicts about this endpoint's packets |
 //!
-//! None of them writes to a packet. The kernel itself drops, uncounted, only when it cannot unshare a packet's head for lack of memory,
-//! which happens before a program that writes to packets begins.
+//! Those at the hooks write to no packet: the kernel spares them a call that unshares the packet's head. Uncounted it drops only when it
+//! cannot do that for lack of memory, which happens before a program that writes to packets begins.
 #![no_std]
 #![no_main]
 
 mod deliver;
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
-use wharf_common::DropReason;
-use wharf_ebpf::{head, parse};
+use wharf_ebpf::head;
 
 /// What the container sends.
 #[classifier]
 pub fn from_container(ctx: TcContext) -> i32 {
-    head::send(&ctx).hand_over(&ctx)
+    head::send(&ctx)
 }
 
-/// What the node's stack sends to the container. Of a fragment it is not certain what becomes: the first of its packet may be missing.
+/// What the node's stack sends to the container.
 #[classifier]
 pub fn to_container(ctx: TcContext) -> i32 {
-    head::receive(&ctx, DropReason::ForwardedStack, || parse::is_whole(&ctx)).hand_over(&ctx)
+    head::receive(&ctx)
 }
 
-/// What another local endpoint sends to the container, and verdicts.
+/// What another local endpoint sends to the container, packets to be judged, and verdicts.
 #[classifier]
 pub fn deliver(ctx: TcContext) -> i32 {
     deliver::run(&ctx)

@@ -200,7 +200,7 @@ impl Mirror {
         loader.override_global("CONSTS", &consts, true);
         let pins = node.dirs().endpoint_pins();
         let shared = pins.parent().context("no pins")?.join("shared");
-        for name in [map::CALLS, map::NODE_CALLS, map::PROFILES] {
+        for name in [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES] {
             loader.map_pin_path(name, shared.join(name));
         }
         let mut loaded = loader.load(&object("endpoint.o")?).context("load endpoint.o")?;

@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, fs, os::fd::AsFd, os::fd::AsRawFd, time::Durati
 use anyhow::{Context, Result, ensure};
 use aya::{maps::MapInfo, programs::ProgramInfo};
 use wharf_api::EndpointState;
+use wharf_common::map;
 
 use super::{
     churn::{at_once, ms},
@@ -21,8 +22,7 @@ const WINDOW: usize = 20;
 /// What a kernel's memory is told in.
 const KIB: f64 = 1024.0;
 /// Maps of the node that an endpoint's programs also use.
-const SHARED: [&str; 4] =
-    [wharf_common::map::CALLS, wharf_common::map::NODE_CALLS, wharf_common::map::PROFILES, wharf_common::map::EVENTS];
+const SHARED: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
 
 /// Adds that many endpoints one after another, leaves them alone for `at_rest` (an audit and a round of self-checks take place
 /// each minute), and deletes them.

@@ -155,7 +155,7 @@ pub(crate) fn load_node(ebpf: &mut Ebpf) -> Result<Ebpf> {
     let pins = scratch::fresh_dir("packets")?.join("bpf");
     scratch::mount_bpffs(&pins)?;
     let mut loader = EbpfLoader::new();
-    for name in [map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS] {
+    for name in [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS] {
         ebpf.map(name).context(name)?.pin(pins.join(name)).with_context(|| format!("pin {name}"))?;
         loader.map_pin_path(name, pins.join(name));
     }
@@ -251,8 +251,7 @@ impl Endpoint {
             mac: other.mac,
             _pad: [0; 6],
         };
-        let rows = self.node.map_mut(map::ENDPOINTS).context(map::ENDPOINTS)?;
-        let mut rows: HashMap<&mut MapData, EndpointKey, EndpointRow> = rows.try_into()?;
+        let mut rows: HashMap<&mut MapData, EndpointKey, EndpointRow> = self.map_mut(map::ENDPOINTS)?.try_into()?;
         for key in [EndpointKey::v4(other.v4.octets()), EndpointKey::v6(other.v6.octets())] {
             rows.insert(key, row, 0).context("set ENDPOINTS")?;
         }
@@ -269,6 +268,13 @@ impl Endpoint {
     /// Puts its own `deliver` into its own slot, as the agent does for every endpoint.
     fn reaches_itself(&mut self) -> Result<()> {
         fill_slot(&mut self.ebpf, self.who.id)
+    }
+
+    /// Empties its own slot.
+    pub(crate) fn is_unreachable(&mut self) -> Result<()> {
+        let id = self.who.id;
+        let mut slots: ProgramArray<&mut MapData> = self.map_mut(map::CALLS)?.try_into()?;
+        slots.clear_index(&id).context("clear CALLS")
     }
 
     /// The endpoint's budget of events.

@@ -24,7 +24,7 @@ use super::{
 use crate::error::{fail, wrap};
 
 /// The shared maps that an endpoint's own programs use.
-const OF_ENDPOINT_PROGRAMS: [&str; 4] = [map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
+const OF_ENDPOINT_PROGRAMS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
 /// The shared maps of the node's programs whose rows mean the same to every ABI version.
 const OF_ALL_VERSIONS: [&str; 7] =
     [map::STACK_PATHS, map::STACK_USERS, map::FLOWS, map::FLOWS_NEW, map::FRAGMENTS, map::FLOW_USE, map::FLOW_TOTALS];

@@ -60,11 +60,12 @@ fn decide(s: &State, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
 pub(super) fn verdicts(s: &State, id: EndpointId, cases: &[Case]) -> Option<Vec<CaseResult>> {
     let pinned = s.pins.get(&id)?;
     let outcome = |case: &Case| {
-        if !s.calls.contains_key(&id) {
-            // Every verdict comes back through the endpoint's own slot: none is told, and every packet is dropped.
+        let (verdict, reason) = decide(s, pinned, case);
+        let is_sent = case.hook == Hook::FromContainer && reason.starts_with("forwarded-");
+        if !is_sent && !s.calls.contains_key(&id) {
+            // All other verdicts come back through the endpoint's own slot: none is told, and every packet is dropped.
             return Ok(Outcome { verdict: Verdict::Drop, packet: case.packet.clone(), reports: Vec::new() });
         }
-        let (verdict, reason) = decide(s, pinned, case);
         let same = verdict == case.verdict;
         let direction = if case.hook == Hook::FromContainer { "egress" } else { "ingress" };
         let packet = if same && !case.fields.is_empty() {
