@@ -130,6 +130,12 @@ impl Ipv6Address {
         Self([0, u64::from(0xffff_u32.to_be()) | u64::from(address) << 32])
     }
 
+    /// In two words, as they stand in the packet.
+    #[inline(always)]
+    pub fn words(self) -> [u64; 2] {
+        self.0
+    }
+
     /// Zero when both are the same.
     #[inline(always)]
     pub fn difference(self, other: Self) -> u64 {

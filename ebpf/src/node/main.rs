@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`event`] | every program | writes the record of a drop or trace |
 //! | [`neighbour`] | `from_container` | judges and answers ARP and neighbour discovery |
-//! | [`flow`] | `from_container`, `to_container` | finds the packet's flow, and with it the packet's way |
+//! | [`flow`] | `from_container`, `to_container` | finds the packet's flow, and with it the packet's way; lets pass what policy allows |
 //! | [`collect`] | user space | removes the rows of flows that are over |
 #![no_std]
 #![no_main]
@@ -15,6 +15,7 @@ mod event;
 mod flow;
 mod neighbour;
 mod packet;
+mod policy;
 mod stack_path;
 
 use aya_ebpf::{
