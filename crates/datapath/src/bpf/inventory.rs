@@ -24,9 +24,9 @@ use super::{
 use crate::error::{fail, wrap};
 
 /// A row as column names and values.
-type Row = BTreeMap<String, String>;
+pub(crate) type Row = BTreeMap<String, String>;
 
-fn row<const N: usize>(columns: [(&str, String); N]) -> Row {
+pub(crate) fn row<const N: usize>(columns: [(&str, String); N]) -> Row {
     columns.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
@@ -153,6 +153,7 @@ impl Bpf {
                 map::STACK_PATHS => Some(self.stack_paths()?.len()),
                 // As the last collection counted them: the table may have half a million rows.
                 map::FLOWS => Some(usize::try_from(self.flow_totals()?.rows).unwrap_or(usize::MAX)),
+                // To count the rows of policy's tables is to read each of them.
                 _ => None,
             };
             infos.push(info(name.to_owned(), &maps::open(&self.pins.shared(name), name)?, entries)?);
@@ -176,7 +177,9 @@ impl Bpf {
     /// The rows of one map in readable form.
     pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
         let unknown = || {
-            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, FLOW_USE, FLOW_TOTALS, <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
+            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, \
+                         FLOW_USE, FLOW_TOTALS, IPCACHE, POLICY_PORTS, POLICY_CELLS, POLICY_SETS, POLICY_STATE, \
+                         <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
             fail("dump map", name, KernelErrorKind::NotFound, cause)
         };
         match name {
@@ -217,6 +220,9 @@ impl Bpf {
                     ("no_room", totals.no_room.to_string()),
                     ("untracked", totals.untracked.to_string()),
                 ])])
+            }
+            map::IPCACHE | map::POLICY_PORTS | map::POLICY_CELLS | map::POLICY_SETS | map::POLICY_STATE => {
+                self.dump_policy(name)
             }
             map::FLOWS | map::FLOWS_NEW => {
                 let cause = "look at flows with `wharf bpf ct list`";

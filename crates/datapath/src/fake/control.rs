@@ -57,6 +57,8 @@ operations! {
     RemoveEndpointRow = "remove_endpoint_row",
     RemoveCallSlot = "remove_call_slot",
     RemoveRoute = "remove_route",
+    ChangePolicy = "change_policy",
+    ObservePolicy = "observe_policy",
     ObserveNode = "observe_node",
     ObserveNetworks = "observe_networks",
     ObserveNetworksOf = "observe_networks_of",
