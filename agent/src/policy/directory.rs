@@ -58,7 +58,11 @@ pub(super) struct Files {
 
 impl Files {
     /// Reads what changed, and answers all policies of the directory.
-    pub(super) fn look(&mut self, directory: &Path, age: Age) -> Result<BTreeMap<PolicyName, Vec<Policy>>, PolicyError> {
+    pub(super) fn look(
+        &mut self,
+        directory: &Path,
+        age: Age,
+    ) -> Result<BTreeMap<PolicyName, Vec<Policy>>, PolicyError> {
         let unreadable = |why: String| PolicyError::Directory { path: directory.to_owned(), why };
         let mut there = BTreeSet::new();
         for entry in fs::read_dir(directory).map_err(|e| unreadable(e.to_string()))? {
@@ -100,7 +104,8 @@ impl Files {
     /// These policies are imported, and stay as they were imported.
     pub(super) fn refuse(&mut self, imported: BTreeSet<PolicyName>) {
         for name in imported {
-            let why = format!("{name} is imported, too: delete it (`wharf policy delete`), or remove it from the directory");
+            let why =
+                format!("{name} is imported, too: delete it (`wharf policy delete`), or remove it from the directory");
             self.taken.insert(name, why);
         }
     }

@@ -266,9 +266,12 @@ impl Documents {
             let kept = new.as_ref().map_or(0, |new| new.len());
             let gone = kept..old.map_or(0, |old| old.len());
             events.extend(gone.map(|spec| Event::NoPolicy(numbered(name, spec))));
-            events.extend(new.iter().flat_map(|new| new.iter()).enumerate().map(|(spec, policy)| {
-                Event::Policy(Policy { name: numbered(name, spec), ..policy.clone() })
-            }));
+            events.extend(
+                new.iter()
+                    .flat_map(|new| new.iter())
+                    .enumerate()
+                    .map(|(spec, policy)| Event::Policy(Policy { name: numbered(name, spec), ..policy.clone() })),
+            );
         }
         events
     }

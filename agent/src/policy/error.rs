@@ -47,7 +47,9 @@ pub enum PolicyError {
     #[error("{0}; the policies of before stay in force")]
     Rows(#[from] compile::Refused),
     /// The kernel has not all of the rows.
-    #[error("put policy into the kernel: {0}; it is tried again every 2 s, and endpoints that wait for it are refused until then")]
+    #[error(
+        "put policy into the kernel: {0}; it is tried again every 2 s, and endpoints that wait for it are refused until then"
+    )]
     Kernel(#[from] KernelError),
     /// What is wanted could not be kept; nothing has changed.
     #[error("keep policies in {}: {why}; nothing has changed", .path.display())]

@@ -52,7 +52,7 @@ impl<K: Kernel> Policy<K> {
         PolicyList {
             revision: inner.wanted.revision,
             realized: inner.realized,
-            enforcement: self.enforcement.into(),
+            enforcement: inner.enforcement.into(),
             audit: self.mode.audits,
             problem: problem(&inner),
             rows: PolicySizes {
@@ -109,7 +109,7 @@ impl<K: Kernel> Policy<K> {
         let rules = |direction| rules(&inner, &kernel, id, direction);
         Ok(EndpointPolicy {
             endpoint: id.get(),
-            enforcement: self.enforcement.into(),
+            enforcement: inner.enforcement.into(),
             audit: self.mode.audits,
             desired_revision: inner.wanted.revision,
             realized_revision: inner.realized,
@@ -251,7 +251,9 @@ fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Directio
             bytes: judged.bytes,
         };
         let hits = [(cell.admin, true), (cell.rest, false)];
-        shown.extend(hits.into_iter().filter_map(|(hit, admin)| Some(with_hit(inner, tables, row.clone(), hit?, admin))));
+        shown.extend(
+            hits.into_iter().filter_map(|(hit, admin)| Some(with_hit(inner, tables, row.clone(), hit?, admin))),
+        );
     }
     EndpointRules { rule_set: set.0, policies: policies.map(|(name, _)| name.to_string()).collect(), rows: shown }
 }

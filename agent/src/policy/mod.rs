@@ -69,14 +69,13 @@ pub struct Policy<K> {
     kernel: Arc<K>,
     file: PathBuf,
     directory: Option<PathBuf>,
-    enforcement: Enforcement,
     mode: Mode,
     /// Locked across the kernel's calls, each bounded by its caller: changes of rows have an order.
     inner: Arc<Mutex<Inner>>,
 }
 
-#[derive(Default)]
 struct Inner {
+    enforcement: Enforcement,
     wanted: Documents,
     members: Members,
     node: BTreeSet<IpAddr>,
@@ -102,9 +101,8 @@ impl<K: Kernel> Policy<K> {
             kernel,
             file: config.state_dir.join("policy.json"),
             directory: config.policy_dir.clone(),
-            enforcement: config.policy_enforcement,
             mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
-            inner: Arc::default(),
+            inner: Arc::new(Mutex::new(Inner::new(config.policy_enforcement))),
         }
     }
 
@@ -133,9 +131,12 @@ impl<K: Kernel> Policy<K> {
             let namespace = record.pod_namespace.as_ref().map(|name| inner.wanted.labels_of(name));
             inner.members.insert(&record, namespace);
         }
+        // Until it is known that there is nothing to do: what fails here is tried again.
+        inner.active = true;
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
-        inner.active = rows.generation != 0 || self.is_wanted(&inner.wanted);
+        inner.active = rows.generation != 0 || inner.is_needed();
+        inner.realized = if inner.active { 0 } else { inner.wanted.revision };
         self.realize(inner, Vec::new()).await.1
     }
 
@@ -201,6 +202,26 @@ impl<K: Kernel> Policy<K> {
         Ok(Namespace { name: name.to_owned(), labels })
     }
 
+    /// When policy is enforced, from now until the agent's end.
+    ///
+    /// # Errors
+    /// The rows do not fit, or the kernel refused: it is tried again.
+    pub async fn set_enforcement(&self, enforcement: Enforcement) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        if std::mem::replace(&mut inner.enforcement, enforcement) == enforcement {
+            return Ok(());
+        }
+        inner.active |= inner.is_needed();
+        // From what the kernel has to all that is wanted now.
+        inner.engine = None;
+        self.realize(inner, Vec::new()).await.1
+    }
+
+    /// When policy is enforced.
+    pub async fn enforcement(&self) -> Enforcement {
+        self.lock().await.enforcement
+    }
+
     /// Follows the node's addresses and the policy directory, and puts right what failed.
     ///
     /// # Errors
@@ -251,10 +272,6 @@ impl<K: Kernel> Policy<K> {
         Arc::clone(&self.inner).lock_owned().await
     }
 
-    fn is_wanted(&self, wanted: &Documents) -> bool {
-        self.enforcement == Enforcement::Always || !wanted.is_empty()
-    }
-
     async fn change(
         &self,
         change: impl FnOnce(&mut Documents) -> Result<Changed, PolicyError>,
@@ -271,25 +288,23 @@ impl<K: Kernel> Policy<K> {
 
     /// Makes this what is wanted: computed, kept, then in the kernel.
     async fn take(&self, mut inner: Guard, wanted: Documents) -> Result<(), PolicyError> {
-        let mut events = if self.enforcement == Enforcement::Never {
-            Vec::new()
-        } else {
-            wanted.events_since(&inner.wanted)
-        };
+        let mut events =
+            if inner.enforcement == Enforcement::Never { Vec::new() } else { wanted.events_since(&inner.wanted) };
         let before = std::mem::replace(&mut inner.wanted, wanted);
         let members = inner.members.clone();
         {
             let Inner { members, wanted, .. } = &mut *inner;
             events.extend(members.renew(|namespace| wanted.labels_of(namespace)));
         }
-        let was_active = std::mem::replace(&mut inner.active, inner.active || self.is_wanted(&inner.wanted));
+        let was_active = inner.active;
+        inner.active = was_active || inner.is_needed();
         let (mut inner, computed) = self.compute(inner, events).await;
         let kept = match &computed {
             Err(PolicyError::Rows(_)) => Ok(()),
-            _ => inner.wanted.save(&self.file).map_err(|why| PolicyError::NotKept {
-                path: self.file.clone(),
-                why: Arc::new(why),
-            }),
+            _ => inner
+                .wanted
+                .save(&self.file)
+                .map_err(|why| PolicyError::NotKept { path: self.file.clone(), why: Arc::new(why) }),
         };
         let refused = match (computed, kept) {
             (Ok(Some((engine, rows))), Ok(())) => return self.write(&mut inner, engine, rows).await,
@@ -331,7 +346,7 @@ impl<K: Kernel> Policy<K> {
     #[allow(clippy::type_complexity, reason = "one caller's")]
     async fn compute(
         &self,
-        mut inner: Guard,
+        inner: Guard,
         events: Vec<Event>,
     ) -> (Guard, Result<Option<(Engine, Vec<RowChange>)>, PolicyError>) {
         if !inner.active {
@@ -344,7 +359,7 @@ impl<K: Kernel> Policy<K> {
                     Ok(rows) => rows,
                     Err(why) => return (inner, Err(why.into())),
                 };
-                (Engine::after(LIMITS, rows::tables(&rows)), self.all(&mut inner))
+                (Engine::after(LIMITS, rows::tables(&rows)), inner.all())
             }
         };
         // Large policies take tens of milliseconds.
@@ -361,19 +376,6 @@ impl<K: Kernel> Policy<K> {
         };
         let computed = tokio::task::spawn_blocking(work).await;
         computed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
-    }
-
-    /// Everything that there is.
-    fn all(&self, inner: &mut Inner) -> Vec<Event> {
-        let mut events = vec![Event::Node(inner.node.clone())];
-        if self.enforcement != Enforcement::Never {
-            events.extend(inner.wanted.events_since(&Documents::default()));
-        }
-        if self.enforcement == Enforcement::Always {
-            events.push(Event::Policy(isolates_all()));
-        }
-        events.extend(inner.members.all());
-        events
     }
 
     async fn write(&self, inner: &mut Inner, engine: Engine, rows: Vec<RowChange>) -> Result<(), PolicyError> {
@@ -393,6 +395,38 @@ impl<K: Kernel> Policy<K> {
 }
 
 impl Inner {
+    fn new(enforcement: Enforcement) -> Self {
+        Self {
+            enforcement,
+            wanted: Documents::default(),
+            members: Members::default(),
+            node: BTreeSet::new(),
+            active: false,
+            engine: None,
+            realized: 0,
+            problem: None,
+            files: directory::Files::default(),
+        }
+    }
+
+    /// There is something to compute.
+    fn is_needed(&self) -> bool {
+        self.enforcement == Enforcement::Always || !self.wanted.is_empty()
+    }
+
+    /// Everything that there is.
+    fn all(&self) -> Vec<Event> {
+        let mut events = vec![Event::Node(self.node.clone())];
+        if self.enforcement != Enforcement::Never {
+            events.extend(self.wanted.events_since(&Documents::default()));
+        }
+        if self.enforcement == Enforcement::Always {
+            events.push(Event::Policy(isolates_all()));
+        }
+        events.extend(self.members.all());
+        events
+    }
+
     fn tables(&self) -> Option<&Tables> {
         self.engine.as_ref().map(Engine::tables)
     }
@@ -400,12 +434,8 @@ impl Inner {
 
 /// What `--policy-enforcement always` adds: endpoints without a policy accept nothing.
 fn isolates_all() -> Document {
-    let origin = Origin {
-        file: "--policy-enforcement".into(),
-        line: 0,
-        document: "always".into(),
-        field: String::new(),
-    };
+    let origin =
+        Origin { file: "--policy-enforcement".into(), line: 0, document: "always".into(), field: String::new() };
     Document {
         name: PolicyName { kind: "--policy-enforcement".into(), namespace: String::new(), name: "always".into() },
         subject: Selector::default(),

@@ -13,8 +13,8 @@ use wharf_core::{
 };
 use wharf_policy::{
     compile::{
-        self, Change, EndpointKey, Hit, Identity, Known, L4, PeerClass, PortClass, PortPrefix, RuleIndex, Ruling, SetId,
-        Sets, Tables,
+        self, Change, EndpointKey, Hit, Identity, Known, L4, PeerClass, PortClass, PortPrefix, RuleIndex, Ruling,
+        SetId, Sets, Tables,
     },
     model::Origin,
 };
@@ -133,5 +133,9 @@ fn read_hit(hit: policy::Hit) -> Option<Hit> {
         policy::PASS => Ruling::Pass,
         _ => Ruling::Deny,
     };
-    (hit.rank != NO_RANK).then_some(Hit { rank: hit.rank, ruling, rule: (hit.rule != 0).then_some(RuleIndex(hit.rule)) })
+    (hit.rank != NO_RANK).then_some(Hit {
+        rank: hit.rank,
+        ruling,
+        rule: (hit.rule != 0).then_some(RuleIndex(hit.rule)),
+    })
 }

@@ -578,6 +578,11 @@ pub trait Kernel: Send + Sync + 'static {
         async move { Err(unsupported("change policy", subject)) }
     }
 
+    /// The addresses of the node's interfaces, in its network namespace.
+    fn observe_addresses(&self) -> impl Future<Output = Result<Vec<IpAddr>>> + Send {
+        async move { Err(unsupported("observe", "addresses of the node".to_owned())) }
+    }
+
     /// All rows of policy's tables.
     fn observe_policy(&self) -> impl Future<Output = Result<PolicyRows>> + Send {
         async move { Err(unsupported("observe", "policy".to_owned())) }

@@ -386,6 +386,14 @@ impl Kernel for LinuxKernel {
         self.blocking("change policy", move |k| k.bpf.change_policy(&changes, mode)).await
     }
 
+    async fn observe_addresses(&self) -> Result<Vec<IpAddr>> {
+        self.blocking("observe addresses", |_| {
+            let all = netlink::address::list_all(&mut netlink::Connection::open()?)?;
+            Ok(all.into_iter().map(|(_, ip)| ip).collect())
+        })
+        .await
+    }
+
     async fn observe_policy(&self) -> Result<PolicyRows> {
         self.blocking("observe policy", |k| k.bpf.observe_policy()).await
     }

@@ -536,6 +536,14 @@ impl Kernel for FakeKernel {
         self.change(Operation::ChangePolicy, subject, move |s| s.policy.change(&changes, mode)).await
     }
 
+    async fn observe_addresses(&self) -> Result<Vec<IpAddr>> {
+        self.call(Operation::ObserveAddresses, "node".to_owned(), |s| {
+            let routers = s.node.as_ref().map(|spec| (spec.router4, spec.router6)).unwrap_or_default();
+            Ok(routers.0.map(IpAddr::V4).into_iter().chain(routers.1.map(IpAddr::V6)).collect())
+        })
+        .await
+    }
+
     async fn observe_policy(&self) -> Result<PolicyRows> {
         self.call(Operation::ObservePolicy, "policy".to_owned(), |s| Ok(s.policy.rows.clone())).await
     }
