@@ -34,7 +34,12 @@ mod tests {
             namespace("shop", &[("kubernetes.io/metadata.name", "shop"), ("team", "a"), ("stage", "")]),
             namespace("evil", &[("x", HOSTILE)]),
         ];
-        insta::assert_snapshot!(list(&all, &Style::plain()), @"");
+        insta::assert_snapshot!(list(&all, &Style::plain()), @r"
+        NAME     LABELS
+        default  -
+        shop     kubernetes.io/metadata.name=shop stage= team=a
+        evil     x=k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
+        ");
         insta::assert_snapshot!(list(&[], &Style::plain()), @"NAME  LABELS");
     }
 }
