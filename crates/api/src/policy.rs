@@ -114,6 +114,14 @@ pub struct PolicyChange {
     pub removed: Vec<String>,
 }
 
+impl PolicyChange {
+    /// Whether the kernel has the rows of the change.
+    #[must_use]
+    pub fn is_in_force(&self) -> bool {
+        self.realized >= self.revision
+    }
+}
+
 /// Query of `DELETE /v1/policy`: kind and name of one policy, or `all`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -306,9 +314,10 @@ pub struct PolicyRow {
     /// Tier of the rule: `admin`, `namespaced` or `baseline`.
     #[schema(example = "namespaced")]
     pub tier: String,
-    /// Packets that the row decided about since it was written: the first of each flow.
+    /// Packets that the row decided about: the first of each flow, each one of a flow that does not pass, and the next
+    /// of each flow after a change of policy.
     pub packets: u64,
-    /// Bytes of those packets.
+    /// Bytes of those packets, Ethernet header included.
     pub bytes: u64,
 }
 
