@@ -319,6 +319,35 @@ fn a_hundred_thousand_peers_fit_and_a_full_table_is_told() {
     });
 }
 
+/// As an agent leaves it that is killed between two rows, or between the last row and the generation.
+#[test]
+fn a_change_that_was_cut_off_makes_the_generation_grow_at_the_next_one() {
+    in_linux_world(None, |w| async move {
+        let mut state: Array<_, PolicyState> = Map::Array(pinned(&w, "POLICY_STATE")).try_into().expect("state");
+        let (kernel, many) = (w.kernel.clone(), (0..20_000).map(|n| peer("::/0", n)).collect());
+        let changes = tokio::spawn(async move { kernel.change_policy(many, Mode::default()).await });
+        let mut during = state.get(&0, 0).expect("state");
+        while during == PolicyState::default() {
+            during = state.get(&0, 0).expect("state");
+        }
+        assert_eq!(during.generation, 0, "rows change");
+        changes.await.expect("task").expect("change");
+        assert_eq!(state.get(&0, 0).expect("state"), PolicyState { generation: 1, flags: 0 });
+        for generation in [0, 7] {
+            state.set(0, PolicyState { generation, ..during }, 0).expect("set");
+            change(&w.kernel, vec![]).await;
+            assert_eq!(state.get(&0, 0).expect("state"), PolicyState { generation: generation + 1, flags: 0 });
+        }
+        // A change that fails at its first row leaves that to the next one.
+        state.set(0, during, 0).expect("set");
+        let invalid = RowChange::Ports(ports(3, 47, 80, 16), None);
+        w.kernel.change_policy(vec![invalid], Mode::default()).await.expect_err("no such protocol");
+        assert_eq!(state.get(&0, 0).expect("state"), during);
+        w.kernel.change_policy(vec![peer("::/0", 1), invalid], AUDITS).await.expect_err("no such protocol");
+        assert_eq!(state.get(&0, 0).expect("state"), PolicyState { generation: 1, flags: 0 });
+    });
+}
+
 #[test]
 fn a_generation_at_its_end_begins_with_one() {
     in_linux_world(None, |w| async move {

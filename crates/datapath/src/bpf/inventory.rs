@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::MapData;
+use aya::maps::{MapData, MapType};
 use wharf_common::{
     StackPathKey, StackPathRow,
     map::{self, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
@@ -340,15 +340,15 @@ fn unless_removed<T>(rows: Result<Vec<T>>) -> Result<Vec<T>> {
 
 fn info(name: String, data: &MapData, entries: Option<usize>) -> Result<MapInfo> {
     let info = data.info().map_err(|e| wrap("read map", &name, &e))?;
-    let kind = info.map_type().map_or("unknown", maps::kind_name).to_owned();
+    let kind = info.map_type().ok();
     Ok(MapInfo {
         name,
-        kind,
+        kind: kind.map_or("unknown", maps::kind_name).to_owned(),
         entries: entries.map(|n| n as u64),
         max_entries: u64::from(info.max_entries()),
         // Kernels 5.11 to 6.3 report 0 for a ring buffer; its data size is the lower bound.
         memlock_bytes: match maps::memlock(data.fd())? {
-            0 => u64::from(info.max_entries()),
+            0 if kind == Some(MapType::RingBuf) => u64::from(info.max_entries()),
             bytes => bytes,
         },
     })

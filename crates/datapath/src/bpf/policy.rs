@@ -25,6 +25,10 @@ pub(crate) use rows::{Cause, peer_key, peer_of, port_key, port_of, readable, sou
 const CHANGE: &str = "change policy";
 const OBSERVE: &str = "observe policy";
 
+/// [`PolicyState::flags`], of user space alone: rows change. A change that finds it comes after one that was cut off (SIGKILL), which
+/// left rows that no flow was judged by.
+const CHANGING: u32 = 1 << 31;
+
 /// `BPF_NOEXIST` of `linux/bpf.h`: the row must not be there.
 const BPF_NOEXIST: u64 = 1;
 
@@ -54,18 +58,21 @@ impl Bpf {
         if changes.is_empty() && before.flags == flags {
             return Ok(());
         }
-        let generation = generation_after(before.generation, changes);
+        let was_cut_off = before.flags & CHANGING != 0;
+        let generation = generation_after(before.generation, was_cut_off || !changes.is_empty());
+        if !changes.is_empty() {
+            tables.set_state(PolicyState { flags: before.flags | CHANGING, ..before })?;
+        }
         let mut any = false;
         for change in changes {
             if let Err(e) = tables.change(change) {
-                if any {
-                    tables.set_state(PolicyState { generation, ..before })?;
-                }
-                return Err(e);
+                let after = PolicyState { generation, flags: before.flags & !CHANGING };
+                return tables.set_state(if any { after } else { before }).and(Err(e));
             }
             any = true;
             crash::point("datapath/policy/after-row");
         }
+        crash::point("datapath/policy/before-generation");
         tables.set_state(PolicyState { generation, flags })
     }
 
@@ -162,7 +169,6 @@ impl Tables {
     }
 
     fn set_state(&mut self, state: PolicyState) -> Result<()> {
-        crash::point("datapath/policy/before-generation");
         self.state.set(0, state, 0).map_err(|e| wrap(CHANGE, map::POLICY_STATE, &e))
     }
 
@@ -244,8 +250,8 @@ fn read<K: Raw, V, A: Ord, B>(
 
 /// The generation after changes of rows, or of the mode alone: another mode may drop what this one let pass. It stays zero on a node
 /// that has no policy yet, and is never zero again.
-pub(crate) fn generation_after(before: u32, changes: &[RowChange]) -> u32 {
-    if before == 0 && changes.is_empty() { 0 } else { before.checked_add(1).unwrap_or(1) }
+pub(crate) fn generation_after(before: u32, rows_changed: bool) -> u32 {
+    if before == 0 && !rows_changed { 0 } else { before.checked_add(1).unwrap_or(1) }
 }
 
 fn flags_of(mode: Mode) -> u32 {
@@ -292,9 +298,8 @@ mod tests {
 
     #[test]
     fn a_generation_grows_and_is_never_zero_again() {
-        let change = [RowChange::Cell(CellKey::default(), None)];
-        assert_eq!([0, 7, u32::MAX].map(|before| generation_after(before, &change)), [1, 8, 1]);
-        assert_eq!([0, 7, u32::MAX].map(|before| generation_after(before, &[])), [0, 8, 1], "of the mode alone");
+        assert_eq!([0, 7, u32::MAX].map(|before| generation_after(before, true)), [1, 8, 1]);
+        assert_eq!([0, 7, u32::MAX].map(|before| generation_after(before, false)), [0, 8, 1], "of the mode alone");
     }
 
     #[test]

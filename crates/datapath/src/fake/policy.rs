@@ -31,7 +31,7 @@ impl Policy {
             return Ok(());
         }
         let fails_at = self.fails_at.take();
-        let generation = generation_after(self.rows.generation, changes);
+        let generation = generation_after(self.rows.generation, !changes.is_empty());
         for (index, change) in changes.iter().enumerate() {
             let failure = match fails_at {
                 Some((at, kind)) if at == index => Err((kind, "the test asked for this failure")),
