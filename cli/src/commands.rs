@@ -1,4 +1,5 @@
-//! What each command does: ask the agent (`policy validate` reads files instead), hand the answer to a renderer, say how it went.
+//! What each command does: ask the agent (`policy validate` and `policy import` read files), hand the answer to a renderer,
+//! say how it went.
 
 mod audit;
 mod bpf;

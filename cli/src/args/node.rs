@@ -262,7 +262,7 @@ Examples:
   wharf config set trace=on trace-sampling=100     show one in a hundred of the traced packets")]
     Set {
         /// One of `log-level=LEVEL`, `log-format=text|json`, `trace=on|off`, `trace-sampling=N` (one in N traced packets is
-        /// shown, of those that the programs report), `policy-enforcement=default`.
+        /// shown, of those that the programs report), `policy-enforcement=default|always|never`.
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<Setting>,
     },
@@ -285,7 +285,7 @@ pub(crate) enum Setting {
 
 impl Setting {
     /// What a shell offers.
-    pub(crate) const EXAMPLES: [&str; 13] = [
+    pub(crate) const EXAMPLES: [&str; 15] = [
         "log-level=error",
         "log-level=warn",
         "log-level=info",
@@ -299,6 +299,8 @@ impl Setting {
         "trace-sampling=1",
         "trace-sampling=100",
         "policy-enforcement=default",
+        "policy-enforcement=always",
+        "policy-enforcement=never",
     ];
 
     /// Its name, as `wharf config get` lists it.

@@ -190,7 +190,7 @@ pub(crate) struct PolicyExplainArgs {
     /// The protocol.
     #[arg(long, default_value = "tcp", value_parser = protocol_parser())]
     pub(crate) protocol: PolicyProtocol,
-    /// The destination port; for icmp and icmpv6 the type.
+    /// The destination port; for icmp and icmpv6 the type. 0 unless given.
     #[arg(long)]
     pub(crate) port: Option<u16>,
 }

@@ -251,3 +251,52 @@ fn the_rules_of_an_endpoint_are_shown_by_any_of_its_names() {
     let ran = agent.run(&["bpf", "policy", "get", "pod-name:shop/db", "-o", "json"]);
     assert_eq!((ran.code, serde_json::from_str::<Value>(&ran.out).ok()), (Some(0), Some(answer)), "{ran:?}");
 }
+
+/// The commands of the quick start against an agent with the answers that the page is about.
+#[test]
+fn the_quick_start_of_the_documentation_shows_what_the_commands_say() {
+    const PAGE: &str = include_str!("../../../docs/policy.md");
+    let list = json!({
+        "revision": 1, "realized": 1, "enforcement": "default", "audit": false,
+        "rows": {"peers": 5, "peers_limit": 131_072, "ports": 1, "ports_limit": 65_536, "cells": 2,
+                 "cells_limit": 262_144, "sets": 1, "sets_limit": 65_532},
+        "policies": [{
+            "kind": "NetworkPolicy", "namespace": "shop", "name": "db", "tier": "namespaced",
+            "subject": "k8s:app=db, in namespace shop", "isolates": ["ingress"], "ingress_rules": 1, "egress_rules": 0,
+            "file": "db.yaml", "line": 4, "endpoints": [9]
+        }]
+    });
+    let judgement = |endpoint: u16, enforced: bool, verdict: &str| {
+        let (set, class) = if enforced { (1, 2) } else { (0, 0) };
+        let isolated_by = if enforced { json!(["NetworkPolicy shop/db"]) } else { json!([]) };
+        json!({"endpoint": endpoint, "enforced": enforced, "verdict": verdict, "isolated_by": isolated_by,
+               "rule_set": set, "peer_class": class, "port_class": 0})
+    };
+    let explained =
+        json!({"verdict": "deny", "egress": judgement(7, false, "accept"), "ingress": judgement(9, true, "deny")});
+    let agent = Agent::start(vec![
+        Answer::new("PUT /v1/policy", 200, change(1, 1, &["NetworkPolicy shop/db"], &[])),
+        Answer::new("GET /v1/policy", 200, list),
+        Answer::new("GET /v1/policy/explain?from=7&to=9&protocol=tcp&port=22", 200, explained),
+        Answer::new(
+            "DELETE /v1/policy?kind=NetworkPolicy&namespace=shop&name=db",
+            200,
+            change(2, 2, &[], &["NetworkPolicy shop/db"]),
+        ),
+    ]);
+    let directory = documents(&["db"]);
+    for line in [
+        "wharf policy import db.yaml",
+        "wharf policy get",
+        "wharf policy explain --from 7 --to 9 --port 22",
+        "wharf policy delete NetworkPolicy db -n shop",
+    ] {
+        let args: Vec<&str> = line.split(' ').skip(1).collect();
+        let ran = run_in(&agent, directory.path(), &args);
+        assert_eq!(ran.err, "", "{line}");
+        let shown = format!("$ {line}\n{}", ran.out);
+        let indented = shown.lines().map(|line| format!("    {line}").trim_end().to_owned() + "\n");
+        let indented = indented.collect::<String>();
+        assert!(PAGE.contains(&indented), "not in docs/policy.md:\n{indented}");
+    }
+}

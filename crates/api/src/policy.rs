@@ -187,7 +187,7 @@ pub struct PolicyExplainQuery {
     pub to: String,
     /// Protocol; TCP unless given.
     pub protocol: Option<PolicyProtocol>,
-    /// Destination port; for ICMP and ICMPv6 the type, 0 to 255.
+    /// Destination port; for ICMP and ICMPv6 the type, 0 to 255. 0 unless given.
     #[param(maximum = 65535, example = 443)]
     pub port: Option<u16>,
 }

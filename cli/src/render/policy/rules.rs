@@ -158,7 +158,7 @@ mod tests {
         policy.ingress.rows = vec![PolicyRow {
             peers: vec!["2001:db8:1111:2222:3333:4444:5555:6666/128".to_owned(); 16],
             more_peers: 100_000,
-            ports: vec!["SCTP 10000-65535".to_owned(); 9],
+            ports: vec!["ICMPv6 type 128-255".to_owned(); 9],
             verdict: "accept".to_owned(),
             rule: Some(rule),
             tier: "namespaced".to_owned(),
