@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use wharf_core::{
     endpoint::EndpointRecord,
-    identity::Identity,
+    identity::{Identity, Label},
     identity_allocator::security_relevant,
     ids::{EndpointId, Epoch},
 };
@@ -14,6 +14,21 @@ use wharf_policy::{
 };
 
 use super::rows::key;
+
+/// The namespace of documents that name none (Kubernetes).
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// The labels that policy selects by. Those of a container that is no pod also count as a pod's: `NetworkPolicy` knows no others.
+fn labels_for(record: &EndpointRecord) -> Labels {
+    let mut labels = Labels::new();
+    for Label { source, key, value } in security_relevant(&record.labels) {
+        if record.pod_name.is_none() && matches!(source.as_str(), "cni" | "container") {
+            labels.entry(format!("k8s:{key}")).or_insert_with(|| value.clone());
+        }
+        labels.insert(format!("{source}:{key}"), value);
+    }
+    labels
+}
 
 /// The endpoints, and a number for each set of labels of endpoint and namespace. A number is not used again.
 #[derive(Debug, Clone, Default)]
@@ -34,20 +49,19 @@ pub(super) struct Place {
 }
 
 impl Members {
-    /// Takes in an endpoint with the labels of its namespace; `None` where it is there as it is.
-    pub(super) fn insert(&mut self, record: &EndpointRecord, namespace: Option<Labels>) -> Option<Event> {
-        let labels: Labels = security_relevant(&record.labels)
-            .into_iter()
-            .map(|label| (format!("{}:{}", label.source, label.key), label.value))
-            .collect();
+    /// Takes in an endpoint; `None` where it is there as it is. `labels_of` a namespace.
+    pub(super) fn insert(&mut self, record: &EndpointRecord, labels_of: impl FnOnce(&str) -> Labels) -> Option<Event> {
+        let health = record.identity == Identity::HEALTH;
+        // What is no pod of Kubernetes is in the namespace that documents without one are about.
+        let namespace = record.pod_namespace.clone().or_else(|| (!health).then(|| DEFAULT_NAMESPACE.to_owned()));
         let endpoint = Endpoint {
             addresses: record.addresses().collect(),
-            labels,
-            namespace,
+            labels: labels_for(record),
+            namespace: namespace.as_deref().map(labels_of),
             ports: BTreeMap::new(),
-            health: record.identity == Identity::HEALTH,
+            health,
         };
-        self.put(record.id, record.epoch, record.pod_namespace.clone(), record.identity, endpoint)
+        self.put(record.id, record.epoch, namespace, record.identity, endpoint)
     }
 
     fn put(

@@ -128,8 +128,8 @@ impl<K: Kernel> Policy<K> {
     pub async fn start(&self, records: impl IntoIterator<Item = EndpointRecord>) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         for record in records {
-            let namespace = record.pod_namespace.as_ref().map(|name| inner.wanted.labels_of(name));
-            inner.members.insert(&record, namespace);
+            let Inner { members, wanted, .. } = &mut *inner;
+            members.insert(&record, |namespace| wanted.labels_of(namespace));
         }
         // Until it is known that there is nothing to do: what fails here is tried again.
         inner.active = true;
@@ -146,9 +146,9 @@ impl<K: Kernel> Policy<K> {
     /// The rows do not fit, or the kernel refused.
     pub async fn put_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        let namespace = record.pod_namespace.as_ref().map(|name| inner.wanted.labels_of(name));
-        let before = inner.members.get(record.id).cloned();
-        let Some(event) = inner.members.insert(record, namespace) else { return Ok(()) };
+        let Inner { members, wanted, .. } = &mut *inner;
+        let before = members.get(record.id).cloned();
+        let Some(event) = members.insert(record, |namespace| wanted.labels_of(namespace)) else { return Ok(()) };
         let (mut inner, result) = self.realize(inner, vec![event]).await;
         if result.is_err() {
             inner.members.put_back(record.id, before);
