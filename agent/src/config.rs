@@ -30,7 +30,7 @@ use crate::telemetry::{LogFilter, LogFormat};
 pub use error::ConfigError;
 use file::{File, read_file};
 use flags::given;
-pub use flags::{AttachChoice, Cidrs, Flags, LocalDelivery, Switch, parse};
+pub use flags::{AttachChoice, Cidrs, Enforcement, Flags, LocalDelivery, Switch, parse};
 
 /// Name of the agent's socket in the run directory.
 pub const SOCKET: &str = "wharf.sock";
@@ -71,6 +71,14 @@ pub struct AgentConfig {
     pub masquerade: Option<Masquerade>,
     /// The node answers neighbours for addresses of pools that are a part of their network.
     pub announce: bool,
+    /// Directory whose files are policies.
+    pub policy_dir: Option<PathBuf>,
+    /// When policy is enforced.
+    pub policy_enforcement: Enforcement,
+    /// What policy would drop passes.
+    pub policy_audit: bool,
+    /// Connections go on when a change of policy would no longer let them begin.
+    pub policy_keep_flows: bool,
     /// Program sets kept ready.
     pub prepared_programs: usize,
     /// Bound of the wait for the proxy at delete.
@@ -301,6 +309,10 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         local_delivery: flags.local_delivery.or(file.local_delivery).unwrap_or(LocalDelivery::Direct),
         masquerade,
         announce: flags.announce.or(file.announce) == Some(Switch::On),
+        policy_dir: flags.policy_dir.or(file.policy_dir),
+        policy_enforcement: flags.policy_enforcement.or(file.policy_enforcement).unwrap_or(Enforcement::Default),
+        policy_audit: flags.policy_audit.or(file.policy_audit) == Some(Switch::On),
+        policy_keep_flows: flags.policy_keep_flows.or(file.policy_keep_flows) == Some(Switch::On),
         prepared_programs,
         proxy_timeout: std::time::Duration::from_millis(proxy_timeout_ms),
         ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
@@ -373,6 +385,13 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
             }),
         ),
         ("announce".to_owned(), if config.announce { "on" } else { "off" }.to_owned()),
+        (
+            "policy-dir".to_owned(),
+            config.policy_dir.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+        ),
+        ("policy-enforcement".to_owned(), config.policy_enforcement.as_str().to_owned()),
+        ("policy-audit".to_owned(), if config.policy_audit { "on" } else { "off" }.to_owned()),
+        ("policy-keep-flows".to_owned(), if config.policy_keep_flows { "on" } else { "off" }.to_owned()),
         ("prepared-programs".to_owned(), config.prepared_programs.to_string()),
         ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
         ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),

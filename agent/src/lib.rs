@@ -17,7 +17,7 @@
 //! | admin ([`admin`], a thread with a runtime of its own) | requests on `admin.sock`, looks of the [`status`] | answers |
 //! | watchdog ([`watchdog`]), on the admin thread | signs of life ([`pulse`]), the store | systemd |
 //! | heartbeat ([`pulse`]) | time | the sign of life of the main runtime |
-//! | controllers ([`controller`]): prepared programs, node datapath, flows, address rest, leak audit | time, what was taken | kernel changes, their rows in status |
+//! | controllers ([`controller`]): prepared programs, node datapath, flows, policy, address rest, leak audit | time, what was taken | kernel changes, their rows in status |
 //!
 //! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
 //! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
@@ -35,12 +35,14 @@ pub mod findings;
 pub mod flows;
 pub mod gate;
 pub mod health;
+pub mod kept;
 pub mod log_ring;
 pub mod memory;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
 pub mod pages;
+pub mod policy;
 pub mod process;
 pub mod proxy;
 pub mod pulse;
@@ -95,6 +97,8 @@ const GRACE: Duration = Duration::from_secs(15);
 const NODE_INTERVAL: Duration = Duration::from_secs(10);
 /// The controller of masquerading and forwarding.
 const MASQUERADE: &str = "masquerade";
+/// How often the policy directory and the node's addresses are looked at, and what failed is tried again.
+const POLICY_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the pools are compared with the node's networks; a comparison reads every route of the node.
 const POOLS_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -137,6 +141,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
     let (life, tasks) = (&node.life, &node.life.tasks);
+    life.policy.load().await?;
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
     tasks.operations.spawn(telemetry::tell_suppressed(log.clone(), tasks.stop.clone()));
     let admin = Admin::start(&node, log.clone()).await?;
@@ -303,6 +308,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
         let kept = Arc::clone(&kept);
         async move { flows::collect(&*life.kernel, &kept).await }
     });
+    every(life, policy::CONTROLLER, POLICY_INTERVAL, |life| async move { life.policy.ensure().await });
     every(life, "pool-overlap", POOLS_INTERVAL, |life| async move { pools::look(&life.addresses).await });
     if let Some(interval) = sd_notify::watchdog_enabled() {
         tasks.operations.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);

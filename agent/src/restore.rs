@@ -169,6 +169,11 @@ pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lo
     wharf_crash::point("restore/after-undo");
     clean_up(life, dead, &failed_before).await;
     wharf_crash::point("restore/after-clean-up");
+    // All at once, and before any of them is rebuilt: rows of those that are not named yet would go and come back.
+    let records = living.iter().map(|task| task.shared.read(|v| v.record.clone()));
+    if let Err(error) = life.policy.start(records).await {
+        tracing::error!("{error}");
+    }
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
     for mut task in living {
         // Unchanged programs are kept, so a restart does not verify every endpoint again.

@@ -2,6 +2,7 @@
 
 mod endpoint;
 mod flow;
+mod namespace;
 mod node;
 mod policy;
 
@@ -11,12 +12,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use endpoint::{DeleteArgs, EndpointCommand, Level, ListFilter};
 pub(crate) use flow::BpfCtCommand;
+pub(crate) use namespace::{Label, NamespaceCommand};
 pub(crate) use node::{
     AuditArgs, BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, ConfigCommand,
     DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MapName, MonitorArgs, PortCommand,
     Setting, SettingName, StatusArgs,
 };
-pub(crate) use policy::PolicyCommand;
+pub(crate) use policy::{BpfPolicyCommand, PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs};
 
 const EXIT_CODES: &str = "\
 Exit status:
@@ -144,10 +146,21 @@ Examples:
     /// List published ports.
     #[command(subcommand, after_help = "Example:\n  wharf port list")]
     Port(PortCommand),
-    /// Check policy documents. Wharf does not enforce policies yet.
-    #[command(subcommand, after_help = "Example:\n  wharf policy validate policies/")]
+    /// Check policy documents, put them in force, tell what they decide.
+    #[command(
+        subcommand,
+        after_help = "\
+Examples:
+  wharf policy validate policies/    check documents, without an agent
+  wharf policy import policies/      put them in force
+  wharf policy get                   what is in force
+  wharf policy explain --from 7 --to 9 --port 443"
+    )]
     Policy(PolicyCommand),
-    /// Show BPF maps, counters, events and flows.
+    /// Show or set the labels of namespaces, by which policies select.
+    #[command(subcommand, visible_alias = "ns", after_help = "Example:\n  wharf namespace set shop team=a")]
+    Namespace(NamespaceCommand),
+    /// Show BPF maps, counters, events, flows and rules.
     #[command(
         subcommand,
         after_help = "\
@@ -155,6 +168,7 @@ Examples:
   wharf bpf endpoint list            the rows by which packets find their endpoint
   wharf bpf metrics list             packets and bytes by endpoint, direction and reason
   wharf bpf ct list --endpoint 7     the flows of endpoint 7
+  wharf bpf policy get 7             the rules that decide about its packets
   wharf bpf map get 7/CONFIG         what endpoint 7's programs are told"
     )]
     Bpf(BpfCommand),

@@ -1,4 +1,5 @@
-//! What each command does: ask the agent (`policy` reads files instead), hand the answer to a renderer, say how it went.
+//! What each command does: ask the agent (`policy validate` and `policy import` read files), hand the answer to a renderer,
+//! say how it went.
 
 mod audit;
 mod bpf;
@@ -10,6 +11,7 @@ mod explain;
 mod health;
 mod manual;
 mod monitor;
+mod namespace;
 mod pages;
 mod policy;
 mod status;
@@ -54,6 +56,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
     // These commands run for an unlimited time or report their own progress.
     let is_long = match &cli.command {
         Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_) => true,
+        Command::Policy(command) => matches!(command, PolicyCommand::Wait { .. }),
         Command::Endpoint(EndpointCommand::List(args)) => args.watch,
         _ => false,
     };
@@ -94,7 +97,8 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
             cx.out.emit(&ports, |style| render::port::list(&ports, style))?;
             Ok(Exit::Ok)
         }
-        Command::Policy(PolicyCommand::Validate { files }) => policy::validate(&cx.out, &files),
+        Command::Policy(command) => policy::run(&cx, command).await,
+        Command::Namespace(command) => namespace::run(&cx, command).await,
         Command::Bpf(command) => bpf::run(&cx, command).await,
         Command::Monitor(args) => monitor::run(&cx, args.filter, args.count, args.time).await,
         Command::Audit(args) => audit::run(&cx, &args).await,

@@ -109,6 +109,8 @@ mod tests {
             ("bpf metrics list --dropped --endpoint ", Some(Expected::Endpoint)),
             ("bpf ct flush --endpoint ", Some(Expected::Endpoint)),
             ("bpf map get ", Some(Expected::Map)),
+            ("bpf policy get ", Some(Expected::Endpoint)),
+            ("policy explain --from 7 --to ", Some(Expected::Endpoint)),
             ("config get ", Some(Expected::SettingName)),
             ("config set ", Some(Expected::Setting)),
             ("config set trace=on log-", Some(Expected::Setting)),

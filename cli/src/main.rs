@@ -2,7 +2,7 @@
 //!
 //! Arguments ([`args`]) become requests to the agent ([`commands`]), answers become text ([`render`]). Nothing here
 //! touches the kernel: what is shown is what the agent says. Only `debuginfo` reads files of the kernel too, and
-//! lists names; only `policy validate` reads files of the operator's.
+//! lists names; only `policy validate` and `policy import` read files of the operator's.
 #![forbid(unsafe_code)]
 
 mod args;

@@ -12,6 +12,7 @@ pub(crate) mod flow;
 pub(crate) mod health;
 pub(crate) mod ipam;
 pub(crate) mod monitor;
+pub(crate) mod namespace;
 pub(crate) mod policy;
 pub(crate) mod port;
 mod screen;

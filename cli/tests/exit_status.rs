@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may end so")]
 
 mod agent;
+mod policy;
 
 use std::{os::unix::net::UnixListener, process::Stdio};
 

@@ -177,12 +177,3 @@ fn without_a_file_the_command_line_is_wrong() {
     let (code, out, err) = validate(directory.path(), &[], "");
     assert_eq!((code, out.as_str()), (Some(3), ""), "{err}");
 }
-
-#[test]
-fn the_help_says_that_nothing_is_enforced() {
-    let directory = directory(&[]);
-    let (code, out, _) = validate(directory.path(), &["--help"], "");
-    let words = out.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert_eq!(code, Some(0));
-    assert!(words.contains("Wharf does not enforce policies yet; this command checks documents"), "{out}");
-}

@@ -2,15 +2,17 @@
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
     macros::btf_map,
 };
 use wharf_common::{
-    Bucket, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, Event, EventBudget, FlowKey, FlowRow,
-    FlowTotals, FlowUse, FragmentKey, FragmentRow, StackPathKey, StackPathRow,
+    Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, Event, EventBudget,
+    FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, PeerRow, PolicyState, PortKey, SetsRow,
+    StackPathKey, StackPathRow,
     map::{
         BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX, FRAGMENTS_MAX,
-        METRICS_MAX, NODE_CALLS_MAX, PROFILES_MAX, STACK_PATHS_MAX, STACK_USERS_MAX,
+        IPCACHE_MAX, METRICS_MAX, NODE_CALLS_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX,
+        STACK_PATHS_MAX, STACK_USERS_MAX,
     },
 };
 
@@ -62,6 +64,27 @@ pub static FLOW_USE: Array<FlowUse, { FLOW_USE_MAX as usize }> = Array::new();
 /// Node-wide: totals of the flow tables.
 #[btf_map]
 pub static FLOW_TOTALS: Array<FlowTotals, 1> = Array::new();
+
+/// Node-wide: classes of peers' addresses.
+#[btf_map]
+pub static IPCACHE: LpmTrie<EndpointKey, PeerRow, { IPCACHE_MAX as usize }> = LpmTrie::new();
+
+/// Node-wide: classes of ports.
+#[btf_map]
+pub static POLICY_PORTS: LpmTrie<PortKey, u32, { POLICY_PORTS_MAX as usize }> = LpmTrie::new();
+
+/// Node-wide: the rules.
+#[btf_map]
+pub static POLICY_CELLS: HashMap<CellKey, CellRow, { POLICY_CELLS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
+
+/// Node-wide: the rule sets of each endpoint, by endpoint id.
+#[btf_map]
+pub static POLICY_SETS: Array<SetsRow, { POLICY_SETS_MAX as usize }> = Array::new();
+
+/// Node-wide: the generation of the rules.
+#[btf_map]
+pub static POLICY_STATE: Array<PolicyState, 1> = Array::new();
 
 /// This endpoint's configuration.
 #[btf_map]

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{
     error::ConfigError,
-    flags::{AttachChoice, LocalDelivery, Switch},
+    flags::{AttachChoice, Enforcement, LocalDelivery, Switch},
 };
 use crate::telemetry::LogFormat;
 
@@ -34,6 +34,10 @@ pub(super) struct File {
     pub(super) masquerade_exclude: Option<Vec<IpNet>>,
     pub(super) masquerade_source: Option<Vec<IpAddr>>,
     pub(super) announce: Option<Switch>,
+    pub(super) policy_dir: Option<PathBuf>,
+    pub(super) policy_enforcement: Option<Enforcement>,
+    pub(super) policy_audit: Option<Switch>,
+    pub(super) policy_keep_flows: Option<Switch>,
     pub(super) prepared_programs: Option<usize>,
     pub(super) proxy_timeout_ms: Option<u64>,
     pub(super) ip_rest_ms: Option<u64>,

@@ -95,6 +95,18 @@ pub struct Flags {
     /// (docs/connectivity.md) [default: off]
     #[arg(long, env = "WHARF_ANNOUNCE", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
     pub announce: Option<Switch>,
+    /// A directory whose files (`*.yaml`, `*.yml`, `*.json`) are policies, followed while the agent runs (docs/policy.md)
+    #[arg(long, env = "WHARF_POLICY_DIR", value_name = "DIR")]
+    pub policy_dir: Option<PathBuf>,
+    /// When policy is enforced (docs/policy.md) [default: default]
+    #[arg(long, env = "WHARF_POLICY_ENFORCEMENT", value_name = "MODE")]
+    pub policy_enforcement: Option<Enforcement>,
+    /// What policy would drop passes, and is counted [default: off]
+    #[arg(long, env = "WHARF_POLICY_AUDIT", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
+    pub policy_audit: Option<Switch>,
+    /// Connections go on when a change of policy would no longer let them begin [default: off]
+    #[arg(long, env = "WHARF_POLICY_KEEP_FLOWS", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
+    pub policy_keep_flows: Option<Switch>,
     /// Program sets kept verified ahead of need [default: 32]
     #[arg(long, env = "WHARF_PREPARED_PROGRAMS", value_name = "N")]
     pub prepared_programs: Option<usize>,
@@ -161,6 +173,30 @@ pub enum Switch {
     On,
     /// Off.
     Off,
+}
+
+/// When policy is enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Enforcement {
+    /// Where a policy selects the container.
+    Default,
+    /// Everywhere: a container that no policy selects neither sends nor receives.
+    Always,
+    /// Nowhere: policies are taken, and nothing is dropped.
+    Never,
+}
+
+impl Enforcement {
+    /// Name in settings.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Always => "always",
+            Self::Never => "never",
+        }
+    }
 }
 
 /// Way of packets between two endpoints of the node.

@@ -111,6 +111,7 @@ async fn steps<K: Kernel>(
         let spec = ProgramSpec { keep: keep_programs, ..desired_programs(&life.config, record) };
         run.step(CreateStep::EnsurePrograms, |k| async move { k.ensure_programs(&spec).await }).await?;
     }
+    life.policy.put_endpoint(record).await?;
     let config = desired_config(&life.config, &life.trace_all, record, trace);
     let id = record.id;
     run.step(CreateStep::EnsureConfig, move |k| async move { k.ensure_config(id, &config).await }).await?;

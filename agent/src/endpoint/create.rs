@@ -277,6 +277,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             Ok(())
         }
         CreateStep::EnsureConfig => {
+            life.policy.put_endpoint(&record).await?;
             let config = build::desired_config(&life.config, &life.trace_all, &record, task.shared.read(|v| v.trace));
             let (spec, prepared) = (build::desired_programs(&life.config, &record), task.prepared);
             let call = move |k: Arc<K>| async move {

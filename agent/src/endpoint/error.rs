@@ -13,7 +13,7 @@ use wharf_core::{
     state::State,
 };
 
-use crate::{memory::NoRoom, node::error::JobError, proxy::ProxyError, store::StoreError};
+use crate::{memory::NoRoom, node::error::JobError, policy::error::PolicyError, proxy::ProxyError, store::StoreError};
 
 /// Why a step of a removal failed, or what of a removal is left.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -27,6 +27,9 @@ pub enum RemoveError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The rows of its policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The proxy still has redirects.
     #[error("{}", .0.iter().map(|(redirect, why)| format!("redirect {redirect}: {why}")).collect::<Vec<_>>().join("; "))]
     Proxy(Vec<(String, ProxyError)>),
@@ -88,6 +91,9 @@ pub enum CreateCause {
     /// A step failed in the kernel.
     #[error("{1}")]
     Kernel(CreateStep, KernelError),
+    /// The rows of its policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -62,7 +62,7 @@ impl Subject {
         }
     }
 
-    /// The epochs under which the proxy may have redirects of the endpoint.
+    /// The epochs under which proxy and policy may know the endpoint.
     fn epochs(&self) -> Vec<Epoch> {
         match self {
             Self::Recorded(record) => vec![record.epoch],
@@ -120,7 +120,7 @@ pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: 
             Ok(life.jobs.bounded(id, name, bound, call).await?)
         }
         DeleteStep::RemoveReachable => {
-            let subject = subject.clone();
+            let (subject, epochs) = (subject.clone(), subject.epochs());
             let call = move |k: Arc<K>| async move {
                 match &subject {
                     Subject::Recorded(record) => k.remove_reachable(record).await,
@@ -132,7 +132,14 @@ pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: 
                     }
                 }
             };
-            Ok(life.jobs.bounded(id, name, bound, call).await?)
+            life.jobs.bounded(id, name, bound, call).await?;
+            for epoch in epochs {
+                if let Err(why) = life.policy.remove_endpoint(id, epoch).await {
+                    // No program reads them for this endpoint any more, and policy's controller tries again.
+                    tracing::warn!(endpoint = id.get(), epoch = epoch.0, "remove rows of policy: {why}");
+                }
+            }
+            Ok(())
         }
         DeleteStep::AwaitProxy => {
             timeout(bound, await_proxy(&life.proxy, subject)).await.unwrap_or(Err(RemoveError::NoAnswer(bound)))

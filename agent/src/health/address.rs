@@ -6,10 +6,8 @@
 //! so only an existing lease can conflict with them.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
+    fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -28,6 +26,7 @@ use crate::{
     clock,
     config::AgentConfig,
     endpoint::unknown,
+    kept,
     node::{
         aside,
         health::{self, Health, NAME, holds},
@@ -201,20 +200,7 @@ async fn read_back(path: PathBuf) -> (Option<Kept>, Vec<String>) {
 }
 
 fn read(path: &Path) -> io::Result<Option<Kept>> {
-    // Without O_NONBLOCK, opening a FIFO that has no writer blocks forever.
-    let file = match OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a file"));
-    }
-    let mut text = Vec::new();
-    file.take(MAX_FILE + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(io::Error::other(format!("it has more than {MAX_FILE} bytes")));
-    }
+    let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(None) };
     let kept: Kept = serde_json::from_slice(&text)?;
     match kept.version {
         VERSION => Ok(Some(kept)),
@@ -228,16 +214,7 @@ async fn keep(path: PathBuf, kept: Kept) -> io::Result<()> {
 }
 
 fn write(path: &Path, kept: Kept) -> io::Result<()> {
-    let text = serde_json::to_string_pretty(&kept)? + "\n";
-    let temporary = path.with_extension("json.new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    match path.parent() {
-        Some(directory) => File::open(directory)?.sync_all(),
-        None => Ok(()),
-    }
+    kept::write(path, (serde_json::to_string_pretty(&kept)? + "\n").as_bytes())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wharf_core::{identity_allocator::IdentityError, kernel::KernelError, plan::CreateStep, state::State};
 
-use crate::store::StoreError;
+use crate::{policy::error::PolicyError, store::StoreError};
 
 /// Why a bounded kernel call gave no result.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -39,6 +39,9 @@ pub enum BuildError {
     /// A step failed.
     #[error("{0}: {1}")]
     Step(CreateStep, JobError),
+    /// The rows of its policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
 }
 
 /// Why a command to an endpoint was not carried out.

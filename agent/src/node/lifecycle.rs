@@ -35,6 +35,7 @@ use crate::{
         registry::Registry,
         timeline::Timelines,
     },
+    policy::Policy,
     proxy::Redirects,
     store::Store,
     sync::lock,
@@ -60,6 +61,8 @@ pub struct Lifecycle<K: Kernel> {
     pub prepared: Prepared,
     /// Kernel calls for endpoints.
     pub jobs: Arc<Jobs<K>>,
+    /// Network policy.
+    pub policy: Policy<K>,
     /// The proxy.
     pub proxy: Proxy,
     /// Which creates may run.
@@ -126,6 +129,7 @@ impl<K: Kernel> Lifecycle<K> {
             deletions: Deletions::new(&config.run_dir),
             jobs: Jobs::new(Arc::clone(&kernel), tasks.operations.clone()),
             prepared: Prepared::new(config.prepared_programs),
+            policy: Policy::new(&config, Arc::clone(&kernel)),
             config,
             kernel,
             store,

@@ -13,7 +13,7 @@ use wharf_api::{
 use wharf_core::state::{Level, State as EndpointState};
 
 use crate::{
-    config::effective,
+    config::{Enforcement, effective},
     node::{LinuxNode, endpoint::Command},
     rest::{
         endpoint::accepts_work,
@@ -26,6 +26,7 @@ use crate::{
 /// Settings that `PATCH` changes, by their user-visible names.
 const LOG_LEVEL: &str = "log-level";
 const LOG_FORMAT: &str = "log-format";
+const POLICY_ENFORCEMENT: &str = "policy-enforcement";
 const TRACE: &str = "trace";
 const TRACE_SAMPLING: &str = "trace-sampling";
 
@@ -35,7 +36,7 @@ const MAX_SAMPLING: u32 = 1_000_000;
 /// The settings in force, where each comes from, and which of them can be changed while the agent runs.
 #[utoipa::path(get, path = "/v1/config", tag = "agent", responses((status = 200, body = AgentConfigView)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Extension(log): Extension<LogFilter>) -> Json<AgentConfigView> {
-    Json(view(&node, &log))
+    Json(view(&node, &log).await)
 }
 
 /// Changes settings; what is not named stays. Nothing changes when any of them is wrong.
@@ -72,7 +73,17 @@ pub async fn patch(
         changed(&node, TRACE, on_off(old), on_off(trace));
         realize_trace(&node).await?;
     }
-    Ok(Json(view(&node, &log)))
+    if let Some(enforcement) = body.policy_enforcement {
+        let enforcement = match enforcement {
+            PolicyEnforcement::Default => Enforcement::Default,
+            PolicyEnforcement::Always => Enforcement::Always,
+            PolicyEnforcement::Never => Enforcement::Never,
+        };
+        let old = node.life.policy.enforcement().await;
+        node.life.policy.set_enforcement(enforcement).await?;
+        changed(&node, POLICY_ENFORCEMENT, old.as_str(), enforcement.as_str());
+    }
+    Ok(Json(view(&node, &log).await))
 }
 
 /// Validates the whole request before anything changes.
@@ -84,15 +95,7 @@ fn check(body: &AgentConfigPatch) -> Answer<()> {
         let why = format!("change configuration: trace-sampling: {one_in} is above {MAX_SAMPLING}");
         return Err(Failure::new(ErrorCode::InvalidRequest, why));
     }
-    match body.policy_enforcement {
-        None | Some(PolicyEnforcement::Default) => Ok(()),
-        Some(PolicyEnforcement::Always | PolicyEnforcement::Never) => Err(Failure::new(
-            ErrorCode::Unsupported,
-            "change configuration: policy-enforcement: there is no policy in this version, so there is none to enforce \
-             always or never",
-        )
-        .hint("`default` is what is in force; source enforcement is no policy and always on")),
-    }
+    Ok(())
 }
 
 /// Error for an invalid log level.
@@ -127,14 +130,14 @@ async fn realize_trace(node: &LinuxNode) -> Answer<()> {
     Err(Failure::new(ErrorCode::Kernel, format!("change trace: {}", failed.join("; "))))
 }
 
-fn view(node: &LinuxNode, log: &LogFilter) -> AgentConfigView {
+async fn view(node: &LinuxNode, log: &LogFilter) -> AgentConfigView {
     let mut settings = effective(&node.life.config);
     settings.extend([
         (LOG_LEVEL.to_owned(), log.get()),
         (LOG_FORMAT.to_owned(), format_name(api_format(log.format())).to_owned()),
         (TRACE.to_owned(), node.life.trace_all.load(Ordering::Relaxed).to_string()),
         (TRACE_SAMPLING.to_owned(), node.life.monitor.sampling().to_string()),
-        ("policy-enforcement".to_owned(), "default".to_owned()),
+        (POLICY_ENFORCEMENT.to_owned(), node.life.policy.enforcement().await.as_str().to_owned()),
     ]);
     let changed = lock(&node.changed_settings).clone();
     let origin_of = |name: &String| match node.life.config.origins.get(name) {
@@ -143,7 +146,7 @@ fn view(node: &LinuxNode, log: &LogFilter) -> AgentConfigView {
         None => SettingOrigin::Default,
     };
     let origin: BTreeMap<String, SettingOrigin> = settings.keys().map(|n| (n.clone(), origin_of(n))).collect();
-    let mutable = [LOG_FORMAT, LOG_LEVEL, TRACE, TRACE_SAMPLING].map(str::to_owned).to_vec();
+    let mutable = [LOG_FORMAT, LOG_LEVEL, POLICY_ENFORCEMENT, TRACE, TRACE_SAMPLING].map(str::to_owned).to_vec();
     AgentConfigView { effective: settings, mutable, origin }
 }
 
@@ -171,17 +174,6 @@ mod tests {
 
     fn refused(patch: AgentConfigPatch) -> ApiError {
         check(&patch).expect_err("refused").0
-    }
-
-    #[test]
-    fn policy_enforcement_cannot_be_switched_while_there_is_no_policy() {
-        for mode in [PolicyEnforcement::Always, PolicyEnforcement::Never] {
-            let error = refused(AgentConfigPatch { policy_enforcement: Some(mode), ..AgentConfigPatch::default() });
-            assert_eq!(error.code, ErrorCode::Unsupported);
-        }
-        let default =
-            AgentConfigPatch { policy_enforcement: Some(PolicyEnforcement::Default), ..AgentConfigPatch::default() };
-        assert!(check(&default).is_ok());
     }
 
     #[test]

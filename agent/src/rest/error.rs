@@ -22,6 +22,7 @@ use crate::{
     audit::AuditError,
     endpoint::error::{CreateCause, CreateError},
     node::error::CommandError,
+    policy::error::PolicyError,
     rest::operation,
     store::StoreError,
 };
@@ -118,6 +119,23 @@ impl From<CommandError> for Failure {
     }
 }
 
+impl From<PolicyError> for Failure {
+    fn from(e: PolicyError) -> Self {
+        let text = e.to_string();
+        let says = move |code| Self::new(code, text);
+        match e {
+            PolicyError::Refused(_) | PolicyError::Namespace { .. } => says(ErrorCode::InvalidRequest),
+            PolicyError::Unknown(_) | PolicyError::UnknownNamespace(_) => says(ErrorCode::NotFound),
+            PolicyError::OfDirectory { .. } => says(ErrorCode::Exists),
+            PolicyError::Texts { .. } | PolicyError::Rows(_) => says(ErrorCode::LimitReached),
+            PolicyError::Kernel(_) => says(ErrorCode::Kernel).retry(2_000),
+            PolicyError::NotKept { .. } | PolicyError::Directory { .. } | PolicyError::Unusable { .. } => {
+                says(ErrorCode::Store)
+            }
+        }
+    }
+}
+
 impl From<AuditError> for Failure {
     fn from(e: AuditError) -> Self {
         match e {
@@ -186,6 +204,7 @@ impl From<CreateCause> for Failure {
                     .hint("the container's network namespace went away; recreate the container"),
                 _ => e.into(),
             },
+            CreateCause::Policy(e) => e.into(),
             CreateCause::Store(e) => e.into(),
             CreateCause::Ipam(e) => e.into(),
             CreateCause::Identity(e) => e.into(),

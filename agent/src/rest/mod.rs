@@ -12,6 +12,7 @@ pub mod ipam;
 pub mod map;
 pub mod monitor;
 pub mod operation;
+pub mod policy;
 pub mod status;
 
 use std::sync::Arc;
@@ -60,6 +61,16 @@ fn routes() -> OpenApiRouter<Arc<LinuxNode>> {
         .routes(routes!(map::list))
         .routes(routes!(map::get))
         .routes(routes!(flow::list, flow::remove))
+        .merge(
+            // A text of policies is as long as it may be, and JSON makes it longer.
+            OpenApiRouter::new()
+                .routes(routes!(policy::list, policy::import, policy::remove))
+                .layer(DefaultBodyLimit::max(2 * wharf_api::POLICY_TEXT_MOST)),
+        )
+        .routes(routes!(policy::explain))
+        .routes(routes!(policy::of_endpoint))
+        .routes(routes!(policy::namespaces))
+        .routes(routes!(policy::set_namespace, policy::remove_namespace))
         .routes(routes!(monitor::stream_events))
         .routes(routes!(audit::look, audit::repair))
         .routes(routes!(audit::gc))

@@ -9,7 +9,7 @@ use clap::{
 
 use wharf_api::{LogFormat, PACKET_REASONS, PolicyEnforcement};
 
-use super::flow::BpfCtCommand;
+use super::{flow::BpfCtCommand, policy::BpfPolicyCommand};
 use crate::target::Target;
 
 /// Arguments of `wharf status`.
@@ -90,6 +90,9 @@ pub(crate) enum BpfCommand {
     /// Show or remove the flows that the programs track (connection tracking).
     #[command(subcommand, after_help = "Examples:\n  wharf bpf ct list\n  wharf bpf ct flush --endpoint 7")]
     Ct(BpfCtCommand),
+    /// Show the rules of policy as the programs have them.
+    #[command(subcommand, after_help = "Example:\n  wharf bpf policy get 7")]
+    Policy(BpfPolicyCommand),
     /// Show BPF maps and their rows.
     #[command(subcommand, after_help = "Examples:\n  wharf bpf map list\n  wharf bpf map get ENDPOINTS")]
     Map(BpfMapCommand),
@@ -259,7 +262,7 @@ Examples:
   wharf config set trace=on trace-sampling=100     show one in a hundred of the traced packets")]
     Set {
         /// One of `log-level=LEVEL`, `log-format=text|json`, `trace=on|off`, `trace-sampling=N` (one in N traced packets is
-        /// shown, of those that the programs report), `policy-enforcement=default`.
+        /// shown, of those that the programs report), `policy-enforcement=default|always|never`.
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<Setting>,
     },
@@ -282,7 +285,7 @@ pub(crate) enum Setting {
 
 impl Setting {
     /// What a shell offers.
-    pub(crate) const EXAMPLES: [&str; 13] = [
+    pub(crate) const EXAMPLES: [&str; 15] = [
         "log-level=error",
         "log-level=warn",
         "log-level=info",
@@ -296,6 +299,8 @@ impl Setting {
         "trace-sampling=1",
         "trace-sampling=100",
         "policy-enforcement=default",
+        "policy-enforcement=always",
+        "policy-enforcement=never",
     ];
 
     /// Its name, as `wharf config get` lists it.
@@ -392,7 +397,7 @@ impl std::str::FromStr for MapName {
 }
 
 /// A whole number and a unit: `ms`, `s`, `m` or `h`.
-fn duration(text: &str) -> Result<Duration, BadValue> {
+pub(super) fn duration(text: &str) -> Result<Duration, BadValue> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
     let factor = match unit {

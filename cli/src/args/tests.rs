@@ -59,6 +59,20 @@ fn every_example_parses() {
 }
 
 #[test]
+fn every_command_of_the_page_about_policy_parses() {
+    let page = include_str!("../../../docs/policy.md");
+    let lines = page.lines().filter_map(|line| line.strip_prefix("    "));
+    let commands: Vec<&str> =
+        lines.map(|line| line.trim_start_matches("$ ")).filter(|l| l.starts_with("wharf ")).collect();
+    assert!(commands.len() > 20, "only {} commands found", commands.len());
+    for command in commands {
+        let line = command.split(['#', '|']).next().unwrap_or_default();
+        let parsed = Cli::try_parse_from(line.split_whitespace());
+        assert!(parsed.is_ok(), "{command}: {:?}", parsed.err());
+    }
+}
+
+#[test]
 fn global_options_stand_anywhere() {
     for args in [["-o", "json", "endpoint", "list"], ["endpoint", "list", "-o", "json"]] {
         assert!(matches!(parse(&args), Ok(cli) if cli.global.output == Format::Json), "{args:?}");
@@ -122,6 +136,20 @@ fn wrong_command_lines_are_refused() {
         &["bpf", "ct", "flush", "--limit", "1", "--port", "1"],
         &["policy"],
         &["policy", "validate"],
+        &["policy", "import"],
+        &["policy", "delete"],
+        &["policy", "delete", "NetworkPolicy"],
+        &["policy", "delete", "Policy", "db"],
+        &["policy", "delete", "NetworkPolicy", "db", "--all"],
+        &["policy", "delete", "--all", "-n", "shop"],
+        &["policy", "explain", "--from", "7"],
+        &["policy", "explain", "--from", "7", "--to", "9", "--protocol", "gre"],
+        &["policy", "explain", "--from", "7", "--to", "9", "--port", "65536"],
+        &["policy", "wait", "seven"],
+        &["policy", "wait", "--timeout", "0s"],
+        &["namespace", "set", "shop"],
+        &["namespace", "set", "shop", "team"],
+        &["bpf", "policy", "get"],
         &["config", "set"],
         &["config", "set", "ipv4-pool=10.0.0.0/8"],
         &["status", "--brief", "--verbose"],

@@ -5,11 +5,12 @@ use wharf_api::{FlowQuery, MetricRow};
 use super::{Context, monitor};
 use crate::{
     args::{
-        BpfCommand, BpfCtCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, EventKind,
+        BpfCommand, BpfCtCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand,
+        BpfPolicyCommand, EventKind,
     },
     error::{CliError, Exit},
     output::remark,
-    render::{bpf, flow, text},
+    render::{bpf, flow, policy, text},
     target::Target,
 };
 
@@ -41,6 +42,11 @@ pub(super) async fn run(cx: &Context, command: BpfCommand) -> Result<Exit, CliEr
             let query = FlowQuery { all: all.then_some(true), ..filter.query() };
             let done = cx.client.remove_flows(&query).await?;
             cx.out.emit(&done, |_| format!("{} removed\n", text::count(done.removed, "flow")))?;
+            Ok(Exit::Ok)
+        }
+        BpfCommand::Policy(BpfPolicyCommand::Get { endpoint }) => {
+            let rules = cx.client.endpoint_policy(endpoint.as_str()).await?;
+            cx.out.emit(&rules, |style| policy::rules(&rules, style, cx.out.is_wide()))?;
             Ok(Exit::Ok)
         }
         BpfCommand::Map(BpfMapCommand::List) => {

@@ -1,101 +1,96 @@
-//! `wharf policy validate`: policy documents to what they mean, or to why they are refused.
+//! `wharf policy ...`.
 
+mod documents;
 mod file;
+mod import;
+mod wait;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use wharf_api::{PolicyChange, PolicyInfo, PolicyVerdict};
 
-use wharf_policy::{
-    model::{Origin, Policy, PolicyName},
-    read::{Refusal, read},
-};
-
+use super::Context;
 use crate::{
+    args::{PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs},
     error::{CliError, Exit},
-    output::{Output, remark},
-    render::{
-        policy::{Row, list},
-        text::{count, safe},
-    },
+    render::policy::{changes, explanation, get},
 };
 
-/// Policies of the files so far, and where each was written.
-#[derive(Debug, Default)]
-struct Checked {
-    rows: Vec<Row>,
-    places: BTreeMap<PolicyName, Origin>,
-}
-
-impl Checked {
-    /// Adds the policies of one more file. One of another file with the same name is refused, and with it the file: the
-    /// files together would not say which of the two holds.
-    fn add(&mut self, policies: &[Policy]) -> Result<(), Vec<Refusal>> {
-        let mut own: BTreeMap<&PolicyName, &Origin> = BTreeMap::new();
-        for policy in policies {
-            own.entry(&policy.name).or_insert(&policy.origin);
-        }
-        let twice = own.iter().filter_map(|(name, origin)| {
-            let first = self.places.get(*name)?;
-            Some(Refusal::Field {
-                origin: (*origin).clone(),
-                reason: format!("the policy is in another file too: {}:{}", first.file, first.line),
-                remedy: "remove or rename one of them".to_owned(),
-            })
-        });
-        let twice: Vec<_> = twice.collect();
-        if !twice.is_empty() {
-            return Err(twice);
-        }
-        self.places.extend(own.into_iter().map(|(name, origin)| (name.clone(), origin.clone())));
-        self.rows.extend(policies.iter().map(Row::from));
-        Ok(())
+pub(super) async fn run(cx: &Context, command: PolicyCommand) -> Result<Exit, CliError> {
+    match command {
+        PolicyCommand::Validate { files } => documents::validate(&cx.out, &files),
+        PolicyCommand::Import { files } => import::run(cx, &files).await,
+        PolicyCommand::Get { name } => list(cx, name.as_deref()).await,
+        PolicyCommand::Delete(args) => delete(cx, args).await,
+        PolicyCommand::Explain(args) => explain(cx, &args).await,
+        PolicyCommand::Wait { revision, timeout } => wait::run(cx, revision, timeout).await,
     }
 }
 
-/// Reads all files, and shows their policies when none is refused. A set without the refused ones would not be what was
-/// asked about, so standard output stays empty then.
-///
-/// # Errors
-/// When a file cannot be read or is refused, `-` is there twice, or the answer cannot be written.
-pub(super) fn validate(out: &Output, paths: &[PathBuf]) -> Result<Exit, CliError> {
-    if paths.iter().filter(|path| file::is_standard_input(path)).count() > 1 {
-        return Err(
-            CliError::usage("read policies: `-` is there twice").hint("standard input is read once; write `-` once")
-        );
-    }
-    let mut checked = Checked::default();
-    let (mut all, mut refused) = (0, 0);
-    for path in paths {
-        let files = file::expand(path);
-        // A directory without files counts as one: it is what was asked about.
-        all += files.as_ref().map_or(1, Vec::len);
-        let reasons = match files {
-            Ok(files) => files.iter().map(|file| check(&mut checked, file)).collect(),
-            Err(error) => vec![Err(vec![error.to_string()])],
-        };
-        for reason in reasons.into_iter().filter_map(Result::err) {
-            refused += 1;
-            reason.iter().for_each(|line| remark(&safe(line)));
+async fn list(cx: &Context, name: Option<&str>) -> Result<Exit, CliError> {
+    let mut found = cx.client.policies().await?;
+    if let Some(name) = name {
+        found.policies.retain(|policy| is_named(policy, name));
+        if found.policies.is_empty() {
+            let error = CliError::refused(format!("show policies: no policy is named {name}"));
+            return Err(error.hint("`wharf policy get` lists all of them"));
         }
     }
-    if refused > 0 {
-        let all = count(u64::try_from(all).unwrap_or(u64::MAX), "file");
-        return Err(CliError::refused(format!("validate policies: {refused} of {all} refused")));
-    }
-    out.emit(&checked.rows, |style| list(&checked.rows, style))?;
+    cx.out.emit(&found, |style| get(&found, style, cx.out.is_wide()))?;
     Ok(Exit::Ok)
 }
 
-/// Checks one file. The error has a line for each reason.
-fn check(checked: &mut Checked, path: &Path) -> Result<(), Vec<String>> {
-    let lines = |refusals: Vec<Refusal>| refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let text = file::text(path).map_err(|error| vec![error.to_string()])?;
-    let name = file::name(path);
-    let policies = read(&name, &text).map_err(lines)?;
-    if policies.is_empty() {
-        remark(&safe(&format!("{name}: there is no policy in it")));
+/// Whether this is the policy's name, with or without its namespace.
+fn is_named(policy: &PolicyInfo, name: &str) -> bool {
+    match name.split_once('/') {
+        Some((namespace, name)) => policy.namespace.as_deref() == Some(namespace) && policy.name == name,
+        None => policy.name == name,
     }
-    checked.add(&policies).map_err(lines)
+}
+
+async fn delete(cx: &Context, args: PolicyDeleteArgs) -> Result<Exit, CliError> {
+    let Some(query) = args.query() else {
+        let error = CliError::usage("delete a policy: a clusterwide kind has no namespace");
+        return Err(error.hint("leave --namespace out"));
+    };
+    let done = cx.client.delete_policy(&query).await?;
+    cx.out.emit(&done, |_| changes(std::slice::from_ref(&done)))?;
+    Ok(Exit::well(PolicyChange::is_in_force(&done)))
+}
+
+async fn explain(cx: &Context, args: &PolicyExplainArgs) -> Result<Exit, CliError> {
+    let answer = cx.client.explain_policy(&args.query()).await?;
+    cx.out.emit(&answer, |style| explanation(&answer, style))?;
+    Ok(Exit::well(answer.verdict == PolicyVerdict::Accept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_found_with_and_without_its_namespace() {
+        let policy = |namespace: Option<&str>| PolicyInfo {
+            kind: "NetworkPolicy".to_owned(),
+            namespace: namespace.map(str::to_owned),
+            name: "db".to_owned(),
+            tier: "namespaced".to_owned(),
+            priority: None,
+            subject: "all endpoints".to_owned(),
+            isolates: Vec::new(),
+            ingress_rules: 0,
+            egress_rules: 0,
+            file: "db.yaml".to_owned(),
+            line: 1,
+            endpoints: Vec::new(),
+        };
+        for (namespace, name, wanted) in [
+            (Some("shop"), "db", true),
+            (Some("shop"), "shop/db", true),
+            (Some("shop"), "other/db", false),
+            (Some("shop"), "shop", false),
+            (None, "db", true),
+            (None, "shop/db", false),
+        ] {
+            assert_eq!(is_named(&policy(namespace), name), wanted, "{namespace:?} {name}");
+        }
+    }
 }

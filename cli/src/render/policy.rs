@@ -1,13 +1,22 @@
-//! `wharf policy validate`.
+//! `wharf policy ...` and `wharf bpf policy get`.
+
+mod explain;
+mod force;
+mod rules;
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 use wharf_policy::model::{Direction, Holds, LabelOf, Policy, Requirement, Selector, Tier};
 
+pub(crate) use self::{
+    explain::explanation,
+    force::{changes, get},
+    rules::rules,
+};
 use super::{
     Style,
-    table::{cell, table, token},
+    table::{Cell, cell, table, token},
 };
 
 /// Label of a namespace that has its name (Kubernetes, well-known labels).
@@ -63,30 +72,43 @@ impl From<&Policy> for Row {
     }
 }
 
-/// A row for each policy.
+/// A row for each policy that is validated.
 pub(crate) fn list(policies: &[Row], style: &Style) -> String {
     let row = |policy: &Row| {
         let Row { kind, namespace, name, .. } = policy;
-        let isolates = match policy.isolates.as_slice() {
-            [] => "-",
-            [direction] => *direction,
-            _ => "both",
-        };
         vec![
-            cell(match namespace {
-                Some(namespace) => format!("{kind} {namespace}/{name}"),
-                None => format!("{kind} {name}"),
-            }),
-            token(match policy.priority {
-                Some(priority) => format!("{} {priority}", policy.tier),
-                None => policy.tier.to_owned(),
-            }),
+            cell(full_name(kind, namespace.as_deref(), name)),
+            tier(policy.tier, policy.priority),
             cell(&policy.subject),
-            token(isolates),
+            isolates(&policy.isolates),
             token(format!("{}/{}", policy.rules.ingress, policy.rules.egress)),
         ]
     };
     table(style, &["NAME", "TIER", "SUBJECT", "ISOLATES", "RULES"], policies.iter().map(row).collect())
+}
+
+/// `NetworkPolicy shop/db`.
+fn full_name(kind: &str, namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        None => format!("{kind} {name}"),
+    }
+}
+
+/// `namespaced`, `admin 10`.
+fn tier(tier: &str, priority: Option<u16>) -> Cell {
+    token(match priority {
+        Some(priority) => format!("{tier} {priority}"),
+        None => tier.to_owned(),
+    })
+}
+
+fn isolates(directions: &[impl AsRef<str>]) -> Cell {
+    token(match directions {
+        [] => "-",
+        [direction] => direction.as_ref(),
+        _ => "both",
+    })
 }
 
 /// A selector in words: `k8s:app=db, in namespace shop`.

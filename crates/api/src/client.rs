@@ -6,6 +6,7 @@
 mod error;
 mod exchange;
 mod monitor;
+mod policy;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests;

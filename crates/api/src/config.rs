@@ -88,7 +88,7 @@ pub struct AgentConfigPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 1_000_000)]
     pub trace_sampling: Option<u32>,
-    /// When policy is enforced. There is no policy yet, so anything but `default` is refused (`unsupported`).
+    /// When policy is enforced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_enforcement: Option<PolicyEnforcement>,
 }

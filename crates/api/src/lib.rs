@@ -18,6 +18,7 @@ pub mod health;
 pub mod ipam;
 pub mod monitor;
 pub mod object;
+pub mod policy;
 pub mod selfcheck;
 pub mod status;
 
@@ -31,6 +32,7 @@ pub use flow::*;
 pub use health::*;
 pub use ipam::*;
 pub use monitor::*;
+pub use policy::*;
 pub use selfcheck::*;
 pub use status::*;
 

@@ -46,6 +46,8 @@ pub const PACKET_REASONS: &[&str] = &[
     "bandwidth-exceeded",
     "fragment-without-first",
     "node-program-gone",
+    "policy-denied",
+    "peer-policy-denied",
 ];
 
 /// A packet seen by an endpoint's program.

@@ -112,6 +112,10 @@ reasons! {
     LoneFragment = 24, "fragment-without-first";
     /// A program of the node's that the packet needs is gone.
     NoNodeProgram = 25, "node-program-gone";
+    /// The endpoint's own policy does not let the packet pass.
+    PolicyDenied = 26, "policy-denied";
+    /// The policy of the endpoint at the other end does not let the packet pass.
+    PeerPolicyDenied = 27, "peer-policy-denied";
 }
 
 impl DropReason {

@@ -57,9 +57,9 @@ pub struct FlowRow {
     pub flags: u16,
     /// Endpoint that the row is charged to: the one that began the flow, or the one that was reached from outside.
     pub owner: u16,
-    /// Generation of the rule set that the flow was judged by; zero before there is policy.
+    /// [`crate::PolicyState::generation`] by which the flow was judged; zero before there is policy.
     pub generation: u32,
-    /// The rule that let it pass; zero before there is policy.
+    /// The rule that let it pass, the receiver's before the sender's; zero for none.
     pub rule: u32,
 }
 

@@ -11,6 +11,7 @@ pub mod drop_reason;
 pub mod event;
 pub mod flow;
 pub mod map;
+pub mod policy;
 pub mod test_packet;
 
 pub use drop_reason::{Direction, DropReason};
@@ -20,6 +21,7 @@ pub use map::{
     Bucket, Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointProfile, EndpointRow, EventBudget,
     StackPathKey, StackPathRow,
 };
+pub use policy::{CellKey, CellRow, PeerRow, PolicyState, PortKey, SetsRow};
 pub use test_packet::TestReport;
 
 /// Version of every layout in this crate; the directory under `<bpffs>/wharf/` that pins live in is `v<ABI_VERSION>`.

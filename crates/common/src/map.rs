@@ -14,6 +14,11 @@
 //! | `FRAGMENTS` | LRU hash | node | [`crate::FragmentKey`] -> [`crate::FragmentRow`] | the ports and the protocol that only a packet's first fragment shows; needed for moments |
 //! | `FLOW_USE` | array | node | endpoint id -> [`crate::FlowUse`] | quotas: one load, no hash |
 //! | `FLOW_TOTALS` | array of 1 | node | 0 -> [`crate::FlowTotals`] | fill, collection and what was refused; added to on rare paths only |
+//! | `IPCACHE` | LPM trie | node | prefix of [`EndpointKey`] -> [`crate::PeerRow`] | who has an address, as policy sees it: endpoints and the networks that rules name; memory only for rows in use |
+//! | `POLICY_PORTS` | LPM trie | node | prefix of [`crate::PortKey`] -> port class | ranges of ports are few prefixes |
+//! | `POLICY_CELLS` | hash, no prealloc | node | [`crate::CellKey`] -> [`crate::CellRow`] | the rules, of all rule sets in one table: endpoints with the same rules share them; memory only for rows in use |
+//! | `POLICY_SETS` | array | node | endpoint id -> [`crate::SetsRow`] | one load, no hash |
+//! | `POLICY_STATE` | array of 1 | node | 0 -> [`crate::PolicyState`] | one load for each packet of a flow that was judged before |
 //! | `CONFIG` | array of 1 | endpoint | 0 -> [`EndpointConfig`] | what changes without a new program: addresses, identity, gate; direct pointer, no hash |
 //! | `METRICS` | per-CPU array | endpoint | `direction * REASONS + reason` -> [`Counter`] | counted without atomics; summed by readers |
 //! | `BANDWIDTH` | array of 2 | endpoint | [`crate::Direction`] -> [`Bucket`] | a token bucket that all CPUs share: a per-CPU one would let a flow that changes its CPU have the rate again; read only where a flag of `CONFIG` says so |
@@ -45,6 +50,16 @@ pub const FRAGMENTS: &str = "FRAGMENTS";
 pub const FLOW_USE: &str = "FLOW_USE";
 /// Node-wide totals of the flow tables, one row.
 pub const FLOW_TOTALS: &str = "FLOW_TOTALS";
+/// Node-wide table of the classes of peers' addresses.
+pub const IPCACHE: &str = "IPCACHE";
+/// Node-wide table of the classes of ports.
+pub const POLICY_PORTS: &str = "POLICY_PORTS";
+/// Node-wide table of the rules of all rule sets.
+pub const POLICY_CELLS: &str = "POLICY_CELLS";
+/// Node-wide array of the rule sets of each endpoint, by endpoint id.
+pub const POLICY_SETS: &str = "POLICY_SETS";
+/// Node-wide state of policy, one row.
+pub const POLICY_STATE: &str = "POLICY_STATE";
 /// Per-endpoint configuration, one row.
 pub const CONFIG: &str = "CONFIG";
 /// Per-endpoint counters.
@@ -77,6 +92,14 @@ pub const FLOWS_PER_TICK: u32 = FLOWS_NEW_MAX / 4;
 pub const FRAGMENTS_MAX: u32 = 8_192;
 /// Rows of [`FLOW_USE`]: index is the endpoint id.
 pub const FLOW_USE_MAX: u32 = CALLS_MAX;
+/// Rows of [`IPCACHE`]: two addresses of each endpoint id, and as many networks again and more.
+pub const IPCACHE_MAX: u32 = 131_072;
+/// Rows of [`POLICY_PORTS`].
+pub const POLICY_PORTS_MAX: u32 = 65_536;
+/// Rows of [`POLICY_CELLS`]: 4 MiB for the places, and about 100 bytes for each row in use.
+pub const POLICY_CELLS_MAX: u32 = 262_144;
+/// Rows of [`POLICY_SETS`]: index is the endpoint id.
+pub const POLICY_SETS_MAX: u32 = CALLS_MAX;
 /// Slots of [`CALLS`]: index is the endpoint id, slot 0 stays empty.
 pub const CALLS_MAX: u32 = crate::MAX_ENDPOINT_ID + 1;
 /// Slots of [`NODE_CALLS`]: more than there are programs, because a map keeps its size as long as endpoints use it.

@@ -13,7 +13,7 @@ pub struct Identity(pub u32);
 
 impl Identity {
     /// The node itself.
-    pub const HOST: Self = Self(1);
+    pub const HOST: Self = Self(wharf_common::policy::IDENTITY_NODE);
     /// Anything outside.
     pub const WORLD: Self = Self(2);
     /// On this node but not ours.

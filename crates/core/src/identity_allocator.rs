@@ -182,7 +182,7 @@ impl IdentityAllocator {
     }
 }
 
-/// The labels among these that say what an endpoint is, and not which one: an identity stands for them. Drops `cni:*`,
+/// The labels among these that say what an endpoint is, and not which one: an identity stands for them. Drops
 /// the container's own name and id, and what Kubernetes writes for each single pod or rollout.
 #[must_use]
 pub fn security_relevant(labels: &BTreeSet<Label>) -> BTreeSet<Label> {
@@ -191,7 +191,6 @@ pub fn security_relevant(labels: &BTreeSet<Label>) -> BTreeSet<Label> {
 
 fn is_per_pod(label: &Label) -> bool {
     match label.source.as_str() {
-        "cni" => true,
         "container" => matches!(label.key.as_str(), "id" | "name"),
         "k8s" => PER_POD_KEYS.contains(&label.key.as_str()) || label.key.starts_with("annotation."),
         _ => false,

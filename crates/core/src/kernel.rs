@@ -25,6 +25,7 @@ use crate::{
     mtu::Uplink,
     nat::{Masquerade, NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
+    policy::{Mode, PolicyRows, RowChange},
     selfcheck::{Case, CaseResult},
 };
 
@@ -568,6 +569,23 @@ pub trait Kernel: Send + Sync + 'static {
     fn remove_flows(&self, filter: &FlowFilter) -> impl Future<Output = Result<u64>> + Send {
         let subject = format!("flows ({filter:?})");
         async move { Err(unsupported("remove", subject)) }
+    }
+
+    /// Changes rows of policy's tables in their order, then the generation, so that every flow is judged by them before its next
+    /// packet passes. Without changes nothing happens but to the mode. After a failure, rows before the one that failed have changed.
+    fn change_policy(&self, changes: Vec<RowChange>, mode: Mode) -> impl Future<Output = Result<()>> + Send {
+        let subject = format!("{} rows, {mode:?}", changes.len());
+        async move { Err(unsupported("change policy", subject)) }
+    }
+
+    /// The addresses of the node's interfaces, in its network namespace.
+    fn observe_addresses(&self) -> impl Future<Output = Result<Vec<IpAddr>>> + Send {
+        async move { Err(unsupported("observe", "addresses of the node".to_owned())) }
+    }
+
+    /// All rows of policy's tables.
+    fn observe_policy(&self) -> impl Future<Output = Result<PolicyRows>> + Send {
+        async move { Err(unsupported("observe", "policy".to_owned())) }
     }
 
     /// Compares the node's objects (router interface and addresses, routes of the pools, shared pins) with the node's

@@ -19,6 +19,7 @@ pub mod mtu;
 pub mod nat;
 pub mod overlap;
 pub mod plan;
+pub mod policy;
 pub mod selfcheck;
 pub mod state;
 pub mod store;

@@ -20,6 +20,7 @@ use wharf_core::{
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
+    policy::{Mode, PolicyRows, RowChange},
     selfcheck::{Case, CaseResult},
     upgrade::{Takeover, Upgraded, VersionTree},
 };
@@ -379,6 +380,22 @@ impl Kernel for LinuxKernel {
     async fn remove_route(&self, route: &RouteRow) -> Result<()> {
         let route = route.clone();
         self.blocking("remove route", move |_| netlink::route::remove_row(&route)).await
+    }
+
+    async fn change_policy(&self, changes: Vec<RowChange>, mode: Mode) -> Result<()> {
+        self.blocking("change policy", move |k| k.bpf.change_policy(&changes, mode)).await
+    }
+
+    async fn observe_addresses(&self) -> Result<Vec<IpAddr>> {
+        self.blocking("observe addresses", |_| {
+            let all = netlink::address::list_all(&mut netlink::Connection::open()?)?;
+            Ok(all.into_iter().map(|(_, ip)| ip).collect())
+        })
+        .await
+    }
+
+    async fn observe_policy(&self) -> Result<PolicyRows> {
+        self.blocking("observe policy", |k| k.bpf.observe_policy()).await
     }
 
     async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {

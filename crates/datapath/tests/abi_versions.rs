@@ -16,11 +16,14 @@ use support::{
     traffic::{Load, converse},
     *,
 };
-use wharf_common::{ABI_VERSION, Counter, Direction, DropReason, drop_reason::metrics_index, map::METRICS_MAX};
+use wharf_common::{
+    ABI_VERSION, Counter, Direction, DropReason, PeerRow, SetsRow, drop_reason::metrics_index, map::METRICS_MAX,
+};
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::EndpointId,
     kernel::{AttachMode, Kernel, KernelError, ProgramSpec},
+    policy::{Mode, RowChange},
     upgrade::{Takeover, Upgraded},
 };
 use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
@@ -163,7 +166,12 @@ fn one_that_stays_keeps_its_network(mode: AttachMode) {
                 "FLOW_TOTALS",
                 "FLOW_USE",
                 "FRAGMENTS",
+                "IPCACHE",
                 "NODE_CALLS",
+                "POLICY_CELLS",
+                "POLICY_PORTS",
+                "POLICY_SETS",
+                "POLICY_STATE",
                 "PROFILES",
                 "STACK_PATHS",
                 "STACK_USERS",
@@ -341,6 +349,30 @@ fn a_closed_link_stays_closed() {
         k.remove_link(&link_ref(&closing)).await.expect("removed");
         delete(&k, &a).await;
         assert_no_endpoints(&k).await;
+    });
+}
+
+/// The rows of policy are one for all versions, so that a change during an upgrade counts for every endpoint.
+#[test]
+fn policy_is_shared_between_versions() {
+    in_linux_world(Some(AttachMode::Clsact), |w| async move {
+        w.kernel.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let lost = new_endpoint(&w, 2, 11).await;
+        let sets = |id| RowChange::Sets(id, SetsRow { ingress: 1, egress: 2 });
+        let peer = |net: &str| RowChange::Peer(net.parse().expect("net"), Some(PeerRow { identity: 2, class: 1 }));
+        w.kernel.change_policy(vec![peer("10.77.0.0/16"), sets(a.id)], Mode::default()).await.expect("before");
+        let k = upgraded_agent(&w.bpffs(), AttachMode::Clsact);
+        take_over(&k, &[&a], &[2]).await.expect("upgrade");
+        let rows = k.observe_policy().await.expect("rows");
+        assert_eq!((rows.sets.len(), rows.peers.len(), rows.generation), (1, 1, 1), "those of before");
+        k.change_policy(vec![peer("192.0.2.0/24"), sets(lost.id)], Mode::default()).await.expect("after");
+        // The other version's agent sees them too.
+        rename(&w.bpffs(), &own(), "v8");
+        rename(&w.bpffs(), OTHER, &own());
+        let old = agent(&w.bpffs(), AttachMode::Clsact);
+        let rows = old.observe_policy().await.expect("rows");
+        assert_eq!((rows.sets.len(), rows.peers.len(), rows.generation), (2, 2, 2), "{rows:?}");
     });
 }
 

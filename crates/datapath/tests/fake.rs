@@ -4,12 +4,14 @@
 mod support;
 
 use support::*;
+use wharf_common::PeerRow;
 use wharf_core::{
     endpoint::EndpointRecord,
     flow::FlowFilter,
     ids::Epoch,
     kernel::{Kernel, KernelErrorKind, RouteRow},
     nat::NatEntry,
+    policy::{Mode, RowChange},
 };
 use wharf_datapath::{FakeKernel, fake::Operation};
 
@@ -73,6 +75,25 @@ fn a_held_call_has_no_effect_until_released_and_may_be_given_up() {
 }
 
 #[test]
+fn a_change_of_policy_fails_half_way() {
+    run(async {
+        let k = FakeKernel::new();
+        let peer = |net: &str| RowChange::Peer(net.parse().expect("net"), Some(PeerRow { identity: 2, class: 1 }));
+        let changes = vec![peer("10.0.0.0/8"), peer("192.0.2.0/24"), peer("::/0")];
+        let mode = Mode { audits: true, keeps_flows: false };
+        k.fail_policy_at(1, KernelErrorKind::Exhausted);
+        let e = k.change_policy(changes.clone(), mode).await.expect_err("asked for");
+        assert!(e.kind == KernelErrorKind::Exhausted && e.subject.contains("192.0.2.0/24"), "{e}");
+        let (rows, is) = k.policy();
+        assert_eq!((rows.peers.len(), rows.generation, is), (1, 1, Mode::default()));
+        k.change_policy(changes, mode).await.expect("the failure is used up");
+        let (rows, is) = k.policy();
+        assert_eq!((rows.peers.len(), rows.generation, is), (3, 2, mode));
+        assert_eq!(k.calls(Operation::ChangePolicy), 2);
+    });
+}
+
+#[test]
 fn clones_are_one_kernel() {
     run(async {
         let k = FakeKernel::new();
@@ -121,8 +142,11 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::RemoveEndpointRow => k.remove_endpoint_row(ip, Epoch(9)).await,
         Operation::RemoveCallSlot => k.remove_call_slot(9).await,
         Operation::RemoveRoute => k.remove_route(&RouteRow { destination: ip.into(), ifindex: None }).await,
+        Operation::ChangePolicy => k.change_policy(Vec::new(), Mode::default()).await,
+        Operation::ObservePolicy => k.observe_policy().await.map(drop),
         Operation::ObserveNode => k.observe_node(&node_spec()).await.map(drop),
         Operation::ObserveNetworks => k.observe_networks(&node_spec().cidrs).await.map(drop),
+        Operation::ObserveAddresses => k.observe_addresses().await.map(drop),
         Operation::ObserveNetworksOf => k.observe_networks_of(&[ip]).await.map(drop),
         Operation::ObserveUplinks => k.observe_uplinks().await.map(drop),
         Operation::ObserveSpeakers => k.observe_speakers(ip).await.map(drop),

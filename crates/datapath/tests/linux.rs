@@ -479,7 +479,7 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
 }
 
 /// The shared maps.
-const SHARED: [&str; 12] = [
+const SHARED: [&str; 17] = [
     "ENDPOINTS",
     "CALLS",
     "NODE_CALLS",
@@ -492,6 +492,11 @@ const SHARED: [&str; 12] = [
     "FRAGMENTS",
     "FLOW_USE",
     "FLOW_TOTALS",
+    "IPCACHE",
+    "POLICY_PORTS",
+    "POLICY_CELLS",
+    "POLICY_SETS",
+    "POLICY_STATE",
 ];
 
 #[test]

@@ -230,6 +230,19 @@ pub struct Decision {
     pub rule: Option<RuleIndex>,
 }
 
+/// What a program looks up on the way to a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LookUp {
+    /// Rule set of the endpoint's direction.
+    pub set: SetId,
+    /// The peer's class.
+    pub class: PeerClass,
+    /// The destination's class.
+    pub port: PortClass,
+    /// What follows.
+    pub decision: Decision,
+}
+
 impl Decision {
     const DEFAULT: Self = Self { accept: true, rule: None };
 }
@@ -250,9 +263,22 @@ impl Tables {
         peer: IpAddr,
         destination: Destination,
     ) -> Option<Decision> {
+        self.look_up(endpoint, direction, peer, destination).map(|look_up| look_up.decision)
+    }
+
+    /// As [`Tables::decide`], with what is found on the way; classes are [`PeerClass::ANY`] and [`PortClass::ANY`] where nothing is looked
+    /// up.
+    #[must_use]
+    pub fn look_up(
+        &self,
+        endpoint: EndpointKey,
+        direction: Direction,
+        peer: IpAddr,
+        destination: Destination,
+    ) -> Option<LookUp> {
         let set = self.sets.get(&endpoint)?.of(direction);
         if set == SetId::NONE {
-            return Some(Decision::DEFAULT);
+            return Some(LookUp { set, class: PeerClass::ANY, port: PortClass::ANY, decision: Decision::DEFAULT });
         }
         let none = Rows::default();
         let rows = self.rules.get(&set).map_or(&none, |rows| rows);
@@ -268,7 +294,9 @@ impl Tables {
         let best = |hit: fn(&Cell) -> Option<Hit>| cells.iter().filter_map(hit).min_by_key(|hit| hit.rank);
         let admin = best(|cell| cell.admin).filter(|hit| hit.ruling != Ruling::Pass);
         let decides = admin.or_else(|| best(|cell| cell.rest));
-        Some(decides.map_or(Decision::DEFAULT, |hit| Decision { accept: hit.ruling == Ruling::Accept, rule: hit.rule }))
+        let decision =
+            decides.map_or(Decision::DEFAULT, |hit| Decision { accept: hit.ruling == Ruling::Accept, rule: hit.rule });
+        Some(LookUp { set, class: known.class, port, decision })
     }
 
     /// The decision in the oracle's words; `None` if the endpoint is not there.

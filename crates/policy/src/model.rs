@@ -15,6 +15,9 @@ use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::R
 
 use ipnet::IpNet;
 
+/// Label that every namespace has: its name (Kubernetes, well-known labels).
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
 /// Labels by key, of a pod or of a namespace. A pod's keys have their source in front (`k8s:app`), a namespace's have none.
 pub type Labels = BTreeMap<String, String>;
 
@@ -277,7 +280,48 @@ impl Selector {
     }
 }
 
+/// In words: `k8s:app=db, in namespace shop`.
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = |of| self.0.iter().filter(move |requirement| requirement.of == of);
+        let mut words: Vec<_> = of(LabelOf::Endpoint).map(Requirement::words).collect();
+        if words.is_empty() {
+            words.push("all endpoints".to_owned());
+        }
+        words.extend(of(LabelOf::Namespace).map(Requirement::of_namespace));
+        f.write_str(&words.join(", "))
+    }
+}
+
+/// Values of a label, of which an empty one is shown as such.
+fn any_of(values: &BTreeSet<String>) -> String {
+    let shown = values.iter().map(|value| if value.is_empty() { "\"\"" } else { value.as_str() });
+    shown.collect::<Vec<_>>().join(" or ")
+}
+
 impl Requirement {
+    fn words(&self) -> String {
+        let Self { key, holds, .. } = self;
+        match holds {
+            Holds::In(values) => format!("{key}={}", any_of(values)),
+            Holds::NotIn(values) => format!("{key} not {}", any_of(values)),
+            Holds::Exists => format!("with {key}"),
+            Holds::DoesNotExist => format!("without {key}"),
+        }
+    }
+
+    fn of_namespace(&self) -> String {
+        if self.key != NAMESPACE_NAME {
+            return format!("namespace {}", self.words());
+        }
+        match &self.holds {
+            Holds::In(names) => format!("in namespace {}", any_of(names)),
+            Holds::NotIn(names) => format!("not in namespace {}", any_of(names)),
+            Holds::Exists => "in any namespace".to_owned(),
+            Holds::DoesNotExist => "in no namespace".to_owned(),
+        }
+    }
+
     fn holds_for(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
         match self.of {
             LabelOf::Endpoint => match self.key.strip_prefix("any:") {

@@ -19,6 +19,7 @@ use wharf_common::{
     Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow,
     flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_REPLIED, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT},
     map::{FLOWS_PER_TICK, FLOWS_QUOTA},
+    policy::POLICY_KEEPS_FLOWS,
 };
 use wharf_ebpf::{
     atomic,
@@ -28,17 +29,17 @@ use wharf_ebpf::{
 };
 
 use crate::{
-    packet::{Key, Packet},
-    stack_path,
+    packet::{Key, Packet, address},
+    policy, stack_path,
 };
 
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443).
 const ICMP_ERROR_BYTES: usize = 8;
 
-/// Finds the packet's flow, and with it the packet's way.
+/// Finds the packet's flow, and with it the packet's way; lets pass what policy allows.
 ///
 /// # Errors
-/// `LoneFragment`.
+/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`; `Malformed` for a packet that is cut short, when there is policy.
 #[inline(always)]
 pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     let [ids, own_epoch, peer_epoch] = asked.numbers();
@@ -48,15 +49,20 @@ pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     match core::hint::black_box(way) {
         DIRECT => Ok(Way::Direct),
         STACK => Ok(Way::Stack),
+        MALFORMED => Err(DropReason::Malformed),
+        POLICY_DENIED => Err(DropReason::PolicyDenied),
+        PEER_POLICY_DENIED => Err(DropReason::PeerPolicyDenied),
         _ => Err(DropReason::LoneFragment),
     }
 }
 
 const DIRECT: u32 = 0;
 const STACK: u32 = 1;
-const LONE_FRAGMENT: u32 = 2;
+const MALFORMED: u32 = DropReason::Malformed as u32;
+const POLICY_DENIED: u32 = DropReason::PolicyDenied as u32;
+const PEER_POLICY_DENIED: u32 = DropReason::PeerPolicyDenied as u32;
 
-/// [`way`], with [`Asked::numbers`].
+/// [`way`], with [`Asked::numbers`]. Answers [`DIRECT`], [`STACK`], or the reason of a drop as a number.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once, and not again for each
 /// way that leads here.
@@ -70,7 +76,7 @@ pub unsafe extern "C" fn wharf_flow(skb: *mut __sk_buff, ids: u32, own_epoch: u3
     match track(&TcContext::new(skb), &Asked::of([ids, own_epoch, peer_epoch])) {
         Ok(Way::Direct) => DIRECT,
         Ok(Way::Stack) => STACK,
-        Err(_) => LONE_FRAGMENT,
+        Err(reason) => reason as u32,
     }
 }
 
@@ -83,37 +89,88 @@ fn now() -> u32 {
 
 #[inline(always)]
 fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
-    // A packet cut short has no flow; its receiver's stack judges it.
-    let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return Ok(Way::Direct) };
-    if packet.is_first_fragment() {
-        remember(asked, &packet);
-    } else if packet.is_later_fragment() {
-        let first = remembered(asked, &packet)?;
-        (packet.source_port, packet.destination_port) = (first.source_port, first.destination_port);
-        packet.protocol = first.protocol;
+    // Read before the rules are: a flow that is judged while they change is judged again.
+    let policy = policy::state();
+    // A packet cut short has no flow. Its receiver's stack judges it, unless there is policy, which cannot.
+    let unknown = || if policy.generation == 0 { Ok(Way::Direct) } else { Err(DropReason::Malformed) };
+    let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return unknown() };
+    if packet.is_fragment() {
+        let what = Fragment::of(asked, &packet).number();
+        // SAFETY: the context the program was called with.
+        let first =
+            unsafe { wharf_fragment(ctx.skb.skb, what, asked.own_epoch, packet.identification, packet.ports()) };
+        if first & LONE != 0 {
+            return Err(DropReason::LoneFragment);
+        }
+        (packet.source_port, packet.destination_port) = (first as u16, (first >> 16) as u16);
+        packet.protocol = (first >> 32) as u8;
     }
     if packet.is_error(ctx) {
         // It goes the way of the packet that it is about, which its sender received: so it is a packet of the same flow.
-        let Some(about) = Packet::at(ctx, packet.transport + ICMP_ERROR_BYTES) else { return Ok(Way::Direct) };
-        return Ok(match find(&about.key().0) {
-            Some((row, _)) if row.flags & FLOW_BY_STACK != 0 => Way::Stack,
-            _ => noted(asked, &about),
-        });
+        let inner = (packet.transport + ICMP_ERROR_BYTES) as u32;
+        // SAFETY: the context the program was called with.
+        let about = unsafe { wharf_about(ctx.skb.skb, inner, asked.own, asked.own_epoch, asked.peer.endpoint_id) };
+        // About a flow that policy did not let pass, it is a packet of its own.
+        if about as u32 != policy.generation {
+            policy::judge(ctx, asked, &packet, true)?;
+        }
+        return Ok(if about & ABOUT_STACK != 0 { Way::Stack } else { Way::Direct });
     }
     let (key, by_high) = packet.key();
     let ends = Ends::of(asked, by_high);
     let (signals, now) = (packet.signals(ctx), now());
-    if let Some((row, table)) = find(&key) {
+    let mut found = find(&key);
+    let (mut by_owner, mut is_judged) = (true, policy.generation == 0);
+    if let Some((row, _)) = &found {
         let lives = row.seen == now || !row.is_over(key.protocol, now);
         if ends.match_row(row) && lives && !row.is_succeeded_by(signals) {
-            return Ok(go_on(ctx, asked, &packet, &key, by_high, signals, row, table, now));
+            let kept = policy.flags & POLICY_KEEPS_FLOWS != 0 && row.flags & FLOW_REPLIED != 0;
+            by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);
+            is_judged = row.generation == policy.generation || kept;
+        } else {
+            // A row of other endpoints, or of a flow that is over.
+            let _ = FLOWS.remove(key.as_shared());
+            let _ = FLOWS_NEW.remove(key.as_shared());
+            found = None;
         }
-        // A row of other endpoints, or of a flow that is over.
-        let _ = FLOWS.remove(key.as_shared());
-        let _ = FLOWS_NEW.remove(key.as_shared());
     }
-    Ok(begin(ctx, asked, &packet, &key, by_high, signals, now))
+    let mut rule = 0;
+    if !is_judged {
+        rule = policy::judge(ctx, asked, &packet, by_owner)?;
+        if let Some((row, _)) = &mut found {
+            // SAFETY: the row is a map value.
+            unsafe { policy::note(&raw mut **row, policy.generation, rule) };
+        }
+    }
+    Ok(match found {
+        Some((row, table)) => go_on(ctx, asked, &packet, &key, by_high, signals, row, table, now),
+        None => begin(ctx, asked, &packet, &key, by_high, signals, now, (policy.generation, rule)),
+    })
 }
+
+/// In what [`wharf_about`] answers: the flow takes the stack.
+const ABOUT_STACK: u64 = 1 << 32;
+
+/// The flow of the packet at `offset`, which an ICMP error is about: the generation by which it was judged, zero without a row, and
+/// [`ABOUT_STACK`]. The error is at the hook of the endpoint `own` with this epoch, on its way to `peer`, or zero.
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32, peer: u32) -> u64 {
+    let ctx = &TcContext::new(skb);
+    let Some(about) = Packet::at(ctx, (offset & ABOUT_MAX) as usize) else { return 0 };
+    let (flags, generation) = find(&about.key().0).map_or((0, 0), |(row, _)| (row.flags, row.generation));
+    let by_stack = flags & FLOW_BY_STACK != 0 || peer != 0 && stack_path::is_noted_within(own, own_epoch, &about);
+    u64::from(generation) | if by_stack { ABOUT_STACK } else { 0 }
+}
+
+/// Mask of the offset of the packet that an error is about; more than there can be in front of it.
+const ABOUT_MAX: u32 = 0x7ff;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Table {
@@ -174,13 +231,13 @@ fn go_on(
     let from_endpoint = if by_high { row.high_epoch } else { row.low_epoch } != 0;
     if asked.direction as u32 == Direction::Ingress as u32 && from_endpoint && flags & FLOW_BY_STACK == 0 {
         // The stack brought what an endpoint sent.
-        if let Some(sender) = stack_path::sender(ctx, packet.source) {
+        if stack_path::sender(ctx, packet.source).is_some() {
             flags |= FLOW_BY_STACK;
             if !asked.local_by_stack {
-                stack_path::note(packet, sender, asked.own);
+                stack_path::note(ctx, packet, asked.own);
             }
         }
-    } else if flags & FLOW_BY_STACK == 0 && noted(asked, packet) == Way::Stack {
+    } else if flags & FLOW_BY_STACK == 0 && noted(ctx, asked, packet) == Way::Stack {
         // Another flow of the pair came through the stack meanwhile: the node's connection tracking must know this one, too.
         flags |= FLOW_BY_STACK;
     }
@@ -225,18 +282,28 @@ const EEXIST: i32 = -17;
 
 /// The first packet of a flow, or one whose row is gone, is over or was of endpoints that are gone.
 #[inline(always)]
-fn begin(ctx: &TcContext, asked: &Asked, packet: &Packet, key: &Key, by_high: bool, signals: u8, now: u32) -> Way {
+#[allow(clippy::too_many_arguments, reason = "as for `go_on`")]
+fn begin(
+    ctx: &TcContext,
+    asked: &Asked,
+    packet: &Packet,
+    key: &Key,
+    by_high: bool,
+    signals: u8,
+    now: u32,
+    (generation, rule): (u32, u32),
+) -> Way {
     let egress = asked.direction as u32 == Direction::Egress as u32;
     let sender = if egress { None } else { stack_path::sender(ctx, packet.source) };
     let (way, peer, peer_epoch) = match sender {
         Some(sender) => {
             if !asked.local_by_stack {
-                stack_path::note(packet, sender, asked.own);
+                stack_path::note(ctx, packet, asked.own);
             }
             (Way::Stack, sender.endpoint_id, sender.epoch as u32)
         }
         None => {
-            let way = if egress { noted(asked, packet) } else { Way::Direct };
+            let way = if egress { noted(ctx, asked, packet) } else { Way::Direct };
             (way, asked.peer.endpoint_id, asked.peer.epoch)
         }
     };
@@ -256,7 +323,7 @@ fn begin(ctx: &TcContext, asked: &Asked, packet: &Packet, key: &Key, by_high: bo
     let direction = if by_high { FLOW_BY_HIGH } else { 0 };
     let by_stack = if way == Way::Stack { FLOW_BY_STACK } else { 0 };
     let flags = direction | by_stack;
-    let mut row = FlowRow { seen: now, low_epoch, high_epoch, flags, owner: owner as u16, generation: 0, rule: 0 };
+    let mut row = FlowRow { seen: now, low_epoch, high_epoch, flags, owner: owner as u16, generation, rule };
     row.flags = row.flags_after(signals, by_high);
     // Of two CPUs that begin one flow, the first tells who began it. Else this fails only without memory: the LRU evicts.
     let _ = FLOWS_NEW.insert(key.as_shared(), row, u64::from(BPF_NOEXIST));
@@ -265,8 +332,8 @@ fn begin(ctx: &TcContext, asked: &Asked, packet: &Packet, key: &Key, by_high: bo
 
 /// The way of a packet to another endpoint, as it is noted for the pair.
 #[inline(always)]
-fn noted(asked: &Asked, packet: &Packet) -> Way {
-    let noted = asked.peer.endpoint_id != 0 && stack_path::is_noted(asked, packet);
+fn noted(ctx: &TcContext, asked: &Asked, packet: &Packet) -> Way {
+    let noted = asked.peer.endpoint_id != 0 && stack_path::is_noted(ctx, asked.own, asked.own_epoch, packet);
     if noted { Way::Stack } else { Way::Direct }
 }
 
@@ -305,33 +372,96 @@ fn total(which: impl FnOnce(&mut FlowTotals) -> *mut u64) {
     }
 }
 
-#[inline(always)]
-fn fragment_key(asked: &Asked, packet: &Packet) -> FragmentKey {
-    FragmentKey {
-        source: *packet.source.as_shared(),
-        destination: *packet.destination.as_shared(),
-        identification: packet.identification,
-        endpoint: asked.own as u16,
-        direction: asked.direction as u8,
-        protocol: packet.identified_by,
+/// In what [`wharf_fragment`] answers: the first fragment was not seen.
+const LONE: u64 = 1 << 40;
+
+/// What [`wharf_fragment`] is asked about, but for numbers of 32 bits.
+struct Fragment {
+    /// Endpoint whose hook the packet is at.
+    own: u16,
+    /// [`Direction`] as a number.
+    direction: u8,
+    is_later: bool,
+    /// As [`Packet`] has it.
+    protocol: u8,
+    /// As [`Packet`] has it.
+    identified_by: u8,
+}
+
+const _: () = assert!(wharf_common::MAX_ENDPOINT_ID < 1 << 14);
+
+impl Fragment {
+    #[inline(always)]
+    fn of(asked: &Asked, packet: &Packet) -> Self {
+        let Packet { protocol, identified_by, .. } = *packet;
+        let (own, direction, is_later) = (asked.own as u16, asked.direction as u8, packet.is_later_fragment());
+        Self { own, direction, is_later, protocol, identified_by }
+    }
+
+    #[inline(always)]
+    fn number(self) -> u32 {
+        let Self { own, direction, is_later, protocol, identified_by } = self;
+        let flags = u32::from(direction) << 14 | u32::from(is_later) << 15;
+        u32::from(own) | flags | u32::from(protocol) << 16 | u32::from(identified_by) << 24
+    }
+
+    /// From [`Self::number`].
+    #[inline(always)]
+    fn from_number(number: u32) -> Self {
+        Self {
+            own: (number & wharf_common::MAX_ENDPOINT_ID) as u16,
+            direction: (number >> 14 & 1) as u8,
+            is_later: number & 1 << 15 != 0,
+            protocol: (number >> 16) as u8,
+            identified_by: (number >> 24) as u8,
+        }
     }
 }
 
-/// Keeps what only the first fragment shows. Without room the later ones are drops.
-#[inline(always)]
-fn remember(asked: &Asked, packet: &Packet) {
-    let Packet { source_port, destination_port, protocol, .. } = *packet;
-    let row = FragmentRow { source_port, destination_port, seen: now(), epoch: asked.own_epoch, protocol, pad: [0; 3] };
-    let _ = FRAGMENTS.insert(fragment_key(asked, packet), row, 0);
-}
-
-/// What the first fragment showed.
-#[inline(always)]
-fn remembered<'a>(asked: &Asked, packet: &Packet) -> Result<&'a FragmentRow, DropReason> {
+/// Keeps what only the first fragment of a packet shows, or finds it for a later one: source port, from bit 16 on the destination
+/// port, from bit 32 on the protocol behind all extension headers. `what`: [`Fragment::number`]; `own_epoch`: that of the endpoint
+/// whose hook the packet is at; `ports`: [`Packet::ports`], of the first fragment.
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_fragment(
+    skb: *mut __sk_buff,
+    what: u32,
+    own_epoch: u32,
+    identification: u32,
+    ports: u32,
+) -> u64 {
+    let ctx = &TcContext::new(skb);
+    let Fragment { own, direction, is_later, protocol, identified_by } = Fragment::from_number(what);
+    let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return LONE };
+    let key = FragmentKey {
+        source: *source.as_shared(),
+        destination: *destination.as_shared(),
+        identification,
+        endpoint: own,
+        direction,
+        protocol: identified_by,
+    };
+    let told = |source: u16, destination: u16, protocol: u8| {
+        u64::from(source) | u64::from(destination) << 16 | u64::from(protocol) << 32
+    };
+    if !is_later {
+        let (source_port, destination_port) = (ports as u16, (ports >> 16) as u16);
+        let row = FragmentRow { source_port, destination_port, seen: now(), epoch: own_epoch, protocol, pad: [0; 3] };
+        // Without room the later ones are drops.
+        let _ = FRAGMENTS.insert(key, row, 0);
+        return told(source_port, destination_port, protocol);
+    }
     // SAFETY: the row's memory outlives this run; another packet's ports are as good as none.
-    let row = unsafe { FRAGMENTS.get(fragment_key(asked, packet)) };
-    match row {
-        Some(row) if row.epoch == asked.own_epoch && now().wrapping_sub(row.seen) <= FRAGMENT_TICKS => Ok(row),
-        _ => Err(DropReason::LoneFragment),
+    match unsafe { FRAGMENTS.get(key) } {
+        Some(row) if row.epoch == own_epoch && now().wrapping_sub(row.seen) <= FRAGMENT_TICKS => {
+            told(row.source_port, row.destination_port, row.protocol)
+        }
+        _ => LONE,
     }
 }

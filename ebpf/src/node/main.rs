@@ -3,8 +3,8 @@
 //!
 //! | program | called by | what it does |
 //! |---|---|---|
-//! | [`egress`] | `from_container` | judges what a container sends, and finds the packet's flow and way |
-//! | [`ingress`] | `deliver`, `to_container` | judges what reaches a container, addresses it, and finds the flow of what the stack sends |
+//! | [`egress`] | `from_container` | judges what a container sends, and finds the packet's flow and way; lets pass what policy allows |
+//! | [`ingress`] | `deliver`, `to_container` | judges what reaches a container, addresses it, and finds the flow of what the stack sends; lets pass what policy allows |
 //! | [`neighbour`] | `egress` | judges and answers ARP and neighbour discovery |
 //! | [`event`] | `deliver` | writes the record of a drop or trace |
 //! | [`collect`] | user space | removes the rows of flows that are over |
@@ -16,6 +16,7 @@ mod event;
 mod flow;
 mod neighbour;
 mod packet;
+mod policy;
 mod stack_path;
 
 use aya_ebpf::{

@@ -1,13 +1,13 @@
 //! A packet as its flow sees it: addresses, protocol, ports, what it signals, and whether it is a fragment.
 
-use core::mem::size_of;
+use core::mem::{offset_of, size_of};
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
     FlowKey,
     flow::{ICMP, ICMPV6, SCTP, SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP},
 };
-use wharf_ebpf::parse::{Ipv4, Ipv6, Ipv6Address, PROTOCOL_IPV4, PROTOCOL_IPV6, read};
+use wharf_ebpf::parse::{ETHERNET_BYTES, Ipv4, Ipv6, Ipv6Address, PROTOCOL_IPV4, PROTOCOL_IPV6, read};
 
 /// Extension headers of IPv6 that may come before the fragment header (RFC 8200, 4.1).
 const HOP_BY_HOP: u8 = 0;
@@ -32,6 +32,8 @@ pub struct Packet {
     pub source_port: u16,
     pub destination_port: u16,
     pub protocol: u8,
+    /// Type of ICMP and ICMPv6; where it cannot be seen, that of an echo request.
+    pub kind: u8,
     /// Flags and offset of a fragment as IPv4 has them, host byte order; zero for a whole packet.
     place: u16,
     /// Identification of a fragment, as it stands in the header.
@@ -89,6 +91,7 @@ impl Packet {
             TCP | UDP | SCTP => [packet.source_port, packet.destination_port] = read(ctx, packet.transport)?,
             ICMP | ICMPV6 => {
                 let [head, _, identifier]: [u16; 3] = read(ctx, packet.transport)?;
+                packet.kind = head as u8;
                 if is_echo(packet.protocol, head as u8) {
                     (packet.source_port, packet.destination_port) = (identifier, identifier);
                 }
@@ -96,6 +99,20 @@ impl Packet {
             _ => {}
         }
         Some(packet)
+    }
+
+    /// The packet at hand, of which protocol and ports ([`Packet::ports`]) are known.
+    #[inline(always)]
+    pub fn with(ctx: &TcContext, ports: u32, protocol: u8) -> Option<Self> {
+        let mut packet = Self::new(address(ctx, true)?, address(ctx, false)?, protocol, 0);
+        (packet.source_port, packet.destination_port) = (ports as u16, (ports >> 16) as u16);
+        Some(packet)
+    }
+
+    /// Source port, from bit 16 on the destination port.
+    #[inline(always)]
+    pub fn ports(&self) -> u32 {
+        u32::from(self.source_port) | u32::from(self.destination_port) << 16
     }
 
     #[inline(always)]
@@ -107,6 +124,7 @@ impl Packet {
             source_port,
             destination_port,
             protocol,
+            kind: echo_request(protocol),
             place,
             identification,
             identified_by,
@@ -114,10 +132,10 @@ impl Packet {
         }
     }
 
-    /// The first fragment of several.
+    /// One of several fragments.
     #[inline(always)]
-    pub fn is_first_fragment(&self) -> bool {
-        self.place & MORE != 0 && self.place & OFFSET == 0
+    pub fn is_fragment(&self) -> bool {
+        self.place != 0
     }
 
     /// A fragment after the first, without a transport header.
@@ -175,6 +193,18 @@ impl Packet {
     }
 }
 
+/// Source or destination of the packet at hand.
+#[inline(always)]
+pub fn address(ctx: &TcContext, source: bool) -> Option<Ipv6Address> {
+    // SAFETY: the context the program was called with.
+    if unsafe { (*ctx.skb.skb).protocol } == PROTOCOL_IPV4 {
+        let place = if source { offset_of!(Ipv4, source) } else { offset_of!(Ipv4, destination) };
+        return Some(Ipv6Address::mapped(read(ctx, ETHERNET_BYTES + place)?));
+    }
+    let place = if source { offset_of!(Ipv6, source) } else { offset_of!(Ipv6, destination) };
+    read(ctx, ETHERNET_BYTES + place)
+}
+
 /// Headers that are looked behind. A packet may have each kind once, one of them twice (RFC 8200, 4.1).
 const EXTENSIONS: u32 = 5;
 /// Mask of the offset of what follows them: a packet that has more in front of it shows no ports.
@@ -219,6 +249,12 @@ pub unsafe extern "C" fn wharf_extensions(skb: *mut __sk_buff, offset: u32, next
     u64::from(next) | u64::from(place) << 16 | u64::from(offset) << 32 | u64::from(fragment) << 48
 }
 
+/// The type of an echo request (RFC 792, RFC 4443).
+#[inline(always)]
+pub fn echo_request(protocol: u8) -> u8 {
+    if protocol == ICMPV6 { 128 } else { 8 }
+}
+
 /// A request or an answer of ICMP's echo.
 #[inline(always)]
 fn is_echo(protocol: u8, kind: u8) -> bool {
@@ -242,8 +278,8 @@ pub struct Key {
 
 const _: () = {
     assert!(size_of::<Key>() == size_of::<FlowKey>());
-    assert!(core::mem::offset_of!(Key, low_port) == core::mem::offset_of!(FlowKey, low_port));
-    assert!(core::mem::offset_of!(Key, protocol) == core::mem::offset_of!(FlowKey, protocol));
+    assert!(offset_of!(Key, low_port) == offset_of!(FlowKey, low_port));
+    assert!(offset_of!(Key, protocol) == offset_of!(FlowKey, protocol));
 };
 
 impl Key {

@@ -6,11 +6,10 @@
 
 use core::mem::{offset_of, size_of};
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{EndpointRow, StackPathKey, StackPathRow, map::STACK_PATH_PORTS};
 use wharf_ebpf::{
     endpoints::endpoint,
-    flow::Asked,
     maps::{STACK_PATHS, STACK_USERS},
     parse::Ipv6Address,
 };
@@ -71,13 +70,55 @@ impl Key {
     }
 }
 
-/// True when the flow of a packet from this endpoint to another one takes the stack. Endpoints without such paths are spared the
-/// look-ups.
+/// True when the endpoint with this epoch has paths; those without are spared the look-ups.
 #[inline(always)]
-pub fn is_noted(asked: &Asked, packet: &Packet) -> bool {
-    if STACK_USERS.get(asked.own).is_none_or(|epoch| *epoch as u32 != asked.own_epoch) {
-        return false;
+fn has_paths(own: u32, own_epoch: u32) -> bool {
+    STACK_USERS.get(own).is_some_and(|epoch| *epoch as u32 == own_epoch)
+}
+
+/// True when the flow of the packet at hand, from the endpoint `own` to another one, takes the stack.
+#[inline(always)]
+pub fn is_noted(ctx: &TcContext, own: u32, own_epoch: u32, packet: &Packet) -> bool {
+    // SAFETY: the context the program was called with.
+    has_paths(own, own_epoch) && unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), 0) } != 0
+}
+
+/// As [`is_noted`], for a packet that another one is about.
+#[inline(always)]
+pub fn is_noted_within(own: u32, own_epoch: u32, packet: &Packet) -> bool {
+    has_paths(own, own_epoch) && is_noted_between(packet)
+}
+
+/// Notes the path of the packet at hand, that the stack brought to `server` from another endpoint.
+#[inline(always)]
+pub fn note(ctx: &TcContext, packet: &Packet, server: u32) {
+    // SAFETY: the context the program was called with.
+    unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), server) };
+}
+
+/// Notes the path of a packet that the stack brought to the endpoint `server`; without one, answers 1 when the path is noted, else 0.
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_path(skb: *mut __sk_buff, ports: u32, protocol: u32, server: u32) -> u64 {
+    let ctx = &TcContext::new(skb);
+    let Some(packet) = Packet::with(ctx, ports, protocol as u8) else { return 0 };
+    if server == 0 {
+        return u64::from(is_noted_between(&packet));
     }
+    if let Some(sender) = sender(ctx, packet.source) {
+        note_from(&packet, sender, server);
+    }
+    0
+}
+
+#[inline(always)]
+fn is_noted_between(packet: &Packet) -> bool {
     let (Some(sender), Some(receiver)) = (endpoint(packet.source), endpoint(packet.destination)) else {
         return false;
     };
@@ -101,9 +142,8 @@ pub fn sender(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointR
     endpoint(source).filter(|row| row.ifindex == came_by)
 }
 
-/// Notes the path of a packet that the stack brought to `server` from another endpoint.
 #[inline(always)]
-pub fn note(packet: &Packet, sender: &EndpointRow, server: u32) {
+fn note_from(packet: &Packet, sender: &EndpointRow, server: u32) {
     let Some(server_epoch) = endpoint(packet.destination).map(|row| row.epoch) else { return };
     let client_epoch = sender.epoch;
     if is_either_noted(packet, client_epoch, server_epoch) {

@@ -17,7 +17,7 @@ use tokio::{sync::oneshot, time::Instant};
 use wharf_agent::{
     addresses::resting,
     audit::{self, AuditError},
-    config::{AgentConfig, LocalDelivery},
+    config::{AgentConfig, Enforcement, LocalDelivery},
     endpoint::{
         create::{self, CreateSpec},
         delete, deletions,
@@ -89,6 +89,10 @@ impl Machine {
             local_delivery: LocalDelivery::Direct,
             masquerade: None,
             announce: false,
+            policy_dir: None,
+            policy_enforcement: Enforcement::Default,
+            policy_audit: false,
+            policy_keep_flows: false,
             prepared_programs: 0,
             proxy_timeout: PATIENCE,
             ip_rest_ms: 0,

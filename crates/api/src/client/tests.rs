@@ -10,7 +10,10 @@ use std::{
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{EndpointState, ErrorCode, GcAttachment, IpFamily};
+use crate::{
+    EndpointState, ErrorCode, GcAttachment, IpFamily, NamespaceLabels, PolicyDeleteQuery, PolicyExplainQuery,
+    PolicyImport, PolicyProtocol,
+};
 
 /// A server for one connection after another; each gets the next answer's bytes, then is closed.
 struct Server {
@@ -159,6 +162,16 @@ fn routes() {
         "GET /v1/audit",
         "POST /v1/audit",
         "POST /v1/gc",
+        "GET /v1/policy",
+        "PUT /v1/policy",
+        "DELETE /v1/policy?kind=NetworkPolicy&namespace=shop&name=db",
+        "DELETE /v1/policy?all=true",
+        "GET /v1/policy/explain?from=container-id:3f%2Feth0&to=fd00::1",
+        "GET /v1/policy/explain?from=7&to=pod-name:a%2Fb&protocol=icmpv6&port=128",
+        "GET /v1/endpoint/ipv4:10.0.0.1/policy",
+        "GET /v1/namespace",
+        "PUT /v1/namespace/a%2Fb",
+        "DELETE /v1/namespace/shop",
     ];
     let refusal = reply("404 Not Found", &json!({"code": "not-found", "message": "no"}).to_string());
     let server = Server::start(wanted.len(), move |stream| stream.write_all(&refusal).unwrap());
@@ -185,6 +198,21 @@ fn routes() {
     let gc = GcRequest {
         network: "n".into(),
         valid: vec![GcAttachment { container_id: "c".into(), ifname: "eth0".into() }],
+    };
+    let import = PolicyImport { file: "db.yaml".into(), text: "{}".into() };
+    let one_policy = PolicyDeleteQuery {
+        kind: Some("NetworkPolicy".into()),
+        namespace: Some("shop".into()),
+        name: Some("db".into()),
+        all: None,
+    };
+    let packet =
+        PolicyExplainQuery { from: "container-id:3f/eth0".into(), to: "fd00::1".into(), protocol: None, port: None };
+    let ping = PolicyExplainQuery {
+        from: "7".into(),
+        to: "pod-name:a/b".into(),
+        protocol: Some(PolicyProtocol::Icmpv6),
+        port: Some(128),
     };
     run(async {
         let codes = [
@@ -213,6 +241,16 @@ fn routes() {
             client.audit(false).await.err(),
             client.audit(true).await.err(),
             client.gc(&gc).await.err(),
+            client.policies().await.err(),
+            client.import_policy(&import).await.err(),
+            client.delete_policy(&one_policy).await.err(),
+            client.delete_policy(&PolicyDeleteQuery { all: Some(true), ..PolicyDeleteQuery::default() }).await.err(),
+            client.explain_policy(&packet).await.err(),
+            client.explain_policy(&ping).await.err(),
+            client.endpoint_policy("ipv4:10.0.0.1").await.err(),
+            client.namespaces().await.err(),
+            client.put_namespace("a/b", &NamespaceLabels::default()).await.err(),
+            client.delete_namespace("shop").await.err(),
         ];
         for (error, route) in codes.into_iter().zip(wanted) {
             assert!(error.as_ref().is_some_and(ClientError::is_not_found), "{route}: {error:?}");

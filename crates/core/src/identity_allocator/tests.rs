@@ -27,7 +27,7 @@ fn the_same_labels_share_a_number_until_the_last_reference_goes() {
 fn what_names_one_pod_makes_no_identity() {
     let mut ids = IdentityAllocator::new();
     let pod = |n: u32| {
-        let mut set = labels(&["k8s:app=web", "cni:container=x", "container:id=abc", "k8s:pod-template-hash=77"]);
+        let mut set = labels(&["k8s:app=web", "container:name=x", "container:id=abc", "k8s:pod-template-hash=77"]);
         set.insert(format!("k8s:io.kubernetes.pod.name=web-{n}").parse().unwrap());
         set
     };
@@ -50,7 +50,7 @@ fn reserved_labels_have_fixed_numbers_and_stand_alone() {
         ("reserved:init", Identity::INIT),
         ("reserved:remote-node", Identity::REMOTE_NODE),
     ] {
-        assert_eq!(ids.acquire(&labels(&[text, "cni:x=y"])).unwrap(), identity);
+        assert_eq!(ids.acquire(&labels(&[text, "container:id=y"])).unwrap(), identity);
         ids.claim(identity, &labels(&[text])).unwrap();
         assert!(!ids.release(identity));
     }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::MapData;
+use aya::maps::{MapData, MapType};
 use wharf_common::{
     StackPathKey, StackPathRow,
     map::{self, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
@@ -24,9 +24,9 @@ use super::{
 use crate::error::{fail, wrap};
 
 /// A row as column names and values.
-type Row = BTreeMap<String, String>;
+pub(crate) type Row = BTreeMap<String, String>;
 
-fn row<const N: usize>(columns: [(&str, String); N]) -> Row {
+pub(crate) fn row<const N: usize>(columns: [(&str, String); N]) -> Row {
     columns.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
@@ -153,6 +153,7 @@ impl Bpf {
                 map::STACK_PATHS => Some(self.stack_paths()?.len()),
                 // As the last collection counted them: the table may have half a million rows.
                 map::FLOWS => Some(usize::try_from(self.flow_totals()?.rows).unwrap_or(usize::MAX)),
+                // To count the rows of policy's tables is to read each of them.
                 _ => None,
             };
             infos.push(info(name.to_owned(), &maps::open(&self.pins.shared(name), name)?, entries)?);
@@ -176,7 +177,9 @@ impl Bpf {
     /// The rows of one map in readable form.
     pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
         let unknown = || {
-            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, FLOW_USE, FLOW_TOTALS, <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
+            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, \
+                         FLOW_USE, FLOW_TOTALS, IPCACHE, POLICY_PORTS, POLICY_CELLS, POLICY_SETS, POLICY_STATE, \
+                         <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
             fail("dump map", name, KernelErrorKind::NotFound, cause)
         };
         match name {
@@ -217,6 +220,9 @@ impl Bpf {
                     ("no_room", totals.no_room.to_string()),
                     ("untracked", totals.untracked.to_string()),
                 ])])
+            }
+            map::IPCACHE | map::POLICY_PORTS | map::POLICY_CELLS | map::POLICY_SETS | map::POLICY_STATE => {
+                self.dump_policy(name)
             }
             map::FLOWS | map::FLOWS_NEW => {
                 let cause = "look at flows with `wharf bpf ct list`";
@@ -338,15 +344,15 @@ fn unless_removed<T>(rows: Result<Vec<T>>) -> Result<Vec<T>> {
 
 fn info(name: String, data: &MapData, entries: Option<usize>) -> Result<MapInfo> {
     let info = data.info().map_err(|e| wrap("read map", &name, &e))?;
-    let kind = info.map_type().map_or("unknown", maps::kind_name).to_owned();
+    let kind = info.map_type().ok();
     Ok(MapInfo {
         name,
-        kind,
+        kind: kind.map_or("unknown", maps::kind_name).to_owned(),
         entries: entries.map(|n| n as u64),
         max_entries: u64::from(info.max_entries()),
         // Kernels 5.11 to 6.3 report 0 for a ring buffer; its data size is the lower bound.
         memlock_bytes: match maps::memlock(data.fd())? {
-            0 => u64::from(info.max_entries()),
+            0 if kind == Some(MapType::RingBuf) => u64::from(info.max_entries()),
             bytes => bytes,
         },
     })

@@ -9,10 +9,13 @@ use std::{
     path::Path,
 };
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf};
+use aya::maps::{
+    Array, HashMap, LpmTrie, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf, lpm_trie::Key,
+};
 use wharf_common::{
-    Bucket, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow, FlowTotals, FlowUse,
-    FragmentKey, FragmentRow, StackPathKey, StackPathRow, map,
+    Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow,
+    FlowTotals, FlowUse, FragmentKey, FragmentRow, PeerRow, PolicyState, PortKey, SetsRow, StackPathKey, StackPathRow,
+    map,
 };
 use wharf_core::kernel::{KernelErrorKind, Result};
 
@@ -103,6 +106,37 @@ fn shape(name: &str) -> Option<Shape> {
         map::FLOW_TOTALS => {
             Shape { kind: MapType::Array, key: number, value: size_of::<FlowTotals>(), max_entries: 1, flags: 0 }
         }
+        map::IPCACHE => Shape {
+            kind: MapType::LpmTrie,
+            key: size_of::<Key<EndpointKey>>(),
+            value: size_of::<PeerRow>(),
+            max_entries: map::IPCACHE_MAX,
+            flags: BPF_F_NO_PREALLOC,
+        },
+        map::POLICY_PORTS => Shape {
+            kind: MapType::LpmTrie,
+            key: size_of::<Key<PortKey>>(),
+            value: number,
+            max_entries: map::POLICY_PORTS_MAX,
+            flags: BPF_F_NO_PREALLOC,
+        },
+        map::POLICY_CELLS => Shape {
+            kind: MapType::Hash,
+            key: size_of::<CellKey>(),
+            value: size_of::<CellRow>(),
+            max_entries: map::POLICY_CELLS_MAX,
+            flags: BPF_F_NO_PREALLOC,
+        },
+        map::POLICY_SETS => Shape {
+            kind: MapType::Array,
+            key: number,
+            value: size_of::<SetsRow>(),
+            max_entries: map::POLICY_SETS_MAX,
+            flags: 0,
+        },
+        map::POLICY_STATE => {
+            Shape { kind: MapType::Array, key: number, value: size_of::<PolicyState>(), max_entries: 1, flags: 0 }
+        }
         map::CONFIG => {
             Shape { kind: MapType::Array, key: number, value: size_of::<EndpointConfig>(), max_entries: 1, flags: 0 }
         }
@@ -133,6 +167,7 @@ pub(crate) fn kind_name(kind: MapType) -> &'static str {
         MapType::PerCpuArray => "percpu_array",
         MapType::ProgramArray => "prog_array",
         MapType::RingBuf => "ringbuf",
+        MapType::LpmTrie => "lpm_trie",
         _ => "other",
     }
 }
@@ -227,6 +262,31 @@ pub(crate) fn flow_use(path: &Path) -> Result<Array<MapData, FlowUse>> {
 /// Opens the totals of the flow tables.
 pub(crate) fn flow_totals(path: &Path) -> Result<Array<MapData, FlowTotals>> {
     typed(path, Array::try_from(Map::Array(open(path, map::FLOW_TOTALS)?)))
+}
+
+/// Opens the classes of peers' addresses.
+pub(crate) fn ipcache(path: &Path) -> Result<LpmTrie<MapData, EndpointKey, PeerRow>> {
+    typed(path, LpmTrie::try_from(Map::LpmTrie(open(path, map::IPCACHE)?)))
+}
+
+/// Opens the classes of ports.
+pub(crate) fn policy_ports(path: &Path) -> Result<LpmTrie<MapData, PortKey, u32>> {
+    typed(path, LpmTrie::try_from(Map::LpmTrie(open(path, map::POLICY_PORTS)?)))
+}
+
+/// Opens the rules of all rule sets.
+pub(crate) fn policy_cells(path: &Path) -> Result<HashMap<MapData, CellKey, CellRow>> {
+    typed(path, HashMap::try_from(Map::HashMap(open(path, map::POLICY_CELLS)?)))
+}
+
+/// Opens the rule sets of each endpoint.
+pub(crate) fn policy_sets(path: &Path) -> Result<Array<MapData, SetsRow>> {
+    typed(path, Array::try_from(Map::Array(open(path, map::POLICY_SETS)?)))
+}
+
+/// Opens the state of policy.
+pub(crate) fn policy_state(path: &Path) -> Result<Array<MapData, PolicyState>> {
+    typed(path, Array::try_from(Map::Array(open(path, map::POLICY_STATE)?)))
 }
 
 /// True when the row that was asked for, or to be removed, is not there.

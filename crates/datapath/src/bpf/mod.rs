@@ -5,13 +5,14 @@ mod bandwidth;
 pub(crate) mod clsact;
 mod endpoint;
 mod flows;
-mod inventory;
+pub(crate) mod inventory;
 mod kept;
 pub(crate) mod loader;
 mod look;
 pub(crate) mod maps;
 mod objects;
 pub(crate) mod pins;
+pub(crate) mod policy;
 pub(crate) mod rows;
 mod selfcheck;
 mod shared;
@@ -41,6 +42,8 @@ pub(crate) struct Bpf {
     /// Held while rows of the shared maps are compared and written, so that a late delete cannot remove a row that a
     /// create wrote after the delete's check.
     tables: Mutex<()>,
+    /// Held while policy's tables are changed: the order of the changes counts, and each change makes the generation grow.
+    policy: Mutex<()>,
     /// The shared maps used by the programs that this process loads. They stay open while the process runs.
     shared: Mutex<Vec<SharedMap>>,
     /// Kernel ids of the programs that all endpoints share, as this process put them into their slots. Read and written whole.
@@ -56,9 +59,9 @@ pub(crate) struct Bpf {
 impl Bpf {
     /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
-        let (tables, shared, node_ids, collector, known, beside_others) = Default::default();
+        let (tables, policy, shared, node_ids, collector, known, beside_others) = Default::default();
         let pins = PinTree::open(bpffs)?;
-        let bpf = Self { pins, loader, mode, tables, shared, node_ids, collector, known, beside_others };
+        let bpf = Self { pins, loader, mode, tables, policy, shared, node_ids, collector, known, beside_others };
         bpf.note_others()?;
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,FLOWS,FLOWS_NEW,
-//!     FRAGMENTS,FLOW_USE,FLOW_TOTALS,sink}
+//!     FRAGMENTS,FLOW_USE,FLOW_TOTALS,IPCACHE,POLICY_PORTS,POLICY_CELLS,POLICY_SETS,POLICY_STATE,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
@@ -43,7 +43,7 @@ pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
 /// Link pins of an endpoint, for the first two programs.
 pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
 /// Shared maps.
-pub(crate) const SHARED_MAPS: [&str; 12] = [
+pub(crate) const SHARED_MAPS: [&str; 17] = [
     map::ENDPOINTS,
     map::CALLS,
     map::NODE_CALLS,
@@ -56,6 +56,11 @@ pub(crate) const SHARED_MAPS: [&str; 12] = [
     map::FRAGMENTS,
     map::FLOW_USE,
     map::FLOW_TOTALS,
+    map::IPCACHE,
+    map::POLICY_PORTS,
+    map::POLICY_CELLS,
+    map::POLICY_SETS,
+    map::POLICY_STATE,
 ];
 /// Name of the sink's pin, and of its program.
 pub(crate) const SINK: &str = "sink";

@@ -26,8 +26,20 @@ use crate::error::{fail, wrap};
 /// The shared maps that an endpoint's own programs use.
 const OF_ENDPOINT_PROGRAMS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
 /// The shared maps of the node's programs whose rows mean the same to every ABI version.
-const OF_ALL_VERSIONS: [&str; 7] =
-    [map::STACK_PATHS, map::STACK_USERS, map::FLOWS, map::FLOWS_NEW, map::FRAGMENTS, map::FLOW_USE, map::FLOW_TOTALS];
+const OF_ALL_VERSIONS: [&str; 12] = [
+    map::STACK_PATHS,
+    map::STACK_USERS,
+    map::FLOWS,
+    map::FLOWS_NEW,
+    map::FRAGMENTS,
+    map::FLOW_USE,
+    map::FLOW_TOTALS,
+    map::IPCACHE,
+    map::POLICY_PORTS,
+    map::POLICY_CELLS,
+    map::POLICY_SETS,
+    map::POLICY_STATE,
+];
 
 /// A shared map that this process has open.
 pub(super) struct SharedMap {
@@ -43,9 +55,11 @@ impl SharedMap {
             map::ENDPOINTS => Map::HashMap(data),
             map::CALLS | map::NODE_CALLS => Map::Array(data),
             map::EVENTS => Map::RingBuf(data),
-            map::FLOWS => Map::HashMap(data),
+            map::FLOWS | map::POLICY_CELLS => Map::HashMap(data),
             map::STACK_PATHS | map::FLOWS_NEW | map::FRAGMENTS => Map::LruHashMap(data),
             map::PROFILES | map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS => Map::Array(data),
+            map::IPCACHE | map::POLICY_PORTS => Map::LpmTrie(data),
+            map::POLICY_SETS | map::POLICY_STATE => Map::Array(data),
             _ => Map::Unsupported(data),
         };
         Self { name, id, map }
@@ -175,7 +189,12 @@ impl Bpf {
     /// Checks that the pinned shared maps with rows of endpoints are those that this process has open: programs
     /// loaded over other maps, and the node's programs, would read maps that nobody writes.
     pub(super) fn check_shared(&self) -> Result<()> {
-        for own in self.held().iter().filter(|map| !OF_ALL_VERSIONS.contains(&map.name)) {
+        self.check_held(|name| !OF_ALL_VERSIONS.contains(&name))
+    }
+
+    /// Checks that the pinned shared maps that are meant are those that this process has open.
+    pub(super) fn check_held(&self, meant: impl Fn(&str) -> bool) -> Result<()> {
+        for own in self.held().iter().filter(|map| meant(map.name)) {
             if let Some(is) = self.pinned_map_id(own.name)?
                 && is != own.id
             {

@@ -21,14 +21,17 @@ use wharf_core::{
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
+    policy::{Mode, PolicyRows, RowChange},
     selfcheck::{Case, CaseResult},
 };
 
 use super::{
-    FakeKernel, Operation, observe, selfcheck,
+    FakeKernel, Operation, observe,
+    policy::Policy,
+    selfcheck,
     state::{Hook, HostSide, Inside, Pinned, State, host_net},
 };
-use crate::{error::fail, netlink::link};
+use crate::{bpf::policy::TABLES, error::fail, netlink::link};
 
 impl FakeKernel {
     /// Logs the call, waits at a hold, fails if the test asked for it, and applies the effect.
@@ -448,6 +451,11 @@ impl Kernel for FakeKernel {
                 info(map::FRAGMENTS.to_owned(), "lru_hash", None, map::FRAGMENTS_MAX),
                 info(map::FLOW_USE.to_owned(), "array", None, map::FLOW_USE_MAX),
                 info(map::FLOW_TOTALS.to_owned(), "array", None, 1),
+                info(map::IPCACHE.to_owned(), "lpm_trie", None, map::IPCACHE_MAX),
+                info(map::POLICY_PORTS.to_owned(), "lpm_trie", None, map::POLICY_PORTS_MAX),
+                info(map::POLICY_CELLS.to_owned(), "hash", None, map::POLICY_CELLS_MAX),
+                info(map::POLICY_SETS.to_owned(), "array", None, map::POLICY_SETS_MAX),
+                info(map::POLICY_STATE.to_owned(), "array", None, 1),
             ];
             for (id, pinned) in &s.pins {
                 maps.push(info(format!("{id}/{}", map::CONFIG), "array", Some(1), 1));
@@ -522,6 +530,23 @@ impl Kernel for FakeKernel {
             Ok(())
         })
         .await
+    }
+
+    async fn change_policy(&self, changes: Vec<RowChange>, mode: Mode) -> Result<()> {
+        let subject = format!("{} rows", changes.len());
+        self.change(Operation::ChangePolicy, subject, move |s| s.policy.change(&changes, mode)).await
+    }
+
+    async fn observe_addresses(&self) -> Result<Vec<IpAddr>> {
+        self.call(Operation::ObserveAddresses, "node".to_owned(), |s| {
+            let routers = s.node.as_ref().map(|spec| (spec.router4, spec.router6)).unwrap_or_default();
+            Ok(routers.0.map(IpAddr::V4).into_iter().chain(routers.1.map(IpAddr::V6)).collect())
+        })
+        .await
+    }
+
+    async fn observe_policy(&self) -> Result<PolicyRows> {
+        self.call(Operation::ObservePolicy, "policy".to_owned(), |s| Ok(s.policy.rows.clone())).await
     }
 
     async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
@@ -607,6 +632,7 @@ impl Kernel for FakeKernel {
             s.routes.retain(|_, via| via.is_some());
             s.node = None;
             s.broken.clear();
+            s.policy = Policy::default();
             Ok(())
         })
         .await
@@ -634,6 +660,7 @@ fn dump_map(s: &State, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
                     .iter()
                     .map(|c| row(&[("reason", c.reason.clone()), ("packets", c.packets.to_string())]))
                     .collect()),
+                None if TABLES.contains(&name) => Ok(s.policy.dump(name)),
                 _ => Err(not_found(Operation::DumpMap, name.to_owned(), "there is no such map")),
             }
         }

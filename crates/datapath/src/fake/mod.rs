@@ -12,6 +12,7 @@
 mod control;
 mod kernel;
 mod observe;
+mod policy;
 mod selfcheck;
 mod state;
 
@@ -25,7 +26,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use wharf_common::Event;
+use wharf_common::{CellKey, Event};
 use wharf_core::{
     endpoint::NetnsRef,
     finding::NodeProblem,
@@ -35,6 +36,7 @@ use wharf_core::{
     mtu::Uplink,
     nat::NatEntry,
     overlap::NodeNetwork,
+    policy::{Judged, Mode, PolicyRows},
 };
 
 use control::Controls;
@@ -189,6 +191,29 @@ impl FakeKernel {
     /// Sets what the flow tables have counted, and how many rows fit. A collection counts the rows itself.
     pub fn set_flow_usage(&self, usage: FlowUsage) {
         self.state().flow_usage = usage;
+    }
+
+    /// The rows of policy's tables, and what the programs do with them.
+    #[must_use]
+    pub fn policy(&self) -> (PolicyRows, Mode) {
+        let state = self.state();
+        (state.policy.rows.clone(), state.policy.mode)
+    }
+
+    /// Sets what was judged by a cell. False when there is no such cell.
+    pub fn set_judged(&self, key: &CellKey, judged: Judged) -> bool {
+        match self.state().policy.rows.cells.get_mut(key) {
+            Some((_, by)) => {
+                *by = judged;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The next change of policy fails at its change of this index, counted from zero. The rows before it change.
+    pub fn fail_policy_at(&self, index: usize, kind: KernelErrorKind) {
+        self.state().policy.fails_at = Some((index, kind));
     }
 
     /// Sets what the endpoint's programs have counted. False when it has no maps.

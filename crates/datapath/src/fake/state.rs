@@ -19,6 +19,8 @@ use wharf_core::{
     overlap::NodeNetwork,
 };
 
+use super::policy::Policy;
+
 pub(super) fn features() -> KernelFeatures {
     KernelFeatures {
         release: "6.12.0-fake".to_owned(),
@@ -152,6 +154,8 @@ pub(super) struct State {
     pub(super) flows: Vec<Flow>,
     /// What the next collection starts from.
     pub(super) flow_usage: FlowUsage,
+    /// Policy's tables.
+    pub(super) policy: Policy,
     pub(super) events: Vec<Event>,
     next_id: u32,
 }

@@ -18,15 +18,18 @@ use std::{
     thread,
 };
 
+use aya::maps::{HashMap, Map, MapData};
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, setns, unshare},
 };
+use wharf_common::{CellKey, CellRow};
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, NetnsRef, host_ifname},
     identity::Identity,
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfIndex, IfName, MacAddr, NetworkName, PoolName},
     kernel::{self, AttachMode, ConfigSpec, Kernel, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
+    policy::Judged,
     selfcheck::{Case, CaseResult},
 };
 use wharf_datapath::{FakeKernel, LinuxKernel, Loader, OpenOptions};
@@ -59,6 +62,8 @@ pub(crate) trait World: Send + Sync + 'static {
     fn break_node(&self);
     /// Adds a conntrack row of the node's. False where the kernel tracks nothing.
     fn add_connection(&self, source: IpAddr, destination: IpAddr) -> bool;
+    /// Sets what was judged by a cell of policy.
+    fn set_judged(&self, key: &CellKey, judged: Judged);
 }
 
 /// The fake as a world.
@@ -97,6 +102,9 @@ impl World for FakeWorld {
     fn add_connection(&self, source: IpAddr, destination: IpAddr) -> bool {
         self.0.add_connection(source, destination);
         true
+    }
+    fn set_judged(&self, key: &CellKey, judged: Judged) {
+        assert!(self.0.set_judged(key, judged));
     }
 }
 
@@ -185,6 +193,12 @@ impl World for LinuxWorld {
     }
     fn add_connection(&self, source: IpAddr, destination: IpAddr) -> bool {
         ctnetlink::add(source, destination, ctnetlink::UDP, 0)
+    }
+    fn set_judged(&self, key: &CellKey, judged: Judged) {
+        let data = MapData::from_pin(self.pins().join("shared/POLICY_CELLS")).expect("the cells");
+        let mut cells: HashMap<_, CellKey, CellRow> = Map::HashMap(data).try_into().expect("rows");
+        let row = cells.get(key, 0).expect("the cell");
+        cells.insert(key, CellRow { packets: judged.packets, bytes: judged.bytes, ..row }, 0).expect("set");
     }
 }
 

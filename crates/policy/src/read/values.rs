@@ -7,8 +7,7 @@ use ipnet::IpNet;
 use super::field::{Field, Object, Read, Reader, quoted};
 use crate::model::{Holds, LabelOf, Peer, PortRange, Protocol, Requirement, Selector};
 
-/// Label that the API server gives every namespace: its name (Kubernetes, well-known labels).
-pub(super) const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+pub(super) use crate::model::NAMESPACE_NAME;
 
 /// The protocols with ports, as Kubernetes spells them.
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =

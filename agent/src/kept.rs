@@ -1,0 +1,47 @@
+//! Files of the state directory: read with a bound, and written whole or not at all.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+/// The content of a file; `None` where there is none.
+///
+/// # Errors
+/// The file cannot be read, is no regular file, or has more than `most` bytes.
+pub fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    // Without O_NONBLOCK, opening a FIFO that has no writer blocks forever.
+    let file = match OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a file"));
+    }
+    let mut text = Vec::new();
+    file.take(most + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > most {
+        return Err(io::Error::other(format!("it has more than {most} bytes")));
+    }
+    Ok(Some(text))
+}
+
+/// Writes a file of the owner's alone: after a crash, the old one or the new one is there.
+///
+/// # Errors
+/// The file system's; the old file is there then.
+pub fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(text)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    match path.parent() {
+        Some(directory) => File::open(directory)?.sync_all(),
+        None => Ok(()),
+    }
+}

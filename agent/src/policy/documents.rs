@@ -1,0 +1,315 @@
+//! The policies that are wanted, and the labels of namespaces. Imported texts are kept in `<state-dir>/policy.json`, which outlives
+//! a reboot; the files of the policy directory are kept there by whoever writes them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+use wharf_policy::{
+    compile::Event,
+    model::{Labels, NAMESPACE_NAME, Policy, PolicyName},
+    read::{Refusal, read},
+};
+
+use super::error::PolicyError;
+use crate::kept;
+
+/// Version of the file's format.
+const VERSION: u32 = 1;
+/// Bytes of all imported texts together, and of the file that keeps them.
+const MAX_TEXTS: usize = 16 << 20;
+const MAX_FILE: u64 = 3 * MAX_TEXTS as u64;
+/// Namespaces with labels.
+const MAX_NAMESPACES: usize = 10_000;
+/// Labels of a namespace, and bytes of each.
+const MAX_LABELS: usize = 256;
+const MAX_LABEL: usize = 512;
+
+/// Where a policy comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    /// An imported text.
+    Import,
+    /// A file of the policy directory.
+    Directory,
+}
+
+/// A document: a policy, or several of one name (`specs`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Document {
+    pub(super) policies: Arc<Vec<Policy>>,
+    pub(super) source: Source,
+}
+
+/// What is wanted.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Documents {
+    /// How often it changed.
+    pub(super) revision: u64,
+    imports: Vec<Arc<Import>>,
+    documents: BTreeMap<PolicyName, Document>,
+    namespaces: BTreeMap<String, Labels>,
+}
+
+/// A text, and which of its documents are not replaced or deleted.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Import {
+    file: String,
+    text: Arc<str>,
+    names: BTreeSet<Name>,
+}
+
+/// [`PolicyName`] as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct Name {
+    kind: String,
+    namespace: String,
+    name: String,
+}
+
+impl From<&PolicyName> for Name {
+    fn from(name: &PolicyName) -> Self {
+        let PolicyName { kind, namespace, name } = name.clone();
+        Self { kind, namespace, name }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    version: u32,
+    revision: u64,
+    imports: Vec<Arc<Import>>,
+    namespaces: BTreeMap<String, Labels>,
+}
+
+/// What a change did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Changed {
+    pub(super) put: BTreeSet<PolicyName>,
+    pub(super) removed: BTreeSet<PolicyName>,
+}
+
+impl Documents {
+    /// What the file keeps; nothing where there is no file.
+    pub(super) fn load(path: &Path) -> Result<Self, PolicyError> {
+        let unusable = |why: String| PolicyError::Unusable { path: path.to_owned(), why };
+        let text = kept::read(path, MAX_FILE).map_err(|e| unusable(e.to_string()))?;
+        let Some(text) = text else { return Ok(Self::default()) };
+        let file: File = serde_json::from_slice(&text).map_err(|e| unusable(e.to_string()))?;
+        if file.version != VERSION {
+            return Err(unusable(format!("it is of version {}, this agent knows {VERSION}", file.version)));
+        }
+        let mut documents =
+            Self { revision: file.revision, imports: file.imports, namespaces: file.namespaces, ..Self::default() };
+        for import in &documents.imports {
+            let policies = read(&import.file, &import.text).map_err(|refusals| unusable(told(&refusals)))?;
+            for (name, policies) in by_name(policies) {
+                if import.names.contains(&Name::from(&name)) {
+                    let document = Document { policies: Arc::new(policies), source: Source::Import };
+                    documents.documents.insert(name, document);
+                }
+            }
+        }
+        Ok(documents)
+    }
+
+    /// Writes what [`Documents::load`] reads.
+    pub(super) fn save(&self, path: &Path) -> io::Result<()> {
+        let Self { revision, imports, namespaces, .. } = self.clone();
+        let text = serde_json::to_vec(&File { version: VERSION, revision, imports, namespaces })?;
+        kept::write(path, &text)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&PolicyName, &Document)> {
+        self.documents.iter()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.documents.is_empty()
+    }
+
+    /// Takes a text. A policy in place of the one with its name, also where a file of the directory has it: the directory's next look
+    /// refuses that file.
+    pub(super) fn import(&mut self, file: &str, text: &str) -> Result<Changed, PolicyError> {
+        let policies = read(file, text).map_err(PolicyError::Refused)?;
+        let mut changed = Changed::default();
+        for (name, policies) in by_name(policies) {
+            if let Some(Document { policies: there, source: Source::Directory }) = self.documents.get(&name) {
+                return Err(PolicyError::OfDirectory { name, file: file_of(there) });
+            }
+            self.forget_import(&name);
+            let document = Document { policies: Arc::new(policies), source: Source::Import };
+            self.documents.insert(name.clone(), document);
+            changed.put.insert(name);
+        }
+        if changed.put.is_empty() {
+            return Ok(changed);
+        }
+        let names = changed.put.iter().map(Name::from).collect();
+        self.imports.push(Arc::new(Import { file: file.to_owned(), text: text.into(), names }));
+        let bytes: usize = self.imports.iter().map(|import| import.text.len()).sum();
+        if bytes > MAX_TEXTS {
+            return Err(PolicyError::Texts { bytes, most: MAX_TEXTS });
+        }
+        self.revision += 1;
+        Ok(changed)
+    }
+
+    /// Removes an imported policy.
+    pub(super) fn delete(&mut self, name: &PolicyName) -> Result<Changed, PolicyError> {
+        match self.documents.get(name) {
+            None => return Err(PolicyError::Unknown(name.clone())),
+            Some(Document { policies, source: Source::Directory }) => {
+                return Err(PolicyError::OfDirectory { name: name.clone(), file: file_of(policies) });
+            }
+            Some(_) => {}
+        }
+        self.documents.remove(name);
+        self.forget_import(name);
+        self.revision += 1;
+        Ok(Changed { removed: BTreeSet::from([name.clone()]), ..Changed::default() })
+    }
+
+    /// Removes all imported policies.
+    pub(super) fn delete_all(&mut self) -> Changed {
+        let gone = self.documents.iter().filter(|(_, document)| document.source == Source::Import);
+        let removed: BTreeSet<PolicyName> = gone.map(|(name, _)| name.clone()).collect();
+        self.documents.retain(|name, _| !removed.contains(name));
+        self.imports.clear();
+        self.revision += u64::from(!removed.is_empty());
+        Changed { removed, ..Changed::default() }
+    }
+
+    /// The policies of the directory are these. Answers the names that are imported, which keep what was imported.
+    pub(super) fn set_directory(&mut self, wanted: BTreeMap<PolicyName, Vec<Policy>>) -> BTreeSet<PolicyName> {
+        let before = self.documents.clone();
+        let mut refused = BTreeSet::new();
+        self.documents.retain(|name, document| document.source == Source::Import || wanted.contains_key(name));
+        for (name, policies) in wanted {
+            match self.documents.get(&name) {
+                Some(Document { source: Source::Import, .. }) => drop(refused.insert(name)),
+                Some(document) if *document.policies == policies => {}
+                _ => {
+                    let document = Document { policies: Arc::new(policies), source: Source::Directory };
+                    self.documents.insert(name, document);
+                }
+            }
+        }
+        self.revision += u64::from(self.documents != before);
+        refused
+    }
+
+    /// The labels that a namespace was given, and its name.
+    pub(super) fn labels_of(&self, namespace: &str) -> Labels {
+        let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
+        labels.insert(NAMESPACE_NAME.to_owned(), namespace.to_owned());
+        labels
+    }
+
+    /// Namespaces that were given labels.
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = (&str, Labels)> {
+        self.namespaces.keys().map(|name| (name.as_str(), self.labels_of(name)))
+    }
+
+    /// Gives a namespace labels in place of those that it has; `None` forgets them.
+    pub(super) fn set_namespace(&mut self, name: &str, labels: Option<Labels>) -> Result<(), PolicyError> {
+        let bad = |why: String| Err(PolicyError::Namespace { name: name.chars().take(80).collect(), why });
+        let is_dns_label = |name: &str| {
+            let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+            (1..=63).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
+        };
+        if !is_dns_label(name) {
+            return bad("a name has 1 to 63 lower-case letters, digits and hyphens (RFC 1123)".to_owned());
+        }
+        let Some(mut labels) = labels else {
+            return match self.namespaces.remove(name) {
+                Some(_) => {
+                    self.revision += 1;
+                    Ok(())
+                }
+                None => Err(PolicyError::UnknownNamespace(name.to_owned())),
+            };
+        };
+        let is_long = |(key, value): (&String, &String)| key.is_empty() || key.len() + value.len() > MAX_LABEL;
+        if labels.len() > MAX_LABELS || labels.iter().any(is_long) {
+            return bad(format!("at most {MAX_LABELS} labels of at most {MAX_LABEL} bytes are taken, with keys"));
+        }
+        if labels.keys().chain(labels.values()).any(|text| text.chars().any(char::is_control)) {
+            return bad("labels have no control characters".to_owned());
+        }
+        if labels.remove(NAMESPACE_NAME).is_some_and(|value| value != name) {
+            return bad(format!("{NAMESPACE_NAME} is the namespace's name, and cannot be another"));
+        }
+        if self.namespaces.len() >= MAX_NAMESPACES && !self.namespaces.contains_key(name) {
+            return bad(format!("{MAX_NAMESPACES} namespaces have labels already; delete some"));
+        }
+        if self.namespaces.insert(name.to_owned(), labels.clone()) != Some(labels) {
+            self.revision += 1;
+        }
+        Ok(())
+    }
+
+    /// The changes of policies that lead here from `before`.
+    pub(super) fn events_since(&self, before: &Self) -> Vec<Event> {
+        let policies = |of: &Self, name: &PolicyName| of.documents.get(name).map(|d| Arc::clone(&d.policies));
+        let mut events = Vec::new();
+        let names: BTreeSet<&PolicyName> = before.documents.keys().chain(self.documents.keys()).collect();
+        for name in names {
+            let (old, new) = (policies(before, name), policies(self, name));
+            if old == new {
+                continue;
+            }
+            let kept = new.as_ref().map_or(0, |new| new.len());
+            let gone = kept..old.map_or(0, |old| old.len());
+            events.extend(gone.map(|spec| Event::NoPolicy(numbered(name, spec))));
+            events.extend(
+                new.iter()
+                    .flat_map(|new| new.iter())
+                    .enumerate()
+                    .map(|(spec, policy)| Event::Policy(Policy { name: numbered(name, spec), ..policy.clone() })),
+            );
+        }
+        events
+    }
+
+    fn forget_import(&mut self, name: &PolicyName) {
+        let name = Name::from(name);
+        for import in &mut self.imports {
+            if import.names.contains(&name) {
+                Arc::make_mut(import).names.remove(&name);
+            }
+        }
+        self.imports.retain(|import| !import.names.is_empty());
+    }
+}
+
+/// The policy of a document's spec by a name of its own: the first has the document's, and no other document can have the others'.
+fn numbered(name: &PolicyName, spec: usize) -> PolicyName {
+    match spec {
+        0 => name.clone(),
+        _ => PolicyName { name: format!("{}#{}", name.name, spec + 1), ..name.clone() },
+    }
+}
+
+/// Policies by the document that they are of.
+pub(super) fn by_name(policies: Vec<Policy>) -> BTreeMap<PolicyName, Vec<Policy>> {
+    let mut named: BTreeMap<PolicyName, Vec<Policy>> = BTreeMap::new();
+    for policy in policies {
+        named.entry(policy.name.clone()).or_default().push(policy);
+    }
+    named
+}
+
+/// The file that a document's policies were written in.
+fn file_of(policies: &[Policy]) -> String {
+    policies.first().map(|policy| policy.origin.file.to_string()).unwrap_or_default()
+}
+
+/// Refusals, one a line.
+pub(super) fn told(refusals: &[Refusal]) -> String {
+    refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,81 @@
+//! Errors of policy.
+
+use std::{path::PathBuf, sync::Arc};
+
+use wharf_core::kernel::KernelError;
+use wharf_policy::{compile, model::PolicyName, read::Refusal};
+
+use super::documents::told;
+
+/// Why a change of policy, or an endpoint's place in it, was refused or failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum PolicyError {
+    /// A text.
+    #[error("{}", told(.0))]
+    Refused(Vec<Refusal>),
+    /// Too much imported text.
+    #[error("import policies: {bytes} bytes of text, at most {most} are kept; delete policies, or shorten the texts")]
+    Texts {
+        /// Bytes with the new text.
+        bytes: usize,
+        /// Limit.
+        most: usize,
+    },
+    /// There is no such policy.
+    #[error("delete {0}: there is no such policy")]
+    Unknown(PolicyName),
+    /// The policy is a file's.
+    #[error("change {name}: it is of the policy directory's file {file}; change or remove that file")]
+    OfDirectory {
+        /// Policy.
+        name: PolicyName,
+        /// File.
+        file: String,
+    },
+    /// A namespace or its labels.
+    #[error("set labels of namespace {name}: {why}")]
+    Namespace {
+        /// Name as given.
+        name: String,
+        /// The rule.
+        why: String,
+    },
+    /// There is no such namespace.
+    #[error("delete namespace {0}: it was given no labels")]
+    UnknownNamespace(String),
+    /// The rows do not fit, or the like; nothing has changed.
+    #[error("{0}; the policies of before stay in force")]
+    Rows(#[from] compile::Refused),
+    /// The kernel has not all of the rows.
+    #[error(
+        "put policy into the kernel: {0}; it is tried again every 2 s, and endpoints that wait for it are refused until then"
+    )]
+    Kernel(#[from] KernelError),
+    /// What is wanted could not be kept; nothing has changed.
+    #[error("keep policies in {}: {why}; nothing has changed", .path.display())]
+    NotKept {
+        /// File.
+        path: PathBuf,
+        /// Cause.
+        why: Arc<std::io::Error>,
+    },
+    /// The policy directory.
+    #[error("read the policy directory {}: {why}; what its files said stays in force", .path.display())]
+    Directory {
+        /// Directory.
+        path: PathBuf,
+        /// Cause.
+        why: String,
+    },
+    /// The file of kept policies.
+    #[error(
+        "read policies of {}: {why}; restore the file, or remove it to begin without policies and import them again",
+        .path.display()
+    )]
+    Unusable {
+        /// File.
+        path: PathBuf,
+        /// Cause.
+        why: String,
+    },
+}

@@ -1,0 +1,317 @@
+//! What is told of policy: the policies, an endpoint's rules, and what decides about a packet. By the tables that the kernel was
+//! given.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ipnet::IpNet;
+use wharf_api::{
+    EndpointPolicy, EndpointRules, Namespace, POLICY_ROW_PEERS_MOST, PolicyExplanation, PolicyInfo, PolicyJudgement,
+    PolicyList, PolicyProtocol, PolicyRow, PolicyRule, PolicySizes, PolicyVerdict,
+};
+use wharf_core::{ids::EndpointId, kernel::Kernel, policy::PolicyRows};
+use wharf_policy::{
+    compile::{Hit, L4, LookUp, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, Ruling, SetId, Tables},
+    model::{self, Direction, Origin, Protocol, Tier},
+    oracle::{Destination, Verdict},
+};
+
+use super::{
+    Inner, LIMITS, Policy,
+    error::PolicyError,
+    rows::{cell_key, key},
+};
+use crate::config::Enforcement;
+
+/// A packet that is asked about.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask {
+    /// The sender, where it is an endpoint.
+    pub from: Option<EndpointId>,
+    /// Its address.
+    pub source: IpAddr,
+    /// The receiver, where it is an endpoint.
+    pub to: Option<EndpointId>,
+    /// Its address.
+    pub destination: IpAddr,
+    /// Protocol.
+    pub protocol: PolicyProtocol,
+    /// Port, or type of ICMP.
+    pub port: u16,
+}
+
+impl<K: Kernel> Policy<K> {
+    /// The policies, and how far they are in force.
+    pub async fn list(&self) -> PolicyList {
+        let inner = self.lock().await;
+        let sizes = inner.tables().map(Tables::sizes).unwrap_or_default();
+        let count = |n: usize| n as u64;
+        let mut policies = Vec::new();
+        for policy in inner.wanted.iter().flat_map(|(_, document)| document.policies.iter()) {
+            policies.push(info(policy, &inner));
+        }
+        PolicyList {
+            revision: inner.wanted.revision,
+            realized: inner.realized,
+            enforcement: inner.enforcement.into(),
+            audit: self.mode.audits,
+            problem: problem(&inner),
+            rows: PolicySizes {
+                peers: count(sizes.ipcache),
+                peers_limit: count(LIMITS.ipcache),
+                ports: count(sizes.ports),
+                ports_limit: count(LIMITS.ports),
+                cells: count(sizes.rules),
+                cells_limit: count(LIMITS.rules),
+                sets: count(sizes.sets),
+                sets_limit: count(LIMITS.sets),
+            },
+            policies,
+        }
+    }
+
+    /// Namespaces that were given labels.
+    pub async fn namespaces(&self) -> Vec<Namespace> {
+        let inner = self.lock().await;
+        inner.wanted.namespaces().map(|(name, labels)| Namespace { name: name.to_owned(), labels }).collect()
+    }
+
+    /// What becomes of a flow's first packet.
+    pub async fn explain(&self, ask: Ask) -> PolicyExplanation {
+        let inner = self.lock().await;
+        let destination = destination(ask.protocol, ask.port);
+        let egress = ask.from.map(|id| judge(&inner, id, Direction::Egress, ask.destination, destination));
+        let from_node = ask.from.is_none() && inner.node.contains(&ask.source);
+        let ingress = ask.to.map(|id| match from_node {
+            true => open(id),
+            false => judge(&inner, id, Direction::Ingress, ask.source, destination),
+        });
+        let denies = |judgement: &Option<PolicyJudgement>| {
+            judgement.as_ref().is_some_and(|judgement| judgement.verdict == PolicyVerdict::Deny)
+        };
+        let verdict = if denies(&egress) || denies(&ingress) { PolicyVerdict::Deny } else { PolicyVerdict::Accept };
+        let note = if from_node && ask.to.is_some() {
+            Some("the node's own packets always reach its endpoints".to_owned())
+        } else if self.mode.audits && verdict == PolicyVerdict::Deny {
+            Some("audit mode: the packet passes, and is counted".to_owned())
+        } else {
+            problem(&inner)
+        };
+        PolicyExplanation { verdict, egress, ingress, note }
+    }
+
+    /// The rule sets of an endpoint with their rows, and what was judged by each.
+    ///
+    /// # Errors
+    /// The kernel's rows cannot be read.
+    pub async fn endpoint(&self, id: EndpointId) -> Result<EndpointPolicy, PolicyError> {
+        let inner = self.lock().await;
+        let kernel = if inner.active { self.kernel.observe_policy().await? } else { PolicyRows::default() };
+        let rules = |direction| rules(&inner, &kernel, id, direction);
+        Ok(EndpointPolicy {
+            endpoint: id.get(),
+            enforcement: inner.enforcement.into(),
+            audit: self.mode.audits,
+            desired_revision: inner.wanted.revision,
+            realized_revision: inner.realized,
+            ingress: rules(Direction::Ingress),
+            egress: rules(Direction::Egress),
+        })
+    }
+}
+
+fn problem(inner: &Inner) -> Option<String> {
+    inner.problem.clone().or_else(|| inner.files.problem())
+}
+
+fn info(policy: &model::Policy, inner: &Inner) -> PolicyInfo {
+    let model::PolicyName { kind, namespace, name } = policy.name.clone();
+    let of = |direction| policy.rules.iter().filter(|rule| rule.direction == direction).count() as u64;
+    let selects = |place: &super::members::Place| {
+        policy.subject.selects(&place.member.endpoint.labels, place.member.endpoint.namespace.as_ref())
+    };
+    PolicyInfo {
+        kind,
+        namespace: (!namespace.is_empty()).then_some(namespace),
+        name,
+        tier: tier(policy.tier).to_owned(),
+        priority: (policy.tier != Tier::Namespaced).then_some(policy.priority),
+        subject: policy.subject.to_string(),
+        isolates: isolates(policy),
+        ingress_rules: of(Direction::Ingress),
+        egress_rules: of(Direction::Egress),
+        file: policy.origin.file.to_string(),
+        line: policy.origin.line,
+        endpoints: inner.members.iter().filter(|(_, place)| selects(place)).map(|(id, _)| id.get()).collect(),
+    }
+}
+
+fn isolates(policy: &model::Policy) -> Vec<String> {
+    let directions = [(policy.isolates.ingress, "ingress"), (policy.isolates.egress, "egress")];
+    directions.into_iter().filter(|(isolates, _)| *isolates).map(|(_, name)| name.to_owned()).collect()
+}
+
+const fn tier(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Admin => "admin",
+        Tier::Namespaced => "namespaced",
+        Tier::Baseline => "baseline",
+    }
+}
+
+fn destination(protocol: PolicyProtocol, port: u16) -> Destination {
+    let icmp = |v6| Destination::Icmp { v6, kind: u8::try_from(port).unwrap_or(u8::MAX) };
+    let protocol = match protocol {
+        PolicyProtocol::Tcp => Protocol::Tcp,
+        PolicyProtocol::Udp => Protocol::Udp,
+        PolicyProtocol::Sctp => Protocol::Sctp,
+        PolicyProtocol::Icmp => return icmp(false),
+        PolicyProtocol::Icmpv6 => return icmp(true),
+    };
+    Destination::Ports { protocol, port }
+}
+
+/// An endpoint whose rules do not matter.
+fn open(id: EndpointId) -> PolicyJudgement {
+    PolicyJudgement {
+        endpoint: id.get(),
+        enforced: false,
+        verdict: PolicyVerdict::Accept,
+        rule: None,
+        isolated_by: Vec::new(),
+        rule_set: 0,
+        peer_class: 0,
+        port_class: 0,
+    }
+}
+
+fn judge(inner: &Inner, id: EndpointId, direction: Direction, peer: IpAddr, to: Destination) -> PolicyJudgement {
+    let Some(tables) = inner.tables() else { return open(id) };
+    let Some(LookUp { set, class, port, decision }) = tables.look_up(key(id), direction, peer, to) else {
+        return open(id);
+    };
+    let (rule, isolated_by) = match tables.explain(key(id), direction, decision) {
+        Some(Verdict::Accept { rule }) => (rule.map(rule_of), Vec::new()),
+        Some(Verdict::Deny { rule, isolated_by }) => {
+            (rule.map(rule_of), isolated_by.iter().map(ToString::to_string).collect())
+        }
+        None => (None, Vec::new()),
+    };
+    PolicyJudgement {
+        enforced: set != SetId::NONE,
+        verdict: if decision.accept { PolicyVerdict::Accept } else { PolicyVerdict::Deny },
+        rule,
+        isolated_by,
+        rule_set: set.0,
+        peer_class: class.0,
+        port_class: port.0,
+        ..open(id)
+    }
+}
+
+fn rule_of(origin: &Origin) -> PolicyRule {
+    let Origin { file, line, document, field } = origin;
+    PolicyRule { file: file.to_string(), line: *line, document: document.to_string(), field: field.clone() }
+}
+
+fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Direction) -> EndpointRules {
+    let Some((tables, sets)) = inner.tables().and_then(|t| Some((t, t.sets.get(&key(id))?))) else {
+        return EndpointRules::default();
+    };
+    let set = sets.of(direction);
+    let Some(rows) = tables.rules.get(&set) else { return EndpointRules::default() };
+    let place = inner.members.get(id).map(|place| &place.member.endpoint);
+    let says = |policy: &&model::Policy| {
+        let isolates = match direction {
+            Direction::Ingress => policy.isolates.ingress,
+            Direction::Egress => policy.isolates.egress,
+        };
+        let has_rule = policy.rules.iter().any(|rule| rule.direction == direction);
+        (isolates || has_rule)
+            && place.is_some_and(|endpoint| policy.subject.selects(&endpoint.labels, endpoint.namespace.as_ref()))
+    };
+    let policies = inner.wanted.iter().filter(|(_, document)| document.policies.iter().any(|p| says(&p)));
+    let mut peers: BTreeMap<PeerClass, Vec<&IpNet>> = BTreeMap::new();
+    for (net, known) in &tables.ipcache {
+        peers.entry(known.class).or_default().push(net);
+    }
+    let mut shown = Vec::new();
+    for ((class, port), cell) in &rows.cells {
+        let judged = kernel.cells.get(&cell_key(set, (*class, *port))).map(|(_, judged)| *judged).unwrap_or_default();
+        let of_class = peers.get(class).map(Vec::as_slice).unwrap_or_default();
+        let any = *class == PeerClass::ANY;
+        let told = of_class.iter().take(POLICY_ROW_PEERS_MOST).map(ToString::to_string).collect();
+        let row = PolicyRow {
+            peers: if any { vec!["any".to_owned()] } else { told },
+            more_peers: if any { 0 } else { of_class.len().saturating_sub(POLICY_ROW_PEERS_MOST) as u64 },
+            ports: ports(rows, *port),
+            verdict: String::new(),
+            rule: None,
+            tier: String::new(),
+            packets: judged.packets,
+            bytes: judged.bytes,
+        };
+        let hits = [(cell.admin, true), (cell.rest, false)];
+        shown.extend(
+            hits.into_iter().filter_map(|(hit, admin)| Some(with_hit(inner, tables, row.clone(), hit?, admin))),
+        );
+    }
+    EndpointRules { rule_set: set.0, policies: policies.map(|(name, _)| name.to_string()).collect(), rows: shown }
+}
+
+fn with_hit(inner: &Inner, tables: &Tables, row: PolicyRow, hit: Hit, admin: bool) -> PolicyRow {
+    let verdict = match hit.ruling {
+        Ruling::Accept => "accept",
+        Ruling::Deny => "deny",
+        Ruling::Pass => "pass",
+    };
+    let origin = hit.rule.and_then(|rule: RuleIndex| tables.origins.get(&rule));
+    let of_baseline = |origin: &Origin| {
+        let policies = inner.wanted.iter().flat_map(|(_, document)| document.policies.iter());
+        policies.filter(|p| p.tier == Tier::Baseline).any(|p| p.rules.iter().any(|rule| rule.origin == *origin))
+    };
+    let tier_of = match origin {
+        _ if admin => Tier::Admin,
+        Some(origin) if of_baseline(origin) => Tier::Baseline,
+        _ => Tier::Namespaced,
+    };
+    let rule = origin.map(|origin| rule_of(origin));
+    PolicyRow { verdict: verdict.to_owned(), rule, tier: tier(tier_of).to_owned(), ..row }
+}
+
+/// The ports of a class: `TCP 80`, `UDP 8000-8015`.
+fn ports(rows: &Rows, class: PortClass) -> Vec<String> {
+    if class == PortClass::ANY {
+        return vec!["any".to_owned()];
+    }
+    let mut ranges: Vec<(L4, u16, u16)> = Vec::new();
+    for (PortPrefix { l4, first, length }, _) in rows.ports.iter().filter(|(_, of)| **of == class) {
+        let last = first | u16::MAX.checked_shr((*length).into()).unwrap_or(0);
+        match ranges.last_mut() {
+            Some((before, _, end)) if before == l4 && end.checked_add(1) == Some(*first) => *end = last,
+            _ => ranges.push((*l4, *first, last)),
+        }
+    }
+    let name = |l4| match l4 {
+        L4::Tcp => "TCP",
+        L4::Udp => "UDP",
+        L4::Sctp => "SCTP",
+        L4::Icmp => "ICMP type",
+        L4::Icmp6 => "ICMPv6 type",
+    };
+    let told = |(l4, first, last)| match (first, last) {
+        (0, u16::MAX) => name(l4).trim_end_matches(" type").to_owned(),
+        _ if first == last => format!("{} {first}", name(l4)),
+        _ => format!("{} {first}-{last}", name(l4)),
+    };
+    ranges.into_iter().map(told).collect()
+}
+
+impl From<Enforcement> for wharf_api::PolicyEnforcement {
+    fn from(enforcement: Enforcement) -> Self {
+        match enforcement {
+            Enforcement::Default => Self::Default,
+            Enforcement::Always => Self::Always,
+            Enforcement::Never => Self::Never,
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Endpoints as policy sees them.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use wharf_core::{
+    endpoint::EndpointRecord,
+    identity::{Identity, Label},
+    identity_allocator::security_relevant,
+    ids::{EndpointId, Epoch},
+};
+use wharf_policy::{
+    compile::{self, Event, Member},
+    model::{Endpoint, Labels},
+};
+
+use super::rows::key;
+
+/// The namespace of documents that name none (Kubernetes).
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// The labels that policy selects by. Those of a container that is no pod also count as a pod's: `NetworkPolicy` knows no others.
+fn labels_for(record: &EndpointRecord) -> Labels {
+    let mut labels = Labels::new();
+    for Label { source, key, value } in security_relevant(&record.labels) {
+        if record.pod_name.is_none() && matches!(source.as_str(), "cni" | "container") {
+            labels.entry(format!("k8s:{key}")).or_insert_with(|| value.clone());
+        }
+        labels.insert(format!("{source}:{key}"), value);
+    }
+    labels
+}
+
+/// The endpoints, and a number for each set of labels of endpoint and namespace. A number is not used again.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Members {
+    endpoints: BTreeMap<EndpointId, Place>,
+    numbers: BTreeMap<(Labels, Option<Labels>), u32>,
+    /// The security identity of each number.
+    identities: BTreeMap<u32, Identity>,
+    last: u32,
+}
+
+/// An endpoint's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) epoch: Epoch,
+    pub(super) namespace: Option<String>,
+    pub(super) member: Member,
+}
+
+impl Members {
+    /// Takes in an endpoint; `None` where it is there as it is. `labels_of` a namespace.
+    pub(super) fn insert(&mut self, record: &EndpointRecord, labels_of: impl FnOnce(&str) -> Labels) -> Option<Event> {
+        let health = record.identity == Identity::HEALTH;
+        // What is no pod of Kubernetes is in the namespace that documents without one are about.
+        let namespace = record.pod_namespace.clone().or_else(|| (!health).then(|| DEFAULT_NAMESPACE.to_owned()));
+        let endpoint = Endpoint {
+            addresses: record.addresses().collect(),
+            labels: labels_for(record),
+            namespace: namespace.as_deref().map(labels_of),
+            ports: BTreeMap::new(),
+            health,
+        };
+        self.put(record.id, record.epoch, namespace, record.identity, endpoint)
+    }
+
+    fn put(
+        &mut self,
+        id: EndpointId,
+        epoch: Epoch,
+        namespace: Option<String>,
+        identity: Identity,
+        endpoint: Endpoint,
+    ) -> Option<Event> {
+        let number = self.number(&endpoint, identity);
+        let member = Member { identity: compile::Identity(number), endpoint: Arc::new(endpoint) };
+        let place = Place { epoch, namespace, member: member.clone() };
+        let before = self.endpoints.insert(id, place.clone());
+        (before != Some(place)).then(|| Event::Endpoint(key(id), member))
+    }
+
+    fn number(&mut self, endpoint: &Endpoint, identity: Identity) -> u32 {
+        let of = (endpoint.labels.clone(), endpoint.namespace.clone());
+        if let Some(number) = self.numbers.get(&of).filter(|number| self.identities.get(number) == Some(&identity)) {
+            return *number;
+        }
+        self.forget_unused();
+        self.last += 1;
+        self.numbers.insert(of, self.last);
+        self.identities.insert(self.last, identity);
+        self.last
+    }
+
+    /// Labels come and go; the numbers that nobody has are forgotten from time to time.
+    fn forget_unused(&mut self) {
+        if self.identities.len() < 2 * self.endpoints.len() + 64 {
+            return;
+        }
+        let used: std::collections::BTreeSet<u32> = self.endpoints.values().map(|p| p.member.identity.0).collect();
+        self.numbers.retain(|_, number| used.contains(number));
+        self.identities.retain(|number, _| used.contains(number));
+    }
+
+    pub(super) fn get(&self, id: EndpointId) -> Option<&Place> {
+        self.endpoints.get(&id)
+    }
+
+    /// Puts back what an [`Members::insert`] replaced.
+    pub(super) fn put_back(&mut self, id: EndpointId, before: Option<Place>) {
+        match before {
+            Some(place) => drop(self.endpoints.insert(id, place)),
+            None => drop(self.endpoints.remove(&id)),
+        }
+    }
+
+    /// Forgets an endpoint; `None` where there is none of that epoch.
+    pub(super) fn remove(&mut self, id: EndpointId, epoch: Epoch) -> Option<Event> {
+        if self.endpoints.get(&id)?.epoch != epoch {
+            return None;
+        }
+        self.endpoints.remove(&id);
+        Some(Event::NoEndpoint(key(id)))
+    }
+
+    /// Gives the endpoints the labels that their namespaces have now.
+    pub(super) fn renew(&mut self, labels_of: impl Fn(&str) -> Labels) -> Vec<Event> {
+        let mut changed = Vec::new();
+        for (id, place) in &self.endpoints {
+            let namespace = place.namespace.as_deref().map(&labels_of);
+            if namespace != place.member.endpoint.namespace {
+                changed.push((*id, place.clone(), namespace));
+            }
+        }
+        let renewed = changed.into_iter().filter_map(|(id, place, namespace)| {
+            let identity = self.identity(place.member.identity)?;
+            let endpoint = Endpoint { namespace, ..Endpoint::clone(&place.member.endpoint) };
+            self.put(id, place.epoch, place.namespace, identity, endpoint)
+        });
+        renewed.collect()
+    }
+
+    /// The security identity that a number of the tables stands for.
+    pub(super) fn identity(&self, number: compile::Identity) -> Option<Identity> {
+        self.identities.get(&number.0).copied()
+    }
+
+    /// Every endpoint.
+    pub(super) fn all(&self) -> impl Iterator<Item = Event> {
+        self.endpoints.iter().map(|(id, place)| Event::Endpoint(key(*id), place.member.clone()))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (EndpointId, &Place)> {
+        self.endpoints.iter().map(|(id, place)| (*id, place))
+    }
+}

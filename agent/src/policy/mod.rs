@@ -1,0 +1,448 @@
+//! Network policy: what is wanted ([`documents`]), the rows that follow from it (`wharf_policy`), and that the kernel has them.
+//!
+//! | file | content |
+//! |---|---|
+//! | [`documents`] | imported policies, those of the directory, labels of namespaces; what is kept of them |
+//! | [`members`] | endpoints as policy sees them |
+//! | [`rows`] | rows as the kernel keeps them |
+//! | [`look`] | what is told of all of it |
+//! | [`directory`] | the policy directory |
+//!
+//! **Order.** One change after the other: rows are computed, what is wanted is kept, then the kernel's rows change, in the order
+//! that lets nothing pass that both states deny. A change is answered when the kernel has it. Where the kernel refuses half-way,
+//! its rows are read again before the next change, which leads from them to what is wanted.
+//!
+//! Before there is a policy nothing is computed and no row written. Programs of endpoints find their rows when they are
+//! attached: [`Policy::put_endpoint`] comes before.
+
+mod directory;
+mod documents;
+pub mod error;
+mod look;
+mod members;
+mod rows;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::PathBuf,
+    sync::Arc,
+};
+
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use wharf_api::{Namespace, PolicyChange};
+use wharf_common::map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    identity::Identity,
+    ids::{EndpointId, Epoch},
+    kernel::Kernel,
+    policy::{Mode, RowChange},
+};
+use wharf_policy::{
+    compile::{Engine, Event, Limits, Tables},
+    model::{Directions, Labels, Origin, Policy as Document, PolicyName, Selector, Tier},
+};
+
+use self::{
+    documents::{Changed, Documents},
+    error::PolicyError,
+    members::Members,
+};
+use crate::config::{AgentConfig, Enforcement};
+
+pub use look::Ask;
+
+/// Name of the controller that puts right what failed, and looks at the node's addresses and the policy directory.
+pub const CONTROLLER: &str = "policy";
+
+/// Rows that fit. Rule sets are numbered; each is one of at most two of an endpoint, and twice as many are there during a change.
+const LIMITS: Limits = Limits {
+    ipcache: IPCACHE_MAX as usize,
+    ports: POLICY_PORTS_MAX as usize,
+    rules: POLICY_CELLS_MAX as usize,
+    sets: 4 * wharf_common::MAX_ENDPOINT_ID as usize,
+};
+
+/// Policy of the node.
+pub struct Policy<K> {
+    kernel: Arc<K>,
+    file: PathBuf,
+    directory: Option<PathBuf>,
+    mode: Mode,
+    /// Locked across the kernel's calls, each bounded by its caller: changes of rows have an order.
+    inner: Arc<Mutex<Inner>>,
+}
+
+struct Inner {
+    enforcement: Enforcement,
+    wanted: Documents,
+    members: Members,
+    node: BTreeSet<IpAddr>,
+    /// There was a policy since the agent's start, or the kernel had rows then.
+    active: bool,
+    /// What the kernel has; `None` where that is not known.
+    engine: Option<Engine>,
+    /// Revision that the kernel has.
+    realized: u64,
+    /// Why the kernel has not what is wanted.
+    problem: Option<String>,
+    /// Files of the policy directory.
+    files: directory::Files,
+}
+
+type Guard = OwnedMutexGuard<Inner>;
+
+impl<K: Kernel> Policy<K> {
+    /// Policy as the settings say; [`Policy::load`] follows.
+    #[must_use]
+    pub fn new(config: &AgentConfig, kernel: Arc<K>) -> Self {
+        Self {
+            kernel,
+            file: config.state_dir.join("policy.json"),
+            directory: config.policy_dir.clone(),
+            mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
+            inner: Arc::new(Mutex::new(Inner::new(config.policy_enforcement))),
+        }
+    }
+
+    /// Reads what is kept. Before the agent changes anything: without it, containers would be reached that were closed.
+    ///
+    /// # Errors
+    /// The file is there and cannot be used.
+    pub async fn load(&self) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        inner.wanted = Documents::load(&self.file)?;
+        if let Some(found) = self.look_at_directory(&mut inner, directory::Age::Any).await? {
+            let Inner { wanted, files, .. } = &mut *inner;
+            files.refuse(wanted.set_directory(found));
+        }
+        Ok(())
+    }
+
+    /// Puts the rows of the endpoints that there are at a start into the kernel, all at once: until then those from before the start
+    /// are in force.
+    ///
+    /// # Errors
+    /// The rows do not fit, or the kernel refused; those of before stay in force.
+    pub async fn start(&self, records: impl IntoIterator<Item = EndpointRecord>) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        for record in records {
+            let Inner { members, wanted, .. } = &mut *inner;
+            members.insert(&record, |namespace| wanted.labels_of(namespace));
+        }
+        // Until it is known that there is nothing to do: what fails here is tried again.
+        inner.active = true;
+        inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
+        let rows = self.kernel.observe_policy().await?;
+        inner.active = rows.generation != 0 || inner.is_needed();
+        inner.realized = if inner.active { 0 } else { inner.wanted.revision };
+        self.realize(inner, Vec::new()).await.1
+    }
+
+    /// Gives an endpoint its place: its rows are in the kernel afterwards.
+    ///
+    /// # Errors
+    /// The rows do not fit, or the kernel refused.
+    pub async fn put_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        let Inner { members, wanted, .. } = &mut *inner;
+        let before = members.get(record.id).cloned();
+        let Some(event) = members.insert(record, |namespace| wanted.labels_of(namespace)) else { return Ok(()) };
+        let (mut inner, result) = self.realize(inner, vec![event]).await;
+        if result.is_err() {
+            inner.members.put_back(record.id, before);
+        }
+        result
+    }
+
+    /// Takes an endpoint's rows away, once its programs are detached. Nothing happens to one of another epoch.
+    ///
+    /// # Errors
+    /// The kernel refused; it is tried again.
+    pub async fn remove_endpoint(&self, id: EndpointId, epoch: Epoch) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        match inner.members.remove(id, epoch) {
+            Some(event) => self.realize(inner, vec![event]).await.1,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a text: all of its policies or none.
+    ///
+    /// # Errors
+    /// The text is refused, the rows do not fit, or it cannot be kept: nothing has changed. The kernel refused: it is tried again.
+    pub async fn import(&self, file: &str, text: &str) -> Result<PolicyChange, PolicyError> {
+        self.change(|wanted| wanted.import(file, text)).await
+    }
+
+    /// Removes an imported policy.
+    ///
+    /// # Errors
+    /// It is unknown or of the directory, or as [`Policy::import`].
+    pub async fn delete(&self, name: &PolicyName) -> Result<PolicyChange, PolicyError> {
+        self.change(|wanted| wanted.delete(name)).await
+    }
+
+    /// Removes all imported policies.
+    ///
+    /// # Errors
+    /// As [`Policy::import`].
+    pub async fn delete_all(&self) -> Result<PolicyChange, PolicyError> {
+        self.change(|wanted| Ok(wanted.delete_all())).await
+    }
+
+    /// Gives a namespace labels in place of those that it has; `None` forgets them. Its endpoints move without a gap.
+    ///
+    /// # Errors
+    /// Name or labels break a rule, or as [`Policy::import`].
+    pub async fn set_namespace(&self, name: &str, labels: Option<Labels>) -> Result<Namespace, PolicyError> {
+        self.change(|wanted| wanted.set_namespace(name, labels).map(|()| Changed::default())).await?;
+        let labels = self.lock().await.wanted.labels_of(name);
+        Ok(Namespace { name: name.to_owned(), labels })
+    }
+
+    /// When policy is enforced, from now until the agent's end.
+    ///
+    /// # Errors
+    /// The rows do not fit, or the kernel refused: it is tried again.
+    pub async fn set_enforcement(&self, enforcement: Enforcement) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        if std::mem::replace(&mut inner.enforcement, enforcement) == enforcement {
+            return Ok(());
+        }
+        inner.active |= inner.is_needed();
+        // From what the kernel has to all that is wanted now.
+        inner.engine = None;
+        self.realize(inner, Vec::new()).await.1
+    }
+
+    /// When policy is enforced.
+    pub async fn enforcement(&self) -> Enforcement {
+        self.lock().await.enforcement
+    }
+
+    /// Follows the node's addresses and the policy directory, and puts right what failed.
+    ///
+    /// # Errors
+    /// What is still wrong.
+    pub async fn ensure(&self) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        if let Some(found) = self.look_at_directory(&mut inner, directory::Age::Settled).await? {
+            let mut wanted = inner.wanted.clone();
+            let names = wanted.set_directory(found);
+            inner.files.refuse(names);
+            if wanted.revision != inner.wanted.revision {
+                self.take(inner, wanted).await?;
+                inner = self.lock().await;
+            }
+        }
+        if !inner.active {
+            return Ok(());
+        }
+        let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
+        if node != inner.node {
+            inner.node.clone_from(&node);
+            return self.realize(inner, vec![Event::Node(node)]).await.1;
+        }
+        if inner.engine.is_none() {
+            return self.realize(inner, Vec::new()).await.1;
+        }
+        Ok(())
+    }
+
+    /// The policies of the directory, where that is a setting.
+    async fn look_at_directory(
+        &self,
+        inner: &mut Inner,
+        age: directory::Age,
+    ) -> Result<Option<BTreeMap<PolicyName, Vec<Document>>>, PolicyError> {
+        let Some(path) = self.directory.clone() else { return Ok(None) };
+        let mut files = std::mem::take(&mut inner.files);
+        let looked = tokio::task::spawn_blocking(move || {
+            let found = files.look(&path, age);
+            (files, found)
+        });
+        let (files, found) = looked.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
+        inner.files = files;
+        found.map(Some)
+    }
+
+    async fn lock(&self) -> Guard {
+        Arc::clone(&self.inner).lock_owned().await
+    }
+
+    async fn change(
+        &self,
+        change: impl FnOnce(&mut Documents) -> Result<Changed, PolicyError>,
+    ) -> Result<PolicyChange, PolicyError> {
+        let inner = self.lock().await;
+        let mut wanted = inner.wanted.clone();
+        let Changed { put, removed } = change(&mut wanted)?;
+        let revision = wanted.revision;
+        self.take(inner, wanted).await?;
+        let names = |names: BTreeSet<PolicyName>| names.iter().map(ToString::to_string).collect();
+        let realized = self.lock().await.realized;
+        Ok(PolicyChange { revision, realized, put: names(put), removed: names(removed) })
+    }
+
+    /// Makes this what is wanted: computed, kept, then in the kernel.
+    async fn take(&self, mut inner: Guard, wanted: Documents) -> Result<(), PolicyError> {
+        let mut events =
+            if inner.enforcement == Enforcement::Never { Vec::new() } else { wanted.events_since(&inner.wanted) };
+        let before = std::mem::replace(&mut inner.wanted, wanted);
+        let members = inner.members.clone();
+        {
+            let Inner { members, wanted, .. } = &mut *inner;
+            events.extend(members.renew(|namespace| wanted.labels_of(namespace)));
+        }
+        let was_active = inner.active;
+        inner.active = was_active || inner.is_needed();
+        let (mut inner, computed) = self.compute(inner, events).await;
+        let kept = match &computed {
+            Err(PolicyError::Rows(_)) => Ok(()),
+            _ => inner
+                .wanted
+                .save(&self.file)
+                .map_err(|why| PolicyError::NotKept { path: self.file.clone(), why: Arc::new(why) }),
+        };
+        let refused = match (computed, kept) {
+            (Ok(Some((engine, rows))), Ok(())) => return self.write(&mut inner, engine, rows).await,
+            (Ok(None), Ok(())) => {
+                inner.realized = inner.wanted.revision;
+                return Ok(());
+            }
+            // The kernel's rows could not be read: what is wanted stays, and is tried again.
+            (Err(kernel @ PolicyError::Kernel(_)), Ok(())) => {
+                inner.problem = Some(kernel.to_string());
+                return Err(kernel);
+            }
+            (Err(refused), _) | (Ok(_), Err(refused)) => refused,
+        };
+        inner.wanted = before;
+        inner.members = members;
+        inner.active = was_active;
+        Err(refused)
+    }
+
+    /// Leads the kernel to what is wanted.
+    async fn realize(&self, inner: Guard, events: Vec<Event>) -> (Guard, Result<(), PolicyError>) {
+        let (mut inner, computed) = self.compute(inner, events).await;
+        let result = match computed {
+            Ok(None) => Ok(()),
+            Ok(Some((engine, rows))) => self.write(&mut inner, engine, rows).await,
+            Err(why) => Err(why),
+        };
+        if let Err(why) = &result {
+            // What the caller wanted is told by its events alone, so all of it is computed the next time.
+            inner.engine = None;
+            inner.problem = Some(why.to_string());
+        }
+        (inner, result)
+    }
+
+    /// The engine after the events, and the changes of the kernel's rows; `None` before there is a policy. Where it is not known
+    /// what the kernel has, they lead from what it has to all that is wanted.
+    #[allow(clippy::type_complexity, reason = "one caller's")]
+    async fn compute(
+        &self,
+        inner: Guard,
+        events: Vec<Event>,
+    ) -> (Guard, Result<Option<(Engine, Vec<RowChange>)>, PolicyError>) {
+        if !inner.active {
+            return (inner, Ok(None));
+        }
+        let (engine, events) = match &inner.engine {
+            Some(engine) => (engine.clone(), events),
+            None => {
+                let rows = match self.kernel.observe_policy().await {
+                    Ok(rows) => rows,
+                    Err(why) => return (inner, Err(why.into())),
+                };
+                (Engine::after(LIMITS, rows::tables(&rows)), inner.all())
+            }
+        };
+        // Large policies take tens of milliseconds.
+        let work = move || {
+            let mut engine = engine;
+            let result = engine.apply(events).map(|changes| {
+                let identity = |net: &ipnet::IpNet, of| {
+                    let is_node = net.prefix_len() == net.max_prefix_len() && inner.node.contains(&net.addr());
+                    inner.members.identity(of).unwrap_or(if is_node { Identity::HOST } else { Identity::WORLD })
+                };
+                rows::changes(&changes, identity)
+            });
+            (inner, result.map(|rows| Some((engine, rows))).map_err(PolicyError::Rows))
+        };
+        let computed = tokio::task::spawn_blocking(work).await;
+        computed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
+    }
+
+    async fn write(&self, inner: &mut Inner, engine: Engine, rows: Vec<RowChange>) -> Result<(), PolicyError> {
+        // Not known while it changes: a caller that gives up in between leaves that behind.
+        inner.engine = None;
+        if let Err(why) = self.kernel.change_policy(rows, self.mode).await {
+            let why = PolicyError::from(why);
+            inner.problem = Some(why.to_string());
+            return Err(why);
+        }
+        wharf_crash::point("policy/realized");
+        inner.engine = Some(engine);
+        inner.realized = inner.wanted.revision;
+        inner.problem = None;
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn new(enforcement: Enforcement) -> Self {
+        Self {
+            enforcement,
+            wanted: Documents::default(),
+            members: Members::default(),
+            node: BTreeSet::new(),
+            active: false,
+            engine: None,
+            realized: 0,
+            problem: None,
+            files: directory::Files::default(),
+        }
+    }
+
+    /// There is something to compute.
+    fn is_needed(&self) -> bool {
+        self.enforcement == Enforcement::Always || !self.wanted.is_empty()
+    }
+
+    /// Everything that there is.
+    fn all(&self) -> Vec<Event> {
+        let mut events = vec![Event::Node(self.node.clone())];
+        if self.enforcement != Enforcement::Never {
+            events.extend(self.wanted.events_since(&Documents::default()));
+        }
+        if self.enforcement == Enforcement::Always {
+            events.push(Event::Policy(isolates_all()));
+        }
+        events.extend(self.members.all());
+        events
+    }
+
+    fn tables(&self) -> Option<&Tables> {
+        self.engine.as_ref().map(Engine::tables)
+    }
+}
+
+/// What `--policy-enforcement always` adds: endpoints without a policy accept nothing.
+fn isolates_all() -> Document {
+    let origin =
+        Origin { file: "--policy-enforcement".into(), line: 0, document: "always".into(), field: String::new() };
+    Document {
+        name: PolicyName { kind: "--policy-enforcement".into(), namespace: String::new(), name: "always".into() },
+        subject: Selector::default(),
+        tier: Tier::Namespaced,
+        priority: 0,
+        isolates: Directions { ingress: true, egress: true },
+        rules: Vec::new(),
+        origin,
+    }
+}

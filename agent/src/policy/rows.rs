@@ -1,0 +1,141 @@
+//! Rows of `wharf-policy` as the kernel keeps them, and back.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use wharf_common::{
+    CellKey, PeerRow, SetsRow,
+    flow::{ICMP, ICMPV6, SCTP, TCP, UDP},
+    policy::{self, NO_RANK},
+};
+use wharf_core::{
+    ids::EndpointId,
+    policy::{Cell, PolicyRows, PortRange, RowChange},
+};
+use wharf_policy::{
+    compile::{
+        self, Change, EndpointKey, Hit, Identity, Known, L4, PeerClass, PortClass, PortPrefix, RuleIndex, Ruling,
+        SetId, Sets, Tables,
+    },
+    model::Origin,
+};
+
+/// Changes of rows as the kernel keeps them. `identity` tells the security identity of a prefix.
+pub(super) fn changes(
+    changes: &[Change],
+    identity: impl Fn(&ipnet::IpNet, Identity) -> wharf_core::identity::Identity,
+) -> Vec<RowChange> {
+    let of = |change: &Change| {
+        Some(match change {
+            Change::PutOrigin(..) | Change::DropOrigin(_) => return None,
+            Change::PutSets(key, sets) => {
+                RowChange::Sets(endpoint(*key)?, SetsRow { ingress: sets.ingress.0, egress: sets.egress.0 })
+            }
+            Change::DropSets(key) => RowChange::Sets(endpoint(*key)?, SetsRow::default()),
+            Change::PutAddress(net, known) => {
+                RowChange::Peer(*net, Some(PeerRow { identity: identity(net, known.identity).0, class: known.class.0 }))
+            }
+            Change::DropAddress(net) => RowChange::Peer(*net, None),
+            Change::PutPorts(set, prefix, class) => RowChange::Ports(ports(*set, *prefix), Some(class.0)),
+            Change::DropPorts(set, prefix) => RowChange::Ports(ports(*set, *prefix), None),
+            Change::PutCell(set, key, cell) => {
+                let cell = Cell { admin: hit(cell.admin), rest: hit(cell.rest) };
+                RowChange::Cell(cell_key(*set, *key), Some(cell))
+            }
+            Change::DropCell(set, key) => RowChange::Cell(cell_key(*set, *key), None),
+        })
+    };
+    changes.iter().filter_map(of).collect()
+}
+
+/// The tables that the kernel has. Where rules were written is not known, nor what identities stand for.
+pub(super) fn tables(rows: &PolicyRows) -> Tables {
+    let mut tables = Tables::default();
+    let mut rules: BTreeMap<SetId, compile::Rows> = BTreeMap::new();
+    for (id, SetsRow { ingress, egress }) in &rows.sets {
+        let sets = Sets { ingress: SetId(*ingress), egress: SetId(*egress) };
+        tables.sets.insert(key(*id), sets);
+        for set in [sets.ingress, sets.egress].into_iter().filter(|set| *set != SetId::NONE) {
+            rules.entry(set).or_default();
+        }
+    }
+    for (net, PeerRow { class, .. }) in &rows.peers {
+        tables.ipcache.insert(*net, Known { identity: UNKNOWN, class: PeerClass(*class) });
+    }
+    for (range, class) in &rows.ports {
+        let Some(l4) = l4(range.protocol) else { continue };
+        let prefix = PortPrefix { l4, first: range.first, length: range.length };
+        rules.entry(SetId(range.set)).or_default().ports.insert(prefix, PortClass(*class));
+    }
+    let nowhere = Arc::new(Origin { file: "".into(), line: 0, document: "".into(), field: String::new() });
+    for (CellKey { set, class, port }, (cell, _)) in &rows.cells {
+        let of = compile::Cell { admin: read_hit(cell.admin), rest: read_hit(cell.rest) };
+        for rule in [of.admin, of.rest].into_iter().flatten().filter_map(|hit| hit.rule) {
+            tables.origins.insert(rule, Arc::clone(&nowhere));
+        }
+        rules.entry(SetId(*set)).or_default().cells.insert((PeerClass(*class), PortClass(*port)), of);
+    }
+    tables.rules = rules.into_iter().map(|(set, rows)| (set, Arc::new(rows))).collect();
+    tables
+}
+
+/// An identity that no endpoint has: every row with it is written again.
+const UNKNOWN: Identity = Identity(u32::MAX);
+
+/// The endpoint's key in the tables.
+pub(super) fn key(id: EndpointId) -> EndpointKey {
+    EndpointKey(id.get().into())
+}
+
+fn endpoint(key: EndpointKey) -> Option<EndpointId> {
+    u16::try_from(key.0).ok().and_then(|id| EndpointId::try_from(id).ok())
+}
+
+/// Key of a cell.
+pub(super) fn cell_key(set: SetId, (class, port): (PeerClass, PortClass)) -> CellKey {
+    CellKey { set: set.0, class: class.0, port: port.0 }
+}
+
+fn ports(set: SetId, PortPrefix { l4, first, length }: PortPrefix) -> PortRange {
+    let protocol = match l4 {
+        L4::Tcp => TCP,
+        L4::Udp => UDP,
+        L4::Sctp => SCTP,
+        L4::Icmp => ICMP,
+        L4::Icmp6 => ICMPV6,
+    };
+    PortRange { set: set.0, protocol, first, length }
+}
+
+fn l4(protocol: u8) -> Option<L4> {
+    Some(match protocol {
+        TCP => L4::Tcp,
+        UDP => L4::Udp,
+        SCTP => L4::Sctp,
+        ICMP => L4::Icmp,
+        ICMPV6 => L4::Icmp6,
+        _ => return None,
+    })
+}
+
+fn hit(hit: Option<Hit>) -> policy::Hit {
+    let Some(Hit { rank, ruling, rule }) = hit else { return policy::Hit::NONE };
+    let ruling = match ruling {
+        Ruling::Accept => policy::ACCEPT,
+        Ruling::Deny => policy::DENY,
+        Ruling::Pass => policy::PASS,
+    };
+    policy::Hit { rank, rule: rule.map_or(0, |rule| rule.0), ruling }
+}
+
+fn read_hit(hit: policy::Hit) -> Option<Hit> {
+    let ruling = match hit.ruling {
+        policy::ACCEPT => Ruling::Accept,
+        policy::PASS => Ruling::Pass,
+        _ => Ruling::Deny,
+    };
+    (hit.rank != NO_RANK).then_some(Hit {
+        rank: hit.rank,
+        ruling,
+        rule: (hit.rule != 0).then_some(RuleIndex(hit.rule)),
+    })
+}

@@ -1,0 +1,174 @@
+//! `/v1/policy`, `/v1/namespace`, and an endpoint's policy.
+
+use std::{net::IpAddr, sync::Arc};
+
+use axum::{Json, extract::State, http::StatusCode};
+use wharf_api::{
+    ApiError, EndpointPolicy, ErrorCode, Namespace, NamespaceLabels, PolicyChange, PolicyDeleteQuery,
+    PolicyExplainQuery, PolicyExplanation, PolicyImport, PolicyList,
+};
+use wharf_core::ids::EndpointId;
+use wharf_policy::model::PolicyName;
+
+use crate::{
+    node::{LinuxNode, endpoint::Handle},
+    policy::Ask,
+    rest::{
+        endpoint::accepts_work,
+        error::{Answer, Body, Failure, Query, Segment},
+        id,
+    },
+};
+
+/// Longest name of a file, bytes.
+const MAX_FILE_NAME: usize = 4_096;
+
+/// The policies that the agent has taken, and how far they are in force.
+#[utoipa::path(get, path = "/v1/policy", tag = "policy", responses((status = 200, body = PolicyList)))]
+pub async fn list(State(node): State<Arc<LinuxNode>>) -> Json<PolicyList> {
+    Json(node.life.policy.list().await)
+}
+
+/// Takes the policies of a text, all of them or none, in place of those with their names. Answers when they are in force.
+#[utoipa::path(put, path = "/v1/policy", tag = "policy", request_body = PolicyImport,
+    responses((status = 200, body = PolicyChange), (status = 400, body = ApiError), (status = 409, body = ApiError),
+        (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn import(State(node): State<Arc<LinuxNode>>, Body(body): Body<PolicyImport>) -> Answer<Json<PolicyChange>> {
+    let PolicyImport { file, text } = body;
+    if file.is_empty() || file.len() > MAX_FILE_NAME || file.chars().any(char::is_control) {
+        let rule = "file has 1 to 4096 bytes without control characters";
+        return Err(Failure::new(ErrorCode::InvalidRequest, format!("import policies: {rule}")));
+    }
+    accepts_work(&node, "import policies")?;
+    Ok(Json(told(&node, node.life.policy.import(&file, &text).await?)))
+}
+
+/// Removes an imported policy, or with `all=true` all of them.
+#[utoipa::path(delete, path = "/v1/policy", tag = "policy", params(PolicyDeleteQuery),
+    responses((status = 200, body = PolicyChange), (status = 400, body = ApiError), (status = 404, body = ApiError),
+        (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn remove(
+    State(node): State<Arc<LinuxNode>>,
+    Query(query): Query<PolicyDeleteQuery>,
+) -> Answer<Json<PolicyChange>> {
+    let invalid = |why: &str| Err(Failure::new(ErrorCode::InvalidRequest, format!("delete policies: {why}")));
+    let change = match (query.all.unwrap_or(false), query.kind, query.name) {
+        (true, None, None) if query.namespace.is_none() => {
+            accepts_work(&node, "delete policies")?;
+            node.life.policy.delete_all().await?
+        }
+        (true, ..) => return invalid("all=true stands alone"),
+        (false, Some(kind), Some(name)) => {
+            accepts_work(&node, "delete policies")?;
+            let namespace = query.namespace.unwrap_or_default();
+            node.life.policy.delete(&PolicyName { kind, namespace, name }).await?
+        }
+        (false, ..) => return invalid("kind and name say which (with namespace, where the kind has one), or all=true"),
+    };
+    Ok(Json(told(&node, change)))
+}
+
+fn told(node: &LinuxNode, change: PolicyChange) -> PolicyChange {
+    let PolicyChange { revision, put, removed, .. } = &change;
+    let what = format!("revision {revision}: {} put, {} removed", put.len(), removed.len());
+    tracing::info!(revision, ?put, ?removed, "policies changed");
+    node.life.monitor.agent(None, "policy-changed", what);
+    change
+}
+
+/// Whether the first packet of a flow passes, and which rule decides.
+#[utoipa::path(get, path = "/v1/policy/explain", tag = "policy", params(PolicyExplainQuery),
+    responses((status = 200, body = PolicyExplanation), (status = 400, body = ApiError), (status = 404, body = ApiError),
+        (status = 409, body = ApiError)))]
+pub async fn explain(
+    State(node): State<Arc<LinuxNode>>,
+    Query(query): Query<PolicyExplainQuery>,
+) -> Answer<Json<PolicyExplanation>> {
+    let (from, to) = (end(&node, &query.from)?, end(&node, &query.to)?);
+    let Some((source, destination)) = addresses(&from, &to) else {
+        let message = format!("explain {} to {}: they have no addresses of one family", query.from, query.to);
+        return Err(Failure::new(ErrorCode::InvalidRequest, message));
+    };
+    let (protocol, port) = (query.protocol.unwrap_or_default(), query.port.unwrap_or_default());
+    let ask = Ask { from: from.id(), source, to: to.id(), destination, protocol, port };
+    Ok(Json(node.life.policy.explain(ask).await))
+}
+
+/// One end of a flow.
+enum End {
+    Endpoint(EndpointId, Vec<IpAddr>),
+    Elsewhere(IpAddr),
+}
+
+impl End {
+    fn id(&self) -> Option<EndpointId> {
+        match self {
+            Self::Endpoint(id, _) => Some(*id),
+            Self::Elsewhere(_) => None,
+        }
+    }
+
+    fn addresses(&self) -> &[IpAddr] {
+        match self {
+            Self::Endpoint(_, all) => all,
+            Self::Elsewhere(ip) => std::slice::from_ref(ip),
+        }
+    }
+}
+
+fn end(node: &LinuxNode, text: &str) -> Answer<End> {
+    let of = |handle: &Handle| handle.shared.read(|v| v.record.addresses().collect::<Vec<_>>());
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        let all = node.life.registry.list();
+        let there =
+            all.into_iter().map(|handle| (handle.id, of(&handle))).find(|(_, addresses)| addresses.contains(&ip));
+        // By the address that was asked about.
+        return Ok(there.map_or(End::Elsewhere(ip), |(id, _)| End::Endpoint(id, vec![ip])));
+    }
+    let handle = id::find(&node.life.registry, &id::parse(text)?, text)?;
+    Ok(End::Endpoint(handle.id, of(&handle)))
+}
+
+/// Addresses of one family, IPv4 first.
+fn addresses(from: &End, to: &End) -> Option<(IpAddr, IpAddr)> {
+    let of = |end: &End, v6: bool| end.addresses().iter().copied().find(|ip| ip.is_ipv6() == v6);
+    [false, true].into_iter().find_map(|v6| of(from, v6).zip(of(to, v6)))
+}
+
+/// The rules of an endpoint, and what was judged by each.
+#[utoipa::path(get, path = "/v1/endpoint/{id}/policy", tag = "endpoint", params(("id" = String, Path)),
+    responses((status = 200, body = EndpointPolicy), (status = 400, body = ApiError), (status = 404, body = ApiError),
+        (status = 409, body = ApiError), (status = 500, body = ApiError)))]
+pub async fn of_endpoint(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointPolicy>> {
+    let handle = id::find(&node.life.registry, &id::parse(&text)?, &text)?;
+    Ok(Json(node.life.policy.endpoint(handle.id).await?))
+}
+
+/// Namespaces that were given labels.
+#[utoipa::path(get, path = "/v1/namespace", tag = "policy", responses((status = 200, body = [Namespace])))]
+pub async fn namespaces(State(node): State<Arc<LinuxNode>>) -> Json<Vec<Namespace>> {
+    Json(node.life.policy.namespaces().await)
+}
+
+/// Gives a namespace labels in place of those that it has; its endpoints follow before the answer.
+#[utoipa::path(put, path = "/v1/namespace/{name}", tag = "policy", params(("name" = String, Path)), request_body = NamespaceLabels,
+    responses((status = 200, body = Namespace), (status = 400, body = ApiError), (status = 500, body = ApiError),
+        (status = 503, body = ApiError)))]
+pub async fn set_namespace(
+    State(node): State<Arc<LinuxNode>>,
+    Segment(name): Segment,
+    Body(body): Body<NamespaceLabels>,
+) -> Answer<Json<Namespace>> {
+    accepts_work(&node, "set labels of a namespace")?;
+    Ok(Json(node.life.policy.set_namespace(&name, Some(body.labels)).await?))
+}
+
+/// Forgets the labels of a namespace; it keeps its name.
+#[utoipa::path(delete, path = "/v1/namespace/{name}", tag = "policy", params(("name" = String, Path)),
+    responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 500, body = ApiError),
+        (status = 503, body = ApiError)))]
+pub async fn remove_namespace(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> Answer<StatusCode> {
+    accepts_work(&node, "delete a namespace")?;
+    node.life.policy.set_namespace(&name, None).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

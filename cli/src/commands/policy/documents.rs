@@ -1,0 +1,118 @@
+//! Policy documents to what they mean, or to why they are refused.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use wharf_api::PolicyImport;
+use wharf_policy::{
+    model::{Origin, Policy, PolicyName},
+    read::{Refusal, read},
+};
+
+use super::file;
+use crate::{
+    error::{CliError, Exit},
+    output::{Output, remark},
+    render::{
+        policy::{Row, list},
+        text::{count, safe},
+    },
+};
+
+/// Policies of the files so far, and where each was written.
+#[derive(Debug, Default)]
+struct Checked {
+    rows: Vec<Row>,
+    places: BTreeMap<PolicyName, Origin>,
+}
+
+impl Checked {
+    /// Adds the policies of one more file. One of another file with the same name is refused, and with it the file: the
+    /// files together would not say which of the two holds.
+    fn add(&mut self, policies: &[Policy]) -> Result<(), Vec<Refusal>> {
+        let mut own: BTreeMap<&PolicyName, &Origin> = BTreeMap::new();
+        for policy in policies {
+            own.entry(&policy.name).or_insert(&policy.origin);
+        }
+        let twice = own.iter().filter_map(|(name, origin)| {
+            let first = self.places.get(*name)?;
+            Some(Refusal::Field {
+                origin: (*origin).clone(),
+                reason: format!("the policy is in another file too: {}:{}", first.file, first.line),
+                remedy: "remove or rename one of them".to_owned(),
+            })
+        });
+        let twice: Vec<_> = twice.collect();
+        if !twice.is_empty() {
+            return Err(twice);
+        }
+        self.places.extend(own.into_iter().map(|(name, origin)| (name.clone(), origin.clone())));
+        self.rows.extend(policies.iter().map(Row::from));
+        Ok(())
+    }
+}
+
+/// Reads all files, and shows their policies when none is refused. A set without the refused ones would not be what was
+/// asked about, so standard output stays empty then.
+///
+/// # Errors
+/// As [`read_all`], or when the answer cannot be written.
+pub(super) fn validate(out: &Output, paths: &[PathBuf]) -> Result<Exit, CliError> {
+    let rows = read_all("validate policies", paths, |_| ())?;
+    out.emit(&rows, |style| list(&rows, style))?;
+    Ok(Exit::Ok)
+}
+
+/// Reads all files, and returns their policies when none is refused; the reasons are written to standard error. Each valid
+/// file with a policy in it is given to `taken`, in order; when the call fails, they are not the whole set.
+///
+/// # Errors
+/// In the name of `operation`, when a file cannot be read or is refused, or `-` is there twice.
+pub(super) fn read_all(
+    operation: &str,
+    paths: &[PathBuf],
+    mut taken: impl FnMut(PolicyImport),
+) -> Result<Vec<Row>, CliError> {
+    if paths.iter().filter(|path| file::is_standard_input(path)).count() > 1 {
+        return Err(
+            CliError::usage("read policies: `-` is there twice").hint("standard input is read once; write `-` once")
+        );
+    }
+    let mut checked = Checked::default();
+    let (mut all, mut refused) = (0, 0);
+    for path in paths {
+        let files = file::expand(path);
+        // A directory without files counts as one: it is what was asked about.
+        all += files.as_ref().map_or(1, Vec::len);
+        let results = match files {
+            Ok(files) => files.iter().map(|file| check(&mut checked, file, &mut taken)).collect(),
+            Err(error) => vec![Err(vec![error.to_string()])],
+        };
+        for reason in results.into_iter().filter_map(Result::err) {
+            refused += 1;
+            reason.iter().for_each(|line| remark(&safe(line)));
+        }
+    }
+    if refused > 0 {
+        let all = count(u64::try_from(all).unwrap_or(u64::MAX), "file");
+        return Err(CliError::refused(format!("{operation}: {refused} of {all} refused")));
+    }
+    Ok(checked.rows)
+}
+
+/// Checks one file. The error has a line for each reason.
+fn check(checked: &mut Checked, path: &Path, taken: &mut impl FnMut(PolicyImport)) -> Result<(), Vec<String>> {
+    let lines = |refusals: Vec<Refusal>| refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let text = file::text(path).map_err(|error| vec![error.to_string()])?;
+    let name = file::name(path);
+    let policies = read(&name, &text).map_err(lines)?;
+    if policies.is_empty() {
+        remark(&safe(&format!("{name}: there is no policy in it")));
+        return Ok(());
+    }
+    checked.add(&policies).map_err(lines)?;
+    taken(PolicyImport { file: name, text });
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! `wharf policy explain`.
+
+use wharf_api::{PolicyExplanation, PolicyJudgement, PolicyVerdict};
+
+use super::super::{
+    Style, Tone,
+    screen::{Screen, wrap},
+    text::safe,
+};
+
+/// An end of the packet.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    name: &'static str,
+    direction: &'static str,
+}
+
+const SENDER: End = End { name: "sender", direction: "egress" };
+const RECEIVER: End = End { name: "receiver", direction: "ingress" };
+
+/// The conclusion in a sentence, and below it what each end says.
+pub(crate) fn explanation(answer: &PolicyExplanation, style: &Style) -> String {
+    let ends = [(SENDER, answer.egress.as_ref()), (RECEIVER, answer.ingress.as_ref())];
+    let (tone, sentence) = match answer.verdict {
+        PolicyVerdict::Accept => (Tone::Good, format!("accepted: {}", accepted(&ends))),
+        PolicyVerdict::Deny => (Tone::Bad, format!("denied: {}", denied(&ends))),
+    };
+    let mut screen = Screen::new(style);
+    for line in wrap(&safe(&sentence), style.width.into()) {
+        screen.block(&(style.paint(tone, &line) + "\n"));
+    }
+    if let Some(note) = &answer.note {
+        screen.block(&wrap(&safe(&format!("note: {note}")), style.width.into()).join("\n"));
+        screen.gap();
+    }
+    for (end, judgement) in ends {
+        screen.gap();
+        match judgement {
+            Some(judgement) => judged(&mut screen, end, judgement),
+            None => screen.heading(&format!("At the {} ({}): no endpoint of this node", end.name, end.direction)),
+        }
+    }
+    screen.finish()
+}
+
+type Ends<'a> = [(End, Option<&'a PolicyJudgement>)];
+
+/// Why both ends let the packet pass.
+fn accepted(ends: &Ends<'_>) -> String {
+    let reasons = ends.iter().filter_map(|(end, judgement)| {
+        let (judgement, End { name, direction }) = ((*judgement)?, end);
+        Some(match &judgement.rule {
+            _ if !judgement.enforced => format!("no policy is enforced at the {name} ({direction})"),
+            Some(rule) => format!("{} allows it at the {name} ({direction})", rule.document),
+            None => format!("no rule is about it at the {name} ({direction})"),
+        })
+    });
+    let reasons: Vec<String> = reasons.collect();
+    if reasons.is_empty() { "neither end is an endpoint of this node".to_owned() } else { reasons.join("; ") }
+}
+
+/// Why an end drops the packet. When both do, it is the sender's reason: the packet does not get further.
+fn denied(ends: &Ends<'_>) -> String {
+    let denies = |judgement: &&PolicyJudgement| judgement.verdict == PolicyVerdict::Deny;
+    let first = ends.iter().find_map(|(end, judgement)| Some((end, judgement.filter(denies)?)));
+    let Some((End { name, direction }, judgement)) = first else {
+        return "the agent does not say by which end".to_owned();
+    };
+    match (&judgement.rule, judgement.isolated_by.as_slice()) {
+        (Some(rule), _) => format!("{} drops it at the {name} ({direction})", rule.document),
+        (None, []) => format!("no rule allows it at the {name} ({direction})"),
+        (None, [policy]) => format!("{policy} isolates the {name} ({direction}) and no rule allows it"),
+        (None, policies) => {
+            format!("{} isolate the {name} ({direction}) and no rule allows it", policies.join(", "))
+        }
+    }
+}
+
+fn judged(screen: &mut Screen<'_>, end: End, judgement: &PolicyJudgement) {
+    screen.heading(&format!("At the {} ({}): endpoint {}", end.name, end.direction, judgement.endpoint));
+    let tone = if judgement.verdict == PolicyVerdict::Accept { Tone::Good } else { Tone::Bad };
+    let unenforced = if judgement.enforced { "" } else { "policy is not enforced here" };
+    screen.toned("  Verdict", tone, judgement.verdict.as_str(), unenforced);
+    match &judgement.rule {
+        Some(rule) => {
+            screen.line("  Rule", &format!("{}, {}", rule.document, rule.field));
+            screen.line("  Written in", &format!("{}:{}", rule.file, rule.line));
+        }
+        None => screen.line("  Rule", "none"),
+    }
+    if !judgement.isolated_by.is_empty() {
+        screen.line("  Isolated by", &judgement.isolated_by.join(", "));
+    }
+    let PolicyJudgement { rule_set, peer_class, port_class, .. } = judgement;
+    let set = if *rule_set == 0 { "none".to_owned() } else { rule_set.to_string() };
+    screen.line("  Looked up", &format!("rule set {set}, peer class {peer_class}, port class {port_class}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_api::PolicyRule;
+
+    use super::*;
+    use crate::render::sample::HOSTILE;
+
+    fn judgement(endpoint: u16, verdict: PolicyVerdict) -> PolicyJudgement {
+        PolicyJudgement {
+            endpoint,
+            enforced: true,
+            verdict,
+            rule: None,
+            isolated_by: Vec::new(),
+            rule_set: 3,
+            peer_class: 5,
+            port_class: 0,
+        }
+    }
+
+    fn rule() -> Option<PolicyRule> {
+        Some(PolicyRule {
+            file: "policies/db.yaml".to_owned(),
+            line: 9,
+            document: "NetworkPolicy shop/db".to_owned(),
+            field: "spec.ingress[0]".to_owned(),
+        })
+    }
+
+    fn answer(egress: Option<PolicyJudgement>, ingress: Option<PolicyJudgement>) -> PolicyExplanation {
+        let denies = egress.iter().chain(&ingress).any(|judgement| judgement.verdict == PolicyVerdict::Deny);
+        let verdict = if denies { PolicyVerdict::Deny } else { PolicyVerdict::Accept };
+        PolicyExplanation { verdict, egress, ingress, note: None }
+    }
+
+    fn isolated(endpoint: u16, by: &[&str]) -> PolicyJudgement {
+        let isolated_by = by.iter().map(|policy| (*policy).to_owned()).collect();
+        PolicyJudgement { isolated_by, ..judgement(endpoint, PolicyVerdict::Deny) }
+    }
+
+    fn sentence(egress: Option<PolicyJudgement>, ingress: Option<PolicyJudgement>) -> String {
+        let style = Style { width: 500, ..Style::plain() };
+        explanation(&answer(egress, ingress), &style).lines().next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_first_line_says_who_decides() {
+        let (accept, deny) = (PolicyVerdict::Accept, PolicyVerdict::Deny);
+        let with_rule = |endpoint, verdict| PolicyJudgement { rule: rule(), ..judgement(endpoint, verdict) };
+        let unenforced = PolicyJudgement { enforced: false, rule_set: 0, ..judgement(7, accept) };
+        for (egress, ingress, wanted) in [
+            (None, None, "accepted: neither end is an endpoint of this node"),
+            (
+                Some(unenforced.clone()),
+                Some(with_rule(9, accept)),
+                "accepted: no policy is enforced at the sender (egress); NetworkPolicy shop/db allows it at the receiver \
+                 (ingress)",
+            ),
+            (Some(judgement(7, accept)), None, "accepted: no rule is about it at the sender (egress)"),
+            (
+                Some(unenforced),
+                Some(isolated(9, &["NetworkPolicy shop/db"])),
+                "denied: NetworkPolicy shop/db isolates the receiver (ingress) and no rule allows it",
+            ),
+            (
+                Some(isolated(7, &["NetworkPolicy a/b", "NetworkPolicy a/c"])),
+                Some(isolated(9, &["NetworkPolicy shop/db"])),
+                "denied: NetworkPolicy a/b, NetworkPolicy a/c isolate the sender (egress) and no rule allows it",
+            ),
+            (Some(with_rule(7, deny)), None, "denied: NetworkPolicy shop/db drops it at the sender (egress)"),
+            (None, Some(isolated(9, &[])), "denied: no rule allows it at the receiver (ingress)"),
+        ] {
+            assert_eq!(sentence(egress, ingress), wanted);
+        }
+        let torn = PolicyExplanation { verdict: deny, ..answer(None, None) };
+        assert!(explanation(&torn, &Style::plain()).starts_with("denied: the agent does not say by which end\n"));
+    }
+
+    #[test]
+    fn both_judgements_are_shown() {
+        let accepts = PolicyJudgement { rule: rule(), ..judgement(7, PolicyVerdict::Accept) };
+        let note = Some(format!("audit mode is on: the packet passes all the same {HOSTILE}"));
+        let denied = isolated(9, &["NetworkPolicy shop/db"]);
+        let told = PolicyExplanation { note, ..answer(Some(accepts), Some(denied)) };
+        let shown = explanation(&told, &Style::plain());
+        assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+        insta::assert_snapshot!(shown);
+    }
+
+    #[test]
+    fn an_end_that_is_no_endpoint_is_told() {
+        let unenforced = PolicyJudgement { enforced: false, rule_set: 0, ..judgement(9, PolicyVerdict::Accept) };
+        insta::assert_snapshot!(explanation(&answer(None, Some(unenforced)), &Style::plain()));
+    }
+}

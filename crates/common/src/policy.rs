@@ -1,0 +1,187 @@
+//! Policy's tables: keys, values, and how the programs choose among the rules that match. `wharf-policy` makes the rows.
+//!
+//! A packet's *peer* is its other end, as one of its two endpoints sees it. The peer's address gives a *class*
+//! ([`PeerRow`]), the destination's port another one ([`PortKey`]), and the two together up to four cells of the endpoint's
+//! rule set, from which a [`Choice`] takes the rule that decides. 0 in the place of a class means *any*, in the place of a
+//! rule set *accept everything*, and in that of a rule *none*.
+
+/// Value of [`crate::map::IPCACHE`]: what is known of the addresses of a prefix.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct PeerRow {
+    /// Security identity; of what is no endpoint a reserved one.
+    pub identity: u32,
+    /// Peer class.
+    pub class: u32,
+}
+
+/// [`PeerRow::identity`] of the node itself, whose packets every endpoint receives whatever its policy: its probes.
+pub const IDENTITY_NODE: u32 = 1;
+
+/// Key of [`crate::map::POLICY_PORTS`] behind the prefix's length: [`PORT_PREFIX_BITS`] and as many bits as the ports share.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct PortKey {
+    /// Rule set.
+    pub set: u32,
+    /// Protocol number (IANA).
+    pub protocol: u8,
+    /// Zero.
+    pub _pad: u8,
+    /// Destination port of TCP, UDP and SCTP, type of ICMP and ICMPv6: network byte order.
+    pub port: [u8; 2],
+}
+
+/// Bits of a [`PortKey`] before the port.
+pub const PORT_PREFIX_BITS: u32 = 48;
+
+/// Key of [`crate::map::POLICY_CELLS`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct CellKey {
+    /// Rule set.
+    pub set: u32,
+    /// Peer class.
+    pub class: u32,
+    /// Port class.
+    pub port: u32,
+}
+
+/// A rank that no rule has.
+pub const NO_RANK: u32 = u32::MAX;
+
+/// The rule lets the packet pass.
+pub const ACCEPT: u32 = 0;
+/// The rule drops the packet.
+pub const DENY: u32 = 1;
+/// The rule, of the admin tier, leaves the packet to the tiers after it.
+pub const PASS: u32 = 2;
+
+/// A rule's place, number and ruling.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct Hit {
+    /// Place in the rule set's order, lower first; [`NO_RANK`] for no rule.
+    pub rank: u32,
+    /// Number of the rule; zero for what no rule of a document says (isolation).
+    pub rule: u32,
+    /// [`ACCEPT`], [`DENY`] or [`PASS`].
+    pub ruling: u32,
+}
+
+impl Hit {
+    /// No rule.
+    pub const NONE: Self = Self { rank: NO_RANK, rule: 0, ruling: ACCEPT };
+}
+
+/// Value of [`crate::map::POLICY_CELLS`]: the best rules of a peer class and a port class.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct CellRow {
+    /// Of the admin tier.
+    pub admin: Hit,
+    /// Of the tiers after it; never a pass.
+    pub rest: Hit,
+    /// Packets that were judged by this row: the first of each flow, those whose flow the rules did not let pass, and the
+    /// next of each flow after a change of policy.
+    pub packets: u64,
+    /// Their bytes, Ethernet header included.
+    pub bytes: u64,
+}
+
+/// The best rules of some cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    admin: Hit,
+    rest: Hit,
+}
+
+impl Choice {
+    /// Of no cell.
+    pub const NONE: Self = Self { admin: Hit::NONE, rest: Hit::NONE };
+
+    /// One more cell.
+    #[inline(always)]
+    pub const fn add(&mut self, admin: Hit, rest: Hit) {
+        if admin.rank < self.admin.rank {
+            self.admin = admin;
+        }
+        if rest.rank < self.rest.rank {
+            self.rest = rest;
+        }
+    }
+
+    /// The rule that decides, [`Hit::NONE`] where none does: then the packet passes.
+    #[inline(always)]
+    #[must_use]
+    pub const fn decides(&self) -> Hit {
+        if self.admin.rank != NO_RANK && self.admin.ruling != PASS { self.admin } else { self.rest }
+    }
+}
+
+/// Value of [`crate::map::POLICY_SETS`]: the rule sets of an endpoint.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct SetsRow {
+    /// Of packets to it.
+    pub ingress: u32,
+    /// Of packets from it.
+    pub egress: u32,
+}
+
+/// Value of [`crate::map::POLICY_STATE`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct PolicyState {
+    /// Grows after each change of the other tables: a flow whose row has another one is judged again. Zero before there is
+    /// policy.
+    pub generation: u32,
+    /// `POLICY_*` bits.
+    pub flags: u32,
+}
+
+/// [`PolicyState::flags`]: flows that both ends use go on when a change of policy would no longer let them begin.
+pub const POLICY_KEEPS_FLOWS: u32 = 1 << 0;
+/// [`PolicyState::flags`]: what the rules would drop passes, and is counted in [`CellRow::packets`] alone.
+pub const POLICY_AUDITS: u32 = 1 << 1;
+
+#[cfg(feature = "user")]
+crate::pod!(PeerRow, PortKey, CellKey, Hit, CellRow, SetsRow, PolicyState);
+
+const _: () = {
+    use core::mem::size_of;
+    assert!(size_of::<PeerRow>() == 8);
+    assert!(size_of::<PortKey>() == 8);
+    assert!(size_of::<CellKey>() == 12);
+    assert!(size_of::<CellRow>() == 40);
+    assert!(size_of::<SetsRow>() == 8);
+    assert!(size_of::<PolicyState>() == 8);
+};

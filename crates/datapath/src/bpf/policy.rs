@@ -1,0 +1,330 @@
+//! Policy's tables: changes of rows, and what the tables hold.
+
+mod rows;
+
+use std::{collections::BTreeMap, sync::PoisonError};
+
+use aya::maps::{Array, HashMap, LpmTrie, MapData, MapError, lpm_trie::Key};
+use ipnet::IpNet;
+use wharf_common::{
+    CellKey, CellRow, EndpointKey, PeerRow, PolicyState, PortKey, SetsRow, map,
+    policy::{POLICY_AUDITS, POLICY_KEEPS_FLOWS},
+};
+use wharf_core::{
+    ids::{EndpointId, MAX_ENDPOINT_ID},
+    kernel::{KernelError, KernelErrorKind, Result},
+    policy::{Cell, Judged, Mode, PolicyRows, PortRange, RowChange},
+};
+use wharf_crash as crash;
+
+use super::{Bpf, inventory::Row, maps};
+use crate::error::{fail, io_cause, wrap};
+
+pub(crate) use rows::{Cause, peer_key, peer_of, port_key, port_of, readable, sound, subject};
+
+const CHANGE: &str = "change policy";
+const OBSERVE: &str = "observe policy";
+
+/// [`PolicyState::flags`], of user space alone: rows change. A change that finds it comes after one that was cut off (SIGKILL), which
+/// left rows that no flow was judged by.
+const CHANGING: u32 = 1 << 31;
+
+/// `BPF_NOEXIST` of `linux/bpf.h`: the row must not be there.
+const BPF_NOEXIST: u64 = 1;
+
+/// The five maps.
+pub(crate) const TABLES: [&str; 5] =
+    [map::IPCACHE, map::POLICY_PORTS, map::POLICY_CELLS, map::POLICY_SETS, map::POLICY_STATE];
+
+/// The maps, open.
+struct Tables {
+    peers: LpmTrie<MapData, EndpointKey, PeerRow>,
+    ports: LpmTrie<MapData, PortKey, u32>,
+    cells: HashMap<MapData, CellKey, CellRow>,
+    sets: Array<MapData, SetsRow>,
+    state: Array<MapData, PolicyState>,
+}
+
+impl Bpf {
+    /// Changes rows in their order, then generation and mode. After a failure the generation grows too if a row has changed: a flow
+    /// that was judged by rows of before is judged again.
+    pub(crate) fn change_policy(&self, changes: &[RowChange], mode: Mode) -> Result<()> {
+        // The mutex guards no data, so a poisoned lock is safe to take. A call whose caller gave up runs to its end, so that the
+        // next call may come meanwhile.
+        let _one_at_a_time = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = self.policy_tables()?;
+        let before = tables.state()?;
+        let flags = flags_of(mode);
+        if changes.is_empty() && before.flags == flags {
+            return Ok(());
+        }
+        let was_cut_off = before.flags & CHANGING != 0;
+        let generation = generation_after(before.generation, was_cut_off || !changes.is_empty());
+        if !changes.is_empty() {
+            tables.set_state(PolicyState { flags: before.flags | CHANGING, ..before })?;
+        }
+        let mut any = false;
+        for change in changes {
+            if let Err(e) = tables.change(change) {
+                let after = PolicyState { generation, flags: before.flags & !CHANGING };
+                return tables.set_state(if any { after } else { before }).and(Err(e));
+            }
+            any = true;
+            crash::point("datapath/policy/after-row");
+        }
+        crash::point("datapath/policy/before-generation");
+        tables.set_state(PolicyState { generation, flags })
+    }
+
+    /// All rows.
+    pub(crate) fn observe_policy(&self) -> Result<PolicyRows> {
+        let tables = self.policy_tables()?;
+        Ok(PolicyRows {
+            sets: tables.sets()?,
+            peers: tables.peers()?,
+            ports: tables.ports()?,
+            cells: tables.cells()?,
+            generation: tables.state()?.generation,
+        })
+    }
+
+    /// The rows of one of the maps in readable form; none for another map.
+    pub(super) fn dump_policy(&self, name: &str) -> Result<Vec<Row>> {
+        let tables = self.policy_tables()?;
+        Ok(match name {
+            map::IPCACHE => tables.peers()?.iter().map(|(net, row)| readable::peer(net, row)).collect(),
+            map::POLICY_PORTS => tables.ports()?.iter().map(|(range, class)| readable::ports(range, *class)).collect(),
+            map::POLICY_CELLS => {
+                tables.cells()?.iter().map(|(key, (cell, by))| readable::cell(key, cell, by)).collect()
+            }
+            map::POLICY_SETS => tables.sets()?.iter().map(|(id, row)| readable::sets(*id, row)).collect(),
+            map::POLICY_STATE => {
+                let state = tables.state()?;
+                vec![readable::state(state.generation, mode_of(state.flags))]
+            }
+            _ => Vec::new(),
+        })
+    }
+
+    /// Opens the maps, which must be those that the programs use: a row that no program reads would be no policy.
+    fn policy_tables(&self) -> Result<Tables> {
+        self.check_held(|name| TABLES.contains(&name))?;
+        let path = |name| self.pins.shared(name);
+        Ok(Tables {
+            peers: maps::ipcache(&path(map::IPCACHE))?,
+            ports: maps::policy_ports(&path(map::POLICY_PORTS))?,
+            cells: maps::policy_cells(&path(map::POLICY_CELLS))?,
+            sets: maps::policy_sets(&path(map::POLICY_SETS))?,
+            state: maps::policy_state(&path(map::POLICY_STATE))?,
+        })
+    }
+}
+
+impl Tables {
+    fn change(&mut self, change: &RowChange) -> Result<()> {
+        let invalid = |cause: Cause| fail(CHANGE, subject(change), KernelErrorKind::Other, cause);
+        let changed = match *change {
+            RowChange::Sets(id, row) => self.sets.set(u32::from(id.get()), row, 0),
+            RowChange::Peer(net, row) => {
+                let key = peer_key(net).map_err(invalid)?;
+                match row {
+                    Some(row) => self.peers.insert(&key, row, 0),
+                    None => self.peers.remove(&key),
+                }
+            }
+            RowChange::Ports(range, class) => {
+                let key = port_key(&range).map_err(invalid)?;
+                match class {
+                    Some(class) => self.ports.insert(&key, class, 0),
+                    None => self.ports.remove(&key),
+                }
+            }
+            RowChange::Cell(key, None) => self.cells.remove(&key),
+            RowChange::Cell(key, Some(cell)) => {
+                sound(&cell).map_err(invalid)?;
+                self.put_cell(&key, &cell)
+            }
+        };
+        match changed {
+            Err(e) if is_removal(change) && maps::is_missing(&e) => Ok(()),
+            other => other.map_err(|e| refused(change, &e)),
+        }
+    }
+
+    /// Most cells are new. One that is there keeps its counters, but for the packets that a program counts between its reading and
+    /// its writing.
+    fn put_cell(&mut self, key: &CellKey, cell: &Cell) -> std::result::Result<(), MapError> {
+        let new = CellRow { admin: cell.admin, rest: cell.rest, packets: 0, bytes: 0 };
+        match self.cells.insert(key, new, BPF_NOEXIST) {
+            Err(MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::EEXIST) => {}
+            other => return other,
+        }
+        let there = self.cells.get(key, 0)?;
+        let row = CellRow { packets: there.packets, bytes: there.bytes, ..new };
+        if row == there { Ok(()) } else { self.cells.insert(key, row, 0) }
+    }
+
+    fn state(&self) -> Result<PolicyState> {
+        self.state.get(&0, 0).map_err(|e| wrap(OBSERVE, map::POLICY_STATE, &e))
+    }
+
+    fn set_state(&mut self, state: PolicyState) -> Result<()> {
+        self.state.set(0, state, 0).map_err(|e| wrap(CHANGE, map::POLICY_STATE, &e))
+    }
+
+    /// The rule sets of the endpoints that have one.
+    fn sets(&self) -> Result<BTreeMap<EndpointId, SetsRow>> {
+        let mut sets = BTreeMap::new();
+        for id in (1..=MAX_ENDPOINT_ID).filter_map(|id| EndpointId::try_from(id).ok()) {
+            let row = self.sets.get(&u32::from(id.get()), 0);
+            let row = row.map_err(|e| wrap(OBSERVE, format!("{} of endpoint {id}", map::POLICY_SETS), &e))?;
+            if row != SetsRow::default() {
+                sets.insert(id, row);
+            }
+        }
+        Ok(sets)
+    }
+
+    fn peers(&self) -> Result<BTreeMap<IpNet, PeerRow>> {
+        read(map::IPCACHE, map::IPCACHE_MAX, self.peers.iter(), |key, row| Ok((peer_of(key)?, row)))
+    }
+
+    fn ports(&self) -> Result<BTreeMap<PortRange, u32>> {
+        read(map::POLICY_PORTS, map::POLICY_PORTS_MAX, self.ports.iter(), |key, class| Ok((port_of(key)?, class)))
+    }
+
+    fn cells(&self) -> Result<BTreeMap<CellKey, (Cell, Judged)>> {
+        read(map::POLICY_CELLS, map::POLICY_CELLS_MAX, self.cells.iter(), |key, row| {
+            let cell = Cell { admin: row.admin, rest: row.rest };
+            sound(&cell)?;
+            Ok((*key, (cell, Judged { packets: row.packets, bytes: row.bytes })))
+        })
+    }
+}
+
+/// A key as the kernel has it, for an error.
+trait Raw {
+    fn raw(&self) -> String;
+}
+
+impl Raw for Key<EndpointKey> {
+    fn raw(&self) -> String {
+        format!("the row of {}/{}", std::net::Ipv6Addr::from(self.data().addr), self.prefix_len())
+    }
+}
+
+impl Raw for Key<PortKey> {
+    fn raw(&self) -> String {
+        let PortKey { set, protocol, port, .. } = self.data();
+        let (port, length) = (u16::from_be_bytes(port), self.prefix_len());
+        format!("the row of rule set {set}, protocol {protocol}, port {port}, {length} bits")
+    }
+}
+
+impl Raw for CellKey {
+    fn raw(&self) -> String {
+        let Self { set, class, port } = self;
+        format!("the row of rule set {set}, peer class {class}, port class {port}")
+    }
+}
+
+/// Reads a table, `max` rows at most: a row that went while the kernel looks for the next one would make it begin again.
+fn read<K: Raw, V, A: Ord, B>(
+    table: &'static str,
+    max: u32,
+    rows: impl Iterator<Item = std::result::Result<(K, V), MapError>>,
+    row_of: impl Fn(&K, V) -> std::result::Result<(A, B), Cause>,
+) -> Result<BTreeMap<A, B>> {
+    let mut all = BTreeMap::new();
+    for row in rows.take(max as usize) {
+        let (key, value) = row.map_err(|e| wrap(OBSERVE, table, &e))?;
+        let (key, value) = row_of(&key, value).map_err(|cause| {
+            let cause =
+                format!("{cause}: no agent of this version wrote it; unpin the table and start the agent again");
+            fail(OBSERVE, format!("{} in {table}", key.raw()), KernelErrorKind::Conflict, cause)
+        })?;
+        all.insert(key, value);
+    }
+    Ok(all)
+}
+
+/// The generation after changes of rows, or of the mode alone: another mode may drop what this one let pass. It stays zero on a node
+/// that has no policy yet, and is never zero again.
+pub(crate) fn generation_after(before: u32, rows_changed: bool) -> u32 {
+    if before == 0 && !rows_changed { 0 } else { before.checked_add(1).unwrap_or(1) }
+}
+
+fn flags_of(mode: Mode) -> u32 {
+    let bit = |set, bit| if set { bit } else { 0 };
+    bit(mode.keeps_flows, POLICY_KEEPS_FLOWS) | bit(mode.audits, POLICY_AUDITS)
+}
+
+fn mode_of(flags: u32) -> Mode {
+    Mode { keeps_flows: flags & POLICY_KEEPS_FLOWS != 0, audits: flags & POLICY_AUDITS != 0 }
+}
+
+fn is_removal(change: &RowChange) -> bool {
+    matches!(change, RowChange::Peer(_, None) | RowChange::Ports(_, None) | RowChange::Cell(_, None))
+}
+
+/// Why the kernel did not change a row, with what the user can do.
+fn refused(change: &RowChange, error: &MapError) -> KernelError {
+    let mut told = wrap(CHANGE, subject(change), error);
+    let (table, max) = match change {
+        RowChange::Sets(..) => (map::POLICY_SETS, map::POLICY_SETS_MAX),
+        RowChange::Peer(..) => (map::IPCACHE, map::IPCACHE_MAX),
+        RowChange::Ports(..) => (map::POLICY_PORTS, map::POLICY_PORTS_MAX),
+        RowChange::Cell(..) => (map::POLICY_CELLS, map::POLICY_CELLS_MAX),
+    };
+    let remedy = match io_cause(error).and_then(std::io::Error::raw_os_error) {
+        // A hash that is full says the one, an LPM trie the other.
+        Some(libc::E2BIG | libc::ENOSPC) => {
+            format!("; {table} is full ({max} rows): remove policies, or let their rules name fewer networks and ports")
+        }
+        Some(libc::ENOMEM) => "; the node is short of memory: free some, then try again".to_owned(),
+        _ => return told,
+    };
+    told.cause.push_str(&remedy);
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use aya::sys::SyscallError;
+
+    use super::*;
+
+    #[test]
+    fn a_generation_grows_and_is_never_zero_again() {
+        assert_eq!([0, 7, u32::MAX].map(|before| generation_after(before, true)), [1, 8, 1]);
+        assert_eq!([0, 7, u32::MAX].map(|before| generation_after(before, false)), [0, 8, 1], "of the mode alone");
+    }
+
+    #[test]
+    fn a_mode_reads_back_from_its_flags() {
+        for (keeps_flows, audits) in [(false, false), (true, false), (false, true), (true, true)] {
+            let mode = Mode { keeps_flows, audits };
+            assert_eq!(mode_of(flags_of(mode)), mode);
+        }
+        assert_eq!(mode_of(!0 << 2), Mode::default(), "bits of another version say nothing");
+    }
+
+    #[test]
+    fn a_full_table_is_told_with_its_size_and_a_remedy() {
+        let change = RowChange::Peer("10.0.0.0/8".parse().expect("a network"), Some(PeerRow::default()));
+        for errno in [libc::E2BIG, libc::ENOSPC] {
+            let io_error = io::Error::from_raw_os_error(errno);
+            let told = refused(&change, &SyscallError { call: "bpf_map_update_elem", io_error }.into());
+            assert_eq!(told.kind, KernelErrorKind::Exhausted);
+            for part in ["change policy", "10.0.0.0/8", "IPCACHE is full (131072 rows)", "remove policies"] {
+                assert!(told.to_string().contains(part), "{part} is missing in: {told}");
+            }
+        }
+        let io_error = io::Error::from_raw_os_error(libc::ENOMEM);
+        let told = refused(&change, &SyscallError { call: "bpf_map_update_elem", io_error }.into());
+        assert_eq!(told.kind, KernelErrorKind::Exhausted);
+        assert!(told.cause.contains("short of memory") && !told.cause.contains("full"), "{told}");
+    }
+}

@@ -1,0 +1,85 @@
+//! The fake's tables of policy. They are never full.
+
+use std::collections::BTreeMap;
+
+use wharf_common::{SetsRow, map};
+use wharf_core::{
+    kernel::{KernelErrorKind, Result},
+    policy::{Judged, Mode, PolicyRows, RowChange},
+};
+
+use super::Operation;
+use crate::{
+    bpf::{
+        inventory::Row,
+        policy::{Cause, generation_after, peer_key, peer_of, port_key, port_of, readable, sound, subject},
+    },
+    error::fail,
+};
+
+#[derive(Default)]
+pub(super) struct Policy {
+    pub(super) rows: PolicyRows,
+    pub(super) mode: Mode,
+    /// Where the next change is to fail, and how.
+    pub(super) fails_at: Option<(usize, KernelErrorKind)>,
+}
+
+impl Policy {
+    pub(super) fn change(&mut self, changes: &[RowChange], mode: Mode) -> Result<()> {
+        if changes.is_empty() && self.mode == mode {
+            return Ok(());
+        }
+        let fails_at = self.fails_at.take();
+        let generation = generation_after(self.rows.generation, !changes.is_empty());
+        for (index, change) in changes.iter().enumerate() {
+            let failure = match fails_at {
+                Some((at, kind)) if at == index => Err((kind, "the test asked for this failure")),
+                _ => self.change_row(change).map_err(|cause| (KernelErrorKind::Other, cause)),
+            };
+            if let Err((kind, cause)) = failure {
+                if index > 0 {
+                    self.rows.generation = generation;
+                }
+                return Err(fail(Operation::ChangePolicy.as_str(), subject(change), kind, cause));
+            }
+        }
+        (self.rows.generation, self.mode) = (generation, mode);
+        Ok(())
+    }
+
+    /// A prefix is kept as the key that the kernel has for it says it.
+    fn change_row(&mut self, change: &RowChange) -> std::result::Result<(), Cause> {
+        let rows = &mut self.rows;
+        match *change {
+            RowChange::Sets(id, row) => put(&mut rows.sets, id, (row != SetsRow::default()).then_some(row)),
+            RowChange::Peer(net, row) => put(&mut rows.peers, peer_of(&peer_key(net)?)?, row),
+            RowChange::Ports(range, class) => put(&mut rows.ports, port_of(&port_key(&range)?)?, class),
+            RowChange::Cell(key, None) => put(&mut rows.cells, key, None),
+            RowChange::Cell(key, Some(cell)) => {
+                sound(&cell)?;
+                rows.cells.entry(key).or_insert((cell, Judged::default())).0 = cell;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows of a table in readable form.
+    pub(super) fn dump(&self, name: &str) -> Vec<Row> {
+        let PolicyRows { sets, peers, ports, cells, generation } = &self.rows;
+        match name {
+            map::IPCACHE => peers.iter().map(|(net, row)| readable::peer(net, row)).collect(),
+            map::POLICY_PORTS => ports.iter().map(|(range, class)| readable::ports(range, *class)).collect(),
+            map::POLICY_CELLS => cells.iter().map(|(key, (cell, by))| readable::cell(key, cell, by)).collect(),
+            map::POLICY_SETS => sets.iter().map(|(id, row)| readable::sets(*id, row)).collect(),
+            _ => vec![readable::state(*generation, self.mode)],
+        }
+    }
+}
+
+fn put<K: Ord, V>(rows: &mut BTreeMap<K, V>, key: K, row: Option<V>) {
+    match row {
+        Some(row) => rows.insert(key, row),
+        None => rows.remove(&key),
+    };
+}

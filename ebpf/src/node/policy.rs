@@ -1,0 +1,191 @@
+//! Judges flows by the rules of the endpoints at their two ends: `wharf_common::policy` has the tables.
+//!
+//! A flow is judged when it begins, and again by its next packet after the rules changed: who began it, toward whom, to which
+//! port; the direction of the packet at hand does not matter. Both ends are judged at the one hook where the flow is found:
+//! the sender's rules for what it sends, the receiver's for what it gets.
+
+use core::ptr;
+
+use aya_ebpf::{bindings::__sk_buff, btf_maps::lpm_trie::Key, programs::TcContext};
+use wharf_common::{
+    CellKey, Direction, DropReason, PolicyState, PortKey,
+    flow::{ICMP, ICMPV6, SCTP, TCP, UDP},
+    policy::{Choice, DENY, IDENTITY_NODE, POLICY_AUDITS, PORT_PREFIX_BITS},
+};
+use wharf_ebpf::{
+    atomic,
+    flow::Asked,
+    maps::{IPCACHE, POLICY_CELLS, POLICY_PORTS, POLICY_SETS, POLICY_STATE},
+};
+
+use crate::{
+    packet::{Packet, address, echo_request},
+    stack_path,
+};
+
+/// Bits of an address in [`IPCACHE`].
+const ADDRESS_BITS: u32 = 128;
+/// Bits of a destination in [`POLICY_PORTS`].
+const DESTINATION_BITS: u32 = PORT_PREFIX_BITS + 16;
+/// In what [`wharf_rules`] is asked: the packet is on its way to the endpoint.
+const TO_ENDPOINT: u32 = 1 << 24;
+/// In what [`wharf_rules`] is asked: the peer is at the packet's source.
+const OF_SOURCE: u32 = 1 << 25;
+/// In what [`wharf_rules`] answers: the packet is not to pass.
+const DENIED: u64 = 1 << 32;
+/// In what [`wharf_rules`] answers: the rule.
+const RULE: u64 = 0xffff_ffff;
+
+/// The state of the rules.
+#[inline(always)]
+pub fn state() -> PolicyState {
+    POLICY_STATE.get(0).copied().unwrap_or_default()
+}
+
+/// The rule that lets a flow pass at both of its ends, zero for none. `by_owner`: the packet goes the way that the flow's first one
+/// went.
+#[inline(always)]
+pub fn judge(ctx: &TcContext, asked: &Asked, packet: &Packet, by_owner: bool) -> Result<u32, DropReason> {
+    let sends = asked.direction as u32 == Direction::Egress as u32;
+    let port = match (packet.protocol, by_owner) {
+        (ICMP | ICMPV6, true) => u16::from(packet.kind).to_be(),
+        (ICMP | ICMPV6, false) => u16::from(echo_request(packet.protocol)).to_be(),
+        (_, true) => packet.destination_port,
+        (_, false) => packet.source_port,
+    };
+    let destination = u32::from(port) | u32::from(packet.protocol) << 16;
+    let which = (if sends { SENDS } else { 0 }) | if by_owner { BY_OWNER } else { 0 };
+    // SAFETY: the context the program was called with.
+    let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, asked.peer.endpoint_id, destination, which) };
+    match (answer >> 32) as u32 {
+        0 => Ok(answer as u32),
+        OWN => Err(DropReason::PolicyDenied),
+        _ => Err(DropReason::PeerPolicyDenied),
+    }
+}
+
+/// In what [`wharf_judge`] is asked: its endpoint sends the packet.
+const SENDS: u32 = 1 << 0;
+/// In what [`wharf_judge`] is asked: the packet goes the way that the flow's first one went.
+const BY_OWNER: u32 = 1 << 1;
+/// In the high half of what [`wharf_judge`] answers: the rules of its endpoint deny.
+const OWN: u32 = 1;
+/// As [`OWN`]: those of the other one.
+const OTHER: u32 = 2;
+
+/// Judges the packet's flow at both ends. `peer`: the endpoint that the packet goes to, zero for none or where it comes from the
+/// stack; `destination`: as in [`wharf_rules`]. The low half of the answer is the rule that lets it pass.
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, destination: u32, which: u32) -> u64 {
+    let ctx = &TcContext::new(skb);
+    let (sends, by_owner) = (which & SENDS != 0, which & BY_OWNER != 0);
+    let other = if sends || peer != 0 { peer } else { sender(ctx) };
+    let own_began = sends == by_owner;
+    let (client, server) = if own_began { (own, other) } else { (other, own) };
+    // Of the one that began the flow, the peer is whom the flow is to.
+    let (to, from) = if by_owner { (0, OF_SOURCE) } else { (OF_SOURCE, 0) };
+    // SAFETY: the context the program was called with.
+    let (sent, received) = unsafe {
+        let sent = wharf_rules(skb, egress_set(client), destination | to);
+        (sent, wharf_rules(skb, ingress_set(server), destination | from | TO_ENDPOINT))
+    };
+    if (sent | received) & DENIED != 0 && state().flags & POLICY_AUDITS == 0 {
+        let by_client = sent & DENIED != 0;
+        return u64::from(if by_client == own_began { OWN } else { OTHER }) << 32;
+    }
+    if received as u32 != 0 { received & RULE } else { sent & RULE }
+}
+
+/// The endpoint that sent what the stack brought, or zero.
+#[inline(always)]
+fn sender(ctx: &TcContext) -> u32 {
+    address(ctx, true).and_then(|source| stack_path::sender(ctx, source)).map_or(0, |row| row.endpoint_id)
+}
+
+/// The rule set of what the endpoint sends; zero for none, and for no endpoint.
+#[inline(always)]
+fn egress_set(endpoint: u32) -> u32 {
+    POLICY_SETS.get(endpoint).map_or(0, |sets| sets.egress)
+}
+
+/// The rule set of what the endpoint gets.
+#[inline(always)]
+fn ingress_set(endpoint: u32) -> u32 {
+    POLICY_SETS.get(endpoint).map_or(0, |sets| sets.ingress)
+}
+
+/// What a rule set says of a packet: the rule that decides, zero for none, and [`DENIED`]. `destination`: port (network byte order),
+/// from bit 16 on the protocol, [`TO_ENDPOINT`], [`OF_SOURCE`].
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination: u32) -> u64 {
+    if set == 0 {
+        return 0;
+    }
+    let ctx = &TcContext::new(skb);
+    let Some(peer) = address(ctx, destination & OF_SOURCE != 0) else { return DENIED };
+    // Every address has a row as long as there are rules; without one it is not known what to do with it.
+    let Some(peer) = IPCACHE.get(&Key::new(ADDRESS_BITS, *peer.as_shared())) else { return DENIED };
+    if peer.identity == IDENTITY_NODE && destination & TO_ENDPOINT != 0 {
+        return 0;
+    }
+    let (class, protocol) = (peer.class, (destination >> 16) as u8);
+    let port = match protocol {
+        TCP | UDP | SCTP | ICMP | ICMPV6 => {
+            let key = PortKey { set, protocol, _pad: 0, port: (destination as u16).to_ne_bytes() };
+            POLICY_PORTS.get(&Key::new(DESTINATION_BITS, key)).copied().unwrap_or(0)
+        }
+        _ => 0,
+    };
+    let mut choice = Choice::NONE;
+    let mut judges = None;
+    for which in 0..4_u32 {
+        let (any_class, any_port) = (which & 2 != 0, which & 1 != 0);
+        let key = CellKey { set, class: if any_class { 0 } else { class }, port: if any_port { 0 } else { port } };
+        let Some(row) = POLICY_CELLS.get_ptr_mut(&key) else { continue };
+        // SAFETY: a map value, whose rules never change.
+        unsafe { choice.add((*row).admin, (*row).rest) };
+        let decides = choice.decides().rank;
+        // SAFETY: as above.
+        if unsafe { (*row).admin.rank == decides || (*row).rest.rank == decides } {
+            judges = Some(row);
+        }
+    }
+    if let Some(row) = judges {
+        // SAFETY: a map value, added to atomically.
+        unsafe {
+            atomic::increment(&raw mut (*row).packets);
+            atomic::add(&raw mut (*row).bytes, u64::from(ctx.len()));
+        }
+    }
+    let decides = choice.decides();
+    u64::from(decides.rule) | if decides.ruling == DENY { DENIED } else { 0 }
+}
+
+/// Notes by which rules the flow passes.
+///
+/// # Safety
+///
+/// `row` is a map value of a flow.
+#[inline(always)]
+pub unsafe fn note(row: *mut wharf_common::FlowRow, generation: u32, rule: u32) {
+    // The rule before the generation: whoever reads the generation finds the rule.
+    // SAFETY: the caller's word; fields of a map value, written whole.
+    unsafe {
+        ptr::write_volatile(&raw mut (*row).rule, rule);
+        ptr::write_volatile(&raw mut (*row).generation, generation);
+    }
+}
