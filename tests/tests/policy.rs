@@ -1,7 +1,7 @@
 //! Network policy, as an operator writes it and packets meet it.
 
 use std::{
-    net::{IpAddr, SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream},
     time::Duration,
 };
 
