@@ -7,7 +7,7 @@
 //! with the verdict. `deliver` alone has the code for that, because the verifier walks each program of each endpoint.
 //!
 //! A packet whose headers are not judged is not recorded: counters must not go backward while somebody reads them. They do so for a
-//! packet between endpoints whose flow takes the node's stack, which only the flow's row tells.
+//! packet between endpoints whose flow takes the node's stack, which only the flow's row tells, and for one of a flow that policy denies.
 
 use aya_ebpf::{bindings::TC_ACT_SHOT, programs::TcContext};
 use wharf_common::{Direction, DropReason, drop_reason::metrics_index};

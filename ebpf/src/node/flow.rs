@@ -122,7 +122,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     let mut found = find(&key);
     let (mut by_owner, mut is_judged) = (true, policy.generation == 0);
     if let Some((row, _)) = &found {
-        let lives = row.seen == now || !row.is_over(key.protocol, now);
+        let lives = row.seen == now || !row.is_over(key.protocol(), now);
         if ends.match_row(row) && lives && !row.is_succeeded_by(signals) {
             let kept = policy.flags & POLICY_KEEPS_FLOWS != 0 && row.flags & FLOW_REPLIED != 0;
             by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);

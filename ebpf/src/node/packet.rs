@@ -189,7 +189,7 @@ impl Packet {
         } else {
             (self.source, self.destination, ports)
         };
-        (Key { low, high, low_port, high_port, protocol: self.protocol, pad: [0; 3] }, by_high)
+        (Key { low, high, low_port, high_port, protocol: self.protocol.into() }, by_high)
     }
 }
 
@@ -272,8 +272,8 @@ pub struct Key {
     high: Ipv6Address,
     low_port: u16,
     high_port: u16,
-    pub protocol: u8,
-    pad: [u8; 3],
+    /// With the zeros after it: bytes that are zeroed on their own are a call of a function that loops.
+    protocol: u32,
 }
 
 const _: () = {
@@ -283,6 +283,11 @@ const _: () = {
 };
 
 impl Key {
+    #[inline(always)]
+    pub fn protocol(&self) -> u8 {
+        self.protocol as u8
+    }
+
     #[inline(always)]
     pub fn as_shared(&self) -> &FlowKey {
         // SAFETY: same size and places (asserted above), and the words' alignment is greater.

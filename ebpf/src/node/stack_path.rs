@@ -23,8 +23,9 @@ struct Key {
     client: Ipv6Address,
     server: Ipv6Address,
     port: u16,
-    protocol: u8,
-    pad: [u8; 5],
+    /// With a zero after it, as the rest: bytes that are zeroed on their own are a call of a function that loops.
+    protocol: u16,
+    pad: u32,
 }
 
 const _: () = {
@@ -42,7 +43,7 @@ impl Key {
         } else {
             (packet.source, packet.destination, packet.destination_port)
         };
-        Self { client, server, port, protocol: packet.protocol, pad: [0; 5] }
+        Self { client, server, port, protocol: packet.protocol.into(), pad: 0 }
     }
 
     #[inline(always)]
