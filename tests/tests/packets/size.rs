@@ -65,6 +65,7 @@ fn map_bytes(map: &Map) -> Result<u64> {
     let data = match map {
         Map::Array(data)
         | Map::HashMap(data)
+        | Map::LpmTrie(data)
         | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
         | Map::ProgramArray(data)
