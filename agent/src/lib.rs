@@ -343,7 +343,11 @@ async fn read_events(life: Arc<Life>, mut events: wharf_datapath::EventReader) {
             result = events.next() => result,
         };
         match result {
-            Ok(batch) => life.monitor.packets(&batch),
+            Ok(batch) => {
+                let none = life.monitor.readers() == 0;
+                let rules = if none { vec![None; batch.len()] } else { life.policy.why(&batch).await };
+                life.monitor.packets(batch.into_iter().zip(rules));
+            }
             Err(error) => {
                 life.tasks.controllers.record("events", Err(&error));
                 tracing::error!("read events: {error}; `wharf monitor` shows no packets until the agent is restarted");

@@ -58,18 +58,19 @@ impl Monitor {
         }));
     }
 
-    /// Sends packet events. The clock's offset turns the kernel's monotonic time into wall time.
-    pub fn packets(&self, events: &[Event]) {
+    /// Sends packet events, each with the rule of policy that decided. The clock's offset turns the kernel's monotonic time
+    /// into wall time.
+    pub fn packets(&self, events: impl ExactSizeIterator<Item = (Event, Option<String>)>) {
         self.packets.fetch_add(events.len() as u64, Ordering::Relaxed);
         if self.sender.receiver_count() == 0 {
             return;
         }
         let offset = wall_clock_offset_ms();
-        for event in events {
-            if self.is_sampled_out(event) {
+        for (event, rule) in events {
+            if self.is_sampled_out(&event) {
                 continue;
             }
-            if let Some(event) = packet::readable(event, offset) {
+            if let Some(event) = packet::readable(&event, rule, offset) {
                 self.send(event);
             }
         }
@@ -127,7 +128,8 @@ mod tests {
         let monitor = Monitor::default();
         let mut reader = monitor.subscribe();
         monitor.set_sampling(sampling);
-        monitor.packets(&[Event { kind: kind as u32, ..Event::default() }; 100]);
+        let event = Event { kind: kind as u32, ..Event::default() };
+        monitor.packets(vec![(event, None); 100].into_iter());
         std::iter::from_fn(|| reader.try_recv().ok()).count()
     }
 

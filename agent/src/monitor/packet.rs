@@ -9,8 +9,8 @@ const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const ARP: u16 = 0x0806;
 
-/// The record in words; `None` for a kind of another version.
-pub(super) fn readable(event: &Event, offset_ms: i64) -> Option<MonitorEvent> {
+/// The record in words, with the rule of policy that decided; `None` for a kind of another version.
+pub(super) fn readable(event: &Event, rule: Option<String>, offset_ms: i64) -> Option<MonitorEvent> {
     let kind = EventKind::from_u32(event.kind)?;
     let time = i64::try_from(event.timestamp_ns / 1_000_000).unwrap_or(i64::MAX).saturating_add(offset_ms);
     let ethertype = u16::from_be_bytes(event.ethertype);
@@ -25,6 +25,7 @@ pub(super) fn readable(event: &Event, offset_ms: i64) -> Option<MonitorEvent> {
         direction: Direction::from_u32(event.direction)
             .map_or_else(|| event.direction.to_string(), |d| d.as_str().into()),
         reason: DropReason::from_u32(event.reason).map_or_else(|| event.reason.to_string(), |r| r.as_str().into()),
+        rule,
         ethertype: match ethertype {
             IPV4 => "IPv4".into(),
             IPV6 => "IPv6".into(),
@@ -142,7 +143,7 @@ mod tests {
     /// Protocol, message, addresses and ports of a record.
     fn told(event: Event) -> (String, Option<String>, [Option<String>; 2], [u16; 2]) {
         let event = Event { kind: EventKind::Drop as u32, length: 90, ..event };
-        let Some(MonitorEvent::Drop(packet)) = readable(&event, 0) else { panic!("a drop is told") };
+        let Some(MonitorEvent::Drop(packet)) = readable(&event, None, 0) else { panic!("a drop is told") };
         let addresses = [packet.source, packet.destination].map(|address| address.map(|a| a.to_string()));
         (packet.protocol, packet.message, addresses, [packet.source_port, packet.destination_port])
     }
@@ -205,7 +206,7 @@ mod tests {
     fn a_packet_too_short_for_addresses_has_none() {
         for (ethertype, whole) in [(IPV4, 34), (IPV6, 54), (ARP, 42)] {
             let event = Event { ethertype: ethertype.to_be_bytes(), kind: 1, ..v6("::ffff:0.0.0.0", "::ffff:0.0.0.0") };
-            let source = |length| match readable(&Event { length, ..event }, 0) {
+            let source = |length| match readable(&Event { length, ..event }, None, 0) {
                 Some(MonitorEvent::Drop(packet)) => packet.source,
                 other => panic!("{other:?}"),
             };

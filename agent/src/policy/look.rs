@@ -1,13 +1,17 @@
 //! What is told of policy: the policies, an endpoint's rules, and what decides about a packet. By the tables that the kernel was
 //! given.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
 use wharf_api::{
     EndpointPolicy, EndpointRules, Namespace, POLICY_ROW_PEERS_MOST, PolicyExplanation, PolicyInfo, PolicyJudgement,
     PolicyList, PolicyProtocol, PolicyRow, PolicyRule, PolicySizes, PolicyVerdict,
 };
+use wharf_common::{Direction as EventDirection, DropReason, Event, flow};
 use wharf_core::{ids::EndpointId, kernel::Kernel, policy::PolicyRows};
 use wharf_policy::{
     compile::{Hit, L4, LookUp, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, Ruling, SetId, Tables},
@@ -99,6 +103,28 @@ impl<K: Kernel> Policy<K> {
         PolicyExplanation { verdict, egress, ingress, note }
     }
 
+    /// Policy in few words, and why it is not what is wanted.
+    pub async fn summary(&self) -> Summary {
+        let inner = self.lock().await;
+        Summary {
+            policies: inner.wanted.iter().map(|(_, document)| document.policies.len()).sum(),
+            revision: inner.wanted.revision,
+            realized: inner.realized,
+            enforcement: inner.enforcement,
+            audits: self.mode.audits,
+            problem: problem(&inner),
+        }
+    }
+
+    /// For each event, why policy dropped its packet: by the rules of now, and taken for the first of a flow.
+    pub async fn why(&self, events: &[Event]) -> Vec<Option<String>> {
+        if !events.iter().any(of_policy) {
+            return vec![None; events.len()];
+        }
+        let inner = self.lock().await;
+        events.iter().map(|event| why(&inner, event)).collect()
+    }
+
     /// The rule sets of an endpoint with their rows, and what was judged by each.
     ///
     /// # Errors
@@ -117,6 +143,60 @@ impl<K: Kernel> Policy<K> {
             egress: rules(Direction::Egress),
         })
     }
+}
+
+/// What [`Policy::summary`] answers.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    /// Number of policies.
+    pub policies: usize,
+    /// Revision that was taken.
+    pub revision: u64,
+    /// Revision that is in force.
+    pub realized: u64,
+    /// When policy is enforced.
+    pub enforcement: Enforcement,
+    /// What policy would drop passes.
+    pub audits: bool,
+    /// What is amiss.
+    pub problem: Option<String>,
+}
+
+fn of_policy(event: &Event) -> bool {
+    event.reason == DropReason::PolicyDenied as u32 || event.reason == DropReason::PeerPolicyDenied as u32
+}
+
+fn why(inner: &Inner, event: &Event) -> Option<String> {
+    if !of_policy(event) {
+        return None;
+    }
+    let own = u16::try_from(event.endpoint_id).ok().and_then(|id| EndpointId::try_from(id).ok())?;
+    let address = |bytes: [u8; 16]| Ipv6Addr::from(bytes).to_canonical();
+    let (source, target) = (address(event.source), address(event.destination));
+    let sends = event.direction == EventDirection::Egress as u32;
+    let by_own = event.reason == DropReason::PolicyDenied as u32;
+    // Whose rules: those of the sender, or of the receiver.
+    let by_sender = sends == by_own;
+    let peer = if by_sender { target } else { source };
+    let judges = if by_own { own } else { inner.members.by_address(if by_sender { source } else { target })? };
+    let port = u16::from_be_bytes(event.destination_port);
+    let to = match event.protocol {
+        flow::TCP => Destination::Ports { protocol: Protocol::Tcp, port },
+        flow::UDP => Destination::Ports { protocol: Protocol::Udp, port },
+        flow::SCTP => Destination::Ports { protocol: Protocol::Sctp, port },
+        flow::ICMP => Destination::Icmp { v6: false, kind: event.source_port[0] },
+        flow::ICMPV6 => Destination::Icmp { v6: true, kind: event.source_port[0] },
+        other => Destination::Other(other),
+    };
+    let direction = if by_sender { Direction::Egress } else { Direction::Ingress };
+    let judgement = judge(inner, judges, direction, peer, to);
+    if judgement.verdict == PolicyVerdict::Accept {
+        return None;
+    }
+    Some(match judgement.rule {
+        Some(PolicyRule { file, line, document, field }) => format!("{file}:{line}: {document}, {field}"),
+        None => format!("no rule allows it ({})", judgement.isolated_by.join(", ")),
+    })
 }
 
 fn problem(inner: &Inner) -> Option<String> {

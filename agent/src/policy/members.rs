@@ -1,6 +1,6 @@
 //! Endpoints as policy sees them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -142,6 +142,11 @@ impl Members {
     /// The security identity that a number of the tables stands for.
     pub(super) fn identity(&self, number: compile::Identity) -> Option<Identity> {
         self.identities.get(&number.0).copied()
+    }
+
+    /// The endpoint that has an address.
+    pub(super) fn by_address(&self, ip: IpAddr) -> Option<EndpointId> {
+        self.endpoints.iter().find(|(_, place)| place.member.endpoint.addresses.contains(&ip)).map(|(id, _)| *id)
     }
 
     /// Every endpoint.

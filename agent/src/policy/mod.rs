@@ -51,7 +51,7 @@ use self::{
 };
 use crate::config::{AgentConfig, Enforcement};
 
-pub use look::Ask;
+pub use look::{Ask, Summary};
 
 /// Name of the controller that puts right what failed, and looks at the node's addresses and the policy directory.
 pub const CONTROLLER: &str = "policy";

@@ -11,6 +11,7 @@ mod datapath;
 mod endpoints;
 mod flows;
 mod nat;
+mod policy;
 pub mod process;
 mod records;
 mod store;
@@ -56,12 +57,13 @@ pub struct Source<K: Kernel> {
 }
 
 /// The parts, in display order.
-fn sources() -> [Source<LinuxKernel>; 11] {
+fn sources() -> [Source<LinuxKernel>; 12] {
     [
         store::source(),
         datapath::source(),
         nat::source(),
         flows::source(),
+        policy::source(),
         address::source(),
         endpoints::source(),
         controllers::source(),

@@ -116,6 +116,7 @@ mod tests {
             identity: 5,
             direction: "egress".to_owned(),
             reason: "malformed".to_owned(),
+            rule: None,
             ethertype: "IPv4".to_owned(),
             protocol: "UDP".to_owned(),
             message: None,

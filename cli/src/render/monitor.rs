@@ -35,8 +35,9 @@ fn packet(p: &PacketEvent, style: &Style, verdict: String) -> String {
     if let Some(message) = &p.message {
         kind = format!("{kind} {}", text::safe(message));
     }
+    let rule = p.rule.as_deref().map_or_else(String::new, |rule| format!("; {}", text::safe(rule)));
     format!(
-        "{} {verdict} endpoint {} {} {}: {}{flow} {} bytes, identity {}",
+        "{} {verdict} endpoint {} {} {}: {}{flow} {} bytes, identity {}{rule}",
         text::time_of_day(p.time_unix_ms),
         p.endpoint,
         text::safe(&p.direction),
@@ -71,6 +72,7 @@ mod tests {
             identity: 65_537,
             direction: "egress".to_owned(),
             reason: "invalid-source-ip".to_owned(),
+            rule: None,
             ethertype: "IPv4".to_owned(),
             protocol: "UDP".to_owned(),
             message: None,

@@ -4,10 +4,8 @@ mod explain;
 mod force;
 mod rules;
 
-use std::collections::BTreeSet;
-
 use serde::Serialize;
-use wharf_policy::model::{Direction, Holds, LabelOf, Policy, Requirement, Selector, Tier};
+use wharf_policy::model::{Direction, Policy, Tier};
 
 pub(crate) use self::{
     explain::explanation,
@@ -20,7 +18,6 @@ use super::{
 };
 
 /// Label of a namespace that has its name (Kubernetes, well-known labels).
-const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// A policy in short.
 #[derive(Debug, Serialize)]
@@ -63,7 +60,7 @@ impl From<&Policy> for Row {
             name: policy.name.name.clone(),
             tier,
             priority,
-            subject: subject(&policy.subject),
+            subject: policy.subject.to_string(),
             isolates: isolates.into_iter().filter_map(|(is, direction)| is.then_some(direction)).collect(),
             rules: Count { ingress: rules(Direction::Ingress), egress: rules(Direction::Egress) },
             file: policy.origin.file.to_string(),
@@ -109,44 +106,6 @@ fn isolates(directions: &[impl AsRef<str>]) -> Cell {
         [direction] => direction.as_ref(),
         _ => "both",
     })
-}
-
-/// A selector in words: `k8s:app=db, in namespace shop`.
-fn subject(selector: &Selector) -> String {
-    let of = |of| selector.0.iter().filter(move |requirement| requirement.of == of);
-    let mut words: Vec<_> = of(LabelOf::Endpoint).map(label).collect();
-    if words.is_empty() {
-        words.push("all endpoints".to_owned());
-    }
-    words.extend(of(LabelOf::Namespace).map(namespace));
-    words.join(", ")
-}
-
-fn namespace(requirement: &Requirement) -> String {
-    if requirement.key != NAMESPACE_NAME {
-        return format!("namespace {}", label(requirement));
-    }
-    match &requirement.holds {
-        Holds::In(names) => format!("in namespace {}", any_of(names)),
-        Holds::NotIn(names) => format!("not in namespace {}", any_of(names)),
-        Holds::Exists => "in any namespace".to_owned(),
-        Holds::DoesNotExist => "in no namespace".to_owned(),
-    }
-}
-
-fn label(Requirement { key, holds, .. }: &Requirement) -> String {
-    match holds {
-        Holds::In(values) => format!("{key}={}", any_of(values)),
-        Holds::NotIn(values) => format!("{key} not {}", any_of(values)),
-        Holds::Exists => format!("with {key}"),
-        Holds::DoesNotExist => format!("without {key}"),
-    }
-}
-
-/// Values of a label, of which an empty one is shown as such.
-fn any_of(values: &BTreeSet<String>) -> String {
-    let shown = values.iter().map(|value| if value.is_empty() { "\"\"" } else { value.as_str() });
-    shown.collect::<Vec<_>>().join(" or ")
 }
 
 #[cfg(test)]

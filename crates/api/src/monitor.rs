@@ -65,6 +65,9 @@ pub struct PacketEvent {
     pub direction: String,
     /// One of [`PACKET_REASONS`].
     pub reason: String,
+    /// Of a packet that policy dropped: the rule that denies it, or that no rule allows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
     /// `IPv4`, `IPv6`, `ARP` or the number in hex.
     pub ethertype: String,
     /// IP protocol: its name, or `protocol` and its number. Empty unless the packet is IP.

@@ -107,6 +107,7 @@ fn component_next(c: &ComponentStatus) -> &'static str {
             "recreate their containers one after the other; wharf audit --repair disconnects all of them at once"
         }
         "flows" => "wharf bpf ct list",
+        "policy" => "wharf policy get",
         "self-check" => "wharf endpoint health ID",
         "health" => "wharf health status",
         "controllers" => "wharf status --all-controllers",
