@@ -1,4 +1,4 @@
-//! The flow tables: what the program `flow` makes of packets, against a model that knows nothing of its rows; and collection.
+//! The flow tables: what the programs make of packets, against a model that knows nothing of its rows; and collection.
 
 use std::{collections::HashMap as Model, net::IpAddr};
 

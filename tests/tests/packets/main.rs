@@ -15,6 +15,7 @@ mod hostile;
 mod limits;
 mod live;
 mod neighbours;
+mod policy;
 mod shortcut;
 mod size;
 mod test_packets;
