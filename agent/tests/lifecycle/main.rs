@@ -31,6 +31,7 @@ mod orphans;
 mod out_of_service;
 mod overload;
 mod own_doing;
+mod policy;
 mod ports;
 mod resting;
 mod restore;

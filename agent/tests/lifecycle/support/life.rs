@@ -112,6 +112,7 @@ struct Opening {
 /// What the agent does before it serves, in its order.
 async fn bring_back(node: &Arc<Node<wharf_datapath::FakeKernel>>, opening: &Opening) {
     let life = &node.life;
+    life.policy.load().await.expect("policies");
     life.kernel.ensure_node(&life.spec()).await.expect("node part");
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
     restore::restore(life, opening.snapshot.clone(), opening.lost).await.expect("restore");

@@ -329,6 +329,8 @@ impl Agent {
             Operation::ObserveEndpoint,
             Operation::ObserveNode,
             Operation::ObserveNetworks,
+            Operation::ObserveAddresses,
+            Operation::ObservePolicy,
             Operation::ObserveSpeakers,
             Operation::RemoveConnections,
             Operation::EnsureNode,

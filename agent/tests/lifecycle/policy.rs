@@ -1,0 +1,184 @@
+//! Network policy beside the life of endpoints: rows are there before an endpoint is attached and go with it, what is wanted
+//! outlives the agent, and a kernel that refuses is led there later.
+
+use std::collections::BTreeMap;
+
+use wharf_agent::{endpoint::create::CreateSpec, policy::error::PolicyError};
+use wharf_core::{kernel::KernelErrorKind as Kind, policy::PolicyRows};
+use wharf_datapath::fake::Operation as Op;
+
+use crate::support::*;
+
+/// Pods with this label get packets from nobody.
+fn isolates(app: &str) -> String {
+    format!(
+        "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: {app}}}\nspec:\n  podSelector: \
+         {{matchLabels: {{app: {app}}}}}\n  policyTypes: [Ingress]\n"
+    )
+}
+
+/// As [`isolates`], for pods of namespaces with a label.
+const OF_NAMESPACES: &str = "
+apiVersion: cilium.io/v2
+kind: CiliumClusterwideNetworkPolicy
+metadata: {name: dark}
+spec:
+  endpointSelector:
+    matchLabels: {'k8s:io.cilium.k8s.namespace.labels.light': 'off'}
+  ingress: [{}]
+";
+
+fn rows(machine: &Machine) -> PolicyRows {
+    machine.kernel.policy().0
+}
+
+/// Rule set of what an endpoint gets.
+fn ingress(machine: &Machine, endpoint: u16) -> u32 {
+    rows(machine).sets.get(&id(endpoint)).map_or(0, |sets| sets.ingress)
+}
+
+#[test]
+fn rows_are_there_before_an_endpoint_is_attached_and_go_with_it() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        let handle = agent.create("c1").await;
+        assert_ne!(ingress(&machine, handle.id.get()), 0);
+        let operations = agent.operations();
+        let first = |operation| operations.iter().position(|o| *o == operation);
+        // The first one is the import's.
+        let puts = operations.iter().enumerate().filter(|(_, o)| **o == Op::ChangePolicy).map(|(at, _)| at);
+        assert!(puts.last() < first(Op::EnsureAttached), "{operations:?}");
+        assert!(agent.delete(&handle).await.errors.is_empty());
+        let left = rows(&machine);
+        assert!(left.sets.values().all(|sets| sets.ingress == 0 && sets.egress == 0), "{left:?}");
+        assert!(left.peers.keys().all(|net| net.prefix_len() == 0 || net.addr().to_string().ends_with(['1', ':'])));
+    });
+}
+
+#[test]
+fn without_a_policy_no_row_is_written() {
+    Machine::new().life(async |agent| {
+        let handle = agent.create("c1").await;
+        agent.life.policy.ensure().await.expect("nothing to do");
+        assert!(agent.delete(&handle).await.errors.is_empty());
+        assert!(!agent.operations().contains(&Op::ChangePolicy));
+    });
+}
+
+#[test]
+fn what_is_wanted_outlives_the_agent() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        agent.life.policy.import("b.yaml", &isolates("db")).await.expect("imported");
+    });
+    let before = rows(&machine);
+    machine.life(async |agent| {
+        let list = agent.life.policy.list().await;
+        assert_eq!((list.revision, list.realized, list.policies.len()), (2, 2, 2));
+        assert_ne!(ingress(&machine, 1), 0);
+        assert!(rows(&machine).generation > before.generation, "what the programs noted is judged again");
+        agent.life.policy.delete_all().await.expect("deleted");
+        assert_eq!(ingress(&machine, 1), 0);
+    });
+    machine.life(async |agent| assert_eq!(agent.life.policy.list().await.policies, []));
+}
+
+#[test]
+fn a_text_that_is_refused_changes_nothing() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        let before = (rows(&machine), agent.life.policy.list().await);
+        let bad = format!("{}---\n{}", isolates("db"), isolates("x").replace("podSelector", "podselector"));
+        let refused = agent.life.policy.import("bad.yaml", &bad).await.expect_err("refused");
+        assert!(matches!(refused, PolicyError::Refused(_)), "{refused}");
+        assert!(refused.to_string().starts_with("bad.yaml:"), "{refused}");
+        assert_eq!((rows(&machine), agent.life.policy.list().await), before);
+    });
+}
+
+#[test]
+fn a_kernel_that_refuses_half_way_is_led_to_what_is_wanted() {
+    for index in 0..6 {
+        let machine = Machine::new();
+        machine.life(async |agent| {
+            agent.create("c1").await;
+            agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+            agent.kernel.fail_policy_at(index, Kind::Exhausted);
+            let both = isolates("web").replace("[Ingress]", "[Ingress, Egress]");
+            let Err(failed) = agent.life.policy.import("a.yaml", &both).await else { return };
+            assert!(matches!(failed, PolicyError::Kernel(_)), "{failed}");
+            let list = agent.life.policy.list().await;
+            assert_eq!((list.revision, list.realized), (2, 1));
+            assert!(list.problem.is_some_and(|why| why.contains("put policy into the kernel")));
+            agent.life.policy.ensure().await.expect("the kernel takes them now");
+            let list = agent.life.policy.list().await;
+            assert_eq!((list.realized, list.problem), (2, None));
+            let rows = rows(&machine);
+            assert!(rows.sets[&id(1)].ingress != 0 && rows.sets[&id(1)].egress != 0);
+            assert_eq!(rows.cells.len() as u64, list.rows.cells, "nothing of the change before is left");
+            assert_eq!(rows.peers.len() as u64, list.rows.peers);
+        });
+    }
+}
+
+#[test]
+fn an_endpoint_whose_rows_the_kernel_refuses_is_refused_and_leaves_nothing() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        agent.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
+        let refused = agent.try_create(agent.container("c1")).await.expect_err("refused");
+        assert!(refused.message.contains("put policy into the kernel"), "{}", refused.message);
+        assert!(agent.life.registry.is_empty());
+        agent.create("c2").await;
+        assert_eq!(rows(&machine).sets.values().filter(|sets| sets.ingress != 0).count(), 1);
+    });
+}
+
+#[test]
+fn a_start_that_cannot_read_the_rows_is_put_right_later() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+    });
+    machine.kernel.fail_next(Op::ObservePolicy, Kind::Other);
+    machine.life(async |agent| {
+        assert_ne!(ingress(&machine, 1), 0, "the rows of before are in force");
+        assert!(agent.life.policy.list().await.realized < 1);
+        agent.life.policy.ensure().await.expect("read now");
+        assert_eq!(agent.life.policy.list().await.realized, 1);
+    });
+}
+
+#[test]
+fn labels_of_a_namespace_move_its_endpoints() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        let spec = CreateSpec { pod_namespace: Some("shop".into()), ..agent.container("c1") };
+        agent.try_create(spec).await.expect("created");
+        agent.create("c2").await;
+        agent.life.policy.import("a.yaml", OF_NAMESPACES).await.expect("imported");
+        assert_eq!((ingress(&machine, 1), ingress(&machine, 2)), (0, 0));
+        let dark = BTreeMap::from([("light".to_owned(), "off".to_owned())]);
+        agent.life.policy.set_namespace("shop", Some(dark)).await.expect("set");
+        assert!(ingress(&machine, 1) != 0 && ingress(&machine, 2) == 0);
+        agent.life.policy.set_namespace("shop", None).await.expect("forgotten");
+        assert_eq!(ingress(&machine, 1), 0);
+        agent.life.policy.set_namespace("Shop!", Some(BTreeMap::new())).await.expect_err("no name");
+    });
+}
+
+#[test]
+fn a_file_of_policies_that_cannot_be_used_is_no_start_without_them() {
+    let machine = Machine::new();
+    std::fs::write(machine.config.state_dir.join("policy.json"), "{").expect("written");
+    let policy = wharf_agent::policy::Policy::new(&machine.config, std::sync::Arc::new(machine.kernel.clone()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
+    let refused = runtime.block_on(policy.load()).expect_err("refused").to_string();
+    assert!(refused.contains("policy.json") && refused.contains("remove it"), "{refused}");
+}
