@@ -1,12 +1,12 @@
-//! Network policy: what is wanted ([`documents`]), the rows that follow from it (`wharf_policy`), and that the kernel has them.
+//! Network policy: what is wanted (`documents`), the rows that follow from it (`wharf_policy`), and that the kernel has them.
 //!
 //! | file | content |
 //! |---|---|
-//! | [`documents`] | imported policies, those of the directory, labels of namespaces; what is kept of them |
-//! | [`members`] | endpoints as policy sees them |
-//! | [`rows`] | rows as the kernel keeps them |
-//! | [`look`] | what is told of all of it |
-//! | [`directory`] | the policy directory |
+//! | `documents` | imported policies, those of the directory, labels of namespaces; what is kept of them |
+//! | `members` | endpoints as policy sees them |
+//! | `rows` | rows as the kernel keeps them |
+//! | `look` | what is told of all of it |
+//! | `directory` | the policy directory |
 //!
 //! **Order.** One change after the other: rows are computed, what is wanted is kept, then the kernel's rows change, in the order
 //! that lets nothing pass that both states deny. A change is answered when the kernel has it. Where the kernel refuses half-way,

@@ -9,7 +9,11 @@
 
 use core::ptr;
 
-use aya_ebpf::{bindings::{__sk_buff, BPF_NOEXIST}, helpers::bpf_ktime_get_coarse_ns, programs::TcContext};
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_NOEXIST},
+    helpers::bpf_ktime_get_coarse_ns,
+    programs::TcContext,
+};
 use wharf_common::{
     Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow,
     flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_REPLIED, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT},
