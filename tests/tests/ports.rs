@@ -74,7 +74,8 @@ fn nft(node: &Node, arguments: &[&str]) -> Result<String> {
     run(command, b"", Duration::from_secs(10))?.ok()
 }
 
-/// The elements of a map as text. Protocols are numbers (6 TCP, 17 UDP): nft writes names only where `/etc/protocols` is.
+/// The elements of a map as text. Protocols are numbers (6 TCP, 17 UDP): nft writes names only where it has
+/// `/etc/protocols`.
 fn elements(node: &Node, map: &str) -> Result<String> {
     let text = nft(node, &["--numeric-protocol", "list", "map", "inet", "wharf", map])?;
     Ok(text.split_once("elements").map(|(_, elements)| elements.to_owned()).unwrap_or_default())

@@ -1,4 +1,5 @@
-//! What a guest boots into: an archive with busybox, iproute2, nftables, iptables, Wharf's programs, the tests and their libraries.
+//! What a guest boots into: an archive with busybox, iproute2, nftables, iptables, Wharf's programs, the tests and
+//! their libraries.
 
 use std::{
     collections::BTreeSet,
