@@ -98,7 +98,16 @@ fn scene(node: &Node) -> Result<(Pod, Pod, Vec<Flows>)> {
 
 #[test]
 fn a_tightened_policy_cuts_flows_at_once_and_a_loosened_one_lets_them_go_on() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
+    cuts_and_lets_go_on("direct")
+}
+
+#[test]
+fn a_tightened_policy_cuts_flows_that_take_the_stack() -> Result<()> {
+    cuts_and_lets_go_on("stack")
+}
+
+fn cuts_and_lets_go_on(delivery: &str) -> Result<()> {
+    scenario(NodeConfig::default().flags(&[&format!("--local-delivery={delivery}")]), |node| {
         let (web, db, flows) = scene(node)?;
         // The front end may not send: its own rules.
         let mute = network_policy("web", "{podSelector: {matchLabels: {app: web}}, policyTypes: [Egress]}");

@@ -16,10 +16,12 @@ use wharf_api::{EndpointPatch, RegenerateLevel};
 use wharf_tests::{
     Node, NodeConfig,
     echo::{self, EchoServer},
+    process::ip,
     scenario,
     space::Space,
     stream::{TcpFlow, UdpStream},
     wait,
+    world::{NODE, World},
 };
 
 use crate::pods::{Ask, Pod, forget, import, network_policy, relabel};
@@ -165,15 +167,21 @@ impl Scene {
         Ok(())
     }
 
+    /// Nobody has entered all the time.
     fn end(self, node: &Node) -> Result<()> {
+        ensure!(self.door.entered() == 0, "{} entered", self.door.entered());
+        self.finish(node)
+    }
+
+    fn finish(self, node: &Node) -> Result<()> {
         for stream in self.streams {
             stream.stop()?.must_be_perfect()?;
         }
         self.talk.stop()?.must_be_whole()?;
-        ensure!(self.door.entered() == 0, "{} entered", self.door.entered());
+        let before = self.door.entered();
         // The flood is one that enters where it may.
         forget(node)?;
-        wait::until("the flood to enter", || Ok((self.door.entered() > 100).then_some(())))?;
+        wait::until("the flood to enter", || Ok((self.door.entered() > before + 100).then_some(())))?;
         let knocks = self.flood.stop()?;
         println!("{knocks} knocks");
         self.door.close()?;
@@ -198,6 +206,42 @@ fn nothing_enters_while_the_agent_is_killed_and_restarted() -> Result<()> {
         }
         node.await_rebuilt()?;
         s.end(node)
+    })
+}
+
+#[test]
+fn nothing_from_beyond_the_node_enters_while_the_agent_is_killed_and_restarted() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let world = World::join(node)?;
+        let s = Scene::start(node)?;
+        for (address, router) in s.db.end.both()?.into_iter().zip(NODE) {
+            let family = if address.is_ipv4() { "-4" } else { "-6" };
+            ip(world.space()?, &format!("{family} route add {address} via {router}"))?;
+        }
+        let flood = Flood::start(world.space()?, &s.db.end.both()?)?;
+        for round in 1..=5 {
+            node.kill_agent()?;
+            flood.await_more(100)?;
+            s.holds(&format!("without an agent, round {round}"))?;
+            node.start_agent()?;
+            flood.await_more(100)?;
+            s.holds(&format!("after start {round}"))?;
+        }
+        node.await_rebuilt()?;
+        let seen = s.flood.knocks();
+        // What comes from beyond the node enters where it may, too.
+        import(
+            node,
+            &network_policy(
+                "db",
+                "{podSelector: {matchLabels: {app: db}}, ingress: [
+            {from: [{podSelector: {matchLabels: {app: web}}}, {ipBlock: {cidr: 198.51.100.0/24}}]}]}",
+            ),
+        )?;
+        wait::until("the world to enter", || Ok((s.door.entered() > 100).then_some(())))?;
+        println!("{seen} and {} knocks", flood.stop()?);
+        import(node, &front_end())?;
+        s.finish(node)
     })
 }
 

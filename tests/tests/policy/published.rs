@@ -84,11 +84,24 @@ fn a_translated_flow_is_judged_by_who_began_it() -> Result<()> {
         };
         policy("{podSelector: {matchLabels: {app: web}}}")?;
         hold(&[(&web, true), (&other, false)], (&world, false), "the front end")?;
-        policy("{podSelector: {matchLabels: {app: other}}}, {ipBlock: {cidr: 198.51.100.0/24}}, {ipBlock: {cidr: '2001:db8:7::/64'}}")?;
+        policy(
+            "{podSelector: {matchLabels: {app: other}}}, {ipBlock: {cidr: 198.51.100.0/24}}, {ipBlock: {cidr: '2001:db8:7::/64'}}",
+        )?;
         hold(&[(&web, false), (&other, true)], (&world, true), "the other one, and the world")?;
         for address in NODE {
             let answered = Ask::Tcp(PORT).is_answered(node.space(), address.parse()?, crate::pods::DENIED);
             ensure!(answered.context("from the node")?, "the node by {address}");
+        }
+        // A pod cannot block access to itself (Kubernetes, network policies).
+        policy("{podSelector: {matchLabels: {app: web}}}")?;
+        for address in NODE {
+            for ask in [Ask::Tcp(PORT), Ask::Udp(PORT)] {
+                ensure!(db.reaches(address.parse()?, ask)?, "the server itself by {address}, {ask:?}");
+            }
+        }
+        // The pair's flows take the stack since one came by a service: what is sent directly is judged as before.
+        for address in db.end.both()? {
+            ensure!(web.reaches(address, Ask::Tcp(80))? && !other.reaches(address, Ask::Tcp(80))?, "{address}");
         }
         forget(node)?;
         [web, other, db].iter().try_for_each(|pod| node.detach(&pod.end))

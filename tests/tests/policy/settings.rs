@@ -62,7 +62,10 @@ fn the_agent_follows_the_policy_directory() -> Result<()> {
         let refused = node.http("DELETE", "/v1/policy?kind=NetworkPolicy&namespace=default&name=db", None)?;
         ensure!(refused.status == 409, "{}", refused.text());
         // What an import says of another name adds up.
-        import(node, &network_policy("more", "{podSelector: {matchLabels: {app: db}}, ingress: [{ports: [{port: 80}]}]}"))?;
+        import(
+            node,
+            &network_policy("more", "{podSelector: {matchLabels: {app: db}}, ingress: [{ports: [{port: 80}]}]}"),
+        )?;
         reached(&web, &db, [(80, true), (81, true)])?;
         forget(node)?;
         write(&file, &database(""))?;
