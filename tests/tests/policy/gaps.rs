@@ -333,6 +333,33 @@ fn an_endpoint_is_policed_from_its_first_packet() -> Result<()> {
 }
 
 #[test]
+fn an_endpoint_sends_nothing_unpoliced_from_its_first_packet() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let web = Pod::container(node, "web", "web")?;
+        let mute = network_policy("db", "{podSelector: {matchLabels: {app: db}}, policyTypes: [Egress]}");
+        import(node, &mute)?;
+        let door = Door::open(web.space()?)?;
+        for round in 0..8 {
+            let sandbox = node.sandbox(&format!("db{round}"))?;
+            // It has no network yet.
+            let flood = Flood::start(sandbox.space()?, &web.end.both()?)?;
+            flood.await_more(20)?;
+            let db = Pod::of(node, sandbox, "db")?;
+            flood.await_more(100)?;
+            ensure!(door.entered() == 0, "round {round}: {} entered", door.entered());
+            if round == 7 {
+                forget(node)?;
+                wait::until("the flood to enter", || Ok((door.entered() > 2).then_some(())))?;
+            }
+            node.detach(&db.end)?;
+            flood.stop()?;
+        }
+        door.close()?;
+        node.detach(&web.end)
+    })
+}
+
+#[test]
 fn an_address_that_was_anothers_inherits_no_rights() -> Result<()> {
     scenario(NodeConfig::default().flags(&POOLS), |node| {
         import(node, &front_end())?;

@@ -157,7 +157,12 @@ impl Scene {
 
 /// Every case; all that are wrong are told.
 fn hold(cases: &[Case]) -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
+    hold_on(NodeConfig::default(), cases)
+}
+
+/// As [`hold`], on a node with these settings.
+fn hold_on(config: NodeConfig, cases: &[Case]) -> Result<()> {
+    scenario(config, |node| {
         let scene = Scene::start(node)?;
         let mut wrong = Vec::new();
         for case in cases {

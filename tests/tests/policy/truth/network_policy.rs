@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 
-use super::{Case, Kind::Kubernetes, hold};
+use wharf_tests::NodeConfig;
+
+use super::{Case, Kind::Kubernetes, hold, hold_on};
 
 #[test]
 fn peers_of_network_policies() -> Result<()> {
@@ -291,4 +293,46 @@ fn directions_and_ports_of_network_policies() -> Result<()> {
             denied: &["shop/web shop/db tcp 80", "shop/web shop/db udp 53", "shop/web ops/probe tcp 80"],
         },
     ])
+}
+
+/// A packet between two containers passes the hooks of both then.
+#[test]
+fn flows_that_take_the_stack() -> Result<()> {
+    hold_on(
+        NodeConfig::default().flags(&["--local-delivery=stack"]),
+        &[
+            Case {
+                says: "ingress",
+                policies: &[(
+                    Kubernetes,
+                    "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [
+                      {podSelector: {matchLabels: {app: web}}}], ports: [{port: 80}, {port: 53, protocol: UDP}]}]}",
+                )],
+                passes: &["shop/web shop/db tcp 80", "shop/web shop/db udp 53", "node shop/db tcp 81"],
+                denied: &[
+                    "shop/web shop/db tcp 81",
+                    "shop/api shop/db tcp 80",
+                    "ops/web shop/db udp 53",
+                    "world shop/db tcp 80",
+                    "shop/web shop/db echo",
+                ],
+            },
+            Case {
+                says: "both ends",
+                policies: &[
+                    (
+                        Kubernetes,
+                        "{podSelector: {matchLabels: {app: web}}, policyTypes: [Egress], egress: [
+                          {to: [{podSelector: {matchLabels: {app: db}}}, {podSelector: {matchLabels: {app: api}}}]}]}",
+                    ),
+                    (
+                        Kubernetes,
+                        "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [{podSelector: {matchLabels: {app: api}}}]}]}",
+                    ),
+                ],
+                passes: &["shop/web shop/api tcp 80", "shop/api shop/db udp 53", "shop/api shop/db echo"],
+                denied: &["shop/web shop/db tcp 80", "shop/web ops/web udp 53", "ops/web shop/db tcp 80"],
+            },
+        ],
+    )
 }
