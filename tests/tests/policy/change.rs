@@ -193,7 +193,8 @@ fn other_labels_of_a_namespace_cut_flows_at_once() -> Result<()> {
         };
         team("a")?;
         let (web, db, flows) = scene(node)?;
-        let spec = "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}}]}]}";
+        let spec = "{podSelector: {matchLabels: {app: db}},
+            ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}}]}]}";
         import(node, &network_policy("db", spec))?;
         flows.iter().try_for_each(Flows::go_on)?;
         team("b")?;

@@ -44,7 +44,8 @@ fn fragments_share_the_verdict_of_their_packet() -> Result<()> {
             &network_policy(
                 "db",
                 &format!(
-                    "{{podSelector: {{matchLabels: {{app: db}}}}, ingress: [{{ports: [{{protocol: UDP, port: {}}}]}}]}}",
+                    "{{podSelector: {{matchLabels: {{app: db}}}},
+                      ingress: [{{ports: [{{protocol: UDP, port: {}}}]}}]}}",
                     open.udp_at(v4).port()
                 ),
             ),
@@ -199,7 +200,8 @@ fn an_error_passes_to_the_ends_of_its_flow_alone() -> Result<()> {
             node,
             &network_policy(
                 "db",
-                "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}",
+                "{podSelector: {matchLabels: {app: db}},
+                  ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}",
             ),
         )?;
         let echo = EchoServer::start(web.space()?)?;
@@ -233,7 +235,7 @@ fn an_error_passes_to_the_ends_of_its_flow_alone() -> Result<()> {
     })
 }
 
-/// Whether datagrams larger than the path takes arrive in the end: by the router's error the container learns to send less.
+/// Whether datagrams that are too large for the path arrive in the end: the router's error tells what it takes.
 fn learns_the_mtu(client: &UdpSocket) -> Result<bool> {
     client.set_read_timeout(Some(Duration::from_millis(200)))?;
     for _ in 0..10 {
@@ -256,7 +258,8 @@ fn an_isolated_container_learns_the_mtu_of_its_path() -> Result<()> {
                 node,
                 &network_policy(
                     "web",
-                    "{podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress, Egress], egress: [{ports: [{protocol: UDP}]}]}",
+                    "{podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress, Egress],
+                      egress: [{ports: [{protocol: UDP}]}]}",
                 ),
             )?;
             let mut flows = Vec::new();
