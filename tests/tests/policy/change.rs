@@ -7,9 +7,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::json;
+use wharf_api::NamespaceLabels;
 use wharf_tests::{Node, NodeConfig, echo, scenario, wait};
 
-use crate::pods::{Ask, DENIED, Pod, forget, import, network_policy};
+use crate::pods::{Ask, DENIED, Pod, forget, import, network_policy, patch_config, relabel};
 
 /// Both ends of a connection of TCP and of a flow of UDP.
 struct Flows {
@@ -148,14 +150,70 @@ fn flows_go_on_after_a_tightened_policy_where_the_operator_wants_that() -> Resul
 }
 
 #[test]
+fn enforcement_that_begins_cuts_flows() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--policy-enforcement=never"]), |node| {
+        let mode = |mode: &str| patch_config(node, &json!({"policy_enforcement": mode}));
+        let (web, db, flows) = scene(node)?;
+        import(node, &nobody())?;
+        flows.iter().try_for_each(Flows::go_on)?;
+        mode("default")?;
+        flows.iter().try_for_each(Flows::are_cut)?;
+        mode("never")?;
+        flows.iter().try_for_each(Flows::catch_up)?;
+        mode("always")?;
+        flows.iter().try_for_each(Flows::are_cut)?;
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+#[test]
+fn the_end_of_an_audit_cuts_flows() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--policy-audit=on"]), |node| {
+        import(node, &nobody())?;
+        let (web, db, flows) = scene(node)?;
+        node.stop_agent()?;
+        node.set_flag("--policy-audit=on", false);
+        flows.iter().try_for_each(Flows::go_on).context("without an agent")?;
+        node.start_agent()?;
+        flows.iter().try_for_each(Flows::are_cut)?;
+        node.stop_agent()?;
+        node.set_flag("--policy-audit=on", true);
+        node.start_agent()?;
+        flows.iter().try_for_each(Flows::catch_up)?;
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+#[test]
+fn other_labels_of_a_namespace_cut_flows_at_once() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let team = |team: &str| {
+            let labels = NamespaceLabels { labels: [("team".to_owned(), team.to_owned())].into() };
+            node.ask(async |client| client.put_namespace("default", &labels).await).map(drop)
+        };
+        team("a")?;
+        let (web, db, flows) = scene(node)?;
+        let spec = "{podSelector: {matchLabels: {app: db}},
+            ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}}]}]}";
+        import(node, &network_policy("db", spec))?;
+        flows.iter().try_for_each(Flows::go_on)?;
+        team("b")?;
+        flows.iter().try_for_each(Flows::are_cut)?;
+        team("a")?;
+        flows.iter().try_for_each(Flows::catch_up)?;
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+#[test]
 fn other_labels_cut_flows_at_once() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let (web, db, flows) = scene(node)?;
         import(node, &front_end())?;
         flows.iter().try_for_each(Flows::go_on)?;
-        crate::pods::relabel(node, &web.end, &["cni:app=other"])?;
+        relabel(node, &web.end, &["cni:app=other"])?;
         flows.iter().try_for_each(Flows::are_cut)?;
-        crate::pods::relabel(node, &web.end, &["cni:app=web"])?;
+        relabel(node, &web.end, &["cni:app=web"])?;
         flows.iter().try_for_each(Flows::catch_up)?;
         [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
     })

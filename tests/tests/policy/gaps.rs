@@ -1,32 +1,26 @@
 //! No packet passes unpoliced, whatever becomes of the agent and of endpoints meanwhile.
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread::{self, JoinHandle},
+    net::{IpAddr, UdpSocket},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
-use wharf_api::{EndpointPatch, RegenerateLevel};
+use anyhow::{Context as _, Result, ensure};
+use wharf_api::{EndpointPatch, NamespaceLabels, RegenerateLevel};
 use wharf_tests::{
     Node, NodeConfig,
     echo::{self, EchoServer},
     process::ip,
     scenario,
-    space::Space,
     stream::{TcpFlow, UdpStream},
     wait,
     world::{NODE, World},
 };
 
-use crate::pods::{Ask, Pod, forget, import, network_policy, relabel};
-
-const PORT: u16 = 7_000;
+use crate::{
+    flood::{Door, Flood, PORT},
+    pods::{Ask, Pod, forget, import, network_policy, relabel},
+};
 
 /// The front end alone reaches the database.
 fn front_end() -> String {
@@ -34,102 +28,6 @@ fn front_end() -> String {
         "db",
         "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}",
     )
-}
-
-/// Connections and datagrams that a namespace takes at [`PORT`], over both families, from when it has an address.
-struct Door {
-    stop: Arc<AtomicBool>,
-    entered: Arc<AtomicU64>,
-    watch: JoinHandle<()>,
-}
-
-impl Door {
-    fn open(space: &Space) -> Result<Self> {
-        let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT));
-        let (listener, receiver) = space.run(|| anyhow::Ok((TcpListener::bind(any)?, UdpSocket::bind(any)?)))??;
-        listener.set_nonblocking(true)?;
-        receiver.set_nonblocking(true)?;
-        let (stop, entered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let watch = thread::spawn({
-            let (stop, entered) = (Arc::clone(&stop), Arc::clone(&entered));
-            move || {
-                while !stop.load(Ordering::Relaxed) {
-                    while listener.accept().is_ok() || receiver.recv(&mut [0; 16]).is_ok() {
-                        entered.fetch_add(1, Ordering::Relaxed);
-                    }
-                    thread::sleep(Duration::from_millis(1));
-                }
-            }
-        });
-        Ok(Self { stop, entered, watch })
-    }
-
-    fn entered(&self) -> u64 {
-        self.entered.load(Ordering::Relaxed)
-    }
-
-    fn close(self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.watch.join().map_err(|_| anyhow!("the watch panicked"))
-    }
-}
-
-/// Connections and datagrams to the doors of addresses, without a pause, each from a port of its own.
-struct Flood {
-    stop: Arc<AtomicBool>,
-    knocks: Arc<AtomicU64>,
-    thread: JoinHandle<Result<()>>,
-}
-
-impl Flood {
-    fn start(from: &Space, to: &[IpAddr]) -> Result<Self> {
-        let (stop, knocks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (from, to) = (from.try_clone()?, to.to_vec());
-        let thread = thread::spawn({
-            let (stop, knocks) = (Arc::clone(&stop), Arc::clone(&knocks));
-            move || from.run(|| flood(&to, &stop, &knocks))?
-        });
-        Ok(Self { stop, knocks, thread })
-    }
-
-    fn knocks(&self) -> u64 {
-        self.knocks.load(Ordering::Relaxed)
-    }
-
-    fn await_more(&self, count: u64) -> Result<()> {
-        let goal = self.knocks() + count;
-        wait::until("more of the flood", || Ok((self.knocks() >= goal).then_some(())))
-    }
-
-    fn stop(self) -> Result<u64> {
-        self.stop.store(true, Ordering::Relaxed);
-        let knocks = self.knocks();
-        self.thread.join().map_err(|_| anyhow!("the flood panicked"))??;
-        Ok(knocks)
-    }
-}
-
-fn flood(to: &[IpAddr], stop: &AtomicBool, knocks: &AtomicU64) -> Result<()> {
-    use std::os::fd::AsRawFd as _;
-    while !stop.load(Ordering::Relaxed) {
-        for address in to.iter().map(|address| SockaddrStorage::from(SocketAddr::new(*address, PORT))) {
-            let family = if address.as_sockaddr_in().is_some() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-            for kind in [SockType::Stream, SockType::Datagram] {
-                let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-                let socket = socket(family, kind, flags, None).context("make a socket")?;
-                // Nobody is to answer: every outcome is right that is not a connection, which the door counts.
-                let _ = connect(socket.as_raw_fd(), &address);
-                if kind == SockType::Datagram {
-                    let _ = nix::unistd::write(&socket, b"knock");
-                } else {
-                    // A connection that is answered within this time enters.
-                    thread::sleep(Duration::from_micros(500));
-                }
-                knocks.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A database behind its door, the front end in the middle of talks with it, and a flood by somebody else.
@@ -201,10 +99,12 @@ fn nothing_enters_while_the_agent_is_killed_and_restarted() -> Result<()> {
         for round in 1..=5 {
             node.kill_agent()?;
             s.holds(&format!("without an agent, round {round}"))?;
+            // Other programs, which replace those of before.
+            node.set_flag("--debug-programs", round % 2 == 1);
             node.start_agent()?;
             s.holds(&format!("after start {round}"))?;
+            node.await_rebuilt()?;
         }
-        node.await_rebuilt()?;
         s.end(node)
     })
 }
@@ -249,11 +149,23 @@ fn nothing_from_beyond_the_node_enters_while_the_agent_is_killed_and_restarted()
 fn nothing_enters_while_endpoints_and_policies_change() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let s = Scene::start(node)?;
-        let wider = network_policy("db", "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [
-            {podSelector: {matchLabels: {app: web}}}, {ipBlock: {cidr: 192.0.2.0/24}}], ports: [{protocol: TCP}, {protocol: UDP}]}]}");
+        let wider = network_policy(
+            "db",
+            "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [
+            {podSelector: {matchLabels: {app: web}}}, {ipBlock: {cidr: 192.0.2.0/24}}],
+              ports: [{protocol: TCP}, {protocol: UDP}]}]}",
+        );
         let more: Vec<String> = (0..50)
-            .map(|n| network_policy(&format!("more{n}"), &format!("{{podSelector: {{}}, policyTypes: [Ingress], ingress: [{{from: [
-                {{podSelector: {{matchLabels: {{app: nobody{n}}}}}}}, {{podSelector: {{matchLabels: {{app: web}}}}}}]}}]}}")))
+            .map(|n| {
+                network_policy(
+                    &format!("more{n}"),
+                    &format!(
+                        "{{podSelector: {{}}, policyTypes: [Ingress], ingress: [{{from: [
+                {{podSelector: {{matchLabels: {{app: nobody{n}}}}}}},
+                  {{podSelector: {{matchLabels: {{app: web}}}}}}]}}]}}"
+                    ),
+                )
+            })
             .collect();
         for round in 0..5 {
             for pod in [&s.db, &s.other, &s.web] {
@@ -266,7 +178,7 @@ fn nothing_enters_while_endpoints_and_policies_change() -> Result<()> {
             }
             s.holds(&format!("imported, round {round}"))?;
             // Other numbers for the same rules: the namespace's labels, those of the pods.
-            let labels = wharf_api::NamespaceLabels { labels: [("round".to_owned(), round.to_string())].into() };
+            let labels = NamespaceLabels { labels: [("round".to_owned(), round.to_string())].into() };
             node.ask(async |client| client.put_namespace("default", &labels).await)?;
             relabel(node, &s.other.end, &[&format!("cni:app=other{round}")])?;
             relabel(node, &s.web.end, &["cni:app=web", &format!("cni:round={round}")])?;
@@ -329,6 +241,33 @@ fn an_endpoint_is_policed_from_its_first_packet() -> Result<()> {
         }
         flood.stop()?;
         [web, other].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+#[test]
+fn an_endpoint_sends_nothing_unpoliced_from_its_first_packet() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let web = Pod::container(node, "web", "web")?;
+        let mute = network_policy("db", "{podSelector: {matchLabels: {app: db}}, policyTypes: [Egress]}");
+        import(node, &mute)?;
+        let door = Door::open(web.space()?)?;
+        for round in 0..8 {
+            let sandbox = node.sandbox(&format!("db{round}"))?;
+            // It has no network yet.
+            let flood = Flood::start(sandbox.space()?, &web.end.both()?)?;
+            flood.await_more(20)?;
+            let db = Pod::of(node, sandbox, "db")?;
+            flood.await_more(100)?;
+            ensure!(door.entered() == 0, "round {round}: {} entered", door.entered());
+            if round == 7 {
+                forget(node)?;
+                wait::until("the flood to enter", || Ok((door.entered() > 2).then_some(())))?;
+            }
+            node.detach(&db.end)?;
+            flood.stop()?;
+        }
+        door.close()?;
+        node.detach(&web.end)
     })
 }
 

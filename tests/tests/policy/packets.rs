@@ -2,7 +2,7 @@
 
 use std::{
     io::ErrorKind,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
     os::fd::{AsRawFd as _, OwnedFd},
     time::Duration,
 };
@@ -23,7 +23,7 @@ use wharf_tests::{
     world::World,
 };
 
-use crate::pods::{Ask, DENIED, Pod, import, network_policy};
+use crate::pods::{Ask, DENIED, Pod, document, import, network_policy};
 
 /// More than two packets of an MTU of 1,500 hold.
 const FRAGMENTED: usize = 4_000;
@@ -44,7 +44,8 @@ fn fragments_share_the_verdict_of_their_packet() -> Result<()> {
             &network_policy(
                 "db",
                 &format!(
-                    "{{podSelector: {{matchLabels: {{app: db}}}}, ingress: [{{ports: [{{protocol: UDP, port: {}}}]}}]}}",
+                    "{{podSelector: {{matchLabels: {{app: db}}}},
+                      ingress: [{{ports: [{{protocol: UDP, port: {}}}]}}]}}",
                     open.udp_at(v4).port()
                 ),
             ),
@@ -199,7 +200,8 @@ fn an_error_passes_to_the_ends_of_its_flow_alone() -> Result<()> {
             node,
             &network_policy(
                 "db",
-                "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}",
+                "{podSelector: {matchLabels: {app: db}},
+                  ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}",
             ),
         )?;
         let echo = EchoServer::start(web.space()?)?;
@@ -233,22 +235,98 @@ fn an_error_passes_to_the_ends_of_its_flow_alone() -> Result<()> {
     })
 }
 
+/// Whether datagrams that are too large for the path arrive in the end: the router's error tells what it takes.
+fn learns_the_mtu(client: &UdpSocket) -> Result<bool> {
+    client.set_read_timeout(Some(Duration::from_millis(200)))?;
+    for _ in 0..10 {
+        // Refused where the error came.
+        let _ = client.send(&[7; 1_400]);
+        if client.recv(&mut [0; 1_500]).is_ok_and(|length| length == 1_400) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 #[test]
 fn an_isolated_container_learns_the_mtu_of_its_path() -> Result<()> {
+    for keeps in ["off", "on"] {
+        scenario(NodeConfig::default().flags(&[&format!("--policy-keep-flows={keeps}")]), |node| {
+            let world = World::behind_router(node, 1_300)?;
+            let web = Pod::container(node, "web", "web")?;
+            import(
+                node,
+                &network_policy(
+                    "web",
+                    "{podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress, Egress],
+                      egress: [{ports: [{protocol: UDP}]}]}",
+                ),
+            )?;
+            let mut flows = Vec::new();
+            for address in world.addresses() {
+                let client = echo::udp_client(web.space()?, world.echo().udp_at(address))?;
+                client.set_read_timeout(Some(Duration::from_secs(5)))?;
+                for _ in 0..2 {
+                    client.send(b"ahoy")?;
+                    client.recv(&mut [0; 4]).context("to begin with")?;
+                }
+                flows.push(client);
+            }
+            // A change that is about none of them.
+            import(node, &network_policy("none", "{podSelector: {matchLabels: {app: nobody}}}"))?;
+            for client in &flows {
+                ensure!(learns_the_mtu(client)?, "keep flows {keeps}: {client:?}");
+            }
+            ensure!(!web.reaches(world.addresses()[0], Ask::Tcp(9))?, "TCP");
+            node.detach(&web.end)
+        })?;
+    }
+    Ok(())
+}
+
+/// An ICMP message with this type and identifier.
+fn message(v4: bool, kind: u8, identifier: u16) -> Vec<u8> {
+    let mut message = [&[kind, 0, 0, 0][..], &identifier.to_be_bytes(), &[0, 1], &[0; 12]].concat();
+    if v4 {
+        let sum = internet_checksum(&message).to_be_bytes();
+        message[2..4].copy_from_slice(&sum);
+    }
+    message
+}
+
+#[test]
+fn an_allowed_echo_opens_no_other_type_of_icmp() -> Result<()> {
+    /// Timestamp (RFC 792); one for experiments (RFC 4443).
+    const OTHER: [u8; 2] = [13, 200];
     scenario(NodeConfig::default(), |node| {
-        let world = World::behind_router(node, 1_300)?;
-        let web = Pod::container(node, "web", "web")?;
+        let [web, db] = pair(node)?;
         import(
             node,
-            &network_policy(
-                "web",
-                "{podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress, Egress], egress: [{ports: [{protocol: TCP}]}]}",
+            &document(
+                "cilium.io/v2",
+                "CiliumNetworkPolicy",
+                "{name: db}",
+                "{endpointSelector: {matchLabels: {app: db}}, ingress: [
+                  {icmps: [{fields: [{type: EchoRequest, family: IPv4}, {type: EchoRequest, family: IPv6}]}]}]}",
             ),
         )?;
-        for address in world.addresses() {
-            echo::tcp(web.space()?, world.echo().tcp_at(address), 200_000)?;
+        for (address, other) in db.end.both()?.into_iter().zip(OTHER) {
+            let (v4, to) = (address.is_ipv4(), SockaddrStorage::from(SocketAddr::new(address, 0)));
+            let (sends, gets) = (raw(web.space()?, v4)?, raw(db.space()?, v4)?);
+            let echo = if v4 { 8 } else { 128 };
+            // Zero is what a message without an identifier has.
+            for (kind, identifier) in [(other, 0), (echo, 0), (other, 0), (echo, 9), (other, 9), (echo, 10)] {
+                sendto(sends.as_raw_fd(), &message(v4, kind, identifier), &to, MsgFlags::empty())?;
+            }
+            let (mut kinds, mut got) = (Vec::new(), [0; 1_500]);
+            while let Ok(length) = recv(gets.as_raw_fd(), &mut got, MsgFlags::empty()) {
+                let kind = got[if v4 { 20 } else { 0 }..length][0];
+                if kind == echo || kind == other {
+                    kinds.push(kind);
+                }
+            }
+            ensure!(kinds == [echo; 3], "{address}: these types arrived: {kinds:?}");
         }
-        ensure!(!web.reaches(world.addresses()[0], Ask::Udp(9))?, "UDP");
-        node.detach(&web.end)
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
     })
 }

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use wharf_api::{EndpointPatch, PolicyChange, PolicyDeleteQuery, PolicyImport};
 use wharf_tests::{Attached, Node, Sandbox, echo, icmp::Ping, space::Space, wait};
 
-/// How long a packet that must not arrive is waited for. TCP repeats its first packet after a second, UDP probes repeat theirs.
+/// How long a packet that must not arrive is waited for. TCP repeats its first packet after a second; probes of UDP are
+/// repeated, too.
 pub(crate) const DENIED: Duration = Duration::from_millis(1_300);
 
 /// A container and its endpoint.
@@ -157,7 +158,7 @@ pub(crate) fn judged(node: &Node, end: &Attached, verdict: &str) -> Result<u64> 
     Ok(policy.ingress.rows.iter().filter(|row| row.verdict == verdict).map(|row| row.packets).sum())
 }
 
-/// JSON as it comes from the agent's API.
+/// Changes settings of the running agent.
 pub(crate) fn patch_config(node: &Node, patch: &Value) -> Result<()> {
     let answer = node.http("PATCH", "/v1/config", Some(&patch.to_string()))?;
     if answer.status != 200 {

@@ -1,6 +1,10 @@
 //! Addresses that the node translates to a server: the server's rules see who asks, not the node.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
@@ -8,11 +12,11 @@ use wharf_tests::{
     Node, NodeConfig,
     echo::EchoServer,
     process::{command_in, run},
-    scenario,
+    scenario, wait,
     world::{NODE, World},
 };
 
-use crate::pods::{Ask, Pod, forget, import, network_policy};
+use crate::pods::{Ask, DENIED, Pod, forget, import, network_policy};
 
 /// The address of a service in each family: of no network of the node's.
 const SERVICE: [&str; 2] = ["198.18.5.80", "2001:db8:5::80"];
@@ -62,13 +66,47 @@ fn hold(asks: &[(&Pod, bool)], world: (&World, bool), when: &str) -> Result<()> 
             }
         }
     }
-    for to in world.0.addresses().into_iter().zip(NODE) {
+    // The world has no route to services.
+    for to in NODE {
         for ask in [Ask::Tcp(PORT), Ask::Udp(PORT)] {
-            let answered = ask.is_answered(world.0.space()?, to.1.parse()?, crate::pods::DENIED)?;
-            ensure!(answered == world.1, "{when}: {} by {}, {ask:?}: {answered}", to.0, to.1);
+            let answered = ask.is_answered(world.0.space()?, to.parse()?, DENIED)?;
+            ensure!(answered == world.1, "{when}: the world by {to}, {ask:?}: {answered}");
         }
     }
     Ok(())
+}
+
+/// Asks the echo and is answered.
+fn talk(mut stream: &TcpStream, patience: Duration) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(b"ahoy")?;
+    stream.read_exact(&mut [0; 4])
+}
+
+#[test]
+fn a_tightened_policy_cuts_translated_connections() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let (web, (db, _echo)) = (Pod::container(node, "web", "web")?, server(node)?);
+        let _world = World::join(node)?;
+        let to = NODE.into_iter().chain(SERVICE).map(|to| Ok(SocketAddr::new(to.parse()?, PORT)));
+        let streams =
+            to.map(|to: Result<_>| Ok((to.as_ref().map(ToString::to_string).unwrap_or_default(), web.connect(to?)?)));
+        let streams = streams.collect::<Result<Vec<_>>>()?;
+        let go_on = || streams.iter().try_for_each(|(to, stream)| talk(stream, wait::PATIENCE).context(to.clone()));
+        go_on()?;
+        import(node, &network_policy("db", "{podSelector: {matchLabels: {app: db}}}"))?;
+        for (to, stream) in &streams {
+            ensure!(talk(stream, DENIED).is_err(), "{to} goes on");
+        }
+        forget(node)?;
+        // First what was sent while they were cut.
+        for (to, mut stream) in streams.iter().map(|(to, stream)| (to, stream)) {
+            stream.set_read_timeout(Some(wait::PATIENCE))?;
+            stream.read_exact(&mut [0; 4]).with_context(|| to.clone())?;
+        }
+        go_on()?;
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
 }
 
 #[test]
@@ -85,11 +123,12 @@ fn a_translated_flow_is_judged_by_who_began_it() -> Result<()> {
         policy("{podSelector: {matchLabels: {app: web}}}")?;
         hold(&[(&web, true), (&other, false)], (&world, false), "the front end")?;
         policy(
-            "{podSelector: {matchLabels: {app: other}}}, {ipBlock: {cidr: 198.51.100.0/24}}, {ipBlock: {cidr: '2001:db8:7::/64'}}",
+            "{podSelector: {matchLabels: {app: other}}}, {ipBlock: {cidr: 198.51.100.0/24}},
+              {ipBlock: {cidr: '2001:db8:7::/64'}}",
         )?;
         hold(&[(&web, false), (&other, true)], (&world, true), "the other one, and the world")?;
         for address in NODE {
-            let answered = Ask::Tcp(PORT).is_answered(node.space(), address.parse()?, crate::pods::DENIED);
+            let answered = Ask::Tcp(PORT).is_answered(node.space(), address.parse()?, DENIED);
             ensure!(answered.context("from the node")?, "the node by {address}");
         }
         // A pod cannot block access to itself (Kubernetes, network policies).

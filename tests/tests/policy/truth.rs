@@ -1,5 +1,5 @@
-//! What policies mean: tables of documents and flows. Each flow is sent, over both families, and explained; both must be as
-//! the table says.
+//! What policies mean: tables of documents and flows. Each flow is sent over both families, and explained; both must agree
+//! with the table.
 
 mod cilium;
 mod cluster_network_policy;
@@ -36,8 +36,8 @@ use Kind::{Cilium, CiliumClusterwide, Cluster, Kubernetes};
 /// Policies, and the flows that pass and do not: `SENDER RECEIVER PROTOCOL PORT`.
 struct Case {
     says: &'static str,
-    /// The `spec` of each document. `$NAME.4` and `$NAME.6` stand for the addresses of a pod or of the world, `$SHOP` for the
-    /// subject of all pods of that namespace.
+    /// The `spec` of each document. `$NAME.4` and `$NAME.6` are addresses of a pod or of the world, `$SHOP` is the
+    /// subject that takes all pods of that namespace.
     policies: &'static [(Kind, &'static str)],
     passes: &'static [&'static str],
     denied: &'static [&'static str],
@@ -157,7 +157,12 @@ impl Scene {
 
 /// Every case; all that are wrong are told.
 fn hold(cases: &[Case]) -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
+    hold_on(NodeConfig::default(), cases)
+}
+
+/// As [`hold`], on a node with these settings.
+fn hold_on(config: NodeConfig, cases: &[Case]) -> Result<()> {
+    scenario(config, |node| {
         let scene = Scene::start(node)?;
         let mut wrong = Vec::new();
         for case in cases {

@@ -18,7 +18,8 @@ fn cilium_policies() -> Result<()> {
                 (
                     Cilium,
                     "{endpointSelector: {matchLabels: {app: db}}, ingressDeny: [
-                      {fromEndpoints: [{matchLabels: {app: api}}], toPorts: [{ports: [{port: '80', protocol: TCP}]}]}]}",
+                      {fromEndpoints: [{matchLabels: {app: api}}],
+                        toPorts: [{ports: [{port: '80', protocol: TCP}]}]}]}",
                 ),
             ],
             passes: &["shop/web shop/db tcp 80", "shop/api shop/db tcp 81", "shop/api shop/db udp 80"],
@@ -62,7 +63,8 @@ fn cilium_policies() -> Result<()> {
             policies: &[(
                 Cilium,
                 "{endpointSelector: {matchLabels: {app: db}}, ingress: [
-                  {icmps: [{fields: [{type: 13, family: IPv4}, {type: 128, family: IPv4}, {type: 8, family: IPv6}]}]}]}",
+                  {icmps: [{fields: [{type: 13, family: IPv4}, {type: 128, family: IPv4},
+                    {type: 8, family: IPv6}]}]}]}",
             )],
             passes: &[],
             denied: &["shop/web shop/db echo", "world shop/db echo"],
@@ -110,11 +112,17 @@ fn cilium_policies() -> Result<()> {
             policies: &[(
                 Cilium,
                 "{endpointSelector: {matchLabels: {app: web}}, egress: [
-                  {toCIDR: [$world.4/32, '$world.6/128'], toPorts: [{ports: [{port: '80', endPort: 90, protocol: ANY}]}]},
+                  {toCIDR: [$world.4/32, '$world.6/128'],
+                    toPorts: [{ports: [{port: '80', endPort: 90, protocol: ANY}]}]},
                   {toCIDRSet: [{cidr: 0.0.0.0/0, except: [$shop/db.4/32, $world.4/32]},
                                {cidr: '::/0', except: ['$shop/db.6/128', '$world.6/128']}]}]}",
             )],
-            passes: &["shop/web world tcp 80", "shop/web world udp 90", "shop/web shop/api tcp 80", "shop/web box echo"],
+            passes: &[
+                "shop/web world tcp 80",
+                "shop/web world udp 90",
+                "shop/web shop/api tcp 80",
+                "shop/web box echo",
+            ],
             denied: &["shop/web world tcp 79", "shop/web world udp 91", "shop/web shop/db tcp 80"],
         },
         Case {
@@ -123,7 +131,12 @@ fn cilium_policies() -> Result<()> {
                 CiliumClusterwide,
                 "{endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: web}}]}]}",
             )],
-            passes: &["shop/web ops/probe tcp 80", "ops/web shop/db tcp 80", "box shop/db udp 53", "node ops/web tcp 80"],
+            passes: &[
+                "shop/web ops/probe tcp 80",
+                "ops/web shop/db tcp 80",
+                "box shop/db udp 53",
+                "node ops/web tcp 80",
+            ],
             denied: &["shop/api shop/db tcp 80", "world ops/web tcp 80", "ops/probe box udp 53"],
         },
     ])

@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 
-use super::{Case, Kind::Kubernetes, hold};
+use wharf_tests::NodeConfig;
+
+use super::{Case, Kind::Kubernetes, hold, hold_on};
 
 #[test]
 fn peers_of_network_policies() -> Result<()> {
@@ -17,7 +19,8 @@ fn peers_of_network_policies() -> Result<()> {
             says: "podSelector is about the policy's own namespace",
             policies: &[(
                 Kubernetes,
-                "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}",
+                "{podSelector: {matchLabels: {app: db}},
+                  ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}",
             )],
             passes: &[
                 "shop/web shop/db tcp 80",
@@ -42,7 +45,8 @@ fn peers_of_network_policies() -> Result<()> {
             says: "namespaceSelector takes all pods of the namespaces",
             policies: &[(
                 Kubernetes,
-                "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}}]}]}",
+                "{podSelector: {matchLabels: {app: db}},
+                  ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}}]}]}",
             )],
             passes: &["ops/web shop/db tcp 80", "ops/probe shop/db udp 53"],
             denied: &["shop/web shop/db tcp 80", "box shop/db udp 53", "world shop/db udp 53"],
@@ -164,7 +168,12 @@ fn directions_and_ports_of_network_policies() -> Result<()> {
         Case {
             says: "an empty subject is every pod of the namespace, and egress is not touched",
             policies: &[(Kubernetes, "{podSelector: {}, policyTypes: [Ingress]}")],
-            passes: &["shop/web ops/web tcp 80", "shop/web box udp 53", "shop/web world tcp 80", "node shop/web tcp 80"],
+            passes: &[
+                "shop/web ops/web tcp 80",
+                "shop/web box udp 53",
+                "shop/web world tcp 80",
+                "node shop/web tcp 80",
+            ],
             denied: &["shop/web shop/db tcp 80", "ops/web shop/api udp 53", "world shop/web echo"],
         },
         Case {
@@ -185,8 +194,18 @@ fn directions_and_ports_of_network_policies() -> Result<()> {
         Case {
             says: "policyTypes leaves ingress open",
             policies: &[(Kubernetes, "{podSelector: {matchLabels: {app: web}}, policyTypes: [Egress]}")],
-            passes: &["shop/api shop/web tcp 80", "world shop/web udp 53", "node shop/web tcp 80", "ops/web shop/db tcp 80"],
-            denied: &["shop/web shop/api tcp 80", "shop/web world udp 53", "shop/web node tcp 80", "shop/web ops/web echo"],
+            passes: &[
+                "shop/api shop/web tcp 80",
+                "world shop/web udp 53",
+                "node shop/web tcp 80",
+                "ops/web shop/db tcp 80",
+            ],
+            denied: &[
+                "shop/web shop/api tcp 80",
+                "shop/web world udp 53",
+                "shop/web node tcp 80",
+                "shop/web ops/web echo",
+            ],
         },
         Case {
             says: "policyTypes makes a section of the other direction void",
@@ -224,10 +243,7 @@ fn directions_and_ports_of_network_policies() -> Result<()> {
         },
         Case {
             says: "a protocol without a port is all of its ports",
-            policies: &[(
-                Kubernetes,
-                "{podSelector: {matchLabels: {app: db}}, ingress: [{ports: [{protocol: UDP}]}]}",
-            )],
+            policies: &[(Kubernetes, "{podSelector: {matchLabels: {app: db}}, ingress: [{ports: [{protocol: UDP}]}]}")],
             passes: &["shop/web shop/db udp 1", "world shop/db udp 65535"],
             denied: &["shop/web shop/db tcp 80", "shop/web shop/db echo"],
         },
@@ -256,7 +272,8 @@ fn directions_and_ports_of_network_policies() -> Result<()> {
                 "{podSelector: {matchLabels: {app: web}}, policyTypes: [Egress], egress: [
                   {to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 5432}]},
                   {to: [{ipBlock: {cidr: 0.0.0.0/0, except: [$shop/api.4/32, $shop/db.4/32]}},
-                        {ipBlock: {cidr: '::/0', except: [$shop/api.6/128, $shop/db.6/128]}}], ports: [{port: 80}]}]}",
+                        {ipBlock: {cidr: '::/0', except: [$shop/api.6/128, $shop/db.6/128]}}],
+                          ports: [{port: 80}]}]}",
             )],
             passes: &[
                 "shop/web shop/db tcp 5432",
@@ -284,11 +301,56 @@ fn directions_and_ports_of_network_policies() -> Result<()> {
                 (
                     Kubernetes,
                     "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [
-                      {podSelector: {matchLabels: {app: api}}}, {namespaceSelector: {}, podSelector: {matchLabels: {app: probe}}}]}]}",
+                      {podSelector: {matchLabels: {app: api}}}, {namespaceSelector: {},
+                        podSelector: {matchLabels: {app: probe}}}]}]}",
                 ),
             ],
             passes: &["shop/web shop/api tcp 80", "shop/api shop/db udp 53", "ops/probe shop/db tcp 80"],
             denied: &["shop/web shop/db tcp 80", "shop/web shop/db udp 53", "shop/web ops/probe tcp 80"],
         },
     ])
+}
+
+/// A packet between two containers passes the hooks of both then.
+#[test]
+fn flows_that_take_the_stack() -> Result<()> {
+    hold_on(
+        NodeConfig::default().flags(&["--local-delivery=stack"]),
+        &[
+            Case {
+                says: "ingress",
+                policies: &[(
+                    Kubernetes,
+                    "{podSelector: {matchLabels: {app: db}}, ingress: [{from: [
+                      {podSelector: {matchLabels: {app: web}}}], ports: [{port: 80}, {port: 53, protocol: UDP}]}]}",
+                )],
+                passes: &["shop/web shop/db tcp 80", "shop/web shop/db udp 53", "node shop/db tcp 81"],
+                denied: &[
+                    "shop/web shop/db tcp 81",
+                    "shop/api shop/db tcp 80",
+                    "ops/web shop/db udp 53",
+                    "world shop/db tcp 80",
+                    "shop/web shop/db echo",
+                ],
+            },
+            Case {
+                says: "both ends",
+                policies: &[
+                    (
+                        Kubernetes,
+                        "{podSelector: {matchLabels: {app: web}}, policyTypes: [Egress], egress: [
+                          {to: [{podSelector: {matchLabels: {app: db}}},
+                            {podSelector: {matchLabels: {app: api}}}]}]}",
+                    ),
+                    (
+                        Kubernetes,
+                        "{podSelector: {matchLabels: {app: db}},
+                          ingress: [{from: [{podSelector: {matchLabels: {app: api}}}]}]}",
+                    ),
+                ],
+                passes: &["shop/web shop/api tcp 80", "shop/api shop/db udp 53", "shop/api shop/db echo"],
+                denied: &["shop/web shop/db tcp 80", "shop/web ops/web udp 53", "ops/web shop/db tcp 80"],
+            },
+        ],
+    )
 }
