@@ -31,6 +31,7 @@ use std::{
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use wharf_api::{Namespace, PolicyChange};
+use wharf_common::SetsRow;
 use wharf_common::map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX};
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -136,6 +137,12 @@ impl<K: Kernel> Policy<K> {
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
         inner.active = rows.generation != 0 || inner.is_needed();
+        if inner.wanted.revision == 0 && rows.sets.values().any(|sets| *sets != SetsRow::default()) {
+            tracing::warn!(
+                file = %self.file.display(),
+                "the kernel has rules of policies, and there is no file that keeps them: containers are opened; import the policies again"
+            );
+        }
         inner.realized = if inner.active { 0 } else { inner.wanted.revision };
         self.realize(inner, Vec::new()).await.1
     }

@@ -179,6 +179,17 @@ impl Packet {
         }
     }
 
+    /// The type of the ICMP request that the packet is, or answers to; zero for an echo and for other protocols.
+    #[inline(always)]
+    fn asked(&self) -> u8 {
+        match (self.protocol, self.kind) {
+            // Answers about time, information and masks (RFC 792, RFC 950); node information (RFC 4620).
+            (ICMP, 14 | 16 | 18) | (ICMPV6, 140) => self.kind - 1,
+            (ICMP | ICMPV6, kind) if !is_echo(self.protocol, kind) => kind,
+            _ => 0,
+        }
+    }
+
     /// The packet's flow, and whether the high end sent the packet.
     #[inline(always)]
     pub fn key(&self) -> (Key, bool) {
@@ -192,7 +203,7 @@ impl Packet {
         } else {
             (self.source, self.destination, ports)
         };
-        (Key { low, high, low_port, high_port, protocol: self.protocol, pad: [0; 3] }, by_high)
+        (Key { low, high, low_port, high_port, protocol: self.protocol, kind: self.asked(), pad: [0; 2] }, by_high)
     }
 }
 
@@ -276,7 +287,8 @@ pub struct Key {
     low_port: u16,
     high_port: u16,
     pub protocol: u8,
-    pad: [u8; 3],
+    kind: u8,
+    pad: [u8; 2],
 }
 
 const _: () = {

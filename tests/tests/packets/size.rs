@@ -24,13 +24,13 @@ use crate::fixture::{
 /// burst of creates costs. What few packets need belongs into the object `node`. Verifiers differ: 2,940 on Linux 6.18, and
 /// a tenth more on 6.1.
 const VERIFIED_MAX: u32 = 3_200;
-/// The same for one program of the node's, which is verified once at each start. The largest, `flow`: 42,000 on Linux 6.18 (57 ms),
+/// The same for one program of the node's, which is verified once at each start. The largest, `flow`: 47,000 on Linux 6.18 (60 ms),
 /// about four times that on 6.1, of the million that the kernel allows.
 const VERIFIED_OF_NODE_MAX: u32 = 250_000;
 /// BPF instructions of one program of an endpoint's, its subprograms included.
 const INSTRUCTIONS_MAX: u32 = 1_000;
 /// The same for one of the node's, which is held once.
-const INSTRUCTIONS_OF_NODE_MAX: u32 = 5_000;
+const INSTRUCTIONS_OF_NODE_MAX: u32 = 5_500;
 
 #[test]
 fn programs_stay_small() -> Result<()> {
@@ -64,6 +64,7 @@ fn map_bytes(map: &Map) -> Result<u64> {
     let data = match map {
         Map::Array(data)
         | Map::HashMap(data)
+        | Map::LpmTrie(data)
         | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
         | Map::ProgramArray(data)
