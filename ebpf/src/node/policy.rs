@@ -161,7 +161,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     for which in 0..4_u32 {
         let (any_class, any_port) = (which & 2 != 0, which & 1 != 0);
         let key = CellKey { set, class: if any_class { 0 } else { class }, port: if any_port { 0 } else { port } };
-        let Some(row) = POLICY_CELLS.get_ptr_mut(&key) else { continue };
+        let Some(row) = POLICY_CELLS.get_ptr_mut(key) else { continue };
         // SAFETY: a map value, whose rules never change.
         unsafe { choice.add((*row).admin, (*row).rest) };
         let decides = choice.decides().rank;
