@@ -235,27 +235,26 @@ impl<K: Kernel> Policy<K> {
     /// What is still wrong.
     pub async fn ensure(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        if let Some(found) = self.look_at_directory(&mut inner, directory::Age::Settled).await? {
+        let directory = self.look_at_directory(&mut inner, directory::Age::Settled).await;
+        if let Ok(Some(found)) = &directory {
             let mut wanted = inner.wanted.clone();
-            let names = wanted.set_directory(found);
+            let names = wanted.set_directory(found.clone());
             inner.files.refuse(names);
             if wanted.revision != inner.wanted.revision {
                 self.take(inner, wanted).await?;
                 inner = self.lock().await;
             }
         }
-        if !inner.active {
-            return Ok(());
+        if inner.active {
+            let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
+            if node != inner.node {
+                inner.node.clone_from(&node);
+                self.realize(inner, vec![Event::Node(node)]).await.1?;
+            } else if inner.engine.is_none() {
+                self.realize(inner, Vec::new()).await.1?;
+            }
         }
-        let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
-        if node != inner.node {
-            inner.node.clone_from(&node);
-            return self.realize(inner, vec![Event::Node(node)]).await.1;
-        }
-        if inner.engine.is_none() {
-            return self.realize(inner, Vec::new()).await.1;
-        }
-        Ok(())
+        directory.map(drop)
     }
 
     /// The policies of the directory, where that is a setting.

@@ -18,6 +18,7 @@ use crate::{
     rest::{
         endpoint::accepts_work,
         error::{Answer, Body, Failure},
+        policy::to_its_end,
     },
     sync::lock,
     telemetry::{LogFilter, LogFormat},
@@ -80,7 +81,7 @@ pub async fn patch(
             PolicyEnforcement::Never => Enforcement::Never,
         };
         let old = node.life.policy.enforcement().await;
-        node.life.policy.set_enforcement(enforcement).await?;
+        to_its_end(&node, move |life| async move { life.policy.set_enforcement(enforcement).await }).await?;
         changed(&node, POLICY_ENFORCEMENT, old.as_str(), enforcement.as_str());
     }
     Ok(Json(view(&node, &log).await))
