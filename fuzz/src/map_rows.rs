@@ -40,7 +40,7 @@ fn event(data: &[u8]) {
     let Ok(record) = Event::read_from_bytes(data) else { return };
     let monitor = Monitor::default();
     let mut reader = monitor.subscribe();
-    monitor.packets(&[record]);
+    monitor.packets([(record, None)].into_iter());
     let told = reader.try_recv().ok();
     assert_eq!(told.is_some(), EventKind::from_u32(record.kind).is_some(), "what is known is told, and nothing else");
     let Some(told) = told else { return };

@@ -23,7 +23,6 @@ use wharf_api::{
 
 /// Longest message of a refusal, bytes.
 const MAX_MESSAGE: usize = 1200;
-/// What an agent's settings say where the body is silent.
 
 /// Runs one input.
 pub fn run(data: &[u8]) {

@@ -26,17 +26,17 @@ fn a_setting_that_makes_no_sense_is_refused_with_what_is_allowed() -> Result<()>
             let set = node.wharf(&["config", "set", &format!("log-level={level}")])?;
             refused(&set, 3, &["error, warn, info, debug, trace or off", "wharf_agent=debug,info"])?;
         }
-        for mode in ["always", "never"] {
-            // With something that could be done: nothing is, when any of it is wrong.
-            let set = node.wharf(&["config", "set", "log-level=debug", &format!("policy-enforcement={mode}")])?;
-            refused(&set, 1, &["there is no policy in this version", "source enforcement"])?;
-            let answer = node.http("PATCH", "/v1/config", Some(&json!({"policy_enforcement": mode}).to_string()))?;
-            ensure!(answer.status == 422 && answer.code()? == "unsupported", "{}", answer.text());
-        }
+        // With something that could be done: nothing is, when any of it is wrong.
+        let set = node.wharf(&["config", "set", "log-level=debug", "policy-enforcement=sometimes"])?;
+        refused(&set, 3, &["default", "always", "never"])?;
         let answer = node.http("PATCH", "/v1/config", Some(r#"{"source_enforcement": "never"}"#))?;
         ensure!(answer.status == 400, "source enforcement is no setting: {}", answer.text());
         ensure!(config(node)? == before, "{} became {}", before, config(node)?);
-        node.wharf(&["config", "set", "policy-enforcement=default"])?.ok()?;
+        for mode in ["always", "never", "default"] {
+            node.wharf(&["config", "set", &format!("policy-enforcement={mode}")])?.ok()?;
+            let shown = config(node)?["effective"]["policy-enforcement"].clone();
+            ensure!(shown == mode, "{shown} is shown for {mode}");
+        }
         Ok(())
     })
 }

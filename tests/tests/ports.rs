@@ -74,8 +74,10 @@ fn nft(node: &Node, arguments: &[&str]) -> Result<String> {
     run(command, b"", Duration::from_secs(10))?.ok()
 }
 
-fn elements(node: &Node, set: &str) -> Result<String> {
-    let text = nft(node, &["list", "map", "inet", "wharf", set])?;
+/// The elements of a map as text. Protocols are numbers (6 TCP, 17 UDP): nft writes names only where it has
+/// `/etc/protocols`.
+fn elements(node: &Node, map: &str) -> Result<String> {
+    let text = nft(node, &["--numeric-protocol", "list", "map", "inet", "wharf", map])?;
     Ok(text.split_once("elements").map(|(_, elements)| elements.to_owned()).unwrap_or_default())
 }
 
@@ -373,10 +375,12 @@ fn ports_outlive_a_kill_and_a_flush_and_what_others_do_to_elements_is_mended() -
         nft(node, &["delete element inet wharf ports4 { tcp . 8080 }"])?;
         nft(node, &["add element inet wharf ports4 { tcp . 9090 : 10.99.0.9 . 90 }"])?;
         // Each is found, and mended when it was seen twice.
+        let mut now = String::new();
         wait::until("the stray element goes and the missing one comes back", || {
-            let now = elements(node, "ports4")?;
-            Ok((now.contains("tcp . 8080") && !now.contains("9090")).then_some(()))
-        })?;
+            now = elements(node, "ports4")?;
+            Ok((now.contains("6 . 8080") && !now.contains("9090")).then_some(()))
+        })
+        .with_context(|| format!("ports4{now}"))?;
         reached("after the audit")?;
         node.detach(&end)
     })
@@ -395,7 +399,8 @@ fn elements_by_hand_are_findings_that_the_audit_names_and_repairs() -> Result<()
         }
         node.wharf(&["audit", "--repair"])?;
         ensure!(node.audit()?.findings.is_empty(), "{:?}", node.audit()?.findings);
-        ensure!(elements(node, "ports6")?.contains("udp . 8080") && !elements(node, "ports4")?.contains("9090"));
+        let [four, six] = [elements(node, "ports4")?, elements(node, "ports6")?];
+        ensure!(six.contains("17 . 8080") && !four.contains("9090"), "ports4{four}, ports6{six}");
         node.detach(&end)
     })
 }

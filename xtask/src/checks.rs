@@ -85,7 +85,16 @@ pub(crate) fn clippy(step: &Step, workspace: &Workspace, toolchain: &Toolchain) 
         step.note("not checked: no clippy (`rustup component add clippy`)");
         return Ok(());
     }
-    step.run(workspace.cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))?;
+    let clippy = |folder: &str| {
+        let mut command = workspace.cargo();
+        command.args(["clippy", "--workspace", "--all-targets", "--locked", "--manifest-path"]);
+        command.arg(workspace.root().join(folder).join("Cargo.toml")).arg("--target-dir").arg(workspace.target());
+        command.args(["--", "-D", "warnings"]);
+        command
+    };
+    step.run(&mut clippy(""))?;
+    // The fuzz targets are a workspace of their own: nothing else compiles them before the tests have run.
+    step.run(&mut clippy("fuzz"))?;
     let mut command = bpf_cargo(workspace, toolchain, "clippy")?;
     command.args(["--release", "--locked", "--", "-D", "warnings"]);
     step.run(&mut command)

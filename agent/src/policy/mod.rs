@@ -1,12 +1,12 @@
-//! Network policy: what is wanted ([`documents`]), the rows that follow from it (`wharf_policy`), and that the kernel has them.
+//! Network policy: what is wanted (`documents`), the rows that follow from it (`wharf_policy`), and that the kernel has them.
 //!
 //! | file | content |
 //! |---|---|
-//! | [`documents`] | imported policies, those of the directory, labels of namespaces; what is kept of them |
-//! | [`members`] | endpoints as policy sees them |
-//! | [`rows`] | rows as the kernel keeps them |
-//! | [`look`] | what is told of all of it |
-//! | [`directory`] | the policy directory |
+//! | `documents` | imported policies, those of the directory, labels of namespaces; what is kept of them |
+//! | `members` | endpoints as policy sees them |
+//! | `rows` | rows as the kernel keeps them |
+//! | `look` | what is told of all of it |
+//! | `directory` | the policy directory |
 //!
 //! **Order.** One change after the other: rows are computed, what is wanted is kept, then the kernel's rows change, in the order
 //! that lets nothing pass that both states deny. A change is answered when the kernel has it. Where the kernel refuses half-way,
@@ -31,6 +31,7 @@ use std::{
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use wharf_api::{Namespace, PolicyChange};
+use wharf_common::SetsRow;
 use wharf_common::map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX};
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -136,6 +137,12 @@ impl<K: Kernel> Policy<K> {
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
         inner.active = rows.generation != 0 || inner.is_needed();
+        if inner.wanted.revision == 0 && rows.sets.values().any(|sets| *sets != SetsRow::default()) {
+            tracing::warn!(
+                file = %self.file.display(),
+                "the kernel has rules of policies, and there is no file that keeps them: containers are opened; import the policies again"
+            );
+        }
         inner.realized = if inner.active { 0 } else { inner.wanted.revision };
         self.realize(inner, Vec::new()).await.1
     }
@@ -228,27 +235,26 @@ impl<K: Kernel> Policy<K> {
     /// What is still wrong.
     pub async fn ensure(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        if let Some(found) = self.look_at_directory(&mut inner, directory::Age::Settled).await? {
+        let directory = self.look_at_directory(&mut inner, directory::Age::Settled).await;
+        if let Ok(Some(found)) = &directory {
             let mut wanted = inner.wanted.clone();
-            let names = wanted.set_directory(found);
+            let names = wanted.set_directory(found.clone());
             inner.files.refuse(names);
             if wanted.revision != inner.wanted.revision {
                 self.take(inner, wanted).await?;
                 inner = self.lock().await;
             }
         }
-        if !inner.active {
-            return Ok(());
+        if inner.active {
+            let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
+            if node != inner.node {
+                inner.node.clone_from(&node);
+                self.realize(inner, vec![Event::Node(node)]).await.1?;
+            } else if inner.engine.is_none() {
+                self.realize(inner, Vec::new()).await.1?;
+            }
         }
-        let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
-        if node != inner.node {
-            inner.node.clone_from(&node);
-            return self.realize(inner, vec![Event::Node(node)]).await.1;
-        }
-        if inner.engine.is_none() {
-            return self.realize(inner, Vec::new()).await.1;
-        }
-        Ok(())
+        directory.map(drop)
     }
 
     /// The policies of the directory, where that is a setting.

@@ -18,6 +18,7 @@ use crate::{
     rest::{
         endpoint::accepts_work,
         error::{Answer, Body, Failure},
+        policy::to_its_end,
     },
     sync::lock,
     telemetry::{LogFilter, LogFormat},
@@ -50,6 +51,17 @@ pub async fn patch(
 ) -> Answer<Json<AgentConfigView>> {
     accepts_work(&node, "change configuration")?;
     check(&body)?;
+    // First, because the kernel may refuse it.
+    if let Some(enforcement) = body.policy_enforcement {
+        let enforcement = match enforcement {
+            PolicyEnforcement::Default => Enforcement::Default,
+            PolicyEnforcement::Always => Enforcement::Always,
+            PolicyEnforcement::Never => Enforcement::Never,
+        };
+        let old = node.life.policy.enforcement().await;
+        to_its_end(&node, move |life| async move { life.policy.set_enforcement(enforcement).await }).await?;
+        changed(&node, POLICY_ENFORCEMENT, old.as_str(), enforcement.as_str());
+    }
     if let Some(filter) = &body.log_level {
         let old = log.get();
         log.set(filter).map_err(|e| invalid(&e.to_string()))?;
@@ -72,16 +84,6 @@ pub async fn patch(
         let old = node.life.trace_all.swap(trace, Ordering::Relaxed);
         changed(&node, TRACE, on_off(old), on_off(trace));
         realize_trace(&node).await?;
-    }
-    if let Some(enforcement) = body.policy_enforcement {
-        let enforcement = match enforcement {
-            PolicyEnforcement::Default => Enforcement::Default,
-            PolicyEnforcement::Always => Enforcement::Always,
-            PolicyEnforcement::Never => Enforcement::Never,
-        };
-        let old = node.life.policy.enforcement().await;
-        node.life.policy.set_enforcement(enforcement).await?;
-        changed(&node, POLICY_ENFORCEMENT, old.as_str(), enforcement.as_str());
     }
     Ok(Json(view(&node, &log).await))
 }

@@ -8,11 +8,12 @@ use wharf_api::{
     PolicyExplainQuery, PolicyExplanation, PolicyImport, PolicyList,
 };
 use wharf_core::ids::EndpointId;
+use wharf_datapath::LinuxKernel;
 use wharf_policy::model::PolicyName;
 
 use crate::{
-    node::{LinuxNode, endpoint::Handle},
-    policy::Ask,
+    node::{LinuxNode, endpoint::Handle, lifecycle::Lifecycle},
+    policy::{Ask, error::PolicyError},
     rest::{
         endpoint::accepts_work,
         error::{Answer, Body, Failure, Query, Segment},
@@ -40,7 +41,19 @@ pub async fn import(State(node): State<Arc<LinuxNode>>, Body(body): Body<PolicyI
         return Err(Failure::new(ErrorCode::InvalidRequest, format!("import policies: {rule}")));
     }
     accepts_work(&node, "import policies")?;
-    Ok(Json(told(&node, node.life.policy.import(&file, &text).await?)))
+    let change = to_its_end(&node, move |life| async move { life.policy.import(&file, &text).await }).await?;
+    Ok(Json(told(&node, change)))
+}
+
+/// Runs a change of policy to its end, also when its client goes away: what is wanted, what is kept and what the kernel has go together.
+pub(super) async fn to_its_end<T, F>(node: &LinuxNode, work: impl FnOnce(Arc<Lifecycle<LinuxKernel>>) -> F) -> Answer<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, PolicyError>> + Send + 'static,
+{
+    let done = node.life.tasks.operations.spawn(work(Arc::clone(&node.life)));
+    let stopped = |_| Failure::new(ErrorCode::Unavailable, "change policies: the agent is stopping");
+    Ok(done.await.map_err(stopped)??)
 }
 
 /// Removes an imported policy, or with `all=true` all of them.
@@ -55,13 +68,14 @@ pub async fn remove(
     let change = match (query.all.unwrap_or(false), query.kind, query.name) {
         (true, None, None) if query.namespace.is_none() => {
             accepts_work(&node, "delete policies")?;
-            node.life.policy.delete_all().await?
+            to_its_end(&node, |life| async move { life.policy.delete_all().await }).await?
         }
         (true, ..) => return invalid("all=true stands alone"),
         (false, Some(kind), Some(name)) => {
             accepts_work(&node, "delete policies")?;
             let namespace = query.namespace.unwrap_or_default();
-            node.life.policy.delete(&PolicyName { kind, namespace, name }).await?
+            let name = PolicyName { kind, namespace, name };
+            to_its_end(&node, move |life| async move { life.policy.delete(&name).await }).await?
         }
         (false, ..) => return invalid("kind and name say which (with namespace, where the kind has one), or all=true"),
     };
@@ -160,7 +174,10 @@ pub async fn set_namespace(
     Body(body): Body<NamespaceLabels>,
 ) -> Answer<Json<Namespace>> {
     accepts_work(&node, "set labels of a namespace")?;
-    Ok(Json(node.life.policy.set_namespace(&name, Some(body.labels)).await?))
+    let set = move |life: Arc<Lifecycle<LinuxKernel>>| async move {
+        life.policy.set_namespace(&name, Some(body.labels)).await
+    };
+    Ok(Json(to_its_end(&node, set).await?))
 }
 
 /// Forgets the labels of a namespace; it keeps its name.
@@ -169,6 +186,6 @@ pub async fn set_namespace(
         (status = 503, body = ApiError)))]
 pub async fn remove_namespace(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> Answer<StatusCode> {
     accepts_work(&node, "delete a namespace")?;
-    node.life.policy.set_namespace(&name, None).await?;
+    to_its_end(&node, move |life| async move { life.policy.set_namespace(&name, None).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

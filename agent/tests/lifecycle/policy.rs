@@ -45,10 +45,12 @@ fn rows_are_there_before_an_endpoint_is_attached_and_go_with_it() {
         let handle = agent.create("c1").await;
         assert_ne!(ingress(&machine, handle.id.get()), 0);
         let operations = agent.operations();
-        let first = |operation| operations.iter().position(|o| *o == operation);
-        // The first one is the import's.
-        let puts = operations.iter().enumerate().filter(|(_, o)| **o == Op::ChangePolicy).map(|(at, _)| at);
-        assert!(puts.last() < first(Op::EnsureAttached), "{operations:?}");
+        let of = |operation| operations.iter().enumerate().filter(move |(_, o)| **o == operation).map(|(at, _)| at);
+        let (puts, attached) = (of(Op::ChangePolicy).collect::<Vec<_>>(), of(Op::EnsureAttached).collect::<Vec<_>>());
+        assert!(
+            puts.len() == 2 && attached.len() == 1 && puts[1] < attached[0],
+            "the import's, then its own: {operations:?}"
+        );
         assert!(agent.delete(&handle).await.errors.is_empty());
         let left = rows(&machine);
         assert!(left.sets.values().all(|sets| sets.ingress == 0 && sets.egress == 0), "{left:?}");

@@ -17,8 +17,6 @@ use super::{
     table::{Cell, cell, table, token},
 };
 
-/// Label of a namespace that has its name (Kubernetes, well-known labels).
-
 /// A policy in short.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {

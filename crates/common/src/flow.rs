@@ -30,8 +30,10 @@ pub struct FlowKey {
     pub high_port: u16,
     /// Protocol number (IANA).
     pub protocol: u8,
+    /// Type of an ICMP or ICMPv6 request, and of the answers to it; zero for an echo and for other protocols.
+    pub kind: u8,
     /// Zero.
-    pub _pad: [u8; 3],
+    pub _pad: [u8; 2],
 }
 
 /// Value of [`crate::map::FLOWS`] and [`crate::map::FLOWS_NEW`].

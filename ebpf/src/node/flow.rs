@@ -107,7 +107,8 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     }
     if packet.is_error(ctx) {
         // It goes the way of the packet that it is about, which its sender received: so it is a packet of the same flow.
-        let inner = (packet.transport + ICMP_ERROR_BYTES) as u32;
+        let sends = asked.direction as u32 == Direction::Egress as u32;
+        let inner = (packet.transport + ICMP_ERROR_BYTES) as u32 | if sends { ABOUT_SENT } else { 0 };
         // SAFETY: the context the program was called with.
         let about = unsafe { wharf_about(ctx.skb.skb, inner, asked.own, asked.own_epoch, asked.peer.endpoint_id) };
         // About a flow that policy did not let pass, it is a packet of its own.
@@ -121,12 +122,17 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     let (signals, now) = (packet.signals(ctx), now());
     let mut found = find(&key);
     let (mut by_owner, mut is_judged) = (true, policy.generation == 0);
-    if let Some((row, _)) = &found {
+    if let Some((row, _)) = &mut found {
         let lives = row.seen == now || !row.is_over(key.protocol(), now);
         if ends.match_row(row) && lives && !row.is_succeeded_by(signals) {
             let kept = policy.flags & POLICY_KEEPS_FLOWS != 0 && row.flags & FLOW_REPLIED != 0;
             by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);
-            is_judged = row.generation == policy.generation || kept;
+            is_judged = row.generation == policy.generation;
+            if kept && !is_judged {
+                // SAFETY: the row is a map value.
+                unsafe { policy::note(&raw mut **row, policy.generation, row.rule) };
+                is_judged = true;
+            }
         } else {
             // A row of other endpoints, or of a flow that is over.
             let _ = FLOWS.remove(key.as_shared());
@@ -164,11 +170,17 @@ const ABOUT_STACK: u64 = 1 << 32;
 pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32, peer: u32) -> u64 {
     let ctx = &TcContext::new(skb);
     let Some(about) = Packet::at(ctx, (offset & ABOUT_MAX) as usize) else { return 0 };
-    let (flags, generation) = find(&about.key().0).map_or((0, 0), |(row, _)| (row.flags, row.generation));
+    let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return 0 };
+    // It goes to whom the packet came from; an endpoint sends one about what came to itself, a router about anything.
+    let is_of_flow = destination.equals(about.source) && (offset & ABOUT_SENT == 0 || source.equals(about.destination));
+    let row = if is_of_flow { find(&about.key().0) } else { None };
+    let (flags, generation) = row.map_or((0, 0), |(row, _)| (row.flags, row.generation));
     let by_stack = flags & FLOW_BY_STACK != 0 || peer != 0 && stack_path::is_noted_within(own, own_epoch, &about);
     u64::from(generation) | if by_stack { ABOUT_STACK } else { 0 }
 }
 
+/// Beside the offset: the endpoint sends the error.
+const ABOUT_SENT: u32 = 1 << 16;
 /// Mask of the offset of the packet that an error is about; more than there can be in front of it.
 const ABOUT_MAX: u32 = 0x7ff;
 

@@ -176,6 +176,17 @@ impl Packet {
         }
     }
 
+    /// The type of the ICMP request that the packet is, or answers to; zero for an echo and for other protocols.
+    #[inline(always)]
+    fn asked(&self) -> u8 {
+        match (self.protocol, self.kind) {
+            // Answers about time, information and masks (RFC 792, RFC 950); node information (RFC 4620).
+            (ICMP, 14 | 16 | 18) | (ICMPV6, 140) => self.kind - 1,
+            (ICMP | ICMPV6, kind) if !is_echo(self.protocol, kind) => kind,
+            _ => 0,
+        }
+    }
+
     /// The packet's flow, and whether the high end sent the packet.
     #[inline(always)]
     pub fn key(&self) -> (Key, bool) {
@@ -189,7 +200,8 @@ impl Packet {
         } else {
             (self.source, self.destination, ports)
         };
-        (Key { low, high, low_port, high_port, protocol: self.protocol.into() }, by_high)
+        let kinds = u32::from(self.protocol) | u32::from(self.asked()) << 8;
+        (Key { low, high, low_port, high_port, kinds }, by_high)
     }
 }
 
@@ -272,20 +284,22 @@ pub struct Key {
     high: Ipv6Address,
     low_port: u16,
     high_port: u16,
-    /// With the zeros after it: bytes that are zeroed on their own are a call of a function that loops.
-    protocol: u32,
+    /// [`FlowKey::protocol`] and [`FlowKey::kind`] with the zeros after them: bytes that are zeroed on their own are a call of a
+    /// function that loops.
+    kinds: u32,
 }
 
 const _: () = {
     assert!(size_of::<Key>() == size_of::<FlowKey>());
     assert!(offset_of!(Key, low_port) == offset_of!(FlowKey, low_port));
-    assert!(offset_of!(Key, protocol) == offset_of!(FlowKey, protocol));
+    assert!(offset_of!(Key, kinds) == offset_of!(FlowKey, protocol));
+    assert!(offset_of!(FlowKey, kind) == offset_of!(FlowKey, protocol) + 1);
 };
 
 impl Key {
     #[inline(always)]
     pub fn protocol(&self) -> u8 {
-        self.protocol as u8
+        self.kinds as u8
     }
 
     #[inline(always)]

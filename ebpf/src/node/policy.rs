@@ -14,6 +14,7 @@ use wharf_common::{
 };
 use wharf_ebpf::{
     atomic,
+    endpoints::endpoint,
     flow::Asked,
     maps::{IPCACHE, POLICY_CELLS, POLICY_PORTS, POLICY_SETS, POLICY_STATE},
 };
@@ -73,8 +74,8 @@ const OWN: u32 = 1;
 /// As [`OWN`]: those of the other one.
 const OTHER: u32 = 2;
 
-/// Judges the packet's flow at both ends. `peer`: the endpoint that the packet goes to, zero for none or where it comes from the
-/// stack; `destination`: as in [`wharf_rules`]. The low half of the answer is the rule that lets it pass.
+/// Judges the packet's flow at both ends. `peer`: the endpoint that the packet goes to, zero where it goes to the stack or comes
+/// from it; `destination`: as in [`wharf_rules`]. The low half of the answer is the rule that lets it pass.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -86,7 +87,12 @@ const OTHER: u32 = 2;
 pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, destination: u32, which: u32) -> u64 {
     let ctx = &TcContext::new(skb);
     let (sends, by_owner) = (which & SENDS != 0, which & BY_OWNER != 0);
-    let other = if sends || peer != 0 { peer } else { sender(ctx) };
+    let other = match peer {
+        // The row is that of both hooks: whoever judges first judges for both ends.
+        0 if sends => address(ctx, false).and_then(endpoint).map_or(0, |row| row.endpoint_id),
+        0 => sender(ctx),
+        _ => peer,
+    };
     let own_began = sends == by_owner;
     let (client, server) = if own_began { (own, other) } else { (other, own) };
     // Of the one that began the flow, the peer is whom the flow is to.
@@ -155,7 +161,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     for which in 0..4_u32 {
         let (any_class, any_port) = (which & 2 != 0, which & 1 != 0);
         let key = CellKey { set, class: if any_class { 0 } else { class }, port: if any_port { 0 } else { port } };
-        let Some(row) = POLICY_CELLS.get_ptr_mut(&key) else { continue };
+        let Some(row) = POLICY_CELLS.get_ptr_mut(key) else { continue };
         // SAFETY: a map value, whose rules never change.
         unsafe { choice.add((*row).admin, (*row).rest) };
         let decides = choice.decides().rank;

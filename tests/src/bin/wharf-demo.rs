@@ -3,14 +3,14 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpStream},
     process::ExitCode,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
-use wharf_api::{EndpointPatch, RegenerateLevel};
+use wharf_api::{EndpointPatch, PolicyExplanation, PolicyVerdict, RegenerateLevel};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
     echo::{self, EchoServer},
@@ -71,13 +71,16 @@ fn demo(report: &mut Stdout) -> Result<()> {
 
         report.heading("4. One endpoint gets new programs, again and again, under load")?;
         regenerate(report, &node, a, b, c)?;
+
+        report.heading("5. A policy: one container may reach another, nobody else may")?;
+        police(report, &node, a, b, c)?;
     }
 
-    report.heading("5. What the operator sees")?;
+    report.heading("6. What the operator sees")?;
     show(report, &node, &["status"])?;
     show(report, &node, &["endpoint", "list"])?;
 
-    report.heading("6. The containers go, and nothing stays")?;
+    report.heading("7. The containers go, and nothing stays")?;
     for ship in &ships {
         let start = Instant::now();
         let gone = node.detach(&ship.endpoint);
@@ -224,6 +227,51 @@ fn renew(node: &Node, ship: &Ship, load: &UdpStream) -> Result<((), String)> {
         load.await_more(100)?;
     }
     Ok(((), format!("programs in the kernel: {} \u{2192} {}", ids(&before), ids(&last))))
+}
+
+/// Only `b` may reach `c`.
+fn police(report: &mut Stdout, node: &Node, a: &Ship, b: &Ship, c: &Ship) -> Result<()> {
+    const POLICY: &str = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: harbour}, spec: {podSelector: \
+        {matchLabels: {app: db}}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}}";
+    let [from, friend, to] = [a, b, c].map(|ship| ship.sandbox.name());
+    let labelled = [(b, "web"), (c, "db")].into_iter().try_for_each(|(ship, app)| {
+        let patch = EndpointPatch { labels: Some(vec![format!("k8s:app={app}")]), ..EndpointPatch::default() };
+        node.ask(async |client| client.patch_endpoint(&ship.endpoint.id(), &patch).await).map(drop)
+    });
+    let import = || {
+        labelled?;
+        let body = json!({"file": "harbour.yaml", "text": POLICY}).to_string();
+        let begin = Instant::now();
+        let answer = node.http("PUT", "/v1/policy", Some(&body))?;
+        ensure!(answer.status == 200, "{}", String::from_utf8_lossy(&answer.body));
+        Ok(((), format!("in force after {}", millis(begin.elapsed()))))
+    };
+    report.check(&format!("only {friend} may reach {to}"), import())?;
+    let server = EchoServer::start(c.sandbox.space()?)?;
+    for address in c.endpoint.both()? {
+        let family = family(address);
+        let target = server.tcp_at(address);
+        let allowed = echo::tcp(b.sandbox.space()?, target, 1 << 20).map(|()| ((), "TCP 1 MiB".to_owned()));
+        report.check(&format!("{friend} \u{2192} {to} {family}"), allowed)?;
+        let denied = a.sandbox.space()?.run(|| TcpStream::connect_timeout(&target, Duration::from_millis(500)))?;
+        let told = denied_by(node, a, c).and_then(|rule| match denied {
+            Ok(_) => bail!("connected"),
+            Err(_) => Ok(((), format!("dropped: {rule} isolates {to}, and no rule allows it"))),
+        });
+        report.check(&format!("{from} \u{2192} {to} {family}"), told)?;
+    }
+    let gone = node.wharf(&["policy", "delete", "--all"]).and_then(wharf_tests::process::Finished::ok);
+    report.check("the policy is deleted", gone.map(|_| ((), String::new())))?;
+    Ok(())
+}
+
+/// The policy that `wharf policy explain` names.
+fn denied_by(node: &Node, from: &Ship, to: &Ship) -> Result<String> {
+    let [from, to] = [from, to].map(|ship| ship.endpoint.v4().map(|ip| ip.to_string()));
+    let asked = format!("/v1/policy/explain?from={}&to={}&port=80", from?, to?);
+    let answer: PolicyExplanation = serde_json::from_slice(&node.http("GET", &asked, None)?.body)?;
+    ensure!(answer.verdict == PolicyVerdict::Deny, "{answer:?}");
+    answer.ingress.and_then(|judged| judged.isolated_by.into_iter().next()).context("a policy that isolates")
 }
 
 fn ids(programs: &[Vec<u32>; 2]) -> String {

@@ -88,7 +88,7 @@ impl Sent {
         let mut ends = [end(self.a(), self.ports.0), end(self.other, self.ports.1)];
         ends.sort();
         let [(_, low_port, low), (_, high_port, high)] = ends;
-        FlowKey { low, high, low_port, high_port, protocol: self.protocol, _pad: [0; 3] }
+        FlowKey { low, high, low_port, high_port, protocol: self.protocol, ..FlowKey::default() }
     }
 
     /// True when A is the flow's high end.

@@ -1,4 +1,5 @@
-//! What a guest boots into: an archive with busybox, iproute2, Wharf's programs, the tests and their libraries.
+//! What a guest boots into: an archive with busybox, iproute2, nftables, iptables, Wharf's programs, the tests and
+//! their libraries.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +26,20 @@ const INIT: &str = include_str!("init.sh");
 pub(crate) const TEST_LIMIT_SECONDS: u64 = 600;
 
 /// The machine's own programs that Wharf's tests call.
-const PROGRAMS: &[&str] = &["ip", "tc", "ss", "nft"];
+const PROGRAMS: &[&str] = &["ip", "tc", "ss", "nft", "iptables-nft-restore"];
+
+/// Where Debian's iptables loads its extensions from.
+const IPTABLES_EXTENSIONS: &str = "/usr/lib/x86_64-linux-gnu/xtables";
+
+/// The extensions for the rules of `nft_foreign::rules_of_iptables`.
+const EXTENSIONS: &[&str] = &[
+    "libipt_REJECT.so",
+    "libxt_addrtype.so",
+    "libxt_comment.so",
+    "libxt_conntrack.so",
+    "libxt_standard.so",
+    "libxt_udp.so",
+];
 
 /// Wharf's programs, and the agent that they are upgraded to.
 const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf", NEXT_AGENT];
@@ -121,10 +135,15 @@ pub(crate) fn make(
     }
     for name in PROGRAMS {
         let Some(program) = find_program(name) else {
-            bail!("copy {name}: this machine has none (iproute2, nftables)")
+            bail!("copy {name}: this machine has none (iproute2, nftables, iptables)")
         };
         tree.libraries_of(&program)?;
         tree.copy(&program, &Path::new("/bin").join(name))?;
+    }
+    for name in EXTENSIONS {
+        let path = Path::new(IPTABLES_EXTENSIONS).join(name);
+        tree.libraries_of(&path)?;
+        tree.copy(&path, &path)?;
     }
     for name in PRODUCT {
         let program = workspace.release().join(name);

@@ -35,6 +35,17 @@ const MODULES: &[&str] = &[
     "nft_fib_inet",
     // Rules of other tools, which tests put beside it.
     "nft_reject_inet",
+    "nft_reject_ipv4",
+    "nft_log",
+    // nft_log refuses a rule while nothing is there that writes the log.
+    "nf_log_syslog",
+    // Those of iptables-nft.
+    "nft_compat",
+    "xt_addrtype",
+    "xt_comment",
+    "xt_conntrack",
+    "xt_tcpudp",
+    "ipt_REJECT",
 ];
 
 /// What is known of a kernel before it runs.

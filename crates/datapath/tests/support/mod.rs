@@ -218,7 +218,8 @@ pub(crate) fn new_netns(dir: &Path, name: &str) -> PathBuf {
 
 /// Runs a command to its end.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().expect("run command");
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("start {program}: {error}"));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{program} {arguments:?}: {told}");
     String::from_utf8_lossy(&output.stdout).into_owned()

@@ -1,0 +1,139 @@
+//! The agent's settings of policy: the directory, the mode of enforcement, audit.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+use wharf_tests::{Node, NodeConfig, scenario, scratch, wait};
+
+use crate::pods::{Ask, Pod, forget, import, judged, network_policy, patch_config};
+
+/// A pod that a policy selects, and one that none does.
+fn pair(node: &Node) -> Result<[Pod; 2]> {
+    Ok([Pod::container(node, "web", "web")?, Pod::container(node, "db", "db")?])
+}
+
+fn database(rules: &str) -> String {
+    network_policy("db", &format!("{{podSelector: {{matchLabels: {{app: db}}}}, ingress: [{rules}]}}"))
+}
+
+/// Whether both ports, over both families, are as they should.
+fn reached(web: &Pod, db: &Pod, ports: [(u16, bool); 2]) -> Result<()> {
+    for address in db.end.both()? {
+        for (port, passes) in ports {
+            let reached = web.reaches(address, Ask::Tcp(port))?;
+            ensure!(reached == passes, "{address}, port {port}: {reached}");
+        }
+    }
+    Ok(())
+}
+
+fn await_revision(node: &Node, revision: u64) -> Result<()> {
+    wait::until_equal("the revision in force", &revision, || {
+        Ok(node.ask(async |client| client.policies().await)?.realized)
+    })
+}
+
+fn problem(node: &Node) -> Result<Option<String>> {
+    Ok(node.ask(async |client| client.policies().await)?.problem)
+}
+
+/// Writes a file that the agent takes.
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+#[test]
+fn the_agent_follows_the_policy_directory() -> Result<()> {
+    let directory = scratch::fresh_dir("policies")?;
+    let (file, flag) = (directory.join("db.yaml"), format!("--policy-dir={}", directory.display()));
+    scenario(NodeConfig::default().flags(&[&flag]), |node| {
+        let [web, db] = pair(node)?;
+        reached(&web, &db, [(80, true), (81, true)])?;
+        write(&file, &database("{ports: [{port: 80}]}"))?;
+        await_revision(node, 1)?;
+        reached(&web, &db, [(80, true), (81, false)])?;
+        write(&file, &database("{ports: [{port: 81}]}"))?;
+        await_revision(node, 2)?;
+        reached(&web, &db, [(80, false), (81, true)])?;
+        write(&file, &database("{port: 80}"))?;
+        wait::until("the refusal", || Ok(problem(node)?.filter(|why| why.contains("db.yaml"))))?;
+        reached(&web, &db, [(80, false), (81, true)]).context("what it said before stays in force")?;
+        let refused = node.http("DELETE", "/v1/policy?kind=NetworkPolicy&namespace=default&name=db", None)?;
+        ensure!(refused.status == 409, "{}", refused.text());
+        // What an import says of another name adds up.
+        import(
+            node,
+            &network_policy("more", "{podSelector: {matchLabels: {app: db}}, ingress: [{ports: [{port: 80}]}]}"),
+        )?;
+        reached(&web, &db, [(80, true), (81, true)])?;
+        forget(node)?;
+        write(&file, &database(""))?;
+        wait::until("the file to be good again", || Ok(problem(node)?.is_none().then_some(())))?;
+        reached(&web, &db, [(80, false), (81, false)])?;
+        node.kill_agent()?;
+        write(&file, &database("{ports: [{port: 80}]}"))?;
+        reached(&web, &db, [(80, false), (81, false)]).context("without an agent")?;
+        node.start_agent()?;
+        reached(&web, &db, [(80, true), (81, false)]).context("a start reads at once")?;
+        fs::remove_file(&file).context("remove the file")?;
+        wait::until("the policy to go with its file", || {
+            let list = node.ask(async |client| client.policies().await)?;
+            Ok((list.policies.is_empty() && list.realized == list.revision).then_some(()))
+        })?;
+        reached(&web, &db, [(80, true), (81, true)])?;
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+#[test]
+fn enforcement_changes_while_the_agent_runs() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--policy-enforcement=always"]), |node| {
+        let [web, db] = pair(node)?;
+        let mode = |mode: &str| patch_config(node, &json!({"policy_enforcement": mode}));
+        let open = [(80, true), (81, true)];
+        let closed = [(80, false), (81, false)];
+        reached(&web, &db, closed).context("always, without a policy")?;
+        for address in db.end.both()? {
+            ensure!(Ask::Tcp(80).is_answered(node.space(), address, wait::PATIENCE)?, "the node's own packets");
+        }
+        import(node, &database("{ports: [{port: 80}]}"))?;
+        reached(&web, &db, closed).context("always: the sender may not")?;
+        mode("default")?;
+        reached(&web, &db, [(80, true), (81, false)]).context("default")?;
+        mode("never")?;
+        reached(&web, &db, open).context("never")?;
+        import(node, &database(""))?;
+        reached(&web, &db, open).context("never, with another policy")?;
+        mode("always")?;
+        reached(&web, &db, closed).context("always again")?;
+        import(
+            node,
+            &network_policy("web", "{podSelector: {matchLabels: {app: web}}, policyTypes: [Egress], egress: [{}]}"),
+        )?;
+        import(node, &database("{ports: [{port: 81}]}"))?;
+        reached(&web, &db, [(80, false), (81, true)]).context("always, both are selected")?;
+        ensure!(!db.reaches(web.end.v4()?.into(), Ask::Tcp(80))?, "always: no policy is about its other direction");
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+#[test]
+fn audit_drops_nothing_and_counts() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--policy-audit=on"]), |node| {
+        let [web, db] = pair(node)?;
+        import(node, &database("{ports: [{port: 80}]}"))?;
+        ensure!(judged(node, &db.end, "deny")? == 0, "before a packet");
+        reached(&web, &db, [(80, true), (81, true)])?;
+        let (accepted, denied) = (judged(node, &db.end, "accept")?, judged(node, &db.end, "deny")?);
+        ensure!(accepted == 2 && denied >= 2, "{accepted} accepted, {denied} would be dropped");
+        let id = node.endpoint(&web.end)?.id;
+        ensure!(node.packets(id, "egress", "peer-policy-denied")? == 0, "none was dropped");
+        node.stop_agent()?;
+        node.set_flag("--policy-audit=on", false);
+        node.start_agent()?;
+        node.await_rebuilt()?;
+        reached(&web, &db, [(80, true), (81, false)]).context("without audit")?;
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
