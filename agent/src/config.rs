@@ -73,6 +73,8 @@ pub struct AgentConfig {
     pub announce: bool,
     /// Directory whose files are policies.
     pub policy_dir: Option<PathBuf>,
+    /// Addresses of services, which the node translates to those of endpoints.
+    pub service_cidr: Vec<IpNet>,
     /// When policy is enforced.
     pub policy_enforcement: Enforcement,
     /// What policy would drop passes.
@@ -225,7 +227,20 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         }
         pools.push(PoolConfig { name: pool_name(&p.name)?, cidrs });
     }
+    let service_cidr: Vec<IpNet> = flags.service_cidr.map(flat).or(file.service_cidr).unwrap_or_default();
+    let overlapping =
+        |net: &&IpNet| pools.iter().flat_map(|p| &p.cidrs).any(|pool| pool.contains(*net) || net.contains(pool));
+    if let Some(bad) = service_cidr.iter().find(overlapping) {
+        return Err(setting(
+            "service-cidr",
+            format!("{bad} overlaps a pool: addresses of containers are no service's"),
+        ));
+    }
     let masquerade = match flags.masquerade.or(file.masquerade).unwrap_or(Switch::On) {
+        Switch::Off if !service_cidr.is_empty() => {
+            let message = "needs the node's nftables table, and --masquerade off has none; leave one of the two out";
+            return Err(setting("service-cidr", message.to_owned()));
+        }
         Switch::Off => None,
         Switch::On => {
             let excluded = flags.masquerade_exclude.map(flat).or(file.masquerade_exclude).unwrap_or_default();
@@ -237,6 +252,7 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
                 excluded: excluded.into_iter().chain(with_own_address).collect(),
                 source4: source(&sources, |ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None })?,
                 source6: source(&sources, |ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None })?,
+                services: !service_cidr.is_empty(),
             })
         }
     };
@@ -310,6 +326,7 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         masquerade,
         announce: flags.announce.or(file.announce) == Some(Switch::On),
         policy_dir: flags.policy_dir.or(file.policy_dir),
+        service_cidr,
         policy_enforcement: flags.policy_enforcement.or(file.policy_enforcement).unwrap_or(Enforcement::Default),
         policy_audit: flags.policy_audit.or(file.policy_audit) == Some(Switch::On),
         policy_keep_flows: flags.policy_keep_flows.or(file.policy_keep_flows) == Some(Switch::On),
@@ -389,6 +406,7 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
             "policy-dir".to_owned(),
             config.policy_dir.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
         ),
+        ("service-cidr".to_owned(), config.service_cidr.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
         ("policy-enforcement".to_owned(), config.policy_enforcement.as_str().to_owned()),
         ("policy-audit".to_owned(), if config.policy_audit { "on" } else { "off" }.to_owned()),
         ("policy-keep-flows".to_owned(), if config.policy_keep_flows { "on" } else { "off" }.to_owned()),

@@ -150,7 +150,7 @@ fn every_map_that_is_listed_can_be_shown() -> Result<()> {
         let events: Value = serde_json::from_str(&node.wharf(&["bpf", "map", "get", "EVENTS", "-o", "json"])?.ok()?)?;
         ensure!(events["rows"][0]["bytes"] == "262144", "{events}");
         let unknown = node.wharf(&["bpf", "map", "get", "NOTHING"])?;
-        refused(&unknown, 1, &["NOTHING", "ENDPOINTS, CALLS, NODE_CALLS, EVENTS", "wharf bpf map list"])?;
+        refused(&unknown, 1, &["NOTHING", "ENDPOINTS, CALLS, NODE_CALLS, PROFILES, EVENTS", "wharf bpf map list"])?;
         node.detach(&ea)
     })
 }

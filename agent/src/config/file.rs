@@ -35,6 +35,7 @@ pub(super) struct File {
     pub(super) masquerade_source: Option<Vec<IpAddr>>,
     pub(super) announce: Option<Switch>,
     pub(super) policy_dir: Option<PathBuf>,
+    pub(super) service_cidr: Option<Vec<IpNet>>,
     pub(super) policy_enforcement: Option<Enforcement>,
     pub(super) policy_audit: Option<Switch>,
     pub(super) policy_keep_flows: Option<Switch>,

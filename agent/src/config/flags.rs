@@ -98,6 +98,10 @@ pub struct Flags {
     /// A directory whose files (`*.yaml`, `*.yml`, `*.json`) are policies, followed while the agent runs (docs/policy.md)
     #[arg(long, env = "WHARF_POLICY_DIR", value_name = "DIR")]
     pub policy_dir: Option<PathBuf>,
+    /// Addresses of services, which the node translates to those of containers: policy is about the containers behind
+    /// them (docs/policy.md). CIDRs, separated by commas
+    #[arg(long, env = "WHARF_SERVICE_CIDR", value_name = "CIDR,...", value_parser = cidrs)]
+    pub service_cidr: Option<Vec<Cidrs>>,
     /// When policy is enforced (docs/policy.md) [default: default]
     #[arg(long, env = "WHARF_POLICY_ENFORCEMENT", value_name = "MODE")]
     pub policy_enforcement: Option<Enforcement>,

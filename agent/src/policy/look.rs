@@ -97,6 +97,12 @@ impl<K: Kernel> Policy<K> {
             Some("the node's own packets always reach its endpoints".to_owned())
         } else if self.mode.audits && verdict == PolicyVerdict::Deny {
             Some("audit mode: the packet passes, and is counted".to_owned())
+        } else if denies(&egress) && !denies(&ingress) && self.services.iter().any(|net| net.contains(&ask.destination))
+        {
+            Some(
+                "an address of a service: what the node translates it to is judged; ask for the endpoint behind it"
+                    .to_owned(),
+            )
         } else {
             problem(&inner)
         };

@@ -29,10 +29,14 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use wharf_api::{Namespace, PolicyChange};
 use wharf_common::SetsRow;
-use wharf_common::map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX};
+use wharf_common::{
+    map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX},
+    policy::PEER_SERVICE,
+};
 use wharf_core::{
     endpoint::EndpointRecord,
     identity::Identity,
@@ -71,6 +75,8 @@ pub struct Policy<K> {
     file: PathBuf,
     directory: Option<PathBuf>,
     mode: Mode,
+    /// Addresses of services.
+    services: Arc<[IpNet]>,
     /// Locked across the kernel's calls, each bounded by its caller: changes of rows have an order.
     inner: Arc<Mutex<Inner>>,
 }
@@ -103,6 +109,7 @@ impl<K: Kernel> Policy<K> {
             file: config.state_dir.join("policy.json"),
             directory: config.policy_dir.clone(),
             mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
+            services: config.service_cidr.as_slice().into(),
             inner: Arc::new(Mutex::new(Inner::new(config.policy_enforcement))),
         }
     }
@@ -365,18 +372,26 @@ impl<K: Kernel> Policy<K> {
                     Ok(rows) => rows,
                     Err(why) => return (inner, Err(why.into())),
                 };
-                (Engine::after(LIMITS, rows::tables(&rows)), inner.all())
+                (Engine::after(LIMITS, rows::tables(&rows)).with_rows_of(&self.services), inner.all())
             }
         };
+        let services = Arc::clone(&self.services);
         // Large policies take tens of milliseconds.
         let work = move || {
             let mut engine = engine;
             let result = engine.apply(events).map(|changes| {
-                let identity = |net: &ipnet::IpNet, of| {
+                let owner = |net: &IpNet, of| {
                     let is_node = net.prefix_len() == net.max_prefix_len() && inner.node.contains(&net.addr());
-                    inner.members.identity(of).unwrap_or(if is_node { Identity::HOST } else { Identity::WORLD })
+                    match inner.members.identity(of) {
+                        Some(endpoint) => endpoint.0,
+                        None if is_node => Identity::HOST.0,
+                        None if services.iter().any(|service| service.contains(net)) => {
+                            Identity::WORLD.0 | PEER_SERVICE
+                        }
+                        None => Identity::WORLD.0,
+                    }
                 };
-                rows::changes(&changes, identity)
+                rows::changes(&changes, owner)
             });
             (inner, result.map(|rows| Some((engine, rows))).map_err(PolicyError::Rows))
         };

@@ -19,11 +19,8 @@ use wharf_policy::{
     model::Origin,
 };
 
-/// Changes of rows as the kernel keeps them. `identity` tells the security identity of a prefix.
-pub(super) fn changes(
-    changes: &[Change],
-    identity: impl Fn(&ipnet::IpNet, Identity) -> wharf_core::identity::Identity,
-) -> Vec<RowChange> {
+/// Changes of rows as the kernel keeps them. `owner` tells whose a prefix is, as [`PeerRow::identity`].
+pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity) -> u32) -> Vec<RowChange> {
     let of = |change: &Change| {
         Some(match change {
             Change::PutOrigin(..) | Change::DropOrigin(_) => return None,
@@ -32,7 +29,7 @@ pub(super) fn changes(
             }
             Change::DropSets(key) => RowChange::Sets(endpoint(*key)?, SetsRow::default()),
             Change::PutAddress(net, known) => {
-                RowChange::Peer(*net, Some(PeerRow { identity: identity(net, known.identity).0, class: known.class.0 }))
+                RowChange::Peer(*net, Some(PeerRow { identity: owner(net, known.identity), class: known.class.0 }))
             }
             Change::DropAddress(net) => RowChange::Peer(*net, None),
             Change::PutPorts(set, prefix, class) => RowChange::Ports(ports(*set, *prefix), Some(class.0)),

@@ -61,7 +61,7 @@ pub struct FlowRow {
     pub owner: u16,
     /// [`crate::PolicyState::generation`] by which the flow was judged; zero before there is policy.
     pub generation: u32,
-    /// The rule that let it pass, the receiver's before the sender's; zero for none.
+    /// The rule that let it pass, the receiver's before the sender's; zero for none, [`crate::policy::UNDECIDED`] where that is to be seen.
     pub rule: u32,
 }
 

@@ -19,6 +19,17 @@ pub struct PeerRow {
     pub class: u32,
 }
 
+/// Bit of [`PeerRow::identity`]: the node translates the addresses to those of endpoints (a service). What the rules of a sender deny
+/// there is not decided before that.
+pub const PEER_SERVICE: u32 = 1 << 31;
+
+/// In the place of a rule: none let the packet pass, because it is to a service ([`PEER_SERVICE`]).
+pub const UNDECIDED: u32 = u32::MAX;
+
+/// Bit of a packet's mark (`skb->mark`) that says [`UNDECIDED`]. The programs of the endpoint that the node translates it to judge the packet;
+/// the node's nftables table drops one that goes elsewhere. A bit that neither Kubernetes (14, 15) nor CNI's `portmap` (13) takes.
+pub const MARK_UNDECIDED: u32 = 1 << 6;
+
 /// [`PeerRow::identity`] of the node itself, whose packets every endpoint receives whatever its policy: its probes.
 pub const IDENTITY_NODE: u32 = 1;
 

@@ -101,6 +101,9 @@ pub struct Masquerade {
     pub source4: Option<Ipv4Addr>,
     /// Source of masqueraded IPv6 packets; `None` takes the address of the interface that the packet leaves by.
     pub source6: Option<Ipv6Addr>,
+    /// The node has services: packets that policy has not decided about reach no other network.
+    #[serde(default)]
+    pub services: bool,
 }
 
 impl Masquerade {

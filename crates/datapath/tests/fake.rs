@@ -147,7 +147,6 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::ObservePolicy => k.observe_policy().await.map(drop),
         Operation::ObserveNode => k.observe_node(&node_spec()).await.map(drop),
         Operation::ObserveNetworks => k.observe_networks(&node_spec().cidrs).await.map(drop),
-        Operation::ObserveAddresses => k.observe_addresses().await.map(drop),
         Operation::ObserveNetworksOf => k.observe_networks_of(&[ip]).await.map(drop),
         Operation::ObserveUplinks => k.observe_uplinks().await.map(drop),
         Operation::ObserveSpeakers => k.observe_speakers(ip).await.map(drop),

@@ -36,6 +36,7 @@ fn all() -> Nat {
     let masquerade = Masquerade {
         excluded: vec!["198.51.100.0/24".parse().unwrap()],
         source6: Some("2001:db8::1".parse().unwrap()),
+        services: true,
         ..masquerade()
     };
     let mappings = vec![
@@ -103,6 +104,14 @@ table inet wharf {
         meta nfproto ipv4 dnat ip to meta l4proto . th dport map @ports4
         meta nfproto ipv6 dnat ip6 to ip6 daddr . meta l4proto . th dport map @ports-of6
         meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @ports6
+    }
+    chain undecided {
+        type filter hook forward priority 0; policy accept
+        meta mark & 0x00000040 != 0 oifname != "wh*" drop
+    }
+    chain undecided-input {
+        type filter hook input priority 0; policy accept
+        meta mark & 0x00000040 != 0 drop
     }
     chain untranslated {
         type filter hook postrouting priority 100; policy accept

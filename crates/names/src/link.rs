@@ -2,18 +2,21 @@
 
 use crate::ids::{EndpointId, Epoch, IfName};
 
-/// Name of the host side of an endpoint's veth pair: `wh`, four hex digits of the id, eight of the epoch. Fourteen
+/// What the name of the host side of each endpoint's link begins with.
+pub const PREFIX: &str = "wh";
+
+/// Name of the host side of an endpoint's veth pair: [`PREFIX`], four hex digits of the id, eight of the epoch. Fourteen
 /// bytes; tells whose a leaked link was, and never repeats while the epoch's low 32 bits have not gone round.
 #[must_use]
 pub fn host_ifname(id: EndpointId, epoch: Epoch) -> IfName {
-    IfName(format!("wh{:04x}{:08x}", id.get(), epoch.0 & 0xffff_ffff))
+    IfName(format!("{PREFIX}{:04x}{:08x}", id.get(), epoch.0 & 0xffff_ffff))
 }
 
 /// The reverse of [`host_ifname`]: `None` when the name is not one of ours.
 #[must_use]
 pub fn parse_host_ifname(name: &str) -> Option<(EndpointId, u32)> {
     let hex = name
-        .strip_prefix("wh")
+        .strip_prefix(PREFIX)
         .filter(|h| h.len() == 12 && h.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)))?;
     let id = u16::from_str_radix(hex.get(..4)?, 16).ok()?;
     let epoch = u32::from_str_radix(hex.get(4..)?, 16).ok()?;

@@ -19,7 +19,7 @@ use wharf_common::{
     Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow,
     flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_REPLIED, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT},
     map::{FLOWS_PER_TICK, FLOWS_QUOTA},
-    policy::POLICY_KEEPS_FLOWS,
+    policy::{MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
 };
 use wharf_ebpf::{
     atomic,
@@ -140,13 +140,17 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             found = None;
         }
     }
-    let mut rule = 0;
+    let mut rule = found.as_ref().map_or(0, |(row, _)| row.rule);
     if !is_judged {
         rule = policy::judge(ctx, asked, &packet, by_owner)?;
         if let Some((row, _)) = &mut found {
             // SAFETY: the row is a map value.
             unsafe { policy::note(&raw mut **row, policy.generation, rule) };
         }
+    }
+    if rule == UNDECIDED && asked.direction as u32 == Direction::Egress as u32 {
+        // SAFETY: the context the program was called with, and a field that programs of this kind may write.
+        unsafe { (*ctx.skb.skb).mark |= MARK_UNDECIDED };
     }
     Ok(match found {
         Some((row, table)) => go_on(ctx, asked, &packet, &key, by_high, signals, row, table, now),

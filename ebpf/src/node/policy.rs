@@ -10,7 +10,7 @@ use aya_ebpf::{bindings::__sk_buff, btf_maps::lpm_trie::Key, programs::TcContext
 use wharf_common::{
     CellKey, Direction, DropReason, PolicyState, PortKey,
     flow::{ICMP, ICMPV6, SCTP, TCP, UDP},
-    policy::{Choice, DENY, IDENTITY_NODE, POLICY_AUDITS, PORT_PREFIX_BITS},
+    policy::{Choice, DENY, IDENTITY_NODE, PEER_SERVICE, POLICY_AUDITS, PORT_PREFIX_BITS, UNDECIDED},
 };
 use wharf_ebpf::{
     atomic,
@@ -34,6 +34,8 @@ const TO_ENDPOINT: u32 = 1 << 24;
 const OF_SOURCE: u32 = 1 << 25;
 /// In what [`wharf_rules`] answers: the packet is not to pass.
 const DENIED: u64 = 1 << 32;
+/// In what [`wharf_rules`] answers, beside [`DENIED`]: the packet is to a service.
+const TO_SERVICE: u64 = 1 << 33;
 /// In what [`wharf_rules`] answers: the rule.
 const RULE: u64 = 0xffff_ffff;
 
@@ -43,7 +45,7 @@ pub fn state() -> PolicyState {
     POLICY_STATE.get(0).copied().unwrap_or_default()
 }
 
-/// The rule that lets a flow pass at both of its ends, zero for none. `by_owner`: the packet goes the way that the flow's first one
+/// The rule that lets a flow pass at both of its ends, zero for none, or [`UNDECIDED`]. `by_owner`: the packet goes the way that the flow's first one
 /// went.
 #[inline(always)]
 pub fn judge(ctx: &TcContext, asked: &Asked, packet: &Packet, by_owner: bool) -> Result<u32, DropReason> {
@@ -104,6 +106,9 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     };
     if (sent | received) & DENIED != 0 && state().flags & POLICY_AUDITS == 0 {
         let by_client = sent & DENIED != 0;
+        if sent & TO_SERVICE != 0 && received & DENIED == 0 {
+            return UNDECIDED.into();
+        }
         return u64::from(if by_client == own_began { OWN } else { OTHER }) << 32;
     }
     if received as u32 != 0 { received & RULE } else { sent & RULE }
@@ -127,7 +132,7 @@ fn ingress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.ingress)
 }
 
-/// What a rule set says of a packet: the rule that decides, zero for none, and [`DENIED`]. `destination`: port (network byte order),
+/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] and [`TO_SERVICE`]. `destination`: port (network byte order),
 /// from bit 16 on the protocol, [`TO_ENDPOINT`], [`OF_SOURCE`].
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
@@ -178,7 +183,10 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         }
     }
     let decides = choice.decides();
-    u64::from(decides.rule) | if decides.ruling == DENY { DENIED } else { 0 }
+    if decides.ruling != DENY {
+        return decides.rule.into();
+    }
+    u64::from(decides.rule) | DENIED | if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 }
 }
 
 /// Notes by which rules the flow passes.

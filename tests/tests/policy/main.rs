@@ -6,6 +6,7 @@ mod gaps;
 mod packets;
 mod pods;
 mod published;
+mod services;
 mod settings;
 mod truth;
 

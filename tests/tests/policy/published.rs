@@ -77,7 +77,7 @@ fn hold(asks: &[(&Pod, bool)], world: (&World, bool), when: &str) -> Result<()> 
 }
 
 /// Asks the echo and is answered.
-fn talk(mut stream: &TcpStream, patience: Duration) -> std::io::Result<()> {
+pub(crate) fn talk(mut stream: &TcpStream, patience: Duration) -> std::io::Result<()> {
     stream.set_read_timeout(Some(patience))?;
     stream.write_all(b"ahoy")?;
     stream.read_exact(&mut [0; 4])

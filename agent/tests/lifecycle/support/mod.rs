@@ -90,6 +90,7 @@ impl Machine {
             masquerade: None,
             announce: false,
             policy_dir: None,
+            service_cidr: Vec::new(),
             policy_enforcement: Enforcement::Default,
             policy_audit: false,
             policy_keep_flows: false,

@@ -19,6 +19,8 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
+
 use super::{
     Change, EndpointKey, Limits, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Sizes, Table, Tables,
     TooLarge,
@@ -92,6 +94,13 @@ impl Engine {
             peers: Peers::new(Ids::beside(tables.ipcache.values().map(|known| known.class.0))),
             tables,
         }
+    }
+
+    /// Gives these networks rows of their own, whatever the rules say of them. Before the first events.
+    #[must_use]
+    pub fn with_rows_of(mut self, nets: &[IpNet]) -> Self {
+        self.peers = self.peers.with_rows_of(nets);
+        self
     }
 
     /// The tables of all events so far.

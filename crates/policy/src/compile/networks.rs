@@ -44,10 +44,12 @@ pub(super) fn covering<V>(map: &BTreeMap<IpNet, V>, mut net: IpNet) -> Option<(&
 pub(super) struct Boundaries(pub(super) Arc<BTreeMap<IpNet, Arc<[AtomId]>>>);
 
 impl Boundaries {
-    pub(super) fn new<'a>(atoms: impl Iterator<Item = (AtomId, &'a Atom)>) -> Self {
+    /// Those of the atoms, and `nets`.
+    pub(super) fn new<'a>(nets: &[IpNet], atoms: impl Iterator<Item = (AtomId, &'a Atom)>) -> Self {
         /// Atoms that begin and end to match at a boundary.
         type Edges = (Vec<AtomId>, Vec<AtomId>);
-        let mut edges: BTreeMap<IpNet, Edges> = EVERYWHERE.into_iter().map(|net| (net, Edges::default())).collect();
+        let always = EVERYWHERE.iter().chain(nets);
+        let mut edges: BTreeMap<IpNet, Edges> = always.map(|net| (*net, Edges::default())).collect();
         for (id, atom) in atoms {
             if let Atom::Network { net, except } = atom {
                 edges.entry(*net).or_default().0.push(id);

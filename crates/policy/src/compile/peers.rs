@@ -23,6 +23,8 @@ type Pair = (Owner, Arc<[AtomId]>);
 /// The rows of addresses.
 #[derive(Debug, Clone)]
 pub(super) struct Peers {
+    /// Networks that have a row in any case.
+    own: Arc<[IpNet]>,
     boundaries: Boundaries,
     rows: BTreeMap<IpNet, Pair>,
     /// The class of each pair, and the number of its rows.
@@ -44,9 +46,13 @@ pub(super) struct Changed {
 
 impl Peers {
     pub(super) fn new(ids: Ids) -> Self {
-        let boundaries = Boundaries::new(std::iter::empty());
-        let (rows, pairs, owners, classes) = Default::default();
-        Self { boundaries, rows, pairs, owners, classes, ids }
+        let boundaries = Boundaries::new(&[], std::iter::empty());
+        let (own, rows, pairs, owners, classes) = Default::default();
+        Self { own, boundaries, rows, pairs, owners, classes, ids }
+    }
+
+    pub(super) fn with_rows_of(self, nets: &[IpNet]) -> Self {
+        Self { own: nets.iter().map(IpNet::trunc).collect(), ..self }
     }
 
     /// The rows of classes that were given back are gone.
@@ -70,7 +76,7 @@ impl Peers {
         let rebuild = delta.networks() || self.rows.is_empty();
         let mut renumber = !delta.is_empty();
         if rebuild {
-            self.boundaries = Boundaries::new(atoms.active());
+            self.boundaries = Boundaries::new(&self.own, atoms.active());
             (self.rows, self.pairs) = Default::default();
             for (net, matching) in &*Arc::clone(&self.boundaries.0) {
                 self.set(*net, Some((Owner::Outside, Arc::clone(matching))));

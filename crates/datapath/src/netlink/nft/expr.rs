@@ -44,6 +44,9 @@ pub(super) enum Field {
 }
 
 const RTN_LOCAL: u32 = 2;
+/// `NFT_META_MARK` and `NFT_META_OIFNAME` of `linux/netfilter/nf_tables.h`.
+const META_MARK: u32 = 3;
+const META_OIFNAME: u32 = 7;
 /// `NFT_CT_STATE` and `NFT_CT_STATUS` of `linux/netfilter/nf_tables.h`.
 const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
@@ -104,6 +107,17 @@ impl Expression {
     /// `meta l4proto`: one byte, padded to the word.
     pub(super) fn transport(word: u32) -> Self {
         Self::of_numbers("meta", [(1, register(word)), (2, 16)])
+    }
+
+    /// The rule goes on for a packet whose mark has the bit.
+    pub(super) fn marked(bit: u32) -> [Self; 3] {
+        Self::has_bit(Self::of_numbers("meta", [(1, register(0)), (2, META_MARK)]), bit)
+    }
+
+    /// The rule goes on where the packet leaves by an interface whose name begins otherwise.
+    pub(super) fn leaves_by_none_of(prefix: &str) -> [Self; 2] {
+        let name = Self::of_numbers("meta", [(1, register(0)), (2, META_OIFNAME)]);
+        [name, Self::compare(0, CMP_NEQ, prefix.as_bytes())]
     }
 
     /// What connection tracking says (`enum nft_ct_keys`): a word in the machine's byte order.

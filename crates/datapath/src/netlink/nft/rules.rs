@@ -4,7 +4,9 @@
 
 use std::{collections::BTreeMap, net::Ipv6Addr};
 
+use wharf_common::policy::MARK_UNDECIDED;
 use wharf_core::nat::Masquerade;
+use wharf_names::link::PREFIX as LINK_PREFIX;
 
 use super::{
     expr::{Expression, Field, Rule},
@@ -14,10 +16,13 @@ use super::{
 
 /// `enum nf_inet_hooks` of `linux/netfilter.h`.
 const PRE_ROUTING: u32 = 0;
+const LOCAL_IN: u32 = 1;
+const FORWARD: u32 = 2;
 const LOCAL_OUT: u32 = 3;
 const POST_ROUTING: u32 = 4;
-/// `NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC` of `linux/netfilter_ipv4.h`, which are IPv6's too.
+/// `NF_IP_PRI_NAT_DST` `NF_IP_PRI_FILTER` and `NF_IP_PRI_NAT_SRC` of `linux/netfilter_ipv4.h`, which are IPv6's too.
 const DESTINATION: i32 = -100;
+const FILTER: i32 = 0;
 const SOURCE: i32 = 100;
 /// `NF_ACCEPT` of `linux/netfilter.h`.
 const ACCEPT: u32 = 1;
@@ -27,13 +32,25 @@ pub(super) fn chains(masquerade: Option<&Masquerade>) -> BTreeMap<String, Chain>
     let chain = |name: &str, kind: &str, hook, priority, rules| {
         (name.to_owned(), Chain { kind: kind.to_owned(), hook, priority, policy: ACCEPT, rules })
     };
-    BTreeMap::from([
+    let mut chains = BTreeMap::from([
         // What comes from elsewhere passes prerouting, what the node itself sends passes output.
         chain("prerouting", "nat", PRE_ROUTING, DESTINATION, published()),
         chain("output", "nat", LOCAL_OUT, DESTINATION, published()),
         chain("postrouting", "nat", POST_ROUTING, SOURCE, leaving(masquerade)),
         chain("untranslated", "filter", POST_ROUTING, SOURCE, masquerade.map_or_else(Vec::new, |_| untranslated())),
-    ])
+    ]);
+    if masquerade.is_some_and(|m| m.services) {
+        chains.extend([
+            chain("undecided", "filter", FORWARD, FILTER, vec![undecided(Expression::leaves_by_none_of(LINK_PREFIX))]),
+            chain("undecided-input", "filter", LOCAL_IN, FILTER, vec![undecided([])]),
+        ]);
+    }
+    chains
+}
+
+/// What a container sends to a service that its rules deny goes to other containers alone, whose programs judge it.
+fn undecided(elsewhere: impl IntoIterator<Item = Expression>) -> Rule {
+    Expression::marked(MARK_UNDECIDED).into_iter().chain(elsewhere).chain([Expression::drop()]).collect()
 }
 
 fn family(v4: bool) -> u8 {

@@ -27,6 +27,7 @@ fn nat() -> Nat {
         excluded: Vec::new(),
         source4: Some(Ipv4Addr::new(192, 0, 2, 1)),
         source6: None,
+        services: true,
     };
     let some = [Some(Ipv4Addr::new(192, 0, 2, 1).into()), Some(Ipv6Addr::LOCALHOST.into())];
     let mappings = vec![

@@ -1,0 +1,153 @@
+//! Services: addresses of `--service-cidr`, which the node translates. A client's rules are about what is behind them.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use wharf_tests::{
+    Node, NodeConfig,
+    echo::{self, EchoServer},
+    process::{command_in, run},
+    scenario,
+    world::{NODE, World},
+};
+
+use crate::{
+    pods::{Ask, DENIED, Pod, forget, import, network_policy},
+    published::talk,
+};
+
+const CIDRS: &str = "--service-cidr=198.18.5.0/24,2001:db8:5::/64";
+const PORT: u16 = 80;
+
+/// What a service leads to.
+#[derive(Debug, Clone, Copy)]
+enum Behind {
+    Db = 1,
+    Cache,
+    World,
+    Node,
+}
+
+/// The service's address in each family.
+fn service(behind: Behind) -> Result<[IpAddr; 2]> {
+    let n = behind as u8;
+    Ok([format!("198.18.5.{n}").parse()?, format!("2001:db8:5::{n}").parse()?])
+}
+
+fn nft(node: &Node, rules: &str) -> Result<()> {
+    let mut command = command_in(node.space(), "nft")?;
+    command.args(["-f", "-"]);
+    run(command, rules.as_bytes(), Duration::from_secs(10))?.ok().map(drop)
+}
+
+/// Leads every port of a service of TCP and UDP to a server's.
+fn lead(node: &Node, behind: Behind, to: [IpAddr; 2], echo: &EchoServer) -> Result<()> {
+    for (service, to) in service(behind)?.into_iter().zip(to) {
+        let (family, to) = match to {
+            IpAddr::V4(to) => ("ip", to.to_string()),
+            IpAddr::V6(to) => ("ip6", format!("[{to}]")),
+        };
+        let (tcp, udp) = (echo.tcp_at(service).port(), echo.udp_at(service).port());
+        nft(
+            node,
+            &format!(
+                "table {family} services {{ chain c {{ type nat hook prerouting priority -100;
+                   {family} daddr {service} tcp dport {PORT} dnat to {to}:{tcp}
+                   {family} daddr {service} udp dport {PORT} dnat to {to}:{udp}
+                 }}
+                 }}"
+            ),
+        )?;
+    }
+    Ok(())
+}
+
+/// Whom a client reaches.
+fn hold(web: &Pod, passes: &[Behind], when: &str) -> Result<()> {
+    for behind in [Behind::Db, Behind::Cache, Behind::World, Behind::Node] {
+        let expected = passes.iter().any(|one| *one as u8 == behind as u8);
+        for address in service(behind)? {
+            // The node answers a datagram from another address of its own.
+            let asks: &[Ask] =
+                if matches!(behind, Behind::Node) { &[Ask::Tcp(PORT)] } else { &[Ask::Tcp(PORT), Ask::Udp(PORT)] };
+            for ask in asks.iter().copied() {
+                let answered = web.reaches(address, ask)?;
+                ensure!(answered == expected, "{when}: the service of {behind:?} at {address}, {ask:?}: {answered}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A policy of the client's: it sends to these alone.
+fn allow(node: &Node, peers: &str) -> Result<()> {
+    let spec = format!("{{podSelector: {{matchLabels: {{app: web}}}}, policyTypes: [Egress], egress: [{peers}]}}");
+    import(node, &network_policy("web", &spec)).map(drop)
+}
+
+#[test]
+fn a_clients_rules_are_about_the_pods_behind_a_service() -> Result<()> {
+    scenario(NodeConfig::default().flags(&[CIDRS]), |node| {
+        let world = World::join(node)?;
+        let web = Pod::container(node, "web", "web")?;
+        let [db, cache] = ["db", "cache"].map(|name| Pod::container(node, name, name));
+        let (db, cache) = (db?, cache?);
+        let echoes = [EchoServer::start(db.space()?)?, EchoServer::start(cache.space()?)?];
+        lead(node, Behind::Db, db.end.both()?, &echoes[0])?;
+        lead(node, Behind::Cache, cache.end.both()?, &echoes[1])?;
+        lead(node, Behind::World, world.addresses(), world.echo())?;
+        let own = EchoServer::start(node.space())?;
+        lead(node, Behind::Node, [NODE[0].parse()?, NODE[1].parse()?], &own)?;
+
+        hold(&web, &[Behind::Db, Behind::Cache, Behind::World, Behind::Node], "without a policy")?;
+        let streams = service(Behind::Cache)?.map(|to| web.connect(SocketAddr::new(to, PORT)));
+        let streams = streams.into_iter().collect::<Result<Vec<TcpStream>>>()?;
+        streams.iter().try_for_each(|stream| talk(stream, DENIED)).context("without a policy")?;
+
+        allow(node, "{to: [{podSelector: {matchLabels: {app: db}}}]}")?;
+        for stream in &streams {
+            ensure!(talk(stream, DENIED).is_err(), "a connection to a service that is denied goes on");
+        }
+        hold(&web, &[Behind::Db], "the pods of the database alone")?;
+        let (of_client, of_cache) = (node.endpoint(&web.end)?.id, node.endpoint(&cache.end)?.id);
+        ensure!(node.packets(of_cache, "ingress", "peer-policy-denied")? > 0, "told at the one that was not reached");
+        ensure!(node.packets(of_client, "egress", "policy-denied")? == 0, "undecided at the client");
+        // Large datagrams in both directions: of their fragments only the first has ports.
+        for address in service(Behind::Db)? {
+            echo::udp(web.space()?, SocketAddr::new(address, PORT), 4_000).context("fragments")?;
+            echo::tcp(web.space()?, SocketAddr::new(address, PORT), 200_000)?;
+        }
+
+        // As it was written, too: the service's own address.
+        allow(node, "{to: [{ipBlock: {cidr: 198.18.5.3/32}}, {ipBlock: {cidr: '2001:db8:5::3/128'}}]}")?;
+        hold(&web, &[Behind::World], "the address of the service")?;
+
+        allow(node, "{to: [{podSelector: {matchLabels: {app: cache}}}]}")?;
+        hold(&web, &[Behind::Cache], "the pods of the cache alone")?;
+        forget(node)?;
+        hold(&web, &[Behind::Db, Behind::Cache, Behind::World, Behind::Node], "without a policy again")?;
+        [web, db, cache].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+#[test]
+fn explain_says_that_a_service_is_judged_behind_its_address() -> Result<()> {
+    scenario(NodeConfig::default().flags(&[CIDRS]), |node| {
+        let web = Pod::container(node, "web", "web")?;
+        allow(node, "{to: [{podSelector: {matchLabels: {app: db}}}]}")?;
+        let explain = |to: &str| -> Result<Value> {
+            let from = node.endpoint(&web.end)?.id.to_string();
+            let told = node.wharf(&["policy", "explain", "--from", &from, "--to", to, "--port", "80", "-o", "json"])?;
+            Ok(serde_json::from_str(&told.stdout)?)
+        };
+        let note = explain("198.18.5.1")?["note"].as_str().unwrap_or_default().to_owned();
+        ensure!(note.contains("service"), "{note:?}");
+        ensure!(explain("198.18.6.1")?["note"].is_null(), "an address that is no service's");
+        forget(node)?;
+        node.detach(&web.end)
+    })
+}
