@@ -21,7 +21,7 @@ use wharf_api::{ComponentStatus, Health, LogStatus, SelfCheck, SelfCheckAlarm, S
 use wharf_core::{
     ids::EndpointId,
     kernel::{ConfigSpec, Kernel, KernelError, KernelErrorKind},
-    selfcheck::{Case, CaseResult, Judged, Kind, cases},
+    selfcheck::{Case, CaseResult, Judged, Kind, cases, policy_cases},
     state::{Level, State},
 };
 
@@ -38,6 +38,7 @@ use crate::{
         registry::Registry,
         self_checks::{PACE, SelfChecks},
     },
+    policy::{Policy, Probes},
 };
 
 /// Name of the controller.
@@ -109,6 +110,7 @@ pub struct Checker<'a, K: Kernel> {
     registry: &'a Registry,
     jobs: &'a Jobs<K>,
     kernel: &'a K,
+    policy: &'a Policy<K>,
     config: &'a AgentConfig,
     /// See [`Lifecycle::trace_all`].
     trace_all: &'a AtomicBool,
@@ -126,6 +128,8 @@ struct Question {
     /// The peer of some test packets.
     peer: Option<(Handle, View)>,
     cases: Arc<[Case]>,
+    /// [`Probes::stamp`] of the cases that try the rules of policy.
+    rules: u64,
 }
 
 type Answer = Result<Vec<CaseResult>, KernelError>;
@@ -133,14 +137,17 @@ type Answer = Result<Vec<CaseResult>, KernelError>;
 impl<'a, K: Kernel> Checker<'a, K> {
     /// Checks these endpoints, and keeps what it finds in `results`.
     pub fn new(life: &'a Lifecycle<K>, results: &'a SelfChecks) -> Self {
-        let Lifecycle { config, registry, jobs, kernel, trace_all, monitor, metrics, tasks, .. } = life;
-        Self { registry, jobs, kernel, config, trace_all, monitor, metrics, stop: &tasks.stop, results }
+        let Lifecycle { config, registry, jobs, kernel, policy, trace_all, monitor, metrics, tasks, .. } = life;
+        Self { registry, jobs, kernel, policy, config, trace_all, monitor, metrics, stop: &tasks.stop, results }
     }
 
     /// Checks endpoints in one batch, then checks each mismatching endpoint again by itself.
     async fn visit_each(&self, handles: &[Handle]) -> Result<(), CheckError> {
         self.results.turn().await;
-        let questions: Vec<Question> = handles.iter().filter_map(|handle| self.question(handle)).collect();
+        let mut questions = Vec::with_capacity(handles.len());
+        for handle in handles {
+            questions.extend(self.question(handle).await);
+        }
         if questions.is_empty() {
             return Ok(());
         }
@@ -170,6 +177,10 @@ impl<'a, K: Kernel> Checker<'a, K> {
             return Ok(());
         }
         self.raise_alarm(handle, &found);
+        // Rules that somebody changed are written again.
+        if let Err(why) = self.policy.put_right().await {
+            tracing::warn!(endpoint = handle.id.get(), "self-check: write the rules of policy again: {why}");
+        }
         // A check right after the regeneration ends the alarm without waiting for the next round.
         if self.mend(handle).await
             && let Some(found) = self.check(handle).await?
@@ -210,11 +221,14 @@ impl<'a, K: Kernel> Checker<'a, K> {
     }
 
     /// The question for an endpoint in its current state; none while the endpoint is in flight.
-    fn question(&self, handle: &Handle) -> Option<Question> {
+    async fn question(&self, handle: &Handle) -> Option<Question> {
         let view = self.settled(handle)?;
         let peer = self.peer_of(handle.id);
-        let cases = cases(&view.record, &self.desired(&view), peer.as_ref().map(|(_, v)| &v.record)).into();
-        Some(Question { handle: handle.clone(), view, peer, cases })
+        let desired = self.desired(&view);
+        let mut cases = cases(&view.record, &desired, peer.as_ref().map(|(_, v)| &v.record));
+        let Probes { probes, stamp: rules } = self.policy.probes(&view.record).await;
+        cases.extend(policy_cases(&view.record, &desired, &probes));
+        Some(Question { handle: handle.clone(), view, peer, cases: cases.into(), rules })
     }
 
     fn desired(&self, view: &View) -> ConfigSpec {
@@ -234,7 +248,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
     /// Runs one batch of test packets for an endpoint.
     async fn look(&self, handle: &Handle) -> Result<Option<Vec<Judged>>, CheckError> {
         self.results.turn().await;
-        let Some(question) = self.question(handle) else { return Ok(None) };
+        let Some(question) = self.question(handle).await else { return Ok(None) };
         let answer = self.put(std::slice::from_ref(&question)).await?.pop();
         match answer {
             Some(answer) => self.judge(question, answer).await,
@@ -244,9 +258,9 @@ impl<'a, K: Kernel> Checker<'a, K> {
 
     /// Compares an answer with the desired state; none when something worked on the endpoint meanwhile.
     async fn judge(&self, asked: Question, answer: Answer) -> Result<Option<Vec<Judged>>, CheckError> {
-        let Question { handle, view, peer, cases } = asked;
+        let Question { handle, view, peer, cases, rules } = asked;
         // A concurrent change may explain any mismatch.
-        if !self.unchanged(&handle, &view) {
+        if !self.unchanged(&handle, &view) || self.policy.stamp().await != rules {
             return Ok(None);
         }
         let results = match answer {
@@ -269,8 +283,13 @@ impl<'a, K: Kernel> Checker<'a, K> {
     /// True when the peer passes its own cases and is not in flight. Only then does a mismatch in a peer case count
     /// against the checked endpoint; otherwise the peer's own check reports it.
     async fn is_well(&self, handle: Handle, view: View) -> bool {
-        let alone =
-            Question { cases: cases(&view.record, &self.desired(&view), None).into(), handle, view, peer: None };
+        let alone = Question {
+            cases: cases(&view.record, &self.desired(&view), None).into(),
+            handle,
+            view,
+            peer: None,
+            rules: 0,
+        };
         self.results.turn().await;
         let answer = self.put(std::slice::from_ref(&alone)).await;
         let all_same = |results: &[CaseResult]| alone.cases.iter().zip(results).all(|(c, r)| c.judge(r).same);

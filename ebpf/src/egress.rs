@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Runs the program; `track` finds the packet's way. A test packet is not tracked, and takes the direct way, which is what the desired
-/// state says.
+/// state says; one that asks policy goes no further.
 #[inline(always)]
 pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
     let words = Words::of(ctx);
@@ -58,9 +58,9 @@ fn go_on(
     asked: Asked,
     track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
 ) -> i32 {
-    let way = if test_packet::is_test(ctx) { Ok(Way::Direct) } else { track(ctx, asked) };
+    let way = if test_packet::is_untracked(ctx) { Ok(Way::Direct) } else { track(ctx, asked) };
     let (reason, action) = match way {
-        Ok(_) if asked.peer.endpoint_id == 0 => return TC_ACT_OK,
+        Ok(_) if asked.peer.endpoint_id == 0 || test_packet::asks_policy(ctx) => return TC_ACT_OK,
         Ok(Way::Direct) => {
             handoff::deliver(ctx, asked.peer.endpoint_id);
             (DropReason::NoTailCallTarget, TC_ACT_SHOT)
@@ -80,12 +80,12 @@ fn way(
 ) -> Result<u32, DropReason> {
     let profile = Profile::of(own).ok_or(DropReason::NoConfig)?;
     let peer = judge(ctx, own, profile)?;
-    if test_packet::is_test(ctx) {
+    if test_packet::is_untracked(ctx) {
         return Ok(peer.endpoint_id);
     }
     match track(ctx, Asked::new(own, profile, peer, Direction::Egress))? {
-        Way::Direct => Ok(peer.endpoint_id),
-        Way::Stack => Ok(0),
+        Way::Direct if !test_packet::asks_policy(ctx) => Ok(peer.endpoint_id),
+        _ => Ok(0),
     }
 }
 

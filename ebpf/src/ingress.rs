@@ -46,7 +46,7 @@ fn judge(
 ) -> Result<(), DropReason> {
     let profile = Profile::of(own).ok_or(DropReason::NoConfig)?;
     accept(ctx, profile, from_stack)?;
-    if from_stack && !test_packet::is_test(ctx) {
+    if from_stack && !test_packet::is_untracked(ctx) {
         track(ctx, Asked::new(own, profile, Peer::STACK, Direction::Ingress))?;
     }
     Ok(())

@@ -10,18 +10,31 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
     Direction, TestReport,
     drop_reason::REASONS,
-    test_packet::{REPORTS_OFFSET, TEST_IFINDEX},
+    test_packet::{MARK_OFFSET, POLICY_MARK, REPORTS_OFFSET, TEST_IFINDEX},
 };
 
 use crate::config;
 
-const _: () = assert!(offset_of!(__sk_buff, cb) == REPORTS_OFFSET);
+const _: () = assert!(offset_of!(__sk_buff, cb) == REPORTS_OFFSET && offset_of!(__sk_buff, mark) == MARK_OFFSET);
 
 /// True for a packet of `BPF_PROG_TEST_RUN`, which is not on its way anywhere.
 #[inline(always)]
 pub fn is_test(ctx: &TcContext) -> bool {
     // SAFETY: the context the program was called with.
     unsafe { (*ctx.skb.skb).ifindex == TEST_IFINDEX }
+}
+
+/// True for a test packet whose flow is not looked for.
+#[inline(always)]
+pub fn is_untracked(ctx: &TcContext) -> bool {
+    is_test(ctx) && !asks_policy(ctx)
+}
+
+/// True for a test packet that asks policy.
+#[inline(always)]
+pub fn asks_policy(ctx: &TcContext) -> bool {
+    // SAFETY: the context the program was called with.
+    is_test(ctx) && unsafe { (*ctx.skb.skb).mark == POLICY_MARK }
 }
 
 /// Reports this endpoint's verdict, which has this row of counters; a later one of the same run takes its place.

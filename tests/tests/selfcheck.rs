@@ -15,7 +15,9 @@ use aya::{
     maps::{Array, Map, MapData},
     programs::SchedClassifier,
 };
-use wharf_api::{EndpointHealth, EndpointLogEntry, EndpointPatch, Health, LogStatus, MonitorEvent, RegenerateLevel};
+use wharf_api::{
+    EndpointHealth, EndpointLogEntry, EndpointPatch, Health, LogStatus, MonitorEvent, PolicyImport, RegenerateLevel,
+};
 use wharf_common::{EndpointConfig, map::FLAG_LIVE};
 use wharf_tests::{
     Attached, Node, NodeConfig, scenario,
@@ -125,6 +127,45 @@ fn a_healthy_endpoint_passes_every_case() -> Result<()> {
             node.detach(&ea)?;
             node.detach(&eb)
         })
+    })
+}
+
+/// Rows of the tables of flows.
+fn flows(node: &Node) -> Result<usize> {
+    let mut rows = 0;
+    for table in ["FLOWS", "FLOWS_NEW"] {
+        let shown: serde_json::Value =
+            serde_json::from_str(&node.wharf(&["bpf", "map", "get", table, "-o", "json"])?.stdout)?;
+        rows += shown["rows"].as_array().context("rows")?.len();
+    }
+    Ok(rows)
+}
+
+#[test]
+fn what_policy_allows_and_denies_is_tried_and_leaves_no_trace() -> Result<()> {
+    const POLICY: &str =
+        "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: db}, spec: {podSelector: {},
+        policyTypes: [Ingress, Egress], ingress: [{from: [{ipBlock: {cidr: 198.51.100.0/24}}], ports: [{port: 5432}]}],
+        egress: [{to: [{podSelector: {}}]}]}}";
+    scenario(config("clsact", "0"), |node| {
+        let (a, b) = (node.sandbox("a")?, node.sandbox("b")?);
+        let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
+        let import = PolicyImport { file: "db.yaml".to_owned(), text: POLICY.to_owned() };
+        node.ask(async |client| client.import_policy(&import).await)?;
+        for endpoint in [&ea, &eb] {
+            let h = health(node, endpoint)?;
+            ensure!(h.self_check.state == Health::Ok, "{h:?}");
+            let names: Vec<&str> = h.self_check.cases.iter().map(|case| case.name.as_str()).collect();
+            for name in ["ingress-allowed-ipv4", "ingress-denied-ipv6", "egress-allowed-ipv6", "egress-denied-ipv4"] {
+                ensure!(names.contains(&name), "{name} in {names:?}");
+            }
+            let policy = node.ask(async |client| client.endpoint_policy(&endpoint.id()).await)?;
+            let rows = policy.ingress.rows.iter().chain(&policy.egress.rows);
+            ensure!(rows.map(|row| row.packets).sum::<u64>() == 0, "test packets are counted: {policy:?}");
+        }
+        ensure!(flows(node)? == 0, "{} flows", flows(node)?);
+        node.detach(&ea)?;
+        node.detach(&eb)
     })
 }
 

@@ -6,6 +6,7 @@
 //! | `members` | endpoints as policy sees them |
 //! | `rows` | rows as the kernel keeps them |
 //! | `look` | what is told of all of it |
+//! | `probes` | packets by which the self-check tries an endpoint's rules |
 //! | `directory` | the policy directory |
 //!
 //! **Order.** One change after the other: rows are computed, what is wanted is kept, then the kernel's rows change, in the order
@@ -20,6 +21,7 @@ mod documents;
 pub mod error;
 mod look;
 mod members;
+mod probes;
 mod rows;
 
 use std::{
@@ -57,6 +59,7 @@ use self::{
 use crate::config::{AgentConfig, Enforcement};
 
 pub use look::{Ask, Summary};
+pub use probes::Probes;
 
 /// Name of the controller that puts right what failed, and looks at the node's addresses and the policy directory.
 pub const CONTROLLER: &str = "policy";
@@ -90,6 +93,8 @@ struct Inner {
     active: bool,
     /// What the kernel has; `None` where that is not known.
     engine: Option<Engine>,
+    /// How often the kernel's rows were changed since the agent's start.
+    writes: u64,
     /// Revision that the kernel has.
     realized: u64,
     /// Why the kernel has not what is wanted.
@@ -264,6 +269,19 @@ impl<K: Kernel> Policy<K> {
         directory.map(drop)
     }
 
+    /// Reads the kernel's rows, and leads them to what is wanted.
+    ///
+    /// # Errors
+    /// As [`Policy::start`].
+    pub async fn put_right(&self) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        if !inner.active {
+            return Ok(());
+        }
+        inner.engine = None;
+        self.realize(inner, Vec::new()).await.1
+    }
+
     /// The policies of the directory, where that is a setting.
     async fn look_at_directory(
         &self,
@@ -402,6 +420,7 @@ impl<K: Kernel> Policy<K> {
     async fn write(&self, inner: &mut Inner, engine: Engine, rows: Vec<RowChange>) -> Result<(), PolicyError> {
         // Not known while it changes: a caller that gives up in between leaves that behind.
         inner.engine = None;
+        inner.writes += 1;
         if let Err(why) = self.kernel.change_policy(rows, self.mode).await {
             let why = PolicyError::from(why);
             inner.problem = Some(why.to_string());
@@ -424,6 +443,7 @@ impl Inner {
             node: BTreeSet::new(),
             active: false,
             engine: None,
+            writes: 0,
             realized: 0,
             problem: None,
             files: directory::Files::default(),

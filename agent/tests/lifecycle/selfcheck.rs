@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use wharf_agent::{endpoint::build::desired_config, node::endpoint::Handle, selfcheck};
 use wharf_api::{Health, LogStatus, SelfCheck};
+use wharf_common::SetsRow;
 use wharf_core::{
     kernel::{Kernel as _, KernelErrorKind as Kind},
+    policy::{Mode, RowChange},
     state::Level,
 };
 use wharf_datapath::fake::Operation as Op;
@@ -260,5 +262,36 @@ fn the_controller_sees_every_endpoint_and_forgets_those_that_are_gone() {
         watching.await.expect("ends");
         let row = agent.life.tasks.controllers.list().into_iter().find(|c| c.name == selfcheck::CONTROLLER);
         assert!(row.is_some_and(|c| c.successes > 0 && c.failures == 0));
+    });
+}
+
+#[test]
+fn rules_of_policy_are_tried_and_those_that_somebody_changed_are_written_again() {
+    const DB: &str = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: db}, spec: {podSelector: {}, \
+                      ingress: [{from: [{ipBlock: {cidr: 198.51.100.0/24}}], ports: [{port: 5432}]}]}}";
+    Machine::new().life(async |agent| {
+        let handle = agent.create("a").await;
+        agent.life.policy.import("db.yaml", DB).await.expect("imported");
+        visit(&agent, &handle).await;
+        let seen = last(&agent, &handle);
+        let of_policy = |name: &str| seen.cases.iter().filter(|case| case.name.starts_with(name)).count();
+        assert_eq!(seen.state, Health::Ok, "{seen:?}");
+        assert_eq!(
+            (of_policy("ingress-allowed"), of_policy("ingress-denied"), of_policy("egress")),
+            (1, 2, 0),
+            "{seen:?}"
+        );
+
+        let rows = agent.kernel.observe_policy().await.expect("rows");
+        let open = RowChange::Sets(handle.id, SetsRow::default());
+        agent.kernel.change_policy(vec![open], Mode::default()).await.expect("written");
+        visit(&agent, &handle).await;
+        let [(LogStatus::Failure, alarm), (LogStatus::Ok, _)] = &told(&handle)[..] else {
+            panic!("{:?}", told(&handle));
+        };
+        assert!(alarm.starts_with("ingress-denied-ipv4: expected drop, ingress policy-denied; got pass"), "{alarm}");
+        let now = agent.kernel.observe_policy().await.expect("rows");
+        assert_eq!((&now.sets, now.cells.len()), (&rows.sets, rows.cells.len()), "as before");
+        agent.assert_healthy().await;
     });
 }

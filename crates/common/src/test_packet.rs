@@ -14,6 +14,13 @@ pub const TEST_IFINDEX: u32 = 1;
 /// Offset of the reports in `struct __sk_buff` of linux/bpf.h, bytes: its member `cb`.
 pub const REPORTS_OFFSET: usize = 48;
 
+/// `__sk_buff.mark` of a test packet that asks the endpoint's own rules of policy alone: it passes, or is dropped. Others are not judged by
+/// policy.
+pub const POLICY_MARK: u32 = 1;
+
+/// Offset of the mark in `struct __sk_buff`, bytes.
+pub const MARK_OFFSET: usize = 8;
+
 /// What one program reports of a test packet: whose program gave the verdict, and which. The report of a direction is
 /// the word of `cb` with that [`Direction`]'s number. A word that no program wrote is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,6 +17,7 @@ use wharf_ebpf::{
     endpoints::endpoint,
     flow::Asked,
     maps::{IPCACHE, POLICY_CELLS, POLICY_PORTS, POLICY_SETS, POLICY_STATE},
+    test_packet,
 };
 
 use crate::{
@@ -57,7 +58,8 @@ pub fn judge(ctx: &TcContext, asked: &Asked, packet: &Packet, by_owner: bool) ->
         (_, false) => packet.source_port,
     };
     let destination = u32::from(port) | u32::from(packet.protocol) << 16;
-    let which = (if sends { SENDS } else { 0 }) | if by_owner { BY_OWNER } else { 0 };
+    let alone = if test_packet::is_test(ctx) { ALONE } else { 0 };
+    let which = (if sends { SENDS } else { 0 }) | if by_owner { BY_OWNER } else { 0 } | alone;
     // SAFETY: the context the program was called with.
     let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, asked.peer.endpoint_id, destination, which) };
     match (answer >> 32) as u32 {
@@ -71,6 +73,8 @@ pub fn judge(ctx: &TcContext, asked: &Asked, packet: &Packet, by_owner: bool) ->
 const SENDS: u32 = 1 << 0;
 /// In what [`wharf_judge`] is asked: the packet goes the way that the flow's first one went.
 const BY_OWNER: u32 = 1 << 1;
+/// In what [`wharf_judge`] is asked: its endpoint's rules alone.
+const ALONE: u32 = 1 << 2;
 /// In the high half of what [`wharf_judge`] answers: the rules of its endpoint deny.
 const OWN: u32 = 1;
 /// As [`OWN`]: those of the other one.
@@ -90,6 +94,7 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     let ctx = &TcContext::new(skb);
     let (sends, by_owner) = (which & SENDS != 0, which & BY_OWNER != 0);
     let other = match peer {
+        _ if which & ALONE != 0 => 0,
         // The row is that of both hooks: whoever judges first judges for both ends.
         0 if sends => address(ctx, false).and_then(endpoint).map_or(0, |row| row.endpoint_id),
         0 => sender(ctx),
@@ -175,7 +180,9 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
             judges = Some(row);
         }
     }
-    if let Some(row) = judges {
+    if let Some(row) = judges
+        && !test_packet::is_test(ctx)
+    {
         // SAFETY: a map value, added to atomically.
         unsafe {
             atomic::increment(&raw mut (*row).packets);

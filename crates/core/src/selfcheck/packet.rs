@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::ids::MacAddr;
+use crate::{ids::MacAddr, nat::Protocol};
 
 const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
 const ARP: [u8; 2] = [0x08, 0x06];
 const UDP: u8 = 17;
+const TCP: u8 = 6;
 /// Source and destination port of test packets: the discard service's (RFC 863).
 const PORT: u16 = 9;
 const ICMPV6: u8 = 58;
@@ -33,19 +34,60 @@ fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     [high, low]
 }
 
+/// The first packet of a flow to a port: a datagram, or a TCP segment with SYN. No program reads the checksum of a segment.
+pub(super) fn opening(
+    macs: (MacAddr, MacAddr),
+    from: IpAddr,
+    to: IpAddr,
+    ttl: u8,
+    protocol: Protocol,
+    port: u16,
+) -> Vec<u8> {
+    if protocol != Protocol::Tcp {
+        return udp_to(port, macs, from, to, ttl);
+    }
+    const BYTES: u8 = 20;
+    const SYN: u8 = 2;
+    let [high, low] = port.to_be_bytes();
+    let [source_high, source_low] = PORT.to_be_bytes();
+    // Data offset: five words of 32 bits.
+    let segment = [source_high, source_low, high, low, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, SYN, 0x10, 0, 0, 0, 0, 0];
+    let (to_mac, from_mac) = macs;
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let header = header4(20 + BYTES, TCP, ttl, from, to);
+            ethernet(to_mac, from_mac, IPV4, &[&header[..], &segment].concat())
+        }
+        (from, to) => {
+            let addresses = [octets6(from), octets6(to)].concat();
+            let header = [&[0x60, 0, 0, 0, 0, BYTES, TCP, ttl][..], &addresses].concat();
+            ethernet(to_mac, from_mac, IPV6, &[&header[..], &segment].concat())
+        }
+    }
+}
+
+fn header4(length: u8, protocol: u8, ttl: u8, from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+    let mut header =
+        [&[0x45, 0, 0, length, 0, 0, 0x40, 0, ttl, protocol, 0, 0][..], &from.octets(), &to.octets()].concat();
+    let sum = checksum(&[&header]);
+    for (at, byte) in header.iter_mut().skip(10).zip(sum) {
+        *at = byte;
+    }
+    header
+}
+
 /// A UDP datagram without payload, in an IP packet with this TTL or hop limit, in a frame.
 pub(super) fn udp(macs: (MacAddr, MacAddr), from: IpAddr, to: IpAddr, ttl: u8) -> Vec<u8> {
+    udp_to(PORT, macs, from, to, ttl)
+}
+
+fn udp_to(port: u16, macs: (MacAddr, MacAddr), from: IpAddr, to: IpAddr, ttl: u8) -> Vec<u8> {
     let (to_mac, from_mac) = macs;
-    let ports = [PORT.to_be_bytes(), PORT.to_be_bytes()].concat();
+    let ports = [PORT.to_be_bytes(), port.to_be_bytes()].concat();
     const LENGTH: [u8; 2] = [0, 8];
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let (from, to) = (from.octets(), to.octets());
-            let mut header = [&[0x45, 0, 0, 28, 0, 0, 0x40, 0, ttl, UDP, 0, 0][..], &from, &to].concat();
-            let sum = checksum(&[&header]);
-            for (at, byte) in header.iter_mut().skip(10).zip(sum) {
-                *at = byte;
-            }
+            let header = header4(28, UDP, ttl, from, to);
             // No checksum (RFC 768): nobody will read the datagram.
             ethernet(to_mac, from_mac, IPV4, &[&header[..], &ports, &LENGTH, &[0, 0]].concat())
         }

@@ -9,11 +9,14 @@
 //! They write no map for it, so counters and events reflect real traffic only.
 
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
-use wharf_common::{Direction, TestReport, test_packet::REPORTS_OFFSET};
+use wharf_common::{
+    Direction, TestReport,
+    test_packet::{MARK_OFFSET, POLICY_MARK, REPORTS_OFFSET},
+};
 use wharf_core::{
     ids::EndpointId,
     kernel::Result,
-    selfcheck::{Case, CaseResult, Hook, Outcome, Report, Verdict},
+    selfcheck::{Case, CaseResult, Hook, Kind, Outcome, Report, Verdict},
 };
 
 use super::{Bpf, maps, pins::MAPS};
@@ -32,7 +35,11 @@ fn run(program: &SchedClassifier, case: &Case) -> CaseResult {
     loop {
         let mut packet = vec![0; case.packet.len() + ROOM];
         let mut context = [0; CONTEXT_ROOM];
+        let mark = if matches!(case.kind, Kind::Policy { .. }) { POLICY_MARK } else { 0 };
+        let asked: [[u8; 4]; 1 + MARK_OFFSET / 4] =
+            std::array::from_fn(|word| if 4 * word == MARK_OFFSET { mark.to_ne_bytes() } else { [0; 4] });
         let options = TestRunOptions {
+            ctx_in: Some(asked.as_flattened()),
             data_in: Some(&case.packet),
             data_out: Some(&mut packet),
             ctx_out: Some(&mut context),

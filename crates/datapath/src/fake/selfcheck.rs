@@ -3,8 +3,13 @@
 
 use std::net::IpAddr;
 
+use wharf_common::{
+    CellKey, PeerRow,
+    policy::{Choice, DENY, IDENTITY_NODE},
+};
 use wharf_core::{
     ids::EndpointId,
+    policy::PortRange,
     selfcheck::{Case, CaseResult, Family, Hook, Kind, Outcome, Report, Verdict},
 };
 
@@ -19,8 +24,41 @@ fn address(packet: &[u8], offset: usize, family: Family) -> Option<IpAddr> {
     }
 }
 
+/// True where the endpoint's rules deny the packet of a case: the tables of policy, looked up one after the other.
+fn is_denied(s: &State, id: EndpointId, case: &Case, peer: IpAddr, egress: bool) -> bool {
+    let (rows, audits) = (&s.policy.rows, s.policy.mode.audits);
+    let set = rows.sets.get(&id).map_or(0, |sets| if egress { sets.egress } else { sets.ingress });
+    if set == 0 || audits {
+        return false;
+    }
+    let longest = rows.peers.iter().filter(|(net, _)| net.contains(&peer)).max_by_key(|(net, _)| net.prefix_len());
+    let Some((_, PeerRow { identity, class })) = longest else { return true };
+    if *identity == IDENTITY_NODE && !egress {
+        return false;
+    }
+    let (protocol, transport) = match case.family {
+        Family::Ipv4 => (23, 34),
+        Family::Ipv6 => (20, 54),
+    };
+    let protocol = case.packet.get(protocol).copied().unwrap_or_default();
+    let port = case.packet.get(transport + 2..).and_then(|at| at.first_chunk()).map_or(0, |at| u16::from_be_bytes(*at));
+    let has = |range: &PortRange| {
+        let differs = u32::from(port ^ range.first) >> (16 - u32::from(range.length.min(16)));
+        range.set == set && range.protocol == protocol && differs == 0
+    };
+    let ports = rows.ports.iter().filter(|(range, _)| has(range)).max_by_key(|(range, _)| range.length);
+    let port = ports.map_or(0, |(_, class)| *class);
+    let mut choice = Choice::NONE;
+    for (class, port) in [(*class, port), (*class, 0), (0, port), (0, 0)] {
+        if let Some((cell, _)) = rows.cells.get(&CellKey { set, class, port }) {
+            choice.add(cell.admin, cell.rest);
+        }
+    }
+    choice.decides().ruling == DENY
+}
+
 /// Verdict and reason.
-fn decide(s: &State, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
+fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
     let Some(config) = &pinned.config else { return (Verdict::Drop, "no-config") };
     if !config.live {
         return (Verdict::Drop, "endpoint-not-ready");
@@ -31,6 +69,11 @@ fn decide(s: &State, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
         Family::Ipv6 => (config.ipv6.map(IpAddr::V6), 22, 38),
     };
     let destination = address(packet, destination_at, case.family);
+    if let Kind::Policy { egress, .. } = case.kind {
+        let peer = address(packet, if egress { destination_at } else { source_at }, case.family);
+        let denied = peer.is_none_or(|peer| is_denied(s, id, case, peer, egress));
+        return if denied { (Verdict::Drop, "policy-denied") } else { (Verdict::Pass, "forwarded-stack") };
+    }
     if case.hook == Hook::ToContainer {
         let is_own = own.is_some() && destination == own;
         return if is_own { (Verdict::Pass, "forwarded-stack") } else { (Verdict::Drop, "not-endpoint-address") };
@@ -60,7 +103,7 @@ fn decide(s: &State, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
 pub(super) fn verdicts(s: &State, id: EndpointId, cases: &[Case]) -> Option<Vec<CaseResult>> {
     let pinned = s.pins.get(&id)?;
     let outcome = |case: &Case| {
-        let (verdict, reason) = decide(s, pinned, case);
+        let (verdict, reason) = decide(s, id, pinned, case);
         let is_sent = case.hook == Hook::FromContainer && reason.starts_with("forwarded-");
         if !is_sent && !s.calls.contains_key(&id) {
             // All other verdicts come back through the endpoint's own slot: none is told, and every packet is dropped.

@@ -1,0 +1,116 @@
+//! Packets by which the self-check of an endpoint tries its rules.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::IpNet;
+use wharf_core::{endpoint::EndpointRecord, kernel::Kernel, nat, selfcheck::Probe};
+use wharf_policy::{
+    compile::{L4, SetId, Tables},
+    model::{Direction, Protocol},
+    oracle::Destination,
+};
+
+use super::{Inner, Policy, rows::key};
+
+/// Networks that are looked at for peers, and the peers and ports that are tried: an endpoint is checked within a millisecond.
+const NETWORKS: usize = 256;
+const PEERS: usize = 12;
+const PORTS: usize = 8;
+/// Addresses of nobody (RFC 5737, RFC 3849).
+const NOBODY: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
+/// A port that rules hardly name: the discard service's (RFC 863).
+const PORT: u16 = 9;
+
+/// What [`Policy::probes`] answers.
+#[derive(Debug, Default)]
+pub struct Probes {
+    /// Of each direction that policy is enforced for and of each family, a packet that passes and one that does not, where there is one.
+    pub probes: Vec<Probe>,
+    /// Changes with the rules.
+    pub stamp: u64,
+}
+
+impl<K: Kernel> Policy<K> {
+    /// Packets that try the endpoint's rules, and what the rules that the kernel was given say of them.
+    pub async fn probes(&self, record: &EndpointRecord) -> Probes {
+        let inner = self.lock().await;
+        let mut probes = Vec::new();
+        // While it is not known what the kernel has, nothing is tried.
+        if let (Some(tables), None) = (inner.tables(), &inner.problem) {
+            let peers = self.peers(&inner, tables);
+            for own in record.addresses() {
+                let peers: Vec<IpAddr> =
+                    peers.iter().copied().filter(|peer| peer.is_ipv4() == own.is_ipv4() && *peer != own).collect();
+                for direction in [Direction::Egress, Direction::Ingress] {
+                    probes.extend(tried(tables, record, direction, &peers));
+                }
+            }
+            probes.retain(|probe| probe.accept || !self.mode.audits);
+        }
+        Probes { probes, stamp: inner.writes }
+    }
+
+    /// Grows with each change of the rules in the kernel.
+    pub async fn stamp(&self) -> u64 {
+        self.lock().await.writes
+    }
+
+    /// Addresses of different classes. The node's own always reach an endpoint, and a service is decided elsewhere.
+    fn peers(&self, inner: &Inner, tables: &Tables) -> Vec<IpAddr> {
+        let mut classes = BTreeSet::new();
+        let nets = tables.ipcache.iter().take(NETWORKS).filter(|(net, _)| net.prefix_len() > 0);
+        let firsts = nets.filter(|(_, known)| classes.insert(known.class)).map(|(net, _)| first(net)).take(PEERS);
+        let is_asked = |ip: &IpAddr| {
+            let unusual = ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || is_bound_to_a_link(*ip);
+            !unusual && !inner.node.contains(ip) && !self.services.iter().any(|net| net.contains(ip))
+        };
+        NOBODY.into_iter().chain(firsts).filter(is_asked).collect()
+    }
+}
+
+/// The network's first address that a host may have.
+fn first(net: &IpNet) -> IpAddr {
+    net.hosts().next().unwrap_or_else(|| net.addr())
+}
+
+fn is_bound_to_a_link(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_broadcast(),
+        // Nor addresses that embed those of IPv4.
+        IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
+    }
+}
+
+/// The first packet that passes, and the first that does not.
+fn tried(tables: &Tables, record: &EndpointRecord, direction: Direction, peers: &[IpAddr]) -> Vec<Probe> {
+    let key = key(record.id);
+    let Some(set) = tables.sets.get(&key).map(|sets| sets.of(direction)).filter(|set| *set != SetId::NONE) else {
+        return Vec::new();
+    };
+    let of_rules = tables.rules.get(&set).into_iter().flat_map(|rows| rows.ports.keys());
+    let of_rules = of_rules.filter_map(|prefix| match prefix.l4 {
+        L4::Tcp => Some((Protocol::Tcp, prefix.first)),
+        L4::Udp => Some((Protocol::Udp, prefix.first)),
+        L4::Sctp | L4::Icmp | L4::Icmp6 => None,
+    });
+    let ports: Vec<(Protocol, u16)> = [(Protocol::Tcp, PORT)].into_iter().chain(of_rules).take(PORTS).collect();
+    let mut found: Vec<Probe> = Vec::new();
+    for (peer, (protocol, port)) in peers.iter().flat_map(|peer| ports.iter().map(move |port| (*peer, *port))) {
+        let Some(decision) = tables.decide(key, direction, peer, Destination::Ports { protocol, port }) else {
+            continue;
+        };
+        let accept = decision.accept;
+        if found.iter().all(|probe| probe.accept != accept) {
+            let protocol = if protocol == Protocol::Tcp { nat::Protocol::Tcp } else { nat::Protocol::Udp };
+            found.push(Probe { egress: direction == Direction::Egress, peer, protocol, port, accept });
+        }
+        if found.len() == 2 {
+            break;
+        }
+    }
+    found
+}
