@@ -1,4 +1,5 @@
-//! A node on which two containers live through everything, and what must be so after each crash.
+//! A node on which two containers live through everything, and what must be so after each crash; with policy ([`Guard`]), three
+//! more.
 
 use std::collections::BTreeSet;
 
@@ -11,6 +12,8 @@ use wharf_tests::{
     icmp::ping,
     wait,
 };
+
+use crate::guard::{self, Guard};
 
 /// The node, its two witnesses, and the container that operations are about.
 pub(crate) struct Scene<'n> {
@@ -26,6 +29,8 @@ pub(crate) struct Scene<'n> {
     pub(crate) ex: Option<Attached>,
     /// A container that died while no agent ran.
     pub(crate) dead: Option<Attached>,
+    /// Policy, where the operation is about it.
+    pub(crate) guard: Option<Guard>,
 }
 
 impl<'n> Scene<'n> {
@@ -34,7 +39,7 @@ impl<'n> Scene<'n> {
         let (a, b, x) = (node.sandbox("a")?, node.sandbox("b")?, node.sandbox("x")?);
         let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
         let echo = EchoServer::start(b.space()?)?;
-        let scene = Self { node, a: (a, ea), b: (b, eb), echo, x, ex: None, dead: None };
+        let scene = Self { node, a: (a, ea), b: (b, eb), echo, x, ex: None, dead: None, guard: None };
         scene.witnesses_talk()?;
         Ok(scene)
     }
@@ -42,12 +47,37 @@ impl<'n> Scene<'n> {
     /// Takes the witnesses away.
     pub(crate) fn end(self) -> Result<()> {
         drop(self.echo);
+        if let Some(guard) = self.guard {
+            guard.end(self.node)?;
+        }
         self.node.detach(&self.a.1)?;
         self.node.detach(&self.b.1)
     }
 
-    /// One exchange of each protocol between the witnesses.
+    /// Policies are in force, these and those of every guard.
+    pub(crate) fn guarded(&mut self, more: &[String]) -> Result<()> {
+        if self.guard.is_none() {
+            self.guard = Some(Guard::new(self.node, &self.b, &self.x)?);
+        }
+        self.guard()?.reset(self.node, more)
+    }
+
+    pub(crate) fn guard(&self) -> Result<&Guard> {
+        self.guard.as_ref().context("a guard")
+    }
+
+    /// With policy: the kernel has the rows that follow from what is wanted, see [`Guard::rules_follow`].
+    pub(crate) fn rules_follow(&mut self, is_whole: bool) -> Result<()> {
+        let Some(guard) = &mut self.guard else { return Ok(()) };
+        await_quiet(self.node)?;
+        guard.rules_follow(self.node, is_whole)
+    }
+
+    /// One exchange of each protocol between the witnesses. With policy, nothing enters beside them.
     pub(crate) fn witnesses_talk(&self) -> Result<()> {
+        if let Some(guard) = &self.guard {
+            guard.holds()?;
+        }
         let (from, to) = (self.a.0.space()?, &self.b.1);
         echo::udp(from, self.echo.udp_at(to.v4()?.into()), 1000).context("UDP between containers that live on")?;
         echo::tcp(from, self.echo.tcp_at(to.v6()?.into()), 1000).context("TCP between containers that live on")
@@ -70,7 +100,11 @@ impl<'n> Scene<'n> {
 
     /// CNI ADD of `x`, which must go well.
     pub(crate) fn add_x(&mut self) -> Result<()> {
-        self.ex = Some(self.node.attach(&self.x)?);
+        let conf = match self.guard {
+            Some(_) => self.node.netconf().with("args", guard::labels_of_x()),
+            None => self.node.netconf(),
+        };
+        self.ex = Some(self.node.attach_with(&self.x, "eth0", &conf)?);
         Ok(())
     }
 
@@ -102,7 +136,8 @@ impl<'n> Scene<'n> {
 
     /// Everything that is not as it should be.
     fn amiss(&self) -> Result<Vec<String>> {
-        let expected: Vec<&Attached> = [&self.a.1, &self.b.1].into_iter().chain(&self.ex).collect();
+        let guards = self.guard.iter().flat_map(Guard::ends);
+        let expected: Vec<&Attached> = [&self.a.1, &self.b.1].into_iter().chain(guards).chain(&self.ex).collect();
         amiss(self.node, &expected)
     }
 
