@@ -148,6 +148,11 @@ impl<'n> Scene<'n> {
         wait::until_equal("what is amiss", &Vec::new(), || self.amiss())?;
         self.witnesses_talk()?;
         if let Some(ex) = &self.ex {
+            if self.guard.is_some() {
+                // Until the gateways are resolved, its flood pushes other packets out of their queues.
+                let answers = |gateway| Ok(ping(self.x.space()?, gateway)?.must_answer().ok());
+                ex.gateways()?.into_iter().try_for_each(|gateway| wait::until("the gateway", || answers(gateway)))?;
+            }
             ping(self.x.space()?, ex.gateways()?[0])?.must_answer().context("the container that was retried")?;
             echo::udp(self.x.space()?, self.echo.udp_at(self.b.1.v6()?.into()), 100)?;
         }
