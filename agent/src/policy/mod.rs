@@ -57,7 +57,7 @@ use self::{
 };
 use crate::config::{AgentConfig, Enforcement};
 
-pub use look::{Ask, Summary};
+pub use look::{Ask, Summary, destination};
 
 /// Name of the controller that puts right what failed, and looks at the node's addresses and the policy directory.
 pub const CONTROLLER: &str = "policy";

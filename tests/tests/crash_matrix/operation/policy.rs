@@ -1,7 +1,7 @@
 //! Operations under policy, and changes of policy itself. Floods that no policy of these lets in run all the time.
 
 use anyhow::{Context as _, Result, ensure};
-use wharf_tests::{crash, process::ip, wait};
+use wharf_tests::{crash, process::ip};
 
 use super::{Act, FLAGS, Operation, Victim, nothing, retry_add};
 use crate::{guard, scene::Scene};
@@ -10,12 +10,11 @@ pub(crate) const ADD: Operation = Operation {
     name: "ADD of a container that a policy selects",
     prepare: |scene| armed_and_guarded(scene, &[guard::more()]),
     go_on: |scene, finished| {
-        let answer = finished.as_ref().context("ADD was not called")?;
-        if !answer.status.success() {
-            let gone = |e: &[wharf_api::Endpoint]| e.iter().all(|e| e.container_id != scene.x.name());
-            wait::until("nothing of the ADD to be left", || Ok(gone(&scene.node.endpoints()?).then_some(())))?;
-            scene.rules_follow(false).context("of an ADD that was not answered")?;
-        }
+        // Not answered, it is there whole or not at all; the runtime's DEL leaves nothing of it.
+        scene.del_x()?.silent()?;
+        let endpoints = scene.node.endpoints()?;
+        ensure!(endpoints.iter().all(|e| e.container_id != scene.x.name()), "{endpoints:?}");
+        scene.rules_follow(false).context("after the runtime's DEL")?;
         retry_add(scene, finished)
     },
     ..super::ADD
