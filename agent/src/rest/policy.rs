@@ -105,7 +105,8 @@ pub async fn explain(
     };
     let (protocol, port) = (query.protocol.unwrap_or_default(), query.port.unwrap_or_default());
     let Some(to_port) = policy::destination(protocol, port) else {
-        let message = format!("explain {} to {}: {port} is no type of ICMP; give one of 0 to 255", query.from, query.to);
+        let message =
+            format!("explain {} to {}: {port} is no type of ICMP; give one of 0 to 255", query.from, query.to);
         return Err(Failure::new(ErrorCode::InvalidRequest, message));
     };
     let ask = Ask { from: from.id(), source, to: to.id(), destination, to_port };

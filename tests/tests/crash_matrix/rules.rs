@@ -69,7 +69,8 @@ pub(crate) fn observe(node: &Node) -> Result<Rules> {
             rules.insert(format!("{} {direction} has {}", of.container_id, if set == "0" { "none" } else { "rules" }));
             let mut verdicts = verdicts_of.get(set).cloned().unwrap_or_default();
             let mut told: Vec<String> = told.rows.into_iter().map(|row| row.verdict).collect();
-            (verdicts.sort(), told.sort());
+            verdicts.sort();
+            told.sort();
             ensure!(verdicts == told, "{} {direction}: rows {verdicts:?}, told {told:?}", of.container_id);
         }
     }

@@ -264,7 +264,7 @@ fn fresh(wanted: &Documents, endpoints: &[&Endpoint], node: BTreeSet<IpAddr>) ->
     events.extend(wanted.policies().into_iter().map(Event::Policy));
     for e in endpoints {
         let labels: Labels = e.labels.iter().map(|l| (format!("{}:{}", l.source, l.key), l.value.clone())).collect();
-        let next = numbers.len() as u32 + 1;
+        let next = u32::try_from(numbers.len()).expect("few labels") + 1;
         let identity = Identity(*numbers.entry(labels.clone()).or_insert(next));
         let endpoint = model::Endpoint {
             addresses: e.addresses.clone(),
