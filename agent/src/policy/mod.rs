@@ -165,7 +165,7 @@ impl<K: Kernel> Policy<K> {
         result
     }
 
-    /// Takes an endpoint's rows away, once its programs are detached. Nothing happens to one of another epoch.
+    /// Takes an endpoint's rows away, once its link is out of sight: without rows its programs let everything pass. Nothing happens to one of another epoch.
     ///
     /// # Errors
     /// The kernel refused; it is tried again.

@@ -166,8 +166,18 @@ fn policy_labels_of_a_namespace() -> Result<()> {
 }
 
 #[test]
-fn policy_restart_after_an_interrupted_import() -> Result<()> {
-    matrix::run(&operation::policy::RESTORE)
+fn policy_restart_after_an_interrupted_import_first_third() -> Result<()> {
+    matrix::run_part(&operation::policy::RESTORE, 0, 3)
+}
+
+#[test]
+fn policy_restart_after_an_interrupted_import_second_third() -> Result<()> {
+    matrix::run_part(&operation::policy::RESTORE, 1, 3)
+}
+
+#[test]
+fn policy_restart_after_an_interrupted_import_third_third() -> Result<()> {
+    matrix::run_part(&operation::policy::RESTORE, 2, 3)
 }
 
 #[test]
