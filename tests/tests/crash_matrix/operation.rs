@@ -361,7 +361,7 @@ fn retry_add(scene: &mut Scene<'_>, finished: Option<Finished>) -> Result<()> {
         ensure!(failure.code == 11, "an ADD whose agent died is to be tried again: {failure:?}");
     }
     // One that went well is deleted too: what it answered would be lost with the runtime that died beside the agent.
-    scene.del_x()?.silent()?;
+    scene.delete_x()?;
     scene.add_x()
 }
 
@@ -371,16 +371,8 @@ fn retry_del(scene: &mut Scene<'_>, finished: Option<Finished>) -> Result<()> {
         let failure = Answer { finished }.failure()?;
         ensure!(failure.code == 11, "a DEL whose agent died is to be tried again: {failure:?}");
     }
-    wait::until("DEL to succeed", || {
-        let answer = scene.del_x()?;
-        if answer.finished.status.success() {
-            return Ok(Some(()));
-        }
-        let failure = answer.failure()?;
-        ensure!(failure.code == 11, "a DEL that can be finished later is to be tried again: {failure:?}");
-        Ok(None)
-    })?;
-    scene.del_x()?.silent()?;
+    scene.delete_x()?;
+    scene.delete_x()?;
     scene.ex = None;
     Ok(())
 }

@@ -114,6 +114,31 @@ impl<'n> Scene<'n> {
         node.cni("DEL").of(self.x.name(), self.x.path(), "eth0").conf(&node.netconf()).run()
     }
 
+    /// CNI DEL until it succeeds, as runtimes repeat it: on a busy machine the kernel's grace periods can take longer than a step may.
+    pub(crate) fn delete(&self, attached: &Attached) -> Result<()> {
+        self.until_deleted(|| {
+            let conf = attached.conf.clone().after(&attached.result);
+            self.node.cni("DEL").of(&attached.container, &attached.netns, &attached.ifname).conf(&conf).run()
+        })
+    }
+
+    /// The same of `x`, attached or not.
+    pub(crate) fn delete_x(&self) -> Result<()> {
+        self.until_deleted(|| self.del_x())
+    }
+
+    fn until_deleted(&self, del: impl Fn() -> Result<Answer>) -> Result<()> {
+        wait::until("DEL to succeed", || {
+            let answer = del()?;
+            if answer.finished.status.success() {
+                return answer.silent().map(Some);
+            }
+            let failure = answer.failure()?;
+            ensure!(failure.code == 11, "a DEL that can be finished later is to be tried again: {failure:?}");
+            Ok(None)
+        })
+    }
+
     /// Leaves a record of a delete of `x`, as a shim does that finds no agent, and one that is none.
     pub(crate) fn queue_x(&self) -> Result<()> {
         let queue = Queue::new(&self.node.dirs().run);
@@ -160,11 +185,11 @@ impl<'n> Scene<'n> {
             let y = self.node.sandbox("y")?;
             let ey = self.node.attach(&y).context("a new ADD")?;
             echo::udp(y.space()?, self.echo.udp_at(self.b.1.v4()?.into()), 100).context("a new container")?;
-            self.node.detach(&ey).context("its DEL")?;
+            self.delete(&ey).context("its DEL")?;
             ensure!(y.space()?.links()? == ["lo"], "{:?}", y.space()?.links()?);
         }
         if let Some(ex) = self.ex.take() {
-            self.node.detach(&ex)?;
+            self.delete(&ex)?;
         }
         wait::until_equal("what is amiss at the end", &Vec::new(), || self.amiss())?;
         let links = self.x.space()?.links()?;

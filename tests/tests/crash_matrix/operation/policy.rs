@@ -11,7 +11,7 @@ pub(crate) const ADD: Operation = Operation {
     prepare: |scene| armed_and_guarded(scene, &[guard::more()]),
     go_on: |scene, finished| {
         // Not answered, it is there whole or not at all; the runtime's DEL leaves nothing of it.
-        scene.del_x()?.silent()?;
+        scene.delete_x()?;
         let endpoints = scene.node.endpoints()?;
         ensure!(endpoints.iter().all(|e| e.container_id != scene.x.name()), "{endpoints:?}");
         scene.rules_follow(false).context("after the runtime's DEL")?;
@@ -100,8 +100,8 @@ pub(crate) const RESTORE: Operation = Operation {
     act: nothing,
     go_on: |scene, _| {
         let dead = scene.dead.take().context("a container that died")?;
-        scene.node.detach(&dead)?;
-        scene.del_x()?.silent()?;
+        scene.delete(&dead)?;
+        scene.delete_x()?;
         scene.add_x()
     },
 };
