@@ -171,8 +171,10 @@ fn wanted(node: &Node) -> Result<String> {
     let policies: Vec<_> =
         list.policies.iter().map(|p| format!("{} {}/{}", p.name, p.ingress_rules, p.egress_rules)).collect();
     let namespaces = node.ask(async |client| client.namespaces().await)?;
-    let endpoints = node.endpoints()?;
-    let mut endpoints: Vec<_> = endpoints.iter().map(|e| format!("{} {:?}", e.container_id, e.labels)).collect();
+    // Of one whose delete waits for another try the link is gone, and with it its rows.
+    let mut there = node.endpoints()?;
+    there.retain(|e| e.state != wharf_api::EndpointState::Disconnecting);
+    let mut endpoints: Vec<_> = there.iter().map(|e| format!("{} {:?}", e.container_id, e.labels)).collect();
     endpoints.sort();
     Ok(format!("{policies:?} {:?} {endpoints:?}", namespaces.iter().map(|n| &n.labels).collect::<Vec<_>>()))
 }
