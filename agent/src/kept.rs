@@ -37,11 +37,16 @@ pub fn write(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    wharf_crash::point("kept/after-create");
     file.write_all(text)?;
+    wharf_crash::point("kept/after-write");
     file.sync_all()?;
+    wharf_crash::point("kept/after-sync");
     fs::rename(&temporary, path)?;
-    match path.parent() {
-        Some(directory) => File::open(directory)?.sync_all(),
-        None => Ok(()),
+    wharf_crash::point("kept/after-rename");
+    if let Some(directory) = path.parent() {
+        File::open(directory)?.sync_all()?;
     }
+    wharf_crash::point("kept/after-directory-sync");
+    Ok(())
 }

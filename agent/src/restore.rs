@@ -169,8 +169,10 @@ pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lo
     wharf_crash::point("restore/after-undo");
     clean_up(life, dead, &failed_before).await;
     wharf_crash::point("restore/after-clean-up");
-    // All at once, and before any of them is rebuilt: rows of those that are not named yet would go and come back.
-    let records = living.iter().map(|task| task.shared.read(|v| v.record.clone()));
+    // All at once, and before any of them is rebuilt: rows of those that are not named yet would go and come back. Those whose delete
+    // failed are named too, because their programs may still run.
+    let records = life.registry.list();
+    let records = records.iter().map(|handle| handle.shared.read(|v| v.record.clone()));
     if let Err(error) = life.policy.start(records).await {
         tracing::error!("{error}");
     }

@@ -312,7 +312,7 @@ pub async fn teardown<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>)
         crash_point("delete", step.name());
         let since = Instant::now();
         let result = match step {
-            DeleteStep::RemoveLink => remove::unlist(&life.jobs, &subject).await.map(|ends| release = Some(ends)),
+            DeleteStep::RemoveLink => remove::unlist(life, &subject).await.map(|ends| release = Some(ends)),
             _ => remove::step(life, &subject, step).await,
         };
         timeline::phase(&life.metrics, shared, Operation::Delete, step.name(), since.elapsed(), &result);

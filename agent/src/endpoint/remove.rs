@@ -20,7 +20,6 @@ use crate::{
     endpoint::error::RemoveError,
     node::{
         endpoint::Release,
-        jobs::Jobs,
         lifecycle::{Lifecycle, Proxy},
     },
 };
@@ -120,7 +119,7 @@ pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: 
             Ok(life.jobs.bounded(id, name, bound, call).await?)
         }
         DeleteStep::RemoveReachable => {
-            let (subject, epochs) = (subject.clone(), subject.epochs());
+            let subject = subject.clone();
             let call = move |k: Arc<K>| async move {
                 match &subject {
                     Subject::Recorded(record) => k.remove_reachable(record).await,
@@ -132,14 +131,7 @@ pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: 
                     }
                 }
             };
-            life.jobs.bounded(id, name, bound, call).await?;
-            for epoch in epochs {
-                if let Err(why) = life.policy.remove_endpoint(id, epoch).await {
-                    // No program reads them for this endpoint any more, and policy's controller tries again.
-                    tracing::warn!(endpoint = id.get(), epoch = epoch.0, "remove rows of policy: {why}");
-                }
-            }
-            Ok(())
+            Ok(life.jobs.bounded(id, name, bound, call).await?)
         }
         DeleteStep::AwaitProxy => {
             timeout(bound, await_proxy(&life.proxy, subject)).await.unwrap_or(Err(RemoveError::NoAnswer(bound)))
@@ -151,19 +143,19 @@ pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: 
             Ok(())
         }
         DeleteStep::RemoveLink => {
-            let release = unlist(&life.jobs, subject).await?;
+            let release = unlist(life, subject).await?;
             await_kernel(&release).await
         }
     }
 }
 
-/// Removes the links from everybody's sight, within the bound of [`DeleteStep::RemoveLink`]. The kernel releases them
-/// later.
+/// Removes the links from everybody's sight, within the bound of [`DeleteStep::RemoveLink`], and then the rows of policy: without
+/// them, programs that could not be detached would let everything pass. The kernel releases the links later.
 ///
 /// # Errors
 /// Why it failed, or that it did not end in time.
-pub async fn unlist<K: Kernel>(jobs: &Arc<Jobs<K>>, subject: &Subject) -> Result<Release, RemoveError> {
-    let (step, links) = (DeleteStep::RemoveLink, subject.links());
+pub async fn unlist<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Result<Release, RemoveError> {
+    let (id, step, links) = (subject.id(), DeleteStep::RemoveLink, subject.links());
     let call = move |k: Arc<K>| async move {
         let mut releases = Vec::with_capacity(links.len());
         for link in &links {
@@ -172,7 +164,13 @@ pub async fn unlist<K: Kernel>(jobs: &Arc<Jobs<K>>, subject: &Subject) -> Result
         Ok(releases)
     };
     let bound = Duration::from_millis(step.deadline_ms());
-    let releases = jobs.bounded(subject.id(), step.name(), bound, call).await?;
+    let releases = life.jobs.bounded(id, step.name(), bound, call).await?;
+    for epoch in subject.epochs() {
+        if let Err(why) = life.policy.remove_endpoint(id, epoch).await {
+            // Policy's controller tries again.
+            tracing::warn!(endpoint = id.get(), epoch = epoch.0, "remove rows of policy: {why}");
+        }
+    }
     let release = async { futures::future::try_join_all(releases).await.map(drop) };
     Ok(release.boxed().shared())
 }

@@ -50,6 +50,8 @@ pub(super) struct Document {
 pub(super) struct Documents {
     /// How often it changed.
     pub(super) revision: u64,
+    /// The file was gone, and nobody has said since what is wanted in place of what it kept.
+    pub(super) lost: bool,
     imports: Vec<Arc<Import>>,
     documents: BTreeMap<PolicyName, Document>,
     namespaces: BTreeMap<String, Labels>,
@@ -82,6 +84,8 @@ impl From<&PolicyName> for Name {
 struct File {
     version: u32,
     revision: u64,
+    #[serde(default)]
+    lost: bool,
     imports: Vec<Arc<Import>>,
     namespaces: BTreeMap<String, Labels>,
 }
@@ -94,17 +98,17 @@ pub(super) struct Changed {
 }
 
 impl Documents {
-    /// What the file keeps; nothing where there is no file.
+    /// What the file keeps; nothing where there is no file, and `lost`, which the kernel's rows confirm or not.
     pub(super) fn load(path: &Path) -> Result<Self, PolicyError> {
         let unusable = |why: String| PolicyError::Unusable { path: path.to_owned(), why };
         let text = kept::read(path, MAX_FILE).map_err(|e| unusable(e.to_string()))?;
-        let Some(text) = text else { return Ok(Self::default()) };
+        let Some(text) = text else { return Ok(Self { lost: true, ..Self::default() }) };
         let file: File = serde_json::from_slice(&text).map_err(|e| unusable(e.to_string()))?;
         if file.version != VERSION {
             return Err(unusable(format!("it is of version {}, this agent knows {VERSION}", file.version)));
         }
-        let mut documents =
-            Self { revision: file.revision, imports: file.imports, namespaces: file.namespaces, ..Self::default() };
+        let File { revision, lost, imports, namespaces, .. } = file;
+        let mut documents = Self { revision, lost, imports, namespaces, ..Self::default() };
         for import in &documents.imports {
             let policies = read(&import.file, &import.text).map_err(|refusals| unusable(told(&refusals)))?;
             for (name, policies) in by_name(policies) {
@@ -119,8 +123,8 @@ impl Documents {
 
     /// Writes what [`Documents::load`] reads.
     pub(super) fn save(&self, path: &Path) -> io::Result<()> {
-        let Self { revision, imports, namespaces, .. } = self.clone();
-        let text = serde_json::to_vec(&File { version: VERSION, revision, imports, namespaces })?;
+        let Self { revision, lost, imports, namespaces, .. } = self.clone();
+        let text = serde_json::to_vec(&File { version: VERSION, revision, lost, imports, namespaces })?;
         kept::write(path, &text)
     }
 
@@ -155,6 +159,7 @@ impl Documents {
         if bytes > MAX_TEXTS {
             return Err(PolicyError::Texts { bytes, most: MAX_TEXTS });
         }
+        self.lost = false;
         self.revision += 1;
         Ok(changed)
     }
@@ -174,13 +179,14 @@ impl Documents {
         Ok(Changed { removed: BTreeSet::from([name.clone()]), ..Changed::default() })
     }
 
-    /// Removes all imported policies.
+    /// Removes all imported policies, those that were lost too.
     pub(super) fn delete_all(&mut self) -> Changed {
         let gone = self.documents.iter().filter(|(_, document)| document.source == Source::Import);
         let removed: BTreeSet<PolicyName> = gone.map(|(name, _)| name.clone()).collect();
         self.documents.retain(|name, _| !removed.contains(name));
         self.imports.clear();
-        self.revision += u64::from(!removed.is_empty());
+        self.revision += u64::from(!removed.is_empty() || self.lost);
+        self.lost = false;
         Changed { removed, ..Changed::default() }
     }
 

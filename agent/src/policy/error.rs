@@ -67,9 +67,21 @@ pub enum PolicyError {
         /// Cause.
         why: String,
     },
+    /// The kernel has rules, and the file of kept policies is gone.
+    #[error(
+        "the kernel has rules of policies, and {}, which kept the policies, is gone; the rules stay in force as they are, new \
+         containers are refused and new labels wait, until the policies are imported again (`wharf policy import`) or given up, which opens \
+         containers (`wharf policy delete --all`)",
+        .path.display()
+    )]
+    Lost {
+        /// File.
+        path: PathBuf,
+    },
     /// The file of kept policies.
     #[error(
-        "read policies of {}: {why}; restore the file, or remove it to begin without policies and import them again",
+        "read policies of {}: {why}; restore the file, or remove it and import the policies again: until then the kernel's rules \
+         stay in force",
         .path.display()
     )]
     Unusable {

@@ -37,10 +37,22 @@ pub struct Ask {
     pub to: Option<EndpointId>,
     /// Its address.
     pub destination: IpAddr,
-    /// Protocol.
-    pub protocol: PolicyProtocol,
-    /// Port, or type of ICMP.
-    pub port: u16,
+    /// What it asks for there.
+    pub to_port: Destination,
+}
+
+/// The destination of a packet; `None` for a type of ICMP or ICMPv6 that does not exist (they have eight bits: RFC 792, RFC 4443).
+#[must_use]
+pub fn destination(protocol: PolicyProtocol, port: u16) -> Option<Destination> {
+    let icmp = |v6| Some(Destination::Icmp { v6, kind: u8::try_from(port).ok()? });
+    let protocol = match protocol {
+        PolicyProtocol::Tcp => Protocol::Tcp,
+        PolicyProtocol::Udp => Protocol::Udp,
+        PolicyProtocol::Sctp => Protocol::Sctp,
+        PolicyProtocol::Icmp => return icmp(false),
+        PolicyProtocol::Icmpv6 => return icmp(true),
+    };
+    Some(Destination::Ports { protocol, port })
 }
 
 impl<K: Kernel> Policy<K> {
@@ -82,12 +94,11 @@ impl<K: Kernel> Policy<K> {
     /// What becomes of a flow's first packet.
     pub async fn explain(&self, ask: Ask) -> PolicyExplanation {
         let inner = self.lock().await;
-        let destination = destination(ask.protocol, ask.port);
-        let egress = ask.from.map(|id| judge(&inner, id, Direction::Egress, ask.destination, destination));
+        let egress = ask.from.map(|id| judge(&inner, id, Direction::Egress, ask.destination, ask.to_port));
         let from_node = ask.from.is_none() && inner.node.contains(&ask.source);
         let ingress = ask.to.map(|id| match from_node {
             true => open(id),
-            false => judge(&inner, id, Direction::Ingress, ask.source, destination),
+            false => judge(&inner, id, Direction::Ingress, ask.source, ask.to_port),
         });
         let denies = |judgement: &Option<PolicyJudgement>| {
             judgement.as_ref().is_some_and(|judgement| judgement.verdict == PolicyVerdict::Deny)
@@ -244,18 +255,6 @@ const fn tier(tier: Tier) -> &'static str {
     }
 }
 
-fn destination(protocol: PolicyProtocol, port: u16) -> Destination {
-    let icmp = |v6| Destination::Icmp { v6, kind: u8::try_from(port).unwrap_or(u8::MAX) };
-    let protocol = match protocol {
-        PolicyProtocol::Tcp => Protocol::Tcp,
-        PolicyProtocol::Udp => Protocol::Udp,
-        PolicyProtocol::Sctp => Protocol::Sctp,
-        PolicyProtocol::Icmp => return icmp(false),
-        PolicyProtocol::Icmpv6 => return icmp(true),
-    };
-    Destination::Ports { protocol, port }
-}
-
 /// An endpoint whose rules do not matter.
 fn open(id: EndpointId) -> PolicyJudgement {
     PolicyJudgement {
@@ -399,5 +398,20 @@ impl From<Enforcement> for wharf_api::PolicyEnforcement {
             Enforcement::Always => Self::Always,
             Enforcement::Never => Self::Never,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_of_icmp_has_eight_bits_and_a_port_sixteen() {
+        for (protocol, v6) in [(PolicyProtocol::Icmp, false), (PolicyProtocol::Icmpv6, true)] {
+            assert_eq!(destination(protocol, 255), Some(Destination::Icmp { v6, kind: 255 }));
+            assert_eq!([256, u16::MAX].map(|kind| destination(protocol, kind)), [None, None]);
+        }
+        let tcp = Destination::Ports { protocol: Protocol::Tcp, port: u16::MAX };
+        assert_eq!(destination(PolicyProtocol::Tcp, u16::MAX), Some(tcp));
     }
 }

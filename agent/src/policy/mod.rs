@@ -15,6 +15,10 @@
 //!
 //! Before there is a policy nothing is computed and no row written. Programs of endpoints find their rows when they are
 //! attached: [`Policy::put_endpoint`] comes before.
+//!
+//! **A lost file.** No row is written before there is a file of what is wanted, so a start that finds rules and no file knows that the
+//! policies were lost. It keeps the kernel's rows as they are, and refuses what needs others ([`PolicyError::Lost`]), until an import or
+//! the removal of all policies says what is wanted. Without that, containers would be reached that were closed.
 
 mod directory;
 mod documents;
@@ -26,6 +30,7 @@ mod rows;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     net::IpAddr,
     path::PathBuf,
     sync::Arc,
@@ -58,7 +63,7 @@ use self::{
 };
 use crate::config::{AgentConfig, Enforcement};
 
-pub use look::{Ask, Summary};
+pub use look::{Ask, Summary, destination};
 pub use probes::Probes;
 
 /// Name of the controller that puts right what failed, and looks at the node's addresses and the policy directory.
@@ -91,7 +96,9 @@ struct Inner {
     node: BTreeSet<IpAddr>,
     /// There was a policy since the agent's start, or the kernel had rows then.
     active: bool,
-    /// What the kernel has; `None` where that is not known.
+    /// There is a file of what is wanted.
+    kept: bool,
+    /// What the kernel has; `None` where that is not known. Of lost policies, what they left.
     engine: Option<Engine>,
     /// How often the kernel's rows were changed since the agent's start.
     writes: u64,
@@ -126,6 +133,7 @@ impl<K: Kernel> Policy<K> {
     pub async fn load(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         inner.wanted = Documents::load(&self.file)?;
+        inner.kept = !inner.wanted.lost;
         if let Some(found) = self.look_at_directory(&mut inner, directory::Age::Any).await? {
             let Inner { wanted, files, .. } = &mut *inner;
             files.refuse(wanted.set_directory(found));
@@ -149,12 +157,6 @@ impl<K: Kernel> Policy<K> {
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
         inner.active = rows.generation != 0 || inner.is_needed();
-        if inner.wanted.revision == 0 && rows.sets.values().any(|sets| *sets != SetsRow::default()) {
-            tracing::warn!(
-                file = %self.file.display(),
-                "the kernel has rules of policies, and there is no file that keeps them: containers are opened; import the policies again"
-            );
-        }
         inner.realized = if inner.active { 0 } else { inner.wanted.revision };
         self.realize(inner, Vec::new()).await.1
     }
@@ -175,15 +177,17 @@ impl<K: Kernel> Policy<K> {
         result
     }
 
-    /// Takes an endpoint's rows away, once its programs are detached. Nothing happens to one of another epoch.
+    /// Takes an endpoint's rows away, once its link is out of sight: without rows its programs let everything pass. Nothing happens to one of another epoch.
     ///
     /// # Errors
     /// The kernel refused; it is tried again.
     pub async fn remove_endpoint(&self, id: EndpointId, epoch: Epoch) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        match inner.members.remove(id, epoch) {
-            Some(event) => self.realize(inner, vec![event]).await.1,
-            None => Ok(()),
+        let Some(event) = inner.members.remove(id, epoch) else { return Ok(()) };
+        match self.realize(inner, vec![event]).await.1 {
+            // They go with the others. Until then no new endpoint takes its number or address.
+            Err(PolicyError::Lost { .. }) => Ok(()),
+            result => result,
         }
     }
 
@@ -227,9 +231,11 @@ impl<K: Kernel> Policy<K> {
     /// The rows do not fit, or the kernel refused: it is tried again.
     pub async fn set_enforcement(&self, enforcement: Enforcement) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        if std::mem::replace(&mut inner.enforcement, enforcement) == enforcement {
+        if inner.enforcement == enforcement {
             return Ok(());
         }
+        self.check_lost(&mut inner).await?;
+        inner.enforcement = enforcement;
         inner.active |= inner.is_needed();
         // From what the kernel has to all that is wanted now.
         inner.engine = None;
@@ -256,6 +262,11 @@ impl<K: Kernel> Policy<K> {
                 self.take(inner, wanted).await?;
                 inner = self.lock().await;
             }
+        }
+        match self.check_lost(&mut inner).await {
+            // It is told as the problem of policy.
+            Err(PolicyError::Lost { .. }) => return directory.map(drop),
+            result => result?,
         }
         if inner.active {
             let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
@@ -329,12 +340,15 @@ impl<K: Kernel> Policy<K> {
         }
         let was_active = inner.active;
         inner.active = was_active || inner.is_needed();
+        if before.lost && !inner.wanted.lost {
+            // The engine has what the lost policies left, and nothing of what is wanted.
+            inner.engine = None;
+        }
         let (mut inner, computed) = self.compute(inner, events).await;
         let kept = match &computed {
             Err(PolicyError::Rows(_)) => Ok(()),
-            _ => inner
-                .wanted
-                .save(&self.file)
+            _ => self
+                .keep(&mut inner)
                 .map_err(|why| PolicyError::NotKept { path: self.file.clone(), why: Arc::new(why) }),
         };
         let refused = match (computed, kept) {
@@ -343,6 +357,8 @@ impl<K: Kernel> Policy<K> {
                 inner.realized = inner.wanted.revision;
                 return Ok(());
             }
+            // It is wanted as soon as somebody says what else is.
+            (Err(PolicyError::Lost { .. }), Ok(())) => return Ok(()),
             // The kernel's rows could not be read: what is wanted stays, and is tried again.
             (Err(kernel @ PolicyError::Kernel(_)), Ok(())) => {
                 inner.problem = Some(kernel.to_string());
@@ -365,8 +381,10 @@ impl<K: Kernel> Policy<K> {
             Err(why) => Err(why),
         };
         if let Err(why) = &result {
-            // What the caller wanted is told by its events alone, so all of it is computed the next time.
-            inner.engine = None;
+            if !matches!(why, PolicyError::Lost { .. }) {
+                // What the caller wanted is told by its events alone, so all of it is computed the next time.
+                inner.engine = None;
+            }
             inner.problem = Some(why.to_string());
         }
         (inner, result)
@@ -377,9 +395,12 @@ impl<K: Kernel> Policy<K> {
     #[allow(clippy::type_complexity, reason = "one caller's")]
     async fn compute(
         &self,
-        inner: Guard,
+        mut inner: Guard,
         events: Vec<Event>,
     ) -> (Guard, Result<Option<(Engine, Vec<RowChange>)>, PolicyError>) {
+        if let Err(why) = self.check_lost(&mut inner).await {
+            return (inner, Err(why));
+        }
         if !inner.active {
             return (inner, Ok(None));
         }
@@ -417,7 +438,41 @@ impl<K: Kernel> Policy<K> {
         computed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
     }
 
+    /// Holds the kernel's rows as they are where they are those of lost policies. Where the kernel has no rules there were no policies,
+    /// and where none is to be enforced they do not matter.
+    async fn check_lost(&self, inner: &mut Inner) -> Result<(), PolicyError> {
+        if !inner.wanted.lost {
+            return Ok(());
+        }
+        let lost = PolicyError::Lost { path: self.file.clone() };
+        if inner.engine.is_some() {
+            return Err(lost);
+        }
+        let rows = self.kernel.observe_policy().await?;
+        if inner.enforcement == Enforcement::Never || rows.sets.values().all(|sets| *sets == SetsRow::default()) {
+            (inner.wanted.lost, inner.kept) = (false, false);
+            return Ok(());
+        }
+        self.kernel.change_policy(Vec::new(), self.mode).await?;
+        inner.engine = Some(Engine::after(LIMITS, rows::tables(&rows)));
+        inner.problem = Some(lost.to_string());
+        Err(lost)
+    }
+
+    fn keep(&self, inner: &mut Inner) -> io::Result<()> {
+        inner.wanted.save(&self.file)?;
+        inner.kept = true;
+        Ok(())
+    }
+
     async fn write(&self, inner: &mut Inner, engine: Engine, rows: Vec<RowChange>) -> Result<(), PolicyError> {
+        if !inner.kept
+            && !rows.is_empty()
+            && let Err(why) = self.keep(inner)
+        {
+            // On the safe side: a start that finds these rows and no file keeps them.
+            tracing::warn!(file = %self.file.display(), "keep policies: {why}; the next start takes them for lost");
+        }
         // Not known while it changes: a caller that gives up in between leaves that behind.
         inner.engine = None;
         inner.writes += 1;
@@ -442,6 +497,7 @@ impl Inner {
             members: Members::default(),
             node: BTreeSet::new(),
             active: false,
+            kept: false,
             engine: None,
             writes: 0,
             realized: 0,

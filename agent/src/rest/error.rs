@@ -129,9 +129,10 @@ impl From<PolicyError> for Failure {
             PolicyError::OfDirectory { .. } => says(ErrorCode::Exists),
             PolicyError::Texts { .. } | PolicyError::Rows(_) => says(ErrorCode::LimitReached),
             PolicyError::Kernel(_) => says(ErrorCode::Kernel).retry(2_000),
-            PolicyError::NotKept { .. } | PolicyError::Directory { .. } | PolicyError::Unusable { .. } => {
-                says(ErrorCode::Store)
-            }
+            PolicyError::NotKept { .. }
+            | PolicyError::Directory { .. }
+            | PolicyError::Lost { .. }
+            | PolicyError::Unusable { .. } => says(ErrorCode::Store),
         }
     }
 }

@@ -13,7 +13,7 @@ use wharf_policy::model::PolicyName;
 
 use crate::{
     node::{LinuxNode, endpoint::Handle, lifecycle::Lifecycle},
-    policy::{Ask, error::PolicyError},
+    policy::{self, Ask, error::PolicyError},
     rest::{
         endpoint::accepts_work,
         error::{Answer, Body, Failure, Query, Segment},
@@ -104,7 +104,12 @@ pub async fn explain(
         return Err(Failure::new(ErrorCode::InvalidRequest, message));
     };
     let (protocol, port) = (query.protocol.unwrap_or_default(), query.port.unwrap_or_default());
-    let ask = Ask { from: from.id(), source, to: to.id(), destination, protocol, port };
+    let Some(to_port) = policy::destination(protocol, port) else {
+        let message =
+            format!("explain {} to {}: {port} is no type of ICMP; give one of 0 to 255", query.from, query.to);
+        return Err(Failure::new(ErrorCode::InvalidRequest, message));
+    };
+    let ask = Ask { from: from.id(), source, to: to.id(), destination, to_port };
     Ok(Json(node.life.policy.explain(ask).await))
 }
 

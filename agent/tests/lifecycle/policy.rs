@@ -10,7 +10,7 @@ use wharf_datapath::fake::Operation as Op;
 use crate::support::*;
 
 /// Pods with this label get packets from nobody.
-fn isolates(app: &str) -> String {
+pub(crate) fn isolates(app: &str) -> String {
     format!(
         "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: {app}}}\nspec:\n  podSelector: \
          {{matchLabels: {{app: {app}}}}}\n  policyTypes: [Ingress]\n"
@@ -18,7 +18,7 @@ fn isolates(app: &str) -> String {
 }
 
 /// As [`isolates`], for pods of namespaces with a label.
-const OF_NAMESPACES: &str = "
+pub(crate) const OF_NAMESPACES: &str = "
 apiVersion: cilium.io/v2
 kind: CiliumClusterwideNetworkPolicy
 metadata: {name: dark}
@@ -28,12 +28,12 @@ spec:
   ingress: [{}]
 ";
 
-fn rows(machine: &Machine) -> PolicyRows {
+pub(crate) fn rows(machine: &Machine) -> PolicyRows {
     machine.kernel.policy().0
 }
 
 /// Rule set of what an endpoint gets.
-fn ingress(machine: &Machine, endpoint: u16) -> u32 {
+pub(crate) fn ingress(machine: &Machine, endpoint: u16) -> u32 {
     rows(machine).sets.get(&id(endpoint)).map_or(0, |sets| sets.ingress)
 }
 
@@ -173,14 +173,4 @@ fn labels_of_a_namespace_move_its_endpoints() {
         assert_eq!(ingress(&machine, 1), 0);
         agent.life.policy.set_namespace("Shop!", Some(BTreeMap::new())).await.expect_err("no name");
     });
-}
-
-#[test]
-fn a_file_of_policies_that_cannot_be_used_is_no_start_without_them() {
-    let machine = Machine::new();
-    std::fs::write(machine.config.state_dir.join("policy.json"), "{").expect("written");
-    let policy = wharf_agent::policy::Policy::new(&machine.config, std::sync::Arc::new(machine.kernel.clone()));
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
-    let refused = runtime.block_on(policy.load()).expect_err("refused").to_string();
-    assert!(refused.contains("policy.json") && refused.contains("remove it"), "{refused}");
 }

@@ -23,6 +23,8 @@ pub(crate) const DELETE: [Op; 5] =
 const CONTAINERS: u8 = 4;
 const INTERFACES: u8 = 2;
 const NETWORKS: u8 = 2;
+/// Policy documents of all histories.
+pub(crate) const DOCUMENTS: usize = 4;
 /// Usable IPv4 addresses of the pool, the router's not among them.
 pub(crate) const ADDRESSES: u8 = 5;
 
@@ -53,6 +55,29 @@ pub(crate) enum Trouble {
     },
     /// The caller goes away while the kernel does this.
     CallerGone(Op),
+}
+
+/// A change of what policy wants.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum PolicyStep {
+    Import { document: usize, version: usize },
+    Delete { document: usize },
+    DeleteAll,
+    Namespace { light: Option<bool> },
+}
+
+/// What happens to a change of policy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Amid {
+    Nothing,
+    /// The kernel refuses this of its rows; the others before it are changed.
+    RefusedAt(usize, Kind),
+    /// The same, and the agent dies then.
+    DiesAtRow(usize, Kind),
+    /// The agent is killed while the kernel does this.
+    KilledAt(Op),
+    /// The caller goes away while the rows change.
+    CallerGone,
 }
 
 /// What a deletion record says of the endpoint.
@@ -102,6 +127,10 @@ pub(crate) enum Step {
         label: u8,
         trouble: Trouble,
     },
+    Policy {
+        change: PolicyStep,
+        amid: Amid,
+    },
     /// The namespace of a container goes, with what is in it.
     LoseNamespace {
         container: u8,
@@ -138,6 +167,19 @@ pub(crate) enum Step {
     },
 }
 
+impl Step {
+    /// Rows of policy may be missing, or too many, until its controller comes.
+    pub(crate) fn leaves_rows_to_the_controller(&self) -> bool {
+        match self {
+            Self::Add { trouble, .. } | Self::Del { trouble, .. } => {
+                matches!(trouble, Trouble::Refused { at: Op::ChangePolicy, .. })
+            }
+            Self::Policy { amid, .. } => matches!(amid, Amid::RefusedAt(..) | Amid::CallerGone),
+            _ => false,
+        }
+    }
+}
+
 fn who() -> impl Strategy<Value = Who> {
     (0..CONTAINERS, 0..INTERFACES).prop_map(|(container, interface)| Who { container, interface })
 }
@@ -156,6 +198,32 @@ fn trouble(calls: &'static [Op]) -> impl Strategy<Value = Trouble> {
         1 => at().prop_map(Trouble::KilledAt),
         1 => (0..16_u64, any::<bool>()).prop_map(|(after, torn)| Trouble::KilledAtWrite { after, torn }),
         1 => at().prop_map(Trouble::CallerGone),
+    ]
+}
+
+/// The same; the rows of policy are written and removed on the way, too.
+fn trouble_with_policy(calls: &'static [Op]) -> impl Strategy<Value = Trouble> {
+    let refused = kind().prop_map(|kind| Trouble::Refused { at: Op::ChangePolicy, kind, undo: None });
+    prop_oneof![12 => trouble(calls), 1 => refused, 1 => Just(Trouble::KilledAt(Op::ChangePolicy))]
+}
+
+fn policy_step() -> impl Strategy<Value = PolicyStep> {
+    prop_oneof![
+        6 => (0..DOCUMENTS, 0..2_usize).prop_map(|(document, version)| PolicyStep::Import { document, version }),
+        2 => (0..DOCUMENTS).prop_map(|document| PolicyStep::Delete { document }),
+        1 => Just(PolicyStep::DeleteAll),
+        2 => any::<Option<bool>>().prop_map(|light| PolicyStep::Namespace { light }),
+    ]
+}
+
+fn amid() -> impl Strategy<Value = Amid> {
+    let row = || 0..40_usize;
+    prop_oneof![
+        8 => Just(Amid::Nothing),
+        2 => (row(), kind()).prop_map(|(row, kind)| Amid::RefusedAt(row, kind)),
+        2 => (row(), kind()).prop_map(|(row, kind)| Amid::DiesAtRow(row, kind)),
+        2 => prop::sample::select(&[Op::ChangePolicy, Op::ObservePolicy][..]).prop_map(Amid::KilledAt),
+        1 => Just(Amid::CallerGone),
     ]
 }
 
@@ -192,9 +260,9 @@ impl ReferenceStateMachine for Histories {
         let level = prop_oneof![Just(Level::Policy), Just(Level::Datapath)];
         let meant = prop_oneof![3 => Just(Meant::ThisOne), 2 => Just(Meant::Any), 1 => Just(Meant::AnEarlierOne)];
         prop_oneof![
-            10 => (who(), network(), prop::option::weighted(0.2, address()), trouble(&CREATE))
+            10 => (who(), network(), prop::option::weighted(0.2, address()), trouble_with_policy(&CREATE))
                 .prop_map(|(who, network, exact, trouble)| Step::Add { who, network, exact, trouble }),
-            7 => (one(), prop::bool::weighted(0.2), trouble(&DELETE))
+            7 => (one(), prop::bool::weighted(0.2), trouble_with_policy(&DELETE))
                 .prop_map(|((who, network), keep, trouble)| Step::Del { who, network, keep, trouble }),
             1 => (network(), prop::collection::vec(who(), 0..4))
                 .prop_map(|(network, valid)| Step::Gc { network, valid }),
@@ -204,6 +272,7 @@ impl ReferenceStateMachine for Histories {
                 .prop_map(|((who, _), level, trouble)| Step::Regenerate { who, level, trouble }),
             1 => (one(), 0..3_u8, trouble(builds))
                 .prop_map(|((who, _), label, trouble)| Step::Relabel { who, label, trouble }),
+            4 => (policy_step(), amid()).prop_map(|(change, amid)| Step::Policy { change, amid }),
             1 => (0..CONTAINERS).prop_map(|container| Step::LoseNamespace { container }),
             3 => (one(), meant, prop::bool::weighted(0.1), any::<bool>())
                 .prop_map(|((who, network), meant, other_boot, told)|

@@ -1,9 +1,10 @@
 //! Histories of one node against a simple model of what must come of them.
 //!
 //! A history is a list of steps: attaches and detaches, repeated, of strangers, in the middle of which the kernel
-//! refuses, the disk is full, the caller goes away or the agent is killed; leases to callers, labels, rebuilds, garbage
+//! refuses, the disk is full, the caller goes away or the agent is killed; leases to callers, labels, policies, rebuilds, garbage
 //! collection, deletion records, restarts. The model knows, for each step, what may come of it: all of it or nothing.
-//! After each step the agent's memory, its store and the kernel are held against the model.
+//! After each step the agent's memory, its store and the kernel are held against the model; the rows of policy against those of an
+//! engine that was just made.
 //!
 //! The histories are the same in every run, so that a run tells the same on every machine; `WHARF_MODEL_CASES=N` tries N
 //! others, those of `WHARF_MODEL_SEED` if it is set. A history that failed is shrunk and kept in `regressions.txt`, and
@@ -22,7 +23,7 @@ use proptest_state_machine::prop_state_machine;
 
 use play::Play;
 
-/// Histories in a normal run: what a busy processor plays in about a minute, in a debug build.
+/// Histories in a normal run: what a busy processor plays in about three minutes, in a debug build.
 const CASES: u32 = 1_024;
 /// Any number: it makes the histories of a normal run.
 const SEED: u64 = 0x5768_6172_6600;

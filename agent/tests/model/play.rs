@@ -1,6 +1,7 @@
 //! Plays a history on an agent, and holds what came of each step against the model.
 
 mod check;
+mod policy;
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
@@ -36,6 +37,8 @@ use crate::{
     support::{Agent, Machine, life::Life, netns_path},
 };
 
+use policy::Documents;
+
 /// Longer than any history takes: addresses wake because a step says so.
 const REST_MS: u64 = 3_600_000;
 /// What an address that is asked for by name and rests after another is refused with.
@@ -46,6 +49,8 @@ pub(crate) struct Play {
     machine: Machine,
     life: Option<Life>,
     model: Model,
+    /// What policy wants.
+    wanted: Documents,
     /// Containers whose namespace is there.
     namespaces: BTreeSet<u8>,
     reconcile: Reconcile,
@@ -72,13 +77,18 @@ impl StateMachineTest for Play {
             machine,
             life: Some(life),
             model: Model::default(),
+            wanted: Documents::default(),
             namespaces: BTreeSet::new(),
             reconcile: Reconcile::default(),
         }
     }
 
     fn apply(mut play: Self, _: &<Histories as ReferenceStateMachine>::State, step: Step) -> Self {
+        let leaves_rows = step.leaves_rows_to_the_controller();
         play.play(step);
+        if leaves_rows {
+            play.ensure_policy();
+        }
         play.check();
         play
     }
@@ -139,6 +149,7 @@ impl Play {
             Step::Release { address: n } => self.release(address(n)),
             Step::Regenerate { who, level, trouble } => self.regenerate(who, level, trouble),
             Step::Relabel { who, label, trouble } => self.relabel(who, label, trouble),
+            Step::Policy { change, amid } => self.policy(change, amid),
             Step::LoseNamespace { container } => self.lose_namespace(container),
             Step::Queue { who, network, meant, other_boot, told } => {
                 self.queue(who, network, meant, other_boot);
@@ -405,7 +416,8 @@ impl Play {
         match (may, trouble) {
             (Err(code), _) if !asked => assert_eq!(error.code, code, "{}", error.message),
             (_, Trouble::Refused { at, undo, .. }) if asked => {
-                assert!(CREATE.contains(&at) || may.is_err(), "{at:?}: {}", error.message);
+                let takes_part = CREATE.contains(&at) || at == Op::ChangePolicy;
+                assert!(takes_part || may.is_err(), "{at:?}: {}", error.message);
                 if undo.is_some() && error.message.contains("; and undoing it: ") {
                     self.model.left.insert((who, network));
                 }

@@ -185,6 +185,10 @@ async fn from_agent(
     all.json("agent/metrics.json", metrics)?;
     let flows = ask!("agent/flows.json", client.flows(&FlowQuery::default()));
     all.json("agent/flows.json", flows)?;
+    let policy = ask!("agent/policy.json", client.policies());
+    all.json("agent/policy.json", policy)?;
+    let namespaces = ask!("agent/namespaces.json", client.namespaces());
+    all.json("agent/namespaces.json", namespaces)?;
     let log = ask!("agent/log.txt", client.log());
     let log = log.map(|log| {
         let left_out = (log.left_out > 0).then(|| format!("({} lines before these are not kept)\n", log.left_out));

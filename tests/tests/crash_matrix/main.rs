@@ -4,8 +4,15 @@
 //! the point before the operation, whoever runs it is killed there by SIGKILL, an agent starts, the runtime goes on as
 //! runtimes do, and everything must be as if nothing had happened ([`scene::Scene::check`]).
 
+#[path = "../policy/flood.rs"]
+mod flood;
+mod guard;
 mod matrix;
 mod operation;
+#[path = "../policy/pods.rs"]
+#[allow(dead_code, reason = "made for the scenarios of policy, of which the matrix needs less")]
+mod pods;
+mod rules;
 mod scene;
 
 use anyhow::{Result, ensure};
@@ -121,6 +128,56 @@ fn plugin_del_while_no_agent_runs() -> Result<()> {
 #[test]
 fn plugin_del_over_a_record_that_is_none() -> Result<()> {
     matrix::run(&operation::PLUGIN_DEL_OVER_RUBBISH)
+}
+
+#[test]
+fn add_under_policy() -> Result<()> {
+    matrix::run(&operation::policy::ADD)
+}
+
+#[test]
+fn del_under_policy() -> Result<()> {
+    matrix::run(&operation::policy::DEL)
+}
+
+#[test]
+fn policy_import() -> Result<()> {
+    matrix::run(&operation::policy::IMPORT)
+}
+
+#[test]
+fn policy_change() -> Result<()> {
+    matrix::run(&operation::policy::CHANGE)
+}
+
+#[test]
+fn policy_delete() -> Result<()> {
+    matrix::run(&operation::policy::DELETE)
+}
+
+#[test]
+fn policy_labels_of_an_endpoint() -> Result<()> {
+    matrix::run(&operation::policy::LABELS)
+}
+
+#[test]
+fn policy_labels_of_a_namespace() -> Result<()> {
+    matrix::run(&operation::policy::NAMESPACE)
+}
+
+#[test]
+fn policy_restart_after_an_interrupted_import_first_third() -> Result<()> {
+    matrix::run_part(&operation::policy::RESTORE, 0, 3)
+}
+
+#[test]
+fn policy_restart_after_an_interrupted_import_second_third() -> Result<()> {
+    matrix::run_part(&operation::policy::RESTORE, 1, 3)
+}
+
+#[test]
+fn policy_restart_after_an_interrupted_import_third_third() -> Result<()> {
+    matrix::run_part(&operation::policy::RESTORE, 2, 3)
 }
 
 #[test]

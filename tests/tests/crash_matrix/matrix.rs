@@ -65,6 +65,8 @@ pub(crate) fn points(operation: &Operation) -> Result<Vec<String>> {
 
 /// How long a later pass of a point is waited for: an operation takes milliseconds.
 const LATER_PASS: Duration = Duration::from_secs(10);
+/// Rows of policy after which the agent is killed, of all rows of a change.
+const MOST_ROWS: usize = 10;
 /// Tries to kill at a later pass of a point. Not every run of an operation comes to it, though both that were learned from did.
 const TRIES: usize = 4;
 
@@ -124,6 +126,9 @@ fn learn(scene: &mut Scene<'_>, operation: &Operation) -> Result<Vec<String>> {
     let mut traces = Vec::new();
     for _ in 0..2 {
         (operation.prepare)(scene)?;
+        if scene.node.has_agent() {
+            scene.rules_follow(true).context("before the operation")?;
+        }
         crash::forget_trace(scene.node.dirs())?;
         let finished = match operation.victim {
             Victim::Agent | Victim::Plugin => (operation.act)(scene)?.run()?,
@@ -144,8 +149,10 @@ fn learn(scene: &mut Scene<'_>, operation: &Operation) -> Result<Vec<String>> {
             traces.push(crash::trace(scene.node.dirs())?);
         } else {
             traces.push(crash::trace(scene.node.dirs())?);
+            scene.rules_follow(true).context("after the operation")?;
             (operation.go_on)(scene, finished)?;
         }
+        scene.rules_follow(true).context("after everything")?;
         scene.check()?;
     }
     common(&traces).with_context(|| format!("learn the points of {}", operation.name))
@@ -181,6 +188,11 @@ fn common(traces: &[Vec<String>]) -> Result<Vec<String>> {
         let least = counts.iter().map(|c| c.get(name).copied().unwrap_or(0)).min().unwrap_or(0);
         match &mut random {
             _ if name.starts_with("store/") => points.extend((1..=least).map(|n| format!("{name}:{n}"))),
+            // Each leaves other rows.
+            _ if *name == "datapath/policy/after-row" => {
+                let every = least.div_ceil(MOST_ROWS).max(1);
+                points.extend((1..=least).step_by(every).map(|n| format!("{name}:{n}")));
+            }
             // How often the queue is looked at depends on how its events come together.
             Some(random) if least > 0 && !name.starts_with("drain/") && !name.starts_with("queue/") => {
                 points.push(format!("{name}:{}", 1 + random.below(least)?))
@@ -250,7 +262,9 @@ fn crash_at(scene: &mut Scene<'_>, operation: &Operation, point: &str) -> Result
             None
         }
     };
+    scene.rules_follow(false).context("after the start")?;
     (operation.go_on)(scene, finished).context("going on as a runtime does")?;
+    scene.rules_follow(false).context("after everything")?;
     scene.check()?;
     Ok(killed)
 }

@@ -1,5 +1,7 @@
 //! The operations that are interrupted, and how a runtime goes on after each.
 
+pub(crate) mod policy;
+
 use std::{process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
@@ -13,7 +15,7 @@ use wharf_tests::{
     wait,
 };
 
-use crate::scene::Scene;
+use crate::{guard, scene::Scene};
 
 /// Who dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -276,7 +278,7 @@ pub(crate) const PLUGIN_DEL_OVER_RUBBISH: Operation = Operation {
 };
 
 /// All of them.
-pub(crate) const ALL: [&Operation; 16] = [
+pub(crate) const ALL: [&Operation; 24] = [
     &START_EMPTY,
     &ADD,
     &ADD_UNPREPARED,
@@ -293,6 +295,14 @@ pub(crate) const ALL: [&Operation; 16] = [
     &PLUGIN_DEL,
     &PLUGIN_DEL_ABSENT,
     &PLUGIN_DEL_OVER_RUBBISH,
+    &policy::ADD,
+    &policy::DEL,
+    &policy::IMPORT,
+    &policy::CHANGE,
+    &policy::DELETE,
+    &policy::LABELS,
+    &policy::NAMESPACE,
+    &policy::RESTORE,
 ];
 
 fn nothing(_: &Scene<'_>) -> Result<Act> {
@@ -321,6 +331,7 @@ fn cni(scene: &Scene<'_>, command: &str, armed: bool) -> Result<Act> {
     let node = &*scene.node;
     let ports = json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]});
     let published = node.netconf().with("runtimeConfig", ports);
+    let published = if scene.guard.is_some() { published.with("args", guard::labels_of_x()) } else { published };
     let call = node.cni(command).of(scene.x.name(), scene.x.path(), "eth0").conf(&published);
     let call = if armed { call.armed(node.dirs()) } else { call };
     Ok(Act::Cni(call.ready()?))
@@ -350,7 +361,7 @@ fn retry_add(scene: &mut Scene<'_>, finished: Option<Finished>) -> Result<()> {
         ensure!(failure.code == 11, "an ADD whose agent died is to be tried again: {failure:?}");
     }
     // One that went well is deleted too: what it answered would be lost with the runtime that died beside the agent.
-    scene.del_x()?.silent()?;
+    scene.delete_x()?;
     scene.add_x()
 }
 
@@ -360,16 +371,8 @@ fn retry_del(scene: &mut Scene<'_>, finished: Option<Finished>) -> Result<()> {
         let failure = Answer { finished }.failure()?;
         ensure!(failure.code == 11, "a DEL whose agent died is to be tried again: {failure:?}");
     }
-    wait::until("DEL to succeed", || {
-        let answer = scene.del_x()?;
-        if answer.finished.status.success() {
-            return Ok(Some(()));
-        }
-        let failure = answer.failure()?;
-        ensure!(failure.code == 11, "a DEL that can be finished later is to be tried again: {failure:?}");
-        Ok(None)
-    })?;
-    scene.del_x()?.silent()?;
+    scene.delete_x()?;
+    scene.delete_x()?;
     scene.ex = None;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A node on which two containers live through everything, and what must be so after each crash.
+//! A node on which two containers live through everything, and what must be so after each crash; with policy ([`Guard`]), three
+//! more.
 
 use std::collections::BTreeSet;
 
@@ -11,6 +12,8 @@ use wharf_tests::{
     icmp::ping,
     wait,
 };
+
+use crate::guard::{self, Guard};
 
 /// The node, its two witnesses, and the container that operations are about.
 pub(crate) struct Scene<'n> {
@@ -26,6 +29,8 @@ pub(crate) struct Scene<'n> {
     pub(crate) ex: Option<Attached>,
     /// A container that died while no agent ran.
     pub(crate) dead: Option<Attached>,
+    /// Policy, where the operation is about it.
+    pub(crate) guard: Option<Guard>,
 }
 
 impl<'n> Scene<'n> {
@@ -34,7 +39,7 @@ impl<'n> Scene<'n> {
         let (a, b, x) = (node.sandbox("a")?, node.sandbox("b")?, node.sandbox("x")?);
         let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
         let echo = EchoServer::start(b.space()?)?;
-        let scene = Self { node, a: (a, ea), b: (b, eb), echo, x, ex: None, dead: None };
+        let scene = Self { node, a: (a, ea), b: (b, eb), echo, x, ex: None, dead: None, guard: None };
         scene.witnesses_talk()?;
         Ok(scene)
     }
@@ -42,12 +47,37 @@ impl<'n> Scene<'n> {
     /// Takes the witnesses away.
     pub(crate) fn end(self) -> Result<()> {
         drop(self.echo);
+        if let Some(guard) = self.guard {
+            guard.end(self.node)?;
+        }
         self.node.detach(&self.a.1)?;
         self.node.detach(&self.b.1)
     }
 
-    /// One exchange of each protocol between the witnesses.
+    /// Policies are in force, these and those of every guard.
+    pub(crate) fn guarded(&mut self, more: &[String]) -> Result<()> {
+        if self.guard.is_none() {
+            self.guard = Some(Guard::new(self.node, &self.b, &self.x)?);
+        }
+        self.guard()?.reset(self.node, more)
+    }
+
+    pub(crate) fn guard(&self) -> Result<&Guard> {
+        self.guard.as_ref().context("a guard")
+    }
+
+    /// With policy: the kernel has the rows that follow from what is wanted, see [`Guard::rules_follow`].
+    pub(crate) fn rules_follow(&mut self, is_whole: bool) -> Result<()> {
+        let Some(guard) = &mut self.guard else { return Ok(()) };
+        await_quiet(self.node)?;
+        guard.rules_follow(self.node, is_whole)
+    }
+
+    /// One exchange of each protocol between the witnesses. With policy, nothing enters beside them.
     pub(crate) fn witnesses_talk(&self) -> Result<()> {
+        if let Some(guard) = &self.guard {
+            guard.holds()?;
+        }
         let (from, to) = (self.a.0.space()?, &self.b.1);
         echo::udp(from, self.echo.udp_at(to.v4()?.into()), 1000).context("UDP between containers that live on")?;
         echo::tcp(from, self.echo.tcp_at(to.v6()?.into()), 1000).context("TCP between containers that live on")
@@ -70,7 +100,11 @@ impl<'n> Scene<'n> {
 
     /// CNI ADD of `x`, which must go well.
     pub(crate) fn add_x(&mut self) -> Result<()> {
-        self.ex = Some(self.node.attach(&self.x)?);
+        let conf = match self.guard {
+            Some(_) => self.node.netconf().with("args", guard::labels_of_x()),
+            None => self.node.netconf(),
+        };
+        self.ex = Some(self.node.attach_with(&self.x, "eth0", &conf)?);
         Ok(())
     }
 
@@ -78,6 +112,31 @@ impl<'n> Scene<'n> {
     pub(crate) fn del_x(&self) -> Result<Answer> {
         let node = &*self.node;
         node.cni("DEL").of(self.x.name(), self.x.path(), "eth0").conf(&node.netconf()).run()
+    }
+
+    /// CNI DEL until it succeeds, as runtimes repeat it: on a busy machine the kernel's grace periods can take longer than a step may.
+    pub(crate) fn delete(&self, attached: &Attached) -> Result<()> {
+        self.until_deleted(|| {
+            let conf = attached.conf.clone().after(&attached.result);
+            self.node.cni("DEL").of(&attached.container, &attached.netns, &attached.ifname).conf(&conf).run()
+        })
+    }
+
+    /// The same of `x`, attached or not.
+    pub(crate) fn delete_x(&self) -> Result<()> {
+        self.until_deleted(|| self.del_x())
+    }
+
+    fn until_deleted(&self, del: impl Fn() -> Result<Answer>) -> Result<()> {
+        wait::until("DEL to succeed", || {
+            let answer = del()?;
+            if answer.finished.status.success() {
+                return answer.silent().map(Some);
+            }
+            let failure = answer.failure()?;
+            ensure!(failure.code == 11, "a DEL that can be finished later is to be tried again: {failure:?}");
+            Ok(None)
+        })
     }
 
     /// Leaves a record of a delete of `x`, as a shim does that finds no agent, and one that is none.
@@ -102,7 +161,8 @@ impl<'n> Scene<'n> {
 
     /// Everything that is not as it should be.
     fn amiss(&self) -> Result<Vec<String>> {
-        let expected: Vec<&Attached> = [&self.a.1, &self.b.1].into_iter().chain(&self.ex).collect();
+        let guards = self.guard.iter().flat_map(Guard::ends);
+        let expected: Vec<&Attached> = [&self.a.1, &self.b.1].into_iter().chain(guards).chain(&self.ex).collect();
         amiss(self.node, &expected)
     }
 
@@ -113,6 +173,11 @@ impl<'n> Scene<'n> {
         wait::until_equal("what is amiss", &Vec::new(), || self.amiss())?;
         self.witnesses_talk()?;
         if let Some(ex) = &self.ex {
+            if self.guard.is_some() {
+                // Until the gateways are resolved, its flood pushes other packets out of their queues.
+                let answers = |gateway| Ok(ping(self.x.space()?, gateway)?.must_answer().ok());
+                ex.gateways()?.into_iter().try_for_each(|gateway| wait::until("the gateway", || answers(gateway)))?;
+            }
             ping(self.x.space()?, ex.gateways()?[0])?.must_answer().context("the container that was retried")?;
             echo::udp(self.x.space()?, self.echo.udp_at(self.b.1.v6()?.into()), 100)?;
         }
@@ -120,11 +185,11 @@ impl<'n> Scene<'n> {
             let y = self.node.sandbox("y")?;
             let ey = self.node.attach(&y).context("a new ADD")?;
             echo::udp(y.space()?, self.echo.udp_at(self.b.1.v4()?.into()), 100).context("a new container")?;
-            self.node.detach(&ey).context("its DEL")?;
+            self.delete(&ey).context("its DEL")?;
             ensure!(y.space()?.links()? == ["lo"], "{:?}", y.space()?.links()?);
         }
         if let Some(ex) = self.ex.take() {
-            self.node.detach(&ex)?;
+            self.delete(&ex)?;
         }
         wait::until_equal("what is amiss at the end", &Vec::new(), || self.amiss())?;
         let links = self.x.space()?.links()?;

@@ -22,6 +22,7 @@ impl Play {
         }
         self.nobody_shares_an_address();
         self.kernel_holds_what_it_should();
+        self.policy_is_in_force();
         self.audit_finds_nothing_new();
     }
 

@@ -1,0 +1,214 @@
+//! The file of what policy wants is gone, or is damaged, at a start: no container is opened because of that.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use wharf_agent::{
+    config::Enforcement,
+    node::endpoint::Command,
+    policy::{Policy, error::PolicyError},
+};
+use wharf_api::ErrorCode;
+use wharf_core::{kernel::KernelErrorKind as Kind, policy::PolicyRows};
+use wharf_datapath::fake::Operation as Op;
+
+use crate::{
+    policy::{OF_NAMESPACES, ingress, isolates, rows},
+    support::*,
+};
+
+/// A machine on which two containers are isolated, and no agent runs. The file of what is wanted is gone.
+fn with_lost_policies() -> Machine {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.create("c2").await;
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+    });
+    std::fs::remove_file(file(&machine)).expect("removed");
+    machine
+}
+
+fn file(machine: &Machine) -> std::path::PathBuf {
+    machine.config.state_dir.join("policy.json")
+}
+
+/// Rows without the number of their changes, which a start may let grow.
+fn rules(machine: &Machine) -> PolicyRows {
+    PolicyRows { generation: 0, ..rows(machine) }
+}
+
+async fn problem(agent: &Agent) -> Option<String> {
+    agent.life.policy.summary().await.problem
+}
+
+#[test]
+fn the_rules_of_lost_policies_stay_in_force_over_starts() {
+    let machine = with_lost_policies();
+    let before = rules(&machine);
+    for _ in 0..2 {
+        machine.life(async |agent| {
+            agent.quiet().await;
+            agent.life.policy.ensure().await.expect("nothing to do");
+            let told = problem(&agent).await.expect("it is told");
+            assert!(told.contains("policy.json") && told.contains("import") && told.contains("--all"), "{told}");
+            let list = agent.life.policy.list().await;
+            assert_eq!(
+                (list.policies.len(), list.rows.cells),
+                (0, before.cells.len() as u64),
+                "what is in force is shown"
+            );
+            agent.assert_healthy().await;
+        });
+        assert_eq!(rules(&machine), before);
+    }
+}
+
+#[test]
+fn a_new_endpoint_is_refused_while_policies_are_lost() {
+    let machine = with_lost_policies();
+    let before = rules(&machine);
+    machine.life(async |agent| {
+        let refused = agent.try_create(agent.container("c3")).await.expect_err("refused");
+        assert_eq!(refused.code, ErrorCode::Store);
+        assert!(refused.message.contains("wharf policy import"), "{}", refused.message);
+        assert_eq!(agent.life.registry.len(), 2);
+        // One that goes away needs nobody, and its rows go with the others.
+        assert!(agent.delete(&agent.handle(2)).await.errors.is_empty());
+        assert_eq!(rules(&machine), before);
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        assert_eq!(rows(&machine).sets.keys().copied().collect::<Vec<_>>(), [id(1)]);
+        let handle = agent.create("c3").await;
+        assert_ne!(ingress(&machine, handle.id.get()), 0);
+    });
+}
+
+#[test]
+fn a_new_label_is_refused_while_policies_are_lost() {
+    let machine = with_lost_policies();
+    let before = rules(&machine);
+    machine.life(async |agent| {
+        let (done, answer) = tokio::sync::oneshot::channel();
+        let labels = ["k8s:app=other".parse().expect("label")].into();
+        agent.handle(1).mailbox.send(Command::Relabel(labels, done)).await.expect("sent");
+        let refused = answer.await.expect("answered").expect_err("refused");
+        assert!(refused.to_string().contains("wharf policy import"), "{refused}");
+        assert_eq!(rules(&machine), before);
+    });
+}
+
+#[test]
+fn an_import_takes_the_place_of_lost_policies() {
+    let machine = with_lost_policies();
+    machine.life(async |agent| {
+        let before = ingress(&machine, 1);
+        agent.life.policy.import("a.yaml", &isolates("other")).await.expect("imported");
+        assert_eq!((ingress(&machine, 1), problem(&agent).await), (0, None));
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        assert!(before != 0 && ingress(&machine, 1) != 0 && ingress(&machine, 2) != 0);
+    });
+    machine.life(async |agent| {
+        let list = agent.life.policy.list().await;
+        assert_eq!((list.realized, list.revision, list.problem, list.policies.len()), (2, 2, None, 2));
+    });
+}
+
+#[test]
+fn the_removal_of_all_policies_opens_what_lost_ones_closed() {
+    let machine = with_lost_policies();
+    machine.life(async |agent| {
+        let change = agent.life.policy.delete_all().await.expect("deleted");
+        assert_eq!((change.revision, change.realized, ingress(&machine, 1)), (1, 1, 0));
+        agent.create("c3").await;
+    });
+    machine.life(async |agent| assert_eq!((problem(&agent).await, ingress(&machine, 1)), (None, 0)));
+}
+
+#[test]
+fn a_refused_import_leaves_the_rules_of_lost_policies() {
+    let machine = with_lost_policies();
+    let before = rules(&machine);
+    machine.life(async |agent| {
+        agent.life.policy.import("a.yaml", "kind: Nothing").await.expect_err("refused");
+        std::fs::create_dir(file(&machine)).expect("in the way of the file");
+        let failed = agent.life.policy.import("a.yaml", &isolates("other")).await.expect_err("not kept");
+        assert!(matches!(failed, PolicyError::NotKept { .. }), "{failed}");
+        assert_eq!(rules(&machine), before);
+        std::fs::remove_dir(file(&machine)).expect("removed");
+        agent.try_create(agent.container("c3")).await.expect_err("refused still");
+        agent.life.policy.ensure().await.expect("nothing to do");
+        assert_eq!(rules(&machine), before);
+    });
+}
+
+#[test]
+fn labels_of_a_namespace_and_the_directory_wait_for_lost_policies() {
+    let mut machine = with_lost_policies();
+    let directory = machine.config.state_dir.join("policies");
+    std::fs::create_dir(&directory).expect("made");
+    std::fs::write(directory.join("d.yaml"), isolates("db")).expect("written");
+    machine.config.policy_dir = Some(directory);
+    let before = rules(&machine);
+    let dark = BTreeMap::from([("light".to_owned(), "off".to_owned())]);
+    machine.life(async |agent| {
+        agent.life.policy.set_namespace("default", Some(dark)).await.expect("kept");
+        assert_eq!(rules(&machine), before);
+    });
+    // There is a file now, and the policies are lost all the same.
+    machine.life(async |agent| {
+        assert_eq!(rules(&machine), before);
+        assert!(problem(&agent).await.is_some());
+        agent.life.policy.import("a.yaml", OF_NAMESPACES).await.expect("imported");
+        assert_ne!(ingress(&machine, 1), 0, "by the namespace's labels");
+        let list = agent.life.policy.list().await;
+        assert_eq!((list.policies.len(), list.realized, list.problem), (2, list.revision, None));
+    });
+}
+
+#[test]
+fn enforcement_does_not_change_while_policies_are_lost() {
+    let machine = with_lost_policies();
+    let before = rules(&machine);
+    machine.life(async |agent| {
+        agent.life.policy.set_enforcement(Enforcement::Never).await.expect_err("refused");
+        assert_eq!((agent.life.policy.enforcement().await, rules(&machine)), (Enforcement::Default, before));
+    });
+}
+
+#[test]
+fn policies_are_not_taken_for_lost_where_no_file_was_needed_yet() {
+    let mut machine = Machine::new();
+    machine.life(async |agent| drop(agent.create("c1").await));
+    machine.config.policy_enforcement = Enforcement::Always;
+    machine.life(async |agent| assert!(problem(&agent).await.is_none() && ingress(&machine, 1) != 0));
+    let directory = machine.config.state_dir.join("policies");
+    std::fs::create_dir(&directory).expect("made");
+    std::fs::write(directory.join("d.yaml"), isolates("web")).expect("written");
+    (machine.config.policy_enforcement, machine.config.policy_dir) = (Enforcement::Default, Some(directory.clone()));
+    machine.life(async |agent| assert!(problem(&agent).await.is_none() && ingress(&machine, 1) != 0));
+    std::fs::remove_file(directory.join("d.yaml")).expect("removed");
+    machine.life(async |agent| assert!(problem(&agent).await.is_none() && ingress(&machine, 1) == 0));
+}
+
+#[test]
+fn rules_that_cannot_be_read_at_a_start_are_kept_when_they_can() {
+    let machine = with_lost_policies();
+    let before = rules(&machine);
+    machine.kernel.fail_next(Op::ObservePolicy, Kind::Other);
+    machine.life(async |agent| {
+        agent.life.policy.ensure().await.expect("nothing to do");
+        assert!(problem(&agent).await.is_some_and(|told| told.contains("wharf policy import")));
+        assert_eq!(rules(&machine), before);
+    });
+}
+
+#[test]
+fn a_file_of_policies_that_cannot_be_used_is_no_start_without_them() {
+    let machine = with_lost_policies();
+    let before = rows(&machine);
+    std::fs::write(file(&machine), "{").expect("written");
+    let policy = Policy::new(&machine.config, Arc::new(machine.kernel.clone()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
+    let refused = runtime.block_on(policy.load()).expect_err("refused").to_string();
+    assert!(refused.contains("policy.json") && refused.contains("remove it"), "{refused}");
+    assert_eq!(rows(&machine), before);
+}
