@@ -36,6 +36,10 @@ fn the_smoke_run_measures_everything() -> Result<()> {
         "connections while flows are collected",
         "one packet in the programs",
         "memory of the agent",
+        "policy: TCP request/response, 1 byte",
+        "policy: the first packet of a flow in the programs",
+        "policy: networks of one policy, until they are in force",
+        "policy: rows that an added rule writes",
     ] {
         ensure!(groups.contains(&title), "{title} was not measured: {groups:?}");
     }
@@ -47,7 +51,7 @@ fn the_smoke_run_measures_everything() -> Result<()> {
     }
     ensure!(svg.matches("font-size=\"14\"").count() == groups.len(), "not every group was drawn");
     let marks = texts(&findings, "marks", "target");
-    ensure!(marks.len() == 19, "marks: {marks:?}");
+    ensure!(marks.len() == 32, "marks: {marks:?}");
     for mark in marks {
         ensure!(printed.contains(mark), "the mark `{mark}` was not printed");
     }

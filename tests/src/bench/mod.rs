@@ -12,6 +12,7 @@
 //! | [`nat`] | ADD with masquerading and published ports, the first packet to one of many ports |
 //! | [`flows`] | DEL beside half a million flows; a million connections while flows are collected |
 //! | [`scale`] | a thousand endpoints: time, memory, and what the agent does at rest |
+//! | [`policy`] | traffic and packets with rules and without; added rules, new endpoints, many networks |
 
 pub mod churn;
 pub mod ends;
@@ -22,6 +23,7 @@ pub mod nat;
 pub mod phases;
 pub mod plot;
 pub mod plugin;
+pub mod policy;
 pub mod programs;
 mod rest;
 pub mod scale;
@@ -58,7 +60,7 @@ pub struct Options {
 }
 
 /// Names of the parts, in the order they run. Those that leave the kernel work to do after them come last.
-pub const PARTS: [&str; 7] = ["traffic", "programs", "one", "nat", "flows", "many", "scale"];
+pub const PARTS: [&str; 8] = ["traffic", "programs", "one", "nat", "flows", "many", "scale", "policy"];
 
 impl Options {
     fn rounds(&self, quick: usize, full: usize) -> usize {
@@ -104,6 +106,7 @@ fn one(part: &str, options: &Options) -> Result<Part> {
             let (endpoints, rest) = if quick { (80, 2) } else { (1_000, 65) };
             scale::measure(agent, endpoints, Duration::from_secs(rest))
         }
+        "policy" => policy::measure(agent, &policy::Extent::of(quick, options.rounds(3, 20), options.rounds(3, 50))),
         other => anyhow::bail!("there is no part {other}; there are {}", PARTS.join(", ")),
     }
 }

@@ -195,12 +195,24 @@ impl Plugin {
     /// # Errors
     /// When it fails.
     pub fn add(&self, sandbox: &Sandbox) -> Result<(Duration, Value)> {
-        let finished = self.call(&self.program, "ADD", Some(sandbox), &self.conf)?;
+        self.add_with(sandbox, &self.conf)
+    }
+
+    /// As [`Self::add`], for a container with the label `app`.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn add_labelled(&self, sandbox: &Sandbox, app: &str) -> Result<(Duration, Value)> {
+        self.add_with(sandbox, &with(&self.conf, "args", label(app))?)
+    }
+
+    fn add_with(&self, sandbox: &Sandbox, conf: &Value) -> Result<(Duration, Value)> {
+        let finished = self.call(&self.program, "ADD", Some(sandbox), conf)?;
         let mut took = finished.took;
         let result: Value =
             serde_json::from_str(&finished.ok()?).with_context(|| format!("{}'s answer to ADD", self.name))?;
         if let Some((program, conf)) = &self.then {
-            let finished = self.call(program, "ADD", Some(sandbox), &after(conf, &result)?)?;
+            let finished = self.call(program, "ADD", Some(sandbox), &with(conf, "prevResult", result.clone())?)?;
             took += finished.took;
             finished.ok()?;
         }
@@ -215,7 +227,7 @@ impl Plugin {
         let behind = self.then.iter().map(|(program, conf)| (program, conf));
         let mut took = Duration::ZERO;
         for (program, conf) in behind.chain([(&self.program, &self.conf)]) {
-            let finished = self.call(program, "DEL", Some(sandbox), &after(conf, added)?)?;
+            let finished = self.call(program, "DEL", Some(sandbox), &with(conf, "prevResult", added.clone())?)?;
             took += finished.took;
             finished.ok()?;
         }
@@ -279,11 +291,16 @@ fn is_installed(program: &str) -> bool {
     SBIN.split(':').any(|dir| Path::new(dir).join(program).is_file())
 }
 
-/// A configuration with the result of the plugin before.
-fn after(conf: &Value, result: &Value) -> Result<Value> {
+/// A configuration with one more key.
+fn with(conf: &Value, key: &str, value: Value) -> Result<Value> {
     let mut conf = conf.clone();
-    conf.as_object_mut().context("a netconf is an object")?.insert("prevResult".into(), result.clone());
+    conf.as_object_mut().context("a netconf is an object")?.insert(key.to_owned(), value);
     Ok(conf)
+}
+
+/// `args` of a configuration that gives a container the label `app`.
+pub(super) fn label(app: &str) -> Value {
+    json!({"cni": {"labels": [{"key": "app", "value": app}]}})
 }
 
 /// Waits until a node's agent has as many programs ready as it wants.

@@ -19,12 +19,12 @@ use crate::{
 };
 
 /// Verdicts of `linux/pkt_cls.h`.
-const OK: u32 = 0;
-const REDIRECT: u32 = 7;
+pub(super) const OK: u32 = 0;
+pub(super) const REDIRECT: u32 = 7;
 /// Runs of one sample.
-const REPEAT: u32 = 1_000_000;
+pub(super) const REPEAT: u32 = 1_000_000;
 /// Hops that a packet can lose: runs of one call when each run takes one.
-const HOPS: u32 = 250;
+pub(super) const HOPS: u32 = 250;
 
 /// Nanoseconds a packet.
 ///
@@ -80,19 +80,19 @@ fn on_endpoints(node: &Node, a: &Endpoint, b: &Endpoint, rounds: usize, quick: b
     Ok(group)
 }
 
-fn pinned(node: &Node, endpoint: &Endpoint, name: &str) -> Result<SchedClassifier> {
+pub(super) fn pinned(node: &Node, endpoint: &Endpoint, name: &str) -> Result<SchedClassifier> {
     let path = node.dirs().endpoint_pins().join(endpoint.id.to_string()).join(name);
     SchedClassifier::from_pin(&path).with_context(|| format!("open {}", path.display()))
 }
 
 /// Index of the host side of an endpoint's link, in this thread's namespace.
-fn link_of(endpoint: &Endpoint) -> Result<u32> {
+pub(super) fn link_of(endpoint: &Endpoint) -> Result<u32> {
     let name = endpoint.host_ifname.as_str();
     nix::net::if_::if_nametoindex(name).with_context(|| format!("find {name}"))
 }
 
 /// Runs a program on a packet of a link's; nanoseconds a run.
-fn run(program: &SchedClassifier, packet: &[u8], ifindex: u32, repeat: u32, verdict: u32) -> Result<f64> {
+pub(super) fn run(program: &SchedClassifier, packet: &[u8], ifindex: u32, repeat: u32, verdict: u32) -> Result<f64> {
     let context = on_interface(ifindex);
     let options = TestRunOptions { data_in: Some(packet), ctx_in: Some(&context), repeat, ..TestRunOptions::default() };
     let result = program.test_run(options).context("BPF_PROG_TEST_RUN")?;
@@ -163,7 +163,7 @@ fn frame(to: Mac, from: Mac, source: IpAddr, destination: IpAddr) -> Result<Vec<
     Ok(frame::ethernet(to, from, ethertype, &frame::ip(source, destination, 17, &datagram)))
 }
 
-fn macs(endpoint: &Endpoint) -> Result<(Mac, Mac)> {
+pub(super) fn macs(endpoint: &Endpoint) -> Result<(Mac, Mac)> {
     Ok((mac(&endpoint.container_mac)?, mac(&endpoint.host_mac)?))
 }
 
@@ -179,7 +179,7 @@ fn mac(text: &str) -> Result<Mac> {
 /// A stand-in for B's `deliver`, the same program but for its constants: it gives a packet of A's the Ethernet addresses
 /// it came with. So A's `from_container`, run again on the packet that it has just sent, finds it as it was but for the
 /// hop that it lost.
-struct Mirror {
+pub(super) struct Mirror {
     calls: ProgramArray<MapData>,
     slot: u32,
     own: SchedClassifier,
@@ -187,7 +187,7 @@ struct Mirror {
 }
 
 impl Mirror {
-    fn of(node: &Node, a: &Endpoint, b: &Endpoint) -> Result<Self> {
+    pub(super) fn of(node: &Node, a: &Endpoint, b: &Endpoint) -> Result<Self> {
         let (container, host) = macs(a)?;
         let consts = EndpointConsts {
             abi_version: ABI_VERSION,
@@ -224,7 +224,7 @@ impl Mirror {
     }
 
     /// Puts B's own program back.
-    fn remove(mut self) -> Result<()> {
+    pub(super) fn remove(mut self) -> Result<()> {
         let own = self.own.fd().context("deliver's descriptor")?;
         self.calls.set(self.slot, own, 0).context("set CALLS")
     }

@@ -20,7 +20,7 @@ use crate::{Node, NodeConfig};
 /// Adds at each end of the row that are compared.
 const WINDOW: usize = 20;
 /// What a kernel's memory is told in.
-const KIB: f64 = 1024.0;
+pub(super) const KIB: f64 = 1024.0;
 /// Maps of the node that an endpoint's programs also use.
 const SHARED: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
 
@@ -190,13 +190,13 @@ fn restarts(node: &mut Node, endpoints: usize) -> Result<(Group, Group)> {
 }
 
 /// Memory of a process, KiB.
-struct Memory {
-    rss: f64,
+pub(super) struct Memory {
+    pub(super) rss: f64,
     pss: f64,
 }
 
 impl Memory {
-    fn of(node: &Node) -> Result<Self> {
+    pub(super) fn of(node: &Node) -> Result<Self> {
         let path = format!("/proc/{}/smaps_rollup", node.agent_pid()?);
         let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
         let field = |name: &str| {
@@ -237,7 +237,7 @@ fn kernel_memory(node: &Node) -> Result<Group> {
 }
 
 /// `memlock` of a map, bytes.
-fn memlock(map: &impl AsFd) -> Result<f64> {
+pub(super) fn memlock(map: &impl AsFd) -> Result<f64> {
     let path = format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd());
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     let line = text.lines().find_map(|l| l.strip_prefix("memlock:"));

@@ -39,6 +39,14 @@ impl Summary {
     }
 }
 
+/// The smallest sample that at least 99 of 100 samples do not exceed; `None` without any.
+#[must_use]
+pub fn p99(samples: &[f64]) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get((sorted.len() * 99).div_ceil(100).checked_sub(1)?).copied()
+}
+
 /// The quartile of sorted samples, linear between the two nearest.
 fn quantile(sorted: &[f64], quarters: usize) -> Option<f64> {
     let position = sorted.len().checked_sub(1)? * quarters;
@@ -59,6 +67,14 @@ mod tests {
         assert_eq!(summary, Summary { samples: 4, min: 1.0, q1: 1.75, median: 2.5, q3: 3.25, max: 4.0 });
         let one = Summary::of(&[7.0]).unwrap();
         assert_eq!((one.min, one.median, one.max), (7.0, 7.0, 7.0));
+    }
+
+    #[test]
+    fn one_sample_in_a_hundred_may_exceed_p99() {
+        let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(p99(&hundred), Some(99.0));
+        assert_eq!(p99(&[1.0, 3.0, 2.0]), Some(3.0));
+        assert_eq!(p99(&[]), None);
     }
 
     #[test]

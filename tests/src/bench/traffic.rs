@@ -30,7 +30,7 @@ const BATCH: u32 = 64;
 const CHUNK: usize = 256 << 10;
 
 /// What is measured on a wire: name, unit, how.
-type Traffic = (&'static str, &'static str, fn(&Wire, Duration, Cpus) -> Result<f64>);
+pub(super) type Traffic = (&'static str, &'static str, fn(&Wire, Duration, Cpus) -> Result<f64>);
 
 const TRAFFIC: [Traffic; 4] = [
     ("TCP request/response, 1 byte, two processes on one CPU", "transactions/s", tcp_round_trips),
@@ -44,35 +44,12 @@ const TRAFFIC: [Traffic; 4] = [
 /// # Errors
 /// When a wire cannot be made or breaks.
 pub fn measure(agent: &NodeConfig, rounds: usize, span: Duration) -> Result<Part> {
-    let cpus = Cpus::of_this_process()?;
     let wires = Wire::all(agent)?;
-    let mut groups = Vec::new();
-    for (title, unit, kind) in TRAFFIC {
-        let mut samples = vec![Vec::new(); wires.len()];
-        for round in 0..rounds {
-            for turn in 0..wires.len() {
-                let place = (round + turn) % wires.len();
-                if let (Some(wire), Some(samples)) = (wires.get(place), samples.get_mut(place)) {
-                    samples.push(kind(wire, span, cpus).with_context(|| format!("{title}: {}", wire.name()))?);
-                }
-            }
-        }
-        let mut group = Group::new(title, unit, Better::Higher);
-        for (wire, samples) in wires.iter().zip(samples) {
-            group.add(wire.name(), samples)?;
-        }
-        group.compare_to(DIRECT)?;
-        let pairs = [(WHARF[0], DIRECT), (WHARF[0], FLOOR[0]), (WHARF[1], FLOOR[1]), (WHARF[0], UNTRACKED)];
-        for (ours, base) in pairs {
-            if let Some(spread) = paired(&group, ours, base) {
-                let (median, q1, q3) = (spread.median, spread.q1, spread.q3);
-                group.note(format!(
-                    "{ours} to {base} within each round: median {median:.3}, quartiles {q1:.3} - {q3:.3}"
-                ));
-            }
-        }
-        groups.push(group);
-    }
+    let pairs = [(WHARF[0], DIRECT), (WHARF[0], FLOOR[0]), (WHARF[1], FLOOR[1]), (WHARF[0], UNTRACKED)];
+    let groups: Vec<Group> = TRAFFIC
+        .into_iter()
+        .map(|traffic| side_by_side(traffic, &wires, rounds, span, &pairs))
+        .collect::<Result<_>>()?;
     let first = groups.first().context("no groups")?;
     let mut marks = Vec::new();
     for (ours, floor) in WHARF.into_iter().zip(FLOOR) {
@@ -91,8 +68,44 @@ pub fn measure(agent: &NodeConfig, rounds: usize, span: Duration) -> Result<Part
     Ok((groups, marks))
 }
 
+/// One kind of traffic on wires, `span` each time, in rounds whose order rotates. `pairs`: wires of which a note tells the
+/// ratio within each round.
+///
+/// # Errors
+/// When a wire breaks, or none of them is the direct one.
+pub(super) fn side_by_side(
+    (title, unit, kind): Traffic,
+    wires: &[Wire],
+    rounds: usize,
+    span: Duration,
+    pairs: &[(&str, &str)],
+) -> Result<Group> {
+    let cpus = Cpus::of_this_process()?;
+    let mut samples = vec![Vec::new(); wires.len()];
+    for round in 0..rounds {
+        for turn in 0..wires.len() {
+            let place = (round + turn) % wires.len();
+            if let (Some(wire), Some(samples)) = (wires.get(place), samples.get_mut(place)) {
+                samples.push(kind(wire, span, cpus).with_context(|| format!("{title}: {}", wire.name()))?);
+            }
+        }
+    }
+    let mut group = Group::new(title, unit, Better::Higher);
+    for (wire, samples) in wires.iter().zip(samples) {
+        group.add(wire.name(), samples)?;
+    }
+    group.compare_to(DIRECT)?;
+    for (ours, base) in pairs {
+        if let Some(spread) = paired(&group, ours, base) {
+            let (median, q1, q3) = (spread.median, spread.q1, spread.q3);
+            group.note(format!("{ours} to {base} within each round: median {median:.3}, quartiles {q1:.3} - {q3:.3}"));
+        }
+    }
+    Ok(group)
+}
+
 /// Ratio of the samples that were taken in the same round; none without both.
-fn paired(group: &Group, ours: &str, base: &str) -> Option<Summary> {
+pub(super) fn paired(group: &Group, ours: &str, base: &str) -> Option<Summary> {
     let samples = |name: &str| group.series.iter().find(|s| s.name == name).map(|s| s.samples.as_slice());
     let ratios: Vec<f64> = samples(ours)?.iter().zip(samples(base)?).map(|(ours, base)| ours / base).collect();
     Summary::of(&ratios)
@@ -100,7 +113,7 @@ fn paired(group: &Group, ours: &str, base: &str) -> Option<Summary> {
 
 /// The CPUs that ends are bound to: one for both, or two.
 #[derive(Debug, Clone, Copy)]
-struct Cpus {
+pub(super) struct Cpus {
     one: usize,
     other: usize,
 }
@@ -157,7 +170,7 @@ fn count(span: Duration, mut trip: impl FnMut() -> Result<()>) -> Result<f64> {
     }
 }
 
-fn tcp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
+pub(super) fn tcp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
     let (mut left, right) = connect(wire)?;
     let answerer = Answerer::start(Kind::Tcp, right.into(), cpus.one)?;
     let ask = move || {
@@ -173,7 +186,7 @@ fn tcp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
 }
 
 /// Connections one after another. The end that asks resets each, so that no port waits; that is the flow's end as well.
-fn connections(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
+pub(super) fn connections(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
     let at = SocketAddr::new(wire.address(), 0);
     let listener = wire.right()?.run(|| TcpListener::bind(at))?.context("bind a listener")?;
     let at = listener.local_addr().context("ask for the listener's address")?;

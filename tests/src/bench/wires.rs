@@ -18,7 +18,7 @@ use aya::{
 use nix::sys::signal::Signal;
 use wharf_common::map::{self, NodeCall};
 
-use super::programs::object;
+use super::{plugin, programs::object};
 use crate::{Node, NodeConfig, Sandbox, process::ip, scratch, space::Space, wait};
 
 /// The direct veth pair: what ratios are taken to.
@@ -124,7 +124,33 @@ impl Wire {
         node.finish()
     }
 
-    fn direct() -> Result<Self> {
+    /// Two endpoints of a Wharf node (clsact): left with the label `app: client`, right with `app: server`.
+    ///
+    /// # Errors
+    /// When the node cannot be made.
+    pub fn labelled(name: &'static str, agent: &NodeConfig) -> Result<Self> {
+        let node = Node::start(agent.clone())?;
+        let (left, right) = (node.sandbox("left")?, node.sandbox("right")?);
+        let attach = |sandbox, app| node.attach_with(sandbox, "eth0", &node.netconf().with("args", plugin::label(app)));
+        attach(&left, "client")?;
+        let address = attach(&right, "server")?.v4()?.into();
+        Ok(Self { name, left, right, address, between: Between::Agent(Box::new(node)) })
+    }
+
+    /// Wharf's node, where its agent runs.
+    #[must_use]
+    pub fn node(&self) -> Option<&Node> {
+        match &self.between {
+            Between::Agent(node) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// Two containers with one veth pair between them.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn direct() -> Result<Self> {
         let (left, right) = containers()?;
         ip(left.space()?, &format!("link add eth0 type veth peer name eth0 netns {}", right.path().display()))?;
         for (sandbox, address) in [(&left, "10.203.0.1/24"), (&right, "10.203.0.2/24")] {
