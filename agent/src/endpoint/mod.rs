@@ -14,6 +14,7 @@ pub mod collect;
 pub mod create;
 pub mod delete;
 pub mod deletions;
+mod edit;
 pub mod error;
 pub mod look;
 pub mod mtu;

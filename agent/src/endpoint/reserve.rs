@@ -147,6 +147,8 @@ pub(super) async fn reserve<K: Kernel>(
         ports: spec.ports.clone(),
         masquerade: spec.masquerade,
         bandwidth: spec.bandwidth,
+        policy_enforcement: None,
+        named_ports: std::collections::BTreeMap::new(),
     };
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
     if let Err(taken) = life.registry.insert(handle.clone()) {

@@ -1,7 +1,6 @@
 //! The task that owns an endpoint.
 
 use std::{
-    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -12,11 +11,9 @@ use tracing::Instrument as _;
 use wharf_api::{LogStatus, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
-    identity::Label,
     kernel::Kernel,
     plan::CreateStep,
     state::{Action, Event, Level, State},
-    timeline::{Operation, Outcome},
 };
 
 use crate::{
@@ -34,7 +31,6 @@ use crate::{
         leftovers::{Remains, Unfinished},
         lifecycle::Lifecycle,
     },
-    sync::lock,
     telemetry::operation::{Kind, OpId},
 };
 
@@ -234,10 +230,7 @@ impl<K: Kernel> EndpointTask<K> {
                 self.shared.update(|v| v.trace = on);
                 self.request(Level::Policy, done);
             }
-            Command::Relabel(labels, done) => match self.relabel(labels).await {
-                Ok(()) => self.request(Level::Policy, done),
-                Err(error) => drop(done.send(Err(error))),
-            },
+            Command::Edit(edit, done) => self.on_edit(*edit, done).await,
             Command::Mtu(mtu, done) => drop(done.send(self.set_mtu(mtu).await)),
             Command::Teardown(span, reply) => {
                 self.answer_waiting(&Err(CommandError::Deleted));
@@ -268,7 +261,7 @@ impl<K: Kernel> EndpointTask<K> {
         false
     }
 
-    fn request(&mut self, level: Level, done: Done) {
+    pub(super) fn request(&mut self, level: Level, done: Done) {
         if self.transition(Event::BuildRequested(level)) {
             // Bounded by the number of clients, which the listener limits.
             self.waiting.push(done);
@@ -276,30 +269,6 @@ impl<K: Kernel> EndpointTask<K> {
             let state = self.shared.read(|v| v.fsm.state);
             done.send(Err(CommandError::Refused { command: "regenerate", state })).ok();
         }
-    }
-
-    /// Sets new labels and their identity; they are committed before they take effect.
-    async fn relabel(&mut self, labels: BTreeSet<Label>) -> Result<(), CommandError> {
-        let state = self.shared.read(|v| v.fsm.state);
-        if state == State::Disconnecting || state.is_terminal() {
-            // A delete may have removed the record from the store; a write would bring it back.
-            return Err(CommandError::Refused { command: "relabel", state });
-        }
-        let old = self.shared.read(|v| v.record.clone());
-        let identity = lock(&self.life.identities).acquire(&labels)?;
-        let mut record = old.clone();
-        (record.labels, record.identity) = (labels, identity);
-        let change = wharf_core::store::Change::PutEndpoint(Box::new(record.clone()));
-        if let Err(error) = self.life.store.commit(vec![change]).await {
-            lock(&self.life.identities).release(identity);
-            return Err(error.into());
-        }
-        lock(&self.life.identities).release(old.identity);
-        self.shared.update(|v| v.record = record);
-        let change = format!("identity {} -> {identity}", old.identity);
-        self.shared.note(Operation::Relabel, "relabel", None, Outcome::Ok, &change);
-        self.shared.log(LogStatus::Ok, "relabel", change);
-        Ok(())
     }
 
     /// Gives the link another MTU. The record changes after the link: it tells what the container's side was given, and so
@@ -366,7 +335,7 @@ impl<K: Kernel> EndpointTask<K> {
                 Command::Finish(_, reply) => drop(reply.send(())),
                 Command::Retire => {}
                 Command::Regenerate(_, done)
-                | Command::Relabel(_, done)
+                | Command::Edit(_, done)
                 | Command::Trace(_, done)
                 | Command::Mtu(_, done) => {
                     drop(done.send(Err(CommandError::NotCreated)));

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use wharf_core::{identity_allocator::IdentityError, kernel::KernelError, plan::CreateStep, state::State};
+use wharf_core::{
+    identity_allocator::IdentityError, kernel::KernelError, plan::CreateStep, policy::MAX_NAMED_PORTS, state::State,
+};
 
 use crate::{policy::error::PolicyError, store::StoreError};
 
@@ -67,6 +69,12 @@ pub enum CommandError {
     /// The labels have no identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// More named ports than are taken.
+    #[error("{0} named ports, at most {MAX_NAMED_PORTS} are taken; remove some")]
+    NamedPorts(usize),
+    /// The rows of its policy.
+    #[error("{0}; the change is given up, and the endpoint has the rules of before")]
+    Policy(#[from] PolicyError),
     /// The change was not committed.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -2,6 +2,7 @@
 //! users.
 
 pub mod aside;
+pub mod edit;
 pub mod endpoint;
 pub mod error;
 pub mod flows;

@@ -115,6 +115,12 @@ impl From<CommandError> for Failure {
             CommandError::Build(_) => Self::new(ErrorCode::Kernel, e.to_string()),
             CommandError::Identity(e) => e.into(),
             CommandError::Store(e) => e.into(),
+            CommandError::NamedPorts(_) => Self::new(ErrorCode::LimitReached, e.to_string()),
+            CommandError::Policy(ref why) => {
+                let message = e.to_string();
+                let Self(answer) = why.clone().into();
+                Self(ApiError { message, ..answer })
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 use tokio::{sync::oneshot, time::Instant};
 use wharf_agent::{
     node::{
+        edit::Edit,
         endpoint::{Command, Handle},
         error::CommandError,
     },
@@ -26,7 +27,11 @@ fn labels(text: &str) -> BTreeSet<Label> {
 
 async fn relabel(handle: &Handle, text: &str) -> oneshot::Receiver<Result<(), CommandError>> {
     let (done, answer) = oneshot::channel();
-    handle.mailbox.send(Command::Relabel(labels(text), done)).await.expect("the endpoint is there");
+    handle
+        .mailbox
+        .send(Command::Edit(Box::new(Edit::labels(labels(text))), done))
+        .await
+        .expect("the endpoint is there");
     answer
 }
 

@@ -32,6 +32,7 @@ mod out_of_service;
 mod overload;
 mod own_doing;
 mod policy;
+mod policy_facts;
 mod ports;
 mod resting;
 mod restore;
