@@ -11,9 +11,8 @@ use wharf_core::{
 };
 
 use crate::{
-    endpoint::task::EndpointTask,
+    endpoint::{identity, task::EndpointTask},
     node::{edit::Edit, endpoint::Done, error::CommandError},
-    sync::lock,
 };
 
 impl<K: Kernel> EndpointTask<K> {
@@ -44,7 +43,7 @@ impl<K: Kernel> EndpointTask<K> {
         let of_policy = record != old;
         let relabels = edit.labels.is_some();
         if let Some(labels) = edit.labels {
-            record.identity = lock(&self.life.identities).acquire(&labels)?;
+            record.identity = self.identity_of(&labels).await?;
             record.labels = labels;
         }
         if let Err(error) = self.keep(&record, of_policy).await {
@@ -52,12 +51,12 @@ impl<K: Kernel> EndpointTask<K> {
                 self.shared.log(LogStatus::Warning, "change", format!("take it back: {why}"));
             }
             if relabels {
-                lock(&self.life.identities).release(record.identity);
+                identity::release(&self.life, record.identity).await;
             }
             return Err(error);
         }
         if relabels {
-            lock(&self.life.identities).release(old.identity);
+            identity::release(&self.life, old.identity).await;
             let change = format!("identity {} -> {}", old.identity, record.identity);
             self.shared.note(Operation::Relabel, "relabel", None, Outcome::Ok, &change);
             self.shared.log(LogStatus::Ok, "relabel", change);

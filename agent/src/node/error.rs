@@ -69,6 +69,9 @@ pub enum CommandError {
     /// The labels have no identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// What gives identities did not answer in time.
+    #[error("no identity for the labels within {0:?}; the endpoint keeps its labels")]
+    NoIdentity(Duration),
     /// More named ports than are taken.
     #[error("{0} named ports, at most {MAX_NAMED_PORTS} are taken; remove some")]
     NamedPorts(usize),

@@ -25,6 +25,7 @@ mod gc;
 mod gone_caller;
 mod health;
 mod identifiers;
+mod identity;
 mod leak_audit;
 mod mtu;
 mod orphans;
