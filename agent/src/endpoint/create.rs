@@ -159,12 +159,17 @@ async fn steps<K: Kernel>(
     Ok(())
 }
 
-/// Waits for the identity of the labels, which nothing of the endpoint needs before.
+/// Waits for the identity of the labels, which nothing of the endpoint needs before. One whose labels are still to come has that of all
+/// such endpoints.
 async fn identify<K: Kernel>(
     task: &mut EndpointTask<K>,
     spec: &CreateSpec,
     reply: &mut Option<Reply<K>>,
 ) -> Result<(), CreateCause> {
+    if task.shared.read(|v| v.record.awaits_labels) {
+        task.transition(Event::IdentityResolved);
+        return Ok(());
+    }
     let identities = Arc::clone(&task.life.identities);
     let identity = tokio::select! {
         biased;

@@ -28,7 +28,7 @@ impl<K: Kernel> EndpointTask<K> {
 
     /// The rows of a new enforcement and new ports are in the kernel before the record is committed: where the kernel refuses them,
     /// nothing changes. Labels alone are committed first, and the build that follows is retried until the kernel takes them.
-    async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
+    pub(super) async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {
             // A delete may have removed the record from the store; a write would bring it back.
@@ -44,7 +44,7 @@ impl<K: Kernel> EndpointTask<K> {
         let relabels = edit.labels.is_some();
         if let Some(labels) = edit.labels {
             record.identity = self.identity_of(&labels).await?;
-            record.labels = labels;
+            (record.labels, record.awaits_labels) = (labels, false);
         }
         if let Err(error) = self.keep(&record, of_policy).await {
             if of_policy && let Err(why) = self.life.policy.put_back_endpoint(&old).await {

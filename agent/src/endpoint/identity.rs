@@ -2,23 +2,27 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
+use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::EndpointRecord,
     identity::{Identity, Label},
     kernel::Kernel,
-    state::{Event, State},
+    state::{Event, Level, State},
 };
 
 use crate::{
     endpoint::task::EndpointTask,
-    node::{error::CommandError, lifecycle::Lifecycle},
+    node::{edit::Edit, error::CommandError, lifecycle::Lifecycle},
 };
 
 /// How long new labels wait for their identity. Clients of the API wait 30 s and more.
 pub const BOUND: Duration = Duration::from_secs(10);
 /// How long a delete, or an endpoint of a start, waits.
 const SHORT_BOUND: Duration = Duration::from_secs(1);
+
+/// Pause before labels that came too late are taken for all again, after a failure.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// Gives a reference back.
 pub async fn release<K: Kernel>(life: &Lifecycle<K>, identity: Identity) {
@@ -30,6 +34,9 @@ pub async fn release<K: Kernel>(life: &Lifecycle<K>, identity: Identity) {
 /// The identity of a restored endpoint: the one that it had, or another where that one stands for other labels.
 pub async fn restored<K: Kernel>(life: &Lifecycle<K>, record: &EndpointRecord) -> Identity {
     let endpoint = record.id.get();
+    if record.awaits_labels {
+        return Identity::INIT;
+    }
     let Err(error) = life.identities.claim(record.identity, &record.labels) else { return record.identity };
     tracing::warn!(endpoint, "restore identity: {error}");
     let why = match timeout(SHORT_BOUND, life.identities.acquire(&record.labels)).await {
@@ -59,5 +66,29 @@ impl<K: Kernel> EndpointTask<K> {
             self.transition(Event::IdentityResolved);
         }
         Ok(acquired.map_err(|_| CommandError::NoIdentity(BOUND))??)
+    }
+
+    /// When the labels of an endpoint that awaits them count as known. Counted from the end of its create, and anew from each start of
+    /// the agent: no clock is kept that outlives it.
+    pub(super) fn labels_due(&self) -> Option<Instant> {
+        self.shared.read(|v| v.record.awaits_labels).then(|| Instant::now() + self.life.config.labels_timeout)
+    }
+
+    /// No labels came: those that the endpoint has are all. The answer is when that is tried again.
+    pub(super) async fn on_labels_due(&mut self) -> Option<Instant> {
+        let record = self.shared.read(|v| v.record.clone());
+        if !record.awaits_labels || self.cancel.is_cancelled() {
+            return None;
+        }
+        match self.edit(Edit::labels(record.labels)).await {
+            Ok(()) => {
+                self.transition(Event::BuildRequested(Level::Policy));
+                None
+            }
+            Err(why) => {
+                self.shared.log(LogStatus::Warning, "labels", format!("{why}; it is tried again in {AGAIN:?}"));
+                Some(Instant::now() + AGAIN)
+            }
+        }
     }
 }

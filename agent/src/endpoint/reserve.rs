@@ -13,6 +13,7 @@ use wharf_core::{
     bandwidth::Bandwidth,
     endpoint::{EndpointRecord, IpOwner, host_ifname},
     identity::{Identity, Label},
+    identity_allocator::says_what,
     ids::{Attachment, IfIndex, MacAddr, PoolName},
     ipam::Ipam,
     kernel::Kernel,
@@ -143,6 +144,8 @@ pub(super) async fn reserve<K: Kernel>(
         bandwidth: spec.bandwidth,
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
+        // Runtimes say which pod it is, and not what it is.
+        awaits_labels: !life.config.labels_timeout.is_zero() && spec.pod_name.is_some() && !says_what(&spec.labels),
     };
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
     if let Err(taken) = life.registry.insert(handle.clone()) {

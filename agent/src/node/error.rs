@@ -76,9 +76,17 @@ pub enum CommandError {
     #[error("{0} named ports, at most {MAX_NAMED_PORTS} are taken; remove some")]
     NamedPorts(usize),
     /// The rows of its policy.
-    #[error("{0}; the change is given up, and the endpoint has the rules of before")]
+    #[error("{}; the endpoint has the rules of before", refusal(.0))]
     Policy(#[from] PolicyError),
     /// The change was not committed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// Why policy refused the change of an endpoint, which is not tried again.
+fn refusal(why: &PolicyError) -> String {
+    match why {
+        PolicyError::Kernel(kernel) => format!("put policy into the kernel: {kernel}"),
+        other => other.to_string(),
+    }
 }

@@ -21,6 +21,9 @@ use crate::config::Enforcement;
 /// The namespace of documents that name none (Kubernetes).
 const DEFAULT_NAMESPACE: &str = "default";
 
+/// The one label of an endpoint whose labels are not known yet.
+const INIT: &str = "reserved:init";
+
 /// The labels that policy selects by. Those of a container that is no pod also count as a pod's: `NetworkPolicy` knows no others.
 fn labels_for(record: &EndpointRecord) -> Labels {
     let mut labels = Labels::new();
@@ -43,15 +46,18 @@ pub(super) struct Surroundings<'a> {
 }
 
 impl Surroundings<'_> {
-    fn enforcement(self, own: Option<OwnEnforcement>) -> model::Enforcement {
+    /// `init`: the endpoint's labels are not known yet, so that it may be one that a policy isolates.
+    fn enforcement(self, own: Option<OwnEnforcement>, init: bool) -> model::Enforcement {
+        let always = |kind: &str, name: &str| {
+            let (kind, name) = (kind.to_owned(), name.to_owned());
+            model::Enforcement::Always(Arc::new(PolicyName { kind, namespace: String::new(), name }))
+        };
         match (self.mode, own) {
-            (Enforcement::Never, _) | (_, None) => model::Enforcement::Default,
+            (Enforcement::Never, _) => model::Enforcement::Default,
             (_, Some(OwnEnforcement::Never)) => model::Enforcement::Never,
-            (_, Some(OwnEnforcement::Always)) => model::Enforcement::Always(Arc::new(PolicyName {
-                kind: "policy-enforcement of the endpoint".to_owned(),
-                namespace: String::new(),
-                name: "always".to_owned(),
-            })),
+            (_, Some(OwnEnforcement::Always)) => always("policy-enforcement of the endpoint", "always"),
+            (_, None) if init && !self.wanted.is_empty() => always("identity", INIT),
+            (_, None) => model::Enforcement::Default,
         }
     }
 }
@@ -85,25 +91,32 @@ pub(super) struct Place {
     pub(super) namespace: Option<String>,
     /// What it has in place of the node's mode.
     pub(super) own: Option<OwnEnforcement>,
+    /// Its labels are not known yet.
+    init: bool,
     pub(super) member: Member,
 }
 
 impl Members {
     /// Takes in an endpoint; `None` where it is there as it is.
     pub(super) fn insert(&mut self, record: &EndpointRecord, node: Surroundings<'_>) -> Option<Event> {
-        let health = record.identity == Identity::HEALTH;
-        // What is no pod of Kubernetes is in the namespace that documents without one are about.
-        let namespace = record.pod_namespace.clone().or_else(|| (!health).then(|| DEFAULT_NAMESPACE.to_owned()));
+        let (health, init) = (record.identity == Identity::HEALTH, record.identity == Identity::INIT);
+        // What is no pod of Kubernetes is in the namespace that documents without one are about. Rules about pods of a namespace
+        // are not about one whose labels are not known.
+        let namespace = match &record.pod_namespace {
+            _ if health || init => None,
+            Some(namespace) => Some(namespace.clone()),
+            None => Some(DEFAULT_NAMESPACE.to_owned()),
+        };
         let own = record.policy_enforcement;
         let endpoint = Endpoint {
             addresses: record.addresses().collect(),
-            labels: labels_for(record),
+            labels: if init { [(INIT.to_owned(), String::new())].into() } else { labels_for(record) },
             namespace: namespace.as_deref().map(|namespace| node.wanted.labels_of(namespace)),
             ports: ports_of(record),
             health,
-            enforcement: node.enforcement(own),
+            enforcement: node.enforcement(own, init),
         };
-        let place = |member| Place { epoch: record.epoch, namespace, own, member };
+        let place = |member| Place { epoch: record.epoch, namespace, own, init, member };
         self.put(record.id, record.identity, endpoint, place)
     }
 
@@ -170,7 +183,7 @@ impl Members {
         for (id, place) in &self.endpoints {
             let before = &place.member.endpoint;
             let namespace = place.namespace.as_deref().map(|namespace| node.wanted.labels_of(namespace));
-            let enforcement = node.enforcement(place.own);
+            let enforcement = node.enforcement(place.own, place.init);
             if (&namespace, &enforcement) != (&before.namespace, &before.enforcement) {
                 changed.push((*id, place.clone(), Endpoint { namespace, enforcement, ..Endpoint::clone(before) }));
             }

@@ -26,6 +26,7 @@ mod gone_caller;
 mod health;
 mod identifiers;
 mod identity;
+mod init;
 mod leak_audit;
 mod mtu;
 mod orphans;

@@ -119,6 +119,10 @@ pub struct EndpointRecord {
     /// Ports that rules of policies name, at most [`crate::policy::MAX_NAMED_PORTS`]. Records of older versions have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<PortName, NamedPort>,
+    /// Its labels are still to come; its identity is [`Identity::INIT`] until then. An older version takes the labels that are
+    /// here for all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub awaits_labels: bool,
 }
 
 impl EndpointRecord {
@@ -158,13 +162,18 @@ mod tests {
     fn a_record_without_the_optional_facts_is_that_of_an_older_version() {
         let record = crate::fixtures::record(1, 7);
         let text = serde_json::to_string(&record).expect("written");
-        for fact in ["policy_enforcement", "named_ports"] {
+        for fact in ["policy_enforcement", "named_ports", "awaits_labels"] {
             assert!(!text.contains(fact), "{text}");
         }
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(record.clone()));
         let port = NamedPort { port: std::num::NonZeroU16::MIN, protocol: crate::nat::Protocol::Tcp };
         let named_ports = [(PortName::parse("http").expect("a name"), port)].into();
-        let told = EndpointRecord { policy_enforcement: Some(OwnEnforcement::Never), named_ports, ..record };
+        let told = EndpointRecord {
+            policy_enforcement: Some(OwnEnforcement::Never),
+            named_ports,
+            awaits_labels: true,
+            ..record
+        };
         let text = serde_json::to_string(&told).expect("written");
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(told));
     }

@@ -55,5 +55,6 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         bandwidth: crate::bandwidth::Bandwidth::default(),
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
+        awaits_labels: false,
     }
 }

@@ -95,6 +95,7 @@ impl Machine {
             policy_enforcement: Enforcement::Default,
             policy_audit: false,
             policy_keep_flows: false,
+            labels_timeout: Duration::ZERO,
             prepared_programs: 0,
             proxy_timeout: PATIENCE,
             ip_rest_ms: 0,

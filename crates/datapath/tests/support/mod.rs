@@ -334,6 +334,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         bandwidth: Default::default(),
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
+        awaits_labels: false,
     }
 }
 
