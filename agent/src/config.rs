@@ -81,6 +81,8 @@ pub struct AgentConfig {
     pub policy_audit: bool,
     /// Connections go on when a change of policy would no longer let them begin.
     pub policy_keep_flows: bool,
+    /// How long a pod's endpoint that comes without labels waits for them; zero takes those that it comes with for all.
+    pub labels_timeout: std::time::Duration,
     /// Program sets kept ready.
     pub prepared_programs: usize,
     /// Bound of the wait for the proxy at delete.
@@ -271,6 +273,11 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
     if prepared_programs > 1024 {
         return Err(setting("prepared-programs", format!("{prepared_programs} is above 1024")));
     }
+    let labels_timeout_ms = flags.labels_timeout_ms.or(file.labels_timeout_ms).unwrap_or(0);
+    if labels_timeout_ms > MAX_LABELS_TIMEOUT_MS {
+        let message = format!("{labels_timeout_ms} is above {MAX_LABELS_TIMEOUT_MS}, a day");
+        return Err(setting("labels-timeout-ms", message));
+    }
     let proxy_timeout_ms = flags.proxy_timeout_ms.or(file.proxy_timeout_ms).unwrap_or(MAX_PROXY_TIMEOUT_MS);
     if proxy_timeout_ms > MAX_PROXY_TIMEOUT_MS {
         let message = format!(
@@ -330,6 +337,7 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         policy_enforcement: flags.policy_enforcement.or(file.policy_enforcement).unwrap_or(Enforcement::Default),
         policy_audit: flags.policy_audit.or(file.policy_audit) == Some(Switch::On),
         policy_keep_flows: flags.policy_keep_flows.or(file.policy_keep_flows) == Some(Switch::On),
+        labels_timeout: std::time::Duration::from_millis(labels_timeout_ms),
         prepared_programs,
         proxy_timeout: std::time::Duration::from_millis(proxy_timeout_ms),
         ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
@@ -351,6 +359,9 @@ fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Opt
         None => Ok(first),
     }
 }
+
+/// Longest wait for labels.
+const MAX_LABELS_TIMEOUT_MS: u64 = 86_400_000;
 
 /// Longest wait for the proxy, and the default: the bound of that step of a delete.
 const MAX_PROXY_TIMEOUT_MS: u64 = DeleteStep::AwaitProxy.deadline_ms();
@@ -410,6 +421,7 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("policy-enforcement".to_owned(), config.policy_enforcement.as_str().to_owned()),
         ("policy-audit".to_owned(), if config.policy_audit { "on" } else { "off" }.to_owned()),
         ("policy-keep-flows".to_owned(), if config.policy_keep_flows { "on" } else { "off" }.to_owned()),
+        ("labels-timeout-ms".to_owned(), config.labels_timeout.as_millis().to_string()),
         ("prepared-programs".to_owned(), config.prepared_programs.to_string()),
         ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
         ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),

@@ -67,7 +67,7 @@ use std::{os::unix::fs::DirBuilderExt as _, path::Path, sync::Arc, sync::atomic:
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::Instrument as _;
-use wharf_core::{ipam::Ipam, kernel::Kernel as _};
+use wharf_core::{identities::LocalIdentities, ipam::Ipam, kernel::Kernel as _};
 use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
 
 use crate::{
@@ -139,7 +139,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     // unchanged.
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
-    let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy));
+    let identities = Arc::new(LocalIdentities::default());
+    let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy), identities);
     let (life, tasks) = (&node.life, &node.life.tasks);
     life.policy.load().await?;
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;

@@ -27,7 +27,7 @@ use wharf_names::mark::Mark;
 use crate::{
     audit, clock,
     config::AgentConfig,
-    endpoint::{delete, orphan, out_of_service, task::EndpointTask},
+    endpoint::{delete, identity, orphan, out_of_service, task::EndpointTask},
     node::{
         endpoint::{Command, Handle, View},
         health,
@@ -133,7 +133,7 @@ pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lo
         let alive = alive && !health::is_reserved(&record.attachment);
         let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
         let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
-        let Some((task, handle, renumbered)) = insert(life, record) else { continue };
+        let Some((task, handle, renumbered)) = insert(life, record).await else { continue };
         if renumbered {
             changes.push(Change::PutEndpoint(Box::new(handle.shared.read(|v| v.record.clone()))));
         }
@@ -348,7 +348,10 @@ fn last_epoch(dump: &KernelDump) -> Epoch {
 
 /// Inserts an endpoint into the tables; the flag is true when its identity is new. `None` when two records conflict;
 /// the audit reports it.
-fn insert<K: Kernel>(life: &Arc<Lifecycle<K>>, mut record: EndpointRecord) -> Option<(EndpointTask<K>, Handle, bool)> {
+async fn insert<K: Kernel>(
+    life: &Arc<Lifecycle<K>>,
+    mut record: EndpointRecord,
+) -> Option<(EndpointTask<K>, Handle, bool)> {
     let (id, epoch) = (record.id, record.epoch);
     if !life.registry.claim_id(id) {
         tracing::error!(
@@ -358,17 +361,8 @@ fn insert<K: Kernel>(life: &Arc<Lifecycle<K>>, mut record: EndpointRecord) -> Op
         );
         return None;
     }
-    let mut renumbered = false;
-    {
-        let mut identities = lock(&life.identities);
-        if let Err(error) = identities.claim(record.identity, &record.labels) {
-            tracing::warn!(endpoint = id.get(), "restore identity: {error}");
-            match identities.acquire(&record.labels) {
-                Ok(identity) => (record.identity, renumbered) = (identity, true),
-                Err(error) => tracing::error!(endpoint = id.get(), "restore identity: {error}"),
-            }
-        }
-    }
+    let identity = identity::restored(life, &record).await;
+    let renumbered = std::mem::replace(&mut record.identity, identity) != identity;
     let mut view = View::new(record, Fsm::new_restored(clock::monotonic_ms()), true);
     view.status.since_unix_ms = clock::unix_ms();
     let (handle, mailbox) = Handle::new(view);

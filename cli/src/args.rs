@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use endpoint::{DeleteArgs, EndpointCommand, Level, ListFilter};
+pub(crate) use endpoint::{DeleteArgs, EndpointCommand, EndpointSetting, Level, ListFilter};
 pub(crate) use flow::BpfCtCommand;
 pub(crate) use namespace::{Label, NamespaceCommand};
 pub(crate) use node::{

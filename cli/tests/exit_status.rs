@@ -224,6 +224,8 @@ fn a_wrong_command_line_is_exit_three_and_asks_nothing() {
         &["endpoint", "get", "a b"],
         &["endpoint"],
         &["config", "set", "trace=on", "trace=off"],
+        &["endpoint", "config", "7", "port.http=80"],
+        &["endpoint", "config", "7", "port.http=80/tcp", "port.http="],
     ] {
         let ran = agent.run(args);
         assert_eq!((ran.code, ran.out.as_str()), (Some(3), ""), "{args:?}: {ran:?}");
@@ -392,6 +394,22 @@ fn health_and_regeneration_tell_by_exit_status() {
             r#"PATCH /v1/endpoint/7 {"regenerate":"policy"}"#
         ]
     );
+}
+
+#[test]
+fn an_endpoints_settings_are_changed_in_one_request() {
+    let mut changed = endpoint(7, "abc");
+    changed["policy_enforcement"] = json!("always");
+    changed["named_ports"] = json!({"http": {"port": 80, "protocol": "tcp"}});
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/endpoint/7", 200, endpoint(7, "abc")),
+        Answer::new("PATCH /v1/endpoint/7", 200, changed),
+    ]);
+    let ran = agent.run(&["endpoint", "config", "7", "policy-enforcement=always", "port.http=80/tcp", "port.old="]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.out.contains("always (its own") && ran.out.contains("http 80/tcp"), "{ran:?}");
+    let patch = r#"{"policy_enforcement":"always","named_ports":{"http":{"port":80,"protocol":"tcp"},"old":null}}"#;
+    assert_eq!(agent.seen(), ["GET /v1/endpoint/7".to_owned(), format!("PATCH /v1/endpoint/7 {patch}")]);
 }
 
 #[test]

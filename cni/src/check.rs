@@ -197,6 +197,8 @@ mod tests {
             ports_off: false,
             masquerade: None,
             bandwidth: wharf_api::Bandwidth::default(),
+            policy_enforcement: wharf_api::PolicyEnforcement::Default,
+            named_ports: Default::default(),
             status: EndpointStatus::default(),
         }
     }

@@ -39,6 +39,7 @@ pub(super) struct File {
     pub(super) policy_enforcement: Option<Enforcement>,
     pub(super) policy_audit: Option<Switch>,
     pub(super) policy_keep_flows: Option<Switch>,
+    pub(super) labels_timeout_ms: Option<u64>,
     pub(super) prepared_programs: Option<usize>,
     pub(super) proxy_timeout_ms: Option<u64>,
     pub(super) ip_rest_ms: Option<u64>,

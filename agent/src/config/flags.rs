@@ -111,6 +111,10 @@ pub struct Flags {
     /// Connections go on when a change of policy would no longer let them begin [default: off]
     #[arg(long, env = "WHARF_POLICY_KEEP_FLOWS", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
     pub policy_keep_flows: Option<Switch>,
+    /// How long a pod that comes without labels is isolated while it waits for them, milliseconds; 0 is not at all
+    /// (docs/policy.md) [default: 0]
+    #[arg(long, env = "WHARF_LABELS_TIMEOUT_MS", value_name = "MS")]
+    pub labels_timeout_ms: Option<u64>,
     /// Program sets kept verified ahead of need [default: 32]
     #[arg(long, env = "WHARF_PREPARED_PROGRAMS", value_name = "N")]
     pub prepared_programs: Option<usize>,

@@ -119,10 +119,14 @@ async fn steps<K: Kernel>(
 ) -> Result<(), CreateCause> {
     let life = Arc::clone(&task.life);
     let ip_owner = task.shared.read(|v| v.record.ip_owner);
-    task.transition(Event::IdentityResolved);
+    if let Err(failed) = identify(task, spec, reply).await {
+        return Err(task.undo_create(&[], failed).await);
+    }
     let running = tokio::select! {
         running = place.start() => running,
-        given_up = gives_up(task, spec, reply) => return Err(task.undo_create(&[], given_up).await),
+        given_up = gives_up(task, spec, reply, "waited for its turn until the deadline") => {
+            return Err(task.undo_create(&[], given_up).await);
+        }
     };
     // Creates admitted earlier may have used the remaining memory.
     if let Err(refused) = life.memory.admit() {
@@ -155,8 +159,38 @@ async fn steps<K: Kernel>(
     Ok(())
 }
 
-/// Waits until the create has a reason to give up its place in the queue.
-async fn gives_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &mut Option<Reply<K>>) -> CreateCause {
+/// Waits for the identity of the labels, which nothing of the endpoint needs before. One whose labels are still to come has that of all
+/// such endpoints.
+async fn identify<K: Kernel>(
+    task: &mut EndpointTask<K>,
+    spec: &CreateSpec,
+    reply: &mut Option<Reply<K>>,
+) -> Result<(), CreateCause> {
+    if task.shared.read(|v| v.record.awaits_labels) {
+        task.transition(Event::IdentityResolved);
+        return Ok(());
+    }
+    let identities = Arc::clone(&task.life.identities);
+    let identity = tokio::select! {
+        biased;
+        given_up = gives_up(task, spec, reply, "waited for an identity of its labels until the deadline") => {
+            return Err(given_up);
+        }
+        identity = identities.acquire(&spec.labels) => identity?,
+    };
+    task.shared.update(|v| v.record.identity = identity);
+    task.shared.log(LogStatus::Ok, "identity", identity.to_string());
+    task.transition(Event::IdentityResolved);
+    Ok(())
+}
+
+/// Waits until the create has a reason to give up what it waits for; `late` says what that is.
+async fn gives_up<K: Kernel>(
+    task: &EndpointTask<K>,
+    spec: &CreateSpec,
+    reply: &mut Option<Reply<K>>,
+    late: &'static str,
+) -> CreateCause {
     let caller_goes = async {
         match reply {
             Some(reply) => reply.closed().await,
@@ -168,10 +202,10 @@ async fn gives_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &
         () = task.life.tasks.stop.cancelled() => {}
         () = caller_goes => {}
         () = tokio::time::sleep_until(spec.deadline) => {
-            return CreateCause::Deadline("waited for its turn until the deadline");
+            return CreateCause::Deadline(late);
         }
     }
-    give_up(task, spec, reply).unwrap_or(CreateCause::Deleted("it was given up while it waited for its turn"))
+    give_up(task, spec, reply).unwrap_or(CreateCause::Deleted("it was given up while it waited"))
 }
 
 /// Whether to stop before the next step.

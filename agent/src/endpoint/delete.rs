@@ -28,6 +28,7 @@ use crate::{
     addresses::resting,
     endpoint::{
         error::RemoveError,
+        identity,
         record::{crash_point, leases, owner, removals},
         remove::{self, Subject},
     },
@@ -333,7 +334,7 @@ pub async fn teardown<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>)
         }
     }
     if clean {
-        lock(&life.identities).release(record.identity);
+        identity::release(life, record.identity).await;
     }
     shared.update(|v| {
         v.status.phase = String::new();

@@ -12,7 +12,8 @@ use wharf_api::LogStatus;
 use wharf_core::{
     bandwidth::Bandwidth,
     endpoint::{EndpointRecord, IpOwner, host_ifname},
-    identity::Label,
+    identity::{Identity, Label},
+    identity_allocator::says_what,
     ids::{Attachment, IfIndex, MacAddr, PoolName},
     ipam::Ipam,
     kernel::Kernel,
@@ -66,7 +67,7 @@ pub struct CreateSpec {
     pub deadline: Instant,
 }
 
-/// Checks that have no side effect, then the reservations: epoch, id, identity, registry entry.
+/// Checks that have no side effect, then the reservations: epoch, id, registry entry.
 pub(super) async fn reserve<K: Kernel>(
     life: &Arc<Lifecycle<K>>,
     spec: &CreateSpec,
@@ -104,13 +105,6 @@ pub(super) async fn reserve<K: Kernel>(
         }
     };
     let give_back = || if prepared { life.prepared.give_back(set) } else { life.registry.free_id(set.id) };
-    let identity = match lock(&life.identities).acquire(&spec.labels) {
-        Ok(identity) => identity,
-        Err(e) => {
-            give_back();
-            return Err(e.into());
-        }
-    };
     let (gateway4, gateway6) = {
         let ipam = lock(&life.addresses.ipam);
         // The families of caller-leased addresses are known here; those of other addresses after the lease step.
@@ -140,18 +134,22 @@ pub(super) async fn reserve<K: Kernel>(
         mtu_follows: spec.mtu.is_none(),
         container_mtu: None,
         labels: spec.labels.clone(),
-        identity,
+        // Until the labels have theirs.
+        identity: Identity::INIT,
         pod_name: spec.pod_name.clone(),
         pod_namespace: spec.pod_namespace.clone(),
         created_unix_ms: clock::unix_ms(),
         ports: spec.ports.clone(),
         masquerade: spec.masquerade,
         bandwidth: spec.bandwidth,
+        policy_enforcement: None,
+        named_ports: std::collections::BTreeMap::new(),
+        // Runtimes say which pod it is, and not what it is.
+        awaits_labels: !life.config.labels_timeout.is_zero() && spec.pod_name.is_some() && !says_what(&spec.labels),
     };
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
     if let Err(taken) = life.registry.insert(handle.clone()) {
         give_back();
-        lock(&life.identities).release(identity);
         return Err(match taken {
             Taken::Interface(there) => taken_by(&life.jobs, &there),
             Taken::Address(ip, there) => CreateCause::AddressTaken { id: there.id, ip },
@@ -162,7 +160,7 @@ pub(super) async fn reserve<K: Kernel>(
         });
     }
     let task = EndpointTask::new(Arc::clone(life), &handle, mailbox, prepared);
-    task.shared.log(LogStatus::Ok, "created", format!("{a}, identity {identity}"));
+    task.shared.log(LogStatus::Ok, "created", a.to_string());
     Ok(task)
 }
 

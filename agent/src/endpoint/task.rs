@@ -1,22 +1,19 @@
 //! The task that owns an endpoint.
 
 use std::{
-    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 use wharf_api::{LogStatus, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
-    identity::Label,
     kernel::Kernel,
     plan::CreateStep,
     state::{Action, Event, Level, State},
-    timeline::{Operation, Outcome},
 };
 
 use crate::{
@@ -33,13 +30,16 @@ use crate::{
         error::{BuildError, CommandError},
         leftovers::{Remains, Unfinished},
         lifecycle::Lifecycle,
+        prepared::ProgramSet,
     },
-    sync::lock,
     telemetry::operation::{Kind, OpId},
 };
 
 /// Name of the controller that builds an endpoint.
 const REGENERATION: &str = "regeneration";
+
+/// What an endpoint without labels waits for, and what ends the wait.
+const LABELS: (&str, &str) = ("its labels", "they are set (PATCH), or --labels-timeout-ms has passed");
 
 /// The one owner of an endpoint.
 pub struct EndpointTask<K: Kernel> {
@@ -51,6 +51,8 @@ pub struct EndpointTask<K: Kernel> {
     pub cancel: CancellationToken,
     /// The programs come from a prepared set.
     pub prepared: bool,
+    /// The prepared set of a create that failed before its first step.
+    unused: Option<ProgramSet>,
     /// Failed steps of the undo of a create.
     left: Vec<StepError>,
     /// Remains of a failed undo; the id stays taken while there are any.
@@ -59,7 +61,7 @@ pub struct EndpointTask<K: Kernel> {
     pub keep_programs: bool,
     handle: Handle,
     mailbox: mpsc::Receiver<Command>,
-    queued: Option<(Level, tokio::time::Instant)>,
+    queued: Option<(Level, Instant)>,
     waiting: Vec<Done>,
     torn: Option<Torn>,
 }
@@ -73,6 +75,7 @@ impl<K: Kernel> EndpointTask<K> {
             shared: Arc::clone(&handle.shared),
             cancel: handle.cancel.clone(),
             prepared,
+            unused: None,
             left: Vec::new(),
             remains: None,
             keep_programs: false,
@@ -97,8 +100,9 @@ impl<K: Kernel> EndpointTask<K> {
         match step {
             Ok((fsm, actions)) => {
                 let state = fsm.state;
-                let wait = fsm.waits_for(now).unwrap_or_default();
+                let wait = fsm.waits_for(now);
                 self.shared.update(|v| {
+                    let wait = wait.or(v.record.awaits_labels.then_some(LABELS)).unwrap_or_default();
                     if v.fsm.state != state {
                         v.status.since_unix_ms = clock::unix_ms();
                     }
@@ -124,7 +128,7 @@ impl<K: Kernel> EndpointTask<K> {
         match action {
             Action::QueueBuild { level, not_before_ms } => {
                 let wait = Duration::from_millis(not_before_ms.saturating_sub(now_ms));
-                self.queued = Some((level, tokio::time::Instant::now() + wait));
+                self.queued = Some((level, Instant::now() + wait));
             }
             Action::CancelBuild => self.queued = None,
             // The `Teardown` command runs the delete; `Finish` publishes the removal.
@@ -136,6 +140,7 @@ impl<K: Kernel> EndpointTask<K> {
     pub async fn run(mut self) {
         self.queued = self.queued.filter(|_| self.shared.read(|v| v.fsm.state) != State::Ready);
         let life = Arc::clone(&self.life);
+        let mut labels_due = self.labels_due();
         loop {
             let queued = self.queued;
             let permit = async {
@@ -155,6 +160,9 @@ impl<K: Kernel> EndpointTask<K> {
                     // Unreachable: the task's own handle keeps the mailbox open. `Finish` and `Retire` end the task.
                     None => return,
                 },
+                () = tokio::time::sleep_until(labels_due.unwrap_or_else(Instant::now)), if labels_due.is_some() => {
+                    labels_due = self.on_labels_due().await;
+                }
                 permit = permit, if queued.is_some() => {
                     if let (Ok(_permit), Some((level, _))) = (permit, self.queued.take()) {
                         let span = self.handle.span(OpId::next(Kind::Regenerate));
@@ -172,7 +180,7 @@ impl<K: Kernel> EndpointTask<K> {
         let life = Arc::clone(&self.life);
         let _guard = life.jobs.working_on(self.handle.id);
         let desired = self.shared.read(|v| v.status.desired_revision);
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         let run = life.tasks.controllers.begin_for(self.handle.id, REGENERATION);
         let result = build::build(&life, &self.shared, &self.cancel, level, self.keep_programs).await;
         // Later datapath builds are repairs or requests, so they load the programs anew.
@@ -234,10 +242,7 @@ impl<K: Kernel> EndpointTask<K> {
                 self.shared.update(|v| v.trace = on);
                 self.request(Level::Policy, done);
             }
-            Command::Relabel(labels, done) => match self.relabel(labels).await {
-                Ok(()) => self.request(Level::Policy, done),
-                Err(error) => drop(done.send(Err(error))),
-            },
+            Command::Edit(edit, done) => self.on_edit(*edit, done).await,
             Command::Mtu(mtu, done) => drop(done.send(self.set_mtu(mtu).await)),
             Command::Teardown(span, reply) => {
                 self.answer_waiting(&Err(CommandError::Deleted));
@@ -268,7 +273,7 @@ impl<K: Kernel> EndpointTask<K> {
         false
     }
 
-    fn request(&mut self, level: Level, done: Done) {
+    pub(super) fn request(&mut self, level: Level, done: Done) {
         if self.transition(Event::BuildRequested(level)) {
             // Bounded by the number of clients, which the listener limits.
             self.waiting.push(done);
@@ -276,30 +281,6 @@ impl<K: Kernel> EndpointTask<K> {
             let state = self.shared.read(|v| v.fsm.state);
             done.send(Err(CommandError::Refused { command: "regenerate", state })).ok();
         }
-    }
-
-    /// Sets new labels and their identity; they are committed before they take effect.
-    async fn relabel(&mut self, labels: BTreeSet<Label>) -> Result<(), CommandError> {
-        let state = self.shared.read(|v| v.fsm.state);
-        if state == State::Disconnecting || state.is_terminal() {
-            // A delete may have removed the record from the store; a write would bring it back.
-            return Err(CommandError::Refused { command: "relabel", state });
-        }
-        let old = self.shared.read(|v| v.record.clone());
-        let identity = lock(&self.life.identities).acquire(&labels)?;
-        let mut record = old.clone();
-        (record.labels, record.identity) = (labels, identity);
-        let change = wharf_core::store::Change::PutEndpoint(Box::new(record.clone()));
-        if let Err(error) = self.life.store.commit(vec![change]).await {
-            lock(&self.life.identities).release(identity);
-            return Err(error.into());
-        }
-        lock(&self.life.identities).release(old.identity);
-        self.shared.update(|v| v.record = record);
-        let change = format!("identity {} -> {identity}", old.identity);
-        self.shared.note(Operation::Relabel, "relabel", None, Outcome::Ok, &change);
-        self.shared.log(LogStatus::Ok, "relabel", change);
-        Ok(())
     }
 
     /// Gives the link another MTU. The record changes after the link: it tells what the container's side was given, and so
@@ -338,6 +319,13 @@ impl<K: Kernel> EndpointTask<K> {
 
     /// Undoes the begun steps of a create; returns the error for the caller.
     pub(super) async fn undo_create(&mut self, begun: &[CreateStep], cause: CreateCause) -> CreateCause {
+        if begun.is_empty() && std::mem::take(&mut self.prepared) {
+            self.unused = Some(self.shared.read(|v| ProgramSet {
+                id: v.record.id,
+                container_mac: v.record.container_mac,
+                host_mac: v.record.host_mac,
+            }));
+        }
         let Failed { answer, errors, remains } =
             undo::undo(&self.life, &self.shared, self.prepared, begun, cause).await;
         (self.left, self.remains) = (errors, remains);
@@ -350,9 +338,11 @@ impl<K: Kernel> EndpointTask<K> {
         self.mailbox.close();
         self.life.registry.remove(self.handle.id);
         self.life.tasks.controllers.forget(self.handle.id);
-        match self.remains.take() {
-            None => self.life.registry.free_id(self.handle.id),
-            Some(remains) => {
+        match (self.remains.take(), self.unused.take()) {
+            (None, None) => self.life.registry.free_id(self.handle.id),
+            // It keeps its id.
+            (None, Some(set)) => self.life.prepared.give_back(set),
+            (Some(remains), _) => {
                 unfinished::keep(&self.life.unfinished, self.handle.id, Unfinished::Create(Box::new(remains)));
             }
         }
@@ -366,7 +356,7 @@ impl<K: Kernel> EndpointTask<K> {
                 Command::Finish(_, reply) => drop(reply.send(())),
                 Command::Retire => {}
                 Command::Regenerate(_, done)
-                | Command::Relabel(_, done)
+                | Command::Edit(_, done)
                 | Command::Trace(_, done)
                 | Command::Mtu(_, done) => {
                     drop(done.send(Err(CommandError::NotCreated)));

@@ -16,12 +16,12 @@ use crate::{
     addresses::resting,
     endpoint::{
         error::{CreateCause, RemoveError},
+        identity,
         record::{crash_point, leases, owner, removals},
         remove::{self, Subject},
     },
     node::{endpoint::Shared, leftovers::Remains, lifecycle::Lifecycle, timeline},
     store::Store,
-    sync::lock,
 };
 
 /// How an undo ended.
@@ -67,7 +67,7 @@ pub(super) async fn undo<K: Kernel>(
     let endpoint = record.attachment.to_string();
     let errors: Vec<_> = left.map(|(undo, e)| step_error(*undo, &endpoint, e)).collect();
     let remains = (!errors.is_empty()).then(|| remains(shared, &undos, &failed));
-    lock(&life.identities).release(record.identity);
+    identity::release(life, record.identity).await;
     let (id, epoch) = (record.id.get(), record.epoch.0);
     tracing::warn!(endpoint = id, epoch, "create endpoint {endpoint}: {cause}");
     let answer = if failed.is_empty() {

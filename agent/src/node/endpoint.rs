@@ -1,7 +1,7 @@
 //! The shared part of an endpoint: written by the endpoint's task, read by REST handlers and the audit.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::VecDeque,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -16,11 +16,11 @@ use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus, PortProtocol, Publi
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
     endpoint::EndpointRecord,
-    identity::Label,
     ids::{EndpointId, Epoch},
     kernel::KernelError,
     nat::{Protocol, Publish},
     plan::DeleteOptions,
+    policy::NamedPort,
     state::{Fsm, Level, State},
     store::Lease,
     timeline::{Ended, Entries, Entry, Life, Operation, Outcome, Who},
@@ -28,7 +28,8 @@ use wharf_core::{
 
 use crate::{
     clock,
-    node::error::CommandError,
+    node::{edit::Edit, error::CommandError},
+    policy::api_enforcement,
     sync::lock,
     telemetry::operation::{self, OpId},
 };
@@ -239,8 +240,8 @@ pub type Done = oneshot::Sender<Result<(), CommandError>>;
 pub enum Command {
     /// Regenerate, and answer when it is realized.
     Regenerate(Level, Done),
-    /// Replace the labels; the identity follows.
-    Relabel(BTreeSet<Label>, Done),
+    /// Change labels and what policy is told.
+    Edit(Box<Edit>, Done),
     /// Trace forwarded packets.
     Trace(bool, Done),
     /// Give the link this MTU.
@@ -334,13 +335,21 @@ pub fn api_state(state: State) -> wharf_api::EndpointState {
     }
 }
 
+fn protocol(protocol: Protocol) -> PortProtocol {
+    match protocol {
+        Protocol::Tcp => PortProtocol::Tcp,
+        Protocol::Udp => PortProtocol::Udp,
+        Protocol::Sctp => PortProtocol::Sctp,
+    }
+}
+
+fn named_port(port: &NamedPort) -> wharf_api::NamedPort {
+    wharf_api::NamedPort { port: port.port, protocol: protocol(port.protocol) }
+}
+
 fn published(port: &Publish) -> PublishedPort {
     PublishedPort {
-        protocol: match port.protocol {
-            Protocol::Tcp => PortProtocol::Tcp,
-            Protocol::Udp => PortProtocol::Udp,
-            Protocol::Sctp => PortProtocol::Sctp,
-        },
+        protocol: protocol(port.protocol),
         host_ip: port.host_ip,
         host_port: port.host_port,
         container_port: port.container_port,
@@ -383,6 +392,8 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         ports_off: !r.ports.is_empty() && !masquerades,
         masquerade: r.masquerade,
         bandwidth: bandwidth(&r.bandwidth),
+        policy_enforcement: r.policy_enforcement.map(api_enforcement).unwrap_or_default(),
+        named_ports: r.named_ports.iter().map(|(name, port)| (name.to_string(), named_port(port))).collect(),
         status: view.status.clone(),
     }
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use wharf_core::{identity_allocator::IdentityError, kernel::KernelError, plan::CreateStep, state::State};
+use wharf_core::{
+    identity_allocator::IdentityError, kernel::KernelError, plan::CreateStep, policy::MAX_NAMED_PORTS, state::State,
+};
 
 use crate::{policy::error::PolicyError, store::StoreError};
 
@@ -67,7 +69,24 @@ pub enum CommandError {
     /// The labels have no identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// What gives identities did not answer in time.
+    #[error("no identity for the labels within {0:?}; the endpoint keeps its labels")]
+    NoIdentity(Duration),
+    /// More named ports than are taken.
+    #[error("{0} named ports, at most {MAX_NAMED_PORTS} are taken; remove some")]
+    NamedPorts(usize),
+    /// The rows of its policy.
+    #[error("{}; the endpoint has the rules of before", refusal(.0))]
+    Policy(#[from] PolicyError),
     /// The change was not committed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// Why policy refused the change of an endpoint, which is not tried again.
+fn refusal(why: &PolicyError) -> String {
+    match why {
+        PolicyError::Kernel(kernel) => format!("put policy into the kernel: {kernel}"),
+        other => other.to_string(),
+    }
 }

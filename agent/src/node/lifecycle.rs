@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wharf_core::{
-    identity_allocator::IdentityAllocator,
+    identities::Identities,
     ipam::Ipam,
     kernel::{Kernel, NodeSpec},
     mtu::NodeMtu,
@@ -53,8 +53,8 @@ pub struct Lifecycle<K: Kernel> {
     pub addresses: Addresses<K>,
     /// MTU of links whose creator asks for none.
     pub mtu: Mutex<NodeMtu>,
-    /// Identities. Locked for one decision at a time.
-    pub identities: Mutex<IdentityAllocator>,
+    /// What gives sets of labels their identities.
+    pub identities: Arc<dyn Identities>,
     /// Endpoints.
     pub registry: Registry,
     /// Program sets verified ahead of need.
@@ -119,7 +119,14 @@ pub struct Tasks {
 impl<K: Kernel> Lifecycle<K> {
     /// Puts the parts together.
     #[must_use]
-    pub fn new(config: AgentConfig, kernel: K, store: Store, ipam: Ipam, redirects: Arc<dyn Redirects>) -> Self {
+    pub fn new(
+        config: AgentConfig,
+        kernel: K,
+        store: Store,
+        ipam: Ipam,
+        redirects: Arc<dyn Redirects>,
+        identities: Arc<dyn Identities>,
+    ) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let (kernel, tasks) = (Arc::new(kernel), Tasks::default());
         let addresses = Addresses::new(ipam, &config, Arc::clone(&kernel), store.clone(), Arc::clone(&redirects));
@@ -133,7 +140,7 @@ impl<K: Kernel> Lifecycle<K> {
             config,
             kernel,
             store,
-            identities: Mutex::new(IdentityAllocator::new()),
+            identities,
             registry: Registry::default(),
             proxy: Proxy { redirects, pending: AtomicU64::new(0), timed_out: AtomicU64::new(0) },
             gate: Arc::default(),

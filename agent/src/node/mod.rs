@@ -2,6 +2,7 @@
 //! users.
 
 pub mod aside;
+pub mod edit;
 pub mod endpoint;
 pub mod error;
 pub mod flows;
@@ -23,7 +24,7 @@ use std::{
 };
 
 use tokio::sync::Semaphore;
-use wharf_core::{ipam::Ipam, kernel::Kernel};
+use wharf_core::{identities::Identities, ipam::Ipam, kernel::Kernel};
 use wharf_datapath::LinuxKernel;
 
 use crate::{
@@ -70,10 +71,17 @@ pub type LinuxNode = Node<LinuxKernel>;
 impl<K: Kernel> Node<K> {
     /// Puts the parts together.
     #[must_use]
-    pub fn new(config: AgentConfig, kernel: K, store: Store, ipam: Ipam, redirects: Arc<dyn Redirects>) -> Arc<Self> {
+    pub fn new(
+        config: AgentConfig,
+        kernel: K,
+        store: Store,
+        ipam: Ipam,
+        redirects: Arc<dyn Redirects>,
+        identities: Arc<dyn Identities>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             health: Arc::new(Health::new(&config)),
-            life: Arc::new(Lifecycle::new(config, kernel, store, ipam, redirects)),
+            life: Arc::new(Lifecycle::new(config, kernel, store, ipam, redirects, identities)),
             self_checks: Arc::default(),
             flows: Arc::default(),
             audit_findings: Mutex::default(),

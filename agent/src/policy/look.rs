@@ -12,7 +12,11 @@ use wharf_api::{
     PolicyList, PolicyProtocol, PolicyRow, PolicyRule, PolicySizes, PolicyVerdict,
 };
 use wharf_common::{Direction as EventDirection, DropReason, Event, flow};
-use wharf_core::{ids::EndpointId, kernel::Kernel, policy::PolicyRows};
+use wharf_core::{
+    ids::EndpointId,
+    kernel::Kernel,
+    policy::{OwnEnforcement, PolicyRows},
+};
 use wharf_policy::{
     compile::{Hit, L4, LookUp, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, Ruling, SetId, Tables},
     model::{self, Direction, Origin, Protocol, Tier},
@@ -150,9 +154,13 @@ impl<K: Kernel> Policy<K> {
         let inner = self.lock().await;
         let kernel = if inner.active { self.kernel.observe_policy().await? } else { PolicyRows::default() };
         let rules = |direction| rules(&inner, &kernel, id, direction);
+        let own = inner.members.get(id).and_then(|place| place.own);
         Ok(EndpointPolicy {
             endpoint: id.get(),
-            enforcement: inner.enforcement.into(),
+            enforcement: match own {
+                Some(own) if inner.enforcement != Enforcement::Never => api_enforcement(own),
+                _ => inner.enforcement.into(),
+            },
             audit: self.mode.audits,
             desired_revision: inner.wanted.revision,
             realized_revision: inner.realized,
@@ -223,9 +231,7 @@ fn problem(inner: &Inner) -> Option<String> {
 fn info(policy: &model::Policy, inner: &Inner) -> PolicyInfo {
     let model::PolicyName { kind, namespace, name } = policy.name.clone();
     let of = |direction| policy.rules.iter().filter(|rule| rule.direction == direction).count() as u64;
-    let selects = |place: &super::members::Place| {
-        policy.subject.selects(&place.member.endpoint.labels, place.member.endpoint.namespace.as_ref())
-    };
+    let selects = |place: &super::members::Place| place.member.endpoint.is_subject(&policy.subject);
     PolicyInfo {
         kind,
         namespace: (!namespace.is_empty()).then_some(namespace),
@@ -311,8 +317,7 @@ fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Directio
             Direction::Egress => policy.isolates.egress,
         };
         let has_rule = policy.rules.iter().any(|rule| rule.direction == direction);
-        (isolates || has_rule)
-            && place.is_some_and(|endpoint| policy.subject.selects(&endpoint.labels, endpoint.namespace.as_ref()))
+        (isolates || has_rule) && place.is_some_and(|endpoint| endpoint.is_subject(&policy.subject))
     };
     let policies = inner.wanted.iter().filter(|(_, document)| document.policies.iter().any(|p| says(&p)));
     let mut peers: BTreeMap<PeerClass, Vec<&IpNet>> = BTreeMap::new();
@@ -389,6 +394,15 @@ fn ports(rows: &Rows, class: PortClass) -> Vec<String> {
         _ => format!("{} {first}-{last}", name(l4)),
     };
     ranges.into_iter().map(told).collect()
+}
+
+/// An endpoint's own enforcement in the API's words.
+#[must_use]
+pub fn api_enforcement(own: OwnEnforcement) -> wharf_api::PolicyEnforcement {
+    match own {
+        OwnEnforcement::Always => wharf_api::PolicyEnforcement::Always,
+        OwnEnforcement::Never => wharf_api::PolicyEnforcement::Never,
+    }
 }
 
 impl From<Enforcement> for wharf_api::PolicyEnforcement {

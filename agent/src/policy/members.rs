@@ -6,17 +6,23 @@ use wharf_core::{
     endpoint::EndpointRecord,
     identity::{Identity, Label},
     identity_allocator::security_relevant,
-    ids::{EndpointId, Epoch},
+    ids::{EndpointId, Epoch, PortName},
+    nat,
+    policy::{NamedPort, OwnEnforcement},
 };
 use wharf_policy::{
     compile::{self, Event, Member},
-    model::{Endpoint, Labels},
+    model::{self, Endpoint, Labels, PolicyName, Protocol},
 };
 
-use super::rows::key;
+use super::{documents::Documents, rows::key};
+use crate::config::Enforcement;
 
 /// The namespace of documents that name none (Kubernetes).
 const DEFAULT_NAMESPACE: &str = "default";
+
+/// The one label of an endpoint whose labels are not known yet.
+const INIT: &str = "reserved:init";
 
 /// The labels that policy selects by. Those of a container that is no pod also count as a pod's: `NetworkPolicy` knows no others.
 fn labels_for(record: &EndpointRecord) -> Labels {
@@ -28,6 +34,44 @@ fn labels_for(record: &EndpointRecord) -> Labels {
         labels.insert(format!("{source}:{key}"), value);
     }
     labels
+}
+
+/// What the node says about each of its endpoints.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Surroundings<'a> {
+    /// Labels of namespaces.
+    pub(super) wanted: &'a Documents,
+    /// The node's mode.
+    pub(super) mode: Enforcement,
+}
+
+impl Surroundings<'_> {
+    /// `init`: the endpoint's labels are not known yet, so that it may be one that a policy isolates.
+    fn enforcement(self, own: Option<OwnEnforcement>, init: bool) -> model::Enforcement {
+        let always = |kind: &str, name: &str| {
+            let (kind, name) = (kind.to_owned(), name.to_owned());
+            model::Enforcement::Always(Arc::new(PolicyName { kind, namespace: String::new(), name }))
+        };
+        match (self.mode, own) {
+            (Enforcement::Never, _) => model::Enforcement::Default,
+            (_, Some(OwnEnforcement::Never)) => model::Enforcement::Never,
+            (_, Some(OwnEnforcement::Always)) => always("policy-enforcement of the endpoint", "always"),
+            (_, None) if init && !self.wanted.is_empty() => always("identity", INIT),
+            (_, None) => model::Enforcement::Default,
+        }
+    }
+}
+
+fn ports_of(record: &EndpointRecord) -> BTreeMap<(Protocol, String), u16> {
+    let protocol = |of| match of {
+        nat::Protocol::Tcp => Protocol::Tcp,
+        nat::Protocol::Udp => Protocol::Udp,
+        nat::Protocol::Sctp => Protocol::Sctp,
+    };
+    let port = |(name, NamedPort { port, protocol: of }): (&PortName, &NamedPort)| {
+        ((protocol(*of), name.to_string()), port.get())
+    };
+    record.named_ports.iter().map(port).collect()
 }
 
 /// The endpoints, and a number for each set of labels of endpoint and namespace. A number is not used again.
@@ -45,36 +89,47 @@ pub(super) struct Members {
 pub(super) struct Place {
     pub(super) epoch: Epoch,
     pub(super) namespace: Option<String>,
+    /// What it has in place of the node's mode.
+    pub(super) own: Option<OwnEnforcement>,
+    /// Its labels are not known yet.
+    init: bool,
     pub(super) member: Member,
 }
 
 impl Members {
-    /// Takes in an endpoint; `None` where it is there as it is. `labels_of` a namespace.
-    pub(super) fn insert(&mut self, record: &EndpointRecord, labels_of: impl FnOnce(&str) -> Labels) -> Option<Event> {
-        let health = record.identity == Identity::HEALTH;
-        // What is no pod of Kubernetes is in the namespace that documents without one are about.
-        let namespace = record.pod_namespace.clone().or_else(|| (!health).then(|| DEFAULT_NAMESPACE.to_owned()));
+    /// Takes in an endpoint; `None` where it is there as it is.
+    pub(super) fn insert(&mut self, record: &EndpointRecord, node: Surroundings<'_>) -> Option<Event> {
+        let (health, init) = (record.identity == Identity::HEALTH, record.identity == Identity::INIT);
+        // What is no pod of Kubernetes is in the namespace that documents without one are about. Rules about pods of a namespace
+        // are not about one whose labels are not known.
+        let namespace = match &record.pod_namespace {
+            _ if health || init => None,
+            Some(namespace) => Some(namespace.clone()),
+            None => Some(DEFAULT_NAMESPACE.to_owned()),
+        };
+        let own = record.policy_enforcement;
         let endpoint = Endpoint {
             addresses: record.addresses().collect(),
-            labels: labels_for(record),
-            namespace: namespace.as_deref().map(labels_of),
-            ports: BTreeMap::new(),
+            labels: if init { [(INIT.to_owned(), String::new())].into() } else { labels_for(record) },
+            namespace: namespace.as_deref().map(|namespace| node.wanted.labels_of(namespace)),
+            ports: ports_of(record),
             health,
+            enforcement: node.enforcement(own, init),
         };
-        self.put(record.id, record.epoch, namespace, record.identity, endpoint)
+        let place = |member| Place { epoch: record.epoch, namespace, own, init, member };
+        self.put(record.id, record.identity, endpoint, place)
     }
 
     fn put(
         &mut self,
         id: EndpointId,
-        epoch: Epoch,
-        namespace: Option<String>,
         identity: Identity,
         endpoint: Endpoint,
+        place: impl FnOnce(Member) -> Place,
     ) -> Option<Event> {
         let number = self.number(&endpoint, identity);
         let member = Member { identity: compile::Identity(number), endpoint: Arc::new(endpoint) };
-        let place = Place { epoch, namespace, member: member.clone() };
+        let place = place(member.clone());
         let before = self.endpoints.insert(id, place.clone());
         (before != Some(place)).then(|| Event::Endpoint(key(id), member))
     }
@@ -122,21 +177,28 @@ impl Members {
         Some(Event::NoEndpoint(key(id)))
     }
 
-    /// Gives the endpoints the labels that their namespaces have now.
-    pub(super) fn renew(&mut self, labels_of: impl Fn(&str) -> Labels) -> Vec<Event> {
+    /// Brings the endpoints to what the node says now: labels of their namespaces, enforcement.
+    pub(super) fn renew(&mut self, node: Surroundings<'_>) -> Vec<Event> {
         let mut changed = Vec::new();
         for (id, place) in &self.endpoints {
-            let namespace = place.namespace.as_deref().map(&labels_of);
-            if namespace != place.member.endpoint.namespace {
-                changed.push((*id, place.clone(), namespace));
+            let before = &place.member.endpoint;
+            let namespace = place.namespace.as_deref().map(|namespace| node.wanted.labels_of(namespace));
+            let enforcement = node.enforcement(place.own, place.init);
+            if (&namespace, &enforcement) != (&before.namespace, &before.enforcement) {
+                changed.push((*id, place.clone(), Endpoint { namespace, enforcement, ..Endpoint::clone(before) }));
             }
         }
-        let renewed = changed.into_iter().filter_map(|(id, place, namespace)| {
+        let renewed = changed.into_iter().filter_map(|(id, place, endpoint)| {
             let identity = self.identity(place.member.identity)?;
-            let endpoint = Endpoint { namespace, ..Endpoint::clone(&place.member.endpoint) };
-            self.put(id, place.epoch, place.namespace, identity, endpoint)
+            self.put(id, identity, endpoint, |member| Place { member, ..place })
         });
         renewed.collect()
+    }
+
+    /// An endpoint is isolated whatever policies there are.
+    pub(super) fn is_any_isolated(&self) -> bool {
+        let isolated = |place: &Place| matches!(place.member.endpoint.enforcement, model::Enforcement::Always(_));
+        self.endpoints.values().any(isolated)
     }
 
     /// The security identity that a number of the tables stands for.

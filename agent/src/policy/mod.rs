@@ -13,7 +13,7 @@
 //! that lets nothing pass that both states deny. A change is answered when the kernel has it. Where the kernel refuses half-way,
 //! its rows are read again before the next change, which leads from them to what is wanted.
 //!
-//! Before there is a policy nothing is computed and no row written. Programs of endpoints find their rows when they are
+//! Before there is a policy, or an endpoint that is isolated without one, nothing is computed and no row written. Programs of endpoints find their rows when they are
 //! attached: [`Policy::put_endpoint`] comes before.
 //!
 //! **A lost file.** No row is written before there is a file of what is wanted, so a start that finds rules and no file knows that the
@@ -59,11 +59,11 @@ use wharf_policy::{
 use self::{
     documents::{Changed, Documents},
     error::PolicyError,
-    members::Members,
+    members::{Members, Surroundings},
 };
 use crate::config::{AgentConfig, Enforcement};
 
-pub use look::{Ask, Summary, destination};
+pub use look::{Ask, Summary, api_enforcement, destination};
 pub use probes::Probes;
 
 /// Name of the controller that puts right what failed, and looks at the node's addresses and the policy directory.
@@ -149,8 +149,7 @@ impl<K: Kernel> Policy<K> {
     pub async fn start(&self, records: impl IntoIterator<Item = EndpointRecord>) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         for record in records {
-            let Inner { members, wanted, .. } = &mut *inner;
-            members.insert(&record, |namespace| wanted.labels_of(namespace));
+            inner.put(&record);
         }
         // Until it is known that there is nothing to do: what fails here is tried again.
         inner.active = true;
@@ -167,14 +166,23 @@ impl<K: Kernel> Policy<K> {
     /// The rows do not fit, or the kernel refused.
     pub async fn put_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        let Inner { members, wanted, .. } = &mut *inner;
-        let before = members.get(record.id).cloned();
-        let Some(event) = members.insert(record, |namespace| wanted.labels_of(namespace)) else { return Ok(()) };
+        let before = inner.members.get(record.id).cloned();
+        let Some(event) = inner.put(record) else { return Ok(()) };
         let (mut inner, result) = self.realize(inner, vec![event]).await;
         if result.is_err() {
             inner.members.put_back(record.id, before);
         }
         result
+    }
+
+    /// Gives an endpoint back the place that a [`Policy::put_endpoint`] changed, because the change is given up.
+    ///
+    /// # Errors
+    /// The kernel refused; it is tried again.
+    pub async fn put_back_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        let event = inner.put(record);
+        self.realize(inner, event.into_iter().collect()).await.1
     }
 
     /// Takes an endpoint's rows away, once its link is out of sight: without rows its programs let everything pass. Nothing happens to one of another epoch.
@@ -236,6 +244,7 @@ impl<K: Kernel> Policy<K> {
         }
         self.check_lost(&mut inner).await?;
         inner.enforcement = enforcement;
+        inner.renew();
         inner.active |= inner.is_needed();
         // From what the kernel has to all that is wanted now.
         inner.engine = None;
@@ -334,10 +343,7 @@ impl<K: Kernel> Policy<K> {
             if inner.enforcement == Enforcement::Never { Vec::new() } else { wanted.events_since(&inner.wanted) };
         let before = std::mem::replace(&mut inner.wanted, wanted);
         let members = inner.members.clone();
-        {
-            let Inner { members, wanted, .. } = &mut *inner;
-            events.extend(members.renew(|namespace| wanted.labels_of(namespace)));
-        }
+        events.extend(inner.renew());
         let was_active = inner.active;
         inner.active = was_active || inner.is_needed();
         if before.lost && !inner.wanted.lost {
@@ -508,7 +514,21 @@ impl Inner {
 
     /// There is something to compute.
     fn is_needed(&self) -> bool {
-        self.enforcement == Enforcement::Always || !self.wanted.is_empty()
+        self.enforcement == Enforcement::Always || !self.wanted.is_empty() || self.members.is_any_isolated()
+    }
+
+    /// Gives an endpoint its place; `None` where it has it.
+    fn put(&mut self, record: &EndpointRecord) -> Option<Event> {
+        let Self { members, wanted, enforcement, .. } = self;
+        let event = members.insert(record, Surroundings { wanted, mode: *enforcement });
+        self.active |= self.is_needed();
+        event
+    }
+
+    /// Brings the endpoints to what is wanted now.
+    fn renew(&mut self) -> Vec<Event> {
+        let Self { members, wanted, enforcement, .. } = self;
+        members.renew(Surroundings { wanted, mode: *enforcement })
     }
 
     /// Everything that there is.

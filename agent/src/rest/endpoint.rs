@@ -6,19 +6,20 @@ use axum::{Json, extract::State, http::StatusCode};
 use tokio::{sync::oneshot, time::Instant};
 use wharf_api::{
     ApiError, DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth,
-    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Health, PortProtocol, PublishedPort, RegenerateLevel,
-    SelfCheck,
+    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Health, NamedPort, PolicyEnforcement, PortProtocol,
+    PublishedPort, RegenerateLevel, SelfCheck,
 };
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
     finding::{Problem, Verdict, verdict},
     identity::Label,
     identity_allocator::{RESERVED_SOURCE, security_relevant},
-    ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName},
+    ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName, PortName},
     kernel::{Kernel as _, MIN_MTU},
     mtu::MAX_MTU,
     nat::{Protocol, Publish},
     plan::DeleteOptions,
+    policy::{self, OwnEnforcement},
     state::Level,
 };
 
@@ -32,6 +33,7 @@ use crate::{
     node::{
         LinuxNode,
         aside::Wanted,
+        edit::Edit,
         endpoint::{Command, Done, Handle, View, api_endpoint, api_state},
         health,
     },
@@ -102,7 +104,7 @@ fn shown(node: &LinuxNode, handle: &Handle) -> Endpoint {
     handle.shared.read(|view| api_endpoint(view, node.life.config.masquerade.is_some()))
 }
 
-/// Changes labels or tracing, or regenerates; answers when it is realized.
+/// Changes labels, enforcement of policy, named ports or tracing, or regenerates; answers when it is realized.
 #[utoipa::path(patch, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)), request_body = EndpointPatch,
     responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -113,15 +115,15 @@ pub async fn patch(
 ) -> Answer<Json<Endpoint>> {
     let handle = handle(&node, &text)?;
     accepts_work(&node, "change endpoint")?;
-    if let Some(labels) = &body.labels {
-        let labels = parse_labels(labels)?;
+    let edit = parse_edit(&body)?;
+    if !edit.is_empty() {
         if handle.shared.read(|v| health::is_reserved(&v.record.attachment)) {
             return Err(invalid(format!(
-                "change endpoint {}: the health endpoint's labels are the agent's own",
+                "change endpoint {}: labels and policy of the health endpoint are the agent's own",
                 handle.id
             )));
         }
-        ask(&handle, |done| Command::Relabel(labels, done)).await?;
+        ask(&handle, |done| Command::Edit(Box::new(edit), done)).await?;
     }
     if let Some(trace) = body.trace {
         ask(&handle, |done| Command::Trace(trace, done)).await?;
@@ -394,17 +396,38 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
     labels.iter().map(parse).collect()
 }
 
+/// Labels, enforcement and named ports, all of them checked.
+fn parse_edit(body: &EndpointPatch) -> Answer<Edit> {
+    let named = |(name, port): (&String, &Option<NamedPort>)| {
+        let name = PortName::parse(name).map_err(|e| invalid(format!("read named_ports: {e}")))?;
+        Ok((name, port.map(|NamedPort { port, protocol: of }| policy::NamedPort { port, protocol: protocol(of) })))
+    };
+    Ok(Edit {
+        labels: body.labels.as_deref().map(parse_labels).transpose()?,
+        enforcement: body.policy_enforcement.map(|enforcement| match enforcement {
+            PolicyEnforcement::Default => None,
+            PolicyEnforcement::Always => Some(OwnEnforcement::Always),
+            PolicyEnforcement::Never => Some(OwnEnforcement::Never),
+        }),
+        named_ports: body.named_ports.iter().map(named).collect::<Answer<_>>()?,
+    })
+}
+
+fn protocol(protocol: PortProtocol) -> Protocol {
+    match protocol {
+        PortProtocol::Tcp => Protocol::Tcp,
+        PortProtocol::Udp => Protocol::Udp,
+        PortProtocol::Sctp => Protocol::Sctp,
+    }
+}
+
 fn parse_ports(attachment: &Attachment, ports: &[PublishedPort]) -> Answer<Vec<Publish>> {
     if ports.len() > MAX_PORTS {
         let count = ports.len();
         return Err(invalid(format!("create endpoint {attachment}: {count} ports, at most {MAX_PORTS} are taken")));
     }
     let publish = |port: &PublishedPort| Publish {
-        protocol: match port.protocol {
-            PortProtocol::Tcp => Protocol::Tcp,
-            PortProtocol::Udp => Protocol::Udp,
-            PortProtocol::Sctp => Protocol::Sctp,
-        },
+        protocol: protocol(port.protocol),
         host_ip: port.host_ip,
         host_port: port.host_port,
         container_port: port.container_port,

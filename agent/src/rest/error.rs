@@ -115,6 +115,13 @@ impl From<CommandError> for Failure {
             CommandError::Build(_) => Self::new(ErrorCode::Kernel, e.to_string()),
             CommandError::Identity(e) => e.into(),
             CommandError::Store(e) => e.into(),
+            CommandError::NoIdentity(_) => Self::new(ErrorCode::DeadlineExceeded, e.to_string()).retry(1_000),
+            CommandError::NamedPorts(_) => Self::new(ErrorCode::LimitReached, e.to_string()),
+            CommandError::Policy(ref why) => {
+                let message = e.to_string();
+                let Self(answer) = why.clone().into();
+                Self(ApiError { message, ..answer })
+            }
         }
     }
 }

@@ -3,12 +3,10 @@
 use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
-use wharf_agent::{
-    node::{
-        endpoint::{Command, Handle},
-        error::CommandError,
-    },
-    sync::lock,
+use wharf_agent::node::{
+    edit::Edit,
+    endpoint::{Command, Handle},
+    error::CommandError,
 };
 use wharf_core::{
     identity::{Identity, Label},
@@ -26,7 +24,11 @@ fn labels(text: &str) -> BTreeSet<Label> {
 
 async fn relabel(handle: &Handle, text: &str) -> oneshot::Receiver<Result<(), CommandError>> {
     let (done, answer) = oneshot::channel();
-    handle.mailbox.send(Command::Relabel(labels(text), done)).await.expect("the endpoint is there");
+    handle
+        .mailbox
+        .send(Command::Edit(Box::new(Edit::labels(labels(text))), done))
+        .await
+        .expect("the endpoint is there");
     answer
 }
 
@@ -203,7 +205,7 @@ fn new_labels_are_durable_before_their_identity_is_in_force() {
         hold.release();
         answer.await.expect("answered").expect("realized");
         assert_eq!(identity_in_force(&agent, &handle).await, [stored.identity.0]);
-        let rows = lock(&agent.life.identities).list();
+        let rows = agent.identities.list();
         assert_eq!(rows.iter().map(|r| (r.identity, r.references)).collect::<Vec<_>>(), [(stored.identity, 1)]);
         agent.assert_healthy().await;
     });
@@ -219,7 +221,7 @@ fn new_labels_that_cannot_be_stored_change_nothing() {
         agent.disk.mend();
         assert_eq!(identity(&handle), old);
         assert_eq!(identity_in_force(&agent, &handle).await, [old.0]);
-        assert_eq!(lock(&agent.life.identities).list().len(), 1);
+        assert_eq!(agent.identities.list().len(), 1);
         agent.assert_healthy().await;
     });
 }

@@ -342,7 +342,7 @@ fn the_identity_goes_with_its_last_endpoint() {
         let (first, second) = (agent.create("c1").await, agent.create("c2").await);
         let identity = |h: &wharf_agent::node::endpoint::Handle| h.shared.read(|v| v.record.identity);
         assert_eq!(identity(&first), identity(&second), "same labels");
-        let references = || lock(&agent.life.identities).list().first().map(|r| r.references);
+        let references = || agent.identities.list().first().map(|r| r.references);
         assert_eq!(references(), Some(2));
         agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
         agent.delete(&first).await;

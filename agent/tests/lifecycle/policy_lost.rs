@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use wharf_agent::{
     config::Enforcement,
-    node::endpoint::Command,
+    node::{edit::Edit, endpoint::Command},
     policy::{Policy, error::PolicyError},
 };
 use wharf_api::ErrorCode;
@@ -89,7 +89,7 @@ fn a_new_label_is_refused_while_policies_are_lost() {
     machine.life(async |agent| {
         let (done, answer) = tokio::sync::oneshot::channel();
         let labels = ["k8s:app=other".parse().expect("label")].into();
-        agent.handle(1).mailbox.send(Command::Relabel(labels, done)).await.expect("sent");
+        agent.handle(1).mailbox.send(Command::Edit(Box::new(Edit::labels(labels)), done)).await.expect("sent");
         let refused = answer.await.expect("answered").expect_err("refused");
         assert!(refused.to_string().contains("wharf policy import"), "{refused}");
         assert_eq!(rules(&machine), before);

@@ -1,6 +1,5 @@
 //! Restart: records against what the kernel has.
 
-use wharf_agent::sync::lock;
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
     identity::Identity,
@@ -40,7 +39,7 @@ fn endpoints_come_back_as_they_were_and_are_rebuilt_by_update() {
         assert_eq!(operations.iter().filter(|o| **o == Op::EnsurePrograms).count(), 3);
         let torn = [Op::RemoveAttached, Op::RemoveReachable, Op::RemovePrograms, Op::RemoveLink, Op::EnsureLink];
         assert!(operations.iter().all(|o| !torn.contains(o)), "{operations:?}");
-        assert_eq!(lock(&agent.life.identities).list()[0].references, 3);
+        assert_eq!(agent.identities.list()[0].references, 3);
     });
 }
 
@@ -208,7 +207,7 @@ fn an_identity_that_stands_for_other_labels_is_resolved_anew() {
         agent.assert_healthy().await;
         let identities: Vec<Identity> = [1, 2].map(|n| record_of(&agent, n).identity).into();
         assert_ne!(identities[0], identities[1]);
-        assert_eq!(lock(&agent.life.identities).list().len(), 2);
+        assert_eq!(agent.identities.list().len(), 2);
         for n in [1, 2] {
             agent.delete(&agent.handle(n)).await;
         }

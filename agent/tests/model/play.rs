@@ -11,6 +11,7 @@ use wharf_agent::{
     addresses::resting,
     endpoint::{collect, deletions},
     node::{
+        edit::Edit,
         endpoint::{Command, Handle},
         error::CommandError,
         queue::Cause,
@@ -661,7 +662,7 @@ impl Play {
         let Some(there) = self.model.endpoints.get(&who).cloned() else { return };
         let labels: BTreeSet<Label> = [format!("k8s:app=l{label}").parse().expect("label")].into();
         let wanted = labels.clone();
-        let outcome = self.ask(who, trouble, move |done| Command::Relabel(wanted, done));
+        let outcome = self.ask(who, trouble, move |done| Command::Edit(Box::new(Edit::labels(wanted)), done));
         let mut after = self.model.clone();
         if !matches!(there.health, Health::Going { .. })
             && !self.model.disk_full

@@ -1,8 +1,9 @@
 //! Arguments of `wharf endpoint`.
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum, builder::PossibleValuesParser, builder::TypedValueParser};
-use wharf_api::{EndpointState, RegenerateLevel};
+use wharf_api::{EndpointState, NamedPort, PolicyEnforcement, PortProtocol, RegenerateLevel};
 
+use super::node::{BadValue, parse_enforcement};
 use crate::target::Target;
 
 /// `wharf endpoint ...`.
@@ -83,19 +84,63 @@ Examples:
   wharf endpoint delete --container-id 3f9c51aa01b2d4e5...   all of a container's"
     )]
     Delete(DeleteArgs),
-    /// Show desired and realized settings, or switch tracing.
+    /// Show desired and realized settings, or change settings of policy or tracing.
     #[command(after_help = "\
 Examples:
   wharf endpoint config 7
-  wharf endpoint config 7 --trace on    then: wharf monitor --type trace --endpoint 7")]
+  wharf endpoint config 7 --trace on    then: wharf monitor --type trace --endpoint 7
+  wharf endpoint config 7 policy-enforcement=always      default follows the node's mode
+  wharf endpoint config 7 port.http=8080/tcp port.old=   rules of policies name ports; an empty value removes one")]
     Config {
         /// The endpoint.
         #[arg(value_name = "ID")]
         id: Target,
+        /// One of `policy-enforcement=default|always|never` and `port.NAME=NUMBER/tcp|udp|sctp`.
+        #[arg(value_name = "KEY=VALUE")]
+        settings: Vec<EndpointSetting>,
         /// Trace forwarded packets of this endpoint.
         #[arg(long, value_name = "on|off", value_parser = super::node::on_off())]
         trace: Option<bool>,
     },
+}
+
+/// A setting of one endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EndpointSetting {
+    /// Enforcement in place of the node's mode.
+    Enforcement(PolicyEnforcement),
+    /// A named port; `None` removes it. The agent checks the name.
+    Port(String, Option<NamedPort>),
+}
+
+impl std::str::FromStr for EndpointSetting {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let (key, value) =
+            text.split_once('=').ok_or(BadValue("expected KEY=VALUE, for example policy-enforcement=always"))?;
+        match (key, key.strip_prefix("port.")) {
+            ("policy-enforcement", _) => parse_enforcement(value).map(Self::Enforcement),
+            (_, Some(name)) if value.is_empty() => Ok(Self::Port(name.to_owned(), None)),
+            (_, Some(name)) => {
+                let port = parse_named_port(value).ok_or(BadValue("a port is NUMBER/PROTOCOL, for example 80/tcp"))?;
+                Ok(Self::Port(name.to_owned(), Some(port)))
+            }
+            _ => Err(BadValue("an endpoint's settings are policy-enforcement and port.NAME")),
+        }
+    }
+}
+
+/// `80/tcp`.
+fn parse_named_port(text: &str) -> Option<NamedPort> {
+    let (port, protocol) = text.split_once('/')?;
+    let protocol = match protocol {
+        "tcp" => PortProtocol::Tcp,
+        "udp" => PortProtocol::Udp,
+        "sctp" => PortProtocol::Sctp,
+        _ => return None,
+    };
+    Some(NamedPort { port: port.parse().ok()?, protocol })
 }
 
 /// Filters of `wharf endpoint list`; all must match.
@@ -192,6 +237,22 @@ mod tests {
         for name in STATES {
             let state = parse_state(name).ok().and_then(|state| serde_json::to_value(state).ok());
             assert_eq!(state, Some(serde_json::Value::String(name.to_owned())), "{name}");
+        }
+    }
+
+    #[test]
+    fn settings_of_an_endpoint() {
+        let port = |port: u16, protocol| Some(NamedPort { port: port.try_into().expect("a port"), protocol });
+        let of = |text: &str| text.parse::<EndpointSetting>().ok();
+        assert_eq!(of("policy-enforcement=never"), Some(EndpointSetting::Enforcement(PolicyEnforcement::Never)));
+        let http = EndpointSetting::Port("http".to_owned(), port(80, PortProtocol::Tcp));
+        assert_eq!(of("port.http=80/tcp"), Some(http));
+        assert_eq!(of("port.http="), Some(EndpointSetting::Port("http".to_owned(), None)));
+        for bad in ["", "port.http", "port.http=80", "port.http=0/tcp", "port.http=80/icmp", "port.http=65536/tcp"] {
+            assert_eq!(of(bad), None, "{bad:?}");
+        }
+        for bad in ["policy-enforcement=off", "trace=on", "port=80/tcp"] {
+            assert_eq!(of(bad), None, "{bad:?}");
         }
     }
 }

@@ -321,7 +321,7 @@ const UNKNOWN_SETTING: &str = "the settings that can be changed while the agent 
 /// A value on the command line is refused: the rule that it breaks.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct BadValue(&'static str);
+pub(crate) struct BadValue(pub(super) &'static str);
 
 impl std::str::FromStr for Setting {
     type Err = BadValue;
@@ -341,14 +341,18 @@ impl std::str::FromStr for Setting {
                 .parse()
                 .map(Self::TraceSampling)
                 .map_err(|_| BadValue("trace-sampling is a whole number: one in so many is shown, 1 shows all")),
-            "policy-enforcement" => match value {
-                "default" => Ok(Self::PolicyEnforcement(PolicyEnforcement::Default)),
-                "always" => Ok(Self::PolicyEnforcement(PolicyEnforcement::Always)),
-                "never" => Ok(Self::PolicyEnforcement(PolicyEnforcement::Never)),
-                _ => Err(BadValue("policy-enforcement is default, always or never")),
-            },
+            "policy-enforcement" => parse_enforcement(value).map(Self::PolicyEnforcement),
             _ => Err(BadValue(UNKNOWN_SETTING)),
         }
+    }
+}
+
+pub(super) fn parse_enforcement(text: &str) -> Result<PolicyEnforcement, BadValue> {
+    match text {
+        "default" => Ok(PolicyEnforcement::Default),
+        "always" => Ok(PolicyEnforcement::Always),
+        "never" => Ok(PolicyEnforcement::Never),
+        _ => Err(BadValue("policy-enforcement is default, always or never")),
     }
 }
 

@@ -4,7 +4,7 @@ use wharf_api::{DeleteQuery, Endpoint, EndpointFilter, EndpointPatch, Health, Me
 
 use super::{Context, watch};
 use crate::{
-    args::{DeleteArgs, EndpointCommand, Level, ListFilter},
+    args::{DeleteArgs, EndpointCommand, EndpointSetting, Level, ListFilter},
     error::{CliError, Exit},
     output::remark,
     render::{
@@ -36,7 +36,7 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
         EndpointCommand::Labels { id, set } => labels(cx, &id, set).await,
         EndpointCommand::Regenerate { id, level } => regenerate(cx, &id, level).await,
         EndpointCommand::Delete(args) => delete(cx, args).await,
-        EndpointCommand::Config { id, trace } => config(cx, &id, trace).await,
+        EndpointCommand::Config { id, settings, trace } => config(cx, &id, settings, trace).await,
     }
 }
 
@@ -97,12 +97,42 @@ async fn delete(cx: &Context, args: DeleteArgs) -> Result<Exit, CliError> {
     Ok(Exit::well(result.errors.is_empty()))
 }
 
-async fn config(cx: &Context, id: &Target, trace: Option<bool>) -> Result<Exit, CliError> {
+async fn config(
+    cx: &Context,
+    id: &Target,
+    settings: Vec<EndpointSetting>,
+    trace: Option<bool>,
+) -> Result<Exit, CliError> {
+    let changes_policy = !settings.is_empty();
+    let change = change(settings, trace)?;
     let id = one(cx, id).await?;
-    if trace.is_some() {
-        patch(cx, &id, EndpointPatch { trace, ..EndpointPatch::default() }).await?;
+    if change != EndpointPatch::default() {
+        let e = patch(cx, &id, change).await?;
+        if changes_policy {
+            cx.out.emit(&e, |style| endpoint::get(&e, style))?;
+            return Ok(Exit::Ok);
+        }
     }
     let c = cx.client.endpoint_config(&id).await?;
     cx.out.emit(&c, |style| endpoint::config(&c, style))?;
     Ok(Exit::Ok)
+}
+
+/// One change of all settings; the same one twice is a mistake that would otherwise be silent.
+fn change(settings: Vec<EndpointSetting>, trace: Option<bool>) -> Result<EndpointPatch, CliError> {
+    let mut patch = EndpointPatch { trace, ..EndpointPatch::default() };
+    for setting in settings {
+        let twice = match setting {
+            EndpointSetting::Enforcement(mode) => {
+                patch.policy_enforcement.replace(mode).map(|_| "policy-enforcement".to_owned())
+            }
+            EndpointSetting::Port(name, port) => {
+                patch.named_ports.insert(name.clone(), port).map(|_| format!("port.{name}"))
+            }
+        };
+        if let Some(name) = twice {
+            return Err(CliError::usage(format!("{name} is set twice")));
+        }
+    }
+    Ok(patch)
 }

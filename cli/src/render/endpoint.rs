@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use wharf_api::{
     DeleteResult, Endpoint, EndpointConfigView, EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointState,
-    LogStatus, SelfCheck, SelfCheckCase,
+    LogStatus, NamedPort, PolicyEnforcement, SelfCheck, SelfCheckCase,
 };
 
 use super::{
@@ -105,6 +105,13 @@ pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
         if let Some(limit) = limit {
             screen.line(title, &format!("{}bit/s, burst {}bit", text::decimal(limit.rate), text::decimal(limit.burst)));
         }
+    }
+    if e.policy_enforcement != PolicyEnforcement::Default {
+        let mode = if e.policy_enforcement == PolicyEnforcement::Always { "always" } else { "never" };
+        screen.line("Enforcement", &format!("{mode} (its own, in place of the node's mode)"));
+    }
+    for (i, (name, NamedPort { port, protocol })) in e.named_ports.iter().enumerate() {
+        screen.line(if i == 0 { "Named ports" } else { "" }, &format!("{name} {port}/{protocol}"));
     }
     screen.line("Pool", &e.pool);
     screen.line("MAC", &e.container_mac);

@@ -42,6 +42,8 @@ pub(crate) fn endpoint() -> Endpoint {
         ports_off: false,
         masquerade: None,
         bandwidth: wharf_api::Bandwidth::default(),
+        policy_enforcement: wharf_api::PolicyEnforcement::Default,
+        named_ports: BTreeMap::new(),
         status: EndpointStatus {
             desired_revision: 3,
             realized_revision: 3,

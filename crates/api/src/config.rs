@@ -59,10 +59,11 @@ pub enum LogFormat {
 
 /// When policy is enforced. Source enforcement (a container speaks only with its own addresses) is not policy: it is
 /// always on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyEnforcement {
     /// Where there is policy for an endpoint.
+    #[default]
     Default,
     /// For every endpoint.
     Always,

@@ -8,9 +8,13 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use serde_json::json;
+use utoipa::{
+    ToSchema,
+    openapi::{Object, ObjectBuilder, OneOfBuilder, Ref, Schema, schema::Type},
+};
 
-use crate::{Finding, Health};
+use crate::{Finding, Health, PolicyEnforcement};
 
 /// Body of `PUT /v1/endpoint/{id}`: everything an ADD needs, in one request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -121,6 +125,17 @@ impl fmt::Display for PortProtocol {
             Self::Sctp => "sctp",
         })
     }
+}
+
+/// A port of an endpoint that has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NamedPort {
+    /// Port of the container.
+    #[schema(value_type = u16, minimum = 1)]
+    pub port: NonZeroU16,
+    /// Protocol.
+    pub protocol: PortProtocol,
 }
 
 /// A port of the node that leads to a port of a container.
@@ -241,6 +256,12 @@ pub struct Endpoint {
     /// Limits of its bandwidth.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
+    /// Enforcement of policy that it has in place of the node's mode; `default` follows the mode.
+    #[serde(default)]
+    pub policy_enforcement: PolicyEnforcement,
+    /// Ports that rules of policies name, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub named_ports: BTreeMap<String, NamedPort>,
     /// What it is doing.
     pub status: EndpointStatus,
 }
@@ -331,9 +352,26 @@ pub struct EndpointPatch {
     /// Trace forwarded packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<bool>,
+    /// Enforcement of policy in place of the node's mode: `always`, in both directions; `never`, no policy is about it; `default`
+    /// follows the mode. The mode `never` goes before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy_enforcement: Option<PolicyEnforcement>,
+    /// Named ports that are put or, with `null`, removed (RFC 7396); those that are not named here stay. 64 at most remain. A name
+    /// is an IANA service name (RFC 6335 section 5.1).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(schema_with = named_port_changes)]
+    pub named_ports: BTreeMap<String, Option<NamedPort>>,
     /// Regenerate at this level, and answer when it is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regenerate: Option<RegenerateLevel>,
+}
+
+/// Named ports or null, by name.
+fn named_port_changes() -> Object {
+    let null = ObjectBuilder::new().schema_type(Type::Null);
+    let either = OneOfBuilder::new().item(null).item(Ref::from_schema_name("NamedPort")).build();
+    let example = json!({"http": {"port": 80, "protocol": "tcp"}, "metrics": null});
+    ObjectBuilder::new().additional_properties(Some(Schema::OneOf(either))).examples([example]).build()
 }
 
 /// How much a regeneration renews.

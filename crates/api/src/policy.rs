@@ -271,7 +271,7 @@ pub struct PolicyRule {
 pub struct EndpointPolicy {
     /// Endpoint id.
     pub endpoint: u16,
-    /// When policy is enforced.
+    /// When policy is enforced for this endpoint: by its own setting, or by the node's mode.
     pub enforcement: PolicyEnforcement,
     /// Packets that policy would drop pass, and are only counted.
     pub audit: bool,

@@ -1,7 +1,7 @@
 //! The stored facts of an endpoint.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::PathBuf,
 };
@@ -13,8 +13,9 @@ pub use wharf_names::link::{host_ifname, parse_host_ifname};
 use crate::{
     bandwidth::Bandwidth,
     identity::{Identity, Label},
-    ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName},
+    ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName, PortName},
     nat::{NatEntry, PortMapping, Publish},
+    policy::{NamedPort, OwnEnforcement},
 };
 
 /// A network namespace, known by what the kernel says of it and not by its path: a path may be reused by another
@@ -112,6 +113,16 @@ pub struct EndpointRecord {
     /// Limits of its bandwidth. Records of older versions have none.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
+    /// Enforcement of policy in place of the node's mode; records of older versions follow the mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy_enforcement: Option<OwnEnforcement>,
+    /// Ports that rules of policies name, at most [`crate::policy::MAX_NAMED_PORTS`]. Records of older versions have none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub named_ports: BTreeMap<PortName, NamedPort>,
+    /// Its labels are still to come; its identity is [`Identity::INIT`] until then. An older version takes the labels that are
+    /// here for all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub awaits_labels: bool,
 }
 
 impl EndpointRecord {
@@ -140,5 +151,30 @@ impl EndpointRecord {
     pub fn nat_entries(&self) -> Vec<NatEntry> {
         let own = self.addresses().filter(|_| self.masquerade == Some(false)).map(NatEntry::Own);
         self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_without_the_optional_facts_is_that_of_an_older_version() {
+        let record = crate::fixtures::record(1, 7);
+        let text = serde_json::to_string(&record).expect("written");
+        for fact in ["policy_enforcement", "named_ports", "awaits_labels"] {
+            assert!(!text.contains(fact), "{text}");
+        }
+        assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(record.clone()));
+        let port = NamedPort { port: std::num::NonZeroU16::MIN, protocol: crate::nat::Protocol::Tcp };
+        let named_ports = [(PortName::parse("http").expect("a name"), port)].into();
+        let told = EndpointRecord {
+            policy_enforcement: Some(OwnEnforcement::Never),
+            named_ports,
+            awaits_labels: true,
+            ..record
+        };
+        let text = serde_json::to_string(&told).expect("written");
+        assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(told));
     }
 }

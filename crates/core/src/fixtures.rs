@@ -53,5 +53,8 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         ports: Vec::new(),
         masquerade: None,
         bandwidth: crate::bandwidth::Bandwidth::default(),
+        policy_enforcement: None,
+        named_ports: std::collections::BTreeMap::new(),
+        awaits_labels: false,
     }
 }

@@ -182,6 +182,13 @@ impl IdentityAllocator {
     }
 }
 
+/// Whether labels say more than where an endpoint is: one of them is security-relevant, and not the name of its namespace.
+#[must_use]
+pub fn says_what(labels: &BTreeSet<Label>) -> bool {
+    let namespace = |l: &Label| l.source == "k8s" && l.key == "io.kubernetes.pod.namespace";
+    labels.iter().any(|label| !is_per_pod(label) && !namespace(label))
+}
+
 /// The labels among these that say what an endpoint is, and not which one: an identity stands for them. Drops
 /// the container's own name and id, and what Kubernetes writes for each single pod or rollout.
 #[must_use]

@@ -11,6 +11,7 @@ pub mod finding;
 #[cfg(test)]
 mod fixtures;
 pub mod flow;
+pub mod identities;
 pub mod identity;
 pub mod identity_allocator;
 pub mod ipam;

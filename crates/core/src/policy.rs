@@ -1,12 +1,13 @@
-//! Rows of policy's tables, as the kernel keeps them. `wharf-policy` says which there are and in which order they change;
+//! Rows of policy's tables, as the kernel keeps them, and what endpoints say of themselves. `wharf-policy` says which there are and in which order they change;
 //! `wharf_common::policy` how the programs read them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, num::NonZeroU16};
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use wharf_common::policy::{CellKey, Hit, PeerRow, SetsRow};
 
-use crate::ids::EndpointId;
+use crate::{ids::EndpointId, nat::Protocol};
 
 /// Destination ports of a rule set that share their first bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,6 +52,28 @@ pub struct Mode {
     /// What the rules would drop passes.
     pub audits: bool,
 }
+
+/// What an endpoint has in place of the node's mode of enforcement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OwnEnforcement {
+    /// It neither sends nor receives but what a rule accepts.
+    Always,
+    /// No policy selects it. To others it is a peer as before.
+    Never,
+}
+
+/// A port that an endpoint declares by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NamedPort {
+    /// Port of the container.
+    pub port: NonZeroU16,
+    /// Protocol.
+    pub protocol: Protocol,
+}
+
+/// Named ports of an endpoint, at most.
+pub const MAX_NAMED_PORTS: usize = 64;
 
 /// Packets that were judged by a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

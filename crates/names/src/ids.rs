@@ -168,6 +168,11 @@ text_id! {
     PoolName, "pool name", rules::name
 }
 
+text_id! {
+    /// Name of a container's port (core/v1 ContainerPort, `name`).
+    PortName, "port name", rules::port_name
+}
+
 /// The CNI key of an attachment: unique among live endpoints.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Attachment {

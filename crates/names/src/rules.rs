@@ -48,3 +48,42 @@ pub fn ifname(text: &str) -> Result<(), &'static str> {
     }
     Ok(())
 }
+
+/// Longest name of a port, bytes.
+pub const MAX_PORT_NAME_BYTES: usize = 15;
+
+/// Names of ports: IANA service names (RFC 6335 section 5.1), in lower case as Kubernetes wants them (core/v1 ContainerPort,
+/// `name`).
+///
+/// # Errors
+/// The rule that is broken.
+pub fn port_name(text: &str) -> Result<(), &'static str> {
+    if text.is_empty() || text.len() > MAX_PORT_NAME_BYTES {
+        return Err("must be 1 to 15 bytes");
+    }
+    if !text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
+        return Err("may hold only lower-case letters, digits and '-'");
+    }
+    if !text.bytes().any(|b| b.is_ascii_lowercase()) {
+        return Err("must hold a letter");
+    }
+    if text.starts_with('-') || text.ends_with('-') || text.contains("--") {
+        return Err("must not begin or end with '-', nor hold '--'");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_ports_are_iana_service_names() {
+        for good in ["http", "a", "h2", "8080-http", "x11-1-2", "a23456789012345"] {
+            assert_eq!(port_name(good), Ok(()), "{good}");
+        }
+        for bad in ["", "80", "-a", "a-", "a--b", "Http", "a_b", "a.b", "a2345678901234567", "ä", "a b"] {
+            assert!(port_name(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -9,7 +9,7 @@
 //!    deny: no rule allows the packet. Else the next tier.
 //! 3. *Baseline*: as admin.
 //!
-//! A packet that no tier decides is accepted.
+//! A packet that no tier decides is accepted. An endpoint may be isolated without a policy, or be the subject of none ([`Enforcement`]).
 
 use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
@@ -270,6 +270,28 @@ pub struct Endpoint {
     pub ports: BTreeMap<(Protocol, String), u16>,
     /// It is the node's health endpoint.
     pub health: bool,
+    /// Whether policies are about it.
+    pub enforcement: Enforcement,
+}
+
+/// Whether policies are about an endpoint. Rules about other endpoints know it as a peer all the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Enforcement {
+    /// Those that select it.
+    #[default]
+    Default,
+    /// Those that select it, and in both directions it accepts only what some rule accepts, as if a policy of this name isolated it.
+    Always(Arc<PolicyName>),
+    /// None.
+    Never,
+}
+
+impl Endpoint {
+    /// Whether the policy with this subject is about the endpoint.
+    #[must_use]
+    pub fn is_subject(&self, subject: &Selector) -> bool {
+        self.enforcement != Enforcement::Never && subject.selects(&self.labels, self.namespace.as_ref())
+    }
 }
 
 impl Selector {

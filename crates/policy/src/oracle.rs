@@ -6,7 +6,8 @@
 use std::net::IpAddr;
 
 use crate::model::{
-    Action, Direction, Endpoint, Entity, Origin, Peer, Policy, PolicyName, Port, Protocol, Rule, Selector, Tier,
+    Action, Direction, Endpoint, Enforcement, Entity, Origin, Peer, Policy, PolicyName, Port, Protocol, Rule, Selector,
+    Tier,
 };
 
 /// The first packet of a flow, judged at one endpoint.
@@ -84,8 +85,8 @@ impl Verdict<'_> {
 /// Policies of one tier are asked by ascending priority, then by name (kind, namespace, name), their rules in order;
 /// the namespaced tier has no priorities and asks every deny rule before the accept rules. The named rule is the first
 /// that matches.
-pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'_>) -> Verdict<'a> {
-    let mut policies: Vec<&Policy> = policies.into_iter().filter(|p| selects(&p.subject, flow.subject)).collect();
+pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>) -> Verdict<'a> {
+    let mut policies: Vec<&Policy> = policies.into_iter().filter(|p| flow.subject.is_subject(&p.subject)).collect();
     policies.sort_by_key(|p| (if p.tier == Tier::Namespaced { 0 } else { p.priority }, &p.name));
 
     let matching = |tier| {
@@ -113,7 +114,11 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'_>
         };
         p.tier == Tier::Namespaced && direction
     };
-    let isolated_by: Vec<_> = policies.iter().filter(isolates).map(|p| &p.name).collect();
+    let own = match &flow.subject.enforcement {
+        Enforcement::Always(by) => Some(&**by),
+        Enforcement::Default | Enforcement::Never => None,
+    };
+    let isolated_by: Vec<_> = policies.iter().filter(isolates).map(|p| &p.name).chain(own).collect();
     if !isolated_by.is_empty() {
         return Verdict::Deny { rule: None, isolated_by };
     }

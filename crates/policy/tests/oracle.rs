@@ -3,8 +3,8 @@
 
 use wharf_policy::{
     model::{
-        Action, Direction, Directions, Endpoint, Entity, Origin, Peer, Policy, PolicyName, Port, PortRange, Protocol,
-        Rule, Selector, Tier,
+        Action, Direction, Directions, Endpoint, Enforcement, Entity, Origin, Peer, Policy, PolicyName, Port,
+        PortRange, Protocol, Rule, Selector, Tier,
     },
     oracle::{Destination, Flow, PeerOf, Verdict, judge},
 };
@@ -182,4 +182,21 @@ fn ports_are_of_their_protocol_and_both_ends_of_a_range_count() {
         assert!(matches(None, None, &flow));
         assert!(!matches(None, Some(vec![]), &flow));
     }
+}
+
+#[test]
+fn an_endpoint_may_be_isolated_without_a_policy_and_be_the_subject_of_none() {
+    let by = PolicyName { kind: "own".to_owned(), namespace: String::new(), name: "isolation".to_owned() };
+    let always = Endpoint { enforcement: Enforcement::Always(by.clone().into()), ..endpoint(&[]) };
+    let outside = PeerOf::Outside("192.0.2.7".parse().unwrap());
+    let ingress = flow(&always, outside, tcp(80));
+    for direction in [Direction::Ingress, Direction::Egress] {
+        let verdict = judge(&[], &Flow { direction, ..ingress });
+        assert_eq!(verdict, Verdict::Deny { rule: None, isolated_by: vec![&by] });
+    }
+    let allow = policy("allow", Baseline, 0, vec![rule(1, Accept)]);
+    assert!(!judge(&[allow], &ingress).accepts(), "nothing of the baseline tier where something isolates");
+    let never = Endpoint { enforcement: Enforcement::Never, ..endpoint(&[]) };
+    let deny = policy("deny", Admin, 0, vec![rule(1, Deny)]);
+    assert!(judge(&[deny], &flow(&never, outside, tcp(80))).accepts());
 }

@@ -1,6 +1,7 @@
 //! Network policy, as an operator writes it and packets meet it.
 
 mod change;
+mod facts;
 mod flood;
 mod gaps;
 mod packets;

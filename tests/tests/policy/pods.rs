@@ -40,13 +40,19 @@ impl Pod {
 
     /// A pod of a namespace, with labels in the form `k8s:app=web`.
     pub(crate) fn kubernetes(node: &Node, namespace: &str, name: &str, labels: &[&str]) -> Result<Self> {
+        let pod = Self::without_labels(node, namespace, name)?;
+        let namespace = format!("k8s:io.kubernetes.pod.namespace={namespace}");
+        relabel(node, &pod.end, &[labels, &[&namespace]].concat())?;
+        Ok(pod)
+    }
+
+    /// A pod of a namespace, as a runtime attaches it.
+    pub(crate) fn without_labels(node: &Node, namespace: &str, name: &str) -> Result<Self> {
         let (sandbox, conf) = (node.sandbox(&format!("{namespace}-{name}"))?, node.netconf());
         let arguments = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
         let add = node.cni("ADD").of(sandbox.name(), sandbox.path(), "eth0").conf(&conf).env("CNI_ARGS", &arguments);
         let (container, netns) = (sandbox.name().to_owned(), sandbox.path().to_owned());
         let end = Attached { container, netns, ifname: "eth0".to_owned(), conf, result: add.run()?.result()? };
-        let namespace = format!("k8s:io.kubernetes.pod.namespace={namespace}");
-        relabel(node, &end, &[labels, &[&namespace]].concat())?;
         answers_every_error(sandbox.space()?)?;
         Ok(Self { sandbox, end })
     }
@@ -71,8 +77,12 @@ impl Pod {
 /// Gives an endpoint other labels.
 pub(crate) fn relabel(node: &Node, end: &Attached, labels: &[&str]) -> Result<()> {
     let labels = Some(labels.iter().map(|label| (*label).to_owned()).collect());
-    let patch = EndpointPatch { labels, ..EndpointPatch::default() };
-    node.ask(async |client| client.patch_endpoint(&end.id(), &patch).await).map(drop)
+    change(node, end, &EndpointPatch { labels, ..EndpointPatch::default() })
+}
+
+/// Changes an endpoint.
+pub(crate) fn change(node: &Node, end: &Attached, patch: &EndpointPatch) -> Result<()> {
+    node.ask(async |client| client.patch_endpoint(&end.id(), patch).await).map(drop)
 }
 
 /// A probe of a port that nobody has is answered by an ICMP error, of which a host sends but a few a second.

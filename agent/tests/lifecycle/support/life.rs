@@ -13,7 +13,7 @@ use wharf_agent::{
 use wharf_core::{ipam::Ipam, kernel::Kernel as _};
 use wharf_datapath::fake::{Hold, Operation};
 
-use super::{Agent, Disk, Machine};
+use super::{Agent, Disk, Machine, Slow};
 
 /// An agent at work. Dropping it is no end that a test should rely on: [`Life::kill`] and [`Life::stop`] are.
 pub(crate) struct Life {
@@ -85,8 +85,10 @@ impl Machine {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
         let ipam = Ipam::new(self.config.pools.clone(), self.config.default_pool.clone()).expect("pools");
         let Opened { store, snapshot, set_aside, lost, writer } = opened;
-        let node = Node::new(self.config.clone(), self.kernel.clone(), store, ipam, Arc::clone(&self.proxy) as _);
-        (runtime, node, Opening { snapshot, set_aside, lost, writer })
+        let identities = Arc::<Slow>::default();
+        let (proxy, giver) = (Arc::clone(&self.proxy), Arc::clone(&identities));
+        let node = Node::new(self.config.clone(), self.kernel.clone(), store, ipam, proxy, giver);
+        (runtime, node, Opening { snapshot, set_aside, lost, writer, identities })
     }
 
     fn living(&self, runtime: Runtime, node: Arc<Node<wharf_datapath::FakeKernel>>, opening: Opening) -> Life {
@@ -96,6 +98,7 @@ impl Machine {
             kernel: self.kernel.clone(),
             disk: self.disk.clone(),
             proxy: Arc::clone(&self.proxy),
+            identities: opening.identities,
             set_aside: opening.set_aside,
         };
         Life { runtime, agent, disk: self.disk.clone(), writer: opening.writer }
@@ -107,6 +110,7 @@ struct Opening {
     set_aside: Option<String>,
     lost: bool,
     writer: JoinHandle<()>,
+    identities: Arc<Slow>,
 }
 
 /// What the agent does before it serves, in its order.

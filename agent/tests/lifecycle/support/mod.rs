@@ -1,6 +1,7 @@
 //! A machine with one agent on it, which can be started, crashed and started again.
 
 mod disk;
+mod identities;
 pub(crate) mod life;
 mod proxy;
 
@@ -52,6 +53,7 @@ use wharf_datapath::{FakeKernel, fake::Operation};
 use wharf_handover::queue::{Deletion, EndpointRef, VERSION};
 
 pub(crate) use disk::Disk;
+pub(crate) use identities::Slow;
 pub(crate) use proxy::Proxy;
 
 /// Longest wait for something that is bound to happen; a failure, not a pace.
@@ -94,6 +96,7 @@ impl Machine {
             policy_enforcement: Enforcement::Default,
             policy_audit: false,
             policy_keep_flows: false,
+            labels_timeout: Duration::ZERO,
             prepared_programs: 0,
             proxy_timeout: PATIENCE,
             ip_rest_ms: 0,
@@ -160,6 +163,7 @@ pub(crate) struct Agent {
     pub(crate) kernel: FakeKernel,
     pub(crate) disk: Disk,
     pub(crate) proxy: Arc<Proxy>,
+    pub(crate) identities: Arc<Slow>,
     pub(crate) set_aside: Option<String>,
 }
 
@@ -401,7 +405,7 @@ impl Agent {
         assert_eq!(self.snapshot().await, Snapshot::default(), "store");
         let leases = lock(&self.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(leases, [], "leases in memory");
-        assert_eq!(lock(&self.life.identities).list(), [], "identities");
+        assert_eq!(self.identities.list(), [], "identities");
         self.remove_prepared().await;
         assert!(self.kernel.is_clean(), "kernel: {:?}", self.kernel.dump().await.expect("dump"));
         assert_eq!(self.findings(false).await, [], "audit");

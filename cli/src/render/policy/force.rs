@@ -38,7 +38,7 @@ pub(crate) fn get(list: &PolicyList, style: &Style, wide: bool) -> String {
 }
 
 /// The mode in words.
-pub(super) fn enforcement(mode: PolicyEnforcement) -> &'static str {
+fn enforcement(mode: PolicyEnforcement) -> &'static str {
     match mode {
         PolicyEnforcement::Default => "default (endpoints that a policy selects)",
         PolicyEnforcement::Always => "always (every endpoint)",

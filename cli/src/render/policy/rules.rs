@@ -1,15 +1,12 @@
 //! `wharf bpf policy get`: the rows that decide about an endpoint's packets.
 
-use wharf_api::{EndpointPolicy, EndpointRules, PolicyRow};
+use wharf_api::{EndpointPolicy, EndpointRules, PolicyEnforcement, PolicyRow};
 
-use super::{
-    super::{
-        Style, Tone,
-        screen::Screen,
-        table::{Cell, cell, lines, table, token},
-        text,
-    },
-    force::enforcement,
+use super::super::{
+    Style, Tone,
+    screen::Screen,
+    table::{Cell, cell, lines, table, token},
+    text,
 };
 
 /// Peers and ports that a row names below each other; the wide form names all that are known.
@@ -29,7 +26,12 @@ pub(crate) fn rules(policy: &EndpointPolicy, style: &Style, wide: bool) -> Strin
         screen.toned("Revision", Tone::Warn, &late, "");
     }
     let audit = if policy.audit { "; audit: what policy would drop passes" } else { "" };
-    screen.line("Enforcement", &format!("{}{audit}", enforcement(policy.enforcement)));
+    let enforcement = match policy.enforcement {
+        PolicyEnforcement::Default => "default (in the directions of policies that select it)",
+        PolicyEnforcement::Always => "always (in both directions)",
+        PolicyEnforcement::Never => "never",
+    };
+    screen.line("Enforcement", &format!("{enforcement}{audit}"));
     for (name, rules) in [("Ingress", &policy.ingress), ("Egress", &policy.egress)] {
         screen.gap();
         direction(&mut screen, name, rules, style, wide);
@@ -89,7 +91,7 @@ fn peers(row: &PolicyRow, most: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use wharf_api::{PolicyEnforcement, PolicyRule};
+    use wharf_api::PolicyRule;
 
     use super::*;
 

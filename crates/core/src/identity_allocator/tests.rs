@@ -140,3 +140,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn names_of_pod_and_namespace_do_not_say_what_an_endpoint_is() {
+    let of_a_runtime = labels(&["k8s:io.kubernetes.pod.name=web-1", "k8s:io.kubernetes.pod.namespace=shop"]);
+    assert!(!says_what(&of_a_runtime));
+    assert!(!says_what(&BTreeSet::new()));
+    for label in ["k8s:app=web", "cni:app=web", "container:io.kubernetes.pod.namespace=x"] {
+        let mut more = of_a_runtime.clone();
+        more.extend(labels(&[label]));
+        assert!(says_what(&more), "{label}");
+    }
+}

@@ -332,6 +332,9 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         ports: Vec::new(),
         masquerade: None,
         bandwidth: Default::default(),
+        policy_enforcement: None,
+        named_ports: std::collections::BTreeMap::new(),
+        awaits_labels: false,
     }
 }
 

@@ -5,7 +5,7 @@
 //! | kept | computed again |
 //! |---|---|
 //! | which policies select an identity | for a policy that changes; for an identity that is new |
-//! | the rule sets of a kind of endpoint (identity, declared ports, health) | if a policy that selects it changes |
+//! | the rule sets of a kind of endpoint (identity, declared ports, health, enforcement) | if a policy that selects it changes |
 //! | a rule set's port classes | never: other rules, or other numbers of its named ports, are another rule set |
 //! | which atoms match an identity | for atoms that are new in the rule sets in use |
 //! | networks that contain each other | if the networks in the rule sets in use change |
@@ -31,7 +31,7 @@ use super::{
     limits::largest,
     peers::{Changed, Peers},
     plan::Plan,
-    selection::Policies,
+    selection::{Policies, PortName},
     sets::RuleSets,
 };
 use crate::model::{Direction, Policy, PolicyName};
@@ -192,10 +192,10 @@ impl Engine {
         for id in &touched.kinds {
             let Some(kind) = kinds.get(*id) else { continue };
             let Some(selected) = kinds.selected(kind) else { continue };
-            let declared = &kind.endpoint.ports;
-            let ingress =
-                policies.rules(selected, Direction::Ingress, |name| declared.get(name).copied().into_iter().collect());
-            let egress = policies.rules(selected, Direction::Egress, |name| kinds.numbers(name));
+            let (declared, enforcement) = (&kind.endpoint.ports, &kind.endpoint.enforcement);
+            let own = |name: &PortName| declared.get(name).copied().into_iter().collect();
+            let ingress = policies.rules(selected, enforcement, Direction::Ingress, own);
+            let egress = policies.rules(selected, enforcement, Direction::Egress, |name| kinds.numbers(name));
             let new = Sets { ingress: sets.acquire(ingress, atoms), egress: sets.acquire(egress, atoms) };
             let Some(kind) = kinds.get_mut(*id) else { continue };
             let old = std::mem::replace(&mut kind.sets, new);

@@ -11,7 +11,7 @@ use super::{
     atoms::OwnerOf,
     selection::{Policies, PortName, Selected},
 };
-use crate::model::Endpoint;
+use crate::model::{Endpoint, Enforcement};
 
 /// A kind. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +22,7 @@ struct KindKey {
     identity: Identity,
     health: bool,
     ports: BTreeMap<PortName, u16>,
+    enforcement: Enforcement,
 }
 
 /// A kind of endpoint.
@@ -164,7 +165,12 @@ impl Kinds {
 
     fn kind_of(&mut self, member: &Member, policies: &Policies, touched: &mut Touched) -> KindId {
         let Member { identity, endpoint } = member;
-        let key = KindKey { identity: *identity, health: endpoint.health, ports: endpoint.ports.clone() };
+        let key = KindKey {
+            identity: *identity,
+            health: endpoint.health,
+            ports: endpoint.ports.clone(),
+            enforcement: endpoint.enforcement.clone(),
+        };
         if let Some(known) = self.ids.get(&key) {
             return *known;
         }

@@ -12,7 +12,8 @@ use super::{
     ports::PortList,
 };
 use crate::model::{
-    Action, Direction, Endpoint, Labels, Origin, Peer, Policy, PolicyName, Port, PortRange, Protocol, Rule, Tier,
+    Action, Direction, Endpoint, Enforcement, Labels, Origin, Peer, Policy, PolicyName, Port, PortRange, Protocol,
+    Rule, Tier,
 };
 
 /// A port by its name.
@@ -179,9 +180,13 @@ impl Policies {
     pub(super) fn rules(
         &self,
         identity: &Selected,
+        enforcement: &Enforcement,
         direction: Direction,
         mut numbers: impl FnMut(&PortName) -> Vec<u16>,
     ) -> Option<(SetKey, Vec<&Arc<Prepared>>)> {
+        if *enforcement == Enforcement::Never {
+            return None;
+        }
         let (mut admin, mut deny, mut accept, mut baseline) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut isolated_by = Vec::new();
         for entry in identity.by.iter().filter_map(|order| self.entries.get(order)) {
@@ -204,6 +209,9 @@ impl Policies {
                     }
                 }
             }
+        }
+        if let Enforcement::Always(by) = enforcement {
+            isolated_by.push(PolicyName::clone(by));
         }
         // Isolation decides about every packet that reaches it.
         if !isolated_by.is_empty() {

@@ -26,6 +26,8 @@ use crate::model::{
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 /// Before the keys of a namespace's labels.
 const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
+/// The one label of an endpoint whose labels are not known yet.
+const WITHOUT_LABELS: &str = "reserved:init";
 /// Label sources of what is no endpoint.
 const OTHER_SOURCES: [&str; 5] = ["reserved", "cidr", "cidrgroup", "fqdn", "node"];
 /// Entities; Cilium's cluster includes the node.
@@ -218,7 +220,7 @@ fn key(reader: &mut Reader, field: &Field<'_>, text: &str) -> Read<(LabelOf, Str
         let remedy = "write k8s:KEY, or KEY for that of any source";
         return Err(reader.refuse(field, format!("{} has no source of labels", quoted(text)), remedy));
     }
-    if OTHER_SOURCES.contains(&source) {
+    if OTHER_SOURCES.contains(&source) && text != WITHOUT_LABELS {
         let remedy = "write entities or networks as peers";
         return Err(reader.refuse(field, format!("{} is a label that no endpoint has", quoted(text)), remedy));
     }

@@ -359,3 +359,12 @@ fn a_document_without_spec_and_specs_is_refused() {
         assert!(refused(text).contains("spec: is missing; write the policy as spec or specs"));
     }
 }
+
+#[test]
+fn a_policy_may_be_about_endpoints_whose_labels_are_not_known_yet() {
+    let policies = accepted(&clusterwide("{endpointSelector: {matchLabels: {'reserved:init': ''}}, egress: [{}]}"));
+    let subject = &policies[0].subject;
+    let init = [("reserved:init".to_owned(), String::new())].into();
+    assert!(subject.selects(&init, None));
+    assert!(!subject.selects(&[("k8s:app".to_owned(), "init".to_owned())].into(), None));
+}

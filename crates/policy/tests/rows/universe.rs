@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -15,8 +16,8 @@ use proptest::{
 };
 use wharf_policy::{
     model::{
-        Action, Direction, Directions, Endpoint, Entity, Holds, LabelOf, Origin, Peer, Policy, PolicyName, Port,
-        PortRange, Protocol, Requirement, Rule, Selector, Tier,
+        Action, Direction, Directions, Endpoint, Enforcement, Entity, Holds, LabelOf, Origin, Peer, Policy, PolicyName,
+        Port, PortRange, Protocol, Requirement, Rule, Selector, Tier,
     },
     oracle::{Destination, Flow, PeerOf},
 };
@@ -168,8 +169,14 @@ pub(crate) fn endpoint(key: u32) -> impl Strategy<Value = Endpoint> {
     let namespace = option::weighted(0.8, select(vec!["a", "b"]));
     let port = (select(&PROTOCOLS[..2]), select(&PORT_NAMES[..]), select(vec![80, 8080]));
     let ports = vec(port, 0..3);
-    (labels, namespace, ports, proptest::bool::weighted(0.15)).prop_map(
-        move |((app, tier, other), namespace, ports, health)| Endpoint {
+    let own = PolicyName { kind: "own".to_owned(), namespace: String::new(), name: "isolation".to_owned() };
+    let enforcement = prop_oneof![
+        8 => Just(Enforcement::Default),
+        1 => Just(Enforcement::Always(Arc::new(own))),
+        1 => Just(Enforcement::Never),
+    ];
+    (labels, namespace, ports, proptest::bool::weighted(0.15), enforcement).prop_map(
+        move |((app, tier, other), namespace, ports, health, enforcement)| Endpoint {
             addresses: addresses(key),
             labels: [("k8s:app", app), ("k8s:tier", tier), ("container:app", other)]
                 .into_iter()
@@ -178,6 +185,7 @@ pub(crate) fn endpoint(key: u32) -> impl Strategy<Value = Endpoint> {
             namespace: namespace.map(|name| [("kubernetes.io/metadata.name".to_owned(), name.to_owned())].into()),
             ports: ports.into_iter().map(|(protocol, name, port)| ((protocol, name.to_owned()), port)).collect(),
             health,
+            enforcement,
         },
     )
 }

@@ -1,0 +1,89 @@
+//! Changes of an endpoint's labels, of its enforcement of policy and of its named ports.
+
+use wharf_api::LogStatus;
+use wharf_core::{
+    endpoint::EndpointRecord,
+    kernel::Kernel,
+    policy::{MAX_NAMED_PORTS, OwnEnforcement},
+    state::{Level, State},
+    store::Change,
+    timeline::{Operation, Outcome},
+};
+
+use crate::{
+    endpoint::{identity, task::EndpointTask},
+    node::{edit::Edit, endpoint::Done, error::CommandError},
+};
+
+impl<K: Kernel> EndpointTask<K> {
+    /// Carries an edit out and answers: after the build that realizes new labels, else when the rows of policy are in the kernel.
+    pub(super) async fn on_edit(&mut self, edit: Edit, done: Done) {
+        let relabels = edit.labels.is_some();
+        match self.edit(edit).await {
+            Ok(()) if relabels => self.request(Level::Policy, done),
+            // The client may have gone.
+            result => drop(done.send(result)),
+        }
+    }
+
+    /// The rows of a new enforcement and new ports are in the kernel before the record is committed: where the kernel refuses them,
+    /// nothing changes. Labels alone are committed first, and the build that follows is retried until the kernel takes them.
+    pub(super) async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
+        let state = self.shared.read(|v| v.fsm.state);
+        if state == State::Disconnecting || state.is_terminal() {
+            // A delete may have removed the record from the store; a write would bring it back.
+            return Err(CommandError::Refused { command: "change", state });
+        }
+        let old = self.shared.read(|v| v.record.clone());
+        let mut record = edit.without_labels(&old);
+        let ports = record.named_ports.len();
+        if ports > MAX_NAMED_PORTS {
+            return Err(CommandError::NamedPorts(ports));
+        }
+        let of_policy = record != old;
+        let relabels = edit.labels.is_some();
+        if let Some(labels) = edit.labels {
+            record.identity = self.identity_of(&labels).await?;
+            (record.labels, record.awaits_labels) = (labels, false);
+        }
+        if let Err(error) = self.keep(&record, of_policy).await {
+            if of_policy && let Err(why) = self.life.policy.put_back_endpoint(&old).await {
+                self.shared.log(LogStatus::Warning, "change", format!("take it back: {why}"));
+            }
+            if relabels {
+                identity::release(&self.life, record.identity).await;
+            }
+            return Err(error);
+        }
+        if relabels {
+            identity::release(&self.life, old.identity).await;
+            let change = format!("identity {} -> {}", old.identity, record.identity);
+            self.shared.note(Operation::Relabel, "relabel", None, Outcome::Ok, &change);
+            self.shared.log(LogStatus::Ok, "relabel", change);
+        }
+        if of_policy {
+            let change = told(&record);
+            self.shared.note(Operation::Notice, "change", None, Outcome::Ok, &change);
+            self.shared.log(LogStatus::Ok, "change", change);
+        }
+        self.shared.update(|v| v.record = record);
+        Ok(())
+    }
+
+    async fn keep(&self, record: &EndpointRecord, of_policy: bool) -> Result<(), CommandError> {
+        if of_policy {
+            self.life.policy.put_endpoint(record).await?;
+        }
+        Ok(self.life.store.commit(vec![Change::PutEndpoint(Box::new(record.clone()))]).await?)
+    }
+}
+
+/// What policy is told of an endpoint.
+fn told(record: &EndpointRecord) -> String {
+    let enforcement = match record.policy_enforcement {
+        None => "default",
+        Some(OwnEnforcement::Always) => "always",
+        Some(OwnEnforcement::Never) => "never",
+    };
+    format!("policy-enforcement {enforcement}, {} named ports", record.named_ports.len())
+}
