@@ -71,6 +71,14 @@ pub enum PolicyEnforcement {
     Never,
 }
 
+impl PolicyEnforcement {
+    /// The mode `default`.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::Default
+    }
+}
+
 /// Body of `PATCH /v1/config`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

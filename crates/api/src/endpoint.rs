@@ -257,7 +257,7 @@ pub struct Endpoint {
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
     /// Enforcement of policy that it has in place of the node's mode; `default` follows the mode.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "PolicyEnforcement::is_default")]
     pub policy_enforcement: PolicyEnforcement,
     /// Ports that rules of policies name, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
