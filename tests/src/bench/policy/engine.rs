@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, ensure};
 use wharf_common::map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX};
 use wharf_policy::{
     compile::{Change, EndpointKey, Engine, Event, Identity, Limits, Member},
-    model::{Endpoint, Labels, NAMESPACE_NAME, Policy},
+    model::{Endpoint, Enforcement, Labels, NAMESPACE_NAME, Policy},
     read::read,
 };
 
@@ -78,6 +78,7 @@ fn member<const N: usize>(
     let v4 = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 1).to_bits() + number);
     let v6 = Ipv6Addr::from_bits(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).to_bits() + u128::from(number));
     let endpoint = Endpoint {
+        enforcement: Enforcement::Default,
         addresses: vec![IpAddr::V4(v4), IpAddr::V6(v6)],
         labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
         namespace: Some(Labels::from([(NAMESPACE_NAME.to_owned(), namespace.to_owned())])),
