@@ -291,7 +291,8 @@ fn rules_of_policy_are_tried_and_those_that_somebody_changed_are_written_again()
         };
         assert!(alarm.starts_with("ingress-denied-ipv4: expected drop, ingress policy-denied; got pass"), "{alarm}");
         let now = agent.kernel.observe_policy().await.expect("rows");
-        assert_eq!((&now.sets, now.cells.len()), (&rows.sets, rows.cells.len()), "as before");
+        assert_ne!(now.sets[&handle.id].ingress, 0, "a rule set of another number");
+        assert_eq!(now.cells.len(), rows.cells.len());
         agent.assert_healthy().await;
     });
 }
