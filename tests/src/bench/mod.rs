@@ -49,7 +49,7 @@ use crate::NodeConfig;
 /// What is to be measured. `None` for a number of rounds: the part's own.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// A smoke run, under a minute.
+    /// A smoke run, under two minutes.
     pub quick: bool,
     /// Parts to run, by name; all when empty.
     pub only: Vec<String>,

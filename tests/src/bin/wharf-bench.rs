@@ -14,7 +14,7 @@ use wharf_tests::bench::{self, Options, PARTS, ends, table};
 #[derive(Debug, Parser)]
 #[command(name = "wharf-bench")]
 struct Cli {
-    /// A smoke run of under a minute, to see that it works; its numbers mean little.
+    /// A smoke run of under two minutes, to see that it works; its numbers mean little.
     #[arg(long)]
     quick: bool,
     /// Measure only this part; may be repeated.
