@@ -16,7 +16,8 @@ use aya::{
     programs::SchedClassifier,
 };
 use wharf_api::{
-    EndpointHealth, EndpointLogEntry, EndpointPatch, Health, LogStatus, MonitorEvent, PolicyImport, RegenerateLevel,
+    EndpointHealth, EndpointLogEntry, EndpointPatch, FlowList, Health, LogStatus, MonitorEvent, PolicyImport,
+    RegenerateLevel,
 };
 use wharf_common::{EndpointConfig, map::FLAG_LIVE};
 use wharf_tests::{
@@ -132,13 +133,8 @@ fn a_healthy_endpoint_passes_every_case() -> Result<()> {
 
 /// Rows of the tables of flows.
 fn flows(node: &Node) -> Result<usize> {
-    let mut rows = 0;
-    for table in ["FLOWS", "FLOWS_NEW"] {
-        let shown: serde_json::Value =
-            serde_json::from_str(&node.wharf(&["bpf", "map", "get", table, "-o", "json"])?.stdout)?;
-        rows += shown["rows"].as_array().context("rows")?.len();
-    }
-    Ok(rows)
+    let list: FlowList = serde_json::from_str(&node.wharf(&["bpf", "ct", "list", "-o", "json"])?.ok()?)?;
+    Ok(list.flows.len())
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Packets by which the self-check of an endpoint tries its rules.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -15,10 +15,11 @@ use wharf_policy::{
 
 use super::{Inner, Policy, rows::key};
 
-/// Networks that are looked at for peers, and the peers and ports that are tried: an endpoint is checked within a millisecond.
+/// Networks of each family that are looked at for peers, and the peers and ports that are tried: an endpoint is checked within a millisecond.
 const NETWORKS: usize = 256;
 const PEERS: usize = 12;
 const PORTS: usize = 8;
+const EVERY_FAMILY: [bool; 2] = [true, false];
 /// Addresses of nobody (RFC 5737, RFC 3849).
 const NOBODY: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
@@ -43,8 +44,12 @@ impl<K: Kernel> Policy<K> {
         if let (Some(tables), None) = (inner.tables(), &inner.problem) {
             let peers = self.peers(&inner, tables);
             for own in record.addresses() {
-                let peers: Vec<IpAddr> =
-                    peers.iter().copied().filter(|peer| peer.is_ipv4() == own.is_ipv4() && *peer != own).collect();
+                let peers: Vec<IpAddr> = peers
+                    .iter()
+                    .copied()
+                    .filter(|peer| peer.is_ipv4() == own.is_ipv4() && *peer != own)
+                    .take(PEERS)
+                    .collect();
                 for direction in [Direction::Egress, Direction::Ingress] {
                     probes.extend(tried(tables, record, direction, &peers));
                 }
@@ -59,11 +64,20 @@ impl<K: Kernel> Policy<K> {
         self.lock().await.writes
     }
 
-    /// Addresses of different classes. The node's own always reach an endpoint, and a service is decided elsewhere.
+    /// Addresses of different classes, two of each in each family: one may be the endpoint's own. The node's own always reach an endpoint, and a service is decided elsewhere.
     fn peers(&self, inner: &Inner, tables: &Tables) -> Vec<IpAddr> {
-        let mut classes = BTreeSet::new();
-        let nets = tables.ipcache.iter().take(NETWORKS).filter(|(net, _)| net.prefix_len() > 0);
-        let firsts = nets.filter(|(_, known)| classes.insert(known.class)).map(|(net, _)| first(net)).take(PEERS);
+        let mut taken = BTreeMap::new();
+        let mut is_new = |ipv4: bool, class| {
+            let of_class = taken.entry((ipv4, class)).or_insert(0);
+            *of_class += 1;
+            *of_class <= 2
+        };
+        let nets = EVERY_FAMILY.into_iter().flat_map(|ipv4| {
+            let nets =
+                tables.ipcache.iter().filter(move |(net, _)| net.addr().is_ipv4() == ipv4 && net.prefix_len() > 0);
+            nets.take(NETWORKS)
+        });
+        let firsts = nets.filter(|(net, known)| is_new(net.addr().is_ipv4(), known.class)).map(|(net, _)| first(net));
         let is_asked = |ip: &IpAddr| {
             let unusual = ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || is_bound_to_a_link(*ip);
             !unusual && !inner.node.contains(ip) && !self.services.iter().any(|net| net.contains(ip))
