@@ -1,11 +1,15 @@
 //! Changes of an endpoint's labels, of its enforcement of policy and of its named ports.
 
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::time::{Instant, timeout};
 use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::EndpointRecord,
+    identity::{Identity, Label},
     kernel::Kernel,
     policy::{MAX_NAMED_PORTS, OwnEnforcement},
-    state::{Level, State},
+    state::{Event, Level, State},
     store::Change,
     timeline::{Operation, Outcome},
 };
@@ -14,6 +18,9 @@ use crate::{
     endpoint::{identity, task::EndpointTask},
     node::{edit::Edit, endpoint::Done, error::CommandError},
 };
+
+/// Pause before labels that came too late are taken for all again, after a failure.
+const AGAIN: Duration = Duration::from_secs(5);
 
 impl<K: Kernel> EndpointTask<K> {
     /// Carries an edit out and answers: after the build that realizes new labels, else when the rows of policy are in the kernel.
@@ -28,7 +35,7 @@ impl<K: Kernel> EndpointTask<K> {
 
     /// The rows of a new enforcement and new ports are in the kernel before the record is committed: where the kernel refuses them,
     /// nothing changes. Labels alone are committed first, and the build that follows is retried until the kernel takes them.
-    pub(super) async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
+    async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {
             // A delete may have removed the record from the store; a write would bring it back.
@@ -68,6 +75,49 @@ impl<K: Kernel> EndpointTask<K> {
         }
         self.shared.update(|v| v.record = record);
         Ok(())
+    }
+
+    /// Waits for the identity of new labels. Those of before stay in force meanwhile; a delete ends the wait.
+    async fn identity_of(&mut self, labels: &BTreeSet<Label>) -> Result<Identity, CommandError> {
+        // Another state does not change: a rebuild after a restart is still to come.
+        let waits = self.shared.read(|v| matches!(v.fsm.state, State::Ready | State::WaitingToRegenerate));
+        if waits {
+            self.transition(Event::IdentityLost);
+        }
+        let acquired = tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => return Err(CommandError::Deleted),
+            acquired = timeout(identity::BOUND, self.life.identities.acquire(labels)) => acquired,
+        };
+        if waits {
+            // Also without a new one: the endpoint has that of before.
+            self.transition(Event::IdentityResolved);
+        }
+        Ok(acquired.map_err(|_| CommandError::NoIdentity(identity::BOUND))??)
+    }
+
+    /// When the labels of an endpoint that awaits them count as known. Counted from the end of its create, and anew from each start of
+    /// the agent: no clock is kept that outlives it.
+    pub(super) fn labels_due(&self) -> Option<Instant> {
+        self.shared.read(|v| v.record.awaits_labels).then(|| Instant::now() + self.life.config.labels_timeout)
+    }
+
+    /// No labels came: those that the endpoint has are all. The answer is when that is tried again.
+    pub(super) async fn on_labels_due(&mut self) -> Option<Instant> {
+        let record = self.shared.read(|v| v.record.clone());
+        if !record.awaits_labels || self.cancel.is_cancelled() {
+            return None;
+        }
+        match self.edit(Edit::labels(record.labels)).await {
+            Ok(()) => {
+                self.transition(Event::BuildRequested(Level::Policy));
+                None
+            }
+            Err(why) => {
+                self.shared.log(LogStatus::Warning, "labels", format!("{why}; it is tried again in {AGAIN:?}"));
+                Some(Instant::now() + AGAIN)
+            }
+        }
     }
 
     async fn keep(&self, record: &EndpointRecord, of_policy: bool) -> Result<(), CommandError> {
