@@ -30,7 +30,7 @@ use wharf_ebpf::{
 };
 
 use crate::{
-    packet::{Key, Packet, address},
+    packet::{Key, PACKET_MAX, Packet, address, echo_request, identification},
     policy, stack_path,
 };
 
@@ -97,20 +97,23 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return unknown() };
     if packet.is_fragment() {
         let what = Fragment::of(asked, &packet).number();
+        let at = packet.identification_at;
         // SAFETY: the context the program was called with.
-        let first =
-            unsafe { wharf_fragment(ctx.skb.skb, what, asked.own_epoch, packet.identification, packet.ports()) };
+        let first = unsafe { wharf_fragment(ctx.skb.skb, what, asked.own_epoch, at, packet.ports()) };
         if first & LONE != 0 {
             return Err(DropReason::LoneFragment);
         }
         (packet.source_port, packet.destination_port) = (first as u16, (first >> 16) as u16);
         packet.protocol = (first >> 32) as u8;
+        if packet.is_later_fragment() {
+            packet.kind = echo_request(packet.protocol);
+        }
     }
     if test_packet::is_test(ctx) {
         // No row is looked for or left.
         return policy::judge(ctx, asked, &packet, true).map(|_| Way::Direct);
     }
-    if packet.is_error(ctx) {
+    if packet.is_error {
         // It goes the way of the packet that it is about, which its sender received: so it is a packet of the same flow.
         let sends = asked.direction as u32 == Direction::Egress as u32;
         let inner = (packet.transport + ICMP_ERROR_BYTES) as u32 | if sends { ABOUT_SENT } else { 0 };
@@ -124,7 +127,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     }
     let (key, by_high) = packet.key();
     let ends = Ends::of(asked, by_high);
-    let (signals, now) = (packet.signals(ctx), now());
+    let (signals, now) = (packet.signals, now());
     let mut found = find(&key);
     let (mut by_owner, mut is_judged) = (true, policy.generation == 0);
     if let Some((row, _)) = &mut found {
@@ -178,7 +181,7 @@ const ABOUT_STACK: u64 = 1 << 32;
 #[inline(never)]
 pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32, peer: u32) -> u64 {
     let ctx = &TcContext::new(skb);
-    let Some(about) = Packet::at(ctx, (offset & ABOUT_MAX) as usize) else { return 0 };
+    let Some(about) = Packet::at(ctx, (offset & PACKET_MAX) as usize) else { return 0 };
     let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return 0 };
     // It goes to whom the packet came from; an endpoint sends one about what came to itself, a router about anything.
     let is_of_flow = destination.equals(about.source) && (offset & ABOUT_SENT == 0 || source.equals(about.destination));
@@ -190,8 +193,6 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
 
 /// Beside the offset: the endpoint sends the error.
 const ABOUT_SENT: u32 = 1 << 16;
-/// Mask of the offset of the packet that an error is about; more than there can be in front of it.
-const ABOUT_MAX: u32 = 0x7ff;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Table {
@@ -405,8 +406,6 @@ struct Fragment {
     is_later: bool,
     /// As [`Packet`] has it.
     protocol: u8,
-    /// As [`Packet`] has it.
-    identified_by: u8,
 }
 
 const _: () = assert!(wharf_common::MAX_ENDPOINT_ID < 1 << 14);
@@ -414,16 +413,14 @@ const _: () = assert!(wharf_common::MAX_ENDPOINT_ID < 1 << 14);
 impl Fragment {
     #[inline(always)]
     fn of(asked: &Asked, packet: &Packet) -> Self {
-        let Packet { protocol, identified_by, .. } = *packet;
         let (own, direction, is_later) = (asked.own as u16, asked.direction as u8, packet.is_later_fragment());
-        Self { own, direction, is_later, protocol, identified_by }
+        Self { own, direction, is_later, protocol: packet.protocol }
     }
 
     #[inline(always)]
     fn number(self) -> u32 {
-        let Self { own, direction, is_later, protocol, identified_by } = self;
-        let flags = u32::from(direction) << 14 | u32::from(is_later) << 15;
-        u32::from(own) | flags | u32::from(protocol) << 16 | u32::from(identified_by) << 24
+        let Self { own, direction, is_later, protocol } = self;
+        u32::from(own) | u32::from(direction) << 14 | u32::from(is_later) << 15 | u32::from(protocol) << 16
     }
 
     /// From [`Self::number`].
@@ -434,14 +431,13 @@ impl Fragment {
             direction: (number >> 14 & 1) as u8,
             is_later: number & 1 << 15 != 0,
             protocol: (number >> 16) as u8,
-            identified_by: (number >> 24) as u8,
         }
     }
 }
 
 /// Keeps what only the first fragment of a packet shows, or finds it for a later one: source port, from bit 16 on the destination
 /// port, from bit 32 on the protocol behind all extension headers. `what`: [`Fragment::number`]; `own_epoch`: that of the endpoint
-/// whose hook the packet is at; `ports`: [`Packet::ports`], of the first fragment.
+/// whose hook the packet is at; `at`: [`Packet::identification_at`]; `ports`: [`Packet::ports`], of the first fragment.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -450,16 +446,11 @@ impl Fragment {
 /// `skb` is the context of the running program.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn wharf_fragment(
-    skb: *mut __sk_buff,
-    what: u32,
-    own_epoch: u32,
-    identification: u32,
-    ports: u32,
-) -> u64 {
+pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoch: u32, at: u32, ports: u32) -> u64 {
     let ctx = &TcContext::new(skb);
-    let Fragment { own, direction, is_later, protocol, identified_by } = Fragment::from_number(what);
+    let Fragment { own, direction, is_later, protocol } = Fragment::from_number(what);
     let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return LONE };
+    let Some((identification, identified_by)) = identification(ctx, at, protocol) else { return LONE };
     let key = FragmentKey {
         source: *source.as_shared(),
         destination: *destination.as_shared(),

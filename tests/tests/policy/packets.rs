@@ -294,22 +294,37 @@ fn message(v4: bool, kind: u8, identifier: u16) -> Vec<u8> {
     message
 }
 
+/// A policy that lets the database be asked for an echo, and nothing else.
+fn echo_alone() -> String {
+    document(
+        "cilium.io/v2",
+        "CiliumNetworkPolicy",
+        "{name: db}",
+        "{endpointSelector: {matchLabels: {app: db}}, ingress: [
+          {icmps: [{fields: [{type: EchoRequest, family: IPv4}, {type: EchoRequest, family: IPv6}]}]}]}",
+    )
+}
+
+/// The later fragments show neither protocol nor type.
+#[test]
+fn an_allowed_echo_may_come_in_fragments() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let [web, db] = pair(node)?;
+        import(node, &echo_alone())?;
+        for address in db.end.both()? {
+            Ping { to: address, count: 2, payload: FRAGMENTED }.run(web.space()?)?.must_answer()?;
+        }
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
 #[test]
 fn an_allowed_echo_opens_no_other_type_of_icmp() -> Result<()> {
     /// Timestamp (RFC 792); one for experiments (RFC 4443).
     const OTHER: [u8; 2] = [13, 200];
     scenario(NodeConfig::default(), |node| {
         let [web, db] = pair(node)?;
-        import(
-            node,
-            &document(
-                "cilium.io/v2",
-                "CiliumNetworkPolicy",
-                "{name: db}",
-                "{endpointSelector: {matchLabels: {app: db}}, ingress: [
-                  {icmps: [{fields: [{type: EchoRequest, family: IPv4}, {type: EchoRequest, family: IPv6}]}]}]}",
-            ),
-        )?;
+        import(node, &echo_alone())?;
         for (address, other) in db.end.both()?.into_iter().zip(OTHER) {
             let (v4, to) = (address.is_ipv4(), SockaddrStorage::from(SocketAddr::new(address, 0)));
             let (sends, gets) = (raw(web.space()?, v4)?, raw(db.space()?, v4)?);
