@@ -45,22 +45,13 @@ pub fn bin(name: &str) -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("resolve {}", path.display()))
 }
 
-/// Path of a binary with crash points, `NAME-crash`: in `WHARF_CRASH_DIR`, or `target/debug` of the workspace.
+/// Path of a binary with crash points, `NAME-crash`: beside the binaries under test.
 ///
 /// # Errors
 /// When it was not built.
 pub fn crash_bin(name: &str) -> Result<PathBuf> {
-    let dir = env::var_os("WHARF_CRASH_DIR")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/debug")));
-    let path = dir.join(format!("{name}-crash"));
-    ensure!(
-        path.is_file(),
-        "{} is not there: build it with `cargo build --package {name} --features crash-points --bin {name}-crash`, or set \
-         WHARF_CRASH_DIR",
-        path.display()
-    );
-    path.canonicalize().with_context(|| format!("resolve {}", path.display()))
+    let command = format!("cargo build --release --package {name} --features crash-points --bin {name}-crash");
+    bin(&format!("{name}-crash")).with_context(|| format!("`{command}` builds it"))
 }
 
 /// Path of the agent of the next ABI version, which has crash points too: beside the binaries under test.

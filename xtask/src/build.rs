@@ -45,18 +45,28 @@ pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[
     progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
 }
 
-/// Builds the programs with crash points, into [`crash_dir`]. Unoptimised: the tests' own dependencies are built already,
-/// and nothing is timed with them.
+/// Builds the programs with crash points beside the product. Optimised as it is: tests start the agent a thousand times, and an
+/// unoptimised one takes a second more for each start.
 pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> Result<()> {
     progress.step("Programs with crash points", |step| {
         for package in ["wharf-agent", "wharf-cni"] {
             let binary = format!("{package}-crash");
             let mut command = workspace.cargo();
             // One command each: features of packages that are built together would be one set.
-            command.args(["build", "--locked", "--package", package, "--features", "crash-points", "--bin", &binary]);
+            command.args([
+                "build",
+                "--release",
+                "--locked",
+                "--package",
+                package,
+                "--features",
+                "crash-points",
+                "--bin",
+                &binary,
+            ]);
             step.run(&mut command)?;
-            if !crash_dir(workspace).join(&binary).is_file() {
-                bail!("build {binary}: cargo succeeded, yet it is not in {}", crash_dir(workspace).display());
+            if !workspace.release().join(&binary).is_file() {
+                bail!("build {binary}: cargo succeeded, yet it is not in {}", workspace.release().display());
             }
         }
         Ok(())
@@ -81,11 +91,6 @@ pub(crate) fn next_agent(progress: &mut Progress, workspace: &Workspace, toolcha
 
 /// Name of the program that [`next_agent`] builds.
 pub(crate) const NEXT_AGENT: &str = "wharf-agent-next";
-
-/// Where the programs with crash points are.
-pub(crate) fn crash_dir(workspace: &Workspace) -> PathBuf {
-    workspace.target().join("debug")
-}
 
 /// The objects, and their names in `target/bpf`.
 const OBJECTS: [(&str, &str); 5] = [

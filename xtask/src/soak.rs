@@ -161,8 +161,7 @@ impl Soak<'_> {
         let mut command = self.workspace.cargo();
         command
             .args(["test", "--locked", "--package", part.package, "--test", part.test])
-            .env("WHARF_BIN_DIR", self.workspace.release())
-            .env("WHARF_CRASH_DIR", build::crash_dir(self.workspace));
+            .env("WHARF_BIN_DIR", self.workspace.release());
         if let Runs::Whole { variables, .. } = part.runs {
             command.envs(variables.iter().copied());
         }

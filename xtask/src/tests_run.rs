@@ -235,7 +235,6 @@ fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: 
     command
         .args(["--workspace", "--locked"])
         .env("WHARF_BIN_DIR", workspace.release())
-        .env("WHARF_CRASH_DIR", build::crash_dir(workspace))
         // Snapshots that differ fail; they are never rewritten by a test run.
         .env("INSTA_UPDATE", "no");
     if let Some(runner) = privilege.test_runner() {

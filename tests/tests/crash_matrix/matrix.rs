@@ -133,7 +133,7 @@ fn learn(scene: &mut Scene<'_>, operation: &Operation) -> Result<Vec<String>> {
         let finished = match operation.victim {
             Victim::Agent | Victim::Plugin => (operation.act)(scene)?.run()?,
             Victim::Start => {
-                ensure!(scene.node.start_armed_agent()?, "the agent died at a crash point that nobody wished for");
+                scene.start()?;
                 None
             }
         };
@@ -239,7 +239,7 @@ fn crash_at(scene: &mut Scene<'_>, operation: &Operation, point: &str) -> Result
             killed = await_crash(scene.node, point)?;
             crash::forget_wish(scene.node.dirs())?;
             scene.witnesses_talk().context("while no agent runs")?;
-            scene.node.start_agent()?;
+            scene.start()?;
             acting.join().map_err(|_| anyhow!("the call panicked"))??
         }
         Victim::Start => {
@@ -248,7 +248,7 @@ fn crash_at(scene: &mut Scene<'_>, operation: &Operation, point: &str) -> Result
             }
             crash::forget_wish(scene.node.dirs())?;
             scene.witnesses_talk().context("while no agent runs")?;
-            scene.node.start_agent()?;
+            scene.start()?;
             None
         }
         Victim::Plugin => {

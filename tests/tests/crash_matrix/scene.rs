@@ -10,6 +10,7 @@ use wharf_tests::{
     cni::{Answer, NETWORK},
     echo::{self, EchoServer},
     icmp::ping,
+    process::ip,
     wait,
 };
 
@@ -31,6 +32,8 @@ pub(crate) struct Scene<'n> {
     pub(crate) dead: Option<Attached>,
     /// Policy, where the operation is about it.
     pub(crate) guard: Option<Guard>,
+    /// The agent that runs, if one does, is one with crash points.
+    armed: bool,
 }
 
 impl<'n> Scene<'n> {
@@ -39,7 +42,7 @@ impl<'n> Scene<'n> {
         let (a, b, x) = (node.sandbox("a")?, node.sandbox("b")?, node.sandbox("x")?);
         let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
         let echo = EchoServer::start(b.space()?)?;
-        let scene = Self { node, a: (a, ea), b: (b, eb), echo, x, ex: None, dead: None, guard: None };
+        let scene = Self { node, a: (a, ea), b: (b, eb), echo, x, ex: None, dead: None, guard: None, armed: false };
         scene.witnesses_talk()?;
         Ok(scene)
     }
@@ -83,13 +86,23 @@ impl<'n> Scene<'n> {
         echo::tcp(from, self.echo.tcp_at(to.v6()?.into()), 1000).context("TCP between containers that live on")
     }
 
-    /// Makes an agent with crash points the one that runs, and waits until it has nothing to do.
+    /// Makes sure that an agent with crash points runs, which has nothing to do. One that was started after a crash stays: without a
+    /// wish it is like any other.
     pub(crate) fn arm(&mut self) -> Result<()> {
-        if self.node.has_agent() {
+        if self.node.has_agent() && !self.armed {
             self.node.kill_agent()?;
         }
-        ensure!(self.node.start_armed_agent()?, "the agent died at a crash point that nobody wished for");
+        if !self.node.has_agent() {
+            self.start()?;
+        }
         self.await_quiet()
+    }
+
+    /// Starts an agent that comes to no wish.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        ensure!(self.node.start_armed_agent()?, "the agent died at a crash point that nobody wished for");
+        self.armed = true;
+        Ok(())
     }
 
     /// Waits until the agent has done everything that follows from its start, so that the next crash point that is
@@ -175,8 +188,10 @@ impl<'n> Scene<'n> {
         if let Some(ex) = &self.ex {
             if self.guard.is_some() {
                 // Until the gateways are resolved, its flood pushes other packets out of their queues.
-                let answers = |gateway| Ok(ping(self.x.space()?, gateway)?.must_answer().ok());
-                ex.gateways()?.into_iter().try_for_each(|gateway| wait::until("the gateway", || answers(gateway)))?;
+                for gateway in ex.gateways()? {
+                    let known = format!("neigh show to {gateway} nud reachable nud stale nud delay nud permanent");
+                    wait::until("the gateway", || Ok((!ip(self.x.space()?, &known)?.is_empty()).then_some(())))?;
+                }
             }
             ping(self.x.space()?, ex.gateways()?[0])?.must_answer().context("the container that was retried")?;
             echo::udp(self.x.space()?, self.echo.udp_at(self.b.1.v6()?.into()), 100)?;

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{apt::empty_directory, kernel::Kernel, plan::TestFile, tools::Tools};
 use crate::{
-    build::{NEXT_AGENT, crash_dir},
+    build::NEXT_AGENT,
     progress::Step,
     workspace::{Workspace, find_program},
 };
@@ -156,7 +156,7 @@ pub(crate) fn make(
             .with_context(|| format!("link {name} in the guest"))?;
     }
     for name in ARMED {
-        tree.stripped(step, &crash_dir(workspace).join(name), &Path::new("/wharf/bin").join(name))?;
+        tree.stripped(step, &workspace.release().join(name), &Path::new("/wharf/bin").join(name))?;
     }
     for object in ["endpoint.o", "node.o", "sink.o", "endpoint-debug.o"] {
         tree.copy(&workspace.bpf_objects().join(object), &Path::new("/wharf/bpf").join(object))?;

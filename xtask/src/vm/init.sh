@@ -19,7 +19,7 @@ for module in $(cat /modules/order); do
 done
 ip link set lo up
 hostname guest
-export WHARF_BIN_DIR=/wharf/bin WHARF_CRASH_DIR=/wharf/bin WHARF_BPF_DIR=/wharf/bpf INSTA_UPDATE=no
+export WHARF_BIN_DIR=/wharf/bin WHARF_BPF_DIR=/wharf/bpf INSTA_UPDATE=no
 echo "@kernel $(uname -r)"
 
 # What the agent finds here. It may refuse the kernel: then its log says why.

@@ -161,6 +161,22 @@ mod tests {
         assert_eq!(parse_artifact("not json"), None);
     }
 
+    /// A guest has them all in one directory.
+    #[test]
+    fn test_files_of_the_guests_have_names_of_their_own() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let mut names = BTreeSet::new();
+        for package in ["tests", "crates/datapath"] {
+            for entry in std::fs::read_dir(format!("{root}/{package}/tests")).unwrap() {
+                let path = entry.unwrap().path();
+                if path.extension().is_some_and(|extension| extension == "rs") || path.join("main.rs").is_file() {
+                    assert!(names.insert(path.file_stem().unwrap().to_owned()), "{} has a second", path.display());
+                }
+            }
+        }
+        assert!(names.len() > 30, "{names:?}");
+    }
+
     #[test]
     fn tests_are_listed_and_chosen_by_file_and_name() {
         assert_eq!(parse_list("a::b: test\nc: test\nbench_x: benchmark\n\n2 tests\n"), ["a::b", "c"]);
