@@ -6,7 +6,7 @@ use wharf_api as api;
 use wharf_common::FlowState;
 use wharf_core::{
     flow::{Flow, FlowEnd, FlowFilter},
-    kernel::{Kernel, KernelError},
+    kernel::{FlowKernel, KernelError},
 };
 
 use crate::{
@@ -24,7 +24,7 @@ pub const INTERVAL: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// When the kernel refuses: what was told before stays.
-pub async fn collect<K: Kernel>(kernel: &K, flows: &Flows) -> Result<(), KernelError> {
+pub async fn collect<K: FlowKernel>(kernel: &K, flows: &Flows) -> Result<(), KernelError> {
     let usage = kernel.collect_flows().await?;
     flows.note(Collection { usage, at_unix_ms: clock::unix_ms() });
     Ok(())
@@ -34,7 +34,7 @@ pub async fn collect<K: Kernel>(kernel: &K, flows: &Flows) -> Result<(), KernelE
 ///
 /// # Errors
 /// When the kernel cannot be read.
-pub async fn list<K: Kernel>(kernel: &K, filter: &FlowFilter, limit: usize) -> Result<api::FlowList, KernelError> {
+pub async fn list<K: FlowKernel>(kernel: &K, filter: &FlowFilter, limit: usize) -> Result<api::FlowList, KernelError> {
     let mut found = kernel.observe_flows(filter, limit).await?;
     // The kernel's tables have no order.
     found.flows.sort_unstable();

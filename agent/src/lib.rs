@@ -67,7 +67,11 @@ use std::{os::unix::fs::DirBuilderExt as _, path::Path, sync::Arc, sync::atomic:
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::Instrument as _;
-use wharf_core::{identities::LocalIdentities, ipam::Ipam, kernel::Kernel as _};
+use wharf_core::{
+    identities::LocalIdentities,
+    ipam::Ipam,
+    kernel::{NatKernel as _, NodeKernel as _},
+};
 use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
 
 use crate::{

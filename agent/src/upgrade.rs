@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use wharf_core::{
     endpoint::EndpointRecord,
-    kernel::{Kernel as _, ProgramSpec},
+    kernel::{NodeKernel as _, ProgramSpec},
     store::Snapshot,
     upgrade::{Takeover, plan_upgrade},
 };

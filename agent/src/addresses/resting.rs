@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use wharf_core::{
     ids::Attachment,
     ipam::{IpamError, LeaseRequest, Leased, Wanted, describe_owner},
-    kernel::{Kernel, KernelError},
+    kernel::{KernelError, NatKernel, NodeKernel},
     store::{Change, Lease, LeaseOwner},
 };
 
@@ -35,7 +35,7 @@ const EARLY_BOUND: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// When the store refuses; nothing is released then.
-pub async fn release<K: Kernel>(
+pub async fn release<K: NodeKernel + NatKernel>(
     addresses: &Addresses<K>,
     leases: &[Lease],
     also: Vec<Change>,
@@ -49,7 +49,7 @@ pub async fn release<K: Kernel>(
 
 /// The store's part of a release.
 #[must_use]
-pub fn changes_of<K: Kernel>(addresses: &Addresses<K>, leases: &[Lease]) -> Vec<Change> {
+pub fn changes_of<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, leases: &[Lease]) -> Vec<Change> {
     let now = clock::unix_ms();
     let ipam = lock(&addresses.ipam);
     let mut changes = Vec::with_capacity(leases.len() * 2);
@@ -61,7 +61,7 @@ pub fn changes_of<K: Kernel>(addresses: &Addresses<K>, leases: &[Lease]) -> Vec<
 }
 
 /// The memory's part of a release, after the store's.
-pub fn in_memory<K: Kernel>(addresses: &Addresses<K>, leases: &[Lease]) {
+pub fn in_memory<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, leases: &[Lease]) {
     let now = clock::unix_ms();
     let mut ipam = lock(&addresses.ipam);
     for lease in leases {
@@ -76,7 +76,7 @@ const TRIES: usize = 4;
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
-pub async fn lease<K: Kernel>(
+pub async fn lease<K: NodeKernel + NatKernel>(
     addresses: &Addresses<K>,
     request: &LeaseRequest,
     owner: &LeaseOwner,
@@ -95,7 +95,7 @@ pub async fn lease<K: Kernel>(
 
 /// Transfers requested addresses that a delete kept for this attachment to the new owner; returns the leases as they
 /// were. The change is in memory only; the commit of the create stores it.
-pub fn take_over<K: Kernel>(
+pub fn take_over<K: NodeKernel + NatKernel>(
     addresses: &Addresses<K>,
     request: &LeaseRequest,
     attachment: &Attachment,
@@ -114,7 +114,7 @@ pub fn take_over<K: Kernel>(
 }
 
 /// Undoes [`take_over`].
-pub fn hand_back<K: Kernel>(addresses: &Addresses<K>, kept: &[Lease], owner: &LeaseOwner) {
+pub fn hand_back<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, kept: &[Lease], owner: &LeaseOwner) {
     let mut ipam = lock(&addresses.ipam);
     for lease in kept {
         ipam.transfer(lease.ip, owner, lease.owner.clone());
@@ -125,7 +125,7 @@ pub fn hand_back<K: Kernel>(addresses: &Addresses<K>, kept: &[Lease], owner: &Le
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
-pub async fn lease_besides<K: Kernel>(
+pub async fn lease_besides<K: NodeKernel + NatKernel>(
     addresses: &Addresses<K>,
     held: &[Lease],
     request: &LeaseRequest,
@@ -164,7 +164,7 @@ fn exact<A>(wanted: Wanted<A>) -> Option<A> {
 }
 
 /// Leases addresses without a check against the node; wakes resting addresses when no other is free.
-async fn lease_any<K: Kernel>(
+async fn lease_any<K: NodeKernel + NatKernel>(
     addresses: &Addresses<K>,
     request: &LeaseRequest,
     owner: &LeaseOwner,
@@ -199,7 +199,7 @@ async fn lease_any<K: Kernel>(
 
 /// Whether a requested address may end its rest now. Its last owner may lease it at once (a container network is
 /// reloaded, a pod with a fixed address returns), others after the rest.
-fn may_return<K: Kernel>(addresses: &Addresses<K>, ip: IpAddr, owner: &LeaseOwner) -> bool {
+fn may_return<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, ip: IpAddr, owner: &LeaseOwner) -> bool {
     let (view, has_rested) = {
         let mut ipam = lock(&addresses.ipam);
         let Some(view) = ipam.resting().into_iter().find(|r| r.rest.ip == ip) else { return true };
@@ -226,7 +226,7 @@ pub enum WakeError {
 ///
 /// # Errors
 /// When conntrack cannot be read or the store refuses: the addresses keep resting.
-pub async fn wake<K: Kernel>(addresses: &Addresses<K>) -> Result<(), WakeError> {
+pub async fn wake<K: NodeKernel + NatKernel>(addresses: &Addresses<K>) -> Result<(), WakeError> {
     let _turn = addresses.checks.lock().await;
     let rested = lock(&addresses.ipam).rested(clock::unix_ms(), BATCH);
     if rested.is_empty() { Ok(()) } else { check_and_wake(addresses, &rested).await }
@@ -235,7 +235,7 @@ pub async fn wake<K: Kernel>(addresses: &Addresses<K>) -> Result<(), WakeError> 
 /// Checks resting addresses and frees those that nothing uses. The rest is removed from the store first: an address
 /// leased and released at once begins a new rest, which this removal must not hit. The caller holds the `checks`
 /// lock, so no address is woken by an observation from before its last lease.
-async fn check_and_wake<K: Kernel>(addresses: &Addresses<K>, ips: &[IpAddr]) -> Result<(), WakeError> {
+async fn check_and_wake<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, ips: &[IpAddr]) -> Result<(), WakeError> {
     let removed = addresses.kernel.remove_connections(ips).await?;
     if removed > 0 {
         tracing::debug!(removed, "removed conntrack rows of addresses that rested");

@@ -15,7 +15,7 @@ use wharf_core::{
     identity::Label,
     identity_allocator::{RESERVED_SOURCE, security_relevant},
     ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName, PortName},
-    kernel::{Kernel as _, MIN_MTU},
+    kernel::{MIN_MTU, NodeKernel as _},
     mtu::MAX_MTU,
     nat::{Protocol, Publish},
     plan::DeleteOptions,

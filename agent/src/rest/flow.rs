@@ -8,7 +8,7 @@ use wharf_api::{ApiError, ErrorCode, FLOWS_DEFAULT, FLOWS_MOST, FlowList, FlowQu
 use wharf_common::FlowState as CoreState;
 use wharf_core::{
     flow::FlowFilter,
-    kernel::{Kernel as _, KernelError},
+    kernel::{FlowKernel as _, KernelError},
 };
 
 use crate::{

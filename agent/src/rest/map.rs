@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use axum::{Json, extract::State};
 use wharf_api::{ApiError, BpfMap, BpfMapDump, ErrorCode};
 use wharf_common::map::{EVENTS, EVENTS_BYTES, EVENTS_PER_SECOND};
-use wharf_core::kernel::{Kernel as _, KernelErrorKind, MapInfo};
+use wharf_core::kernel::{KernelErrorKind, MapInfo, NodeKernel as _};
 
 use crate::{
     node::LinuxNode,

@@ -28,7 +28,7 @@ use wharf_api::{
     AdmissionStatus, AgentStatus, ComponentStatus, DeletionQueueStatus, Health, KernelStatus, MetricRow, NetworkStatus,
     PreparedStatus, ProxyStatus,
 };
-use wharf_core::kernel::{Kernel, KernelError};
+use wharf_core::kernel::{Kernel, KernelError, NodeKernel as _};
 use wharf_datapath::LinuxKernel;
 
 use crate::{

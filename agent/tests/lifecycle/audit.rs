@@ -8,7 +8,7 @@ use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
     ids::{Epoch, IfIndex},
     ipam::{LeaseRequest, Wanted},
-    kernel::{Kernel as _, KernelErrorKind, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
+    kernel::{EndpointKernel as _, KernelErrorKind, LinkRef, LinkSpec, NodeKernel as _, NodeSpec, ProgramSpec},
     overlap::{NodeNetwork, Way},
     plan::DeleteOptions,
     state::Level,

@@ -4,7 +4,7 @@ use wharf_agent::endpoint::{build, create::CreateSpec};
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
     finding::EndpointProblem,
-    kernel::Kernel as _,
+    kernel::EndpointKernel as _,
 };
 
 use crate::support::*;

@@ -10,7 +10,7 @@ use wharf_agent::node::{
 };
 use wharf_core::{
     identity::{Identity, Label},
-    kernel::{Kernel as _, KernelErrorKind as Kind},
+    kernel::{KernelErrorKind as Kind, NodeKernel as _},
     plan::DeleteOptions,
     state::{Level, State},
 };

@@ -1,7 +1,7 @@
 //! An agent that is killed at any step: the next one takes back what was begun, or finishes it.
 
 use wharf_core::{
-    kernel::Kernel as _,
+    kernel::NodeKernel as _,
     plan::DeleteOptions,
     state::{Level, State},
     store::LeaseOwner,

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use wharf_agent::{controller::OVERDUE, endpoint::deletions, node::queue::Cause, watchdog};
 use wharf_api::{ErrorCode, Health};
 use wharf_core::{
-    kernel::{Kernel as _, KernelErrorKind as Kind},
+    kernel::{KernelErrorKind as Kind, NodeKernel as _},
     plan::DeleteOptions,
     store::{Intent, LeaseOwner},
 };

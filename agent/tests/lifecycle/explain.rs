@@ -4,7 +4,7 @@ use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition}
 use wharf_agent::{clock, explain, rest::id};
 use wharf_api::{ErrorCode, Explanation, Health, LogStatus, SubjectKind, TimelineEntry};
 use wharf_core::{
-    kernel::{Kernel as _, KernelErrorKind as Kind, ProgramSpec},
+    kernel::{EndpointKernel as _, KernelErrorKind as Kind, ProgramSpec},
     plan::{CreateStep, DeleteOptions, DeleteStep},
     state::{Level, State},
 };

@@ -7,7 +7,7 @@ use wharf_api::{AddressRange, ErrorCode, FlowProtocol, FlowQuery, FlowState};
 use wharf_common::FlowState as CoreState;
 use wharf_core::{
     flow::{Flow, FlowEnd, FlowFilter, FlowUsage},
-    kernel::{Kernel as _, KernelErrorKind as Kind},
+    kernel::{FlowKernel as _, KernelErrorKind as Kind},
 };
 use wharf_datapath::fake::Operation as Op;
 

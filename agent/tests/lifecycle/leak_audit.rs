@@ -5,7 +5,7 @@ use std::time::Duration;
 use wharf_agent::{reconcile::Reconcile, sync::lock};
 use wharf_core::{
     ids::Epoch,
-    kernel::{Kernel as _, KernelErrorKind as Kind, ProgramSpec},
+    kernel::{EndpointKernel as _, KernelErrorKind as Kind, NodeKernel as _, ProgramSpec},
     plan::DeleteOptions,
     state::State,
     store::{Change, LeaseOwner},

@@ -5,7 +5,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     ids::PoolName,
     ipam::{Ipam, PoolConfig},
-    kernel::{Kernel as _, KernelErrorKind as Kind},
+    kernel::{EndpointKernel as _, KernelErrorKind as Kind, NodeKernel as _},
     plan::DeleteOptions,
 };
 use wharf_datapath::fake::Operation as Op;

@@ -3,7 +3,7 @@
 use redb::{Database, TableDefinition};
 use wharf_core::{
     endpoint::EndpointRecord,
-    kernel::{Kernel as _, KernelErrorKind as Kind},
+    kernel::{EndpointKernel as _, KernelErrorKind as Kind},
     plan::DeleteOptions,
     store::LeaseOwner,
 };

@@ -7,7 +7,7 @@ use wharf_agent::{endpoint::look, findings::Left, node::endpoint::Handle, reconc
 use wharf_api::MendedBy;
 use wharf_core::{
     finding::{Verdict, verdict},
-    kernel::{Kernel as _, KernelErrorKind},
+    kernel::{KernelErrorKind, NodeKernel as _},
     state::{Level, State},
 };
 use wharf_datapath::fake::{LinkChange, Operation as Op};

@@ -4,7 +4,7 @@
 use wharf_agent::{endpoint::create::CreateSpec, reconcile::Reconcile};
 use wharf_api::ErrorCode;
 use wharf_core::{
-    kernel::{Kernel as _, KernelErrorKind as Kind},
+    kernel::{KernelErrorKind as Kind, NatKernel as _},
     nat::{Masquerade, NatEntry, Protocol, Publish},
     plan::DeleteOptions,
 };

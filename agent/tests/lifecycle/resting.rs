@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use wharf_agent::{addresses::resting, sync::lock};
 use wharf_api::ErrorCode;
 use wharf_core::{
-    kernel::{Kernel as _, KernelErrorKind as Kind},
+    kernel::{EndpointKernel as _, KernelErrorKind as Kind},
     store::LeaseOwner,
 };
 use wharf_datapath::fake::Operation as Op;

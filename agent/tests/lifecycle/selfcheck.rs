@@ -6,7 +6,7 @@ use wharf_agent::{endpoint::build::desired_config, node::endpoint::Handle, selfc
 use wharf_api::{Health, LogStatus, SelfCheck};
 use wharf_common::SetsRow;
 use wharf_core::{
-    kernel::{Kernel as _, KernelErrorKind as Kind},
+    kernel::{EndpointKernel as _, KernelErrorKind as Kind, NodeKernel as _, PolicyKernel as _},
     policy::{Mode, RowChange},
     state::Level,
 };

@@ -9,7 +9,7 @@ use std::{
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use wharf_core::{
     ids::PoolName,
-    kernel::Kernel as _,
+    kernel::EndpointKernel as _,
     store::{Change, Rest},
 };
 

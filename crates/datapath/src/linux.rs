@@ -14,8 +14,9 @@ use wharf_core::{
     flow::{FlowFilter, FlowList, FlowUsage},
     ids::{EndpointId, Epoch},
     kernel::{
-        AttachMode, Attached, ConfigSpec, CounterRow, Kernel, KernelDump, KernelErrorKind, KernelFeatures, Link,
-        LinkRef, LinkRelease, LinkSpec, MapInfo, NatView, NodeSpec, ProgramSpec, Programs, Result, RouteRow,
+        AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelErrorKind,
+        KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, NatKernel, NatView, NodeKernel, NodeSpec,
+        PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
     },
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -157,7 +158,7 @@ impl Inner {
     }
 }
 
-impl Kernel for LinuxKernel {
+impl NodeKernel for LinuxKernel {
     fn features(&self) -> &KernelFeatures {
         &self.inner.features
     }
@@ -172,25 +173,101 @@ impl Kernel for LinuxKernel {
         .await
     }
 
-    async fn ensure_nat(&self, spec: &NodeSpec) -> Result<()> {
-        let spec = spec.clone();
-        self.blocking("set up masquerading", move |k| {
-            let nat = k.nat.ensure(&spec);
-            nat.and(k.announcer.ensure(&spec, || k.reachable()))
+    async fn observe_maps(&self) -> Result<Vec<MapInfo>> {
+        self.blocking("observe maps", move |k| {
+            crash::hold("datapath/observe-maps");
+            k.bpf.map_infos()
         })
         .await
     }
 
-    async fn observe_nat(&self, spec: &NodeSpec) -> Result<NatView> {
-        let spec = spec.clone();
-        self.blocking("observe masquerading", move |k| {
-            let mut view = k.nat.observe(&spec);
-            view.changed.extend(k.announcer.changed()?);
-            Ok(view)
+    async fn dump_map(&self, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
+        let name = name.to_owned();
+        self.blocking("dump map", move |k| k.bpf.dump_map(&name)).await
+    }
+
+    async fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> Result<()> {
+        self.blocking("remove endpoint row", move |k| {
+            k.nat.forget(|entry| entry.container() == ip)?;
+            let held = k.announcer.hold();
+            k.bpf.remove_endpoint_row(ip, epoch)?;
+            held.map_or(Ok(()), |held| held.unpublish([ip]))
         })
         .await
     }
 
+    async fn remove_call_slot(&self, slot: u32) -> Result<()> {
+        self.blocking("empty call slot", move |k| k.bpf.remove_call_slot(slot)).await
+    }
+
+    async fn remove_route(&self, route: &RouteRow) -> Result<()> {
+        let route = route.clone();
+        self.blocking("remove route", move |_| netlink::route::remove_row(&route)).await
+    }
+
+    async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
+        let spec = spec.clone();
+        self.blocking("observe node", move |k| {
+            let mut wrong = node::observe(&spec)?;
+            wrong.extend(k.bpf.shared_problems());
+            wrong.extend(k.nat.observe(&spec).problems);
+            wrong.extend(k.announcer.observe(&spec, || k.reachable())?);
+            Ok(wrong)
+        })
+        .await
+    }
+
+    async fn observe_networks(&self, cidrs: &[IpNet]) -> Result<NodeNetworks> {
+        let cidrs = cidrs.to_vec();
+        self.blocking("observe networks", move |_| networks::observe(&cidrs)).await
+    }
+
+    async fn observe_networks_of(&self, ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
+        let ips = ips.to_vec();
+        self.blocking("look up addresses", move |_| networks::of_addresses(&ips)).await
+    }
+
+    async fn observe_uplinks(&self) -> Result<Vec<Uplink>> {
+        self.blocking("observe uplinks", |_| mtu::uplinks()).await
+    }
+
+    async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {
+        self.blocking("observe speakers", move |k| {
+            let mut found = Vec::new();
+            if let Some(row) = k.bpf.endpoint_row(ip)? {
+                found.push(speakers::row(&row));
+            }
+            if let Some(route) = netlink::route::of_address(&mut netlink::Connection::open()?, ip)? {
+                found.push(speakers::route(ip, route.ifindex));
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    async fn dump(&self) -> Result<KernelDump> {
+        self.blocking("dump kernel state", move |k| {
+            let mut dump = k.bpf.dump()?;
+            netlink::dump::dump_into(&mut dump)?;
+            dump.nat = k.nat.strays();
+            Ok(dump)
+        })
+        .await
+    }
+
+    async fn remove_node(&self) -> Result<()> {
+        self.blocking("remove node", move |k| {
+            k.bpf.check_unused()?;
+            k.nat.remove()?;
+            k.announcer.remove()?;
+            node::remove_node()?;
+            k.bpf.remove_shared()
+        })
+        .await
+    }
+}
+
+impl EndpointKernel for LinuxKernel {
     async fn observe_netns(&self, path: &Path) -> Result<NetnsRef> {
         let path = path.to_owned();
         self.blocking("open network namespace", move |k| netns::observe(&k.netns, &path)).await
@@ -324,41 +401,24 @@ impl Kernel for LinuxKernel {
         })
         .await
     }
+}
 
-    async fn observe_maps(&self) -> Result<Vec<MapInfo>> {
-        self.blocking("observe maps", move |k| {
-            crash::hold("datapath/observe-maps");
-            k.bpf.map_infos()
+impl NatKernel for LinuxKernel {
+    async fn ensure_nat(&self, spec: &NodeSpec) -> Result<()> {
+        let spec = spec.clone();
+        self.blocking("set up masquerading", move |k| {
+            let nat = k.nat.ensure(&spec);
+            nat.and(k.announcer.ensure(&spec, || k.reachable()))
         })
         .await
     }
 
-    /// `ENDPOINTS`, `CALLS`, `<endpoint id>/CONFIG` or `<endpoint id>/METRICS`; `EVENTS` has no rows (`Unsupported`).
-    async fn collect_flows(&self) -> Result<FlowUsage> {
-        self.blocking("collect flows", |k| k.bpf.collect_flows()).await
-    }
-
-    async fn observe_flows(&self, filter: &FlowFilter, limit: usize) -> Result<FlowList> {
-        let filter = filter.clone();
-        self.blocking("observe flows", move |k| k.bpf.flows(&filter, limit)).await
-    }
-
-    async fn remove_flows(&self, filter: &FlowFilter) -> Result<u64> {
-        let filter = filter.clone();
-        self.blocking("remove flows", move |k| k.bpf.flush_flows(&filter)).await
-    }
-
-    async fn dump_map(&self, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
-        let name = name.to_owned();
-        self.blocking("dump map", move |k| k.bpf.dump_map(&name)).await
-    }
-
-    async fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> Result<()> {
-        self.blocking("remove endpoint row", move |k| {
-            k.nat.forget(|entry| entry.container() == ip)?;
-            let held = k.announcer.hold();
-            k.bpf.remove_endpoint_row(ip, epoch)?;
-            held.map_or(Ok(()), |held| held.unpublish([ip]))
+    async fn observe_nat(&self, spec: &NodeSpec) -> Result<NatView> {
+        let spec = spec.clone();
+        self.blocking("observe masquerading", move |k| {
+            let mut view = k.nat.observe(&spec);
+            view.changed.extend(k.announcer.changed()?);
+            Ok(view)
         })
         .await
     }
@@ -373,15 +433,30 @@ impl Kernel for LinuxKernel {
         self.blocking("look at ports", move |_| ports::observe(&mappings)).await
     }
 
-    async fn remove_call_slot(&self, slot: u32) -> Result<()> {
-        self.blocking("empty call slot", move |k| k.bpf.remove_call_slot(slot)).await
+    async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64> {
+        let ips = ips.to_vec();
+        self.blocking("remove connections", move |_| netlink::conntrack::remove(&ips)).await
+    }
+}
+
+impl FlowKernel for LinuxKernel {
+    /// `ENDPOINTS`, `CALLS`, `<endpoint id>/CONFIG` or `<endpoint id>/METRICS`; `EVENTS` has no rows (`Unsupported`).
+    async fn collect_flows(&self) -> Result<FlowUsage> {
+        self.blocking("collect flows", |k| k.bpf.collect_flows()).await
     }
 
-    async fn remove_route(&self, route: &RouteRow) -> Result<()> {
-        let route = route.clone();
-        self.blocking("remove route", move |_| netlink::route::remove_row(&route)).await
+    async fn observe_flows(&self, filter: &FlowFilter, limit: usize) -> Result<FlowList> {
+        let filter = filter.clone();
+        self.blocking("observe flows", move |k| k.bpf.flows(&filter, limit)).await
     }
 
+    async fn remove_flows(&self, filter: &FlowFilter) -> Result<u64> {
+        let filter = filter.clone();
+        self.blocking("remove flows", move |k| k.bpf.flush_flows(&filter)).await
+    }
+}
+
+impl PolicyKernel for LinuxKernel {
     async fn change_policy(&self, changes: Vec<RowChange>, mode: Mode) -> Result<()> {
         self.blocking("change policy", move |k| k.bpf.change_policy(&changes, mode)).await
     }
@@ -396,71 +471,5 @@ impl Kernel for LinuxKernel {
 
     async fn observe_policy(&self) -> Result<PolicyRows> {
         self.blocking("observe policy", |k| k.bpf.observe_policy()).await
-    }
-
-    async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
-        let spec = spec.clone();
-        self.blocking("observe node", move |k| {
-            let mut wrong = node::observe(&spec)?;
-            wrong.extend(k.bpf.shared_problems());
-            wrong.extend(k.nat.observe(&spec).problems);
-            wrong.extend(k.announcer.observe(&spec, || k.reachable())?);
-            Ok(wrong)
-        })
-        .await
-    }
-
-    async fn observe_networks(&self, cidrs: &[IpNet]) -> Result<NodeNetworks> {
-        let cidrs = cidrs.to_vec();
-        self.blocking("observe networks", move |_| networks::observe(&cidrs)).await
-    }
-
-    async fn observe_networks_of(&self, ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
-        let ips = ips.to_vec();
-        self.blocking("look up addresses", move |_| networks::of_addresses(&ips)).await
-    }
-
-    async fn observe_uplinks(&self) -> Result<Vec<Uplink>> {
-        self.blocking("observe uplinks", |_| mtu::uplinks()).await
-    }
-
-    async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {
-        self.blocking("observe speakers", move |k| {
-            let mut found = Vec::new();
-            if let Some(row) = k.bpf.endpoint_row(ip)? {
-                found.push(speakers::row(&row));
-            }
-            if let Some(route) = netlink::route::of_address(&mut netlink::Connection::open()?, ip)? {
-                found.push(speakers::route(ip, route.ifindex));
-            }
-            Ok(found)
-        })
-        .await
-    }
-
-    async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64> {
-        let ips = ips.to_vec();
-        self.blocking("remove connections", move |_| netlink::conntrack::remove(&ips)).await
-    }
-
-    async fn dump(&self) -> Result<KernelDump> {
-        self.blocking("dump kernel state", move |k| {
-            let mut dump = k.bpf.dump()?;
-            netlink::dump::dump_into(&mut dump)?;
-            dump.nat = k.nat.strays();
-            Ok(dump)
-        })
-        .await
-    }
-
-    async fn remove_node(&self) -> Result<()> {
-        self.blocking("remove node", move |k| {
-            k.bpf.check_unused()?;
-            k.nat.remove()?;
-            k.announcer.remove()?;
-            node::remove_node()?;
-            k.bpf.remove_shared()
-        })
-        .await
     }
 }

@@ -22,7 +22,7 @@ use wharf_common::{
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::EndpointId,
-    kernel::{AttachMode, Kernel, KernelError, ProgramSpec},
+    kernel::{AttachMode, EndpointKernel, KernelError, NodeKernel, PolicyKernel, ProgramSpec},
     policy::{Mode, RowChange},
     upgrade::{Takeover, Upgraded},
 };

@@ -13,7 +13,7 @@ use support::{
 use wharf_core::{
     endpoint::EndpointRecord,
     finding::EndpointProblem,
-    kernel::{AttachMode, Attached, Kernel, KernelErrorKind},
+    kernel::{AttachMode, Attached, EndpointKernel, KernelErrorKind, NodeKernel},
 };
 use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
 

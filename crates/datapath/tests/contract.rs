@@ -11,7 +11,10 @@ use wharf_core::{
     finding::{EndpointProblem, Problem, Side},
     flow::{FlowFilter, FlowList},
     ids::{ContainerId, Epoch, IfName, MacAddr},
-    kernel::{AttachMode, Attached, Kernel, KernelErrorKind, NodeSpec, ProgramSpec, RouteRow},
+    kernel::{
+        AttachMode, Attached, EndpointKernel, FlowKernel, Kernel, KernelErrorKind, NatKernel, NodeKernel, NodeSpec,
+        ProgramSpec, RouteRow,
+    },
     selfcheck::{self, Judged},
 };
 use wharf_names::mark::Mark;

@@ -9,7 +9,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     flow::FlowFilter,
     ids::Epoch,
-    kernel::{Kernel, KernelErrorKind, RouteRow},
+    kernel::{EndpointKernel, FlowKernel, KernelErrorKind, NatKernel, NodeKernel, PolicyKernel, RouteRow},
     nat::NatEntry,
     policy::{Mode, RowChange},
 };

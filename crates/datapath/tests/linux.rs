@@ -21,7 +21,10 @@ use wharf_common::{Counter, map::METRICS_MAX};
 use wharf_core::{
     finding::{EndpointProblem, NodeProblem, Side},
     ids::{Epoch, IfIndex, IfName},
-    kernel::{AttachMode, ConfigSpec, ContainerSide, Kernel, KernelErrorKind, LinkRef, NodeSpec},
+    kernel::{
+        AttachMode, ConfigSpec, ContainerSide, EndpointKernel, KernelErrorKind, LinkRef, NatKernel, NodeKernel,
+        NodeSpec,
+    },
     selfcheck,
 };
 use wharf_datapath::{

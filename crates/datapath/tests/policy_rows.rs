@@ -19,7 +19,7 @@ use wharf_common::{
     policy::{ACCEPT, DENY, Hit, PASS},
 };
 use wharf_core::{
-    kernel::{Kernel, KernelErrorKind},
+    kernel::{Kernel, KernelErrorKind, NodeKernel, PolicyKernel},
     policy::{Cell, Judged, Mode, PolicyRows, PortRange, RowChange},
 };
 

@@ -10,7 +10,7 @@ use support::*;
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::IfIndex,
-    kernel::{AttachMode, Kernel, LinkRelease},
+    kernel::{AttachMode, Kernel, LinkRelease, NodeKernel},
 };
 
 /// Whether the kernel finds an interface by its index: a lookup that takes no lock.

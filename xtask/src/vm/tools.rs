@@ -60,7 +60,8 @@ impl Tools {
         command
     }
 
-    /// QEMU for x86-64 guests, with its own loader and libraries: this machine's may be older or newer.
+    /// QEMU for x86-64 guests, with its own loader and libraries: this machine's may be older or newer. It ends with the thread that starts
+    /// it (PR_SET_PDEATHSIG, by util-linux), also by a signal.
     pub(crate) fn qemu(&self) -> Command {
         let mut path = OsString::new();
         for (n, directory) in LIBRARIES.iter().enumerate() {
@@ -69,7 +70,8 @@ impl Tools {
             }
             path.push(self.root.join(directory));
         }
-        let mut command = Command::new(self.root.join("lib64/ld-linux-x86-64.so.2"));
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(self.root.join("lib64/ld-linux-x86-64.so.2"));
         command.arg("--library-path").arg(path).arg(self.root.join("usr/bin/qemu-system-x86_64"));
         for data in ["usr/share/qemu", "usr/share/seabios"] {
             command.arg("-L").arg(self.root.join(data));

@@ -10,7 +10,7 @@ use wharf_agent::{
     store::{Opened, Store, StoreError},
     sync::lock,
 };
-use wharf_core::{ipam::Ipam, kernel::Kernel as _};
+use wharf_core::{ipam::Ipam, kernel::NodeKernel as _};
 use wharf_datapath::fake::{Hold, Operation};
 
 use super::{Agent, Disk, Machine, Slow};

@@ -44,7 +44,7 @@ use wharf_api::{ApiError, AuditReport, DeleteResult, Endpoint, Finding, StuckSte
 use wharf_core::{
     ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName, PoolName},
     ipam::{LeaseRequest, PoolConfig, Wanted},
-    kernel::Kernel as _,
+    kernel::{EndpointKernel as _, NodeKernel as _},
     plan::DeleteOptions,
     state::{Level, State},
     store::{Change, Lease, LeaseOwner, Snapshot},

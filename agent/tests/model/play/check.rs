@@ -6,7 +6,7 @@ use wharf_agent::sync::lock;
 use wharf_core::{
     endpoint::parse_host_ifname,
     ids::EndpointId,
-    kernel::Kernel as _,
+    kernel::{EndpointKernel as _, NodeKernel as _},
     store::{LeaseOwner, Snapshot},
 };
 

@@ -11,7 +11,7 @@ use wharf_common::{
     flow::{ICMP, ICMPV6, SCTP, TCP, UDP},
     policy::{ACCEPT, Choice},
 };
-use wharf_core::{ids::EndpointId, kernel::Kernel as _, policy::PolicyRows};
+use wharf_core::{ids::EndpointId, kernel::PolicyKernel as _, policy::PolicyRows};
 use wharf_datapath::fake::Operation as Op;
 use wharf_policy::{
     compile::{EndpointKey, Event, Identity, Limits, Member, Tables, compile},

@@ -10,6 +10,7 @@
 //! failures before or after the effect; calls that hang.
 
 mod control;
+mod endpoint;
 mod kernel;
 mod observe;
 mod policy;

@@ -28,7 +28,7 @@ use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, NetnsRef, host_ifname},
     identity::Identity,
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfIndex, IfName, MacAddr, NetworkName, PoolName},
-    kernel::{self, AttachMode, ConfigSpec, Kernel, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
+    kernel::{self, AttachMode, ConfigSpec, EndpointKernel, Kernel, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
     policy::Judged,
     selfcheck::{Case, CaseResult},
 };
