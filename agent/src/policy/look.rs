@@ -321,7 +321,7 @@ fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Directio
     };
     let policies = inner.wanted.iter().filter(|(_, document)| document.policies.iter().any(|p| says(&p)));
     let mut peers: BTreeMap<PeerClass, Vec<&IpNet>> = BTreeMap::new();
-    for (net, known) in &tables.ipcache {
+    for (net, known) in tables.ipcache.iter() {
         peers.entry(known.class).or_default().push(net);
     }
     let mut shown = Vec::new();
