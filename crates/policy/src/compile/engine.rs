@@ -122,6 +122,13 @@ impl Engine {
         self.tables
     }
 
+    /// Whether there is an endpoint that policy cannot tell from this one but by its addresses. Then one more costs a few
+    /// rows, whatever there is.
+    #[must_use]
+    pub fn knows(&self, member: &Member) -> bool {
+        self.kinds.knows(member)
+    }
+
     /// Takes in the events as one change. The answer leads from the tables before to the tables after; identifiers that
     /// it removes are used again by later calls, so changes are carried out in order and completely.
     ///

@@ -34,6 +34,13 @@ struct KindKey {
     enforcement: Enforcement,
 }
 
+impl KindKey {
+    fn of(Member { identity, endpoint }: &Member) -> Self {
+        let Endpoint { health, ports, enforcement, .. } = &**endpoint;
+        Self { identity: *identity, health: *health, ports: ports.clone(), enforcement: enforcement.clone() }
+    }
+}
+
 /// A kind of endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Kind {
@@ -142,6 +149,11 @@ impl Kinds {
         Ok(())
     }
 
+    /// Whether an endpoint of this one's kind is there.
+    pub(super) fn knows(&self, member: &Member) -> bool {
+        self.ids.contains_key(&KindKey::of(member))
+    }
+
     pub(super) fn remove(&mut self, key: EndpointKey, touched: &mut Touched) {
         if let Some((member, kind)) = self.members.remove(&key) {
             self.leave(key, &member, Some(kind), touched);
@@ -180,12 +192,7 @@ impl Kinds {
 
     fn kind_of(&mut self, member: &Member, policies: &Policies, touched: &mut Touched) -> KindId {
         let Member { identity, endpoint } = member;
-        let key = KindKey {
-            identity: *identity,
-            health: endpoint.health,
-            ports: endpoint.ports.clone(),
-            enforcement: endpoint.enforcement.clone(),
-        };
+        let key = KindKey::of(member);
         if let Some(known) = self.ids.get(&key) {
             return *known;
         }

@@ -9,7 +9,7 @@ use wharf_policy::{
         Cell, Change, EndpointKey, Engine, Event, Hit, Identity, PeerClass, PortClass, PortPrefix, Rows, SetId, Tables,
         compile,
     },
-    model::{Action, Direction, Endpoint, Origin, Peer, Policy, PolicyName, Port, Protocol},
+    model::{Action, Direction, Endpoint, Origin, Peer, Policy, PolicyName, Port, Protocol, Rule},
 };
 
 use crate::{
@@ -166,6 +166,30 @@ fn a_policy_that_was_moved_in_its_file_changes_its_origin_alone() {
     policy.rules[0].origin.line += 1;
     let changes = engine.apply([Event::Policy(policy)]).expect("it fits");
     assert!(matches!(changes[..], [Change::PutOrigin(..)]), "{changes:?}");
+}
+
+#[test]
+fn a_rule_put_in_front_leaves_the_others_their_numbers_and_the_other_direction_its_rows() {
+    let mut engine = engine();
+    let policy = admits(2, "a", &["b"]);
+    let rule = |direction, line: u32| {
+        let mut rule = policy.rules[0].clone();
+        (rule.direction, rule.origin.line) = (direction, line);
+        rule
+    };
+    let of = |rules: &[_]| Event::Policy(Policy { rules: rules.to_vec(), ..policy.clone() });
+    // The last two are equal but for their places.
+    let others = [1, 2, 3].map(|line| rule(if line == 1 { Direction::Ingress } else { Direction::Egress }, line));
+    engine.apply([of(&others)]).expect("it fits");
+    let old = engine.tables().clone();
+    let first = Rule { action: Action::Deny, ..rule(Direction::Ingress, 0) };
+    engine.apply([of(&[&[first][..], &others].concat())]).expect("it fits");
+    let new = engine.tables();
+    assert!(old.origins.iter().all(|(number, origin)| new.origins.get(number) == Some(origin)));
+    assert_eq!(new.origins.len(), old.origins.len() + 1);
+    let (before, after) = (old.sets[&EndpointKey(1)], new.sets[&EndpointKey(1)]);
+    assert_eq!(before.egress, after.egress);
+    assert_ne!(before.ingress, after.ingress);
 }
 
 #[test]
