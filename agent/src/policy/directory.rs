@@ -52,6 +52,8 @@ struct File {
 #[derive(Debug, Default)]
 pub(super) struct Files {
     files: BTreeMap<PathBuf, File>,
+    /// How often what they say changed.
+    changes: u64,
     /// Policies that another source has.
     taken: BTreeMap<PolicyName, String>,
 }
@@ -76,12 +78,14 @@ impl Files {
                 return Err(unreadable(format!("more than {MAX_FILES} files; remove some")));
             }
         }
+        let before = self.files.len();
         self.files.retain(|path, _| there.contains(path));
+        self.changes += u64::from(self.files.len() != before);
         for path in there {
             let file = self.files.entry(path.clone()).or_default();
             // Of a symbolic link, what it leads to.
             match fs::metadata(&path) {
-                Ok(metadata) => file.renew(&path, &metadata, age),
+                Ok(metadata) => self.changes += u64::from(file.renew(&path, &metadata, age)),
                 Err(error) => file.refuse(&path, error.to_string()),
             }
         }
@@ -99,6 +103,11 @@ impl Files {
             }
         }
         Ok(all)
+    }
+
+    /// Another number says that the files may say something else.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// These policies are imported, and stay as they were imported.
@@ -119,26 +128,30 @@ impl Files {
 }
 
 impl File {
-    fn renew(&mut self, path: &Path, metadata: &Metadata, age: Age) {
-        let Ok(modified) = metadata.modified() else { return };
+    /// Reads the file if it changed. True if it says something else now.
+    fn renew(&mut self, path: &Path, metadata: &Metadata, age: Age) -> bool {
+        let Ok(modified) = metadata.modified() else { return false };
         let stamp = (metadata.dev(), metadata.ino(), metadata.size(), modified);
         // A time in the future is no reason to wait.
         let is_fresh = modified.elapsed().is_ok_and(|since| since < SETTLES);
         if self.stamp == Some(stamp) || age == Age::Settled && is_fresh {
-            return;
+            return false;
         }
         self.stamp = Some(stamp);
-        let text = match kept::read(path, MAX_TEXT as u64).map(|text| text.map(String::from_utf8)) {
-            Ok(Some(Ok(text))) => text,
-            Ok(Some(Err(_))) => return self.refuse(path, "it is not UTF-8".to_owned()),
+        match kept::read(path, MAX_TEXT as u64).map(|text| text.map(String::from_utf8)) {
+            Ok(Some(Ok(text))) => match read(&path.display().to_string(), &text) {
+                Ok(policies) => {
+                    (self.policies, self.refused) = (policies, None);
+                    return true;
+                }
+                Err(refusals) => self.say(told(&refusals)),
+            },
+            Ok(Some(Err(_))) => self.refuse(path, "it is not UTF-8".to_owned()),
             // It went away since the directory was read.
-            Ok(None) => return,
-            Err(error) => return self.refuse(path, error.to_string()),
-        };
-        match read(&path.display().to_string(), &text) {
-            Ok(policies) => (self.policies, self.refused) = (policies, None),
-            Err(refusals) => self.say(told(&refusals)),
+            Ok(None) => {}
+            Err(error) => self.refuse(path, error.to_string()),
         }
+        false
     }
 
     fn refuse(&mut self, path: &Path, why: String) {

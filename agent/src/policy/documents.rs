@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use imbl::{OrdMap, ordmap::DiffItem};
 use serde::{Deserialize, Serialize};
 use wharf_policy::{
     compile::Event,
@@ -53,8 +54,8 @@ pub(super) struct Documents {
     /// The file was gone, and nobody has said since what is wanted in place of what it kept.
     pub(super) lost: bool,
     imports: Vec<Arc<Import>>,
-    documents: BTreeMap<PolicyName, Document>,
-    namespaces: BTreeMap<String, Labels>,
+    documents: OrdMap<PolicyName, Document>,
+    namespaces: Arc<BTreeMap<String, Labels>>,
 }
 
 /// A text, and which of its documents are not replaced or deleted.
@@ -87,7 +88,7 @@ struct File {
     #[serde(default)]
     lost: bool,
     imports: Vec<Arc<Import>>,
-    namespaces: BTreeMap<String, Labels>,
+    namespaces: Arc<BTreeMap<String, Labels>>,
 }
 
 /// What a change did.
@@ -183,7 +184,9 @@ impl Documents {
     pub(super) fn delete_all(&mut self) -> Changed {
         let gone = self.documents.iter().filter(|(_, document)| document.source == Source::Import);
         let removed: BTreeSet<PolicyName> = gone.map(|(name, _)| name.clone()).collect();
-        self.documents.retain(|name, _| !removed.contains(name));
+        for name in &removed {
+            self.documents.remove(name);
+        }
         self.imports.clear();
         self.revision += u64::from(!removed.is_empty() || self.lost);
         self.lost = false;
@@ -194,7 +197,11 @@ impl Documents {
     pub(super) fn set_directory(&mut self, wanted: BTreeMap<PolicyName, Vec<Policy>>) -> BTreeSet<PolicyName> {
         let before = self.documents.clone();
         let mut refused = BTreeSet::new();
-        self.documents.retain(|name, document| document.source == Source::Import || wanted.contains_key(name));
+        for (name, document) in before.iter() {
+            if document.source == Source::Directory && !wanted.contains_key(name) {
+                self.documents.remove(name);
+            }
+        }
         for (name, policies) in wanted {
             match self.documents.get(&name) {
                 Some(Document { source: Source::Import, .. }) => drop(refused.insert(name)),
@@ -232,7 +239,7 @@ impl Documents {
             return bad("a name has 1 to 63 lower-case letters, digits and hyphens (RFC 1123)".to_owned());
         }
         let Some(mut labels) = labels else {
-            return match self.namespaces.remove(name) {
+            return match Arc::make_mut(&mut self.namespaces).remove(name) {
                 Some(_) => {
                     self.revision += 1;
                     Ok(())
@@ -253,27 +260,36 @@ impl Documents {
         if self.namespaces.len() >= MAX_NAMESPACES && !self.namespaces.contains_key(name) {
             return bad(format!("{MAX_NAMESPACES} namespaces have labels already; delete some"));
         }
-        if self.namespaces.insert(name.to_owned(), labels.clone()) != Some(labels) {
+        if Arc::make_mut(&mut self.namespaces).insert(name.to_owned(), labels.clone()) != Some(labels) {
             self.revision += 1;
         }
         Ok(())
     }
 
+    /// Whether nothing differs from `before` that an endpoint has of it: labels of namespaces, and that there are policies.
+    pub(super) fn says_the_same_of_endpoints(&self, before: &Self) -> bool {
+        self.namespaces == before.namespaces && self.is_empty() == before.is_empty()
+    }
+
     /// The changes of policies that lead here from `before`.
     pub(super) fn events_since(&self, before: &Self) -> Vec<Event> {
-        let policies = |of: &Self, name: &PolicyName| of.documents.get(name).map(|d| Arc::clone(&d.policies));
         let mut events = Vec::new();
-        let names: BTreeSet<&PolicyName> = before.documents.keys().chain(self.documents.keys()).collect();
-        for name in names {
-            let (old, new) = (policies(before, name), policies(self, name));
+        for item in before.documents.diff(&self.documents) {
+            let (name, old, new) = match item {
+                DiffItem::Add(name, new) => (name, None, Some(&new.policies)),
+                DiffItem::Remove(name, old) => (name, Some(&old.policies), None),
+                DiffItem::Update { old: (_, old), new: (name, new) } => {
+                    (name, Some(&old.policies), Some(&new.policies))
+                }
+            };
             if old == new {
                 continue;
             }
-            let kept = new.as_ref().map_or(0, |new| new.len());
+            let kept = new.map_or(0, |new| new.len());
             let gone = kept..old.map_or(0, |old| old.len());
             events.extend(gone.map(|spec| Event::NoPolicy(numbered(name, spec))));
             events.extend(
-                new.iter()
+                new.into_iter()
                     .flat_map(|new| new.iter())
                     .enumerate()
                     .map(|(spec, policy)| Event::Policy(Policy { name: numbered(name, spec), ..policy.clone() })),

@@ -18,7 +18,7 @@ use wharf_core::{
     policy::{OwnEnforcement, PolicyRows},
 };
 use wharf_policy::{
-    compile::{Hit, L4, LookUp, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, Ruling, SetId, Tables},
+    compile::{Engine, Hit, L4, LookUp, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, Ruling, SetId, Tables},
     model::{self, Direction, Origin, Protocol, Tier},
     oracle::{Destination, Verdict},
 };
@@ -63,7 +63,7 @@ impl<K: Kernel> Policy<K> {
     /// The policies, and how far they are in force.
     pub async fn list(&self) -> PolicyList {
         let inner = self.lock().await;
-        let sizes = inner.tables().map(Tables::sizes).unwrap_or_default();
+        let sizes = inner.engine.as_ref().map(Engine::sizes).unwrap_or_default();
         let count = |n: usize| n as u64;
         let mut policies = Vec::new();
         for policy in inner.wanted.iter().flat_map(|(_, document)| document.policies.iter()) {
@@ -321,7 +321,7 @@ fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Directio
     };
     let policies = inner.wanted.iter().filter(|(_, document)| document.policies.iter().any(|p| says(&p)));
     let mut peers: BTreeMap<PeerClass, Vec<&IpNet>> = BTreeMap::new();
-    for (net, known) in &tables.ipcache {
+    for (net, known) in tables.ipcache.iter() {
         peers.entry(known.class).or_default().push(net);
     }
     let mut shown = Vec::new();

@@ -1,7 +1,12 @@
 //! Endpoints as policy sees them.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
+use imbl::OrdMap;
 use wharf_core::{
     endpoint::EndpointRecord,
     identity::{Identity, Label},
@@ -77,10 +82,14 @@ fn ports_of(record: &EndpointRecord) -> BTreeMap<(Protocol, String), u16> {
 /// The endpoints, and a number for each set of labels of endpoint and namespace. A number is not used again.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Members {
-    endpoints: BTreeMap<EndpointId, Place>,
-    numbers: BTreeMap<(Labels, Option<Labels>), u32>,
+    endpoints: OrdMap<EndpointId, Place>,
+    /// By address and number.
+    addresses: OrdMap<(IpAddr, u16), EndpointId>,
+    /// How many are isolated whatever policies there are.
+    isolated: usize,
+    numbers: OrdMap<Arc<(Labels, Option<Labels>)>, u32>,
     /// The security identity of each number.
-    identities: BTreeMap<u32, Identity>,
+    identities: OrdMap<u32, Identity>,
     last: u32,
 }
 
@@ -130,13 +139,13 @@ impl Members {
         let number = self.number(&endpoint, identity);
         let member = Member { identity: compile::Identity(number), endpoint: Arc::new(endpoint) };
         let place = place(member.clone());
-        let before = self.endpoints.insert(id, place.clone());
+        let before = self.set(id, Some(place.clone()));
         (before != Some(place)).then(|| Event::Endpoint(key(id), member))
     }
 
     fn number(&mut self, endpoint: &Endpoint, identity: Identity) -> u32 {
-        let of = (endpoint.labels.clone(), endpoint.namespace.clone());
-        if let Some(number) = self.numbers.get(&of).filter(|number| self.identities.get(number) == Some(&identity)) {
+        let of = Arc::new((endpoint.labels.clone(), endpoint.namespace.clone()));
+        if let Some(number) = self.numbers.get(&of).filter(|number| self.identities.get(*number) == Some(&identity)) {
             return *number;
         }
         self.forget_unused();
@@ -151,9 +160,9 @@ impl Members {
         if self.identities.len() < 2 * self.endpoints.len() + 64 {
             return;
         }
-        let used: std::collections::BTreeSet<u32> = self.endpoints.values().map(|p| p.member.identity.0).collect();
-        self.numbers.retain(|_, number| used.contains(number));
-        self.identities.retain(|number, _| used.contains(number));
+        let used: BTreeSet<u32> = self.endpoints.values().map(|p| p.member.identity.0).collect();
+        self.numbers = std::mem::take(&mut self.numbers).into_iter().filter(|(_, n)| used.contains(n)).collect();
+        self.identities = std::mem::take(&mut self.identities).into_iter().filter(|(n, _)| used.contains(n)).collect();
     }
 
     pub(super) fn get(&self, id: EndpointId) -> Option<&Place> {
@@ -162,10 +171,24 @@ impl Members {
 
     /// Puts back what an [`Members::insert`] replaced.
     pub(super) fn put_back(&mut self, id: EndpointId, before: Option<Place>) {
-        match before {
-            Some(place) => drop(self.endpoints.insert(id, place)),
-            None => drop(self.endpoints.remove(&id)),
+        self.set(id, before);
+    }
+
+    /// Gives an endpoint its place, or takes it away. The answer is the one that it had.
+    fn set(&mut self, id: EndpointId, place: Option<Place>) -> Option<Place> {
+        let before = self.endpoints.remove(&id);
+        for address in before.iter().flat_map(|place| &place.member.endpoint.addresses) {
+            self.addresses.remove(&(*address, id.get()));
         }
+        for address in place.iter().flat_map(|place| &place.member.endpoint.addresses) {
+            self.addresses.insert((*address, id.get()), id);
+        }
+        self.isolated += usize::from(place.as_ref().is_some_and(is_isolated));
+        self.isolated -= usize::from(before.as_ref().is_some_and(is_isolated));
+        if let Some(place) = place {
+            self.endpoints.insert(id, place);
+        }
+        before
     }
 
     /// Forgets an endpoint; `None` where there is none of that epoch.
@@ -173,7 +196,7 @@ impl Members {
         if self.endpoints.get(&id)?.epoch != epoch {
             return None;
         }
-        self.endpoints.remove(&id);
+        self.set(id, None);
         Some(Event::NoEndpoint(key(id)))
     }
 
@@ -197,8 +220,7 @@ impl Members {
 
     /// An endpoint is isolated whatever policies there are.
     pub(super) fn is_any_isolated(&self) -> bool {
-        let isolated = |place: &Place| matches!(place.member.endpoint.enforcement, model::Enforcement::Always(_));
-        self.endpoints.values().any(isolated)
+        self.isolated > 0
     }
 
     /// The security identity that a number of the tables stands for.
@@ -208,7 +230,7 @@ impl Members {
 
     /// The endpoint that has an address.
     pub(super) fn by_address(&self, ip: IpAddr) -> Option<EndpointId> {
-        self.endpoints.iter().find(|(_, place)| place.member.endpoint.addresses.contains(&ip)).map(|(id, _)| *id)
+        self.addresses.get_next(&(ip, 0)).filter(|((address, _), _)| *address == ip).map(|(_, id)| *id)
     }
 
     /// Every endpoint.
@@ -219,4 +241,8 @@ impl Members {
     pub(super) fn iter(&self) -> impl Iterator<Item = (EndpointId, &Place)> {
         self.endpoints.iter().map(|(id, place)| (*id, place))
     }
+}
+
+fn is_isolated(place: &Place) -> bool {
+    matches!(place.member.endpoint.enforcement, model::Enforcement::Always(_))
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `documents` | imported policies, those of the directory, labels of namespaces; what is kept of them |
 //! | `members` | endpoints as policy sees them |
+//! | `inner` | all of it at one moment, and the rows that follow from a change |
 //! | `rows` | rows as the kernel keeps them |
 //! | `look` | what is told of all of it |
 //! | `probes` | packets by which the self-check tries an endpoint's rules |
@@ -23,6 +24,7 @@
 mod directory;
 mod documents;
 pub mod error;
+mod inner;
 mod look;
 mod members;
 mod probes;
@@ -40,26 +42,21 @@ use ipnet::IpNet;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use wharf_api::{Namespace, PolicyChange};
 use wharf_common::SetsRow;
-use wharf_common::{
-    map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX},
-    policy::PEER_SERVICE,
-};
 use wharf_core::{
     endpoint::EndpointRecord,
-    identity::Identity,
     ids::{EndpointId, Epoch},
     kernel::Kernel,
     policy::{Mode, RowChange},
 };
 use wharf_policy::{
-    compile::{Engine, Event, Limits, Tables},
-    model::{Directions, Labels, Origin, Policy as Document, PolicyName, Selector, Tier},
+    compile::{Engine, Event},
+    model::{Labels, Policy as Document, PolicyName},
 };
 
 use self::{
     documents::{Changed, Documents},
     error::PolicyError,
-    members::{Members, Surroundings},
+    inner::{Inner, LIMITS, advance, is_quick},
 };
 use crate::config::{AgentConfig, Enforcement};
 
@@ -68,14 +65,6 @@ pub use probes::Probes;
 
 /// Name of the controller that puts right what failed, and looks at the node's addresses and the policy directory.
 pub const CONTROLLER: &str = "policy";
-
-/// Rows that fit. Rule sets are numbered; each is one of at most two of an endpoint, and twice as many are there during a change.
-const LIMITS: Limits = Limits {
-    ipcache: IPCACHE_MAX as usize,
-    ports: POLICY_PORTS_MAX as usize,
-    rules: POLICY_CELLS_MAX as usize,
-    sets: 4 * wharf_common::MAX_ENDPOINT_ID as usize,
-};
 
 /// Policy of the node.
 pub struct Policy<K> {
@@ -89,28 +78,10 @@ pub struct Policy<K> {
     inner: Arc<Mutex<Inner>>,
 }
 
-struct Inner {
-    enforcement: Enforcement,
-    wanted: Documents,
-    members: Members,
-    node: BTreeSet<IpAddr>,
-    /// There was a policy since the agent's start, or the kernel had rows then.
-    active: bool,
-    /// There is a file of what is wanted.
-    kept: bool,
-    /// What the kernel has; `None` where that is not known. Of lost policies, what they left.
-    engine: Option<Engine>,
-    /// How often the kernel's rows were changed since the agent's start.
-    writes: u64,
-    /// Revision that the kernel has.
-    realized: u64,
-    /// Why the kernel has not what is wanted.
-    problem: Option<String>,
-    /// Files of the policy directory.
-    files: directory::Files,
-}
-
 type Guard = OwnedMutexGuard<Inner>;
+
+/// The engine after a change, and what it changes in the kernel; `None` before there is a policy.
+type Computed = Result<Option<(Engine, Vec<RowChange>)>, PolicyError>;
 
 impl<K: Kernel> Policy<K> {
     /// Policy as the settings say; [`Policy::load`] follows.
@@ -262,19 +233,22 @@ impl<K: Kernel> Policy<K> {
     /// What is still wrong.
     pub async fn ensure(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        let directory = self.look_at_directory(&mut inner, directory::Age::Settled).await;
-        if let Ok(Some(found)) = &directory {
-            let mut wanted = inner.wanted.clone();
-            let names = wanted.set_directory(found.clone());
-            inner.files.refuse(names);
-            if wanted.revision != inner.wanted.revision {
-                self.take(inner, wanted).await?;
+        let directory = match self.look_at_directory(&mut inner, directory::Age::Settled).await {
+            Ok(Some(found)) => {
+                let result = self.follow_directory(inner, found).await;
                 inner = self.lock().await;
+                result
             }
+            other => other.map(drop),
+        };
+        match directory {
+            // A directory that cannot be read, or does not fit, is no reason to leave the rest as it is.
+            Ok(()) | Err(PolicyError::Directory { .. } | PolicyError::Rows(_)) => {}
+            Err(_) => return directory,
         }
         match self.check_lost(&mut inner).await {
             // It is told as the problem of policy.
-            Err(PolicyError::Lost { .. }) => return directory.map(drop),
+            Err(PolicyError::Lost { .. }) => return directory,
             result => result?,
         }
         if inner.active {
@@ -286,7 +260,33 @@ impl<K: Kernel> Policy<K> {
                 self.realize(inner, Vec::new()).await.1?;
             }
         }
-        directory.map(drop)
+        directory
+    }
+
+    /// Takes the policies of the directory. Those that did not fit are not computed again before they, or what else there is, have
+    /// changed.
+    async fn follow_directory(
+        &self,
+        mut inner: Guard,
+        found: BTreeMap<PolicyName, Vec<Document>>,
+    ) -> Result<(), PolicyError> {
+        let mut wanted = inner.wanted.clone();
+        let names = wanted.set_directory(found);
+        inner.files.refuse(names);
+        if wanted.revision == inner.wanted.revision {
+            return Ok(());
+        }
+        let state = (inner.files.changes(), inner.wanted.revision, inner.writes);
+        if let Some((at, why)) = &inner.too_large
+            && *at == state
+        {
+            return Err(why.clone());
+        }
+        let result = self.take(inner, wanted).await;
+        if let Err(why @ PolicyError::Rows(_)) = &result {
+            self.lock().await.too_large = Some((state, why.clone()));
+        }
+        result
     }
 
     /// Reads the kernel's rows, and leads them to what is wanted.
@@ -343,7 +343,9 @@ impl<K: Kernel> Policy<K> {
             if inner.enforcement == Enforcement::Never { Vec::new() } else { wanted.events_since(&inner.wanted) };
         let before = std::mem::replace(&mut inner.wanted, wanted);
         let members = inner.members.clone();
-        events.extend(inner.renew());
+        if !inner.wanted.says_the_same_of_endpoints(&before) {
+            events.extend(inner.renew());
+        }
         let was_active = inner.active;
         inner.active = was_active || inner.is_needed();
         if before.lost && !inner.wanted.lost {
@@ -398,12 +400,7 @@ impl<K: Kernel> Policy<K> {
 
     /// The engine after the events, and the changes of the kernel's rows; `None` before there is a policy. Where it is not known
     /// what the kernel has, they lead from what it has to all that is wanted.
-    #[allow(clippy::type_complexity, reason = "one caller's")]
-    async fn compute(
-        &self,
-        mut inner: Guard,
-        events: Vec<Event>,
-    ) -> (Guard, Result<Option<(Engine, Vec<RowChange>)>, PolicyError>) {
+    async fn compute(&self, mut inner: Guard, events: Vec<Event>) -> (Guard, Computed) {
         if let Err(why) = self.check_lost(&mut inner).await {
             return (inner, Err(why));
         }
@@ -420,27 +417,12 @@ impl<K: Kernel> Policy<K> {
                 (Engine::after(LIMITS, rows::tables(&rows)).with_rows_of(&self.services), inner.all())
             }
         };
+        if is_quick(&engine, &events) {
+            return advance(inner, engine, events, &self.services);
+        }
         let services = Arc::clone(&self.services);
-        // Large policies take tens of milliseconds.
-        let work = move || {
-            let mut engine = engine;
-            let result = engine.apply(events).map(|changes| {
-                let owner = |net: &IpNet, of| {
-                    let is_node = net.prefix_len() == net.max_prefix_len() && inner.node.contains(&net.addr());
-                    match inner.members.identity(of) {
-                        Some(endpoint) => endpoint.0,
-                        None if is_node => Identity::HOST.0,
-                        None if services.iter().any(|service| service.contains(net)) => {
-                            Identity::WORLD.0 | PEER_SERVICE
-                        }
-                        None => Identity::WORLD.0,
-                    }
-                };
-                rows::changes(&changes, owner)
-            });
-            (inner, result.map(|rows| Some((engine, rows))).map_err(PolicyError::Rows))
-        };
-        let computed = tokio::task::spawn_blocking(work).await;
+        // A change of many rows takes tens of milliseconds.
+        let computed = tokio::task::spawn_blocking(move || advance(inner, engine, events, &services)).await;
         computed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
     }
 
@@ -492,74 +474,5 @@ impl<K: Kernel> Policy<K> {
         inner.realized = inner.wanted.revision;
         inner.problem = None;
         Ok(())
-    }
-}
-
-impl Inner {
-    fn new(enforcement: Enforcement) -> Self {
-        Self {
-            enforcement,
-            wanted: Documents::default(),
-            members: Members::default(),
-            node: BTreeSet::new(),
-            active: false,
-            kept: false,
-            engine: None,
-            writes: 0,
-            realized: 0,
-            problem: None,
-            files: directory::Files::default(),
-        }
-    }
-
-    /// There is something to compute.
-    fn is_needed(&self) -> bool {
-        self.enforcement == Enforcement::Always || !self.wanted.is_empty() || self.members.is_any_isolated()
-    }
-
-    /// Gives an endpoint its place; `None` where it has it.
-    fn put(&mut self, record: &EndpointRecord) -> Option<Event> {
-        let Self { members, wanted, enforcement, .. } = self;
-        let event = members.insert(record, Surroundings { wanted, mode: *enforcement });
-        self.active |= self.is_needed();
-        event
-    }
-
-    /// Brings the endpoints to what is wanted now.
-    fn renew(&mut self) -> Vec<Event> {
-        let Self { members, wanted, enforcement, .. } = self;
-        members.renew(Surroundings { wanted, mode: *enforcement })
-    }
-
-    /// Everything that there is.
-    fn all(&self) -> Vec<Event> {
-        let mut events = vec![Event::Node(self.node.clone())];
-        if self.enforcement != Enforcement::Never {
-            events.extend(self.wanted.events_since(&Documents::default()));
-        }
-        if self.enforcement == Enforcement::Always {
-            events.push(Event::Policy(isolates_all()));
-        }
-        events.extend(self.members.all());
-        events
-    }
-
-    fn tables(&self) -> Option<&Tables> {
-        self.engine.as_ref().map(Engine::tables)
-    }
-}
-
-/// What `--policy-enforcement always` adds: endpoints without a policy accept nothing.
-fn isolates_all() -> Document {
-    let origin =
-        Origin { file: "--policy-enforcement".into(), line: 0, document: "always".into(), field: String::new() };
-    Document {
-        name: PolicyName { kind: "--policy-enforcement".into(), namespace: String::new(), name: "always".into() },
-        subject: Selector::default(),
-        tier: Tier::Namespaced,
-        priority: 0,
-        isolates: Directions { ingress: true, egress: true },
-        rules: Vec::new(),
-        origin,
     }
 }

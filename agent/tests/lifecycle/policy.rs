@@ -174,3 +174,36 @@ fn labels_of_a_namespace_move_its_endpoints() {
         agent.life.policy.set_namespace("Shop!", Some(BTreeMap::new())).await.expect_err("no name");
     });
 }
+
+#[test]
+fn a_directory_that_does_not_fit_is_told_and_taken_when_it_fits() {
+    let mut machine = Machine::new();
+    let directory = machine.config.state_dir.join("policies");
+    std::fs::create_dir(&directory).expect("made");
+    machine.config.policy_dir = Some(directory.clone());
+    machine.life(async |agent| {
+        agent.life.policy.import("a.yaml", &isolates("db")).await.expect("imported");
+        let handle = agent.create("c1").await;
+        // Each of the networks has a row for each of the ports: more than fit.
+        let networks: Vec<String> =
+            (0..600).map(|n| format!("{{ipBlock: {{cidr: 172.16.{}.{}/32}}}}", n / 256, n % 256)).collect();
+        let ports: Vec<String> =
+            (1..=600).map(|n| format!("{{from: [{}], ports: [{{port: {}}}]}}", networks[0], 2 * n)).collect();
+        let (networks, ports) = (networks.join(", "), ports.join(", "));
+        let all = format!("{{from: [{networks}], ports: [{{port: 1, endPort: 65535}}]}}");
+        let wide = format!("{}  ingress: [{all}, {ports}]\n", isolates("web"));
+        let file = std::fs::File::create(directory.join("wide.yaml")).expect("made");
+        std::io::Write::write_all(&mut &file, wide.as_bytes()).expect("written");
+        file.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(10)).expect("settled");
+        let before = rows(&machine);
+        for _ in 0..3 {
+            let refused = agent.life.policy.ensure().await.expect_err("too large");
+            assert!(matches!(refused, PolicyError::Rows(_)), "{refused}");
+            assert_eq!((rows(&machine), agent.life.policy.list().await.policies.len()), (before.clone(), 1));
+        }
+        // Without the container nothing has the rules.
+        assert!(agent.delete(&handle).await.errors.is_empty());
+        agent.life.policy.ensure().await.expect("it fits");
+        assert_eq!(agent.life.policy.list().await.policies.len(), 2);
+    });
+}

@@ -25,11 +25,11 @@
 //! another rule set with another identifier, other atoms another class. [`diff()`] rests on that.
 
 use std::{
-    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
 
+use imbl::OrdMap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
@@ -41,7 +41,9 @@ mod atoms;
 mod classes;
 mod diff;
 mod engine;
+mod identities;
 mod ids;
+mod ipcache;
 mod kinds;
 mod limits;
 mod networks;
@@ -53,6 +55,7 @@ mod sets;
 
 pub use diff::{Change, Diff, diff};
 pub use engine::{Engine, Event, Refused};
+pub use ipcache::Ipcache;
 pub use kinds::IdentityInUse;
 pub use limits::{Limits, Sizes, Table, TooLarge};
 
@@ -100,18 +103,18 @@ impl PortClass {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleIndex(pub u32);
 
-/// Everything that the programs look up, and what its numbers stand for.
+/// Everything that the programs look up, and what its numbers stand for. Copies share what is equal in them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tables {
     /// The rule sets of each endpoint.
-    pub sets: BTreeMap<EndpointKey, Sets>,
+    pub sets: OrdMap<EndpointKey, Sets>,
     /// Longest-prefix rows of peers' addresses: endpoints, the node, every network and exception in use, and all of
     /// each family.
-    pub ipcache: BTreeMap<IpNet, Known>,
+    pub ipcache: Ipcache,
     /// The rows of each rule set.
-    pub rules: BTreeMap<SetId, Arc<Rows>>,
+    pub rules: OrdMap<SetId, Arc<Rows>>,
     /// Where each rule was written.
-    pub origins: BTreeMap<RuleIndex, Arc<Origin>>,
+    pub origins: OrdMap<RuleIndex, Arc<Origin>>,
 }
 
 /// The rule sets of an endpoint.
@@ -147,9 +150,9 @@ pub struct Known {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rows {
     /// Port classes. The prefixes do not overlap.
-    pub ports: BTreeMap<PortPrefix, PortClass>,
+    pub ports: OrdMap<PortPrefix, PortClass>,
     /// Cells that some rule matches.
-    pub cells: BTreeMap<(PeerClass, PortClass), Cell>,
+    pub cells: OrdMap<(PeerClass, PortClass), Cell>,
     /// Policies that isolate, by name: why a packet is dropped without a rule. Not for the programs.
     pub isolated_by: Vec<PolicyName>,
 }
@@ -325,6 +328,12 @@ impl Tables {
 }
 
 impl Rows {
+    /// The cells of a class.
+    pub(crate) fn cells_of(&self, class: PeerClass) -> impl Iterator<Item = (PortClass, &Cell)> {
+        let keys = (class, PortClass::ANY)..=(class, PortClass(u32::MAX));
+        self.cells.range(keys).map(|((_, port), cell)| (*port, cell))
+    }
+
     /// The class of the only prefix that contains the destination.
     fn port_class(&self, destination: Destination) -> PortClass {
         let (l4, port) = match destination {
@@ -333,7 +342,7 @@ impl Rows {
             Destination::Icmp { v6: true, kind } => (L4::Icmp6, kind.into()),
             Destination::Other(_) => return PortClass::ANY,
         };
-        let below = self.ports.range(..=PortPrefix { l4, first: port, length: u8::MAX }).next_back();
+        let below = self.ports.get_prev(&PortPrefix { l4, first: port, length: u8::MAX });
         below.filter(|(prefix, _)| prefix.contains(l4, port)).map_or(PortClass::ANY, |(_, class)| *class)
     }
 }

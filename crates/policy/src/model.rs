@@ -133,7 +133,7 @@ pub struct Rule {
 }
 
 /// Other ends of a packet.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// Endpoints by their labels. Never anything else.
     Endpoints(Selector),

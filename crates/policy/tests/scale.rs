@@ -5,7 +5,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use ipnet::{IpNet, Ipv4Net};
@@ -69,14 +69,10 @@ fn timed(what: &str, engine: &mut Engine, events: Vec<Event>) -> Vec<Change> {
 /// 1,000 endpoints of 100 identities; 100 policies of five rules, each about one identity.
 fn cluster() -> Engine {
     let mut engine = Engine::new(ROOMY);
-    let five = |subject: u32| {
-        let rules = (0..5u32).map(|n| {
-            let peers = (0..3).map(|p| Peer::Endpoints(app((subject * 7 + n * 13 + p) % 100))).collect();
-            rule(Action::Accept, peers, &[80 + u16::try_from(n).expect("small"), 443])
-        });
-        policy(subject, app(subject), rules.collect())
-    };
-    let events = (0..100).map(five).chain((0..1_000).map(|key| endpoint(key, key % 100))).collect();
+    let events = (0..100)
+        .map(|subject| of_identity(subject, false))
+        .chain((0..1_000).map(|key| endpoint(key, key % 100)))
+        .collect();
     timed("1,000 endpoints, 500 rules", &mut engine, events);
     engine
 }
@@ -125,5 +121,56 @@ fn a_thousand_denied_and_a_thousand_accepted_networks_take_a_cell_each() {
         timed(what, &mut engine, vec![policy(0, app(0), rules), endpoint(1, 0)]);
         let Sizes { ipcache, rules, .. } = engine.tables().sizes();
         assert_eq!((ipcache, rules), (2 + 2 + 2_000, 2_000 + 1), "{what}: isolation is the last cell");
+    }
+}
+
+/// The median time of an added rule, and the changes of rows of each.
+fn added_rules(engine: &mut Engine, what: &str) -> (Duration, Vec<usize>) {
+    let before: Vec<Event> = (0..50).map(|subject| of_identity(subject, false)).collect();
+    let (mut times, mut written) = (Vec::new(), Vec::new());
+    for (subject, before) in (0..50).zip(before) {
+        let start = Instant::now();
+        // As the agent does: what the kernel has is kept until it has the new rows.
+        let mut next = engine.clone();
+        let changes = next.apply([of_identity(subject, true)]).expect("it fits");
+        times.push(start.elapsed());
+        written.push(changes.iter().filter(|c| !matches!(c, Change::PutOrigin(..))).count());
+        next.apply([before]).expect("it fits");
+        *engine = next;
+    }
+    times.sort_unstable();
+    println!("one rule more, {what}: median {:?}, most {:?}", times[25], times[49]);
+    (times[25], written)
+}
+
+/// The policy of one identity, as in [`cluster`]; with one rule more in front of the others.
+fn of_identity(subject: u32, more: bool) -> Event {
+    let rules = (0..5u32).map(|n| {
+        let peers = (0..3).map(|p| Peer::Endpoints(app((subject * 7 + n * 13 + p) % 100))).collect();
+        rule(Action::Accept, peers, &[80 + u16::try_from(n).expect("small"), 443])
+    });
+    let more = more.then(|| rule(Action::Accept, vec![Peer::Endpoints(app((subject + 3) % 100))], &[6_000]));
+    policy(subject, app(subject), more.into_iter().chain(rules).collect())
+}
+
+#[test]
+fn an_added_rule_costs_what_it_changes_and_not_what_there_is() {
+    // Without optimization, fewer are enough to tell a cost that grows from one that does not.
+    let many = if cfg!(debug_assertions) { 5_000 } else { 50_000 };
+    let (few, written) = added_rules(&mut cluster(), "100 identities");
+
+    let mut engine = cluster();
+    let others = (100..many).map(|identity| endpoint(2_000 + identity, identity)).collect();
+    timed("many identities", &mut engine, others);
+    let of_identities = added_rules(&mut engine, "many identities");
+
+    let mut engine = cluster();
+    let mut wide = rule(Action::Accept, networks(Ipv4Addr::new(20, 0, 0, 0), 32, many), &[]);
+    wide.direction = Direction::Egress;
+    timed("many networks", &mut engine, vec![policy(500, app(7), vec![wide])]);
+    let of_networks = added_rules(&mut engine, "many networks");
+    for (what, (time, rows)) in [("identities", of_identities), ("networks", of_networks)] {
+        assert_eq!(rows, written, "{what}");
+        assert!(time < 8 * few, "{what}: {time:?} with {many}, {few:?} with few");
     }
 }

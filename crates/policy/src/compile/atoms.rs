@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc};
 
+use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 
 use crate::model::{Endpoint, Entity, Peer, Protocol, Selector};
@@ -9,6 +10,11 @@ use crate::model::{Endpoint, Entity, Peer, Protocol, Selector};
 /// An atom. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct AtomId(u64);
+
+impl AtomId {
+    pub(super) const FIRST: Self = Self(0);
+    pub(super) const LAST: Self = Self(u64::MAX);
+}
 
 /// A predicate over the other end of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,8 +77,10 @@ impl Atom {
 /// The atoms of all rules. Those of rule sets in use are active: they tell peer classes apart.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Atoms {
-    ids: BTreeMap<Arc<Atom>, AtomId>,
-    entries: BTreeMap<AtomId, Entry>,
+    ids: OrdMap<Arc<Atom>, AtomId>,
+    entries: OrdMap<AtomId, Entry>,
+    /// The active atoms that are no networks.
+    of_owners: OrdSet<AtomId>,
     next: u64,
     /// Atoms whose counts changed since the last [`Atoms::settle`].
     touched: BTreeSet<AtomId>,
@@ -94,17 +102,6 @@ struct Entry {
 pub(super) struct Delta {
     pub(super) added: BTreeMap<AtomId, Arc<Atom>>,
     pub(super) dropped: BTreeMap<AtomId, Arc<Atom>>,
-}
-
-impl Delta {
-    pub(super) fn is_empty(&self) -> bool {
-        self.added.is_empty() && self.dropped.is_empty()
-    }
-
-    /// Whether networks changed.
-    pub(super) fn networks(&self) -> bool {
-        self.added.values().chain(self.dropped.values()).any(|atom| atom.networks() > 0)
-    }
 }
 
 impl Atoms {
@@ -161,8 +158,16 @@ impl Atoms {
                 self.entries.remove(&id);
             }
             match (before, after) {
-                (false, true) => drop(delta.added.insert(id, atom)),
-                (true, false) => drop(delta.dropped.insert(id, atom)),
+                (false, true) => {
+                    if atom.networks() == 0 {
+                        self.of_owners.insert(id);
+                    }
+                    delta.added.insert(id, atom);
+                }
+                (true, false) => {
+                    self.of_owners.remove(&id);
+                    delta.dropped.insert(id, atom);
+                }
                 _ => {}
             }
         }
@@ -173,8 +178,8 @@ impl Atoms {
         self.entries.get(&id).map(|entry| &*entry.atom)
     }
 
-    /// The active atoms.
-    pub(super) fn active(&self) -> impl Iterator<Item = (AtomId, &Atom)> {
-        self.entries.iter().filter(|(_, entry)| entry.users > 0).map(|(id, entry)| (*id, &*entry.atom))
+    /// The active atoms that match addresses for what their owner is, in order.
+    pub(super) fn of_owners(&self) -> impl Iterator<Item = (AtomId, &Atom)> {
+        self.of_owners.iter().filter_map(|id| Some((*id, self.get(*id)?)))
     }
 }

@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use imbl::{OrdMap, OrdSet};
+
 use super::{
     PeerClass,
     atoms::{AtomId, Delta},
@@ -14,31 +16,107 @@ use super::{
 /// The active atoms that match an address, in order.
 pub(super) type Signature = Arc<[AtomId]>;
 
-/// Numbers the signatures.
-///
-/// A signature that was there keeps its class. Another one takes the class of a signature that is gone if the two
-/// differ only in atoms that were added or dropped: rule sets that stay in use have none of those atoms, so the class
-/// means the same to them.
-pub(super) fn number(
-    old: &BTreeMap<Signature, PeerClass>,
-    wanted: BTreeSet<Signature>,
-    delta: &Delta,
-    ids: &mut Ids,
-) -> BTreeMap<Signature, PeerClass> {
-    let stays = |atom: &&AtomId| !delta.added.contains_key(atom) && !delta.dropped.contains_key(atom);
-    let lasting = |signature: &Signature| -> Vec<AtomId> { signature.iter().filter(stays).copied().collect() };
+/// What changed.
+#[derive(Debug, Default)]
+pub(super) struct Changed {
+    /// Classes that were not there.
+    pub(super) new: Vec<(PeerClass, Signature)>,
+    /// Classes that are there no longer.
+    pub(super) gone: Vec<(PeerClass, Signature)>,
+}
 
-    let mut gone: BTreeMap<Vec<AtomId>, Vec<PeerClass>> = BTreeMap::new();
-    for (signature, class) in old.iter().filter(|(signature, _)| !wanted.contains(*signature)) {
-        gone.entry(lasting(signature)).or_default().push(*class);
+/// The classes that addresses have.
+#[derive(Debug, Clone)]
+pub(super) struct Classes {
+    ids: Ids,
+    by_signature: OrdMap<Signature, PeerClass>,
+    signatures: OrdMap<PeerClass, Signature>,
+    by_atom: OrdSet<(AtomId, PeerClass)>,
+}
+
+impl Classes {
+    pub(super) fn new(ids: Ids) -> Self {
+        Self { ids, by_signature: OrdMap::new(), signatures: OrdMap::new(), by_atom: OrdSet::new() }
     }
-    let mut classes = BTreeMap::new();
-    for signature in wanted {
-        let known = old.get(&signature).copied();
-        let heir = || gone.get_mut(&lasting(&signature)).and_then(Vec::pop);
-        let class = known.or_else(heir).unwrap_or_else(|| PeerClass(ids.take()));
-        classes.insert(signature, class);
+
+    /// The rows of classes that were given back are gone.
+    pub(super) fn settle(&mut self) {
+        self.ids.settle();
     }
-    gone.into_values().flatten().for_each(|class| ids.give_back(class.0));
-    classes
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.signatures.is_empty()
+    }
+
+    pub(super) fn class(&self, signature: &Signature) -> Option<PeerClass> {
+        self.by_signature.get(signature).copied()
+    }
+
+    pub(super) fn signature(&self, class: PeerClass) -> Option<&Signature> {
+        self.signatures.get(&class)
+    }
+
+    pub(super) fn signatures(&self) -> impl Iterator<Item = &Signature> {
+        self.signatures.values()
+    }
+
+    /// The classes whose addresses the atom matches.
+    pub(super) fn with(&self, atom: AtomId) -> impl Iterator<Item = PeerClass> {
+        self.by_atom.range((atom, PeerClass::ANY)..=(atom, PeerClass(u32::MAX))).map(|(_, class)| *class)
+    }
+
+    /// Numbers the signatures that addresses have now. Every address of the classes of `left` has one of these
+    /// signatures now, or is gone.
+    ///
+    /// A signature that was there keeps its class. Another one takes the class of a signature that is gone if the two
+    /// differ only in atoms that were added or dropped: rule sets that stay in use have none of those atoms, so the
+    /// class means the same to them.
+    pub(super) fn change(&mut self, wanted: &BTreeSet<Signature>, left: &[PeerClass], delta: &Delta) -> Changed {
+        let stays = |atom: &&AtomId| !delta.added.contains_key(atom) && !delta.dropped.contains_key(atom);
+        let lasting = |signature: &Signature| -> Vec<AtomId> { signature.iter().filter(stays).copied().collect() };
+
+        let mut gone: BTreeMap<Vec<AtomId>, Vec<PeerClass>> = BTreeMap::new();
+        for class in left {
+            if let Some(signature) = self.signatures.get(class).filter(|signature| !wanted.contains(*signature)) {
+                gone.entry(lasting(signature)).or_default().push(*class);
+            }
+        }
+        let mut changed = Changed::default();
+        for signature in wanted {
+            if self.by_signature.contains_key(signature) {
+                continue;
+            }
+            let heir = gone.get_mut(&lasting(signature)).and_then(Vec::pop);
+            let class = match heir {
+                Some(class) => {
+                    self.remove(class);
+                    class
+                }
+                None => {
+                    let class = PeerClass(self.ids.take());
+                    changed.new.push((class, Arc::clone(signature)));
+                    class
+                }
+            };
+            self.by_signature.insert(Arc::clone(signature), class);
+            self.signatures.insert(class, Arc::clone(signature));
+            for atom in &**signature {
+                self.by_atom.insert((*atom, class));
+            }
+        }
+        for class in gone.into_values().flatten() {
+            self.ids.give_back(class.0);
+            changed.gone.extend(self.remove(class).map(|signature| (class, signature)));
+        }
+        changed
+    }
+
+    fn remove(&mut self, class: PeerClass) -> Option<Signature> {
+        let signature = self.signatures.remove(&class)?;
+        self.by_signature.remove(&signature);
+        for atom in &*signature {
+            self.by_atom.remove(&(*atom, class));
+        }
+        Some(signature)
+    }
 }

@@ -20,11 +20,11 @@
 //! beforehand, which is an old rule set.
 
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+use imbl::{OrdMap, ordmap::DiffItem};
 use ipnet::IpNet;
 
 use super::{
@@ -74,76 +74,99 @@ type Cells = BTreeMap<(SetId, (PeerClass, PortClass)), Cell>;
 
 /// Leads from `old` to `new`, which is made from it by the same [`Engine`](super::Engine) or by one that comes
 /// [`after`](super::Engine::after): a rule set or class that both have means the same in both.
+///
+/// Where `new` was made from a copy of `old`, this costs what differs.
 #[must_use]
 pub fn diff(old: &Tables, new: &Tables) -> Diff {
+    between(old, old.sizes(), new)
+}
+
+/// As [`diff`], where the sizes of the old tables are known.
+pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     let mut changes = Vec::new();
-    let gone = |key: &&EndpointKey| !new.sets.contains_key(key);
-    changes.extend(old.sets.keys().filter(gone).map(|key| Change::DropSets(*key)));
-    let origins = new.origins.iter().filter(|(rule, origin)| old.origins.get(rule) != Some(origin));
-    changes.extend(origins.map(|(rule, origin)| Change::PutOrigin(*rule, Arc::clone(origin))));
+    let (endpoints, origins) = (Differing::of(&old.sets, &new.sets), Differing::of(&old.origins, &new.origins));
+    changes.extend(endpoints.gone.iter().map(|(key, _)| Change::DropSets(**key)));
+    let put = origins.new.iter().copied().chain(origins.others.iter().map(|(rule, _, origin)| (*rule, *origin)));
+    changes.extend(put.map(|(rule, origin)| Change::PutOrigin(*rule, Arc::clone(origin))));
 
     let prefixes = prefixes(old, new);
-    let flips = new.sets.iter().any(|(key, sets)| old.sets.get(key).is_some_and(|old| old != sets));
+    let flips = !endpoints.others.is_empty();
     let ways: BTreeSet<Way> = prefixes.values().copied().filter(|(o, n)| flips && o != n).collect();
-    let before = with_copies(old, new, &ways);
+    let before = with_copies(old, new, &endpoints, &ways);
 
     // The copies are rows of the old state that are not there yet.
-    put_rows(old, &before, &mut changes);
-    let added = put_rows(&before, new, &mut changes);
-    let copied = before.sets.iter().filter(|(key, sets)| old.sets.get(key) != Some(sets));
-    changes.extend(copied.map(|(key, sets)| Change::PutSets(*key, *sets)));
-    let (through, passing) = pass_through(&before, new, &prefixes, &ways);
+    let copied = put_rows(&Differing::of(&old.rules, &before.rules), &mut changes);
+    let rules = Differing::of(&before.rules, &new.rules);
+    let added = put_rows(&rules, &mut changes);
+    let others = Differing::of(&old.sets, &before.sets).others;
+    changes.extend(others.into_iter().map(|(key, _, sets)| Change::PutSets(*key, *sets)));
+    let (through, passing) = pass_through(&before, new, &rules, &prefixes, &ways);
     changes.extend(passing.iter().map(|((set, key), cell)| Change::PutCell(*set, *key, *cell)));
 
     put_addresses(old, new, &prefixes, &through, &mut changes);
     if !flips {
         drop_addresses(new, &prefixes, &mut changes);
     }
-    let flipped = new.sets.iter().filter(|(key, sets)| before.sets.get(key).is_some_and(|old| old != *sets));
-    changes.extend(flipped.map(|(key, sets)| Change::PutSets(*key, *sets)));
+    let flipped = Differing::of(&before.sets, &new.sets).others;
+    changes.extend(flipped.into_iter().map(|(key, _, sets)| Change::PutSets(*key, *sets)));
     if flips {
         let last = |(net, way)| Some((net, new.ipcache.get(net)?, through.get(way)?));
         let passed = prefixes.iter().filter_map(last).filter(|(_, known, t)| known.class != **t);
         changes.extend(passed.map(|(net, known, _)| Change::PutAddress(*net, *known)));
         drop_addresses(new, &prefixes, &mut changes);
     }
-    let first = new.sets.iter().filter(|(key, _)| !old.sets.contains_key(key));
-    changes.extend(first.map(|(key, sets)| Change::PutSets(*key, *sets)));
+    changes.extend(endpoints.new.iter().map(|(key, sets)| Change::PutSets(**key, **sets)));
 
     changes.extend(passing.keys().map(|(set, key)| Change::DropCell(*set, *key)));
-    drop_rows(&before, new, &mut changes);
-    changes.extend(
-        old.origins.keys().filter(|rule| !new.origins.contains_key(rule)).map(|rule| Change::DropOrigin(*rule)),
-    );
+    drop_rows(&rules, &mut changes);
+    changes.extend(origins.gone.iter().map(|(rule, _)| Change::DropOrigin(**rule)));
 
-    let first = prefixes.keys().filter(|net| !old.ipcache.contains_key(net)).count();
-    let sizes = before.sizes();
     let peak = Sizes {
-        ipcache: sizes.ipcache + first,
-        ports: sizes.ports + added.ports,
-        rules: sizes.rules + added.rules + passing.len(),
-        sets: sizes.sets + new.rules.keys().filter(|set| !old.rules.contains_key(set)).count(),
+        ipcache: sizes.ipcache + prefixes.keys().filter(|net| !old.ipcache.contains_key(*net)).count(),
+        ports: sizes.ports + copied.ports + added.ports,
+        rules: sizes.rules + copied.rules + added.rules + passing.len(),
+        sets: before.rules.len() + rules.new.len(),
     };
     Diff { changes, peak }
+}
+
+/// What two maps do not share, each part in the order of the keys.
+struct Differing<'a, K, V> {
+    new: Vec<(&'a K, &'a V)>,
+    gone: Vec<(&'a K, &'a V)>,
+    /// The value before and after.
+    others: Vec<(&'a K, &'a V, &'a V)>,
+}
+
+impl<'a, K: Ord, V: PartialEq> Differing<'a, K, V> {
+    fn of(old: &'a OrdMap<K, V>, new: &'a OrdMap<K, V>) -> Self {
+        let mut differing = Self { new: Vec::new(), gone: Vec::new(), others: Vec::new() };
+        for item in old.diff(new) {
+            match item {
+                DiffItem::Add(key, value) => differing.new.push((key, value)),
+                DiffItem::Remove(key, value) => differing.gone.push((key, value)),
+                DiffItem::Update { old: (key, before), new: (_, after) } => differing.others.push((key, before, after)),
+            }
+        }
+        differing
+    }
 }
 
 /// The prefixes with rows that differ, each with the class of its addresses (those of no longer prefix) in the old and
 /// in the new state. Without an old state, the old class is the new one.
 fn prefixes(old: &Tables, new: &Tables) -> BTreeMap<IpNet, Way> {
     let class = |tables: &Tables, net: &IpNet| covering(&tables.ipcache, *net).map(|(_, known)| known.class);
-    let changed = new.ipcache.iter().filter(|(net, known)| old.ipcache.get(net) != Some(known)).map(|(net, _)| net);
-    let gone = old.ipcache.keys().filter(|net| !new.ipcache.contains_key(net));
-    let way = |net: &IpNet| {
-        let after = class(new, net)?;
-        Some((*net, (class(old, net).unwrap_or(after), after)))
+    let rows = Differing::of(&old.ipcache, &new.ipcache);
+    let nets = rows.new.iter().chain(&rows.gone).map(|(net, _)| **net);
+    let way = |net: IpNet| {
+        let after = class(new, &net)?;
+        Some((net, (class(old, &net).unwrap_or(after), after)))
     };
-    changed.chain(gone).filter_map(way).collect()
+    nets.chain(rows.others.iter().map(|(net, ..)| **net)).filter_map(way).collect()
 }
 
 fn cells_of(tables: &Tables, set: SetId, class: PeerClass) -> impl Iterator<Item = (PortClass, &Cell)> {
-    let rows = tables.rules.get(&set).into_iter();
-    rows.flat_map(move |rows| rows.cells.range((class, PortClass::ANY)..=(class, PortClass(u32::MAX))))
-        .map(|((_, port), cell)| (*port, cell))
+    tables.rules.get(&set).into_iter().flat_map(move |rows| rows.cells_of(class))
 }
 
 /// Whether a rule set of both states tells the two ends of a way apart.
@@ -157,28 +180,36 @@ fn both(sets: Sets) -> [SetId; 2] {
 
 /// The old tables, in which endpoints that leave a rule set that stays have a copy of it, if it tells the ends of a way
 /// apart.
-fn with_copies<'a>(old: &'a Tables, new: &Tables, ways: &BTreeSet<Way>) -> Cow<'a, Tables> {
-    let mut tables = Cow::Borrowed(old);
+fn with_copies(
+    old: &Tables,
+    new: &Tables,
+    endpoints: &Differing<'_, EndpointKey, Sets>,
+    ways: &BTreeSet<Way>,
+) -> Tables {
+    let mut tables = old.clone();
+    // For each rule set that an endpoint leaves, the copy; itself if it needs none.
     let mut copies: BTreeMap<SetId, SetId> = BTreeMap::new();
-    let mut free = (1..).map(SetId).filter(|set| !old.rules.contains_key(set) && !new.rules.contains_key(set));
-    for (key, before) in &old.sets {
-        let Some(after) = new.sets.get(key) else { continue };
+    let last = old.rules.get_max().into_iter().chain(new.rules.get_max()).map(|(set, _)| set.0).max();
+    let mut free = (last.unwrap_or(0)..=u32::MAX).skip(1).map(SetId);
+    for (key, before, after) in &endpoints.others {
         let mut copy = |before: SetId, after: SetId| {
-            let Some(rows) = old.rules.get(&before) else { return before };
-            let stays = before != after && new.rules.contains_key(&before);
-            if !stays || !ways.iter().any(|way| tells_apart(old, new, before, *way)) {
+            if before == after || !new.rules.contains_key(&before) {
                 return before;
             }
             *copies.entry(before).or_insert_with(|| {
+                let Some(rows) = old.rules.get(&before) else { return before };
+                if !ways.iter().any(|way| tells_apart(old, new, before, *way)) {
+                    return before;
+                }
                 let copy = free.next().unwrap_or(before);
-                tables.to_mut().rules.insert(copy, Arc::clone(rows));
+                tables.rules.insert(copy, Arc::clone(rows));
                 copy
             })
         };
         let ingress = copy(before.ingress, after.ingress);
         let sets = Sets { ingress, egress: copy(before.egress, after.egress) };
-        if sets != *before {
-            tables.to_mut().sets.insert(*key, sets);
+        if sets != **before {
+            tables.sets.insert(**key, sets);
         }
     }
     tables
@@ -188,6 +219,7 @@ fn with_copies<'a>(old: &'a Tables, new: &Tables, ways: &BTreeSet<Way>) -> Cow<'
 fn pass_through(
     old: &Tables,
     new: &Tables,
+    rules: &Differing<'_, SetId, Arc<Rows>>,
     prefixes: &BTreeMap<IpNet, Way>,
     ways: &BTreeSet<Way>,
 ) -> (BTreeMap<Way, PeerClass>, Cells) {
@@ -196,10 +228,8 @@ fn pass_through(
     if ways.is_empty() {
         return (through, cells);
     }
-    let classes =
-        |tables: &Tables| -> BTreeSet<PeerClass> { tables.ipcache.values().map(|known| known.class).collect() };
-    let (before, after) = (classes(old), classes(new));
-    let mut free = (1..).map(PeerClass).filter(|class| !before.contains(class) && !after.contains(class));
+    let last = [&old.ipcache, &new.ipcache].into_iter().filter_map(|rows| rows.classes().next_back()).max();
+    let mut free = (last.map_or(0, |class| class.0)..=u32::MAX).skip(1).map(PeerClass);
     let all: BTreeSet<Way> = prefixes.values().copied().collect();
     // To how many classes the addresses of a class go, and from how many they come.
     let (mut to, mut from): (BTreeMap<PeerClass, usize>, BTreeMap<PeerClass, usize>) = Default::default();
@@ -208,22 +238,21 @@ fn pass_through(
         *from.entry(n).or_default() += 1;
     }
 
-    let left: Vec<SetId> = old.rules.keys().filter(|set| !new.rules.contains_key(set)).copied().collect();
-    let taken: Vec<SetId> = new.rules.keys().filter(|set| !old.rules.contains_key(set)).copied().collect();
+    let left: Vec<SetId> = rules.gone.iter().map(|(set, _)| **set).collect();
+    let taken: Vec<SetId> = rules.new.iter().map(|(set, _)| **set).collect();
     // Rule sets of both states that an endpoint takes from another one.
-    let joined: BTreeSet<SetId> = new
-        .sets
-        .iter()
-        .filter_map(|(key, sets)| Some((old.sets.get(key)?, sets)))
-        .flat_map(|(before, after)| both(*before).into_iter().zip(both(*after)))
+    let joined: BTreeSet<SetId> = Differing::of(&old.sets, &new.sets)
+        .others
+        .into_iter()
+        .flat_map(|(_, before, after)| both(*before).into_iter().zip(both(*after)))
         .filter(|(before, after)| before != after && old.rules.contains_key(after))
         .map(|(_, after)| after)
         .collect();
 
     for way in ways {
         let (o, n) = *way;
-        let only_from_o = !before.contains(&n) && from.get(&n) == Some(&1);
-        let only_to_n = !after.contains(&o) && to.get(&o) == Some(&1);
+        let only_from_o = old.ipcache.users(n) == 0 && from.get(&n) == Some(&1);
+        let only_to_n = new.ipcache.users(o) == 0 && to.get(&o) == Some(&1);
         let mut copy = |tables: &Tables, sets: &mut dyn Iterator<Item = SetId>, from: PeerClass, to: PeerClass| {
             for set in sets {
                 cells.extend(cells_of(tables, set, from).map(|(port, cell)| ((set, (to, port)), *cell)));
@@ -247,38 +276,34 @@ fn pass_through(
 }
 
 /// New rows of rule sets; the answer is their number.
-fn put_rows(old: &Tables, new: &Tables, changes: &mut Vec<Change>) -> Sizes {
-    let none = Arc::new(Rows::default());
+fn put_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>) -> Sizes {
+    let none = Rows::default();
     let mut added = Sizes::default();
-    for (set, rows) in &new.rules {
-        let before = old.rules.get(set).unwrap_or(&none);
-        if Arc::ptr_eq(before, rows) {
-            continue;
-        }
-        let start = changes.len();
-        let ports = rows.ports.iter().filter(|(prefix, _)| !before.ports.contains_key(prefix));
-        changes.extend(ports.map(|(prefix, class)| Change::PutPorts(*set, *prefix, *class)));
-        added.ports += changes.len() - start;
-        let start = changes.len();
-        let cells = rows.cells.iter().filter(|(key, _)| !before.cells.contains_key(key));
-        changes.extend(cells.map(|(key, cell)| Change::PutCell(*set, *key, *cell)));
-        added.rules += changes.len() - start;
+    let new = rules.new.iter().map(|(set, rows)| (**set, &none, &***rows));
+    for (set, before, after) in
+        new.chain(rules.others.iter().map(|(set, before, after)| (**set, &***before, &***after)))
+    {
+        let ports = Differing::of(&before.ports, &after.ports).new;
+        let cells = Differing::of(&before.cells, &after.cells).new;
+        added.ports += ports.len();
+        added.rules += cells.len();
+        changes.extend(ports.into_iter().map(|(prefix, class)| Change::PutPorts(set, *prefix, *class)));
+        changes.extend(cells.into_iter().map(|(key, cell)| Change::PutCell(set, *key, *cell)));
     }
     added
 }
 
 /// Rows of rule sets that are in the new tables no longer.
-fn drop_rows(old: &Tables, new: &Tables, changes: &mut Vec<Change>) {
-    let none = Arc::new(Rows::default());
-    for (set, rows) in &old.rules {
-        let after = new.rules.get(set).unwrap_or(&none);
-        if Arc::ptr_eq(after, rows) {
-            continue;
-        }
-        let cells = rows.cells.keys().filter(|key| !after.cells.contains_key(key));
-        changes.extend(cells.map(|key| Change::DropCell(*set, *key)));
-        let ports = rows.ports.keys().filter(|prefix| !after.ports.contains_key(prefix));
-        changes.extend(ports.map(|prefix| Change::DropPorts(*set, *prefix)));
+fn drop_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>) {
+    let none = Rows::default();
+    let gone = rules.gone.iter().map(|(set, rows)| (**set, &***rows, &none));
+    for (set, before, after) in
+        gone.chain(rules.others.iter().map(|(set, before, after)| (**set, &***before, &***after)))
+    {
+        let cells = Differing::of(&before.cells, &after.cells).gone;
+        let ports = Differing::of(&before.ports, &after.ports).gone;
+        changes.extend(cells.into_iter().map(|(key, _)| Change::DropCell(set, *key)));
+        changes.extend(ports.into_iter().map(|(prefix, _)| Change::DropPorts(set, *prefix)));
     }
 }
 
@@ -316,7 +341,7 @@ fn put_addresses(
 
 /// Prefixes that are gone, the shortest first.
 fn drop_addresses(new: &Tables, prefixes: &BTreeMap<IpNet, Way>, changes: &mut Vec<Change>) {
-    let mut gone: Vec<IpNet> = prefixes.keys().filter(|net| !new.ipcache.contains_key(net)).copied().collect();
+    let mut gone: Vec<IpNet> = prefixes.keys().filter(|net| !new.ipcache.contains_key(*net)).copied().collect();
     gone.sort_by_key(IpNet::prefix_len);
     changes.extend(gone.into_iter().map(Change::DropAddress));
 }

@@ -8,16 +8,14 @@
 //! | the rule sets of a kind of endpoint (identity, declared ports, health, enforcement) | if a policy that selects it changes |
 //! | a rule set's port classes | never: other rules, or other numbers of its named ports, are another rule set |
 //! | which atoms match an identity | for atoms that are new in the rule sets in use |
-//! | networks that contain each other | if the networks in the rule sets in use change |
+//! | networks that contain each other | for networks that come into use or go out of it, and those that they contain |
+//! | the class of an address | if it is new or has another owner, or if other atoms match it |
 //! | the cells of a rule set and a peer class | never: the class is another one if atoms of the rule set match it differently |
 //!
-//! An endpoint of a known kind, with addresses that no rule names, needs nothing of it.
+//! An endpoint of a known kind, with addresses that no rule names, needs nothing of it. What is kept is in maps that share
+//! what is equal, so a change is made in a copy and costs what it changes; a refused one is forgotten with the copy.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
@@ -25,11 +23,12 @@ use super::{
     Change, EndpointKey, Limits, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Sizes, Table, Tables,
     TooLarge,
     atoms::{AtomId, Atoms},
-    diff::diff,
+    classes::Changed,
+    diff::between,
     ids::Ids,
-    kinds::{IdentityInUse, KindId, Kinds, Touched},
+    kinds::{IdentityInUse, Kinds, Touched},
     limits::largest,
-    peers::{Changed, Peers},
+    peers::Peers,
     plan::Plan,
     selection::{Policies, PortName},
     sets::RuleSets,
@@ -67,6 +66,7 @@ pub enum Refused {
 pub struct Engine {
     limits: Limits,
     tables: Tables,
+    sizes: Sizes,
     policies: Policies,
     kinds: Kinds,
     atoms: Atoms,
@@ -91,7 +91,8 @@ impl Engine {
             kinds: Kinds::default(),
             atoms: Atoms::default(),
             sets: RuleSets::new(Ids::beside(tables.rules.keys().map(|set| set.0))),
-            peers: Peers::new(Ids::beside(tables.ipcache.values().map(|known| known.class.0))),
+            peers: Peers::new(Ids::beside(tables.ipcache.classes().map(|class| class.0))),
+            sizes: tables.sizes(),
             tables,
         }
     }
@@ -109,10 +110,23 @@ impl Engine {
         &self.tables
     }
 
+    /// Number of rows of each table.
+    #[must_use]
+    pub const fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
     /// The tables, without the engine.
     #[must_use]
     pub fn into_tables(self) -> Tables {
         self.tables
+    }
+
+    /// Whether there is an endpoint that policy cannot tell from this one but by its addresses. Then one more costs a few
+    /// rows, whatever there is.
+    #[must_use]
+    pub fn knows(&self, member: &Member) -> bool {
+        self.kinds.knows(member)
     }
 
     /// Takes in the events as one change. The answer leads from the tables before to the tables after; identifiers that
@@ -125,7 +139,7 @@ impl Engine {
         if let Some(beyond) = next.build(events)?.beyond(&self.limits) {
             return Err(next.too_large(beyond, false).into());
         }
-        let diff = diff(&self.tables, &next.tables);
+        let diff = between(&self.tables, self.sizes, &next.tables);
         if let Some(beyond) = diff.peak.beyond(&self.limits) {
             return Err(next.too_large(beyond, true).into());
         }
@@ -140,14 +154,12 @@ impl Engine {
     /// Makes the tables after the events. If they have more cells than fit, they are not complete, and the answer has a
     /// lower bound of the number that is needed.
     fn build(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Sizes, IdentityInUse> {
-        if self.peers.classes().is_empty() {
+        if self.peers.classes.is_empty() {
             // The first time: the tables are empty, or those of another engine.
-            self.tables = Tables::default();
+            (self.tables, self.sizes) = Default::default();
         }
         let mut touched = Touched::default();
-        let mut origins = false;
         for event in events {
-            origins |= matches!(event, Event::Policy(_) | Event::NoPolicy(_));
             match event {
                 Event::Policy(policy) => self.policy(&policy.name.clone(), Some(policy), &mut touched),
                 Event::NoPolicy(name) => self.policy(&name, None, &mut touched),
@@ -156,39 +168,31 @@ impl Engine {
                 Event::Node(node) => self.kinds.set_node(node, &mut touched),
             }
         }
-        if origins {
-            self.tables.origins = self.policies.all().map(|rule| (rule.index, Arc::clone(&rule.origin))).collect();
-        }
-        self.choose_sets(&mut touched);
+        let gone = self.choose_sets(&mut touched);
         let delta = self.atoms.settle();
         let Self { peers, atoms, kinds, tables, .. } = self;
-        let changed = peers.update(&delta, &touched.addresses, atoms, kinds, &mut tables.ipcache);
-        let cells = self.fill_sets(&changed);
+        let changed = peers.update(&delta, &touched, atoms, kinds, &mut tables.ipcache);
+        let cells = self.fill_sets(&gone, &changed);
         for key in touched.members {
             match self.kinds.sets(key) {
                 Some(sets) => drop(self.tables.sets.insert(key, sets)),
                 None => drop(self.tables.sets.remove(&key)),
             }
         }
-        Ok(Sizes { rules: cells, ..self.tables.sizes() })
+        self.sizes = Sizes { ipcache: self.tables.ipcache.len(), sets: self.tables.rules.len(), ..self.sizes };
+        Ok(Sizes { rules: cells, ..self.sizes })
     }
 
     fn policy(&mut self, name: &PolicyName, policy: Option<Policy>, touched: &mut Touched) {
-        let Self { policies, kinds, atoms, .. } = self;
-        let affected = policies.set(name, policy, kinds.identities_mut(), atoms);
-        let kinds = kinds.iter().filter(|(_, kind)| affected.contains(&kind.identity()));
-        touched.kinds.extend(kinds.map(|(id, _)| id));
+        let Self { policies, kinds, atoms, tables, .. } = self;
+        let affected = policies.set(name, policy, &mut kinds.identities, atoms, &mut tables.origins);
+        touched.kinds.extend(affected.into_iter().flat_map(|identity| kinds.of_identity(identity)));
     }
 
-    /// Finds the rule sets of the kinds whose rules may be others.
-    fn choose_sets(&mut self, touched: &mut Touched) {
+    /// Finds the rule sets of the kinds whose rules may be others. The answer has those that are in use no longer.
+    fn choose_sets(&mut self, touched: &mut Touched) -> Vec<SetId> {
         let Self { policies, kinds, atoms, sets, .. } = self;
-        let names_changed = |id: SetId| {
-            sets.plan(id).is_some_and(|plan| plan.key.numbers.keys().any(|name| touched.names.contains(name)))
-        };
-        let renamed: Vec<KindId> =
-            kinds.iter().filter(|(_, k)| names_changed(k.sets.egress)).map(|(id, _)| id).collect();
-        touched.kinds.extend(renamed);
+        touched.kinds.extend(touched.names.iter().flat_map(|name| sets.senders_to(name)));
         for id in &touched.kinds {
             let Some(kind) = kinds.get(*id) else { continue };
             let Some(selected) = kinds.selected(kind) else { continue };
@@ -196,31 +200,41 @@ impl Engine {
             let own = |name: &PortName| declared.get(name).copied().into_iter().collect();
             let ingress = policies.rules(selected, enforcement, Direction::Ingress, own);
             let egress = policies.rules(selected, enforcement, Direction::Egress, |name| kinds.numbers(name));
-            let new = Sets { ingress: sets.acquire(ingress, atoms), egress: sets.acquire(egress, atoms) };
+            let new = Sets { ingress: sets.acquire(*id, ingress, atoms), egress: sets.acquire(*id, egress, atoms) };
             let Some(kind) = kinds.get_mut(*id) else { continue };
             let old = std::mem::replace(&mut kind.sets, new);
-            touched.released.extend([old.ingress, old.egress]);
+            let left =
+                [(old.ingress, new.ingress), (old.egress, new.egress)].into_iter().filter(|(old, new)| old != new);
+            touched.released.extend(left.map(|(old, _)| (old, *id)));
             if old != new {
-                touched.members.extend(&kind.members);
+                touched.members.extend(kinds.members_of(*id));
             }
         }
-        touched.released.drain(..).for_each(|id| sets.release(id));
-        sets.sweep(atoms);
+        let released: BTreeSet<SetId> = touched.released.iter().map(|(set, _)| *set).collect();
+        touched.released.drain(..).for_each(|(set, kind)| sets.release(set, kind));
+        sets.sweep(released, atoms)
     }
 
     /// Makes the rows of new rule sets, and those of new classes in the others. The answer is the number of cells; if
     /// it is more than fit, it is a lower bound, and most are not made: a few rules can ask for more cells than the
     /// node has memory for.
-    fn fill_sets(&mut self, changed: &Changed) -> usize {
-        let Self { sets, peers, tables, limits, .. } = self;
-        tables.rules.retain(|id, _| sets.plan(*id).is_some());
-        for rows in tables.rules.values_mut() {
-            let gone: Vec<_> = changed.gone.iter().flat_map(|class| cells_of(rows, *class)).collect();
-            for key in gone {
-                Arc::make_mut(rows).cells.remove(&key);
+    fn fill_sets(&mut self, gone: &[SetId], changed: &Changed) -> usize {
+        let Self { sets, peers, tables, limits, sizes, .. } = self;
+        for rows in gone.iter().filter_map(|set| tables.rules.remove(set)) {
+            sizes.ports -= rows.ports.len();
+            sizes.rules -= rows.cells.len();
+        }
+        for (class, signature) in &changed.gone {
+            for set in sets.matched_by(signature) {
+                let Some(rows) = tables.rules.get_mut(&set) else { continue };
+                let gone: Vec<PortClass> = rows.cells_of(*class).map(|(port, _)| port).collect();
+                sizes.rules -= gone.len();
+                for port in gone {
+                    Arc::make_mut(rows).cells.remove(&(*class, port));
+                }
             }
         }
-        let mut needed = tables.sizes().rules;
+        let mut needed = sizes.rules;
         let mut cells = |plan: &Plan, class: PeerClass, signature: &[AtomId]| -> Vec<_> {
             needed += plan.at_least(signature);
             if needed > limits.rules {
@@ -230,37 +244,33 @@ impl Engine {
             needed += cells.len() - plan.at_least(signature);
             cells.into_iter().map(|(port, cell)| ((class, port), cell)).collect()
         };
-        let mut by_atom: Option<BTreeMap<AtomId, Vec<_>>> = None;
-        for (id, plan) in sets.iter() {
-            if let Some(rows) = tables.rules.get_mut(&id) {
-                for (class, signature) in &changed.new {
-                    let cells = cells(plan, *class, signature);
-                    if !cells.is_empty() {
-                        Arc::make_mut(rows).cells.extend(cells);
-                    }
+        for (class, signature) in &changed.new {
+            for set in sets.matched_by(signature) {
+                let (Some(plan), Some(rows)) = (sets.plan(set), tables.rules.get_mut(&set)) else { continue };
+                let cells = cells(plan, *class, signature);
+                sizes.rules += cells.len();
+                if !cells.is_empty() {
+                    Arc::make_mut(rows).cells.extend(cells);
                 }
-                continue;
             }
-            let by_atom = by_atom.get_or_insert_with(|| {
-                let mut by_atom: BTreeMap<AtomId, Vec<_>> = BTreeMap::new();
-                for (signature, class) in peers.classes() {
-                    signature.iter().for_each(|atom| by_atom.entry(*atom).or_default().push((*class, signature)));
-                }
-                by_atom
-            });
-            let of_peers = plan.peers().filter_map(|atom| by_atom.get(&atom)).flatten().copied();
-            let classes: BTreeMap<PeerClass, _> = of_peers.collect();
-            let own = classes.into_iter().flat_map(|(class, signature)| cells(plan, class, signature));
+        }
+        for set in sets.take_new() {
+            let Some(plan) = sets.plan(set) else { continue };
+            let classes: BTreeSet<PeerClass> = plan.peers().flat_map(|atom| peers.classes.with(atom)).collect();
+            let of = |class: PeerClass| peers.classes.signature(class).map(|signature| cells(plan, class, signature));
+            let own = classes.into_iter().filter_map(of).flatten();
             let any = plan.cells_of_any().into_iter().map(|(port, cell)| ((PeerClass::ANY, port), cell));
             let (ports, isolated_by) = (plan.ports.clone(), plan.key.isolated_by.clone());
             let rows = Rows { ports, cells: any.chain(own).collect(), isolated_by };
-            tables.rules.insert(id, Arc::new(rows));
+            sizes.ports += rows.ports.len();
+            sizes.rules += rows.cells.len();
+            tables.rules.insert(set, Arc::new(rows));
         }
-        needed.max(tables.sizes().rules)
+        needed.max(sizes.rules)
     }
 
     fn too_large(&self, (table, needed, limit): (Table, usize, usize), during: bool) -> TooLarge {
-        let plans = || self.sets.iter().map(|(_, plan)| plan);
+        let plans = || self.sets.plans();
         let peers = || plans().flat_map(Plan::rule_peers).collect::<BTreeSet<_>>().into_iter();
         let counts: Vec<(RuleIndex, usize)> = match table {
             Table::Ipcache => {
@@ -268,15 +278,11 @@ impl Engine {
             }
             Table::Ports => plans().flat_map(Plan::port_counts).collect(),
             Table::Rules => {
-                let signatures = || self.peers.classes().keys();
+                let signatures = || self.peers.classes.signatures();
                 plans().flat_map(|plan| signatures().flat_map(|signature| plan.cell_counts(signature))).collect()
             }
             Table::Sets => plans().flat_map(|plan| &plan.key.rules).map(|rule| (*rule, 1)).collect(),
         };
         TooLarge { table, needed, limit, during, largest: largest(counts, &self.tables.origins) }
     }
-}
-
-fn cells_of(rows: &Rows, class: PeerClass) -> impl Iterator<Item = (PeerClass, PortClass)> {
-    rows.cells.range((class, PortClass::ANY)..=(class, PortClass(u32::MAX))).map(|(key, _)| *key)
 }

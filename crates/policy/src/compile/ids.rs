@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use imbl::OrdSet;
+
 /// Numbers from 1, the lowest first.
 #[derive(Debug, Clone)]
 pub(super) struct Ids {
     /// Numbers below it were taken before.
     next: u32,
     /// Numbers below `next` that are free.
-    free: BTreeSet<u32>,
+    free: OrdSet<u32>,
     /// Given back since the last [`Ids::settle`]: rows with them are still there.
     leaving: BTreeSet<u32>,
 }
@@ -16,17 +18,19 @@ pub(super) struct Ids {
 impl Ids {
     /// Rows with numbers of `leaving` are still there.
     pub(super) fn beside(leaving: impl Iterator<Item = u32>) -> Self {
-        Self { next: 1, free: BTreeSet::new(), leaving: leaving.collect() }
+        Self { next: 1, free: OrdSet::new(), leaving: leaving.collect() }
     }
 
     /// The rows of the numbers that were given back are gone.
     pub(super) fn settle(&mut self) {
         let leaving = std::mem::take(&mut self.leaving);
-        self.free.extend(leaving.range(..self.next));
+        for id in leaving.range(..self.next) {
+            self.free.insert(*id);
+        }
     }
 
     pub(super) fn take(&mut self) -> u32 {
-        self.free.pop_first().unwrap_or_else(|| {
+        self.free.remove_min().unwrap_or_else(|| {
             while self.leaving.contains(&self.next) {
                 self.next += 1;
             }

@@ -6,16 +6,25 @@ use std::{
     sync::Arc,
 };
 
+use imbl::{OrdMap, OrdSet};
+use ipnet::IpNet;
+
 use super::{
     EndpointKey, Identity, Member, SetId, Sets,
-    atoms::OwnerOf,
+    atoms::{Atom, OwnerOf},
+    identities::Identities,
     selection::{Policies, PortName, Selected},
 };
-use crate::model::{Endpoint, Enforcement};
+use crate::model::{Endpoint, Enforcement, Entity};
 
 /// A kind. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct KindId(u64);
+
+impl KindId {
+    pub(super) const FIRST: Self = Self(0);
+    pub(super) const LAST: Self = Self(u64::MAX);
+}
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct KindKey {
@@ -25,13 +34,19 @@ struct KindKey {
     enforcement: Enforcement,
 }
 
+impl KindKey {
+    fn of(Member { identity, endpoint }: &Member) -> Self {
+        let Endpoint { health, ports, enforcement, .. } = &**endpoint;
+        Self { identity: *identity, health: *health, ports: ports.clone(), enforcement: enforcement.clone() }
+    }
+}
+
 /// A kind of endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Kind {
     key: Arc<KindKey>,
     /// One of the kind.
     pub(super) endpoint: Arc<Endpoint>,
-    pub(super) members: BTreeSet<EndpointKey>,
     pub(super) sets: Sets,
 }
 
@@ -69,34 +84,41 @@ pub struct IdentityInUse {
 pub(super) struct Touched {
     /// Kinds whose rules may be others.
     pub(super) kinds: BTreeSet<KindId>,
+    /// Kinds that were not there.
+    pub(super) new: BTreeSet<KindId>,
+    /// Kinds that are there no longer.
+    pub(super) gone: Vec<KindId>,
     /// Endpoints that are new or of another kind.
     pub(super) members: BTreeSet<EndpointKey>,
     /// Addresses whose owner may be another.
     pub(super) addresses: BTreeSet<IpAddr>,
     /// Named ports that kinds declare with other numbers than before.
     pub(super) names: BTreeSet<PortName>,
-    /// Rule sets that a kind that is gone had.
-    pub(super) released: Vec<SetId>,
+    /// Rule sets that a kind has no longer.
+    pub(super) released: Vec<(SetId, KindId)>,
 }
 
 /// The endpoints and the node.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Kinds {
-    members: BTreeMap<EndpointKey, (Member, KindId)>,
-    kinds: BTreeMap<KindId, Kind>,
-    ids: BTreeMap<Arc<KindKey>, KindId>,
+    members: OrdMap<EndpointKey, (Member, KindId)>,
+    kinds: OrdMap<KindId, Kind>,
+    ids: OrdMap<Arc<KindKey>, KindId>,
     next: u64,
-    identities: BTreeMap<Identity, Arc<Selected>>,
-    /// For each declared number of a named port, how many kinds declare it.
-    numbers: BTreeMap<PortName, BTreeMap<u16, usize>>,
-    addresses: BTreeSet<(IpAddr, EndpointKey)>,
-    node: BTreeSet<IpAddr>,
+    pub(super) identities: Identities,
+    of_identity: OrdSet<(Identity, KindId)>,
+    of_kind: OrdSet<(KindId, EndpointKey)>,
+    /// The kinds that declare each number of a named port.
+    declared: OrdSet<(PortName, u16, KindId)>,
+    addresses: OrdSet<(IpAddr, EndpointKey)>,
+    node: OrdSet<IpAddr>,
 }
 
 impl Kinds {
     pub(super) fn set_node(&mut self, node: BTreeSet<IpAddr>, touched: &mut Touched) {
-        touched.addresses.extend(self.node.symmetric_difference(&node));
-        self.node = node;
+        touched.addresses.extend(self.node.iter().filter(|address| !node.contains(*address)));
+        touched.addresses.extend(node.iter().filter(|address| !self.node.contains(*address)));
+        self.node = node.into_iter().collect();
     }
 
     /// Takes in an endpoint in place of the one with its key.
@@ -108,13 +130,11 @@ impl Kinds {
         touched: &mut Touched,
     ) -> Result<(), IdentityInUse> {
         let (identity, endpoint) = (member.identity, Arc::clone(&member.endpoint));
-        if self.identities.get(&identity).is_some_and(|selected| !selected.is_of(&endpoint)) {
+        if self.identities.get(identity).is_some_and(|selected| !selected.is_of(&endpoint)) {
             return Err(IdentityInUse { endpoint: key, identity });
         }
         let kind = self.kind_of(&member, policies, touched);
-        if let Some(kind) = self.kinds.get_mut(&kind) {
-            kind.members.insert(key);
-        }
+        self.of_kind.insert((kind, key));
         let old = self.members.insert(key, (member, kind));
         if old.as_ref().is_none_or(|(_, old)| *old != kind) {
             touched.members.insert(key);
@@ -123,8 +143,15 @@ impl Kinds {
             self.leave(key, &old, (old_kind != kind).then_some(old_kind), touched);
         }
         touched.addresses.extend(&endpoint.addresses);
-        self.addresses.extend(endpoint.addresses.iter().map(|address| (*address, key)));
+        for address in &endpoint.addresses {
+            self.addresses.insert((*address, key));
+        }
         Ok(())
+    }
+
+    /// Whether an endpoint of this one's kind is there.
+    pub(super) fn knows(&self, member: &Member) -> bool {
+        self.ids.contains_key(&KindKey::of(member))
     }
 
     pub(super) fn remove(&mut self, key: EndpointKey, touched: &mut Touched) {
@@ -140,67 +167,92 @@ impl Kinds {
             touched.addresses.insert(*address);
         }
         let Some(id) = kind else { return };
-        let Some(kind) = self.kinds.get_mut(&id) else { return };
-        kind.members.remove(&key);
-        if !kind.members.is_empty() {
+        self.of_kind.remove(&(id, key));
+        if self.members_of(id).next().is_some() {
             return;
         }
         let Some(kind) = self.kinds.remove(&id) else { return };
         self.ids.remove(&kind.key);
-        if !self.kinds.values().any(|other| other.identity() == kind.identity()) {
-            self.identities.remove(&kind.identity());
+        self.of_identity.remove(&(kind.identity(), id));
+        if self.of_identity(kind.identity()).next().is_none() {
+            self.identities.remove(kind.identity());
         }
         for (name, number) in &kind.key.ports {
-            let Some(counts) = self.numbers.get_mut(name) else { continue };
-            let Some(count) = counts.get_mut(number) else { continue };
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(number);
+            self.declared.remove(&(name.clone(), *number, id));
+            if self.declaring(name, *number).next().is_none() {
                 touched.names.insert(name.clone());
             }
         }
-        touched.released.extend([kind.sets.ingress, kind.sets.egress]);
+        touched.released.extend([kind.sets.ingress, kind.sets.egress].map(|set| (set, id)));
         touched.kinds.remove(&id);
+        if !touched.new.remove(&id) {
+            touched.gone.push(id);
+        }
     }
 
     fn kind_of(&mut self, member: &Member, policies: &Policies, touched: &mut Touched) -> KindId {
         let Member { identity, endpoint } = member;
-        let key = KindKey {
-            identity: *identity,
-            health: endpoint.health,
-            ports: endpoint.ports.clone(),
-            enforcement: endpoint.enforcement.clone(),
-        };
+        let key = KindKey::of(member);
         if let Some(known) = self.ids.get(&key) {
             return *known;
         }
-        for (name, number) in &key.ports {
-            let counts = self.numbers.entry(name.clone()).or_default();
-            if !counts.contains_key(number) {
-                touched.names.insert(name.clone());
-            }
-            *counts.entry(*number).or_default() += 1;
+        if self.identities.get(*identity).is_none() {
+            self.identities.insert(*identity, policies.select(endpoint));
         }
-        self.identities.entry(*identity).or_insert_with(|| Arc::new(policies.select(endpoint)));
         let (id, key) = (KindId(self.next), Arc::new(key));
         self.next += 1;
+        for (name, number) in &key.ports {
+            if self.declaring(name, *number).next().is_none() {
+                touched.names.insert(name.clone());
+            }
+            self.declared.insert((name.clone(), *number, id));
+        }
+        self.of_identity.insert((*identity, id));
         self.ids.insert(Arc::clone(&key), id);
         let sets = Sets { ingress: SetId::NONE, egress: SetId::NONE };
-        self.kinds.insert(id, Kind { key, endpoint: Arc::clone(endpoint), members: BTreeSet::new(), sets });
+        self.kinds.insert(id, Kind { key, endpoint: Arc::clone(endpoint), sets });
         touched.kinds.insert(id);
+        touched.new.insert(id);
         id
     }
 
-    pub(super) fn identities_mut(&mut self) -> &mut BTreeMap<Identity, Arc<Selected>> {
-        &mut self.identities
-    }
-
     pub(super) fn selected(&self, kind: &Kind) -> Option<&Selected> {
-        self.identities.get(&kind.identity()).map(|selected| &**selected)
+        self.identities.get(kind.identity()).map(|selected| &**selected)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (KindId, &Kind)> {
-        self.kinds.iter().map(|(id, kind)| (*id, kind))
+    /// The kinds that have the identity.
+    pub(super) fn of_identity(&self, identity: Identity) -> impl Iterator<Item = KindId> {
+        self.of_identity.range((identity, KindId::FIRST)..=(identity, KindId::LAST)).map(|(_, kind)| *kind)
+    }
+
+    /// The endpoints of the kind.
+    pub(super) fn members_of(&self, kind: KindId) -> impl Iterator<Item = EndpointKey> {
+        self.of_kind.range((kind, EndpointKey(0))..=(kind, EndpointKey(u32::MAX))).map(|(_, key)| *key)
+    }
+
+    /// The kinds that declare the number for the named port.
+    fn declaring(&self, name: &PortName, number: u16) -> impl Iterator<Item = KindId> {
+        let all = (name.clone(), number, KindId::FIRST)..=(name.clone(), number, KindId::LAST);
+        self.declared.range(all).map(|(_, _, kind)| *kind)
+    }
+
+    /// The owners whose addresses the atom matches, whatever the address; none for networks.
+    pub(super) fn matched_by(&self, atom: &Atom) -> Vec<Owner> {
+        let kinds: Vec<KindId> = match atom {
+            Atom::Network { .. } => return Vec::new(),
+            Atom::Entity(Entity::Host) => return vec![Owner::Node],
+            Atom::Entity(Entity::World) => return vec![Owner::Outside],
+            Atom::Entity(_) => {
+                let matches = |kind: &Kind| atom.matches(OwnerOf::Endpoint(&kind.endpoint));
+                self.kinds.iter().filter(|(_, kind)| matches(kind)).map(|(id, _)| *id).collect()
+            }
+            Atom::Selector(selector) => {
+                let identities = self.identities.selected_by(selector);
+                identities.into_iter().flat_map(|identity| self.of_identity(identity)).collect()
+            }
+            Atom::Declares { protocol, name, number } => self.declaring(&(*protocol, name.clone()), *number).collect(),
+        };
+        kinds.into_iter().map(Owner::Endpoint).collect()
     }
 
     pub(super) fn get(&self, id: KindId) -> Option<&Kind> {
@@ -218,7 +270,10 @@ impl Kinds {
 
     /// The numbers that endpoints declare for a named port.
     pub(super) fn numbers(&self, name: &PortName) -> Vec<u16> {
-        self.numbers.get(name).into_iter().flat_map(BTreeMap::keys).copied().collect()
+        let all = (name.clone(), 0, KindId::FIRST)..=(name.clone(), u16::MAX, KindId::LAST);
+        let mut numbers: Vec<u16> = self.declared.range(all).map(|(_, number, _)| *number).collect();
+        numbers.dedup();
+        numbers
     }
 
     /// Whose an address is: the node's before an endpoint's; of two endpoints, that of the lower key.
@@ -226,14 +281,28 @@ impl Kinds {
         if self.node.contains(&address) {
             return Owner::Node;
         }
-        let first = self.addresses.range((address, EndpointKey(0))..).next().filter(|(own, _)| *own == address);
+        let first = self.addresses.get_next(&(address, EndpointKey(0))).filter(|(own, _)| *own == address);
         let kind = first.and_then(|(_, key)| self.members.get(key)).map(|(_, kind)| *kind);
         kind.map_or(Owner::Outside, Owner::Endpoint)
     }
 
-    /// The addresses that are not outside.
-    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.addresses.iter().map(|(address, _)| *address).chain(self.node.iter().copied())
+    /// The addresses of the network that are not outside.
+    pub(super) fn addresses_in(&self, net: IpNet) -> impl Iterator<Item = IpAddr> {
+        let (first, last) = (net.network(), net.broadcast());
+        let of_endpoints = self.addresses.range((first, EndpointKey(0))..=(last, EndpointKey(u32::MAX)));
+        of_endpoints.map(|(address, _)| *address).chain(self.node.range(first..=last).copied())
+    }
+
+    /// The addresses of a kind's endpoints, or of the node.
+    pub(super) fn addresses_of(&self, owner: Owner) -> Vec<IpAddr> {
+        match owner {
+            Owner::Endpoint(kind) => {
+                let members = self.members_of(kind).filter_map(|key| self.members.get(&key));
+                members.flat_map(|(member, _)| member.endpoint.addresses.iter().copied()).collect()
+            }
+            Owner::Node => self.node.iter().copied().collect(),
+            Owner::Outside => Vec::new(),
+        }
     }
 
     /// What policy knows of an owner; `None` for a kind that is gone.

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
+use imbl::OrdMap;
+
 use super::RuleIndex;
 use crate::model::Origin;
 
@@ -91,7 +93,7 @@ impl Sizes {
 /// The rules with the largest sums.
 pub(super) fn largest(
     counts: impl IntoIterator<Item = (RuleIndex, usize)>,
-    origins: &BTreeMap<RuleIndex, Arc<Origin>>,
+    origins: &OrdMap<RuleIndex, Arc<Origin>>,
 ) -> Vec<(Origin, usize)> {
     let mut sums: BTreeMap<RuleIndex, usize> = BTreeMap::new();
     for (rule, rows) in counts {

@@ -6,15 +6,17 @@ use std::{
     sync::Arc,
 };
 
+use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 
 use super::{
     EVERYWHERE,
-    atoms::{Atom, AtomId},
+    atoms::{Atom, AtomId, Delta},
+    classes::Signature,
 };
 
 /// The longest prefix that contains the address.
-pub(super) fn longest<V>(map: &BTreeMap<IpNet, V>, address: IpAddr) -> Option<(&IpNet, &V)> {
+pub(super) fn longest<V: Clone>(map: &OrdMap<IpNet, V>, address: IpAddr) -> Option<(&IpNet, &V)> {
     covering(map, IpNet::from(address))
 }
 
@@ -23,9 +25,9 @@ pub(super) fn longest<V>(map: &BTreeMap<IpNet, V>, address: IpAddr) -> Option<(&
 /// Prefixes are ordered by address, then by length, so the prefix looked for is not behind the network, and it contains
 /// every prefix of the map that lies between. So it has no more bits than the network shares with the nearest prefix
 /// before it.
-pub(super) fn covering<V>(map: &BTreeMap<IpNet, V>, mut net: IpNet) -> Option<(&IpNet, &V)> {
+pub(super) fn covering<V: Clone>(map: &OrdMap<IpNet, V>, mut net: IpNet) -> Option<(&IpNet, &V)> {
     loop {
-        let (nearest, value) = map.range(..=net).next_back()?;
+        let (nearest, value) = map.get_prev(&net)?;
         if nearest.contains(&net) {
             return Some((nearest, value));
         }
@@ -38,48 +40,126 @@ pub(super) fn covering<V>(map: &BTreeMap<IpNet, V>, mut net: IpNet) -> Option<(&
     }
 }
 
+/// Where an atom begins or ends to match, from the outside to the inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Edge {
+    Begin(AtomId),
+    End(AtomId),
+}
+
 /// Networks and exceptions in use, and all addresses of each family, each with the atoms that match an address for
 /// which it is the longest.
 #[derive(Debug, Clone)]
-pub(super) struct Boundaries(pub(super) Arc<BTreeMap<IpNet, Arc<[AtomId]>>>);
+pub(super) struct Boundaries {
+    nets: OrdMap<IpNet, Signature>,
+    edges: OrdSet<(IpNet, Edge)>,
+    /// Networks that are there without an edge.
+    always: Arc<BTreeSet<IpNet>>,
+}
+
+/// Boundaries that are others than before.
+#[derive(Debug, Default)]
+pub(super) struct Moved {
+    /// Those that came or went, or that other atoms match.
+    pub(super) nets: Vec<IpNet>,
+    /// Networks that do not overlap and contain all of `nets`.
+    pub(super) within: Vec<IpNet>,
+}
 
 impl Boundaries {
-    /// Those of the atoms, and `nets`.
-    pub(super) fn new<'a>(nets: &[IpNet], atoms: impl Iterator<Item = (AtomId, &'a Atom)>) -> Self {
-        /// Atoms that begin and end to match at a boundary.
-        type Edges = (Vec<AtomId>, Vec<AtomId>);
-        let always = EVERYWHERE.iter().chain(nets);
-        let mut edges: BTreeMap<IpNet, Edges> = always.map(|net| (*net, Edges::default())).collect();
-        for (id, atom) in atoms {
-            if let Atom::Network { net, except } = atom {
-                edges.entry(*net).or_default().0.push(id);
-                for exception in except {
-                    edges.entry(*exception).or_default().1.push(id);
-                }
+    /// Without atoms; `own` networks are there in any case.
+    pub(super) fn new(own: &[IpNet]) -> Self {
+        let always: BTreeSet<IpNet> = EVERYWHERE.into_iter().chain(own.iter().map(IpNet::trunc)).collect();
+        let nets = always.iter().map(|net| (*net, Signature::default())).collect();
+        Self { nets, edges: OrdSet::new(), always: Arc::new(always) }
+    }
+
+    pub(super) fn contains(&self, net: &IpNet) -> bool {
+        self.nets.contains_key(net)
+    }
+
+    pub(super) fn nets(&self) -> impl Iterator<Item = IpNet> {
+        self.nets.keys().copied()
+    }
+
+    /// The network atoms that match the addresses of the network for which no boundary is longer.
+    pub(super) fn matching(&self, net: IpNet) -> Signature {
+        covering(&self.nets, net).map(|(_, matching)| Arc::clone(matching)).unwrap_or_default()
+    }
+
+    /// Follows the atoms.
+    pub(super) fn update(&mut self, delta: &Delta) -> Moved {
+        let mut touched = BTreeSet::new();
+        for (net, edge) in delta.dropped.iter().flat_map(|(id, atom)| edges(*id, atom)) {
+            self.edges.remove(&(net, edge));
+            touched.insert(net);
+        }
+        for (net, edge) in delta.added.iter().flat_map(|(id, atom)| edges(*id, atom)) {
+            self.edges.insert((net, edge));
+            touched.insert(net);
+        }
+        let mut moved = Moved::default();
+        // A network comes before those that it contains.
+        for net in touched {
+            if !moved.within.last().is_some_and(|outer| outer.contains(&net)) {
+                self.renew(net, &mut moved.nets);
+                moved.within.push(net);
             }
         }
-        let mut boundaries = BTreeMap::new();
+        moved
+    }
+
+    /// Makes the boundaries of a network and of all that it contains.
+    fn renew(&mut self, net: IpNet, moved: &mut Vec<IpNet>) {
+        let last = IpNet::from(net.broadcast());
+        let mut wanted: BTreeMap<IpNet, Vec<Edge>> =
+            self.always.range(net..=last).map(|net| (*net, Vec::new())).collect();
+        for (at, edge) in self.edges.range((net, Edge::Begin(AtomId::FIRST))..=(last, Edge::End(AtomId::LAST))) {
+            wanted.entry(*at).or_default().push(*edge);
+        }
+        let gone: Vec<IpNet> =
+            self.nets.range(net..=last).map(|(net, _)| *net).filter(|net| !wanted.contains_key(net)).collect();
+        for net in gone {
+            self.nets.remove(&net);
+            moved.push(net);
+        }
+        let outside = net.supernet().map(|outer| self.matching(outer)).unwrap_or_default();
         // The boundaries around the one at hand, the longest last.
-        let mut around: Vec<(IpNet, Arc<[AtomId]>)> = Vec::new();
-        for (net, (begin, end)) in edges {
+        let mut around: Vec<(IpNet, Signature)> = Vec::new();
+        for (net, edges) in wanted {
             while around.last().is_some_and(|(outer, _)| !outer.contains(&net)) {
                 around.pop();
             }
-            let mut matching: BTreeSet<AtomId> =
-                around.last().map(|(_, m)| m.iter().copied().collect()).unwrap_or_default();
-            matching.extend(begin);
-            for id in end {
-                matching.remove(&id);
-            }
-            let matching: Arc<[AtomId]> = matching.into_iter().collect();
+            let outer = around.last().map_or(&outside, |(_, matching)| matching);
+            let matching = if edges.is_empty() { Arc::clone(outer) } else { crossing(outer, &edges) };
             around.push((net, Arc::clone(&matching)));
-            boundaries.insert(net, matching);
+            if self.nets.get(&net) != Some(&matching) {
+                self.nets.insert(net, matching);
+                moved.push(net);
+            }
         }
-        Self(Arc::new(boundaries))
     }
+}
 
-    /// The network atoms that match the address.
-    pub(super) fn matching(&self, address: IpAddr) -> Arc<[AtomId]> {
-        longest(&self.0, address).map(|(_, matching)| Arc::clone(matching)).unwrap_or_default()
+/// The atoms that match inside of the edges.
+fn crossing(outside: &[AtomId], edges: &[Edge]) -> Signature {
+    let mut matching: BTreeSet<AtomId> = outside.iter().copied().collect();
+    for edge in edges {
+        match edge {
+            Edge::Begin(id) => drop(matching.insert(*id)),
+            Edge::End(id) => drop(matching.remove(id)),
+        }
     }
+    matching.into_iter().collect()
+}
+
+fn edges(id: AtomId, atom: &Atom) -> impl Iterator<Item = (IpNet, Edge)> {
+    let network = match atom {
+        Atom::Network { net, except } => Some((net, except)),
+        _ => None,
+    };
+    network.into_iter().flat_map(move |(net, except)| {
+        let end = move |exception: &IpNet| (*exception, Edge::End(id));
+        std::iter::once((*net, Edge::Begin(id))).chain(except.iter().map(end))
+    })
 }

@@ -2,185 +2,150 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     sync::Arc,
 };
 
+use imbl::OrdMap;
 use ipnet::IpNet;
 
 use super::{
-    Known, PeerClass,
+    Identity, Ipcache, Known, PeerClass,
     atoms::{AtomId, Atoms, Delta},
-    classes::{self, Signature},
+    classes::{Changed, Classes, Signature},
     ids::Ids,
-    kinds::{Kinds, Owner},
+    kinds::{Kinds, Owner, Touched},
     networks::Boundaries,
 };
 
-/// What the class of a row depends on: whose its addresses are, and the network atoms that match them.
-type Pair = (Owner, Arc<[AtomId]>);
-
-/// The rows of addresses.
+/// What the classes of addresses depend on: whose an address is, and the networks of rules that match it.
 #[derive(Debug, Clone)]
 pub(super) struct Peers {
-    /// Networks that have a row in any case.
-    own: Arc<[IpNet]>,
     boundaries: Boundaries,
-    rows: BTreeMap<IpNet, Pair>,
-    /// The class of each pair, and the number of its rows.
-    pairs: BTreeMap<Pair, (PeerClass, usize)>,
     /// The active atoms, other than networks, that match each owner, in order.
-    owners: BTreeMap<Owner, Vec<AtomId>>,
-    classes: BTreeMap<Signature, PeerClass>,
-    ids: Ids,
-}
-
-/// What changed.
-#[derive(Debug, Default)]
-pub(super) struct Changed {
-    /// Classes that were not there.
-    pub(super) new: Vec<(PeerClass, Signature)>,
-    /// Classes that are there no longer.
-    pub(super) gone: Vec<PeerClass>,
+    owners: OrdMap<Owner, Signature>,
+    pub(super) classes: Classes,
 }
 
 impl Peers {
     pub(super) fn new(ids: Ids) -> Self {
-        let boundaries = Boundaries::new(&[], std::iter::empty());
-        let (own, rows, pairs, owners, classes) = Default::default();
-        Self { own, boundaries, rows, pairs, owners, classes, ids }
+        Self { boundaries: Boundaries::new(&[]), owners: OrdMap::new(), classes: Classes::new(ids) }
     }
 
     pub(super) fn with_rows_of(self, nets: &[IpNet]) -> Self {
-        Self { own: nets.iter().map(IpNet::trunc).collect(), ..self }
+        Self { boundaries: Boundaries::new(nets), ..self }
     }
 
     /// The rows of classes that were given back are gone.
     pub(super) fn settle(&mut self) {
-        self.ids.settle();
+        self.classes.settle();
     }
 
-    pub(super) fn classes(&self) -> &BTreeMap<Signature, PeerClass> {
-        &self.classes
-    }
-
-    /// Brings the rows and classes up to date, and `ipcache` with them.
+    /// Brings the classes and the rows of `ipcache` up to date: those of addresses that were touched, and those that
+    /// other atoms match than before.
     pub(super) fn update(
         &mut self,
         delta: &Delta,
-        touched: &BTreeSet<IpAddr>,
+        touched: &Touched,
         atoms: &Atoms,
         kinds: &Kinds,
-        ipcache: &mut BTreeMap<IpNet, Known>,
+        ipcache: &mut Ipcache,
     ) -> Changed {
-        let rebuild = delta.networks() || self.rows.is_empty();
-        let mut renumber = !delta.is_empty();
-        if rebuild {
-            self.boundaries = Boundaries::new(&self.own, atoms.active());
-            (self.rows, self.pairs) = Default::default();
-            for (net, matching) in &*Arc::clone(&self.boundaries.0) {
-                self.set(*net, Some((Owner::Outside, Arc::clone(matching))));
-            }
-            for address in kinds.addresses() {
-                self.set(address.into(), self.pair(address, kinds));
-            }
-            renumber = true;
-        } else {
-            for address in touched {
-                renumber |= self.set((*address).into(), self.pair(*address, kinds));
+        let first = self.classes.is_empty();
+        let mut nets: BTreeSet<IpNet> = touched.addresses.iter().map(|address| IpNet::from(*address)).collect();
+        let moved = self.boundaries.update(delta);
+        nets.extend(moved.nets);
+        nets.extend(moved.within.into_iter().flat_map(|net| kinds.addresses_in(net)).map(IpNet::from));
+        for owner in self.match_owners(first, delta, touched, atoms, kinds) {
+            match owner {
+                Owner::Outside => nets.extend(self.boundaries.nets()),
+                _ => nets.extend(kinds.addresses_of(owner).into_iter().map(IpNet::from)),
             }
         }
-        if !renumber {
-            for net in touched.iter().map(|address| IpNet::from(*address)) {
-                match self.known(&net, kinds) {
-                    Some(known) => drop(ipcache.insert(net, known)),
-                    None => drop(ipcache.remove(&net)),
-                }
+
+        let mut leaving: BTreeMap<PeerClass, usize> = BTreeMap::new();
+        let mut wanted = BTreeSet::new();
+        let mut rows = Vec::new();
+        for net in nets {
+            if let Some(known) = ipcache.get(&net) {
+                *leaving.entry(known.class).or_default() += 1;
             }
-            return Changed::default();
+            let row = self.row(net, kinds);
+            wanted.extend(row.iter().map(|(_, signature)| Arc::clone(signature)));
+            rows.push((net, row));
         }
-        self.match_owners(delta, atoms, kinds);
-        let changed = self.number(delta);
-        *ipcache = self.rows.keys().filter_map(|net| Some((*net, self.known(net, kinds)?))).collect();
+        let left: Vec<PeerClass> = leaving
+            .into_iter()
+            .filter(|(class, rows)| ipcache.users(*class) == *rows)
+            .map(|(class, _)| class)
+            .collect();
+        let changed = self.classes.change(&wanted, &left, delta);
+        for (net, row) in rows {
+            let class = |signature: &Signature| self.classes.class(signature).unwrap_or(PeerClass::ANY);
+            match row.map(|(identity, signature)| Known { identity, class: class(&signature) }) {
+                Some(known) if ipcache.get(&net) == Some(&known) => {}
+                Some(known) => drop(ipcache.insert(net, known)),
+                None => drop(ipcache.remove(&net)),
+            }
+        }
         changed
     }
 
-    /// The pair of an address with a row of its own.
-    fn pair(&self, address: IpAddr, kinds: &Kinds) -> Option<Pair> {
-        let matching = || self.boundaries.matching(address);
-        match kinds.owner(address) {
-            Owner::Outside => self.boundaries.0.contains_key(&address.into()).then(|| (Owner::Outside, matching())),
-            owner => Some((owner, matching())),
+    /// The identity of a network's row, and the atoms that match its addresses; `None` if it has no row of its own.
+    fn row(&self, net: IpNet, kinds: &Kinds) -> Option<(Identity, Signature)> {
+        let owner = if net.prefix_len() == net.max_prefix_len() { kinds.owner(net.addr()) } else { Owner::Outside };
+        if owner == Owner::Outside && !self.boundaries.contains(&net) {
+            return None;
         }
-    }
-
-    /// Sets a row. True if the pair is new or has no row left.
-    fn set(&mut self, net: IpNet, pair: Option<Pair>) -> bool {
-        let mut changed = false;
-        if let Some(pair) = &pair {
-            let (_, rows) = self.pairs.entry(pair.clone()).or_insert((PeerClass::ANY, 0));
-            changed |= *rows == 0;
-            *rows += 1;
-        }
-        let old = match pair {
-            Some(pair) => self.rows.insert(net, pair),
-            None => self.rows.remove(&net),
+        let (identity, _) = kinds.known(owner)?;
+        let networks = self.boundaries.matching(net);
+        let Some(own) = self.owners.get(&owner).filter(|own| !own.is_empty()) else {
+            return Some((identity, networks));
         };
-        if let Some(old) = old
-            && let Some((_, rows)) = self.pairs.get_mut(&old)
-        {
-            *rows -= 1;
-            if *rows == 0 {
-                self.pairs.remove(&old);
-                changed = true;
+        if networks.is_empty() {
+            return Some((identity, Arc::clone(own)));
+        }
+        let mut all: Vec<AtomId> = own.iter().chain(&*networks).copied().collect();
+        all.sort_unstable();
+        Some((identity, all.into()))
+    }
+
+    /// Finds the atoms that match the owners: for owners that were known, of those that changed alone. The answer has
+    /// the owners that other atoms match than before.
+    fn match_owners(
+        &mut self,
+        first: bool,
+        delta: &Delta,
+        touched: &Touched,
+        atoms: &Atoms,
+        kinds: &Kinds,
+    ) -> BTreeSet<Owner> {
+        for kind in &touched.gone {
+            self.owners.remove(&Owner::Endpoint(*kind));
+        }
+        let mut changes: BTreeMap<Owner, BTreeSet<AtomId>> = BTreeMap::new();
+        for (id, atom) in delta.added.iter().chain(&delta.dropped) {
+            for owner in kinds.matched_by(atom) {
+                changes.entry(owner).or_default().insert(*id);
             }
         }
-        changed
-    }
-
-    fn known(&self, net: &IpNet, kinds: &Kinds) -> Option<Known> {
-        let pair = self.rows.get(net)?;
-        let (class, _) = self.pairs.get(pair)?;
-        let (identity, _) = kinds.known(pair.0)?;
-        Some(Known { identity, class: *class })
-    }
-
-    /// Finds the atoms that match the owners: for owners that were known, of those that were added alone.
-    fn match_owners(&mut self, delta: &Delta, atoms: &Atoms, kinds: &Kinds) {
-        let owners: BTreeSet<Owner> = self.pairs.keys().map(|(owner, _)| *owner).collect();
-        self.owners.retain(|owner, matching| {
-            let Some((_, known)) = owners.contains(owner).then(|| kinds.known(*owner)).flatten() else { return false };
-            matching.retain(|atom| !delta.dropped.contains_key(atom));
-            matching.extend(delta.added.iter().filter(|(_, atom)| atom.matches(known)).map(|(id, _)| *id));
-            matching.sort_unstable();
-            true
-        });
-        for owner in owners {
-            if let Some((_, known)) = kinds.known(owner) {
-                let matching = || atoms.active().filter(|(_, atom)| atom.matches(known)).map(|(id, _)| id).collect();
-                self.owners.entry(owner).or_insert_with(matching);
-            }
-        }
-    }
-
-    fn number(&mut self, delta: &Delta) -> Changed {
-        let signature = |(owner, networks): &Pair| -> Signature {
-            let mut atoms: Vec<AtomId> =
-                self.owners.get(owner).into_iter().flatten().chain(&**networks).copied().collect();
+        let mut changed = BTreeSet::new();
+        for (owner, ids) in changes {
+            let Some(own) = self.owners.get_mut(&owner) else { continue };
+            let stay = own.iter().filter(|id| !ids.contains(id));
+            let added = ids.iter().filter(|id| delta.added.contains_key(id));
+            let mut atoms: Vec<AtomId> = stay.chain(added).copied().collect();
             atoms.sort_unstable();
-            atoms.into()
-        };
-        let signatures: Vec<Signature> = self.pairs.keys().map(signature).collect();
-        let numbered = classes::number(&self.classes, signatures.iter().cloned().collect(), delta, &mut self.ids);
-        for ((class, _), signature) in self.pairs.values_mut().zip(&signatures) {
-            *class = numbered.get(signature).copied().unwrap_or(PeerClass::ANY);
+            *own = atoms.into();
+            changed.insert(owner);
         }
-        let old = std::mem::replace(&mut self.classes, numbered);
-        let (before, after): (BTreeSet<_>, BTreeSet<_>) = (old.values().collect(), self.classes.values().collect());
-        let new = self.classes.iter().filter(|(_, class)| !before.contains(class));
-        Changed {
-            new: new.map(|(signature, class)| (*class, Arc::clone(signature))).collect(),
-            gone: before.difference(&after).map(|class| **class).collect(),
+        let new = touched.new.iter().map(|kind| Owner::Endpoint(*kind));
+        for owner in new.chain([Owner::Node, Owner::Outside].into_iter().filter(|_| first)) {
+            if let Some((_, known)) = kinds.known(owner) {
+                let matching = atoms.of_owners().filter(|(_, atom)| atom.matches(known)).map(|(id, _)| id).collect();
+                self.owners.insert(owner, matching);
+                changed.insert(owner);
+            }
         }
+        changed
     }
 }

@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use imbl::OrdMap;
+
 use super::{
     Cell, Hit, PortClass, PortPrefix, RuleIndex, Ruling,
     atoms::{Atom, AtomId, Atoms},
@@ -17,7 +19,7 @@ use crate::model::{Direction, PortRange};
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) key: Arc<SetKey>,
-    pub(super) ports: BTreeMap<PortPrefix, PortClass>,
+    pub(super) ports: OrdMap<PortPrefix, PortClass>,
     clauses: Vec<Clause>,
     /// Clauses for every peer.
     of_any: Vec<usize>,
@@ -42,7 +44,7 @@ impl Plan {
     pub(super) fn new(key: Arc<SetKey>, rules: &[&Arc<Prepared>], atoms: &mut Atoms) -> Self {
         let mut lists = Lists::default();
         let mut plan =
-            Self { key, ports: BTreeMap::new(), clauses: Vec::new(), of_any: Vec::new(), of_atom: BTreeMap::new() };
+            Self { key, ports: OrdMap::new(), clauses: Vec::new(), of_any: Vec::new(), of_atom: BTreeMap::new() };
         // For each clause the place of its list of ports; `None` for every destination.
         let mut places: Vec<Option<usize>> = Vec::new();
         let mut rank = 0;

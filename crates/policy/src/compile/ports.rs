@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use imbl::OrdMap;
+
 use super::{L4, PortClass, PortPrefix};
 use crate::model::PortRange;
 
@@ -13,7 +15,7 @@ pub(super) type PortList = BTreeSet<(L4, PortRange)>;
 
 /// The prefixes of the ports that the lists contain, and for each list the classes of its ports, in the order of the
 /// lists. Ports are of one class if the same lists contain them.
-pub(super) fn classes(lists: &[Arc<PortList>]) -> (BTreeMap<PortPrefix, PortClass>, Vec<Vec<PortClass>>) {
+pub(super) fn classes(lists: &[Arc<PortList>]) -> (OrdMap<PortPrefix, PortClass>, Vec<Vec<PortClass>>) {
     /// By how much the number of ranges of a list that contain a port changes at a port.
     type Steps = Vec<(usize, i32)>;
     let mut steps: BTreeMap<L4, BTreeMap<u32, Steps>> = BTreeMap::new();
@@ -26,7 +28,7 @@ pub(super) fn classes(lists: &[Arc<PortList>]) -> (BTreeMap<PortPrefix, PortClas
     }
 
     let mut numbers: BTreeMap<Vec<usize>, PortClass> = BTreeMap::new();
-    let mut prefixes = BTreeMap::new();
+    let mut prefixes = OrdMap::new();
     for (l4, at) in steps {
         let mut containing: BTreeMap<usize, i32> = BTreeMap::new();
         // First port and lists of the ports before the step.
@@ -112,6 +114,6 @@ mod tests {
     fn touching_ranges_of_one_list_are_one() {
         let range = |first, last| (L4::Tcp, PortRange { first, last });
         let (rows, _) = classes(&[Arc::new(PortList::from([range(0, 99), range(100, 65535), range(7, 200)]))]);
-        assert_eq!(rows.into_keys().map(|p| (p.first, p.length)).collect::<Vec<_>>(), [(0, 0)]);
+        assert_eq!(rows.keys().map(|p| (p.first, p.length)).collect::<Vec<_>>(), [(0, 0)]);
     }
 }

@@ -1,13 +1,16 @@
 //! Policies in their order, the identities that they select, and the rules that are for one kind of endpoint.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
 };
+
+use imbl::OrdMap;
 
 use super::{
     Identity, L4, RuleIndex, Ruling,
     atoms::{Atom, AtomId, Atoms},
+    identities::Identities,
     ids::Ids,
     ports::PortList,
 };
@@ -66,8 +69,8 @@ struct Entry {
 /// Labels and namespace, and the policies that select them.
 #[derive(Debug, Clone)]
 pub(super) struct Selected {
-    labels: Labels,
-    namespace: Option<Labels>,
+    pub(super) labels: Labels,
+    pub(super) namespace: Option<Labels>,
     by: BTreeSet<Arc<Order>>,
 }
 
@@ -97,14 +100,14 @@ pub(super) struct SetKey {
 /// The policies.
 #[derive(Debug, Clone)]
 pub(super) struct Policies {
-    orders: BTreeMap<PolicyName, Arc<Order>>,
-    entries: BTreeMap<Arc<Order>, Arc<Entry>>,
+    orders: OrdMap<PolicyName, Arc<Order>>,
+    entries: OrdMap<Arc<Order>, Arc<Entry>>,
     indices: Ids,
 }
 
 impl Policies {
     pub(super) fn new(indices: Ids) -> Self {
-        Self { orders: BTreeMap::new(), entries: BTreeMap::new(), indices }
+        Self { orders: OrdMap::new(), entries: OrdMap::new(), indices }
     }
 
     /// The rows of indices that were given back are gone.
@@ -118,10 +121,11 @@ impl Policies {
         &mut self,
         name: &PolicyName,
         policy: Option<Policy>,
-        identities: &mut BTreeMap<Identity, Arc<Selected>>,
+        identities: &mut Identities,
         atoms: &mut Atoms,
+        origins: &mut OrdMap<RuleIndex, Arc<Origin>>,
     ) -> BTreeSet<Identity> {
-        let old = self.orders.remove(name).and_then(|order| self.entries.remove_entry(&order));
+        let old = self.orders.remove(name).and_then(|order| self.entries.remove_with_key(&order));
         let new = policy.map(|policy| {
             let order = Arc::new(Order::of(&policy));
             let entry = Arc::new(self.prepare(policy, old.as_ref().map(|(_, entry)| &**entry), atoms));
@@ -134,16 +138,21 @@ impl Policies {
             rule.peers.iter().flatten().for_each(|atom| atoms.drop(*atom));
             if !kept.contains(&rule.index) {
                 self.indices.give_back(rule.index.0);
+                origins.remove(&rule.index);
+            }
+        }
+        for rule in new.iter().flat_map(|(_, entry)| &entry.rules) {
+            if origins.get(&rule.index) != Some(&rule.origin) {
+                origins.insert(rule.index, Arc::clone(&rule.origin));
             }
         }
 
-        let mut affected = BTreeSet::new();
-        for (id, identity) in identities {
+        let subjects = [&old, &new].into_iter().flatten().map(|(_, entry)| &entry.policy.subject);
+        let affected: BTreeSet<Identity> = subjects.flat_map(|subject| identities.selected_by(subject)).collect();
+        for id in &affected {
+            let Some(identity) = identities.get_mut(*id) else { continue };
             let was = old.as_ref().map(|(order, _)| order).filter(|order| identity.by.contains(*order));
             let is = new.as_ref().filter(|(_, entry)| identity.selected_by(&entry.policy)).map(|(order, _)| order);
-            if was.is_some() || is.is_some() {
-                affected.insert(*id);
-            }
             if was != is {
                 let identity = Arc::make_mut(identity);
                 was.map(|order| identity.by.remove(order));
@@ -153,16 +162,21 @@ impl Policies {
         affected
     }
 
-    /// A rule keeps its index if the rule at its place in the old policy was the same, wherever it was written.
+    /// A rule keeps its index if the old policy had it, at whatever place; equal ones keep theirs in their order.
     fn prepare(&mut self, policy: Policy, old: Option<&Entry>, atoms: &mut Atoms) -> Entry {
-        let old = old.filter(|old| old.policy.tier == policy.tier);
-        let before = |at: usize| old.and_then(|old| Some((old.policy.rules.get(at)?, old.rules.get(at)?.index)));
-        let prepared = |(at, rule): (usize, &Rule)| {
-            let same = before(at).filter(|(old, _)| content(old) == content(rule));
-            let index = same.map_or_else(|| RuleIndex(self.indices.take()), |(_, index)| index);
-            Arc::new(Prepared::new(index, policy.tier, rule, atoms))
-        };
-        let rules = policy.rules.iter().enumerate().map(prepared).collect();
+        let mut before: HashMap<_, VecDeque<RuleIndex>> = HashMap::new();
+        for old in old.into_iter().filter(|old| old.policy.tier == policy.tier) {
+            for (rule, prepared) in old.policy.rules.iter().zip(&old.rules) {
+                before.entry(content(rule)).or_default().push_back(prepared.index);
+            }
+        }
+        let mut rules = Vec::with_capacity(policy.rules.len());
+        for rule in &policy.rules {
+            let same = before.get_mut(&content(rule)).and_then(VecDeque::pop_front);
+            let index = same.unwrap_or_else(|| RuleIndex(self.indices.take()));
+            rules.push(Arc::new(Prepared::new(index, policy.tier, rule, atoms)));
+        }
+        drop(before);
         Entry { policy, rules }
     }
 
@@ -225,11 +239,6 @@ impl Policies {
         let numbers = named.map(|name| (name.clone(), numbers(name))).collect();
         let indices = rules.iter().map(|rule| rule.index).collect();
         Some((SetKey { direction, rules: indices, isolated_by, numbers }, rules))
-    }
-
-    /// Every rule.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Prepared> {
-        self.entries.values().flat_map(|entry| &entry.rules).map(|rule| &**rule)
     }
 }
 

@@ -1,33 +1,40 @@
 //! Rule sets in use: each list of rules once, and the kinds of endpoints that have it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
+
+use imbl::{OrdMap, OrdSet};
 
 use super::{
     SetId,
-    atoms::Atoms,
+    atoms::{AtomId, Atoms},
+    classes::Signature,
     ids::Ids,
+    kinds::KindId,
     plan::Plan,
-    selection::{Prepared, SetKey},
+    selection::{PortName, Prepared, SetKey},
 };
+use crate::model::Direction;
 
 /// The rule sets.
 #[derive(Debug, Clone)]
 pub(super) struct RuleSets {
     ids: Ids,
-    by_key: BTreeMap<Arc<SetKey>, SetId>,
-    sets: BTreeMap<SetId, RuleSet>,
-}
-
-#[derive(Debug, Clone)]
-struct RuleSet {
-    plan: Arc<Plan>,
-    /// Kinds that have it.
-    users: usize,
+    by_key: OrdMap<Arc<SetKey>, SetId>,
+    plans: OrdMap<SetId, Arc<Plan>>,
+    /// The kinds that have each.
+    users: OrdSet<(SetId, KindId)>,
+    /// By the atoms of which a peer with cells of its own matches one.
+    by_atom: OrdSet<(AtomId, SetId)>,
+    /// Those of egress, by the named ports of their rules.
+    by_name: OrdSet<(PortName, SetId)>,
+    /// Made since the last [`RuleSets::take_new`].
+    new: Vec<SetId>,
 }
 
 impl RuleSets {
     pub(super) fn new(ids: Ids) -> Self {
-        Self { ids, by_key: BTreeMap::new(), sets: BTreeMap::new() }
+        let (by_key, plans, users, by_atom, by_name, new) = Default::default();
+        Self { ids, by_key, plans, users, by_atom, by_name, new }
     }
 
     /// The rows of identifiers that were given back are gone.
@@ -35,43 +42,84 @@ impl RuleSets {
         self.ids.settle();
     }
 
-    /// One more kind has the rules.
-    pub(super) fn acquire(&mut self, rules: Option<(SetKey, Vec<&Arc<Prepared>>)>, atoms: &mut Atoms) -> SetId {
+    /// The kind has the rules.
+    pub(super) fn acquire(
+        &mut self,
+        kind: KindId,
+        rules: Option<(SetKey, Vec<&Arc<Prepared>>)>,
+        atoms: &mut Atoms,
+    ) -> SetId {
         let Some((key, rules)) = rules else { return SetId::NONE };
         let id = self.by_key.get(&key).copied().unwrap_or_else(|| {
             let (id, key) = (SetId(self.ids.take()), Arc::new(key));
             self.by_key.insert(Arc::clone(&key), id);
             let plan = Arc::new(Plan::new(key, &rules, atoms));
-            self.sets.insert(id, RuleSet { plan, users: 0 });
+            for atom in plan.peers() {
+                self.by_atom.insert((atom, id));
+            }
+            names(&plan).for_each(|name| drop(self.by_name.insert((name.clone(), id))));
+            self.plans.insert(id, plan);
+            self.new.push(id);
             id
         });
-        self.sets.entry(id).and_modify(|set| set.users += 1);
+        self.users.insert((id, kind));
         id
     }
 
-    /// One kind less has it.
-    pub(super) fn release(&mut self, id: SetId) {
-        self.sets.entry(id).and_modify(|set| set.users -= 1);
+    /// The kind has it no longer.
+    pub(super) fn release(&mut self, id: SetId, kind: KindId) {
+        self.users.remove(&(id, kind));
     }
 
-    /// Forgets the rule sets that no kind has.
-    pub(super) fn sweep(&mut self, atoms: &mut Atoms) {
-        let Self { ids, by_key, sets } = self;
-        sets.retain(|id, set| {
-            if set.users == 0 {
-                by_key.remove(&set.plan.key);
-                set.plan.atoms().for_each(|atom| atoms.deactivate(atom));
-                ids.give_back(id.0);
-            }
-            set.users > 0
-        });
+    /// Forgets those of the rule sets that no kind has. The answer has them.
+    pub(super) fn sweep(&mut self, sets: BTreeSet<SetId>, atoms: &mut Atoms) -> Vec<SetId> {
+        let unused = sets.into_iter().filter(|id| self.users(*id).next().is_none()).collect::<Vec<_>>();
+        unused.into_iter().filter(|id| self.forget(*id, atoms)).collect()
     }
 
-    pub(super) fn plan(&self, id: SetId) -> Option<&Plan> {
-        self.sets.get(&id).map(|set| &*set.plan)
+    fn forget(&mut self, id: SetId, atoms: &mut Atoms) -> bool {
+        let Some(plan) = self.plans.remove(&id) else { return false };
+        self.by_key.remove(&plan.key);
+        for atom in plan.peers() {
+            self.by_atom.remove(&(atom, id));
+        }
+        names(&plan).for_each(|name| drop(self.by_name.remove(&(name.clone(), id))));
+        plan.atoms().for_each(|atom| atoms.deactivate(atom));
+        self.ids.give_back(id.0);
+        true
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (SetId, &Plan)> {
-        self.sets.iter().map(|(id, set)| (*id, &*set.plan))
+    /// Rule sets that were not there the last time.
+    pub(super) fn take_new(&mut self) -> Vec<SetId> {
+        std::mem::take(&mut self.new)
     }
+
+    pub(super) fn plan(&self, id: SetId) -> Option<&Arc<Plan>> {
+        self.plans.get(&id)
+    }
+
+    pub(super) fn plans(&self) -> impl Iterator<Item = &Plan> {
+        self.plans.values().map(|plan| &**plan)
+    }
+
+    /// The rule sets that can have cells of a class of these atoms, in order.
+    pub(super) fn matched_by(&self, signature: &Signature) -> BTreeSet<SetId> {
+        let of = |atom: &AtomId| self.by_atom.range((*atom, SetId::NONE)..=(*atom, SetId(u32::MAX)));
+        signature.iter().flat_map(of).map(|(_, id)| *id).collect()
+    }
+
+    /// The kinds whose rules of egress have the named port.
+    pub(super) fn senders_to<'a>(&'a self, name: &PortName) -> impl Iterator<Item = KindId> + 'a {
+        let sets = self.by_name.range((name.clone(), SetId::NONE)..=(name.clone(), SetId(u32::MAX)));
+        sets.flat_map(|(_, id)| self.users(*id))
+    }
+
+    fn users(&self, id: SetId) -> impl Iterator<Item = KindId> {
+        self.users.range((id, KindId::FIRST)..=(id, KindId::LAST)).map(|(_, kind)| *kind)
+    }
+}
+
+/// The named ports that other endpoints give their numbers.
+fn names(plan: &Plan) -> impl Iterator<Item = &PortName> {
+    plan.key.numbers.keys().filter(|_| plan.key.direction == Direction::Egress)
 }

@@ -6,10 +6,10 @@ use ipnet::IpNet;
 use proptest::{collection::vec, prelude::*};
 use wharf_policy::{
     compile::{
-        Cell, Change, EndpointKey, Engine, Event, Hit, Identity, PeerClass, PortClass, PortPrefix, SetId, Tables,
+        Cell, Change, EndpointKey, Engine, Event, Hit, Identity, PeerClass, PortClass, PortPrefix, Rows, SetId, Tables,
         compile,
     },
-    model::{Action, Direction, Endpoint, Origin, Peer, Policy, PolicyName, Port, Protocol},
+    model::{Action, Direction, Endpoint, Origin, Peer, Policy, PolicyName, Port, Protocol, Rule},
 };
 
 use crate::{
@@ -26,7 +26,7 @@ type ClassName = Option<IpNet>;
 type HitOf = Option<(Hit, Option<Origin>)>;
 
 /// Ports, cells and isolating policies of a rule set.
-type RowsOf = (BTreeMap<PortPrefix, PortClass>, BTreeMap<(ClassName, PortClass), (HitOf, HitOf)>, Vec<PolicyName>);
+type RowsOf = (Vec<(PortPrefix, PortClass)>, BTreeMap<(ClassName, PortClass), (HitOf, HitOf)>, Vec<PolicyName>);
 
 /// Tables without the numbers that engines choose.
 #[derive(Debug, PartialEq)]
@@ -46,7 +46,7 @@ fn canonical(tables: &Tables) -> Canonical {
     }
     set_names.remove(&SetId::NONE);
     let mut class_names: BTreeMap<PeerClass, IpNet> = BTreeMap::new();
-    for (net, known) in &tables.ipcache {
+    for (net, known) in tables.ipcache.iter() {
         assert_ne!(known.class, PeerClass::ANY);
         class_names.entry(known.class).or_insert(*net);
     }
@@ -65,7 +65,8 @@ fn canonical(tables: &Tables) -> Canonical {
     let name = |set: SetId| set_names.get(&set).copied();
     let rules = tables.rules.iter().map(|(set, rows)| {
         assert!(name(*set).is_some(), "an endpoint has {set:?}");
-        (name(*set), (rows.ports.clone(), rows.cells.iter().map(cells).collect(), rows.isolated_by.clone()))
+        let ports = rows.ports.iter().map(|(prefix, class)| (*prefix, *class)).collect();
+        (name(*set), (ports, rows.cells.iter().map(cells).collect(), rows.isolated_by.clone()))
     });
     Canonical {
         sets: tables.sets.iter().map(|(key, sets)| (key.0, (name(sets.ingress), name(sets.egress)))).collect(),
@@ -84,10 +85,10 @@ fn check_that_meanings_stay(old: &Tables, new: &Tables) -> Result<(), TestCaseEr
     for (set, rows) in &old.rules {
         let Some(after) = new.rules.get(set) else { continue };
         prop_assert_eq!(&rows.ports, &after.ports);
-        let shared = |cells: &BTreeMap<(PeerClass, PortClass), Cell>| -> Vec<_> {
-            cells.iter().filter(|((class, _), _)| both.contains(class)).map(|(key, cell)| (*key, *cell)).collect()
+        let shared = |rows: &Rows| -> Vec<_> {
+            rows.cells.iter().filter(|((class, _), _)| both.contains(class)).map(|(key, cell)| (*key, *cell)).collect()
         };
-        prop_assert_eq!(shared(&rows.cells), shared(&after.cells), "{:?}", set);
+        prop_assert_eq!(shared(rows), shared(after), "{:?}", set);
     }
     Ok(())
 }
@@ -115,6 +116,7 @@ proptest! {
             let fresh = compile(events(&world), ROOMY).expect("it fits");
             prop_assert_eq!(canonical(engine.tables()), canonical(&fresh));
             prop_assert_eq!(rows_alone(&maps), rows_alone(engine.tables()));
+            prop_assert_eq!(engine.sizes(), engine.tables().sizes());
             check_that_meanings_stay(&old, engine.tables())?;
         }
     }
@@ -144,7 +146,7 @@ fn an_endpoint_of_a_known_kind_adds_its_addresses_alone() {
     let of_first = engine.tables().sets[&EndpointKey(1)];
     let changes = engine.apply([endpoint(3, "a")]).expect("it fits");
     let expected: Vec<_> = labelled(3, "a").addresses.into_iter().rev().collect();
-    let known = engine.tables().ipcache[&expected[0].into()];
+    let known = engine.tables().ipcache[&IpNet::from(expected[0])];
     let mut expected: Vec<_> = expected.into_iter().map(|ip| Change::PutAddress(ip.into(), known)).collect();
     expected.push(Change::PutSets(EndpointKey(3), of_first));
     assert_eq!(changes, expected);
@@ -167,6 +169,30 @@ fn a_policy_that_was_moved_in_its_file_changes_its_origin_alone() {
 }
 
 #[test]
+fn a_rule_put_in_front_leaves_the_others_their_numbers_and_the_other_direction_its_rows() {
+    let mut engine = engine();
+    let policy = admits(2, "a", &["b"]);
+    let rule = |direction, line: u32| {
+        let mut rule = policy.rules[0].clone();
+        (rule.direction, rule.origin.line) = (direction, line);
+        rule
+    };
+    let of = |rules: &[_]| Event::Policy(Policy { rules: rules.to_vec(), ..policy.clone() });
+    // The last two are equal but for their places.
+    let others = [1, 2, 3].map(|line| rule(if line == 1 { Direction::Ingress } else { Direction::Egress }, line));
+    engine.apply([of(&others)]).expect("it fits");
+    let old = engine.tables().clone();
+    let first = Rule { action: Action::Deny, ..rule(Direction::Ingress, 0) };
+    engine.apply([of(&[&[first][..], &others].concat())]).expect("it fits");
+    let new = engine.tables();
+    assert!(old.origins.iter().all(|(number, origin)| new.origins.get(number) == Some(origin)));
+    assert_eq!(new.origins.len(), old.origins.len() + 1);
+    let (before, after) = (old.sets[&EndpointKey(1)], new.sets[&EndpointKey(1)]);
+    assert_eq!(before.egress, after.egress);
+    assert_ne!(before.ingress, after.ingress);
+}
+
+#[test]
 fn a_rule_about_some_endpoints_leaves_the_rule_sets_and_classes_of_the_others() {
     let mut engine = engine();
     let old = engine.tables().clone();
@@ -178,7 +204,7 @@ fn a_rule_about_some_endpoints_leaves_the_rule_sets_and_classes_of_the_others() 
     let new = engine.tables();
     assert_eq!(old.sets[&EndpointKey(2)], new.sets[&EndpointKey(2)]);
     assert_ne!(old.sets[&EndpointKey(1)], new.sets[&EndpointKey(1)]);
-    for (net, known) in &old.ipcache {
+    for (net, known) in old.ipcache.iter() {
         assert_eq!(new.ipcache[net], *known);
     }
     let set = old.sets[&EndpointKey(2)].ingress;
@@ -199,7 +225,7 @@ fn numbers_of_rules_and_sets_are_not_reused_by_the_change_that_frees_them() {
     engine.apply([Event::NoPolicy(name), Event::Policy(policy)]).expect("it fits");
     let new = engine.tables();
     let origins =
-        new.origins.keys().filter(|rule| old.origins.get(rule).is_some_and(|origin| *origin != new.origins[rule]));
+        new.origins.keys().filter(|rule| old.origins.get(*rule).is_some_and(|origin| *origin != new.origins[*rule]));
     assert_eq!(origins.count(), 0, "{:?} {:?}", old.origins, new.origins);
     assert!(!old.rules.contains_key(&new.sets[&EndpointKey(2)].ingress));
 }
@@ -233,7 +259,7 @@ fn a_number_of_a_named_port_that_is_new_reaches_the_senders() {
 #[test]
 fn an_address_is_the_nodes_before_an_endpoints_and_the_first_endpoints_before_anothers() {
     let mut engine = engine();
-    let of = |engine: &Engine, key: u32| engine.tables().ipcache[&labelled(key, "a").addresses[0].into()];
+    let of = |engine: &Engine, key: u32| engine.tables().ipcache[&IpNet::from(labelled(key, "a").addresses[0])];
     let b = of(&engine, 2);
     let twin = Endpoint { addresses: labelled(2, "b").addresses, ..labelled(7, "a") };
     engine.apply([Event::Endpoint(EndpointKey(7), member(&twin))]).expect("it fits");
@@ -243,5 +269,5 @@ fn an_address_is_the_nodes_before_an_endpoints_and_the_first_endpoints_before_an
     engine.apply([Event::Node(labelled(2, "a").addresses.into_iter().collect())]).expect("it fits");
     assert_eq!(of(&engine, 2).identity, Identity::NONE);
     engine.apply([Event::Node(BTreeSet::new()), Event::NoEndpoint(EndpointKey(7))]).expect("it fits");
-    assert!(!engine.tables().ipcache.contains_key(&twin.addresses[0].into()));
+    assert!(!engine.tables().ipcache.contains_key(&IpNet::from(twin.addresses[0])));
 }

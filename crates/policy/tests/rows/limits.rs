@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use wharf_policy::{
     compile::{EndpointKey, Engine, Event, Identity, Limits, Member, Refused, Sizes, Table, TooLarge},
     model::{Endpoint, Peer, Policy, Port, PortRange, Protocol, Rule},
@@ -126,5 +127,5 @@ fn an_identity_with_two_sets_of_labels_is_refused() {
     assert_eq!(*engine.tables(), before);
     let events = [Event::NoEndpoint(EndpointKey(1)), Event::Endpoint(EndpointKey(2), stranger)];
     engine.apply(events).expect("the number is free");
-    assert_ne!(engine.tables().ipcache[&labelled(2, "b").addresses[0].into()].identity, Identity::NONE);
+    assert_ne!(engine.tables().ipcache[&IpNet::from(labelled(2, "b").addresses[0])].identity, Identity::NONE);
 }

@@ -22,9 +22,13 @@ pub(crate) fn carry_out(change: &Change, tables: &mut Tables) {
     match change.clone() {
         Change::PutOrigin(rule, origin) => drop(tables.origins.insert(rule, origin)),
         Change::DropOrigin(rule) => assert!(tables.origins.remove(&rule).is_some(), "{change:?}"),
-        Change::PutSets(key, sets) => drop(tables.sets.insert(key, sets)),
+        Change::PutSets(key, sets) => {
+            tables.sets.insert(key, sets);
+        }
         Change::DropSets(key) => assert!(tables.sets.remove(&key).is_some(), "{change:?}"),
-        Change::PutAddress(net, known) => drop(tables.ipcache.insert(net, known)),
+        Change::PutAddress(net, known) => {
+            tables.ipcache.insert(net, known);
+        }
         Change::DropAddress(net) => assert!(tables.ipcache.remove(&net).is_some(), "{change:?}"),
         Change::PutPorts(set, prefix, class) => {
             let rows = Arc::make_mut(tables.rules.entry(set).or_default());
@@ -48,10 +52,9 @@ pub(crate) fn carry_out(change: &Change, tables: &mut Tables) {
 /// The tables as the programs' maps have them: without sets that have no rows, and without what is not for the
 /// programs.
 pub(crate) fn rows_alone(tables: &Tables) -> Tables {
-    let mut tables = tables.clone();
-    tables.rules.retain(|_, rows| !rows.ports.is_empty() || !rows.cells.is_empty());
-    tables.rules.values_mut().for_each(|rows| Arc::make_mut(rows).isolated_by.clear());
-    tables
+    let rows = tables.rules.iter().filter(|(_, rows)| !rows.ports.is_empty() || !rows.cells.is_empty());
+    let rules = rows.map(|(set, rows)| (*set, Arc::new(Rows { isolated_by: Vec::new(), ..Rows::clone(rows) })));
+    Tables { rules: rules.collect(), ..tables.clone() }
 }
 
 fn decide(tables: &Tables, probe: &Probe) -> Option<Decision> {
@@ -161,11 +164,11 @@ fn tables(ipcache: &[(&str, u32)]) -> Tables {
     let known = |class| Known { identity: Identity::NONE, class: PeerClass(class) };
     let hit = |rank, ruling| Cell { admin: None, rest: Some(Hit { rank, ruling, rule: None }) };
     let any = ((PeerClass::ANY, PortClass::ANY), hit(2, Ruling::Accept));
-    let cells = [any, ((PeerClass(2), PortClass::ANY), hit(1, Ruling::Deny))].into();
+    let cells = [any, ((PeerClass(2), PortClass::ANY), hit(1, Ruling::Deny))].into_iter().collect();
     Tables {
-        sets: [(EndpointKey(1), Sets { ingress: SetId(1), egress: SetId::NONE })].into(),
+        sets: [(EndpointKey(1), Sets { ingress: SetId(1), egress: SetId::NONE })].into_iter().collect(),
         ipcache: ipcache.iter().map(|(net, class)| (net.parse().expect("network"), known(*class))).collect(),
-        rules: [(SetId(1), Arc::new(Rows { cells, ..Rows::default() }))].into(),
+        rules: [(SetId(1), Arc::new(Rows { cells, ..Rows::default() }))].into_iter().collect(),
         ..Tables::default()
     }
 }

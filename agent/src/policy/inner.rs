@@ -1,0 +1,152 @@
+//! Policy at one moment, and the rows that follow from a change.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ipnet::IpNet;
+use wharf_common::{
+    map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX},
+    policy::PEER_SERVICE,
+};
+use wharf_core::{endpoint::EndpointRecord, identity::Identity};
+use wharf_policy::{
+    compile::{Engine, Event, Limits, Tables},
+    model::{Directions, Origin, Policy as Document, PolicyName, Selector, Tier},
+};
+
+use super::{
+    Computed, Guard, directory,
+    documents::Documents,
+    error::PolicyError,
+    members::{Members, Surroundings},
+    rows,
+};
+use crate::config::Enforcement;
+
+/// Rows that fit. A trie that is full refuses another value for a row that it has (Linux before 6.13), so `IPCACHE` keeps a place
+/// free; rows of `POLICY_PORTS`, the other trie, never change their value. Rule sets are numbered; each is one of at
+/// most two of an endpoint, and twice as many are there during a change.
+pub(super) const LIMITS: Limits = Limits {
+    ipcache: IPCACHE_MAX as usize - 1,
+    ports: POLICY_PORTS_MAX as usize,
+    rules: POLICY_CELLS_MAX as usize,
+    sets: 4 * wharf_common::MAX_ENDPOINT_ID as usize,
+};
+
+/// Policy at one moment.
+pub(super) struct Inner {
+    pub(super) enforcement: Enforcement,
+    pub(super) wanted: Documents,
+    pub(super) members: Members,
+    pub(super) node: BTreeSet<IpAddr>,
+    /// There was a policy since the agent's start, or the kernel had rows then.
+    pub(super) active: bool,
+    /// There is a file of what is wanted.
+    pub(super) kept: bool,
+    /// What the kernel has; `None` where that is not known. Of lost policies, what they left.
+    pub(super) engine: Option<Engine>,
+    /// How often the kernel's rows were changed since the agent's start.
+    pub(super) writes: u64,
+    /// Revision that the kernel has.
+    pub(super) realized: u64,
+    /// Why the kernel has not what is wanted.
+    pub(super) problem: Option<String>,
+    /// Files of the policy directory.
+    pub(super) files: directory::Files,
+    /// Why the directory's policies do not fit: with which of its files, which revision and which rows of the kernel.
+    pub(super) too_large: Option<((u64, u64, u64), PolicyError)>,
+}
+
+impl Inner {
+    pub(super) fn new(enforcement: Enforcement) -> Self {
+        Self {
+            enforcement,
+            wanted: Documents::default(),
+            members: Members::default(),
+            node: BTreeSet::new(),
+            active: false,
+            kept: false,
+            engine: None,
+            writes: 0,
+            realized: 0,
+            problem: None,
+            files: directory::Files::default(),
+            too_large: None,
+        }
+    }
+
+    /// There is something to compute.
+    pub(super) fn is_needed(&self) -> bool {
+        self.enforcement == Enforcement::Always || !self.wanted.is_empty() || self.members.is_any_isolated()
+    }
+
+    /// Gives an endpoint its place; `None` where it has it.
+    pub(super) fn put(&mut self, record: &EndpointRecord) -> Option<Event> {
+        let Self { members, wanted, enforcement, .. } = self;
+        let event = members.insert(record, Surroundings { wanted, mode: *enforcement });
+        self.active |= self.is_needed();
+        event
+    }
+
+    /// Brings the endpoints to what is wanted now.
+    pub(super) fn renew(&mut self) -> Vec<Event> {
+        let Self { members, wanted, enforcement, .. } = self;
+        members.renew(Surroundings { wanted, mode: *enforcement })
+    }
+
+    /// Everything that there is.
+    pub(super) fn all(&self) -> Vec<Event> {
+        let mut events = vec![Event::Node(self.node.clone())];
+        if self.enforcement != Enforcement::Never {
+            events.extend(self.wanted.events_since(&Documents::default()));
+        }
+        if self.enforcement == Enforcement::Always {
+            events.push(Event::Policy(isolates_all()));
+        }
+        events.extend(self.members.all());
+        events
+    }
+
+    pub(super) fn tables(&self) -> Option<&Tables> {
+        self.engine.as_ref().map(Engine::tables)
+    }
+}
+
+/// Whether the events cost little whatever there is: an endpoint that differs from one that is there by its addresses alone.
+pub(super) fn is_quick(engine: &Engine, events: &[Event]) -> bool {
+    match events {
+        [Event::Endpoint(key, member)] => engine.knows(member) && !engine.tables().sets.contains_key(key),
+        _ => false,
+    }
+}
+
+/// The engine after the events, and the changes of the kernel's rows.
+pub(super) fn advance(inner: Guard, mut engine: Engine, events: Vec<Event>, services: &[IpNet]) -> (Guard, Computed) {
+    let result = engine.apply(events).map(|changes| {
+        let owner = |net: &IpNet, of| {
+            let is_node = net.prefix_len() == net.max_prefix_len() && inner.node.contains(&net.addr());
+            match inner.members.identity(of) {
+                Some(endpoint) => endpoint.0,
+                None if is_node => Identity::HOST.0,
+                None if services.iter().any(|service| service.contains(net)) => Identity::WORLD.0 | PEER_SERVICE,
+                None => Identity::WORLD.0,
+            }
+        };
+        rows::changes(&changes, owner)
+    });
+    (inner, result.map(|rows| Some((engine, rows))).map_err(PolicyError::Rows))
+}
+
+/// What `--policy-enforcement always` adds: endpoints without a policy accept nothing.
+fn isolates_all() -> Document {
+    let origin =
+        Origin { file: "--policy-enforcement".into(), line: 0, document: "always".into(), field: String::new() };
+    Document {
+        name: PolicyName { kind: "--policy-enforcement".into(), namespace: String::new(), name: "always".into() },
+        subject: Selector::default(),
+        tier: Tier::Namespaced,
+        priority: 0,
+        isolates: Directions { ingress: true, egress: true },
+        rules: Vec::new(),
+        origin,
+    }
+}

@@ -1,0 +1,92 @@
+//! Identities by their labels.
+
+use std::{
+    collections::BTreeSet,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
+
+use imbl::{OrdMap, OrdSet};
+
+use super::{Identity, selection::Selected};
+use crate::model::{Holds, LabelOf, Labels, Requirement, Selector};
+
+/// The identities that endpoints have.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Identities {
+    all: OrdMap<Identity, Arc<Selected>>,
+    /// By the hash of each label. Of two labels with one hash, a selector may find the other: what it finds is asked.
+    by_label: OrdSet<(u64, Identity)>,
+}
+
+impl Identities {
+    pub(super) fn get(&self, identity: Identity) -> Option<&Arc<Selected>> {
+        self.all.get(&identity)
+    }
+
+    pub(super) fn get_mut(&mut self, identity: Identity) -> Option<&mut Arc<Selected>> {
+        self.all.get_mut(&identity)
+    }
+
+    pub(super) fn insert(&mut self, identity: Identity, selected: Selected) {
+        for label in labels(&selected) {
+            self.by_label.insert((label, identity));
+        }
+        self.all.insert(identity, Arc::new(selected));
+    }
+
+    pub(super) fn remove(&mut self, identity: Identity) {
+        if let Some(selected) = self.all.remove(&identity) {
+            for label in labels(&selected) {
+                self.by_label.remove(&(label, identity));
+            }
+        }
+    }
+
+    /// The identities that the selector selects.
+    pub(super) fn selected_by(&self, selector: &Selector) -> BTreeSet<Identity> {
+        let selects = |selected: &Selected| selector.selects(&selected.labels, selected.namespace.as_ref());
+        match self.candidates(selector) {
+            Some(ids) => ids.into_iter().filter(|id| self.get(*id).is_some_and(|s| selects(s))).collect(),
+            None => self.all.iter().filter(|(_, selected)| selects(selected)).map(|(id, _)| *id).collect(),
+        }
+    }
+
+    /// Identities among which all are that the selector selects; `None` if it asks for no value. Of the requirements
+    /// that ask for one of some values, that which the fewest identities meet decides: all are followed until the first
+    /// has no more.
+    fn candidates(&self, selector: &Selector) -> Option<Vec<Identity>> {
+        let of = |hash| self.by_label.range((hash, Identity(0))..=(hash, Identity(u32::MAX))).map(|(_, id)| *id);
+        let meeting = |requirement: &Requirement| {
+            let Holds::In(values) = &requirement.holds else { return None };
+            let hashes: Vec<u64> = values.iter().map(|v| hash(requirement.of, &requirement.key, v)).collect();
+            Some((hashes.into_iter().flat_map(of), Vec::new()))
+        };
+        let mut lists: Vec<_> = selector.0.iter().filter_map(meeting).collect();
+        while !lists.is_empty() {
+            for (rest, found) in &mut lists {
+                match rest.next() {
+                    Some(id) => found.push(id),
+                    None => return Some(std::mem::take(found)),
+                }
+            }
+        }
+        None
+    }
+}
+
+/// The hashes of all labels by which a requirement can ask for them.
+fn labels(selected: &Selected) -> impl Iterator<Item = u64> {
+    let of = |of, labels: &Labels| -> Vec<u64> { labels.iter().map(|(key, value)| hash(of, key, value)).collect() };
+    let own = of(LabelOf::Endpoint, &selected.labels);
+    let any = selected.labels.iter().filter_map(|(key, value)| Some((key.split_once(':')?.1, value)));
+    let any: Vec<u64> = any.map(|(key, value)| hash(LabelOf::Endpoint, &format!("any:{key}"), value)).collect();
+    let namespace = selected.namespace.as_ref().map(|labels| of(LabelOf::Namespace, labels)).unwrap_or_default();
+    own.into_iter().chain(any).chain(namespace)
+}
+
+fn hash(of: LabelOf, key: &str, value: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (of, key, value).hash(&mut hasher);
+    hasher.finish()
+}

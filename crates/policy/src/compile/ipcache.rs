@@ -1,0 +1,71 @@
+//! Rows of addresses, and how many have each class.
+
+use std::ops::Deref;
+
+use imbl::OrdMap;
+use ipnet::IpNet;
+
+use super::{Known, PeerClass};
+
+/// Longest-prefix rows. Read as the map that it is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ipcache {
+    rows: OrdMap<IpNet, Known>,
+    /// The number of rows of each class that has one.
+    users: OrdMap<PeerClass, usize>,
+}
+
+impl Ipcache {
+    /// Sets a row, and answers the one that it had.
+    pub fn insert(&mut self, net: IpNet, known: Known) -> Option<Known> {
+        let old = self.rows.insert(net, known);
+        if old.map(|old| old.class) != Some(known.class) {
+            *self.users.entry(known.class).or_default() += 1;
+            self.leave(old);
+        }
+        old
+    }
+
+    /// Removes a row, and answers it.
+    pub fn remove(&mut self, net: &IpNet) -> Option<Known> {
+        let old = self.rows.remove(net);
+        self.leave(old);
+        old
+    }
+
+    fn leave(&mut self, old: Option<Known>) {
+        let Some(Known { class, .. }) = old else { return };
+        match self.users(class) {
+            0 | 1 => drop(self.users.remove(&class)),
+            users => drop(self.users.insert(class, users - 1)),
+        }
+    }
+
+    /// The number of rows that have the class.
+    pub(super) fn users(&self, class: PeerClass) -> usize {
+        self.users.get(&class).copied().unwrap_or(0)
+    }
+
+    /// The classes that rows have, in order.
+    pub(super) fn classes(&self) -> impl DoubleEndedIterator<Item = PeerClass> {
+        self.users.keys().copied()
+    }
+}
+
+impl Deref for Ipcache {
+    type Target = OrdMap<IpNet, Known>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.rows
+    }
+}
+
+impl FromIterator<(IpNet, Known)> for Ipcache {
+    fn from_iter<I: IntoIterator<Item = (IpNet, Known)>>(rows: I) -> Self {
+        let mut all = Self::default();
+        for (net, known) in rows {
+            all.insert(net, known);
+        }
+        all
+    }
+}
