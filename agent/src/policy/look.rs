@@ -14,7 +14,7 @@ use wharf_api::{
 use wharf_common::{Direction as EventDirection, DropReason, Event, flow};
 use wharf_core::{
     ids::EndpointId,
-    kernel::Kernel,
+    kernel::PolicyKernel,
     policy::{OwnEnforcement, PolicyRows},
 };
 use wharf_policy::{
@@ -59,7 +59,7 @@ pub fn destination(protocol: PolicyProtocol, port: u16) -> Option<Destination> {
     Some(Destination::Ports { protocol, port })
 }
 
-impl<K: Kernel> Policy<K> {
+impl<K: PolicyKernel> Policy<K> {
     /// The policies, and how far they are in force.
     pub async fn list(&self) -> PolicyList {
         let inner = self.lock().await;

@@ -45,7 +45,7 @@ use wharf_common::SetsRow;
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch},
-    kernel::Kernel,
+    kernel::PolicyKernel,
     policy::{Mode, RowChange},
 };
 use wharf_policy::{
@@ -83,7 +83,7 @@ type Guard = OwnedMutexGuard<Inner>;
 /// The engine after a change, and what it changes in the kernel; `None` before there is a policy.
 type Computed = Result<Option<(Engine, Vec<RowChange>)>, PolicyError>;
 
-impl<K: Kernel> Policy<K> {
+impl<K: PolicyKernel> Policy<K> {
     /// Policy as the settings say; [`Policy::load`] follows.
     #[must_use]
     pub fn new(config: &AgentConfig, kernel: Arc<K>) -> Self {
