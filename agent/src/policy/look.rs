@@ -133,6 +133,7 @@ impl<K: PolicyKernel> Policy<K> {
             realized: inner.realized,
             enforcement: inner.enforcement,
             audits: self.mode.audits,
+            without_labels: inner.members.without_labels(),
             problem: problem(&inner),
         }
     }
@@ -183,6 +184,8 @@ pub struct Summary {
     pub enforcement: Enforcement,
     /// What policy would drop passes.
     pub audits: bool,
+    /// Endpoints whose labels are not known yet.
+    pub without_labels: usize,
     /// What is amiss.
     pub problem: Option<String>,
 }

@@ -223,6 +223,11 @@ impl Members {
         self.isolated > 0
     }
 
+    /// How many endpoints there are whose labels are not known yet.
+    pub(super) fn without_labels(&self) -> usize {
+        self.endpoints.values().filter(|place| place.init).count()
+    }
+
     /// The security identity that a number of the tables stands for.
     pub(super) fn identity(&self, number: compile::Identity) -> Option<Identity> {
         self.identities.get(&number.0).copied()

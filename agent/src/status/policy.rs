@@ -21,7 +21,7 @@ fn look(summary: Summary) -> Fill {
 }
 
 fn component(summary: &Summary) -> ComponentStatus {
-    let Summary { policies, revision, realized, enforcement, audits, problem } = summary;
+    let Summary { policies, revision, realized, enforcement, audits, without_labels, problem } = summary;
     let mut message = match policies {
         0 => "no policies".to_owned(),
         1 => "1 policy".to_owned(),
@@ -37,6 +37,11 @@ fn component(summary: &Summary) -> ComponentStatus {
     };
     if *audits {
         message += "; audit: what they would drop passes";
+    }
+    match without_labels {
+        0 => {}
+        1 => message += "; 1 endpoint waits for its labels",
+        _ => message += &format!("; {without_labels} endpoints wait for their labels"),
     }
     if realized < revision {
         message += &format!("; in force is revision {realized}");
@@ -61,6 +66,7 @@ mod tests {
             realized: 4,
             enforcement: Enforcement::Default,
             audits: false,
+            without_labels: 0,
             problem: None,
         };
         let row = component(&summary);
@@ -68,6 +74,8 @@ mod tests {
         let row = component(&Summary { realized: 3, problem: Some("a\nb".into()), ..summary.clone() });
         assert_eq!(row.health, Health::Degraded);
         assert_eq!(row.message, "2 policies, revision 4; in force is revision 3; a");
+        let row = component(&Summary { without_labels: 2, ..summary.clone() });
+        assert_eq!(row.message, "2 policies, revision 4; 2 endpoints wait for their labels");
         let row = component(&Summary { audits: true, enforcement: Enforcement::Never, ..summary });
         assert!(row.message.contains("none is enforced") && row.message.contains("audit"), "{}", row.message);
     }

@@ -96,11 +96,13 @@ fn a_pod_without_labels_is_isolated_as_soon_as_there_is_a_policy_and_until_they_
         assert_eq!(passes(&agent, &late, &web).await, (false, false));
         let told = explain(&agent, &late, &web).await.egress.expect("judged");
         assert_eq!(told.isolated_by, ["identity reserved:init"]);
+        assert_eq!(agent.life.policy.summary().await.without_labels, 1);
         let labels = web.shared.read(|v| v.record.labels.clone());
         edit(&late, Edit::labels(labels)).await.expect("labels");
         assert_eq!(identity(&late), identity(&web));
         assert_eq!(passes(&agent, &late, &web).await, (true, true));
         assert!(!late.shared.read(|v| v.record.awaits_labels || v.status.waits_for.contains("labels")));
+        assert_eq!(agent.life.policy.summary().await.without_labels, 0);
         agent.assert_healthy().await;
     });
 }
