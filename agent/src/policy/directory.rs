@@ -1,8 +1,9 @@
 //! The policy directory: what its files say is wanted as long as they are there.
 //!
 //! `*.yaml`, `*.yml` and `*.json` are read in the order of their names; subdirectories and names that begin with a dot are left
-//! out. A file that is refused, or cannot be read, leaves in force what it said before. A file that changed within the last two
-//! seconds may be half-written: it is read at a later look.
+//! out. A file that is refused, or cannot be read, leaves in force what it said before. A start does not know what that was, so it
+//! fails then: the kernel's rules stay in force. A file that changed within the last two seconds may be half-written: it is read at a
+//! later look.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,14 +32,15 @@ const SETTLES: Duration = Duration::from_secs(2);
 /// Which files are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Age {
-    /// All: at a start there is nothing to leave in force.
+    /// All, and all must be good: at a start nothing is known that could be left in force.
     Any,
     /// Those that nobody writes any more.
     Settled,
 }
 
-/// Device, inode, size and time of the last change: another one is another content.
-type Stamp = (u64, u64, u64, SystemTime);
+/// Device, inode, size, time of the last write, and seconds and nanoseconds of the last change: another one is another content. The
+/// time of a write is what its writer says (`touch`, `cp -p`), that of a change is not.
+type Stamp = (u64, u64, u64, SystemTime, (i64, i64));
 
 #[derive(Debug, Default)]
 struct File {
@@ -54,6 +56,8 @@ pub(super) struct Files {
     files: BTreeMap<PathBuf, File>,
     /// How often what they say changed.
     changes: u64,
+    /// Why the directory could not be read.
+    unreadable: Option<PolicyError>,
     /// Policies that another source has.
     taken: BTreeMap<PolicyName, String>,
 }
@@ -65,6 +69,12 @@ impl Files {
         directory: &Path,
         age: Age,
     ) -> Result<BTreeMap<PolicyName, Vec<Policy>>, PolicyError> {
+        let found = self.read(directory, age);
+        self.unreadable = found.as_ref().err().cloned();
+        found
+    }
+
+    fn read(&mut self, directory: &Path, age: Age) -> Result<BTreeMap<PolicyName, Vec<Policy>>, PolicyError> {
         let unreadable = |why: String| PolicyError::Directory { path: directory.to_owned(), why };
         let mut there = BTreeSet::new();
         for entry in fs::read_dir(directory).map_err(|e| unreadable(e.to_string()))? {
@@ -88,6 +98,11 @@ impl Files {
                 Ok(metadata) => self.changes += u64::from(file.renew(&path, &metadata, age)),
                 Err(error) => file.refuse(&path, error.to_string()),
             }
+        }
+        let refused: Vec<&str> = self.files.values().filter_map(|file| file.refused.as_deref()).collect();
+        if age == Age::Any && !refused.is_empty() {
+            let all = refused.join("\n");
+            return Err(unreadable(format!("{all}\na start needs all files good: correct these, or remove them")));
         }
         self.taken.clear();
         let mut all: BTreeMap<PolicyName, Vec<Policy>> = BTreeMap::new();
@@ -122,7 +137,8 @@ impl Files {
     /// What is refused, one a line.
     pub(super) fn problem(&self) -> Option<String> {
         let of_files = self.files.values().filter_map(|file| file.refused.clone());
-        let all: Vec<String> = of_files.chain(self.taken.values().cloned()).collect();
+        let unreadable = self.unreadable.iter().map(ToString::to_string);
+        let all: Vec<String> = unreadable.chain(of_files).chain(self.taken.values().cloned()).collect();
         (!all.is_empty()).then(|| all.join("\n"))
     }
 }
@@ -131,7 +147,8 @@ impl File {
     /// Reads the file if it changed. True if it says something else now.
     fn renew(&mut self, path: &Path, metadata: &Metadata, age: Age) -> bool {
         let Ok(modified) = metadata.modified() else { return false };
-        let stamp = (metadata.dev(), metadata.ino(), metadata.size(), modified);
+        let changed = (metadata.ctime(), metadata.ctime_nsec());
+        let stamp = (metadata.dev(), metadata.ino(), metadata.size(), modified, changed);
         // A time in the future is no reason to wait.
         let is_fresh = modified.elapsed().is_ok_and(|since| since < SETTLES);
         if self.stamp == Some(stamp) || age == Age::Settled && is_fresh {
@@ -165,5 +182,72 @@ impl File {
             tracing::warn!("policy directory: {why}");
             self.refused = Some(why);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::FileTimes;
+
+    use super::*;
+
+    fn policy(name: &str) -> String {
+        format!(
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: {name}}}\nspec: {{podSelector: {{}}}}\n"
+        )
+    }
+
+    /// A file that was written long ago.
+    fn write(path: &Path, text: &str) {
+        fs::write(path, text).expect("write");
+        let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
+        fs::File::options().write(true).open(path).and_then(|file| file.set_times(times)).expect("set times");
+    }
+
+    fn names(found: Result<BTreeMap<PolicyName, Vec<Policy>>, PolicyError>) -> Vec<String> {
+        found.expect("policies").into_keys().map(|name| name.name).collect()
+    }
+
+    #[test]
+    fn a_start_with_a_refused_file_fails_and_names_it() {
+        let directory = tempfile::tempdir().expect("make directory");
+        write(&directory.path().join("good.yaml"), &policy("good"));
+        assert_eq!(names(Files::default().look(directory.path(), Age::Any)), ["good"]);
+        let bad = directory.path().join("bad.yaml");
+        for text in ["kind: NetworkPolicy\n", "apiVersion: [", &policy("UPPER")] {
+            write(&bad, text);
+            let why = Files::default().look(directory.path(), Age::Any).expect_err(text).to_string();
+            assert!(why.contains("bad.yaml") && why.contains("correct"), "{why}");
+            assert_eq!(
+                names(Files::default().look(directory.path(), Age::Settled)),
+                ["good"],
+                "later it is told alone"
+            );
+        }
+        fs::remove_file(&bad).expect("remove");
+        std::os::unix::fs::symlink("nowhere", &bad).expect("link");
+        assert!(Files::default().look(directory.path(), Age::Any).is_err());
+    }
+
+    #[test]
+    fn another_content_of_the_same_size_and_time_is_seen() {
+        let directory = tempfile::tempdir().expect("make directory");
+        let (file, mut files) = (directory.path().join("a.yaml"), Files::default());
+        for name in ["one", "two"] {
+            write(&file, &policy(name));
+            assert_eq!(names(files.look(directory.path(), Age::Settled)), [name]);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_read_is_a_problem_until_it_is_back() {
+        let root = tempfile::tempdir().expect("make directory");
+        let (directory, mut files) = (root.path().join("policies"), Files::default());
+        assert!(files.look(&directory, Age::Settled).is_err());
+        let problem = files.problem().expect("a problem");
+        assert!(problem.starts_with("read the policy directory"), "{problem}");
+        fs::create_dir(&directory).expect("make it");
+        assert_eq!(names(files.look(&directory, Age::Settled)), [""; 0]);
+        assert_eq!(files.problem(), None);
     }
 }

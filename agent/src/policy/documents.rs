@@ -112,11 +112,16 @@ impl Documents {
         let mut documents = Self { revision, lost, imports, namespaces, ..Self::default() };
         for import in &documents.imports {
             let policies = read(&import.file, &import.text).map_err(|refusals| unusable(told(&refusals)))?;
+            let mut missing = import.names.clone();
             for (name, policies) in by_name(policies) {
-                if import.names.contains(&Name::from(&name)) {
+                if missing.remove(&Name::from(&name)) {
                     let document = Document { policies: Arc::new(policies), source: Source::Import };
                     documents.documents.insert(name, document);
                 }
+            }
+            if let Some(Name { kind, namespace, name }) = missing.pop_first() {
+                let name = PolicyName { kind, namespace, name };
+                return Err(unusable(format!("the text of {} has no {name}", import.file)));
             }
         }
         Ok(documents)
@@ -126,6 +131,12 @@ impl Documents {
     pub(super) fn save(&self, path: &Path) -> io::Result<()> {
         let Self { revision, lost, imports, namespaces, .. } = self.clone();
         let text = serde_json::to_vec(&File { version: VERSION, revision, lost, imports, namespaces })?;
+        if text.len() as u64 > MAX_FILE {
+            let bytes = text.len();
+            return Err(io::Error::other(format!(
+                "{bytes} bytes, at most {MAX_FILE} are read again; delete policies or namespaces"
+            )));
+        }
         kept::write(path, &text)
     }
 
@@ -334,4 +345,43 @@ fn file_of(policies: &[Policy]) -> String {
 /// Refusals, one a line.
 pub(super) fn told(refusals: &[Refusal]) -> String {
     refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str =
+        "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db}\nspec: {podSelector: {}}\n";
+
+    #[test]
+    fn a_file_whose_text_has_not_the_policy_that_it_names_is_damaged() {
+        let directory = tempfile::tempdir().expect("make directory");
+        let path = directory.path().join("policy.json");
+        let mut documents = Documents::default();
+        documents.import("db.yaml", TEXT).expect("import");
+        documents.save(&path).expect("save");
+        assert_eq!(Documents::load(&path).expect("load").documents.len(), 1);
+        let kept = std::fs::read_to_string(&path).expect("read");
+        std::fs::write(&path, kept.replace("\"name\":\"db\"", "\"name\":\"other\"")).expect("write");
+        let why = Documents::load(&path).expect_err("damaged").to_string();
+        assert!(why.contains("db.yaml has no NetworkPolicy default/other"), "{why}");
+    }
+
+    #[test]
+    fn what_would_not_be_read_again_is_not_kept() {
+        let directory = tempfile::tempdir().expect("make directory");
+        let path = directory.path().join("policy.json");
+        let labels: Labels = (0..MAX_LABELS).map(|n| (format!("{n:0>200}"), "v".repeat(63))).collect();
+        let mut documents = Documents::default();
+        for n in 0.. {
+            documents.set_namespace(&format!("ns{n}"), Some(labels.clone())).expect("labels");
+            if n * MAX_LABELS * 263 > MAX_FILE as usize {
+                break;
+            }
+        }
+        let why = documents.save(&path).expect_err("too large").to_string();
+        assert!(why.contains("delete policies or namespaces"), "{why}");
+        assert!(!path.exists(), "what was kept before stays");
+    }
 }

@@ -393,7 +393,13 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
         }
         Ok(label)
     };
-    labels.iter().map(parse).collect()
+    let labels = labels.iter().map(parse).collect::<Answer<std::collections::BTreeSet<Label>>>()?;
+    // In their order, those of one key follow each other. A selector would know one of the two values.
+    let same_key = |(a, b): &(&Label, &Label)| (&a.source, &a.key) == (&b.source, &b.key);
+    match labels.iter().zip(labels.iter().skip(1)).find(same_key) {
+        Some((a, b)) => Err(invalid(format!("read labels: {a} and {b} are two values of one label; leave one out"))),
+        None => Ok(labels),
+    }
 }
 
 /// Labels, enforcement and named ports, all of them checked.
@@ -516,4 +522,19 @@ pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
         deadline: Instant::now() + deadline,
         attachment,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_has_one_value() {
+        let parse = |labels: &[&str]| parse_labels(&labels.iter().map(|l| (*l).to_owned()).collect::<Vec<_>>());
+        assert_eq!(parse(&["k8s:a=1", "cni:a=2", "k8s:b=1", "k8s:a=1"]).expect("labels").len(), 3);
+        for labels in [&["k8s:a=1", "k8s:a=2"], &["k8s:a", "k8s:a=2"]] {
+            let why = format!("{:?}", parse(labels).expect_err("two values"));
+            assert!(why.contains("two values of one label"), "{why}");
+        }
+    }
 }

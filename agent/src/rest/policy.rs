@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use axum::{Json, extract::State, http::StatusCode};
 use wharf_api::{
     ApiError, EndpointPolicy, ErrorCode, Namespace, NamespaceLabels, PolicyChange, PolicyDeleteQuery,
-    PolicyExplainQuery, PolicyExplanation, PolicyImport, PolicyList,
+    PolicyExplainQuery, PolicyExplanation, PolicyImport, PolicyList, PolicyProtocol, PolicyVerdict,
 };
 use wharf_core::ids::EndpointId;
 use wharf_datapath::LinuxKernel;
@@ -99,18 +99,49 @@ pub async fn explain(
     Query(query): Query<PolicyExplainQuery>,
 ) -> Answer<Json<PolicyExplanation>> {
     let (from, to) = (end(&node, &query.from)?, end(&node, &query.to)?);
-    let Some((source, destination)) = addresses(&from, &to) else {
-        let message = format!("explain {} to {}: they have no addresses of one family", query.from, query.to);
+    let (protocol, port) = (query.protocol.unwrap_or_default(), query.port.unwrap_or_default());
+    let families = families(protocol);
+    let mut pairs = families.iter().filter_map(|v6| addresses(&from, &to, *v6));
+    let Some((source, destination)) = pairs.next() else {
+        let family = match families {
+            [false] => "of IPv4, which icmp needs",
+            [true] => "of IPv6, which icmpv6 needs",
+            _ => "of one family",
+        };
+        let message = format!("explain {} to {}: they have no addresses {family}", query.from, query.to);
         return Err(Failure::new(ErrorCode::InvalidRequest, message));
     };
-    let (protocol, port) = (query.protocol.unwrap_or_default(), query.port.unwrap_or_default());
     let Some(to_port) = policy::destination(protocol, port) else {
         let message =
             format!("explain {} to {}: {port} is no type of ICMP; give one of 0 to 255", query.from, query.to);
         return Err(Failure::new(ErrorCode::InvalidRequest, message));
     };
     let ask = Ask { from: from.id(), source, to: to.id(), destination, to_port };
-    Ok(Json(node.life.policy.explain(ask).await))
+    let mut told = node.life.policy.explain(ask).await;
+    if let Some((source, destination)) = pairs.next() {
+        let other = node.life.policy.explain(Ask { source, destination, ..ask }).await;
+        if other.verdict != told.verdict {
+            let other_verdict = match other.verdict {
+                PolicyVerdict::Accept => "accepted",
+                PolicyVerdict::Deny => "denied",
+            };
+            let family = format!(
+                "this is the packet from {} to {}; that from {source} to {destination} is {other_verdict}: ask for these addresses",
+                ask.source, ask.destination
+            );
+            told.note = Some(told.note.map_or_else(|| family.clone(), |note| format!("{family}; {note}")));
+        }
+    }
+    Ok(Json(told))
+}
+
+/// Families whose packets have the protocol; `true` is IPv6. IPv4 first.
+const fn families(protocol: PolicyProtocol) -> &'static [bool] {
+    match protocol {
+        PolicyProtocol::Icmp => &[false],
+        PolicyProtocol::Icmpv6 => &[true],
+        PolicyProtocol::Tcp | PolicyProtocol::Udp | PolicyProtocol::Sctp => &[false, true],
+    }
 }
 
 /// One end of a flow.
@@ -138,6 +169,7 @@ impl End {
 fn end(node: &LinuxNode, text: &str) -> Answer<End> {
     let of = |handle: &Handle| handle.shared.read(|v| v.record.addresses().collect::<Vec<_>>());
     if let Ok(ip) = text.parse::<IpAddr>() {
+        let ip = ip.to_canonical();
         let all = node.life.registry.list();
         let there =
             all.into_iter().map(|handle| (handle.id, of(&handle))).find(|(_, addresses)| addresses.contains(&ip));
@@ -148,10 +180,10 @@ fn end(node: &LinuxNode, text: &str) -> Answer<End> {
     Ok(End::Endpoint(handle.id, of(&handle)))
 }
 
-/// Addresses of one family, IPv4 first.
-fn addresses(from: &End, to: &End) -> Option<(IpAddr, IpAddr)> {
-    let of = |end: &End, v6: bool| end.addresses().iter().copied().find(|ip| ip.is_ipv6() == v6);
-    [false, true].into_iter().find_map(|v6| of(from, v6).zip(of(to, v6)))
+/// Addresses of both ends of this family.
+fn addresses(from: &End, to: &End, v6: bool) -> Option<(IpAddr, IpAddr)> {
+    let of = |end: &End| end.addresses().iter().copied().find(|ip| ip.is_ipv6() == v6);
+    of(from).zip(of(to))
 }
 
 /// The rules of an endpoint, and what was judged by each.
@@ -193,4 +225,22 @@ pub async fn remove_namespace(State(node): State<Arc<LinuxNode>>, Segment(name):
     accepts_work(&node, "delete a namespace")?;
     to_its_end(&node, move |life| async move { life.policy.set_namespace(&name, None).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn icmp_is_of_one_family_and_the_rest_of_both() {
+        let ends = ["10.88.0.2", "fd00::2"].map(|ip| ip.parse::<IpAddr>().expect("address"));
+        let end = End::Endpoint(EndpointId::try_from(7).expect("id"), ends.to_vec());
+        let judged =
+            |protocol| families(protocol).iter().filter_map(|v6| addresses(&end, &end, *v6)).collect::<Vec<_>>();
+        let [v4, v6] = ends.map(|ip| (ip, ip));
+        assert_eq!(judged(PolicyProtocol::Icmp), [v4]);
+        assert_eq!(judged(PolicyProtocol::Icmpv6), [v6]);
+        assert_eq!(judged(PolicyProtocol::Tcp), [v4, v6]);
+        assert_eq!(addresses(&end, &End::Elsewhere(ends[1]), false), None);
+    }
 }

@@ -87,6 +87,28 @@ fn the_agent_follows_the_policy_directory() -> Result<()> {
 }
 
 #[test]
+fn a_start_with_a_refused_policy_file_opens_nothing() -> Result<()> {
+    let directory = scratch::fresh_dir("policies")?;
+    let (file, flag) = (directory.join("db.yaml"), format!("--policy-dir={}", directory.display()));
+    scenario(NodeConfig::default().flags(&[&flag]), |node| {
+        let [web, db] = pair(node)?;
+        let (good, ports) = (database("{ports: [{port: 80}]}"), [(80, true), (81, false)]);
+        write(&file, &good)?;
+        await_revision(node, 1)?;
+        reached(&web, &db, ports)?;
+        node.stop_agent()?;
+        write(&file, &database("{port: 80}"))?;
+        let why = node.start_agent().err().context("the agent started without the policy")?;
+        ensure!(format!("{why:#}").contains("db.yaml"), "{why:#}");
+        reached(&web, &db, ports).context("after the start that failed")?;
+        write(&file, &good)?;
+        node.start_agent()?;
+        reached(&web, &db, ports).context("with the good file")?;
+        [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+#[test]
 fn enforcement_changes_while_the_agent_runs() -> Result<()> {
     scenario(NodeConfig::default().flags(&["--policy-enforcement=always"]), |node| {
         let [web, db] = pair(node)?;

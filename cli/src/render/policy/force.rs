@@ -24,8 +24,9 @@ pub(crate) fn get(list: &PolicyList, style: &Style, wide: bool) -> String {
     } else {
         screen.toned("Revision", Tone::Warn, &revision.to_string(), &format!("not in force yet: {realized} is"));
     }
-    if let Some(problem) = &list.problem {
-        screen.toned("Problem", Tone::Bad, problem, "");
+    // Each refusal of a file is a line.
+    for (at, problem) in list.problem.iter().flat_map(|all| all.lines()).enumerate() {
+        screen.toned(if at == 0 { "Problem" } else { "" }, Tone::Bad, problem, "");
     }
     let audit = if list.audit { "; audit: what policy would drop passes" } else { "" };
     screen.line("Enforcement", &format!("{}{audit}", enforcement(list.enforcement)));

@@ -91,6 +91,16 @@ pub(super) struct Malformed {
 
 /// The documents of a text, YAML or JSON (which YAML includes). Empty documents are left out.
 pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
+    // The parser takes it for the end of the text, and what follows would be skipped.
+    if let Some((before, _)) = text.split_once('\0') {
+        let line = u32::try_from(before.matches('\n').count()).unwrap_or(u32::MAX).saturating_add(1);
+        let reason = "has a zero byte, which neither YAML nor JSON may have".to_owned();
+        return Err(Malformed {
+            line,
+            reason,
+            remedy: "write the text anew: zero bytes stand where a write was cut off",
+        });
+    }
     let options = serde_saphyr::options! {
         with_snippet: false,
         // They would change fields of a policy from afar.
@@ -297,6 +307,15 @@ mod tests {
         let Value::List(items) = &entry(&node, "a").node.value else { panic!("{node:?}") };
         assert!(matches!(&items[0].value, Value::Text(text) if text == "ä/"), "{items:?}");
         assert_eq!(entry(&node, "b").line, 3);
+    }
+
+    #[test]
+    fn a_zero_byte_does_not_end_the_text() {
+        for text in ["a: 1\n\0b: 2\n", "a: 1\n# \0\n---\nb: 2\n", "{\"a\":\n1}\0", "a:\n  - \"\0\"\n"] {
+            let (line, reason) = refusal(text);
+            assert_eq!((line, reason.starts_with("has a zero byte")), (2, true), "{text:?}: {reason}");
+        }
+        assert!(parse("{\"a\": \"\\u0000\"}").is_ok(), "an escape is none");
     }
 
     fn refusal(text: &str) -> (u32, String) {
