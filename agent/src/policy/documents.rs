@@ -98,6 +98,24 @@ pub(super) struct Changed {
     pub(super) removed: BTreeSet<PolicyName>,
 }
 
+/// A text that is to be imported.
+pub(super) struct Parsed {
+    file: String,
+    text: Arc<str>,
+    policies: Vec<Policy>,
+}
+
+impl Parsed {
+    /// Takes as long as the text is large.
+    ///
+    /// # Errors
+    /// The text is refused.
+    pub(super) fn new(file: &str, text: &str) -> Result<Self, PolicyError> {
+        let policies = read(file, text).map_err(PolicyError::Refused)?;
+        Ok(Self { file: file.to_owned(), text: text.into(), policies })
+    }
+}
+
 impl Documents {
     /// What the file keeps; nothing where there is no file, and `lost`, which the kernel's rows confirm or not.
     pub(super) fn load(path: &Path) -> Result<Self, PolicyError> {
@@ -150,8 +168,7 @@ impl Documents {
 
     /// Takes a text. A policy in place of the one with its name, also where a file of the directory has it: the directory's next look
     /// refuses that file.
-    pub(super) fn import(&mut self, file: &str, text: &str) -> Result<Changed, PolicyError> {
-        let policies = read(file, text).map_err(PolicyError::Refused)?;
+    pub(super) fn import(&mut self, Parsed { file, text, policies }: Parsed) -> Result<Changed, PolicyError> {
         let mut changed = Changed::default();
         for (name, policies) in by_name(policies) {
             if let Some(Document { policies: there, source: Source::Directory }) = self.documents.get(&name) {
@@ -166,7 +183,7 @@ impl Documents {
             return Ok(changed);
         }
         let names = changed.put.iter().map(Name::from).collect();
-        self.imports.push(Arc::new(Import { file: file.to_owned(), text: text.into(), names }));
+        self.imports.push(Arc::new(Import { file, text, names }));
         let bytes: usize = self.imports.iter().map(|import| import.text.len()).sum();
         if bytes > MAX_TEXTS {
             return Err(PolicyError::Texts { bytes, most: MAX_TEXTS });
@@ -359,7 +376,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("make directory");
         let path = directory.path().join("policy.json");
         let mut documents = Documents::default();
-        documents.import("db.yaml", TEXT).expect("import");
+        documents.import(Parsed::new("db.yaml", TEXT).expect("policies")).expect("import");
         documents.save(&path).expect("save");
         assert_eq!(Documents::load(&path).expect("load").documents.len(), 1);
         let kept = std::fs::read_to_string(&path).expect("read");
@@ -376,7 +393,7 @@ mod tests {
         let mut documents = Documents::default();
         for n in 0.. {
             documents.set_namespace(&format!("ns{n}"), Some(labels.clone())).expect("labels");
-            if n * MAX_LABELS * 263 > MAX_FILE as usize {
+            if (n * MAX_LABELS * 263) as u64 > MAX_FILE {
                 break;
             }
         }

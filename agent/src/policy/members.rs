@@ -26,6 +26,9 @@ use crate::config::Enforcement;
 /// The namespace of documents that name none (Kubernetes).
 const DEFAULT_NAMESPACE: &str = "default";
 
+/// The label by which Cilium-style documents name a pod's namespace, of the source `k8s`.
+const NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
+
 /// The one label of an endpoint whose labels are not known yet.
 const INIT: &str = "reserved:init";
 
@@ -39,6 +42,14 @@ fn labels_for(record: &EndpointRecord) -> Labels {
         labels.insert(format!("{source}:{key}"), value);
     }
     labels
+}
+
+/// The namespace that ADD told, or a label says. What has neither is no pod of Kubernetes, and in the namespace that documents without
+/// one are about.
+fn namespace_of(record: &EndpointRecord) -> String {
+    let of_label = |label: &&Label| label.source == "k8s" && label.key == NAMESPACE_LABEL && !label.value.is_empty();
+    let by_label = || record.labels.iter().find(of_label).map(|label| label.value.clone());
+    record.pod_namespace.clone().or_else(by_label).unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
 }
 
 /// What the node says about each of its endpoints.
@@ -109,13 +120,8 @@ impl Members {
     /// Takes in an endpoint; `None` where it is there as it is.
     pub(super) fn insert(&mut self, record: &EndpointRecord, node: Surroundings<'_>) -> Option<Event> {
         let (health, init) = (record.identity == Identity::HEALTH, record.identity == Identity::INIT);
-        // What is no pod of Kubernetes is in the namespace that documents without one are about. Rules about pods of a namespace
-        // are not about one whose labels are not known.
-        let namespace = match &record.pod_namespace {
-            _ if health || init => None,
-            Some(namespace) => Some(namespace.clone()),
-            None => Some(DEFAULT_NAMESPACE.to_owned()),
-        };
+        // Rules about pods of a namespace are not about an endpoint whose labels are not known.
+        let namespace = (!health && !init).then(|| namespace_of(record));
         let own = record.policy_enforcement;
         let endpoint = Endpoint {
             addresses: record.addresses().collect(),

@@ -54,7 +54,7 @@ use wharf_policy::{
 };
 
 use self::{
-    documents::{Changed, Documents},
+    documents::{Changed, Documents, Parsed},
     error::PolicyError,
     inner::{Inner, LIMITS, advance, is_quick},
 };
@@ -175,7 +175,11 @@ impl<K: PolicyKernel> Policy<K> {
     /// # Errors
     /// The text is refused, the rows do not fit, or it cannot be kept: nothing has changed. The kernel refused: it is tried again.
     pub async fn import(&self, file: &str, text: &str) -> Result<PolicyChange, PolicyError> {
-        self.change(|wanted| wanted.import(file, text)).await
+        let (file, text) = (file.to_owned(), text.to_owned());
+        // Neither on a thread that serves others, nor while endpoints wait for the lock.
+        let parsed = tokio::task::spawn_blocking(move || Parsed::new(&file, &text));
+        let parsed = parsed.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))?;
+        self.change(|wanted| wanted.import(parsed)).await
     }
 
     /// Removes an imported policy.

@@ -89,3 +89,16 @@ fn a_pod_without_labels_is_isolated_until_they_come() -> Result<()> {
         detach(node, &[&web, &late, &second])
     })
 }
+
+#[test]
+fn a_container_that_is_no_pod_is_in_the_namespace_of_its_label() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let (web, db) = (Pod::container(node, "web", "web")?, Pod::container(node, "db", "db")?);
+        let shop = "{podSelector: {matchLabels: {app: db}}, policyTypes: [Ingress]}";
+        import(node, &document("networking.k8s.io/v1", "NetworkPolicy", "{name: db, namespace: shop}", shop))?;
+        reached(&web, &db, 80, true)?;
+        relabel(node, &db.end, &["k8s:app=db", "k8s:io.kubernetes.pod.namespace=shop"])?;
+        reached(&web, &db, 80, false)?;
+        detach(node, &[&web, &db])
+    })
+}

@@ -112,7 +112,7 @@ pub trait NodeKernel: Send + Sync + 'static {
 
     /// The kernel objects that still refer to an address that no endpoint has: rows of the shared maps and routes,
     /// each in words. When the list is empty, the address may be leased again. Connections are not listed, see
-    /// [`Self::remove_connections`].
+    /// [`NatKernel::remove_connections`].
     fn observe_speakers(&self, ip: IpAddr) -> impl Future<Output = Result<Vec<String>>> + Send {
         async move { Err(unsupported("observe speakers for", ip.to_string())) }
     }
@@ -243,7 +243,7 @@ pub trait EndpointKernel: Send + Sync + 'static {
 pub trait NatKernel: Send + Sync + 'static {
     /// Makes the node masquerade and forward as its specification says, or takes that back. Published ports stay as they
     /// are, as do addresses that are not masqueraded; where the table was missing, what endpoints put there since the agent's start is written again. Announces the endpoints that can be reached, where that is
-    /// wanted. Apart from [`Self::ensure_node`],
+    /// wanted. Apart from [`NodeKernel::ensure_node`],
     /// because a node that cannot is one whose containers reach each other.
     ///
     /// # Errors

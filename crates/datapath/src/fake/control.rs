@@ -43,7 +43,7 @@ operations! {
     RemoveAttached = "remove_attached",
     RemovePrograms = "remove_programs",
     RemoveLink = "unlist_link",
-    /// The release that [`wharf_core::kernel::Kernel::unlist_link`] returns.
+    /// The release that [`wharf_core::kernel::EndpointKernel::unlist_link`] returns.
     ReleaseLink = "release_link",
     ObserveEndpoint = "observe_endpoint",
     ObserveMissing = "observe_missing",

@@ -146,7 +146,7 @@ impl FakeKernel {
         self.state().held.insert(port);
     }
 
-    /// Breaks the node's part: [`Kernel::observe_node`](wharf_core::kernel::Kernel::observe_node) tells of this problem
+    /// Breaks the node's part: [`observe_node`](wharf_core::kernel::NodeKernel::observe_node) tells of this problem
     /// until the node's part is made again.
     pub fn break_node(&self, problem: NodeProblem) {
         self.state().broken.push(problem);
