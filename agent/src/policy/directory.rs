@@ -58,6 +58,8 @@ pub(super) struct Files {
     changes: u64,
     /// Why the directory could not be read.
     unreadable: Option<PolicyError>,
+    /// Why what the directory says is not wanted yet.
+    pub(super) not_taken: Option<PolicyError>,
     /// Policies that another source has.
     taken: BTreeMap<PolicyName, String>,
 }
@@ -137,8 +139,8 @@ impl Files {
     /// What is refused, one a line.
     pub(super) fn problem(&self) -> Option<String> {
         let of_files = self.files.values().filter_map(|file| file.refused.clone());
-        let unreadable = self.unreadable.iter().map(ToString::to_string);
-        let all: Vec<String> = unreadable.chain(of_files).chain(self.taken.values().cloned()).collect();
+        let whole = self.unreadable.iter().chain(&self.not_taken).map(ToString::to_string);
+        let all: Vec<String> = whole.chain(of_files).chain(self.taken.values().cloned()).collect();
         (!all.is_empty()).then(|| all.join("\n"))
     }
 }

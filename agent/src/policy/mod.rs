@@ -245,11 +245,7 @@ impl<K: PolicyKernel> Policy<K> {
             }
             other => other.map(drop),
         };
-        match directory {
-            // A directory that cannot be read, or does not fit, is no reason to leave the rest as it is.
-            Ok(()) | Err(PolicyError::Directory { .. } | PolicyError::Rows(_)) => {}
-            Err(_) => return directory,
-        }
+        // What is wrong with the directory is no reason to leave the rest as it is.
         match self.check_lost(&mut inner).await {
             // It is told as the problem of policy.
             Err(PolicyError::Lost { .. }) => return directory,
@@ -278,6 +274,7 @@ impl<K: PolicyKernel> Policy<K> {
         let names = wanted.set_directory(found);
         inner.files.refuse(names);
         if wanted.revision == inner.wanted.revision {
+            inner.files.not_taken = None;
             return Ok(());
         }
         let state = (inner.files.changes(), inner.wanted.revision, inner.writes);
@@ -287,8 +284,10 @@ impl<K: PolicyKernel> Policy<K> {
             return Err(why.clone());
         }
         let result = self.take(inner, wanted).await;
+        let mut inner = self.lock().await;
+        inner.files.not_taken = result.as_ref().err().cloned();
         if let Err(why @ PolicyError::Rows(_)) = &result {
-            self.lock().await.too_large = Some((state, why.clone()));
+            inner.too_large = Some((state, why.clone()));
         }
         result
     }

@@ -199,11 +199,13 @@ fn a_directory_that_does_not_fit_is_told_and_taken_when_it_fits() {
         for _ in 0..3 {
             let refused = agent.life.policy.ensure().await.expect_err("too large");
             assert!(matches!(refused, PolicyError::Rows(_)), "{refused}");
+            assert_eq!(agent.life.policy.list().await.problem, Some(refused.to_string()));
             assert_eq!((rows(&machine), agent.life.policy.list().await.policies.len()), (before.clone(), 1));
         }
         // Without the container nothing has the rules.
         assert!(agent.delete(&handle).await.errors.is_empty());
         agent.life.policy.ensure().await.expect("it fits");
-        assert_eq!(agent.life.policy.list().await.policies.len(), 2);
+        let list = agent.life.policy.list().await;
+        assert_eq!((list.policies.len(), list.problem), (2, None));
     });
 }

@@ -87,6 +87,23 @@ fn the_agent_follows_the_policy_directory() -> Result<()> {
 }
 
 #[test]
+fn a_change_of_the_directory_that_cannot_be_kept_is_a_problem() -> Result<()> {
+    let directory = scratch::fresh_dir("policies")?;
+    let (file, flag) = (directory.join("db.yaml"), format!("--policy-dir={}", directory.display()));
+    scenario(NodeConfig::default().flags(&[&flag]), |node| {
+        // policy.json.new cannot be made while a directory has its name.
+        let block = node.dirs().state.join("policy.json.new");
+        fs::create_dir(&block)?;
+        write(&file, &database("{ports: [{port: 80}]}"))?;
+        wait::until("the problem to be told", || Ok(problem(node)?.filter(|why| why.contains("policy.json"))))?;
+        fs::remove_dir(&block)?;
+        await_revision(node, 1)?;
+        ensure!(problem(node)?.is_none(), "{:?}", problem(node)?);
+        Ok(())
+    })
+}
+
+#[test]
 fn a_start_with_a_refused_policy_file_opens_nothing() -> Result<()> {
     let directory = scratch::fresh_dir("policies")?;
     let (file, flag) = (directory.join("db.yaml"), format!("--policy-dir={}", directory.display()));
