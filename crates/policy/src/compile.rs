@@ -314,6 +314,12 @@ impl Tables {
         Some(Verdict::Deny { rule, isolated_by })
     }
 
+    /// The classes that rows have. Amid a change, cells have classes that no address has.
+    fn classes(&self) -> impl Iterator<Item = PeerClass> {
+        let of_cells = self.rules.values().flat_map(|rows| rows.cells.keys().map(|(class, _)| *class));
+        self.ipcache.classes().chain(of_cells)
+    }
+
     /// Number of rows of each table.
     #[must_use]
     pub fn sizes(&self) -> Sizes {
@@ -332,6 +338,11 @@ impl Rows {
     pub(crate) fn cells_of(&self, class: PeerClass) -> impl Iterator<Item = (PortClass, &Cell)> {
         let keys = (class, PortClass::ANY)..=(class, PortClass(u32::MAX));
         self.cells.range(keys).map(|((_, port), cell)| (*port, cell))
+    }
+
+    /// The highest class that has cells.
+    pub(crate) fn last_class(&self) -> Option<PeerClass> {
+        self.cells.get_max().map(|((class, _), _)| *class)
     }
 
     /// The class of the only prefix that contains the destination.

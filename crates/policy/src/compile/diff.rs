@@ -228,7 +228,10 @@ fn pass_through(
     if ways.is_empty() {
         return (through, cells);
     }
-    let last = [&old.ipcache, &new.ipcache].into_iter().filter_map(|rows| rows.classes().next_back()).max();
+    let of_addresses = [&old.ipcache, &new.ipcache].into_iter().filter_map(|rows| rows.classes().next_back());
+    // Of a change that was cut off, cells may be left with classes that no address has. All of its rule sets are gone in the new state.
+    let of_cells = rules.gone.iter().filter_map(|(_, rows)| rows.last_class());
+    let last = of_addresses.chain(of_cells).max();
     let mut free = (last.map_or(0, |class| class.0)..=u32::MAX).skip(1).map(PeerClass);
     let all: BTreeSet<Way> = prefixes.values().copied().collect();
     // To how many classes the addresses of a class go, and from how many they come.

@@ -81,8 +81,8 @@ impl Engine {
         Self::after(limits, Tables::default())
     }
 
-    /// Takes the place of the engine that made `tables`: the first changes lead from them to the tables of the first
-    /// events, whose identifiers are others.
+    /// Takes the place of the engine that made `tables`, perhaps not to the end of a change: the first changes lead from them to the
+    /// tables of the first events, whose identifiers are others.
     #[must_use]
     pub fn after(limits: Limits, tables: Tables) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl Engine {
             kinds: Kinds::default(),
             atoms: Atoms::default(),
             sets: RuleSets::new(Ids::beside(tables.rules.keys().map(|set| set.0))),
-            peers: Peers::new(Ids::beside(tables.ipcache.classes().map(|class| class.0))),
+            peers: Peers::new(Ids::beside(tables.classes().map(|class| class.0))),
             sizes: tables.sizes(),
             tables,
         }

@@ -126,6 +126,35 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// The agent was killed: its successor finds rows of both states, and what was to be there during the change alone.
+    #[test]
+    fn an_engine_that_begins_amid_a_change_takes_over_without_another_verdict(
+        world in universe::world(),
+        steps in vec(universe::step(), 1..5),
+        done in any::<prop::sample::Index>(),
+        probes in vec(universe::probe(), 24),
+    ) {
+        let mut first = Engine::new(ROOMY);
+        first.apply(events(&world)).expect("it fits");
+        let mut found = rows_alone(first.tables());
+        let changes = first.apply(steps.iter().map(event)).expect("it fits");
+        changes.iter().take(done.index(changes.len() + 1)).for_each(|change| carry_out(change, &mut found));
+        // Rule sets without rows are seen by the endpoints that have them.
+        let used = found.sets.values().flat_map(|sets| [sets.ingress, sets.egress]).filter(|set| *set != SetId::NONE);
+        for set in used.collect::<Vec<_>>() {
+            found.rules.entry(set).or_default();
+        }
+        let mut world = world;
+        steps.iter().for_each(|step| step.apply(&mut world));
+        let mut second = Engine::after(ROOMY, found.clone());
+        second.apply(events(&world)).expect("it fits");
+        check(&found, second.tables(), &probes)?;
+    }
+}
+
 /// Endpoints by their labels, in the order of their keys.
 fn endpoints(labels: &[&'static str]) -> Vec<Event> {
     let endpoint = |(key, label): (u32, &&str)| Event::Endpoint(EndpointKey(key), member(&labelled(key, label)));
