@@ -317,7 +317,7 @@ impl Tables {
     /// The classes that rows have. Amid a change, cells have classes that no address has.
     fn classes(&self) -> impl Iterator<Item = PeerClass> {
         let of_cells = self.rules.values().flat_map(|rows| rows.cells.keys().map(|(class, _)| *class));
-        self.ipcache.classes().chain(of_cells)
+        self.ipcache.classes().chain(of_cells).filter(|class| *class != PeerClass::ANY)
     }
 
     /// Number of rows of each table.

@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*, sample::subsequence};
 use wharf_policy::{
     compile::{
         Cell, Change, Decision, EndpointKey, Engine, Event, Hit, Identity, Known, PeerClass, PortClass, Rows, Ruling,
-        SetId, Sets, Tables, diff,
+        SetId, Sets, Tables, compile, diff,
     },
     model::Direction,
     oracle::Destination,
@@ -135,6 +135,7 @@ proptest! {
         world in universe::world(),
         steps in vec(universe::step(), 1..5),
         done in any::<prop::sample::Index>(),
+        more in vec(universe::step(), 1..5),
         probes in vec(universe::probe(), 24),
     ) {
         let mut first = Engine::new(ROOMY);
@@ -152,6 +153,18 @@ proptest! {
         let mut second = Engine::after(ROOMY, found.clone());
         second.apply(events(&world)).expect("it fits");
         check(&found, second.tables(), &probes)?;
+        // From now on numbers of before are given again.
+        for step in &more {
+            step.apply(&mut world);
+            let before = second.tables().clone();
+            second.apply([event(step)]).expect("it fits");
+            check(&before, second.tables(), &probes)?;
+        }
+        let anew = compile(events(&world), ROOMY).expect("it fits");
+        for probe in &probes {
+            let accepts = |tables: &Tables| decide(tables, probe).map(|decision| decision.accept);
+            prop_assert_eq!(accepts(second.tables()), accepts(&anew), "{:?}", probe);
+        }
     }
 }
 
