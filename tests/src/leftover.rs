@@ -7,9 +7,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use wharf_api::Finding;
+use wharf_api::{Endpoint, EndpointState, Finding};
 
-use crate::node::Node;
+use crate::{node::Node, wait};
 
 impl Node {
     /// What of ours is still there, by the test's own look at the kernel and the bpffs, and by the agent's audit. Empty
@@ -23,12 +23,26 @@ impl Node {
         left.extend(self.attached_pins()?.into_iter().map(|path| format!("pin {}", path.display())));
         if self.has_agent() {
             let endpoints = self.endpoints()?;
-            left.extend(endpoints.iter().map(|e| format!("endpoint {} ({}:{})", e.id, e.container_id, e.ifname)));
+            left.extend(
+                endpoints.iter().map(|e| format!("endpoint {} ({}:{}), {:?}", e.id, e.container_id, e.ifname, e.state)),
+            );
             let leases = self.ask(async |client| client.ipam().await)?.leases;
             left.extend(leases.iter().filter(|l| l.owner != "node").map(|l| format!("lease {} of {}", l.ip, l.owner)));
             left.extend(self.found_amiss()?.into_iter().map(|finding| format!("audit: {finding}")));
         }
         Ok(left)
+    }
+
+    /// Waits until the kernel has released the links of endpoints whose DEL was answered: records and addresses stay until then, and a
+    /// busy machine's kernel takes longer than the second that the agent makes a reader wait for it.
+    fn await_released(&self) -> Result<()> {
+        if !self.has_agent() {
+            return Ok(());
+        }
+        wait::until("the kernel releases what was deleted", || {
+            let leaves = |e: &Endpoint| e.state == EndpointState::Disconnecting;
+            Ok((!self.endpoints()?.iter().any(leaves)).then_some(()))
+        })
     }
 
     /// What the audit names, without deletion records that were put aside: those stay until an operator removes them.
@@ -82,6 +96,7 @@ impl Node {
     /// # Errors
     /// When something is left, or the agent does not end well.
     pub fn finish(&mut self) -> Result<()> {
+        self.await_released()?;
         let left = self.left_behind()?;
         if !left.is_empty() {
             bail!("left behind:\n  {}", left.join("\n  "));
