@@ -1,15 +1,16 @@
 //! The policy directory: what its files say is wanted as long as they are there.
 //!
 //! `*.yaml`, `*.yml` and `*.json` are read in the order of their names; subdirectories and names that begin with a dot are left
-//! out. A file that is refused, or cannot be read, leaves in force what it said before. A start does not know what that was, so it
-//! fails then: the kernel's rules stay in force. A file that changed within the last two seconds may be half-written: it is read at a
-//! later look.
+//! out. A file that is refused, or cannot be read, leaves in force what it said before, also after a start: what it said is kept with
+//! the imported policies. A start that finds nothing kept does not know what a refused file said, so it fails: the kernel's rules stay
+//! in force. A file that changed within the last two seconds may be half-written: it is read at a later look, at a start at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, Metadata},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -19,7 +20,7 @@ use wharf_policy::{
 };
 
 use super::{
-    documents::{by_name, told},
+    documents::{MAX_TEXTS, Texts, by_name, told},
     error::PolicyError,
 };
 use crate::kept;
@@ -32,7 +33,7 @@ const SETTLES: Duration = Duration::from_secs(2);
 /// Which files are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Age {
-    /// All, and all must be good: at a start nothing is known that could be left in force.
+    /// All, at a start.
     Any,
     /// Those that nobody writes any more.
     Settled,
@@ -46,14 +47,26 @@ type Stamp = (u64, u64, u64, SystemTime, (i64, i64));
 struct File {
     stamp: Option<Stamp>,
     /// What it said when it was last good.
+    text: Arc<str>,
     policies: Vec<Policy>,
     refused: Option<String>,
+}
+
+/// What the directory says.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// All policies of its files.
+    pub(super) policies: BTreeMap<PolicyName, Vec<Policy>>,
+    /// What they are read from.
+    pub(super) texts: Texts,
 }
 
 /// What was last found.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     files: BTreeMap<PathBuf, File>,
+    /// What a refused file said before is known: a start found it kept, or read all files.
+    known: bool,
     /// How often what they say changed.
     changes: u64,
     /// Why the directory could not be read.
@@ -65,18 +78,40 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Reads what changed, and answers all policies of the directory.
-    pub(super) fn look(
-        &mut self,
-        directory: &Path,
-        age: Age,
-    ) -> Result<BTreeMap<PolicyName, Vec<Policy>>, PolicyError> {
-        let found = self.read(directory, age);
-        self.unreadable = found.as_ref().err().cloned();
-        found
+    /// What the files of the directory said before the agent's start. A text that this agent does not take is left out: then its
+    /// file has to be good.
+    pub(super) fn remember(&mut self, directory: &Path, kept: &Texts) {
+        self.known = true;
+        for (path, text) in kept.iter().filter(|(path, _)| Path::new(path).parent() == Some(directory)) {
+            match read(path, text) {
+                Ok(policies) => {
+                    let file = File { text: Arc::clone(text), policies, ..File::default() };
+                    self.files.insert(path.into(), file);
+                }
+                Err(refusals) => {
+                    tracing::warn!("policy directory, as it was before the start: {}", told(&refusals));
+                    self.known = false;
+                }
+            }
+        }
     }
 
-    fn read(&mut self, directory: &Path, age: Age) -> Result<BTreeMap<PolicyName, Vec<Policy>>, PolicyError> {
+    /// Reads what changed, and answers all policies of the directory.
+    ///
+    /// # Errors
+    /// The directory cannot be read; what its files said stays in force. Or nothing is known of what it said.
+    pub(super) fn look(&mut self, directory: &Path, age: Age) -> Result<Found, PolicyError> {
+        let read = self.read(directory, age);
+        self.unreadable = read.as_ref().err().cloned();
+        match read {
+            // A start has nothing else in force.
+            Err(_) if age == Age::Any && self.known => {}
+            other => other?,
+        }
+        Ok(self.found())
+    }
+
+    fn read(&mut self, directory: &Path, age: Age) -> Result<(), PolicyError> {
         let unreadable = |why: String| PolicyError::Directory { path: directory.to_owned(), why };
         let mut there = BTreeSet::new();
         for entry in fs::read_dir(directory).map_err(|e| unreadable(e.to_string()))? {
@@ -93,33 +128,46 @@ impl Files {
         let before = self.files.len();
         self.files.retain(|path, _| there.contains(path));
         self.changes += u64::from(self.files.len() != before);
+        let mut bytes: usize = self.files.values().map(|file| file.text.len()).sum();
         for path in there {
             let file = self.files.entry(path.clone()).or_default();
+            bytes -= file.text.len();
             // Of a symbolic link, what it leads to.
             match fs::metadata(&path) {
-                Ok(metadata) => self.changes += u64::from(file.renew(&path, &metadata, age)),
+                Ok(metadata) => self.changes += u64::from(file.renew(&path, &metadata, age, MAX_TEXTS - bytes)),
                 Err(error) => file.refuse(&path, error.to_string()),
             }
+            bytes += file.text.len();
         }
         let refused: Vec<&str> = self.files.values().filter_map(|file| file.refused.as_deref()).collect();
-        if age == Age::Any && !refused.is_empty() {
+        if age == Age::Any && !self.known && !refused.is_empty() {
             let all = refused.join("\n");
-            return Err(unreadable(format!("{all}\na start needs all files good: correct these, or remove them")));
+            return Err(unreadable(format!(
+                "{all}\na first start needs all files good: correct these, or remove them"
+            )));
         }
+        self.known = true;
+        Ok(())
+    }
+
+    fn found(&mut self) -> Found {
         self.taken.clear();
-        let mut all: BTreeMap<PolicyName, Vec<Policy>> = BTreeMap::new();
+        let mut found = Found::default();
         for (path, file) in &self.files {
             for (name, policies) in by_name(file.policies.clone()) {
-                match all.get(&name).and_then(|there| there.first()) {
+                match found.policies.get(&name).and_then(|there| there.first()) {
                     Some(first) => {
                         let why = format!("{}: {name}: is in {} already", path.display(), first.origin);
                         self.taken.insert(name, why);
                     }
-                    None => drop(all.insert(name, policies)),
+                    None => drop(found.policies.insert(name, policies)),
                 }
             }
+            if !file.text.is_empty() {
+                found.texts.insert(path.display().to_string(), Arc::clone(&file.text));
+            }
         }
-        Ok(all)
+        found
     }
 
     /// Another number says that the files may say something else.
@@ -146,8 +194,8 @@ impl Files {
 }
 
 impl File {
-    /// Reads the file if it changed. True if it says something else now.
-    fn renew(&mut self, path: &Path, metadata: &Metadata, age: Age) -> bool {
+    /// Reads the file if it changed; at most `room` bytes of it are taken. True if it says something else now.
+    fn renew(&mut self, path: &Path, metadata: &Metadata, age: Age, room: usize) -> bool {
         let Ok(modified) = metadata.modified() else { return false };
         let changed = (metadata.ctime(), metadata.ctime_nsec());
         let stamp = (metadata.dev(), metadata.ino(), metadata.size(), modified, changed);
@@ -158,9 +206,15 @@ impl File {
         }
         self.stamp = Some(stamp);
         match kept::read(path, MAX_TEXT as u64).map(|text| text.map(String::from_utf8)) {
+            Ok(Some(Ok(text))) if text.len() > room => {
+                self.refuse(
+                    path,
+                    format!("the directory's texts have more than {MAX_TEXTS} bytes with it; remove some"),
+                );
+            }
             Ok(Some(Ok(text))) => match read(&path.display().to_string(), &text) {
                 Ok(policies) => {
-                    (self.policies, self.refused) = (policies, None);
+                    (self.text, self.policies, self.refused) = (text.into(), policies, None);
                     return true;
                 }
                 Err(refusals) => self.say(told(&refusals)),
@@ -206,8 +260,8 @@ mod tests {
         fs::File::options().write(true).open(path).and_then(|file| file.set_times(times)).expect("set times");
     }
 
-    fn names(found: Result<BTreeMap<PolicyName, Vec<Policy>>, PolicyError>) -> Vec<String> {
-        found.expect("policies").into_keys().map(|name| name.name).collect()
+    fn names(found: Result<Found, PolicyError>) -> Vec<String> {
+        found.expect("policies").policies.into_keys().map(|name| name.name).collect()
     }
 
     #[test]
@@ -229,6 +283,54 @@ mod tests {
         fs::remove_file(&bad).expect("remove");
         std::os::unix::fs::symlink("nowhere", &bad).expect("link");
         assert!(Files::default().look(directory.path(), Age::Any).is_err());
+    }
+
+    #[test]
+    fn a_start_that_knows_what_a_refused_file_said_leaves_that_in_force() {
+        let directory = tempfile::tempdir().expect("make directory");
+        let [one, two] = ["one", "two"].map(|name| (directory.path().join(format!("{name}.yaml")), policy(name)));
+        for (file, text) in [&one, &two] {
+            write(file, text);
+        }
+        let found = Files::default().look(directory.path(), Age::Any).expect("policies");
+        write(&one.0, "apiVersion: [");
+        write(&two.0, &policy("three"));
+        write(&directory.path().join("new.yaml"), "apiVersion: [");
+        let mut files = Files::default();
+        files.remember(directory.path(), &found.texts);
+        let found = files.look(directory.path(), Age::Any).expect("policies");
+        assert_eq!(found.texts[one.0.to_str().expect("a path")].as_ref(), one.1);
+        assert_eq!(names(Ok(found)), ["one", "three"]);
+        let problem = files.problem().expect("a problem");
+        assert!(
+            problem.contains("one.yaml") && problem.contains("stays in force") && problem.contains("new.yaml"),
+            "{problem}"
+        );
+
+        // Without the directory, what it said stays in force; of another directory nothing is known.
+        let kept = files.look(directory.path(), Age::Any).expect("policies").texts;
+        let gone = directory.path().join("gone");
+        let elsewhere: Texts =
+            kept.iter().map(|(_, text)| (gone.join("a.yaml").display().to_string(), Arc::clone(text))).collect();
+        let mut files = Files::default();
+        files.remember(&gone, &elsewhere);
+        assert_eq!(names(files.look(&gone, Age::Any)).len(), 1);
+        let mut files = Files::default();
+        files.remember(&gone, &kept);
+        assert_eq!(names(files.look(&gone, Age::Any)), [""; 0]);
+        assert!(files.problem().is_some_and(|why| why.starts_with("read the policy directory")));
+    }
+
+    #[test]
+    fn a_file_beyond_the_bound_of_all_is_refused_and_the_others_are_taken() {
+        let directory = tempfile::tempdir().expect("make directory");
+        let filler = format!("# {}\n", "x".repeat(MAX_TEXT - 1_000));
+        for name in ["a", "b", "c", "d", "e"] {
+            write(&directory.path().join(name).with_extension("yaml"), &(filler.clone() + &policy(name)));
+        }
+        let mut files = Files::default();
+        assert_eq!(names(files.look(directory.path(), Age::Settled)), ["a", "b", "c", "d"]);
+        assert!(files.problem().is_some_and(|why| why.contains("e.yaml") && why.contains("remove some")));
     }
 
     #[test]

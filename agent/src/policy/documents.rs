@@ -1,5 +1,5 @@
 //! The policies that are wanted, and the labels of namespaces. Imported texts are kept in `<state-dir>/policy.json`, which outlives
-//! a reboot; the files of the policy directory are kept there by whoever writes them.
+//! a reboot, and with them what the files of the policy directory said when they were last good.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,14 +16,14 @@ use wharf_policy::{
     read::{Refusal, read},
 };
 
-use super::error::PolicyError;
+use super::{directory::Found, error::PolicyError};
 use crate::kept;
 
 /// Version of the file's format.
 const VERSION: u32 = 1;
-/// Bytes of all imported texts together, and of the file that keeps them.
-const MAX_TEXTS: usize = 16 << 20;
-const MAX_FILE: u64 = 3 * MAX_TEXTS as u64;
+/// Bytes of all imported texts together, of those of the policy directory, and of the file that keeps them.
+pub(super) const MAX_TEXTS: usize = 16 << 20;
+const MAX_FILE: u64 = 5 * MAX_TEXTS as u64;
 /// Namespaces with labels.
 const MAX_NAMESPACES: usize = 10_000;
 /// Labels of a namespace, and bytes of each.
@@ -46,6 +46,9 @@ pub(super) struct Document {
     pub(super) source: Source,
 }
 
+/// What files of the policy directory said when they were last good, by path.
+pub(super) type Texts = BTreeMap<String, Arc<str>>;
+
 /// What is wanted.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Documents {
@@ -54,6 +57,9 @@ pub(super) struct Documents {
     /// The file was gone, and nobody has said since what is wanted in place of what it kept.
     pub(super) lost: bool,
     imports: Vec<Arc<Import>>,
+    /// Texts of the policy directory, by file; `None` where nothing is known of them: there was no file that keeps them, or an agent
+    /// wrote it that kept none.
+    pub(super) texts: Option<Texts>,
     documents: OrdMap<PolicyName, Document>,
     namespaces: Arc<BTreeMap<String, Labels>>,
 }
@@ -88,6 +94,8 @@ struct File {
     #[serde(default)]
     lost: bool,
     imports: Vec<Arc<Import>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    directory: Option<Texts>,
     namespaces: Arc<BTreeMap<String, Labels>>,
 }
 
@@ -126,8 +134,8 @@ impl Documents {
         if file.version != VERSION {
             return Err(unusable(format!("it is of version {}, this agent knows {VERSION}", file.version)));
         }
-        let File { revision, lost, imports, namespaces, .. } = file;
-        let mut documents = Self { revision, lost, imports, namespaces, ..Self::default() };
+        let File { revision, lost, imports, directory: texts, namespaces, .. } = file;
+        let mut documents = Self { revision, lost, imports, texts, namespaces, ..Self::default() };
         for import in &documents.imports {
             let policies = read(&import.file, &import.text).map_err(|refusals| unusable(told(&refusals)))?;
             let mut missing = import.names.clone();
@@ -147,8 +155,8 @@ impl Documents {
 
     /// Writes what [`Documents::load`] reads.
     pub(super) fn save(&self, path: &Path) -> io::Result<()> {
-        let Self { revision, lost, imports, namespaces, .. } = self.clone();
-        let text = serde_json::to_vec(&File { version: VERSION, revision, lost, imports, namespaces })?;
+        let Self { revision, lost, imports, texts: directory, namespaces, .. } = self.clone();
+        let text = serde_json::to_vec(&File { version: VERSION, revision, lost, imports, directory, namespaces })?;
         if text.len() as u64 > MAX_FILE {
             let bytes = text.len();
             return Err(io::Error::other(format!(
@@ -222,7 +230,8 @@ impl Documents {
     }
 
     /// The policies of the directory are these. Answers the names that are imported, which keep what was imported.
-    pub(super) fn set_directory(&mut self, wanted: BTreeMap<PolicyName, Vec<Policy>>) -> BTreeSet<PolicyName> {
+    pub(super) fn set_directory(&mut self, Found { policies: wanted, texts }: Found) -> BTreeSet<PolicyName> {
+        self.texts = Some(texts);
         let before = self.documents.clone();
         let mut refused = BTreeSet::new();
         for (name, document) in before.iter() {

@@ -30,13 +30,7 @@ mod members;
 mod probes;
 mod rows;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    net::IpAddr,
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, io, net::IpAddr, path::PathBuf, sync::Arc};
 
 use ipnet::IpNet;
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -50,7 +44,7 @@ use wharf_core::{
 };
 use wharf_policy::{
     compile::{Engine, Event},
-    model::{Labels, Policy as Document, PolicyName},
+    model::{Labels, PolicyName},
 };
 
 use self::{
@@ -105,9 +99,16 @@ impl<K: PolicyKernel> Policy<K> {
         let mut inner = self.lock().await;
         inner.wanted = Documents::load(&self.file)?;
         inner.kept = !inner.wanted.lost;
+        let kept = inner.wanted.texts.take();
+        if let (Some(directory), Some(kept)) = (&self.directory, &kept) {
+            inner.files.remember(directory, kept);
+        }
         if let Some(found) = self.look_at_directory(&mut inner, directory::Age::Any).await? {
             let Inner { wanted, files, .. } = &mut *inner;
             files.refuse(wanted.set_directory(found));
+        }
+        if inner.kept && inner.wanted.texts != kept {
+            self.keep_or_warn(&mut inner, "the next start needs all files of the policy directory good");
         }
         Ok(())
     }
@@ -265,11 +266,7 @@ impl<K: PolicyKernel> Policy<K> {
 
     /// Takes the policies of the directory. Those that did not fit are not computed again before they, or what else there is, have
     /// changed.
-    async fn follow_directory(
-        &self,
-        mut inner: Guard,
-        found: BTreeMap<PolicyName, Vec<Document>>,
-    ) -> Result<(), PolicyError> {
+    async fn follow_directory(&self, mut inner: Guard, found: directory::Found) -> Result<(), PolicyError> {
         let mut wanted = inner.wanted.clone();
         let names = wanted.set_directory(found);
         inner.files.refuse(names);
@@ -310,7 +307,7 @@ impl<K: PolicyKernel> Policy<K> {
         &self,
         inner: &mut Inner,
         age: directory::Age,
-    ) -> Result<Option<BTreeMap<PolicyName, Vec<Document>>>, PolicyError> {
+    ) -> Result<Option<directory::Found>, PolicyError> {
         let Some(path) = self.directory.clone() else { return Ok(None) };
         let mut files = std::mem::take(&mut inner.files);
         let looked = tokio::task::spawn_blocking(move || {
@@ -456,13 +453,16 @@ impl<K: PolicyKernel> Policy<K> {
         Ok(())
     }
 
+    fn keep_or_warn(&self, inner: &mut Inner, otherwise: &str) {
+        if let Err(why) = self.keep(inner) {
+            tracing::warn!(file = %self.file.display(), "keep policies: {why}; {otherwise}");
+        }
+    }
+
     async fn write(&self, inner: &mut Inner, engine: Engine, rows: Vec<RowChange>) -> Result<(), PolicyError> {
-        if !inner.kept
-            && !rows.is_empty()
-            && let Err(why) = self.keep(inner)
-        {
+        if !inner.kept && !rows.is_empty() {
             // On the safe side: a start that finds these rows and no file keeps them.
-            tracing::warn!(file = %self.file.display(), "keep policies: {why}; the next start takes them for lost");
+            self.keep_or_warn(inner, "the next start takes them for lost");
         }
         // Not known while it changes: a caller that gives up in between leaves that behind.
         inner.engine = None;

@@ -89,7 +89,7 @@ Examples:
     #[command(after_help = "\
 Exit status:
   0  the packet passes
-  1  the packet is dropped, or there is no such endpoint
+  1  policy denies the packet (in audit mode it passes all the same), or there is no such endpoint
   2  the agent cannot be reached
   3  the command line is wrong
 

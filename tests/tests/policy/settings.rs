@@ -115,6 +115,18 @@ fn a_start_with_a_refused_policy_file_opens_nothing() -> Result<()> {
         reached(&web, &db, ports)?;
         node.stop_agent()?;
         write(&file, &database("{port: 80}"))?;
+        node.start_agent()?;
+        reached(&web, &db, ports).context("what the file said before is kept")?;
+        ensure!(problem(node)?.is_some_and(|why| why.contains("db.yaml")), "{:?}", problem(node)?);
+        node.stop_agent()?;
+        let away = directory.with_extension("away");
+        fs::rename(&directory, &away)?;
+        node.start_agent()?;
+        reached(&web, &db, ports).context("without the directory")?;
+        ensure!(problem(node)?.is_some_and(|why| why.contains("No such file")), "{:?}", problem(node)?);
+        fs::rename(&away, &directory)?;
+        node.stop_agent()?;
+        fs::remove_file(node.dirs().state.join("policy.json"))?;
         let why = node.start_agent().err().context("the agent started without the policy")?;
         ensure!(format!("{why:#}").contains("db.yaml"), "{why:#}");
         reached(&web, &db, ports).context("after the start that failed")?;
