@@ -311,7 +311,7 @@ mod tests {
         let kept = files.look(directory.path(), Age::Any).expect("policies").texts;
         let gone = directory.path().join("gone");
         let elsewhere: Texts =
-            kept.iter().map(|(_, text)| (gone.join("a.yaml").display().to_string(), Arc::clone(text))).collect();
+            kept.values().map(|text| (gone.join("a.yaml").display().to_string(), Arc::clone(text))).collect();
         let mut files = Files::default();
         files.remember(&gone, &elsewhere);
         assert_eq!(names(files.look(&gone, Age::Any)).len(), 1);
