@@ -30,6 +30,7 @@ pub(super) const LIMITS: Limits = Limits {
     ports: POLICY_PORTS_MAX as usize,
     rules: POLICY_CELLS_MAX as usize,
     sets: 4 * wharf_common::MAX_ENDPOINT_ID as usize,
+    listeners: 0,
 };
 
 /// Policy at one moment.

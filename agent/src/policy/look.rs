@@ -284,7 +284,7 @@ fn judge(inner: &Inner, id: EndpointId, direction: Direction, peer: IpAddr, to: 
         return open(id);
     };
     let (rule, isolated_by) = match tables.explain(key(id), direction, decision) {
-        Some(Verdict::Accept { rule }) => (rule.map(rule_of), Vec::new()),
+        Some(Verdict::Accept { rule, .. }) => (rule.map(rule_of), Vec::new()),
         Some(Verdict::Deny { rule, isolated_by }) => {
             (rule.map(rule_of), isolated_by.iter().map(ToString::to_string).collect())
         }
@@ -356,6 +356,7 @@ fn with_hit(inner: &Inner, tables: &Tables, row: PolicyRow, hit: Hit, admin: boo
         Ruling::Accept => "accept",
         Ruling::Deny => "deny",
         Ruling::Pass => "pass",
+        Ruling::Redirect { .. } => "redirect",
     };
     let origin = hit.rule.and_then(|rule: RuleIndex| tables.origins.get(&rule));
     let of_baseline = |origin: &Origin| {

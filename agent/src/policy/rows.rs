@@ -13,8 +13,8 @@ use wharf_core::{
 };
 use wharf_policy::{
     compile::{
-        self, Change, EndpointKey, Hit, Identity, Known, L4, PeerClass, PortClass, PortPrefix, RuleIndex, Ruling,
-        SetId, Sets, Tables,
+        self, Change, EndpointKey, Hit, Identity, Known, L4, ListenerId, PeerClass, PortClass, PortPrefix, RuleIndex,
+        Ruling, SetId, Sets, Tables,
     },
     model::Origin,
 };
@@ -23,7 +23,10 @@ use wharf_policy::{
 pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity) -> u32) -> Vec<RowChange> {
     let of = |change: &Change| {
         Some(match change {
-            Change::PutOrigin(..) | Change::DropOrigin(_) => return None,
+            // Of the programs' rows, these are no part: places in documents, and the proxy's.
+            Change::PutOrigin(..) | Change::DropOrigin(_) | Change::PutListener(..) | Change::DropListener(_) => {
+                return None;
+            }
             Change::PutSets(key, sets) => {
                 RowChange::Sets(endpoint(*key)?, SetsRow { ingress: sets.ingress.0, egress: sets.egress.0 })
             }
@@ -120,14 +123,19 @@ fn hit(hit: Option<Hit>) -> policy::Hit {
         Ruling::Accept => policy::ACCEPT,
         Ruling::Deny => policy::DENY,
         Ruling::Pass => policy::PASS,
+        Ruling::Redirect { listener, open } => policy::redirect(listener.0, open),
     };
     policy::Hit { rank, rule: rule.map_or(0, |rule| rule.0), ruling }
 }
 
 fn read_hit(hit: policy::Hit) -> Option<Hit> {
-    let ruling = match hit.ruling {
+    let ruling = match hit.ruling & policy::RULING {
         policy::ACCEPT => Ruling::Accept,
         policy::PASS => Ruling::Pass,
+        policy::REDIRECT => Ruling::Redirect {
+            listener: ListenerId(u16::try_from(hit.ruling >> policy::REDIRECT_PORT_SHIFT).unwrap_or_default()),
+            open: hit.ruling & policy::REDIRECT_OPEN != 0,
+        },
         _ => Ruling::Deny,
     };
     (hit.rank != NO_RANK).then_some(Hit {

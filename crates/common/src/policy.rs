@@ -30,6 +30,20 @@ pub const UNDECIDED: u32 = u32::MAX;
 /// the node's nftables table drops one that goes elsewhere. A bit that neither Kubernetes (14, 15) nor CNI's `portmap` (13) takes.
 pub const MARK_UNDECIDED: u32 = 1 << 6;
 
+/// Bit of a packet's mark: the node delivers the packet to a socket of its own, whatever its destination is. The programs set it for
+/// packets of a redirected flow, the node's nftables table for answers to what the proxy sent.
+pub const MARK_TO_PROXY: u32 = 1 << 7;
+/// Bit of the mark of what the proxy sends on after it has taken a flow that the egress rules of the client redirect.
+pub const MARK_PROXIED_EGRESS: u32 = 1 << 8;
+/// As [`MARK_PROXIED_EGRESS`], where the ingress rules of the server redirect.
+pub const MARK_PROXIED_INGRESS: u32 = 1 << 9;
+/// Bit of a packet's mark, beside [`MARK_TO_PROXY`]: a program at the end of the packet's way turned it round, so the node's connection
+/// tracking has seen it already.
+pub const MARK_TURNED: u32 = 1 << 10;
+/// Beside [`MARK_TO_PROXY`], where the packet is to be taken by the socket that listens at a port: place of the port in the mark, network
+/// byte order. The node's nftables table takes the port out before the packet is routed.
+pub const MARK_PORT_SHIFT: u32 = 16;
+
 /// [`PeerRow::identity`] of the node itself, whose packets every endpoint receives whatever its policy: its probes.
 pub const IDENTITY_NODE: u32 = 1;
 
@@ -80,6 +94,23 @@ pub const DENY: u32 = 1;
 /// The rule, of the admin tier, leaves the packet to the tiers after it.
 pub const PASS: u32 = 2;
 
+/// The rule hands the flow to the proxy, in the low two bits; from bit [`REDIRECT_PORT_SHIFT`] on is the port, host byte order, that the proxy
+/// listens at on the node's loopback address.
+pub const REDIRECT: u32 = 3;
+/// The bits of a ruling that tell which one it is.
+pub const RULING: u32 = 0b11;
+/// Beside [`REDIRECT`]: without the proxy the flow passes instead of being dropped.
+pub const REDIRECT_OPEN: u32 = 1 << 2;
+/// Place of the port of a [`REDIRECT`].
+pub const REDIRECT_PORT_SHIFT: u32 = 16;
+
+/// The ruling that hands a flow to the proxy's `port`; `open`: without the proxy the flow passes.
+#[inline(always)]
+#[must_use]
+pub const fn redirect(port: u16, open: bool) -> u32 {
+    REDIRECT | if open { REDIRECT_OPEN } else { 0 } | (port as u32) << REDIRECT_PORT_SHIFT
+}
+
 /// A rule's place, number and ruling.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +123,7 @@ pub struct Hit {
     pub rank: u32,
     /// Number of the rule; zero for what no rule of a document says (isolation).
     pub rule: u32,
-    /// [`ACCEPT`], [`DENY`] or [`PASS`].
+    /// [`ACCEPT`], [`DENY`], [`PASS`], or what [`redirect`] makes.
     pub ruling: u32,
 }
 

@@ -16,15 +16,21 @@
 //! rules match them. A rule counts for the cells of every class that one of its peers matches (or of "any") times every
 //! port class that its ports contain (or "any"), and for no other. So the rules that count for a packet's four cells
 //! are exactly the rules that match the packet. A rank is the place of the rule in the order in which [`crate::model`] asks: admin
-//! rules; namespaced deny, then accept rules; isolation; baseline rules where nothing isolates. The lowest rank of a
+//! rules; namespaced deny, then accept rules, those without requests first; isolation; baseline rules where nothing isolates. The lowest rank of a
 //! union is the lowest of the lowest ranks of its parts, so a cell needs only its best rule of the admin tier and its
 //! best of the rest, and a pass needs no more: it goes on to the best of the rest. A pass of the baseline tier accepts
 //! without a rule. No cell is expanded for a pass.
+//!
+//! **Requests.** Of rules with requests, all that match a packet count, not the first alone: its flow goes to the listener for the union of their
+//! requests. Such a rule has ports, so those that match are in the cells (class, port) and (any, port). The first one has the union of both, and
+//! ranks before the second one; each names the first of its rules. Listeners are for requests, not for rules or endpoints: a number stands for one
+//! direction and one union as long as a cell leads to it.
 //!
 //! **Identifiers** stay the same while their meaning does. A key of [`Rows`] never changes its value: other rules are
 //! another rule set with another identifier, other atoms another class. [`diff()`] rests on that.
 
 use std::{
+    borrow::Cow,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
@@ -35,6 +41,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use crate::{
     model::{Direction, Endpoint, Origin, PolicyName, Protocol},
     oracle::{Destination, Verdict},
+    requests::Requests,
 };
 
 mod atoms;
@@ -46,6 +53,7 @@ mod ids;
 mod ipcache;
 mod kinds;
 mod limits;
+mod listeners;
 mod networks;
 mod peers;
 mod plan;
@@ -103,6 +111,19 @@ impl PortClass {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleIndex(pub u32);
 
+/// A listener of the proxy, in [`Tables::listeners`]: its port. Not 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerId(pub u16);
+
+/// What a listener of the proxy lets pass.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Listener {
+    /// Whose rules they are: of those whom its connections go to, or of those whom they come from.
+    pub direction: Direction,
+    /// What the connections may carry.
+    pub requests: Arc<Requests>,
+}
+
 /// Everything that the programs look up, and what its numbers stand for. Copies share what is equal in them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tables {
@@ -115,6 +136,10 @@ pub struct Tables {
     pub rules: OrdMap<SetId, Arc<Rows>>,
     /// Where each rule was written.
     pub origins: OrdMap<RuleIndex, Arc<Origin>>,
+    /// The listeners that cells lead to. Not for the programs: cells have their numbers.
+    pub listeners: OrdMap<ListenerId, Arc<Listener>>,
+    /// How many cells of a rule set lead to a listener.
+    pub redirects: OrdMap<(ListenerId, SetId), usize>,
 }
 
 /// The rule sets of an endpoint.
@@ -205,7 +230,7 @@ pub struct Cell {
 /// A rule that matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hit {
-    /// Place in the order of the rule set; no two rules of it have the same.
+    /// Place in the order of the rule set; but for those with requests, no two rules of it have the same.
     pub rank: u32,
     /// What the rule does.
     pub ruling: Ruling,
@@ -222,13 +247,22 @@ pub enum Ruling {
     Deny,
     /// Leaves it to the tiers after the admin tier.
     Pass,
+    /// Hands its flow to the proxy.
+    Redirect {
+        /// What takes it.
+        listener: ListenerId,
+        /// Without a proxy it passes ([`Requests::fails_open`]).
+        open: bool,
+    },
 }
 
 /// What the program does with a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
-    /// It passes.
+    /// It passes, perhaps by way of a listener.
     pub accept: bool,
+    /// The listener that its flow goes through.
+    pub listener: Option<ListenerId>,
     /// The rule that decides.
     pub rule: Option<RuleIndex>,
 }
@@ -247,7 +281,7 @@ pub struct LookUp {
 }
 
 impl Decision {
-    const DEFAULT: Self = Self { accept: true, rule: None };
+    const DEFAULT: Self = Self { accept: true, listener: None, rule: None };
 }
 
 /// All addresses of both families: the rows that every table has.
@@ -297,8 +331,14 @@ impl Tables {
         let best = |hit: fn(&Cell) -> Option<Hit>| cells.iter().filter_map(hit).min_by_key(|hit| hit.rank);
         let admin = best(|cell| cell.admin).filter(|hit| hit.ruling != Ruling::Pass);
         let decides = admin.or_else(|| best(|cell| cell.rest));
-        let decision =
-            decides.map_or(Decision::DEFAULT, |hit| Decision { accept: hit.ruling == Ruling::Accept, rule: hit.rule });
+        let decision = decides.map_or(Decision::DEFAULT, |hit| {
+            let (accept, listener) = match hit.ruling {
+                Ruling::Accept => (true, None),
+                Ruling::Redirect { listener, .. } => (true, Some(listener)),
+                Ruling::Deny | Ruling::Pass => (false, None),
+            };
+            Decision { accept, listener, rule: hit.rule }
+        });
         Some(LookUp { set, class: known.class, port, decision })
     }
 
@@ -307,7 +347,9 @@ impl Tables {
     pub fn explain(&self, endpoint: EndpointKey, direction: Direction, decision: Decision) -> Option<Verdict<'_>> {
         let rule = decision.rule.and_then(|rule| self.origins.get(&rule)).map(|origin| &**origin);
         if decision.accept {
-            return Some(Verdict::Accept { rule });
+            let listener = decision.listener.map(|listener| self.listeners.get(&listener));
+            let requests = listener.map(|listener| listener.map(|listener| Cow::Borrowed(&*listener.requests)));
+            return Some(Verdict::Accept { rule, requests: requests.map(Option::unwrap_or_default) });
         }
         let rows = self.rules.get(&self.sets.get(&endpoint)?.of(direction))?;
         let isolated_by = if rule.is_none() { rows.isolated_by.iter().collect() } else { Vec::new() };
@@ -329,6 +371,7 @@ impl Tables {
             ports: sum(|rows| rows.ports.len()),
             rules: sum(|rows| rows.cells.len()),
             sets: self.rules.len(),
+            listeners: self.listeners.len(),
         }
     }
 }

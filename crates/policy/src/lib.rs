@@ -13,3 +13,4 @@ pub mod compile;
 pub mod model;
 pub mod oracle;
 pub mod read;
+pub mod requests;

@@ -5,8 +5,9 @@
 //!
 //! 1. *Admin*: policies by ascending priority, then by name; their rules in order. The first rule that matches decides: accept and deny
 //!    are final, pass goes on to the next tier.
-//! 2. *Namespaced*: if a deny rule matches, deny. Else, if an accept rule matches, accept. Else, if a policy isolates this direction,
-//!    deny: no rule allows the packet. Else the next tier.
+//! 2. *Namespaced*: if a deny rule matches, deny. Else, if an accept rule matches, accept: whatever the connection carries, if one of them has no
+//!    requests, else what one of them lets pass ([`Requests`]). Else, if a policy isolates this direction, deny: no rule allows the packet. Else
+//!    the next tier.
 //! 3. *Baseline*: as admin.
 //!
 //! A packet that no tier decides is accepted. An endpoint may be isolated without a policy, or be the subject of none ([`Enforcement`]).
@@ -14,6 +15,8 @@
 use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
 use ipnet::IpNet;
+
+use crate::requests::Requests;
 
 /// Label that every namespace has: its name (Kubernetes, well-known labels).
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
@@ -128,6 +131,9 @@ pub struct Rule {
     pub peers: Option<Vec<Peer>>,
     /// Ports; `None` for every packet, also of protocols without ports. An empty list matches nothing.
     pub ports: Option<Vec<Port>>,
+    /// What the connections may carry; `None` for anything. Only of rules of the namespaced tier that accept; without ports, such a rule matches
+    /// nothing.
+    pub requests: Option<Arc<Requests>>,
     /// Where it was written.
     pub origin: Origin,
 }

@@ -3,12 +3,13 @@
 //! It is slow and short on purpose: tests compare the compiled rows with it, and an explanation of a verdict can be
 //! read from it.
 
-use std::net::IpAddr;
+use std::{borrow::Cow, net::IpAddr};
 
 use crate::model::{
     Action, Direction, Endpoint, Enforcement, Entity, Origin, Peer, Policy, PolicyName, Port, Protocol, Rule, Selector,
     Tier,
 };
+use crate::requests::Requests;
 
 /// The first packet of a flow, judged at one endpoint.
 #[derive(Debug, Clone, Copy)]
@@ -60,8 +61,10 @@ pub enum Destination {
 pub enum Verdict<'a> {
     /// It passes.
     Accept {
-        /// The rule that decides; `None` if no tier decides.
+        /// The rule that decides, of several with requests the first; `None` if no tier decides.
         rule: Option<&'a Origin>,
+        /// What it may carry; `None` for anything.
+        requests: Option<Cow<'a, Requests>>,
     },
     /// It is dropped.
     Deny {
@@ -93,7 +96,7 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
         let rules = policies.iter().filter(move |p| p.tier == tier).flat_map(|p| &p.rules);
         rules.filter(|rule| matches(rule, flow))
     };
-    let accept = |rule: &'a Rule| Verdict::Accept { rule: Some(&rule.origin) };
+    let accept = |rule: &'a Rule| Verdict::Accept { rule: Some(&rule.origin), requests: None };
     let deny = |rule: &'a Rule| Verdict::Deny { rule: Some(&rule.origin), isolated_by: Vec::new() };
 
     match matching(Tier::Admin).next() {
@@ -104,8 +107,15 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
     if let Some(rule) = matching(Tier::Namespaced).find(|rule| rule.action == Action::Deny) {
         return deny(rule);
     }
-    if let Some(rule) = matching(Tier::Namespaced).find(|rule| rule.action == Action::Accept) {
+    let mut accepting = matching(Tier::Namespaced).filter(|rule| rule.action == Action::Accept);
+    if let Some(rule) = accepting.clone().find(|rule| rule.requests.is_none()) {
         return accept(rule);
+    }
+    if let Some(first) = accepting.next() {
+        let requests = first.requests.as_deref().map(Cow::Borrowed);
+        let others = accepting.filter_map(|rule| rule.requests.as_deref());
+        let requests = others.fold(requests, |all, more| all.map(|all| Cow::Owned(all.union(more))));
+        return Verdict::Accept { rule: Some(&first.origin), requests };
     }
     let isolates = |p: &&&Policy| {
         let direction = match flow.direction {
@@ -125,7 +135,7 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
     match matching(Tier::Baseline).next() {
         Some(rule) if rule.action == Action::Accept => accept(rule),
         Some(rule) if rule.action == Action::Deny => deny(rule),
-        _ => Verdict::Accept { rule: None },
+        _ => Verdict::Accept { rule: None, requests: None },
     }
 }
 
@@ -136,7 +146,10 @@ fn selects(selector: &Selector, endpoint: &Endpoint) -> bool {
 fn matches(rule: &Rule, flow: &Flow<'_>) -> bool {
     rule.direction == flow.direction
         && rule.peers.as_ref().is_none_or(|peers| peers.iter().any(|peer| peer_matches(peer, &flow.peer)))
-        && rule.ports.as_ref().is_none_or(|ports| ports.iter().any(|port| port_matches(port, flow)))
+        && match &rule.ports {
+            Some(ports) => ports.iter().any(|port| port_matches(port, flow)),
+            None => rule.requests.is_none(),
+        }
 }
 
 fn peer_matches(peer: &Peer, other: &PeerOf<'_>) -> bool {

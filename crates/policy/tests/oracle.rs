@@ -1,12 +1,15 @@
 //! The oracle, by hand: each sentence of the model's precedence, and each kind of peer and port.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
+use std::sync::Arc;
+
 use wharf_policy::{
     model::{
         Action, Direction, Directions, Endpoint, Enforcement, Entity, Origin, Peer, Policy, PolicyName, Port,
         PortRange, Protocol, Rule, Selector, Tier,
     },
     oracle::{Destination, Flow, PeerOf, Verdict, judge},
+    requests::{HttpRule, Pattern, Requests},
 };
 
 fn origin(line: u32) -> Origin {
@@ -14,7 +17,7 @@ fn origin(line: u32) -> Origin {
 }
 
 fn rule(line: u32, action: Action) -> Rule {
-    Rule { direction: Direction::Ingress, action, peers: None, ports: None, origin: origin(line) }
+    Rule { direction: Direction::Ingress, action, peers: None, ports: None, requests: None, origin: origin(line) }
 }
 
 fn policy(name: &str, tier: Tier, priority: u16, rules: Vec<Rule>) -> Policy {
@@ -45,7 +48,7 @@ fn flow<'a>(subject: &'a Endpoint, peer: PeerOf<'a>, destination: Destination) -
 fn decides(policies: &[Policy]) -> (Option<u32>, bool) {
     let subject = endpoint(&[]);
     let verdict = judge(policies, &flow(&subject, PeerOf::Outside("192.0.2.7".parse().unwrap()), tcp(80)));
-    let (Verdict::Accept { rule } | Verdict::Deny { rule, .. }) = &verdict;
+    let (Verdict::Accept { rule, .. } | Verdict::Deny { rule, .. }) = &verdict;
     (rule.map(|origin| origin.line), verdict.accepts())
 }
 
@@ -97,6 +100,32 @@ fn isolation_of_one_direction_leaves_the_other() {
     let policies = [isolating("i", vec![])];
     assert!(!judge(&policies, &ingress).accepts());
     assert!(judge(&policies, &Flow { direction: Direction::Egress, ..ingress }).accepts());
+}
+
+#[test]
+fn a_rule_without_requests_accepts_whatever_is_carried_and_others_add_up() {
+    let get = |path: &str| {
+        let path = Some(Pattern::Exact(path.to_owned()));
+        Requests { http: [HttpRule { path, ..HttpRule::default() }].into(), ..Requests::default() }
+    };
+    let at = |port| Some(vec![Port::Numbers { protocol: Protocol::Tcp, ports: PortRange { first: port, last: port } }]);
+    let with = |line, port, path| Rule { ports: at(port), requests: Some(Arc::new(get(path))), ..rule(line, Accept) };
+    let subject = endpoint(&[]);
+    let carried = |rules: Vec<Rule>| {
+        let policies = [isolating("i", rules)];
+        let flow = flow(&subject, PeerOf::Outside("192.0.2.7".parse().unwrap()), tcp(80));
+        match judge(&policies, &flow) {
+            Verdict::Accept { rule, requests } => {
+                Some((rule.map(|origin| origin.line), requests.map(std::borrow::Cow::into_owned)))
+            }
+            Verdict::Deny { .. } => None,
+        }
+    };
+    let both = get("/a").union(&get("/b"));
+    assert_eq!(carried(vec![with(1, 80, "/a"), with(2, 80, "/b"), with(3, 81, "/c")]), Some((Some(1), Some(both))));
+    assert_eq!(carried(vec![with(1, 80, "/a"), rule(2, Accept)]), Some((Some(2), None)));
+    assert_eq!(carried(vec![with(1, 80, "/a"), rule(2, Deny)]), None);
+    assert_eq!(carried(vec![Rule { ports: None, ..with(1, 80, "/a") }]), None, "without ports it matches nothing");
 }
 
 /// Whether a rule with these peers and ports matches.

@@ -17,7 +17,7 @@ use wharf_policy::{
     },
 };
 
-const ROOMY: Limits = Limits { ipcache: 1 << 20, ports: 1 << 20, rules: 1 << 20, sets: 1 << 20 };
+const ROOMY: Limits = Limits { ipcache: 1 << 20, ports: 1 << 20, rules: 1 << 20, sets: 1 << 20, listeners: 1 << 10 };
 
 fn app(identity: u32) -> Selector {
     let holds = Holds::In([format!("app-{identity}")].into());
@@ -37,7 +37,7 @@ fn rule(action: Action, peers: Vec<Peer>, ports: &[u16]) -> Rule {
     let port = |port: &u16| Port::Numbers { protocol: Protocol::Tcp, ports: PortRange { first: *port, last: *port } };
     let origin = Origin { file: "p.yaml".into(), line: 1, document: "p".into(), field: "spec.ingress[0]".to_owned() };
     let ports = (!ports.is_empty()).then(|| ports.iter().map(port).collect());
-    Rule { direction: Direction::Ingress, action, peers: Some(peers), ports, origin }
+    Rule { direction: Direction::Ingress, action, peers: Some(peers), ports, requests: None, origin }
 }
 
 fn policy(number: u32, subject: Selector, rules: Vec<Rule>) -> Event {

@@ -28,14 +28,18 @@ use imbl::{OrdMap, ordmap::DiffItem};
 use ipnet::IpNet;
 
 use super::{
-    Cell, EndpointKey, Known, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, SetId, Sets, Sizes, Tables,
-    networks::covering,
+    Cell, EndpointKey, Known, Listener, ListenerId, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, SetId, Sets,
+    Sizes, Tables, networks::covering,
 };
 use crate::model::Origin;
 
 /// One change of one row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
+    /// A listener is new. Cells lead to it when the proxy has it.
+    PutListener(ListenerId, Arc<Listener>),
+    /// No cell leads to the listener.
+    DropListener(ListenerId),
     /// A rule's origin is new or another.
     PutOrigin(RuleIndex, Arc<Origin>),
     /// The rule is gone.
@@ -86,6 +90,8 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     let mut changes = Vec::new();
     let (endpoints, origins) = (Differing::of(&old.sets, &new.sets), Differing::of(&old.origins, &new.origins));
     changes.extend(endpoints.gone.iter().map(|(key, _)| Change::DropSets(**key)));
+    let listeners = Differing::of(&old.listeners, &new.listeners);
+    changes.extend(listeners.new.iter().map(|(id, listener)| Change::PutListener(**id, Arc::clone(listener))));
     let put = origins.new.iter().copied().chain(origins.others.iter().map(|(rule, _, origin)| (*rule, *origin)));
     changes.extend(put.map(|(rule, origin)| Change::PutOrigin(*rule, Arc::clone(origin))));
 
@@ -119,6 +125,7 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
 
     changes.extend(passing.keys().map(|(set, key)| Change::DropCell(*set, *key)));
     drop_rows(&rules, &mut changes);
+    changes.extend(listeners.gone.iter().map(|(id, _)| Change::DropListener(**id)));
     changes.extend(origins.gone.iter().map(|(rule, _)| Change::DropOrigin(**rule)));
 
     let peak = Sizes {
@@ -126,6 +133,7 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
         ports: sizes.ports + copied.ports + added.ports,
         rules: sizes.rules + copied.rules + added.rules + passing.len(),
         sets: before.rules.len() + rules.new.len(),
+        listeners: sizes.listeners + listeners.new.len(),
     };
     Diff { changes, peak }
 }

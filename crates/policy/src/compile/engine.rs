@@ -15,21 +15,26 @@
 //! An endpoint of a known kind, with addresses that no rule names, needs nothing of it. What is kept is in maps that share
 //! what is equal, so a change is made in a copy and costs what it changes; a refused one is forgotten with the copy.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 
 use super::{
-    Change, EndpointKey, Limits, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Sizes, Table, Tables,
-    TooLarge,
+    Cell, Change, EndpointKey, Limits, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Sizes, Table,
+    Tables, TooLarge,
     atoms::{AtomId, Atoms},
     classes::Changed,
     diff::between,
     ids::Ids,
     kinds::{IdentityInUse, Kinds, Touched},
     limits::largest,
+    listeners::Listeners,
     peers::Peers,
-    plan::Plan,
+    plan::{Draft, Plan},
     selection::{Policies, PortName},
     sets::RuleSets,
 };
@@ -72,6 +77,7 @@ pub struct Engine {
     atoms: Atoms,
     sets: RuleSets,
     peers: Peers,
+    listeners: Listeners,
 }
 
 impl Engine {
@@ -92,6 +98,7 @@ impl Engine {
             atoms: Atoms::default(),
             sets: RuleSets::new(Ids::beside(tables.rules.keys().map(|set| set.0))),
             peers: Peers::new(Ids::beside(tables.classes().map(|class| class.0))),
+            listeners: Listeners::of(&tables.listeners),
             sizes: tables.sizes(),
             tables,
         }
@@ -101,6 +108,13 @@ impl Engine {
     #[must_use]
     pub fn with_rows_of(mut self, nets: &[IpNet]) -> Self {
         self.peers = self.peers.with_rows_of(nets);
+        self
+    }
+
+    /// Takes the numbers of listeners that are new from this one on. Before the first events.
+    #[must_use]
+    pub fn with_listeners_from(mut self, first: u16) -> Self {
+        self.listeners = self.listeners.from(first);
         self
     }
 
@@ -147,6 +161,7 @@ impl Engine {
         next.policies.settle();
         next.sets.settle();
         next.peers.settle();
+        next.listeners.settle();
         *self = next;
         Ok(diff.changes)
     }
@@ -173,13 +188,15 @@ impl Engine {
         let Self { peers, atoms, kinds, tables, .. } = self;
         let changed = peers.update(&delta, &touched, atoms, kinds, &mut tables.ipcache);
         let cells = self.fill_sets(&gone, &changed);
+        (self.tables.listeners, self.tables.redirects) = self.listeners.sweep();
         for key in touched.members {
             match self.kinds.sets(key) {
                 Some(sets) => drop(self.tables.sets.insert(key, sets)),
                 None => drop(self.tables.sets.remove(&key)),
             }
         }
-        self.sizes = Sizes { ipcache: self.tables.ipcache.len(), sets: self.tables.rules.len(), ..self.sizes };
+        let Tables { ipcache, rules, listeners, .. } = &self.tables;
+        self.sizes = Sizes { ipcache: ipcache.len(), sets: rules.len(), listeners: listeners.len(), ..self.sizes };
         Ok(Sizes { rules: cells, ..self.sizes })
     }
 
@@ -219,8 +236,9 @@ impl Engine {
     /// it is more than fit, it is a lower bound, and most are not made: a few rules can ask for more cells than the
     /// node has memory for.
     fn fill_sets(&mut self, gone: &[SetId], changed: &Changed) -> usize {
-        let Self { sets, peers, tables, limits, sizes, .. } = self;
-        for rows in gone.iter().filter_map(|set| tables.rules.remove(set)) {
+        let Self { sets, peers, tables, limits, sizes, listeners, .. } = self;
+        for (set, rows) in gone.iter().filter_map(|set| Some((*set, tables.rules.remove(set)?))) {
+            rows.cells.values().for_each(|cell| listeners.release(set, cell));
             sizes.ports -= rows.ports.len();
             sizes.rules -= rows.cells.len();
         }
@@ -230,24 +248,26 @@ impl Engine {
                 let gone: Vec<PortClass> = rows.cells_of(*class).map(|(port, _)| port).collect();
                 sizes.rules -= gone.len();
                 for port in gone {
-                    Arc::make_mut(rows).cells.remove(&(*class, port));
+                    if let Some(cell) = Arc::make_mut(rows).cells.remove(&(*class, port)) {
+                        listeners.release(set, &cell);
+                    }
                 }
             }
         }
         let mut needed = sizes.rules;
-        let mut cells = |plan: &Plan, class: PeerClass, signature: &[AtomId]| -> Vec<_> {
+        let mut cells = |listeners: &mut Listeners, (set, plan): (SetId, &Plan), class, signature: &[AtomId]| {
             needed += plan.at_least(signature);
             if needed > limits.rules {
                 return Vec::new();
             }
             let cells = plan.cells_of(signature);
             needed += cells.len() - plan.at_least(signature);
-            cells.into_iter().map(|(port, cell)| ((class, port), cell)).collect()
+            numbered(listeners, (set, plan), class, cells)
         };
         for (class, signature) in &changed.new {
             for set in sets.matched_by(signature) {
                 let (Some(plan), Some(rows)) = (sets.plan(set), tables.rules.get_mut(&set)) else { continue };
-                let cells = cells(plan, *class, signature);
+                let cells = cells(listeners, (set, plan), *class, signature);
                 sizes.rules += cells.len();
                 if !cells.is_empty() {
                     Arc::make_mut(rows).cells.extend(cells);
@@ -257,11 +277,13 @@ impl Engine {
         for set in sets.take_new() {
             let Some(plan) = sets.plan(set) else { continue };
             let classes: BTreeSet<PeerClass> = plan.peers().flat_map(|atom| peers.classes.with(atom)).collect();
-            let of = |class: PeerClass| peers.classes.signature(class).map(|signature| cells(plan, class, signature));
-            let own = classes.into_iter().filter_map(of).flatten();
-            let any = plan.cells_of_any().into_iter().map(|(port, cell)| ((PeerClass::ANY, port), cell));
+            let mut all = numbered(listeners, (set, plan), PeerClass::ANY, plan.cells_of_any());
+            for class in classes {
+                let Some(signature) = peers.classes.signature(class) else { continue };
+                all.extend(cells(listeners, (set, plan), class, signature));
+            }
             let (ports, isolated_by) = (plan.ports.clone(), plan.key.isolated_by.clone());
-            let rows = Rows { ports, cells: any.chain(own).collect(), isolated_by };
+            let rows = Rows { ports, cells: all.into_iter().collect(), isolated_by };
             sizes.ports += rows.ports.len();
             sizes.rules += rows.cells.len();
             tables.rules.insert(set, Arc::new(rows));
@@ -281,8 +303,19 @@ impl Engine {
                 let signatures = || self.peers.classes.signatures();
                 plans().flat_map(|plan| signatures().flat_map(|signature| plan.cell_counts(signature))).collect()
             }
-            Table::Sets => plans().flat_map(|plan| &plan.key.rules).map(|rule| (*rule, 1)).collect(),
+            Table::Sets | Table::Listeners => plans().flat_map(|plan| &plan.key.rules).map(|rule| (*rule, 1)).collect(),
         };
         TooLarge { table, needed, limit, during, largest: largest(counts, &self.tables.origins) }
     }
+}
+
+/// The cells of a class, with the numbers of their listeners.
+fn numbered(
+    listeners: &mut Listeners,
+    (set, plan): (SetId, &Plan),
+    class: PeerClass,
+    drafts: BTreeMap<PortClass, Draft>,
+) -> Vec<((PeerClass, PortClass), Cell)> {
+    let mut cell = |draft: Draft| draft.cell(|requests| listeners.acquire(set, plan.key.direction, requests));
+    drafts.into_iter().map(|(port, draft)| ((class, port), cell(draft))).collect()
 }

@@ -18,6 +18,8 @@ pub struct Sizes {
     pub rules: usize,
     /// Rule sets.
     pub sets: usize,
+    /// Listeners of the proxy.
+    pub listeners: usize,
 }
 
 /// Numbers of rows that fit, during a change too: the rows of the old state and of the new one are then there at once.
@@ -34,6 +36,8 @@ pub enum Table {
     Rules,
     /// Rule sets.
     Sets,
+    /// Listeners of the proxy.
+    Listeners,
 }
 
 impl fmt::Display for Table {
@@ -43,6 +47,7 @@ impl fmt::Display for Table {
             Self::Ports => "port rows",
             Self::Rules => "rule rows",
             Self::Sets => "rule sets",
+            Self::Listeners => "listeners of the proxy (different sets of requests)",
         })
     }
 }
@@ -85,6 +90,7 @@ impl Sizes {
             (Table::Ports, self.ports, limits.ports),
             (Table::Rules, self.rules, limits.rules),
             (Table::Sets, self.sets, limits.sets),
+            (Table::Listeners, self.listeners, limits.listeners),
         ];
         tables.into_iter().find(|(_, rows, limit)| rows > limit)
     }

@@ -8,12 +8,15 @@ use std::{
 use imbl::OrdMap;
 
 use super::{
-    Cell, Hit, PortClass, PortPrefix, RuleIndex, Ruling,
+    Cell, Hit, ListenerId, PortClass, PortPrefix, RuleIndex, Ruling,
     atoms::{Atom, AtomId, Atoms},
     ports::{self, PortList},
     selection::{Ports, Prepared, SetKey},
 };
-use crate::model::{Direction, PortRange};
+use crate::{
+    model::{Direction, PortRange},
+    requests::Requests,
+};
 
 /// A rule set in use.
 #[derive(Debug)]
@@ -37,6 +40,31 @@ struct Clause {
     /// An atom that the peer must match as well.
     with: Option<AtomId>,
     ports: Vec<PortClass>,
+    /// What flows may carry; `None` for anything. Such a clause has ports.
+    requests: Option<Arc<Requests>>,
+}
+
+/// A cell whose listener has no number yet.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    admin: Option<Hit>,
+    rest: Option<Hit>,
+    /// Of rules with requests, if they decide where `rest` is `None`.
+    redirect: Option<(Hit, Arc<Requests>)>,
+}
+
+impl Draft {
+    /// The cell. `number` is asked for the listener of these requests.
+    pub(super) fn cell(self, number: impl FnOnce(Arc<Requests>) -> ListenerId) -> Cell {
+        let rest = match self.redirect {
+            Some((hit, requests)) if self.rest.is_none_or(|rest| hit.rank < rest.rank) => {
+                let open = requests.fails_open;
+                Some(Hit { ruling: Ruling::Redirect { listener: number(requests), open }, ..hit })
+            }
+            _ => self.rest,
+        };
+        Cell { admin: self.admin, rest }
+    }
 }
 
 impl Plan {
@@ -48,21 +76,27 @@ impl Plan {
         // For each clause the place of its list of ports; `None` for every destination.
         let mut places: Vec<Option<usize>> = Vec::new();
         let mut rank = 0;
+        // Those with requests count together: they have two ranks, that of peers of their own and that of every peer.
+        let mut of_requests = None;
         for rule in rules {
-            let hit = Hit { rank, ruling: rule.ruling, rule: rule.told.then_some(rule.index) };
+            let requests = rule.requests.clone();
+            let own = if requests.is_some() { *of_requests.get_or_insert(rank) } else { rank };
             for (with, list) in parts(rule.ports.as_ref(), &plan.key, atoms) {
-                let rule_index = Some(rule.index);
+                let of_any = requests.is_some() && rule.peers.is_none() && with.is_none();
+                let (rank, ruling) = (own + u32::from(of_any), rule.ruling);
+                let hit = Hit { rank, ruling, rule: rule.told.then_some(rule.index) };
+                let (admin, rule_index, requests) = (rule.admin, Some(rule.index), requests.clone());
                 plan.add(
-                    Clause { hit, admin: rule.admin, rule: rule_index, with, ports: Vec::new() },
+                    Clause { hit, admin, rule: rule_index, with, ports: Vec::new(), requests },
                     rule.peers.as_deref(),
                 );
                 places.push(list.map(|list| lists.place(list)));
             }
-            rank += 1;
+            rank = if requests.is_some() { own + 2 } else { own + 1 };
         }
         if !plan.key.isolated_by.is_empty() {
             let hit = Hit { rank, ruling: Ruling::Deny, rule: None };
-            plan.add(Clause { hit, admin: false, rule: None, with: None, ports: Vec::new() }, None);
+            plan.add(Clause { hit, admin: false, rule: None, with: None, ports: Vec::new(), requests: None }, None);
             places.push(None);
         }
 
@@ -99,30 +133,62 @@ impl Plan {
     }
 
     /// The cells of [`super::PeerClass::ANY`].
-    pub(super) fn cells_of_any(&self) -> BTreeMap<PortClass, Cell> {
-        cells(self.of_any.iter().filter_map(|at| self.clauses.get(*at)))
+    pub(super) fn cells_of_any(&self) -> BTreeMap<PortClass, Draft> {
+        self.cells(self.of_any.iter().copied(), &[])
     }
 
     /// A class of peers that these atoms match has no fewer cells than this.
     pub(super) fn at_least(&self, matching: &[AtomId]) -> usize {
-        self.clauses_of(matching).map(|clause| clause.ports.len()).max().unwrap_or(0)
+        self.clauses_of(matching).map(|(_, clause)| clause.ports.len()).max().unwrap_or(0)
     }
 
     /// The cells of a class of peers that these atoms, in order, match.
-    pub(super) fn cells_of(&self, matching: &[AtomId]) -> BTreeMap<PortClass, Cell> {
-        cells(self.clauses_of(matching))
+    pub(super) fn cells_of(&self, matching: &[AtomId]) -> BTreeMap<PortClass, Draft> {
+        self.cells(self.clauses_of(matching).map(|(at, _)| at), &self.of_any)
     }
 
-    fn clauses_of(&self, matching: &[AtomId]) -> impl Iterator<Item = &Clause> {
+    /// Of clauses by their places, in order. Requests of those `beside` count where others of the cell have requests.
+    fn cells(&self, places: impl Iterator<Item = usize>, beside: &[usize]) -> BTreeMap<PortClass, Draft> {
+        let mut cells: BTreeMap<PortClass, Draft> = BTreeMap::new();
+        let mut with_requests: BTreeMap<PortClass, BTreeSet<usize>> = BTreeMap::new();
+        for (at, clause) in places.filter_map(|at| Some((at, self.clauses.get(at)?))) {
+            for port in &clause.ports {
+                let cell = cells.entry(*port).or_default();
+                if clause.requests.is_some() {
+                    with_requests.entry(*port).or_default().insert(at);
+                    let hit = cell.redirect.take().map_or(clause.hit, |(hit, _)| hit);
+                    cell.redirect = clause.requests.clone().map(|requests| (hit, requests));
+                    continue;
+                }
+                let best = if clause.admin { &mut cell.admin } else { &mut cell.rest };
+                *best = Some(best.filter(|other| other.rank < clause.hit.rank).unwrap_or(clause.hit));
+            }
+        }
+        for (port, mut places) in with_requests {
+            let also = |at: &&usize| self.clauses.get(**at).is_some_and(|clause| clause.ports.contains(&port));
+            places.extend(beside.iter().filter(also));
+            let clauses = || places.iter().filter_map(|at| self.clauses.get(*at)).filter(|c| c.requests.is_some());
+            let requests = clauses().filter_map(|clause| clause.requests.clone());
+            let union = requests.reduce(|all, more| if all == more { all } else { Arc::new(all.union(&more)) });
+            let first = clauses().next().and_then(|clause| clause.hit.rule);
+            if let Some((cell, union)) = cells.get_mut(&port).zip(union) {
+                cell.redirect = cell.redirect.take().map(|(hit, _)| (Hit { rule: first, ..hit }, union));
+            }
+        }
+        cells
+    }
+
+    fn clauses_of(&self, matching: &[AtomId]) -> impl Iterator<Item = (usize, &Clause)> {
         let at: BTreeSet<usize> =
             matching.iter().filter_map(|atom| self.of_atom.get(atom)).flatten().copied().collect();
-        let applies = |clause: &&Clause| clause.with.is_none_or(|atom| matching.binary_search(&atom).is_ok());
-        at.into_iter().filter_map(|at| self.clauses.get(at)).filter(applies)
+        let applies = |clause: &Clause| clause.with.is_none_or(|atom| matching.binary_search(&atom).is_ok());
+        let clauses = at.into_iter().filter_map(|at| Some((at, self.clauses.get(at)?)));
+        clauses.filter(move |(_, clause)| applies(clause))
     }
 
     /// Rules with the number of cells that each needs for a class of peers.
     pub(super) fn cell_counts(&self, matching: &[AtomId]) -> impl Iterator<Item = (RuleIndex, usize)> {
-        self.clauses_of(matching).filter_map(|clause| Some((clause.rule?, clause.ports.len())))
+        self.clauses_of(matching).filter_map(|(_, clause)| Some((clause.rule?, clause.ports.len())))
     }
 
     /// Rules with the number of port rows that each needs.
@@ -140,18 +206,6 @@ impl Plan {
         let rule = |at: &usize| self.clauses.get(*at).and_then(|clause| clause.rule);
         self.of_atom.iter().flat_map(move |(atom, at)| at.iter().filter_map(rule).map(|rule| (rule, *atom)))
     }
-}
-
-fn cells<'a>(clauses: impl Iterator<Item = &'a Clause>) -> BTreeMap<PortClass, Cell> {
-    let mut cells: BTreeMap<PortClass, Cell> = BTreeMap::new();
-    for clause in clauses {
-        for port in &clause.ports {
-            let cell = cells.entry(*port).or_default();
-            let best = if clause.admin { &mut cell.admin } else { &mut cell.rest };
-            *best = Some(best.filter(|other| other.rank < clause.hit.rank).unwrap_or(clause.hit));
-        }
-    }
-    cells
 }
 
 /// The parts of a rule: an atom that the peer must match as well, and a list of ports, `None` for every destination.

@@ -18,6 +18,7 @@ use crate::model::{
     Action, Direction, Endpoint, Enforcement, Labels, Origin, Peer, Policy, PolicyName, Port, PortRange, Protocol,
     Rule, Tier,
 };
+use crate::requests::Requests;
 
 /// A port by its name.
 pub(super) type PortName = (Protocol, String);
@@ -51,6 +52,8 @@ pub(super) struct Prepared {
     pub(super) peers: Option<Vec<AtomId>>,
     /// `None` for every port.
     pub(super) ports: Option<Ports>,
+    /// `None` for anything.
+    pub(super) requests: Option<Arc<Requests>>,
 }
 
 /// The ports of a rule.
@@ -201,7 +204,8 @@ impl Policies {
         if *enforcement == Enforcement::Never {
             return None;
         }
-        let (mut admin, mut deny, mut accept, mut baseline) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut admin, mut deny, mut baseline) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut accept, mut with_requests) = (Vec::new(), Vec::new());
         let mut isolated_by = Vec::new();
         for entry in identity.by.iter().filter_map(|order| self.entries.get(order)) {
             let Policy { tier, isolates, .. } = &entry.policy;
@@ -217,6 +221,7 @@ impl Policies {
                     match (tier, rule.action) {
                         (Tier::Admin, _) => admin.push(prepared),
                         (Tier::Namespaced, Action::Deny) => deny.push(prepared),
+                        (Tier::Namespaced, Action::Accept) if rule.requests.is_some() => with_requests.push(prepared),
                         (Tier::Namespaced, Action::Accept) => accept.push(prepared),
                         (Tier::Namespaced, Action::Pass) => {}
                         (Tier::Baseline, _) => baseline.push(prepared),
@@ -231,7 +236,7 @@ impl Policies {
         if !isolated_by.is_empty() {
             baseline.clear();
         }
-        let rules = [admin, deny, accept, baseline].concat();
+        let rules = [admin, deny, accept, with_requests, baseline].concat();
         if rules.is_empty() && isolated_by.is_empty() {
             return None;
         }
@@ -243,8 +248,8 @@ impl Policies {
 }
 
 /// A rule without the place where it was written.
-fn content(rule: &Rule) -> (Direction, Action, Option<&[Peer]>, Option<&[Port]>) {
-    (rule.direction, rule.action, rule.peers.as_deref(), rule.ports.as_deref())
+fn content(rule: &Rule) -> (Direction, Action, Option<&[Peer]>, Option<&[Port]>, Option<&Requests>) {
+    (rule.direction, rule.action, rule.peers.as_deref(), rule.ports.as_deref(), rule.requests.as_deref())
 }
 
 impl Prepared {
@@ -264,8 +269,10 @@ impl Prepared {
         };
         let peers = peers.map(|peers| peers.into_iter().map(&mut hold).collect());
         let (admin, told) = (tier == Tier::Admin, !passes_last);
-        let (origin, ports) = (Arc::new(rule.origin.clone()), rule.ports.as_deref().map(Ports::new));
-        Self { index, origin, admin, ruling, told, peers, ports }
+        // Without ports, a rule with requests matches nothing.
+        let listed = rule.ports.as_deref().or(rule.requests.as_ref().map(|_| &[][..]));
+        let (origin, ports) = (Arc::new(rule.origin.clone()), listed.map(Ports::new));
+        Self { index, origin, admin, ruling, told, peers, ports, requests: rule.requests.clone() }
     }
 }
 

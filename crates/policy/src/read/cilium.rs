@@ -13,7 +13,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    cilium_ports,
+    cilium_ports::{self, Destinations},
     field::{Field, Object, Read, Reader, quoted},
     meta::Document,
     values::{self, Notation},
@@ -79,11 +79,11 @@ fn policy(reader: &mut Reader, spec: &Field<'_>, document: &Document<'_>) -> Rea
         .and_then(|field| subject(reader, &field, namespace));
     let sections = SECTIONS.map(|(key, direction, action)| {
         let Some(field) = object.get(key) else { return Ok(Vec::new()) };
-        reader.each(&field, |reader, field| rule(reader, field, direction, action, namespace))
+        reader.each(&field, |reader, field| rules(reader, field, direction, action, namespace))
     });
     let default_deny = default_deny(reader, &object);
     let sections: Vec<_> = sections.into_iter().collect::<Read<_>>()?;
-    let rules: Vec<Rule> = sections.into_iter().flatten().collect();
+    let rules: Vec<Rule> = sections.into_iter().flatten().flatten().collect();
     if rules.is_empty() {
         let remedy = "write a rule in ingress, ingressDeny, egress or egressDeny; {} only isolates";
         return Err(reader.refuse_empty(&object, "has no rules", remedy));
@@ -107,13 +107,14 @@ fn default_deny(reader: &mut Reader, spec: &Object<'_>) -> Read<(Option<bool>, O
     Ok((ingress?, egress?))
 }
 
-fn rule(
+/// The rules of an item: one for all destinations that may carry anything, and one for each set of requests.
+fn rules(
     reader: &mut Reader,
     field: &Field<'_>,
     direction: Direction,
     action: Action,
     namespace: Option<&str>,
-) -> Read<Rule> {
+) -> Read<Vec<Rule>> {
     const PEERS: &str = "write the peers as endpoints, networks or entities";
     const AUTHENTICATION: (&str, &str) = ("authentication", "remove it: peers are not authenticated");
     let (peer_keys, unsupported): ([_; 4], &[_]) = match direction {
@@ -135,11 +136,21 @@ fn rule(
     };
     let object = reader.object(field, &[&peer_keys[..], &["toPorts", "icmps"]].concat(), unsupported)?;
     let peers = peers(reader, &object, peer_keys, namespace);
-    let ports = cilium_ports::read(reader, &object);
-    let (peers, ports) = (peers?, ports?);
+    let destinations = cilium_ports::read(reader, &object, action);
+    let (peers, destinations) = (peers?, destinations?);
     // Nothing is named: nothing matches.
-    let peers = if peers.is_none() && ports.is_none() { Some(Vec::new()) } else { peers };
-    Ok(Rule { direction, action, peers, ports, origin: reader.origin(field) })
+    let everywhere = destinations.iter().any(|to| to.ports.is_none());
+    let peers = if peers.is_none() && everywhere { Some(Vec::new()) } else { peers };
+    let origin = reader.origin(field);
+    let rule = |Destinations { ports, requests }| Rule {
+        direction,
+        action,
+        peers: peers.clone(),
+        ports,
+        requests,
+        origin: origin.clone(),
+    };
+    Ok(destinations.into_iter().map(rule).collect())
 }
 
 /// The peers of a rule; `None` where it has no list of them.

@@ -1,11 +1,17 @@
 //! `toPorts` and `icmps` of rules of cilium.io/v2.
 
+use std::sync::Arc;
+
 use super::{
+    cilium_l7,
     field::{Field, Object, Read, Reader, quoted},
     tree::Value,
     values::{self, PROTOCOLS},
 };
-use crate::model::{Port, PortRange, Protocol};
+use crate::{
+    model::{Action, Port, PortRange, Protocol},
+    requests::Requests,
+};
 
 /// Ports of an item of `toPorts`, types of an item of `icmps`.
 const MAX_ITEMS: usize = 40;
@@ -60,19 +66,32 @@ const ICMPV6_TYPES: [(&str, u8); 27] = [
     ("ExtendedEchoReply", 161),
 ];
 
-/// The ports of a rule; `None`, which is everything, where both lists are absent or empty.
-pub(super) fn read(reader: &mut Reader, rule: &Object<'_>) -> Read<Option<Vec<Port>>> {
-    let mut all = |key, read: fn(&mut Reader, &Field<'_>) -> Read<Vec<Port>>| {
-        let Some(field) = rule.get(key) else { return Ok(Vec::new()) };
-        reader.each(&field, read)
-    };
-    let (ports, icmps) = (all("toPorts", to_ports), all("icmps", icmps));
+/// Destinations of a rule, and what may be carried there; `None` for anything.
+pub(super) struct Destinations {
+    /// `None` for every destination.
+    pub(super) ports: Option<Vec<Port>>,
+    pub(super) requests: Option<Arc<Requests>>,
+}
+
+/// The destinations of a rule: those that may carry anything together, then each item of `toPorts` with requests. Every destination, where
+/// both lists are absent or empty.
+pub(super) fn read(reader: &mut Reader, rule: &Object<'_>, action: Action) -> Read<Vec<Destinations>> {
+    let ports = rule
+        .get("toPorts")
+        .map_or(Ok(Vec::new()), |field| reader.each(&field, |reader, field| to_ports(reader, field, action)));
+    let icmps = rule.get("icmps").map_or(Ok(Vec::new()), |field| reader.each(&field, icmps));
     let (ports, icmps) = (ports?, icmps?);
     if !ports.is_empty() && !icmps.is_empty() {
         return Err(reader.refuse(rule.field(), "has toPorts and icmps", "write a rule for each of them"));
     }
-    let all: Vec<_> = ports.into_iter().chain(icmps).flatten().collect();
-    Ok((!all.is_empty()).then_some(all))
+    if ports.is_empty() && icmps.is_empty() {
+        return Ok(vec![Destinations { ports: None, requests: None }]);
+    }
+    let (with, without): (Vec<_>, Vec<_>) = ports.into_iter().partition(|(_, requests)| requests.is_some());
+    let plain: Vec<_> = without.into_iter().map(|(ports, _)| ports).chain(icmps).flatten().collect();
+    let plain = (!plain.is_empty()).then_some(Destinations { ports: Some(plain), requests: None });
+    let with = with.into_iter().map(|(ports, requests)| Destinations { ports: Some(ports), requests });
+    Ok(plain.into_iter().chain(with).collect())
 }
 
 /// The items of a list of 1 to 40.
@@ -92,12 +111,33 @@ fn items(
     Ok(items.into_iter().flatten().collect())
 }
 
-fn to_ports(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
-    const LAYER_7: &str = "remove it: what packets carry above TCP and UDP is not looked at";
-    let unsupported =
-        ["rules", "listener", "serverNames", "terminatingTLS", "originatingTLS"].map(|key| (key, LAYER_7));
-    let object = reader.object(field, &["ports"], &unsupported)?;
-    items(reader, &object, "ports", port)
+fn to_ports(reader: &mut Reader, field: &Field<'_>, action: Action) -> Read<(Vec<Port>, Option<Arc<Requests>>)> {
+    const PASSED_ON: &str = "remove it: TLS is passed on as it is, and listeners are made from the rules";
+    const DENIES: &str = "remove it: write what may pass into a rule of ingress or egress, which denies the rest";
+    let unsupported = ["listener", "terminatingTLS", "originatingTLS"].map(|key| (key, PASSED_ON));
+    let accepts = action == Action::Accept;
+    let (known, denies): (&[_], &[_]) = if accepts {
+        (&["ports", "rules", "serverNames"], &[])
+    } else {
+        (&["ports"], &[("rules", DENIES), ("serverNames", DENIES)])
+    };
+    let object = reader.object(field, known, &[&unsupported, denies].concat())?;
+    let ports = items(reader, &object, "ports", port);
+    let requests = if accepts { cilium_l7::read(reader, &object) } else { Ok(None) };
+    let (ports, requests) = (ports?, requests?.map(Arc::new));
+    let tcp = |port: &Port| {
+        matches!(port, Port::Numbers { protocol: Protocol::Tcp, .. } | Port::Named { protocol: Protocol::Tcp, .. })
+    };
+    if requests.is_some() && !ports.iter().all(tcp) {
+        let remedy = "write protocol: TCP at each port, and the other protocols into another item";
+        return Err(reader.refuse_key(
+            &object,
+            "ports",
+            "has other protocols than TCP, which carry no such requests",
+            remedy,
+        ));
+    }
+    Ok((ports, requests))
 }
 
 fn port(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {

@@ -119,7 +119,7 @@ fn rule(reader: &mut Reader, field: &Field<'_>, direction: Direction) -> Read<Ru
         let remedy = "write the port's number, or the networks in a rule of their own";
         return Err(reader.refuse_key(&object, "protocols", "name a port, which networks do not have", remedy));
     }
-    Ok(Rule { direction, action, peers: Some(peers), ports, origin: reader.origin(field) })
+    Ok(Rule { direction, action, peers: Some(peers), ports, requests: None, origin: reader.origin(field) })
 }
 
 /// The peers of one item, which several networks may be.

@@ -62,7 +62,7 @@ fn rules(reader: &mut Reader, spec: &Object<'_>, direction: Direction, namespace
         let peers = all_or_some(reader, &object, peers_key, |reader, field| peer(reader, field, namespace));
         let ports = all_or_some(reader, &object, "ports", port);
         let origin = reader.origin(field);
-        Ok(Rule { direction, action: Action::Accept, peers: peers?, ports: ports?, origin })
+        Ok(Rule { direction, action: Action::Accept, peers: peers?, ports: ports?, requests: None, origin })
     })
 }
 

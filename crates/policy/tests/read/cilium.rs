@@ -295,7 +295,7 @@ fn what_cilium_refuses_or_is_not_supported_is_refused() {
         ("{endpointSelector: {}, ingress: [{toPorts: [{ports: []}]}]}", "toPorts[0].ports: is empty"),
         (
             "{endpointSelector: {}, ingress: [{toPorts: [{ports: [{port: '80'}], rules: {http: [{}]}}]}]}",
-            "toPorts[0].rules: is not supported",
+            "toPorts[0].ports: has other protocols than TCP",
         ),
         ("{endpointSelector: {}, ingress: [{toPorts: [{ports: [{}]}]}]}", "ports[0].port: is missing"),
         ("{endpointSelector: {}, ingress: [{toPorts: [{ports: [{port: '65536'}]}]}]}", "ports[0].port: is \"65536\""),

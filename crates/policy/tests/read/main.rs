@@ -3,6 +3,7 @@
 #![expect(clippy::expect_used, clippy::panic, reason = "a test says what it expects by failing")]
 
 mod cilium;
+mod cilium_l7;
 mod cluster_network_policy;
 mod examples;
 mod lists;

@@ -6,8 +6,8 @@ use ipnet::IpNet;
 use proptest::{collection::vec, prelude::*};
 use wharf_policy::{
     compile::{
-        Cell, Change, EndpointKey, Engine, Event, Hit, Identity, PeerClass, PortClass, PortPrefix, Rows, SetId, Tables,
-        compile,
+        Cell, Change, EndpointKey, Engine, Event, Hit, Identity, Listener, ListenerId, PeerClass, PortClass,
+        PortPrefix, Rows, Ruling, SetId, Tables, compile,
     },
     model::{Action, Direction, Endpoint, Origin, Peer, Policy, PolicyName, Port, Protocol, Rule},
 };
@@ -22,8 +22,8 @@ use crate::{
 type SetName = Option<(u32, Direction)>;
 /// A class by its first prefix; `None` for every address.
 type ClassName = Option<IpNet>;
-/// A hit with the rule's origin.
-type HitOf = Option<(Hit, Option<Origin>)>;
+/// A hit with the rule's origin, and with its listener.
+type HitOf = Option<(Hit, Option<Origin>, Option<Listener>)>;
 
 /// Ports, cells and isolating policies of a rule set.
 type RowsOf = (Vec<(PortPrefix, PortClass)>, BTreeMap<(ClassName, PortClass), (HitOf, HitOf)>, Vec<PolicyName>);
@@ -35,6 +35,8 @@ struct Canonical {
     ipcache: BTreeMap<IpNet, (Identity, ClassName)>,
     rules: BTreeMap<SetName, RowsOf>,
     origins: BTreeSet<Origin>,
+    listeners: BTreeSet<Listener>,
+    redirects: BTreeMap<(Listener, SetName), usize>,
 }
 
 fn canonical(tables: &Tables) -> Canonical {
@@ -50,10 +52,18 @@ fn canonical(tables: &Tables) -> Canonical {
         assert_ne!(known.class, PeerClass::ANY);
         class_names.entry(known.class).or_insert(*net);
     }
+    let listener = |id: ListenerId| Listener::clone(tables.listeners.get(&id).expect("the cell's listener"));
     let hit = |hit: Option<Hit>| {
         hit.map(|hit| {
             let origin = hit.rule.map(|rule| Origin::clone(tables.origins.get(&rule).expect("the rule's origin")));
-            (Hit { rule: None, ..hit }, origin)
+            let (ruling, listener) = match hit.ruling {
+                Ruling::Redirect { listener: id, open } => {
+                    assert_eq!(open, listener(id).requests.fails_open);
+                    (Ruling::Accept, Some(listener(id)))
+                }
+                ruling => (ruling, None),
+            };
+            (Hit { rule: None, ruling, ..hit }, origin, listener)
         })
     };
     let class = |class: PeerClass| {
@@ -73,6 +83,8 @@ fn canonical(tables: &Tables) -> Canonical {
         ipcache: tables.ipcache.iter().map(|(net, known)| (*net, (known.identity, class(known.class)))).collect(),
         rules: rules.collect(),
         origins: tables.origins.values().map(|origin| Origin::clone(origin)).collect(),
+        listeners: tables.listeners.values().map(|listener| Listener::clone(listener)).collect(),
+        redirects: tables.redirects.iter().map(|((id, set), cells)| ((listener(*id), name(*set)), *cells)).collect(),
     }
 }
 
@@ -115,6 +127,7 @@ proptest! {
             steps.iter().for_each(|step| step.apply(&mut world));
             let fresh = compile(events(&world), ROOMY).expect("it fits");
             prop_assert_eq!(canonical(engine.tables()), canonical(&fresh));
+            prop_assert_eq!(engine.tables().listeners.len(), fresh.listeners.len(), "each content once");
             prop_assert_eq!(rows_alone(&maps), rows_alone(engine.tables()));
             prop_assert_eq!(engine.sizes(), engine.tables().sizes());
             check_that_meanings_stay(&old, engine.tables())?;

@@ -42,7 +42,7 @@ fn start(limits: Limits) -> Engine {
 
 #[test]
 fn each_table_has_its_limit_and_the_error_names_the_largest_rules() {
-    let small = Limits { ipcache: 35, ports: 30, rules: 30, sets: 3 };
+    let small = Limits { ipcache: 35, ports: 30, rules: 30, sets: 3, listeners: 2 };
     let other = |n: u8| {
         let app = char::from(b'b' + n).to_string();
         let policy = admits(10 + u32::from(n), &app, &[&app]);

@@ -18,7 +18,7 @@ mod universe;
 use universe::{Probe, Step, World};
 
 /// More rows than any test needs.
-const ROOMY: Limits = Limits { ipcache: 1 << 20, ports: 1 << 20, rules: 1 << 20, sets: 1 << 20 };
+const ROOMY: Limits = Limits { ipcache: 1 << 20, ports: 1 << 20, rules: 1 << 20, sets: 1 << 20, listeners: 1 << 10 };
 
 fn member(endpoint: &Endpoint) -> Member {
     Member { identity: Identity(universe::identity(endpoint)), endpoint: Arc::new(endpoint.clone()) }
@@ -64,14 +64,15 @@ proptest! {
 #[test]
 fn random_flows_meet_every_kind_of_verdict() {
     let mut runner = TestRunner::deterministic();
-    let mut kinds = [0; 4];
+    let mut kinds = [0; 5];
     for _ in 0..200 {
         let world = universe::world().new_tree(&mut runner).expect("a world").current();
         let probes = vec(universe::probe(), 20).new_tree(&mut runner).expect("probes").current();
         for flow in probes.iter().filter_map(|probe| world.flow(probe)) {
             let kind = match judge(world.policies.values(), &flow) {
-                Verdict::Accept { rule: None } => 0,
-                Verdict::Accept { rule: Some(_) } => 1,
+                Verdict::Accept { rule: None, .. } => 0,
+                Verdict::Accept { rule: Some(_), requests: None } => 1,
+                Verdict::Accept { rule: Some(_), requests: Some(_) } => 4,
                 Verdict::Deny { rule: None, .. } => 2,
                 Verdict::Deny { rule: Some(_), .. } => 3,
             };
@@ -79,5 +80,6 @@ fn random_flows_meet_every_kind_of_verdict() {
         }
     }
     let all: u32 = kinds.iter().sum();
-    assert!(kinds.iter().all(|kind| kind * 20 > all), "each is more than a twentieth: {kinds:?}");
+    assert!(kinds[..4].iter().all(|kind| kind * 20 > all), "each is more than a twentieth: {kinds:?}");
+    assert!(kinds[4] * 100 > all, "requests are more than a hundredth: {kinds:?}");
 }

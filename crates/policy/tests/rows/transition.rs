@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*, sample::subsequence};
 use wharf_policy::{
     compile::{
         Cell, Change, Decision, EndpointKey, Engine, Event, Hit, Identity, Known, PeerClass, PortClass, Rows, Ruling,
-        SetId, Sets, Tables, compile, diff,
+        SetId, Sets, Sizes, Tables, compile, diff,
     },
     model::Direction,
     oracle::Destination,
@@ -20,6 +20,16 @@ use crate::{
 /// What a program's maps become by one change.
 pub(crate) fn carry_out(change: &Change, tables: &mut Tables) {
     match change.clone() {
+        Change::PutListener(id, listener) => {
+            assert_eq!(tables.listeners.insert(id, listener), None, "{change:?}");
+        }
+        Change::DropListener(id) => {
+            let leads = |hit: Option<Hit>| {
+                hit.is_some_and(|hit| matches!(hit.ruling, Ruling::Redirect { listener, .. } if listener == id))
+            };
+            let used = tables.rules.values().flat_map(|rows| rows.cells.values()).any(|cell| leads(cell.rest));
+            assert!(!used && tables.listeners.remove(&id).is_some(), "{change:?}");
+        }
         Change::PutOrigin(rule, origin) => drop(tables.origins.insert(rule, origin)),
         Change::DropOrigin(rule) => assert!(tables.origins.remove(&rule).is_some(), "{change:?}"),
         Change::PutSets(key, sets) => {
@@ -54,7 +64,7 @@ pub(crate) fn carry_out(change: &Change, tables: &mut Tables) {
 pub(crate) fn rows_alone(tables: &Tables) -> Tables {
     let rows = tables.rules.iter().filter(|(_, rows)| !rows.ports.is_empty() || !rows.cells.is_empty());
     let rules = rows.map(|(set, rows)| (*set, Arc::new(Rows { isolated_by: Vec::new(), ..Rows::clone(rows) })));
-    Tables { rules: rules.collect(), ..tables.clone() }
+    Tables { rules: rules.collect(), redirects: Default::default(), ..tables.clone() }
 }
 
 fn decide(tables: &Tables, probe: &Probe) -> Option<Decision> {
@@ -74,6 +84,7 @@ fn check(old: &Tables, new: &Tables, probes: &[Probe]) -> Result<(), TestCaseErr
         peak.ipcache = peak.ipcache.max(sizes.ipcache);
         peak.ports = peak.ports.max(sizes.ports);
         peak.rules = peak.rules.max(sizes.rules);
+        peak.listeners = peak.listeners.max(sizes.listeners);
         for (probe, before, after) in &both {
             let decided = decide(&now, probe).expect("the endpoint is there");
             prop_assert!(
@@ -89,7 +100,8 @@ fn check(old: &Tables, new: &Tables, probes: &[Probe]) -> Result<(), TestCaseErr
         }
     }
     prop_assert_eq!(rows_alone(&now), rows_alone(new));
-    prop_assert_eq!((peak.ipcache, peak.ports, peak.rules), (diff.peak.ipcache, diff.peak.ports, diff.peak.rules));
+    let of = |sizes: Sizes| [sizes.ipcache, sizes.ports, sizes.rules, sizes.listeners];
+    prop_assert_eq!(of(peak), of(diff.peak));
     Ok(())
 }
 

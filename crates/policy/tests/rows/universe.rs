@@ -20,6 +20,7 @@ use wharf_policy::{
         Port, PortRange, Protocol, Requirement, Rule, Selector, Tier,
     },
     oracle::{Destination, Flow, PeerOf},
+    requests::{HttpRule, Pattern, Requests, ServerName},
 };
 
 /// Networks that contain each other, endpoints, the node and addresses outside.
@@ -234,21 +235,49 @@ fn port() -> impl Strategy<Value = Port> {
     prop_oneof![5 => numbers, 3 => named, 2 => icmp]
 }
 
-fn rule(tier: Tier) -> impl Strategy<Value = Rule> {
+fn rule(tier: Tier) -> BoxedStrategy<Rule> {
     let actions = match tier {
         Tier::Namespaced => vec![Action::Accept, Action::Accept, Action::Deny],
         Tier::Admin | Tier::Baseline => vec![Action::Accept, Action::Deny, Action::Pass],
     };
     let direction = select(vec![Direction::Ingress, Direction::Egress]);
-    let peers = option::weighted(0.8, vec(peer(), 0..4));
+    let peers = || option::weighted(0.7, vec(peer(), 0..4));
     let ports = option::weighted(0.6, vec(port(), 0..4));
-    (direction, select(actions), peers, ports).prop_map(|(direction, action, peers, ports)| Rule {
+    let any = (direction.clone(), select(actions), peers(), ports).prop_map(|(direction, action, peers, ports)| Rule {
         direction,
         action,
         peers,
         ports,
+        requests: None,
         origin: origin(0),
-    })
+    });
+    let with_requests =
+        (direction, peers(), vec(wide(), 1..3), requests()).prop_map(|(direction, peers, ports, requests)| Rule {
+            direction,
+            action: Action::Accept,
+            peers,
+            ports: Some(ports),
+            requests: Some(Arc::new(requests)),
+            origin: origin(0),
+        });
+    if tier == Tier::Namespaced { prop_oneof![any, with_requests].boxed() } else { any.boxed() }
+}
+
+/// Ports that flows ask for often, and named ones.
+fn wide() -> impl Strategy<Value = Port> {
+    let ranges = vec![PortRange::ALL, PortRange { first: 80, last: 8080 }, PortRange { first: 0, last: 443 }];
+    let numbers =
+        (select(&PROTOCOLS[..]), select(ranges)).prop_map(|(protocol, ports)| Port::Numbers { protocol, ports });
+    prop_oneof![3 => numbers, 1 => port()]
+}
+
+/// Requests of so few kinds that unions meet.
+fn requests() -> impl Strategy<Value = Requests> {
+    let path = select(vec!["/a", "/b"])
+        .prop_map(|path| HttpRule { path: Some(Pattern::Exact(path.to_owned())), ..HttpRule::default() });
+    let name = select(vec!["a", "b"]).prop_map(|name| ServerName::Exact(name.to_owned()));
+    let parts = (btree_set(path, 0..=2), btree_set(name, 0..=1), any::<bool>());
+    parts.prop_map(|(http, server_names, fails_open)| Requests { http, server_names, fails_open })
 }
 
 fn origin(line: u32) -> Origin {
@@ -307,6 +336,7 @@ pub(crate) fn admits(number: u32, subject: &str, from: &[&str]) -> Policy {
         action: Action::Accept,
         peers: Some(peers),
         ports: None,
+        requests: None,
         origin: origin(number),
     };
     Policy {

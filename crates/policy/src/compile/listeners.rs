@@ -1,0 +1,89 @@
+//! Listeners of the proxy, each for one direction and one union of requests, and the cells that lead to them.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use imbl::OrdMap;
+
+use super::{Cell, Listener, ListenerId, Ruling, SetId};
+use crate::{model::Direction, requests::Requests};
+
+type Table = OrdMap<ListenerId, Arc<Listener>>;
+type Uses = OrdMap<(ListenerId, SetId), usize>;
+
+/// The listeners.
+#[derive(Debug, Clone)]
+pub(super) struct Listeners {
+    /// The lowest number.
+    first: u16,
+    table: Table,
+    by_content: OrdMap<Arc<Listener>, ListenerId>,
+    uses: Uses,
+    /// Not used since the last settlement, perhaps.
+    touched: BTreeSet<ListenerId>,
+    /// Cells that lead to these are still there until the next settlement.
+    leaving: BTreeSet<ListenerId>,
+}
+
+impl Listeners {
+    /// Keeps the numbers of listeners that are used again before the first settlement.
+    pub(super) fn of(table: &Table) -> Self {
+        let by_content = table.iter().map(|(id, listener)| (Arc::clone(listener), *id)).collect();
+        let touched = table.keys().copied().collect();
+        let (uses, leaving) = Default::default();
+        Self { first: 1, table: table.clone(), by_content, uses, touched, leaving }
+    }
+
+    /// Numbers begin with this one.
+    pub(super) fn from(self, first: u16) -> Self {
+        Self { first: first.max(1), ..self }
+    }
+
+    /// A cell of the rule set leads to the listener of the requests.
+    pub(super) fn acquire(&mut self, set: SetId, direction: Direction, requests: Arc<Requests>) -> ListenerId {
+        let listener = Listener { direction, requests };
+        let id = self.by_content.get(&listener).copied().unwrap_or_else(|| {
+            let (id, listener) = (self.free(), Arc::new(listener));
+            self.by_content.insert(Arc::clone(&listener), id);
+            self.table.insert(id, listener);
+            id
+        });
+        *self.uses.entry((id, set)).or_default() += 1;
+        id
+    }
+
+    /// The lowest free number; the last one where none is free, which is more than any limit.
+    fn free(&self) -> ListenerId {
+        let taken = |id: &ListenerId| self.table.contains_key(id) || self.leaving.contains(id);
+        (self.first..=u16::MAX).map(ListenerId).find(|id| !taken(id)).unwrap_or(ListenerId(u16::MAX))
+    }
+
+    /// The cell of the rule set is gone.
+    pub(super) fn release(&mut self, set: SetId, cell: &Cell) {
+        let Some(Ruling::Redirect { listener: id, .. }) = cell.rest.map(|hit| hit.ruling) else { return };
+        let Some(cells) = self.uses.get_mut(&(id, set)) else { return };
+        *cells -= 1;
+        if *cells == 0 {
+            self.uses.remove(&(id, set));
+            self.touched.insert(id);
+        }
+    }
+
+    /// Forgets what no cell leads to. The answer has the rest.
+    pub(super) fn sweep(&mut self) -> (Table, Uses) {
+        for id in std::mem::take(&mut self.touched) {
+            if self.uses.range((id, SetId::NONE)..=(id, SetId(u32::MAX))).next().is_some() {
+                continue;
+            }
+            if let Some(listener) = self.table.remove(&id) {
+                self.by_content.remove(&listener);
+                self.leaving.insert(id);
+            }
+        }
+        (self.table.clone(), self.uses.clone())
+    }
+
+    /// The cells that led to numbers which were given back are gone.
+    pub(super) fn settle(&mut self) {
+        self.leaving.clear();
+    }
+}

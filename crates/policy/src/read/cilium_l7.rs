@@ -1,0 +1,234 @@
+//! `rules` and `serverNames` of an item of `toPorts` of cilium.io/v2: what connections may carry.
+
+use std::collections::BTreeSet;
+
+use regex_syntax::{
+    ast::{self, ClassSetItem, Flag, FlagsItemKind, GroupKind},
+    hir::{Dot, Hir, HirKind, Look, translate::TranslatorBuilder},
+};
+
+use super::field::{Field, Object, Read, Reader, quoted};
+use crate::requests::{HeaderRule, HttpRule, Pattern, Requests, ServerName};
+
+/// Longest regular expression, bytes. A proxy compiles each of them.
+const MAX_PATTERN: usize = 1_000;
+/// How often a part may be repeated, also by repetitions of repetitions: RE2 refuses more.
+const MAX_REPEATS: u64 = 1_000;
+/// Longest name of DNS (RFC 1035, section 2.3.4), without the last dot.
+const MAX_SERVER_NAME: usize = 253;
+
+/// What connections to these ports may carry; `None` where the item does not say.
+pub(super) fn read(reader: &mut Reader, item: &Object<'_>) -> Read<Option<Requests>> {
+    const KINDS: &str = "remove it: HTTP requests and TLS server names can be told apart, nothing else";
+    let names = item.get("serverNames").map(|field| server_names(reader, &field)).transpose();
+    let rules = item.get("rules").map(|field| {
+        let unsupported = ["kafka", "dns", "l7proto", "l7"].map(|key| (key, KINDS));
+        let object = reader.object(&field, &["http", "failOpen"], &unsupported)?;
+        let open = object.get("failOpen").map_or(Ok(false), |field| reader.boolean(&field));
+        let http = reader.required(&object, "http", "write the requests that may pass; {} is every one");
+        let http =
+            http.and_then(|field| reader.some(&field, "write the requests that may pass; {} is every one", request));
+        Ok((http?.into_iter().collect(), open?))
+    });
+    match (names?, rules.transpose()?) {
+        (None, None) => Ok(None),
+        (Some(server_names), None) => Ok(Some(Requests { server_names, ..Requests::default() })),
+        (None, Some((http, fails_open))) => Ok(Some(Requests { http, fails_open, ..Requests::default() })),
+        (Some(_), Some(_)) => {
+            let remedy = "write an item for each: requests inside TLS are not seen";
+            Err(reader.refuse_key(item, "rules", "is there with serverNames", remedy))
+        }
+    }
+}
+
+fn request(reader: &mut Reader, field: &Field<'_>) -> Read<HttpRule> {
+    let object = reader.object(field, &["method", "path", "host", "headers", "headerMatches"], &[])?;
+    let mut matched = |key| object.get(key).map_or(Ok(None), |field| pattern(reader, &field));
+    let (method, path, host) = (matched("method"), matched("path"), matched("host"));
+    let headers = object.get("headers").map_or(Ok(Vec::new()), |field| reader.each(&field, header));
+    let matches = object.get("headerMatches").map_or(Ok(Vec::new()), |field| reader.each(&field, header_match));
+    let headers = headers?.into_iter().chain(matches?).collect();
+    Ok(HttpRule { method: method?, path: path?, host: host?, headers })
+}
+
+/// A regular expression for a whole text; `None`, which matches everything, if it is empty.
+fn pattern(reader: &mut Reader, field: &Field<'_>) -> Read<Option<Pattern>> {
+    const REMEDY: &str = "write a regular expression of RE2, for the whole text";
+    let text = reader.text(field)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    if text.len() > MAX_PATTERN {
+        let reason = format!("has {} bytes", text.len());
+        return Err(reader.refuse(field, reason, format!("write at most {MAX_PATTERN}")));
+    }
+    let parsed = ast::parse::Parser::new().parse(text);
+    let parsed = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => return Err(reader.refuse(field, format!("is {}: {}", quoted(text), error.kind()), REMEDY)),
+    };
+    if let Err(what) = ast::visit(&parsed, Foreign) {
+        return Err(reader.refuse(field, format!("is {}, which has {what}", quoted(text)), REMEDY));
+    }
+    // Bytes, as a proxy matches them.
+    match TranslatorBuilder::new().unicode(false).utf8(false).build().translate(text, &parsed) {
+        Ok(hir) if repeats(&hir) > MAX_REPEATS => Err(reader.refuse(
+            field,
+            format!("is {}, which repeats a part more than {MAX_REPEATS} times", quoted(text)),
+            REMEDY,
+        )),
+        Ok(hir) => Ok(Some(plain(&hir).unwrap_or_else(|| Pattern::Regex(text.to_owned())))),
+        Err(error) => Err(reader.refuse(field, format!("is {}: {}", quoted(text), error.kind()), REMEDY)),
+    }
+}
+
+/// Looks for what Rust's syntax has and RE2 has not, or reads in another way.
+struct Foreign;
+
+impl ast::Visitor for Foreign {
+    type Output = ();
+    type Err = &'static str;
+
+    fn finish(self) -> Result<(), Self::Err> {
+        Ok(())
+    }
+
+    fn visit_pre(&mut self, node: &ast::Ast) -> Result<(), Self::Err> {
+        let flags = match node {
+            ast::Ast::Flags(set) => &set.flags,
+            ast::Ast::Group(group) => match &group.kind {
+                GroupKind::NonCapturing(flags) => flags,
+                _ => return Ok(()),
+            },
+            ast::Ast::Assertion(assertion) => {
+                return match assertion.kind {
+                    ast::AssertionKind::StartLine
+                    | ast::AssertionKind::EndLine
+                    | ast::AssertionKind::StartText
+                    | ast::AssertionKind::EndText
+                    | ast::AssertionKind::WordBoundary
+                    | ast::AssertionKind::NotWordBoundary => Ok(()),
+                    _ => Err("a boundary of half a word"),
+                };
+            }
+            _ => return Ok(()),
+        };
+        let known = |kind: &FlagsItemKind| match kind {
+            FlagsItemKind::Negation => true,
+            FlagsItemKind::Flag(flag) => {
+                matches!(flag, Flag::CaseInsensitive | Flag::DotMatchesNewLine | Flag::SwapGreed)
+            }
+        };
+        if flags.items.iter().all(|item| known(&item.kind)) { Ok(()) } else { Err("a flag other than i, s and U") }
+    }
+
+    fn visit_class_set_item_pre(&mut self, item: &ClassSetItem) -> Result<(), Self::Err> {
+        if matches!(item, ClassSetItem::Bracketed(_)) { Err("a class within a class") } else { Ok(()) }
+    }
+
+    fn visit_class_set_binary_op_pre(&mut self, _: &ast::ClassSetBinaryOp) -> Result<(), Self::Err> {
+        Err("a class made of two by &&, -- or ~~")
+    }
+}
+
+/// By how much repetitions multiply the part that they multiply most.
+fn repeats(hir: &Hir) -> u64 {
+    match hir.kind() {
+        HirKind::Repetition(repetition) => {
+            let own = repetition.max.unwrap_or(repetition.min).max(1);
+            u64::from(own).saturating_mul(repeats(&repetition.sub))
+        }
+        HirKind::Capture(capture) => repeats(&capture.sub),
+        HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().map(repeats).max().unwrap_or(1),
+        _ => 1,
+    }
+}
+
+/// An expression that is a text, or a text and then anything: cheaper to match, and easier to read.
+fn plain(hir: &Hir) -> Option<Pattern> {
+    let parts = match hir.kind() {
+        HirKind::Concat(parts) => parts.as_slice(),
+        _ => std::slice::from_ref(hir),
+    };
+    let parts = match parts {
+        [first, rest @ ..] if *first.kind() == HirKind::Look(Look::Start) => rest,
+        parts => parts,
+    };
+    let parts = match parts {
+        [rest @ .., last] if *last.kind() == HirKind::Look(Look::End) => rest,
+        parts => parts,
+    };
+    let text = |hir: &Hir| match hir.kind() {
+        HirKind::Literal(literal) => String::from_utf8(literal.0.to_vec()).ok(),
+        _ => None,
+    };
+    match parts {
+        [own] => text(own).map(Pattern::Exact),
+        [own, rest] if is_anything(rest) => text(own).map(Pattern::Prefix),
+        _ => None,
+    }
+}
+
+/// `.*`. No text of a request has a line feed.
+fn is_anything(hir: &Hir) -> bool {
+    match hir.kind() {
+        HirKind::Repetition(repetition) => {
+            let dots = [Hir::dot(Dot::AnyByteExceptLF), Hir::dot(Dot::AnyByte)];
+            (repetition.min, repetition.max) == (0, None) && dots.contains(&*repetition.sub)
+        }
+        _ => false,
+    }
+}
+
+/// `Name: value`, or the name alone.
+fn header(reader: &mut Reader, field: &Field<'_>) -> Read<HeaderRule> {
+    let text = reader.text(field)?;
+    let (name, value) = match text.split_once(':') {
+        Some((name, value)) => (name, Some(value)),
+        None => (text, None),
+    };
+    checked(reader, field, name, value)
+}
+
+fn header_match(reader: &mut Reader, field: &Field<'_>) -> Read<HeaderRule> {
+    const PLAIN: &str = "remove it: a request that does not match is refused, and values are written here";
+    let object = reader.object(field, &["name", "value"], &[("mismatch", PLAIN), ("secret", PLAIN)])?;
+    let name = reader.required(&object, "name", "write the header's name").and_then(|field| reader.text(&field));
+    let value = object.get("value").map(|field| reader.text(&field)).transpose();
+    let (name, value) = (name?, value?);
+    checked(reader, object.field(), name, value)
+}
+
+/// A header whose name is a token (RFC 9110, section 5.6.2) and whose value has no control characters.
+fn checked(reader: &mut Reader, field: &Field<'_>, name: &str, value: Option<&str>) -> Read<HeaderRule> {
+    let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    if name.is_empty() || !name.bytes().all(token) {
+        let remedy = "write the name of a header, or its name, a colon and its value";
+        return Err(reader.refuse(field, format!("names {}", quoted(name)), remedy));
+    }
+    let value = value.map(str::trim);
+    if let Some(value) = value.filter(|value| value.is_empty() || value.chars().any(char::is_control)) {
+        let remedy = "write a value without control characters, or the name alone for any value";
+        return Err(reader.refuse(field, format!("has the value {}", quoted(value)), remedy));
+    }
+    Ok(HeaderRule { name: name.to_ascii_lowercase(), value: value.map(str::to_owned) })
+}
+
+fn server_names(reader: &mut Reader, field: &Field<'_>) -> Read<BTreeSet<ServerName>> {
+    let names = reader.some(field, "write the names that may pass, or remove it", |reader, field| {
+        let text = reader.text(field)?.to_ascii_lowercase();
+        let under = text.strip_prefix("**.");
+        let name = under.unwrap_or(&text);
+        let label = |label: &str| {
+            let inner = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+            !label.is_empty() && label.len() <= 63 && label.bytes().all(inner)
+        };
+        if name.len() > MAX_SERVER_NAME || !name.split('.').all(label) {
+            let remedy = "write a name of DNS, or **. and a name for every name below it";
+            return Err(reader.refuse(field, format!("is {}", quoted(&text)), remedy));
+        }
+        let name = name.to_owned();
+        Ok(if under.is_some() { ServerName::Under(name) } else { ServerName::Exact(name) })
+    })?;
+    Ok(names.into_iter().collect())
+}

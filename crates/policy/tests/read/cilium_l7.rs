@@ -1,0 +1,120 @@
+//! `rules` and `serverNames` of `toPorts`.
+
+use wharf_policy::{
+    model::{Action, Rule},
+    requests::{HeaderRule, HttpRule, Pattern, Requests, ServerName},
+};
+
+use crate::{accepted, refused};
+
+fn document(section: &str) -> String {
+    format!(
+        "{{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {{name: p, namespace: shop}},\n spec: {{endpointSelector: {{}}, {section}}}}}"
+    )
+}
+
+fn rules(section: &str) -> Vec<Rule> {
+    accepted(&document(section)).remove(0).rules
+}
+
+/// What an item of `toPorts` with port 80 of TCP says besides.
+fn item(said: &str) -> String {
+    format!("ingress: [{{toPorts: [{{ports: [{{port: '80', protocol: TCP}}], {said}}}]}}]")
+}
+
+/// What the only rule of a policy with this item lets pass.
+fn requests(said: &str) -> Requests {
+    let rules = rules(&item(said));
+    assert_eq!(rules.len(), 1, "{said}");
+    Requests::clone(rules[0].requests.as_ref().expect("requests"))
+}
+
+fn path(path: &str) -> Option<Pattern> {
+    requests(&format!("rules: {{http: [{{path: '{path}'}}]}}")).http.first().expect("a rule").path.clone()
+}
+
+#[test]
+fn expressions_that_are_a_text_or_its_beginning_become_one() {
+    let exact = |text: &str| Some(Pattern::Exact(text.to_owned()));
+    let prefix = |text: &str| Some(Pattern::Prefix(text.to_owned()));
+    let regex = |text: &str| Some(Pattern::Regex(text.to_owned()));
+    assert_eq!(path("/public"), exact("/public"));
+    assert_eq!(path("^/public$"), exact("/public"));
+    assert_eq!(path(r"/index\.html"), exact("/index.html"));
+    assert_eq!(path("/public/.*"), prefix("/public/"));
+    assert_eq!(path("^/public/.*$"), prefix("/public/"));
+    assert_eq!(path("/(?s).*"), prefix("/"));
+    for other in ["/public/.+", "/index.html", "/a|/b", "/[ab]", "(?i)/a", "/a*", "/a.*b", ".*", "/a.*?b.*", "/a{2,3}"]
+    {
+        assert_eq!(path(other), regex(other), "{other}");
+    }
+    assert_eq!(path(""), None);
+}
+
+#[test]
+fn every_field_of_a_request_is_read() {
+    let all = requests(
+        "rules: {http: [{method: GET, path: /a, host: 'a\\.example', headers: ['X-One: 1 2', x-two],
+         headerMatches: [{name: X-Three, value: '3'}, {name: X-Four}]}]}",
+    );
+    let exact = |text: &str| Some(Pattern::Exact(text.to_owned()));
+    let header =
+        |name: &str, value: Option<&str>| HeaderRule { name: name.to_owned(), value: value.map(str::to_owned) };
+    let headers =
+        [header("x-one", Some("1 2")), header("x-two", None), header("x-three", Some("3")), header("x-four", None)];
+    let rule = HttpRule { method: exact("GET"), path: exact("/a"), host: exact("a.example"), headers: headers.into() };
+    assert_eq!(all, Requests { http: [rule].into(), ..Requests::default() });
+    assert_eq!(requests("rules: {http: [{}]}").http, [HttpRule::default()].into());
+    assert!(requests("rules: {http: [{}], failOpen: true}").fails_open);
+    let names = [ServerName::Exact("a.example".to_owned()), ServerName::Under("b.example".to_owned())];
+    assert_eq!(requests("serverNames: [A.example, '**.b.example']").server_names, names.into());
+}
+
+#[test]
+fn an_item_with_requests_is_a_rule_of_its_own() {
+    let rules = rules(
+        "egress: [{toEntities: [world], toPorts: [
+            {ports: [{port: '53'}]}, {ports: [{port: '80', protocol: TCP}], rules: {http: [{}]}},
+            {ports: [{port: '54'}]}, {ports: [{port: '443', protocol: TCP}], serverNames: [a]}]}]",
+    );
+    let shown = rules.iter().map(|rule| (rule.ports.as_ref().map_or(0, Vec::len), rule.requests.is_some()));
+    assert_eq!(shown.collect::<Vec<_>>(), [(6, false), (1, true), (1, true)]);
+    assert!(rules.iter().all(|rule| rule.action == Action::Accept && rule.peers == rules[0].peers));
+    assert!(rules.iter().all(|rule| rule.origin.field == "spec.egress[0]"));
+}
+
+#[test]
+fn what_a_proxy_could_not_tell_or_would_read_in_another_way_is_refused() {
+    let http = |rule: &str| item(&format!("rules: {{http: [{rule}]}}"));
+    let deny = "ingressDeny: [{toPorts: [{ports: [{port: '80', protocol: TCP}], rules: {http: [{}]}}]}]";
+    for (section, expected) in [
+        (item("rules: {}"), "rules.http: is missing; write the requests that may pass; {} is every one"),
+        (item("rules: {http: []}"), "rules.http: is empty"),
+        (item("rules: {dns: [{matchName: a}]}"), "rules.dns: is not supported"),
+        (item("rules: {http: [{}], failOpen: yes please}"), "failOpen: is text"),
+        (item("rules: {http: [{}]}, serverNames: [a]"), "rules: is there with serverNames"),
+        (item("serverNames: []"), "serverNames: is empty"),
+        (item("serverNames: ['*.example.com']"), "serverNames[0]: is \"*.example.com\"; write a name of DNS"),
+        (item("serverNames: [a..b]"), "serverNames[0]: is \"a..b\""),
+        (item("listener: {}"), "listener: is not supported"),
+        (deny.to_owned(), "rules: is not supported; remove it: write what may pass"),
+        (http("{path: '('}"), "path: is \"(\": unclosed group"),
+        (http("{path: '[a&&b]'}"), "which has a class made of two"),
+        (http("{path: '[[a]b]'}"), "which has a class within a class"),
+        (http("{path: '(?x)a'}"), "which has a flag other than"),
+        (http("{path: '(?u:a)'}"), "which has a flag other than"),
+        (http(r"{path: '\b{start}a'}"), "which has a boundary of half a word"),
+        (http(&format!("{{path: '{}'}}", "a".repeat(1_001))), "path: has 1001 bytes; write at most 1000"),
+        (http("{path: '(a{40}){40}'}"), "which repeats a part more than 1000 times"),
+        (http("{method: 1}"), "method: is a number, not text"),
+        (http("{headers: ['a b']}"), "headers[0]: names \"a b\""),
+        (http("{headers: [': b']}"), "headers[0]: names \"\""),
+        (http("{headers: ['a:']}"), "headers[0]: has the value \"\""),
+        (http("{headerMatches: [{value: a}]}"), "headerMatches[0].name: is missing"),
+        (http("{headerMatches: [{name: a, mismatch: LOG}]}"), "headerMatches[0].mismatch: is not supported"),
+    ] {
+        let refusals = refused(&document(&section));
+        assert!(refusals.contains(expected), "{section}: {refusals}");
+        assert_eq!(refusals.lines().count(), 1, "{section}: {refusals}");
+    }
+}
