@@ -31,7 +31,7 @@ pub(crate) struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
-    /// Prepare the BPF toolchain under target/ebpf-toolchain (about 100 s, once)
+    /// Prepare the BPF toolchain under target/ebpf-toolchain (about 100 s, once), and Envoy under target/envoy
     Setup(SetupArgs),
     /// Build target/bpf/*.o and target/release/{wharf-agent,wharf-cni,wharf}
     Build,

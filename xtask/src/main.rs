@@ -6,6 +6,7 @@ mod build;
 mod checks;
 mod core_sources;
 mod doc_links;
+mod envoy;
 mod fuzz;
 mod install;
 mod launch;
@@ -55,8 +56,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
     let privilege = Privilege::detect()?;
     match cli.command {
         Task::Setup(arguments) => {
-            let mut progress = Progress::new(setup::STEPS, verbose, &privilege);
-            setup::ensure(&mut progress, &workspace, &privilege, &[], arguments.core_sources)?;
+            let mut progress = Progress::new(setup::STEPS + 1, verbose, &privilege);
+            setup::ensure(&mut progress, &workspace, &privilege, packages::ENVOY, arguments.core_sources)?;
+            progress.step(envoy::STEP, |step| envoy::ensure(step, &workspace))?;
         }
         Task::Build => launch::build(&workspace, &privilege, verbose)?,
         Task::Demo(passed) => return Ok(exit_code(launch::demo(&workspace, &privilege, verbose, &passed)?)),

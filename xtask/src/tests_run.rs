@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use crate::{
     args::{CoreSources, TestArgs},
-    build, checks, fuzz, libtest, packages,
+    build, checks, envoy, fuzz, libtest, packages,
     privilege::Privilege,
     progress::{Progress, Step, spell},
     promtool,
@@ -110,12 +110,12 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // promtool, crash points, next ABI version, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo,
+    // promtool, Envoy, crash points, next ABI version, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo,
     // and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
-        (false, _) => 5,
-        (true, false) => 10,
-        (true, true) => 11,
+        (false, _) => 6,
+        (true, false) => 11,
+        (true, true) => 12,
     };
     let steps = quick.len() + setup::STEPS + build::STEPS + own;
     let mut report = Report {
@@ -152,6 +152,7 @@ fn phases(
     report.prepare("promtool", |progress| {
         progress.step("promtool, for metrics and alert rules", |step| promtool::ensure(step, workspace, privilege))
     })?;
+    report.prepare("Envoy", |progress| progress.step(envoy::STEP, |step| envoy::ensure(step, workspace)))?;
     report.prepare("BPF programs", |progress| build::objects(progress, workspace, &toolchain))?;
     if everything {
         report.check("Clippy", |step, workspace| checks::clippy(step, workspace, &toolchain));

@@ -37,6 +37,7 @@ use std::{
 
 use imbl::OrdMap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     model::{Direction, Endpoint, Origin, PolicyName, Protocol},
@@ -116,7 +117,7 @@ pub struct RuleIndex(pub u32);
 pub struct ListenerId(pub u16);
 
 /// What a listener of the proxy lets pass.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Listener {
     /// Whose rules they are: of those whom its connections go to, or of those whom they come from.
     pub direction: Direction,

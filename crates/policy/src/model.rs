@@ -15,6 +15,7 @@
 use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use crate::requests::Requests;
 
@@ -101,7 +102,7 @@ pub struct Directions {
 }
 
 /// A direction, as the endpoint sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Direction {
     /// To the endpoint.
     Ingress,

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 /// What connections may carry that a rule with requests lets pass: a union, to which each rule that matches a connection adds.
 ///
 /// A connection that begins with a TLS handshake is looked at for its server name alone, any other one for its HTTP requests.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Requests {
     /// HTTP requests (HTTP/1.1 and HTTP/2 without TLS) that may pass; none if empty.
     pub http: BTreeSet<HttpRule>,
@@ -16,7 +18,7 @@ pub struct Requests {
 }
 
 /// What of an HTTP request must hold; what is `None` or empty holds of every request.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct HttpRule {
     /// Method.
     pub method: Option<Pattern>,
@@ -29,7 +31,7 @@ pub struct HttpRule {
 }
 
 /// What a whole text must be.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Pattern {
     /// This.
     Exact(String),
@@ -40,7 +42,7 @@ pub enum Pattern {
 }
 
 /// What a header must be.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HeaderRule {
     /// Name, in lower case.
     pub name: String,
@@ -49,7 +51,7 @@ pub struct HeaderRule {
 }
 
 /// A name of a TLS handshake (server name indication, RFC 6066), in lower case.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ServerName {
     /// This name.
     Exact(String),

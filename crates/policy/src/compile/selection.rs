@@ -248,7 +248,9 @@ impl Policies {
 }
 
 /// A rule without the place where it was written.
-fn content(rule: &Rule) -> (Direction, Action, Option<&[Peer]>, Option<&[Port]>, Option<&Requests>) {
+type Content<'a> = (Direction, Action, Option<&'a [Peer]>, Option<&'a [Port]>, Option<&'a Requests>);
+
+fn content(rule: &Rule) -> Content<'_> {
     (rule.direction, rule.action, rule.peers.as_deref(), rule.ports.as_deref(), rule.requests.as_deref())
 }
 

@@ -1,0 +1,68 @@
+//! What Envoy is told when it starts: where the server is, and how to behave. Everything else comes from the server.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+/// Name of the cluster that is this server.
+pub(crate) const XDS_CLUSTER: &str = "wharf-agent";
+/// What the agent's own Envoy calls itself; nobody else is served.
+pub(crate) const NODE_ID: &str = "wharf";
+
+/// Descriptors that are not for connections.
+const OWN_FILES: u64 = 512;
+/// Instructions of a compiled regular expression. (Envoy's own limit, 100, refuses two lines of text; the matcher's time
+/// is linear in the text whatever the expression.)
+const MAX_EXPRESSION: u32 = 100_000;
+
+/// The bootstrap: `socket` is where the server listens, `admin` where Envoy's own interface shall, `files` how many descriptors it
+/// may have.
+pub(crate) fn bootstrap(socket: &Path, admin: &Path, files: u64) -> Value {
+    // Each client's connection may need a second one, to its server.
+    let connections = files.saturating_sub(OWN_FILES).max(2) / 2;
+    let ads = json!({"ads": {}, "resource_api_version": "V3"});
+    json!({
+        "node": {"id": NODE_ID, "cluster": NODE_ID},
+        "dynamic_resources": {
+            "ads_config": {
+                "api_type": "DELTA_GRPC",
+                "transport_api_version": "V3",
+                "set_node_on_first_message_only": true,
+                "grpc_services": [{"envoy_grpc": {
+                    "cluster_name": XDS_CLUSTER,
+                    // The agent is back within a second; Envoy's own back-off reaches half a minute.
+                    "retry_policy": {"retry_back_off": {"base_interval": "0.1s", "max_interval": "1s"}},
+                }}],
+            },
+            "cds_config": ads,
+            "lds_config": ads,
+        },
+        "static_resources": {"clusters": [{
+            "name": XDS_CLUSTER,
+            "type": "STATIC",
+            "connect_timeout": "1s",
+            "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+                "explicit_http_config": {"http2_protocol_options": {}},
+            }},
+            "load_assignment": {"cluster_name": XDS_CLUSTER, "endpoints": [{"lb_endpoints": [
+                {"endpoint": {"address": {"pipe": {"path": socket}}}},
+            ]}]},
+        }]},
+        "layered_runtime": {"layers": [{
+            "name": "static",
+            "static_layer": {
+                "re2.max_program_size.error_level": MAX_EXPRESSION,
+                "re2.max_program_size.warn_level": MAX_EXPRESSION,
+            },
+        }]},
+        "overload_manager": {"resource_monitors": [{
+            "name": "envoy.resource_monitors.global_downstream_max_connections",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+                "max_active_downstream_connections": connections,
+            },
+        }]},
+        "admin": {"address": {"pipe": {"path": admin, "mode": 0o600}}},
+    })
+}

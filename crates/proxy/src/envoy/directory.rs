@@ -1,0 +1,136 @@
+//! Envoy's directory, and what is in it.
+//!
+//! | file | owner, mode | content |
+//! |---|---|---|
+//! | `.` | agent:group 0750 | |
+//! | `xds.sock` | agent:group 0660 | the server's socket |
+//! | `bootstrap.json` | agent:group 0640 | Envoy's settings |
+//! | `envoy.pid` | agent 0644 | number and start time of the process that was started last |
+//! | `admin/` | user:group 0700 | the socket of Envoy's own interface |
+
+use std::{
+    fs, io,
+    os::unix::fs::{PermissionsExt, chown},
+    path::{Path, PathBuf},
+};
+
+use nix::sys::resource::{Resource, getrlimit};
+use tokio::net::UnixListener;
+
+use super::{Envoy, EnvoyError};
+use crate::{bootstrap::bootstrap, process::Process};
+
+impl Envoy {
+    /// Makes the directory and, in it, the socket for [`crate::Proxy::serve`]. One that an earlier agent left is replaced.
+    ///
+    /// # Errors
+    /// A file could not be made.
+    pub fn socket(&self) -> Result<UnixListener, EnvoyError> {
+        self.ensure_directory()?;
+        let path = self.socket_path();
+        remove(&path)?;
+        let socket = UnixListener::bind(&path).map_err(failed("bind", &path))?;
+        self.give(&path, 0o660)?;
+        Ok(socket)
+    }
+
+    /// Where Envoy's own interface listens (HTTP/1.1 over a unix socket): for an operator who looks for more than the status
+    /// has.
+    #[must_use]
+    pub fn admin_socket(&self) -> PathBuf {
+        self.directory.join("admin/admin.sock")
+    }
+
+    pub(super) fn bootstrap_path(&self) -> PathBuf {
+        self.directory.join("bootstrap.json")
+    }
+
+    fn socket_path(&self) -> PathBuf {
+        self.directory.join("xds.sock")
+    }
+
+    fn pid_path(&self) -> PathBuf {
+        self.directory.join("envoy.pid")
+    }
+
+    fn ensure_directory(&self) -> Result<(), EnvoyError> {
+        let admin = self.directory.join("admin");
+        fs::create_dir_all(&admin).map_err(failed("create", &admin))?;
+        self.give(&self.directory, 0o750)?;
+        fs::set_permissions(&admin, fs::Permissions::from_mode(0o700)).map_err(failed("set the mode of", &admin))?;
+        if let Some(user) = self.user {
+            chown(&admin, Some(user.uid), Some(user.gid)).map_err(failed("change the owner of", &admin))?;
+        }
+        Ok(())
+    }
+
+    /// To the agent and, for what `mode` says, to Envoy's group.
+    fn give(&self, path: &Path, mode: u32) -> Result<(), EnvoyError> {
+        if let Some(user) = self.user {
+            chown(path, None, Some(user.gid)).map_err(failed("change the group of", path))?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed("set the mode of", path))
+    }
+
+    /// Envoy's settings, as text.
+    pub(super) fn settings(&self) -> String {
+        // A limit that cannot be read is taken for the smallest that is usual.
+        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, most)| most);
+        format!("{:#}\n", bootstrap(&self.socket_path(), &self.admin_socket(), files))
+    }
+
+    /// Writes the settings, and removes what an earlier Envoy left where this one wants to listen. For an Envoy that nobody supervises; a supervised
+    /// one has it done.
+    ///
+    /// # Errors
+    /// A file could not be written or removed.
+    pub fn prepare(&self) -> Result<(), EnvoyError> {
+        self.ensure_directory()?;
+        remove(&self.admin_socket())?;
+        let path = self.bootstrap_path();
+        fs::write(&path, self.settings()).map_err(failed("write", &path))?;
+        self.give(&path, 0o640)
+    }
+
+    /// Notes which process it is, for the next agent.
+    pub(super) fn note(&self, process: &Process) -> Result<(), EnvoyError> {
+        let path = self.pid_path();
+        // Renamed into place: half a number would be another process.
+        let fresh = path.with_extension("new");
+        let text = format!("{} {}\n", process.id.pid, process.id.started);
+        fs::write(&fresh, text).map_err(failed("write", &fresh))?;
+        fs::rename(&fresh, &path).map_err(failed("rename", &fresh))
+    }
+
+    /// The process that was started last, if it lives.
+    pub(super) fn noted(&self) -> Result<Option<Process>, EnvoyError> {
+        let path = self.pid_path();
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            result => result.map_err(failed("read", &path))?,
+        };
+        let mut words = text.split_ascii_whitespace();
+        let (Some(Ok(pid)), Some(Ok(started))) = (words.next().map(str::parse), words.next().map(str::parse::<u64>))
+        else {
+            // Nobody but this module writes it, and never half of it: a foreign file names no process of ours.
+            return Ok(None);
+        };
+        Ok(Process::open(pid).ok().filter(|process| process.id.started == started && !process.has_ended()))
+    }
+
+    /// Whether a process that was started with the settings on disk would be started in the same way now.
+    pub(super) fn settings_are_current(&self) -> bool {
+        fs::read_to_string(self.bootstrap_path()).is_ok_and(|text| text == self.settings())
+    }
+}
+
+fn remove(path: &Path) -> Result<(), EnvoyError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> EnvoyError {
+    move |source| EnvoyError::File { operation, path: path.to_path_buf(), source }
+}

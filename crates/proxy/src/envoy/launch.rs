@@ -1,0 +1,118 @@
+//! From a program to a process: its arguments, its limits, its user, its capabilities.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    process::{Child, Command, Stdio},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, OFlag, fcntl},
+    sys::resource::{Resource, getrlimit, setrlimit},
+    unistd::Pid,
+};
+
+use super::{Envoy, EnvoyError, User};
+
+/// Seconds that connections of a chain or listener that was taken away still have to end by themselves. What they carry
+/// was allowed by rules that no longer hold.
+const DRAIN_SECONDS: u32 = 2;
+/// Bits of `CAP_NET_ADMIN` (12: transparent sockets, marks) and `CAP_NET_RAW` (13) (linux/capability.h).
+const CAPABILITIES: [u32; 2] = [12, 13];
+
+/// `_LINUX_CAPABILITY_VERSION_3` (linux/capability.h): 64 bits in two parts.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    pid: i32,
+}
+
+#[repr(C)]
+struct CapabilityData {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+impl Envoy {
+    /// Starts the program; gives the process and what it prints.
+    pub(super) fn launch(&self) -> Result<(Child, OwnedFd), EnvoyError> {
+        let failed = |source| EnvoyError::Start { program: self.program.clone(), source };
+        let (reader, writer) = io::pipe().map_err(failed)?;
+        // Envoy must not wait for an agent that does not read: what does not fit is lost.
+        fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
+        let mut command = Command::new(&self.program);
+        command
+            .arg("--config-path")
+            .arg(self.bootstrap_path())
+            .args(["--log-level", "warning", "--log-format", "%l %n %v", "--disable-hot-restart"])
+            .args(["--concurrency", &self.threads.max(1).to_string()])
+            .args(["--drain-time-s", &DRAIN_SECONDS.to_string(), "--drain-strategy", "immediate"])
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone().map_err(failed)?)
+            .stderr(writer);
+        let (user, agent) = (self.user, self.ends_with_agent.then(nix::unistd::getpid));
+        // SAFETY: the closure runs between fork and exec in a process of one thread. It makes system calls alone, on values
+        // that it has copied: no memory is allocated, no lock taken.
+        unsafe {
+            std::os::unix::process::CommandExt::pre_exec(&mut command, move || set_up_process(user, agent));
+        }
+        let child = command.spawn().map_err(failed)?;
+        Ok((child, reader.into()))
+    }
+}
+
+/// What a new process does before it becomes Envoy. `agent`: the process that it ends with, its parent.
+fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Result<()> {
+    // A session of its own: a Ctrl-C on the agent's terminal is not meant for it.
+    nix::unistd::setsid()?;
+    // As many descriptors as it may have: its connections are limited to what these suffice for.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    // A core would hold what connections carry.
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+    if let Some(user) = user {
+        become_user(user)?;
+    }
+    prctl(nix::libc::PR_SET_NO_NEW_PRIVS, 1, 0)?;
+    if let Some(agent) = agent {
+        // After the change of user, which clears it.
+        prctl(nix::libc::PR_SET_PDEATHSIG, nix::libc::SIGTERM.unsigned_abs().into(), 0)?;
+        // It may have ended before that.
+        if nix::unistd::getppid() != agent {
+            return Err(Errno::ESRCH.into());
+        }
+    }
+    Ok(())
+}
+
+fn become_user(user: User) -> io::Result<()> {
+    // Else the change of user would take every capability.
+    prctl(nix::libc::PR_SET_KEEPCAPS, 1, 0)?;
+    // SAFETY: no list is passed. The raw calls change this thread, the only one; the library's would signal other threads.
+    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setgroups, 0, std::ptr::null::<u32>()) })?;
+    // SAFETY: three numbers are passed.
+    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setresgid, user.gid, user.gid, user.gid) })?;
+    // SAFETY: three numbers are passed.
+    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, user.uid, user.uid, user.uid) })?;
+    let bits = CAPABILITIES.iter().fold(0, |bits, capability| bits | 1 << capability);
+    let header = CapabilityHeader { version: CAPABILITY_VERSION, pid: 0 };
+    let none = CapabilityData { effective: 0, permitted: 0, inheritable: 0 };
+    let data = [CapabilityData { effective: bits, permitted: bits, inheritable: bits }, none];
+    // SAFETY: header and both parts of the data are as capset(2) has them, and outlive the call.
+    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capset, &raw const header, data.as_ptr()) })?;
+    for capability in CAPABILITIES {
+        // Ambient: the program, which has no capabilities of its own, keeps them.
+        prctl(nix::libc::PR_CAP_AMBIENT, 2 /* PR_CAP_AMBIENT_RAISE */, capability.into())?;
+    }
+    Ok(())
+}
+
+fn prctl(option: i32, second: u64, third: u64) -> io::Result<()> {
+    // SAFETY: the options used here take numbers, no pointers.
+    Errno::result(unsafe { nix::libc::prctl(option, second, third, 0u64, 0u64) })?;
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! Keeps an Envoy running.
+
+use std::{
+    future::Future,
+    io,
+    os::{fd::OwnedFd, unix::process::ExitStatusExt},
+    process::{Child, ExitStatus},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use rustix::process::Signal;
+use tokio::time::Instant;
+
+use super::{Envoy, EnvoyError, output};
+use crate::{
+    process::Process,
+    proxy::{Proxy, Shared},
+};
+
+/// Time until the first new start, and the longest.
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// An Envoy that ran so long did not fail at its start.
+const STEADY: Duration = Duration::from_secs(60);
+/// Time for an Envoy to end when it is asked to.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// An Envoy that runs, and what is known of it only if it is this process's child.
+struct Running {
+    process: Process,
+    child: Option<(Child, OwnedFd)>,
+}
+
+impl Envoy {
+    /// Keeps an Envoy running until `shutdown` resolves: takes over the one that an earlier agent started, else starts one, and another
+    /// one when it ends, after 100 ms, then twice as long each time, up to 30 s. What fails is in the proxy's status.
+    ///
+    /// At shutdown Envoy goes on, unless it [ends with the agent](Envoy::ends_with_agent).
+    pub async fn supervise(&self, proxy: &Proxy, shutdown: impl Future<Output = ()> + Send) {
+        let shared = Arc::clone(&proxy.shared);
+        tokio::pin!(shutdown);
+        let mut backoff = FIRST_BACKOFF;
+        loop {
+            let began = Instant::now();
+            let failure = match self.take_over_or_start(&shared).await {
+                Ok(running) => {
+                    on_running(&shared, running.process.id.pid);
+                    tokio::select! {
+                        failure = ended(running) => failure,
+                        () = &mut shutdown => break,
+                    }
+                }
+                Err(error) => error.to_string(),
+            };
+            if began.elapsed() >= STEADY {
+                backoff = FIRST_BACKOFF;
+            }
+            tracing::warn!(failure, backoff_ms = backoff.as_millis(), "Envoy does not run; it is started again");
+            on_failure(&shared, failure);
+            tokio::select! {
+                () = tokio::time::sleep(backoff) => {}
+                () = &mut shutdown => break,
+            }
+            backoff = MAX_BACKOFF.min(backoff.saturating_mul(2));
+        }
+        if self.ends_with_agent
+            && let Err(error) = self.stop().await
+        {
+            tracing::warn!(%error, "Envoy goes on");
+        }
+    }
+
+    /// Ends the Envoy that was started last, if it lives: asks, and after 5 s kills it.
+    ///
+    /// # Errors
+    /// It could not be found out, or the kernel did not let this process.
+    pub async fn stop(&self) -> Result<(), EnvoyError> {
+        let Some(process) = self.noted()? else { return Ok(()) };
+        let pid = process.id.pid;
+        let failed = |operation| move |source| EnvoyError::Process { operation, pid, source };
+        process.signal(Signal::TERM).map_err(failed("end"))?;
+        if let Ok(result) = tokio::time::timeout(GRACE, process.ended()).await {
+            return result.map_err(failed("wait for"));
+        }
+        process.signal(Signal::KILL).map_err(failed("kill"))?;
+        process.ended().await.map_err(failed("wait for"))
+    }
+
+    async fn take_over_or_start(&self, shared: &Shared) -> Result<Running, EnvoyError> {
+        if let Some(process) = self.noted()? {
+            if self.settings_are_current() {
+                tracing::info!(pid = process.id.pid, "Envoy runs already");
+                // From now on nothing is gone until this Envoy says so.
+                if let Ok(process) = Process::open(process.id.pid) {
+                    shared.on_process(process);
+                }
+                return Ok(Running { process, child: None });
+            }
+            tracing::info!(pid = process.id.pid, "Envoy runs with other settings; it is replaced");
+            self.stop().await?;
+        }
+        self.prepare()?;
+        let (mut child, output) = self.launch()?;
+        let pid = i32::try_from(child.id()).unwrap_or(i32::MAX);
+        let watched = Process::open(pid).map_err(|source| EnvoyError::Process { operation: "watch", pid, source });
+        match watched.and_then(|process| self.note(&process).map(|()| process)) {
+            Ok(process) => Ok(Running { process, child: Some((child, output)) }),
+            Err(error) => {
+                // Nobody would find it again.
+                if let Err(source) = child.kill().and_then(|()| child.wait()) {
+                    tracing::warn!(error = %source, pid, "an Envoy that cannot be watched goes on");
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Waits for the end of an Envoy; gives the reason.
+async fn ended(running: Running) -> String {
+    let Running { process, child } = running;
+    let Some((mut child, output)) = child else {
+        return match process.ended().await {
+            Ok(()) => "it ended".to_owned(),
+            Err(error) => format!("cannot watch it: {error}"),
+        };
+    };
+    // Its end closes the output; a child of its own could keep that open, so the output is not waited for.
+    let printed = output::log(output, child.id());
+    tokio::pin!(printed);
+    let (result, last) = tokio::select! {
+        // What was printed before the end is in the pipe already.
+        result = process.ended() => (result, tokio::time::timeout(FIRST_BACKOFF, printed).await.unwrap_or_default()),
+        last = &mut printed => (process.ended().await, last),
+    };
+    let how = match result.and_then(|()| reap(&mut child)) {
+        Ok(Some(status)) => how(status),
+        Ok(None) => "it ended".to_owned(),
+        Err(error) => format!("cannot watch it: {error}"),
+    };
+    last.map_or_else(|| how.clone(), |line| format!("{how}; it last said: {line}"))
+}
+
+/// The process has ended: this does not wait.
+fn reap(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    child.try_wait()
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("it ended with status {code}"),
+        (None, Some(signal)) => format!("signal {signal} ended it"),
+        (None, None) => "it ended".to_owned(),
+    }
+}
+
+fn on_running(shared: &Shared, pid: i32) {
+    let mut state = shared.lock();
+    let supervised = &mut state.supervised;
+    (supervised.running, supervised.waiting, supervised.since) = (Some(pid), false, SystemTime::now());
+}
+
+fn on_failure(shared: &Shared, failure: String) {
+    let mut state = shared.lock();
+    let supervised = &mut state.supervised;
+    (supervised.running, supervised.waiting, supervised.since) = (None, true, SystemTime::now());
+    supervised.restarts = supervised.restarts.saturating_add(1);
+    supervised.last_error = Some(failure);
+}

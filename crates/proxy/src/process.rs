@@ -1,0 +1,88 @@
+//! A process that may be another's child: who it is, and when it ends.
+
+use std::{fs, io, os::fd::OwnedFd};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// A process, told from every other one of this boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProcessId {
+    pub(crate) pid: i32,
+    /// Start time (proc_pid_stat(5), field 22), in clock ticks since the boot: a later process with the same number has another.
+    pub(crate) started: u64,
+}
+
+/// A process that lived when this was made; the descriptor (pidfd) goes on naming it after its end.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) id: ProcessId,
+    descriptor: AsyncFd<OwnedFd>,
+}
+
+impl Process {
+    /// Takes hold of the process that has the number now.
+    pub(crate) fn open(pid: i32) -> io::Result<Self> {
+        let number = Pid::from_raw(pid).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let descriptor = pidfd_open(number, PidfdFlags::NONBLOCK)?;
+        // Read after the descriptor is there: it is this process's, or the process has ended, which the descriptor tells.
+        let started = start_time(pid)?;
+        // SAFETY: the descriptor is owned by the AsyncFd alone, which deregisters it before it is closed.
+        let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
+        Ok(Self { id: ProcessId { pid, started }, descriptor })
+    }
+
+    /// Returns when the process has ended. May be dropped at any time.
+    pub(crate) async fn ended(&self) -> io::Result<()> {
+        // A pidfd is readable from the end of its process on (pidfd_open(2)).
+        self.descriptor.readable().await.map(|mut guard| guard.retain_ready())
+    }
+
+    /// Whether the process has ended by now.
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut descriptors = [PollFd::new(self.descriptor.get_ref(), PollFlags::IN)];
+        // Without a time to wait the call fails only for memory; then the process is taken to live, and its end is awaited.
+        poll(&mut descriptors, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Sends a signal; nothing happens if the process has ended.
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        match pidfd_send_signal(self.descriptor.get_ref(), signal) {
+            Err(rustix::io::Errno::SRCH) => Ok(()),
+            result => Ok(result?),
+        }
+    }
+}
+
+/// Field 22 of /proc/PID/stat. The second field, the program's name, may have any character, so counting starts behind it.
+fn start_time(pid: i32) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, fields) = text.rsplit_once(')').ok_or(io::ErrorKind::InvalidData)?;
+    let field = fields.split_ascii_whitespace().nth(19).ok_or(io::ErrorKind::InvalidData)?;
+    field.parse().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_end_of_a_process_is_seen_and_another_start_is_another_process() {
+        let mut child = tokio::process::Command::new("sleep").arg("60").spawn().expect("sleep");
+        let pid = i32::try_from(child.id().expect("a number")).expect("a pid");
+        let process = Process::open(pid).expect("it lives");
+        assert_eq!(process.id, Process::open(pid).expect("it lives").id);
+        let soon = std::time::Duration::from_millis(50);
+        assert!(tokio::time::timeout(soon, process.ended()).await.is_err(), "it still runs");
+        assert!(!process.has_ended());
+        process.signal(Signal::KILL).expect("a signal");
+        process.ended().await.expect("its end");
+        assert!(process.has_ended(), "also before it is reaped");
+        child.wait().await.expect("reaped");
+        process.signal(Signal::KILL).expect("nobody is met");
+        assert!(Process::open(pid).is_err(), "nobody has the number");
+    }
+}

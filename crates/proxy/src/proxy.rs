@@ -1,0 +1,375 @@
+//! The proxy as its user sees it: listeners wanted, and waits until Envoy has them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    future::Future,
+    net::IpAddr,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use nix::time::{ClockId, clock_gettime};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::{
+    ledger::{Ended, Ledger, Ledgers, Registered, WaitError, WaitId},
+    listener::{Listener, ListenerKey},
+    process::{Process, ProcessId},
+    records::Record,
+    resources,
+    speakers::Speakers,
+    status::{Status, Supervised},
+};
+
+/// What Envoy shall have, and what it has. Clones are the same proxy.
+///
+/// Changes take effect at once for an Envoy that is connected, and for any other one when it connects. The server that Envoy
+/// connects to is [`Proxy::serve`]; begin it when the listeners of an earlier run are set again, because an Envoy that outlived
+/// that run drops every listener that it does not find.
+#[derive(Debug, Clone)]
+pub struct Proxy {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What the streams, the waits and the user of a proxy share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// Held for a change of the tables alone, never across an await; a change of one resource is as long as a few
+    /// look-ups, a response as long as the copies of what changed.
+    state: Mutex<State>,
+    /// Wakes the streams: something changed. Holds one value, so that a slow stream costs nothing.
+    pub(crate) changed: watch::Sender<()>,
+    /// The process behind the newest stream, for whoever watches its end.
+    pub(crate) process: watch::Sender<Option<Arc<Process>>>,
+    records: mpsc::Sender<Record>,
+    /// Records that nobody took in time.
+    lost: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) ledgers: Ledgers,
+    listeners: BTreeMap<ListenerKey, Listener>,
+    speakers: Speakers,
+    waiting: HashMap<WaitId, oneshot::Sender<Result<(), WaitError>>>,
+    process: Option<ProcessId>,
+    pub(crate) streams: usize,
+    pub(crate) next_stream: u64,
+    /// The server has ended: nobody will answer any more.
+    pub(crate) closed: bool,
+    /// What Envoy says of its version.
+    pub(crate) version: Option<String>,
+    pub(crate) supervised: Supervised,
+}
+
+impl Proxy {
+    /// A proxy that wants nothing yet, and the records of what passes (ALS). Of the records that are not taken in time at most
+    /// `records` (at least 1) are kept; later ones are counted in [`Status::records_lost`] and dropped.
+    #[must_use]
+    pub fn new(records: usize) -> (Self, mpsc::Receiver<Record>) {
+        let (sender, receiver) = mpsc::channel(records.max(1));
+        let first = first_version();
+        let mut clusters = Ledger::new(first);
+        clusters.set(resources::ORIGINAL_DESTINATION, Some(resources::pack(&resources::original_destination())));
+        let state = State {
+            ledgers: Ledgers { listeners: Ledger::new(first), clusters },
+            listeners: BTreeMap::new(),
+            speakers: Speakers::default(),
+            waiting: HashMap::new(),
+            process: None,
+            streams: 0,
+            next_stream: 0,
+            closed: false,
+            version: None,
+            supervised: Supervised::default(),
+        };
+        let shared = Shared {
+            state: Mutex::new(state),
+            changed: watch::Sender::new(()),
+            process: watch::Sender::new(None),
+            records: sender,
+            lost: AtomicU64::new(0),
+        };
+        (Self { shared: Arc::new(shared) }, receiver)
+    }
+
+    /// Makes sure of a listener with just these members; gives the wait until Envoy has it so. With no member at all it stays open and closes
+    /// every connection.
+    pub fn ensure(&self, listener: Listener) -> Wait {
+        let key = listener.key();
+        if listener.port == 0 {
+            let reason = "port 0 is no port".to_owned();
+            return Wait::over(key, Err(WaitError::Refused { listener: key.to_string(), reason }));
+        }
+        let resource = resources::pack(&resources::listener(&listener));
+        let addresses = listener.members.values().flatten().map(IpAddr::to_canonical).collect();
+        let mut state = self.shared.lock();
+        let removal = state.listeners.get(&key).is_some_and(|before| has_no_more(&listener, before));
+        state.listeners.insert(key, listener);
+        self.set(state, key, Some(resource), addresses, removal)
+    }
+
+    /// Takes a listener away; gives the wait until Envoy no longer has it. A listener that was not set is gone at once: what
+    /// an Envoy has of an earlier agent it drops when it connects.
+    pub fn remove(&self, key: ListenerKey) -> Wait {
+        let mut state = self.shared.lock();
+        state.listeners.remove(&key);
+        self.set(state, key, None, Vec::new(), true)
+    }
+
+    /// The listeners of which Envoy has not what was last asked, with its reason where it refused that.
+    #[must_use]
+    pub fn unacknowledged(&self) -> BTreeMap<String, Option<String>> {
+        let state = self.shared.lock();
+        let all = state.ledgers.listeners.unacknowledged();
+        all.map(|(name, reason)| (name.to_owned(), reason.map(str::to_owned))).collect()
+    }
+
+    /// The listener as it was last set.
+    #[must_use]
+    pub fn listener(&self, key: ListenerKey) -> Option<Listener> {
+        self.shared.lock().listeners.get(&key).cloned()
+    }
+
+    /// Listeners that may still serve connections of this address: it is a member's, or it was and Envoy has not acknowledged that
+    /// it is no longer. Empty for an address that nobody in the proxy speaks for.
+    #[must_use]
+    pub fn speakers(&self, address: IpAddr) -> BTreeSet<ListenerKey> {
+        let state = self.shared.lock();
+        let accepted = |key: ListenerKey| state.ledgers.listeners.versions(&key.to_string()).1;
+        state.speakers.of(address.to_canonical(), accepted)
+    }
+
+    /// How the proxy is.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let state = self.shared.lock();
+        let ledgers = [&state.ledgers.listeners, &state.ledgers.clusters];
+        let refused = ledgers.iter().flat_map(|ledger| ledger.refusals());
+        Status {
+            refused: refused.map(|(name, reason)| (name.to_owned(), reason.to_owned())).collect(),
+            connected_streams: state.streams,
+            pending_waits: state.ledgers.listeners.pending(),
+            listeners: state.listeners.len(),
+            records_lost: self.shared.lost.load(Ordering::Relaxed),
+            ..state.supervised.status(state.streams, state.process, state.version.clone())
+        }
+    }
+
+    fn set(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        key: ListenerKey,
+        resource: Option<resources::Resource>,
+        addresses: Vec<IpAddr>,
+        removal: bool,
+    ) -> Wait {
+        let name = key.to_string();
+        state.ledgers.listeners.set(&name, resource);
+        let (version, accepted) = state.ledgers.listeners.versions(&name);
+        state.speakers.set(key, version, addresses, accepted);
+        let registered = state.ledgers.listeners.wait(&name, removal);
+        let wait = match registered {
+            Registered::Ended => Wait::over(key, Ok(())),
+            Registered::Pending(id) if state.closed => {
+                state.ledgers.listeners.cancel(id);
+                Wait::over(key, Err(WaitError::Cancelled { listener: name }))
+            }
+            Registered::Pending(id) => {
+                let (sender, receiver) = oneshot::channel();
+                state.waiting.insert(id, sender);
+                Wait { listener: key, end: End::Pending { id, receiver, shared: Arc::clone(&self.shared) } }
+            }
+        };
+        drop(state);
+        self.shared.changed.send_replace(());
+        wait
+    }
+}
+
+impl Shared {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // The tables are whole after every step; a panic elsewhere is no reason to stop the proxy.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a record, or counts it.
+    pub(crate) fn record(&self, record: Record) {
+        if self.records.try_send(record).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// An Envoy speaks. If it is another one than before, that one and all that it had are gone.
+    pub(crate) fn on_process(&self, process: Process) {
+        let mut state = self.lock();
+        if state.process == Some(process.id) {
+            return;
+        }
+        state.end_process();
+        state.process = Some(process.id);
+        state.ledgers.listeners.process_began();
+        state.ledgers.clusters.process_began();
+        drop(state);
+        self.process.send_replace(Some(Arc::new(process)));
+    }
+
+    /// An Envoy ended.
+    pub(crate) fn on_process_end(&self, id: ProcessId) {
+        let mut state = self.lock();
+        if state.process == Some(id) {
+            state.end_process();
+        }
+    }
+
+    /// The server ended: nobody answers any more.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        for (id, sender) in std::mem::take(&mut state.waiting) {
+            state.ledgers.listeners.cancel(id);
+            drop(sender);
+        }
+    }
+}
+
+impl State {
+    fn end_process(&mut self) {
+        self.process = None;
+        let ended = self.ledgers.listeners.process_ended();
+        let ledger = &self.ledgers.listeners;
+        self.speakers.process_ended(|key| ledger.versions(&key.to_string()).0);
+        self.tell(ended);
+        let ended = self.ledgers.clusters.process_ended();
+        self.tell(ended);
+    }
+
+    /// Tells the waits that ended.
+    pub(crate) fn tell(&mut self, ended: Ended) {
+        for (id, result) in ended {
+            if let Some(sender) = self.waiting.remove(&id) {
+                // The wait was dropped in this very moment; nobody is left to tell.
+                drop(sender.send(result));
+            }
+        }
+    }
+}
+
+/// Whether the one lets nothing through that the other did not.
+fn has_no_more(listener: &Listener, before: &Listener) -> bool {
+    listener.requests == before.requests
+        && listener.members.iter().all(|(member, addresses)| {
+            before.members.get(member).is_some_and(|before| addresses.iter().all(|address| before.contains(address)))
+        })
+}
+
+/// Microseconds since the boot: an Envoy does not outlive it, and no two servers begin in the same one.
+fn first_version() -> u64 {
+    clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .map(|time| u64::try_from(Duration::from(time).as_micros()).unwrap_or(u64::MAX / 2))
+        .unwrap_or(1)
+        .max(1)
+}
+
+/// Resolves when Envoy has answered about a change of a listener: acknowledged, refused, or never (the server ended). A later
+/// change that is answered answers this one too. An Envoy that ends answers only what took something away.
+///
+/// Dropped, it is forgotten.
+#[derive(Debug)]
+#[must_use = "the change is made, but nobody learns whether Envoy has it"]
+pub struct Wait {
+    listener: ListenerKey,
+    end: End,
+}
+
+#[derive(Debug)]
+enum End {
+    Over(Option<Result<(), WaitError>>),
+    Pending { id: WaitId, receiver: oneshot::Receiver<Result<(), WaitError>>, shared: Arc<Shared> },
+}
+
+impl Wait {
+    const fn over(listener: ListenerKey, result: Result<(), WaitError>) -> Self {
+        Self { listener, end: End::Over(Some(result)) }
+    }
+
+    /// The listener that it is about.
+    #[must_use]
+    pub const fn listener(&self) -> ListenerKey {
+        self.listener
+    }
+
+    /// Waits no longer than that.
+    ///
+    /// # Errors
+    /// Envoy refused, the server ended, or the time passed.
+    pub async fn within(self, time: Duration) -> Result<(), WaitError> {
+        let listener = self.listener;
+        match tokio::time::timeout(time, self).await {
+            Ok(result) => result,
+            Err(_) => Err(WaitError::TimedOut { listener: listener.to_string(), after: time }),
+        }
+    }
+}
+
+impl Future for Wait {
+    type Output = Result<(), WaitError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let cancelled = || WaitError::Cancelled { listener: this.listener.to_string() };
+        match &mut this.end {
+            // Polled after its end, it has no other answer.
+            End::Over(result) => Poll::Ready(result.take().unwrap_or_else(|| Err(cancelled()))),
+            End::Pending { receiver, .. } => match Pin::new(receiver).poll(context) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(result) => {
+                    let result = result.unwrap_or_else(|_| Err(cancelled()));
+                    this.end = End::Over(None);
+                    Poll::Ready(result)
+                }
+            },
+        }
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        if let End::Pending { id, shared, .. } = &self.end {
+            let mut state = shared.lock();
+            state.waiting.remove(id);
+            state.ledgers.listeners.cancel(*id);
+        }
+    }
+}
+
+/// Several waits and one deadline.
+#[derive(Debug, Default)]
+pub struct WaitGroup {
+    waits: Vec<Wait>,
+}
+
+impl WaitGroup {
+    /// One more.
+    pub fn push(&mut self, wait: Wait) {
+        self.waits.push(wait);
+    }
+
+    /// Every wait that did not end well within that time, by its listener. Dropped, the group forgets its waits.
+    pub async fn within(self, time: Duration) -> Vec<(ListenerKey, WaitError)> {
+        let each = self.waits.into_iter().map(|wait| async move { (wait.listener, wait.within(time).await) });
+        let ends = futures::future::join_all(each).await;
+        ends.into_iter().filter_map(|(listener, result)| Some((listener, result.err()?))).collect()
+    }
+}
+
+impl Extend<Wait> for WaitGroup {
+    fn extend<T: IntoIterator<Item = Wait>>(&mut self, waits: T) {
+        self.waits.extend(waits);
+    }
+}

@@ -1,0 +1,101 @@
+//! Access logs: each request and each connection is told to the server over gRPC (ALS).
+
+use envoy_types::pb::{
+    envoy::{
+        config::{
+            accesslog::v3::{AccessLog, access_log},
+            core::v3::{ApiVersion, GrpcService, grpc_service},
+        },
+        extensions::access_loggers::grpc::v3::{
+            CommonGrpcAccessLogConfig, HttpGrpcAccessLogConfig, TcpGrpcAccessLogConfig,
+        },
+    },
+    google::protobuf::Duration,
+};
+use prost::{Message, Name};
+
+use super::{number, pack};
+use crate::{
+    bootstrap::XDS_CLUSTER,
+    listener::{Direction, ListenerKey, Member},
+};
+
+/// Name of the connection's object (filter state) that says whose it is. The log's own settings are the same for all
+/// members and listeners, because Envoy opens a stream for each that differs.
+pub(crate) const MEMBER_OBJECT: &str = "wharf.member";
+
+/// The object's text: `DIRECTION PORT ID EPOCH`.
+pub(super) fn member_object(key: ListenerKey, member: Member) -> String {
+    format!("{} {} {} {}", key.direction, key.port, member.id, member.epoch)
+}
+
+/// Reads [`member_object`] back.
+pub(crate) fn parse_member_object(text: &str) -> Option<(ListenerKey, Member)> {
+    let mut words = text.split(' ');
+    let direction = match words.next()? {
+        "ingress" => Direction::Ingress,
+        "egress" => Direction::Egress,
+        _ => return None,
+    };
+    let key = ListenerKey { direction, port: words.next()?.parse().ok()? };
+    let member = Member { id: words.next()?.parse().ok()?, epoch: words.next()?.parse().ok()? };
+    words.next().is_none().then_some((key, member))
+}
+
+/// The log of an HTTP connection manager.
+pub(super) fn http() -> Vec<AccessLog> {
+    let config = HttpGrpcAccessLogConfig {
+        common_config: Some(common("http")),
+        // The entry's own field knows the methods of RFC 9110 alone.
+        additional_request_headers_to_log: vec![":method".into()],
+        ..HttpGrpcAccessLogConfig::default()
+    };
+    vec![log("envoy.access_loggers.http_grpc", &config)]
+}
+
+/// The log of a TCP proxy.
+pub(super) fn tcp() -> Vec<AccessLog> {
+    vec![log("envoy.access_loggers.tcp_grpc", &TcpGrpcAccessLogConfig { common_config: Some(common("tcp")) })]
+}
+
+fn log<M: Message + Name>(name: &str, config: &M) -> AccessLog {
+    AccessLog {
+        name: name.into(),
+        config_type: Some(access_log::ConfigType::TypedConfig(pack(config))),
+        ..AccessLog::default()
+    }
+}
+
+fn common(name: &str) -> CommonGrpcAccessLogConfig {
+    CommonGrpcAccessLogConfig {
+        log_name: name.into(),
+        grpc_service: Some(GrpcService {
+            target_specifier: Some(grpc_service::TargetSpecifier::EnvoyGrpc(grpc_service::EnvoyGrpc {
+                cluster_name: XDS_CLUSTER.into(),
+                ..grpc_service::EnvoyGrpc::default()
+            })),
+            ..GrpcService::default()
+        }),
+        transport_api_version: ApiVersion::V3.into(),
+        // Soon enough for who watches, rare enough for a message to hold many entries.
+        buffer_flush_interval: Some(Duration { seconds: 0, nanos: 200_000_000 }),
+        buffer_size_bytes: number(16 * 1024),
+        filter_state_objects_to_log: vec![MEMBER_OBJECT.into()],
+        ..CommonGrpcAccessLogConfig::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_members_object_is_read_back_and_nothing_else_is() {
+        let key = ListenerKey { direction: Direction::Egress, port: 15001 };
+        let member = Member { id: 7, epoch: u64::MAX };
+        assert_eq!(parse_member_object(&member_object(key, member)), Some((key, member)));
+        for text in ["", "egress", "egress 1 2", "egress 1 2 3 4", "north 1 2 3", "egress 70000 2 3", "egress 1 2 -3"] {
+            assert_eq!(parse_member_object(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The one cluster: connections go where the client sent them.
+
+use std::collections::HashMap;
+
+use envoy_types::pb::envoy::{
+    config::{
+        cluster::v3::{
+            CircuitBreakers, Cluster, circuit_breakers,
+            cluster::{ClusterDiscoveryType, DiscoveryType, LbPolicy},
+        },
+        core::v3::{
+            BindConfig, Http1ProtocolOptions, Http2ProtocolOptions, HttpProtocolOptions as CommonOptions, SocketOption,
+            socket_option,
+        },
+    },
+    extensions::upstreams::http::v3::{
+        HttpProtocolOptions,
+        http_protocol_options::{UpstreamProtocolOptions, UseDownstreamHttpConfig},
+    },
+};
+use prost::Name;
+
+use super::{http, number, pack, seconds};
+
+/// Name of the cluster.
+pub(crate) const ORIGINAL_DESTINATION: &str = "original-destination";
+
+/// Time for a TCP handshake with a server: longer than a SYN and its first two retransmissions (RFC 6298: 1 s, 2 s, 4 s).
+const CONNECT_SECONDS: i64 = 10;
+/// Time that a connection to a server is kept without a request. Envoy keeps it so long after its client has gone, too.
+const IDLE_SECONDS: i64 = 5;
+/// `IP_BIND_ADDRESS_NO_PORT` (linux/in.h): the port is chosen when the destination is known, so that connections of one
+/// address to several servers may share it.
+const BIND_ADDRESS_NO_PORT: i64 = 24;
+
+/// The cluster. The source address and the mark come from the listener; the connections of a client are used for nobody else.
+pub(crate) fn original_destination() -> Cluster {
+    let protocols = HttpProtocolOptions {
+        upstream_protocol_options: Some(UpstreamProtocolOptions::UseDownstreamProtocolConfig(
+            UseDownstreamHttpConfig {
+                http_protocol_options: Some(Http1ProtocolOptions {
+                    enable_trailers: true,
+                    header_key_format: Some(http::header_case()),
+                    ..Http1ProtocolOptions::default()
+                }),
+                http2_protocol_options: Some(Http2ProtocolOptions::default()),
+                ..UseDownstreamHttpConfig::default()
+            },
+        )),
+        common_http_protocol_options: Some(CommonOptions {
+            idle_timeout: seconds(IDLE_SECONDS),
+            ..CommonOptions::default()
+        }),
+        ..HttpProtocolOptions::default()
+    };
+    Cluster {
+        name: ORIGINAL_DESTINATION.into(),
+        connect_timeout: seconds(CONNECT_SECONDS),
+        cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::OriginalDst.into())),
+        lb_policy: LbPolicy::ClusterProvided.into(),
+        connection_pool_per_downstream_connection: true,
+        // Envoy's own limits (1,024 each) are for a cluster of one service; this one is every server that anybody talks to.
+        circuit_breakers: Some(CircuitBreakers {
+            thresholds: vec![circuit_breakers::Thresholds {
+                max_connections: number(u32::MAX),
+                max_pending_requests: number(u32::MAX),
+                max_requests: number(u32::MAX),
+                ..circuit_breakers::Thresholds::default()
+            }],
+            ..CircuitBreakers::default()
+        }),
+        upstream_bind_config: Some(BindConfig {
+            socket_options: vec![SocketOption {
+                description: "choose the port with the destination".into(),
+                level: 0, // IPPROTO_IP, for both families
+                name: BIND_ADDRESS_NO_PORT,
+                state: socket_option::SocketState::StatePrebind.into(),
+                value: Some(socket_option::Value::IntValue(1)),
+                ..SocketOption::default()
+            }],
+            ..BindConfig::default()
+        }),
+        typed_extension_protocol_options: HashMap::from([(HttpProtocolOptions::full_name(), pack(&protocols))]),
+        ..Cluster::default()
+    }
+}

@@ -1,0 +1,233 @@
+//! A listener and its filter chains.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use envoy_types::pb::envoy::{
+    config::{
+        core::v3::{
+            Address, CidrRange, DataSource, SocketAddress, SubstitutionFormatString, TrafficDirection, address,
+            data_source, socket_address, substitution_format_string::Format,
+        },
+        listener::v3::{
+            AdditionalAddress, Filter, FilterChain, FilterChainMatch, Listener as EnvoyListener, ListenerFilter,
+            filter, listener_filter,
+        },
+    },
+    extensions::filters::{
+        common::set_filter_state::v3::{FilterStateValue, filter_state_value},
+        listener::{original_src::v3::OriginalSrc, tls_inspector::v3::TlsInspector},
+        network::{
+            set_filter_state::v3::Config as SetFilterState,
+            tcp_proxy::v3::{TcpProxy, tcp_proxy::ClusterSpecifier},
+        },
+    },
+};
+use prost::{Message, Name};
+use wharf_policy::requests::ServerName;
+
+use super::{ORIGINAL_DESTINATION, access_log, http, no, number, pack, rbac, seconds, yes};
+use crate::listener::{Direction, Listener, Member};
+
+/// Time for the first bytes of a connection, which tell TLS from HTTP.
+const FIRST_BYTES_SECONDS: i64 = 15;
+/// Memory that Envoy keeps of a connection whose reader is slow, each way.
+const BUFFER_BYTES: u32 = 256 * 1024;
+/// A cluster that does not exist: a connection sent to it is logged and closed.
+const NOWHERE: &str = "nowhere";
+/// What Envoy calls a connection that is not TLS.
+const PLAIN: &str = "raw_buffer";
+const TLS: &str = "tls";
+
+/// The listener as Envoy gets it. Equal listeners give equal resources.
+pub(crate) fn listener(wanted: &Listener) -> EnvoyListener {
+    let name = wanted.key().to_string();
+    let any_v4 = socket_address(Ipv4Addr::UNSPECIFIED.into(), wanted.port);
+    let any_v6 = socket_address(Ipv6Addr::UNSPECIFIED.into(), wanted.port);
+    let ways = ways(wanted, &name);
+    let owners = owners(wanted);
+    let members =
+        owners.iter().flat_map(|(member, addresses)| ways.iter().map(|way| chain(wanted, way, *member, addresses)));
+    EnvoyListener {
+        // Bound to any address: only then does Envoy ask each connection for its own local address, which is the destination
+        // that the client chose. (getsockopt SO_ORIGINAL_DST, Envoy's other way, gives the address before the node's DNAT.)
+        address: Some(any_v4),
+        additional_addresses: vec![AdditionalAddress { address: Some(any_v6), ..AdditionalAddress::default() }],
+        stat_prefix: name.clone(),
+        filter_chains: std::iter::once(own(wanted, &name)).chain(members).collect(),
+        listener_filters: vec![
+            listener_filter("envoy.filters.listener.tls_inspector", &TlsInspector::default()),
+            // The server sees the client's address. Its port is the kernel's choice: with the client's own, the two legs would
+            // be one connection to everybody who tracks connections.
+            listener_filter(
+                "envoy.filters.listener.original_src",
+                &OriginalSrc { bind_port: false, mark: wanted.direction.mark() },
+            ),
+        ],
+        listener_filters_timeout: seconds(FIRST_BYTES_SECONDS),
+        per_connection_buffer_limit_bytes: number(BUFFER_BYTES),
+        transparent: yes(),
+        // One socket for each family, so that a look-up by port finds the one that all workers share.
+        enable_reuse_port: no(),
+        traffic_direction: match wanted.direction {
+            Direction::Ingress => TrafficDirection::Inbound,
+            Direction::Egress => TrafficDirection::Outbound,
+        }
+        .into(),
+        name,
+        ..EnvoyListener::default()
+    }
+}
+
+/// Each address with one member: Envoy refuses a listener with two chains for one address, whole. A member without any address has
+/// no chain, because a chain without addresses matches every one.
+fn owners(wanted: &Listener) -> BTreeMap<Member, BTreeSet<IpAddr>> {
+    let mut owners: BTreeMap<IpAddr, Member> = BTreeMap::new();
+    for (member, addresses) in &wanted.members {
+        for address in addresses {
+            let owner = owners.entry(address.to_canonical()).or_insert(*member);
+            if (member.epoch, member.id) > (owner.epoch, owner.id) {
+                *owner = *member;
+            }
+        }
+    }
+    let mut members: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for (address, member) in owners {
+        members.entry(member).or_default().insert(address);
+    }
+    members
+}
+
+/// The chain of connections that were made to the listener's port itself.
+fn own(wanted: &Listener, name: &str) -> FilterChain {
+    FilterChain {
+        name: "self".into(),
+        filter_chain_match: Some(FilterChainMatch {
+            destination_port: number(wanted.port.into()),
+            ..FilterChainMatch::default()
+        }),
+        filters: vec![network_filter(
+            "envoy.filters.network.tcp_proxy",
+            &TcpProxy {
+                stat_prefix: name.into(),
+                cluster_specifier: Some(ClusterSpecifier::Cluster(NOWHERE.into())),
+                ..TcpProxy::default()
+            },
+        )],
+        ..FilterChain::default()
+    }
+}
+
+/// What becomes of connections: of those in plain text, of handshakes that are allowed, and of others. The same for all members.
+struct Way {
+    what: &'static str,
+    transport: &'static str,
+    server_names: Vec<String>,
+    filter: Filter,
+}
+
+fn ways(wanted: &Listener, name: &str) -> Vec<Way> {
+    let tcp_proxy = |cluster: &str| {
+        network_filter(
+            "envoy.filters.network.tcp_proxy",
+            &TcpProxy {
+                stat_prefix: name.into(),
+                cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.into())),
+                access_log: access_log::tcp(),
+                ..TcpProxy::default()
+            },
+        )
+    };
+    let manager = http::connection_manager(name, &rbac::filter(&wanted.requests), access_log::http());
+    let http = network_filter("envoy.filters.network.http_connection_manager", &manager);
+    let mut ways = vec![
+        Way { what: "http", transport: PLAIN, server_names: Vec::new(), filter: http },
+        Way { what: "denied", transport: TLS, server_names: Vec::new(), filter: tcp_proxy(NOWHERE) },
+    ];
+    // A chain without names would match every name.
+    if !wanted.requests.server_names.is_empty() {
+        let server_names = wanted.requests.server_names.iter().map(server_name).collect();
+        ways.push(Way { what: "tls", transport: TLS, server_names, filter: tcp_proxy(ORIGINAL_DESTINATION) });
+    }
+    ways
+}
+
+fn chain(wanted: &Listener, way: &Way, member: Member, addresses: &BTreeSet<IpAddr>) -> FilterChain {
+    let prefixes = addresses.iter().copied().map(host_prefix).collect();
+    let mut matching = FilterChainMatch {
+        transport_protocol: way.transport.into(),
+        server_names: way.server_names.clone(),
+        ..FilterChainMatch::default()
+    };
+    match wanted.direction {
+        Direction::Ingress => matching.prefix_ranges = prefixes,
+        Direction::Egress => matching.source_prefix_ranges = prefixes,
+    }
+    FilterChain {
+        name: format!("{}-{member}", way.what),
+        filter_chain_match: Some(matching),
+        filters: vec![objects(wanted, member), way.filter.clone()],
+        ..FilterChain::default()
+    }
+}
+
+fn server_name(name: &ServerName) -> String {
+    match name {
+        ServerName::Exact(name) => name.clone(),
+        ServerName::Under(domain) => format!("*.{domain}"),
+    }
+}
+
+/// What the connection's filters and logs know of it: where it goes, and whose it is.
+fn objects(wanted: &Listener, member: Member) -> Filter {
+    let object = |name: &str, factory: &str, text: String| FilterStateValue {
+        key: Some(filter_state_value::Key::ObjectKey(name.into())),
+        factory_key: factory.into(),
+        value: Some(filter_state_value::Value::FormatString(SubstitutionFormatString {
+            format: Some(Format::TextFormatSource(DataSource {
+                specifier: Some(data_source::Specifier::InlineString(text)),
+                ..DataSource::default()
+            })),
+            ..SubstitutionFormatString::default()
+        })),
+        ..FilterStateValue::default()
+    };
+    let values = vec![
+        // The cluster takes the destination from here.
+        object("envoy.network.transport_socket.original_dst_address", "", "%DOWNSTREAM_LOCAL_ADDRESS%".into()),
+        object(access_log::MEMBER_OBJECT, "envoy.string", access_log::member_object(wanted.key(), member)),
+    ];
+    network_filter(
+        "envoy.filters.network.set_filter_state",
+        &SetFilterState { on_new_connection: values, ..SetFilterState::default() },
+    )
+}
+
+fn network_filter<M: Message + Name>(name: &str, config: &M) -> Filter {
+    Filter { name: name.into(), config_type: Some(filter::ConfigType::TypedConfig(pack(config))) }
+}
+
+fn listener_filter<M: Message + Name>(name: &str, config: &M) -> ListenerFilter {
+    ListenerFilter {
+        name: name.into(),
+        config_type: Some(listener_filter::ConfigType::TypedConfig(pack(config))),
+        ..ListenerFilter::default()
+    }
+}
+
+fn host_prefix(address: IpAddr) -> CidrRange {
+    let length = if address.is_ipv4() { 32 } else { 128 };
+    CidrRange { address_prefix: address.to_string(), prefix_len: number(length) }
+}
+
+fn socket_address(address: IpAddr, port: u16) -> Address {
+    Address {
+        address: Some(address::Address::SocketAddress(SocketAddress {
+            address: address.to_string(),
+            port_specifier: Some(socket_address::PortSpecifier::PortValue(port.into())),
+            ..SocketAddress::default()
+        })),
+    }
+}

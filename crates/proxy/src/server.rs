@@ -1,0 +1,304 @@
+//! The server that Envoy connects to: ADS, in both variants, and access logs.
+
+use std::{future::Future, io, pin::Pin, sync::Arc, time::Duration};
+
+use envoy_types::pb::envoy::{
+    config::core::v3::{Node, node::UserAgentVersionType},
+    service::{
+        accesslog::v3::{
+            StreamAccessLogsMessage, StreamAccessLogsResponse,
+            access_log_service_server::{AccessLogService, AccessLogServiceServer},
+        },
+        discovery::v3::{
+            DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+            aggregated_discovery_service_server::{AggregatedDiscoveryService, AggregatedDiscoveryServiceServer},
+        },
+    },
+};
+use futures::Stream;
+use tokio::{net::UnixListener, sync::watch};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, Streaming, transport::server::UdsConnectInfo};
+
+use crate::{
+    bootstrap::NODE_ID,
+    process::Process,
+    proxy::{Proxy, Shared},
+    records, xds,
+};
+
+/// Bytes of a request. The largest is a first one, with a name and a version for each listener that Envoy has.
+const MAX_REQUEST: usize = 1 << 20;
+/// Bytes of a message of access logs: Envoy's buffer and the entry that filled it, with 60 KiB of headers.
+const MAX_LOGS: usize = 1 << 20;
+/// Streams of a connection: one ADS, and two access logs for each of Envoy's threads.
+const MAX_STREAMS: u32 = 1024;
+/// ADS streams: one, and those of Envoys that are about to end.
+const MAX_ADS_STREAMS: usize = 8;
+
+/// Time for streams to end in order; a peer that does not read would keep its stream for ever.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Why the server ended.
+#[derive(Debug, thiserror::Error)]
+#[error("serve xDS to Envoy: {0}")]
+pub struct ServeError(#[from] tonic::transport::Error);
+
+impl Proxy {
+    /// Serves Envoy on that socket until `shutdown` resolves, and then for 1 s at most. Waits that are pending then are cancelled, and so is every later one:
+    /// a proxy is served once.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub async fn serve(
+        &self,
+        socket: UnixListener,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), ServeError> {
+        let _closes = Closes(&self.shared);
+        let (closing, closed) = watch::channel(false);
+        let service = Service { shared: Arc::clone(&self.shared), closing: closed.clone() };
+        let ads = AggregatedDiscoveryServiceServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST);
+        let logs = AccessLogServiceServer::new(service).max_decoding_message_size(MAX_LOGS);
+        let mut closed_long_ago = closed.clone();
+        let serving = tonic::transport::Server::builder()
+            .max_concurrent_streams(MAX_STREAMS)
+            .add_service(ads)
+            .add_service(logs)
+            .serve_with_incoming_shutdown(UnixListenerStream::new(socket), async move {
+                shutdown.await;
+                // The streams end first: the server waits for them.
+                closing.send_replace(true);
+            });
+        tokio::select! {
+            result = serving => Ok(result?),
+            () = async {
+                drop(closed_long_ago.wait_for(|closing| *closing).await);
+                tokio::time::sleep(GRACE).await;
+            } => Ok(()),
+            // Never the first to end.
+            () = watch_process(&self.shared) => Ok(()),
+        }
+    }
+}
+
+/// However the server ends, also by being dropped, nobody waits for it any longer.
+struct Closes<'a>(&'a Shared);
+
+impl Drop for Closes<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Tells the end of the process that spoke last.
+async fn watch_process(shared: &Shared) {
+    let mut processes = shared.process.subscribe();
+    loop {
+        let process = processes.borrow_and_update().clone();
+        let ended = async {
+            match &process {
+                Some(process) => process.ended().await.map(|()| process.id),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // The sender lives as long as the proxy, which outlives this.
+            _ = processes.changed() => {}
+            result = ended => {
+                match result {
+                    Ok(id) => shared.on_process_end(id),
+                    Err(error) => tracing::warn!(%error, "cannot watch Envoy's process"),
+                }
+                // What is next is the next process.
+                if processes.changed().await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Service {
+    shared: Arc<Shared>,
+    closing: watch::Receiver<bool>,
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for Service {
+    type StreamAggregatedResourcesStream = Answers<DiscoveryResponse>;
+    type DeltaAggregatedResourcesStream = Answers<DeltaDiscoveryResponse>;
+
+    async fn stream_aggregated_resources(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
+        let read = |mut request: DiscoveryRequest| (request.node.take(), xds::sotw_request(request));
+        self.answers(request, xds::Variant::Sotw, read, xds::sotw_response)
+    }
+
+    async fn delta_aggregated_resources(
+        &self,
+        request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
+        let read = |mut request: DeltaDiscoveryRequest| (request.node.take(), xds::delta_request(request));
+        self.answers(request, xds::Variant::Delta, read, xds::delta_response)
+    }
+}
+
+#[tonic::async_trait]
+impl AccessLogService for Service {
+    async fn stream_access_logs(
+        &self,
+        request: Request<Streaming<StreamAccessLogsMessage>>,
+    ) -> Result<Response<StreamAccessLogsResponse>, Status> {
+        let (mut messages, mut closing) = (request.into_inner(), self.closing.clone());
+        loop {
+            tokio::select! {
+                _ = closing.wait_for(|closing| *closing) => break,
+                message = messages.message() => match message? {
+                    Some(message) => records::records(message).into_iter().for_each(|record| self.shared.record(record)),
+                    None => break,
+                },
+            }
+        }
+        Ok(Response::new(StreamAccessLogsResponse {}))
+    }
+}
+
+impl Service {
+    fn answers<Q: Send + 'static, A: Send + 'static>(
+        &self,
+        request: Request<Streaming<Q>>,
+        variant: xds::Variant,
+        read: fn(Q) -> (Option<Node>, xds::Request),
+        write: fn(xds::Response) -> A,
+    ) -> Result<Response<Answers<A>>, Status> {
+        let pid = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred?.pid());
+        let pid = pid.ok_or_else(|| Status::permission_denied("the socket does not tell whose it is"))?;
+        let process = Process::open(pid)
+            .map_err(|error: io::Error| Status::unavailable(format!("look at process {pid}: {error}")))?;
+        let id = {
+            let mut state = self.shared.lock();
+            if state.streams >= MAX_ADS_STREAMS {
+                return Err(Status::resource_exhausted(format!("{MAX_ADS_STREAMS} streams are open")));
+            }
+            state.streams += 1;
+            state.next_stream = state.next_stream.saturating_add(1);
+            state.next_stream
+        };
+        let session = Session {
+            open: Open(Arc::clone(&self.shared)),
+            stream: xds::Stream::new(variant, id),
+            requests: request.into_inner(),
+            process: Some(process),
+            changed: self.shared.changed.subscribe(),
+            closing: self.closing.clone(),
+            read,
+        };
+        let answers = futures::stream::unfold(Some(session), move |session| async move {
+            let mut session = session?;
+            match session.next().await {
+                Ok(Some(response)) => Some((Ok(write(response)), Some(session))),
+                Ok(None) => None,
+                Err(status) => Some((Err(status), None)),
+            }
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+}
+
+/// Counts an open stream.
+struct Open(Arc<Shared>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.streams = state.streams.saturating_sub(1);
+    }
+}
+
+/// An ADS stream. It is driven by whoever reads its answers: when Envoy goes, it is dropped.
+struct Session<Q> {
+    open: Open,
+    stream: xds::Stream,
+    requests: Streaming<Q>,
+    /// Until its first request has said that it is ours.
+    process: Option<Process>,
+    changed: watch::Receiver<()>,
+    closing: watch::Receiver<bool>,
+    read: fn(Q) -> (Option<Node>, xds::Request),
+}
+
+impl<Q> Session<Q> {
+    async fn next(&mut self) -> Result<Option<xds::Response>, Status> {
+        loop {
+            // Before the look at the tables: what changes after it wakes the stream again.
+            self.changed.mark_unchanged();
+            if let Some(response) = self.due() {
+                return Ok(Some(response));
+            }
+            let request = tokio::select! {
+                _ = self.closing.wait_for(|closing| *closing) => return Ok(None),
+                // The sender lives as long as `open`.
+                _ = self.changed.changed() => continue,
+                request = self.requests.message() => request?,
+            };
+            match request {
+                Some(request) => self.on_request(request)?,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn due(&mut self) -> Option<xds::Response> {
+        let mut state = self.open.0.lock();
+        let (response, ended) = self.stream.next_response(&mut state.ledgers);
+        state.tell(ended);
+        response
+    }
+
+    fn on_request(&mut self, request: Q) -> Result<(), Status> {
+        let (node, request) = (self.read)(request);
+        let shared = &self.open.0;
+        if let Some(process) = self.process.take() {
+            let node = node.unwrap_or_default();
+            if node.id != NODE_ID {
+                return Err(Status::permission_denied(format!("this server serves the node {NODE_ID:?} alone")));
+            }
+            // One that was started and not noted because the agent died in between; both would answer for the same listeners.
+            let supervised = shared.lock().supervised.running;
+            if let Some(expected) = supervised.filter(|expected| *expected != process.id.pid) {
+                let pid = process.id.pid;
+                tracing::warn!(pid, expected, "an Envoy that this agent did not start wants to be served; end it");
+                return Err(Status::permission_denied(format!("process {expected} is served, not {pid}")));
+            }
+            shared.on_process(process);
+            shared.lock().version = version(&node);
+        }
+        if let Some(reason) = &request.error {
+            let reason: String = reason.chars().take(1024).collect();
+            tracing::warn!(type_url = %request.type_url, reason, "Envoy refused a response");
+        }
+        let mut state = shared.lock();
+        let ended = self
+            .stream
+            .on_request(request, &mut state.ledgers)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        state.tell(ended);
+        Ok(())
+    }
+}
+
+fn version(node: &Node) -> Option<String> {
+    match node.user_agent_version_type.as_ref()? {
+        UserAgentVersionType::UserAgentVersion(text) => Some(text.chars().take(64).collect()),
+        UserAgentVersionType::UserAgentBuildVersion(build) => {
+            let version = build.version.as_ref()?;
+            Some(format!("{}.{}.{}", version.major_number, version.minor_number, version.patch))
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! How the proxy is, for whoever asks.
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use crate::process::ProcessId;
+
+/// How the proxy is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// What its Envoy does.
+    pub state: EnvoyState,
+    /// Since when it does that.
+    pub since: SystemTime,
+    /// Envoy's version, once it has connected.
+    pub version: Option<String>,
+    /// Envoy's process, as long as there is one.
+    pub pid: Option<i32>,
+    /// How often Envoy ended or could not be started, and was to be started again, since this agent supervises it.
+    pub restarts: u64,
+    /// Why Envoy ended or did not start, last time.
+    pub last_error: Option<String>,
+    /// xDS streams that are open.
+    pub connected_streams: usize,
+    /// Waits that Envoy has not answered.
+    pub pending_waits: usize,
+    /// Listeners wanted.
+    pub listeners: usize,
+    /// Resources that Envoy refused and has no later version of, and its reason.
+    pub refused: BTreeMap<String, String>,
+    /// Records that were dropped because nobody took them in time, since the proxy was made.
+    pub records_lost: u64,
+}
+
+/// What Envoy does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EnvoyState {
+    /// Nobody has started one.
+    #[default]
+    Absent,
+    /// It runs and has not connected, or not again.
+    Starting,
+    /// It runs and is connected.
+    Serving,
+    /// It ended, and is started again soon.
+    Waiting,
+}
+
+/// What the supervisor knows.
+#[derive(Debug)]
+pub(crate) struct Supervised {
+    pub(crate) running: Option<i32>,
+    /// Whether it will be started again.
+    pub(crate) waiting: bool,
+    pub(crate) since: SystemTime,
+    pub(crate) restarts: u64,
+    pub(crate) last_error: Option<String>,
+}
+
+impl Default for Supervised {
+    fn default() -> Self {
+        Self { running: None, waiting: false, since: SystemTime::now(), restarts: 0, last_error: None }
+    }
+}
+
+impl Supervised {
+    /// The status, without what the proxy itself knows.
+    pub(crate) fn status(&self, streams: usize, process: Option<ProcessId>, version: Option<String>) -> Status {
+        // An Envoy that nobody here supervises shows by its streams alone.
+        let state = match (self.running, self.waiting) {
+            _ if streams > 0 => EnvoyState::Serving,
+            (Some(_), _) => EnvoyState::Starting,
+            (None, true) => EnvoyState::Waiting,
+            (None, false) => EnvoyState::Absent,
+        };
+        Status {
+            state,
+            since: self.since,
+            version,
+            pid: self.running.or(process.map(|process| process.pid)),
+            restarts: self.restarts,
+            last_error: self.last_error.clone(),
+            connected_streams: streams,
+            pending_waits: 0,
+            listeners: 0,
+            refused: BTreeMap::new(),
+            records_lost: 0,
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What a client that is no Envoy of ours gets from the server.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects by failing")]
+
+mod world;
+
+use envoy_types::pb::envoy::{
+    config::core::v3::Node,
+    service::discovery::v3::{
+        DeltaDiscoveryRequest, DeltaDiscoveryResponse,
+        aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+    },
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Code, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+use wharf_proxy::Direction;
+use world::*;
+
+const LISTENERS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
+
+type Requests = mpsc::Sender<DeltaDiscoveryRequest>;
+
+async fn client(world: &World) -> AggregatedDiscoveryServiceClient<Channel> {
+    let socket = world.envoy.directory.join("xds.sock");
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
+    AggregatedDiscoveryServiceClient::new(endpoint.connect().await.expect("a connection"))
+}
+
+async fn open(
+    client: &mut AggregatedDiscoveryServiceClient<Channel>,
+    first: DeltaDiscoveryRequest,
+) -> Result<(Requests, Streaming<DeltaDiscoveryResponse>), Status> {
+    let (sender, requests) = mpsc::channel(4);
+    sender.send(first).await.expect("room");
+    let answers = client.delta_aggregated_resources(ReceiverStream::new(requests)).await?;
+    Ok((sender, answers.into_inner()))
+}
+
+fn first(node: &str, type_url: &str) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        node: Some(Node { id: node.into(), ..Node::default() }),
+        type_url: type_url.into(),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+async fn refusal(client: &mut AggregatedDiscoveryServiceClient<Channel>, request: DeltaDiscoveryRequest) -> Code {
+    let answer = async {
+        let (_requests, mut answers) = open(client, request).await?;
+        answers.message().await
+    };
+    match tokio::time::timeout(LONG, answer).await.expect("in time") {
+        Err(status) => status.code(),
+        Ok(answer) => panic!("{answer:?}"),
+    }
+}
+
+#[test]
+fn foreign_nodes_and_requests_without_measure_are_refused() {
+    in_a_namespace(|| async {
+        let world = World::without_envoy();
+        let mut client = client(&world).await;
+        assert_eq!(refusal(&mut client, first("another", LISTENERS)).await, Code::PermissionDenied);
+        assert_eq!(refusal(&mut client, DeltaDiscoveryRequest::default()).await, Code::PermissionDenied);
+        let many = |count: usize, length: usize| DeltaDiscoveryRequest {
+            resource_names_subscribe: vec!["a".repeat(length); count],
+            ..first("wharf", LISTENERS)
+        };
+        assert_eq!(refusal(&mut client, many(5000, 1)).await, Code::InvalidArgument);
+        assert_eq!(refusal(&mut client, many(1, 1000)).await, Code::InvalidArgument);
+        assert_eq!(refusal(&mut client, many(3000, 1000)).await, Code::OutOfRange, "more bytes than are read");
+        assert_eq!(world.proxy.status().connected_streams, 0);
+
+        let mut streams = Vec::new();
+        for _ in 0..8 {
+            let (requests, mut answers) = open(&mut client, first("wharf", LISTENERS)).await.expect("a stream");
+            answers.message().await.expect("an answer").expect("an answer");
+            streams.push((requests, answers));
+        }
+        assert_eq!(refusal(&mut client, first("wharf", LISTENERS)).await, Code::ResourceExhausted);
+        assert_eq!(world.proxy.status().connected_streams, 8);
+    });
+}
+
+#[test]
+fn answers_to_no_response_end_no_wait_and_a_stream_of_garbage_harms_no_other() {
+    in_a_namespace(|| async {
+        let world = World::without_envoy();
+        let mut client = client(&world).await;
+        let (requests, mut answers) = open(&mut client, first("wharf", LISTENERS)).await.expect("a stream");
+        answers.message().await.expect("an answer").expect("an answer");
+        let wait = world.proxy.ensure(listener(EGRESS, Direction::Egress, allow([]), &[(7, &[CLIENT])]));
+        for nonce in ["", "0-0", "1-1", "1-18446744073709551616", "x"] {
+            let request = DeltaDiscoveryRequest { response_nonce: nonce.into(), ..first("wharf", LISTENERS) };
+            requests.send(request).await.expect("room");
+        }
+        // An answer to another type shows that all of these have been read.
+        requests.send(first("wharf", "another")).await.expect("room");
+        let answer = answers.message().await.expect("an answer").expect("an answer");
+        assert_eq!(answer.type_url, "another");
+        assert_eq!(world.proxy.status().pending_waits, 1, "the first response is not acknowledged");
+        drop((requests, answers));
+
+        let (requests, mut answers) = open(&mut client, first("wharf", LISTENERS)).await.expect("a stream");
+        let answer = answers.message().await.expect("an answer").expect("an answer");
+        assert_eq!(answer.resources.len(), 1);
+        let right = DeltaDiscoveryRequest { response_nonce: answer.nonce, ..first("wharf", LISTENERS) };
+        requests.send(right).await.expect("room");
+        wait.within(LONG).await.expect("acknowledged");
+    });
+}
+
+#[test]
+fn an_envoy_that_the_supervisor_does_not_know_is_not_served() {
+    in_a_namespace(|| async {
+        let world = World::start();
+        world.ensure(listener(EGRESS, Direction::Egress, allow([]), &[(7, &[CLIENT])])).await;
+        let pid = world.proxy.status().pid;
+        // This process, in the node's name.
+        assert_eq!(refusal(&mut client(&world).await, first("wharf", LISTENERS)).await, Code::PermissionDenied);
+        assert_eq!(world.proxy.status().pid, pid);
+        world.ensure(listener(EGRESS, Direction::Egress, allow([]), &[])).await;
+    });
+}
