@@ -44,6 +44,7 @@ pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way,
     }
     let (receiver, reason, action) = match way(ctx, own, track) {
         Ok(0) => (0, DropReason::ForwardedStack, TC_ACT_OK),
+        Ok(TO_PROXY) => (0, DropReason::Redirected, TC_ACT_OK),
         Ok(receiver) => (receiver, DropReason::ForwardedLocal, TC_ACT_REDIRECT),
         Err(reason) => (0, reason, TC_ACT_SHOT),
     };
@@ -60,6 +61,7 @@ fn go_on(
 ) -> i32 {
     let way = if test_packet::is_untracked(ctx) { Ok(Way::Direct) } else { track(ctx, asked) };
     let (reason, action) = match way {
+        Ok(Way::Proxy) => (DropReason::Redirected, TC_ACT_OK),
         Ok(_) if asked.peer.endpoint_id == 0 || test_packet::asks_policy(ctx) => return TC_ACT_OK,
         Ok(Way::Direct) => {
             handoff::deliver(ctx, asked.peer.endpoint_id);
@@ -70,6 +72,9 @@ fn go_on(
     };
     Verdict::new(ctx, own, Direction::Egress, reason, action).after(asked.peer.forwarded()).hand_over(ctx)
 }
+
+/// In what [`way`] answers: the packet goes to the proxy. No endpoint's id.
+const TO_PROXY: u32 = u32::MAX;
 
 /// The endpoint that the packet goes to directly; zero: it goes into the node's stack.
 #[inline(always)]
@@ -85,6 +90,7 @@ fn way(
     }
     match track(ctx, Asked::new(own, profile, peer, Direction::Egress))? {
         Way::Direct if !test_packet::asks_policy(ctx) => Ok(peer.endpoint_id),
+        Way::Proxy => Ok(TO_PROXY),
         _ => Ok(0),
     }
 }

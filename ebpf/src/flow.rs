@@ -68,9 +68,11 @@ impl Asked {
     }
 }
 
-/// The way of a packet between two endpoints.
+/// The way of a packet between two endpoints, or to the proxy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Direct,
     Stack,
+    /// To a socket of the node's, because of the packet's mark.
+    Proxy,
 }

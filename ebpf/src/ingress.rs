@@ -14,6 +14,7 @@ use crate::{
     parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6},
     profile::Profile,
     test_packet,
+    turn::turn,
 };
 
 /// Runs the program; `track` finds the flow of what the node's stack sends. A test packet is not tracked.
@@ -24,17 +25,30 @@ pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way,
     let about = |reason, action| Verdict::new(ctx, own, Direction::Ingress, reason, action);
     if words.has(RECORDED) {
         let addressed = parse::ethernet(ctx).map(|frame| frame.set_destination(words.container_mac()));
-        return match addressed.and_then(|()| track(ctx, words.asked())) {
-            Ok(_) => TC_ACT_OK,
-            Err(reason) => about(reason, TC_ACT_SHOT).after(DropReason::ForwardedStack).hand_over(ctx),
+        let verdict = match addressed.and_then(|()| track(ctx, words.asked())) {
+            Ok(Way::Proxy) => turned(ctx, own),
+            Ok(_) => return TC_ACT_OK,
+            Err(reason) => about(reason, TC_ACT_SHOT),
         };
+        return verdict.after(DropReason::ForwardedStack).hand_over(ctx);
     }
     match judge(ctx, own, from_stack, track) {
-        Ok(()) if from_stack => about(DropReason::ForwardedStack, TC_ACT_OK),
-        Ok(()) => about(DropReason::ForwardedLocal, TC_ACT_REDIRECT),
+        Ok(Way::Proxy) => turned(ctx, own),
+        Ok(_) if from_stack => about(DropReason::ForwardedStack, TC_ACT_OK),
+        Ok(_) => about(DropReason::ForwardedLocal, TC_ACT_REDIRECT),
         Err(reason) => about(reason, TC_ACT_SHOT),
     }
     .hand_over(ctx)
+}
+
+/// The verdict about a packet that goes to the proxy instead of the container.
+#[inline(always)]
+fn turned(ctx: &TcContext, own: u32) -> Verdict {
+    let (reason, action) = match turn(ctx) {
+        Ok(action) => (DropReason::Redirected, action),
+        Err(reason) => (reason, TC_ACT_SHOT),
+    };
+    Verdict::new(ctx, own, Direction::Ingress, reason, action)
 }
 
 #[inline(always)]
@@ -43,13 +57,13 @@ fn judge(
     own: u32,
     from_stack: bool,
     track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
-) -> Result<(), DropReason> {
+) -> Result<Way, DropReason> {
     let profile = Profile::of(own).ok_or(DropReason::NoConfig)?;
     accept(ctx, profile, from_stack)?;
     if from_stack && !test_packet::is_untracked(ctx) {
-        track(ctx, Asked::new(own, profile, Peer::STACK, Direction::Ingress))?;
+        return track(ctx, Asked::new(own, profile, Peer::STACK, Direction::Ingress));
     }
-    Ok(())
+    Ok(Way::Direct)
 }
 
 /// Decides whether the packet may reach the container, and gives it the Ethernet addresses it needs there.

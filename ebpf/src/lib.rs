@@ -10,6 +10,7 @@
 //! | [`bandwidth`] | token buckets |
 //! | [`neighbour`], [`flow`] | neighbour messages; what is asked about a packet's flow |
 //! | [`handoff`] | what a program hands to the one that it tail-calls |
+//! | [`turn`] | packets that the node's stack sends and the proxy is to get |
 //! | [`endpoints`] | which addresses are local endpoints |
 //! | [`profile`] | what the node's programs know of an endpoint |
 //! | [`config`] | whose programs an endpoint's own ones are: constants, and the row that user space may change |
@@ -37,6 +38,7 @@ pub mod parse;
 pub mod profile;
 pub mod shortcut;
 pub mod test_packet;
+pub mod turn;
 pub mod verdict;
 
 /// Never reached: the programs have no panicking path, and the verifier would refuse this loop if one led here.

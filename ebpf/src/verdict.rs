@@ -4,7 +4,7 @@ use aya_ebpf::{
     bindings::{__sk_buff, TC_ACT_REDIRECT, TC_ACT_SHOT},
     programs::TcContext,
 };
-use wharf_common::{DropReason, EventKind};
+use wharf_common::{Direction, DropReason, EventKind, drop_reason::metrics_index};
 
 use crate::{
     bandwidth,
@@ -116,7 +116,8 @@ pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
     }
     event::debug(ctx, row);
     record(ctx, row, bytes);
-    if action == TC_ACT_REDIRECT && receiver == 0 {
+    // What goes to the proxy was redirected by the node's program already.
+    if action == TC_ACT_REDIRECT && receiver == 0 && row != metrics_index(Direction::Ingress, DropReason::Redirected) {
         // What it answers is that same action.
         handoff::redirect_peer(config.ifindex());
     }

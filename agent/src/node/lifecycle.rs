@@ -169,6 +169,7 @@ impl<K: Kernel> Lifecycle<K> {
             masquerade: self.config.masquerade.clone(),
             local_by_stack: self.config.local_delivery == LocalDelivery::Stack,
             announce: self.config.announce,
+            redirects: false,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Events of the monitor.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,6 +13,8 @@ pub enum MonitorEvent {
     Drop(PacketEvent),
     /// A packet was forwarded (only for endpoints that trace).
     Trace(PacketEvent),
+    /// The proxy let a request or a connection pass, or not.
+    L7(RequestEvent),
     /// The agent did something.
     Agent(AgentEvent),
     /// This reader was too slow, or the ring buffer was full.
@@ -28,6 +30,7 @@ pub const PACKET_REASONS: &[&str] = &[
     "forwarded-local",
     "forwarded-stack",
     "neighbour-answered",
+    "redirected",
     "malformed",
     "unsupported-l2-protocol",
     "invalid-source-mac",
@@ -48,6 +51,7 @@ pub const PACKET_REASONS: &[&str] = &[
     "node-program-gone",
     "policy-denied",
     "peer-policy-denied",
+    "proxy-unavailable",
 ];
 
 /// A packet seen by an endpoint's program.
@@ -87,6 +91,41 @@ pub struct PacketEvent {
     pub destination_port: u16,
     /// Bytes, Ethernet header included.
     pub length: u32,
+}
+
+/// A request, or a TLS connection, that the proxy judged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RequestEvent {
+    /// When it began, milliseconds since the Unix epoch.
+    pub time_unix_ms: u64,
+    /// Endpoint whose rules judged it.
+    pub endpoint: u16,
+    /// Its epoch.
+    pub epoch: u64,
+    /// `ingress` or `egress`, as that endpoint sees it.
+    pub direction: String,
+    /// `forwarded`, `denied`, or `failed` where the server was not reached or the request not understood.
+    pub verdict: String,
+    /// `HTTP/1.1`, `HTTP/2`, `HTTP/1.0`, `HTTP` or `TLS`.
+    pub protocol: String,
+    /// Method; empty if it is not known.
+    pub method: String,
+    /// Path with its query, normalized; empty for TLS.
+    pub path: String,
+    /// Host of the request, name of the TLS handshake.
+    pub host: String,
+    /// Status of the answer; 0 if there was none.
+    pub status: u16,
+    /// Microseconds from its beginning to the end of the answer, or of the connection; `None` if the proxy does not say.
+    pub latency_us: Option<u64>,
+    /// Address and port of the client.
+    #[schema(value_type = Option<String>)]
+    pub source: Option<SocketAddr>,
+    /// Address and port that the client asked for.
+    #[schema(value_type = Option<String>)]
+    pub destination: Option<SocketAddr>,
+    /// Envoy's response flags, for example `UF` (no connection to the server), joined by commas.
+    pub flags: String,
 }
 
 /// Something the agent did.

@@ -76,6 +76,8 @@ reasons! {
     EventLost = 3, "event-lost";
     /// Not a verdict: an event beyond the endpoint's budget. Its packet is counted under its own reason too.
     EventSuppressed = 4, "event-suppressed";
+    /// Handed to the proxy, because a rule redirects its flow there.
+    Redirected = 5, "redirected";
     /// Header cut short or lengths that contradict each other.
     Malformed = 8, "malformed";
     /// Ethertype other than IPv4, IPv6 and ARP.
@@ -116,6 +118,9 @@ reasons! {
     PolicyDenied = 26, "policy-denied";
     /// The policy of the endpoint at the other end does not let the packet pass.
     PeerPolicyDenied = 27, "peer-policy-denied";
+    /// A rule redirects the flow to the proxy, and no socket of it takes the packet: none listens on the rule's port, the connection began
+    /// before the rule, or the proxy itself has a connection with these addresses and ports.
+    ProxyUnavailable = 28, "proxy-unavailable";
 }
 
 impl DropReason {

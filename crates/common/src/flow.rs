@@ -78,6 +78,15 @@ pub const FLOW_FIN_REPLY: u16 = 1 << 4;
 /// [`FlowRow::flags`]: the last packet was a reset (RST, ABORT).
 pub const FLOW_RESET: u16 = 1 << 5;
 
+/// [`FlowRow::flags`]: the packets of the end that began the flow go to the proxy, which takes the other end's place.
+pub const FLOW_PROXIED: u16 = 1 << 6;
+/// [`FlowRow::flags`]: the proxy began the flow in the name of the end that has the address; the packets to that end go to the proxy.
+pub const FLOW_UPSTREAM: u16 = 1 << 7;
+/// [`FlowRow::flags`]: beside [`FLOW_UPSTREAM`], the receiver's own rules redirected what the proxy sends here, so they do not redirect it again.
+pub const FLOW_LET_IN: u16 = 1 << 8;
+/// The flags of a flow that the proxy has an end of.
+pub const FLOW_OF_PROXY: u16 = FLOW_PROXIED | FLOW_UPSTREAM | FLOW_LET_IN;
+
 /// A tick is two to the power of this many nanoseconds: 1.07 s. A shift is one instruction, where a division by 10^9 is many.
 pub const TICK_SHIFT: u32 = 30;
 

@@ -111,6 +111,14 @@ pub const fn redirect(port: u16, open: bool) -> u32 {
     REDIRECT | if open { REDIRECT_OPEN } else { 0 } | (port as u32) << REDIRECT_PORT_SHIFT
 }
 
+/// The port and whether the rule is open, of a ruling that [`redirect`] made; `None` for any other one.
+#[inline(always)]
+#[must_use]
+pub const fn redirected(ruling: u32) -> Option<(u16, bool)> {
+    let (port, open) = ((ruling >> REDIRECT_PORT_SHIFT) as u16, ruling & REDIRECT_OPEN != 0);
+    if port != 0 && ruling == redirect(port, open) { Some((port, open)) } else { None }
+}
+
 /// A rule's place, number and ruling.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

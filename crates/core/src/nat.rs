@@ -29,6 +29,9 @@ pub struct Nat {
     pub mappings: Vec<PortMapping>,
     /// Containers of masqueraded pools that keep their own address.
     pub own: Vec<IpAddr>,
+    /// Packets that the programs or sockets mark so come to the proxy.
+    #[serde(default)]
+    pub redirects: bool,
 }
 
 /// What the table has of one endpoint.

@@ -26,6 +26,7 @@ use crate::{
     error::wrap,
     forwarding::{Forwarding, dotted},
     netlink::{Connection, link, nft::Nft, proxy::Proxy, route},
+    redirects,
     router::Pair,
 };
 
@@ -59,6 +60,8 @@ pub enum Leftover {
         /// Name of the link.
         ifname: String,
     },
+    /// Rules and routes that lead to the proxy, each in words.
+    Redirects(Vec<String>),
     /// The nftables table.
     Table,
     /// Settings (`sysctl`) of the node that Wharf changed, with the run directory that has their record.
@@ -92,6 +95,7 @@ impl fmt::Display for Leftover {
             Self::Route(RouteRow { destination, .. }) => write!(f, "route {destination}"),
             Self::Router { name, .. } => write!(f, "link {name} of the node's router"),
             Self::Announcement { address, ifname, .. } => write!(f, "announcement of {address} on {ifname}"),
+            Self::Redirects(what) => f.write_str(&what.join(", ")),
             Self::Table => f.write_str("nftables table inet wharf"),
             Self::Settings { names, .. } => write!(f, "changes of settings: {}", names.join(", ")),
             Self::Pin(path) => write!(f, "pin {}", path.display()),
@@ -145,6 +149,8 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     for end in router.ends().iter().filter(|end| end.is_taken()) {
         found.foreign.push(format!("link {} (it is not Wharf's)", end.name));
     }
+    let redirects = redirects::ours(&mut connection)?;
+    found.ours.extend((!redirects.is_empty()).then_some(Leftover::Redirects(redirects)));
     match Nft::default().look() {
         Ok(Some(_)) => found.ours.push(Leftover::Table),
         Ok(None) => {}
@@ -194,6 +200,7 @@ pub fn remove(leftover: &Leftover) -> Result<()> {
         Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),
         Leftover::Router { name, ifindex } => remove_link(*ifindex, name),
         Leftover::Route(row) => route::remove_row(row),
+        Leftover::Redirects(_) => redirects::remove(),
         Leftover::Table => Nft::default().remove().map(drop),
         Leftover::Announcement { address, ifindex, .. } => announce::withdraw(*address, *ifindex),
         Leftover::Settings { run_dir, announced: true, .. } => Announcer::new(run_dir).remove(),

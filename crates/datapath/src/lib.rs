@@ -13,6 +13,7 @@
 //! | `announce` | the node's answers to neighbours who look for a container |
 //! | `settings` | settings (`sysctl`) that are changed, and the record of their values before |
 //! | `source_rule` | routes by source address in a container with more than one interface |
+//! | `redirects` | the way of packets to the proxy |
 //! | `router` | the veth pair that carries the router addresses |
 //! | `container_side` | the removal of a pair whose host side somebody moved away |
 //! | `reaper` | deletes links, many in one kernel wait, and tells when nobody finds them any more |
@@ -45,6 +46,7 @@ pub mod outside;
 mod ports;
 pub mod program_log;
 mod reaper;
+mod redirects;
 mod router;
 pub mod settings;
 mod source_rule;

@@ -40,7 +40,7 @@ use crate::{
     networks, node, observe, ports,
     program_log::ProgramLog,
     reaper::{self, Reaper, Removal},
-    source_rule, speakers,
+    redirects, source_rule, speakers,
 };
 
 /// How to open the kernel.
@@ -168,7 +168,8 @@ impl NodeKernel for LinuxKernel {
         self.blocking("set up node", move |k| {
             k.bpf.ensure_shared()?;
             crash::point("datapath/node/after-shared");
-            node::ensure_node(&spec)
+            node::ensure_node(&spec)?;
+            redirects::ensure(&k.bpf, spec.redirects)
         })
         .await
     }
@@ -209,6 +210,7 @@ impl NodeKernel for LinuxKernel {
         let spec = spec.clone();
         self.blocking("observe node", move |k| {
             let mut wrong = node::observe(&spec)?;
+            wrong.extend(redirects::observe(&k.bpf, &spec)?);
             wrong.extend(k.bpf.shared_problems());
             wrong.extend(k.nat.observe(&spec).problems);
             wrong.extend(k.announcer.observe(&spec, || k.reachable())?);
@@ -459,6 +461,14 @@ impl FlowKernel for LinuxKernel {
 impl PolicyKernel for LinuxKernel {
     async fn change_policy(&self, changes: Vec<RowChange>, mode: Mode) -> Result<()> {
         self.blocking("change policy", move |k| k.bpf.change_policy(&changes, mode)).await
+    }
+
+    async fn ensure_way_to_proxy(&self, wanted: bool) -> Result<()> {
+        self.blocking("set up redirects", move |k| {
+            redirects::ensure(&k.bpf, wanted)?;
+            k.nat.ensure_redirects(wanted)
+        })
+        .await
     }
 
     async fn observe_addresses(&self) -> Result<Vec<IpAddr>> {

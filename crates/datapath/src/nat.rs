@@ -44,6 +44,8 @@ pub(crate) struct Nat {
 struct Ports {
     /// As the node's specification has it; `None` before the first one, too.
     masquerade: Option<Masquerade>,
+    /// As the node's specification has it.
+    redirects: bool,
     /// What endpoints have in the table, since this process began.
     published: BTreeSet<NatEntry>,
     /// Flows may be tracked that began while the table was another: [`Nat::ensure`] looks for them.
@@ -52,7 +54,8 @@ struct Ports {
 
 impl Ports {
     fn desired(&self) -> Desired {
-        Desired::with_entries(self.masquerade.clone(), self.published.iter().copied())
+        let entries = Desired::with_entries(self.masquerade.clone(), self.published.iter().copied());
+        Desired { redirects: self.redirects, ..entries }
     }
 }
 
@@ -105,23 +108,37 @@ impl Nat {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes both as the specification says; without masquerading both go back.
+    /// Makes the table's chains that redirects need, or takes them away, before the node's specification says so.
+    pub(crate) fn ensure_redirects(&self, wanted: bool) -> Result<()> {
+        let mut ports = self.ports();
+        ports.redirects = wanted;
+        if !wanted && ports.masquerade.is_none() {
+            return self.nft.remove().map(drop);
+        }
+        let ensured = self.nft.ensure_around(&ports.desired());
+        ports.unlooked |= ensured.as_ref().is_ok_and(|done| *done != Ensured::Unchanged);
+        ensured.map(drop)
+    }
+
+    /// Makes both as the specification says; without masquerading both go back, but for the table where redirects need it.
     pub(crate) fn ensure(&self, spec: &NodeSpec) -> Result<()> {
         let table = {
             let mut ports = self.ports();
             ports.masquerade.clone_from(&spec.masquerade);
+            ports.redirects = spec.redirects;
             // The table first: nothing leaves with a container's own address.
-            match ports.masquerade {
-                Some(_) => {
-                    let ensured = self.nft.ensure_around(&ports.desired());
-                    ports.unlooked |= ensured.as_ref().is_ok_and(|done| *done != Ensured::Unchanged);
-                    ensured.map(drop)
-                }
-                None => Ok(()),
+            if ports.masquerade.is_some() || ports.redirects {
+                let ensured = self.nft.ensure_around(&ports.desired());
+                ports.unlooked |= ensured.as_ref().is_ok_and(|done| *done != Ensured::Unchanged);
+                ensured.map(drop)
+            } else {
+                Ok(())
             }
         };
         self.look_for_stale_flows();
-        let Some(masquerade) = &spec.masquerade else { return self.remove() };
+        let Some(masquerade) = &spec.masquerade else {
+            return if spec.redirects { table.and(self.forwarding.take_back()) } else { self.remove() };
+        };
         // A node without nf_tables forwards all the same, for what takes the stack between containers.
         self.forwarding.ensure(families(&masquerade.pools))?;
         table
@@ -244,6 +261,9 @@ impl Nat {
             Ok(changed) => view.changed.extend(changed.keys().map(|path| dotted(path))),
             Err(e) => view.problems.push(unseen(e)),
         }
+        if spec.masquerade.is_some() || spec.redirects {
+            view.problems.extend(self.table_problems(spec));
+        }
         let Some(masquerade) = &spec.masquerade else {
             if spec.local_by_stack {
                 let seen = self.forwarding.observe(families(&spec.cidrs), false);
@@ -252,21 +272,6 @@ impl Nat {
             }
             return view;
         };
-        let table = |cause, repairable| NodeProblem::Outbound {
-            what: "nftables table inet wharf".to_owned(),
-            cause,
-            repairable,
-        };
-        // Entries are compared with the endpoints that have them.
-        let desired = |entries| Desired::with_entries(spec.masquerade.clone(), entries);
-        let differences = |seen: Option<Table>| seen.map(|t| t.differences(&desired(t.entries()))).transpose();
-        match self.nft.look().and_then(differences) {
-            Ok(Some(differences)) => view.problems.extend(differences.into_iter().map(|cause| table(cause, true))),
-            Ok(None) => {
-                view.problems.push(table("expected, is not there: containers reach no other network".to_owned(), true));
-            }
-            Err(e) => view.problems.push(table(e.cause, false)),
-        }
         let seen = self.forwarding.observe(families(&masquerade.pools), true);
         view.problems.extend(seen.unwrap_or_else(|e| vec![unseen(e)]));
         view.problems.extend(absent_sources(masquerade).unwrap_or_else(|e| vec![unseen(e)]));
@@ -274,6 +279,30 @@ impl Nat {
         view.tracked = conntrack::fill();
         view.foreign = self.foreign(spec);
         view
+    }
+
+    /// Compares the table with the specification. Entries are compared with the endpoints that have them.
+    fn table_problems(&self, spec: &NodeSpec) -> Vec<NodeProblem> {
+        let table = |cause, repairable| NodeProblem::Outbound {
+            what: "nftables table inet wharf".to_owned(),
+            cause,
+            repairable,
+        };
+        let desired =
+            |entries| Desired { redirects: spec.redirects, ..Desired::with_entries(spec.masquerade.clone(), entries) };
+        let differences = |seen: Option<Table>| seen.map(|t| t.differences(&desired(t.entries()))).transpose();
+        match self.nft.look().and_then(differences) {
+            Ok(Some(differences)) => differences.into_iter().map(|cause| table(cause, true)).collect(),
+            Ok(None) => {
+                let lost = if spec.masquerade.is_some() {
+                    "containers reach no other network"
+                } else {
+                    "redirected connections do not reach the proxy"
+                };
+                vec![table(format!("expected, is not there: {lost}"), true)]
+            }
+            Err(e) => vec![table(e.cause, false)],
+        }
     }
 
     /// Chains of others in the way of containers, those of pools that are not masqueraded too. None where they cannot be read.

@@ -16,6 +16,7 @@ use crate::{
         Connection, Request, address, link,
         route::{self, Route},
     },
+    redirects,
     router::Pair,
 };
 
@@ -174,7 +175,7 @@ pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     Ok(wrong)
 }
 
-/// Removes the router interface and the unreachable routes; what is gone already is as wanted.
+/// Removes the router interface, the unreachable routes and the way to the proxy; what is gone already is as wanted.
 pub(crate) fn remove_node() -> Result<()> {
     let mut connection = Connection::open()?;
     let mut steps = Vec::new();
@@ -183,5 +184,6 @@ pub(crate) fn remove_node() -> Result<()> {
         steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
     }
     run(&mut connection, steps)?;
+    redirects::remove()?;
     Pair::find(&mut connection)?.remove(&mut connection)
 }

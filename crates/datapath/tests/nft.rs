@@ -45,7 +45,7 @@ fn all() -> Nat {
         mapping(Protocol::Sctp, Some(NODE4), 8080, container4(0)),
         mapping(Protocol::Tcp, Some(NODE6), 8080, container6(0)),
     ];
-    Nat { masquerade: Some(masquerade), mappings, own: vec![container4(1), container6(1)] }
+    Nat { masquerade: Some(masquerade), mappings, own: vec![container4(1), container6(1)], redirects: false }
 }
 
 /// [`all`] in nft's own language.

@@ -17,12 +17,16 @@ use aya_ebpf::{
 };
 use wharf_common::{
     Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow,
-    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_REPLIED, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT},
+    flow::{
+        FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PROXIED, FLOW_REPLIED, FLOW_UPSTREAM, FRAGMENT_TICKS,
+        SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT,
+    },
     map::{FLOWS_PER_TICK, FLOWS_QUOTA},
     policy::{MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
 };
 use wharf_ebpf::{
     atomic,
+    endpoints::endpoint,
     flow::{Asked, Way},
     maps::{FLOW_TOTALS, FLOW_USE, FLOWS, FLOWS_NEW, FRAGMENTS},
     parse::ETHERNET_BYTES,
@@ -31,7 +35,9 @@ use wharf_ebpf::{
 
 use crate::{
     packet::{Key, PACKET_MAX, Packet, address, echo_request, identification},
-    policy, stack_path,
+    policy,
+    redirect::{self, Redirect},
+    stack_path,
 };
 
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443).
@@ -40,7 +46,7 @@ const ICMP_ERROR_BYTES: usize = 8;
 /// Finds the packet's flow, and with it the packet's way; lets pass what policy allows.
 ///
 /// # Errors
-/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`; `Malformed` for a packet that is cut short, when there is policy.
+/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `ProxyUnavailable`; `Malformed` for a packet that is cut short, when there is policy.
 #[inline(always)]
 pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     let [ids, own_epoch, peer_epoch] = asked.numbers();
@@ -50,20 +56,24 @@ pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     match core::hint::black_box(way) {
         DIRECT => Ok(Way::Direct),
         STACK => Ok(Way::Stack),
+        PROXY => Ok(Way::Proxy),
         MALFORMED => Err(DropReason::Malformed),
         POLICY_DENIED => Err(DropReason::PolicyDenied),
         PEER_POLICY_DENIED => Err(DropReason::PeerPolicyDenied),
+        PROXY_UNAVAILABLE => Err(DropReason::ProxyUnavailable),
         _ => Err(DropReason::LoneFragment),
     }
 }
 
 const DIRECT: u32 = 0;
 const STACK: u32 = 1;
+const PROXY: u32 = 2;
 const MALFORMED: u32 = DropReason::Malformed as u32;
 const POLICY_DENIED: u32 = DropReason::PolicyDenied as u32;
 const PEER_POLICY_DENIED: u32 = DropReason::PeerPolicyDenied as u32;
+const PROXY_UNAVAILABLE: u32 = DropReason::ProxyUnavailable as u32;
 
-/// [`way`], with [`Asked::numbers`]. Answers [`DIRECT`], [`STACK`], or the reason of a drop as a number.
+/// [`way`], with [`Asked::numbers`]. Answers [`DIRECT`], [`STACK`], [`PROXY`], or the reason of a drop as a number.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once, and not again for each
 /// way that leads here.
@@ -77,6 +87,7 @@ pub unsafe extern "C" fn wharf_flow(skb: *mut __sk_buff, ids: u32, own_epoch: u3
     match track(&TcContext::new(skb), &Asked::of([ids, own_epoch, peer_epoch])) {
         Ok(Way::Direct) => DIRECT,
         Ok(Way::Stack) => STACK,
+        Ok(Way::Proxy) => PROXY,
         Err(reason) => reason as u32,
     }
 }
@@ -111,7 +122,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     }
     if test_packet::is_test(ctx) {
         // No row is looked for or left.
-        return policy::judge(ctx, asked, &packet, true).map(|_| Way::Direct);
+        return policy::judge(ctx, asked, &packet, true, 0).map(|_| Way::Direct);
     }
     if packet.is_error {
         // It goes the way of the packet that it is about, which its sender received: so it is a packet of the same flow.
@@ -121,7 +132,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         let about = unsafe { wharf_about(ctx.skb.skb, inner, asked.own, asked.own_epoch, asked.peer.endpoint_id) };
         // About a flow that policy did not let pass, it is a packet of its own.
         if about as u32 != policy.generation {
-            policy::judge(ctx, asked, &packet, true)?;
+            policy::judge(ctx, asked, &packet, true, 0)?;
         }
         return Ok(if about & ABOUT_STACK != 0 { Way::Stack } else { Way::Direct });
     }
@@ -129,12 +140,21 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     let ends = Ends::of(asked, by_high);
     let (signals, now) = (packet.signals, now());
     let mut found = find(&key);
-    let (mut by_owner, mut is_judged) = (true, policy.generation == 0);
+    let (mut by_owner, mut is_judged, mut flags) = (true, policy.generation == 0, 0);
     if let Some((row, _)) = &mut found {
         let lives = row.seen == now || !row.is_over(key.protocol(), now);
-        if ends.match_row(row) && lives && !row.is_succeeded_by(signals) {
+        let mut goes_on = ends.match_row(row) && lives && !row.is_succeeded_by(signals);
+        by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);
+        if goes_on && row.flags & FLOW_OF_PROXY != 0 {
+            if redirect::is_strange(asked, row.flags, by_owner) {
+                return Err(DropReason::ProxyUnavailable);
+            }
+            // Only the rules tell the port of the socket that listens.
+            goes_on = !(by_owner && redirect::opens(signals));
+        }
+        if goes_on {
             let kept = policy.flags & POLICY_KEEPS_FLOWS != 0 && row.flags & FLOW_REPLIED != 0;
-            by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);
+            flags = row.flags;
             is_judged = row.generation == policy.generation;
             if kept && !is_judged {
                 // SAFETY: the row is a map value.
@@ -145,12 +165,23 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             // A row of other endpoints, or of a flow that is over.
             let _ = FLOWS.remove(key.as_shared());
             let _ = FLOWS_NEW.remove(key.as_shared());
-            found = None;
+            (found, by_owner) = (None, true);
         }
+    }
+    if found.is_none() {
+        flags = redirect::of_proxy(ctx, asked);
     }
     let mut rule = found.as_ref().map_or(0, |(row, _)| row.rule);
     if !is_judged {
-        rule = policy::judge(ctx, asked, &packet, by_owner)?;
+        let passed = policy::judge(ctx, asked, &packet, by_owner, flags)?;
+        rule = passed.rule();
+        if passed.is_redirected() && flags & FLOW_PROXIED == 0 {
+            match redirect::redirect(ctx, &packet, found.is_some(), by_owner, passed)? {
+                Redirect::Begins => flags |= FLOW_PROXIED,
+                Redirect::Resets => return redirect::mark(ctx, asked).map(|()| Way::Proxy),
+                Redirect::Passes => {}
+            }
+        }
         if let Some((row, _)) = &mut found {
             // SAFETY: the row is a map value.
             unsafe { policy::note(&raw mut **row, policy.generation, rule) };
@@ -160,10 +191,16 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         // SAFETY: the context the program was called with, and a field that programs of this kind may write.
         unsafe { (*ctx.skb.skb).mark |= MARK_UNDECIDED };
     }
-    Ok(match found {
+    let way = match found {
         Some((row, table)) => go_on(ctx, asked, &packet, &key, by_high, signals, row, table, now),
-        None => begin(ctx, asked, &packet, &key, by_high, signals, now, (policy.generation, rule)),
-    })
+        None => begin(ctx, asked, &packet, &key, by_high, signals, now, flags, (policy.generation, rule)),
+    };
+    // Numbers that the compiler need not tell apart are fewer ways for the verifier to follow.
+    let flags = core::hint::black_box(flags);
+    if flags & FLOW_OF_PROXY != 0 && redirect::is_for_proxy(flags, by_owner) {
+        return redirect::mark(ctx, asked).map(|()| Way::Proxy);
+    }
+    Ok(way)
 }
 
 /// In what [`wharf_about`] answers: the flow takes the stack.
@@ -313,6 +350,7 @@ fn begin(
     by_high: bool,
     signals: u8,
     now: u32,
+    of_proxy: u16,
     (generation, rule): (u32, u32),
 ) -> Way {
     let egress = asked.direction as u32 == Direction::Egress as u32;
@@ -324,6 +362,11 @@ fn begin(
             }
             (Way::Stack, sender.endpoint_id, sender.epoch as u32)
         }
+        // The proxy sends in the name of an endpoint, or of somebody elsewhere.
+        None if of_proxy & FLOW_UPSTREAM != 0 => match endpoint(packet.source) {
+            Some(client) => (Way::Direct, client.endpoint_id, client.epoch as u32),
+            None => (Way::Direct, 0, 0),
+        },
         None => {
             let way = if egress { noted(ctx, asked, packet) } else { Way::Direct };
             (way, asked.peer.endpoint_id, asked.peer.epoch)
@@ -344,7 +387,7 @@ fn begin(
         if own_is_high { (peer_epoch, asked.own_epoch) } else { (asked.own_epoch, peer_epoch) };
     let direction = if by_high { FLOW_BY_HIGH } else { 0 };
     let by_stack = if way == Way::Stack { FLOW_BY_STACK } else { 0 };
-    let flags = direction | by_stack;
+    let flags = direction | by_stack | of_proxy;
     let mut row = FlowRow { seen: now, low_epoch, high_epoch, flags, owner: owner as u16, generation, rule };
     row.flags = row.flags_after(signals, by_high);
     // Of two CPUs that begin one flow, the first tells who began it. Else this fails only without memory: the LRU evicts.

@@ -17,6 +17,7 @@ mod flow;
 mod neighbour;
 mod packet;
 mod policy;
+mod redirect;
 mod stack_path;
 
 use aya_ebpf::{

@@ -9,8 +9,11 @@ use core::ptr;
 use aya_ebpf::{bindings::__sk_buff, btf_maps::lpm_trie::Key, programs::TcContext};
 use wharf_common::{
     CellKey, Direction, DropReason, PolicyState, PortKey,
-    flow::{ICMP, ICMPV6, SCTP, TCP, UDP},
-    policy::{Choice, DENY, IDENTITY_NODE, PEER_SERVICE, POLICY_AUDITS, PORT_PREFIX_BITS, UNDECIDED},
+    flow::{FLOW_LET_IN, FLOW_UPSTREAM, ICMP, ICMPV6, SCTP, TCP, UDP},
+    policy::{
+        Choice, DENY, IDENTITY_NODE, PEER_SERVICE, POLICY_AUDITS, PORT_PREFIX_BITS, REDIRECT, REDIRECT_OPEN,
+        REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
+    },
 };
 use wharf_ebpf::{
     atomic,
@@ -37,8 +40,44 @@ const OF_SOURCE: u32 = 1 << 25;
 const DENIED: u64 = 1 << 32;
 /// In what [`wharf_rules`] answers, beside [`DENIED`]: the packet is to a service.
 const TO_SERVICE: u64 = 1 << 33;
-/// In what [`wharf_rules`] answers: the rule.
+/// In what [`wharf_rules`] and [`wharf_judge`] answer: the flow goes to the proxy.
+const REDIRECTED: u64 = 1 << 34;
+/// Beside [`REDIRECTED`]: without the proxy the flow passes.
+const OPEN: u64 = 1 << 35;
+/// Beside [`REDIRECTED`]: place of the proxy's port, host byte order.
+const PORT_SHIFT: u32 = 48;
+/// In what [`wharf_rules`] and [`wharf_judge`] answer: the rule.
 const RULE: u64 = 0xffff_ffff;
+
+/// What the rules say of a flow that they let pass.
+#[derive(Clone, Copy)]
+pub struct Passed(u64);
+
+impl Passed {
+    /// The rule that lets it pass at both of its ends, zero for none, or [`UNDECIDED`].
+    #[inline(always)]
+    pub fn rule(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// A rule hands the flow to the proxy.
+    #[inline(always)]
+    pub fn is_redirected(self) -> bool {
+        self.0 & REDIRECTED != 0
+    }
+
+    /// Without the proxy the flow passes.
+    #[inline(always)]
+    pub fn is_open(self) -> bool {
+        self.0 & OPEN != 0
+    }
+
+    /// The port at which the proxy listens, host byte order.
+    #[inline(always)]
+    pub fn port(self) -> u32 {
+        (self.0 >> PORT_SHIFT) as u32
+    }
+}
 
 /// The state of the rules.
 #[inline(always)]
@@ -46,10 +85,16 @@ pub fn state() -> PolicyState {
     POLICY_STATE.get(0).copied().unwrap_or_default()
 }
 
-/// The rule that lets a flow pass at both of its ends, zero for none, or [`UNDECIDED`]. `by_owner`: the packet goes the way that the flow's first one
-/// went.
+/// Judges a flow with these flags ([`FLOW_UPSTREAM`], [`FLOW_LET_IN`]) at both of its ends. `by_owner`: the packet goes the way that the flow's
+/// first one went.
 #[inline(always)]
-pub fn judge(ctx: &TcContext, asked: &Asked, packet: &Packet, by_owner: bool) -> Result<u32, DropReason> {
+pub fn judge(
+    ctx: &TcContext,
+    asked: &Asked,
+    packet: &Packet,
+    by_owner: bool,
+    flags: u16,
+) -> Result<Passed, DropReason> {
     let sends = asked.direction as u32 == Direction::Egress as u32;
     let port = match (packet.protocol, by_owner) {
         (ICMP | ICMPV6, true) => u16::from(packet.kind).to_be(),
@@ -60,10 +105,11 @@ pub fn judge(ctx: &TcContext, asked: &Asked, packet: &Packet, by_owner: bool) ->
     let destination = u32::from(port) | u32::from(packet.protocol) << 16;
     let alone = if test_packet::is_test(ctx) { ALONE } else { 0 };
     let which = (if sends { SENDS } else { 0 }) | if by_owner { BY_OWNER } else { 0 } | alone;
+    let which = which | u32::from(flags & (FLOW_UPSTREAM | FLOW_LET_IN));
     // SAFETY: the context the program was called with.
     let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, asked.peer.endpoint_id, destination, which) };
-    match (answer >> 32) as u32 {
-        0 => Ok(answer as u32),
+    match (answer >> 32) as u32 & (OWN | OTHER) {
+        0 => Ok(Passed(answer)),
         OWN => Err(DropReason::PolicyDenied),
         _ => Err(DropReason::PeerPolicyDenied),
     }
@@ -75,13 +121,15 @@ const SENDS: u32 = 1 << 0;
 const BY_OWNER: u32 = 1 << 1;
 /// In what [`wharf_judge`] is asked: its endpoint's rules alone.
 const ALONE: u32 = 1 << 2;
+const _: () = assert!((SENDS | BY_OWNER | ALONE) as u16 & (FLOW_UPSTREAM | FLOW_LET_IN) == 0);
 /// In the high half of what [`wharf_judge`] answers: the rules of its endpoint deny.
 const OWN: u32 = 1;
 /// As [`OWN`]: those of the other one.
 const OTHER: u32 = 2;
 
 /// Judges the packet's flow at both ends. `peer`: the endpoint that the packet goes to, zero where it goes to the stack or comes
-/// from it; `destination`: as in [`wharf_rules`]. The low half of the answer is the rule that lets it pass.
+/// from it; `destination`: as in [`wharf_rules`]; `which`: the bits above, and the flow's flags of those. The low half of the answer is the rule that
+/// lets it pass; the rest is [`OWN`] or [`OTHER`], or [`REDIRECTED`]. Where the rules of both ends redirect, the client's come first.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -116,7 +164,11 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
         }
         return u64::from(if by_client == own_began { OWN } else { OTHER }) << 32;
     }
-    if received as u32 != 0 { received & RULE } else { sent & RULE }
+    let rule = if received as u32 != 0 { received & RULE } else { sent & RULE };
+    let of_client = if which & u32::from(FLOW_UPSTREAM) == 0 { sent } else { 0 };
+    let of_server = if which & u32::from(FLOW_LET_IN) == 0 { received } else { 0 };
+    let redirects = if of_client & REDIRECTED != 0 { of_client } else { of_server };
+    if redirects & REDIRECTED == 0 || state().flags & POLICY_AUDITS != 0 { rule } else { rule | redirects & !RULE }
 }
 
 /// The endpoint that sent what the stack brought, or zero.
@@ -137,7 +189,7 @@ fn ingress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.ingress)
 }
 
-/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] and [`TO_SERVICE`]. `destination`: port (network byte order),
+/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] and [`TO_SERVICE`], or [`REDIRECTED`]. `destination`: port (network byte order),
 /// from bit 16 on the protocol, [`TO_ENDPOINT`], [`OF_SOURCE`].
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
@@ -190,10 +242,15 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         }
     }
     let decides = choice.decides();
-    if decides.ruling != DENY {
-        return decides.rule.into();
+    let (rule, ruling) = (u64::from(decides.rule), decides.ruling);
+    if ruling & RULING == REDIRECT {
+        let open = if ruling & REDIRECT_OPEN != 0 { OPEN } else { 0 };
+        return rule | REDIRECTED | open | u64::from(ruling >> REDIRECT_PORT_SHIFT) << PORT_SHIFT;
     }
-    u64::from(decides.rule) | DENIED | if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 }
+    if ruling != DENY {
+        return rule;
+    }
+    rule | DENIED | if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 }
 }
 
 /// Notes by which rules the flow passes.

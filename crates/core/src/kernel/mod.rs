@@ -309,6 +309,13 @@ pub trait PolicyKernel: Send + Sync + 'static {
         async move { Err(unsupported("change policy", subject)) }
     }
 
+    /// Makes the node's part of redirects, before the first row leads to the proxy, or takes it away; [`NodeKernel::ensure_node`] and [`NatKernel::ensure_nat`] keep it or take it
+    /// away, as their specification says.
+    fn ensure_way_to_proxy(&self, wanted: bool) -> impl Future<Output = Result<()>> + Send {
+        let _ = wanted;
+        async move { Err(unsupported("set up redirects", "node".to_owned())) }
+    }
+
     /// The addresses of the node's interfaces, in its network namespace.
     fn observe_addresses(&self) -> impl Future<Output = Result<Vec<IpAddr>>> + Send {
         async move { Err(unsupported("observe", "addresses of the node".to_owned())) }

@@ -81,6 +81,8 @@ pub struct NodeSpec {
     pub local_by_stack: bool,
     /// The node answers for endpoints' addresses on links whose own network a pool is part of.
     pub announce: bool,
+    /// Rules of policy redirect flows to the proxy, to which the node delivers them.
+    pub redirects: bool,
 }
 
 /// What the node does for packets that leave it, as found.

@@ -13,6 +13,7 @@ pub(crate) mod maps;
 mod objects;
 pub(crate) mod pins;
 pub(crate) mod policy;
+mod proxy;
 pub(crate) mod rows;
 mod selfcheck;
 mod shared;

@@ -328,6 +328,10 @@ impl PolicyKernel for FakeKernel {
         self.change(Operation::ChangePolicy, subject, move |s| s.policy.change(&changes, mode)).await
     }
 
+    async fn ensure_way_to_proxy(&self, _: bool) -> Result<()> {
+        Ok(())
+    }
+
     async fn observe_addresses(&self) -> Result<Vec<IpAddr>> {
         self.call(Operation::ObserveAddresses, "node".to_owned(), |s| {
             let routers = s.node.as_ref().map(|spec| (spec.router4, spec.router6)).unwrap_or_default();

@@ -294,6 +294,7 @@ pub(crate) fn node_spec() -> NodeSpec {
         masquerade: None,
         local_by_stack: false,
         announce: false,
+        redirects: false,
     }
 }
 

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use wharf_common::{
     EndpointKey, PortKey,
     flow::{ICMP, ICMPV6, SCTP, TCP, UDP},
-    policy::{DENY, PASS, PORT_PREFIX_BITS},
+    policy::{DENY, PASS, PORT_PREFIX_BITS, redirected},
 };
 use wharf_core::policy::{Cell, PortRange, RowChange};
 
@@ -80,11 +80,11 @@ pub(crate) fn port_of(key: &Key<PortKey>) -> Result<PortRange> {
 
 /// Checks the rulings of a cell.
 pub(crate) fn sound(cell: &Cell) -> Result<()> {
-    if cell.admin.ruling > PASS {
-        return Err("its ruling of the admin tier is none of accept, deny and pass");
+    if cell.admin.ruling > PASS && redirected(cell.admin.ruling).is_none() {
+        return Err("its ruling of the admin tier is none of accept, deny, pass and a redirect to a port");
     }
-    if cell.rest.ruling > DENY {
-        return Err("its ruling of the tiers after the admin tier is neither accept nor deny");
+    if cell.rest.ruling > DENY && redirected(cell.rest.ruling).is_none() {
+        return Err("its ruling of the tiers after the admin tier is none of accept, deny and a redirect to a port");
     }
     Ok(())
 }
@@ -109,7 +109,7 @@ pub(crate) mod readable {
     use ipnet::IpNet;
     use wharf_common::{
         CellKey, PeerRow, SetsRow,
-        policy::{ACCEPT, DENY, Hit, NO_RANK},
+        policy::{ACCEPT, DENY, Hit, NO_RANK, PASS, redirected},
     };
     use wharf_core::{
         ids::EndpointId,
@@ -171,9 +171,13 @@ pub(crate) mod readable {
             return String::new();
         }
         let ruling = match hit.ruling {
-            ACCEPT => "accept",
-            DENY => "deny",
-            _ => "pass",
+            ACCEPT => "accept".to_owned(),
+            DENY => "deny".to_owned(),
+            PASS => "pass".to_owned(),
+            ruling => redirected(ruling).map_or_else(
+                || format!("unknown ({ruling:#x})"),
+                |(port, open)| format!("redirect to port {port}{}", if open { ", open," } else { "" }),
+            ),
         };
         format!("{ruling} rule {} rank {}", hit.rule, hit.rank)
     }
@@ -181,7 +185,7 @@ pub(crate) mod readable {
 
 #[cfg(test)]
 mod tests {
-    use wharf_common::policy::{ACCEPT, Hit};
+    use wharf_common::policy::{ACCEPT, Hit, redirect};
 
     use super::*;
 
@@ -278,5 +282,10 @@ mod tests {
         assert_eq!(sound(&Cell { admin: Hit::NONE, rest: Hit::NONE }), Ok(()));
         assert!(sound(&cell(PASS + 1, ACCEPT)).is_err());
         assert!(sound(&cell(ACCEPT, PASS)).is_err());
+        let to_proxy = redirect(15_001, false);
+        assert_eq!(sound(&cell(to_proxy, redirect(15_001, true))), Ok(()));
+        for odd in [redirect(0, false), to_proxy | 1 << 3, to_proxy - 1] {
+            assert!(sound(&cell(odd, ACCEPT)).is_err() && sound(&cell(ACCEPT, odd)).is_err(), "{odd:#x}");
+        }
     }
 }

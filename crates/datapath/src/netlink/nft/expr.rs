@@ -43,6 +43,15 @@ pub(super) enum Field {
     Destination,
 }
 
+/// What is asked about the socket that takes a packet (`enum nft_socket_keys`).
+#[derive(Debug, Clone, Copy)]
+pub(super) enum SocketKey {
+    /// It takes packets to addresses that are not the node's.
+    Transparent = 0,
+    /// It listens at any address. The rule ends for a connection that is about to be made.
+    Wildcard = 2,
+}
+
 const RTN_LOCAL: u32 = 2;
 /// `NFT_META_MARK` and `NFT_META_OIFNAME` of `linux/netfilter/nf_tables.h`.
 const META_MARK: u32 = 3;
@@ -111,7 +120,46 @@ impl Expression {
 
     /// The rule goes on for a packet whose mark has the bit.
     pub(super) fn marked(bit: u32) -> [Self; 3] {
-        Self::has_bit(Self::of_numbers("meta", [(1, register(0)), (2, META_MARK)]), bit)
+        Self::has_bit(Self::mark(0), bit)
+    }
+
+    /// `meta mark`, in the machine's byte order.
+    pub(super) fn mark(word: u32) -> Self {
+        Self::of_numbers("meta", [(1, register(word)), (2, META_MARK)])
+    }
+
+    /// The packet's mark becomes the register's value.
+    pub(super) fn set_mark(word: u32) -> Self {
+        Self::of_numbers("meta", [(2, META_MARK), (3, register(word))])
+    }
+
+    /// Of a word the bits that are in the mask, and those that are added.
+    pub(super) fn masked(word: u32, mask: u32, added: u32) -> Self {
+        Self::of_numbers("bitwise", [(1, register(word)), (2, register(word)), (3, 4)])
+            .with(4, data(&mask.to_ne_bytes()).0)
+            .with(5, data(&added.to_ne_bytes()).0)
+    }
+
+    /// Shifts a word, in the machine's byte order, to the right.
+    pub(super) fn shift_right(word: u32, bits: u32) -> Self {
+        const RIGHT: u32 = 2;
+        Self::of_numbers("bitwise", [(1, register(word)), (2, register(word)), (3, 4), (6, RIGHT)])
+            .with(7, data(&bits.to_ne_bytes()).0)
+    }
+
+    /// One byte about the socket that takes the packet; the rule ends where there is none.
+    pub(super) fn socket(word: u32, key: SocketKey) -> Self {
+        Self::of_numbers("socket", [(1, key as u32), (2, register(word))])
+    }
+
+    /// `tproxy`: the socket that listens at the address and the port, which are in registers, takes the packet. The rule ends where there is none.
+    pub(super) fn to_socket(family: u8, address: u32, port: u32) -> Self {
+        Self::of_numbers("tproxy", [(1, family.into()), (2, register(address)), (3, register(port))])
+    }
+
+    /// `notrack`: connection tracking leaves the packet alone.
+    pub(super) fn untrack() -> Self {
+        Self::of_numbers("notrack", [])
     }
 
     /// The rule goes on where the packet leaves by an interface whose name begins otherwise.
@@ -158,8 +206,17 @@ impl Expression {
 
     /// The rule goes on where the destination is not an address of the node (`fib daddr type`).
     pub(super) fn not_to_the_node() -> [Self; 2] {
+        Self::destination_type(CMP_NEQ)
+    }
+
+    /// The rule goes on where the destination is an address of the node.
+    pub(super) fn to_the_node() -> [Self; 2] {
+        Self::destination_type(CMP_EQ)
+    }
+
+    fn destination_type(operator: u32) -> [Self; 2] {
         let kind = Self::of_numbers("fib", [(1, register(0)), (2, 3), (3, 2)]);
-        [kind, Self::compare(0, CMP_NEQ, &RTN_LOCAL.to_ne_bytes())]
+        [kind, Self::compare(0, operator, &RTN_LOCAL.to_ne_bytes())]
     }
 
     /// The rule goes on where the connection's destination was translated.
@@ -173,10 +230,7 @@ impl Expression {
     }
 
     fn has_bit(loaded: Self, bit: u32) -> [Self; 3] {
-        let mask = Self::of_numbers("bitwise", [(1, register(0)), (2, register(0)), (3, 4)])
-            .with(4, data(&bit.to_ne_bytes()).0)
-            .with(5, data(&[0; 4]).0);
-        [loaded, mask, Self::compare(0, CMP_NEQ, &[0; 4])]
+        [loaded, Self::masked(0, bit, 0), Self::compare(0, CMP_NEQ, &[0; 4])]
     }
 
     /// The rule goes on where the set has the key that begins at the register.

@@ -7,7 +7,7 @@
 //! | part | does |
 //! |---|---|
 //! | `wire` | numbers and attributes of nf_tables messages |
-//! | `expr`, `rules` | expressions; the rules that are made of them |
+//! | `expr`, `rules`, `redirects` | expressions; the rules that are made of them |
 //! | `table` | the table as a value, desired or read back, and the differences of two |
 //! | `read` | the kernel's answers |
 //! | `judge`, `packets` | what forward chains of others do with packets of containers |
@@ -24,6 +24,7 @@ mod expr;
 mod judge;
 mod packets;
 mod read;
+mod redirects;
 mod rules;
 mod socket;
 mod table;
@@ -108,7 +109,8 @@ impl Nft {
     pub fn ensure_around(&self, nat: &Nat) -> Result<Ensured> {
         self.write(|seen| {
             let Some(seen) = seen else { return Table::of(nat) };
-            let mut kept = Nat::with_entries(nat.masquerade.clone(), seen.entries());
+            let entries = Nat::with_entries(nat.masquerade.clone(), seen.entries());
+            let mut kept = Nat { redirects: nat.redirects, ..entries };
             let desired = Table::of(&kept)?;
             if *seen == desired {
                 return Ok(desired);

@@ -15,7 +15,7 @@ use super::{
 };
 
 /// `enum nf_inet_hooks` of `linux/netfilter.h`.
-const PRE_ROUTING: u32 = 0;
+pub(super) const PRE_ROUTING: u32 = 0;
 const LOCAL_IN: u32 = 1;
 const FORWARD: u32 = 2;
 const LOCAL_OUT: u32 = 3;
@@ -25,10 +25,10 @@ const DESTINATION: i32 = -100;
 const FILTER: i32 = 0;
 const SOURCE: i32 = 100;
 /// `NF_ACCEPT` of `linux/netfilter.h`.
-const ACCEPT: u32 = 1;
+pub(super) const ACCEPT: u32 = 1;
 
 /// Every chain by its name.
-pub(super) fn chains(masquerade: Option<&Masquerade>) -> BTreeMap<String, Chain> {
+pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeMap<String, Chain> {
     let chain = |name: &str, kind: &str, hook, priority, rules| {
         (name.to_owned(), Chain { kind: kind.to_owned(), hook, priority, policy: ACCEPT, rules })
     };
@@ -45,6 +45,9 @@ pub(super) fn chains(masquerade: Option<&Masquerade>) -> BTreeMap<String, Chain>
             chain("undecided-input", "filter", LOCAL_IN, FILTER, vec![undecided([])]),
         ]);
     }
+    if redirects {
+        chains.extend(super::redirects::chains());
+    }
     chains
 }
 
@@ -53,17 +56,17 @@ fn undecided(elsewhere: impl IntoIterator<Item = Expression>) -> Rule {
     Expression::marked(MARK_UNDECIDED).into_iter().chain(elsewhere).chain([Expression::drop()]).collect()
 }
 
-fn family(v4: bool) -> u8 {
+pub(super) fn family(v4: bool) -> u8 {
     if v4 { IPV4 } else { IPV6 }
 }
 
 /// Words of an address in registers.
-const fn words(v4: bool) -> u32 {
+pub(super) const fn words(v4: bool) -> u32 {
     if v4 { 1 } else { 4 }
 }
 
 /// A rule for one family.
-fn rule(v4: bool, rest: impl IntoIterator<Item = Expression>) -> Rule {
+pub(super) fn rule(v4: bool, rest: impl IntoIterator<Item = Expression>) -> Rule {
     [Expression::family(0), Expression::is(0, &[family(v4)])].into_iter().chain(rest).collect()
 }
 

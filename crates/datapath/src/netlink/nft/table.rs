@@ -149,7 +149,7 @@ impl Table {
                 }
             }
         }
-        table.chains = rules::chains(nat.masquerade.as_ref());
+        table.chains = rules::chains(nat.masquerade.as_ref(), nat.redirects);
         table.objects = u32::try_from(table.chains.len() + table.sets.len()).unwrap_or(u32::MAX);
         Ok(table)
     }

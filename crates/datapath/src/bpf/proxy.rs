@@ -1,0 +1,32 @@
+//! Row 0 of `PROFILES`, which is no endpoint's: where the programs turn packets round that the proxy is to get.
+
+use aya::maps::{Array, Map, MapData};
+use wharf_common::{EndpointProfile, map};
+use wharf_core::kernel::Result;
+
+use super::{Bpf, maps};
+use crate::error::wrap;
+
+impl Bpf {
+    fn profiles(&self) -> Result<Array<MapData, EndpointProfile>> {
+        let path = self.pins.shared(map::PROFILES);
+        let failed = |e: aya::maps::MapError| wrap("open map", path.display().to_string(), &e);
+        Array::try_from(Map::Array(maps::open(&path, map::PROFILES)?)).map_err(failed)
+    }
+
+    /// Writes the row; zeros where packets are not turned round.
+    pub(crate) fn ensure_way_to_proxy(&self, row: EndpointProfile) -> Result<()> {
+        let failed = |e: aya::maps::MapError| wrap("set up redirects", "row 0 of PROFILES", &e);
+        let mut profiles = self.profiles()?;
+        if profiles.get(&0, 0).map_err(failed)? == row {
+            return Ok(());
+        }
+        profiles.set(0, row, 0).map_err(failed)
+    }
+
+    /// Index of the link that the row tells; none where packets are not turned round.
+    pub(crate) fn way_to_proxy(&self) -> Result<Option<u32>> {
+        let row = self.profiles()?.get(&0, 0).map_err(|e| wrap("look at redirects", "row 0 of PROFILES", &e))?;
+        Ok(Some(row.config.ifindex).filter(|ifindex| *ifindex != 0))
+    }
+}

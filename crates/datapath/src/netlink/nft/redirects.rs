@@ -1,0 +1,66 @@
+//! The chains of redirects to the proxy: what the programs marked comes to its socket.
+
+use wharf_common::policy::{MARK_PORT_SHIFT, MARK_TO_PROXY, MARK_TURNED};
+
+use super::{
+    expr::{Expression, Rule, SocketKey},
+    rules::{ACCEPT, PRE_ROUTING, rule, words},
+    table::Chain,
+};
+
+/// `NF_IP_PRI_RAW` and `NF_IP_PRI_MANGLE` of `linux/netfilter_ipv4.h`: before connection tracking, and before destinations are translated.
+const RAW: i32 = -300;
+const MANGLE: i32 = -150;
+/// After destinations are translated (`NF_IP_PRI_NAT_DST` is -100), also those of answers to what was masqueraded.
+const TRANSLATED: i32 = -50;
+/// The node's loopback addresses, where the proxy listens.
+const LOOPBACK4: [u8; 4] = [127, 0, 0, 1];
+const LOOPBACK6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+/// IANA's number of TCP.
+const TCP: u8 = 6;
+/// The marks, without a port.
+const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
+
+/// The chains by their names.
+pub(super) fn chains() -> [(String, Chain); 3] {
+    let chain = |name: &str, priority, rules| {
+        let kind = "filter".to_owned();
+        (name.to_owned(), Chain { kind, hook: PRE_ROUTING, priority, policy: ACCEPT, rules })
+    };
+    [
+        chain("redirected-untracked", RAW, vec![untracked()]),
+        chain("redirected", MANGLE, [true, false].map(listens).to_vec()),
+        chain("redirected-answers", TRANSLATED, answers()),
+    ]
+}
+
+/// Connection tracking has seen what is turned round. It would take a connection whose destination was translated for another one, and
+/// the proxy's answers would not be translated back.
+fn untracked() -> Rule {
+    Expression::marked(MARK_TURNED).into_iter().chain([Expression::untrack()]).collect()
+}
+
+/// The first packet of a connection goes to the socket that listens at the mark's port, and is routed without it.
+fn listens(v4: bool) -> Rule {
+    let (loopback, port) = if v4 { (LOOPBACK4.to_vec(), 1) } else { (LOOPBACK6.to_vec(), words(false)) };
+    let to_listener = Expression::marked(MARK_TO_PROXY)
+        .into_iter()
+        .chain(Expression::marked(!MARKS))
+        .chain([Expression::transport(0), Expression::is(0, &[TCP])])
+        .chain([Expression::load(0, &loopback), Expression::mark(port), Expression::shift_right(port, MARK_PORT_SHIFT)])
+        .chain([Expression::to_socket(super::rules::family(v4), 0, port)])
+        .chain([Expression::mark(0), Expression::masked(0, MARKS, 0), Expression::set_mark(0)]);
+    rule(v4, to_listener)
+}
+
+/// What comes from elsewhere and is for a connection of the proxy's: answers to what it sent in the name of a container, and what goes on with a
+/// connection that a client elsewhere began. Otherwise the kernel would find the socket all the same, and drop what it then forwards.
+fn answers() -> Vec<Rule> {
+    // One lookup of the route decides for what is the node's own.
+    let local = Expression::to_the_node().into_iter().chain([Expression::give_back()]).collect();
+    // A socket that listens at any address is no part of the connection.
+    let listens = [Expression::socket(0, SocketKey::Wildcard), Expression::is(0, &[1]), Expression::give_back()];
+    let is_proxys = [Expression::socket(0, SocketKey::Transparent), Expression::is(0, &[1])];
+    let marks = [Expression::mark(0), Expression::masked(0, !MARK_TO_PROXY, MARK_TO_PROXY), Expression::set_mark(0)];
+    vec![local, listens.to_vec(), is_proxys.into_iter().chain(marks).collect()]
+}

@@ -1,0 +1,218 @@
+//! The node's part of redirects to the proxy: packets whose mark has [`MARK_TO_PROXY`] are delivered to the node itself, whatever their destination is.
+//!
+//! | part | does |
+//! |---|---|
+//! | rules | lead packets with the mark to the table [`TABLE`], before any rule of others |
+//! | routes | the table's only ones: everything is local |
+//! | settings of the router's link | it takes packets from any source, which the programs turn round there |
+//! | row 0 of `PROFILES` | tells the programs that link |
+//! | chains of `table inet wharf` | give the first packet of a connection to the proxy's listening socket, and mark answers to what the proxy sends |
+//!
+//! The chains are made with the table ([`crate::nat`]). All of it is made only when redirects are wanted.
+//!
+//! **Any source.** With `rp_filter` the kernel looks whether the route to a packet's source leads to the link that the packet came by. With
+//! `src_valid_mark` it looks for that route by the packet's mark, and finds the table's own, which is over that link; `accept_local` lets a source
+//! be one that a local route leads to (Documentation/networking/ip-sysctl.rst). So no setting of another link matters. A node whose
+//! `conf.all.src_valid_mark` is 1 drops packets with the mark on all other links: [`observe`] tells that.
+
+use rtnetlink::{
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType},
+        rule::{RuleAction, RuleAttribute, RuleMessage},
+    },
+};
+use wharf_common::{EndpointConfig, EndpointProfile, policy::MARK_TO_PROXY};
+use wharf_core::{
+    finding::NodeProblem,
+    ids::IfIndex,
+    kernel::{KernelErrorKind, NodeSpec, Result},
+};
+
+use crate::{
+    ROUTE_PROTOCOL, ROUTER_IFNAME,
+    bpf::Bpf,
+    error::fail,
+    forwarding::set,
+    netlink::{Connection, Request, link, route},
+    settings::{dotted, read},
+};
+
+const OPERATION: &str = "set up redirects";
+/// The table that says that everything is local: far from those that people choose.
+const TABLE: u32 = 0x7768_0000;
+/// Place of the rules: behind the kernel's own for the table local, before those of others.
+const PRIORITY: u32 = 87;
+const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
+/// Settings of the router's link that let it take packets from any source.
+const SETTINGS: [&str; 2] = ["src_valid_mark", "accept_local"];
+
+fn setting(ifname: &str, name: &str) -> String {
+    format!("ipv4/conf/{ifname}/{name}")
+}
+
+fn rule(family: AddressFamily) -> RuleMessage {
+    let mut m = RuleMessage::default();
+    m.header.family = family;
+    m.header.action = RuleAction::ToTable;
+    m.attributes = vec![
+        RuleAttribute::FwMark(MARK_TO_PROXY),
+        RuleAttribute::FwMask(MARK_TO_PROXY),
+        RuleAttribute::Table(TABLE),
+        RuleAttribute::Priority(PRIORITY),
+        RuleAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL)),
+    ];
+    m
+}
+
+/// The route of the table; `over`: the router's link, of no account for a removal.
+fn everything(family: AddressFamily, over: Option<IfIndex>) -> RouteMessage {
+    let mut m = RouteMessage::default();
+    m.header.address_family = family;
+    m.header.table = RouteHeader::RT_TABLE_UNSPEC;
+    m.header.protocol = RouteProtocol::from(ROUTE_PROTOCOL);
+    (m.header.kind, m.header.scope) = (RouteType::Local, RouteScope::Host);
+    m.attributes = vec![RouteAttribute::Table(TABLE)];
+    m.attributes.extend(over.map(|ifindex| RouteAttribute::Oif(ifindex.0)));
+    m
+}
+
+/// Makes all of it but the chains, or takes it away. The router's link must be there.
+pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
+    if !wanted {
+        // First nothing is turned round any more.
+        bpf.ensure_way_to_proxy(EndpointProfile::default())?;
+        return remove();
+    }
+    let mut connection = Connection::open()?;
+    let Some(router) = link::look_up(&mut connection, ROUTER_IFNAME)? else {
+        return Err(fail(OPERATION, ROUTER_IFNAME, KernelErrorKind::NotFound, "the router's link is not there"));
+    };
+    for name in SETTINGS {
+        let path = setting(ROUTER_IFNAME, name);
+        // The setting dies with the link.
+        if read(&path)? != "1" {
+            set(&path, "1")?;
+        }
+    }
+    for family in FAMILIES {
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        let steps = [
+            ("route", Request::new(RouteNetlinkMessage::NewRoute(everything(family, Some(router.ifindex))), flags)),
+            ("rule", Request::new(RouteNetlinkMessage::NewRule(rule(family)), flags)),
+        ];
+        run(&mut connection, family, steps, &[libc::EEXIST])?;
+    }
+    let row = EndpointProfile {
+        config: EndpointConfig { ifindex: router.ifindex.0, ..EndpointConfig::default() },
+        host_mac: router.mac.map(|mac| mac.0).unwrap_or_default(),
+        ..EndpointProfile::default()
+    };
+    bpf.ensure_way_to_proxy(row)
+}
+
+/// Removes rules and routes; gone already is success. The settings die with the router's link.
+pub(crate) fn remove() -> Result<()> {
+    let mut connection = Connection::open()?;
+    for family in FAMILIES {
+        let steps = [
+            ("rule", Request::new(RouteNetlinkMessage::DelRule(rule(family)), 0)),
+            ("route", Request::new(RouteNetlinkMessage::DelRoute(everything(family, None)), 0)),
+        ];
+        run(&mut connection, family, steps, &[libc::ENOENT, libc::ESRCH, libc::EAFNOSUPPORT, libc::EOPNOTSUPP])?;
+    }
+    Ok(())
+}
+
+/// Runs the steps; a refusal that is among `fine` is as wanted. A kernel without the family needs neither.
+fn run(
+    connection: &mut Connection,
+    family: AddressFamily,
+    steps: [(&'static str, Request); 2],
+    fine: &[i32],
+) -> Result<()> {
+    let (names, requests): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
+    for (answer, name) in connection.batch(requests)?.into_iter().zip(names) {
+        let Err(refusal) = answer else { continue };
+        let without = [libc::EAFNOSUPPORT, libc::EOPNOTSUPP, libc::EACCES];
+        let is_absent = family == AddressFamily::Inet6 && without.iter().any(|errno| refusal.is(*errno));
+        if !is_absent && !fine.iter().any(|errno| refusal.is(*errno)) {
+            return Err(refusal.into_error(OPERATION, format!("{name} of table {TABLE:#x} ({family:?})")));
+        }
+    }
+    Ok(())
+}
+
+/// What is there of ours: rules and routes, each in words.
+pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for family in FAMILIES {
+        let name = if family == AddressFamily::Inet { "IPv4" } else { "IPv6" };
+        let mut request = RuleMessage::default();
+        request.header.family = family;
+        // A kernel without the family, or without rules, has none.
+        if let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRule(request))?
+            && messages.iter().any(is_rule)
+        {
+            found.push(format!("{name} rule to table {TABLE:#x}"));
+        }
+    }
+    for there in route::list_table(connection, Some(TABLE), Some(ROUTE_PROTOCOL))? {
+        let name = if there.destination.addr().is_ipv4() { "IPv4" } else { "IPv6" };
+        found.push(format!("{name} route of table {TABLE:#x}"));
+    }
+    Ok(found)
+}
+
+fn is_rule(message: &RouteNetlinkMessage) -> bool {
+    let RouteNetlinkMessage::NewRule(m) = message else { return false };
+    rule(m.header.family).attributes.iter().all(|wanted| m.attributes.contains(wanted))
+}
+
+/// Compares rules, routes, settings and the programs' row with what [`ensure`] makes.
+pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
+    let problem =
+        |what: String, cause: &str, repairable| NodeProblem::Outbound { what, cause: cause.to_owned(), repairable };
+    let mut connection = Connection::open()?;
+    let there = ours(&mut connection)?;
+    if !spec.redirects {
+        let left = |what| problem(what, "is there, and no rule redirects to the proxy", true);
+        return Ok(there.into_iter().map(left).collect());
+    }
+    let ipv6 = spec.cidrs.iter().any(|cidr| cidr.addr().is_ipv6());
+    let mut wrong = Vec::new();
+    for name in ["IPv4", "IPv6"].into_iter().take(1 + usize::from(ipv6)) {
+        for what in [format!("{name} rule to table {TABLE:#x}"), format!("{name} route of table {TABLE:#x}")] {
+            if !there.contains(&what) {
+                wrong.push(problem(
+                    what,
+                    "expected, is not there: redirected connections do not reach the proxy",
+                    true,
+                ));
+            }
+        }
+    }
+    let Some(router) = link::look_up(&mut connection, ROUTER_IFNAME)?.map(|seen| seen.ifindex.0) else {
+        // The look at the router tells that.
+        return Ok(wrong);
+    };
+    for name in SETTINGS {
+        let path = setting(ROUTER_IFNAME, name);
+        let found = read(&path)?;
+        if found != "1" {
+            wrong.push(NodeProblem::Setting { name: dotted(&path), expected: "1".to_owned(), found, repairable: true });
+        }
+    }
+    let all = setting("all", "src_valid_mark");
+    let found = read(&all)?;
+    if found != "0" {
+        // Somebody else's choice (of a tunnel, as a rule).
+        let (name, expected) = (dotted(&all), "0".to_owned());
+        wrong.push(NodeProblem::Setting { name, expected, found, repairable: false });
+    }
+    if bpf.way_to_proxy()? != Some(router) {
+        wrong.push(problem("row 0 of PROFILES".to_owned(), "it does not tell the router's link", true));
+    }
+    Ok(wrong)
+}

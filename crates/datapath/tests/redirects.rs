@@ -1,0 +1,176 @@
+//! The node's part of redirects to the proxy: it is made, told, mended and taken away, and packets come to the proxy by it.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod support;
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd as _,
+    thread,
+    time::Duration,
+};
+
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
+};
+use support::*;
+use wharf_common::policy::{MARK_PORT_SHIFT, MARK_TO_PROXY};
+use wharf_core::{
+    finding::NodeProblem,
+    kernel::{NatKernel as _, NodeKernel as _, NodeSpec},
+    nat::Masquerade,
+};
+use wharf_datapath::{
+    LinuxKernel,
+    leftovers::{self, Leftover},
+};
+
+/// Everything of the node's that redirects could change.
+fn told() -> String {
+    let ask = |arguments: &str| run("ip", &arguments.split(' ').collect::<Vec<_>>());
+    let routing =
+        ["-4 rule", "-6 rule", "-4 route show table all proto 87", "-6 route show table all proto 87"].map(ask);
+    routing.concat() + &run("nft", &["list ruleset"])
+}
+
+fn wanted(masquerade: bool) -> NodeSpec {
+    let pools = node_spec().cidrs;
+    let masquerade = masquerade.then(|| Masquerade { pools, ..Masquerade::default() });
+    NodeSpec { redirects: true, masquerade, ..node_spec() }
+}
+
+async fn ensure(k: &LinuxKernel, spec: &NodeSpec) {
+    k.ensure_node(spec).await.expect("node");
+    k.ensure_nat(spec).await.expect("table");
+}
+
+/// What is amiss, in words.
+async fn amiss(k: &LinuxKernel, spec: &NodeSpec) -> Vec<String> {
+    let problems = k.observe_node(spec).await.expect("observe");
+    let in_words = |problem| match problem {
+        NodeProblem::Outbound { what, .. } => what,
+        NodeProblem::Setting { name, .. } => name,
+        other => format!("{other:?}"),
+    };
+    problems.into_iter().map(in_words).collect()
+}
+
+#[test]
+fn the_way_to_the_proxy_is_made_mended_and_taken_away() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        // Somebody else's rule and route look nearly the same.
+        for theirs in ["rule add fwmark 0x80/0x80 lookup 99 pref 87", "route add local 192.0.2.0/24 dev lo table 99"] {
+            run("ip", &theirs.split(' ').collect::<Vec<_>>());
+        }
+        let off = node_spec();
+        ensure(k, &off).await;
+        let before = told();
+        for masquerade in [false, true] {
+            let on = wanted(masquerade);
+            assert!(amiss(k, &on).await.len() >= 5, "{:?}", amiss(k, &on).await);
+            ensure(k, &on).await;
+            assert_eq!(amiss(k, &on).await, [""; 0], "made");
+            ensure(k, &on).await;
+            assert_eq!(amiss(k, &on).await, [""; 0], "made twice");
+            for (program, breaks) in [
+                ("ip", "rule del pref 87 lookup 0x77680000"),
+                ("ip", "-6 route flush table 0x77680000"),
+                ("sysctl", "-w net.ipv4.conf.wharf0.accept_local=0"),
+                ("nft", "flush chain inet wharf redirected"),
+            ] {
+                run(program, &breaks.split(' ').collect::<Vec<_>>());
+                assert_eq!(amiss(k, &on).await.len(), 1, "{breaks}: {:?}", amiss(k, &on).await);
+                ensure(k, &on).await;
+                assert_eq!(amiss(k, &on).await, [""; 0], "{breaks}: mended");
+            }
+            run("ip", &["link", "del", "wharf0"]);
+            assert!(!amiss(k, &on).await.is_empty(), "without the router's link");
+            ensure(k, &on).await;
+            assert_eq!(amiss(k, &on).await, [""; 0], "with a new link");
+            // Of all links, as a tunnel's tools set it: the agent leaves it and says so.
+            run("sysctl", &["-w", "net.ipv4.conf.all.src_valid_mark=1"]);
+            assert_eq!(amiss(k, &on).await, ["net.ipv4.conf.all.src_valid_mark"]);
+            run("sysctl", &["-w", "net.ipv4.conf.all.src_valid_mark=0"]);
+            assert!(!amiss(k, &off).await.is_empty(), "of an agent before, which redirected");
+            ensure(k, &off).await;
+            assert_eq!(told(), before, "taken away");
+            assert_eq!(amiss(k, &off).await, [""; 0]);
+        }
+        ensure(k, &wanted(false)).await;
+        let found = leftovers::list(&w.dir.path().join("bpf"), w.dir.path()).expect("leftovers").ours;
+        let ours = found.iter().find(|one| matches!(one, Leftover::Redirects(_))).expect("rules and routes");
+        leftovers::remove(ours).expect("remove them");
+        leftovers::remove(ours).expect("remove them again");
+        let left = leftovers::list(&w.dir.path().join("bpf"), w.dir.path()).expect("leftovers").ours;
+        assert!(!left.iter().any(|one| matches!(one, Leftover::Redirects(_))), "{left:?}");
+    });
+}
+
+/// A transparent listening socket on a loopback address, at any port.
+fn listener(v4: bool) -> TcpListener {
+    let (family, at): (_, IpAddr) = if v4 {
+        (AddressFamily::Inet, Ipv4Addr::LOCALHOST.into())
+    } else {
+        (AddressFamily::Inet6, Ipv6Addr::LOCALHOST.into())
+    };
+    let made = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("socket");
+    setsockopt(&made, sockopt::IpTransparent, &true).expect("transparent");
+    bind(made.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(at, 0))).expect("bind");
+    listen(&made, Backlog::new(8).expect("backlog")).expect("listen");
+    TcpListener::from(made)
+}
+
+#[test]
+fn marked_connections_come_to_the_listening_socket_with_their_own_addresses() {
+    in_linux_world(None, |w| async move {
+        ensure(&w.kernel, &wanted(true)).await;
+        let world = new_netns(w.dir.path(), "world");
+        let ip = |arguments: &str| drop(run("ip", &arguments.split(' ').collect::<Vec<_>>()));
+        ip(&format!("link add up0 type veth peer name eth0 netns {}", world.display()));
+        ip("addr add 192.0.2.1/24 dev up0");
+        ip("addr add 2001:db8::1/64 dev up0 nodad");
+        ip("link set up0 up");
+        LinuxWorld::inside(&world, move || {
+            ip("addr add 192.0.2.2/24 dev eth0");
+            ip("addr add 2001:db8::2/64 dev eth0 nodad");
+            ip("link set eth0 up");
+            ip("route add default via 192.0.2.1");
+            ip("-6 route add default via 2001:db8::1");
+        });
+        for (v4, server) in [(true, "203.0.113.9:80"), (false, "[2001:db8:9::9]:80")] {
+            let (listener, server) = (listener(v4), server.parse::<SocketAddr>().expect("address"));
+            let port = listener.local_addr().expect("address").port();
+            let mark = MARK_TO_PROXY | u32::from(port.to_be()) << MARK_PORT_SHIFT;
+            // In the place of the programs, which mark the first packet so.
+            let family = if v4 { "ip" } else { "ip6" };
+            run(
+                "nft",
+                &[&format!(
+                    "add table inet programs; flush table inet programs;
+                     add chain inet programs c {{ type filter hook prerouting priority -200; }};
+                     add rule inet programs c iifname up0 {family} daddr {} tcp flags & (syn | ack) == syn meta mark set {mark:#x}",
+                    server.ip()
+                )],
+            );
+            let accepts = thread::spawn(move || {
+                let (mut stream, client) = listener.accept().expect("accept");
+                let mut got = [0; 4];
+                stream.read_exact(&mut got).expect("read");
+                stream.write_all(&got).expect("write");
+                (client, stream.local_addr().expect("address"))
+            });
+            let client = LinuxWorld::inside(&world, move || {
+                let mut stream = TcpStream::connect_timeout(&server, Duration::from_secs(5)).expect("connect");
+                stream.set_read_timeout(Some(Duration::from_secs(5))).expect("time limit");
+                stream.write_all(b"ahoy").expect("write");
+                let mut got = [0; 4];
+                stream.read_exact(&mut got).expect("read");
+                assert_eq!(&got, b"ahoy");
+                stream.local_addr().expect("address")
+            });
+            assert_eq!(accepts.join().expect("the proxy"), (client, server));
+        }
+    });
+}

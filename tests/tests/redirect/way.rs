@@ -1,0 +1,78 @@
+//! The node's part of redirects, by the tools `ip` and `nft`: no setting or document makes the agent want redirects yet. The agent's own, of
+//! which `crates/datapath/tests/redirects.rs` has the tests, takes the place of [`prepare`] then.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context as _, Result};
+use aya::maps::{Array, Map, MapData};
+use nix::net::if_::if_nametoindex;
+use wharf_common::{ABI_VERSION, EndpointConfig, EndpointProfile, map, policy::MARK_PORT_SHIFT};
+use wharf_tests::{
+    Node,
+    process::{command_in, ip, run},
+};
+
+/// The router's link.
+const LINK: &str = "wharf0";
+
+/// Makes the way to proxies that listen at these ports.
+pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
+    let listens = |port: &u16| {
+        let mark = u32::from(port.to_be()) << MARK_PORT_SHIFT;
+        ["ipv4 meta l4proto tcp tproxy ip to 127.0.0.1", "ipv6 meta l4proto tcp tproxy ip6 to [::1]"]
+            .map(|family| {
+                format!(
+                    "meta mark & 0x80 != 0 meta mark & 0xffff0000 == {mark:#x} meta nfproto {family}:{port}
+                     meta mark set meta mark & 0xffff"
+                )
+                .replace('\n', " ")
+            })
+            .join("\n")
+    };
+    let rules = format!(
+        "table inet redirects {{
+           chain untracked {{ type filter hook prerouting priority -300; meta mark & 0x400 != 0 notrack; }}
+           chain redirected {{ type filter hook prerouting priority -150;
+             {}
+           }}
+           chain answers {{ type filter hook prerouting priority -50;
+             fib daddr type local return
+             socket wildcard 1 return
+             socket transparent 1 meta mark set meta mark | 0x80
+           }}
+         }}",
+        ports.iter().map(listens).collect::<Vec<_>>().join("\n")
+    );
+    let mut command = command_in(node.space(), "nft")?;
+    command.args(["-f", "-"]);
+    run(command, rules.as_bytes(), Duration::from_secs(10))?.ok()?;
+    for family in ["-4", "-6"] {
+        ip(node.space(), &format!("{family} rule add fwmark 0x80/0x80 lookup 99 pref 85"))?;
+        ip(node.space(), &format!("{family} route add local default dev {LINK} table 99"))?;
+    }
+    let row = node.space().run(|| {
+        for setting in ["src_valid_mark", "accept_local"] {
+            fs::write(format!("/proc/sys/net/ipv4/conf/{LINK}/{setting}"), "1").context(setting)?;
+        }
+        let config = EndpointConfig { ifindex: if_nametoindex(LINK)?, ..EndpointConfig::default() };
+        anyhow::Ok(EndpointProfile { config, ..EndpointProfile::default() })
+    })??;
+    let row = EndpointProfile { host_mac: mac(node)?, ..row };
+    let path = node.dirs().bpffs.join(format!("wharf/v{ABI_VERSION}/shared/{}", map::PROFILES));
+    let mut profiles: Array<MapData, EndpointProfile> = Map::Array(MapData::from_pin(&path)?).try_into()?;
+    Ok(profiles.set(0, row, 0)?)
+}
+
+/// MAC address of the router's link.
+fn mac(node: &Node) -> Result<[u8; 6]> {
+    let text = ip(node.space(), &format!("-o link show {LINK}"))?;
+    let mac = text.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).context("a MAC address")?;
+    let octets: Vec<u8> = mac.split(':').map(|octet| u8::from_str_radix(octet, 16)).collect::<Result<_, _>>()?;
+    octets.try_into().ok().context("six octets")
+}
+
+/// Makes the kernel check that answers to a source leave by the link that a packet came by (RFC 3704, strict).
+pub(crate) fn check_sources(node: &Node) -> Result<()> {
+    let path = "/proc/sys/net/ipv4/conf/all/rp_filter";
+    node.space().run(|| fs::write(path, "1"))?.context(path)
+}
