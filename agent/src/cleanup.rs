@@ -1,6 +1,6 @@
 //! `wharf-agent cleanup`: removes every trace of an agent from a node on which none runs.
 //!
-//! Removes links, routes, the router and pins, then the files in the run and state directories. Objects that are not
+//! Removes links, routes, the router and pins, ends the Envoy that an agent started, then removes the files in the run and state directories. Objects that are not
 //! provably Wharf's are listed and kept.
 
 use std::{
@@ -23,6 +23,7 @@ use wharf_names::mark::Mark;
 use crate::{
     config::{self, Directories, Flags},
     node::health,
+    proxy::envoy,
     refused, turn,
 };
 
@@ -38,7 +39,7 @@ const EXAMPLES: &str = "Examples:
 Needs a node without a running agent. Binaries, configuration and CNI network are not touched: `cargo xtask uninstall`
 removes those, and runs this first.";
 
-/// Remove what agents left on this node: links, routes, pins, run and state directory.
+/// Remove what agents left on this node: links, routes, pins, the Envoy that they started, run and state directory.
 #[derive(Debug, Parser)]
 #[command(name = "wharf-agent cleanup", bin_name = "wharf-agent cleanup", version, after_help = EXAMPLES)]
 struct Arguments {
@@ -89,11 +90,12 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let _turn = if dry_run { None } else { Some(take_turn(&directories)?) };
     let found = leftovers::list(&directories.bpffs, &directories.run)?;
     let files = files(&directories)?;
+    let envoy = directories.run.join(envoy::DIRECTORY);
     let verb = if dry_run { "would remove" } else { "removed" };
     let living = living(&found);
     if !living.is_empty() && !force {
         if dry_run {
-            tell(&found, &files, verb);
+            tell(&found, &files, &envoy, verb);
         }
         bail!("endpoints live: {}; delete their containers, or pass --force, which cuts them off", first_of(&living));
     }
@@ -101,11 +103,13 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         for leftover in &found.ours {
             leftovers::remove(leftover)?;
         }
+        end_envoy(&directories.run)?;
         for file in &files.ours {
-            remove(file)?;
+            // Any other directory is one whose content is an agent's.
+            remove(file, ![&directories.run, &directories.state].contains(&file))?;
         }
     }
-    tell(&found, &files, verb);
+    tell(&found, &files, &envoy, verb);
     // A dry run only reports a running agent: `cargo xtask uninstall` does the dry run before it stops the agent. The
     // lock is released at once.
     if dry_run && let Err(error) = turn::Turn::take() {
@@ -153,11 +157,15 @@ fn first_of(living: &[String]) -> String {
     text
 }
 
-fn tell(found: &Leftovers, files: &Files, verb: &str) {
+/// `envoy`: the directory of the Envoy that an agent started.
+fn tell(found: &Leftovers, files: &Files, envoy: &Path, verb: &str) {
     for leftover in &found.ours {
         println!("{verb} {leftover}");
     }
     for file in &files.ours {
+        if file == envoy {
+            println!("{verb} the Envoy of {}, if it runs", file.display());
+        }
         println!("{verb} {}", file.display());
     }
     for foreign in &found.foreign {
@@ -181,8 +189,11 @@ struct Files {
 
 fn files(directories: &Directories) -> anyhow::Result<Files> {
     let mut files = Files::default();
+    // Only an agent creates these (mode 0700, 0750); their content is not checked.
+    let whole = [queue::DIRECTORY, envoy::DIRECTORY];
     let in_run = |name: &str| {
-        [config::SOCKET, wharf_api::ADMIN_SOCKET, queue::DIRECTORY].contains(&name)
+        [config::SOCKET, wharf_api::ADMIN_SOCKET].contains(&name)
+            || whole.contains(&name)
             || name.starts_with("state.redb")
             || name == "state.opening"
             || name.starts_with(settings::RECORD_STEM)
@@ -208,10 +219,9 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
             if files.ours.contains(&path) {
                 continue;
             }
-            // The queue is the only directory that an agent creates there (mode 0700); its content is not checked.
             let is_dir = entry.file_type().with_context(|| format!("look at {}", path.display()))?.is_dir();
             let name = entry.file_name();
-            let ours = name.to_str().is_some_and(|name| known(name) && (!is_dir || name == queue::DIRECTORY));
+            let ours = name.to_str().is_some_and(|name| known(name) && (!is_dir || whole.contains(&name)));
             if ours { &mut mine } else { &mut others }.push(path);
         }
         mine.sort();
@@ -229,9 +239,16 @@ fn is_same(a: &Path, b: &Path) -> bool {
     a == b || matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-fn remove(path: &Path) -> anyhow::Result<()> {
+/// Ends the Envoy that an agent with this run directory started, if it lives.
+fn end_envoy(run_dir: &Path) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
+    Ok(runtime.block_on(envoy::process_in(run_dir, None).stop())?)
+}
+
+/// `whole`: a directory goes with its content.
+fn remove(path: &Path, whole: bool) -> anyhow::Result<()> {
     let removed = match fs::symlink_metadata(path) {
-        Ok(meta) if meta.is_dir() && path.ends_with(queue::DIRECTORY) => fs::remove_dir_all(path),
+        Ok(meta) if meta.is_dir() && whole => fs::remove_dir_all(path),
         Ok(meta) if meta.is_dir() => fs::remove_dir(path),
         Ok(_) => fs::remove_file(path),
         Err(e) => Err(e),
@@ -239,5 +256,31 @@ fn remove(path: &Path) -> anyhow::Result<()> {
     match removed {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).with_context(|| format!("remove {}", path.display())),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proxys_directory_is_an_agents_and_foreign_ones_are_not() {
+        let root = tempfile::tempdir().expect("directory");
+        let [run, state] = ["run", "state"].map(|name| root.path().join(name));
+        for directory in [run.join("proxy/admin"), run.join("other"), state.join("proxy")] {
+            fs::create_dir_all(directory).expect("made");
+        }
+        let directories = Directories { run: run.clone(), state: state.clone(), bpffs: root.path().join("bpf") };
+        let Files { ours, foreign } = files(&directories).expect("listed");
+        assert_eq!((ours, foreign), (vec![run.join("proxy")], vec![run.join("other"), state.join("proxy")]));
+        end_envoy(&run).expect("none runs");
+        remove(&run.join("other"), true).expect("removed");
+        let Files { ours, .. } = files(&directories).expect("listed");
+        assert_eq!(ours, [run.join("proxy"), run.clone()]);
+        assert!(remove(&run, false).is_err(), "the run directory goes when it is empty");
+        for file in ours {
+            remove(&file, file != run).expect("removed");
+        }
+        assert!(!run.exists() && state.join("proxy").exists());
     }
 }

@@ -87,6 +87,10 @@ pub struct AgentConfig {
     pub prepared_programs: usize,
     /// Bound of the wait for the proxy at delete.
     pub proxy_timeout: std::time::Duration,
+    /// Envoy's binary; `None` for one that somebody else starts, or none.
+    pub envoy: Option<std::path::PathBuf>,
+    /// First of the [`PROXY_PORTS`] ports of the proxy, host byte order.
+    pub proxy_port: u16,
     /// Rest of an address that was given back, milliseconds.
     pub ip_rest_ms: u64,
     /// Pace of the leak audit; zero is never.
@@ -285,6 +289,11 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         );
         return Err(setting("proxy-timeout-ms", message));
     }
+    let proxy_port = flags.proxy_port.or(file.proxy_port).unwrap_or(15_000);
+    if proxy_port == 0 || proxy_port.checked_add(PROXY_PORTS - 1).is_none() {
+        let message = format!("{proxy_port}: the {PROXY_PORTS} ports from there on must be ports, from 1 to 65535");
+        return Err(setting("proxy-port", message));
+    }
     let audit_interval_ms = flags.audit_interval_ms.or(file.audit_interval_ms).unwrap_or(60_000);
     if (1..1_000).contains(&audit_interval_ms) {
         return Err(setting(
@@ -340,6 +349,8 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         labels_timeout: std::time::Duration::from_millis(labels_timeout_ms),
         prepared_programs,
         proxy_timeout: std::time::Duration::from_millis(proxy_timeout_ms),
+        envoy: flags.envoy.or(file.envoy),
+        proxy_port,
         ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
         audit_interval: std::time::Duration::from_millis(audit_interval_ms),
         health_interval: std::time::Duration::from_millis(health_interval_ms),
@@ -363,6 +374,8 @@ fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Opt
 /// Longest wait for labels.
 const MAX_LABELS_TIMEOUT_MS: u64 = 86_400_000;
 
+/// Ports of the proxy: as many different sets of requests may be in force, those of a change beside those before it.
+pub const PROXY_PORTS: u16 = 1_000;
 /// Longest wait for the proxy, and the default: the bound of that step of a delete.
 const MAX_PROXY_TIMEOUT_MS: u64 = DeleteStep::AwaitProxy.deadline_ms();
 
@@ -424,6 +437,8 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("labels-timeout-ms".to_owned(), config.labels_timeout.as_millis().to_string()),
         ("prepared-programs".to_owned(), config.prepared_programs.to_string()),
         ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
+        ("envoy".to_owned(), config.envoy.as_ref().map(|path| path.display().to_string()).unwrap_or_default()),
+        ("proxy-port".to_owned(), config.proxy_port.to_string()),
         ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),
         ("audit-interval-ms".to_owned(), config.audit_interval.as_millis().to_string()),
         ("selfcheck-interval-ms".to_owned(), config.selfcheck_interval.as_millis().to_string()),

@@ -12,8 +12,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::timeout};
 use wharf_api::{
-    Candidate, Explanation, Fact, Health, HealthState, KernelLook, LogStatus, MetricRow, PastOwner, SubjectKind,
-    TimelineEntry, Wait,
+    Candidate, Explanation, Fact, Health, HealthState, KernelLook, LogStatus, MetricRow, PastOwner, PolicyRedirect,
+    SubjectKind, TimelineEntry, Wait,
 };
 use wharf_common::DropReason;
 use wharf_core::{
@@ -40,6 +40,7 @@ use crate::{
         lifecycle::Lifecycle,
         queue::{Deletions, QueueFailure},
     },
+    proxy::Look,
 };
 
 /// How long the kernel, the store and the deletion queue each may take to answer.
@@ -172,6 +173,7 @@ async fn living<K: Kernel>(
     let mut answer = blank(format!("endpoint {}", r.id), SubjectKind::Endpoint, health, summary);
     answer.facts.extend(what_to_do(&known, r.id).map(|text| fact("what to do", text)));
     answer.facts.extend(facts(&node.life.config.node_name, &view));
+    answer.facts.extend(redirects(&node.life.proxy.redirects.look(), r.id));
     let notices = found.iter().flatten().flatten().filter(|p| p.mender() == Mender::Nobody);
     answer.facts.extend(notices.map(|p| fact("notice", format!("{}; {}", findings::in_words(p), p.remedy()))));
     if let Some(record) = record {
@@ -250,6 +252,15 @@ fn facts(node_name: &str, view: &View) -> Vec<Fact> {
         fact("node", node_name),
     ]);
     facts
+}
+
+/// What the proxy does for the endpoint.
+fn redirects(proxy: &Look, id: EndpointId) -> Vec<Fact> {
+    let told = |(direction, PolicyRedirect { port, passes, problem, .. }): (String, PolicyRedirect)| {
+        let problem = problem.map_or_else(String::new, |why| format!("; {why}"));
+        fact("redirect", format!("{direction}, port {port} of the proxy: {}{problem}", passes.join("; ")))
+    };
+    proxy.of_endpoint(id).into_iter().map(told).collect()
 }
 
 fn named(identity: Identity) -> String {
@@ -485,3 +496,6 @@ fn nothing<K: Kernel>(
         ..blank(text.to_owned(), SubjectKind::Unknown, Health::Pending, summary)
     }
 }
+
+#[cfg(test)]
+mod tests;

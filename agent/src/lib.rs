@@ -65,7 +65,10 @@ pub mod watchdog;
 use std::{os::unix::fs::DirBuilderExt as _, path::Path, sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use anyhow::Context;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
 use tracing::Instrument as _;
 use wharf_core::{
     identities::LocalIdentities,
@@ -73,6 +76,7 @@ use wharf_core::{
     kernel::{NatKernel as _, NodeKernel as _},
 };
 use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
+use wharf_proxy::{Proxy, Record};
 
 use crate::{
     addresses::{pools, resting},
@@ -84,7 +88,7 @@ use crate::{
         lifecycle::{Lifecycle, Tasks},
         queue, timeline,
     },
-    proxy::NoProxy,
+    proxy::envoy::{self, Envoy},
     socket::Socket,
     store::{Store, StoreError},
     sync::lock,
@@ -92,6 +96,9 @@ use crate::{
 };
 
 type Life = Lifecycle<LinuxKernel>;
+
+/// Records of requests that wait for the monitor: some milliseconds of a busy proxy.
+const RECORDS: usize = 4_096;
 
 /// How long running requests and operations may take at a stop.
 const GRACE: Duration = Duration::from_secs(15);
@@ -144,7 +151,9 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let identities = Arc::new(LocalIdentities::default());
-    let node = Node::new(config, kernel, opened.store, ipam, Arc::new(NoProxy), identities);
+    let (proxy, records) = wharf_proxy::Proxy::new(RECORDS);
+    let redirects = Arc::new(Envoy::new(proxy.clone(), config.envoy.is_some()));
+    let node = Node::new(config, kernel, opened.store, ipam, redirects, identities);
     let (life, tasks) = (&node.life, &node.life.tasks);
     life.policy.load().await?;
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
@@ -175,6 +184,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
+    // An Envoy that outlived the last agent drops the listeners that it does not find: restore has told the proxy all of them.
+    start_proxy(life, proxy, records)?;
     health::reserve(life, &node.health).await;
     // The queue is drained before the agent serves: an endpoint deleted while no agent ran must be gone before its
     // container is added again.
@@ -253,6 +264,36 @@ async fn stop(
         tracing::warn!("the store's thread did not end; what it was asked to write is in the store or not, as a whole");
     }
     tracing::info!("stopped; endpoints keep their programs");
+}
+
+/// Serves Envoy, starts it if that is a setting, and reads what it tells.
+fn start_proxy(life: &Arc<Life>, proxy: Proxy, mut records: mpsc::Receiver<Record>) -> anyhow::Result<()> {
+    let (tasks, process) = (&life.tasks, envoy::process(&life.config));
+    let socket = process.socket()?;
+    let (served, halt) = (proxy.clone(), tasks.halt.clone());
+    // To the end of all operations, which wait for Envoy's answers.
+    tasks.endpoints.spawn(async move {
+        if let Err(error) = served.serve(socket, halt.cancelled_owned()).await {
+            tracing::error!(%error, "rules about requests do not change until the agent is restarted");
+        }
+    });
+    if life.config.envoy.is_some() {
+        let stop = tasks.stop.clone();
+        tasks.operations.spawn(async move { process.supervise(&proxy, stop.cancelled_owned()).await });
+    } else {
+        // Somebody else may start one with it.
+        process.prepare()?;
+    }
+    let owned = Arc::clone(life);
+    tasks.operations.spawn(async move {
+        while let Some(record) = tokio::select! {
+            () = owned.tasks.stop.cancelled() => None,
+            record = records.recv() => record,
+        } {
+            owned.monitor.request(record);
+        }
+    });
+    Ok(())
 }
 
 fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {

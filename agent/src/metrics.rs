@@ -2,6 +2,7 @@
 //! them; a test compares the two.
 
 mod exposition;
+mod proxy;
 
 use std::{
     collections::BTreeMap,
@@ -270,10 +271,7 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
         status.refused_transitions,
     );
 
-    let pending = status.proxy.pending_completions;
-    gauge(registry, "proxy_completions_pending", "Proxy completions that deletes wait for", pending);
-    let timed_out = status.proxy.timed_out_completions;
-    counter(registry, "proxy_completions_timed_out", "Proxy completions that deletes gave up", timed_out);
+    proxy::register(registry, &status.proxy);
 
     let queue = &status.deletion_queue;
     gauge(registry, "deletion_queue_records", "Deletion records that wait", queue.records);

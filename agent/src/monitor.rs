@@ -3,6 +3,7 @@
 //! One bounded broadcast channel. A reader that is too slow loses the oldest events and is told how many.
 
 mod packet;
+mod request;
 
 use std::{
     sync::Arc,
@@ -13,8 +14,11 @@ use tokio::sync::broadcast;
 use wharf_api::{AgentEvent, MonitorEvent};
 use wharf_common::{Event, EventKind};
 use wharf_core::ids::EndpointId;
+use wharf_proxy::Record;
 
 use crate::clock;
+
+pub use request::Requests;
 
 /// Events that a reader may lag before it loses some: about four seconds of one endpoint's full event rate.
 const DEPTH: usize = 1024;
@@ -27,6 +31,7 @@ pub struct Monitor {
     /// One in this many traced packets is sent; 0 and 1 send all.
     sampling: Arc<AtomicU32>,
     traced: Arc<AtomicU64>,
+    requests: Arc<request::Counters>,
 }
 
 impl Default for Monitor {
@@ -36,6 +41,7 @@ impl Default for Monitor {
             packets: Arc::default(),
             sampling: Arc::default(),
             traced: Arc::default(),
+            requests: Arc::default(),
         }
     }
 }
@@ -74,6 +80,20 @@ impl Monitor {
                 self.send(event);
             }
         }
+    }
+
+    /// Sends what the proxy tells of a request.
+    pub fn request(&self, record: Record) {
+        self.requests.count(&record);
+        if self.sender.receiver_count() > 0 {
+            self.send(MonitorEvent::L7(request::readable(record)));
+        }
+    }
+
+    /// Requests by verdict since the agent's start.
+    #[must_use]
+    pub fn requests(&self) -> Requests {
+        self.requests.told()
     }
 
     /// Sends one in `one_in` of the traced packets that the programs report; 0 and 1 send all. Drops are always sent.

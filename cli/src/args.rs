@@ -5,6 +5,7 @@ mod flow;
 mod namespace;
 mod node;
 mod policy;
+mod proxy;
 
 use std::path::PathBuf;
 
@@ -19,6 +20,7 @@ pub(crate) use node::{
     Setting, SettingName, StatusArgs,
 };
 pub(crate) use policy::{BpfPolicyCommand, PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs};
+pub(crate) use proxy::ProxyCommand;
 
 const EXIT_CODES: &str = "\
 Exit status:
@@ -157,6 +159,19 @@ Examples:
   wharf policy explain --from 7 --to 9 --port 443"
     )]
     Policy(PolicyCommand),
+    /// Show the L7 proxy: Envoy, its listeners, who waits for it.
+    ///
+    /// Rules about HTTP requests and TLS server names hand connections to it.
+    #[command(
+        subcommand,
+        after_help = "\
+Examples:
+  wharf proxy status                 how Envoy is, and what it has not done
+  wharf proxy listeners              its ports, and what passes there
+  wharf proxy completions            who waits for it now
+  wharf monitor --type l7            the requests that it judges"
+    )]
+    Proxy(ProxyCommand),
     /// Show or set the labels of namespaces, by which policies select.
     #[command(subcommand, visible_alias = "ns", after_help = "Example:\n  wharf namespace set shop team=a")]
     Namespace(NamespaceCommand),
@@ -177,6 +192,7 @@ Examples:
 Examples:
   wharf monitor                                 everything, until interrupted
   wharf monitor --type drop --endpoint 7        why endpoint 7 loses packets
+  wharf monitor --type l7 --endpoint 7          the requests of endpoint 7 that the proxy judges
   wharf monitor --from 10.88.0.7 --to 10.88.0.9 -n 5
   wharf monitor -o json | jq -c .               one object a line
 

@@ -14,6 +14,7 @@ mod monitor;
 mod namespace;
 mod pages;
 mod policy;
+mod proxy;
 mod status;
 mod watch;
 
@@ -98,6 +99,7 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
             Ok(Exit::Ok)
         }
         Command::Policy(command) => policy::run(&cx, command).await,
+        Command::Proxy(command) => proxy::run(&cx, &command).await,
         Command::Namespace(command) => namespace::run(&cx, command).await,
         Command::Bpf(command) => bpf::run(&cx, command).await,
         Command::Monitor(args) => monitor::run(&cx, args.filter, args.count, args.time).await,

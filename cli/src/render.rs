@@ -15,6 +15,7 @@ pub(crate) mod monitor;
 pub(crate) mod namespace;
 pub(crate) mod policy;
 pub(crate) mod port;
+pub(crate) mod proxy;
 mod screen;
 pub(crate) mod status;
 mod table;

@@ -18,7 +18,9 @@ fn status(overall: &str, serving: bool) -> Value {
         "components": [{"name": "store", "health": overall, "message": "as the test says"}],
         "controllers": [], "ipam": [], "endpoints": {}, "refused_transitions": 0, "bpf_maps": [],
         "prepared": {"ready": 0, "target": 0},
-        "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0},
+        "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0,
+                  "state": "absent", "listeners": 0, "refused": 0, "restarts": 0, "records_lost": 0,
+                  "requests": {"forwarded": 0, "denied": 0, "failed": 0}},
         "resident_bytes": 0, "stuck": [], "quarantined": [], "audit_findings": null,
         "deletion_queue": {"records": 0, "oldest_age_ms": 0, "unusable": 0, "drained": 0, "canary": "came out after 1 ms"},
         "admission": {"waiting": 0, "running": 0, "deletes": 0, "cost_ms": 0, "refused": 0},
@@ -409,7 +411,54 @@ fn an_endpoints_settings_are_changed_in_one_request() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.out.contains("always (its own") && ran.out.contains("http 80/tcp"), "{ran:?}");
     let patch = r#"{"policy_enforcement":"always","named_ports":{"http":{"port":80,"protocol":"tcp"},"old":null}}"#;
-    assert_eq!(agent.seen(), ["GET /v1/endpoint/7".to_owned(), format!("PATCH /v1/endpoint/7 {patch}")]);
+    // The change is one request; the last one is for the screen.
+    let seen = ["GET /v1/endpoint/7".to_owned(), format!("PATCH /v1/endpoint/7 {patch}"), "GET /v1/proxy".to_owned()];
+    assert_eq!(agent.seen(), seen);
+}
+
+/// A proxy with a listener of endpoint 7.
+fn proxy(state: &str) -> Value {
+    let serves = state == "serving";
+    let listener = json!({
+        "name": "ingress-15000", "port": 15000, "direction": "ingress", "passes": ["GET /public..."], "fails_open": false,
+        "endpoints": [7], "acknowledged": serves
+    });
+    let wait = json!({"listener": "ingress-15000", "endpoint": 9, "since_unix_ms": 1, "until_unix_ms": 3001});
+    json!({
+        "state": state, "since_unix_ms": 1, "supervised": false, "restarts": 0, "streams": u8::from(serves),
+        "bootstrap": "/run/wharf/proxy/bootstrap.json", "requests": {"forwarded": 3, "denied": 1, "failed": 0},
+        "records_lost": 0, "completions_pending": 1, "completions_timed_out": 0, "outstanding": [],
+        "listeners": [listener], "completions": [wait]
+    })
+}
+
+#[test]
+fn a_proxy_that_does_not_serve_what_rules_need_is_not_well() {
+    for (state, code) in [("serving", 0), ("absent", 1), ("starting", 1), ("waiting", 1)] {
+        let agent = Agent::start(vec![Answer::new("GET /v1/proxy", 200, proxy(state))]);
+        let ran = agent.run(&["proxy", "status"]);
+        assert_eq!((ran.code, ran.out.contains(state)), (Some(code), true), "{ran:?}");
+        let ran = agent.run(&["proxy", "listeners"]);
+        assert_eq!((ran.code, ran.out.contains("GET /public...")), (Some(0), true), "{ran:?}");
+        let ran = agent.run(&["proxy", "completions", "-o", "json"]);
+        assert_eq!(ran.code, Some(0));
+        assert_eq!(serde_json::from_str::<Value>(&ran.out).expect("JSON"), proxy(state)["completions"]);
+    }
+}
+
+#[test]
+fn an_endpoint_is_shown_with_its_redirects_and_without_a_proxy_that_answers() {
+    let get = Answer::new("GET /v1/endpoint/7", 200, endpoint(7, "abc"));
+    let agent = Agent::start(vec![get, Answer::new("GET /v1/proxy", 200, proxy("absent"))]);
+    let ran = agent.run(&["endpoint", "get", "7"]);
+    let line = "Redirects:          ingress, port 15000: GET /public...; no proxy serves\n";
+    assert_eq!((ran.code, ran.out.contains(line)), (Some(0), true), "{ran:?}");
+    let older =
+        Agent::start(vec![Answer::new("GET /v1/endpoint/7", 200, endpoint(7, "abc")), not_found("GET /v1/proxy")]);
+    let ran = older.run(&["endpoint", "get", "7"]);
+    assert_eq!((ran.code, ran.out.contains("Redirects:          not known: ")), (Some(0), true), "{ran:?}");
+    let ran = older.run(&["endpoint", "get", "7", "-o", "json"]);
+    assert_eq!((ran.code, older.seen().len()), (Some(0), 3), "the API's object alone: {ran:?}");
 }
 
 #[test]

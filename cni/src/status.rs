@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Components of the agent whose failure limits existing endpoints.
-const CARRIES_TRAFFIC: [&str; 2] = ["datapath", "proxy"];
+const CARRIES_TRAFFIC: [&str; 1] = ["datapath"];
 /// The pool that the agent uses when netconf names none.
 const DEFAULT_POOL: &str = "default";
 

@@ -312,7 +312,7 @@ fn status_is_honest() {
         (50, 200, true, "ipam", "failing"),
         (51, 200, true, "datapath", "degraded"),
         (51, 503, false, "datapath", "failing"),
-        (51, 200, true, "proxy", "failing"),
+        (50, 200, true, "proxy", "failing"),
     ] {
         let outcome = run().answer(http, &status(serving, &component(name, health), &roomy())).go();
         assert_eq!(outcome.code(), code, "{name} {health} {serving}");

@@ -27,6 +27,7 @@ pub mod bench;
 pub mod cni;
 pub mod crash;
 pub mod echo;
+pub mod envoy;
 pub mod frame;
 pub mod http;
 pub mod icmp;
@@ -42,6 +43,7 @@ pub mod sctp;
 pub mod space;
 pub mod stream;
 pub mod wait;
+pub mod web;
 pub mod world;
 
 pub use attached::Attached;

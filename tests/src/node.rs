@@ -82,6 +82,8 @@ pub struct Node {
     next_version: bool,
     /// A systemd unit whose capabilities bound the agent's.
     unit: Option<String>,
+    /// It made the namespace and the directories, and ends what lives in them.
+    owner: bool,
     told: bool,
 }
 
@@ -111,7 +113,16 @@ impl Node {
             fs::write(&path, text).context("write the configuration file")?;
             flags.extend(["--config".to_owned(), path.display().to_string()]);
         }
-        Ok(Self { space: Space::create()?, dirs, flags, agent: None, next_version: false, unit: None, told: false })
+        Ok(Self {
+            space: Space::create()?,
+            dirs,
+            flags,
+            agent: None,
+            next_version: false,
+            unit: None,
+            owner: true,
+            told: false,
+        })
     }
 
     /// Another value for the same namespace and directories, without an agent of its own: for threads that call the
@@ -123,7 +134,7 @@ impl Node {
         let space = self.space.try_clone()?;
         // What fails is told by the node that has the agent.
         let (dirs, flags, next_version) = (self.dirs.clone(), self.flags.clone(), self.next_version);
-        Ok(Self { space, dirs, flags, agent: None, next_version, unit: None, told: true })
+        Ok(Self { space, dirs, flags, agent: None, next_version, unit: None, owner: false, told: true })
     }
 
     /// The node's network namespace.
@@ -426,6 +437,9 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if self.owner {
+            self.end_envoy();
+        }
         if std::thread::panicking() && !self.told {
             self.print_log();
         }

@@ -76,6 +76,8 @@ fn every_get_answers_200_with_its_body() -> Result<()> {
         for form in [format!("/v1/map/{id}.CONFIG"), format!("/v1/map/{id}%2FCONFIG")] {
             answers(node, "GET", &form, None, 200)?;
         }
+        let proxy = answers(node, "GET", "/v1/proxy", None, 200)?.json()?;
+        ensure!(proxy["state"] == "absent" && proxy["listeners"] == json!([]), "{proxy}");
         let metrics = answers(node, "GET", "/v1/metrics", None, 200)?.json()?;
         ensure!(metrics.is_array(), "{metrics}");
         let audit = answers(node, "GET", "/v1/audit", None, 200)?.json()?;

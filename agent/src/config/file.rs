@@ -42,6 +42,8 @@ pub(super) struct File {
     pub(super) labels_timeout_ms: Option<u64>,
     pub(super) prepared_programs: Option<usize>,
     pub(super) proxy_timeout_ms: Option<u64>,
+    pub(super) envoy: Option<PathBuf>,
+    pub(super) proxy_port: Option<u16>,
     pub(super) ip_rest_ms: Option<u64>,
     pub(super) audit_interval_ms: Option<u64>,
     pub(super) health_interval_ms: Option<u64>,

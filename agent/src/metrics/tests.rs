@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
-use wharf_api::NodeHealth;
+use wharf_api::{NodeHealth, ProxyState};
 
 use super::*;
 
@@ -19,7 +19,8 @@ fn status() -> AgentStatus {
         "components": [], "controllers": [], "ipam": [pool], "endpoints": {"ready": 3}, "bpf_maps": [map],
         "deletion_queue": {"records": 1, "oldest_age_ms": 1500, "unusable": 2, "drained": 1, "canary": "came out"},
         "audit_findings": 0, "refused_transitions": 1, "prepared": {"ready": 4, "target": 4},
-        "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0},
+        "proxy": {"enabled": true, "redirects": 1, "pending_completions": 0, "timed_out_completions": 0, "state": "serving",
+            "listeners": 2, "refused": 1, "restarts": 3, "records_lost": 4, "requests": {"forwarded": 5, "denied": 6, "failed": 7}},
         "network": {"device_mode": "veth", "routing": "", "masquerading": "on", "connections": {"entries": 7, "limit": 262144},
             "flows": {"rows": 5, "limit": 524_288, "expired": 40, "orphaned": 2, "over_quota": 0, "no_room": 0, "untracked": 1,
                 "collected_unix_ms": 1, "took_us": 2_500}},
@@ -133,6 +134,25 @@ fn flows_are_told_by_the_last_collection_and_not_before_the_first() {
     status.network.flows = None;
     let text = Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0);
     assert!(!text.contains("wharf_flows"), "{text}");
+}
+
+#[test]
+fn the_proxy_is_up_only_while_it_serves() {
+    let has = |text: &str, line: &str| assert!(text.lines().any(|l| l == line), "{line} in {text}");
+    let text = encoded(Format::Prometheus);
+    for line in [
+        "wharf_proxy_up 1",
+        "wharf_proxy_listeners 2",
+        "wharf_proxy_listeners_refused 1",
+        "wharf_proxy_restarts_total 3",
+        "wharf_proxy_records_lost_total 4",
+        "wharf_proxy_requests_total{verdict=\"denied\"} 6",
+    ] {
+        has(&text, line);
+    }
+    let mut status = status();
+    status.proxy.state = ProxyState::Starting;
+    has(&Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0), "wharf_proxy_up 0");
 }
 
 #[test]

@@ -136,7 +136,7 @@ impl<K: Kernel> Lifecycle<K> {
             deletions: Deletions::new(&config.run_dir),
             jobs: Jobs::new(Arc::clone(&kernel), tasks.operations.clone()),
             prepared: Prepared::new(config.prepared_programs),
-            policy: Policy::new(&config, Arc::clone(&kernel)),
+            policy: Policy::new(&config, Arc::clone(&kernel), Arc::clone(&redirects)),
             config,
             kernel,
             store,
@@ -169,7 +169,7 @@ impl<K: Kernel> Lifecycle<K> {
             masquerade: self.config.masquerade.clone(),
             local_by_stack: self.config.local_delivery == LocalDelivery::Stack,
             announce: self.config.announce,
-            redirects: false,
+            redirects: self.policy.uses_proxy(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Policy at one moment, and the rows that follow from a change.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, time::Instant};
 
 use ipnet::IpNet;
 use wharf_common::{
@@ -18,9 +18,13 @@ use super::{
     documents::Documents,
     error::PolicyError,
     members::{Members, Surroundings},
+    redirects::Listeners,
     rows,
 };
-use crate::config::Enforcement;
+use crate::{
+    config::{Enforcement, PROXY_PORTS},
+    proxy::Wanted,
+};
 
 /// Rows that fit. A trie that is full refuses another value for a row that it has (Linux before 6.13), so `IPCACHE` keeps a place
 /// free; rows of `POLICY_PORTS`, the other trie, never change their value. Rule sets are numbered; each is one of at
@@ -30,7 +34,7 @@ pub(super) const LIMITS: Limits = Limits {
     ports: POLICY_PORTS_MAX as usize,
     rules: POLICY_CELLS_MAX as usize,
     sets: 4 * wharf_common::MAX_ENDPOINT_ID as usize,
-    listeners: 0,
+    listeners: PROXY_PORTS as usize,
 };
 
 /// Policy at one moment.
@@ -45,6 +49,14 @@ pub(super) struct Inner {
     pub(super) kept: bool,
     /// What the kernel has; `None` where that is not known. Of lost policies, what they left.
     pub(super) engine: Option<Engine>,
+    /// What the ports of the proxy were last said to be.
+    pub(super) listeners: Listeners,
+    /// What the proxy was last told.
+    pub(super) told: Wanted,
+    /// Since when that is nothing.
+    pub(super) left_proxy: Option<Instant>,
+    /// The proxy has not acknowledged all of that.
+    pub(super) unacknowledged: bool,
     /// How often the kernel's rows were changed since the agent's start.
     pub(super) writes: u64,
     /// Revision that the kernel has.
@@ -67,6 +79,10 @@ impl Inner {
             active: false,
             kept: false,
             engine: None,
+            listeners: Listeners::new(),
+            told: Wanted::new(),
+            left_proxy: None,
+            unacknowledged: false,
             writes: 0,
             realized: 0,
             problem: None,

@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 use wharf_api::{
     EndpointPolicy, EndpointRules, Namespace, POLICY_ROW_PEERS_MOST, PolicyExplanation, PolicyInfo, PolicyJudgement,
-    PolicyList, PolicyProtocol, PolicyRow, PolicyRule, PolicySizes, PolicyVerdict,
+    PolicyList, PolicyProtocol, PolicyRedirect, PolicyRow, PolicyRule, PolicySizes, PolicyVerdict,
 };
 use wharf_common::{Direction as EventDirection, DropReason, Event, flow};
 use wharf_core::{
@@ -28,7 +28,7 @@ use super::{
     error::PolicyError,
     rows::{cell_key, key},
 };
-use crate::config::Enforcement;
+use crate::{config::Enforcement, proxy};
 
 /// A packet that is asked about.
 #[derive(Debug, Clone, Copy)]
@@ -98,11 +98,19 @@ impl<K: PolicyKernel> Policy<K> {
     /// What becomes of a flow's first packet.
     pub async fn explain(&self, ask: Ask) -> PolicyExplanation {
         let inner = self.lock().await;
-        let egress = ask.from.map(|id| judge(&inner, id, Direction::Egress, ask.destination, ask.to_port));
+        let look = self.redirects.look();
+        let judge = |id, direction, peer| {
+            let mut judgement = judge(&inner, id, direction, peer, ask.to_port);
+            if let Some(PolicyRedirect { port, passes, fails_open, .. }) = judgement.redirect {
+                judgement.redirect = Some(look.redirect(port, passes, fails_open));
+            }
+            judgement
+        };
+        let egress = ask.from.map(|id| judge(id, Direction::Egress, ask.destination));
         let from_node = ask.from.is_none() && inner.node.contains(&ask.source);
         let ingress = ask.to.map(|id| match from_node {
             true => open(id),
-            false => judge(&inner, id, Direction::Ingress, ask.source, ask.to_port),
+            false => judge(id, Direction::Ingress, ask.source),
         });
         let denies = |judgement: &Option<PolicyJudgement>| {
             judgement.as_ref().is_some_and(|judgement| judgement.verdict == PolicyVerdict::Deny)
@@ -271,6 +279,7 @@ fn open(id: EndpointId) -> PolicyJudgement {
         enforced: false,
         verdict: PolicyVerdict::Accept,
         rule: None,
+        redirect: None,
         isolated_by: Vec::new(),
         rule_set: 0,
         peer_class: 0,
@@ -283,6 +292,13 @@ fn judge(inner: &Inner, id: EndpointId, direction: Direction, peer: IpAddr, to: 
     let Some(LookUp { set, class, port, decision }) = tables.look_up(key(id), direction, peer, to) else {
         return open(id);
     };
+    let redirect = decision.listener.and_then(|port| Some((port, tables.listeners.get(&port)?)));
+    let redirect = redirect.map(|(port, listener)| PolicyRedirect {
+        port: port.0,
+        passes: proxy::passes(&listener.requests),
+        fails_open: listener.requests.fails_open,
+        problem: None,
+    });
     let (rule, isolated_by) = match tables.explain(key(id), direction, decision) {
         Some(Verdict::Accept { rule, .. }) => (rule.map(rule_of), Vec::new()),
         Some(Verdict::Deny { rule, isolated_by }) => {
@@ -294,6 +310,7 @@ fn judge(inner: &Inner, id: EndpointId, direction: Direction, peer: IpAddr, to: 
         enforced: set != SetId::NONE,
         verdict: if decision.accept { PolicyVerdict::Accept } else { PolicyVerdict::Deny },
         rule,
+        redirect,
         isolated_by,
         rule_set: set.0,
         peer_class: class.0,
@@ -353,10 +370,10 @@ fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Directio
 
 fn with_hit(inner: &Inner, tables: &Tables, row: PolicyRow, hit: Hit, admin: bool) -> PolicyRow {
     let verdict = match hit.ruling {
-        Ruling::Accept => "accept",
-        Ruling::Deny => "deny",
-        Ruling::Pass => "pass",
-        Ruling::Redirect { .. } => "redirect",
+        Ruling::Accept => "accept".to_owned(),
+        Ruling::Deny => "deny".to_owned(),
+        Ruling::Pass => "pass".to_owned(),
+        Ruling::Redirect { listener, .. } => format!("redirect {}", listener.0),
     };
     let origin = hit.rule.and_then(|rule: RuleIndex| tables.origins.get(&rule));
     let of_baseline = |origin: &Origin| {
@@ -369,7 +386,7 @@ fn with_hit(inner: &Inner, tables: &Tables, row: PolicyRow, hit: Hit, admin: boo
         _ => Tier::Namespaced,
     };
     let rule = origin.map(|origin| rule_of(origin));
-    PolicyRow { verdict: verdict.to_owned(), rule, tier: tier(tier_of).to_owned(), ..row }
+    PolicyRow { verdict, rule, tier: tier(tier_of).to_owned(), ..row }
 }
 
 /// The ports of a class: `TCP 80`, `UDP 8000-8015`.
@@ -420,16 +437,4 @@ impl From<Enforcement> for wharf_api::PolicyEnforcement {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_type_of_icmp_has_eight_bits_and_a_port_sixteen() {
-        for (protocol, v6) in [(PolicyProtocol::Icmp, false), (PolicyProtocol::Icmpv6, true)] {
-            assert_eq!(destination(protocol, 255), Some(Destination::Icmp { v6, kind: 255 }));
-            assert_eq!([256, u16::MAX].map(|kind| destination(protocol, kind)), [None, None]);
-        }
-        let tcp = Destination::Ports { protocol: Protocol::Tcp, port: u16::MAX };
-        assert_eq!(destination(PolicyProtocol::Tcp, u16::MAX), Some(tcp));
-    }
-}
+mod tests;

@@ -5,6 +5,8 @@
 //! | `documents` | imported policies, those of the directory, labels of namespaces; what is kept of them |
 //! | `members` | endpoints as policy sees them |
 //! | `inner` | all of it at one moment, and the rows that follow from a change |
+//! | `proxied` | that the proxy has what rows lead to |
+//! | `redirects` | what the proxy is to do for rows, and the file that keeps its ports |
 //! | `rows` | rows as the kernel keeps them |
 //! | `look` | what is told of all of it |
 //! | `probes` | packets by which the self-check tries an endpoint's rules |
@@ -13,6 +15,10 @@
 //! **Order.** One change after the other: rows are computed, what is wanted is kept, then the kernel's rows change, in the order
 //! that lets nothing pass that both states deny. A change is answered when the kernel has it. Where the kernel refuses half-way,
 //! its rows are read again before the next change, which leads from them to what is wanted.
+//!
+//! **The proxy.** Rows lead to listeners of the proxy where rules have requests. Before the rows change, the proxy is told all listeners and members
+//! of both states; when it has acknowledged, or answers nobody, the rows follow; then it is told those of the new state alone. A revision is
+//! realized when the proxy has acknowledged. A connection that is handed to a proxy that does not have its listener is dropped, or passes if the rule says so.
 //!
 //! Before there is a policy, or an endpoint that is isolated without one, nothing is computed and no row written. Programs of endpoints find their rows when they are
 //! attached: [`Policy::put_endpoint`] comes before.
@@ -28,9 +34,20 @@ mod inner;
 mod look;
 mod members;
 mod probes;
+mod proxied;
+mod redirects;
 mod rows;
 
-use std::{collections::BTreeSet, io, net::IpAddr, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use ipnet::IpNet;
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -39,7 +56,7 @@ use wharf_common::SetsRow;
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch},
-    kernel::PolicyKernel,
+    kernel::{KernelError, PolicyKernel},
     policy::{Mode, RowChange},
 };
 use wharf_policy::{
@@ -52,7 +69,10 @@ use self::{
     error::PolicyError,
     inner::{Inner, LIMITS, advance, is_quick},
 };
-use crate::config::{AgentConfig, Enforcement};
+use crate::{
+    config::{AgentConfig, Enforcement},
+    proxy::Redirects,
+};
 
 pub use look::{Ask, Summary, api_enforcement, destination};
 pub use probes::Probes;
@@ -65,6 +85,13 @@ pub struct Policy<K> {
     kernel: Arc<K>,
     file: PathBuf,
     directory: Option<PathBuf>,
+    /// What keeps the ports of the proxy.
+    redirects_file: PathBuf,
+    /// The lowest of them.
+    first_port: u16,
+    redirects: Arc<dyn Redirects>,
+    /// Rows lead to the proxy, or may.
+    uses_proxy: AtomicBool,
     mode: Mode,
     /// Addresses of services.
     services: Arc<[IpNet]>,
@@ -80,11 +107,15 @@ type Computed = Result<Option<(Engine, Vec<RowChange>)>, PolicyError>;
 impl<K: PolicyKernel> Policy<K> {
     /// Policy as the settings say; [`Policy::load`] follows.
     #[must_use]
-    pub fn new(config: &AgentConfig, kernel: Arc<K>) -> Self {
+    pub fn new(config: &AgentConfig, kernel: Arc<K>, redirects: Arc<dyn Redirects>) -> Self {
         Self {
             kernel,
             file: config.state_dir.join("policy.json"),
             directory: config.policy_dir.clone(),
+            redirects_file: config.state_dir.join("redirects.json"),
+            first_port: config.proxy_port,
+            redirects,
+            uses_proxy: AtomicBool::new(false),
             mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
             services: config.service_cidr.as_slice().into(),
             inner: Arc::new(Mutex::new(Inner::new(config.policy_enforcement))),
@@ -97,6 +128,12 @@ impl<K: PolicyKernel> Policy<K> {
     /// The file is there and cannot be used.
     pub async fn load(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
+        inner.listeners = redirects::load(&self.redirects_file).unwrap_or_else(|why| {
+            let file = self.redirects_file.display();
+            tracing::warn!(%file, "read the proxy's ports: {why}; connections through the proxy begin anew");
+            redirects::Listeners::new()
+        });
+        self.uses_proxy.store(!inner.listeners.is_empty(), Ordering::Relaxed);
         inner.wanted = Documents::load(&self.file)?;
         inner.kept = !inner.wanted.lost;
         let kept = inner.wanted.texts.take();
@@ -227,6 +264,12 @@ impl<K: PolicyKernel> Policy<K> {
         self.realize(inner, Vec::new()).await.1
     }
 
+    /// Whether connections are handed to the proxy, or may be in a moment.
+    #[must_use]
+    pub fn uses_proxy(&self) -> bool {
+        self.uses_proxy.load(Ordering::Relaxed)
+    }
+
     /// When policy is enforced.
     pub async fn enforcement(&self) -> Enforcement {
         self.lock().await.enforcement
@@ -252,6 +295,7 @@ impl<K: PolicyKernel> Policy<K> {
             Err(PolicyError::Lost { .. }) => return directory,
             result => result?,
         }
+        self.look_at_proxy(&mut inner).await?;
         if inner.active {
             let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
             if node != inner.node {
@@ -414,7 +458,9 @@ impl<K: PolicyKernel> Policy<K> {
                     Ok(rows) => rows,
                     Err(why) => return (inner, Err(why.into())),
                 };
-                (Engine::after(LIMITS, rows::tables(&rows)).with_rows_of(&self.services), inner.all())
+                let tables = self.take_over(&mut inner, &rows);
+                let engine = Engine::after(LIMITS, tables).with_rows_of(&self.services);
+                (engine.with_listeners_from(self.first_port), inner.all())
             }
         };
         if is_quick(&engine, &events) {
@@ -442,7 +488,8 @@ impl<K: PolicyKernel> Policy<K> {
             return Ok(());
         }
         self.kernel.change_policy(Vec::new(), self.mode).await?;
-        inner.engine = Some(Engine::after(LIMITS, rows::tables(&rows)));
+        let tables = self.take_over(inner, &rows);
+        inner.engine = Some(Engine::after(LIMITS, tables));
         inner.problem = Some(lost.to_string());
         Err(lost)
     }
@@ -464,18 +511,37 @@ impl<K: PolicyKernel> Policy<K> {
             // On the safe side: a start that finds these rows and no file keeps them.
             self.keep_or_warn(inner, "the next start takes them for lost");
         }
+        let after = redirects::wanted(engine.tables(), &inner.members);
+        if !after.is_empty() && !self.uses_proxy.swap(true, Ordering::Relaxed) {
+            let made = self.kernel.ensure_way_to_proxy(true).await;
+            self.uses_proxy.store(made.is_ok(), Ordering::Relaxed);
+            or_problem(inner, made)?;
+        }
+        let asked = self.tell_proxy(inner, redirects::both(&inner.told, &after));
+        let acknowledged = self.await_proxy(asked).await;
         // Not known while it changes: a caller that gives up in between leaves that behind.
         inner.engine = None;
         inner.writes += 1;
-        if let Err(why) = self.kernel.change_policy(rows, self.mode).await {
-            let why = PolicyError::from(why);
-            inner.problem = Some(why.to_string());
-            return Err(why);
-        }
+        let changed = self.kernel.change_policy(rows, self.mode).await;
+        or_problem(inner, changed)?;
         wharf_crash::point("policy/realized");
+        // What is no longer wanted: nobody waits for its end.
+        drop(self.tell_proxy(inner, after));
         inner.engine = Some(engine);
-        inner.realized = inner.wanted.revision;
-        inner.problem = None;
+        inner.unacknowledged = acknowledged.is_err();
+        if acknowledged.is_ok() {
+            inner.realized = inner.wanted.revision;
+        }
+        inner.problem = acknowledged.err();
         Ok(())
     }
+}
+
+/// Notes what the kernel refused.
+fn or_problem(inner: &mut Inner, result: Result<(), KernelError>) -> Result<(), PolicyError> {
+    result.map_err(|why| {
+        let why = PolicyError::from(why);
+        inner.problem = Some(why.to_string());
+        why
+    })
 }

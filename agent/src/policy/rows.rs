@@ -13,11 +13,14 @@ use wharf_core::{
 };
 use wharf_policy::{
     compile::{
-        self, Change, EndpointKey, Hit, Identity, Known, L4, ListenerId, PeerClass, PortClass, PortPrefix, RuleIndex,
-        Ruling, SetId, Sets, Tables,
+        self, Change, EndpointKey, Hit, Identity, Known, L4, Listener, ListenerId, PeerClass, PortClass, PortPrefix,
+        RuleIndex, Ruling, SetId, Sets, Tables,
     },
-    model::Origin,
+    model::{Direction, Origin},
+    requests::{Requests, ServerName},
 };
+
+use super::redirects::Listeners;
 
 /// Changes of rows as the kernel keeps them. `owner` tells whose a prefix is, as [`PeerRow::identity`].
 pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity) -> u32) -> Vec<RowChange> {
@@ -47,8 +50,9 @@ pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity
     changes.iter().filter_map(of).collect()
 }
 
-/// The tables that the kernel has. Where rules were written is not known, nor what identities stand for.
-pub(super) fn tables(rows: &PolicyRows) -> Tables {
+/// The tables that the kernel has. Where rules were written is not known, nor what identities stand for. What the ports of the proxy are for is
+/// known of `listeners`; one of another port lets nothing pass.
+pub(super) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
     let mut tables = Tables::default();
     let mut rules: BTreeMap<SetId, compile::Rows> = BTreeMap::new();
     for (id, SetsRow { ingress, egress }) in &rows.sets {
@@ -72,10 +76,22 @@ pub(super) fn tables(rows: &PolicyRows) -> Tables {
         for rule in [of.admin, of.rest].into_iter().flatten().filter_map(|hit| hit.rule) {
             tables.origins.insert(rule, Arc::clone(&nowhere));
         }
+        if let Some(Ruling::Redirect { listener, .. }) = of.rest.map(|hit| hit.ruling) {
+            *tables.redirects.entry((listener, SetId(*set))).or_default() += 1;
+            let known = listeners.get(&listener.0).cloned();
+            tables.listeners.entry(listener).or_insert_with(|| known.unwrap_or_else(|| Arc::new(unknown(listener))));
+        }
         rules.entry(SetId(*set)).or_default().cells.insert((PeerClass(*class), PortClass(*port)), of);
     }
     tables.rules = rules.into_iter().map(|(set, rows)| (set, Arc::new(rows))).collect();
     tables
+}
+
+/// In the place of a listener that was not kept. Its content is no other's, so no cell is led there.
+fn unknown(port: ListenerId) -> Listener {
+    let nobody = ServerName::Exact(format!("port-{}.invalid", port.0));
+    let requests = Requests { server_names: [nobody].into(), ..Requests::default() };
+    Listener { direction: Direction::Ingress, requests: Arc::new(requests) }
 }
 
 /// An identity that no endpoint has: every row with it is written again.
@@ -86,7 +102,7 @@ pub(super) fn key(id: EndpointId) -> EndpointKey {
     EndpointKey(id.get().into())
 }
 
-fn endpoint(key: EndpointKey) -> Option<EndpointId> {
+pub(super) fn endpoint(key: EndpointKey) -> Option<EndpointId> {
     u16::try_from(key.0).ok().and_then(|id| EndpointId::try_from(id).ok())
 }
 

@@ -13,6 +13,7 @@ pub mod map;
 pub mod monitor;
 pub mod operation;
 pub mod policy;
+pub mod proxy;
 pub mod status;
 
 use std::sync::Arc;
@@ -68,6 +69,7 @@ fn routes() -> OpenApiRouter<Arc<LinuxNode>> {
                 .layer(DefaultBodyLimit::max(2 * wharf_api::POLICY_TEXT_MOST)),
         )
         .routes(routes!(policy::explain))
+        .routes(routes!(proxy::get))
         .routes(routes!(policy::of_endpoint))
         .routes(routes!(policy::namespaces))
         .routes(routes!(policy::set_namespace, policy::remove_namespace))

@@ -13,6 +13,7 @@ mod flows;
 mod nat;
 mod policy;
 pub mod process;
+mod proxy;
 mod records;
 mod store;
 
@@ -57,13 +58,14 @@ pub struct Source<K: Kernel> {
 }
 
 /// The parts, in display order.
-fn sources() -> [Source<LinuxKernel>; 12] {
+fn sources() -> [Source<LinuxKernel>; 13] {
     [
         store::source(),
         datapath::source(),
         nat::source(),
         flows::source(),
         policy::source(),
+        proxy::source(),
         address::source(),
         endpoints::source(),
         controllers::source(),

@@ -1,11 +1,11 @@
-//! The process itself: whether it serves, whether its runtime and its API respond, its proxy and its memory.
+//! The process itself: whether it serves, whether its runtime and its API respond, and its memory.
 
 use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use wharf_api::{ComponentStatus, Health, ProxyStatus};
+use wharf_api::{ComponentStatus, Health};
 use wharf_core::kernel::Kernel;
 
 use super::{Source, seconds};
@@ -65,17 +65,11 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
         name: "process",
         look: |node| Box::pin(async move { look(&node.life) }),
-        silent: |_| (Health::Degraded, "waits for what the proxy and /proc tell".into()),
+        silent: |_| (Health::Degraded, "waits for what /proc tells".into()),
     }
 }
 
 fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
-    let proxy = ProxyStatus {
-        enabled: life.proxy.redirects.enabled(),
-        redirects: life.proxy.redirects.count(),
-        pending_completions: life.proxy.pending.load(Ordering::Relaxed),
-        timed_out_completions: life.proxy.timed_out.load(Ordering::Relaxed),
-    };
     let (resident, room) = (memory::resident_bytes(), life.memory.room());
     Arc::new(move |status| {
         // The component exists only where there is a limit.
@@ -87,7 +81,6 @@ fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
             };
             status.components.push(ComponentStatus::new("memory", health, format!("{what}; {left}")));
         }
-        status.proxy = proxy.clone();
         status.resident_bytes = resident;
     })
 }

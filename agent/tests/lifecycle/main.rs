@@ -37,6 +37,7 @@ mod policy;
 mod policy_facts;
 mod policy_lost;
 mod ports;
+mod redirects;
 mod resting;
 mod restore;
 mod selfcheck;

@@ -164,6 +164,8 @@ pub(crate) enum EventKind {
     Drop,
     /// Forwarded packets of endpoints that trace.
     Trace,
+    /// Requests that the proxy judged.
+    L7,
     /// What the agent does.
     Agent,
 }

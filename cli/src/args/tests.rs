@@ -59,12 +59,14 @@ fn every_example_parses() {
 }
 
 #[test]
-fn every_command_of_the_page_about_policy_parses() {
-    let page = include_str!("../../../docs/policy.md");
-    let lines = page.lines().filter_map(|line| line.strip_prefix("    "));
-    let commands: Vec<&str> =
-        lines.map(|line| line.trim_start_matches("$ ")).filter(|l| l.starts_with("wharf ")).collect();
-    assert!(commands.len() > 20, "only {} commands found", commands.len());
+fn every_command_of_the_pages_about_policy_parses() {
+    let commands_of = |page: &'static str| -> Vec<&str> {
+        let lines = page.lines().filter_map(|line| line.strip_prefix("    "));
+        lines.map(|line| line.trim_start().trim_start_matches("$ ")).filter(|l| l.starts_with("wharf ")).collect()
+    };
+    let pages = [include_str!("../../../docs/policy.md"), include_str!("../../../docs/l7.md")].map(commands_of);
+    assert!(pages[0].len() > 20 && pages[1].len() > 6, "only {} and {} commands found", pages[0].len(), pages[1].len());
+    let commands = pages.concat();
     for command in commands {
         let line = command.split(['#', '|']).next().unwrap_or_default();
         let parsed = Cli::try_parse_from(line.split_whitespace());

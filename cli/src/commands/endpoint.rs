@@ -10,7 +10,7 @@ use crate::{
     render::{
         audit::words,
         endpoint::{self, Columns},
-        text,
+        proxy, text,
     },
     target::Target,
 };
@@ -20,7 +20,8 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
         EndpointCommand::List(filter) => list(cx, filter).await,
         EndpointCommand::Get { id } => {
             let e = cx.client.endpoint(id.as_str()).await?;
-            cx.out.emit(&e, |style| endpoint::get(&e, style))?;
+            let redirects = if cx.out.is_table() { redirects(cx, e.id).await } else { Vec::new() };
+            cx.out.emit(&e, |style| endpoint::get(&e, &redirects, style))?;
             Ok(Exit::Ok)
         }
         EndpointCommand::Log { id } => {
@@ -50,6 +51,14 @@ async fn list(cx: &Context, args: ListFilter) -> Result<Exit, CliError> {
     let endpoints = cx.client.endpoints(&filter).await?;
     cx.out.emit(&endpoints, |style| endpoint::list(&endpoints, style, columns))?;
     Ok(Exit::Ok)
+}
+
+/// What the proxy does for an endpoint. The endpoint is what was asked about, so an agent that cannot tell of its proxy is no error.
+async fn redirects(cx: &Context, id: u16) -> Vec<String> {
+    match cx.client.proxy().await {
+        Ok(view) => proxy::of_endpoint(&view, id),
+        Err(error) => vec![format!("not known: {error}")],
+    }
 }
 
 /// The number of the endpoint that is meant, for commands that ask twice: both requests are then about the same one.
@@ -109,7 +118,8 @@ async fn config(
     if change != EndpointPatch::default() {
         let e = patch(cx, &id, change).await?;
         if changes_policy {
-            cx.out.emit(&e, |style| endpoint::get(&e, style))?;
+            let redirects = if cx.out.is_table() { redirects(cx, e.id).await } else { Vec::new() };
+            cx.out.emit(&e, |style| endpoint::get(&e, &redirects, style))?;
             return Ok(Exit::Ok);
         }
     }

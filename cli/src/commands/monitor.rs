@@ -1,8 +1,12 @@
 //! `wharf monitor` and `wharf bpf events list`.
 
-use std::{future, net::IpAddr, time::Duration};
+use std::{
+    future,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
-use wharf_api::{MonitorEvent, PacketEvent};
+use wharf_api::{MonitorEvent, PacketEvent, RequestEvent};
 
 use super::Context;
 use crate::{
@@ -82,12 +86,24 @@ impl Wanted {
                     && !packets_only
                     && (self.endpoint.is_none() || a.endpoint == self.endpoint)
             }
+            MonitorEvent::L7(r) => self.wants(EventKind::L7) && self.matches_request(r),
             MonitorEvent::Lost { .. } => true,
         }
     }
 
     fn wants(&self, kind: EventKind) -> bool {
         self.kinds.is_empty() || self.kinds.contains(&kind)
+    }
+
+    /// A request has no reason, so a filter on that asks for packets.
+    fn matches_request(&self, r: &RequestEvent) -> bool {
+        let is = |wanted: Option<IpAddr>, end: Option<SocketAddr>| {
+            wanted.is_none() || end.map(|end| end.ip().to_canonical()) == wanted
+        };
+        self.endpoint.is_none_or(|id| id == r.endpoint)
+            && is(self.from, r.source)
+            && is(self.to, r.destination)
+            && self.reasons.is_empty()
     }
 
     fn matches_packet(&self, p: &PacketEvent) -> bool {
@@ -139,6 +155,41 @@ mod tests {
             MonitorEvent::Lost { count: 1 },
         ]
         .map(|e| wanted.matches(&e))
+    }
+
+    #[test]
+    fn requests_are_filtered_by_endpoint_and_ends() {
+        let request = MonitorEvent::L7(RequestEvent {
+            time_unix_ms: 0,
+            endpoint: 7,
+            epoch: 1,
+            direction: "ingress".to_owned(),
+            verdict: "denied".to_owned(),
+            protocol: "HTTP/1.1".to_owned(),
+            method: "GET".to_owned(),
+            path: "/".to_owned(),
+            host: "a".to_owned(),
+            status: 403,
+            latency_us: None,
+            source: "[::ffff:10.0.0.1]:4711".parse().ok(),
+            destination: "10.0.0.2:80".parse().ok(),
+            flags: String::new(),
+        });
+        let ip = |s: &str| s.parse::<IpAddr>().ok();
+        for (wanted, shown) in [
+            (all(), true),
+            (Wanted { kinds: vec![EventKind::L7], ..all() }, true),
+            (Wanted { kinds: vec![EventKind::Drop], ..all() }, false),
+            (Wanted { endpoint: Some(7), ..all() }, true),
+            (Wanted { endpoint: Some(8), ..all() }, false),
+            (Wanted { from: ip("10.0.0.1"), ..all() }, true),
+            (Wanted { from: ip("10.0.0.2"), ..all() }, false),
+            (Wanted { to: ip("10.0.0.2"), ..all() }, true),
+            (Wanted { to: ip("10.0.0.1"), ..all() }, false),
+            (Wanted { reasons: vec!["malformed".to_owned()], ..all() }, false),
+        ] {
+            assert_eq!(wanted.matches(&request), shown);
+        }
     }
 
     #[test]

@@ -64,8 +64,8 @@ fn pod(e: &Endpoint) -> Option<String> {
 pub(crate) const PORTS_OFF: &str = "off: the agent runs with --masquerade off, so nothing translates these ports; restart it with \
      --masquerade on, or recreate the container without them";
 
-/// Everything about one endpoint.
-pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
+/// Everything about one endpoint; `redirects`: what the proxy does for it, in words.
+pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     let mut screen = Screen::new(style);
     let now = style.now_unix_ms;
     screen.line("Endpoint", &format!("{} (epoch {})", e.id, e.epoch));
@@ -112,6 +112,9 @@ pub(crate) fn get(e: &Endpoint, style: &Style) -> String {
     }
     for (i, (name, NamedPort { port, protocol })) in e.named_ports.iter().enumerate() {
         screen.line(if i == 0 { "Named ports" } else { "" }, &format!("{name} {port}/{protocol}"));
+    }
+    for (i, redirect) in redirects.iter().enumerate() {
+        screen.line(if i == 0 { "Redirects" } else { "" }, redirect);
     }
     screen.line("Pool", &e.pool);
     screen.line("MAC", &e.container_mac);

@@ -2,9 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use wharf_api::{MonitorEvent, PacketEvent};
+use wharf_api::{MonitorEvent, PacketEvent, RequestEvent};
 
 use super::{Style, Tone, text};
+
+/// Longest host, path or other word that is shown whole.
+const MAX_WORD: usize = 200;
 
 /// One event as one line, without its end.
 pub(crate) fn line(event: &MonitorEvent, style: &Style) -> String {
@@ -16,6 +19,7 @@ pub(crate) fn line(event: &MonitorEvent, style: &Style) -> String {
             let words = [text::safe(&a.event), text::safe(&a.message)].join(": ");
             format!("{} {} {subject}{words}", text::time_of_day(a.time_unix_ms), style.paint(Tone::Bold, "agent"))
         }
+        MonitorEvent::L7(r) => request(r, style),
         MonitorEvent::Lost { count } => {
             style.paint(Tone::Warn, &format!("-- {} lost here --", text::count(*count, "event")))
         }
@@ -46,6 +50,43 @@ fn packet(p: &PacketEvent, style: &Style, verdict: String) -> String {
         p.length,
         p.identity,
     )
+}
+
+fn request(r: &RequestEvent, style: &Style) -> String {
+    let tone = match r.verdict.as_str() {
+        "forwarded" => Tone::Good,
+        "denied" => Tone::Bad,
+        _ => Tone::Warn,
+    };
+    let what = if r.protocol == "TLS" {
+        format!("TLS to {}", or_unknown(&r.host))
+    } else {
+        format!("{} http://{}{}", or_unknown(&r.method), or_unknown(&r.host), word(&r.path))
+    };
+    let status = if r.status == 0 { String::new() } else { format!(" -> {}", r.status) };
+    let took = r.latency_us.map_or_else(String::new, |us| format!(" {}.{} ms", us / 1_000, us / 100 % 10));
+    let end = |address: Option<SocketAddr>| address.map_or_else(|| "?".to_owned(), |address| address.to_string());
+    let protocol = if r.protocol == "TLS" { String::new() } else { format!(" {}", word(&r.protocol)) };
+    let flags = if r.flags.is_empty() { String::new() } else { format!(" flags {}", word(&r.flags)) };
+    format!(
+        "{} {} endpoint {} {} {} {what}{status}{took}, {} -> {}{protocol}{flags}",
+        text::time_of_day(r.time_unix_ms),
+        style.paint(Tone::Bold, "l7   "),
+        r.endpoint,
+        word(&r.direction),
+        style.paint(tone, &word(&r.verdict)),
+        end(r.source),
+        end(r.destination),
+    )
+}
+
+fn or_unknown(text: &str) -> String {
+    if text.is_empty() { "?".to_owned() } else { word(text) }
+}
+
+/// A text from outside as one word, so that no path reads as the end of its line.
+fn word(text: &str) -> String {
+    text::cut(text, MAX_WORD).replace(' ', "\\u{20}")
 }
 
 /// `10.88.0.7:53`, `[fd00::7]:53`, or the address alone where there are no ports.
@@ -152,6 +193,70 @@ mod tests {
         ");
     }
 
+    fn request() -> RequestEvent {
+        RequestEvent {
+            time_unix_ms: NOW + 1_123,
+            endpoint: 7,
+            epoch: 41,
+            direction: "ingress".to_owned(),
+            verdict: "denied".to_owned(),
+            protocol: "HTTP/1.1".to_owned(),
+            method: "GET".to_owned(),
+            path: "/path?q=1".to_owned(),
+            host: "shop".to_owned(),
+            status: 403,
+            latency_us: Some(849),
+            source: "10.88.0.3:4711".parse().ok(),
+            destination: "10.88.0.4:80".parse().ok(),
+            flags: String::new(),
+        }
+    }
+
+    #[test]
+    fn requests_that_the_proxy_judged() {
+        let forwarded = RequestEvent {
+            verdict: "forwarded".to_owned(),
+            status: 200,
+            latency_us: Some(12_345),
+            source: "[fd00::3]:4711".parse().ok(),
+            destination: "[fd00::4]:80".parse().ok(),
+            protocol: "HTTP/2".to_owned(),
+            ..request()
+        };
+        let tls = RequestEvent {
+            protocol: "TLS".to_owned(),
+            method: String::new(),
+            path: String::new(),
+            host: "api.example.com".to_owned(),
+            status: 0,
+            direction: "egress".to_owned(),
+            ..request()
+        };
+        let without_name = RequestEvent { host: String::new(), ..tls.clone() };
+        let failed = RequestEvent {
+            verdict: "failed".to_owned(),
+            method: String::new(),
+            host: String::new(),
+            path: String::new(),
+            status: 503,
+            latency_us: None,
+            source: None,
+            flags: "UF,URX".to_owned(),
+            ..request()
+        };
+        let spoof = RequestEvent { path: "/ -> 200 1.0 ms, 1.2.3.4:5".to_owned(), ..request() };
+        let events = [request(), forwarded, tls, without_name, failed, spoof].map(MonitorEvent::L7);
+        let lines: Vec<String> = events.iter().map(|e| line(e, &Style::plain())).collect();
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        12:00:01.123 l7    endpoint 7 ingress denied GET http://shop/path?q=1 -> 403 0.8 ms, 10.88.0.3:4711 -> 10.88.0.4:80 HTTP/1.1
+        12:00:01.123 l7    endpoint 7 ingress forwarded GET http://shop/path?q=1 -> 200 12.3 ms, [fd00::3]:4711 -> [fd00::4]:80 HTTP/2
+        12:00:01.123 l7    endpoint 7 egress denied TLS to api.example.com 0.8 ms, 10.88.0.3:4711 -> 10.88.0.4:80
+        12:00:01.123 l7    endpoint 7 egress denied TLS to ? 0.8 ms, 10.88.0.3:4711 -> 10.88.0.4:80
+        12:00:01.123 l7    endpoint 7 ingress failed ? http://? -> 503, ? -> 10.88.0.4:80 HTTP/1.1 flags UF,URX
+        12:00:01.123 l7    endpoint 7 ingress denied GET http://shop/\u{20}->\u{20}200\u{20}1.0\u{20}ms,\u{20}1.2.3.4:5 -> 403 0.8 ms, 10.88.0.3:4711 -> 10.88.0.4:80 HTTP/1.1
+        ");
+    }
+
     #[test]
     fn an_event_is_one_line_whatever_it_carries() {
         let hostile = PacketEvent {
@@ -163,7 +268,10 @@ mod tests {
         };
         let agent =
             AgentEvent { time_unix_ms: 0, endpoint: None, event: HOSTILE.to_owned(), message: HOSTILE.to_owned() };
-        for event in [MonitorEvent::Drop(hostile), MonitorEvent::Agent(agent)] {
+        let [method, path, host] = [HOSTILE; 3].map(str::to_owned);
+        let [verdict, protocol, flags] = [HOSTILE; 3].map(str::to_owned);
+        let l7 = RequestEvent { method, path, host, verdict, protocol, flags, ..request() };
+        for event in [MonitorEvent::Drop(hostile), MonitorEvent::Agent(agent), MonitorEvent::L7(l7)] {
             let text = line(&event, &Style::plain());
             assert!(!text.chars().any(char::is_control), "{text:?}");
             assert!(!text.contains('\u{202e}'), "{text:?}");

@@ -112,7 +112,7 @@ mod tests {
         let listed = list(&of(&endpoints), &Style::plain());
         assert!(listed.lines().any(|line| line.starts_with("off: the agent runs with --masquerade off")), "{listed}");
         assert!(serde_json::to_string(&of(&endpoints)).unwrap().contains(r#""off":true"#));
-        let shown = crate::render::endpoint::get(&endpoints[0], &Style::plain());
+        let shown = crate::render::endpoint::get(&endpoints[0], &[], &Style::plain());
         assert!(shown.contains("off: the agent runs with --masquerade off"), "{shown}");
     }
 

@@ -205,7 +205,8 @@ pub(super) fn is_nearly_full(map: &BpfMap) -> bool {
 fn proxy(s: &AgentStatus) -> String {
     if s.proxy.enabled {
         format!(
-            "{}, {} awaited, {} timed out",
+            "{}, {}, {} awaited, {} timed out",
+            s.proxy.state.as_str(),
             text::count(s.proxy.redirects, "redirect"),
             text::count(s.proxy.pending_completions, "completion"),
             s.proxy.timed_out_completions,

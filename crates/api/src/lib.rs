@@ -19,6 +19,7 @@ pub mod ipam;
 pub mod monitor;
 pub mod object;
 pub mod policy;
+pub mod proxy;
 pub mod selfcheck;
 pub mod status;
 
@@ -33,6 +34,7 @@ pub use health::*;
 pub use ipam::*;
 pub use monitor::*;
 pub use policy::*;
+pub use proxy::*;
 pub use selfcheck::*;
 pub use status::*;
 

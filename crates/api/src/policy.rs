@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::PolicyEnforcement;
+use crate::{PolicyEnforcement, PolicyRedirect};
 
 /// Longest text of a [`PolicyImport`], bytes.
 pub const POLICY_TEXT_MOST: usize = 4 << 20;
@@ -241,6 +241,9 @@ pub struct PolicyJudgement {
     /// The rule that decides; absent when none does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<PolicyRule>,
+    /// The way of the flow through the proxy, which judges what the connection carries; absent when it takes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redirect: Option<PolicyRedirect>,
     /// Policies that isolate the endpoint in this direction, when no rule decides and the verdict is deny.
     pub isolated_by: Vec<String>,
     /// Number of the endpoint's rule set of this direction; 0 for none.
@@ -305,7 +308,7 @@ pub struct PolicyRow {
     pub more_peers: u64,
     /// Destinations: `TCP 80`, `UDP 8000-8015`, `any`.
     pub ports: Vec<String>,
-    /// `accept`, `deny`, or `pass` (on to the next tier).
+    /// `accept`, `deny`, `pass` (on to the next tier), or `redirect` and the port of the proxy.
     #[schema(example = "accept")]
     pub verdict: String,
     /// The rule; absent for what no rule allows.

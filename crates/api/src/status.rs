@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{BpfMap, Health, PoolView};
+use crate::{BpfMap, Health, PoolView, ProxyRequests, ProxyState};
 
 /// A part of the agent in `wharf status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -244,7 +244,7 @@ pub struct KernelStatus {
 /// The proxy's part.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyStatus {
-    /// False until a proxy exists.
+    /// False while there is no proxy and no rule needs one.
     pub enabled: bool,
     /// Redirects in force.
     pub redirects: u64,
@@ -252,6 +252,24 @@ pub struct ProxyStatus {
     pub pending_completions: u64,
     /// Completions that were never given and were passed.
     pub timed_out_completions: u64,
+    /// What Envoy does.
+    #[serde(default)]
+    pub state: ProxyState,
+    /// Listeners that policy asks for.
+    #[serde(default)]
+    pub listeners: u64,
+    /// Listeners that Envoy refused.
+    #[serde(default)]
+    pub refused: u64,
+    /// How often Envoy was started again since the agent's start.
+    #[serde(default)]
+    pub restarts: u64,
+    /// Records of requests that were dropped because the agent did not take them in time.
+    #[serde(default)]
+    pub records_lost: u64,
+    /// Requests by verdict.
+    #[serde(default)]
+    pub requests: ProxyRequests,
 }
 
 /// Body of `GET /v1/healthz`: the whole of `wharf status`. Answered with 200 while the agent serves, else 503.

@@ -99,6 +99,8 @@ impl Machine {
             labels_timeout: Duration::ZERO,
             prepared_programs: 0,
             proxy_timeout: PATIENCE,
+            envoy: None,
+            proxy_port: 15_000,
             ip_rest_ms: 0,
             audit_interval: Duration::ZERO,
             health_interval: Duration::ZERO,

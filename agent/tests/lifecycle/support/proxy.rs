@@ -1,10 +1,10 @@
 //! A proxy that acknowledges as it is told to.
 
-use std::{collections::VecDeque, future::pending, net::IpAddr, sync::Mutex};
+use std::{collections::VecDeque, future::pending, net::IpAddr, sync::Mutex, time::Duration};
 
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use wharf_agent::{
-    proxy::{Completion, ProxyError, Redirects},
+    proxy::{Completion, ProxyError, Redirects, Wanted},
     sync::lock,
 };
 use wharf_core::ids::{EndpointId, Epoch};
@@ -15,6 +15,11 @@ pub(crate) struct Proxy {
     redirects: Mutex<VecDeque<(EndpointId, String, Completion)>>,
     asked: Mutex<Vec<(EndpointId, Epoch)>>,
     listeners: Mutex<Vec<IpAddr>>,
+    told: Mutex<Vec<Wanted>>,
+    /// Whether what is told is not acknowledged.
+    silent: watch::Sender<bool>,
+    /// Whether that is known, so that nobody waits for it.
+    is_gone: Mutex<bool>,
 }
 
 impl Proxy {
@@ -58,6 +63,22 @@ impl Proxy {
         lock(&self.listeners).retain(|l| *l != ip);
     }
 
+    /// What it was told, oldest first.
+    pub(crate) fn told(&self) -> Vec<Wanted> {
+        lock(&self.told).clone()
+    }
+
+    /// Acknowledges nothing from now on, or everything.
+    pub(crate) fn is_silent(&self, silent: bool) {
+        self.silent.send_replace(silent);
+    }
+
+    /// There is none, and everybody knows.
+    pub(crate) fn is_gone(&self) {
+        self.is_silent(true);
+        *lock(&self.is_gone) = true;
+    }
+
     /// Endpoints whose redirects were asked away, oldest first.
     pub(crate) fn asked(&self) -> Vec<(EndpointId, Epoch)> {
         lock(&self.asked).clone()
@@ -65,6 +86,30 @@ impl Proxy {
 }
 
 impl Redirects for Proxy {
+    fn set(&self, wanted: Wanted) -> Vec<(String, Completion)> {
+        let mut told = lock(&self.told);
+        let before = told.last().cloned().unwrap_or_default();
+        let changed = wanted.iter().filter(|(port, redirect)| before.get(port) != Some(redirect));
+        let completion = |port: &u16| -> (String, Completion) {
+            let mut silent = self.silent.subscribe();
+            let answer = async move {
+                silent.wait_for(|silent| !silent).await.map(drop).map_err(|_| ProxyError("it ended".to_owned()))
+            };
+            (port.to_string(), Box::pin(answer))
+        };
+        let completions = changed.map(|(port, _)| completion(port)).collect();
+        told.push(wanted);
+        completions
+    }
+
+    fn patience(&self) -> Duration {
+        if *lock(&self.is_gone) { Duration::ZERO } else { Duration::from_millis(500) }
+    }
+
+    fn outstanding(&self) -> Vec<String> {
+        self.silent.borrow().then(|| "it is silent".to_owned()).into_iter().collect()
+    }
+
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {
         lock(&self.asked).push((id, epoch));
         let mut all = lock(&self.redirects);

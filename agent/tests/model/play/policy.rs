@@ -277,7 +277,7 @@ fn fresh(wanted: &Documents, endpoints: &[&Endpoint], node: BTreeSet<IpAddr>) ->
         events.push(Event::Endpoint(EndpointKey(e.id.get().into()), Member { identity, endpoint: endpoint.into() }));
     }
     let most = usize::MAX;
-    compile(events, Limits { ipcache: most, ports: most, rules: most, sets: most }).expect("it fits")
+    compile(events, Limits { ipcache: most, ports: most, rules: most, sets: most, listeners: most }).expect("it fits")
 }
 
 /// What the programs make of a packet by these rows.

@@ -24,13 +24,14 @@ pub(super) fn hostile() -> Endpoint {
 
 #[test]
 fn hostile_names_do_not_reach_the_terminal() {
-    let text = get(&hostile(), &plain());
+    let text = get(&hostile(), &[], &plain());
     assert!(!text.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{text:?}");
 }
 
 #[test]
 fn everything_about_one() {
-    insta::assert_snapshot!(get(&sample::endpoint(), &plain()), @r"
+    let redirects = ["ingress, port 15000: GET /public...".to_owned()];
+    insta::assert_snapshot!(get(&sample::endpoint(), &redirects, &plain()), @r"
     Endpoint:           7 (epoch 41)
     State:              ready
     Builds:             2 succeeded
@@ -43,6 +44,7 @@ fn everything_about_one() {
     Netns:              /run/netns/cni-1
     IPv4:               10.88.0.7  gateway 10.88.0.1
     IPv6:               fd00:88::7  gateway fd00:88::1
+    Redirects:          ingress, port 15000: GET /public...
     Pool:               default
     MAC:                02:00:00:00:00:07
     MTU:                1500
@@ -61,7 +63,7 @@ fn one_that_waits_says_for_what() {
     e.status.ends_when = "the proxy answers, or 5s have passed".to_owned();
     e.status.failures = 1;
     e.status.last_error = Some("attaching to_container: no such device".to_owned());
-    insta::assert_snapshot!(get(&e, &plain()), @r"
+    insta::assert_snapshot!(get(&e, &[], &plain()), @r"
     Endpoint:           7 (epoch 41)
     State:              regenerating
     Phase:              awaiting-proxy, began 12s ago

@@ -1,6 +1,6 @@
 //! `wharf policy explain`.
 
-use wharf_api::{PolicyExplanation, PolicyJudgement, PolicyVerdict};
+use wharf_api::{PolicyExplanation, PolicyJudgement, PolicyRedirect, PolicyVerdict};
 
 use super::super::{
     Style, Tone,
@@ -21,8 +21,12 @@ const RECEIVER: End = End { name: "receiver", direction: "ingress" };
 /// The conclusion in a sentence, and below it what each end says.
 pub(crate) fn explanation(answer: &PolicyExplanation, style: &Style) -> String {
     let ends = [(SENDER, answer.egress.as_ref()), (RECEIVER, answer.ingress.as_ref())];
+    let problem = |judgement: &PolicyJudgement| judgement.redirect.as_ref().is_some_and(|way| way.problem.is_some());
     let (tone, sentence) = match answer.verdict {
-        PolicyVerdict::Accept => (Tone::Good, format!("accepted: {}", accepted(&ends))),
+        PolicyVerdict::Accept => {
+            let well = !ends.iter().any(|(_, judgement)| judgement.is_some_and(problem));
+            (if well { Tone::Good } else { Tone::Warn }, format!("accepted: {}", accepted(&ends)))
+        }
         PolicyVerdict::Deny => (Tone::Bad, format!("denied: {}", denied(&ends))),
     };
     let mut screen = Screen::new(style);
@@ -51,12 +55,25 @@ fn accepted(ends: &Ends<'_>) -> String {
         let (judgement, End { name, direction }) = ((*judgement)?, end);
         Some(match &judgement.rule {
             _ if !judgement.enforced => format!("no policy is enforced at the {name} ({direction})"),
-            Some(rule) => format!("{} allows it at the {name} ({direction})", rule.document),
+            Some(rule) => {
+                let way = judgement.redirect.as_ref().map_or_else(String::new, by_proxy);
+                format!("{} allows it at the {name} ({direction}){way}", rule.document)
+            }
             None => format!("no rule is about it at the {name} ({direction})"),
         })
     });
     let reasons: Vec<String> = reasons.collect();
     if reasons.is_empty() { "neither end is an endpoint of this node".to_owned() } else { reasons.join("; ") }
+}
+
+/// What the proxy makes of a flow.
+fn by_proxy(way: &PolicyRedirect) -> String {
+    let judges = format!("; the proxy judges what it carries, and lets pass: {}", way.passes.join(" | "));
+    match (&way.problem, way.fails_open) {
+        (None, _) => judges,
+        (Some(why), false) => format!("{judges}; but {why}: until then it is dropped"),
+        (Some(why), true) => format!("{judges}; but {why}: until then it passes unseen (failOpen)"),
+    }
 }
 
 /// Why an end drops the packet. When both do, it is the sender's reason: the packet does not get further.
@@ -88,6 +105,16 @@ fn judged(screen: &mut Screen<'_>, end: End, judgement: &PolicyJudgement) {
         }
         None => screen.line("  Rule", "none"),
     }
+    if let Some(way) = &judgement.redirect {
+        let without = if way.fails_open { "passes unseen" } else { "is dropped" };
+        screen.line("  Proxy", &format!("port {}; without one it {without}", way.port));
+        for (i, entry) in way.passes.iter().enumerate() {
+            screen.line(if i == 0 { "  Passes" } else { "" }, entry);
+        }
+        if let Some(why) = &way.problem {
+            screen.toned("  Problem", Tone::Warn, why, "");
+        }
+    }
     if !judgement.isolated_by.is_empty() {
         screen.line("  Isolated by", &judgement.isolated_by.join(", "));
     }
@@ -109,6 +136,7 @@ mod tests {
             enforced: true,
             verdict,
             rule: None,
+            redirect: None,
             isolated_by: Vec::new(),
             rule_set: 3,
             peer_class: 5,
@@ -172,6 +200,25 @@ mod tests {
         }
         let torn = PolicyExplanation { verdict: deny, ..answer(None, None) };
         assert!(explanation(&torn, &Style::plain()).starts_with("denied: the agent does not say by which end\n"));
+    }
+
+    fn redirected(problem: Option<&str>, fails_open: bool) -> PolicyJudgement {
+        let passes = ["GET /public...", "POST /cart"].map(str::to_owned).into();
+        let redirect = Some(PolicyRedirect { port: 15_000, passes, fails_open, problem: problem.map(str::to_owned) });
+        PolicyJudgement { rule: rule(), redirect, ..judgement(9, PolicyVerdict::Accept) }
+    }
+
+    #[test]
+    fn a_flow_through_the_proxy_is_told_with_what_passes_there() {
+        let told = "accepted: NetworkPolicy shop/db allows it at the receiver (ingress); the proxy judges what it carries, and lets \
+                    pass: GET /public... | POST /cart";
+        assert_eq!(sentence(None, Some(redirected(None, false))), told);
+        let why = "no proxy serves (Envoy is absent)";
+        let dropped = format!("{told}; but {why}: until then it is dropped");
+        assert_eq!(sentence(None, Some(redirected(Some(why), false))), dropped);
+        let unseen = format!("{told}; but {why}: until then it passes unseen (failOpen)");
+        assert_eq!(sentence(None, Some(redirected(Some(why), true))), unseen);
+        insta::assert_snapshot!(explanation(&answer(None, Some(redirected(Some(why), false))), &Style::plain()));
     }
 
     #[test]

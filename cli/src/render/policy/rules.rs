@@ -59,6 +59,7 @@ fn row(row: &PolicyRow, wide: bool) -> Vec<Cell> {
     let tone = match row.verdict.as_str() {
         "accept" => Tone::Good,
         "deny" => Tone::Bad,
+        verdict if verdict.starts_with("redirect") => Tone::Warn,
         _ => Tone::Plain,
     };
     let mut cells = vec![

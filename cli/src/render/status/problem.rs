@@ -79,7 +79,7 @@ pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
     }
     if s.proxy.timed_out_completions > 0 {
         let what = format!("the proxy did not answer {}", text::count(s.proxy.timed_out_completions, "time"));
-        add(Tone::Warn, what, "the proxy's own log; wharf monitor --type agent");
+        add(Tone::Warn, what, "wharf proxy status; the agent's log, which has Envoy's: journalctl -u wharf-agent -e");
     }
     out.sort_by_key(|p| p.tone != Tone::Bad);
     out
@@ -108,6 +108,7 @@ fn component_next(c: &ComponentStatus) -> &'static str {
         }
         "flows" => "wharf bpf ct list",
         "policy" => "wharf policy get",
+        "proxy" => "wharf proxy status; wharf proxy listeners",
         "self-check" => "wharf endpoint health ID",
         "health" => "wharf health status",
         "controllers" => "wharf status --all-controllers",

@@ -115,7 +115,13 @@ fn sick() -> AgentStatus {
     if let Some(map) = s.bpf_maps.first_mut() {
         map.entries = Some(30_000);
     }
-    s.proxy = ProxyStatus { enabled: true, redirects: 2, pending_completions: 1, timed_out_completions: 1 };
+    s.proxy = ProxyStatus {
+        enabled: true,
+        redirects: 2,
+        pending_completions: 1,
+        timed_out_completions: 1,
+        ..ProxyStatus::default()
+    };
     s
 }
 
@@ -146,7 +152,7 @@ fn a_sick_node_says_what_and_where_to_look() {
       EVENTS:           1.0 MiB  ringbuf, 1.0 MiB
       endpoints/*:      24 rows  array, 1.0 MiB
     Prepared programs:  4/4
-    Proxy:              2 redirects, 1 completion awaited, 1 timed out
+    Proxy:              absent, 2 redirects, 1 completion awaited, 1 timed out
     Memory:             21.2 MiB resident
 
     Problems:
@@ -159,7 +165,7 @@ fn a_sick_node_says_what_and_where_to_look() {
           pool
       - proxy is degraded: connection lost; a long explanation that does not fit into the rest of a line
         of a hundred columns
-          -> the agent's log: journalctl -u wharf-agent -e
+          -> wharf proxy status; wharf proxy listeners
       - controller deletion-queue failed 3 times in a row, last 4s ago: reading the queue: permission
         denied
           -> it is tried again by itself; wharf status --all-controllers
@@ -168,7 +174,7 @@ fn a_sick_node_says_what_and_where_to_look() {
       - BPF map ENDPOINTS fills up: 30000/32768 (91.5%)
           -> wharf bpf map list
       - the proxy did not answer 1 time
-          -> the proxy's own log; wharf monitor --type agent
+          -> wharf proxy status; the agent's log, which has Envoy's: journalctl -u wharf-agent -e
     ");
 }
 

@@ -1,11 +1,11 @@
-//! Calls about policy and namespaces.
+//! Calls about policy, the proxy and namespaces.
 
 use hyper::Method;
 
 use super::{Call, Client, ClientError, Query, endpoint_path, escaped};
 use crate::{
     EndpointPolicy, Namespace, NamespaceLabels, PolicyChange, PolicyDeleteQuery, PolicyExplainQuery, PolicyExplanation,
-    PolicyImport, PolicyList, PolicyProtocol,
+    PolicyImport, PolicyList, PolicyProtocol, ProxyView,
 };
 
 impl Client {
@@ -62,6 +62,14 @@ impl Client {
     /// No answer, or an error answer (404: no such endpoint).
     pub async fn endpoint_policy(&self, id: &str) -> Result<EndpointPolicy, ClientError> {
         self.get(endpoint_path(id, "/policy")).await
+    }
+
+    /// `GET /v1/proxy`: the L7 proxy, its listeners, and who waits for it.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn proxy(&self) -> Result<ProxyView, ClientError> {
+        self.get("/v1/proxy".into()).await
     }
 
     /// `GET /v1/namespace`: every namespace whose labels are known, by name.

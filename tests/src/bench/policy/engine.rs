@@ -23,6 +23,7 @@ const LIMITS: Limits = Limits {
     ports: POLICY_PORTS_MAX as usize,
     rules: POLICY_CELLS_MAX as usize,
     sets: 4 * wharf_common::MAX_ENDPOINT_ID as usize,
+    listeners: 1_000,
 };
 
 /// As [`super::crowd::added_rules`], of the engine alone. Beside the endpoints that have policies there are others, each

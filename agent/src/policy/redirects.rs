@@ -1,0 +1,90 @@
+//! The redirects that follow from tables, and the file that keeps the ports of their listeners over restarts:
+//! `<state-dir>/redirects.json`.
+
+use std::{collections::BTreeMap, io, path::Path, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+use wharf_policy::{
+    compile::{Listener, ListenerId, SetId, Tables},
+    model::Direction,
+};
+
+use super::{members::Members, rows};
+use crate::{
+    kept,
+    proxy::{Redirect, Wanted},
+};
+
+/// Version of the file's format.
+const VERSION: u32 = 1;
+/// Bytes of the file: twice what the texts of policies may have.
+const MAX_FILE: u64 = 128 << 20;
+
+/// Listeners by port.
+pub(super) type Listeners = BTreeMap<u16, Arc<Listener>>;
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    version: u32,
+    listeners: Listeners,
+}
+
+/// The redirects to which cells of endpoints' rule sets lead.
+pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
+    let mut ports: BTreeMap<SetId, Vec<ListenerId>> = BTreeMap::new();
+    for (listener, set) in tables.redirects.keys() {
+        ports.entry(*set).or_default().push(*listener);
+    }
+    let redirect = |(port, listener): (&ListenerId, &Arc<Listener>)| {
+        (port.0, Redirect { listener: Arc::clone(listener), members: BTreeMap::new() })
+    };
+    let mut wanted: Wanted = tables.listeners.iter().map(redirect).collect();
+    if ports.is_empty() {
+        return wanted;
+    }
+    for (key, sets) in &tables.sets {
+        let Some((id, place)) = rows::endpoint(*key).and_then(|id| Some((id, members.get(id)?))) else { continue };
+        let of = |direction| ports.get(&sets.of(direction)).into_iter().flatten();
+        for port in of(Direction::Ingress).chain(of(Direction::Egress)) {
+            if let Some(redirect) = wanted.get_mut(&port.0) {
+                redirect.members.insert((id, place.epoch), place.member.endpoint.addresses.clone());
+            }
+        }
+    }
+    wanted
+}
+
+/// What either has: while rows change from those of the one to those of the other, both lead somewhere.
+pub(super) fn both(one: &Wanted, other: &Wanted) -> Wanted {
+    let mut both = one.clone();
+    for (port, redirect) in other {
+        let own = both.entry(*port).or_insert_with(|| redirect.clone());
+        own.listener = Arc::clone(&redirect.listener);
+        own.members.extend(redirect.members.iter().map(|(member, addresses)| (*member, addresses.clone())));
+    }
+    both
+}
+
+/// Their listeners.
+pub(super) fn listeners(wanted: &Wanted) -> Listeners {
+    wanted.iter().map(|(port, redirect)| (*port, Arc::clone(&redirect.listener))).collect()
+}
+
+/// What the file keeps; nothing where there is none.
+pub(super) fn load(path: &Path) -> io::Result<Listeners> {
+    let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Listeners::new()) };
+    let File { version, listeners } = serde_json::from_slice(&text)?;
+    if version != VERSION {
+        return Err(io::Error::other(format!("it is of version {version}, this agent knows {VERSION}")));
+    }
+    Ok(listeners)
+}
+
+/// Writes what [`load`] reads.
+pub(super) fn save(path: &Path, listeners: Listeners) -> io::Result<()> {
+    let text = serde_json::to_vec(&File { version: VERSION, listeners })?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(io::Error::other(format!("{} bytes, at most {MAX_FILE} are read again", text.len())));
+    }
+    kept::write(path, &text)
+}

@@ -1,0 +1,101 @@
+//! The edge to the L7 proxy: what it is to do, and what waits for it.
+//!
+//! A redirect hands connections of endpoints to a port of the proxy. Policy says which redirects there are ([`Redirects::set`]); a
+//! delete takes an endpoint out of all of them ([`Redirects::remove_redirects`]). Each answers with completions, which are over when the proxy
+//! has acknowledged. [`envoy::Envoy`] is the proxy; [`NoProxy`], and what tests put in its place, stand for others.
+
+mod awaited;
+pub mod envoy;
+mod look;
+mod words;
+
+use std::{collections::BTreeMap, future::Future, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
+
+use wharf_core::ids::{EndpointId, Epoch};
+use wharf_policy::compile::Listener;
+
+pub use self::{awaited::Awaited, look::Look, words::passes};
+
+/// Resolves when the proxy has done what was asked; an error says why it never will.
+pub type Completion = Pin<Box<dyn Future<Output = Result<(), ProxyError>> + Send>>;
+
+/// What the proxy gave as its reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ProxyError(pub String);
+
+/// Redirects by port of the proxy, host byte order.
+pub type Wanted = BTreeMap<u16, Redirect>;
+
+/// What the proxy does with the connections that a port is handed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redirect {
+    /// What they may carry.
+    pub listener: Arc<Listener>,
+    /// The endpoints whose connections they are, each with its addresses.
+    pub members: BTreeMap<(EndpointId, Epoch), Vec<IpAddr>>,
+}
+
+/// Where redirects are asked for and completions come from.
+pub trait Redirects: Send + Sync + 'static {
+    /// Makes these all the redirects that there are; one completion for each that is new or has other members. Endpoints that were
+    /// taken out by [`Redirects::remove_redirects`] are left out.
+    fn set(&self, wanted: Wanted) -> Vec<(String, Completion)>;
+
+    /// How long it is worth while to wait for completions of [`Redirects::set`]: not at all while no proxy answers.
+    fn patience(&self) -> Duration;
+
+    /// What the proxy has not acknowledged of all that was asked, in words; a refusal with its reason.
+    fn outstanding(&self) -> Vec<String>;
+
+    /// Asks the proxy to drop every redirect of the endpoint; one completion for each.
+    fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)>;
+
+    /// Redirects in force, all endpoints.
+    fn count(&self) -> u64;
+
+    /// Whether there is a proxy at all.
+    fn enabled(&self) -> bool;
+
+    /// Listeners that still speak for an address which no endpoint has, in words: it is not given out again before.
+    fn speakers(&self, ip: IpAddr) -> Vec<String>;
+
+    /// The proxy now, for whoever asks.
+    fn look(&self) -> Look {
+        Look::default()
+    }
+}
+
+/// No proxy on this node.
+#[derive(Debug, Default)]
+pub struct NoProxy;
+
+impl Redirects for NoProxy {
+    fn set(&self, _: Wanted) -> Vec<(String, Completion)> {
+        Vec::new()
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn outstanding(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn remove_redirects(&self, _: EndpointId, _: Epoch) -> Vec<(String, Completion)> {
+        Vec::new()
+    }
+
+    fn count(&self) -> u64 {
+        0
+    }
+
+    fn enabled(&self) -> bool {
+        false
+    }
+
+    fn speakers(&self, _: IpAddr) -> Vec<String> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,99 @@
+//! `/v1/proxy`: the L7 proxy.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::{Json, extract::State};
+use wharf_api::{ProxyCompletion, ProxyOutstanding, ProxyRequests, ProxyView};
+
+use crate::{
+    monitor::Requests,
+    node::LinuxNode,
+    proxy::{Awaited, Look},
+};
+
+/// The L7 proxy: Envoy, its listeners, and who waits for it.
+#[utoipa::path(get, path = "/v1/proxy", tag = "proxy", responses((status = 200, body = ProxyView)))]
+pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<ProxyView> {
+    let (life, look) = (&node.life, node.life.proxy.redirects.look());
+    let Requests { forwarded, denied, failed } = life.monitor.requests();
+    Json(ProxyView {
+        bootstrap: life.config.run_dir.join("proxy/bootstrap.json").display().to_string(),
+        requests: ProxyRequests { forwarded, denied, failed },
+        completions_pending: life.proxy.pending.load(Ordering::Relaxed),
+        completions_timed_out: life.proxy.timed_out.load(Ordering::Relaxed),
+        ..view(&look, life.config.proxy_timeout)
+    })
+}
+
+/// `at_most`: how long a delete waits.
+fn view(look: &Look, at_most: Duration) -> ProxyView {
+    let status = look.status.as_ref();
+    let outstanding = look.unacknowledged.iter();
+    let told = |(listener, refusal): (&String, &Option<String>)| ProxyOutstanding {
+        listener: listener.clone(),
+        refusal: refusal.clone(),
+    };
+    ProxyView {
+        state: look.state(),
+        since_unix_ms: status.map_or(0, |status| unix_ms(status.since)),
+        supervised: look.supervised,
+        version: status.and_then(|status| status.version.clone()),
+        pid: status.and_then(|status| status.pid),
+        restarts: status.map_or(0, |status| status.restarts),
+        last_error: status.and_then(|status| status.last_error.clone()),
+        streams: status.map_or(0, |status| status.connected_streams as u64),
+        records_lost: status.map_or(0, |status| status.records_lost),
+        outstanding: outstanding.map(told).collect(),
+        listeners: look.listeners(),
+        completions: look.awaited.iter().map(|wait| completion(wait, at_most)).collect(),
+        ..ProxyView::default()
+    }
+}
+
+fn completion(wait: &Awaited, at_most: Duration) -> ProxyCompletion {
+    let bound = u64::try_from(wait.at_most.unwrap_or(at_most).as_millis()).unwrap_or(u64::MAX);
+    ProxyCompletion {
+        listener: wait.listener.clone(),
+        endpoint: wait.endpoint.map(|id| id.get()),
+        since_unix_ms: wait.since_unix_ms,
+        until_unix_ms: wait.since_unix_ms.saturating_add(bound),
+    }
+}
+
+fn unix_ms(at: SystemTime) -> u64 {
+    u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_api::ProxyState;
+    use wharf_core::ids::EndpointId;
+    use wharf_proxy::{EnvoyState, Proxy, Status};
+
+    use super::*;
+
+    #[test]
+    fn what_is_looked_at_is_told() {
+        let wait =
+            |endpoint, at_most| Awaited { listener: "ingress-15000".into(), endpoint, since_unix_ms: 10, at_most };
+        let (proxy, _records) = Proxy::new(1);
+        let since = UNIX_EPOCH + Duration::from_millis(7);
+        let status = Status { state: EnvoyState::Waiting, since, restarts: 2, ..proxy.status() };
+        let look = Look {
+            status: Some(Status { last_error: Some("it ended with status 1".into()), ..status }),
+            supervised: true,
+            unacknowledged: [("ingress-15000".to_owned(), Some("bad".to_owned()))].into(),
+            awaited: vec![wait(None, Some(Duration::from_millis(500))), wait(EndpointId::try_from(7).ok(), None)],
+            ..Look::default()
+        };
+        let told = view(&look, Duration::from_secs(3));
+        assert_eq!((told.state, told.since_unix_ms, told.restarts, told.supervised), (ProxyState::Waiting, 7, 2, true));
+        assert_eq!(told.last_error.as_deref(), Some("it ended with status 1"));
+        assert_eq!(told.outstanding.first().and_then(|of| of.refusal.as_deref()), Some("bad"));
+        let waits: Vec<_> = told.completions.iter().map(|of| (of.endpoint, of.until_unix_ms)).collect();
+        assert_eq!(waits, [(None, 510), (Some(7), 3_010)]);
+    }
+}

@@ -1,0 +1,191 @@
+//! The L7 proxy.
+
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, SystemTime},
+};
+
+use wharf_api::{ComponentStatus, Health, ProxyRequests, ProxyState, ProxyStatus};
+use wharf_core::kernel::Kernel;
+
+use super::Source;
+use crate::{
+    monitor::Requests,
+    node::{lifecycle::Lifecycle, part::Fill},
+    proxy::Look,
+};
+
+/// A healthy Envoy connects, and acknowledges, in far less.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) fn source<K: Kernel>() -> Source<K> {
+    Source {
+        name: "proxy",
+        look: |node| Box::pin(async move { look(&node.life) }),
+        silent: |_| (Health::Degraded, "a change of its listeners does not end".into()),
+    }
+}
+
+fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
+    let (look, redirects) = (life.proxy.redirects.look(), &life.proxy.redirects);
+    let Requests { forwarded, denied, failed } = life.monitor.requests();
+    let count = |of: fn(&wharf_proxy::Status) -> u64| look.status.as_ref().map_or(0, of);
+    let proxy = ProxyStatus {
+        enabled: redirects.enabled(),
+        redirects: redirects.count(),
+        pending_completions: life.proxy.pending.load(Ordering::Relaxed),
+        timed_out_completions: life.proxy.timed_out.load(Ordering::Relaxed),
+        state: look.state(),
+        listeners: look.wanted.len() as u64,
+        refused: look.refused() as u64,
+        restarts: count(|status| status.restarts),
+        records_lost: count(|status| status.records_lost),
+        requests: ProxyRequests { forwarded, denied, failed },
+    };
+    let component = component(&look, &life.config.run_dir);
+    Arc::new(move |status| {
+        status.proxy = proxy.clone();
+        status.components.push(component.clone());
+    })
+}
+
+fn component(look: &Look, run_dir: &Path) -> ComponentStatus {
+    let state = look.state();
+    let (health, message) = match (state, look.wanted.is_empty()) {
+        (ProxyState::Serving, _) => serving(look),
+        (ProxyState::Absent, true) if !look.supervised => (Health::Ok, "not asked for".to_owned()),
+        (_, true) => (idle(look), envoy(look, run_dir)),
+        (_, false) => (Health::Degraded, format!("{}; {}", missing(look), envoy(look, run_dir))),
+    };
+    ComponentStatus::new("proxy", health, message)
+}
+
+/// No rule needs it. That it starts is no fault, that it cannot is one.
+fn idle(look: &Look) -> Health {
+    let since = look.status.as_ref().and_then(|status| SystemTime::now().duration_since(status.since).ok());
+    let is_late = since.is_some_and(|since| since >= PATIENCE);
+    super::of(look.state() == ProxyState::Waiting || is_late, Health::Degraded).max(Health::Pending)
+}
+
+fn serving(look: &Look) -> (Health, String) {
+    let version = look.status.as_ref().and_then(|status| status.version.as_deref());
+    let serves =
+        format!("Envoy {} serves {}", version.unwrap_or("of a version not told"), listeners(look.wanted.len()));
+    let refused = look.unacknowledged.iter().find_map(|(name, reason)| Some((name, reason.as_ref()?)));
+    let late = look.owes_for.is_some_and(|since| since >= PATIENCE);
+    let what = match (refused, look.unacknowledged.keys().next()) {
+        (Some((name, reason)), _) => format!("{name} was refused: {reason}; change the rules that need it"),
+        (None, Some(name)) if late => format!("{name} is not acknowledged; is Envoy stuck?"),
+        _ => return (Health::Ok, serves),
+    };
+    let more = look.unacknowledged.len() - 1;
+    let more = if more > 0 { format!(" ({more} more: wharf proxy status)") } else { String::new() };
+    (Health::Degraded, format!("{serves}; {what}{more}"))
+}
+
+/// What becomes of the connections that rules hand to a proxy that is not there.
+fn missing(look: &Look) -> String {
+    let open = look.wanted.values().filter(|redirect| redirect.listener.requests.fails_open).count();
+    let fate = match (open, look.wanted.len() - open) {
+        (0, _) => "are dropped".to_owned(),
+        (_, 0) => "pass unseen (failOpen)".to_owned(),
+        (open, closed) => format!("of {closed} are dropped, of {open} pass unseen (failOpen)"),
+    };
+    format!("rules need {} and no proxy serves: connections {fate}", listeners(look.wanted.len()))
+}
+
+fn listeners(n: usize) -> String {
+    if n == 1 { "1 listener".to_owned() } else { format!("{n} listeners") }
+}
+
+/// What Envoy does instead of serving, and what to do.
+fn envoy(look: &Look, run_dir: &Path) -> String {
+    let why = look.status.as_ref().and_then(|status| status.last_error.as_deref()).unwrap_or("no reason given");
+    match look.state() {
+        ProxyState::Serving => "Envoy serves".to_owned(),
+        ProxyState::Absent if look.supervised => "Envoy is not started yet".to_owned(),
+        ProxyState::Absent => {
+            let settings = run_dir.join("proxy/bootstrap.json");
+            format!("start the agent with --envoy PATH, or Envoy with {}", settings.display())
+        }
+        ProxyState::Starting => "Envoy runs and has not connected".to_owned(),
+        ProxyState::Waiting => format!("Envoy does not run and is started again: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use wharf_policy::{compile::Listener, model::Direction, requests};
+    use wharf_proxy::{EnvoyState, Proxy, Status};
+
+    use super::*;
+    use crate::proxy::Redirect;
+
+    fn look(state: EnvoyState, fails_open: &[bool]) -> Look {
+        let redirect = |(port, fails_open): (u16, &bool)| {
+            let requests = requests::Requests { fails_open: *fails_open, ..Default::default() }.into();
+            let listener = Listener { direction: Direction::Ingress, requests }.into();
+            (port, Redirect { listener, members: BTreeMap::new() })
+        };
+        let (proxy, _records) = Proxy::new(1);
+        let status = Status { state, version: Some("1.36.2".into()), ..proxy.status() };
+        Look { status: Some(status), wanted: (15_000..).zip(fails_open).map(redirect).collect(), ..Look::default() }
+    }
+
+    fn told(look: &Look) -> (Health, String) {
+        let ComponentStatus { name, health, message, .. } = component(look, Path::new("/run/wharf"));
+        assert_eq!(name, "proxy");
+        (health, message)
+    }
+
+    #[test]
+    fn a_proxy_that_nobody_asks_for_is_no_fault() {
+        assert_eq!(told(&Look::default()), (Health::Ok, "not asked for".to_owned()));
+        assert_eq!(told(&look(EnvoyState::Absent, &[])), (Health::Ok, "not asked for".to_owned()));
+        assert_eq!(told(&look(EnvoyState::Starting, &[])).0, Health::Pending);
+        let mut failing = Look { supervised: true, ..look(EnvoyState::Waiting, &[]) };
+        failing.status.as_mut().expect("status").last_error = Some("no such file".into());
+        let message = "Envoy does not run and is started again: no such file".to_owned();
+        assert_eq!(told(&failing), (Health::Degraded, message));
+        let mut late = look(EnvoyState::Starting, &[]);
+        late.status.as_mut().expect("status").since = SystemTime::now() - 2 * PATIENCE;
+        assert_eq!(told(&late), (Health::Degraded, "Envoy runs and has not connected".to_owned()));
+    }
+
+    #[test]
+    fn what_becomes_of_connections_is_told_while_none_serves() {
+        for (open, fate) in [
+            (&[false] as &[bool], "rules need 1 listener and no proxy serves: connections are dropped; "),
+            (&[true], "rules need 1 listener and no proxy serves: connections pass unseen (failOpen); "),
+            (
+                &[true, false, false],
+                "rules need 3 listeners and no proxy serves: connections of 2 are dropped, of 1 pass unseen (failOpen); ",
+            ),
+        ] {
+            let (health, message) = told(&look(EnvoyState::Absent, open));
+            let remedy = "start the agent with --envoy PATH, or Envoy with /run/wharf/proxy/bootstrap.json";
+            assert_eq!((health, message), (Health::Degraded, format!("{fate}{remedy}")));
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_told_at_once_and_a_missing_answer_when_it_is_late() {
+        let serving = look(EnvoyState::Serving, &[false, false]);
+        let serves = "Envoy 1.36.2 serves 2 listeners".to_owned();
+        assert_eq!(told(&serving), (Health::Ok, serves.clone()));
+        let owes = |reason: Option<&str>, owes_for| Look {
+            unacknowledged: ["ingress-15000", "ingress-15001"].map(|of| (of.into(), reason.map(Into::into))).into(),
+            owes_for: Some(owes_for),
+            ..serving.clone()
+        };
+        assert_eq!(told(&owes(None, Duration::ZERO)), (Health::Ok, serves.clone()));
+        let more = "(1 more: wharf proxy status)";
+        let late = format!("{serves}; ingress-15000 is not acknowledged; is Envoy stuck? {more}");
+        assert_eq!(told(&owes(None, PATIENCE)), (Health::Degraded, late));
+        let refused = format!("{serves}; ingress-15000 was refused: bad; change the rules that need it {more}");
+        assert_eq!(told(&owes(Some("bad"), Duration::ZERO)), (Health::Degraded, refused));
+    }
+}

@@ -1,0 +1,153 @@
+//! Redirects that follow from policy: the proxy has them before rows lead there, keeps their ports, and holds nothing up.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::time::Instant;
+use wharf_agent::proxy::Wanted;
+use wharf_common::policy::{REDIRECT, REDIRECT_PORT_SHIFT, RULING};
+use wharf_core::policy::PolicyRows;
+use wharf_datapath::fake::Operation as Op;
+
+use crate::{policy::rows, support::*};
+
+/// Every endpoint gets requests for this path alone at port 80.
+fn only(path: &str) -> String {
+    format!(
+        "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {{name: web}}\nspec:\n  \
+         endpointSelector: {{}}\n  ingress:\n  - toPorts:\n    - ports: [{{port: '80', protocol: TCP}}]\n      \
+         rules: {{http: [{{path: {path}}}]}}\n"
+    )
+}
+
+/// Ports of the proxy that rows lead to.
+fn ports(rows: &PolicyRows) -> BTreeSet<u16> {
+    let rulings = rows.cells.values().map(|(cell, _)| cell.rest.ruling);
+    let port = |ruling: u32| u16::try_from(ruling >> REDIRECT_PORT_SHIFT).expect("port");
+    rulings.filter(|ruling| ruling & RULING == REDIRECT).map(port).collect()
+}
+
+/// Ports with the ids of their members.
+fn shape(wanted: &Wanted) -> Vec<(u16, Vec<u16>)> {
+    wanted.iter().map(|(port, r)| (*port, r.members.keys().map(|(id, _)| id.get()).collect())).collect()
+}
+
+fn last(agent: &Agent) -> Vec<(u16, Vec<u16>)> {
+    agent.proxy.told().last().map(shape).unwrap_or_default()
+}
+
+#[test]
+fn the_proxy_knows_a_listener_and_its_members_before_rows_lead_there() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.proxy.is_silent(true);
+        let first = agent.create("c1").await;
+        let text = only("/a");
+        let import = agent.life.policy.import("a.yaml", &text);
+        tokio::pin!(import);
+        tokio::select! {
+            _ = &mut import => panic!("rows did not wait for the proxy"),
+            () = eventually("the proxy is told", || last(&agent) == [(15_000, vec![first.id.get()])]) => {}
+        }
+        assert_eq!(ports(&rows(&machine)), [].into());
+        agent.proxy.is_silent(false);
+        let change = import.await.expect("imported");
+        assert_eq!((change.revision, change.realized), (1, 1));
+        assert_eq!(ports(&rows(&machine)), [15_000].into());
+        let second = agent.create("c2").await;
+        assert_eq!(last(&agent), [(15_000, vec![first.id.get(), second.id.get()])]);
+        assert!(agent.delete(&second).await.errors.is_empty());
+        assert_eq!(last(&agent), [(15_000, vec![first.id.get()])]);
+    });
+}
+
+#[test]
+fn old_and_new_listeners_are_there_while_rows_change() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        let handle = agent.create("c1").await;
+        let own = vec![handle.id.get()];
+        agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+        agent.life.policy.import("a.yaml", &only("/b")).await.expect("imported");
+        let told: Vec<_> = agent.proxy.told().iter().map(shape).collect();
+        let both = vec![(15_000, own.clone()), (15_001, own.clone())];
+        assert!(told.ends_with(&[both, vec![(15_001, own)]]), "{told:?}");
+        agent.life.policy.delete_all().await.expect("deleted");
+        assert_eq!(last(&agent), []);
+    });
+}
+
+#[test]
+fn a_proxy_that_does_not_answer_holds_rows_up_for_half_a_second_and_a_missing_one_not_at_all() {
+    for is_gone in [false, true] {
+        let machine = Machine::new();
+        machine.life(async |agent| {
+            agent.create("c1").await;
+            if is_gone {
+                agent.proxy.is_gone()
+            } else {
+                agent.proxy.is_silent(true)
+            }
+            let began = Instant::now();
+            let change = agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+            let waited = began.elapsed() >= Duration::from_millis(500);
+            assert_eq!(waited, !is_gone);
+            assert_eq!((change.revision, change.realized), (1, 0), "not before the proxy has acknowledged");
+            assert_eq!(ports(&rows(&machine)), [15_000].into(), "connections are dropped until then");
+            let problem = agent.life.policy.list().await.problem.expect("a problem");
+            assert!(problem.contains("the proxy does not do what policy asks: it is silent"), "{problem}");
+            agent.proxy.is_silent(false);
+            agent.life.policy.ensure().await.expect("looked");
+            let list = agent.life.policy.list().await;
+            assert_eq!((list.realized, list.problem), (1, None));
+        });
+    }
+}
+
+#[test]
+fn ports_outlive_the_agent_and_nothing_else_takes_them() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+        agent.life.policy.import("a.yaml", &only("/b")).await.expect("imported");
+    });
+    assert_eq!(ports(&rows(&machine)), [15_001].into());
+    let earlier = machine.proxy.told().len();
+    machine.life(async |agent| {
+        assert_eq!(ports(&rows(&machine)), [15_001].into());
+        assert_eq!(last(&agent).len(), 1, "as before");
+        let told = agent.proxy.told().split_off(earlier);
+        assert!(
+            !told.is_empty() && told.iter().all(|wanted| wanted.contains_key(&15_001)),
+            "never without it: {told:?}"
+        );
+    });
+    std::fs::remove_file(machine.config.state_dir.join("redirects.json")).expect("the file of the ports");
+    machine.life(async |agent| {
+        let list = agent.life.policy.list().await;
+        assert_eq!((list.realized, list.problem), (2, None));
+        assert_eq!(ports(&rows(&machine)), [15_000].into(), "what the old port was for is not known");
+        assert_eq!(last(&agent), [(15_000, vec![1])]);
+    });
+}
+
+#[test]
+fn an_endpoint_that_the_proxy_was_asked_to_drop_is_asked_away_before_its_rows() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+        let handle = agent.create("c1").await;
+        let acknowledge = agent.proxy.answers_late(handle.id, "ingress-15000");
+        let operations = agent.operations().len();
+        let delete = agent.delete(&handle);
+        tokio::pin!(delete);
+        let asked = || agent.proxy.asked().iter().any(|(id, _)| *id == handle.id);
+        tokio::select! {
+            _ = &mut delete => panic!("the delete did not wait"),
+            () = eventually("the proxy is asked", asked) => {}
+        }
+        assert!(!agent.operations()[operations..].contains(&Op::ChangePolicy), "its rows are there");
+        acknowledge.send(()).expect("the delete waits");
+        assert!(delete.await.errors.is_empty());
+    });
+}

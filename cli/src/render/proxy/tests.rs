@@ -1,0 +1,135 @@
+use wharf_api::{ProxyCompletion, ProxyOutstanding};
+
+use super::*;
+use crate::render::sample::{HOSTILE, NOW};
+
+fn listener(port: u16, direction: &str, passes: &[&str]) -> ProxyListener {
+    ProxyListener {
+        name: format!("{direction}-{port}"),
+        port,
+        direction: direction.to_owned(),
+        passes: passes.iter().map(|of| (*of).to_owned()).collect(),
+        fails_open: false,
+        endpoints: vec![7, 9],
+        acknowledged: true,
+        refusal: None,
+    }
+}
+
+fn serving() -> ProxyView {
+    let rules = ["GET /public...", "POST /cart, host shop.example.com, header x-token (of a value)"];
+    let many = ["TLS to a.example.com", "TLS to b.example.com", "TLS to c.example.com", "TLS to **.d", "TLS to e"];
+    ProxyView {
+        state: ProxyState::Serving,
+        since_unix_ms: NOW - 11_520_000,
+        supervised: true,
+        version: Some("1.36.2".to_owned()),
+        pid: Some(4_711),
+        streams: 1,
+        bootstrap: "/run/wharf/proxy/bootstrap.json".to_owned(),
+        requests: ProxyRequests { forwarded: 120, denied: 3, failed: 1 },
+        listeners: vec![listener(15_000, "ingress", &rules), listener(15_001, "egress", &many)],
+        ..ProxyView::default()
+    }
+}
+
+/// One listener refused, one not acknowledged; a delete and a change of policy wait.
+fn late() -> ProxyView {
+    let mut view = serving();
+    let refusal = Some(format!("unknown filter {HOSTILE}"));
+    for listener in &mut view.listeners {
+        listener.acknowledged = false;
+    }
+    if let Some(first) = view.listeners.first_mut() {
+        first.refusal.clone_from(&refusal);
+    }
+    let outstanding = |listener: &str, refusal| ProxyOutstanding { listener: listener.to_owned(), refusal };
+    view.outstanding = vec![outstanding("egress-15001", None), outstanding("ingress-15000", refusal)];
+    let wait = |listener: &str, endpoint, since, until| ProxyCompletion {
+        listener: listener.to_owned(),
+        endpoint,
+        since_unix_ms: NOW - since,
+        until_unix_ms: NOW + until,
+    };
+    view.completions = vec![wait("ingress-15000", Some(7), 1_200, 1_800), wait("egress-15001", None, 100, 400)];
+    (view.completions_pending, view.completions_timed_out, view.records_lost) = (1, 2, 5);
+    view
+}
+
+fn absent() -> ProxyView {
+    let mut listeners = serving().listeners;
+    for listener in &mut listeners {
+        listener.acknowledged = false;
+    }
+    if let Some(first) = listeners.first_mut() {
+        first.fails_open = true;
+    }
+    ProxyView { listeners, bootstrap: serving().bootstrap, ..ProxyView::default() }
+}
+
+#[test]
+fn a_proxy_that_serves() {
+    insta::assert_snapshot!(status(&serving(), &Style::plain()));
+    assert!(is_well(&serving()));
+}
+
+#[test]
+fn what_is_outstanding_is_told() {
+    insta::assert_snapshot!(status(&late(), &Style::plain()));
+    assert!(!is_well(&late()));
+}
+
+#[test]
+fn a_proxy_that_is_missing_is_told_with_the_remedy() {
+    insta::assert_snapshot!(status(&absent(), &Style::plain()));
+    assert!(!is_well(&absent()));
+    let nobody_asks = ProxyView::default();
+    assert!(is_well(&nobody_asks));
+    let told = status(&nobody_asks, &Style::plain());
+    assert!(told.starts_with("Proxy:              absent  no rule needs it, and the agent starts none\n"), "{told}");
+}
+
+#[test]
+fn an_envoy_that_does_not_start_is_told_with_its_error() {
+    let view = ProxyView {
+        state: ProxyState::Waiting,
+        supervised: true,
+        restarts: 4,
+        since_unix_ms: NOW - 2_000,
+        last_error: Some("start Envoy (/x): no such file; is the program there?".to_owned()),
+        ..ProxyView::default()
+    };
+    insta::assert_snapshot!(status(&view, &Style::plain()));
+    assert!(!is_well(&view));
+}
+
+#[test]
+fn ports_and_what_passes() {
+    let shown = listeners(&late(), &Style::plain(), false);
+    assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+    insta::assert_snapshot!(shown);
+    let wide = listeners(&serving(), &Style::plain(), true);
+    assert!(wide.contains("TLS to e") && !shown.contains("TLS to e"), "{wide}");
+    assert!(listeners(&absent(), &Style::plain(), false).contains("no proxy"));
+}
+
+#[test]
+fn who_waits() {
+    let shown = completions(&late(), &Style::plain());
+    insta::assert_snapshot!(shown, @r"
+    LISTENER       AWAITED BY             FOR      AT MOST
+    ingress-15000  removal of endpoint 7  1200 ms  1800 ms
+    egress-15001   change of policy       100 ms   400 ms
+    ");
+}
+
+#[test]
+fn redirects_of_an_endpoint() {
+    assert_eq!(of_endpoint(&serving(), 8), Vec::<String>::new());
+    let first = |view: &ProxyView| of_endpoint(view, 7).into_iter().nth(1).unwrap_or_default();
+    let told =
+        "egress, port 15001: TLS to a.example.com; TLS to b.example.com; TLS to c.example.com; TLS to **.d; TLS to e";
+    assert_eq!(first(&serving()), told);
+    assert_eq!(first(&late()), format!("{told}; Envoy has not acknowledged it"));
+    assert_eq!(first(&absent()), format!("{told}; no proxy serves"));
+}
