@@ -114,6 +114,8 @@ fn an_uplink_by_a_nexthop_object_is_an_uplink() -> Result<()> {
         ip(node.space(), "nexthop add id 9 group 7/8")?;
         ip(node.space(), "route replace default nhid 9")?;
         await_mtu(node, "1380 (uplink wide0)")?;
+        // The node's own links get it right after the status tells it.
+        wait::until("the node's links have it", || Ok(node.audit()?.findings.is_empty().then_some(())))?;
         ip(node.space(), "link del wide0")?;
         Ok(())
     })
