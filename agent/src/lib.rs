@@ -185,7 +185,10 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
     // An Envoy that outlived the last agent drops the listeners that it does not find: restore has told the proxy all of them.
-    start_proxy(life, proxy, records)?;
+    if let Err(why) = start_proxy(life, proxy, records) {
+        // Containers without such rules need no proxy; connections of the others are dropped, or pass with `failOpen`.
+        tracing::error!("rules about requests have no proxy until the agent is restarted: {why:#}");
+    }
     health::reserve(life, &node.health).await;
     // The queue is drained before the agent serves: an endpoint deleted while no agent ran must be gone before its
     // container is added again.

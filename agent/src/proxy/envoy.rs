@@ -76,7 +76,8 @@ pub fn process_in(run_dir: &Path, program: Option<&Path>) -> wharf_proxy::Envoy 
     wharf_proxy::Envoy {
         program: program.unwrap_or(Path::new("envoy")).to_owned(),
         directory: run_dir.join(DIRECTORY),
-        user: Some(NOBODY),
+        // Who starts Envoy in another way chooses its user.
+        user: program.map(|_| NOBODY),
         threads: 2,
         ends_with_agent: false,
     }

@@ -57,7 +57,11 @@ impl Envoy {
         let admin = self.directory.join("admin");
         fs::create_dir_all(&admin).map_err(failed("create", &admin))?;
         self.give(&self.directory, 0o750)?;
-        fs::set_permissions(&admin, fs::Permissions::from_mode(0o700)).map_err(failed("set the mode of", &admin))?;
+        // Of a directory that is Envoy's already, an agent without CAP_FOWNER cannot set the mode, and need not.
+        if fs::metadata(&admin).map_err(failed("look at", &admin))?.permissions().mode() & 0o7777 != 0o700 {
+            fs::set_permissions(&admin, fs::Permissions::from_mode(0o700))
+                .map_err(failed("set the mode of", &admin))?;
+        }
         if let Some(user) = self.user {
             chown(&admin, Some(user.uid), Some(user.gid)).map_err(failed("change the owner of", &admin))?;
         }
