@@ -2,7 +2,7 @@
 //!
 //! A redirect hands connections of endpoints to a port of the proxy. Policy says which redirects there are ([`Redirects::set`]); a
 //! delete takes an endpoint out of all of them ([`Redirects::remove_redirects`]). Each answers with completions, which are over when the proxy
-//! has acknowledged. [`envoy::Envoy`] is the proxy; [`NoProxy`], and what tests put in its place, stand for others.
+//! has acknowledged. [`envoy::Envoy`] is the proxy; tests put another one in its place.
 
 mod awaited;
 pub mod envoy;
@@ -63,39 +63,5 @@ pub trait Redirects: Send + Sync + 'static {
     /// The proxy now, for whoever asks.
     fn look(&self) -> Look {
         Look::default()
-    }
-}
-
-/// No proxy on this node.
-#[derive(Debug, Default)]
-pub struct NoProxy;
-
-impl Redirects for NoProxy {
-    fn set(&self, _: Wanted) -> Vec<(String, Completion)> {
-        Vec::new()
-    }
-
-    fn patience(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn outstanding(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn remove_redirects(&self, _: EndpointId, _: Epoch) -> Vec<(String, Completion)> {
-        Vec::new()
-    }
-
-    fn count(&self) -> u64 {
-        0
-    }
-
-    fn enabled(&self) -> bool {
-        false
-    }
-
-    fn speakers(&self, _: IpAddr) -> Vec<String> {
-        Vec::new()
     }
 }

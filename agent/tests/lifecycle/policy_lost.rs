@@ -6,7 +6,6 @@ use wharf_agent::{
     config::Enforcement,
     node::{edit::Edit, endpoint::Command},
     policy::{Policy, error::PolicyError},
-    proxy::NoProxy,
 };
 use wharf_api::ErrorCode;
 use wharf_core::{kernel::KernelErrorKind as Kind, policy::PolicyRows};
@@ -207,7 +206,7 @@ fn a_file_of_policies_that_cannot_be_used_is_no_start_without_them() {
     let machine = with_lost_policies();
     let before = rows(&machine);
     std::fs::write(file(&machine), "{").expect("written");
-    let policy = Policy::new(&machine.config, Arc::new(machine.kernel.clone()), Arc::new(NoProxy));
+    let policy = Policy::new(&machine.config, Arc::new(machine.kernel.clone()), machine.proxy.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
     let refused = runtime.block_on(policy.load()).expect_err("refused").to_string();
     assert!(refused.contains("policy.json") && refused.contains("remove it"), "{refused}");
