@@ -106,3 +106,27 @@ fn the_units_capabilities_are_enough_for_a_life_a_restart_and_the_cleanup() -> R
     }
     Ok(())
 }
+
+#[test]
+fn the_units_capabilities_are_enough_for_envoy() -> Result<()> {
+    let mut node = Node::without_agent(NodeConfig::default().with_envoy()?)?;
+    node.set_unit(UNIT);
+    node.start_agent()?;
+    let serves = |node: &Node| {
+        wait::until("Envoy serves", || Ok((node.wharf(&["proxy", "status"])?.code() == 0).then_some(())))?;
+        node.envoy().context("no Envoy lives")
+    };
+    let first = serves(&node)?;
+    // As systemd ends the unit: the agent alone is told (KillMode=process).
+    ensure!(UNIT.lines().any(|line| line == "KillMode=process"), "the unit's end is Envoy's");
+    node.stop_agent()?;
+    node.start_agent()?;
+    ensure!(serves(&node)? == first, "the next agent takes Envoy over");
+    node.stop_agent()?;
+    let mut command = node.command(bin("wharf-agent")?)?;
+    command.args(["cleanup", "--force"]).args(node.dirs().flags()).env("NO_COLOR", "1");
+    bounded(&mut command, UNIT)?;
+    run(command, b"", wait::PATIENCE)?.ok()?;
+    ensure!(node.envoy().is_none(), "cleanup leaves Envoy");
+    Ok(())
+}
