@@ -55,6 +55,7 @@ mod ipcache;
 mod kinds;
 mod limits;
 mod listeners;
+mod names;
 mod networks;
 mod peers;
 mod plan;
@@ -130,8 +131,8 @@ pub struct Listener {
 pub struct Tables {
     /// The rule sets of each endpoint.
     pub sets: OrdMap<EndpointKey, Sets>,
-    /// Longest-prefix rows of peers' addresses: endpoints, the node, every network and exception in use, and all of
-    /// each family.
+    /// Longest-prefix rows of peers' addresses: endpoints, the node, every network and exception in use, the addresses of names that rules in use
+    /// match, and all of each family.
     pub ipcache: Ipcache,
     /// The rows of each rule set.
     pub rules: OrdMap<SetId, Arc<Rows>>,

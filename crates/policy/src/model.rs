@@ -17,7 +17,7 @@ use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::R
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::requests::Requests;
+use crate::{names::NamePattern, requests::Requests};
 
 /// Label that every namespace has: its name (Kubernetes, well-known labels).
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
@@ -151,6 +151,8 @@ pub enum Peer {
         /// Networks inside it that do not match.
         except: Vec<IpNet>,
     },
+    /// Addresses, endpoints' own included, of the names of DNS that match, as far as they are known.
+    Names(NamePattern),
     /// What has no labels.
     Entity(Entity),
 }

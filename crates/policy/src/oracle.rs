@@ -3,13 +3,21 @@
 //! It is slow and short on purpose: tests compare the compiled rows with it, and an explanation of a verdict can be
 //! read from it.
 
-use std::{borrow::Cow, net::IpAddr};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use crate::model::{
     Action, Direction, Endpoint, Enforcement, Entity, Origin, Peer, Policy, PolicyName, Port, Protocol, Rule, Selector,
     Tier,
 };
 use crate::requests::Requests;
+
+/// Addresses that names of DNS have.
+pub type Names = BTreeMap<Arc<str>, BTreeSet<IpAddr>>;
 
 /// The first packet of a flow, judged at one endpoint.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +30,8 @@ pub struct Flow<'a> {
     pub peer: PeerOf<'a>,
     /// What the receiver is asked for.
     pub destination: Destination,
+    /// The names that are known, with all their addresses.
+    pub names: &'a Names,
 }
 
 /// The other end of a flow, with the address that it has in the packet.
@@ -145,18 +155,22 @@ fn selects(selector: &Selector, endpoint: &Endpoint) -> bool {
 
 fn matches(rule: &Rule, flow: &Flow<'_>) -> bool {
     rule.direction == flow.direction
-        && rule.peers.as_ref().is_none_or(|peers| peers.iter().any(|peer| peer_matches(peer, &flow.peer)))
+        && rule.peers.as_ref().is_none_or(|peers| peers.iter().any(|peer| peer_matches(peer, flow)))
         && match &rule.ports {
             Some(ports) => ports.iter().any(|port| port_matches(port, flow)),
             None => rule.requests.is_none(),
         }
 }
 
-fn peer_matches(peer: &Peer, other: &PeerOf<'_>) -> bool {
+fn peer_matches(peer: &Peer, flow: &Flow<'_>) -> bool {
+    let other = &flow.peer;
     let (PeerOf::Endpoint(_, address) | PeerOf::Node(address) | PeerOf::Outside(address)) = other;
     match (peer, other) {
         (Peer::Endpoints(selector), PeerOf::Endpoint(endpoint, _)) => selects(selector, endpoint),
         (Peer::Network { net, except }, _) => net.contains(address) && !except.iter().any(|e| e.contains(address)),
+        (Peer::Names(pattern), _) => {
+            flow.names.iter().any(|(name, addresses)| addresses.contains(address) && pattern.matches(name))
+        }
         (Peer::Entity(Entity::All), _)
         | (Peer::Entity(Entity::World), PeerOf::Outside(_))
         | (Peer::Entity(Entity::Host), PeerOf::Node(_))

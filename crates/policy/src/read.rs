@@ -11,11 +11,12 @@
 //! hole. `status`, and what metadata has besides name and namespace, has no influence. A field that is null is a field
 //! that is absent.
 //!
-//! Bounds, beyond which a text is refused: 4 MiB; 10,000 documents or items of lists; 10,000 rules a document, HTTP requests counted one by one; those of
+//! Bounds, beyond which a text is refused: 4 MiB; 10,000 documents or items of lists; 10,000 rules a document, HTTP requests and names of DNS counted one by one; those of
 //! the parser (nesting, number of values, values copied by aliases).
 
 mod cilium;
 mod cilium_l7;
+mod cilium_names;
 mod cilium_ports;
 mod cluster_network_policy;
 mod field;
@@ -132,8 +133,8 @@ fn policies_of(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>
         Kind::Cluster => cluster_network_policy::read(reader, document),
         Kind::Cilium | Kind::CiliumClusterwide => cilium::read(reader, document),
     }?;
-    let requests = |rule: &Rule| rule.requests.as_ref().map_or(1, |requests| requests.http.len().max(1));
-    let rules: usize = policies.iter().flat_map(|policy| &policy.rules).map(requests).sum();
+    let counted = |rule: &Rule| rule.requests.as_ref().map_or(1, |said| (said.http.len() + said.names.len()).max(1));
+    let rules: usize = policies.iter().flat_map(|policy| &policy.rules).map(counted).sum();
     if rules > MAX_RULES {
         let reason = format!("{rules} rules, more than {MAX_RULES}");
         return Err(reader.refuse(document.object.field(), reason, "split the policy"));

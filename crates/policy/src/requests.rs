@@ -1,18 +1,24 @@
-//! What a connection may ask of a server, above TCP: which HTTP requests, and which names in a TLS handshake.
+//! What a connection may ask of a server, above TCP and UDP: which HTTP requests, which names in a TLS handshake, and which names of DNS.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::names::NamePattern;
+
 /// What connections may carry that a rule with requests lets pass: a union, to which each rule that matches a connection adds.
 ///
-/// A connection that begins with a TLS handshake is looked at for its server name alone, any other one for its HTTP requests.
+/// Where `names` has any, queries of DNS are all that passes. Else a connection that begins with a TLS handshake is looked at for its server name
+/// alone, any other one for its HTTP requests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Requests {
     /// HTTP requests (HTTP/1.1 and HTTP/2 without TLS) that may pass; none if empty.
     pub http: BTreeSet<HttpRule>,
     /// Names that a TLS handshake may ask for; none if empty.
     pub server_names: BTreeSet<ServerName>,
+    /// Names that queries of DNS may ask for, over UDP and TCP; none if empty. A file of an earlier version has no such field.
+    #[serde(default)]
+    pub names: BTreeSet<NamePattern>,
     /// Whether connections pass unseen while no proxy serves; else they are dropped.
     pub fails_open: bool,
 }
@@ -66,6 +72,7 @@ impl Requests {
         Self {
             http: self.http.union(&other.http).cloned().collect(),
             server_names: self.server_names.union(&other.server_names).cloned().collect(),
+            names: self.names.union(&other.names).cloned().collect(),
             fails_open: self.fails_open && other.fails_open,
         }
     }

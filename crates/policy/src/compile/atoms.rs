@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc};
 use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 
-use crate::model::{Endpoint, Entity, Peer, Protocol, Selector};
+use crate::{
+    model::{Endpoint, Entity, Peer, Protocol, Selector},
+    names::NamePattern,
+};
 
 /// An atom. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,6 +26,8 @@ pub(super) enum Atom {
     Selector(Selector),
     /// An address of the network and of none of the exceptions.
     Network { net: IpNet, except: BTreeSet<IpNet> },
+    /// An address of a name that matches.
+    Names(NamePattern),
     /// Anything but [`Entity::All`], which is no atom: it matches every packet.
     Entity(Entity),
     /// An endpoint that declares the port.
@@ -44,6 +49,7 @@ impl Atom {
             Peer::Entity(Entity::All) => None,
             Peer::Entity(entity) => Some(Self::Entity(*entity)),
             Peer::Endpoints(selector) => Some(Self::Selector(selector.clone())),
+            Peer::Names(pattern) => Some(Self::Names(pattern.clone())),
             Peer::Network { net, except } => {
                 let net = net.trunc();
                 // An exception around the network leaves nothing of it; one beside it means nothing.
@@ -53,7 +59,7 @@ impl Atom {
         }
     }
 
-    /// Whether it matches an address for what its owner is. Networks match for the address: see [`super::networks`].
+    /// Whether it matches an address for what its owner is. Networks and names match for the address: see [`super::networks`].
     pub(super) fn matches(&self, owner: OwnerOf<'_>) -> bool {
         match (self, owner) {
             (Self::Selector(selector), OwnerOf::Endpoint(e)) => selector.selects(&e.labels, e.namespace.as_ref()),
@@ -68,7 +74,12 @@ impl Atom {
         }
     }
 
-    /// Longest-prefix rows that it needs.
+    /// Whether it matches for the address, whoever owns it.
+    const fn is_of_addresses(&self) -> bool {
+        matches!(self, Self::Network { .. } | Self::Names(_))
+    }
+
+    /// Longest-prefix rows that it needs; of names, those of their addresses come to it: see [`super::names`].
     pub(super) fn networks(&self) -> usize {
         if let Self::Network { except, .. } = self { 1 + except.len() } else { 0 }
     }
@@ -79,7 +90,7 @@ impl Atom {
 pub(super) struct Atoms {
     ids: OrdMap<Arc<Atom>, AtomId>,
     entries: OrdMap<AtomId, Entry>,
-    /// The active atoms that are no networks.
+    /// The active atoms that match for the owner of an address.
     of_owners: OrdSet<AtomId>,
     next: u64,
     /// Atoms whose counts changed since the last [`Atoms::settle`].
@@ -159,7 +170,7 @@ impl Atoms {
             }
             match (before, after) {
                 (false, true) => {
-                    if atom.networks() == 0 {
+                    if !atom.is_of_addresses() {
                         self.of_owners.insert(id);
                     }
                     delta.added.insert(id, atom);

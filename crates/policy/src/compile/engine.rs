@@ -9,10 +9,12 @@
 //! | a rule set's port classes | never: other rules, or other numbers of its named ports, are another rule set |
 //! | which atoms match an identity | for atoms that are new in the rule sets in use |
 //! | networks that contain each other | for networks that come into use or go out of it, and those that they contain |
+//! | the addresses that a pattern of names matches | of a name, if it has other addresses; of all names, if the pattern comes into use |
 //! | the class of an address | if it is new or has another owner, or if other atoms match it |
 //! | the cells of a rule set and a peer class | never: the class is another one if atoms of the rule set match it differently |
 //!
-//! An endpoint of a known kind, with addresses that no rule names, needs nothing of it. What is kept is in maps that share
+//! An endpoint of a known kind, with addresses that no rule names, needs nothing of it. An address that a pattern matches from now on has a row,
+//! and nothing else is new unless it is the first one of its class. A name that no pattern in use matches changes no row. What is kept is in maps that share
 //! what is equal, so a change is made in a copy and costs what it changes; a refused one is forgotten with the copy.
 
 use std::{
@@ -26,7 +28,7 @@ use ipnet::IpNet;
 use super::{
     Cell, Change, EndpointKey, Limits, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Sizes, Table,
     Tables, TooLarge,
-    atoms::{AtomId, Atoms},
+    atoms::{Atom, AtomId, Atoms},
     classes::Changed,
     diff::between,
     ids::Ids,
@@ -53,6 +55,9 @@ pub enum Event {
     NoEndpoint(EndpointKey),
     /// The addresses of the node.
     Node(BTreeSet<IpAddr>),
+    /// The addresses that a name of DNS (in lower case, without a last dot) has from now on, in place of those before; without any, it is
+    /// forgotten.
+    Name(Arc<str>, BTreeSet<IpAddr>),
 }
 
 /// The events are refused, all of them.
@@ -181,6 +186,7 @@ impl Engine {
                 Event::Endpoint(key, member) => self.kinds.insert(key, member, &self.policies, &mut touched)?,
                 Event::NoEndpoint(key) => self.kinds.remove(key, &mut touched),
                 Event::Node(node) => self.kinds.set_node(node, &mut touched),
+                Event::Name(name, addresses) => self.peers.names.set(name, addresses),
             }
         }
         let gone = self.choose_sets(&mut touched);
@@ -294,10 +300,9 @@ impl Engine {
     fn too_large(&self, (table, needed, limit): (Table, usize, usize), during: bool) -> TooLarge {
         let plans = || self.sets.plans();
         let peers = || plans().flat_map(Plan::rule_peers).collect::<BTreeSet<_>>().into_iter();
+        let networks = |atom| self.atoms.get(atom).map_or(0, Atom::networks) + self.peers.names.addresses_of(atom);
         let counts: Vec<(RuleIndex, usize)> = match table {
-            Table::Ipcache => {
-                peers().filter_map(|(rule, atom)| Some((rule, self.atoms.get(atom)?.networks()))).collect()
-            }
+            Table::Ipcache => peers().map(|(rule, atom)| (rule, networks(atom))).collect(),
             Table::Ports => plans().flat_map(Plan::port_counts).collect(),
             Table::Rules => {
                 let signatures = || self.peers.classes.signatures();

@@ -236,10 +236,10 @@ impl Kinds {
         self.declared.range(all).map(|(_, _, kind)| *kind)
     }
 
-    /// The owners whose addresses the atom matches, whatever the address; none for networks.
+    /// The owners whose addresses the atom matches, whatever the address; none for networks and names.
     pub(super) fn matched_by(&self, atom: &Atom) -> Vec<Owner> {
         let kinds: Vec<KindId> = match atom {
-            Atom::Network { .. } => return Vec::new(),
+            Atom::Network { .. } | Atom::Names(_) => return Vec::new(),
             Atom::Entity(Entity::Host) => return vec![Owner::Node],
             Atom::Entity(Entity::World) => return vec![Owner::Outside],
             Atom::Entity(_) => {

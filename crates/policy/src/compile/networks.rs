@@ -1,4 +1,4 @@
-//! Networks that contain each other: longest-prefix look-up, and which networks of rules match an address.
+//! Networks that contain each other: longest-prefix look-up, and which networks and names of rules match an address.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,6 +13,7 @@ use super::{
     EVERYWHERE,
     atoms::{Atom, AtomId, Delta},
     classes::Signature,
+    names::Named,
 };
 
 /// The longest prefix that contains the address.
@@ -47,7 +48,7 @@ enum Edge {
     End(AtomId),
 }
 
-/// Networks and exceptions in use, and all addresses of each family, each with the atoms that match an address for
+/// Networks and exceptions in use, addresses of names in use, and all addresses of each family, each with the atoms that match an address for
 /// which it is the longest.
 #[derive(Debug, Clone)]
 pub(super) struct Boundaries {
@@ -82,13 +83,13 @@ impl Boundaries {
         self.nets.keys().copied()
     }
 
-    /// The network atoms that match the addresses of the network for which no boundary is longer.
+    /// The atoms of networks and names that match the addresses of the network for which no boundary is longer.
     pub(super) fn matching(&self, net: IpNet) -> Signature {
         covering(&self.nets, net).map(|(_, matching)| Arc::clone(matching)).unwrap_or_default()
     }
 
-    /// Follows the atoms.
-    pub(super) fn update(&mut self, delta: &Delta) -> Moved {
+    /// Follows the atoms, and the addresses that those of names match.
+    pub(super) fn update(&mut self, delta: &Delta, named: &[Named]) -> Moved {
         let mut touched = BTreeSet::new();
         for (net, edge) in delta.dropped.iter().flat_map(|(id, atom)| edges(*id, atom)) {
             self.edges.remove(&(net, edge));
@@ -97,6 +98,15 @@ impl Boundaries {
         for (net, edge) in delta.added.iter().flat_map(|(id, atom)| edges(*id, atom)) {
             self.edges.insert((net, edge));
             touched.insert(net);
+        }
+        for Named { atom, address, matches } in named {
+            let edge = (IpNet::from(*address), Edge::Begin(*atom));
+            touched.insert(edge.0);
+            if *matches {
+                self.edges.insert(edge);
+            } else {
+                self.edges.remove(&edge);
+            }
         }
         let mut moved = Moved::default();
         // A network comes before those that it contains.

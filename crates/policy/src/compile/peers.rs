@@ -14,21 +14,28 @@ use super::{
     classes::{Changed, Classes, Signature},
     ids::Ids,
     kinds::{Kinds, Owner, Touched},
+    names::Names,
     networks::Boundaries,
 };
 
-/// What the classes of addresses depend on: whose an address is, and the networks of rules that match it.
+/// What the classes of addresses depend on: whose an address is, and the networks and names of rules that match it.
 #[derive(Debug, Clone)]
 pub(super) struct Peers {
     boundaries: Boundaries,
-    /// The active atoms, other than networks, that match each owner, in order.
+    pub(super) names: Names,
+    /// The active atoms, other than networks and names, that match each owner, in order.
     owners: OrdMap<Owner, Signature>,
     pub(super) classes: Classes,
 }
 
 impl Peers {
     pub(super) fn new(ids: Ids) -> Self {
-        Self { boundaries: Boundaries::new(&[]), owners: OrdMap::new(), classes: Classes::new(ids) }
+        Self {
+            boundaries: Boundaries::new(&[]),
+            names: Names::default(),
+            owners: OrdMap::new(),
+            classes: Classes::new(ids),
+        }
     }
 
     pub(super) fn with_rows_of(self, nets: &[IpNet]) -> Self {
@@ -52,7 +59,7 @@ impl Peers {
     ) -> Changed {
         let first = self.classes.is_empty();
         let mut nets: BTreeSet<IpNet> = touched.addresses.iter().map(|address| IpNet::from(*address)).collect();
-        let moved = self.boundaries.update(delta);
+        let moved = self.boundaries.update(delta, &self.names.settle(delta));
         nets.extend(moved.nets);
         nets.extend(moved.within.into_iter().flat_map(|net| kinds.addresses_in(net)).map(IpNet::from));
         for owner in self.match_owners(first, delta, touched, atoms, kinds) {

@@ -6,13 +6,14 @@
 //! - A list of peers that is there and empty (`fromEndpoints: []`) matches nothing; `[{}]` matches the endpoints of the
 //!   namespace, in a clusterwide policy all endpoints, those in no namespace included.
 //!
-//! Different from Cilium: a network matches the addresses of endpoints and of the node too, as in the other formats. What
+//! Different from Cilium: networks and names (`toFQDNs`) match the addresses of endpoints and of the node too, as networks do in the other formats. What
 //! Cilium corrects or ignores with a warning is refused: a subject of another namespace, an empty `ports`, an `endPort`
 //! below `port`, an exception that is the whole network.
 
 use std::collections::BTreeSet;
 
 use super::{
+    cilium_names,
     cilium_ports::{self, Destinations},
     field::{Field, Object, Read, Reader, quoted},
     meta::Document,
@@ -115,28 +116,26 @@ fn rules(
     action: Action,
     namespace: Option<&str>,
 ) -> Read<Vec<Rule>> {
-    const PEERS: &str = "write the peers as endpoints, networks or entities";
+    const PEERS: &str = "write the peers as endpoints, networks, entities or names";
+    const ASKS: &str = "write it into egress: an endpoint asks for the names of what it connects to";
+    const DENIES: &str =
+        "write the names that may pass into egress, which denies the rest: not all addresses of a name are known";
     const AUTHENTICATION: (&str, &str) = ("authentication", "remove it: peers are not authenticated");
-    let (peer_keys, unsupported): ([_; 4], &[_]) = match direction {
-        Direction::Ingress => (
-            ["fromEndpoints", "fromCIDR", "fromCIDRSet", "fromEntities"],
-            &[("fromRequires", PEERS), ("fromNodes", PEERS), ("fromGroups", PEERS), AUTHENTICATION],
+    const TO: [(&str, &str); 5] =
+        [("toRequires", PEERS), ("toNodes", PEERS), ("toGroups", PEERS), ("toServices", PEERS), AUTHENTICATION];
+    let (peer_keys, unsupported): (&[_], &[_]) = match (direction, action) {
+        (Direction::Ingress, _) => (
+            &["fromEndpoints", "fromCIDR", "fromCIDRSet", "fromEntities"],
+            &[("fromRequires", PEERS), ("fromNodes", PEERS), ("fromGroups", PEERS), ("toFQDNs", ASKS), AUTHENTICATION],
         ),
-        Direction::Egress => (
-            ["toEndpoints", "toCIDR", "toCIDRSet", "toEntities"],
-            &[
-                ("toRequires", PEERS),
-                ("toNodes", PEERS),
-                ("toGroups", PEERS),
-                ("toServices", PEERS),
-                ("toFQDNs", PEERS),
-                AUTHENTICATION,
-            ],
-        ),
+        (Direction::Egress, Action::Deny) => {
+            (&["toEndpoints", "toCIDR", "toCIDRSet", "toEntities"], &[&TO[..], &[("toFQDNs", DENIES)]].concat())
+        }
+        (Direction::Egress, _) => (&["toEndpoints", "toCIDR", "toCIDRSet", "toEntities", "toFQDNs"], &TO),
     };
-    let object = reader.object(field, &[&peer_keys[..], &["toPorts", "icmps"]].concat(), unsupported)?;
+    let object = reader.object(field, &[peer_keys, &["toPorts", "icmps"]].concat(), unsupported)?;
     let peers = peers(reader, &object, peer_keys, namespace);
-    let destinations = cilium_ports::read(reader, &object, action);
+    let destinations = cilium_ports::read(reader, &object, direction, action);
     let (peers, destinations) = (peers?, destinations?);
     // Nothing is named: nothing matches.
     let everywhere = destinations.iter().any(|to| to.ports.is_none());
@@ -157,41 +156,40 @@ fn rules(
 fn peers(
     reader: &mut Reader,
     rule: &Object<'_>,
-    keys: [&'static str; 4],
+    keys: &[&'static str],
     namespace: Option<&str>,
 ) -> Read<Option<Vec<Peer>>> {
-    let set = rule.set(&keys);
-    if let [_, _, ..] = set.as_slice() {
-        let remedy = "write a rule for each of them";
-        return Err(reader.refuse(rule.field(), format!("has {}", set.join(" and ")), remedy));
-    }
-    let [endpoints, cidr, cidr_set, entities] = keys.map(|key| rule.get(key));
-    if let Some(field) = endpoints {
-        let peer =
-            |reader: &mut Reader, field: &Field<'_>| Ok(Peer::Endpoints(endpoints_of(reader, field, namespace)?));
-        return reader.each(&field, peer).map(Some);
-    }
-    if let Some(field) = cidr {
-        let peer = |reader: &mut Reader, field: &Field<'_>| {
+    const GROUPS: [(&str, &str); 2] =
+        [("cidrGroupRef", "write the group's networks"), ("cidrGroupSelector", "write the groups' networks")];
+    let set = rule.set(keys);
+    let (key, field) = match set.as_slice() {
+        [] => return Ok(None),
+        [key] => (*key, rule.get(key)),
+        _ => {
+            let remedy = "write a rule for each of them";
+            return Err(reader.refuse(rule.field(), format!("has {}", set.join(" and ")), remedy));
+        }
+    };
+    let Some(field) = field else { return Ok(None) };
+    let peers = match key {
+        "fromEndpoints" | "toEndpoints" => {
+            reader.each(&field, |reader, field| Ok(Peer::Endpoints(endpoints_of(reader, field, namespace)?)))
+        }
+        "fromCIDR" | "toCIDR" => reader.each(&field, |reader, field| {
             let net = values::network(reader, field, Notation::CidrOrAddress)?;
             Ok(Peer::Network { net, except: Vec::new() })
-        };
-        return reader.each(&field, peer).map(Some);
-    }
-    if let Some(field) = cidr_set {
-        const GROUPS: [(&str, &str); 2] =
-            [("cidrGroupRef", "write the group's networks"), ("cidrGroupSelector", "write the groups' networks")];
-        let peer = |reader: &mut Reader, field: &Field<'_>| {
+        }),
+        "fromCIDRSet" | "toCIDRSet" => reader.each(&field, |reader, field| {
             let object = reader.object(field, &["cidr", "except"], &GROUPS)?;
             values::network_except(reader, &object)
-        };
-        return reader.each(&field, peer).map(Some);
-    }
-    if let Some(field) = entities {
-        let named = reader.each(&field, |reader, field| reader.word(field, &ENTITIES))?;
-        return Ok(Some(named.into_iter().flatten().copied().map(Peer::Entity).collect()));
-    }
-    Ok(None)
+        }),
+        "toFQDNs" => reader.each(&field, |reader, field| Ok(Peer::Names(cilium_names::read(reader, field)?))),
+        _ => {
+            let named = reader.each(&field, |reader, field| reader.word(field, &ENTITIES))?;
+            Ok(named.into_iter().flatten().copied().map(Peer::Entity).collect())
+        }
+    };
+    peers.map(Some)
 }
 
 /// Endpoints that a peer's selector selects: of the policy's namespace, unless the selector says of which.

@@ -7,38 +7,60 @@ use regex_syntax::{
     hir::{Dot, Hir, HirKind, Look, translate::TranslatorBuilder},
 };
 
-use super::field::{Field, Object, Read, Reader, quoted};
-use crate::requests::{HeaderRule, HttpRule, Pattern, Requests, ServerName};
+use super::{
+    cilium_names,
+    field::{Field, Object, Read, Reader, quoted},
+};
+use crate::{
+    model::Direction,
+    names::MAX_NAME,
+    requests::{HeaderRule, HttpRule, Pattern, Requests, ServerName},
+};
 
 /// Longest regular expression, bytes. A proxy compiles each of them.
 const MAX_PATTERN: usize = 1_000;
 /// How often a part may be repeated, also by repetitions of repetitions: RE2 refuses more.
 const MAX_REPEATS: u64 = 1_000;
-/// Longest name of DNS (RFC 1035, section 2.3.4), without the last dot.
-const MAX_SERVER_NAME: usize = 253;
-
 /// What connections to these ports may carry; `None` where the item does not say.
-pub(super) fn read(reader: &mut Reader, item: &Object<'_>) -> Read<Option<Requests>> {
-    const KINDS: &str = "remove it: HTTP requests and TLS server names can be told apart, nothing else";
+pub(super) fn read(reader: &mut Reader, item: &Object<'_>, direction: Direction) -> Read<Option<Requests>> {
     let names = item.get("serverNames").map(|field| server_names(reader, &field)).transpose();
-    let rules = item.get("rules").map(|field| {
-        let unsupported = ["kafka", "dns", "l7proto", "l7"].map(|key| (key, KINDS));
-        let object = reader.object(&field, &["http", "failOpen"], &unsupported)?;
-        let open = object.get("failOpen").map_or(Ok(false), |field| reader.boolean(&field));
-        let http = reader.required(&object, "http", "write the requests that may pass; {} is every one");
-        let http =
-            http.and_then(|field| reader.some(&field, "write the requests that may pass; {} is every one", request));
-        Ok((http?.into_iter().collect(), open?))
-    });
-    match (names?, rules.transpose()?) {
-        (None, None) => Ok(None),
+    let rules = item.get("rules").map(|field| rules(reader, &field, direction)).transpose();
+    match (names?, rules?) {
+        (None, rules) => Ok(rules),
         (Some(server_names), None) => Ok(Some(Requests { server_names, ..Requests::default() })),
-        (None, Some((http, fails_open))) => Ok(Some(Requests { http, fails_open, ..Requests::default() })),
         (Some(_), Some(_)) => {
             let remedy = "write an item for each: requests inside TLS are not seen";
             Err(reader.refuse_key(item, "rules", "is there with serverNames", remedy))
         }
     }
+}
+
+fn rules(reader: &mut Reader, field: &Field<'_>, direction: Direction) -> Read<Requests> {
+    const KINDS: &str = "remove it: HTTP requests, TLS server names and names of DNS can be told apart, nothing else";
+    const ASKS: (&str, &str) = ("dns", "write it into egress: queries are judged where they come from");
+    const HTTP: &str = "write the requests that may pass; {} is every one";
+    const DNS: &str = "write the names that may be asked for; matchPattern: \"*\" is every one";
+    let other = ["kafka", "l7proto", "l7"].map(|key| (key, KINDS));
+    let object = match direction {
+        Direction::Ingress => reader.object(field, &["http", "failOpen"], &[&other[..], &[ASKS]].concat())?,
+        Direction::Egress => reader.object(field, &["http", "dns", "failOpen"], &other)?,
+    };
+    let open = object.get("failOpen").map_or(Ok(false), |field| reader.boolean(&field));
+    let dns = object.get("dns").filter(|_| direction == Direction::Egress);
+    let requests = match (object.get("http"), dns) {
+        (Some(_), Some(_)) => {
+            return Err(reader.refuse(object.field(), "has http and dns", "write an item of toPorts for each of them"));
+        }
+        (None, Some(field)) => {
+            let names = reader.some(&field, DNS, cilium_names::read)?;
+            Requests { names: names.into_iter().collect(), ..Requests::default() }
+        }
+        _ => {
+            let http = reader.required(&object, "http", HTTP).and_then(|field| reader.some(&field, HTTP, request))?;
+            Requests { http: http.into_iter().collect(), ..Requests::default() }
+        }
+    };
+    Ok(Requests { fails_open: open?, ..requests })
 }
 
 fn request(reader: &mut Reader, field: &Field<'_>) -> Read<HttpRule> {
@@ -223,7 +245,7 @@ fn server_names(reader: &mut Reader, field: &Field<'_>) -> Read<BTreeSet<ServerN
             let inner = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
             !label.is_empty() && label.len() <= 63 && label.bytes().all(inner)
         };
-        if name.len() > MAX_SERVER_NAME || !name.split('.').all(label) {
+        if name.len() > MAX_NAME || !name.split('.').all(label) {
             let remedy = "write a name of DNS, or **. and a name for every name below it";
             return Err(reader.refuse(field, format!("is {}", quoted(&text)), remedy));
         }

@@ -9,7 +9,7 @@ use super::{
     values::{self, PROTOCOLS},
 };
 use crate::{
-    model::{Action, Port, PortRange, Protocol},
+    model::{Action, Direction, Port, PortRange, Protocol},
     requests::Requests,
 };
 
@@ -75,10 +75,14 @@ pub(super) struct Destinations {
 
 /// The destinations of a rule: those that may carry anything together, then each item of `toPorts` with requests. Every destination, where
 /// both lists are absent or empty.
-pub(super) fn read(reader: &mut Reader, rule: &Object<'_>, action: Action) -> Read<Vec<Destinations>> {
-    let ports = rule
-        .get("toPorts")
-        .map_or(Ok(Vec::new()), |field| reader.each(&field, |reader, field| to_ports(reader, field, action)));
+pub(super) fn read(
+    reader: &mut Reader,
+    rule: &Object<'_>,
+    direction: Direction,
+    action: Action,
+) -> Read<Vec<Destinations>> {
+    let to_ports = |reader: &mut Reader, field: &Field<'_>| to_ports(reader, field, direction, action);
+    let ports = rule.get("toPorts").map_or(Ok(Vec::new()), |field| reader.each(&field, to_ports));
     let icmps = rule.get("icmps").map_or(Ok(Vec::new()), |field| reader.each(&field, icmps));
     let (ports, icmps) = (ports?, icmps?);
     if !ports.is_empty() && !icmps.is_empty() {
@@ -111,9 +115,16 @@ fn items(
     Ok(items.into_iter().flatten().collect())
 }
 
-fn to_ports(reader: &mut Reader, field: &Field<'_>, action: Action) -> Read<(Vec<Port>, Option<Arc<Requests>>)> {
+fn to_ports(
+    reader: &mut Reader,
+    field: &Field<'_>,
+    direction: Direction,
+    action: Action,
+) -> Read<(Vec<Port>, Option<Arc<Requests>>)> {
     const PASSED_ON: &str = "remove it: TLS is passed on as it is, and listeners are made from the rules";
     const DENIES: &str = "remove it: write what may pass into a rule of ingress or egress, which denies the rest";
+    const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    const OF_DNS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
     let unsupported = ["listener", "terminatingTLS", "originatingTLS"].map(|key| (key, PASSED_ON));
     let accepts = action == Action::Accept;
     let (known, denies): (&[_], &[_]) = if accepts {
@@ -122,25 +133,36 @@ fn to_ports(reader: &mut Reader, field: &Field<'_>, action: Action) -> Read<(Vec
         (&["ports"], &[("rules", DENIES), ("serverNames", DENIES)])
     };
     let object = reader.object(field, known, &[&unsupported, denies].concat())?;
-    let ports = items(reader, &object, "ports", port);
-    let requests = if accepts { cilium_l7::read(reader, &object) } else { Ok(None) };
+    let requests = if accepts { cilium_l7::read(reader, &object, direction) } else { Ok(None) };
+    let asks = matches!(&requests, Ok(Some(requests)) if !requests.names.is_empty());
+    let any = if asks { &OF_DNS[..] } else { &ALL };
+    let ports = items(reader, &object, "ports", |reader, field| port(reader, field, any));
     let (ports, requests) = (ports?, requests?.map(Arc::new));
-    let tcp = |port: &Port| {
-        matches!(port, Port::Numbers { protocol: Protocol::Tcp, .. } | Port::Named { protocol: Protocol::Tcp, .. })
-    };
-    if requests.is_some() && !ports.iter().all(tcp) {
-        let remedy = "write protocol: TCP at each port, and the other protocols into another item";
-        return Err(reader.refuse_key(
-            &object,
-            "ports",
+    let (carry, reason, remedy) = match &requests {
+        None => return Ok((ports, None)),
+        Some(_) if asks => (
+            &OF_DNS[..],
+            "has other protocols than UDP and TCP, which carry no queries of DNS",
+            "write protocol: UDP, TCP or ANY at each port, and the other protocols into another item",
+        ),
+        Some(_) => (
+            &[Protocol::Tcp][..],
             "has other protocols than TCP, which carry no such requests",
-            remedy,
-        ));
+            "write protocol: TCP at each port, and the other protocols into another item",
+        ),
+    };
+    let carries = |port: &Port| match port {
+        Port::Numbers { protocol, .. } | Port::Named { protocol, .. } => carry.contains(protocol),
+        Port::Icmp { .. } => false,
+    };
+    if !ports.iter().all(carries) {
+        return Err(reader.refuse_key(&object, "ports", reason, remedy));
     }
     Ok((ports, requests))
 }
 
-fn port(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
+/// The port of an item, for each protocol of it; `any` has those of ANY.
+fn port(reader: &mut Reader, field: &Field<'_>, any: &[Protocol]) -> Read<Vec<Port>> {
     const ANY: (&str, Option<Protocol>) = ("ANY", None);
     let object = reader.object(field, &["port", "endPort", "protocol"], &[])?;
     let [tcp, udp, sctp] = PROTOCOLS.map(|(word, protocol)| (word, Some(protocol)));
@@ -180,7 +202,7 @@ fn port(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
     };
     Ok(match protocol? {
         Some(protocol) => vec![of(protocol)],
-        None => PROTOCOLS.map(|(_, protocol)| of(protocol)).into(),
+        None => any.iter().copied().map(of).collect(),
     })
 }
 

@@ -1,0 +1,95 @@
+//! Names of DNS with their addresses, and the addresses that patterns of names match.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
+
+use imbl::OrdMap;
+
+use super::atoms::{Atom, AtomId, Delta};
+use crate::names::NamePattern;
+
+/// The first and the last address, as they are ordered.
+const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+const LAST: IpAddr = IpAddr::V6(Ipv6Addr::from_bits(u128::MAX));
+
+/// The names that are known.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Names {
+    addresses: OrdMap<Arc<str>, Arc<BTreeSet<IpAddr>>>,
+    /// The active patterns.
+    patterns: OrdMap<AtomId, NamePattern>,
+    /// The addresses that each of them matches, and how many of its names have the address.
+    matched: OrdMap<(AtomId, IpAddr), usize>,
+    /// Whose number of names changed since the last [`Names::settle`].
+    touched: BTreeSet<(AtomId, IpAddr)>,
+}
+
+/// Whether a pattern matches an address, which may be another answer than before.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub(super) atom: AtomId,
+    pub(super) address: IpAddr,
+    pub(super) matches: bool,
+}
+
+impl Names {
+    /// The name has these addresses and no others.
+    pub(super) fn set(&mut self, name: Arc<str>, addresses: BTreeSet<IpAddr>) {
+        let patterns = self.patterns.iter().filter(|(_, pattern)| pattern.matches(&name));
+        let patterns: Vec<AtomId> = patterns.map(|(id, _)| *id).collect();
+        let new = Arc::new(addresses);
+        let old =
+            if new.is_empty() { self.addresses.remove(&name) } else { self.addresses.insert(name, Arc::clone(&new)) };
+        let old = old.unwrap_or_default();
+        for id in patterns {
+            new.difference(&old).for_each(|address| self.join(id, *address));
+            old.difference(&new).for_each(|address| self.leave(id, *address));
+        }
+    }
+
+    fn join(&mut self, id: AtomId, address: IpAddr) {
+        *self.matched.entry((id, address)).or_default() += 1;
+        self.touched.insert((id, address));
+    }
+
+    fn leave(&mut self, id: AtomId, address: IpAddr) {
+        match self.matched.get_mut(&(id, address)) {
+            Some(names) if *names > 1 => *names -= 1,
+            _ => drop(self.matched.remove(&(id, address))),
+        }
+        self.touched.insert((id, address));
+    }
+
+    /// Follows the patterns. The answer has every pair of a pattern and an address that may match since the last time, or do so no longer.
+    pub(super) fn settle(&mut self, delta: &Delta) -> Vec<Named> {
+        for id in delta.dropped.keys().filter(|id| self.patterns.contains_key(*id)).collect::<Vec<_>>() {
+            self.patterns.remove(id);
+            for (key, _) in self.matched_by(*id).collect::<Vec<_>>() {
+                self.matched.remove(&key);
+                self.touched.insert(key);
+            }
+        }
+        for (id, atom) in &delta.added {
+            let Atom::Names(pattern) = &**atom else { continue };
+            self.patterns.insert(*id, pattern.clone());
+            let addresses = self.addresses.clone();
+            let matching = addresses.iter().filter(|(name, _)| pattern.matches(name));
+            matching.flat_map(|(_, addresses)| &**addresses).for_each(|address| self.join(*id, *address));
+        }
+        let touched = std::mem::take(&mut self.touched).into_iter();
+        let named = |(atom, address)| Named { atom, address, matches: self.matched.contains_key(&(atom, address)) };
+        touched.map(named).collect()
+    }
+
+    /// The number of addresses that a pattern matches; none if it is not active.
+    pub(super) fn addresses_of(&self, id: AtomId) -> usize {
+        self.matched_by(id).count()
+    }
+
+    fn matched_by(&self, id: AtomId) -> impl Iterator<Item = ((AtomId, IpAddr), usize)> {
+        self.matched.range((id, FIRST)..=(id, LAST)).map(|(key, names)| (*key, *names))
+    }
+}
