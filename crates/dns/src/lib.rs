@@ -1,2 +1,3 @@
 //! x
+pub mod cache;
 pub mod wire;
