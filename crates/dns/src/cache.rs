@@ -49,7 +49,9 @@ pub enum SnapshotError {
     #[error("cannot read the known names: version {0}, not {VERSION}; without them containers must ask again")]
     Version(u32),
     /// A name that none can be.
-    #[error("cannot read the known names: one is empty or longer than {MAX_TEXT} bytes; without them containers must ask again")]
+    #[error(
+        "cannot read the known names: one is empty or longer than {MAX_TEXT} bytes; without them containers must ask again"
+    )]
     Name,
 }
 
@@ -70,12 +72,7 @@ impl Cache {
     /// Takes note of an answer: addresses of a name (lower case, no last dot) and for how long they may be kept. Of more than
     /// [`MAX_OF_NAME`] those that end last are kept. Where there is no room, those of earlier answers go, the ones that end first, also if
     /// connections use them.
-    pub fn learn(
-        &mut self,
-        name: &str,
-        addresses: impl IntoIterator<Item = (IpAddr, Duration)>,
-        now: u64,
-    ) -> Changed {
+    pub fn learn(&mut self, name: &str, addresses: impl IntoIterator<Item = (IpAddr, Duration)>, now: u64) -> Changed {
         let shortest = SHORTEST.max(self.minimum).min(LONGEST);
         let mut ends = BTreeMap::new();
         for (address, ttl) in addresses {

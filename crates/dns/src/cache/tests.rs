@@ -72,10 +72,7 @@ fn what_is_known_outlives_the_agent_and_damage_is_told() {
     let mut cache = Cache::new(secs(30));
     cache.learn("a.example", [(ip(1), secs(60)), ("2001:db8::1".parse().expect("an address"), secs(60))], 1000);
     let value = cache.to_json().expect("JSON");
-    assert_eq!(
-        value,
-        json!({"version": 1, "names": {"a.example": {"192.0.0.1": 61_000, "2001:db8::1": 61_000}}})
-    );
+    assert_eq!(value, json!({"version": 1, "names": {"a.example": {"192.0.0.1": 61_000, "2001:db8::1": 61_000}}}));
     assert_eq!(Cache::from_json(value, secs(30), 99_000).expect("a cache"), cache);
 
     let from = |value| Cache::from_json(value, Duration::ZERO, 0);
@@ -117,7 +114,8 @@ impl Model {
         }
         loop {
             let of_name = self.0.iter().filter(|(of, ..)| of == name).count();
-            let old = |(of, address, _): &&(String, IpAddr, u64)| of != name || !fresh.iter().any(|(_, a)| a == address);
+            let old =
+                |(of, address, _): &&(String, IpAddr, u64)| of != name || !fresh.iter().any(|(_, a)| a == address);
             let candidates = self.0.iter().filter(old);
             let first = if of_name > MAX_OF_NAME {
                 candidates.filter(|(of, ..)| of == name).min_by_key(|(_, address, end)| (*end, *address)).cloned()

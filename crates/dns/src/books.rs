@@ -1,0 +1,153 @@
+//! What is counted and bounded: queries and connections, of one client and of all, and what became of the queries.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::mpsc;
+
+use crate::record::Record;
+
+/// Queries at once.
+const QUERIES: usize = 1024;
+/// Queries of one client address at once.
+const QUERIES_OF_CLIENT: usize = 100;
+/// TCP connections of clients at once.
+const CONNECTIONS: usize = 256;
+/// TCP connections of one client address at once.
+const CONNECTIONS_OF_CLIENT: usize = 16;
+
+/// What a [`Place`] is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Query,
+    Connection,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Books {
+    /// Held for a few look-ups, never across an await.
+    pages: Mutex<Pages>,
+    records: mpsc::Sender<Record>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Pages {
+    /// Clients with a query or a connection: bounded by both.
+    clients: HashMap<IpAddr, Load>,
+    pub(crate) all: Load,
+    /// Queries by the name of their outcome.
+    pub(crate) totals: BTreeMap<&'static str, u64>,
+    /// Datagrams and connections that are of no member, or were not redirected.
+    pub(crate) strangers: u64,
+    /// Connections that were closed because there were too many.
+    pub(crate) connections_refused: u64,
+    pub(crate) records_lost: u64,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) queries: usize,
+    pub(crate) connections: usize,
+}
+
+impl Load {
+    const fn of(&mut self, kind: Kind) -> &mut usize {
+        match kind {
+            Kind::Query => &mut self.queries,
+            Kind::Connection => &mut self.connections,
+        }
+    }
+}
+
+impl Books {
+    pub(crate) fn new(records: mpsc::Sender<Record>) -> Self {
+        Self { pages: Mutex::default(), records }
+    }
+
+    pub(crate) fn pages(&self) -> MutexGuard<'_, Pages> {
+        // Counters are whole after every step; a panic elsewhere is no reason to stop.
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a query and keeps its record, if somebody takes the records in time.
+    pub(crate) fn record(&self, record: Record) {
+        let mut pages = self.pages();
+        *pages.totals.entry(record.outcome.name()).or_default() += 1;
+        if self.records.try_send(record).is_err() {
+            pages.records_lost += 1;
+        }
+    }
+
+    /// A place for a client's query or connection, if there is one.
+    pub(crate) fn place(self: &Arc<Self>, client: IpAddr, kind: Kind) -> Option<Place> {
+        let (of_all, of_client) = match kind {
+            Kind::Query => (QUERIES, QUERIES_OF_CLIENT),
+            Kind::Connection => (CONNECTIONS, CONNECTIONS_OF_CLIENT),
+        };
+        let mut pages = self.pages();
+        let all = *pages.all.of(kind);
+        let load = pages.clients.entry(client).or_default();
+        if all >= of_all || *load.of(kind) >= of_client {
+            pages.forget_idle(client);
+            return None;
+        }
+        *load.of(kind) += 1;
+        *pages.all.of(kind) += 1;
+        Some(Place { books: Arc::clone(self), client, kind })
+    }
+}
+
+impl Pages {
+    fn forget_idle(&mut self, client: IpAddr) {
+        if self.clients.get(&client).is_some_and(|load| load.queries == 0 && load.connections == 0) {
+            self.clients.remove(&client);
+        }
+    }
+}
+
+/// A place that a query or a connection takes until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    books: Arc<Books>,
+    client: IpAddr,
+    kind: Kind,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut pages = self.books.pages();
+        if let Some(load) = pages.clients.get_mut(&self.client) {
+            *load.of(self.kind) = load.of(self.kind).saturating_sub(1);
+        }
+        *pages.all.of(self.kind) = pages.all.of(self.kind).saturating_sub(1);
+        pages.forget_idle(self.client);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_bounded_for_a_client_and_for_all_and_come_back() {
+        let books = Arc::new(Books::new(mpsc::channel(1).0));
+        let client = |n: u8| IpAddr::from([10, 0, 0, n]);
+        for (kind, of_all, of_client) in [(Kind::Query, 1024, 100), (Kind::Connection, 256, 16)] {
+            let mut places: Vec<_> = (0..of_client).filter_map(|_| books.place(client(0), kind)).collect();
+            assert_eq!(places.len(), of_client);
+            assert!(books.place(client(0), kind).is_none());
+            places.extend((1..=255).flat_map(|n| vec![n; of_client]).map_while(|n| books.place(client(n), kind)));
+            assert_eq!(places.len(), of_all);
+            assert!(books.place(client(200), kind).is_none());
+            places.pop();
+            assert!(books.place(client(200), kind).is_some());
+            drop(places);
+            assert!(books.pages().clients.is_empty());
+        }
+        assert_eq!((books.pages().all.queries, books.pages().all.connections), (0, 0));
+    }
+}

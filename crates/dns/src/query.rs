@@ -1,0 +1,207 @@
+//! The life of a query: judged, asked, learned, answered.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, Instant, SystemTime},
+};
+
+use tokio::time::timeout;
+
+use crate::{
+    books::{Books, Kind, Place},
+    listener::{Answer, Listener, Member, Names, Served},
+    record::{Outcome, Record, Transport},
+    speaker::Speaker,
+    upstream,
+    wire::{self, Question},
+};
+
+/// How long a server may take. Clients have asked again by then (resolv.conf(5): 5 s).
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// How long the node may take to learn addresses.
+const LEARN_TIME: Duration = Duration::from_secs(2);
+
+/// What the tasks of a listener share.
+pub(crate) struct Port {
+    pub(crate) number: u16,
+    /// Replaced as a whole when the caller sets the listener again; held for a copy of the pointer.
+    served: RwLock<Arc<Served>>,
+    node: Arc<dyn Names>,
+    pub(crate) books: Arc<Books>,
+    pub(crate) speaker: Arc<Speaker>,
+}
+
+/// What is to be done about a message of a client.
+pub(crate) enum Admitted {
+    /// Nothing: it is not to be answered.
+    Ignored,
+    /// This answer is to be sent.
+    Replied(Vec<u8>),
+    /// The server is to be asked.
+    Asked(Box<Query>),
+}
+
+/// What a query led to.
+pub(crate) struct Done {
+    /// What the client gets.
+    pub(crate) answer: Option<Vec<u8>>,
+    outcome: Outcome,
+    took: Option<Duration>,
+}
+
+/// A query that takes a [`Place`].
+pub(crate) struct Query {
+    port: Arc<Port>,
+    at: SystemTime,
+    member: Member,
+    client: SocketAddr,
+    server: SocketAddr,
+    transport: Transport,
+    message: Vec<u8>,
+    question: Question,
+    _place: Place,
+}
+
+impl Port {
+    pub(crate) fn new(
+        number: u16,
+        listener: Listener,
+        node: Arc<dyn Names>,
+        books: Arc<Books>,
+        speaker: Arc<Speaker>,
+    ) -> Self {
+        Self { number, served: RwLock::new(Arc::new(Served::new(listener))), node, books, speaker }
+    }
+
+    pub(crate) fn serve(&self, listener: Listener) {
+        let served = Arc::new(Served::new(listener));
+        *self.served.write().unwrap_or_else(PoisonError::into_inner) = served;
+    }
+
+    fn served(&self) -> Arc<Served> {
+        Arc::clone(&self.served.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The member that a client is. What was not redirected has an address of the node's loopback as its server; servers that are no single
+    /// host are not asked, because answers would come from others.
+    pub(crate) fn member(&self, client: SocketAddr, server: SocketAddr) -> Option<Member> {
+        let ip = server.ip();
+        let may_be_asked = !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified() && server.port() != 0;
+        let member = self.served().member(client.ip()).filter(|_| may_be_asked && client.port() != 0);
+        if member.is_none() {
+            self.books.pages().strangers += 1;
+        }
+        member
+    }
+
+    /// Judges a message.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        client: SocketAddr,
+        server: SocketAddr,
+        transport: Transport,
+        message: &[u8],
+    ) -> Admitted {
+        let Some(member) = self.member(client, server) else { return Admitted::Ignored };
+        let read = wire::question(message);
+        let outcome = match &read {
+            Err(malformed) => Outcome::Malformed(*malformed),
+            Ok(question) if !self.served().passes(&question.name) => Outcome::Refused,
+            Ok(question) => match self.books.place(client.ip(), Kind::Query) {
+                Some(place) => {
+                    return Admitted::Asked(Box::new(Query {
+                        port: Arc::clone(self),
+                        at: SystemTime::now(),
+                        member,
+                        client,
+                        server,
+                        transport,
+                        message: message.to_vec(),
+                        question: question.clone(),
+                        _place: place,
+                    }));
+                }
+                None => Outcome::Overloaded,
+            },
+        };
+        let question = read.ok();
+        let reply = outcome.own_code().and_then(|code| wire::reply(message, question.as_ref(), code));
+        self.books.record(Record {
+            at: SystemTime::now(),
+            listener: self.number,
+            member: member.id,
+            client,
+            server,
+            transport,
+            question,
+            outcome,
+            took: None,
+        });
+        reply.map_or(Admitted::Ignored, Admitted::Replied)
+    }
+}
+
+impl Query {
+    /// Asks the server and has the node learn the answer.
+    pub(crate) async fn ask(&self) -> Done {
+        let began = Instant::now();
+        let asked = upstream::ask(self.client, self.server, self.transport, &self.message, &self.question);
+        let (outcome, took) = match timeout(ANSWER_TIME, asked).await {
+            Err(_) => (Outcome::Unanswered, None),
+            Ok(Err(error)) => (Outcome::Failed(error.to_string()), None),
+            Ok(Ok(mut answer)) => {
+                let took = began.elapsed();
+                // First the client's id: names in the answer may point to it.
+                wire::set_id(&mut answer, wire::id(&self.message).unwrap_or_default());
+                match self.learn(&answer).await {
+                    outcome @ Outcome::Answered { .. } => {
+                        return Done { answer: Some(answer), outcome, took: Some(took) };
+                    }
+                    outcome => (outcome, Some(took)),
+                }
+            }
+        };
+        let reply = |code| wire::reply(&self.message, Some(&self.question), code);
+        Done { answer: outcome.own_code().and_then(reply), outcome, took }
+    }
+
+    async fn learn(&self, answer: &[u8]) -> Outcome {
+        // The address may be another endpoint's by now.
+        if self.port.served().member(self.client.ip()) != Some(self.member) {
+            return Outcome::Gone;
+        }
+        let Ok(addresses) = wire::addresses(answer, &self.question) else { return Outcome::Unreadable };
+        let count = addresses.len();
+        if count > 0 {
+            let name = self.question.name.clone();
+            let learned = self.port.node.learn(Answer { member: self.member, name, addresses });
+            match timeout(LEARN_TIME, learned).await {
+                Ok(Ok(())) => {}
+                Ok(Err(why)) => return Outcome::NotLearned(why),
+                Err(_) => return Outcome::NotLearned(format!("it took more than {} s", LEARN_TIME.as_secs())),
+            }
+        }
+        Outcome::Answered { rcode: wire::rcode(answer), addresses: count }
+    }
+
+    /// Sends an answer by UDP.
+    pub(crate) fn send(&self, answer: &[u8]) -> Result<(), String> {
+        self.port.speaker.send(self.server, self.client, answer).map_err(|error| error.to_string())
+    }
+
+    /// The end, and whether the client got its answer.
+    pub(crate) fn end(self, done: Done, sent: Result<(), String>) {
+        self.port.books.record(Record {
+            at: self.at,
+            listener: self.port.number,
+            member: self.member.id,
+            client: self.client,
+            server: self.server,
+            transport: self.transport,
+            question: Some(self.question),
+            outcome: sent.map_or_else(Outcome::Undelivered, |()| done.outcome),
+            took: done.took,
+        });
+    }
+}

@@ -1,0 +1,127 @@
+//! Sends answers to clients in the name of the servers that they asked.
+//!
+//! The sockets are raw, and the UDP header is made here: a UDP socket with the server's address and port could not be bound where a server
+//! of the node's own has that port, would keep such a server from starting, and would take queries away from it or from the
+//! listener.
+
+use std::{
+    io::{self, IoSlice},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use nix::{
+    setsockopt_impl,
+    sys::socket::{
+        AddressFamily, ControlMessage, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, sendmsg,
+        setsockopt, socket, sockopt,
+    },
+};
+
+use crate::socket::make_transparent;
+
+/// Length of a UDP header, bytes (RFC 768).
+const HEADER: u16 = 8;
+/// Protocol number of UDP.
+const UDP: u8 = 17;
+
+/// `SO_ATTACH_FILTER` (socket(7)).
+#[derive(Debug, Clone, Copy)]
+struct AttachFilter;
+setsockopt_impl!(
+    AttachFilter,
+    libc::SOL_SOCKET,
+    libc::SO_ATTACH_FILTER,
+    libc::sock_fprog,
+    sockopt::SetStruct<libc::sock_fprog>
+);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Speaker {
+    v4: OwnedFd,
+    /// `None` on a node without IPv6.
+    v6: Option<OwnedFd>,
+}
+
+impl Speaker {
+    pub(crate) fn new() -> io::Result<Self> {
+        let v6 = match raw(IpAddr::V6(Ipv6Addr::LOCALHOST)) {
+            Ok(socket) => Some(socket),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { v4: raw(IpAddr::V4(Ipv4Addr::LOCALHOST))?, v6 })
+    }
+
+    /// Sends an answer, or fails at once.
+    pub(crate) fn send(&self, server: SocketAddr, client: SocketAddr, answer: &[u8]) -> io::Result<()> {
+        let header = header(server, client, answer)?;
+        let parts = [IoSlice::new(&header), IoSlice::new(answer)];
+        // A raw socket has no ports.
+        let to = SockaddrStorage::from(SocketAddr::new(client.ip(), 0));
+        let send =
+            |socket: &OwnedFd, from| sendmsg(socket.as_raw_fd(), &parts, &[from], MsgFlags::MSG_DONTWAIT, Some(&to));
+        match (server.ip(), &self.v6) {
+            (IpAddr::V4(ip), _) => {
+                let source = libc::in_addr { s_addr: u32::from(ip).to_be() };
+                let from = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: source, ipi_addr: source };
+                send(&self.v4, ControlMessage::Ipv4PacketInfo(&from))?;
+            }
+            (IpAddr::V6(ip), Some(socket)) => {
+                let from = libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: ip.octets() }, ipi6_ifindex: 0 };
+                send(socket, ControlMessage::Ipv6PacketInfo(&from))?;
+            }
+            (IpAddr::V6(_), None) => return Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
+        }
+        Ok(())
+    }
+}
+
+fn raw(loopback: IpAddr) -> io::Result<OwnedFd> {
+    let family = if loopback.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let socket = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?;
+    // The kernel would give it copies of the datagrams that the node receives: bound, of those to loopback alone; and the filter
+    // (`ret #0`) takes none.
+    let mut nothing = [libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 }];
+    setsockopt(&socket, AttachFilter, &libc::sock_fprog { len: 1, filter: nothing.as_mut_ptr() })?;
+    make_transparent(&socket, loopback)?;
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(loopback, 0)))?;
+    Ok(socket)
+}
+
+/// The header of a datagram (RFC 768), with its checksum, which IPv6 asks for (RFC 8200, section 8.1).
+fn header(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<[u8; HEADER as usize]> {
+    let too_long = |_| io::Error::from_raw_os_error(libc::EMSGSIZE);
+    let length = u16::try_from(payload.len() + usize::from(HEADER)).map_err(too_long)?;
+    let ([f1, f2], [t1, t2], [l1, l2]) = (from.port().to_be_bytes(), to.port().to_be_bytes(), length.to_be_bytes());
+    let header = [f1, f2, t1, t2, l1, l2, 0, 0];
+    let mut sum = u64::from(UDP) + u64::from(length);
+    for ip in [from.ip(), to.ip()] {
+        sum += match ip {
+            IpAddr::V4(ip) => words(&ip.octets()),
+            IpAddr::V6(ip) => words(&ip.octets()),
+        };
+    }
+    sum += words(&header) + words(payload);
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    // 0 would say that there is no checksum.
+    let [.., c1, c2] = match sum ^ 0xffff {
+        0 => u64::from(u16::MAX),
+        checksum => checksum,
+    }
+    .to_be_bytes();
+    Ok([f1, f2, t1, t2, l1, l2, c1, c2])
+}
+
+/// The sum of the big-endian words; the last byte of an odd number is the high one.
+fn words(bytes: &[u8]) -> u64 {
+    let word = |pair: &[u8]| match *pair {
+        [high, low] => u64::from(u16::from_be_bytes([high, low])),
+        [high] => u64::from(high) << 8,
+        _ => 0,
+    };
+    bytes.chunks(2).map(word).sum()
+}

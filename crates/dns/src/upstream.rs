@@ -1,0 +1,83 @@
+//! Asks a server, in the client's name and over the client's transport.
+
+use std::{io, net::SocketAddr};
+
+use bytes::Bytes;
+use futures::{SinkExt as _, StreamExt as _};
+use tokio_util::codec::{Framed, LengthDelimitedCodec};
+
+use crate::{
+    record::Transport,
+    socket,
+    wire::{self, Question},
+};
+
+/// Room for any datagram and any message.
+pub(crate) const MAX_MESSAGE: usize = u16::MAX as usize;
+
+/// Messages of a connection (RFC 1035, section 4.2.2).
+pub(crate) fn messages() -> LengthDelimitedCodec {
+    LengthDelimitedCodec::builder().length_field_length(2).max_frame_length(MAX_MESSAGE).new_codec()
+}
+
+/// The server's answer, with an id of its own. Everything else that comes is ignored. Waits for as long as the caller does.
+pub(crate) async fn ask(
+    client: SocketAddr,
+    server: SocketAddr,
+    transport: Transport,
+    query: &[u8],
+    question: &Question,
+) -> io::Result<Vec<u8>> {
+    let (id, mut query) = (rand::random(), query.to_vec());
+    wire::set_id(&mut query, id);
+    match transport {
+        Transport::Udp => ask_udp(client, server, &query, id, question).await,
+        Transport::Tcp => ask_tcp(client, server, query, id, question).await,
+    }
+}
+
+async fn ask_udp(
+    client: SocketAddr,
+    server: SocketAddr,
+    query: &[u8],
+    id: u16,
+    question: &Question,
+) -> io::Result<Vec<u8>> {
+    let socket = socket::upstream_udp(client, server)?;
+    socket.send(query).await?;
+    loop {
+        socket.readable().await?;
+        // Made when there is something to read, so that a query that waits has no buffer; and only as much as was read is kept.
+        let mut answer = Vec::with_capacity(MAX_MESSAGE);
+        match socket.try_recv_buf_from(&mut answer) {
+            // What another host sent before the socket was connected is in its queue, too.
+            Ok((_, from)) if (from.ip(), from.port()) == (server.ip(), server.port()) => {
+                if wire::is_answer(&answer, id, question) {
+                    answer.shrink_to_fit();
+                    return Ok(answer);
+                }
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn ask_tcp(
+    client: SocketAddr,
+    server: SocketAddr,
+    query: Vec<u8>,
+    id: u16,
+    question: &Question,
+) -> io::Result<Vec<u8>> {
+    let mut connection = Framed::new(socket::upstream_tcp(client, server).await?, messages());
+    connection.send(Bytes::from(query)).await?;
+    while let Some(answer) = connection.next().await {
+        let answer = answer?;
+        if wire::is_answer(&answer, id, question) {
+            return Ok(answer.to_vec());
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection without an answer"))
+}
