@@ -148,6 +148,7 @@ mod tests {
             drop(places);
             assert!(books.pages().clients.is_empty());
         }
-        assert_eq!((books.pages().all.queries, books.pages().all.connections), (0, 0));
+        let all = books.pages().all;
+        assert_eq!((all.queries, all.connections), (0, 0));
     }
 }
