@@ -44,3 +44,4 @@ pub mod wire;
 pub use listener::{Answer, Listener, Member, Names, Passes};
 pub use proxy::{DnsProxy, Error, Status};
 pub use record::{Outcome, Record, Transport};
+pub use wire::Malformed;

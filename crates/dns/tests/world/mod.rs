@@ -273,17 +273,14 @@ impl World {
 
     /// A client's connection to a server.
     pub async fn tcp(&self, from: &str, to: &str) -> TcpStream {
-        self.try_tcp(from, to).await.expect("a connection")
-    }
-
-    pub async fn try_tcp(&self, from: &str, to: &str) -> std::io::Result<TcpStream> {
         let (from, to): (IpAddr, IpAddr) = (from.parse().expect("an address"), to.parse().expect("an address"));
         let socket = self.client.run(move || {
             let socket = if from.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }.expect("a socket");
             socket.bind(SocketAddr::new(from, 0)).expect("an address");
             socket
         });
-        tokio::time::timeout(LONG, socket.connect(SocketAddr::new(to, 53))).await.expect("in time")
+        let connection = socket.connect(SocketAddr::new(to, 53));
+        tokio::time::timeout(LONG, connection).await.expect("in time").expect("a connection")
     }
 
     /// Asks by UDP and gives the answer.
