@@ -8,7 +8,8 @@ use wharf_policy::{
         Action, Direction, Directions, Endpoint, Enforcement, Entity, Origin, Peer, Policy, PolicyName, Port,
         PortRange, Protocol, Rule, Selector, Tier,
     },
-    oracle::{Destination, Flow, PeerOf, Verdict, judge},
+    names::NamePattern,
+    oracle::{Destination, Flow, Names, PeerOf, Verdict, judge},
     requests::{HttpRule, Pattern, Requests},
 };
 
@@ -41,7 +42,8 @@ fn tcp(port: u16) -> Destination {
 }
 
 fn flow<'a>(subject: &'a Endpoint, peer: PeerOf<'a>, destination: Destination) -> Flow<'a> {
-    Flow { direction: Direction::Ingress, subject, peer, destination }
+    static NO_NAMES: Names = Names::new();
+    Flow { direction: Direction::Ingress, subject, peer, destination, names: &NO_NAMES }
 }
 
 /// The line of the rule that decides about a flow from outside, and whether it passes.
@@ -165,6 +167,30 @@ fn entities_are_told_from_each_other_and_networks_match_every_address() {
         assert_eq!(seen, expected, "{peer:?}");
     }
     assert!(!matches(Some(vec![]), None, &flow(&subject, peers[0], tcp(80))), "an empty list matches nothing");
+}
+
+#[test]
+fn names_match_every_other_end_that_has_an_address_of_theirs() {
+    let (subject, other) = (endpoint(&[]), endpoint(&[]));
+    let [own, another] = ["10.0.0.3", "10.0.0.4"].map(|address| address.parse().unwrap());
+    let names: Names = [("a.example".into(), [own].into()), ("b.example".into(), [own, another].into())].into();
+    for (pattern, expected) in [
+        ("a.example", [true, false]),
+        ("*.example", [true, true]),
+        ("b.*", [true, true]),
+        ("*", [true, true]),
+        ("example", [false, false]),
+    ] {
+        let peers = vec![Peer::Names(NamePattern::pattern(pattern).unwrap())];
+        for (address, expected) in [own, another].into_iter().zip(expected) {
+            for other in [PeerOf::Endpoint(&other, address), PeerOf::Node(address), PeerOf::Outside(address)] {
+                let flow = Flow { names: &names, ..flow(&subject, other, tcp(80)) };
+                assert_eq!(matches(Some(peers.clone()), None, &flow), expected, "{pattern} {other:?}");
+                let nameless = Flow { names: &Names::new(), ..flow };
+                assert!(!matches(Some(peers.clone()), None, &nameless), "{pattern} {other:?}");
+            }
+        }
+    }
 }
 
 #[test]

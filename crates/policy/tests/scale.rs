@@ -15,6 +15,7 @@ use wharf_policy::{
         Action, Direction, Directions, Endpoint, Entity, Holds, LabelOf, Origin, Peer, Policy, PolicyName, Port,
         PortRange, Protocol, Requirement, Rule, Selector, Tier,
     },
+    names::NamePattern,
 };
 
 const ROOMY: Limits = Limits { ipcache: 1 << 20, ports: 1 << 20, rules: 1 << 20, sets: 1 << 20, listeners: 1 << 10 };
@@ -122,6 +123,40 @@ fn a_thousand_denied_and_a_thousand_accepted_networks_take_a_cell_each() {
         let Sizes { ipcache, rules, .. } = engine.tables().sizes();
         assert_eq!((ipcache, rules), (2 + 2 + 2_000, 2_000 + 1), "{what}: isolation is the last cell");
     }
+}
+
+#[test]
+fn one_address_more_of_ten_thousand_names_is_one_change() {
+    let mut engine = cluster();
+    let pattern = NamePattern::pattern("*.example").expect("a pattern");
+    let mut names = rule(Action::Accept, vec![Peer::Names(pattern)], &[443]);
+    names.direction = Direction::Egress;
+    timed("a pattern of names", &mut engine, vec![policy(500, app(7), vec![names])]);
+    let name = |n: u32, count: u32| {
+        let address = |at| IpAddr::from(Ipv4Addr::from_bits(0xcb00_0000 + 4 * n + at));
+        Event::Name(format!("n{n}.example").into(), (0..count).map(address).collect())
+    };
+    // The median time of one address more, and of one less.
+    let median = |engine: &mut Engine| {
+        let mut times = Vec::new();
+        for n in 0..50 {
+            for count in [2, 1] {
+                let start = Instant::now();
+                let changes = engine.apply([name(n, count)]).expect("it fits");
+                times.push(start.elapsed());
+                assert!(matches!(changes[..], [Change::PutAddress(..) | Change::DropAddress(_)]), "{changes:?}");
+            }
+        }
+        times.sort_unstable();
+        times[50]
+    };
+    timed("100 names", &mut engine, (0..100).map(|n| name(n, 1)).collect());
+    let few = median(&mut engine);
+    timed("10,000 names", &mut engine, (100..10_000).map(|n| name(n, 1)).collect());
+    let many = median(&mut engine);
+    println!("one address more: {few:?} with 100 names, {many:?} with 10,000");
+    assert!(many < 8 * few, "{many:?} with many, {few:?} with few");
+    assert_eq!(engine.tables().sizes().ipcache, 2_002 + 10_000);
 }
 
 /// The median time of an added rule, and the changes of rows of each.

@@ -116,7 +116,7 @@ fn rules(
     action: Action,
     namespace: Option<&str>,
 ) -> Read<Vec<Rule>> {
-    const PEERS: &str = "write the peers as endpoints, networks, entities or names";
+    const PEERS: &str = "write the peers as endpoints, networks or entities";
     const ASKS: &str = "write it into egress: an endpoint asks for the names of what it connects to";
     const DENIES: &str =
         "write the names that may pass into egress, which denies the rest: not all addresses of a name are known";

@@ -62,6 +62,7 @@ fn peer(peer: &Peer) -> String {
         Peer::Endpoints(of) => format!("<{}>", selector(of)),
         Peer::Network { net, except } if except.is_empty() => net.to_string(),
         Peer::Network { net, except } => format!("{net} but {}", list(Some(except), ToString::to_string)),
+        Peer::Names(pattern) => format!("names {pattern}"),
         Peer::Entity(entity) => format!("{entity:?}"),
     }
 }

@@ -13,9 +13,11 @@ use wharf_policy::{
 };
 
 use crate::{
-    ROOMY, event, events, member,
+    ROOMY,
+    by_hand::{admits, labelled},
+    event, events, member,
     transition::{carry_out, rows_alone},
-    universe::{self, admits, labelled},
+    universe,
 };
 
 /// A rule set by the first endpoint that has it.

@@ -9,8 +9,9 @@ use wharf_policy::{
 };
 
 use crate::{
-    ROOMY, member,
-    universe::{admits, labelled},
+    ROOMY,
+    by_hand::{admits, labelled},
+    member,
 };
 
 fn too_large(refused: Result<Vec<wharf_policy::compile::Change>, Refused>) -> TooLarge {

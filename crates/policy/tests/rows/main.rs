@@ -7,11 +7,13 @@ use proptest::{collection::vec, prelude::*, strategy::ValueTree, test_runner::Te
 use wharf_policy::{
     compile::{EndpointKey, Event, Identity, Limits, Member, Tables, compile},
     model::Endpoint,
-    oracle::{Verdict, judge},
+    oracle::{Flow, Names, Verdict, judge},
 };
 
+mod by_hand;
 mod engine;
 mod limits;
+mod names;
 mod transition;
 mod universe;
 
@@ -28,7 +30,8 @@ fn member(endpoint: &Endpoint) -> Member {
 fn events(world: &World) -> Vec<Event> {
     let policies = world.policies.values().map(|policy| Event::Policy(policy.clone()));
     let endpoints = world.endpoints.iter().map(|(key, e)| Event::Endpoint(EndpointKey(*key), member(e)));
-    policies.chain(endpoints).chain([Event::Node(world.node.clone())]).collect()
+    let names = world.names.iter().map(|(name, addresses)| Event::Name(Arc::clone(name), addresses.clone()));
+    policies.chain(endpoints).chain([Event::Node(world.node.clone())]).chain(names).collect()
 }
 
 fn event(step: &Step) -> Event {
@@ -38,6 +41,7 @@ fn event(step: &Step) -> Event {
         Step::Endpoint(key, endpoint) => Event::Endpoint(EndpointKey(key), member(&endpoint)),
         Step::NoEndpoint(key) => Event::NoEndpoint(EndpointKey(key)),
         Step::Node(node) => Event::Node(node),
+        Step::Name(name, addresses) => Event::Name(name, addresses),
     }
 }
 
@@ -64,12 +68,14 @@ proptest! {
 #[test]
 fn random_flows_meet_every_kind_of_verdict() {
     let mut runner = TestRunner::deterministic();
-    let mut kinds = [0; 5];
+    let (mut kinds, mut named) = ([0; 5], 0);
     for _ in 0..200 {
         let world = universe::world().new_tree(&mut runner).expect("a world").current();
         let probes = vec(universe::probe(), 20).new_tree(&mut runner).expect("probes").current();
         for flow in probes.iter().filter_map(|probe| world.flow(probe)) {
-            let kind = match judge(world.policies.values(), &flow) {
+            let verdict = judge(world.policies.values(), &flow);
+            named += u32::from(judge(world.policies.values(), &Flow { names: &Names::new(), ..flow }) != verdict);
+            let kind = match verdict {
                 Verdict::Accept { rule: None, .. } => 0,
                 Verdict::Accept { rule: Some(_), requests: None } => 1,
                 Verdict::Accept { rule: Some(_), requests: Some(_) } => 4,
@@ -82,4 +88,5 @@ fn random_flows_meet_every_kind_of_verdict() {
     let all: u32 = kinds.iter().sum();
     assert!(kinds[..4].iter().all(|kind| kind * 20 > all), "each is more than a twentieth: {kinds:?}");
     assert!(kinds[4] * 100 > all, "requests are more than a hundredth: {kinds:?}");
+    assert!(named * 100 > all, "names decide more than a hundredth: {named} of {all}");
 }

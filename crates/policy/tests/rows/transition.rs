@@ -13,8 +13,10 @@ use wharf_policy::{
 };
 
 use crate::{
-    ROOMY, event, events, member,
-    universe::{self, Probe, admits, labelled},
+    ROOMY,
+    by_hand::{admits, labelled, pairs},
+    event, events, member,
+    universe::{self, Probe},
 };
 
 /// What a program's maps become by one change.
@@ -198,7 +200,7 @@ fn check_labels(
     engine.apply(set(policies[0]).into_iter().chain(endpoints(labels[0]))).expect("it fits");
     let old = engine.tables().clone();
     engine.apply(set(policies[1]).into_iter().chain(endpoints(labels[1]))).expect("it fits");
-    check(&old, engine.tables(), &universe::pairs(u32::try_from(labels[0].len()).expect("few")))
+    check(&old, engine.tables(), &pairs(u32::try_from(labels[0].len()).expect("few")))
 }
 
 #[test]

@@ -19,7 +19,8 @@ use wharf_policy::{
         Action, Direction, Directions, Endpoint, Enforcement, Entity, Holds, LabelOf, Origin, Peer, Policy, PolicyName,
         Port, PortRange, Protocol, Requirement, Rule, Selector, Tier,
     },
-    oracle::{Destination, Flow, PeerOf},
+    names::NamePattern,
+    oracle::{Destination, Flow, Names, PeerOf},
     requests::{HttpRule, Pattern, Requests, ServerName},
 };
 
@@ -69,6 +70,11 @@ const OUTSIDE: [&str; 14] = [
 /// Ports at which ranges begin and end.
 const PORTS: [u16; 9] = [0, 1, 79, 80, 81, 443, 8080, 65534, 65535];
 const KINDS: [u8; 5] = [0, 8, 128, 135, 255];
+/// Names that have addresses, at times.
+const NAMES: [&str; 4] = ["a.example", "b.example", "a.b.example", "other"];
+/// Patterns that match none to all of them.
+const PATTERNS: [&str; 7] = ["a.example", "B.example.", "*.example", "**.example", "a.*", "*", "nobody"];
+
 const PORT_NAMES: [&str; 2] = ["web", "dns"];
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
@@ -78,6 +84,7 @@ pub(crate) struct World {
     pub(crate) policies: BTreeMap<PolicyName, Policy>,
     pub(crate) endpoints: BTreeMap<u32, Endpoint>,
     pub(crate) node: BTreeSet<IpAddr>,
+    pub(crate) names: Names,
 }
 
 impl World {
@@ -97,6 +104,7 @@ impl World {
             subject: self.endpoints.get(&probe.endpoint)?,
             peer: self.peer(probe.peer),
             destination: probe.destination,
+            names: &self.names,
         })
     }
 }
@@ -118,6 +126,7 @@ pub(crate) enum Step {
     Endpoint(u32, Endpoint),
     NoEndpoint(u32),
     Node(BTreeSet<IpAddr>),
+    Name(Arc<str>, BTreeSet<IpAddr>),
 }
 
 impl Step {
@@ -128,6 +137,7 @@ impl Step {
             Self::Endpoint(key, endpoint) => drop(world.endpoints.insert(key, endpoint)),
             Self::NoEndpoint(key) => drop(world.endpoints.remove(&key)),
             Self::Node(node) => world.node = node,
+            Self::Name(name, addresses) => drop(world.names.insert(name, addresses)),
         }
     }
 }
@@ -151,7 +161,7 @@ pub(crate) fn identity(endpoint: &Endpoint) -> u32 {
 }
 
 /// Fixed addresses of an endpoint: one in the smallest networks for the first endpoints, others for the rest.
-fn addresses(key: u32) -> Vec<IpAddr> {
+pub(crate) fn addresses(key: u32) -> Vec<IpAddr> {
     [format!("10.0.0.{key}"), format!("fd00::{key}")].iter().map(|a| a.parse().expect("address")).collect()
 }
 
@@ -219,7 +229,21 @@ fn peer() -> impl Strategy<Value = Peer> {
         Peer::Network { net: own, except: except.iter().map(net).filter(|e| own.contains(e)).collect() }
     });
     let entity = select(vec![Entity::All, Entity::World, Entity::Host, Entity::Cluster, Entity::Health]);
-    prop_oneof![4 => selector().prop_map(Peer::Endpoints), 4 => network, 2 => entity.prop_map(Peer::Entity)]
+    prop_oneof![
+        4 => selector().prop_map(Peer::Endpoints),
+        4 => network,
+        2 => entity.prop_map(Peer::Entity),
+        4 => pattern().prop_map(Peer::Names),
+    ]
+}
+
+fn pattern() -> impl Strategy<Value = NamePattern> {
+    select(&PATTERNS[..]).prop_map(|text| NamePattern::pattern(text).expect("a pattern"))
+}
+
+/// A name, and addresses of it: often few, so that names share some, sometimes none.
+fn named() -> impl Strategy<Value = (Arc<str>, BTreeSet<IpAddr>)> {
+    (select(&NAMES[..]).prop_map(Arc::from), btree_set(select(all_addresses()), 0..8))
 }
 
 fn port() -> impl Strategy<Value = Port> {
@@ -276,11 +300,11 @@ fn requests() -> impl Strategy<Value = Requests> {
     let path = select(vec!["/a", "/b"])
         .prop_map(|path| HttpRule { path: Some(Pattern::Exact(path.to_owned())), ..HttpRule::default() });
     let name = select(vec!["a", "b"]).prop_map(|name| ServerName::Exact(name.to_owned()));
-    let parts = (btree_set(path, 0..=2), btree_set(name, 0..=1), any::<bool>());
-    parts.prop_map(|(http, server_names, fails_open)| Requests { http, server_names, fails_open })
+    let parts = (btree_set(path, 0..=2), btree_set(name, 0..=1), btree_set(pattern(), 0..=1), any::<bool>());
+    parts.prop_map(|(http, server_names, names, fails_open)| Requests { http, server_names, names, fails_open })
 }
 
-fn origin(line: u32) -> Origin {
+pub(crate) fn origin(line: u32) -> Origin {
     Origin { file: "policies.yaml".into(), line, document: "a document".into(), field: "spec".into() }
 }
 
@@ -313,51 +337,6 @@ pub(crate) fn policy(number: u32) -> impl Strategy<Value = Policy> {
     )
 }
 
-/// An endpoint of the key with this label alone, and no port.
-pub(crate) fn labelled(key: u32, app: &str) -> Endpoint {
-    Endpoint {
-        addresses: addresses(key),
-        labels: [("k8s:app".to_owned(), app.to_owned())].into(),
-        ..Endpoint::default()
-    }
-}
-
-/// Endpoints with this label.
-pub(crate) fn app(value: &str) -> Selector {
-    let holds = Holds::In([value.to_owned()].into());
-    Selector([Requirement { of: LabelOf::Endpoint, key: "k8s:app".to_owned(), holds }].into())
-}
-
-/// Endpoints with a label accept from those with one of the others, and from nobody else.
-pub(crate) fn admits(number: u32, subject: &str, from: &[&str]) -> Policy {
-    let peers = from.iter().map(|value| Peer::Endpoints(app(value))).collect();
-    let rule = Rule {
-        direction: Direction::Ingress,
-        action: Action::Accept,
-        peers: Some(peers),
-        ports: None,
-        requests: None,
-        origin: origin(number),
-    };
-    Policy {
-        name: PolicyName { kind: "A".to_owned(), namespace: String::new(), name: format!("p{number}") },
-        subject: app(subject),
-        tier: Tier::Namespaced,
-        priority: 0,
-        isolates: Directions { ingress: true, egress: false },
-        rules: vec![rule],
-        origin: origin(number),
-    }
-}
-
-/// Flows between all pairs of the first endpoints.
-pub(crate) fn pairs(endpoints: u32) -> Vec<Probe> {
-    let destination = Destination::Ports { protocol: Protocol::Tcp, port: 80 };
-    let probe =
-        |endpoint, peer| Probe { endpoint, direction: Direction::Ingress, peer: addresses(peer)[0], destination };
-    (1..=endpoints).flat_map(|endpoint| (1..=endpoints).map(move |peer| probe(endpoint, peer))).collect()
-}
-
 /// Numbers that policies of a world have.
 const POLICIES: u32 = 6;
 
@@ -370,14 +349,16 @@ fn nodes() -> impl Strategy<Value = BTreeSet<IpAddr>> {
 pub(crate) fn world() -> impl Strategy<Value = World> {
     let policies = (0..POLICIES).map(|number| option::weighted(0.7, policy(number))).collect::<Vec<_>>();
     let endpoints = (1..=ENDPOINTS).map(|key| option::weighted(0.8, endpoint(key))).collect::<Vec<_>>();
-    (policies, endpoints, nodes()).prop_map(|(policies, endpoints, node)| World {
+    let names = vec(named(), 0..4);
+    (policies, endpoints, nodes(), names).prop_map(|(policies, endpoints, node, names)| World {
         policies: policies.into_iter().flatten().map(|p| (p.name.clone(), p)).collect(),
         endpoints: (1..).zip(endpoints).filter_map(|(key, endpoint)| Some((key, endpoint?))).collect(),
         node,
+        names: names.into_iter().collect(),
     })
 }
 
-/// Changes of a world: policies that replace others or go, endpoints that come, change their labels or go.
+/// Changes of a world: policies that replace others or go, endpoints that come, change their labels or go, names that get other addresses.
 pub(crate) fn step() -> impl Strategy<Value = Step> {
     let endpoint = (1..=ENDPOINTS).prop_flat_map(|key| endpoint(key).prop_map(move |e| Step::Endpoint(key, e)));
     prop_oneof![
@@ -386,6 +367,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         4 => endpoint,
         2 => (1..=ENDPOINTS).prop_map(Step::NoEndpoint),
         1 => nodes().prop_map(Step::Node),
+        5 => named().prop_map(|(name, addresses)| Step::Name(name, addresses)),
     ]
 }
 
