@@ -256,8 +256,20 @@ fn what_cilium_refuses_or_is_not_supported_is_refused() {
         ),
         ("{endpointSelector: {}, ingress: [{fromRequires: [{}]}]}", "ingress[0].fromRequires: is not supported"),
         (
-            "{endpointSelector: {}, egress: [{toFQDNs: [{matchName: example.org}]}]}",
-            "egress[0].toFQDNs: is not supported",
+            "{endpointSelector: {}, egressDeny: [{toFQDNs: [{matchName: example.org}]}]}",
+            "egressDeny[0].toFQDNs: is not supported; write the names that may pass into egress",
+        ),
+        (
+            "{endpointSelector: {}, ingress: [{toFQDNs: [{matchName: example.org}]}]}",
+            "ingress[0].toFQDNs: is not supported; write it into egress",
+        ),
+        (
+            "{endpointSelector: {}, ingress: [{fromFQDNs: [{matchName: example.org}]}]}",
+            "ingress[0].fromFQDNs: is no field here; remove it",
+        ),
+        (
+            "{endpointSelector: {}, egress: [{toFQDNs: [{matchName: a}], toEntities: [world]}]}",
+            "egress[0]: has toEntities and toFQDNs; write a rule for each of them",
         ),
         ("{endpointSelector: {}, egress: [{toServices: []}]}", "egress[0].toServices: is not supported"),
         (

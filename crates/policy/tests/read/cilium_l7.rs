@@ -90,7 +90,8 @@ fn what_a_proxy_could_not_tell_or_would_read_in_another_way_is_refused() {
     for (section, expected) in [
         (item("rules: {}"), "rules.http: is missing; write the requests that may pass; {} is every one"),
         (item("rules: {http: []}"), "rules.http: is empty"),
-        (item("rules: {dns: [{matchName: a}]}"), "rules.dns: is not supported"),
+        (item("rules: {dns: [{matchName: a}]}"), "rules.dns: is not supported; write it into egress"),
+        (item("rules: {http: [{}], dns: [{matchName: a}]}"), "rules.dns: is not supported; write it into egress"),
         (item("rules: {http: [{}], failOpen: yes please}"), "failOpen: is text"),
         (item("rules: {http: [{}]}, serverNames: [a]"), "rules: is there with serverNames"),
         (item("serverNames: []"), "serverNames: is empty"),

@@ -4,6 +4,7 @@
 
 mod cilium;
 mod cilium_l7;
+mod cilium_names;
 mod cluster_network_policy;
 mod examples;
 mod lists;

@@ -233,7 +233,7 @@ fn peer() -> impl Strategy<Value = Peer> {
         4 => selector().prop_map(Peer::Endpoints),
         4 => network,
         2 => entity.prop_map(Peer::Entity),
-        4 => pattern().prop_map(Peer::Names),
+        6 => pattern().prop_map(Peer::Names),
     ]
 }
 
@@ -241,9 +241,9 @@ fn pattern() -> impl Strategy<Value = NamePattern> {
     select(&PATTERNS[..]).prop_map(|text| NamePattern::pattern(text).expect("a pattern"))
 }
 
-/// A name, and addresses of it: often few, so that names share some, sometimes none.
+/// A name, and addresses of it, so many that names share some; sometimes none.
 fn named() -> impl Strategy<Value = (Arc<str>, BTreeSet<IpAddr>)> {
-    (select(&NAMES[..]).prop_map(Arc::from), btree_set(select(all_addresses()), 0..8))
+    (select(&NAMES[..]).prop_map(Arc::from), btree_set(select(all_addresses()), 0..16))
 }
 
 fn port() -> impl Strategy<Value = Port> {
@@ -349,7 +349,7 @@ fn nodes() -> impl Strategy<Value = BTreeSet<IpAddr>> {
 pub(crate) fn world() -> impl Strategy<Value = World> {
     let policies = (0..POLICIES).map(|number| option::weighted(0.7, policy(number))).collect::<Vec<_>>();
     let endpoints = (1..=ENDPOINTS).map(|key| option::weighted(0.8, endpoint(key))).collect::<Vec<_>>();
-    let names = vec(named(), 0..4);
+    let names = vec(named(), 0..6);
     (policies, endpoints, nodes(), names).prop_map(|(policies, endpoints, node, names)| World {
         policies: policies.into_iter().flatten().map(|p| (p.name.clone(), p)).collect(),
         endpoints: (1..).zip(endpoints).filter_map(|(key, endpoint)| Some((key, endpoint?))).collect(),
