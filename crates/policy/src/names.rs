@@ -116,6 +116,12 @@ impl NamePattern {
         fit && more.peek().is_some() == below && more.all(is_label)
     }
 
+    /// Whether it is one name.
+    #[must_use]
+    pub fn is_name(&self) -> bool {
+        !self.0.contains('*')
+    }
+
     /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {

@@ -11,8 +11,8 @@
 //! hole. `status`, and what metadata has besides name and namespace, has no influence. A field that is null is a field
 //! that is absent.
 //!
-//! Bounds, beyond which a text is refused: 4 MiB; 10,000 documents or items of lists; 10,000 rules a document, HTTP requests and names of DNS counted one by one; those of
-//! the parser (nesting, number of values, values copied by aliases).
+//! Bounds, beyond which a text is refused: 4 MiB; 10,000 documents or items of lists; 10,000 rules a document, HTTP requests and names that may
+//! be asked for counted one by one; those of the parser (nesting, number of values, values copied by aliases).
 
 mod cilium;
 mod cilium_l7;

@@ -13,9 +13,11 @@
 //! | the class of an address | if it is new or has another owner, or if other atoms match it |
 //! | the cells of a rule set and a peer class | never: the class is another one if atoms of the rule set match it differently |
 //!
-//! An endpoint of a known kind, with addresses that no rule names, needs nothing of it. An address that a pattern matches from now on has a row,
-//! and nothing else is new unless it is the first one of its class. A name that no pattern in use matches changes no row. What is kept is in maps that share
-//! what is equal, so a change is made in a copy and costs what it changes; a refused one is forgotten with the copy.
+//! An endpoint of a known kind, with addresses that no rule names, needs nothing of it. An address that a pattern begins to match needs one row, unless
+//! it is the first one of its class. A name that no pattern in use matches changes no row.
+//!
+//! What is kept is in maps that share what is equal, so a change is made in a copy and costs what it changes; a refused one is forgotten with
+//! the copy.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -67,7 +67,7 @@ impl Names {
     pub(super) fn settle(&mut self, delta: &Delta) -> Vec<Named> {
         for id in delta.dropped.keys().filter(|id| self.patterns.contains_key(*id)).collect::<Vec<_>>() {
             self.patterns.remove(id);
-            for (key, _) in self.matched_by(*id).collect::<Vec<_>>() {
+            for key in self.matched_by(*id).collect::<Vec<_>>() {
                 self.matched.remove(&key);
                 self.touched.insert(key);
             }
@@ -75,9 +75,13 @@ impl Names {
         for (id, atom) in &delta.added {
             let Atom::Names(pattern) = &**atom else { continue };
             self.patterns.insert(*id, pattern.clone());
-            let addresses = self.addresses.clone();
-            let matching = addresses.iter().filter(|(name, _)| pattern.matches(name));
-            matching.flat_map(|(_, addresses)| &**addresses).for_each(|address| self.join(*id, *address));
+            let known = self.addresses.clone();
+            let matching: Vec<_> = if pattern.is_name() {
+                known.get(pattern.as_str()).into_iter().collect()
+            } else {
+                known.iter().filter(|(name, _)| pattern.matches(name)).map(|(_, addresses)| addresses).collect()
+            };
+            matching.into_iter().flat_map(|addresses| &**addresses).for_each(|address| self.join(*id, *address));
         }
         let touched = std::mem::take(&mut self.touched).into_iter();
         let named = |(atom, address)| Named { atom, address, matches: self.matched.contains_key(&(atom, address)) };
@@ -89,7 +93,7 @@ impl Names {
         self.matched_by(id).count()
     }
 
-    fn matched_by(&self, id: AtomId) -> impl Iterator<Item = ((AtomId, IpAddr), usize)> {
-        self.matched.range((id, FIRST)..=(id, LAST)).map(|(key, names)| (*key, *names))
+    fn matched_by(&self, id: AtomId) -> impl Iterator<Item = (AtomId, IpAddr)> {
+        self.matched.range((id, FIRST)..=(id, LAST)).map(|(key, _)| *key)
     }
 }
