@@ -76,19 +76,24 @@ use wharf_core::{
     kernel::{NatKernel as _, NodeKernel as _},
 };
 use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
-use wharf_proxy::{Proxy, Record};
+use wharf_proxy::Proxy;
 
 use crate::{
     addresses::{pools, resting},
     admin::Admin,
     config::AgentConfig,
     endpoint::{deletions, mtu, prepared, resume},
+    monitor::Judged,
     node::{
         LinuxNode, Node,
         lifecycle::{Lifecycle, Tasks},
         queue, timeline,
     },
-    proxy::envoy::{self, Envoy},
+    proxy::{
+        Proxies,
+        dns::Dns,
+        envoy::{self, Envoy},
+    },
     socket::Socket,
     store::{Store, StoreError},
     sync::lock,
@@ -97,7 +102,7 @@ use crate::{
 
 type Life = Lifecycle<LinuxKernel>;
 
-/// Records of requests that wait for the monitor: some milliseconds of a busy proxy.
+/// Records of requests, and of queries, that wait for the monitor: some milliseconds of a busy proxy.
 const RECORDS: usize = 4_096;
 
 /// How long running requests and operations may take at a stop.
@@ -151,11 +156,14 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let identities = Arc::new(LocalIdentities::default());
-    let (proxy, records) = wharf_proxy::Proxy::new(RECORDS);
-    let redirects = Arc::new(Envoy::new(proxy.clone(), config.envoy.is_some()));
-    let node = Node::new(config, kernel, opened.store, ipam, redirects, identities);
+    let (proxy, requests) = wharf_proxy::Proxy::new(RECORDS);
+    let envoy = Envoy::new(proxy.clone(), config.envoy.is_some());
+    let (dns, resolver, answers, queries) = Dns::new(RECORDS);
+    let node = Node::new(config, kernel, opened.store, ipam, Arc::new(Proxies { envoy, dns }), identities);
     let (life, tasks) = (&node.life, &node.life.tasks);
     life.policy.load().await?;
+    // To the end of all operations, which wait for it.
+    tasks.endpoints.spawn(resolver.serve(tasks.halt.clone()));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
     tasks.operations.spawn(telemetry::tell_suppressed(log.clone(), tasks.stop.clone()));
     let admin = Admin::start(&node, log.clone()).await?;
@@ -185,7 +193,11 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
     // An Envoy that outlived the last agent drops the listeners that it does not find: restore has told the proxy all of them.
-    if let Err(why) = start_proxy(life, proxy, records) {
+    tell(life, requests);
+    tell(life, queries);
+    let owned = Arc::clone(life);
+    tasks.endpoints.spawn(async move { owned.policy.follow_names(answers, owned.tasks.halt.clone()).await });
+    if let Err(why) = start_proxy(life, proxy) {
         // Containers without such rules need no proxy; connections of the others are dropped, or pass with `failOpen`.
         tracing::error!("rules about requests have no proxy until the agent is restarted: {why:#}");
     }
@@ -270,7 +282,7 @@ async fn stop(
 }
 
 /// Serves Envoy, starts it if that is a setting, and reads what it tells.
-fn start_proxy(life: &Arc<Life>, proxy: Proxy, mut records: mpsc::Receiver<Record>) -> anyhow::Result<()> {
+fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
     let (tasks, process) = (&life.tasks, envoy::process(&life.config));
     let socket = process.socket()?;
     let (served, halt) = (proxy.clone(), tasks.halt.clone());
@@ -287,8 +299,13 @@ fn start_proxy(life: &Arc<Life>, proxy: Proxy, mut records: mpsc::Receiver<Recor
         // Somebody else may start one with it.
         process.prepare()?;
     }
+    Ok(())
+}
+
+/// Tells the monitor what a proxy judged, until the agent stops.
+fn tell<R: Judged + Send + 'static>(life: &Arc<Life>, mut records: mpsc::Receiver<R>) {
     let owned = Arc::clone(life);
-    tasks.operations.spawn(async move {
+    life.tasks.operations.spawn(async move {
         while let Some(record) = tokio::select! {
             () = owned.tasks.stop.cancelled() => None,
             record = records.recv() => record,
@@ -296,7 +313,6 @@ fn start_proxy(life: &Arc<Life>, proxy: Proxy, mut records: mpsc::Receiver<Recor
             owned.monitor.request(record);
         }
     });
-    Ok(())
 }
 
 fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
@@ -358,6 +374,9 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
         async move { flows::collect(&*life.kernel, &kept).await }
     });
     every(life, policy::CONTROLLER, POLICY_INTERVAL, |life| async move { life.policy.ensure().await });
+    every(life, policy::NAMES_CONTROLLER, policy::NAMES_INTERVAL, |life| async move {
+        life.policy.forget_names(life.policy.names_now()).await
+    });
     every(life, "pool-overlap", POOLS_INTERVAL, |life| async move { pools::look(&life.addresses).await });
     if let Some(interval) = sd_notify::watchdog_enabled() {
         tasks.operations.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);

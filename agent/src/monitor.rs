@@ -14,11 +14,10 @@ use tokio::sync::broadcast;
 use wharf_api::{AgentEvent, MonitorEvent};
 use wharf_common::{Event, EventKind};
 use wharf_core::ids::EndpointId;
-use wharf_proxy::Record;
 
 use crate::clock;
 
-pub use request::Requests;
+pub use request::{Judged, Requests};
 
 /// Events that a reader may lag before it loses some: about four seconds of one endpoint's full event rate.
 const DEPTH: usize = 1024;
@@ -82,11 +81,11 @@ impl Monitor {
         }
     }
 
-    /// Sends what the proxy tells of a request.
-    pub fn request(&self, record: Record) {
-        self.requests.count(&record);
+    /// Sends what a proxy tells of a request.
+    pub fn request(&self, record: impl Judged) {
+        self.requests.count(record.verdict());
         if self.sender.receiver_count() > 0 {
-            self.send(MonitorEvent::L7(request::readable(record)));
+            self.send(MonitorEvent::L7(record.readable()));
         }
     }
 

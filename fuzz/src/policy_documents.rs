@@ -51,7 +51,7 @@ fn matches(rule: &Rule) {
                 let inside = |except: &ipnet::IpNet| net.contains(except) && net != except && *except == except.trunc();
                 assert!(except.iter().all(inside), "{net} but {except:?}");
             }
-            Peer::Entity(_) => {}
+            Peer::Entity(_) | Peer::Names(_) => {}
         }
     }
     for port in rule.ports.iter().flatten() {

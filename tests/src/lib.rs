@@ -26,6 +26,7 @@ pub mod attached;
 pub mod bench;
 pub mod cni;
 pub mod crash;
+pub mod dns;
 pub mod echo;
 pub mod envoy;
 pub mod frame;

@@ -26,7 +26,8 @@ pub(super) fn register(registry: &mut Registry, proxy: &ProxyStatus) {
     for (verdict, count) in [("forwarded", forwarded), ("denied", denied), ("failed", failed)] {
         requests.get_or_create(&Judged { verdict }).inc_by(count);
     }
-    registry.register("proxy_requests", "Requests and TLS connections that the proxy judged", requests);
+    registry.register("proxy_requests", "Requests, TLS connections and DNS queries that the proxy judged", requests);
+    gauge(registry, "proxy_name_addresses", "Addresses of names that containers asked DNS for", proxy.name_addresses);
     let (pending, timed_out) = (proxy.pending_completions, proxy.timed_out_completions);
     gauge(registry, "proxy_completions_pending", "Proxy completions that deletes wait for", pending);
     counter(registry, "proxy_completions_timed_out", "Proxy completions that deletes gave up", timed_out);

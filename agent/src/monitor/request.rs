@@ -1,11 +1,15 @@
-//! What the proxy tells of requests, in the API's words, and counted.
+//! What the proxies tell of requests and queries, in the API's words, and counted.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
-    time::UNIX_EPOCH,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use wharf_api::RequestEvent;
+use wharf_dns::{
+    Outcome,
+    wire::{REFUSED, rcode_name, type_name},
+};
 use wharf_proxy::{Content, Record, Verdict};
 
 /// Requests by verdict.
@@ -27,8 +31,8 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn count(&self, record: &Record) {
-        let counter = match record.verdict {
+    pub(super) fn count(&self, verdict: Verdict) {
+        let counter = match verdict {
             Verdict::Forwarded => &self.forwarded,
             Verdict::Denied => &self.denied,
             Verdict::Failed => &self.failed,
@@ -42,32 +46,94 @@ impl Counters {
     }
 }
 
-/// The record as readers get it.
-pub(super) fn readable(record: Record) -> RequestEvent {
-    let verdict = match record.verdict {
+/// What a proxy tells of a request.
+pub trait Judged {
+    /// What became of it.
+    fn verdict(&self) -> Verdict;
+
+    /// It as readers get it.
+    fn readable(self) -> RequestEvent;
+}
+
+const fn word(verdict: Verdict) -> &'static str {
+    match verdict {
         Verdict::Forwarded => "forwarded",
         Verdict::Denied => "denied",
         Verdict::Failed => "failed",
-    };
-    let (protocol, method, path, host, status) = match record.content {
-        Content::Http { protocol, method, path, host, status } => (protocol, method, path, host, status),
-        Content::Tls { server_name } => ("TLS", String::new(), String::new(), server_name, 0),
-    };
-    let since = record.at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    RequestEvent {
-        time_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
-        endpoint: record.member.id,
-        epoch: record.member.epoch,
-        direction: record.listener.direction.to_string(),
-        verdict: verdict.to_owned(),
-        protocol: protocol.to_owned(),
-        method,
-        path,
-        host,
-        status,
-        latency_us: record.duration.map(|duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)),
-        source: record.source,
-        destination: record.destination,
-        flags: record.flags,
+    }
+}
+
+fn unix_ms(at: SystemTime) -> u64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Judged for Record {
+    fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    fn readable(self) -> RequestEvent {
+        let (protocol, method, path, host, status) = match self.content {
+            Content::Http { protocol, method, path, host, status } => (protocol, method, path, host, status),
+            Content::Tls { server_name } => ("TLS", String::new(), String::new(), server_name, 0),
+        };
+        RequestEvent {
+            time_unix_ms: unix_ms(self.at),
+            endpoint: self.member.id,
+            epoch: self.member.epoch,
+            direction: self.listener.direction.to_string(),
+            verdict: word(self.verdict).to_owned(),
+            protocol: protocol.to_owned(),
+            method,
+            path,
+            host,
+            status,
+            response: String::new(),
+            latency_us: self.duration.map(micros),
+            source: self.source,
+            destination: self.destination,
+            flags: self.flags,
+        }
+    }
+}
+
+impl Judged for wharf_dns::Record {
+    fn verdict(&self) -> Verdict {
+        match self.outcome {
+            Outcome::Answered { .. } => Verdict::Forwarded,
+            Outcome::Refused => Verdict::Denied,
+            _ => Verdict::Failed,
+        }
+    }
+
+    fn readable(self) -> RequestEvent {
+        let verdict = word(self.verdict()).to_owned();
+        let (response, flags) = match &self.outcome {
+            Outcome::Answered { rcode, .. } => (rcode_name(*rcode), String::new()),
+            Outcome::Refused => (rcode_name(REFUSED), String::new()),
+            other => (String::new(), other.to_string()),
+        };
+        RequestEvent {
+            time_unix_ms: unix_ms(self.at),
+            endpoint: self.member.id,
+            epoch: self.member.epoch,
+            direction: "egress".to_owned(),
+            verdict,
+            protocol: "DNS".to_owned(),
+            method: self.question.as_ref().map(|question| type_name(question.rtype)).unwrap_or_default(),
+            path: String::new(),
+            host: self.question.map(|question| question.name).unwrap_or_default(),
+            status: 0,
+            response,
+            latency_us: self.took.map(micros),
+            source: Some(self.client),
+            destination: Some(self.server),
+            flags,
+        }
     }
 }

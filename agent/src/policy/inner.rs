@@ -8,6 +8,7 @@ use wharf_common::{
     policy::PEER_SERVICE,
 };
 use wharf_core::{endpoint::EndpointRecord, identity::Identity};
+use wharf_dns::cache::Cache;
 use wharf_policy::{
     compile::{Engine, Event, Limits, Tables},
     model::{Directions, Origin, Policy as Document, PolicyName, Selector, Tier},
@@ -18,6 +19,7 @@ use super::{
     documents::Documents,
     error::PolicyError,
     members::{Members, Surroundings},
+    names,
     redirects::Listeners,
     rows,
 };
@@ -43,6 +45,8 @@ pub(super) struct Inner {
     pub(super) wanted: Documents,
     pub(super) members: Members,
     pub(super) node: BTreeSet<IpAddr>,
+    /// What DNS told.
+    pub(super) names: Cache,
     /// There was a policy since the agent's start, or the kernel had rows then.
     pub(super) active: bool,
     /// There is a file of what is wanted.
@@ -76,6 +80,7 @@ impl Inner {
             wanted: Documents::default(),
             members: Members::default(),
             node: BTreeSet::new(),
+            names: Cache::default(),
             active: false,
             kept: false,
             engine: None,
@@ -120,6 +125,7 @@ impl Inner {
             events.push(Event::Policy(isolates_all()));
         }
         events.extend(self.members.all());
+        events.extend(names::all(&self.names));
         events
     }
 

@@ -6,6 +6,7 @@
 //! | `members` | endpoints as policy sees them |
 //! | `inner` | all of it at one moment, and the rows that follow from a change |
 //! | `proxied` | that the proxy has what rows lead to |
+//! | `names` | addresses of names that DNS told |
 //! | `redirects` | what the proxy is to do for rows, and the file that keeps its ports |
 //! | `rows` | rows as the kernel keeps them |
 //! | `look` | what is told of all of it |
@@ -33,6 +34,7 @@ pub mod error;
 mod inner;
 mod look;
 mod members;
+mod names;
 mod probes;
 mod proxied;
 mod redirects;
@@ -59,6 +61,7 @@ use wharf_core::{
     kernel::{KernelError, PolicyKernel},
     policy::{Mode, RowChange},
 };
+use wharf_dns::cache::Cache;
 use wharf_policy::{
     compile::{Engine, Event},
     model::{Labels, PolicyName},
@@ -70,11 +73,13 @@ use self::{
     inner::{Inner, LIMITS, advance, is_quick},
 };
 use crate::{
+    clock,
     config::{AgentConfig, Enforcement},
     proxy::Redirects,
 };
 
 pub use look::{Ask, Summary, api_enforcement, destination};
+pub use names::{CONTROLLER as NAMES_CONTROLLER, INTERVAL as NAMES_INTERVAL};
 pub use probes::Probes;
 
 /// Name of the controller that puts right what failed, and looks at the node's addresses and the policy directory.
@@ -89,6 +94,10 @@ pub struct Policy<K> {
     redirects_file: PathBuf,
     /// The lowest of them.
     first_port: u16,
+    /// What keeps the names.
+    names_file: PathBuf,
+    /// Unix time minus the monotonic clock's, milliseconds, at the agent's start.
+    names_epoch: u64,
     redirects: Arc<dyn Redirects>,
     /// Rows lead to the proxy, or may.
     uses_proxy: AtomicBool,
@@ -114,6 +123,8 @@ impl<K: PolicyKernel> Policy<K> {
             directory: config.policy_dir.clone(),
             redirects_file: config.state_dir.join("redirects.json"),
             first_port: config.proxy_port,
+            names_file: config.state_dir.join("names.json"),
+            names_epoch: clock::unix_ms().saturating_sub(clock::monotonic_ms()),
             redirects,
             uses_proxy: AtomicBool::new(false),
             mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
@@ -134,6 +145,11 @@ impl<K: PolicyKernel> Policy<K> {
             redirects::Listeners::new()
         });
         self.uses_proxy.store(!inner.listeners.is_empty(), Ordering::Relaxed);
+        inner.names = names::load(&self.names_file).unwrap_or_else(|why| {
+            let file = self.names_file.display();
+            tracing::warn!(%file, "read names: {why}; containers must ask for them again");
+            Cache::default()
+        });
         inner.wanted = Documents::load(&self.file)?;
         inner.kept = !inner.wanted.lost;
         let kept = inner.wanted.texts.take();

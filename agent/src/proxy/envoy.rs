@@ -9,14 +9,14 @@ use std::{
 };
 
 use wharf_core::ids::{EndpointId, Epoch};
-use wharf_policy::{compile, model};
-use wharf_proxy::{Direction, Listener, ListenerKey, Member, Proxy, User, Wait};
+use wharf_policy::compile;
+use wharf_proxy::{Listener, ListenerKey, Member, Proxy, User, Wait};
 
 use super::{Completion, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
 use crate::{config::AgentConfig, sync::lock};
 
 /// Longest wait for acknowledgements before rows follow. A healthy Envoy needs some milliseconds; a create has a second for its rows.
-const PATIENCE: Duration = Duration::from_millis(500);
+pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The user that owns nothing, on every distribution of today.
 const NOBODY: User = User { uid: 65_534, gid: 65_534 };
@@ -88,15 +88,12 @@ fn key(port: u16, redirect: &Redirect) -> ListenerKey {
 }
 
 fn listener(port: u16, Redirect { listener, members }: &Redirect) -> Listener {
-    let direction = match listener.direction {
-        model::Direction::Ingress => Direction::Ingress,
-        model::Direction::Egress => Direction::Egress,
-    };
     let member = |((id, epoch), addresses): (&(EndpointId, Epoch), &Vec<IpAddr>)| {
         (Member { id: id.get(), epoch: epoch.0 }, addresses.clone())
     };
-    let compile::Listener { requests, .. } = &**listener;
-    Listener { port, direction, requests: Arc::clone(requests), members: members.iter().map(member).collect() }
+    let compile::Listener { direction, requests } = &**listener;
+    let members = members.iter().map(member).collect();
+    Listener { port, direction: *direction, requests: Arc::clone(requests), members }
 }
 
 impl Redirects for Envoy {
@@ -192,6 +189,7 @@ impl Redirects for Envoy {
             owes_for: state.owes.filter(|_| !unacknowledged.is_empty()).map(|since| since.elapsed()),
             unacknowledged,
             awaited: self.waits.list(),
+            ..Look::default()
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use wharf_api::{PolicyRedirect, ProxyListener, ProxyState};
+use wharf_api::{PolicyRedirect, ProxyListener, ProxyServer, ProxyState};
 use wharf_core::ids::EndpointId;
 use wharf_policy::model::Direction;
-use wharf_proxy::{EnvoyState, Status};
+use wharf_proxy::{EnvoyState, ListenerKey, Status};
 
 use super::{Awaited, Redirect, Wanted, words};
 
@@ -16,8 +16,12 @@ pub struct Look {
     pub status: Option<Status>,
     /// The agent starts Envoy.
     pub supervised: bool,
-    /// What policy asks for, without what leaves.
+    /// What policy asks of Envoy, without what leaves.
     pub wanted: Wanted,
+    /// What policy asks of the DNS proxy.
+    pub dns: Wanted,
+    /// Ports that the DNS proxy could not open.
+    pub dns_refused: BTreeMap<u16, String>,
     /// Listeners of which Envoy has not what was last asked, with its reason where it refused that.
     pub unacknowledged: BTreeMap<String, Option<String>>,
     /// How long the proxy has owed an answer.
@@ -41,19 +45,36 @@ impl Look {
     /// The listeners that policy asks for, by port.
     #[must_use]
     pub fn listeners(&self) -> Vec<ProxyListener> {
-        self.wanted.iter().map(|(port, redirect)| self.listener(*port, redirect)).collect()
+        let mut all: Vec<_> = self.all().map(|(port, redirect)| self.listener(*port, redirect)).collect();
+        all.sort_unstable_by_key(|listener| listener.port);
+        all
     }
 
-    /// Listeners that Envoy refused.
+    fn all(&self) -> impl Iterator<Item = (&u16, &Redirect)> {
+        self.wanted.iter().chain(&self.dns)
+    }
+
+    /// Listeners that are not served as was last asked, with the reason where there is one.
+    #[must_use]
+    pub fn outstanding(&self) -> Vec<(String, Option<String>)> {
+        let unopened = self
+            .dns_refused
+            .iter()
+            .filter_map(|(port, why)| Some((name(*port, self.dns.get(port)?.listener.direction), Some(why.clone()))));
+        let of_envoy = self.unacknowledged.iter().map(|(name, refusal)| (name.clone(), refusal.clone()));
+        of_envoy.chain(unopened).collect()
+    }
+
+    /// Listeners that Envoy refused, or whose ports could not be opened.
     #[must_use]
     pub fn refused(&self) -> usize {
-        self.unacknowledged.values().flatten().count()
+        self.unacknowledged.values().flatten().count() + self.dns_refused.len()
     }
 
     /// The redirects of an endpoint, each with its direction.
     #[must_use]
     pub fn of_endpoint(&self, id: EndpointId) -> Vec<(String, PolicyRedirect)> {
-        let own = self.wanted.iter().filter(|(_, redirect)| redirect.members.keys().any(|(of, _)| *of == id));
+        let own = self.all().filter(|(_, redirect)| redirect.members.keys().any(|(of, _)| *of == id));
         let told = |(port, redirect)| {
             let listener: ProxyListener = self.listener(port, redirect);
             (listener.direction, self.redirect(port, listener.passes, listener.fails_open))
@@ -69,6 +90,9 @@ impl Look {
 
     /// What the proxy has not done of a port.
     fn problem(&self, port: u16) -> Option<String> {
+        if self.dns.contains_key(&port) {
+            return self.dns_refused.get(&port).cloned();
+        }
         if self.state() != ProxyState::Serving {
             return Some(format!("no proxy serves (Envoy is {})", self.state().as_str()));
         }
@@ -83,31 +107,24 @@ impl Look {
     }
 
     fn listener(&self, port: u16, Redirect { listener, members }: &Redirect) -> ProxyListener {
-        let name = name(port, listener.direction);
+        let (name, refused) = (name(port, listener.direction), self.dns_refused.get(&port));
         let answer = self.unacknowledged.get(&name);
         ProxyListener {
+            served_by: if self.dns.contains_key(&port) { ProxyServer::Agent } else { ProxyServer::Envoy },
             port,
-            direction: direction(listener.direction).to_owned(),
+            direction: listener.direction.to_string(),
             passes: words::passes(&listener.requests),
             fails_open: listener.requests.fails_open,
             endpoints: members.keys().map(|(id, _)| id.get()).collect(),
-            acknowledged: answer.is_none(),
-            refusal: answer.cloned().flatten(),
+            acknowledged: answer.is_none() && refused.is_none(),
+            refusal: answer.cloned().flatten().or_else(|| refused.cloned()),
             name,
         }
     }
 }
 
-const fn direction(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Ingress => "ingress",
-        Direction::Egress => "egress",
-    }
-}
-
-/// As `wharf_proxy::ListenerKey` writes it; a test compares the two.
-fn name(port: u16, of: Direction) -> String {
-    format!("{}-{port}", direction(of))
+pub(super) fn name(port: u16, of: Direction) -> String {
+    ListenerKey { direction: of, port }.to_string()
 }
 
 #[cfg(test)]

@@ -2,11 +2,13 @@
 //!
 //! A redirect hands connections of endpoints to a port of the proxy. Policy says which redirects there are ([`Redirects::set`]); a
 //! delete takes an endpoint out of all of them ([`Redirects::remove_redirects`]). Each answers with completions, which are over when the proxy
-//! has acknowledged. [`envoy::Envoy`] is the proxy; tests put another one in its place.
+//! has acknowledged. [`Proxies`] is both proxies of a node; tests put another one in its place.
 
 mod awaited;
+pub mod dns;
 pub mod envoy;
 mod look;
+mod proxies;
 mod words;
 
 use std::{collections::BTreeMap, future::Future, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
@@ -14,7 +16,7 @@ use std::{collections::BTreeMap, future::Future, net::IpAddr, pin::Pin, sync::Ar
 use wharf_core::ids::{EndpointId, Epoch};
 use wharf_policy::compile::Listener;
 
-pub use self::{awaited::Awaited, look::Look, words::passes};
+pub use self::{awaited::Awaited, look::Look, proxies::Proxies, words::passes};
 
 /// Resolves when the proxy has done what was asked; an error says why it never will.
 pub type Completion = Pin<Box<dyn Future<Output = Result<(), ProxyError>> + Send>>;

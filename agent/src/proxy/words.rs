@@ -9,7 +9,11 @@ pub fn passes(requests: &Requests) -> Vec<String> {
         ServerName::Exact(name) => format!("TLS to {name}"),
         ServerName::Under(name) => format!("TLS to **.{name}"),
     });
-    requests.http.iter().map(http).chain(names).collect()
+    let asked = requests.names.iter().map(|name| match name.as_str() {
+        "*" => "DNS of every name".to_owned(),
+        name => format!("DNS of {name}"),
+    });
+    requests.http.iter().map(http).chain(names).chain(asked).collect()
 }
 
 fn http(HttpRule { method, path, host, headers }: &HttpRule) -> String {
@@ -41,6 +45,8 @@ fn pattern(pattern: &Pattern) -> String {
 
 #[cfg(test)]
 mod tests {
+    use wharf_policy::names::NamePattern;
+
     use super::*;
 
     #[test]
@@ -60,5 +66,8 @@ mod tests {
         let server_names = [ServerName::Exact("a.test".into()), ServerName::Under("b.test".into())].into();
         let tls = Requests { server_names, ..Requests::default() };
         assert_eq!(passes(&tls), ["TLS to a.test", "TLS to **.b.test"]);
+        let names = ["*", "*.a.test"].map(|name| NamePattern::pattern(name).expect("pattern")).into();
+        let dns = Requests { names, ..Requests::default() };
+        assert_eq!(passes(&dns), ["DNS of every name", "DNS of *.a.test"]);
     }
 }

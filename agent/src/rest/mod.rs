@@ -70,6 +70,7 @@ fn routes() -> OpenApiRouter<Arc<LinuxNode>> {
         )
         .routes(routes!(policy::explain))
         .routes(routes!(proxy::get))
+        .routes(routes!(proxy::names))
         .routes(routes!(policy::of_endpoint))
         .routes(routes!(policy::namespaces))
         .routes(routes!(policy::set_namespace, policy::remove_namespace))

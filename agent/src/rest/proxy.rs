@@ -1,4 +1,4 @@
-//! `/v1/proxy`: the L7 proxy.
+//! `/v1/proxy`: the L7 proxy, and what it learned of DNS.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -6,7 +6,7 @@ use std::{
 };
 
 use axum::{Json, extract::State};
-use wharf_api::{ProxyCompletion, ProxyOutstanding, ProxyRequests, ProxyView};
+use wharf_api::{ProxyCompletion, ProxyName, ProxyOutstanding, ProxyRequests, ProxyView};
 
 use crate::{
     monitor::Requests,
@@ -28,14 +28,16 @@ pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<ProxyView> {
     })
 }
 
+/// Names that containers asked DNS for, and their addresses, by name.
+#[utoipa::path(get, path = "/v1/proxy/names", tag = "proxy", responses((status = 200, body = Vec<ProxyName>)))]
+pub async fn names(State(node): State<Arc<LinuxNode>>) -> Json<Vec<ProxyName>> {
+    Json(node.life.policy.names().await)
+}
+
 /// `at_most`: how long a delete waits.
 fn view(look: &Look, at_most: Duration) -> ProxyView {
     let status = look.status.as_ref();
-    let outstanding = look.unacknowledged.iter();
-    let told = |(listener, refusal): (&String, &Option<String>)| ProxyOutstanding {
-        listener: listener.clone(),
-        refusal: refusal.clone(),
-    };
+    let told = |(listener, refusal)| ProxyOutstanding { listener, refusal };
     ProxyView {
         state: look.state(),
         since_unix_ms: status.map_or(0, |status| unix_ms(status.since)),
@@ -46,7 +48,7 @@ fn view(look: &Look, at_most: Duration) -> ProxyView {
         last_error: status.and_then(|status| status.last_error.clone()),
         streams: status.map_or(0, |status| status.connected_streams as u64),
         records_lost: status.map_or(0, |status| status.records_lost),
-        outstanding: outstanding.map(told).collect(),
+        outstanding: look.outstanding().into_iter().map(told).collect(),
         listeners: look.listeners(),
         completions: look.awaited.iter().map(|wait| completion(wait, at_most)).collect(),
         ..ProxyView::default()

@@ -22,12 +22,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
         name: "proxy",
-        look: |node| Box::pin(async move { look(&node.life) }),
+        look: |node| {
+            Box::pin(async move {
+                let names = node.life.policy.names().await;
+                look(&node.life, names.iter().map(|name| name.addresses.len() as u64).sum())
+            })
+        },
         silent: |_| (Health::Degraded, "a change of its listeners does not end".into()),
     }
 }
 
-fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
+fn look<K: Kernel>(life: &Lifecycle<K>, name_addresses: u64) -> Fill {
     let (look, redirects) = (life.proxy.redirects.look(), &life.proxy.redirects);
     let Requests { forwarded, denied, failed } = life.monitor.requests();
     let count = |of: fn(&wharf_proxy::Status) -> u64| look.status.as_ref().map_or(0, of);
@@ -37,11 +42,12 @@ fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
         pending_completions: life.proxy.pending.load(Ordering::Relaxed),
         timed_out_completions: life.proxy.timed_out.load(Ordering::Relaxed),
         state: look.state(),
-        listeners: look.wanted.len() as u64,
+        listeners: (look.wanted.len() + look.dns.len()) as u64,
         refused: look.refused() as u64,
         restarts: count(|status| status.restarts),
         records_lost: count(|status| status.records_lost),
         requests: ProxyRequests { forwarded, denied, failed },
+        name_addresses,
     };
     let component = component(&look, &life.config.run_dir);
     Arc::new(move |status| {
@@ -54,9 +60,16 @@ fn component(look: &Look, run_dir: &Path) -> ComponentStatus {
     let state = look.state();
     let (health, message) = match (state, look.wanted.is_empty()) {
         (ProxyState::Serving, _) => serving(look),
-        (ProxyState::Absent, true) if !look.supervised => (Health::Ok, "not asked for".to_owned()),
+        (ProxyState::Absent, true) if !look.supervised => (Health::Ok, "Envoy is not asked for".to_owned()),
         (_, true) => (idle(look), envoy(look, run_dir)),
         (_, false) => (Health::Degraded, format!("{}; {}", missing(look), envoy(look, run_dir))),
+    };
+    let (health, message) = match look.dns_refused.values().next() {
+        Some(why) => {
+            (health.max(Health::Degraded), format!("{why}; queries that rules with dns judge are dropped; {message}"))
+        }
+        None if look.dns.is_empty() => (health, message),
+        None => (health, format!("the agent serves {} of DNS; {message}", listeners(look.dns.len()))),
     };
     ComponentStatus::new("proxy", health, message)
 }
@@ -143,8 +156,8 @@ mod tests {
 
     #[test]
     fn a_proxy_that_nobody_asks_for_is_no_fault() {
-        assert_eq!(told(&Look::default()), (Health::Ok, "not asked for".to_owned()));
-        assert_eq!(told(&look(EnvoyState::Absent, &[])), (Health::Ok, "not asked for".to_owned()));
+        assert_eq!(told(&Look::default()), (Health::Ok, "Envoy is not asked for".to_owned()));
+        assert_eq!(told(&look(EnvoyState::Absent, &[])), (Health::Ok, "Envoy is not asked for".to_owned()));
         assert_eq!(told(&look(EnvoyState::Starting, &[])).0, Health::Pending);
         let mut failing = Look { supervised: true, ..look(EnvoyState::Waiting, &[]) };
         failing.status.as_mut().expect("status").last_error = Some("no such file".into());

@@ -14,7 +14,7 @@ use wharf_datapath::fake::Operation as Op;
 use crate::support::*;
 
 /// A TCP connection to port 443 of 192.0.2.7.
-fn connection(source: IpAddr, port: u16) -> Flow {
+pub(crate) fn connection(source: IpAddr, port: u16) -> Flow {
     Flow {
         source: FlowEnd { address: source, port },
         destination: FlowEnd { address: [192, 0, 2, 7].into(), port: 443 },

@@ -29,6 +29,7 @@ mod identity;
 mod init;
 mod leak_audit;
 mod mtu;
+mod names;
 mod orphans;
 mod out_of_service;
 mod overload;

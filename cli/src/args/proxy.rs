@@ -21,6 +21,12 @@ Examples:
   wharf proxy listeners -o json | jq '.[] | select(.acknowledged | not)'"
     )]
     Listeners,
+    /// List names that containers asked DNS for, and their addresses: rules with toFQDNs follow them.
+    #[command(after_help = "\
+Examples:
+  wharf proxy names
+  wharf proxy names -o json | jq '.[] | select(.name | endswith(\".example.com\"))'")]
+    Names,
     /// List who waits for the proxy now: since when, and until when at most.
     #[command(after_help = "Examples:\n  wharf proxy completions\n  wharf proxy completions -o json")]
     Completions,

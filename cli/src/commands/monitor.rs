@@ -170,6 +170,7 @@ mod tests {
             path: "/".to_owned(),
             host: "a".to_owned(),
             status: 403,
+            response: String::new(),
             latency_us: None,
             source: "[::ffff:10.0.0.1]:4711".parse().ok(),
             destination: "10.0.0.2:80".parse().ok(),

@@ -8,6 +8,11 @@ use crate::{
 };
 
 pub(super) async fn run(cx: &Context, command: &ProxyCommand) -> Result<Exit, CliError> {
+    if let ProxyCommand::Names = command {
+        let names = cx.client.proxy_names().await?;
+        cx.out.emit(&names, |style| proxy::names(&names, style))?;
+        return Ok(Exit::Ok);
+    }
     let view = cx.client.proxy().await?;
     match command {
         ProxyCommand::Status => {
@@ -18,6 +23,7 @@ pub(super) async fn run(cx: &Context, command: &ProxyCommand) -> Result<Exit, Cl
             let wide = cx.out.is_wide();
             cx.out.emit(&view.listeners, |style| proxy::listeners(&view, style, wide))?;
         }
+        ProxyCommand::Names => {}
         ProxyCommand::Completions => cx.out.emit(&view.completions, |style| proxy::completions(&view, style))?,
     }
     Ok(Exit::Ok)

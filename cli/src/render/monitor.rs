@@ -58,16 +58,25 @@ fn request(r: &RequestEvent, style: &Style) -> String {
         "denied" => Tone::Bad,
         _ => Tone::Warn,
     };
-    let what = if r.protocol == "TLS" {
-        format!("TLS to {}", or_unknown(&r.host))
-    } else {
-        format!("{} http://{}{}", or_unknown(&r.method), or_unknown(&r.host), word(&r.path))
+    let what = match r.protocol.as_str() {
+        "TLS" => format!("TLS to {}", or_unknown(&r.host)),
+        "DNS" => format!("DNS {} {}", or_unknown(&r.method), or_unknown(&r.host)),
+        _ => format!("{} http://{}{}", or_unknown(&r.method), or_unknown(&r.host), word(&r.path)),
     };
-    let status = if r.status == 0 { String::new() } else { format!(" -> {}", r.status) };
+    let status = match r.status {
+        0 if r.response.is_empty() => String::new(),
+        0 => format!(" -> {}", word(&r.response)),
+        status => format!(" -> {status}"),
+    };
     let took = r.latency_us.map_or_else(String::new, |us| format!(" {}.{} ms", us / 1_000, us / 100 % 10));
     let end = |address: Option<SocketAddr>| address.map_or_else(|| "?".to_owned(), |address| address.to_string());
-    let protocol = if r.protocol == "TLS" { String::new() } else { format!(" {}", word(&r.protocol)) };
-    let flags = if r.flags.is_empty() { String::new() } else { format!(" flags {}", word(&r.flags)) };
+    let is_told = matches!(r.protocol.as_str(), "TLS" | "DNS");
+    let protocol = if is_told { String::new() } else { format!(" {}", word(&r.protocol)) };
+    let flags = match r.flags.as_str() {
+        "" => String::new(),
+        why if r.protocol == "DNS" => format!(": {}", text::cut(why, MAX_WORD)),
+        flags => format!(" flags {}", word(flags)),
+    };
     format!(
         "{} {} endpoint {} {} {} {what}{status}{took}, {} -> {}{protocol}{flags}",
         text::time_of_day(r.time_unix_ms),
@@ -205,6 +214,7 @@ mod tests {
             path: "/path?q=1".to_owned(),
             host: "shop".to_owned(),
             status: 403,
+            response: String::new(),
             latency_us: Some(849),
             source: "10.88.0.3:4711".parse().ok(),
             destination: "10.88.0.4:80".parse().ok(),
@@ -245,7 +255,19 @@ mod tests {
             ..request()
         };
         let spoof = RequestEvent { path: "/ -> 200 1.0 ms, 1.2.3.4:5".to_owned(), ..request() };
-        let events = [request(), forwarded, tls, without_name, failed, spoof].map(MonitorEvent::L7);
+        let dns = RequestEvent {
+            protocol: "DNS".to_owned(),
+            method: "AAAA".to_owned(),
+            path: String::new(),
+            host: "api.example.com".to_owned(),
+            status: 0,
+            response: "REFUSED".to_owned(),
+            direction: "egress".to_owned(),
+            ..request()
+        };
+        let (verdict, flags) = ("failed".to_owned(), "the server did not answer".to_owned());
+        let unanswered = RequestEvent { verdict, flags, response: String::new(), latency_us: None, ..dns.clone() };
+        let events = [request(), forwarded, tls, without_name, failed, spoof, dns, unanswered].map(MonitorEvent::L7);
         let lines: Vec<String> = events.iter().map(|e| line(e, &Style::plain())).collect();
         insta::assert_snapshot!(lines.join("\n"), @r"
         12:00:01.123 l7    endpoint 7 ingress denied GET http://shop/path?q=1 -> 403 0.8 ms, 10.88.0.3:4711 -> 10.88.0.4:80 HTTP/1.1
@@ -254,6 +276,8 @@ mod tests {
         12:00:01.123 l7    endpoint 7 egress denied TLS to ? 0.8 ms, 10.88.0.3:4711 -> 10.88.0.4:80
         12:00:01.123 l7    endpoint 7 ingress failed ? http://? -> 503, ? -> 10.88.0.4:80 HTTP/1.1 flags UF,URX
         12:00:01.123 l7    endpoint 7 ingress denied GET http://shop/\u{20}->\u{20}200\u{20}1.0\u{20}ms,\u{20}1.2.3.4:5 -> 403 0.8 ms, 10.88.0.3:4711 -> 10.88.0.4:80 HTTP/1.1
+        12:00:01.123 l7    endpoint 7 egress denied DNS AAAA api.example.com -> REFUSED 0.8 ms, 10.88.0.3:4711 -> 10.88.0.4:80
+        12:00:01.123 l7    endpoint 7 egress failed DNS AAAA api.example.com, 10.88.0.3:4711 -> 10.88.0.4:80: the server did not answer
         ");
     }
 
@@ -271,7 +295,10 @@ mod tests {
         let [method, path, host] = [HOSTILE; 3].map(str::to_owned);
         let [verdict, protocol, flags] = [HOSTILE; 3].map(str::to_owned);
         let l7 = RequestEvent { method, path, host, verdict, protocol, flags, ..request() };
-        for event in [MonitorEvent::Drop(hostile), MonitorEvent::Agent(agent), MonitorEvent::L7(l7)] {
+        let dns = RequestEvent { protocol: "DNS".to_owned(), response: HOSTILE.to_owned(), ..l7.clone() };
+        for event in
+            [MonitorEvent::Drop(hostile), MonitorEvent::Agent(agent), MonitorEvent::L7(l7), MonitorEvent::L7(dns)]
+        {
             let text = line(&event, &Style::plain());
             assert!(!text.chars().any(char::is_control), "{text:?}");
             assert!(!text.contains('\u{202e}'), "{text:?}");

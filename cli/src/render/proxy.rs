@@ -1,6 +1,6 @@
 //! `wharf proxy ...`.
 
-use wharf_api::{ProxyListener, ProxyRequests, ProxyState, ProxyView};
+use wharf_api::{ProxyListener, ProxyName, ProxyRequests, ProxyServer, ProxyState, ProxyView};
 
 use super::{
     Style, Tone,
@@ -12,13 +12,23 @@ use super::{
 /// Entries of a list that are shown below each other; the wide form shows all.
 const SHOWN: usize = 4;
 
-/// Envoy serves what rules need, or no rule needs one.
+/// What rules need is served.
 pub(crate) fn is_well(view: &ProxyView) -> bool {
-    match view.state {
-        ProxyState::Serving => view.outstanding.iter().all(|of| of.refusal.is_none()),
-        ProxyState::Absent | ProxyState::Starting => view.listeners.is_empty(),
+    let is_served = match view.state {
+        ProxyState::Serving => true,
+        ProxyState::Absent | ProxyState::Starting => of_envoy(view).next().is_none(),
         ProxyState::Waiting => false,
-    }
+    };
+    is_served && view.outstanding.iter().all(|of| of.refusal.is_none())
+}
+
+fn of_envoy(view: &ProxyView) -> impl Iterator<Item = &ProxyListener> {
+    view.listeners.iter().filter(|listener| listener.served_by == ProxyServer::Envoy)
+}
+
+/// Nothing serves the listener.
+fn has_no_proxy(listener: &ProxyListener, proxy: ProxyState) -> bool {
+    listener.served_by == ProxyServer::Envoy && proxy != ProxyState::Serving
 }
 
 /// How Envoy is, and what it has not done.
@@ -31,14 +41,16 @@ pub(crate) fn status(view: &ProxyView, style: &Style) -> String {
     };
     let since = format!("for {}", text::age(style.now_unix_ms, view.since_unix_ms));
     let words = match view.state {
-        ProxyState::Absent if view.listeners.is_empty() => "no rule needs it, and the agent starts none".to_owned(),
+        ProxyState::Absent if of_envoy(view).next().is_none() => {
+            "no rule needs it, and the agent starts none".to_owned()
+        }
         ProxyState::Absent => "rules need it, and the agent starts none".to_owned(),
         ProxyState::Starting => format!("{since}; it runs and is not connected to the agent"),
         ProxyState::Serving => since,
         ProxyState::Waiting => format!("{since}; it does not run, and is started again soon"),
     };
     screen.toned("Proxy", tone, view.state.as_str(), &words);
-    if view.state == ProxyState::Absent && !view.listeners.is_empty() {
+    if view.state == ProxyState::Absent && of_envoy(view).next().is_some() {
         let next = format!("start the agent with --envoy PATH, or Envoy with {}", view.bootstrap);
         screen.line("What to do", &next);
     }
@@ -55,9 +67,10 @@ pub(crate) fn status(view: &ProxyView, style: &Style) -> String {
     let late = view.listeners.iter().filter(|listener| !listener.acknowledged).count();
     let late = if late > 0 { format!(", {late} not acknowledged") } else { String::new() };
     screen.line("Listeners", &format!("{}{late}", view.listeners.len()));
-    if view.state != ProxyState::Serving && !view.listeners.is_empty() {
-        let open = view.listeners.iter().filter(|listener| listener.fails_open).count();
-        let fate = match (open, view.listeners.len() - open) {
+    let unserved: Vec<_> = view.listeners.iter().filter(|listener| has_no_proxy(listener, view.state)).collect();
+    if !unserved.is_empty() {
+        let open = unserved.iter().filter(|listener| listener.fails_open).count();
+        let fate = match (open, unserved.len() - open) {
             (0, _) => "are dropped".to_owned(),
             (_, 0) => "pass unseen (failOpen)".to_owned(),
             (open, closed) => {
@@ -105,7 +118,7 @@ pub(crate) fn listeners(view: &ProxyView, style: &Style, wide: bool) -> String {
 fn state(listener: &ProxyListener, proxy: ProxyState) -> Cell {
     match &listener.refusal {
         Some(why) => cell(format!("refused: {why}")).tone(Tone::Bad),
-        None if proxy != ProxyState::Serving => cell("no proxy").tone(Tone::Bad),
+        None if has_no_proxy(listener, proxy) => cell("no proxy").tone(Tone::Bad),
         None if listener.acknowledged => cell("serves").tone(Tone::Good),
         None => cell("not acknowledged").tone(Tone::Warn),
     }
@@ -126,6 +139,18 @@ pub(crate) fn completions(view: &ProxyView, style: &Style) -> String {
     table(style, &["LISTENER", "AWAITED BY", "FOR", "AT MOST"], rows.collect())
 }
 
+/// A row for each name.
+pub(crate) fn names(names: &[ProxyName], style: &Style) -> String {
+    let rows = names.iter().map(|of| {
+        let addresses: Vec<String> = of.addresses.iter().map(|of| of.address.to_string()).collect();
+        let until = of.addresses.iter().map(|of| of.until_unix_ms.saturating_sub(style.now_unix_ms));
+        let until: Vec<String> =
+            until.map(|left| if left == 0 { "in use".to_owned() } else { text::span(left) }).collect();
+        vec![cell(&of.name), lines(&addresses, usize::MAX), lines(&until, usize::MAX)]
+    });
+    table(style, &["NAME", "ADDRESS", "FOR"], rows.collect())
+}
+
 /// Waits are short.
 fn span(ms: u64) -> String {
     if ms < 10_000 { format!("{ms} ms") } else { text::span(ms) }
@@ -137,8 +162,9 @@ pub(crate) fn of_endpoint(view: &ProxyView, id: u16) -> Vec<String> {
     let told = |listener: &ProxyListener| {
         let ProxyListener { direction, port, passes, .. } = listener;
         let problem = match &listener.refusal {
+            Some(why) if listener.served_by == ProxyServer::Agent => format!("; {why}"),
             Some(why) => format!("; Envoy refused it: {why}"),
-            None if view.state != ProxyState::Serving => "; no proxy serves".to_owned(),
+            None if has_no_proxy(listener, view.state) => "; no proxy serves".to_owned(),
             None if listener.acknowledged => String::new(),
             None => "; Envoy has not acknowledged it".to_owned(),
         };

@@ -93,7 +93,7 @@ pub struct PacketEvent {
     pub length: u32,
 }
 
-/// A request, or a TLS connection, that the proxy judged.
+/// A request, a TLS connection, or a query of DNS that the proxy judged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RequestEvent {
     /// When it began, milliseconds since the Unix epoch.
@@ -106,16 +106,19 @@ pub struct RequestEvent {
     pub direction: String,
     /// `forwarded`, `denied`, or `failed` where the server was not reached or the request not understood.
     pub verdict: String,
-    /// `HTTP/1.1`, `HTTP/2`, `HTTP/1.0`, `HTTP` or `TLS`.
+    /// `HTTP/1.1`, `HTTP/2`, `HTTP/1.0`, `HTTP`, `TLS` or `DNS`.
     pub protocol: String,
-    /// Method; empty if it is not known.
+    /// Method, or type of a query (`AAAA`); empty if it is not known.
     pub method: String,
-    /// Path with its query, normalized; empty for TLS.
+    /// Path with its query, normalized; empty for TLS and DNS.
     pub path: String,
-    /// Host of the request, name of the TLS handshake.
+    /// Host of the request, name of the TLS handshake, name asked for.
     pub host: String,
-    /// Status of the answer; 0 if there was none.
+    /// Status of the answer; 0 if there was none, and for TLS and DNS.
     pub status: u16,
+    /// Response code of DNS (IANA's name of it); empty if there was no answer, and for everything else.
+    #[serde(default)]
+    pub response: String,
     /// Microseconds from its beginning to the end of the answer, or of the connection; `None` if the proxy does not say.
     pub latency_us: Option<u64>,
     /// Address and port of the client.
@@ -124,7 +127,7 @@ pub struct RequestEvent {
     /// Address and port that the client asked for.
     #[schema(value_type = Option<String>)]
     pub destination: Option<SocketAddr>,
-    /// Envoy's response flags, for example `UF` (no connection to the server), joined by commas.
+    /// Envoy's response flags, for example `UF` (no connection to the server), joined by commas; of DNS, what went wrong.
     pub flags: String,
 }
 

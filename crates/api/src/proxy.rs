@@ -1,5 +1,7 @@
 //! What `GET /v1/proxy` tells.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -31,7 +33,7 @@ impl ProxyState {
     }
 }
 
-/// Requests and TLS connections that the proxy judged since the agent's start.
+/// Requests, TLS connections and queries of DNS that the proxy judged since the agent's start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyRequests {
     /// A rule let it pass, and the server got it.
@@ -93,28 +95,63 @@ pub struct ProxyOutstanding {
     pub refusal: Option<String>,
 }
 
-/// A port of Envoy's: connections of some endpoints in one direction, and what they may carry.
+/// Who serves a listener.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProxyServer {
+    /// Envoy: HTTP requests and TLS handshakes.
+    #[default]
+    Envoy,
+    /// The agent: queries of DNS.
+    Agent,
+}
+
+/// A port of the proxy: connections of some endpoints in one direction, and what they may carry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyListener {
     /// Name.
     #[schema(example = "ingress-15000")]
     pub name: String,
-    /// TCP port of the node.
+    /// Who serves it.
+    #[serde(default)]
+    pub served_by: ProxyServer,
+    /// Port of the node: TCP, and UDP for DNS.
     pub port: u16,
     /// `ingress` (connections to the endpoints) or `egress` (connections from them).
     #[schema(example = "ingress")]
     pub direction: String,
-    /// What passes, in words: `GET /public...`, `TLS to example.com`. Values of headers are left out: they may be secrets.
+    /// What passes, in words: `GET /public...`, `TLS to example.com`, `DNS of *.example.com`. Values of headers are left out: they may be
+    /// secrets.
     pub passes: Vec<String>,
     /// Whether connections pass unseen while no proxy serves (`failOpen`); else they are dropped.
     pub fails_open: bool,
     /// Numbers of the endpoints.
     pub endpoints: Vec<u16>,
-    /// Envoy has it as it is here.
+    /// Who serves it has it as it is here.
     pub acknowledged: bool,
-    /// Why Envoy refused it.
+    /// Why Envoy refused it, or the agent could not open its port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
+}
+
+/// A name that containers asked DNS for, and its addresses. Rules with `toFQDNs` follow them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ProxyName {
+    /// Name, in lower case, without the last dot.
+    #[schema(example = "api.example.com")]
+    pub name: String,
+    /// Addresses.
+    pub addresses: Vec<ProxyNameAddress>,
+}
+
+/// An address of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ProxyNameAddress {
+    /// Address.
+    #[schema(value_type = String, example = "192.0.2.7")]
+    pub address: IpAddr,
+    /// Until when DNS said so, milliseconds since the Unix epoch. The address stays longer while a connection uses it.
+    pub until_unix_ms: u64,
 }
 
 /// Somebody waits until Envoy has a listener as it was asked for.

@@ -270,6 +270,9 @@ pub struct ProxyStatus {
     /// Requests by verdict.
     #[serde(default)]
     pub requests: ProxyRequests,
+    /// Addresses that names have which containers asked DNS for.
+    #[serde(default)]
+    pub name_addresses: u64,
 }
 
 /// Body of `GET /v1/healthz`: the whole of `wharf status`. Answered with 200 while the agent serves, else 503.

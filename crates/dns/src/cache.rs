@@ -32,7 +32,6 @@ pub type Changed = BTreeSet<Arc<str>>;
 /// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cache {
-    minimum: Duration,
     names: BTreeMap<Arc<str>, BTreeMap<IpAddr, u64>>,
     addresses: BTreeMap<IpAddr, BTreeSet<Arc<str>>>,
     /// The same once more, by end.
@@ -63,20 +62,13 @@ struct Snapshot {
 }
 
 impl Cache {
-    /// Knows nothing yet. `minimum` is the shortest life of an address if it is longer than [`SHORTEST`].
-    #[must_use]
-    pub fn new(minimum: Duration) -> Self {
-        Self { minimum, ..Self::default() }
-    }
-
     /// Takes note of an answer: addresses of a name (lower case, no last dot) and for how long they may be kept. Of more than
     /// [`MAX_OF_NAME`] those that end last are kept. Where there is no room, those of earlier answers go, the ones that end first, also if
     /// connections use them.
     pub fn learn(&mut self, name: &str, addresses: impl IntoIterator<Item = (IpAddr, Duration)>, now: u64) -> Changed {
-        let shortest = SHORTEST.max(self.minimum).min(LONGEST);
         let mut ends = BTreeMap::new();
         for (address, ttl) in addresses {
-            let end = after(now, ttl.clamp(shortest, LONGEST));
+            let end = after(now, ttl.clamp(SHORTEST, LONGEST));
             let known = ends.entry(address).or_insert(end);
             *known = end.max(*known);
         }
@@ -173,10 +165,9 @@ impl Cache {
         self.names.iter().flat_map(|(name, ends)| ends.iter().map(move |(address, end)| (&**name, *address, *end)))
     }
 
-    /// When the next address ends, if there is any.
-    #[must_use]
-    pub fn next_end(&self) -> Option<u64> {
-        self.ends.first().map(|(end, ..)| *end)
+    /// The addresses whose time is over, the longest over first; one that two names have may come twice.
+    pub fn over(&self, now: u64) -> impl Iterator<Item = IpAddr> + '_ {
+        self.ends.iter().take_while(move |(end, ..)| *end <= now).map(|(_, _, address)| *address)
     }
 
     /// Addresses of all names together: one that two names have counts twice.
@@ -206,14 +197,14 @@ impl Cache {
     /// # Errors
     ///
     /// The value is not of this version, or damaged.
-    pub fn from_json(value: serde_json::Value, minimum: Duration, now: u64) -> Result<Self, SnapshotError> {
+    pub fn from_json(value: serde_json::Value, now: u64) -> Result<Self, SnapshotError> {
         // The version is read first: another one may have another shape.
         let version = value.get("version").and_then(serde_json::Value::as_u64);
         if let Some(version) = version.and_then(|version| u32::try_from(version).ok()).filter(|v| *v != VERSION) {
             return Err(SnapshotError::Version(version));
         }
         let snapshot = Snapshot::deserialize(value)?;
-        let mut cache = Self::new(minimum);
+        let mut cache = Self::default();
         for (name, mut ends) in snapshot.names {
             if name.is_empty() || name.len() > MAX_TEXT {
                 return Err(SnapshotError::Name);

@@ -130,7 +130,7 @@ impl Port {
         self.books.record(Record {
             at: SystemTime::now(),
             listener: self.number,
-            member: member.id,
+            member,
             client,
             server,
             transport,
@@ -195,7 +195,7 @@ impl Query {
         self.port.books.record(Record {
             at: self.at,
             listener: self.port.number,
-            member: self.member.id,
+            member: self.member,
             client: self.client,
             server: self.server,
             transport: self.transport,

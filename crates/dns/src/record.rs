@@ -6,7 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::wire::{self, Malformed, Question};
+use crate::{
+    listener::Member,
+    wire::{self, Malformed, Question},
+};
 
 /// How a query came, and how it went on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,8 +36,8 @@ pub struct Record {
     pub at: SystemTime,
     /// The listener's port, host byte order.
     pub listener: u16,
-    /// Id of the endpoint that asked.
-    pub member: u16,
+    /// The endpoint that asked.
+    pub member: Member,
     /// Who asked.
     pub client: SocketAddr,
     /// Whom it asked.
@@ -53,7 +56,7 @@ pub struct Record {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Outcome {
     /// The client has the server's answer.
-    #[error("answered: {}, {addresses} addresses", rcode_name(*.rcode))]
+    #[error("answered: {}, {addresses} addresses", wire::rcode_name(*.rcode))]
     Answered {
         /// The code of the answer (RFC 1035, section 4.1.1), 0 to 15.
         rcode: u8,
@@ -117,8 +120,4 @@ impl Outcome {
             Self::Answered { .. } | Self::Unanswered | Self::Gone | Self::Undelivered(_) => None,
         }
     }
-}
-
-fn rcode_name(rcode: u8) -> String {
-    domain::base::iana::Rcode::masked_from_int(rcode).to_string()
 }

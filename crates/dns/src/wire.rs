@@ -12,7 +12,7 @@ use std::{
 use domain::{
     base::{
         Message, Ttl,
-        iana::{Class, Rtype},
+        iana::{Class, Rcode, Rtype},
         name::ToName as _,
         wire::ParseError,
     },
@@ -292,6 +292,12 @@ fn seconds(ttl: Ttl) -> u32 {
 #[must_use]
 pub fn type_name(rtype: u16) -> String {
     Rtype::from_int(rtype).to_string()
+}
+
+/// The name of an answer's code: `NOERROR`, `NXDOMAIN`.
+#[must_use]
+pub fn rcode_name(rcode: u8) -> String {
+    Rcode::masked_from_int(rcode).to_string()
 }
 
 #[cfg(test)]

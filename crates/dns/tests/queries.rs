@@ -40,7 +40,7 @@ fn an_allowed_name_is_asked_in_the_clients_name_and_answered_as_the_server_did()
 
             let record = world.record().await;
             assert_eq!(record.outcome, Outcome::Answered { rcode: 0, addresses: 1 });
-            assert_eq!((record.listener, record.member, record.transport), (PORT, 7, Transport::Udp));
+            assert_eq!((record.listener, record.member, record.transport), (PORT, MEMBER, Transport::Udp));
             assert_eq!((record.client, record.server.ip().to_string(), record.server.port()), (client, to.into(), 53));
             assert_eq!(record.question.expect("a question").name, "www.allowed.test");
             assert!(record.took.is_some_and(|took| took < LONG));

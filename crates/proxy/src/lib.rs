@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A redirected connection reaches a listener with its own addresses (TPROXY: `bpf_sk_assign`, nftables). Envoy opens the
-//! second leg from the client's address, with a new port, and the mark of the listener's [`Direction`]; who redirects must let
+//! second leg from the client's address, with a new port, and the listener's [`mark`]; who redirects must let
 //! marked packets pass.
 //!
 //! What holds:
@@ -46,7 +46,7 @@ mod xds;
 
 pub use envoy::{Envoy, EnvoyError, User};
 pub use ledger::WaitError;
-pub use listener::{Direction, Listener, ListenerKey, MARK_EGRESS, MARK_INGRESS, Member};
+pub use listener::{Listener, ListenerKey, Member, mark};
 pub use proxy::{Proxy, Wait, WaitGroup};
 pub use records::{Content, Record, Verdict};
 pub use server::ServeError;

@@ -2,39 +2,15 @@
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 
-use wharf_policy::requests::Requests;
+use wharf_common::policy::{MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS};
+use wharf_policy::{model::Direction, requests::Requests};
 
-/// Mark (`SO_MARK`) of the proxy's own connections for egress listeners: programs let them pass without another redirect.
-pub const MARK_EGRESS: u32 = 1 << 8;
-/// Mark (`SO_MARK`) of the proxy's own connections for ingress listeners.
-pub const MARK_INGRESS: u32 = 1 << 9;
-
-/// Which side of a connection the policy of a listener belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Direction {
-    /// Members are servers: the destination is a member's address.
-    Ingress,
-    /// Members are clients: the source is a member's address.
-    Egress,
-}
-
-impl Direction {
-    /// Mark of the connections that the proxy makes for this direction.
-    #[must_use]
-    pub const fn mark(self) -> u32 {
-        match self {
-            Self::Ingress => MARK_INGRESS,
-            Self::Egress => MARK_EGRESS,
-        }
-    }
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Ingress => "ingress",
-            Self::Egress => "egress",
-        })
+/// Mark (`SO_MARK`) of the connections that the proxy makes for a listener of this direction: programs let them pass without another redirect.
+#[must_use]
+pub const fn mark(direction: Direction) -> u32 {
+    match direction {
+        Direction::Ingress => MARK_PROXIED_INGRESS,
+        Direction::Egress => MARK_PROXIED_EGRESS,
     }
 }
 
@@ -47,7 +23,7 @@ pub struct Listener {
     /// TCP port, host byte order, 1 to 65535. A listener with port 0 is refused. Connections whose destination has the same port
     /// are closed, because nothing tells them from those that were made to the listener itself: take one that no server uses.
     pub port: u16,
-    /// Whose policy it is.
+    /// Ingress: members are servers, the destination is a member's address. Egress: members are clients.
     pub direction: Direction,
     /// What connections may ask.
     pub requests: Arc<Requests>,
@@ -82,7 +58,7 @@ impl fmt::Display for Member {
 /// Names a listener, here and in Envoy (`egress-15001`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerKey {
-    /// Whose policy it is.
+    /// Ingress: members are servers, the destination is a member's address. Egress: members are clients.
     pub direction: Direction,
     /// TCP port, host byte order.
     pub port: u16,

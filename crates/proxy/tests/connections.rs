@@ -6,8 +6,11 @@ mod world;
 
 use std::collections::BTreeSet;
 
-use wharf_policy::requests::{HttpRule, Requests, ServerName};
-use wharf_proxy::{Content, Direction, Verdict};
+use wharf_policy::{
+    model::Direction,
+    requests::{HttpRule, Requests, ServerName},
+};
+use wharf_proxy::{Content, Verdict};
 use world::{tls::client_hello, *};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a";

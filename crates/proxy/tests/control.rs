@@ -14,8 +14,9 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
+use wharf_policy::model::Direction;
 use wharf_policy::requests::{HttpRule, Pattern};
-use wharf_proxy::{Direction, EnvoyState, Listener, User, WaitError, WaitGroup};
+use wharf_proxy::{EnvoyState, Listener, User, WaitError, WaitGroup};
 use world::*;
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a";

@@ -17,7 +17,7 @@ use tonic::{
     Code, Status, Streaming,
     transport::{Channel, Endpoint},
 };
-use wharf_proxy::Direction;
+use wharf_policy::model::Direction;
 use world::*;
 
 const LISTENERS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";

@@ -10,8 +10,9 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
 };
+use wharf_policy::model::Direction;
 use wharf_policy::requests::{HeaderRule, HttpRule, Pattern};
-use wharf_proxy::{Content, Direction, Member, Verdict};
+use wharf_proxy::{Content, Member, Verdict};
 use world::*;
 
 const GRPC_STATUS: http::HeaderName = http::HeaderName::from_static("grpc-status");

@@ -1,4 +1,4 @@
-use wharf_api::{ProxyCompletion, ProxyOutstanding};
+use wharf_api::{ProxyCompletion, ProxyNameAddress, ProxyOutstanding};
 
 use super::*;
 use crate::render::sample::{HOSTILE, NOW};
@@ -6,6 +6,7 @@ use crate::render::sample::{HOSTILE, NOW};
 fn listener(port: u16, direction: &str, passes: &[&str]) -> ProxyListener {
     ProxyListener {
         name: format!("{direction}-{port}"),
+        served_by: ProxyServer::Envoy,
         port,
         direction: direction.to_owned(),
         passes: passes.iter().map(|of| (*of).to_owned()).collect(),
@@ -132,4 +133,46 @@ fn redirects_of_an_endpoint() {
     assert_eq!(first(&serving()), told);
     assert_eq!(first(&late()), format!("{told}; Envoy has not acknowledged it"));
     assert_eq!(first(&absent()), format!("{told}; no proxy serves"));
+}
+
+/// The agent serves one listener, and could not open the port of the other.
+fn dns() -> ProxyView {
+    let mut listeners = [15_002, 15_003]
+        .map(|port| ProxyListener { served_by: ProxyServer::Agent, ..listener(port, "egress", &["DNS of *.a"]) });
+    let why = "listen for DNS queries at 127.0.0.1:15003 (UDP): in use".to_owned();
+    listeners[1].acknowledged = false;
+    listeners[1].refusal = Some(why.clone());
+    let outstanding = vec![ProxyOutstanding { listener: "egress-15003".to_owned(), refusal: Some(why) }];
+    ProxyView { listeners: listeners.into(), outstanding, ..ProxyView::default() }
+}
+
+#[test]
+fn listeners_of_the_agent_need_no_envoy() {
+    let (style, mut view) = (Style::plain(), dns());
+    assert!(!is_well(&view));
+    let told = listeners(&view, &style, false);
+    assert!(told.contains("serves") && told.contains("refused: listen") && !told.contains("no proxy"), "{told}");
+    assert!(!status(&view, &style).contains("What to do"), "{}", status(&view, &style));
+    assert_eq!(of_endpoint(&view, 7).first().map(String::as_str), Some("egress, port 15002: DNS of *.a"));
+    view.listeners.truncate(1);
+    view.outstanding.clear();
+    assert!(is_well(&view));
+}
+
+#[test]
+fn names_and_how_long_their_addresses_last() {
+    let address =
+        |address: &str, until_unix_ms| ProxyNameAddress { address: address.parse().expect("address"), until_unix_ms };
+    let (api, other) = (
+        vec![address("192.0.2.7", NOW + 60_000), address("2001:db8::7", NOW - 1)],
+        vec![address("192.0.2.9", NOW + 5_000)],
+    );
+    let of = |name: &str, addresses| ProxyName { name: name.to_owned(), addresses };
+    let all = [of("api.example.com", api), of(HOSTILE, other)];
+    let style = Style::plain();
+    let told = names(&all, &style);
+    let [_, first, second, third] = &told.lines().collect::<Vec<_>>()[..] else { panic!("{told}") };
+    assert!(first.contains("api.example.com") && first.contains("192.0.2.7") && first.contains("1m"), "{told}");
+    assert!(second.contains("2001:db8::7") && second.contains("in use"), "{told}");
+    assert!(third.contains("192.0.2.9") && !told.contains('\u{202e}'), "{told}");
 }

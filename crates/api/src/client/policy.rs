@@ -5,7 +5,7 @@ use hyper::Method;
 use super::{Call, Client, ClientError, Query, endpoint_path, escaped};
 use crate::{
     EndpointPolicy, Namespace, NamespaceLabels, PolicyChange, PolicyDeleteQuery, PolicyExplainQuery, PolicyExplanation,
-    PolicyImport, PolicyList, PolicyProtocol, ProxyView,
+    PolicyImport, PolicyList, PolicyProtocol, ProxyName, ProxyView,
 };
 
 impl Client {
@@ -70,6 +70,14 @@ impl Client {
     /// No answer, or an error answer.
     pub async fn proxy(&self) -> Result<ProxyView, ClientError> {
         self.get("/v1/proxy".into()).await
+    }
+
+    /// `GET /v1/proxy/names`: names that containers asked DNS for, and their addresses, by name.
+    ///
+    /// # Errors
+    /// No answer, or an error answer.
+    pub async fn proxy_names(&self) -> Result<Vec<ProxyName>, ClientError> {
+        self.get("/v1/proxy/names".into()).await
     }
 
     /// `GET /v1/namespace`: every namespace whose labels are known, by name.

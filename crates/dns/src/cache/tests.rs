@@ -22,22 +22,22 @@ fn ends(cache: &Cache, name: &str) -> Vec<(IpAddr, u64)> {
 
 #[test]
 fn addresses_live_as_long_as_the_answer_says_within_bounds() {
-    let mut cache = Cache::new(secs(20));
+    let mut cache = Cache::default();
     let given = [(ip(1), secs(60)), (ip(2), secs(1)), (ip(3), Duration::MAX)];
     assert_eq!(cache.learn("a", given, 1000), changed(&["a"]));
     let week = 7 * 24 * 3_600_000;
-    assert_eq!(ends(&cache, "a"), [(ip(1), 61_000), (ip(2), 21_000), (ip(3), week + 1000)]);
-    assert_eq!(cache.next_end(), Some(21_000));
+    assert_eq!(ends(&cache, "a"), [(ip(1), 61_000), (ip(2), 16_000), (ip(3), week + 1000)]);
+    assert_eq!((cache.over(15_999).count(), cache.over(16_000).collect::<Vec<_>>()), (0, vec![ip(2)]));
     // A shorter answer takes nothing away, a longer one adds.
     assert_eq!(cache.learn("a", [(ip(1), secs(30))], 2000), changed(&[]));
     assert_eq!(cache.learn("a", [(ip(2), secs(90))], 2000), changed(&[]));
     assert_eq!(ends(&cache, "a"), [(ip(1), 61_000), (ip(2), 92_000), (ip(3), week + 1000)]);
-    assert_eq!(Cache::new(Duration::ZERO).learn("a", [], 0), changed(&[]));
+    assert_eq!(Cache::default().learn("a", [], 0), changed(&[]));
 }
 
 #[test]
 fn the_end_of_an_address_waits_for_its_connections() {
-    let mut cache = Cache::new(Duration::ZERO);
+    let mut cache = Cache::default();
     cache.learn("a", [(ip(1), secs(60)), (ip(2), secs(60))], 0);
     cache.learn("b", [(ip(1), secs(90))], 0);
     assert_eq!(cache.names_of(ip(1)).collect::<Vec<_>>(), ["a", "b"]);
@@ -52,7 +52,7 @@ fn the_end_of_an_address_waits_for_its_connections() {
 
 #[test]
 fn a_name_has_at_most_a_hundred_addresses_and_all_names_ten_thousand() {
-    let mut cache = Cache::new(Duration::ZERO);
+    let mut cache = Cache::default();
     cache.learn("a", (0..150).map(|n| (ip(n), secs(100 + u64::from(n)))), 0);
     assert_eq!(ends(&cache, "a").first(), Some(&(ip(50), 150_000)), "those that end last");
     assert_eq!(cache.learn("a", [(ip(999), secs(20))], 0), changed(&["a"]), "a new one has its place");
@@ -69,13 +69,13 @@ fn a_name_has_at_most_a_hundred_addresses_and_all_names_ten_thousand() {
 
 #[test]
 fn what_is_known_outlives_the_agent_and_damage_is_told() {
-    let mut cache = Cache::new(secs(30));
+    let mut cache = Cache::default();
     cache.learn("a.example", [(ip(1), secs(60)), ("2001:db8::1".parse().expect("an address"), secs(60))], 1000);
     let value = cache.to_json().expect("JSON");
     assert_eq!(value, json!({"version": 1, "names": {"a.example": {"192.0.0.1": 61_000, "2001:db8::1": 61_000}}}));
-    assert_eq!(Cache::from_json(value, secs(30), 99_000).expect("a cache"), cache);
+    assert_eq!(Cache::from_json(value, 99_000).expect("a cache"), cache);
 
-    let from = |value| Cache::from_json(value, Duration::ZERO, 0);
+    let from = |value| Cache::from_json(value, 0);
     let far = from(json!({"version": 1, "names": {"a": {"192.0.0.1": u64::MAX}}})).expect("a cache");
     assert_eq!(ends(&far, "a"), [(ip(1), 7 * 24 * 3_600_000)], "a clock that went back");
     assert!(matches!(from(json!({"version": 2, "more": 1})), Err(SnapshotError::Version(2))));
@@ -170,7 +170,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn does_what_a_list_would_do(acts in prop::collection::vec(act(), 0..24)) {
-        let (mut cache, mut model, mut now) = (Cache::new(Duration::ZERO), Model::default(), 1_000_000);
+        let (mut cache, mut model, mut now) = (Cache::default(), Model::default(), 1_000_000);
         for act in acts {
             match act {
                 Act::Learn(name, first, count, ttl) => {
@@ -191,7 +191,7 @@ proptest! {
             for (name, address, _) in cache.iter() {
                 prop_assert!(cache.names_of(address).any(|of| of == name));
             }
-            let again = Cache::from_json(cache.to_json().expect("JSON"), Duration::ZERO, now).expect("a cache");
+            let again = Cache::from_json(cache.to_json().expect("JSON"), now).expect("a cache");
             prop_assert_eq!(&again, &cache);
         }
     }

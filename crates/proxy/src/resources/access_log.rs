@@ -13,11 +13,12 @@ use envoy_types::pb::{
     google::protobuf::Duration,
 };
 use prost::{Message, Name};
+use wharf_policy::model::Direction;
 
 use super::{number, pack};
 use crate::{
     bootstrap::XDS_CLUSTER,
-    listener::{Direction, ListenerKey, Member},
+    listener::{ListenerKey, Member},
 };
 
 /// Name of the connection's object (filter state) that says whose it is. The log's own settings are the same for all

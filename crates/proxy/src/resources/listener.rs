@@ -29,7 +29,9 @@ use prost::{Message, Name};
 use wharf_policy::requests::ServerName;
 
 use super::{ORIGINAL_DESTINATION, access_log, http, no, number, pack, rbac, seconds, yes};
-use crate::listener::{Direction, Listener, Member};
+use wharf_policy::model::Direction;
+
+use crate::listener::{Listener, Member, mark};
 
 /// Time for the first bytes of a connection, which tell TLS from HTTP.
 const FIRST_BYTES_SECONDS: i64 = 15;
@@ -63,7 +65,7 @@ pub(crate) fn listener(wanted: &Listener) -> EnvoyListener {
             // be one connection to everybody who tracks connections.
             listener_filter(
                 "envoy.filters.listener.original_src",
-                &OriginalSrc { bind_port: false, mark: wanted.direction.mark() },
+                &OriginalSrc { bind_port: false, mark: mark(wanted.direction) },
             ),
         ],
         listener_filters_timeout: seconds(FIRST_BYTES_SECONDS),

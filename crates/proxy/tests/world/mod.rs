@@ -28,8 +28,9 @@ use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
+use wharf_policy::model::Direction;
 use wharf_policy::requests::{HttpRule, Pattern, Requests};
-use wharf_proxy::{Direction, Envoy, Listener, Member, Proxy, Record};
+use wharf_proxy::{Envoy, Listener, Member, Proxy, Record};
 
 pub const CLIENT: &str = "10.0.0.1";
 pub const OTHER_CLIENT: &str = "10.0.0.3";
@@ -78,7 +79,7 @@ pub fn in_a_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
 
 /// Redirects what goes to the server's port, or comes to it, to the listener, but not what has the mark of its direction.
 pub fn redirect(listener: u16, direction: Direction) {
-    let mark = direction.mark();
+    let mark = wharf_proxy::mark(direction);
     run(
         "nft",
         &[&format!(

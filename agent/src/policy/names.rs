@@ -1,0 +1,170 @@
+//! Addresses of names that containers asked DNS for, which rules with `toFQDNs` follow, and the file that keeps them over restarts:
+//! `<state-dir>/names.json`.
+//!
+//! An answer waits until the kernel's rows have its addresses, so that whoever gets it can connect. The file has them before the rows do: a restart
+//! takes no address away that connections use.
+
+use std::{collections::BTreeSet, io, net::IpAddr, path::Path, sync::Arc, time::Duration};
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use wharf_api::{ProxyName, ProxyNameAddress};
+use wharf_core::{
+    flow::FlowFilter,
+    kernel::{FlowKernel, PolicyKernel},
+};
+use wharf_dns::{
+    Answer,
+    cache::{Cache, Changed},
+};
+use wharf_policy::compile::Event;
+
+use super::{Policy, error::PolicyError, inner::Inner};
+use crate::{clock, kept, proxy::dns::Noted};
+
+/// Name of the controller that forgets addresses.
+pub const CONTROLLER: &str = "names";
+/// How often it looks. An address whose time is over may be used that much longer.
+pub const INTERVAL: Duration = Duration::from_secs(15);
+/// Answers that are noted as one change: each change writes the file.
+const AT_ONCE: usize = 64;
+/// Bytes of the file: 10,000 addresses, each of another name of the greatest length.
+const MAX_FILE: u64 = 16 << 20;
+/// Addresses that are looked for among the flows at once; each flow is compared with all of them.
+const LOOKED_FOR: usize = 256;
+/// Flows that are looked at for addresses in use. Where there are more, all are taken for used.
+const FLOWS: usize = 100_000;
+
+/// Names as they are kept; nothing where there is no file.
+pub(super) fn load(path: &Path) -> io::Result<Cache> {
+    let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Cache::default()) };
+    Cache::from_json(serde_json::from_slice(&text)?, clock::unix_ms()).map_err(io::Error::other)
+}
+
+fn events(names: &Cache, changed: &Changed) -> Vec<Event> {
+    let event = |name: &Arc<str>| {
+        let addresses = names.addresses_of(name).map(|(address, _)| address).collect();
+        Event::Name(Arc::clone(name), addresses)
+    };
+    changed.iter().map(event).collect()
+}
+
+/// All names, as events.
+pub(super) fn all(names: &Cache) -> Vec<Event> {
+    events(names, &names.iter().map(|(name, ..)| Arc::from(name)).collect())
+}
+
+impl<K: PolicyKernel> Policy<K> {
+    /// Notes answers of DNS until `halt`, and tells whoever waits.
+    pub async fn follow_names(&self, mut answers: mpsc::Receiver<Noted>, halt: CancellationToken) {
+        let mut batch = Vec::new();
+        loop {
+            let more = tokio::select! {
+                () = halt.cancelled() => 0,
+                more = answers.recv_many(&mut batch, AT_ONCE) => more,
+            };
+            if more == 0 {
+                return;
+            }
+            let (answers, waiting): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
+            let noted = self.learn(&answers, self.names_now()).await.map_err(|why| why.to_string());
+            for waits in waiting {
+                // Nobody waits any more: the query was given up.
+                waits.send(noted.clone()).ok();
+            }
+        }
+    }
+
+    /// The time by which names last: Unix time as it was at the agent's start, and what has passed since, milliseconds. Nobody's setting of the
+    /// clock ends a name.
+    #[must_use]
+    pub fn names_now(&self) -> u64 {
+        self.names_epoch.saturating_add(clock::monotonic_ms())
+    }
+
+    /// Notes answers that came at `now` ([`Policy::names_now`]): the kernel's rows have the addresses afterwards.
+    ///
+    /// # Errors
+    /// The rows do not fit: nothing was noted. The kernel refused: it is tried again.
+    pub async fn learn(&self, answers: &[Answer], now: u64) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        let is_new = |inner: &Inner| {
+            let knows = |name: &str, address| inner.names.addresses_of(name).any(|(known, _)| known == address);
+            answers.iter().any(|of| of.addresses.iter().any(|(address, _)| !knows(&of.name, *address)))
+        };
+        let before = is_new(&inner).then(|| inner.names.clone());
+        let mut changed = Changed::new();
+        for answer in answers {
+            changed.extend(inner.names.learn(&answer.name, answer.addresses.iter().copied(), now));
+        }
+        if changed.is_empty() {
+            return Ok(());
+        }
+        let events = events(&inner.names, &changed);
+        let (mut inner, computed) = self.compute(inner, events).await;
+        match computed {
+            Ok(rows) => {
+                self.keep_names(&inner);
+                match rows {
+                    Some((engine, rows)) => self.write(&mut inner, engine, rows).await,
+                    None => Ok(()),
+                }
+            }
+            // The rows of lost policies stay as they are; what is imported then finds the names.
+            Err(PolicyError::Lost { .. }) => Ok(()),
+            Err(why) => {
+                // The answer is not passed on.
+                if let Some(before) = before {
+                    inner.names = before;
+                }
+                Err(why)
+            }
+        }
+    }
+
+    /// Every name with its addresses, by name.
+    pub async fn names(&self) -> Vec<ProxyName> {
+        let inner = self.lock().await;
+        let mut all: Vec<ProxyName> = Vec::new();
+        for (name, address, until_unix_ms) in inner.names.iter() {
+            let address = ProxyNameAddress { address, until_unix_ms };
+            match all.last_mut().filter(|last| last.name == name) {
+                Some(last) => last.addresses.push(address),
+                None => all.push(ProxyName { name: name.to_owned(), addresses: vec![address] }),
+            }
+        }
+        all
+    }
+
+    fn keep_names(&self, inner: &Inner) {
+        let kept = inner.names.to_json().and_then(|names| serde_json::to_vec(&names)).map_err(io::Error::other);
+        if let Err(why) = kept.and_then(|text| kept::write(&self.names_file, &text)) {
+            let file = self.names_file.display();
+            tracing::warn!(%file, "keep names: {why}; after a restart containers must ask for them again");
+        }
+    }
+}
+
+impl<K: PolicyKernel + FlowKernel> Policy<K> {
+    /// Forgets addresses whose time is over at `now` ([`Policy::names_now`]), and that no flow uses.
+    ///
+    /// # Errors
+    /// The kernel's flows cannot be read, or as for every change of rows; it is tried again.
+    pub async fn forget_names(&self, now: u64) -> Result<(), PolicyError> {
+        let over: Vec<IpAddr> = self.lock().await.names.over(now).take(LOOKED_FOR).collect();
+        if over.is_empty() {
+            return Ok(());
+        }
+        let filter = FlowFilter { addresses: over, ..FlowFilter::default() };
+        let found = self.kernel.observe_flows(&filter, FLOWS).await?;
+        let ends = found.flows.iter().flat_map(|flow| [flow.source.address, flow.destination.address]);
+        let used: BTreeSet<IpAddr> = ends.collect();
+        let mut inner = self.lock().await;
+        // One that is over only now was not looked for.
+        let stays = |address| found.more > 0 || used.contains(&address) || !filter.addresses.contains(&address);
+        let changed = inner.names.expire(now, stays);
+        self.keep_names(&inner);
+        let events = events(&inner.names, &changed);
+        self.realize(inner, events).await.1
+    }
+}

@@ -1,0 +1,223 @@
+//! The DNS proxy: the agent itself serves rules about names.
+
+use std::{collections::BTreeMap, future::Future, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use wharf_core::ids::{EndpointId, Epoch};
+use wharf_dns::{Answer, DnsProxy, Listener, Member, Names, Record};
+
+use super::{Completion, ProxyError, Redirect, Redirects, Wanted, envoy::PATIENCE, look::name};
+
+/// Answers that wait until policy has noted them: as many as queries that the proxy has at once.
+const ANSWERS: usize = 1_024;
+/// How often a port that could not be opened is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// An answer of DNS, and who waits until policy has noted it; the error says why policy has not.
+pub type Noted = (Answer, oneshot::Sender<Result<(), String>>);
+
+/// Redirects of the node to its own DNS proxy.
+#[derive(Debug)]
+pub struct Dns {
+    /// Holds the last state alone: what is between two looks of the server costs nothing.
+    asked: watch::Sender<Asked>,
+    done: watch::Receiver<Done>,
+}
+
+/// Opens and closes the ports, and serves them.
+pub struct Server {
+    proxy: DnsProxy,
+    asked: watch::Receiver<Asked>,
+    done: watch::Sender<Done>,
+}
+
+#[derive(Debug, Default)]
+struct Asked {
+    /// Grows with each change.
+    number: u64,
+    wanted: Wanted,
+}
+
+#[derive(Debug, Default)]
+struct Done {
+    /// Of the last change that is in force.
+    number: u64,
+    /// Ports that could not be opened.
+    refused: BTreeMap<u16, String>,
+}
+
+/// Hands answers to policy.
+#[derive(Debug)]
+struct Teller(mpsc::Sender<Noted>);
+
+impl Names for Teller {
+    fn learn<'a>(&'a self, answer: Answer) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>> {
+        Box::pin(async move {
+            let (noted, waits) = oneshot::channel();
+            let ends = || "the agent ends".to_owned();
+            self.0.send((answer, noted)).await.map_err(|_| ends())?;
+            waits.await.map_err(|_| ends())?
+        })
+    }
+}
+
+impl Dns {
+    /// Without redirects; what serves them, what that learns, and what it judged.
+    #[must_use]
+    pub fn new(records: usize) -> (Self, Server, mpsc::Receiver<Noted>, mpsc::Receiver<Record>) {
+        let (sender, answers) = mpsc::channel(ANSWERS);
+        let (proxy, records) = DnsProxy::new(Arc::new(Teller(sender)), records);
+        let (of_asked, of_done) = (watch::channel(Asked::default()), watch::channel(Done::default()));
+        let server = Server { proxy, asked: of_asked.1, done: of_done.0 };
+        (Self { asked: of_asked.0, done: of_done.1 }, server, answers, records)
+    }
+
+    /// What is asked of it, and the ports that could not be opened.
+    #[must_use]
+    pub fn look(&self) -> (Wanted, BTreeMap<u16, String>) {
+        let (wanted, done) = (self.asked.borrow().wanted.clone(), self.done.borrow());
+        let refused = done.refused.iter().filter(|(port, _)| wanted.contains_key(port));
+        let refused = refused.map(|(port, why)| (*port, why.clone())).collect();
+        (wanted, refused)
+    }
+
+    /// Asks for a change; the answer is its number.
+    fn ask(&self, change: impl FnOnce(&mut Wanted)) -> u64 {
+        self.asked.send_modify(|asked| {
+            change(&mut asked.wanted);
+            asked.number += 1;
+        });
+        self.asked.borrow().number
+    }
+
+    fn completion(&self, number: u64, port: u16, redirect: &Redirect) -> (String, Completion) {
+        let mut done = self.done.clone();
+        let opened = async move {
+            let ends = |_| ProxyError("the agent ends".to_owned());
+            let done = done.wait_for(|done| done.number >= number).await.map_err(ends)?;
+            done.refused.get(&port).map_or(Ok(()), |why| Err(ProxyError(why.clone())))
+        };
+        (name(port, redirect.listener.direction), Box::pin(opened))
+    }
+}
+
+impl Server {
+    /// Serves what is asked for until `halt`.
+    pub async fn serve(mut self, halt: CancellationToken) {
+        loop {
+            let (number, listeners) = {
+                let asked = self.asked.borrow_and_update();
+                let listeners = asked.wanted.iter().map(|(port, redirect)| (*port, listener(redirect)));
+                (asked.number, listeners.collect())
+            };
+            let opened = self.proxy.set(listeners).await.into_iter();
+            let refused: BTreeMap<u16, String> =
+                opened.filter_map(|(port, opened)| Some((port, opened.err()?.to_string()))).collect();
+            let fails = !refused.is_empty();
+            self.done.send_replace(Done { number, refused });
+            tokio::select! {
+                () = halt.cancelled() => return,
+                changed = self.asked.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(AGAIN), if fails => {}
+            }
+        }
+    }
+}
+
+fn listener(Redirect { listener, members }: &Redirect) -> Listener {
+    let member = |((id, epoch), addresses): (&(EndpointId, Epoch), &Vec<IpAddr>)| {
+        (Member { id: id.get(), epoch: epoch.0 }, addresses.clone())
+    };
+    let requests = Arc::clone(&listener.requests);
+    let asks = Arc::new(move |name: &str| requests.names.iter().any(|pattern| pattern.matches(name)));
+    Listener { asks, members: members.iter().map(member).collect() }
+}
+
+impl Redirects for Dns {
+    fn set(&self, wanted: Wanted) -> Vec<(String, Completion)> {
+        let before = self.asked.borrow().wanted.clone();
+        if before == wanted {
+            return Vec::new();
+        }
+        let number = self.ask(|asked| asked.clone_from(&wanted));
+        let changed = wanted.iter().filter(|(port, redirect)| before.get(port) != Some(redirect));
+        changed.map(|(port, redirect)| self.completion(number, *port, redirect)).collect()
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
+    fn outstanding(&self) -> Vec<String> {
+        self.look().1.into_values().collect()
+    }
+
+    fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {
+        let before = self.asked.borrow().wanted.clone();
+        let own: Vec<_> = before.iter().filter(|(_, redirect)| redirect.members.contains_key(&(id, epoch))).collect();
+        if own.is_empty() {
+            return Vec::new();
+        }
+        let number = self.ask(|asked| {
+            for redirect in asked.values_mut() {
+                redirect.members.remove(&(id, epoch));
+            }
+        });
+        own.into_iter().map(|(port, redirect)| self.completion(number, *port, redirect)).collect()
+    }
+
+    fn count(&self) -> u64 {
+        self.asked.borrow().wanted.values().map(|redirect| redirect.members.len() as u64).sum()
+    }
+
+    fn enabled(&self) -> bool {
+        !self.asked.borrow().wanted.is_empty()
+    }
+
+    /// Queries of a member that was taken out get no answer.
+    fn speakers(&self, _: IpAddr) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, UdpSocket};
+
+    use wharf_policy::{compile, model::Direction, names::NamePattern, requests::Requests};
+
+    use super::*;
+
+    fn wanted(port: u16) -> Wanted {
+        let names = [NamePattern::pattern("*.test").expect("pattern")].into();
+        let requests = Arc::new(Requests { names, ..Requests::default() });
+        let listener = Arc::new(compile::Listener { direction: Direction::Egress, requests });
+        let members = [((EndpointId::try_from(7).expect("id"), Epoch(3)), vec![IpAddr::from([10, 0, 0, 7])])].into();
+        [(port, Redirect { listener, members })].into()
+    }
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_is_told_and_opened_when_it_is_free() {
+        let taken = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
+        let port = taken.local_addr().expect("address").port();
+        let (dns, server, _answers, _records) = Dns::new(1);
+        let halt = CancellationToken::new();
+        let served = tokio::spawn(server.serve(halt.clone()));
+        let [(told, opened)] = <[_; 1]>::try_from(dns.set(wanted(port))).ok().expect("one listener");
+        let why = opened.await.expect_err("taken");
+        assert_eq!(told, format!("egress-{port}"));
+        assert!(why.to_string().contains(&port.to_string()), "{why}");
+        assert_eq!(dns.outstanding(), [why.to_string()]);
+        drop(taken);
+        let mut done = dns.done.clone();
+        done.wait_for(|done| done.refused.is_empty()).await.expect("opened");
+        assert!(dns.set(wanted(port)).is_empty(), "nothing is new");
+        for (_, removed) in dns.remove_redirects(EndpointId::try_from(7).expect("id"), Epoch(3)) {
+            removed.await.expect("removed");
+        }
+        assert_eq!((dns.count(), dns.enabled()), (0, true));
+        halt.cancel();
+        served.await.expect("ended");
+    }
+}

@@ -1,0 +1,100 @@
+//! Addresses of names: rows follow what DNS answers, and what connections use stays.
+
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+
+use wharf_agent::policy::error::PolicyError;
+use wharf_core::{
+    flow::FlowFilter,
+    kernel::{FlowKernel as _, KernelErrorKind as Kind},
+};
+use wharf_datapath::fake::Operation as Op;
+use wharf_dns::{Answer, Member};
+
+use crate::{flows::connection, policy::rows, support::*};
+
+const TTL: Duration = Duration::from_secs(60);
+/// A time, milliseconds.
+const NOW: u64 = 1_700_000_000_000;
+const LATER: u64 = NOW + 3_600_000;
+
+/// Endpoints reach what is below `test` by name, and nothing else.
+const RULES: &str = "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {name: names}\nspec:\n  \
+                     endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*.test'}]\n";
+
+fn answer(name: &str, addresses: &[&str]) -> Answer {
+    let addresses = addresses.iter().map(|address| (address.parse().expect("address"), TTL)).collect();
+    Answer { member: Member { id: 1, epoch: 1 }, name: name.to_owned(), addresses }
+}
+
+/// Addresses of the world that have rows of their own.
+fn known(machine: &Machine) -> BTreeSet<IpAddr> {
+    let hosts = rows(machine).peers.into_keys().filter(|net| net.prefix_len() == net.max_prefix_len());
+    let is_world =
+        |address: &IpAddr| address.to_string().starts_with("192.0.2.") || address.to_string().starts_with("2001:db8::");
+    hosts.map(|net| net.addr()).filter(is_world).collect()
+}
+
+fn addresses<const N: usize>(all: [&str; N]) -> BTreeSet<IpAddr> {
+    all.map(|address| address.parse().expect("address")).into()
+}
+
+#[test]
+fn an_answer_is_noted_when_the_rows_have_it_and_another_agent_knows_it() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.life.policy.import("a.yaml", RULES).await.expect("imported");
+        let answers = [answer("api.test", &["192.0.2.7", "2001:db8::7"]), answer("other.example", &["192.0.2.8"])];
+        agent.life.policy.learn(&answers, NOW).await.expect("noted");
+        assert_eq!(known(&machine), addresses(["192.0.2.7", "2001:db8::7"]));
+        let writes = machine.kernel.calls(Op::ChangePolicy);
+        agent.life.policy.learn(&answers, NOW + 1).await.expect("known");
+        assert_eq!(machine.kernel.calls(Op::ChangePolicy), writes, "nothing is new");
+    });
+    machine.life(async |agent| {
+        assert_eq!(known(&machine), addresses(["192.0.2.7", "2001:db8::7"]));
+        let names: Vec<String> = agent.life.policy.names().await.into_iter().map(|of| of.name).collect();
+        assert_eq!(names, ["api.test", "other.example"]);
+        // A rule that comes later finds what was asked before.
+        let more = RULES.replace("*.test", "other.example").replace("names}", "more}");
+        agent.life.policy.import("b.yaml", &more).await.expect("imported");
+        assert!(known(&machine).contains(&"192.0.2.8".parse().expect("address")));
+    });
+}
+
+#[test]
+fn an_address_that_is_over_goes_unless_a_flow_uses_it() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        let policy = &agent.life.policy;
+        policy.import("a.yaml", RULES).await.expect("imported");
+        policy.learn(&[answer("api.test", &["192.0.2.7", "192.0.2.8"])], NOW).await.expect("noted");
+        policy.forget_names(NOW + 1_000).await.expect("looked");
+        assert_eq!(known(&machine), addresses(["192.0.2.7", "192.0.2.8"]), "their time is not over");
+        machine.kernel.add_flow(connection([10, 88, 0, 2].into(), 40_000));
+        policy.forget_names(LATER).await.expect("looked");
+        assert_eq!(known(&machine), addresses(["192.0.2.7"]), "a connection uses it");
+        machine.kernel.fail_next(Op::ObserveFlows, Kind::Exhausted);
+        policy.forget_names(2 * LATER).await.expect_err("nobody knows what is used");
+        assert_eq!(known(&machine), addresses(["192.0.2.7"]));
+        machine.kernel.remove_flows(&FlowFilter::default()).await.expect("removed");
+        policy.forget_names(2 * LATER).await.expect("looked");
+        assert_eq!((known(&machine), policy.names().await.len()), (addresses([]), 0));
+    });
+}
+
+#[test]
+fn an_answer_that_the_kernel_refuses_is_not_passed_on_and_noted_later() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        let policy = &agent.life.policy;
+        policy.import("a.yaml", RULES).await.expect("imported");
+        machine.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
+        let refused = policy.learn(&[answer("api.test", &["192.0.2.7"])], NOW).await.expect_err("refused");
+        assert!(matches!(refused, PolicyError::Kernel(_)), "{refused}");
+        policy.ensure().await.expect("put right");
+        assert_eq!(known(&machine), addresses(["192.0.2.7"]));
+    });
+}
