@@ -4,6 +4,7 @@ use std::{io, net::SocketAddr};
 
 use bytes::Bytes;
 use futures::{SinkExt as _, StreamExt as _};
+use tokio::io::Interest;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
 use crate::{
@@ -46,7 +47,11 @@ async fn ask_udp(
     let socket = socket::upstream_udp(client, server)?;
     socket.send(query).await?;
     loop {
-        socket.readable().await?;
+        // An ICMP error does not make a socket readable.
+        let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
+        if ready.is_error() {
+            return Err(socket.take_error()?.unwrap_or_else(|| io::ErrorKind::ConnectionRefused.into()));
+        }
         // Made when there is something to read, so that a query that waits has no buffer; and only as much as was read is kept.
         let mut answer = Vec::with_capacity(MAX_MESSAGE);
         match socket.try_recv_buf_from(&mut answer) {
