@@ -118,8 +118,8 @@ reasons! {
     PolicyDenied = 26, "policy-denied";
     /// The policy of the endpoint at the other end does not let the packet pass.
     PeerPolicyDenied = 27, "peer-policy-denied";
-    /// A rule redirects the flow to the proxy, and no socket of it takes the packet: none listens on the rule's port, the connection began
-    /// before the rule, or the proxy itself has a connection with these addresses and ports.
+    /// A rule redirects the flow to the proxy, and no socket of it takes the packet: none listens on the rule's port, the server goes on with a flow
+    /// that began before the rule, or the proxy itself has a flow with these addresses and ports.
     ProxyUnavailable = 28, "proxy-unavailable";
 }
 

@@ -59,7 +59,8 @@ pub struct FlowRow {
     pub flags: u16,
     /// Endpoint that the row is charged to: the one that began the flow, or the one that was reached from outside.
     pub owner: u16,
-    /// [`crate::PolicyState::generation`] by which the flow was judged; zero before there is policy.
+    /// [`crate::PolicyState::generation`] by which the flow was judged; zero before there is policy, and for a UDP flow that passes by a rule's
+    /// leave while the proxy is not there.
     pub generation: u32,
     /// The rule that let it pass, the receiver's before the sender's; zero for none, [`crate::policy::UNDECIDED`] where that is to be seen.
     pub rule: u32,
@@ -78,7 +79,8 @@ pub const FLOW_FIN_REPLY: u16 = 1 << 4;
 /// [`FlowRow::flags`]: the last packet was a reset (RST, ABORT).
 pub const FLOW_RESET: u16 = 1 << 5;
 
-/// [`FlowRow::flags`]: the packets of the end that began the flow go to the proxy, which takes the other end's place.
+/// [`FlowRow::flags`]: the packets of the end that began the flow go to the proxy, which takes the other end's place. Of a TCP connection this
+/// never changes; of a UDP flow each packet of that end sets or clears it, by the rules as they are.
 pub const FLOW_PROXIED: u16 = 1 << 6;
 /// [`FlowRow::flags`]: the proxy began the flow in the name of the end that has the address; the packets to that end go to the proxy.
 pub const FLOW_UPSTREAM: u16 = 1 << 7;

@@ -33,15 +33,15 @@ pub const MARK_UNDECIDED: u32 = 1 << 6;
 /// Bit of a packet's mark: the node delivers the packet to a socket of its own, whatever its destination is. The programs set it for
 /// packets of a redirected flow, the node's nftables table for answers to what the proxy sent.
 pub const MARK_TO_PROXY: u32 = 1 << 7;
-/// Bit of the mark of what the proxy sends on after it has taken a flow that the egress rules of the client redirect.
+/// Bit of the mark of what the proxy sends on after it has taken a flow that the egress rules of the client redirect. Its answers do not have it.
 pub const MARK_PROXIED_EGRESS: u32 = 1 << 8;
 /// As [`MARK_PROXIED_EGRESS`], where the ingress rules of the server redirect.
 pub const MARK_PROXIED_INGRESS: u32 = 1 << 9;
 /// Bit of a packet's mark, beside [`MARK_TO_PROXY`]: a program at the end of the packet's way turned it round, so the node's connection
 /// tracking has seen it already.
 pub const MARK_TURNED: u32 = 1 << 10;
-/// Beside [`MARK_TO_PROXY`], where the packet is to be taken by the socket that listens at a port: place of the port in the mark, network
-/// byte order. The node's nftables table takes the port out before the packet is routed.
+/// Beside [`MARK_TO_PROXY`], where the packet is to be taken by the socket that listens at a port (the first of a TCP connection, each one of UDP):
+/// place of the port in the mark, network byte order. The node's nftables table takes the port out before the packet is routed, or drops it.
 pub const MARK_PORT_SHIFT: u32 = 16;
 
 /// [`PeerRow::identity`] of the node itself, whose packets every endpoint receives whatever its policy: its probes.
@@ -95,7 +95,7 @@ pub const DENY: u32 = 1;
 pub const PASS: u32 = 2;
 
 /// The rule hands the flow to the proxy, in the low two bits; from bit [`REDIRECT_PORT_SHIFT`] on is the port, host byte order, that the proxy
-/// listens at on the node's loopback address.
+/// listens at on the node's loopback address. Flows of TCP and UDP; of other protocols, no proxy is there.
 pub const REDIRECT: u32 = 3;
 /// The bits of a ruling that tell which one it is.
 pub const RULING: u32 = 0b11;

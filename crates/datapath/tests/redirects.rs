@@ -5,8 +5,9 @@ mod support;
 
 use std::{
     io::{Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
-    os::fd::AsRawFd as _,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::Path,
     thread,
     time::Duration,
 };
@@ -14,8 +15,8 @@ use std::{
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
 };
-use support::*;
-use wharf_common::policy::{MARK_PORT_SHIFT, MARK_TO_PROXY};
+use support::{uplink::*, *};
+use wharf_common::policy::{MARK_PORT_SHIFT, MARK_PROXIED_EGRESS, MARK_TO_PROXY};
 use wharf_core::{
     finding::NodeProblem,
     kernel::{NatKernel as _, NodeKernel as _, NodeSpec},
@@ -108,16 +109,24 @@ fn the_way_to_the_proxy_is_made_mended_and_taken_away() {
     });
 }
 
-/// A transparent listening socket on a loopback address, at any port.
-fn listener(v4: bool) -> TcpListener {
-    let (family, at): (_, IpAddr) = if v4 {
-        (AddressFamily::Inet, Ipv4Addr::LOCALHOST.into())
-    } else {
-        (AddressFamily::Inet6, Ipv6Addr::LOCALHOST.into())
-    };
-    let made = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("socket");
+/// A transparent socket.
+fn transparent(kind: SockType, at: SocketAddr) -> OwnedFd {
+    let family = if at.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let made = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).expect("socket");
     setsockopt(&made, sockopt::IpTransparent, &true).expect("transparent");
-    bind(made.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(at, 0))).expect("bind");
+    bind(made.as_raw_fd(), &SockaddrStorage::from(at)).expect("bind");
+    made
+}
+
+/// Any port of a loopback address.
+fn loopback(v4: bool) -> SocketAddr {
+    let at: IpAddr = if v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    SocketAddr::new(at, 0)
+}
+
+/// A transparent listening socket.
+fn listener(v4: bool) -> TcpListener {
+    let made = transparent(SockType::Stream, loopback(v4));
     listen(&made, Backlog::new(8).expect("backlog")).expect("listen");
     TcpListener::from(made)
 }
@@ -171,6 +180,112 @@ fn marked_connections_come_to_the_listening_socket_with_their_own_addresses() {
                 stream.local_addr().expect("address")
             });
             assert_eq!(accepts.join().expect("the proxy"), (client, server));
+        }
+    });
+}
+
+/// What is waited for comes within the first, what must not come would within the second.
+const PATIENCE: Duration = Duration::from_secs(3);
+const LOST: Duration = Duration::from_millis(300);
+
+fn datagrams(socket: UdpSocket) -> UdpSocket {
+    socket.set_read_timeout(Some(PATIENCE)).expect("time limit");
+    socket
+}
+
+/// A socket of UDP in a namespace.
+fn datagrams_in(netns: &Path, at: SocketAddr) -> UdpSocket {
+    LinuxWorld::inside(netns, move || datagrams(UdpSocket::bind(at).expect("bind")))
+}
+
+fn any(v4: bool, port: u16) -> SocketAddr {
+    let at: IpAddr = if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    SocketAddr::new(at, port)
+}
+
+/// The next datagram, and who sent it.
+fn next(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
+    let mut buffer = [0; 64];
+    let (bytes, from) = socket.recv_from(&mut buffer).expect("a datagram");
+    (buffer[..bytes].to_vec(), from)
+}
+
+fn gets_nothing(socket: &UdpSocket) {
+    socket.set_read_timeout(Some(LOST)).expect("time limit");
+    let got = socket.recv(&mut [0; 64]);
+    assert!(got.is_err(), "{:?}: {got:?}", socket.local_addr());
+}
+
+#[test]
+fn marked_datagrams_come_to_the_socket_of_their_port_and_to_no_other() {
+    in_linux_world(None, |w| async move {
+        ensure(&w.kernel, &wanted(true)).await;
+        let uplink = Uplink::new(w.dir.path());
+        for (v4, client, server) in
+            [(true, container4(0), "203.0.113.9:53"), (false, container6(0), "[2001:db8:9::9]:53")]
+        {
+            let server = server.parse::<SocketAddr>().expect("address");
+            let proxy = datagrams(transparent(SockType::Datagram, loopback(v4)).into());
+            let port = proxy.local_addr().expect("address").port();
+            let mark = MARK_TO_PROXY | u32::from(port.to_be()) << MARK_PORT_SHIFT;
+            // In the place of the programs.
+            let family = if v4 { "ip" } else { "ip6" };
+            run(
+                "nft",
+                &[&format!(
+                    "add table inet programs; flush table inet programs;
+                     add chain inet programs c {{ type filter hook prerouting priority -200; }};
+                     add rule inet programs c iifname c0 {family} daddr {} udp dport 53 meta mark set {mark:#x}",
+                    server.ip()
+                )],
+            );
+            let asks = datagrams_in(&uplink.containers[0], any(v4, 0));
+            asks.connect(server).expect("connect");
+            // While it is there, what the client sends must come to the other socket all the same.
+            let answers = UdpSocket::from(transparent(SockType::Datagram, server));
+            for number in 0..3_u8 {
+                asks.send(&[number]).expect("ask");
+                let (got, from) = next(&proxy);
+                assert_eq!((got, from.ip()), (vec![number], client));
+                answers.send_to(&[number, number], from).expect("answer");
+                assert_eq!(next(&asks).0, [number, number]);
+            }
+            drop((proxy, answers));
+            let nodes = datagrams(UdpSocket::bind(any(v4, server.port())).expect("bind"));
+            asks.send(b"lost").expect("ask");
+            gets_nothing(&nodes);
+        }
+    });
+}
+
+#[test]
+fn answers_of_the_world_come_to_the_socket_that_asked_and_others_do_not() {
+    in_linux_world(None, |w| async move {
+        ensure(&w.kernel, &wanted(true)).await;
+        let uplink = Uplink::new(w.dir.path());
+        for (v4, client, node, world) in [(true, container4(0), NODE4, WORLD4), (false, container6(0), NODE6, WORLD6)] {
+            let server = datagrams_in(&uplink.world, SocketAddr::new(world, 7700));
+            let made = transparent(SockType::Datagram, SocketAddr::new(client, 0));
+            setsockopt(&made, sockopt::Mark, &MARK_PROXIED_EGRESS).expect("mark");
+            let proxy = datagrams(made.into());
+            proxy.connect(SocketAddr::new(world, 7700)).expect("connect");
+            for number in 0..3_u8 {
+                proxy.send(&[number]).expect("ask");
+                let (got, from) = next(&server);
+                assert_eq!((got, from.ip()), (vec![number], node), "masqueraded");
+                server.send_to(&[number, number], from).expect("answer");
+                assert_eq!(next(&proxy).0, [number, number]);
+            }
+            // The proxy answers in the name of a container that somebody in the world asks, too.
+            let at = SocketAddr::new(client, 7701);
+            let answers = UdpSocket::from(transparent(SockType::Datagram, at));
+            let container = datagrams_in(&uplink.containers[0], any(v4, at.port()));
+            LinuxWorld::inside(&uplink.world, move || {
+                run("ip", &["route", "add", &client.to_string(), "via", &node.to_string()]);
+            });
+            server.send_to(b"for the container", at).expect("ask");
+            assert_eq!(next(&container).0, b"for the container");
+            gets_nothing(&answers);
         }
     });
 }

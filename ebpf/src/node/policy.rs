@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Bits of an address in [`IPCACHE`].
-const ADDRESS_BITS: u32 = 128;
+pub const ADDRESS_BITS: u32 = 128;
 /// Bits of a destination in [`POLICY_PORTS`].
 const DESTINATION_BITS: u32 = PORT_PREFIX_BITS + 16;
 /// In what [`wharf_rules`] is asked: the packet is on its way to the endpoint.

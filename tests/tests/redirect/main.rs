@@ -1,10 +1,12 @@
 //! Flows that a rule redirects to a proxy of the node's.
 
+mod datagrams;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]
 mod pods;
 mod proxy;
 mod rules;
+mod udp;
 mod way;
 
 use std::{
@@ -59,7 +61,7 @@ impl Scene {
         let web = Pod::container(node, "web", "web")?;
         let sandbox = node.sandbox("db")?;
         let echo = EchoServer::start(sandbox.space()?)?;
-        let db = Self::published(node, sandbox, echo.tcp_at([0; 4].into()).port())?;
+        let db = Self::published(node, sandbox, &echo)?;
         let egress = Proxy::start(node.space(), MARK_PROXIED_EGRESS)?;
         let ingress = Proxy::start(node.space(), MARK_PROXIED_INGRESS)?;
         prepare(node, &[egress.port, ingress.port])?;
@@ -67,9 +69,13 @@ impl Scene {
         Ok(Self { web, db, echo, egress, ingress })
     }
 
-    fn published(node: &Node, sandbox: Sandbox, port: u16) -> Result<Pod> {
+    fn published(node: &Node, sandbox: Sandbox, echo: &EchoServer) -> Result<Pod> {
         let labels = json!({"cni": {"labels": [{"key": "app", "value": "db"}]}});
-        let ports = json!([{"hostPort": PORT, "containerPort": port, "protocol": "tcp"}]);
+        let any = [0; 4].into();
+        let ports = json!([
+            {"hostPort": PORT, "containerPort": echo.tcp_at(any).port(), "protocol": "tcp"},
+            {"hostPort": PORT, "containerPort": echo.udp_at(any).port(), "protocol": "udp"},
+        ]);
         let conf = node.netconf().with("args", labels).with("runtimeConfig", json!({ "portMappings": ports }));
         let end = node.attach_with(&sandbox, "eth0", &conf)?;
         Ok(Pod { sandbox, end })

@@ -14,7 +14,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, connect, listen, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, listen, setsockopt,
+    socket, sockopt,
 };
 use wharf_tests::space::Space;
 
@@ -49,9 +50,10 @@ pub(crate) struct Proxy {
 }
 
 /// A transparent socket in this thread's namespace.
-fn transparent(at: SocketAddr, mark: Option<u32>) -> Result<OwnedFd> {
+pub(crate) fn transparent(kind: SockType, at: SocketAddr, mark: Option<u32>) -> Result<OwnedFd> {
     let family = if at.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let made = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).context("make a socket")?;
+    let protocol = (kind == SockType::Raw).then_some(SockProtocol::Udp);
+    let made = socket(family, kind, SockFlag::SOCK_CLOEXEC, protocol).context("make a socket")?;
     setsockopt(&made, sockopt::IpTransparent, &true).context("make it transparent")?;
     setsockopt(&made, sockopt::ReuseAddr, &true)?;
     if at.is_ipv6() {
@@ -65,7 +67,7 @@ fn transparent(at: SocketAddr, mark: Option<u32>) -> Result<OwnedFd> {
 }
 
 fn listener(at: SocketAddr) -> Result<TcpListener> {
-    let made = transparent(at, None)?;
+    let made = transparent(SockType::Stream, at, None)?;
     listen(&made, Backlog::new(64)?)?;
     let listener = TcpListener::from(made);
     listener.set_nonblocking(true)?;
@@ -159,7 +161,7 @@ fn serve(
 
 /// A connection to the server from the client's address.
 fn upstream(client: IpAddr, server: SocketAddr, mark: u32) -> Result<TcpStream> {
-    let made = transparent((client, 0).into(), Some(mark))?;
+    let made = transparent(SockType::Stream, (client, 0).into(), Some(mark))?;
     setsockopt(&made, sockopt::SendTimeout, &nix::sys::time::TimeVal::new(5, 0))?;
     connect(made.as_raw_fd(), &SockaddrStorage::from(server)).context("connect to the server")?;
     Ok(TcpStream::from(made))

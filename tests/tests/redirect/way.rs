@@ -19,11 +19,12 @@ const LINK: &str = "wharf0";
 pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
     let listens = |port: &u16| {
         let mark = u32::from(port.to_be()) << MARK_PORT_SHIFT;
-        ["ipv4 meta l4proto tcp tproxy ip to 127.0.0.1", "ipv6 meta l4proto tcp tproxy ip6 to [::1]"]
-            .map(|family| {
+        [("tcp", "ip", "127.0.0.1"), ("tcp", "ip6", "[::1]"), ("udp", "ip", "127.0.0.1"), ("udp", "ip6", "[::1]")]
+            .map(|(protocol, family, loopback)| {
+                let version = if family == "ip" { "ipv4" } else { "ipv6" };
                 format!(
-                    "meta mark & 0x80 != 0 meta mark & 0xffff0000 == {mark:#x} meta nfproto {family}:{port}
-                     meta mark set meta mark & 0xffff"
+                    "meta mark & 0x80 != 0 meta mark & 0xffff0000 == {mark:#x} meta nfproto {version} meta l4proto {protocol}
+                     tproxy {family} to {loopback}:{port} meta mark set meta mark & 0xffff"
                 )
                 .replace('\n', " ")
             })
@@ -34,10 +35,12 @@ pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
            chain untracked {{ type filter hook prerouting priority -300; meta mark & 0x400 != 0 notrack; }}
            chain redirected {{ type filter hook prerouting priority -150;
              {}
+             meta mark & 0x80 != 0 meta mark & 0xffff0000 != 0 drop
            }}
            chain answers {{ type filter hook prerouting priority -50;
              fib daddr type local return
              socket wildcard 1 return
+             meta l4proto udp socket mark & 0x300 == 0 return
              socket transparent 1 meta mark set meta mark | 0x80
            }}
          }}",

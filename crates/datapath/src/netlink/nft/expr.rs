@@ -48,6 +48,8 @@ pub(super) enum Field {
 pub(super) enum SocketKey {
     /// It takes packets to addresses that are not the node's.
     Transparent = 0,
+    /// Its `SO_MARK`, in the machine's byte order.
+    Mark = 1,
     /// It listens at any address. The rule ends for a connection that is about to be made.
     Wildcard = 2,
 }
@@ -147,7 +149,7 @@ impl Expression {
             .with(7, data(&bits.to_ne_bytes()).0)
     }
 
-    /// One byte about the socket that takes the packet; the rule ends where there is none.
+    /// What is asked, one byte or the mark's word, about the socket that takes the packet; the rule ends where there is none.
     pub(super) fn socket(word: u32, key: SocketKey) -> Self {
         Self::of_numbers("socket", [(1, key as u32), (2, register(word))])
     }

@@ -1,6 +1,9 @@
 //! The chains of redirects to the proxy: what the programs marked comes to its socket.
 
-use wharf_common::policy::{MARK_PORT_SHIFT, MARK_TO_PROXY, MARK_TURNED};
+use wharf_common::{
+    flow::{TCP, UDP},
+    policy::{MARK_PORT_SHIFT, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, MARK_TO_PROXY, MARK_TURNED},
+};
 
 use super::{
     expr::{Expression, Rule, SocketKey},
@@ -16,8 +19,6 @@ const TRANSLATED: i32 = -50;
 /// The node's loopback addresses, where the proxy listens.
 const LOOPBACK4: [u8; 4] = [127, 0, 0, 1];
 const LOOPBACK6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-/// IANA's number of TCP.
-const TCP: u8 = 6;
 /// The marks, without a port.
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
 
@@ -29,7 +30,7 @@ pub(super) fn chains() -> [(String, Chain); 3] {
     };
     [
         chain("redirected-untracked", RAW, vec![untracked()]),
-        chain("redirected", MANGLE, [true, false].map(listens).to_vec()),
+        chain("redirected", MANGLE, redirected()),
         chain("redirected-answers", TRANSLATED, answers()),
     ]
 }
@@ -40,13 +41,21 @@ fn untracked() -> Rule {
     Expression::marked(MARK_TURNED).into_iter().chain([Expression::untrack()]).collect()
 }
 
-/// The first packet of a connection goes to the socket that listens at the mark's port, and is routed without it.
-fn listens(v4: bool) -> Rule {
+fn redirected() -> Vec<Rule> {
+    let ends = [(true, TCP), (false, TCP), (true, UDP), (false, UDP)];
+    // The proxy closed its socket just now. A socket of the node's at any address would get the packet, whatever its destination is.
+    let is_left = Expression::marked(MARK_TO_PROXY).into_iter().chain(Expression::marked(!MARKS));
+    let dropped = is_left.chain([Expression::drop()]).collect();
+    ends.map(|(v4, protocol)| listens(v4, protocol)).into_iter().chain([dropped]).collect()
+}
+
+/// The first packet of a connection, and each of UDP, goes to the socket that listens at the mark's port, and is routed without it.
+fn listens(v4: bool, protocol: u8) -> Rule {
     let (loopback, port) = if v4 { (LOOPBACK4.to_vec(), 1) } else { (LOOPBACK6.to_vec(), words(false)) };
     let to_listener = Expression::marked(MARK_TO_PROXY)
         .into_iter()
         .chain(Expression::marked(!MARKS))
-        .chain([Expression::transport(0), Expression::is(0, &[TCP])])
+        .chain([Expression::transport(0), Expression::is(0, &[protocol])])
         .chain([Expression::load(0, &loopback), Expression::mark(port), Expression::shift_right(port, MARK_PORT_SHIFT)])
         .chain([Expression::to_socket(super::rules::family(v4), 0, port)])
         .chain([Expression::mark(0), Expression::masked(0, MARKS, 0), Expression::set_mark(0)]);
@@ -60,7 +69,13 @@ fn answers() -> Vec<Rule> {
     let local = Expression::to_the_node().into_iter().chain([Expression::give_back()]).collect();
     // A socket that listens at any address is no part of the connection.
     let listens = [Expression::socket(0, SocketKey::Wildcard), Expression::is(0, &[1]), Expression::give_back()];
+    // One of UDP that takes the packet although it has no part in the flow: the proxy sends its answers to others from there.
+    let only_answers = [Expression::transport(0), Expression::is(0, &[UDP]), Expression::socket(0, SocketKey::Mark)]
+        .into_iter()
+        .chain([Expression::masked(0, MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS, 0), Expression::is(0, &[0; 4])])
+        .chain([Expression::give_back()])
+        .collect();
     let is_proxys = [Expression::socket(0, SocketKey::Transparent), Expression::is(0, &[1])];
     let marks = [Expression::mark(0), Expression::masked(0, !MARK_TO_PROXY, MARK_TO_PROXY), Expression::set_mark(0)];
-    vec![local, listens.to_vec(), is_proxys.into_iter().chain(marks).collect()]
+    vec![local, listens.to_vec(), only_answers, is_proxys.into_iter().chain(marks).collect()]
 }
