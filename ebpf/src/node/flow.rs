@@ -35,9 +35,7 @@ use wharf_ebpf::{
 
 use crate::{
     packet::{Key, PACKET_MAX, Packet, address, echo_request, identification},
-    policy,
-    redirect::{self, Next, Redirect},
-    stack_path,
+    policy, redirect, stack_path,
 };
 
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443).
@@ -102,7 +100,7 @@ fn now() -> u32 {
 #[inline(always)]
 fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     // Read before the rules are: a flow that is judged while they change is judged again.
-    let policy = policy::state();
+    let mut policy = policy::state();
     // A packet cut short has no flow. Its receiver's stack judges it, unless there is policy, which cannot.
     let unknown = || if policy.generation == 0 { Ok(Way::Direct) } else { Err(DropReason::Malformed) };
     let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return unknown() };
@@ -134,40 +132,33 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         if about as u32 != policy.generation {
             policy::judge(ctx, asked, &packet, true, 0)?;
         }
-        if about & ABOUT_PROXY != 0 {
-            return redirect::mark(ctx, asked).map(|()| Way::Proxy);
-        }
         return Ok(if about & ABOUT_STACK != 0 { Way::Stack } else { Way::Direct });
     }
     let (key, by_high) = packet.key();
     let ends = Ends::of(asked, by_high);
     let (signals, now) = (packet.signals, now());
     let mut found = find(&key);
-    let (mut by_owner, mut is_judged, mut flags, mut asks) = (true, policy.generation == 0, 0, false);
+    let (mut by_owner, mut is_judged, mut flags) = (true, policy.generation == 0, 0);
     if let Some((row, _)) = &mut found {
         let lives = row.seen == now || !row.is_over(key.protocol(), now);
         let mut goes_on = ends.match_row(row) && lives && !row.is_succeeded_by(signals);
         by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);
         if goes_on && row.flags & FLOW_OF_PROXY != 0 {
-            match redirect::next(ctx, asked, &packet, row.flags, by_owner) {
-                Next::GoesOn => {}
-                Next::Asks => asks = true,
-                Next::Begins => goes_on = false,
-                Next::IsStrange => return Err(DropReason::ProxyUnavailable),
+            let next = redirect::next(ctx, asked, &packet, row.flags, by_owner);
+            if next.is_strange() {
+                return Err(DropReason::ProxyUnavailable);
             }
+            (goes_on, flags) = (!next.begins(), next.anew());
         }
         if goes_on {
-            let kept = policy.flags & POLICY_KEEPS_FLOWS != 0 && row.flags & FLOW_REPLIED != 0;
-            flags = row.flags;
-            is_judged = row.generation == policy.generation;
+            let anew = flags;
+            flags = row.flags & !anew;
+            let kept = policy.flags & POLICY_KEEPS_FLOWS != 0 && flags & FLOW_REPLIED != 0;
+            is_judged = (row.generation ^ policy.generation) | u32::from(anew) == 0;
             if kept && !is_judged {
                 // SAFETY: the row is a map value.
                 unsafe { policy::note(&raw mut **row, policy.generation, row.rule) };
                 is_judged = true;
-            }
-            if asks {
-                // Also with rules that keep flows: without the port the packet finds no socket.
-                (flags, is_judged) = (flags & !FLOW_PROXIED, false);
             }
         } else {
             // A row of other endpoints, or of a flow that is over.
@@ -180,26 +171,22 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         flags = redirect::of_proxy(ctx, asked);
     }
     let mut rule = found.as_ref().map_or(0, |(row, _)| row.rule);
-    let mut generation = policy.generation;
     if !is_judged {
         let passed = policy::judge(ctx, asked, &packet, by_owner, flags)?;
         rule = passed.rule();
         if passed.is_redirected() && flags & FLOW_PROXIED == 0 {
-            match redirect::redirect(ctx, &packet, found.is_some(), by_owner, passed)? {
-                Redirect::Begins => flags |= FLOW_PROXIED,
-                Redirect::Resets => return redirect::mark(ctx, asked).map(|()| Way::Proxy),
-                Redirect::Passes => {}
-                // By no rules: the next packet is judged again.
-                Redirect::PassesOnce => generation = 0,
+            let redirect = redirect::redirect(ctx, &packet, found.is_some(), by_owner, passed)?;
+            if redirect.resets() {
+                return redirect::mark(ctx, asked).map(|()| Way::Proxy);
             }
+            flags |= redirect.flag();
+            policy.generation = redirect.generation(policy.generation);
         }
         if let Some((row, _)) = &mut found {
             // SAFETY: the row is a map value, whose fields are written whole.
             unsafe {
-                if (row.flags ^ flags) & FLOW_PROXIED != 0 {
-                    ptr::write_volatile(&raw mut row.flags, row.flags ^ FLOW_PROXIED);
-                }
-                policy::note(&raw mut **row, generation, rule);
+                ptr::write_volatile(&raw mut row.flags, row.flags & !FLOW_PROXIED | flags & FLOW_PROXIED);
+                policy::note(&raw mut **row, policy.generation, rule);
             }
         }
     }
@@ -209,7 +196,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     }
     let way = match found {
         Some((row, table)) => go_on(ctx, asked, &packet, &key, by_high, signals, row, table, now),
-        None => begin(ctx, asked, &packet, &key, by_high, signals, now, flags, (generation, rule)),
+        None => begin(ctx, asked, &packet, &key, by_high, signals, now, flags, (policy.generation, rule)),
     };
     // Numbers that the compiler need not tell apart are fewer ways for the verifier to follow.
     let flags = core::hint::black_box(flags);
@@ -221,11 +208,9 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
 
 /// In what [`wharf_about`] answers: the flow takes the stack.
 const ABOUT_STACK: u64 = 1 << 32;
-/// In what [`wharf_about`] answers: the proxy sent the packet.
-const ABOUT_PROXY: u64 = 1 << 33;
 
 /// The flow of the packet at `offset`, which an ICMP error is about: the generation by which it was judged, zero without a row, and
-/// [`ABOUT_STACK`], [`ABOUT_PROXY`]. The error is at the hook of the endpoint `own` with this epoch, on its way to `peer`, or zero.
+/// [`ABOUT_STACK`]. The error is at the hook of the endpoint `own` with this epoch, on its way to `peer`, or zero.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -240,13 +225,10 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
     let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return 0 };
     // It goes to whom the packet came from; an endpoint sends one about what came to itself, a router about anything.
     let is_of_flow = destination.equals(about.source) && (offset & ABOUT_SENT == 0 || source.equals(about.destination));
-    let (key, by_high) = about.key();
-    let row = if is_of_flow { find(&key) } else { None };
+    let row = if is_of_flow { find(&about.key().0) } else { None };
     let (flags, generation) = row.map_or((0, 0), |(row, _)| (row.flags, row.generation));
     let by_stack = flags & FLOW_BY_STACK != 0 || peer != 0 && stack_path::is_noted_within(own, own_epoch, &about);
-    // The error goes the other way than the packet.
-    let by_proxy = redirect::is_for_proxy(flags, by_high != (flags & FLOW_BY_HIGH != 0));
-    u64::from(generation) | if by_stack { ABOUT_STACK } else { 0 } | if by_proxy { ABOUT_PROXY } else { 0 }
+    u64::from(generation) | if by_stack { ABOUT_STACK } else { 0 }
 }
 
 /// Beside the offset: the endpoint sends the error.

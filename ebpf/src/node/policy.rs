@@ -29,9 +29,11 @@ use crate::{
 };
 
 /// Bits of an address in [`IPCACHE`].
-pub const ADDRESS_BITS: u32 = 128;
+const ADDRESS_BITS: u32 = 128;
 /// Bits of a destination in [`POLICY_PORTS`].
 const DESTINATION_BITS: u32 = PORT_PREFIX_BITS + 16;
+/// In the place of a rule set: denies what comes from others than the node.
+const NO_SET: u32 = u32::MAX;
 /// In what [`wharf_rules`] is asked: the packet is on its way to the endpoint.
 const TO_ENDPOINT: u32 = 1 << 24;
 /// In what [`wharf_rules`] is asked: the peer is at the packet's source.
@@ -171,6 +173,13 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     if redirects & REDIRECTED == 0 || state().flags & POLICY_AUDITS != 0 { rule } else { rule | redirects & !RULE }
 }
 
+/// True for a packet whose source is an address of the node's. There is policy: without it nobody knows.
+#[inline(always)]
+pub fn is_of_node(ctx: &TcContext) -> bool {
+    // SAFETY: the context the program was called with.
+    unsafe { wharf_rules(ctx.skb.skb, NO_SET, OF_SOURCE | TO_ENDPOINT) == 0 }
+}
+
 /// The endpoint that sent what the stack brought, or zero.
 #[inline(always)]
 fn sender(ctx: &TcContext) -> u32 {
@@ -209,6 +218,9 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     let Some(peer) = IPCACHE.get(&Key::new(ADDRESS_BITS, *peer.as_shared())) else { return DENIED };
     if peer.identity == IDENTITY_NODE && destination & TO_ENDPOINT != 0 {
         return 0;
+    }
+    if set == NO_SET {
+        return DENIED;
     }
     let (class, protocol) = (peer.class, (destination >> 16) as u8);
     let port = match protocol {

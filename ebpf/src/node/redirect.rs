@@ -16,24 +16,26 @@
 //! Of two flows with the same ports, one that a client began and one that the proxy began in its name, the later one has the row. A proxy
 //! that takes its ports for UDP out of another range than clients do (32768 to 60999, as a rule) is spared that.
 
-use core::ptr;
+use core::{mem::offset_of, ptr};
 
 use aya_ebpf::{
     bindings::{__sk_buff, bpf_sock_tuple},
-    btf_maps::lpm_trie::Key,
-    helpers::{bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp},
+    helpers::{bpf_sk_lookup_udp, bpf_sk_release, bpf_skb_load_bytes, bpf_skc_lookup_tcp},
     programs::TcContext,
 };
 use wharf_common::{
     Direction, DropReason,
-    flow::{FLOW_LET_IN, FLOW_PROXIED, FLOW_UPSTREAM, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, UDP},
-    policy::{IDENTITY_NODE, MARK_PORT_SHIFT, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, MARK_TO_PROXY},
+    flow::{FLOW_LET_IN, FLOW_PROXIED, FLOW_REPLIED, FLOW_UPSTREAM, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, UDP},
+    policy::{MARK_PORT_SHIFT, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, MARK_TO_PROXY},
 };
-use wharf_ebpf::{flow::Asked, maps::IPCACHE, parse::PROTOCOL_IPV4};
+use wharf_ebpf::{
+    flow::Asked,
+    parse::{ETHERNET_BYTES, Ipv4, Ipv6, PROTOCOL_IPV4},
+};
 
 use crate::{
-    packet::{Packet, address},
-    policy::{ADDRESS_BITS, Passed},
+    packet::Packet,
+    policy::{Passed, is_of_node},
 };
 
 /// `BPF_TCP_LISTEN` of `linux/bpf.h`.
@@ -43,17 +45,29 @@ const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
 /// What the proxy sends in a client's name has one of them.
 const MARKS_OF_PROXY: u32 = MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS;
 
-/// What becomes of a packet whose flow the rules redirect and that is not the proxy's yet.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Redirect {
-    /// The flow is the proxy's from here on.
-    Begins,
+/// What becomes of a packet whose flow the rules redirect and that is not the proxy's yet. It stays a number, because each way that a program
+/// goes the verifier follows to the end.
+#[derive(Clone, Copy)]
+pub struct Redirect(u64);
+
+impl Redirect {
     /// The connection is older than the rule: the proxy's listening socket resets it.
-    Resets,
-    /// The proxy is not there, and the rule lets the flow pass.
-    Passes,
-    /// As [`Redirect::Passes`], until the flow's next packet: nothing but the proxy's absence keeps a UDP flow from it.
-    PassesOnce,
+    #[inline(always)]
+    pub fn resets(self) -> bool {
+        self.0 & RESETS != 0
+    }
+
+    /// The flow's flag from here on: [`FLOW_PROXIED`], or none where the proxy is not there and the rule lets the flow pass.
+    #[inline(always)]
+    pub fn flag(self) -> u16 {
+        self.0 as u16 & FLOW_PROXIED
+    }
+
+    /// The generation by which the flow is judged, of these rules; zero where its next packet is to be judged again.
+    #[inline(always)]
+    pub fn generation(self, of_rules: u32) -> u32 {
+        of_rules & (self.0 >> 32) as u32
+    }
 }
 
 /// Decides about a packet whose flow the rules redirect; one that the proxy's listening socket is to take is marked. `running`: the flow has a row
@@ -75,11 +89,8 @@ pub fn redirect(
     // SAFETY: the context the program was called with.
     let what = unsafe { wharf_redirect(ctx.skb.skb, passed.port(), of_packet | of_flow | open) };
     match core::hint::black_box(what) {
-        BEGINS => Ok(Redirect::Begins),
-        RESETS => Ok(Redirect::Resets),
-        PASSES => Ok(Redirect::Passes),
-        PASSES_ONCE => Ok(Redirect::PassesOnce),
-        _ => Err(DropReason::ProxyUnavailable),
+        UNAVAILABLE => Err(DropReason::ProxyUnavailable),
+        what => Ok(Redirect(what)),
     }
 }
 
@@ -87,12 +98,11 @@ pub fn redirect(
 const RUNNING: u32 = 1 << 16;
 const BY_OWNER: u32 = 1 << 17;
 const IS_OPEN: u32 = 1 << 18;
-/// What [`wharf_redirect`] answers.
-const UNAVAILABLE: u32 = 0;
-const BEGINS: u32 = 1;
-const RESETS: u32 = 2;
-const PASSES: u32 = 3;
-const PASSES_ONCE: u32 = 4;
+/// What [`wharf_redirect`] answers, beside [`FLOW_PROXIED`] and, in the high half, the bits of the generation that are noted.
+const UNAVAILABLE: u64 = 0;
+const RESETS: u64 = 1 << 0;
+const PASSES: u64 = 1 << 1;
+const JUDGED: u64 = 0xffff_ffff << 32;
 
 /// [`redirect`], with the proxy's port and the bits above.
 ///
@@ -103,14 +113,15 @@ const PASSES_ONCE: u32 = 4;
 /// `skb` is the context of the running program.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u32) -> u32 {
+pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u32) -> u64 {
     let (ctx, protocol, signals, running) = (&TcContext::new(skb), what as u8, (what >> 8) as u8, what & RUNNING != 0);
     let udp = protocol == UDP;
     if protocol != TCP && !udp || !listens(ctx, port, udp) {
         return match what & IS_OPEN {
             0 => UNAVAILABLE,
-            _ if udp => PASSES_ONCE,
-            _ => PASSES,
+            // Nothing but the proxy's absence keeps the flow from it.
+            _ if udp => PASSES,
+            _ => PASSES | JUDGED,
         };
     }
     // What answers to packets that the proxy has not seen.
@@ -122,7 +133,7 @@ pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u3
         let port = u32::from((port as u16).to_be());
         set_mark_of(ctx, mark_of(ctx) & MARKS | port << MARK_PORT_SHIFT);
     }
-    if running && !udp { RESETS } else { BEGINS }
+    if running && !udp { RESETS } else { u64::from(FLOW_PROXIED) | JUDGED }
 }
 
 /// The first packet of a connection.
@@ -131,17 +142,30 @@ pub fn opens(signals: u8) -> bool {
     signals & (SIGNAL_SYN | SIGNAL_ACK | SIGNAL_RST) == SIGNAL_SYN
 }
 
-/// What the next packet is to a flow that the proxy has an end of.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Next {
-    GoesOn,
-    /// It goes on as the rules say: they alone tell the port of the socket, and whether a UDP flow is the proxy's still.
-    Asks,
-    /// It begins another flow of the same ends.
-    Begins,
+/// What a packet is to a flow that the proxy has an end of; a number, as [`Redirect`].
+#[derive(Clone, Copy)]
+pub struct Next(u32);
+
+impl Next {
     /// Its sender has no part in the flow, because the proxy is in its place: it chose the port that the proxy chose in its name, or answers what
     /// it never got.
-    IsStrange,
+    #[inline(always)]
+    pub fn is_strange(self) -> bool {
+        self.0 & IS_STRANGE != 0
+    }
+
+    /// It begins another flow of the same ends.
+    #[inline(always)]
+    pub fn begins(self) -> bool {
+        self.0 & BEGINS != 0
+    }
+
+    /// Flags that the flow does not have for this packet, which the rules judge anew: they alone tell the port of the socket, and whether a UDP
+    /// flow is the proxy's still. None where it goes on as it is.
+    #[inline(always)]
+    pub fn anew(self) -> u16 {
+        self.0 as u16
+    }
 }
 
 /// What a packet is to its flow, which has a row with these flags, of [`wharf_common::flow::FLOW_OF_PROXY`] at least one.
@@ -154,23 +178,19 @@ pub fn next(ctx: &TcContext, asked: &Asked, packet: &Packet, flags: u16, by_owne
     // The other way round: what the other end would send.
     let ports = packet.ports().rotate_left(16);
     // SAFETY: the context the program was called with.
-    match core::hint::black_box(unsafe { wharf_next(ctx.skb.skb, ports, of_packet | of_flow) }) {
-        NEXT_GOES_ON => Next::GoesOn,
-        NEXT_ASKS => Next::Asks,
-        NEXT_BEGINS => Next::Begins,
-        _ => Next::IsStrange,
-    }
+    Next(core::hint::black_box(unsafe { wharf_next(ctx.skb.skb, ports, of_packet | of_flow) }))
 }
 
 /// In what [`wharf_next`] is asked, beside the flow's flags and [`BY_OWNER`].
 const SENDS: u32 = 1 << 19;
 const OPENS: u32 = 1 << 20;
 const IS_UDP: u32 = 1 << 21;
-/// What [`wharf_next`] answers.
-const NEXT_GOES_ON: u32 = 0;
-const NEXT_ASKS: u32 = 1;
-const NEXT_BEGINS: u32 = 2;
-const NEXT_IS_STRANGE: u32 = 3;
+/// What [`wharf_next`] answers, beside [`Next::anew`].
+const GOES_ON: u32 = 0;
+const BEGINS: u32 = 1 << 16;
+const IS_STRANGE: u32 = 1 << 17;
+/// Not those that are the flow's for rules that keep flows: without the port the packet finds no socket.
+const ANEW: u32 = (FLOW_PROXIED | FLOW_REPLIED) as u32;
 
 /// [`next`], with the bits above. `ports`: those of a packet the other way, as [`Packet::ports`] has them.
 ///
@@ -188,26 +208,43 @@ pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) 
     if !by_node && flags & in_place_of(by_owner) != 0 {
         // The proxy closes its socket when its flow is over, which no packet of UDP says.
         let is_over = udp && by_owner && !has_socket(ctx, ports);
-        return if is_over { NEXT_BEGINS } else { NEXT_IS_STRANGE };
+        return if is_over { BEGINS } else { IS_STRANGE };
     }
     if !by_owner {
-        return NEXT_GOES_ON;
+        return GOES_ON;
     }
     // The proxy chose the port of a flow that the client began.
     let is_proxys = udp && by_node && flags & FLOW_UPSTREAM == 0 && mark_of(ctx) & MARKS_OF_PROXY != 0;
     match flags & FLOW_PROXIED {
-        _ if what & OPENS != 0 || is_proxys => NEXT_BEGINS,
-        0 => NEXT_GOES_ON,
-        _ if udp => NEXT_ASKS,
-        _ => NEXT_GOES_ON,
+        _ if what & OPENS != 0 || is_proxys => BEGINS,
+        0 => GOES_ON,
+        _ if udp => ANEW,
+        _ => GOES_ON,
     }
 }
 
 /// True where a socket of the proxy's takes what comes from the destination of the packet at hand to its source; `ports`: of that.
 #[inline(always)]
 fn has_socket(ctx: &TcContext, ports: u32) -> bool {
-    let (Some(client), Some(server)) = (address(ctx, true), address(ctx, false)) else { return false };
-    is_taken(ctx, true, server.words(), client.words(), ports)
+    let mut tuple = [0; 9];
+    let (client, server) = (offset_of!(Ipv4, source), offset_of!(Ipv4, destination));
+    if is_v4(ctx) {
+        tuple[2] = ports;
+        return load(ctx, server, &mut tuple, 0, 1)
+            && load(ctx, client, &mut tuple, 1, 1)
+            && is_taken(ctx, true, &mut tuple, 3);
+    }
+    let (client, server) = (offset_of!(Ipv6, source), offset_of!(Ipv6, destination));
+    tuple[8] = ports;
+    load(ctx, server, &mut tuple, 0, 4) && load(ctx, client, &mut tuple, 4, 4) && is_taken(ctx, true, &mut tuple, 9)
+}
+
+/// Loads words at an offset of the IP header into the tuple.
+#[inline(always)]
+fn load(ctx: &TcContext, offset: usize, tuple: &mut [u32; 9], at: usize, words: u32) -> bool {
+    let (skb, offset) = (ctx.skb.skb.cast(), (ETHERNET_BYTES + offset) as u32);
+    // SAFETY: the context the program was called with, and room for the words.
+    unsafe { bpf_skb_load_bytes(skb, offset, tuple.as_mut_ptr().add(at).cast(), words * 4) == 0 }
 }
 
 /// True for a packet, at a hook on its way to a container, that the node's own stack made.
@@ -221,23 +258,7 @@ fn is_by_node(ctx: &TcContext) -> bool {
 /// begins none where that one's row is gone: what the client sends would pass for answers, which no rule redirects.
 #[inline(always)]
 pub fn is_answer(ctx: &TcContext, of_proxy: u16) -> bool {
-    // SAFETY: the context the program was called with.
-    of_proxy & FLOW_UPSTREAM == 0 && is_by_node(ctx) && unsafe { wharf_answers(ctx.skb.skb) } != 0
-}
-
-/// 1 for a packet whose source is not an address of the node's, as far as there is policy; else 0.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
-///
-/// # Safety
-///
-/// `skb` is the context of the running program.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub unsafe extern "C" fn wharf_answers(skb: *mut __sk_buff) -> u32 {
-    let Some(source) = address(&TcContext::new(skb), true) else { return 0 };
-    let row = IPCACHE.get(&Key::new(ADDRESS_BITS, *source.as_shared()));
-    u32::from(row.is_some_and(|row| row.identity != IDENTITY_NODE))
+    of_proxy & FLOW_UPSTREAM == 0 && is_by_node(ctx) && !is_of_node(ctx)
 }
 
 /// True for a packet of a flow with these flags that the proxy is to get.
@@ -296,9 +317,16 @@ pub fn of_proxy(ctx: &TcContext, asked: &Asked) -> u16 {
 /// that is bound there.
 #[inline(always)]
 fn listens(ctx: &TcContext, port: u32, udp: bool) -> bool {
-    // The second word. An IPv4 address is the end of its mapped form.
-    let loopback = if is_v4(ctx) { u64::from(0x7f00_0001_u32.to_be()) << 32 } else { 1_u64.to_be() };
-    is_taken(ctx, udp, [0; 2], [0, loopback], u32::from((port as u16).to_be()) << 16)
+    let port = u32::from((port as u16).to_be()) << 16;
+    let mut tuple = [0; 9];
+    let words = if is_v4(ctx) {
+        (tuple[1], tuple[2]) = (0x7f00_0001_u32.to_be(), port);
+        3
+    } else {
+        (tuple[7], tuple[8]) = (1_u32.to_be(), port);
+        9
+    };
+    is_taken(ctx, udp, &mut tuple, words)
 }
 
 #[inline(always)]
@@ -307,35 +335,21 @@ fn is_v4(ctx: &TcContext) -> bool {
     unsafe { (*ctx.skb.skb).protocol == PROTOCOL_IPV4 }
 }
 
-/// True when a TCP socket listens for packets with these addresses, two words each, and ports ([`Packet::ports`]), or a UDP socket takes them.
+/// True when a TCP socket listens for packets of this `struct bpf_sock_tuple` (source and destination, then the ports), or a UDP socket takes them.
 #[inline(always)]
-fn is_taken(ctx: &TcContext, udp: bool, source: [u64; 2], destination: [u64; 2], ports: u32) -> bool {
-    let (low, high) = (|word: u64| word as u32, |word: u64| (word >> 32) as u32);
-    // `struct bpf_sock_tuple`: source and destination, then the ports.
-    let mut tuple = [0_u32; 9];
-    let words: u32 = if is_v4(ctx) {
-        (tuple[0], tuple[1], tuple[2]) = (high(source[1]), high(destination[1]), ports);
-        3
-    } else {
-        let halves = |words: [u64; 2]| [low(words[0]), high(words[0]), low(words[1]), high(words[1])];
-        let ([s0, s1, s2, s3], [d0, d1, d2, d3]) = (halves(source), halves(destination));
-        tuple = [s0, s1, s2, s3, d0, d1, d2, d3, ports];
-        9
-    };
+fn is_taken(ctx: &TcContext, udp: bool, tuple: &mut [u32; 9], words: u32) -> bool {
     let (skb, tuple, bytes) = (ctx.skb.skb.cast(), tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);
-    if udp {
-        // SAFETY: the context, and a tuple of that many bytes; a negative namespace is that of the packet's device. The socket is given back once.
-        unsafe {
+    // SAFETY: the context, and a tuple of that many bytes; a negative namespace is that of the packet's device. A socket from a lookup is given
+    // back once.
+    unsafe {
+        if udp {
             let socket = bpf_sk_lookup_udp(skb, tuple, bytes, u64::MAX, 0);
             if socket.is_null() {
                 return false;
             }
             bpf_sk_release(socket.cast());
+            return true;
         }
-        return true;
-    }
-    // SAFETY: as above.
-    unsafe {
         let socket = bpf_skc_lookup_tcp(skb, tuple, bytes, u64::MAX, 0);
         if socket.is_null() {
             return false;
