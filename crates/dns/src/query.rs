@@ -58,7 +58,10 @@ pub(crate) struct Query {
     client: SocketAddr,
     server: SocketAddr,
     transport: Transport,
+    /// As it came; empty once the server is asked.
     message: Vec<u8>,
+    /// Its header and question.
+    head: Vec<u8>,
     question: Question,
     _place: Place,
 }
@@ -118,6 +121,7 @@ impl Port {
                         server,
                         transport,
                         message: message.to_vec(),
+                        head: message.get(..question.end).unwrap_or_default().to_vec(),
                         question: question.clone(),
                         _place: place,
                     }));
@@ -144,16 +148,17 @@ impl Port {
 
 impl Query {
     /// Asks the server and has the node learn the answer.
-    pub(crate) async fn ask(&self) -> Done {
+    pub(crate) async fn ask(&mut self) -> Done {
         let began = Instant::now();
-        let asked = upstream::ask(self.client, self.server, self.transport, &self.message, &self.question);
+        let message = std::mem::take(&mut self.message);
+        let asked = upstream::ask(self.client, self.server, self.transport, message, &self.question);
         let (outcome, took) = match timeout(ANSWER_TIME, asked).await {
             Err(_) => (Outcome::Unanswered, None),
             Ok(Err(error)) => (Outcome::Failed(error.to_string()), None),
             Ok(Ok(mut answer)) => {
                 let took = began.elapsed();
                 // First the client's id: names in the answer may point to it.
-                wire::set_id(&mut answer, wire::id(&self.message).unwrap_or_default());
+                wire::set_id(&mut answer, wire::id(&self.head).unwrap_or_default());
                 match self.learn(&answer).await {
                     outcome @ Outcome::Answered { .. } => {
                         return Done { answer: Some(answer), outcome, took: Some(took) };
@@ -162,7 +167,7 @@ impl Query {
                 }
             }
         };
-        let reply = |code| wire::reply(&self.message, Some(&self.question), code);
+        let reply = |code| wire::reply(&self.head, Some(&self.question), code);
         Done { answer: outcome.own_code().and_then(reply), outcome, took }
     }
 

@@ -114,7 +114,7 @@ impl Outcome {
     pub(crate) const fn own_code(&self) -> Option<u8> {
         match self {
             Self::Refused => Some(wire::REFUSED),
-            Self::Malformed(Malformed::Kind { .. }) => Some(wire::NOTIMP),
+            Self::Malformed(Malformed::Kind(_) | Malformed::Transfer) => Some(wire::NOTIMP),
             Self::Malformed(_) => Some(wire::FORMERR),
             Self::Overloaded | Self::Failed(_) | Self::Unreadable | Self::NotLearned(_) => Some(wire::SERVFAIL),
             Self::Answered { .. } | Self::Unanswered | Self::Gone | Self::Undelivered(_) => None,

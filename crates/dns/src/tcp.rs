@@ -68,7 +68,7 @@ async fn connection(port: Arc<Port>, stream: TcpStream, client: SocketAddr, serv
                 Some(Ok(message)) => match port.admit(client, server, Transport::Tcp, &message) {
                     Admitted::Ignored => return,
                     Admitted::Replied(reply) => if send(&mut stream, reply).await.is_err() { return },
-                    Admitted::Asked(query) => {
+                    Admitted::Asked(mut query) => {
                         queries.spawn(async move { (query.ask().await, query) });
                     }
                 },

@@ -52,7 +52,7 @@ fn admit(port: &Arc<Port>, message: &[u8], client: SocketAddr, server: SocketAdd
                 tracing::debug!(port = port.number, %client, %error, "cannot send a DNS answer");
             }
         }
-        Admitted::Asked(query) => {
+        Admitted::Asked(mut query) => {
             queries.spawn(async move {
                 let done = query.ask().await;
                 let sent = done.answer.as_ref().map_or(Ok(()), |answer| query.send(answer));

@@ -26,13 +26,13 @@ pub(crate) async fn ask(
     client: SocketAddr,
     server: SocketAddr,
     transport: Transport,
-    query: &[u8],
+    mut query: Vec<u8>,
     question: &Question,
 ) -> io::Result<Vec<u8>> {
-    let (id, mut query) = (rand::random(), query.to_vec());
+    let id = rand::random();
     wire::set_id(&mut query, id);
     match transport {
-        Transport::Udp => ask_udp(client, server, &query, id, question).await,
+        Transport::Udp => ask_udp(client, server, query, id, question).await,
         Transport::Tcp => ask_tcp(client, server, query, id, question).await,
     }
 }
@@ -40,19 +40,21 @@ pub(crate) async fn ask(
 async fn ask_udp(
     client: SocketAddr,
     server: SocketAddr,
-    query: &[u8],
+    query: Vec<u8>,
     id: u16,
     question: &Question,
 ) -> io::Result<Vec<u8>> {
     let socket = socket::upstream_udp(client, server)?;
-    socket.send(query).await?;
+    socket.send(&query).await?;
+    // A query that waits keeps little memory.
+    drop(query);
     loop {
         // An ICMP error does not make a socket readable.
         let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
         if ready.is_error() {
             return Err(socket.take_error()?.unwrap_or_else(|| io::ErrorKind::ConnectionRefused.into()));
         }
-        // Made when there is something to read, so that a query that waits has no buffer; and only as much as was read is kept.
+        // Made when there is something to read; only as much as was read is kept.
         let mut answer = Vec::with_capacity(MAX_MESSAGE);
         match socket.try_recv_buf_from(&mut answer) {
             // What another host sent before the socket was connected is in its queue, too.

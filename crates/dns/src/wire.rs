@@ -70,12 +70,12 @@ pub enum Malformed {
     /// It is an answer.
     #[error("the message is an answer, not a query")]
     Answer,
-    /// Another kind than a standard query, or a zone transfer.
-    #[error("the message is no standard query (opcode {opcode})")]
-    Kind {
-        /// Its opcode (RFC 1035, section 4.1.1); 0 for a zone transfer.
-        opcode: u8,
-    },
+    /// Another kind than a standard query, by its opcode (RFC 1035, section 4.1.1).
+    #[error("the message is no standard query (opcode {0})")]
+    Kind(u8),
+    /// A query whose answer may be several messages (RFC 5936, RFC 1995).
+    #[error("the message asks for a zone transfer")]
+    Transfer,
     /// Not one question.
     #[error("the message has {0} questions instead of one")]
     Questions(u16),
@@ -108,11 +108,11 @@ pub fn question(message: &[u8]) -> Result<Question, Malformed> {
     }
     let opcode = (flags & OPCODE) >> 3;
     if opcode != 0 {
-        return Err(Malformed::Kind { opcode });
+        return Err(Malformed::Kind(opcode));
     }
     let question = only_question(message)?;
     if TRANSFERS.contains(&question.rtype) {
-        return Err(Malformed::Kind { opcode });
+        return Err(Malformed::Transfer);
     }
     Ok(question)
 }

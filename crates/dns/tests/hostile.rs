@@ -42,7 +42,7 @@ fn the_client_gets_no_address_before_the_node_has_learned_it() {
         write(&mut stream, &sent).await;
         let began = Instant::now();
         assert_eq!(read(&mut stream).await.expect("an answer")[..4], [0, 7, 0x81, SERVFAIL]);
-        assert!((1900..4000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+        assert!((1900..4900).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
         assert_eq!(world.outcome().await, Outcome::NotLearned("it took more than 2 s".into()));
         assert_eq!(world.proxy.status().totals["not-learned"], 2);
     });
@@ -144,9 +144,11 @@ fn a_server_that_is_not_there_fails_at_once_and_a_silent_one_after_5_s() {
         let sent = query(7, "www.test", A);
         let began = Instant::now();
         // Nobody has the port: an ICMP error for UDP, a reset for TCP.
-        assert_eq!(world.ask(CLIENT, SERVER, &sent).await[3], SERVFAIL);
-        let Outcome::Failed(why) = world.outcome().await else { panic!("an error") };
-        assert!(why.contains("refused"), "{why}");
+        for (from, to) in [(CLIENT, SERVER), (CLIENT_6, SERVER_6)] {
+            assert_eq!(world.ask(from, to, &sent).await[3], SERVFAIL);
+            let Outcome::Failed(why) = world.outcome().await else { panic!("an error") };
+            assert!(why.contains("refused"), "{why}");
+        }
         let mut stream = world.tcp(CLIENT, SERVER).await;
         write(&mut stream, &sent).await;
         assert_eq!(read(&mut stream).await.expect("an answer")[3], SERVFAIL);
@@ -216,8 +218,8 @@ fn messages_that_are_no_queries_are_answered_by_their_kind_or_dropped() {
             (changed(5, 2), formerr, Malformed::Questions(2)),
             (changed(12, 0xc0), formerr, Malformed::Question),
             (good[..20].to_vec(), formerr, Malformed::Question),
-            (changed(2, 5 << 3), notimp, Malformed::Kind { opcode: 5 }),
-            (query(0x1234, "www.test", 252), notimp, Malformed::Kind { opcode: 0 }),
+            (changed(2, 5 << 3), notimp, Malformed::Kind(5)),
+            (query(0x1234, "www.test", 252), notimp, Malformed::Transfer),
         ] {
             let reply = world.ask(CLIENT, SERVER, &message).await;
             assert_eq!((&reply[..2], reply[3], reply.len()), (&good[..2], code, 12), "{why}");

@@ -144,6 +144,23 @@ fn two_queries_of_one_socket_and_answers_in_fragments() {
 }
 
 #[test]
+fn answers_of_any_length_arrive() {
+    in_a_world(|world| async move {
+        let _resolver = Resolver::start(Some(&world.server), &[SERVER, SERVER_6]);
+        world.serve().await;
+        for (from, to) in [(CLIENT, SERVER), (CLIENT_6, SERVER_6)] {
+            let socket = world.udp(from, to).await;
+            for length in 1..20 {
+                // The client's kernel drops what has a wrong checksum.
+                let sent = query(length, &format!("{}.test", "x".repeat(length.into())), A);
+                socket.send(&sent).await.expect("sent");
+                assert_eq!(Some(receive(&socket).await), answer_to(&sent, false));
+            }
+        }
+    });
+}
+
+#[test]
 fn a_server_of_the_node_itself_keeps_its_port_and_is_asked() {
     in_a_world(|world| async move {
         // Without SO_REUSEADDR: nothing else can have its addresses.

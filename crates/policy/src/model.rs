@@ -160,7 +160,8 @@ pub enum Peer {
         /// Networks inside it that do not match.
         except: Vec<IpNet>,
     },
-    /// Addresses, endpoints' own included, of the names of DNS that match, as far as they are known.
+    /// Addresses of the names of DNS that match, as far as they are known, but for those of endpoints and of the node: whoever answers for a name
+    /// opens no container.
     Names(NamePattern),
     /// What has no labels.
     Entity(Entity),

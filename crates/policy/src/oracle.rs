@@ -168,7 +168,7 @@ fn peer_matches(peer: &Peer, flow: &Flow<'_>) -> bool {
     match (peer, other) {
         (Peer::Endpoints(selector), PeerOf::Endpoint(endpoint, _)) => selects(selector, endpoint),
         (Peer::Network { net, except }, _) => net.contains(address) && !except.iter().any(|e| e.contains(address)),
-        (Peer::Names(pattern), _) => {
+        (Peer::Names(pattern), PeerOf::Outside(_)) => {
             flow.names.iter().any(|(name, addresses)| addresses.contains(address) && pattern.matches(name))
         }
         (Peer::Entity(Entity::All), _)

@@ -157,8 +157,13 @@ pub fn in_a_world<F: Future<Output = ()>>(test: impl FnOnce(World) -> F + Send) 
 
 fn link(name: &str, space: &Space, v4: &str, v6: &str) {
     ip(&format!("link add {name} type veth peer name eth0 netns {}", space.tid));
-    space.run(|| ip("link set eth0 up"));
-    ip(&format!("link set {name} up"));
+    // The kernel's own link-local addresses would be checked for duplicates for a second.
+    space.run(|| {
+        ip("link set eth0 addrgenmode none up");
+        add("fe80::2/64", "eth0");
+    });
+    ip(&format!("link set {name} addrgenmode none up"));
+    add("fe80::1/64", name);
     add(v4, name);
     add(v6, name);
 }

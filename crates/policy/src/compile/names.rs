@@ -88,6 +88,11 @@ impl Names {
         touched.map(named).collect()
     }
 
+    /// Whether the atom is an active pattern.
+    pub(super) fn is_pattern(&self, id: AtomId) -> bool {
+        self.patterns.contains_key(&id)
+    }
+
     /// The number of addresses that a pattern matches; none if it is not active.
     pub(super) fn addresses_of(&self, id: AtomId) -> usize {
         self.matched_by(id).count()

@@ -104,7 +104,10 @@ impl Peers {
             return None;
         }
         let (identity, _) = kinds.known(owner)?;
-        let networks = self.boundaries.matching(net);
+        let mut networks = self.boundaries.matching(net);
+        if owner != Owner::Outside && networks.iter().any(|atom| self.names.is_pattern(*atom)) {
+            networks = networks.iter().copied().filter(|atom| !self.names.is_pattern(*atom)).collect();
+        }
         let Some(own) = self.owners.get(&owner).filter(|own| !own.is_empty()) else {
             return Some((identity, networks));
         };

@@ -108,7 +108,7 @@ fn an_address_of_two_names_stays_until_neither_has_it() {
 }
 
 #[test]
-fn addresses_of_endpoints_of_the_node_and_of_networks_may_be_of_names_too() {
+fn addresses_of_endpoints_and_of_the_node_stay_theirs_and_those_of_networks_may_be_of_names_too() {
     let mut engine = engine();
     let node = Event::Node(addresses(&["192.0.2.1"]));
     let mut others = admits(1, "a", &["b"]);
@@ -121,8 +121,8 @@ fn addresses_of_endpoints_of_the_node_and_of_networks_may_be_of_names_too() {
 
     let texts = ["10.0.0.2", "192.0.2.1", "203.0.113.7"];
     engine.apply([name("b.example", &texts)]).expect("it fits");
-    assert!(texts.iter().all(|text| passes(&engine, text)) && !alike(&engine));
-    assert_eq!(row(&engine, "10.0.0.2").map(|row| row.identity), row(&engine, "10.0.0.3").map(|row| row.identity));
+    assert_eq!(texts.map(|text| passes(&engine, text)), [false, false, true]);
+    assert!(alike(&engine));
     // Each of them is still what it was to the other rules: "b" and the network may send to "a".
     let class = |text: &str| {
         let probe = (EndpointKey(1), Direction::Ingress, text.parse().expect("address"), Destination::Other(47));
@@ -149,4 +149,20 @@ fn names_that_do_not_fit_are_refused_and_the_rule_is_told() {
     assert!(!passes(&engine, "203.0.113.1"));
     engine.apply([of(10)]).expect("it fits");
     assert!(passes(&engine, "203.0.113.10") && !passes(&engine, "203.0.113.11"));
+}
+
+#[test]
+fn no_answer_of_dns_opens_an_endpoint_or_the_node() {
+    let mut engine = engine();
+    let own = |key| labelled(key, "b");
+    let address = own(2).addresses[0];
+    let text = address.to_string();
+    let all = ["203.0.113.1", "203.0.113.9", &text];
+    engine.apply([name("a.example", &all), Event::Node(addresses(&["203.0.113.9"])), endpoint(2, "b")]).expect("it fits");
+    assert_eq!(all.map(|address| passes(&engine, address)), [true, false, false]);
+    // The address is the world's when they are gone.
+    engine.apply([Event::Node(BTreeSet::new()), Event::NoEndpoint(EndpointKey(2))]).expect("it fits");
+    assert_eq!(all.map(|address| passes(&engine, address)), [true; 3]);
+    engine.apply([endpoint(2, "b")]).expect("it fits");
+    assert!(!passes(&engine, &text));
 }
