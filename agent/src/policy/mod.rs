@@ -37,7 +37,7 @@ mod members;
 mod names;
 mod probes;
 mod proxied;
-mod redirects;
+pub mod redirects;
 mod rows;
 
 use std::{
@@ -532,6 +532,7 @@ impl<K: PolicyKernel> Policy<K> {
             let made = self.kernel.ensure_way_to_proxy(true).await;
             self.uses_proxy.store(made.is_ok(), Ordering::Relaxed);
             or_problem(inner, made)?;
+            wharf_crash::point("policy/after-way");
         }
         let asked = self.tell_proxy(inner, redirects::both(&inner.told, &after));
         let acknowledged = self.await_proxy(asked).await;

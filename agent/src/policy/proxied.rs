@@ -39,7 +39,9 @@ impl<K: PolicyKernel> Policy<K> {
             return Ok(());
         }
         self.uses_proxy.store(false, Ordering::Relaxed);
+        wharf_crash::point("policy/before-way-removal");
         self.kernel.ensure_way_to_proxy(false).await?;
+        wharf_crash::point("policy/after-way-removal");
         Ok(())
     }
 
@@ -59,6 +61,7 @@ impl<K: PolicyKernel> Policy<K> {
         }
         let listeners = redirects::listeners(&wanted);
         if listeners != inner.listeners {
+            wharf_crash::point("policy/before-ports");
             match redirects::save(&self.redirects_file, listeners.clone()) {
                 Ok(()) => inner.listeners = listeners,
                 Err(why) => {
@@ -68,7 +71,9 @@ impl<K: PolicyKernel> Policy<K> {
             }
         }
         inner.told.clone_from(&wanted);
-        self.redirects.set(wanted)
+        let asked = self.redirects.set(wanted);
+        wharf_crash::point("policy/after-telling");
+        asked
     }
 
     /// Waits for what the proxy was told, as long as it is worth while; an error says what it has not acknowledged.
@@ -77,7 +82,9 @@ impl<K: PolicyKernel> Policy<K> {
             return Ok(());
         }
         let all = futures::future::join_all(asked.into_iter().map(|(_, completion)| completion));
-        match tokio::time::timeout(self.redirects.patience(), all).await {
+        let answered = tokio::time::timeout(self.redirects.patience(), all).await;
+        wharf_crash::point("policy/after-acknowledgement");
+        match answered {
             Ok(answers) if answers.iter().all(Result::is_ok) => Ok(()),
             _ => Err(unacknowledged(&self.redirects.outstanding())),
         }

@@ -21,7 +21,7 @@ const VERSION: u32 = 1;
 const MAX_FILE: u64 = 128 << 20;
 
 /// Listeners by port.
-pub(super) type Listeners = BTreeMap<u16, Arc<Listener>>;
+pub type Listeners = BTreeMap<u16, Arc<Listener>>;
 
 #[derive(Serialize, Deserialize)]
 struct File {
@@ -71,7 +71,10 @@ pub(super) fn listeners(wanted: &Wanted) -> Listeners {
 }
 
 /// What the file keeps; nothing where there is none.
-pub(super) fn load(path: &Path) -> io::Result<Listeners> {
+///
+/// # Errors
+/// It cannot be read, or does not have the file's format.
+pub fn load(path: &Path) -> io::Result<Listeners> {
     let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Listeners::new()) };
     let File { version, listeners } = serde_json::from_slice(&text)?;
     if version != VERSION {
@@ -81,7 +84,10 @@ pub(super) fn load(path: &Path) -> io::Result<Listeners> {
 }
 
 /// Writes what [`load`] reads.
-pub(super) fn save(path: &Path, listeners: Listeners) -> io::Result<()> {
+///
+/// # Errors
+/// It cannot be written, or would be too large to be read again.
+pub fn save(path: &Path, listeners: Listeners) -> io::Result<()> {
     let text = serde_json::to_vec(&File { version: VERSION, listeners })?;
     if text.len() as u64 > MAX_FILE {
         return Err(io::Error::other(format!("{} bytes, at most {MAX_FILE} are read again", text.len())));
