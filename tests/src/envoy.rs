@@ -10,17 +10,24 @@ use nix::{
 
 use crate::{Node, NodeConfig, process::bin_dir};
 
+/// Path of Envoy: `WHARF_ENVOY`, or the one that `cargo xtask setup` puts under target/.
+///
+/// # Errors
+/// When there is none.
+pub fn program() -> Result<PathBuf> {
+    let installed = || bin_dir().join("../envoy/bin/envoy");
+    let program = env::var_os("WHARF_ENVOY").map_or_else(installed, PathBuf::from);
+    ensure!(program.is_file(), "{} is not there: `cargo xtask setup`, or set WHARF_ENVOY", program.display());
+    program.canonicalize().context("resolve Envoy's path")
+}
+
 impl NodeConfig {
-    /// The agent starts Envoy: `WHARF_ENVOY`, or the one that `cargo xtask setup` puts under target/.
+    /// The agent starts Envoy ([`program`]).
     ///
     /// # Errors
     /// When there is none.
     pub fn with_envoy(self) -> Result<Self> {
-        let installed = || bin_dir().join("../envoy/bin/envoy");
-        let program = env::var_os("WHARF_ENVOY").map_or_else(installed, PathBuf::from);
-        ensure!(program.is_file(), "{} is not there: `cargo xtask setup`, or set WHARF_ENVOY", program.display());
-        let program = program.canonicalize().context("resolve Envoy's path")?;
-        Ok(self.flags(&["--envoy", &program.to_string_lossy()]))
+        Ok(self.flags(&["--envoy", &program()?.to_string_lossy()]))
     }
 }
 

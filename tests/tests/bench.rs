@@ -49,10 +49,11 @@ fn smoke(parts: &[&str], titles: &[&str], marks_expected: usize) -> Result<()> {
 }
 
 const POLICY: &str = "policy";
+const L7: &str = "l7";
 
 #[test]
-fn the_smoke_run_measures_everything_but_policy() -> Result<()> {
-    let parts: Vec<&str> = PARTS.into_iter().filter(|part| *part != POLICY).collect();
+fn the_smoke_run_measures_everything_but_policy_and_requests() -> Result<()> {
+    let parts: Vec<&str> = PARTS.into_iter().filter(|part| ![POLICY, L7].contains(part)).collect();
     let titles = [
         "ADD, one at a time",
         "DEL, one at a time",
@@ -74,6 +75,18 @@ fn the_smoke_run_measures_policy() -> Result<()> {
         "policy: rows that an added rule writes",
     ];
     smoke(&[POLICY], &titles, 13)
+}
+
+#[test]
+fn the_smoke_run_measures_rules_about_requests() -> Result<()> {
+    let titles = [
+        "l7: requests, 16 connections that stay open",
+        "l7: TCP request/response, 1 byte, on a port without requests",
+        "l7: a DEL's wait for the proxy",
+        "l7: DEL of 20 with redirects, 16 at once",
+        "l7: DEL while the proxy is stopped",
+    ];
+    smoke(&[L7], &titles, 5)
 }
 
 #[test]

@@ -13,11 +13,13 @@
 //! | [`flows`] | DEL beside half a million flows; a million connections while flows are collected |
 //! | [`scale`] | a thousand endpoints: time, memory, and what the agent does at rest |
 //! | [`policy`] | traffic and packets with rules and without; added rules, new endpoints, many networks |
+//! | [`l7`] | rules about requests: deletes that wait for the proxy, requests through it, flows beside them |
 
 pub mod churn;
 pub mod ends;
 pub mod findings;
 pub mod flows;
+pub mod l7;
 pub mod machine;
 pub mod nat;
 pub mod phases;
@@ -60,7 +62,7 @@ pub struct Options {
 }
 
 /// Names of the parts, in the order they run. Those that leave the kernel work to do after them come last.
-pub const PARTS: [&str; 8] = ["traffic", "programs", "one", "nat", "flows", "many", "scale", "policy"];
+pub const PARTS: [&str; 9] = ["traffic", "programs", "one", "nat", "flows", "many", "scale", "policy", "l7"];
 
 impl Options {
     fn rounds(&self, quick: usize, full: usize) -> usize {
@@ -107,6 +109,7 @@ fn one(part: &str, options: &Options) -> Result<Part> {
             scale::measure(agent, endpoints, Duration::from_secs(rest))
         }
         "policy" => policy::measure(agent, &policy::Extent::of(quick, options.rounds(3, 20), options.rounds(3, 50))),
+        "l7" => l7::measure(agent, &l7::Extent::of(quick, options.rounds(3, 100), options.rounds(2, 20))),
         other => anyhow::bail!("there is no part {other}; there are {}", PARTS.join(", ")),
     }
 }

@@ -12,6 +12,7 @@ mod operation;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "made for the scenarios of policy, of which the matrix needs less")]
 mod pods;
+mod redirected;
 mod rules;
 mod scene;
 
@@ -181,10 +182,40 @@ fn policy_restart_after_an_interrupted_import_third_third() -> Result<()> {
 }
 
 #[test]
+fn redirects_import() -> Result<()> {
+    matrix::run(&operation::redirects::IMPORT)
+}
+
+#[test]
+fn redirects_change() -> Result<()> {
+    matrix::run(&operation::redirects::CHANGE)
+}
+
+#[test]
+fn redirects_delete() -> Result<()> {
+    matrix::run(&operation::redirects::DELETE)
+}
+
+#[test]
+fn redirects_end_of_the_way_to_the_proxy() -> Result<()> {
+    matrix::run(&operation::redirects::LEAVE)
+}
+
+#[test]
+fn redirects_add() -> Result<()> {
+    matrix::run(&operation::redirects::ADD)
+}
+
+#[test]
+fn redirects_del() -> Result<()> {
+    matrix::run(&operation::redirects::DEL)
+}
+
+#[test]
 fn the_matrix_is_as_large_as_it_should_be() -> Result<()> {
     let mut pairs = 0;
     let mut names = std::collections::BTreeSet::new();
-    for operation in operation::ALL {
+    for operation in operation::ALL.into_iter().chain(operation::redirects::ALL) {
         let points = matrix::points(operation)?;
         println!("{:>3} points: {}", points.len(), operation.name);
         pairs += points.len();

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use wharf_tests::{Node, NodeConfig, crash, process::Finished, scenario};
 
 use crate::{
-    operation::{Operation, Victim},
+    operation::{Operation, Victim, redirects::PROXY_PORT},
     scene::{Scene, await_quiet},
 };
 
@@ -37,7 +37,7 @@ pub(crate) fn starts(operation: &Operation) -> Result<()> {
     let mut tries = 0;
     for point in &points {
         let on_a_node = || {
-            let mut node = Node::without_agent(config(operation))?;
+            let mut node = Node::without_agent(config(operation)?)?;
             let result = start_at(&mut node, point);
             if result.is_err() {
                 eprintln!("---- log of the node's agent\n{}---- end of the log", node.log());
@@ -81,12 +81,14 @@ fn until_killed(mut attempt: impl FnMut() -> Result<bool>) -> Result<usize> {
     bail!("the operation did not come to this point in {TRIES} tries")
 }
 
-fn config(operation: &Operation) -> NodeConfig {
-    NodeConfig { flags: operation.flags.iter().map(|f| (*f).to_owned()).collect(), toml: None }
+fn config(operation: &Operation) -> Result<NodeConfig> {
+    let config = NodeConfig { flags: operation.flags.iter().map(|f| (*f).to_owned()).collect(), toml: None };
+    // Where Envoy is is known at run time only.
+    if operation.flags.contains(&PROXY_PORT) { config.with_envoy() } else { Ok(config) }
 }
 
 fn with_scene(operation: &Operation, body: impl FnOnce(&mut Scene<'_>) -> Result<()>) -> Result<()> {
-    scenario(config(operation), |node| {
+    scenario(config(operation)?, |node| {
         let mut scene = Scene::new(node)?;
         body(&mut scene)?;
         scene.end()
@@ -96,7 +98,7 @@ fn with_scene(operation: &Operation, body: impl FnOnce(&mut Scene<'_>) -> Result
 fn learn_start(operation: &Operation) -> Result<Vec<String>> {
     let mut traces = Vec::new();
     for _ in 0..2 {
-        let mut node = Node::without_agent(config(operation))?;
+        let mut node = Node::without_agent(config(operation)?)?;
         ensure!(node.start_armed_agent()?, "the agent died at a crash point that nobody wished for");
         await_quiet(&node)?;
         traces.push(crash::trace(node.dirs())?);
@@ -178,7 +180,8 @@ impl Random {
     }
 }
 
-/// Each point that is in all traces; a point of the store as often as it is passed, because each commit is another.
+/// Each point that is in all traces; one of the store, of a file of the state directory and of policy as often as it is passed, because each
+/// commit, file and step is another.
 fn common(traces: &[Vec<String>]) -> Result<Vec<String>> {
     let mut points = Vec::new();
     let counts: Vec<BTreeMap<&str, usize>> = traces.iter().map(|trace| count(trace)).collect();
@@ -187,7 +190,9 @@ fn common(traces: &[Vec<String>]) -> Result<Vec<String>> {
     for name in first.keys() {
         let least = counts.iter().map(|c| c.get(name).copied().unwrap_or(0)).min().unwrap_or(0);
         match &mut random {
-            _ if name.starts_with("store/") => points.extend((1..=least).map(|n| format!("{name}:{n}"))),
+            _ if ["store/", "kept/", "policy/"].iter().any(|room| name.starts_with(room)) => {
+                points.extend((1..=least).map(|n| format!("{name}:{n}")))
+            }
             // Each leaves other rows.
             _ if *name == "datapath/policy/after-row" => {
                 let every = least.div_ceil(MOST_ROWS).max(1);

@@ -1,6 +1,7 @@
 //! The operations that are interrupted, and how a runtime goes on after each.
 
 pub(crate) mod policy;
+pub(crate) mod redirects;
 
 use std::{process::Command, time::Duration};
 
@@ -277,7 +278,7 @@ pub(crate) const PLUGIN_DEL_OVER_RUBBISH: Operation = Operation {
     go_on: retry_del,
 };
 
-/// All of them.
+/// All of them but [`redirects::ALL`].
 pub(crate) const ALL: [&Operation; 24] = [
     &START_EMPTY,
     &ADD,
@@ -331,7 +332,7 @@ fn cni(scene: &Scene<'_>, command: &str, armed: bool) -> Result<Act> {
     let node = &*scene.node;
     let ports = json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]});
     let published = node.netconf().with("runtimeConfig", ports);
-    let published = if scene.guard.is_some() { published.with("args", guard::labels_of_x()) } else { published };
+    let published = if scene.is_labelled() { published.with("args", guard::labels_of_x()) } else { published };
     let call = node.cni(command).of(scene.x.name(), scene.x.path(), "eth0").conf(&published);
     let call = if armed { call.armed(node.dirs()) } else { call };
     Ok(Act::Cni(call.ready()?))

@@ -68,7 +68,9 @@ pub(crate) fn observe(node: &Node) -> Result<Rules> {
             rules.extend(rows.into_iter().map(|row| format!("{} {direction} {row}", of.container_id)));
             rules.insert(format!("{} {direction} has {}", of.container_id, if set == "0" { "none" } else { "rules" }));
             let mut verdicts = verdicts_of.get(set).cloned().unwrap_or_default();
-            let mut told: Vec<String> = told.rows.into_iter().map(|row| row.verdict).collect();
+            // Of a redirect, without its port.
+            let verdict = |verdict: &str| verdict.split(' ').next().unwrap_or_default().to_owned();
+            let mut told: Vec<String> = told.rows.into_iter().map(|row| verdict(&row.verdict)).collect();
             verdicts.sort();
             told.sort();
             ensure!(verdicts == told, "{} {direction}: rows {verdicts:?}, told {told:?}", of.container_id);

@@ -1,5 +1,5 @@
 //! A node on which two containers live through everything, and what must be so after each crash; with policy ([`Guard`]), three
-//! more.
+//! more, and with rules about requests ([`Redirected`]) two.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,10 @@ use wharf_tests::{
     wait,
 };
 
-use crate::guard::{self, Guard};
+use crate::{
+    guard::{self, Guard},
+    redirected::{self, Redirected},
+};
 
 /// The node, its two witnesses, and the container that operations are about.
 pub(crate) struct Scene<'n> {
@@ -32,6 +35,8 @@ pub(crate) struct Scene<'n> {
     pub(crate) dead: Option<Attached>,
     /// Policy, where the operation is about it.
     pub(crate) guard: Option<Guard>,
+    /// Rules about requests, where the operation is about them.
+    redirected: Option<Redirected>,
     /// The agent that runs, if one does, is one with crash points.
     armed: bool,
 }
@@ -42,7 +47,8 @@ impl<'n> Scene<'n> {
         let (a, b, x) = (node.sandbox("a")?, node.sandbox("b")?, node.sandbox("x")?);
         let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
         let echo = EchoServer::start(b.space()?)?;
-        let scene = Self { node, a: (a, ea), b: (b, eb), echo, x, ex: None, dead: None, guard: None, armed: false };
+        let (a, b) = ((a, ea), (b, eb));
+        let scene = Self { node, a, b, echo, x, ex: None, dead: None, guard: None, redirected: None, armed: false };
         scene.witnesses_talk()?;
         Ok(scene)
     }
@@ -52,6 +58,9 @@ impl<'n> Scene<'n> {
         drop(self.echo);
         if let Some(guard) = self.guard {
             guard.end(self.node)?;
+        }
+        if let Some(redirected) = self.redirected {
+            redirected.end(self.node)?;
         }
         self.node.detach(&self.a.1)?;
         self.node.detach(&self.b.1)
@@ -69,8 +78,36 @@ impl<'n> Scene<'n> {
         self.guard.as_ref().context("a guard")
     }
 
+    /// Rules about requests are in force, or were and are no longer.
+    pub(crate) fn redirecting(&mut self, judged: bool) -> Result<()> {
+        if self.redirected.is_none() {
+            self.redirected = Some(Redirected::new(self.node, &self.x)?);
+        }
+        let redirected = self.redirected.as_mut().context("rules about requests")?;
+        redirected.reset(self.node, judged)
+    }
+
+    pub(crate) fn redirected(&self) -> Result<&Redirected> {
+        self.redirected.as_ref().context("rules about requests")
+    }
+
+    /// The proxy takes a connection to `x`.
+    pub(crate) fn hold_x(&mut self) -> Result<()> {
+        let ex = self.ex.as_ref().context("x is not attached")?;
+        self.redirected.as_mut().context("rules about requests")?.hold(ex)
+    }
+
+    /// Whether `x` has the label that policies name.
+    pub(crate) fn is_labelled(&self) -> bool {
+        self.guard.is_some() || self.redirected.is_some()
+    }
+
     /// With policy: the kernel has the rows that follow from what is wanted, see [`Guard::rules_follow`].
     pub(crate) fn rules_follow(&mut self, is_whole: bool) -> Result<()> {
+        if let Some(redirected) = &self.redirected {
+            await_quiet(self.node)?;
+            redirected.follow(self.node)?;
+        }
         let Some(guard) = &mut self.guard else { return Ok(()) };
         await_quiet(self.node)?;
         guard.rules_follow(self.node, is_whole)
@@ -80,6 +117,9 @@ impl<'n> Scene<'n> {
     pub(crate) fn witnesses_talk(&self) -> Result<()> {
         if let Some(guard) = &self.guard {
             guard.holds()?;
+        }
+        if let Some(redirected) = &self.redirected {
+            redirected.holds()?;
         }
         let (from, to) = (self.a.0.space()?, &self.b.1);
         echo::udp(from, self.echo.udp_at(to.v4()?.into()), 1000).context("UDP between containers that live on")?;
@@ -113,10 +153,8 @@ impl<'n> Scene<'n> {
 
     /// CNI ADD of `x`, which must go well.
     pub(crate) fn add_x(&mut self) -> Result<()> {
-        let conf = match self.guard {
-            Some(_) => self.node.netconf().with("args", guard::labels_of_x()),
-            None => self.node.netconf(),
-        };
+        let conf = self.node.netconf();
+        let conf = if self.is_labelled() { conf.with("args", guard::labels_of_x()) } else { conf };
         self.ex = Some(self.node.attach_with(&self.x, "eth0", &conf)?);
         Ok(())
     }
@@ -175,7 +213,9 @@ impl<'n> Scene<'n> {
     /// Everything that is not as it should be.
     fn amiss(&self) -> Result<Vec<String>> {
         let guards = self.guard.iter().flat_map(Guard::ends);
-        let expected: Vec<&Attached> = [&self.a.1, &self.b.1].into_iter().chain(guards).chain(&self.ex).collect();
+        let servers = self.redirected.iter().flat_map(Redirected::ends);
+        let own = [&self.a.1, &self.b.1].into_iter();
+        let expected: Vec<&Attached> = own.chain(guards).chain(servers).chain(&self.ex).collect();
         amiss(self.node, &expected)
     }
 
@@ -195,6 +235,12 @@ impl<'n> Scene<'n> {
             }
             ping(self.x.space()?, ex.gateways()?[0])?.must_answer().context("the container that was retried")?;
             echo::udp(self.x.space()?, self.echo.udp_at(self.b.1.v6()?.into()), 100)?;
+            if let Some(redirected) = &self.redirected {
+                redirected.serves(self.node, ex)?;
+            }
+        }
+        if self.redirected.is_some() {
+            redirected::left(self.node)?;
         }
         {
             let y = self.node.sandbox("y")?;

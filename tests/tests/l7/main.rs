@@ -1,5 +1,6 @@
 //! Rules about requests: policy, the programs and a real Envoy together.
 
+mod many;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]
 mod pods;

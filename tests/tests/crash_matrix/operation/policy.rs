@@ -113,11 +113,11 @@ fn armed_and_guarded(scene: &mut Scene<'_>, more: &[String]) -> Result<()> {
     scene.await_quiet()
 }
 
-fn wharf(scene: &Scene<'_>, arguments: &[&str]) -> Result<Act> {
+pub(super) fn wharf(scene: &Scene<'_>, arguments: &[&str]) -> Result<Act> {
     scene.node.wharf_command(arguments).map(Act::Cli)
 }
 
-fn import(scene: &Scene<'_>, text: &str) -> Result<Act> {
+pub(super) fn import(scene: &Scene<'_>, text: &str) -> Result<Act> {
     let path = guard::file(scene.node, text)?;
     wharf(scene, &["policy", "import", &path.display().to_string()])
 }
@@ -126,6 +126,6 @@ fn relabel_web(scene: &Scene<'_>) -> Result<Act> {
     wharf(scene, &["endpoint", "labels", &scene.guard()?.web().id(), "--set", "cni:app=guest"])
 }
 
-fn retried(act: Act) -> Result<()> {
+pub(super) fn retried(act: Act) -> Result<()> {
     act.run()?.context("a command")?.ok().map(drop)
 }
