@@ -10,19 +10,25 @@
 //! | [`netlink`] | what the kernel answers and tells of links, routes and connections |
 //! | [`map_rows`] | rows of the shared maps, records of the event ring buffer |
 //! | [`policy_documents`] | network policies, YAML and JSON |
+//! | [`xds`] | Envoy's requests on its xDS streams, among changes of what it is to have |
+//! | [`access_log`] | messages in which Envoy tells of requests |
+//! | [`redirects_file`] | the file that keeps the ports of the proxy |
 //!
 //! Each module has one `run`, which panics when a property is broken: a parser must not only survive, what it accepts
 //! must mean the same when it is written and read again, and what it refuses must be told by name. The programs in
 //! `fuzz_targets` hand libFuzzer's inputs to them, the test in `tests/corpus.rs` the checked-in ones.
 
+pub mod access_log;
 pub mod map_rows;
 pub mod mark;
 pub mod netlink;
 pub mod policy_documents;
 pub mod queue_record;
+pub mod redirects_file;
 pub mod rest_body;
 pub mod stdin;
 pub mod store;
+pub mod xds;
 
 /// A byte slice's lines, `count` of them, and what comes after them; missing lines are empty.
 fn head(mut bytes: &[u8], count: usize) -> (Vec<&[u8]>, &[u8]) {

@@ -54,3 +54,18 @@ fn map_rows() {
 fn policy_documents() {
     replay("policy_documents", wharf_fuzz::policy_documents::run);
 }
+
+#[test]
+fn xds() {
+    replay("xds", wharf_fuzz::xds::run);
+}
+
+#[test]
+fn access_log() {
+    replay("access_log", wharf_fuzz::access_log::run);
+}
+
+#[test]
+fn redirects_file() {
+    replay("redirects_file", wharf_fuzz::redirects_file::run);
+}

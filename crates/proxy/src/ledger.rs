@@ -51,6 +51,12 @@ pub enum WaitError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WaitId(u64);
 
+impl WaitId {
+    pub(crate) const fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// What became of a wait that was to be.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Registered {

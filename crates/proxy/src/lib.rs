@@ -35,6 +35,7 @@ mod bootstrap;
 mod envoy;
 mod ledger;
 mod listener;
+pub mod outside;
 mod process;
 mod proxy;
 mod records;

@@ -8,7 +8,8 @@ mod model_tests;
 mod subscription;
 mod wire;
 
+pub use self::subscription::Variant;
 pub(crate) use self::{
-    subscription::{Request, Response, Stream, Variant},
+    subscription::{Request, Response, Stream},
     wire::{delta_request, delta_response, sotw_request, sotw_response},
 };

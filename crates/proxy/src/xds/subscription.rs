@@ -20,8 +20,10 @@ const MAX_REASON: usize = 1024;
 
 /// Which of the protocol's variants a stream speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Variant {
+pub enum Variant {
+    /// The state of the world: a response holds every resource of its type.
     Sotw,
+    /// Incremental: a response holds what changed.
     Delta,
 }
 

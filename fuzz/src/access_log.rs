@@ -1,0 +1,25 @@
+//! Messages in which Envoy tells of requests. Clients choose most of their texts.
+
+use wharf_proxy::{Content, outside::access_log};
+
+/// Bytes of a text that are kept.
+const MAX_TEXT: usize = 2048;
+
+/// Runs one input: a message.
+pub fn run(data: &[u8]) {
+    let Some(records) = access_log(data) else { return };
+    // The least that an entry with a member has.
+    assert!(records.len() <= data.len() / 16, "{} records in {} bytes", records.len(), data.len());
+    for record in &records {
+        let texts = match &record.content {
+            Content::Http { method, path, host, .. } => vec![method, path, host],
+            Content::Tls { server_name } => vec![server_name],
+        };
+        assert!(texts.iter().all(|text| text.len() <= MAX_TEXT), "a text was not cut");
+        assert!(record.flags.is_ascii() && record.flags.len() < 64, "{}", record.flags);
+    }
+    assert_eq!(access_log(data).as_ref(), Some(&records), "a message has two meanings");
+    // A message after another is as if its entries stood in one: a list of entries is one field that is repeated.
+    let twice = access_log(&[data, data].concat()).expect("two messages are one");
+    assert!(twice.len() >= records.len(), "records are lost");
+}
