@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     args::{CoreSources, Passed},
-    build,
+    build, envoy,
     packages::{self, Need},
     privilege::Privilege,
     progress::{Progress, describe},
@@ -42,7 +42,10 @@ pub(crate) fn bench(
     passed: &Passed,
 ) -> Result<ExitStatus> {
     privilege.confirm("the bench (it makes network namespaces)")?;
-    prepare(workspace, privilege, verbose, packages::BENCH, &["wharf-bench"])?;
+    let mut progress = Progress::new(STEPS + 1, verbose, privilege);
+    let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::BENCH, CoreSources::Auto)?;
+    progress.step(envoy::STEP, |step| envoy::ensure(step, workspace))?;
+    build::ensure(&mut progress, workspace, &toolchain, &["wharf-bench"])?;
     eprintln!();
     let status = run(as_root(workspace, privilege, "wharf-bench", passed))?;
     privilege.give_back(&workspace.target().join("bench"))?;

@@ -93,6 +93,7 @@ pub(crate) const BENCH: &[Need] = &[
     Need::program("iproute2", "ip"),
     Need::program("iptables", "iptables"),
     Need::file("containernetworking-plugins", "/usr/lib/cni/ptp"),
+    VENV,
 ];
 
 /// The packages of these lists that are missing, each once.

@@ -3,11 +3,13 @@
 use std::{
     fs,
     net::SocketAddr,
+    os::unix::process::CommandExt as _,
     path::Path,
     process::{Child, Stdio},
 };
 
 use anyhow::{Context, Result};
+use nix::unistd::setsid;
 use serde_json::{Value, json};
 
 use crate::{envoy, process::command_in, space::Space, wait};
@@ -22,7 +24,11 @@ impl Plain {
         fs::write(&file, bootstrap(at, server).to_string()).context("write a bootstrap")?;
         let mut command = command_in(space, envoy::program()?)?;
         command.arg("--config-path").arg(&file).args(["--concurrency", "2", "--log-level", "error"]);
-        command.args(["--disable-hot-restart"]).stdin(Stdio::null());
+        command.arg("--disable-hot-restart").stdin(Stdio::null());
+        // A session of its own, as the agent's Envoy has: the scheduler shares processors among sessions (sched(7), autogroups).
+        let own_session = || setsid().map(drop).map_err(Into::into);
+        // SAFETY: between fork and exec the closure makes one system call; it allocates nothing.
+        unsafe { command.pre_exec(own_session) };
         let plain = Self(command.spawn().context("start Envoy as a reverse proxy")?);
         wait::until("the reverse proxy listens", || {
             Ok(space.run(|| std::net::TcpStream::connect_timeout(&at, wait::PATIENCE))?.is_ok().then_some(()))
