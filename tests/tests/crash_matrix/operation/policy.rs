@@ -126,6 +126,6 @@ fn relabel_web(scene: &Scene<'_>) -> Result<Act> {
     wharf(scene, &["endpoint", "labels", &scene.guard()?.web().id(), "--set", "cni:app=guest"])
 }
 
-pub(super) fn retried(act: Act) -> Result<()> {
+fn retried(act: Act) -> Result<()> {
     act.run()?.context("a command")?.ok().map(drop)
 }

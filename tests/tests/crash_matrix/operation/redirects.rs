@@ -34,14 +34,14 @@ pub(crate) const IMPORT: Operation = Operation {
     victim: Victim::Agent,
     prepare: |scene| armed(scene, false),
     act: |scene| policy::import(scene, &redirected::policy(false)),
-    go_on: |scene, _| policy::retried(policy::import(scene, &redirected::policy(false))?),
+    go_on: |scene, _| imported(policy::import(scene, &redirected::policy(false))?),
 };
 
 pub(crate) const CHANGE: Operation = Operation {
     name: "change of rules about requests",
     prepare: |scene| armed(scene, true),
     act: |scene| policy::import(scene, &redirected::policy(true)),
-    go_on: |scene, _| policy::retried(policy::import(scene, &redirected::policy(true))?),
+    go_on: |scene, _| imported(policy::import(scene, &redirected::policy(true))?),
     ..IMPORT
 };
 
@@ -103,6 +103,14 @@ fn armed(scene: &mut Scene<'_>, judged: bool) -> Result<()> {
     scene.arm()?;
     scene.redirecting(judged)?;
     scene.await_quiet()
+}
+
+/// The proxy may need some time to connect to the next agent.
+fn imported(act: Act) -> Result<()> {
+    let finished = act.run()?.context("a command")?;
+    let waits = finished.code() == 1 && finished.stdout.contains("not in force yet");
+    ensure!(finished.status.success() || waits, "{}", finished.describe());
+    Ok(())
 }
 
 fn delete(scene: &Scene<'_>) -> Result<Act> {
