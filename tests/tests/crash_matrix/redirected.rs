@@ -87,9 +87,12 @@ impl Redirected {
 
     /// The proxy takes a connection to `x`.
     pub(crate) fn hold(&mut self, x: &Attached) -> Result<()> {
-        let mut client = WebClient::connect(self.web.space()?, SocketAddr::new(x.v4()?.into(), PORT))?;
-        ensure!(client.ask("GET", PATHS[0], "x", "")? == 200, "a connection to x");
-        self.held = Some(client);
+        let to = SocketAddr::new(x.v4()?.into(), PORT);
+        // Envoy's threads have a listener some milliseconds after it is acknowledged, and close what comes before.
+        self.held = Some(wait::until("a connection to x", || {
+            let mut client = WebClient::connect(self.web.space()?, to)?;
+            Ok((client.ask("GET", PATHS[0], "x", "").ok() == Some(200)).then_some(client))
+        })?);
         Ok(())
     }
 

@@ -48,10 +48,7 @@ pub(crate) const CHANGE: Operation = Operation {
 pub(crate) const DELETE: Operation = Operation {
     name: "delete of rules about requests, the last",
     prepare: |scene| armed(scene, true),
-    act: |scene| {
-        scene.redirected()?.loosen();
-        delete(scene)
-    },
+    act: delete,
     go_on: |scene, _| {
         // What is gone is not there to be deleted.
         let finished = delete(scene)?.run()?.context("a command")?;
@@ -65,7 +62,6 @@ pub(crate) const LEAVE: Operation = Operation {
     name: "the way to the proxy is taken away",
     prepare: |scene| {
         armed(scene, true)?;
-        scene.redirected()?.loosen();
         delete(scene)?.run()?.context("a command")?.ok().map(drop)
     },
     // It goes by itself.
@@ -114,5 +110,6 @@ fn imported(act: Act) -> Result<()> {
 }
 
 fn delete(scene: &Scene<'_>) -> Result<Act> {
+    scene.redirected()?.loosen();
     policy::wharf(scene, &["policy", "delete", "CiliumClusterwideNetworkPolicy", NAME])
 }
