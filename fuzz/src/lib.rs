@@ -13,14 +13,18 @@
 //! | [`xds`] | Envoy's requests on its xDS streams, among changes of what it is to have |
 //! | [`access_log`] | messages in which Envoy tells of requests |
 //! | [`redirects_file`] | the file that keeps the ports of the proxy |
+//! | [`dns`] | queries of containers, and answers of servers |
+//! | [`names_file`] | the file that keeps names and their addresses |
 //!
 //! Each module has one `run`, which panics when a property is broken: a parser must not only survive, what it accepts
 //! must mean the same when it is written and read again, and what it refuses must be told by name. The programs in
 //! `fuzz_targets` hand libFuzzer's inputs to them, the test in `tests/corpus.rs` the checked-in ones.
 
 pub mod access_log;
+pub mod dns;
 pub mod map_rows;
 pub mod mark;
+pub mod names_file;
 pub mod netlink;
 pub mod policy_documents;
 pub mod queue_record;

@@ -69,3 +69,13 @@ fn access_log() {
 fn redirects_file() {
     replay("redirects_file", wharf_fuzz::redirects_file::run);
 }
+
+#[test]
+fn dns() {
+    replay("dns", wharf_fuzz::dns::run);
+}
+
+#[test]
+fn names_file() {
+    replay("names_file", wharf_fuzz::names_file::run);
+}

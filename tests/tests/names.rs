@@ -21,8 +21,10 @@ use wharf_tests::{
 
 use crate::pods::{Ask, Pod, forget, import};
 
-/// Names of the world that nobody may reach without being told.
-const ELSEWHERE: [&str; 2] = ["198.51.100.3", "2001:db8:7::3"];
+/// Servers of the world beside its resolver.
+const API: [&str; 2] = ["198.51.100.3", "2001:db8:7::3"];
+/// See [`API`].
+const ELSEWHERE: [&str; 2] = ["198.51.100.4", "2001:db8:7::4"];
 
 /// Clients may ask the servers of these networks for names below `test`, and reach `api.test` and what is below `app.test`.
 fn rules(more: &str) -> String {
@@ -40,7 +42,7 @@ fn both(texts: [&str; 2]) -> Result<[IpAddr; 2]> {
 }
 
 fn zone() -> Result<Zone> {
-    let (api, elsewhere) = (both(WORLD)?, both(ELSEWHERE)?);
+    let (api, elsewhere) = (both(API)?, both(ELSEWHERE)?);
     let names = [("api.test", api), ("eu.app.test", elsewhere), ("secret.test", elsewhere)];
     Ok(names.map(|(name, addresses)| (name.to_owned(), addresses.to_vec())).into())
 }
@@ -54,8 +56,9 @@ struct Scene {
 impl Scene {
     fn new(node: &Node) -> Result<Self> {
         let world = World::join(node)?;
-        for (family, address) in [("", format!("{}/24", ELSEWHERE[0])), ("-6 ", format!("{}/64 nodad", ELSEWHERE[1]))] {
-            ip(world.space()?, &format!("{family}address add {address} dev eth0"))?;
+        for [v4, v6] in [API, ELSEWHERE] {
+            ip(world.space()?, &format!("address add {v4}/24 dev eth0"))?;
+            ip(world.space()?, &format!("address add {v6}/64 dev eth0 nodad"))?;
         }
         let resolver = DnsServer::start(world.space()?, &both(WORLD)?, zone()?)?;
         Ok(Self { world, resolver, web: Pod::container(node, "web", "web")? })
@@ -83,7 +86,7 @@ fn an_address_is_reached_as_soon_as_its_name_is_answered_and_no_other_is() -> Re
         let scene = Scene::new(node)?;
         import(node, &rules(""))?;
         for (index, server) in both(WORLD)?.into_iter().enumerate() {
-            let (api, elsewhere) = (both(WORLD)?[index], both(ELSEWHERE)?[index]);
+            let (api, elsewhere) = (both(API)?[index], both(ELSEWHERE)?[index]);
             ensure!(!scene.reaches(api)?, "{api} before its name is known");
             ensure!(scene.ask(server, "api.test", Over::Udp)? == (0, vec![api]), "over UDP");
             // At once: the answer comes after the rows.
@@ -113,17 +116,17 @@ fn names_outlive_the_agent_and_queries_wait_for_it() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let scene = Scene::new(node)?;
         import(node, &rules(""))?;
-        let [server, _] = both(WORLD)?;
-        ensure!(scene.ask(server, "api.test", Over::Udp)?.1 == [server], "before");
-        let mut stream = scene.web.connect(scene.world.echo().tcp_at(server))?;
+        let ([server, _], [api, _]) = (both(WORLD)?, both(API)?);
+        ensure!(scene.ask(server, "api.test", Over::Udp)?.1 == [api], "before");
+        let mut stream = scene.web.connect(scene.world.echo().tcp_at(api))?;
         for round in 0..3 {
             node.kill_agent()?;
-            ensure!(scene.reaches(server)?, "round {round}: without an agent");
+            ensure!(scene.reaches(api)?, "round {round}: without an agent");
             ensure!(scene.ask(server, "api.test", Over::Udp).is_err(), "round {round}: nobody judges");
             node.start_agent()?;
-            ensure!(scene.reaches(server)?, "round {round}: with the next agent");
+            ensure!(scene.reaches(api)?, "round {round}: with the next agent");
             ensure!(!scene.reaches(both(ELSEWHERE)?[0])?, "round {round}: nothing else");
-            ensure!(scene.ask(server, "api.test", Over::Udp)?.1 == [server], "round {round}: asked again");
+            ensure!(scene.ask(server, "api.test", Over::Udp)?.1 == [api], "round {round}: asked again");
         }
         stream.write_all(b"on").and_then(|()| stream.read_exact(&mut [0; 2])).context("a connection goes on")?;
         scene.end(node)
@@ -140,7 +143,7 @@ fn the_resolver_may_be_the_node_or_another_container() -> Result<()> {
         let _on_the_node = DnsServer::start(node.space(), &gateways, zone()?)?;
         let in_a_container = DnsServer::start(resolver.space()?, &resolver.end.both()?, zone()?)?;
         import(node, &rules(""))?;
-        for (index, api) in both(WORLD)?.into_iter().enumerate() {
+        for (index, api) in both(API)?.into_iter().enumerate() {
             let elsewhere = both(ELSEWHERE)?[index];
             for over in [Over::Udp, Over::Tcp] {
                 let answer = scene.ask(gateways[index], "api.test", over)?;

@@ -1,0 +1,20 @@
+//! The file that keeps names and their addresses.
+
+use wharf_dns::cache::Cache;
+
+/// Reads the file; what is read is written and read again as it is.
+///
+/// # Panics
+/// When it is not.
+pub fn run(bytes: &[u8]) {
+    const NOW: u64 = 1_700_000_000_000;
+    let Ok(value) = serde_json::from_slice(bytes) else { return };
+    match Cache::from_json(value, NOW) {
+        Ok(cache) => {
+            let again = cache.to_json().expect("names and addresses are texts");
+            assert_eq!(Cache::from_json(again, NOW).expect("what was written"), cache);
+            assert!(cache.over(NOW).count() <= cache.len());
+        }
+        Err(why) => assert!(!why.to_string().is_empty()),
+    }
+}
