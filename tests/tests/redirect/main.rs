@@ -1,11 +1,13 @@
 //! Flows that a rule redirects to a proxy of the node's.
 
+mod client;
 mod datagrams;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]
 mod pods;
 mod proxy;
 mod rules;
+mod strangers;
 mod udp;
 mod way;
 

@@ -1,121 +1,63 @@
 //! UDP flows that a rule redirects: every datagram of the client's goes to the proxy's one socket.
 
-use std::{
-    io::ErrorKind,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    time::{Duration, Instant},
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, Result, ensure};
+use wharf_common::policy::{ACCEPT, DENY, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, redirect};
+use wharf_tests::{
+    Node, NodeConfig,
+    echo::EchoServer,
+    process::ip,
+    scenario,
+    space::Space,
+    world::{NODE, World},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
-use wharf_common::policy::{ACCEPT, DENY, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, redirect};
-use wharf_tests::space::Space;
-
-use super::*;
-use crate::{datagrams::Datagrams, rules::rule_of_port};
-
-/// How long an echo is waited for that must come, and one that must not.
-const PATIENCE: Duration = Duration::from_secs(3);
-const LOST: Duration = Duration::from_millis(600);
+use crate::{
+    PORT, Scene,
+    client::{Flow, PATIENCE},
+    datagrams::Datagrams,
+    pods::{import, network_policy},
+    rules::{Side, rule, rule_of_port},
+    way::check_sources,
+};
 
 /// The scene of TCP, with a proxy of UDP at the port of each of TCP.
-struct Udp {
-    scene: Scene,
-    egress: Datagrams,
-    ingress: Datagrams,
+pub(crate) struct Udp {
+    pub(crate) scene: Scene,
+    pub(crate) egress: Datagrams,
+    pub(crate) ingress: Datagrams,
 }
 
 impl Udp {
-    fn new(node: &Node) -> Result<Self> {
+    pub(crate) fn new(node: &Node) -> Result<Self> {
         let scene = Scene::new(node)?;
         let egress = Datagrams::start(node.space(), scene.egress.port, MARK_PROXIED_EGRESS)?;
         let ingress = Datagrams::start(node.space(), scene.ingress.port, MARK_PROXIED_INGRESS)?;
         Ok(Self { scene, egress, ingress })
     }
 
-    fn client(&self) -> Result<&Space> {
+    pub(crate) fn client(&self) -> Result<&Space> {
         self.scene.web.space()
     }
 
     /// By both families.
-    fn servers(&self) -> Result<[SocketAddr; 2]> {
+    pub(crate) fn servers(&self) -> Result<[SocketAddr; 2]> {
         Ok(self.scene.db.end.both()?.map(|address| self.scene.echo.udp_at(address)))
     }
 
-    fn dropped(&self, node: &Node) -> Result<u64> {
+    pub(crate) fn dropped(&self, node: &Node) -> Result<u64> {
         node.packets(node.endpoint(&self.scene.web.end)?.id, "egress", "proxy-unavailable")
     }
 
-    fn end(self, node: &Node) -> Result<()> {
+    pub(crate) fn end(self, node: &Node) -> Result<()> {
         drop((self.egress, self.ingress));
         self.scene.end(node)
     }
 }
 
-/// The client's end of a flow.
-struct Flow {
-    socket: UdpSocket,
-    to: SocketAddr,
-}
-
-impl Flow {
-    fn new(from: &Space, to: SocketAddr) -> Result<Self> {
-        Self::of_port(from, 0, to)
-    }
-
-    fn of_port(from: &Space, port: u16, to: SocketAddr) -> Result<Self> {
-        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = from.run(|| UdpSocket::bind((any, port)))?.with_context(|| format!("bind port {port}"))?;
-        // Only what comes from the server's address and port is an answer.
-        socket.connect(to)?;
-        Ok(Self { socket, to })
-    }
-
-    fn port(&self) -> Result<u16> {
-        Ok(self.socket.local_addr()?.port())
-    }
-
-    /// Whether a datagram comes back in this time.
-    fn is_echoed(&self, payload: &[u8], patience: Duration) -> Result<bool> {
-        match self.socket.send(payload) {
-            // An error about a datagram before.
-            Err(e) if e.kind() == ErrorKind::ConnectionRefused => self.socket.send(payload).map(drop)?,
-            sent => drop(sent?),
-        }
-        self.gets(payload, patience)
-    }
-
-    /// Whether these bytes come in this time; others are not waited for any more.
-    fn gets(&self, payload: &[u8], patience: Duration) -> Result<bool> {
-        let (end, mut buffer) = (Instant::now() + patience, vec![0; 65_536]);
-        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-            self.socket.set_read_timeout(Some(left))?;
-            match self.socket.recv(&mut buffer) {
-                Ok(n) if buffer.get(..n) == Some(payload) => return Ok(true),
-                Ok(_) => {}
-                Err(e)
-                    if matches!(
-                        e.kind(),
-                        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::ConnectionRefused
-                    ) => {}
-                Err(e) => bail!("{}: {e}", self.to),
-            }
-        }
-        Ok(false)
-    }
-
-    fn passes(&self, what: &str) -> Result<()> {
-        ensure!(self.is_echoed(what.as_bytes(), PATIENCE)?, "{}: {what}", self.to);
-        Ok(())
-    }
-
-    fn is_lost(&self, what: &str) -> Result<()> {
-        ensure!(!self.is_echoed(what.as_bytes(), LOST)?, "{}: {what}", self.to);
-        Ok(())
-    }
-}
-
 /// The proxy took so many datagrams of this client for this server since it was asked last, and no others.
-fn took(proxy: &Datagrams, client: IpAddr, server: SocketAddr, expected: usize) -> Result<()> {
+pub(crate) fn took(proxy: &Datagrams, client: IpAddr, server: SocketAddr, expected: usize) -> Result<()> {
     let taken = proxy.taken();
     let all = taken.iter().all(|one| one.client.ip() == client && one.server == server);
     ensure!(all && taken.len() == expected, "{taken:?}, not {expected} from {client} to {server}");
@@ -180,7 +122,7 @@ fn datagrams_to_the_world_are_redirected_and_masqueraded() -> Result<()> {
 /// Without translation, where the world has a route to the containers.
 #[test]
 fn datagrams_to_the_world_are_redirected_without_masquerade() -> Result<()> {
-    scenario(NodeConfig::default().flags(&["--masquerade", "off"]), |node| {
+    scenario(NodeConfig::default().flags(&["--masquerade=off"]), |node| {
         let world = World::join(node)?;
         let udp = Udp::new(node)?;
         check_sources(node)?;
@@ -279,38 +221,6 @@ fn running_flows_follow_the_rules() -> Result<()> {
     })
 }
 
-/// What a server sends after the rule came is none of the proxy's answers.
-#[test]
-fn a_server_does_not_go_on_past_the_proxy() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
-        let udp = Udp::new(node)?;
-        for (server, client) in udp.scene.db.end.both()?.into_iter().zip(udp.scene.web.end.both()?) {
-            rule(node, &udp.scene.web.end, Side::Egress, ACCEPT)?;
-            let at = Flow::new(udp.scene.db.space()?, SocketAddr::new(client, 9))?;
-            let to = SocketAddr::new(server, at.port()?);
-            let flow = Flow::new(udp.client()?, to)?;
-            at.socket.connect(SocketAddr::new(client, flow.port()?))?;
-            let goes_on = |what: &str, patience| -> Result<bool> {
-                at.socket.send(what.as_bytes())?;
-                flow.gets(what.as_bytes(), patience)
-            };
-            flow.socket.send(b"hello")?;
-            ensure!(at.gets(b"hello", PATIENCE)? && goes_on("accepted", PATIENCE)?, "{to}: before the rule");
-            udp.scene.redirect(node, Side::Egress, false)?;
-            ensure!(!goes_on("before the client went on", LOST)?, "{to}: past the proxy");
-            // Now the proxy has the flow.
-            flow.socket.send(b"once more")?;
-            ensure!(wait_for_one(&udp.egress)?.server == to, "{to}");
-            ensure!(!goes_on("of a flow that the proxy has", LOST)?, "{to}: past the proxy");
-        }
-        udp.end(node)
-    })
-}
-
-fn wait_for_one(proxy: &Datagrams) -> Result<proxy::Taken> {
-    wait::until("the proxy takes a datagram", || Ok(proxy.taken().pop()))
-}
-
 #[test]
 fn a_rule_of_one_port_leaves_other_ports_alone() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
@@ -377,101 +287,6 @@ fn datagrams_to_a_published_port_are_redirected() -> Result<()> {
             let sent = talk(udp.client()?, to).context("from a container whose rules redirect, too")?;
             took(&udp.egress, client, server, sent)?;
             took(&udp.ingress, client, server, sent)?;
-        }
-        udp.end(node)
-    })
-}
-
-/// Of TCP a new connection says that the one before is over; a datagram says nothing, so the proxy's socket does.
-#[test]
-fn a_client_gets_the_port_that_the_proxy_took_when_the_proxy_is_done() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
-        let udp = Udp::new(node)?;
-        udp.scene.redirect(node, Side::Egress, false)?;
-        for (number, (client, to)) in udp.scene.web.end.both()?.into_iter().zip(udp.servers()?).enumerate() {
-            let one = Flow::new(udp.client()?, to)?;
-            one.passes("the flow that the proxy sends on")?;
-            let port = udp.egress.upstreams().get(2 * number).context("a flow that was sent on")?.port();
-            let same = Flow::of_port(udp.client()?, port, to)?;
-            let before = udp.dropped(node)?;
-            same.is_lost("the port of a flow of the proxy's")?;
-            ensure!(udp.dropped(node)? == before + 1, "counted");
-            one.passes("the proxy's flow, afterwards")?;
-            took(&udp.egress, client, to, 2)?;
-            udp.egress.close_all();
-            same.passes("the port of a flow that is over")?;
-            same.passes("and again")?;
-            took(&udp.egress, client, to, 2)?;
-        }
-        udp.end(node)
-    })
-}
-
-#[test]
-fn the_proxy_takes_a_port_that_a_client_had() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
-        let udp = Udp::new(node)?;
-        udp.scene.redirect(node, Side::Egress, false)?;
-        for (client, to) in udp.scene.web.end.both()?.into_iter().zip(udp.servers()?) {
-            let had = Flow::new(udp.client()?, to)?;
-            had.passes("the flow before")?;
-            udp.egress.send_from(had.port()?);
-            let flow = Flow::new(udp.client()?, to)?;
-            flow.passes("a flow that the proxy sends on from the port of another one")?;
-            flow.passes("and again")?;
-            took(&udp.egress, client, to, 3)?;
-        }
-        udp.end(node)
-    })
-}
-
-/// The proxy's answer must not make a flow of the server's, whose client would answer past the proxy.
-#[test]
-fn an_answer_without_a_row_begins_no_flow() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
-        let world = World::join(node)?;
-        let udp = Udp::new(node)?;
-        udp.scene.redirect(node, Side::Egress, false)?;
-        let beyond = world.addresses().map(|address| world.echo().udp_at(address));
-        let clients = udp.scene.web.end.both()?;
-        for (client, to) in clients.into_iter().chain(clients).zip(udp.servers()?.into_iter().chain(beyond)) {
-            let flow = Flow::new(udp.client()?, to)?;
-            udp.egress.hold(true);
-            flow.socket.send(b"held")?;
-            ensure!(wait_for_one(&udp.egress)?.server == to, "{to}");
-            rules::forget_flows(node)?;
-            udp.egress.hold(false);
-            ensure!(flow.gets(b"held", PATIENCE)?, "{to}: the answer");
-            flow.passes("after the answer")?;
-            took(&udp.egress, client, to, 1)?;
-        }
-        udp.end(node)
-    })
-}
-
-/// A stranger that guesses the port that the proxy took in its name has no part in the flow either.
-#[test]
-fn the_world_has_no_part_in_what_the_proxy_sends_in_its_name() -> Result<()> {
-    scenario(NodeConfig::default().flags(&["--masquerade", "off"]), |node| {
-        let world = World::join(node)?;
-        let udp = Udp::new(node)?;
-        udp.scene.redirect(node, Side::Ingress, false)?;
-        for (number, ((client, via), to)) in world.addresses().into_iter().zip(NODE).zip(udp.servers()?).enumerate() {
-            ip(world.space()?, &format!("route add {} via {via}", to.ip()))?;
-            let flow = Flow::new(world.space()?, to)?;
-            flow.passes("from the world")?;
-            flow.passes("and again")?;
-            took(&udp.ingress, client, to, 2)?;
-            let port = udp.ingress.upstreams().get(2 * number).context("a flow that was sent on")?.port();
-            let received = udp.scene.echo.datagrams();
-            let same = Flow::of_port(world.space()?, port, to)?;
-            same.is_lost("the port that the proxy took")?;
-            ensure!(udp.scene.echo.datagrams() == received, "{to}: past the proxy");
-            flow.passes("the proxy's flow, afterwards")?;
-            took(&udp.ingress, client, to, 1)?;
-            udp.ingress.close_all();
-            same.passes("the port of a flow that is over")?;
-            took(&udp.ingress, client, to, 1)?;
         }
         udp.end(node)
     })
