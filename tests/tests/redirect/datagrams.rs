@@ -2,12 +2,12 @@
 
 use std::{
     collections::HashMap,
-    io::{ErrorKind, IoSliceMut},
+    io::IoSliceMut,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket},
     os::fd::AsRawFd as _,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU16, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -32,8 +32,6 @@ struct Shared {
     holds: AtomicBool,
     /// Port of the next flow that is sent on; zero for any.
     from: AtomicU16,
-    /// Flows whose server's host said that nobody is there.
-    refused: AtomicU64,
     taken: Mutex<Vec<Taken>>,
     /// Of each flow that was sent on, the address and the port that the proxy took for it.
     upstreams: Mutex<Vec<SocketAddr>>,
@@ -76,11 +74,6 @@ impl Datagrams {
     /// Where the flows that it sent on come from, as the servers see it.
     pub(crate) fn upstreams(&self) -> Vec<SocketAddr> {
         locked(&self.shared.upstreams).clone()
-    }
-
-    /// Flows whose server's host said that nobody is there.
-    pub(crate) fn refused(&self) -> u64 {
-        self.shared.refused.load(Ordering::Relaxed)
     }
 
     /// Whether answers wait.
@@ -135,16 +128,10 @@ fn serve(listener: &UdpSocket, mark: u32, shared: &Shared) {
             continue;
         }
         for ((client, server), upstream) in locked(&shared.flows).iter().filter(|((to, _), _)| to.is_ipv4() == v4) {
-            match upstream.recv(&mut buffer) {
-                Ok(bytes) => {
-                    if let Err(error) = answer(*server, *client, buffer.get(..bytes).unwrap_or_default()) {
-                        eprintln!("the proxy, from {server} to {client}: {error:#}");
-                    }
-                }
-                Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-                    shared.refused.fetch_add(1, Ordering::Relaxed);
-                }
-                Err(_) => {}
+            // No answer yet, or the server's host said that nobody is there: then the client gets none.
+            let Ok(bytes) = upstream.recv(&mut buffer) else { continue };
+            if let Err(error) = answer(*server, *client, buffer.get(..bytes).unwrap_or_default()) {
+                eprintln!("the proxy, from {server} to {client}: {error:#}");
             }
         }
     }

@@ -13,9 +13,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, listen, setsockopt,
-    socket, sockopt,
+use nix::{
+    errno::Errno,
+    sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, listen, setsockopt,
+        socket, sockopt,
+    },
 };
 use wharf_tests::space::Space;
 
@@ -49,14 +52,27 @@ pub(crate) struct Proxy {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// `IPV6_TRANSPARENT`: raw sockets of IPv6 do not know `IP_TRANSPARENT`.
+fn make_transparent6(made: &OwnedFd) -> Result<(), Errno> {
+    let (on, length) = (1_i32, nix::libc::socklen_t::try_from(size_of::<i32>()).unwrap_or_default());
+    let (level, option) = (nix::libc::SOL_IPV6, nix::libc::IPV6_TRANSPARENT);
+    // SAFETY: a socket, and a number of that length.
+    let answer = unsafe { nix::libc::setsockopt(made.as_raw_fd(), level, option, (&raw const on).cast(), length) };
+    Errno::result(answer).map(drop)
+}
+
 /// A transparent socket in this thread's namespace.
 pub(crate) fn transparent(kind: SockType, at: SocketAddr, mark: Option<u32>) -> Result<OwnedFd> {
     let family = if at.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let protocol = (kind == SockType::Raw).then_some(SockProtocol::Udp);
     let made = socket(family, kind, SockFlag::SOCK_CLOEXEC, protocol).context("make a socket")?;
-    setsockopt(&made, sockopt::IpTransparent, &true).context("make it transparent")?;
+    match at {
+        SocketAddr::V4(_) => setsockopt(&made, sockopt::IpTransparent, &true),
+        SocketAddr::V6(_) => make_transparent6(&made),
+    }
+    .context("make it transparent")?;
     setsockopt(&made, sockopt::ReuseAddr, &true)?;
-    if at.is_ipv6() {
+    if at.is_ipv6() && kind != SockType::Raw {
         setsockopt(&made, sockopt::Ipv6V6Only, &true)?;
     }
     if let Some(mark) = mark {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result, ensure};
 use wharf_common::policy::ACCEPT;
 use wharf_tests::{
-    Node, NodeConfig,
+    NodeConfig,
     process::ip,
     scenario, wait,
     world::{NODE, World},
@@ -16,7 +16,7 @@ use crate::{
     datagrams::Datagrams,
     proxy,
     rules::{self, Side, rule},
-    udp::{Udp, took},
+    udp::{UNTRANSLATED, Udp, took},
 };
 
 fn wait_for_one(proxy: &Datagrams) -> Result<proxy::Taken> {
@@ -121,7 +121,7 @@ fn an_answer_without_a_row_begins_no_flow() -> Result<()> {
 /// A stranger that guesses the port that the proxy took in its name has no part in the flow either.
 #[test]
 fn the_world_has_no_part_in_what_the_proxy_sends_in_its_name() -> Result<()> {
-    scenario(NodeConfig::default().flags(&["--masquerade=off"]), |node| {
+    scenario(NodeConfig::default().flags(&UNTRANSLATED), |node| {
         let world = World::join(node)?;
         let udp = Udp::new(node)?;
         udp.scene.redirect(node, Side::Ingress, false)?;

@@ -22,6 +22,10 @@ use crate::{
     way::check_sources,
 };
 
+/// What is sent to the world keeps its source.
+pub(crate) const UNTRANSLATED: [&str; 2] =
+    ["--masquerade-exclude=198.51.100.0/24", "--masquerade-exclude=2001:db8:7::/64"];
+
 /// The scene of TCP, with a proxy of UDP at the port of each of TCP.
 pub(crate) struct Udp {
     pub(crate) scene: Scene,
@@ -122,7 +126,7 @@ fn datagrams_to_the_world_are_redirected_and_masqueraded() -> Result<()> {
 /// Without translation, where the world has a route to the containers.
 #[test]
 fn datagrams_to_the_world_are_redirected_without_masquerade() -> Result<()> {
-    scenario(NodeConfig::default().flags(&["--masquerade=off"]), |node| {
+    scenario(NodeConfig::default().flags(&UNTRANSLATED), |node| {
         let world = World::join(node)?;
         let udp = Udp::new(node)?;
         check_sources(node)?;
