@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use wharf_tests::space::Space;
 
 /// How long an echo is waited for that must come, and one that must not.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) const LOST: Duration = Duration::from_millis(600);
 
 /// The client's end of a flow.

@@ -23,8 +23,7 @@ use crate::{
 };
 
 /// What is sent to the world keeps its source.
-pub(crate) const UNTRANSLATED: [&str; 2] =
-    ["--masquerade-exclude=198.51.100.0/24", "--masquerade-exclude=2001:db8:7::/64"];
+pub(crate) const UNTRANSLATED: [&str; 1] = ["--masquerade-exclude=198.51.100.0/24,2001:db8:7::/64"];
 
 /// The scene of TCP, with a proxy of UDP at the port of each of TCP.
 pub(crate) struct Udp {
