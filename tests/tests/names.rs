@@ -97,7 +97,7 @@ fn an_address_is_reached_as_soon_as_its_name_is_answered_and_no_other_is() -> Re
             }
             ensure!(!scene.reaches(elsewhere)?, "{elsewhere} has no name yet");
             ensure!(scene.ask(server, "EU.App.Test", Over::Tcp)? == (0, vec![elsewhere]), "over TCP");
-            echo::udp(scene.web.space()?, scene.world.echo().udp_at(elsewhere), 100).context("by a pattern")?;
+            echo::tcp(scene.web.space()?, scene.world.echo().tcp_at(elsewhere), 100).context("by a pattern")?;
         }
         let asked = scene.resolver.asked();
         ensure!(asked.iter().all(|(_, name)| name != "secret.test"), "the resolver is not asked: {asked:?}");
