@@ -158,7 +158,9 @@ fn no_answer_of_dns_opens_an_endpoint_or_the_node() {
     let address = own(2).addresses[0];
     let text = address.to_string();
     let all = ["203.0.113.1", "203.0.113.9", &text];
-    engine.apply([name("a.example", &all), Event::Node(addresses(&["203.0.113.9"])), endpoint(2, "b")]).expect("it fits");
+    engine
+        .apply([name("a.example", &all), Event::Node(addresses(&["203.0.113.9"])), endpoint(2, "b")])
+        .expect("it fits");
     assert_eq!(all.map(|address| passes(&engine, address)), [true, false, false]);
     // The address is the world's when they are gone.
     engine.apply([Event::Node(BTreeSet::new()), Event::NoEndpoint(EndpointKey(2))]).expect("it fits");
