@@ -269,12 +269,22 @@ impl<Q> Session<Q> {
             if node.id != NODE_ID {
                 return Err(Status::permission_denied(format!("this server serves the node {NODE_ID:?} alone")));
             }
-            // One that was started and not noted because the agent died in between; both would answer for the same listeners.
-            let supervised = shared.lock().supervised.running;
-            if let Some(expected) = supervised.filter(|expected| *expected != process.id.pid) {
-                let pid = process.id.pid;
-                tracing::warn!(pid, expected, "an Envoy that this agent did not start wants to be served; end it");
-                return Err(Status::permission_denied(format!("process {expected} is served, not {pid}")));
+            // One that was started and not noted because the agent died in between: with a listener it would keep the port from the
+            // one that is served, for ever. So it gets none either before it is known which one that is.
+            let (alone, running) = {
+                let supervised = &shared.lock().supervised;
+                (supervised.alone, supervised.running)
+            };
+            match running {
+                Some(expected) if expected != process.id.pid => {
+                    let pid = process.id.pid;
+                    tracing::warn!(pid, expected, "an Envoy that this agent did not start wants to be served; end it");
+                    return Err(Status::permission_denied(format!("process {expected} is served, not {pid}")));
+                }
+                None if alone => {
+                    return Err(Status::unavailable("no Envoy runs yet that this agent started or took over"));
+                }
+                _ => {}
             }
             shared.on_process(process);
             shared.lock().version = version(&node);

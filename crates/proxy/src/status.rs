@@ -48,6 +48,8 @@ pub enum EnvoyState {
 /// What the supervisor knows.
 #[derive(Debug)]
 pub(crate) struct Supervised {
+    /// No other Envoy is served than one that was started or taken over here.
+    pub(crate) alone: bool,
     pub(crate) running: Option<i32>,
     /// Whether it will be started again.
     pub(crate) waiting: bool,
@@ -58,7 +60,7 @@ pub(crate) struct Supervised {
 
 impl Default for Supervised {
     fn default() -> Self {
-        Self { running: None, waiting: false, since: SystemTime::now(), restarts: 0, last_error: None }
+        Self { alone: false, running: None, waiting: false, since: SystemTime::now(), restarts: 0, last_error: None }
     }
 }
 

@@ -4,6 +4,8 @@
 
 mod world;
 
+use std::time::Duration;
+
 use envoy_types::pb::envoy::{
     config::core::v3::Node,
     service::discovery::v3::{
@@ -124,5 +126,24 @@ fn an_envoy_that_the_supervisor_does_not_know_is_not_served() {
         assert_eq!(refusal(&mut client(&world).await, first("wharf", LISTENERS)).await, Code::PermissionDenied);
         assert_eq!(world.proxy.status().pid, pid);
         world.ensure(listener(EGRESS, Direction::Egress, allow([]), &[])).await;
+    });
+}
+
+#[test]
+fn before_the_supervisor_has_an_envoy_none_is_served() {
+    in_a_namespace(|| async {
+        let mut world = World::without_envoy();
+        world.envoy.program = "/nonexistent/envoy".into();
+        world.supervise();
+        let wait = world.proxy.ensure(listener(EGRESS, Direction::Egress, allow([]), &[(7, &[CLIENT])]));
+        let failed = async {
+            while world.proxy.status().last_error.is_none() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(LONG, failed).await.expect("it cannot start");
+        // As one that an earlier agent started and did not note.
+        assert_eq!(refusal(&mut client(&world).await, first("wharf", LISTENERS)).await, Code::Unavailable);
+        drop(wait);
     });
 }
