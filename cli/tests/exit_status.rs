@@ -20,7 +20,7 @@ fn status(overall: &str, serving: bool) -> Value {
         "prepared": {"ready": 0, "target": 0},
         "proxy": {"enabled": false, "redirects": 0, "pending_completions": 0, "timed_out_completions": 0,
                   "state": "absent", "listeners": 0, "refused": 0, "restarts": 0, "records_lost": 0,
-                  "requests": {"forwarded": 0, "denied": 0, "failed": 0}},
+                  "requests": {"forwarded": 0, "denied": 0, "failed": 0}, "name_addresses": 0},
         "resident_bytes": 0, "stuck": [], "quarantined": [], "audit_findings": null,
         "deletion_queue": {"records": 0, "oldest_age_ms": 0, "unusable": 0, "drained": 0, "canary": "came out after 1 ms"},
         "admission": {"waiting": 0, "running": 0, "deletes": 0, "cost_ms": 0, "refused": 0},

@@ -170,6 +170,8 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     if found.is_none() {
         flags = redirect::of_proxy(ctx, asked);
     }
+    let known = forget(u64::from(flags) | u64::from(by_owner) << 16 | u64::from(is_judged) << 17);
+    (flags, by_owner, is_judged) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);
     let mut rule = found.as_ref().map_or(0, |(row, _)| row.rule);
     if !is_judged {
         let passed = policy::judge(ctx, asked, &packet, by_owner, flags)?;
@@ -190,6 +192,10 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             }
         }
     }
+    let known = forget(u64::from(flags) | u64::from(by_owner) << 16);
+    (flags, by_owner) = (known as u16, known & 1 << 16 != 0);
+    let known = forget(u64::from(rule) << 32 | u64::from(policy.generation));
+    (rule, policy.generation) = ((known >> 32) as u32, known as u32);
     if rule == UNDECIDED && asked.direction as u32 == Direction::Egress as u32 {
         // SAFETY: the context the program was called with, and a field that programs of this kind may write.
         unsafe { (*ctx.skb.skb).mark |= MARK_UNDECIDED };
@@ -198,12 +204,24 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         Some((row, table)) => go_on(ctx, asked, &packet, &key, by_high, signals, row, table, now),
         None => begin(ctx, asked, &packet, &key, by_high, signals, now, flags, (policy.generation, rule)),
     };
-    // Numbers that the compiler need not tell apart are fewer ways for the verifier to follow.
-    let flags = core::hint::black_box(flags);
     if flags & FLOW_OF_PROXY != 0 && redirect::is_for_proxy(flags, by_owner) {
         return redirect::mark(ctx, asked).map(|()| Way::Proxy);
     }
     Ok(way)
+}
+
+/// The number, of which the verifier knows nothing from here on. It then follows one way where it would follow each that gave the number
+/// another range: Linux before 6.8 takes every range for one that matters.
+#[inline(always)]
+fn forget(number: u64) -> u64 {
+    core::hint::black_box(wharf_forget(number))
+}
+
+/// See [`forget`]: what a function with an exported name returns, the verifier does not know.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn wharf_forget(number: u64) -> u64 {
+    core::hint::black_box(number)
 }
 
 /// In what [`wharf_about`] answers: the flow takes the stack.

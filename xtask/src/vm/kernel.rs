@@ -33,6 +33,9 @@ const MODULES: &[&str] = &[
     "nft_masq",
     "nft_nat",
     "nft_fib_inet",
+    // Its chains of redirects.
+    "nft_socket",
+    "nft_tproxy",
     // Rules of other tools, which tests put beside it.
     "nft_reject_inet",
     "nft_reject_ipv4",

@@ -463,7 +463,7 @@ fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelE
         Some((_, refusal)) if ABSENT.iter().any(|errno| refusal.is(*errno)) => {
             let cause = format!(
                 "{}: the kernel lacks a part of nf_tables; it needs CONFIG_NF_TABLES_INET, NFT_NAT, NFT_MASQ, NFT_CT \
-                 and NFT_FIB_INET",
+                 and NFT_FIB_INET, and NFT_TPROXY and NFT_SOCKET for rules about what connections carry",
                 refusal.errno
             );
             fail(operation, SUBJECT, KernelErrorKind::Unsupported, cause)
