@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use serde_json::json;
 use wharf_tests::{
     Node, NodeConfig,
@@ -113,7 +114,7 @@ fn the_units_capabilities_are_enough_for_envoy() -> Result<()> {
     node.set_unit(UNIT);
     node.start_agent()?;
     let serves = |node: &Node| {
-        wait::until("Envoy serves", || Ok((node.wharf(&["proxy", "status"])?.code() == 0).then_some(())))?;
+        wait::until("Envoy serves", || Ok(node.wharf(&["proxy", "status"])?.ok()?.contains("serving").then_some(())))?;
         node.envoy().context("no Envoy lives")
     };
     let first = serves(&node)?;
@@ -122,6 +123,9 @@ fn the_units_capabilities_are_enough_for_envoy() -> Result<()> {
     node.stop_agent()?;
     node.start_agent()?;
     ensure!(serves(&node)? == first, "the next agent takes Envoy over");
+    node.signal_envoy(Signal::SIGKILL)?;
+    wait::until("the next Envoy", || Ok(node.envoy().filter(|pid| *pid != first)))?;
+    serves(&node)?;
     node.stop_agent()?;
     let mut command = node.command(bin("wharf-agent")?)?;
     command.args(["cleanup", "--force"]).args(node.dirs().flags()).env("NO_COLOR", "1");

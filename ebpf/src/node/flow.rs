@@ -135,6 +135,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         return Ok(if about & ABOUT_STACK != 0 { Way::Stack } else { Way::Direct });
     }
     let (key, by_high) = packet.key();
+    let by_high = forget(u64::from(by_high)) & 1 != 0;
     let ends = Ends::of(asked, by_high);
     let (signals, now) = (packet.signals, now());
     let mut found = find(&key);

@@ -57,15 +57,22 @@ impl Envoy {
         let admin = self.directory.join("admin");
         fs::create_dir_all(&admin).map_err(failed("create", &admin))?;
         self.give(&self.directory, 0o750)?;
-        // Of a directory that is Envoy's already, an agent without CAP_FOWNER cannot set the mode, and need not.
-        if fs::metadata(&admin).map_err(failed("look at", &admin))?.permissions().mode() & 0o7777 != 0o700 {
-            fs::set_permissions(&admin, fs::Permissions::from_mode(0o700))
-                .map_err(failed("set the mode of", &admin))?;
-        }
+        self.take_back()?;
+        fs::set_permissions(&admin, fs::Permissions::from_mode(0o700)).map_err(failed("set the mode of", &admin))?;
+        remove(&self.admin_socket())?;
         if let Some(user) = self.user {
             chown(&admin, Some(user.uid), Some(user.gid)).map_err(failed("change the owner of", &admin))?;
         }
         Ok(())
+    }
+
+    /// Takes Envoy's own directory back, if it is there: an agent without CAP_DAC_OVERRIDE and CAP_FOWNER removes and changes only what is its own.
+    pub(super) fn take_back(&self) -> Result<(), EnvoyError> {
+        let admin = self.directory.join("admin");
+        match chown(&admin, Some(nix::unistd::geteuid().as_raw()), None) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("change the owner of", &admin)(error)),
+            _ => Ok(()),
+        }
     }
 
     /// To the agent and, for what `mode` says, to Envoy's group.
@@ -90,7 +97,6 @@ impl Envoy {
     /// A file could not be written or removed.
     pub fn prepare(&self) -> Result<(), EnvoyError> {
         self.ensure_directory()?;
-        remove(&self.admin_socket())?;
         let path = self.bootstrap_path();
         fs::write(&path, self.settings()).map_err(failed("write", &path))?;
         self.give(&path, 0o640)

@@ -72,20 +72,23 @@ impl Envoy {
         }
     }
 
-    /// Ends the Envoy that was started last, if it lives: asks, and after 5 s kills it.
+    /// Ends the Envoy that was started last, if it lives: asks, and after 5 s kills it. What was its own is the caller's then.
     ///
     /// # Errors
     /// It could not be found out, or the kernel did not let this process.
     pub async fn stop(&self) -> Result<(), EnvoyError> {
-        let Some(process) = self.noted()? else { return Ok(()) };
+        let Some(process) = self.noted()? else { return self.take_back() };
         let pid = process.id.pid;
         let failed = |operation| move |source| EnvoyError::Process { operation, pid, source };
         process.signal(Signal::TERM).map_err(failed("end"))?;
-        if let Ok(result) = tokio::time::timeout(GRACE, process.ended()).await {
-            return result.map_err(failed("wait for"));
+        match tokio::time::timeout(GRACE, process.ended()).await {
+            Ok(result) => result.map_err(failed("wait for"))?,
+            Err(_) => {
+                process.signal(Signal::KILL).map_err(failed("kill"))?;
+                process.ended().await.map_err(failed("wait for"))?;
+            }
         }
-        process.signal(Signal::KILL).map_err(failed("kill"))?;
-        process.ended().await.map_err(failed("wait for"))
+        self.take_back()
     }
 
     async fn take_over_or_start(&self, shared: &Shared) -> Result<Running, EnvoyError> {
