@@ -46,6 +46,9 @@ pub enum PolicyError {
     /// The rows do not fit, or the like; nothing has changed.
     #[error("{0}; the policies of before stay in force")]
     Rows(#[from] compile::Refused),
+    /// The proxy refused a listener that the rules need; nothing has changed.
+    #[error("{0}; the policies of before stay in force")]
+    Proxy(String),
     /// The kernel has not all of the rows.
     #[error(
         "put policy into the kernel: {0}; it is tried again every 2 s, and endpoints that wait for it are refused until then"

@@ -1,8 +1,9 @@
 //! Policy at one moment, and the rows that follow from a change.
 
-use std::{collections::BTreeSet, net::IpAddr, time::Instant};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
+use tokio::time::Instant;
 use wharf_common::{
     map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX},
     policy::PEER_SERVICE,
@@ -20,6 +21,7 @@ use super::{
     error::PolicyError,
     members::{Members, Surroundings},
     names,
+    proxied::Owed,
     redirects::Listeners,
     rows,
 };
@@ -59,8 +61,8 @@ pub(super) struct Inner {
     pub(super) told: Wanted,
     /// Since when that is nothing.
     pub(super) left_proxy: Option<Instant>,
-    /// The proxy has not acknowledged all of that.
-    pub(super) unacknowledged: bool,
+    /// What the proxy owes before what is wanted is in force.
+    pub(super) owed: Owed,
     /// How often the kernel's rows were changed since the agent's start.
     pub(super) writes: u64,
     /// Revision that the kernel has.
@@ -87,7 +89,7 @@ impl Inner {
             listeners: Listeners::new(),
             told: Wanted::new(),
             left_proxy: None,
-            unacknowledged: false,
+            owed: Owed::Nothing,
             writes: 0,
             realized: 0,
             problem: None,

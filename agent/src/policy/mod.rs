@@ -18,8 +18,9 @@
 //! its rows are read again before the next change, which leads from them to what is wanted.
 //!
 //! **The proxy.** Rows lead to listeners of the proxy where rules have requests. Before the rows change, the proxy is told all listeners and members
-//! of both states; when it has acknowledged, or answers nobody, the rows follow; then it is told those of the new state alone. A revision is
-//! realized when the proxy has acknowledged. A connection that is handed to a proxy that does not have its listener is dropped, or passes if the rule says so.
+//! of both states; when it has acknowledged, or answers nobody, the rows follow; then it is told those of the new state alone. A change of
+//! policy of which the proxy refuses a listener is refused as a whole. A revision is realized when the proxy has acknowledged, and no connection
+//! is judged by requests of before any more. A connection that is handed to a proxy that does not have its listener is dropped, or passes if the rule says so.
 //!
 //! Before there is a policy, or an endpoint that is isolated without one, nothing is computed and no row written. Programs of endpoints find their rows when they are
 //! attached: [`Policy::put_endpoint`] comes before.
@@ -71,11 +72,12 @@ use self::{
     documents::{Changed, Documents, Parsed},
     error::PolicyError,
     inner::{Inner, LIMITS, advance, is_quick},
+    proxied::Prepared,
 };
 use crate::{
     clock,
     config::{AgentConfig, Enforcement},
-    proxy::Redirects,
+    proxy::{ProxyError, Redirects},
 };
 
 pub use look::{Ask, Summary, api_enforcement, destination};
@@ -393,7 +395,7 @@ impl<K: PolicyKernel> Policy<K> {
         let revision = wanted.revision;
         self.take(inner, wanted).await?;
         let names = |names: BTreeSet<PolicyName>| names.iter().map(ToString::to_string).collect();
-        let realized = self.lock().await.realized;
+        let realized = self.settled(revision).await;
         Ok(PolicyChange { revision, realized, put: names(put), removed: names(removed) })
     }
 
@@ -412,28 +414,35 @@ impl<K: PolicyKernel> Policy<K> {
             // The engine has what the lost policies left, and nothing of what is wanted.
             inner.engine = None;
         }
+        let (known, told) = (inner.engine.clone(), inner.told.clone());
         let (mut inner, computed) = self.compute(inner, events).await;
-        let kept = match &computed {
-            Err(PolicyError::Rows(_)) => Ok(()),
+        let prepared = match self.prepare(&mut inner, computed).await {
+            Ok(Some(Prepared { acknowledged: Err(ProxyError::Refused(why)), .. })) => Err(PolicyError::Proxy(why)),
+            other => other,
+        };
+        let kept = match &prepared {
+            Err(PolicyError::Rows(_) | PolicyError::Proxy(_)) => Ok(()),
             _ => self
                 .keep(&mut inner)
                 .map_err(|why| PolicyError::NotKept { path: self.file.clone(), why: Arc::new(why) }),
         };
-        let refused = match (computed, kept) {
-            (Ok(Some((engine, rows))), Ok(())) => return self.write(&mut inner, engine, rows).await,
+        let refused = match (prepared, kept) {
+            (Ok(Some(prepared)), Ok(())) => return self.write(&mut inner, prepared).await,
             (Ok(None), Ok(())) => {
                 inner.realized = inner.wanted.revision;
                 return Ok(());
             }
             // It is wanted as soon as somebody says what else is.
             (Err(PolicyError::Lost { .. }), Ok(())) => return Ok(()),
-            // The kernel's rows could not be read: what is wanted stays, and is tried again.
+            // The kernel's rows could not be read, or the way to the proxy not made: what is wanted stays, and is tried again.
             (Err(kernel @ PolicyError::Kernel(_)), Ok(())) => {
                 inner.problem = Some(kernel.to_string());
                 return Err(kernel);
             }
             (Err(refused), _) | (Ok(_), Err(refused)) => refused,
         };
+        drop(self.tell_proxy(&mut inner, told));
+        inner.engine = known;
         inner.wanted = before;
         inner.members = members;
         inner.active = was_active;
@@ -443,9 +452,9 @@ impl<K: PolicyKernel> Policy<K> {
     /// Leads the kernel to what is wanted.
     async fn realize(&self, inner: Guard, events: Vec<Event>) -> (Guard, Result<(), PolicyError>) {
         let (mut inner, computed) = self.compute(inner, events).await;
-        let result = match computed {
+        let result = match self.prepare(&mut inner, computed).await {
             Ok(None) => Ok(()),
-            Ok(Some((engine, rows))) => self.write(&mut inner, engine, rows).await,
+            Ok(Some(prepared)) => self.write(&mut inner, prepared).await,
             Err(why) => Err(why),
         };
         if let Err(why) = &result {
@@ -520,37 +529,6 @@ impl<K: PolicyKernel> Policy<K> {
         if let Err(why) = self.keep(inner) {
             tracing::warn!(file = %self.file.display(), "keep policies: {why}; {otherwise}");
         }
-    }
-
-    async fn write(&self, inner: &mut Inner, engine: Engine, rows: Vec<RowChange>) -> Result<(), PolicyError> {
-        if !inner.kept && !rows.is_empty() {
-            // On the safe side: a start that finds these rows and no file keeps them.
-            self.keep_or_warn(inner, "the next start takes them for lost");
-        }
-        let after = redirects::wanted(engine.tables(), &inner.members);
-        if !after.is_empty() && !self.uses_proxy.swap(true, Ordering::Relaxed) {
-            let made = self.kernel.ensure_way_to_proxy(true).await;
-            self.uses_proxy.store(made.is_ok(), Ordering::Relaxed);
-            or_problem(inner, made)?;
-            wharf_crash::point("policy/after-way");
-        }
-        let asked = self.tell_proxy(inner, redirects::both(&inner.told, &after));
-        let acknowledged = self.await_proxy(asked).await;
-        // Not known while it changes: a caller that gives up in between leaves that behind.
-        inner.engine = None;
-        inner.writes += 1;
-        let changed = self.kernel.change_policy(rows, self.mode).await;
-        or_problem(inner, changed)?;
-        wharf_crash::point("policy/realized");
-        // What is no longer wanted: nobody waits for its end.
-        drop(self.tell_proxy(inner, after));
-        inner.engine = Some(engine);
-        inner.unacknowledged = acknowledged.is_err();
-        if acknowledged.is_ok() {
-            inner.realized = inner.wanted.revision;
-        }
-        inner.problem = acknowledged.err();
-        Ok(())
     }
 }
 

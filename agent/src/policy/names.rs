@@ -102,11 +102,11 @@ impl<K: PolicyKernel> Policy<K> {
         }
         let events = events(&inner.names, &changed);
         let (mut inner, computed) = self.compute(inner, events).await;
-        match computed {
-            Ok(rows) => {
+        match self.prepare(&mut inner, computed).await {
+            Ok(prepared) => {
                 self.keep_names(&inner);
-                match rows {
-                    Some((engine, rows)) => self.write(&mut inner, engine, rows).await,
+                match prepared {
+                    Some(prepared) => self.write(&mut inner, prepared).await,
                     None => Ok(()),
                 }
             }

@@ -1,30 +1,142 @@
 //! That the proxy has what rows lead to, before they do and as long as they do.
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
+use std::{sync::atomic::Ordering, time::Duration};
+
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use tokio::time::Instant;
+use wharf_core::{
+    kernel::PolicyKernel,
+    policy::{PolicyRows, RowChange},
 };
+use wharf_policy::compile::{Engine, Tables};
 
-use wharf_core::{kernel::PolicyKernel, policy::PolicyRows};
-use wharf_policy::compile::Tables;
+use super::{Computed, Policy, error::PolicyError, inner::Inner, or_problem, redirects, rows};
+use crate::proxy::{Completion, ProxyError, Wanted};
 
-use super::{Policy, error::PolicyError, inner::Inner, redirects, rows};
-use crate::proxy::{Completion, Wanted};
+/// How long connections may last after the proxy has acknowledged that their listener, or their member of it, is gone: Envoy ends them
+/// after 2 s.
+const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
 
-/// How long connections to the proxy may last after nothing leads there: Envoy ends them after 2 s.
-const PROXY_DRAINS: Duration = Duration::from_secs(4);
+/// What the proxy owes before the policies that are wanted are in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owed {
+    Nothing,
+    /// It has not acknowledged all that it was told. `ends`: afterwards, connections that it judges by requests of before end.
+    Answer {
+        ends: bool,
+    },
+    /// Connections that it judges by requests of before end, the last one then.
+    Ends(Instant),
+}
+
+impl Owed {
+    /// Whether connections end.
+    fn ends(self) -> bool {
+        matches!(self, Self::Answer { ends: true } | Self::Ends(_))
+    }
+}
+
+/// A change of the kernel's rows, of which the proxy was told.
+pub(super) struct Prepared {
+    engine: Engine,
+    rows: Vec<RowChange>,
+    /// What the proxy is to do afterwards.
+    after: Wanted,
+    pub(super) acknowledged: Result<(), ProxyError>,
+}
 
 impl<K: PolicyKernel> Policy<K> {
+    /// Tells the proxy what rows will lead to, and waits for it as long as it is worth while. The engine is unknown from here on until the kernel has
+    /// the rows: a failure, or a caller that gives up, leaves that behind, and everything is computed the next time.
+    pub(super) async fn prepare(&self, inner: &mut Inner, computed: Computed) -> Result<Option<Prepared>, PolicyError> {
+        let Some((engine, rows)) = computed? else { return Ok(None) };
+        inner.engine = None;
+        let after = redirects::wanted(engine.tables(), &inner.members);
+        if !after.is_empty() && !self.uses_proxy.swap(true, Ordering::Relaxed) {
+            let made = self.kernel.ensure_way_to_proxy(true).await;
+            self.uses_proxy.store(made.is_ok(), Ordering::Relaxed);
+            or_problem(inner, made)?;
+            wharf_crash::point("policy/after-way");
+        }
+        let asked = self.tell_proxy(inner, redirects::both(&inner.told, &after));
+        let acknowledged = self.await_proxy(asked).await;
+        Ok(Some(Prepared { engine, rows, after, acknowledged }))
+    }
+
+    /// Changes the kernel's rows, and tells the proxy what is left for it to do.
+    pub(super) async fn write(&self, inner: &mut Inner, prepared: Prepared) -> Result<(), PolicyError> {
+        let Prepared { engine, rows, after, mut acknowledged } = prepared;
+        if !inner.kept && !rows.is_empty() {
+            // On the safe side: a start that finds these rows and no file keeps them.
+            self.keep_or_warn(inner, "the next start takes them for lost");
+        }
+        inner.writes += 1;
+        let changed = self.kernel.change_policy(rows, self.mode).await;
+        or_problem(inner, changed)?;
+        wharf_crash::point("policy/realized");
+        let ends = redirects::end(&inner.told, &after, &inner.members);
+        let asked = self.tell_proxy(inner, after);
+        if ends {
+            acknowledged = acknowledged.and(self.await_proxy(asked).await);
+        }
+        inner.engine = Some(engine);
+        inner.owed = match (acknowledged, inner.owed) {
+            (Ok(()), Owed::Answer { .. }) if ends => Owed::Answer { ends },
+            (Ok(()), _) if ends => Owed::Ends(Instant::now() + PROXY_DRAINS),
+            // What an earlier change asked for may be outstanding still.
+            (Ok(()), owed) => owed,
+            (Err(_), owed) => Owed::Answer { ends: ends || owed.ends() },
+        };
+        self.look_at_owed(inner);
+        Ok(())
+    }
+
+    /// Looks what the proxy still owes; a revision is realized when that is nothing.
+    fn look_at_owed(&self, inner: &mut Inner) {
+        if let Owed::Answer { ends } = inner.owed {
+            let outstanding = self.redirects.outstanding();
+            if !outstanding.is_empty() {
+                inner.problem = Some(unacknowledged(&outstanding));
+                return;
+            }
+            inner.owed = if ends { Owed::Ends(Instant::now() + PROXY_DRAINS) } else { Owed::Nothing };
+        }
+        if let Owed::Ends(until) = inner.owed {
+            if Instant::now() < until {
+                let seconds = PROXY_DRAINS.as_secs() + 1;
+                inner.problem =
+                    Some(format!("the proxy ends connections of before the change; that takes {seconds} s"));
+                return;
+            }
+            inner.owed = Owed::Nothing;
+        }
+        (inner.realized, inner.problem) = (inner.wanted.revision, None);
+    }
+
+    /// The revision that is realized, when connections that are judged by requests of before that revision have ended.
+    pub(super) async fn settled(&self, revision: u64) -> u64 {
+        loop {
+            let mut inner = self.lock().await;
+            if inner.owed != Owed::Nothing {
+                self.look_at_owed(&mut inner);
+            }
+            let until = match inner.owed {
+                Owed::Ends(until) if inner.realized < revision && inner.wanted.revision == revision => until,
+                _ => return inner.realized,
+            };
+            drop(inner);
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
     /// Looks whether the proxy has acknowledged what it had not, and whether it is needed.
     pub(super) async fn look_at_proxy(&self, inner: &mut Inner) -> Result<(), PolicyError> {
-        if inner.unacknowledged {
-            let outstanding = self.redirects.outstanding();
-            inner.unacknowledged = !outstanding.is_empty();
-            if inner.unacknowledged {
-                inner.problem = Some(unacknowledged(&outstanding));
-            } else {
-                (inner.realized, inner.problem) = (inner.wanted.revision, None);
-            }
+        if inner.owed != Owed::Nothing {
+            self.look_at_owed(inner);
+        }
+        if matches!(inner.owed, Owed::Answer { .. }) {
+            // What was refused is sent again: the reason may be gone.
+            drop(self.redirects.set(inner.told.clone()));
         }
         self.leave_proxy(inner).await
     }
@@ -38,9 +150,9 @@ impl<K: PolicyKernel> Policy<K> {
         if inner.left_proxy.get_or_insert_with(Instant::now).elapsed() < PROXY_DRAINS {
             return Ok(());
         }
-        self.uses_proxy.store(false, Ordering::Relaxed);
         wharf_crash::point("policy/before-way-removal");
         self.kernel.ensure_way_to_proxy(false).await?;
+        self.uses_proxy.store(false, Ordering::Relaxed);
         wharf_crash::point("policy/after-way-removal");
         Ok(())
     }
@@ -51,14 +163,14 @@ impl<K: PolicyKernel> Policy<K> {
         inner.told = redirects::both(&inner.told, &redirects::wanted(&tables, &inner.members));
         // Rows lead there already, so nobody waits.
         drop(self.redirects.set(inner.told.clone()));
+        if inner.owed == Owed::Nothing && !self.redirects.outstanding().is_empty() {
+            inner.owed = Owed::Answer { ends: false };
+        }
         tables
     }
 
     /// Tells the proxy what it is to do, and keeps the ports.
     pub(super) fn tell_proxy(&self, inner: &mut Inner, wanted: Wanted) -> Vec<(String, Completion)> {
-        if wanted == inner.told {
-            return Vec::new();
-        }
         let listeners = redirects::listeners(&wanted);
         if listeners != inner.listeners {
             wharf_crash::point("policy/before-ports");
@@ -70,24 +182,35 @@ impl<K: PolicyKernel> Policy<K> {
                 }
             }
         }
+        if wanted == inner.told {
+            return Vec::new();
+        }
         inner.told.clone_from(&wanted);
         let asked = self.redirects.set(wanted);
         wharf_crash::point("policy/after-telling");
         asked
     }
 
-    /// Waits for what the proxy was told, as long as it is worth while; an error says what it has not acknowledged.
-    pub(super) async fn await_proxy(&self, asked: Vec<(String, Completion)>) -> Result<(), String> {
+    /// Waits for what the proxy was told, as long as it is worth while and it has refused none of it.
+    async fn await_proxy(&self, asked: Vec<(String, Completion)>) -> Result<(), ProxyError> {
         if asked.is_empty() {
             return Ok(());
         }
-        let all = futures::future::join_all(asked.into_iter().map(|(_, completion)| completion));
+        let mut answers: FuturesUnordered<_> = asked.into_iter().map(|(_, completion)| completion).collect();
+        let late = |_| ProxyError::NoAnswer("the proxy does not answer".to_owned());
+        let all = async {
+            let mut unanswered = Ok(());
+            while let Some(answer) = answers.next().await {
+                match answer {
+                    Err(refused @ ProxyError::Refused(_)) => return Err(refused),
+                    other => unanswered = unanswered.and(other),
+                }
+            }
+            unanswered
+        };
         let answered = tokio::time::timeout(self.redirects.patience(), all).await;
         wharf_crash::point("policy/after-acknowledgement");
-        match answered {
-            Ok(answers) if answers.iter().all(Result::is_ok) => Ok(()),
-            _ => Err(unacknowledged(&self.redirects.outstanding())),
-        }
+        answered.map_err(late)?
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
+use wharf_core::ids::{EndpointId, Epoch};
 use wharf_policy::{
     compile::{Listener, ListenerId, SetId, Tables},
     model::Direction,
@@ -63,6 +64,16 @@ pub(super) fn both(one: &Wanted, other: &Wanted) -> Wanted {
         own.members.extend(redirect.members.iter().map(|(member, addresses)| (*member, addresses.clone())));
     }
     both
+}
+
+/// Whether connections of an endpoint that stays end with the change: their listener goes, or no longer has the endpoint. The agent's own
+/// proxy, which judges each query for itself, keeps none.
+pub(super) fn end(before: &Wanted, after: &Wanted, members: &Members) -> bool {
+    let stays = |(id, epoch): &(EndpointId, Epoch)| members.get(*id).is_some_and(|place| place.epoch == *epoch);
+    before.iter().filter(|(_, redirect)| redirect.listener.requests.names.is_empty()).any(|(port, redirect)| {
+        let has = |member| after.get(port).is_some_and(|after| after.members.contains_key(member));
+        redirect.members.keys().any(|member| stays(member) && !has(member))
+    })
 }
 
 /// Their listeners.

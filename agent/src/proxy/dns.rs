@@ -94,9 +94,9 @@ impl Dns {
     fn completion(&self, number: u64, port: u16, redirect: &Redirect) -> (String, Completion) {
         let mut done = self.done.clone();
         let opened = async move {
-            let ends = |_| ProxyError("the agent ends".to_owned());
+            let ends = |_| ProxyError::NoAnswer("the agent ends".to_owned());
             let done = done.wait_for(|done| done.number >= number).await.map_err(ends)?;
-            done.refused.get(&port).map_or(Ok(()), |why| Err(ProxyError(why.clone())))
+            done.refused.get(&port).map_or(Ok(()), |why| Err(ProxyError::Refused(why.clone())))
         };
         (name(port, redirect.listener.direction), Box::pin(opened))
     }

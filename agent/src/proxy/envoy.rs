@@ -10,7 +10,7 @@ use std::{
 
 use wharf_core::ids::{EndpointId, Epoch};
 use wharf_policy::compile;
-use wharf_proxy::{Listener, ListenerKey, Member, Proxy, User, Wait};
+use wharf_proxy::{Listener, ListenerKey, Member, Proxy, User, Wait, WaitError};
 
 use super::{Completion, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
 use crate::{config::AgentConfig, sync::lock};
@@ -53,7 +53,10 @@ impl Envoy {
     fn completion(&self, name: String, wait: Wait, of: Option<EndpointId>) -> (String, Completion) {
         let waiting = self.waits.begin(name.clone(), of, of.is_none().then_some(PATIENCE));
         let ended = async move {
-            let ended = wait.await.map_err(|why| ProxyError(why.to_string()));
+            let ended = wait.await.map_err(|why| match why {
+                WaitError::Refused { .. } => ProxyError::Refused(why.to_string()),
+                _ => ProxyError::NoAnswer(why.to_string()),
+            });
             drop(waiting);
             ended
         };
@@ -111,8 +114,7 @@ impl Redirects for Envoy {
         for (port, redirect) in &state.wanted {
             let own = key(*port, redirect);
             if wanted.get(port).is_none_or(|redirect| key(*port, redirect) != own) {
-                // Nobody waits: no row leads there.
-                drop(self.proxy.remove(own));
+                waits.push(self.completion(own.to_string(), self.proxy.remove(own), None));
             }
         }
         for (port, redirect) in &wanted {

@@ -21,10 +21,16 @@ pub use self::{awaited::Awaited, look::Look, proxies::Proxies, words::passes};
 /// Resolves when the proxy has done what was asked; an error says why it never will.
 pub type Completion = Pin<Box<dyn Future<Output = Result<(), ProxyError>> + Send>>;
 
-/// What the proxy gave as its reason.
+/// Why the proxy has not done what was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ProxyError(pub String);
+pub enum ProxyError {
+    /// It refused, with this reason; what it had before stays in force.
+    #[error("{0}")]
+    Refused(String),
+    /// It did not answer, or has ended.
+    #[error("{0}")]
+    NoAnswer(String),
+}
 
 /// Redirects by port of the proxy, host byte order.
 pub type Wanted = BTreeMap<u16, Redirect>;
@@ -40,7 +46,7 @@ pub struct Redirect {
 
 /// Where redirects are asked for and completions come from.
 pub trait Redirects: Send + Sync + 'static {
-    /// Makes these all the redirects that there are; one completion for each that is new or has other members. Endpoints that were
+    /// Makes these all the redirects that there are; one completion for each that is new, has other members or goes. Endpoints that were
     /// taken out by [`Redirects::remove_redirects`] are left out.
     fn set(&self, wanted: Wanted) -> Vec<(String, Completion)>;
 

@@ -28,7 +28,7 @@ impl Redirects for Proxies {
         // Each ends for itself, so that nobody waits for an Envoy that does not answer because the other proxy does.
         let bounded = |(name, completion): (String, Completion)| -> (String, Completion) {
             let ends = async move {
-                let late = |_| Err(ProxyError("Envoy does not answer".to_owned()));
+                let late = |_| Err(ProxyError::NoAnswer("Envoy does not answer".to_owned()));
                 tokio::time::timeout(patience, completion).await.unwrap_or_else(late)
             };
             (name, Box::pin(ends))

@@ -135,6 +135,7 @@ impl From<PolicyError> for Failure {
             PolicyError::Unknown(_) | PolicyError::UnknownNamespace(_) => says(ErrorCode::NotFound),
             PolicyError::OfDirectory { .. } => says(ErrorCode::Exists),
             PolicyError::Texts { .. } | PolicyError::Rows(_) => says(ErrorCode::LimitReached),
+            PolicyError::Proxy(_) => says(ErrorCode::Unsupported),
             PolicyError::Kernel(_) => says(ErrorCode::Kernel).retry(2_000),
             PolicyError::NotKept { .. }
             | PolicyError::Directory { .. }

@@ -124,8 +124,13 @@ fn ports_outlive_the_agent_and_nothing_else_takes_them() {
     });
     std::fs::remove_file(machine.config.state_dir.join("redirects.json")).expect("the file of the ports");
     machine.life(async |agent| {
-        let list = agent.life.policy.list().await;
-        assert_eq!((list.realized, list.problem), (2, None));
+        let realized = async {
+            while agent.life.policy.list().await.realized < 2 {
+                agent.life.policy.ensure().await.expect("looked");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), realized).await.expect("the old port's connections end");
         assert_eq!(ports(&rows(&machine)), [15_000].into(), "what the old port was for is not known");
         assert_eq!(last(&agent), [(15_000, vec![1])]);
     });
@@ -149,5 +154,70 @@ fn an_endpoint_that_the_proxy_was_asked_to_drop_is_asked_away_before_its_rows() 
         assert!(!agent.operations()[operations..].contains(&Op::ChangePolicy), "its rows are there");
         acknowledge.send(()).expect("the delete waits");
         assert!(delete.await.errors.is_empty());
+    });
+}
+
+#[test]
+fn a_change_of_which_the_proxy_refuses_a_listener_is_refused() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+        agent.proxy.refuses_port(Some(15_001));
+        let refused = agent.life.policy.import("a.yaml", &only("/b")).await.expect_err("refused");
+        assert_eq!(refused.to_string(), "the port is taken; the policies of before stay in force");
+        assert_eq!(ports(&rows(&machine)), [15_000].into(), "what was in force is");
+        assert_eq!(last(&agent).len(), 1, "and the proxy has no more than that");
+        let list = agent.life.policy.list().await;
+        assert_eq!((list.revision, list.realized, list.problem), (1, 1, None));
+        // An endpoint that comes has its rows, computed from those.
+        agent.create("c2").await;
+        assert_eq!(last(&agent), [(15_000, vec![1, 2])]);
+        agent.proxy.refuses_port(None);
+        let change = agent.life.policy.import("a.yaml", &only("/b")).await.expect("imported");
+        assert_eq!((change.revision, change.realized), (2, 2));
+    });
+}
+
+#[test]
+fn a_revision_is_realized_when_no_connection_is_judged_by_requests_of_before() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        let began = Instant::now();
+        agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+        assert!(began.elapsed() < Duration::from_secs(2), "nothing ends");
+        let text = only("/b");
+        let import = agent.life.policy.import("a.yaml", &text);
+        tokio::pin!(import);
+        let has_rows = || ports(&rows(&machine)) == [15_001].into();
+        tokio::select! {
+            _ = &mut import => panic!("realized before the proxy has ended connections"),
+            () = eventually("the rows change", has_rows) => {}
+        }
+        let list = agent.life.policy.list().await;
+        assert_eq!((list.revision, list.realized), (2, 1));
+        assert!(list.problem.expect("a problem").contains("ends connections of before"));
+        let change = import.await.expect("imported");
+        assert_eq!((change.revision, change.realized), (2, 2));
+        assert!(began.elapsed() >= Duration::from_millis(2_500));
+    });
+}
+
+#[test]
+fn a_later_change_does_not_hide_what_the_proxy_owes() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.proxy.is_silent(true);
+        let change = agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+        assert_eq!((change.revision, change.realized), (1, 0));
+        let plain = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: plain, namespace: default}\nspec:\n  \
+                     podSelector: {}\n  policyTypes: [Egress]\n";
+        let change = agent.life.policy.import("b.yaml", plain).await.expect("imported");
+        assert_eq!((change.revision, change.realized), (2, 0), "the proxy has not acknowledged the first change");
+        agent.proxy.is_silent(false);
+        agent.life.policy.ensure().await.expect("looked");
+        assert_eq!(agent.life.policy.list().await.realized, 2);
     });
 }

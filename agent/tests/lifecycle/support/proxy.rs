@@ -20,6 +20,8 @@ pub(crate) struct Proxy {
     silent: watch::Sender<bool>,
     /// Whether that is known, so that nobody waits for it.
     is_gone: Mutex<bool>,
+    /// A port whose listener it refuses.
+    refused: Mutex<Option<u16>>,
 }
 
 impl Proxy {
@@ -34,7 +36,7 @@ impl Proxy {
 
     /// A redirect whose removal the proxy refuses.
     pub(crate) fn refuses(&self, id: EndpointId, name: &str, why: &'static str) {
-        self.add(id, name, Box::pin(async move { Err(ProxyError(why.to_owned())) }));
+        self.add(id, name, Box::pin(async move { Err(ProxyError::Refused(why.to_owned())) }));
     }
 
     /// A redirect whose removal is acknowledged when the test says so.
@@ -43,7 +45,7 @@ impl Proxy {
         self.add(
             id,
             name,
-            Box::pin(async move { acknowledged.await.map_err(|_| ProxyError("the proxy ended".to_owned())) }),
+            Box::pin(async move { acknowledged.await.map_err(|_| ProxyError::NoAnswer("the proxy ended".to_owned())) }),
         );
         acknowledge
     }
@@ -79,6 +81,11 @@ impl Proxy {
         *lock(&self.is_gone) = true;
     }
 
+    /// It refuses a listener at this port; `None`: none.
+    pub(crate) fn refuses_port(&self, port: Option<u16>) {
+        *lock(&self.refused) = port;
+    }
+
     /// Endpoints whose redirects were asked away, oldest first.
     pub(crate) fn asked(&self) -> Vec<(EndpointId, Epoch)> {
         lock(&self.asked).clone()
@@ -90,14 +97,24 @@ impl Redirects for Proxy {
         let mut told = lock(&self.told);
         let before = told.last().cloned().unwrap_or_default();
         let changed = wanted.iter().filter(|(port, redirect)| before.get(port) != Some(redirect));
+        let gone = before.keys().filter(|port| !wanted.contains_key(port));
+        let refused = *lock(&self.refused);
         let completion = |port: &u16| -> (String, Completion) {
             let mut silent = self.silent.subscribe();
+            let is_refused = refused == Some(*port);
             let answer = async move {
-                silent.wait_for(|silent| !silent).await.map(drop).map_err(|_| ProxyError("it ended".to_owned()))
+                if is_refused {
+                    return Err(ProxyError::Refused("the port is taken".to_owned()));
+                }
+                silent
+                    .wait_for(|silent| !silent)
+                    .await
+                    .map(drop)
+                    .map_err(|_| ProxyError::NoAnswer("it ended".to_owned()))
             };
             (port.to_string(), Box::pin(answer))
         };
-        let completions = changed.map(|(port, _)| completion(port)).collect();
+        let completions = changed.map(|(port, _)| port).chain(gone).map(completion).collect();
         told.push(wanted);
         completions
     }

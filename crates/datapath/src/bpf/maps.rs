@@ -9,9 +9,7 @@ use std::{
     path::Path,
 };
 
-use aya::maps::{
-    Array, HashMap, LpmTrie, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf, lpm_trie::Key,
-};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf, lpm_trie::Key};
 use wharf_common::{
     Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow,
     FlowTotals, FlowUse, FragmentKey, FragmentRow, PeerRow, PolicyState, PortKey, SetsRow, StackPathKey, StackPathRow,
@@ -262,31 +260,6 @@ pub(crate) fn flow_use(path: &Path) -> Result<Array<MapData, FlowUse>> {
 /// Opens the totals of the flow tables.
 pub(crate) fn flow_totals(path: &Path) -> Result<Array<MapData, FlowTotals>> {
     typed(path, Array::try_from(Map::Array(open(path, map::FLOW_TOTALS)?)))
-}
-
-/// Opens the classes of peers' addresses.
-pub(crate) fn ipcache(path: &Path) -> Result<LpmTrie<MapData, EndpointKey, PeerRow>> {
-    typed(path, LpmTrie::try_from(Map::LpmTrie(open(path, map::IPCACHE)?)))
-}
-
-/// Opens the classes of ports.
-pub(crate) fn policy_ports(path: &Path) -> Result<LpmTrie<MapData, PortKey, u32>> {
-    typed(path, LpmTrie::try_from(Map::LpmTrie(open(path, map::POLICY_PORTS)?)))
-}
-
-/// Opens the rules of all rule sets.
-pub(crate) fn policy_cells(path: &Path) -> Result<HashMap<MapData, CellKey, CellRow>> {
-    typed(path, HashMap::try_from(Map::HashMap(open(path, map::POLICY_CELLS)?)))
-}
-
-/// Opens the rule sets of each endpoint.
-pub(crate) fn policy_sets(path: &Path) -> Result<Array<MapData, SetsRow>> {
-    typed(path, Array::try_from(Map::Array(open(path, map::POLICY_SETS)?)))
-}
-
-/// Opens the state of policy.
-pub(crate) fn policy_state(path: &Path) -> Result<Array<MapData, PolicyState>> {
-    typed(path, Array::try_from(Map::Array(open(path, map::POLICY_STATE)?)))
 }
 
 /// True when the row that was asked for, or to be removed, is not there.

@@ -108,14 +108,12 @@ impl Bpf {
 
     /// Opens the maps, which must be those that the programs use: a row that no program reads would be no policy.
     fn policy_tables(&self) -> Result<Tables> {
-        self.check_held(|name| TABLES.contains(&name))?;
-        let path = |name| self.pins.shared(name);
         Ok(Tables {
-            peers: maps::ipcache(&path(map::IPCACHE))?,
-            ports: maps::policy_ports(&path(map::POLICY_PORTS))?,
-            cells: maps::policy_cells(&path(map::POLICY_CELLS))?,
-            sets: maps::policy_sets(&path(map::POLICY_SETS))?,
-            state: maps::policy_state(&path(map::POLICY_STATE))?,
+            peers: self.open_held(map::IPCACHE)?,
+            ports: self.open_held(map::POLICY_PORTS)?,
+            cells: self.open_held(map::POLICY_CELLS)?,
+            sets: self.open_held(map::POLICY_SETS)?,
+            state: self.open_held(map::POLICY_STATE)?,
         })
     }
 }

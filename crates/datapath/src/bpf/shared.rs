@@ -6,7 +6,7 @@ use std::{
 };
 
 use aya::{
-    maps::{Array, Map, MapData, RingBuf},
+    maps::{Array, Map, MapData, MapError, RingBuf},
     programs::SchedClassifier,
 };
 use wharf_common::map::{self, NodeCall};
@@ -104,11 +104,8 @@ impl Bpf {
             let path = self.pins.shared(name);
             let own = held.iter().find(|map| map.name == name);
             match (self.pinned_map_id(name)?, own) {
-                (Some(is), Some(own)) if is != own.id => {
-                    let cause = format!("{}; remove the pin, and the agent pins its own again", own.another(is));
-                    return Err(fail("open map", path.display().to_string(), KernelErrorKind::Conflict, cause));
-                }
-                (Some(_), _) => {}
+                (Some(is), Some(own)) => self.check_held(own, is)?,
+                (Some(_), None) => {}
                 (None, Some(own)) => unpinned.push((own, path)),
                 (None, None) => wanted.push(name),
             }
@@ -189,21 +186,32 @@ impl Bpf {
     /// Checks that the pinned shared maps with rows of endpoints are those that this process has open: programs
     /// loaded over other maps, and the node's programs, would read maps that nobody writes.
     pub(super) fn check_shared(&self) -> Result<()> {
-        self.check_held(|name| !OF_ALL_VERSIONS.contains(&name))
-    }
-
-    /// Checks that the pinned shared maps that are meant are those that this process has open.
-    pub(super) fn check_held(&self, meant: impl Fn(&str) -> bool) -> Result<()> {
-        for own in self.held().iter().filter(|map| meant(map.name)) {
-            if let Some(is) = self.pinned_map_id(own.name)?
-                && is != own.id
-            {
-                let path = self.pins.shared(own.name).display().to_string();
-                let cause = format!("{}; remove the pin, and the agent pins its own again", own.another(is));
-                return Err(fail("open map", path, KernelErrorKind::Conflict, cause));
+        for own in self.held().iter().filter(|map| !OF_ALL_VERSIONS.contains(&map.name)) {
+            if let Some(is) = self.pinned_map_id(own.name)? {
+                self.check_held(own, is)?;
             }
         }
         Ok(())
+    }
+
+    /// Opens a pinned shared map, which must be the one that this process has open.
+    pub(super) fn open_held<T: TryFrom<Map, Error = MapError>>(&self, name: &'static str) -> Result<T> {
+        let path = self.pins.shared(name);
+        let data = maps::open(&path, name)?;
+        let id = maps::id(&data, &path)?;
+        if let Some(own) = self.held().iter().find(|map| map.name == name) {
+            self.check_held(own, id)?;
+        }
+        T::try_from(SharedMap::new(name, id, data).map).map_err(|e| wrap("open map", path.display().to_string(), &e))
+    }
+
+    fn check_held(&self, own: &SharedMap, pinned: u32) -> Result<()> {
+        if pinned == own.id {
+            return Ok(());
+        }
+        let path = self.pins.shared(own.name).display().to_string();
+        let cause = format!("{}; remove the pin, and the agent pins its own again", own.another(pinned));
+        Err(fail("open map", path, KernelErrorKind::Conflict, cause))
     }
 
     /// Problems of the bpffs and the shared pins. Each pin must be the map that this process has open.

@@ -108,7 +108,12 @@ fn rates(ports: &Wire, requests: &Wire, extent: &Extent) -> Result<Part> {
     let proxy = node(requests)?.ask(async |client| client.proxy().await)?;
     rate.note(format!("{} of the agent's records of requests were lost", proxy.records_lost));
     let target = format!("requests: {REDIRECT} at least 0.9 of {REVERSE}");
-    let marks = vec![Mark::judge(&target, "x", Better::Higher, ratio.median, 0.9)];
+    let slower = paired(&time, REDIRECT, REVERSE).context("no rounds")?;
+    let slowest = format!("median time of a request: {REDIRECT} at most {REVERSE} / 0.9");
+    let marks = vec![
+        Mark::judge(&target, "x", Better::Higher, ratio.median, 0.9),
+        Mark::judge(&slowest, "x", Better::Lower, slower.median, 1.0 / 0.9),
+    ];
     Ok((vec![rate, time], marks))
 }
 
