@@ -1,7 +1,8 @@
 //! Delete, in the order of the plan.
 //!
 //! Two phases. *Teardown* runs for each endpoint: detach programs, remove rows, await the proxy, unpin, remove the
-//! link. Each step is idempotent; a failure is recorded and the next step runs. Then nobody can reach or find the
+//! link. Each step is idempotent; a failure is recorded and the next step runs; that of the proxy is no failure of
+//! the delete. Then nobody can reach or find the
 //! endpoint, and the delete may be answered ([`Answer`]). *Release* covers all endpoints of the request: when the
 //! kernel has released their links, one transaction removes addresses and records. An endpoint whose teardown left
 //! something in the kernel keeps its record, addresses and id, and the next delete resumes it: an address is never
@@ -328,7 +329,14 @@ pub async fn teardown<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>)
                     "delete: {message}"
                 );
                 shared.log(LogStatus::Failure, step.name(), message.clone());
-                errors.push(StepError { step: step.name().into(), endpoint: record.attachment.to_string(), message });
+                // A proxy that did not answer leaves nothing for another delete: the addresses rest until it has forgotten them.
+                if step != DeleteStep::AwaitProxy {
+                    errors.push(StepError {
+                        step: step.name().into(),
+                        endpoint: record.attachment.to_string(),
+                        message,
+                    });
+                }
                 clean &= !step.must_succeed();
             }
         }

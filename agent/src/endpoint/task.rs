@@ -249,8 +249,7 @@ impl<K: Kernel> EndpointTask<K> {
                 // A release that the kernel refused needs another removal.
                 let refused = |torn: &Torn| torn.release.as_ref().and_then(|r| r.peek()).is_some_and(Result::is_err);
                 let torn = match self.torn.take() {
-                    // The delete that ran the steps has told their errors.
-                    Some(torn) if torn.clean && !refused(&torn) => Torn { errors: Vec::new(), ..torn },
+                    Some(torn) if torn.clean && !refused(&torn) => torn,
                     _ => {
                         if self.shared.read(|v| v.fsm.state) != State::Disconnecting {
                             self.transition(Event::DeleteRequested);

@@ -181,12 +181,9 @@ fn a_proxy_that_is_paused_holds_a_delete_no_longer_than_its_bound() -> Result<()
             await_realized(node)?;
             node.signal_envoy(Signal::SIGSTOP)?;
             let began = std::time::Instant::now();
-            let refused =
-                node.detach(&scene.db.end).err().context("the delete must tell that the proxy did not answer")?;
+            node.detach(&scene.db.end).context("a proxy that does not answer fails no delete")?;
             let took = began.elapsed();
-            ensure!(format!("{refused:#}").contains("await-proxy"), "{refused:#}");
             ensure!(took.as_millis() >= 1_000 && took.as_millis() < 4_000, "{took:?}");
-            node.detach(&scene.db.end).context("the next one finds the rest done")?;
             let blocked = || -> Result<Vec<String>> {
                 let ipam: wharf_api::IpamView = serde_json::from_value(node.http("GET", "/v1/ipam", None)?.json()?)?;
                 Ok(ipam.resting.into_iter().filter_map(|address| address.blocked).collect())
