@@ -284,6 +284,7 @@ async fn stop(
 /// Serves Envoy, starts it if that is a setting, and reads what it tells.
 fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
     let (tasks, process) = (&life.tasks, envoy::process(&life.config));
+    process.remember(&proxy)?;
     let socket = process.socket()?;
     let (served, halt) = (proxy.clone(), tasks.halt.clone());
     // To the end of all operations, which wait for Envoy's answers.

@@ -258,6 +258,49 @@ fn a_new_agent_takes_the_envoy_over_and_connections_live_on() {
     });
 }
 
+#[test]
+fn an_envoy_that_has_not_answered_a_new_agent_may_speak_for_any_address() {
+    in_a_namespace(|| async {
+        let mut world = World::without_envoy();
+        world.envoy.ends_with_agent = false;
+        world.supervise();
+        until("it serves", || world.proxy.status().state == EnvoyState::Serving).await;
+        world.stop_server().await;
+        world.new_agent();
+        world.serve();
+        assert_eq!(world.proxy.inherited(), None, "it was never told a listener");
+
+        world.supervise();
+        world.ensure(everything(EGRESS, BOTH)).await;
+        assert_eq!(world.proxy.inherited(), None);
+        let pid = world.proxy.status().pid;
+        signal(&world, Signal::SIGSTOP);
+        drop(world.proxy.ensure(everything(EGRESS, &[(8, &[OTHER_CLIENT])])));
+        assert_eq!(speakers(&world), 1);
+        world.stop_server().await;
+        world.new_agent();
+        drop(world.proxy.ensure(everything(EGRESS, &[(8, &[OTHER_CLIENT])])));
+        world.serve();
+        world.supervise();
+        assert_eq!((speakers(&world), world.proxy.inherited()), (0, pid), "nobody knows what it serves");
+        signal(&world, Signal::SIGCONT);
+        until("it has what this agent wants", || world.proxy.inherited().is_none()).await;
+
+        // The same without a supervisor, and an Envoy that never answers.
+        signal(&world, Signal::SIGSTOP);
+        world.stop_server().await;
+        world.new_agent();
+        world.serve();
+        assert_eq!(world.proxy.inherited(), pid);
+        signal(&world, Signal::SIGKILL);
+        until("its end is seen", || world.proxy.inherited().is_none()).await;
+        world.stop_server().await;
+        world.new_agent();
+        world.serve();
+        assert_eq!(world.proxy.inherited(), None, "it is gone");
+    });
+}
+
 /// The bootstrap of our own asks for the incremental variant; other ones may ask for the other.
 #[test]
 fn an_envoy_that_somebody_else_started_and_that_wants_all_at_once_is_served_too() {
