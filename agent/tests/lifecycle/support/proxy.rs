@@ -1,10 +1,16 @@
 //! A proxy that acknowledges as it is told to.
 
-use std::{collections::VecDeque, future::pending, net::IpAddr, sync::Mutex, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    future::pending,
+    net::IpAddr,
+    sync::Mutex,
+    time::Duration,
+};
 
 use tokio::sync::{oneshot, watch};
 use wharf_agent::{
-    proxy::{Completion, ProxyError, Redirects, Wanted},
+    proxy::{Completion, Look, ProxyError, Redirects, Wanted},
     sync::lock,
 };
 use wharf_core::ids::{EndpointId, Epoch};
@@ -20,6 +26,8 @@ pub(crate) struct Proxy {
     silent: watch::Sender<bool>,
     /// Whether that is known, so that nobody waits for it.
     is_gone: Mutex<bool>,
+    /// Listeners that it refused, and why.
+    refused: Mutex<BTreeMap<String, String>>,
 }
 
 impl Proxy {
@@ -79,6 +87,16 @@ impl Proxy {
         *lock(&self.is_gone) = true;
     }
 
+    /// Refuses a listener.
+    pub(crate) fn refuses_listener(&self, name: &str, why: &str) {
+        lock(&self.refused).insert(name.to_owned(), why.to_owned());
+    }
+
+    /// Refuses nothing any more.
+    pub(crate) fn accepts(&self) {
+        lock(&self.refused).clear();
+    }
+
     /// Endpoints whose redirects were asked away, oldest first.
     pub(crate) fn asked(&self) -> Vec<(EndpointId, Epoch)> {
         lock(&self.asked).clone()
@@ -107,7 +125,8 @@ impl Redirects for Proxy {
     }
 
     fn outstanding(&self) -> Vec<String> {
-        self.silent.borrow().then(|| "it is silent".to_owned()).into_iter().collect()
+        let silent = self.silent.borrow().then(|| "it is silent".to_owned());
+        silent.into_iter().chain(lock(&self.refused).keys().cloned()).collect()
     }
 
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {
@@ -129,5 +148,11 @@ impl Redirects for Proxy {
     fn speakers(&self, ip: IpAddr) -> Vec<String> {
         let speaks = lock(&self.listeners).contains(&ip);
         speaks.then(|| format!("a listener of the proxy on {ip}")).into_iter().collect()
+    }
+
+    fn look(&self) -> Look {
+        let refused = lock(&self.refused).clone();
+        let unacknowledged = refused.into_iter().map(|(name, why)| (name, Some(why))).collect();
+        Look { wanted: self.told().pop().unwrap_or_default(), unacknowledged, ..Look::default() }
     }
 }
