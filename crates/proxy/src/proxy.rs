@@ -316,12 +316,6 @@ impl Wait {
         Self { listener, end: End::Over(Some(result)) }
     }
 
-    /// The listener that it is about.
-    #[must_use]
-    pub const fn listener(&self) -> ListenerKey {
-        self.listener
-    }
-
     /// Waits no longer than that.
     ///
     /// # Errors
@@ -363,31 +357,5 @@ impl Drop for Wait {
             state.waiting.remove(id);
             state.ledgers.listeners.cancel(*id);
         }
-    }
-}
-
-/// Several waits and one deadline.
-#[derive(Debug, Default)]
-pub struct WaitGroup {
-    waits: Vec<Wait>,
-}
-
-impl WaitGroup {
-    /// One more.
-    pub fn push(&mut self, wait: Wait) {
-        self.waits.push(wait);
-    }
-
-    /// Every wait that did not end well within that time, by its listener. Dropped, the group forgets its waits.
-    pub async fn within(self, time: Duration) -> Vec<(ListenerKey, WaitError)> {
-        let each = self.waits.into_iter().map(|wait| async move { (wait.listener, wait.within(time).await) });
-        let ends = futures::future::join_all(each).await;
-        ends.into_iter().filter_map(|(listener, result)| Some((listener, result.err()?))).collect()
-    }
-}
-
-impl Extend<Wait> for WaitGroup {
-    fn extend<T: IntoIterator<Item = Wait>>(&mut self, waits: T) {
-        self.waits.extend(waits);
     }
 }
