@@ -1,10 +1,15 @@
 //! Rules about requests: policy, the programs and a real Envoy together.
 
+mod kinds;
 mod load;
 mod many;
+mod outside;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]
 mod pods;
+#[path = "../../../crates/proxy/tests/world/tls.rs"]
+#[allow(unreachable_pub, reason = "shared with the tests of the proxy")]
+mod tls;
 
 use std::net::{IpAddr, SocketAddr};
 
