@@ -10,6 +10,7 @@ mod pods;
 #[path = "../../../crates/proxy/tests/world/tls.rs"]
 #[allow(unreachable_pub, reason = "shared with the tests of the proxy")]
 mod tls;
+mod told;
 
 use std::net::{IpAddr, SocketAddr};
 
