@@ -7,6 +7,7 @@ mod outside;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]
 mod pods;
+mod refused;
 #[path = "../../../crates/proxy/tests/world/tls.rs"]
 #[allow(unreachable_pub, reason = "shared with the tests of the proxy")]
 mod tls;
