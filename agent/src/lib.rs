@@ -12,6 +12,7 @@
 //! | deletion queue ([`endpoint::deletions`]) | the directory's events, a tick | deletes |
 //! | held-back log lines ([`telemetry`]) | time | the log |
 //! | stuck steps ([`stuck`]) | time | the log, the monitor |
+//! | refused listeners ([`endpoint::refusals`]) | time, what the proxy refused | endpoints' logs |
 //! | health endpoint ([`health`]) | time, its process, who asks for a round | the health endpoint, its picture |
 //! | self-check ([`selfcheck`]) | time | test packets, alarms, regenerations |
 //! | admin ([`admin`], a thread with a runtime of its own) | requests on `admin.sock`, looks of the [`status`] | answers |
@@ -82,7 +83,7 @@ use crate::{
     addresses::{pools, resting},
     admin::Admin,
     config::AgentConfig,
-    endpoint::{deletions, mtu, prepared, resume},
+    endpoint::{deletions, mtu, prepared, refusals, resume},
     monitor::Judged,
     node::{
         LinuxNode, Node,
@@ -284,6 +285,7 @@ async fn stop(
 /// Serves Envoy, starts it if that is a setting, and reads what it tells.
 fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
     let (tasks, process) = (&life.tasks, envoy::process(&life.config));
+    process.remember(&proxy)?;
     let socket = process.socket()?;
     let (served, halt) = (proxy.clone(), tasks.halt.clone());
     // To the end of all operations, which wait for Envoy's answers.
@@ -333,6 +335,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     });
     tasks.operations.spawn(deletions::watch(Arc::clone(life)));
     tasks.operations.spawn(stuck::watch(Arc::clone(life)));
+    tasks.operations.spawn(refusals::watch(Arc::clone(life)));
     if !life.config.health_interval.is_zero() {
         tasks.operations.spawn(health::run(Arc::clone(life), Arc::clone(&node.health), health::ThisHost));
     }

@@ -1,10 +1,10 @@
 //! The plainest web server and client, over TCP.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -15,10 +15,13 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{space::Space, wait};
 
-/// How often a thread looks whether it is to end.
+/// How often the accepting thread looks whether it is to end.
 const TICK: Duration = Duration::from_millis(20);
 /// How long a client waits for each answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A header with which a request asks the server to close the connection after the answer. A proxy passes it on, unlike `Connection`.
+pub const ONCE: &str = "X-Once: yes\r\n";
 
 /// Answers every request with its own request line; on every address of its namespace, until dropped.
 #[derive(Debug)]
@@ -78,38 +81,36 @@ impl Drop for WebServer {
     }
 }
 
-fn accept(listener: &TcpListener, stop: &Arc<AtomicBool>, served: &Arc<Mutex<Vec<Served>>>) {
-    let mut threads = Vec::new();
+/// Takes connections, each with a thread of its own that waits in a read. At the end their streams are shut down, which ends the reads.
+fn accept(listener: &TcpListener, stop: &AtomicBool, served: &Arc<Mutex<Vec<Served>>>) {
+    let mut open: Vec<(Weak<TcpStream>, JoinHandle<()>)> = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         match listener.accept() {
             Ok((stream, client)) => {
-                let (stop, served) = (Arc::clone(stop), Arc::clone(served));
-                threads.push(thread::spawn(move || {
+                let (stream, served) = (Arc::new(stream), Arc::clone(served));
+                open.retain(|(_, thread)| !thread.is_finished());
+                let other = Arc::downgrade(&stream);
+                let thread = thread::spawn(move || {
                     // A client that goes away is the client's matter.
-                    serve(&stream, client, &stop, &served).ok();
-                }));
+                    serve(&stream, client, &served).ok();
+                });
+                open.push((other, thread));
             }
             Err(_) => thread::sleep(TICK),
         }
     }
-    for thread in threads {
+    for (stream, thread) in open {
+        // A stream whose client has gone needs no shutdown.
+        stream.upgrade().and_then(|stream| stream.shutdown(Shutdown::Both).ok());
         thread.join().ok();
     }
 }
 
-fn serve(stream: &TcpStream, client: SocketAddr, stop: &AtomicBool, served: &Mutex<Vec<Served>>) -> Result<()> {
+fn serve(mut stream: &TcpStream, client: SocketAddr, served: &Mutex<Vec<Served>>) -> Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(TICK))?;
     let mut reader = BufReader::new(stream);
-    let mut head = Vec::new();
-    let mut line = String::new();
-    while !stop.load(Ordering::Relaxed) {
-        match reader.read_line(&mut line) {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => continue,
-            Err(e) => return Err(e.into()),
-        }
+    let (mut head, mut line) = (Vec::new(), String::new());
+    while reader.read_line(&mut line)? > 0 {
         let text = line.trim_end().to_owned();
         line.clear();
         if !text.is_empty() {
@@ -117,8 +118,15 @@ fn serve(stream: &TcpStream, client: SocketAddr, stop: &AtomicBool, served: &Mut
             continue;
         }
         let body = head.first().cloned().unwrap_or_default();
+        let once = head.iter().any(|line| line == ONCE.trim_end());
         served.lock().unwrap_or_else(PoisonError::into_inner).push(Served { client, head: std::mem::take(&mut head) });
-        write!(&mut &*stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())?;
+        let close = if once { "Connection: close\r\n" } else { "" };
+        // In one piece: a second small one would wait for the other side's delayed acknowledgement.
+        let answer = format!("HTTP/1.1 200 OK\r\n{close}Content-Length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(answer.as_bytes())?;
+        if once {
+            break;
+        }
     }
     Ok(())
 }
@@ -139,18 +147,43 @@ impl WebClient {
         Ok(Self(BufReader::new(stream)))
     }
 
+    /// Its own address and port.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn local(&self) -> Result<SocketAddr> {
+        let local = self.0.get_ref().local_addr().context("the connection's own address")?;
+        Ok(SocketAddr::new(local.ip().to_canonical(), local.port()))
+    }
+
     /// The status of the answer to a request. `more`: further header lines, each with its end.
     ///
     /// # Errors
     /// When there is no answer.
     pub fn ask(&mut self, method: &str, path: &str, host: &str, more: &str) -> Result<u16> {
+        let status = self.ask_if_open(method, path, host, more)?;
+        status.with_context(|| format!("the connection ended before the answer to {method} {path}"))
+    }
+
+    /// As [`Self::ask`]; `None` when the connection ended before the first byte of the answer. The other side may close a connection between
+    /// two requests (RFC 9112, section 9.3.1), and the client learns it by its next request.
+    ///
+    /// # Errors
+    /// When there is no answer, or a part of one.
+    pub fn ask_if_open(&mut self, method: &str, path: &str, host: &str, more: &str) -> Result<Option<u16>> {
         let request = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n");
-        self.0.get_mut().write_all(request.as_bytes()).context("send")?;
+        let first = self.0.get_mut().write_all(request.as_bytes()).and_then(|()| Ok(self.0.fill_buf()?.is_empty()));
+        match first {
+            Ok(false) => {}
+            Ok(true) => return Ok(None),
+            Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => return Ok(None),
+            Err(e) => return Err(e).with_context(|| format!("no answer to {method} {path}")),
+        }
         let (mut status, mut length) = (None, 0_usize);
         loop {
             let mut line = String::new();
             if self.0.read_line(&mut line).context("read the answer")? == 0 {
-                bail!("the connection ended before the answer to {method} {path}");
+                bail!("the connection ended within the answer to {method} {path}");
             }
             let line = line.trim_end().to_ascii_lowercase();
             if line.is_empty() {
@@ -163,7 +196,7 @@ impl WebClient {
         }
         let mut body = vec![0; length];
         self.0.read_exact(&mut body).context("read the body")?;
-        status.context("no status")
+        status.context("no status").map(Some)
     }
 }
 

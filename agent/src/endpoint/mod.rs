@@ -23,6 +23,7 @@ pub mod orphan;
 pub mod out_of_service;
 pub mod prepared;
 pub mod record;
+pub mod refusals;
 pub mod remove;
 mod reserve;
 pub mod resume;

@@ -200,7 +200,12 @@ async fn await_proxy(proxy: &Proxy, subject: &Subject) -> Result<(), RemoveError
         }
     }
     let of = |epoch| proxy.redirects.remove_redirects(subject.id(), epoch);
-    let waits = subject.epochs().into_iter().flat_map(of).map(|(redirect, completion)| {
+    let asked: Vec<_> = subject.epochs().into_iter().flat_map(of).collect();
+    if asked.is_empty() {
+        return Ok(());
+    }
+    wharf_crash::point("proxy/after-asking");
+    let waits = asked.into_iter().map(|(redirect, completion)| {
         proxy.pending.fetch_add(1, Ordering::Relaxed);
         let pending = Pending { counters: proxy, answered: false };
         async move {

@@ -62,8 +62,7 @@ pub(super) async fn undo<K: Kernel>(
         // No later commit of this endpoint writes its timeline.
         life.timelines.later(timeline::create_failed(shared));
     }
-    // An open intent names only this epoch, so it does not keep the id taken.
-    let left = failed.iter().filter(|(undo, _)| *undo != UndoStep::CloseIntent);
+    let left = failed.iter().filter(|(undo, _)| undo.must_succeed());
     let endpoint = record.attachment.to_string();
     let errors: Vec<_> = left.map(|(undo, e)| step_error(*undo, &endpoint, e)).collect();
     let remains = (!errors.is_empty()).then(|| remains(shared, &undos, &failed));
@@ -96,10 +95,10 @@ pub(crate) async fn again<K: Kernel>(
     Ok(remains.shared.read(|v| v.record.addresses().filter(|ip| is_free(ip, &v.taken_over)).collect()))
 }
 
-/// The remaining steps: the failed ones, and those that need all others to have succeeded.
+/// The remaining steps: the failed ones that must succeed, and those that need all of these to have succeeded.
 fn remains(shared: &Arc<Shared>, undos: &[UndoStep], failed: &[(UndoStep, RemoveError)]) -> Remains {
     let waits = |undo: &UndoStep| matches!(undo, UndoStep::ReleaseLeases | UndoStep::CloseIntent);
-    let is_left = |undo: &&UndoStep| waits(undo) || failed.iter().any(|(f, _)| f == *undo);
+    let is_left = |undo: &&UndoStep| waits(undo) || failed.iter().any(|(f, _)| f == *undo && f.must_succeed());
     Remains { shared: Arc::clone(shared), undos: undos.iter().filter(is_left).copied().collect() }
 }
 
@@ -109,14 +108,19 @@ fn step_error(undo: UndoStep, endpoint: &str, why: &RemoveError) -> StepError {
 
 async fn run<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>, undos: &[UndoStep]) -> Undone {
     let record = shared.read(|v| v.record.clone());
-    let (mut failed, mut closed) = (Vec::new(), false);
+    // Taken before the leases end in memory. The rests are stored, because the proxy may have the addresses for longer than this
+    // agent lives.
+    let rests = resting::changes_of(&life.addresses, &leases(&record));
+    let (mut failed, mut closed): (Vec<(UndoStep, RemoveError)>, _) = (Vec::new(), false);
     for undo in undos.iter().copied() {
-        if undo == UndoStep::CloseIntent && !failed.is_empty() {
+        let all_gone = failed.iter().all(|(undo, _)| !undo.must_succeed());
+        if undo == UndoStep::CloseIntent && !all_gone {
             continue;
         }
+        shared.update(|v| v.begin_step(undo.name()));
         crash_point("undo", undo.name());
         let since = Instant::now();
-        let result = take_back(life, shared, &record, undo, failed.is_empty()).await;
+        let result = take_back(life, shared, &record, undo, all_gone, &rests).await;
         timeline::phase(&life.metrics, shared, Operation::Undo, undo.name(), since.elapsed(), &result);
         closed |= undo == UndoStep::CloseIntent && result.is_ok();
         if let Err(e) = result {
@@ -133,13 +137,14 @@ async fn run<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>, undos: &
     Undone { failed, closed }
 }
 
-/// Runs one undo step; `all_gone` when all steps before it succeeded.
+/// Runs one undo step. `all_gone`: all steps before it that must succeed did. `rests`: the rests of the leases, for the store.
 async fn take_back<K: Kernel>(
     life: &Arc<Lifecycle<K>>,
     shared: &Shared,
     record: &EndpointRecord,
     undo: UndoStep,
     all_gone: bool,
+    rests: &[Change],
 ) -> Result<(), RemoveError> {
     let (subject, bound) = (Subject::of(record), Duration::from_millis(undo.deadline_ms()));
     match undo {
@@ -152,6 +157,7 @@ async fn take_back<K: Kernel>(
         }
         UndoStep::RemoveReachable => remove::step(life, &subject, DeleteStep::RemoveReachable).await,
         UndoStep::Detach => remove::step(life, &subject, DeleteStep::Detach).await,
+        UndoStep::AwaitProxy => remove::step(life, &subject, DeleteStep::AwaitProxy).await,
         UndoStep::RemoveLink => remove::step(life, &subject, DeleteStep::RemoveLink).await,
         UndoStep::RemovePrograms => remove::step(life, &subject, DeleteStep::Unpin).await,
         UndoStep::ReleaseLeases if all_gone => {
@@ -159,13 +165,14 @@ async fn take_back<K: Kernel>(
             resting::in_memory(&life.addresses, &leases(record));
             Ok(())
         }
-        // A remaining kernel object may still use the address: it is released when all steps succeeded.
+        // A remaining kernel object may still use the address: it is released when none is left.
         UndoStep::ReleaseLeases => Ok(()),
         UndoStep::CloseIntent => {
             let ended = timeline::create_failed(shared);
             let mut changes =
                 vec![Change::RemoveIntent(record.id, record.epoch), Change::PutLife(Box::new(ended.clone()))];
             changes.extend(life.timelines.make_room());
+            changes.extend_from_slice(rests);
             commit(&life.store, changes, bound).await?;
             life.timelines.ended(&ended);
             Ok(())

@@ -178,7 +178,9 @@ impl Redirects for Envoy {
     }
 
     fn speakers(&self, ip: IpAddr) -> Vec<String> {
-        self.proxy.speakers(ip).into_iter().map(|key| format!("the proxy's listener {key}")).collect()
+        let listeners = self.proxy.speakers(ip).into_iter().map(|key| format!("the proxy's listener {key}"));
+        let unknown = self.proxy.inherited().map(|pid| format!("Envoy (process {pid}), told by an earlier agent"));
+        listeners.chain(unknown).collect()
     }
 
     fn look(&self) -> Look {
@@ -193,5 +195,31 @@ impl Redirects for Envoy {
             awaited: self.waits.list(),
             ..Look::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_envoy_with_listeners_of_an_earlier_agent_may_speak_for_any_address() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut child = tokio::process::Command::new("sleep").arg("60").kill_on_drop(true).spawn().expect("sleep");
+        let pid = child.id().expect("a number");
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its status");
+        let started = stat.split_ascii_whitespace().nth(21).expect("its start");
+        std::fs::create_dir(dir.path().join(DIRECTORY)).expect("a directory");
+        std::fs::write(dir.path().join(DIRECTORY).join("told.pid"), format!("{pid} {started}\n")).expect("written");
+
+        let speakers = || {
+            let (proxy, _records) = Proxy::new(1);
+            process_in(dir.path(), None).remember(&proxy).expect("read");
+            Envoy::new(proxy, false).speakers(IpAddr::from([10, 0, 0, 7]))
+        };
+        let [unknown] = &speakers()[..] else { panic!("{:?}", speakers()) };
+        assert!(unknown.starts_with(&format!("Envoy (process {pid})")), "{unknown}");
+        child.kill().await.expect("it ends");
+        assert_eq!(speakers(), [""; 0]);
     }
 }

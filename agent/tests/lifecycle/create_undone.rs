@@ -1,6 +1,6 @@
 //! Creates that fail half-way leave nothing.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use tokio::time::Instant;
 use wharf_agent::{
@@ -157,6 +157,60 @@ fn an_undo_that_failed_is_resumed_until_nothing_is_left() {
             agent.assert_nothing_left().await;
         });
     }
+}
+
+#[test]
+fn an_undo_waits_for_a_late_proxy_before_it_unpins_or_frees_anything() {
+    Machine::new().life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureReachable, Kind::Other);
+        agent.proxy.answers(id(1), "quick");
+        let acknowledge = agent.proxy.answers_late(id(1), "slow");
+        let create = agent.spawn_create(agent.container("c1"));
+        let pending = &agent.life.proxy.pending;
+        eventually("one completion is awaited", || pending.load(Ordering::Relaxed) == 1).await;
+        let_all_run().await;
+        let operations = agent.operations();
+        assert!(
+            operations.ends_with(&[Op::EnsureReachable, Op::RemoveReachable, Op::RemoveAttached]),
+            "unreachable, and nothing more: {operations:?}"
+        );
+        let handle = agent.handle(1);
+        assert_eq!(handle.shared.read(|v| v.status.phase.clone()), "await-proxy");
+        assert!(addresses(&handle).into_iter().all(|ip| agent.lease_owner(ip).is_some()));
+        acknowledge.send(()).expect("awaited");
+        let error = create.await.expect("task").expect_err("asked for");
+        assert!(!error.message.contains("undoing"), "{}", error.message);
+        assert_eq!(agent.life.proxy.timed_out.load(Ordering::Relaxed), 0);
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn an_undo_asks_the_proxy_from_the_step_on_that_may_have_told_it() {
+    for (told, step) in STEPS.into_iter().enumerate() {
+        Machine::new().life(async |agent| {
+            agent.kernel.fail_next(step, Kind::Other);
+            agent.try_create(agent.container("c1")).await.expect_err("asked for");
+            let asked: Vec<_> = agent.proxy.asked().into_iter().map(|(id, _)| id).collect();
+            let told = STEPS[..=told].contains(&Op::EnsureConfig);
+            assert_eq!(asked, if told { vec![id(1)] } else { vec![] }, "{step:?}");
+        });
+    }
+}
+
+#[test]
+fn a_proxy_that_never_answers_is_recorded_counted_and_holds_no_undo_up_beyond_its_bound() {
+    let mut machine = Machine::new();
+    machine.config.proxy_timeout = Duration::from_millis(20);
+    machine.life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureReachable, Kind::Other);
+        agent.proxy.never_answers(id(1), "stuck");
+        let error = agent.try_create(agent.container("c1")).await.expect_err("asked for");
+        assert!(error.message.contains("undoing it: await-proxy: no answer within 20ms"), "{}", error.message);
+        assert_eq!(agent.life.proxy.timed_out.load(Ordering::Relaxed), 1);
+        assert_eq!(agent.life.proxy.pending.load(Ordering::Relaxed), 0);
+        agent.assert_nothing_left().await;
+    });
 }
 
 #[test]

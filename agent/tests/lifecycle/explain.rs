@@ -174,7 +174,7 @@ fn a_failed_create_is_explained_with_its_cause_and_its_undo() {
         let undone = phases(&told.timeline, "undo");
         assert_eq!(
             undone,
-            ["detach", "remove-link", "remove-programs", "release-leases"],
+            ["detach", "await-proxy", "remove-link", "remove-programs", "release-leases"],
             "the rest is the commit of this"
         );
         agent.assert_nothing_left().await;

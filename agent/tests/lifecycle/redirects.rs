@@ -3,7 +3,14 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use tokio::time::Instant;
-use wharf_agent::proxy::Wanted;
+use wharf_agent::{
+    endpoint::{
+        create::CreateSpec,
+        refusals::{self, Told},
+    },
+    node::endpoint::Handle,
+    proxy::Wanted,
+};
 use wharf_common::policy::{REDIRECT, REDIRECT_PORT_SHIFT, RULING};
 use wharf_core::policy::PolicyRows;
 use wharf_datapath::fake::Operation as Op;
@@ -219,5 +226,35 @@ fn a_later_change_does_not_hide_what_the_proxy_owes() {
         agent.proxy.is_silent(false);
         agent.life.policy.ensure().await.expect("looked");
         assert_eq!(agent.life.policy.list().await.realized, 2);
+    });
+}
+
+#[test]
+fn a_refusal_is_told_once_in_the_log_of_each_endpoint_of_the_listener() {
+    Machine::new().life(async |agent| {
+        let first = agent.create("c1").await;
+        let other = agent.container("job");
+        let other = agent.try_create(CreateSpec { labels: ["k8s:app=job".parse().expect("label")].into(), ..other });
+        let other = agent.handle(other.await.expect("created").id);
+        let text = only("/a").replace("endpointSelector: {}", "endpointSelector: {matchLabels: {app: web}}");
+        agent.life.policy.import("a.yaml", &text).await.expect("imported");
+        let mut told = Told::new();
+        let refusals = |handle: &Handle| log_of(handle).into_iter().filter(|l| l.starts_with("proxy: ")).count();
+        let mut looked = |handles: &[&Handle]| {
+            refusals::tell(&agent.life, &mut told);
+            handles.iter().map(|handle| refusals(handle)).collect::<Vec<_>>()
+        };
+        assert_eq!(looked(&[&first, &other]), [0, 0]);
+        agent.proxy.refuses_listener("ingress-15000", "no such filter");
+        assert_eq!(looked(&[&first, &other]), [1, 0]);
+        assert!(log_of(&first).contains(&"proxy: ingress-15000 was refused: no such filter".to_owned()));
+        let second = agent.create("c2").await;
+        assert_eq!(looked(&[&first, &other, &second]), [1, 0, 1], "once, and to one that comes later");
+        agent.proxy.refuses_listener("ingress-15000", "another reason");
+        assert_eq!(looked(&[&first, &other, &second]), [2, 0, 2]);
+        agent.proxy.accepts();
+        assert_eq!(looked(&[&first]), [2]);
+        agent.proxy.refuses_listener("ingress-15000", "another reason");
+        assert_eq!(looked(&[&first]), [3], "it is another refusal");
     });
 }

@@ -1,6 +1,6 @@
 //! Addresses that were given back are not given out again while anything may speak for their old owner.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use wharf_agent::{addresses::resting, sync::lock};
 use wharf_api::ErrorCode;
@@ -262,6 +262,30 @@ fn a_lease_that_a_failed_create_took_rests_as_well() {
         let held = lock(&agent.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(held, []);
         agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn the_addresses_of_a_failed_create_rest_until_the_proxy_has_let_go_and_over_a_restart_too() {
+    let mut machine = small();
+    machine.config.proxy_timeout = Duration::from_millis(20);
+    let rests = machine.life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureReachable, Kind::Other);
+        agent.proxy.never_answers(id(1), "stuck");
+        agent.try_create(agent.container("c1")).await.expect_err("asked for");
+        agent.quiet().await;
+        let rests: Vec<_> = agent.resting().into_iter().map(|(ip, _)| ip).collect();
+        assert_eq!(rests.len(), 2);
+        rests.iter().for_each(|ip| agent.proxy.listens(*ip));
+        rests
+    });
+    machine.life(async |agent| {
+        time_passes(&agent).await;
+        assert!(agent.resting().iter().all(|(_, why)| why.is_some()), "{:?}", agent.resting());
+        assert_eq!(agent.resting().len(), 2);
+        rests.iter().for_each(|ip| agent.proxy.closes(*ip));
+        time_passes(&agent).await;
+        assert_eq!((agent.resting(), agent.snapshot().await.resting), (vec![], vec![]));
     });
 }
 

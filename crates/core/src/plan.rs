@@ -101,6 +101,8 @@ pub enum UndoStep {
     RemoveReachable,
     /// Drop everything on the link until it is gone.
     Detach,
+    /// Remove redirects and await the proxy's completions, for a bounded time.
+    AwaitProxy,
     /// Veth pair gone, and with it addresses and routes.
     RemoveLink,
     /// Unpin programs, maps and links.
@@ -112,6 +114,14 @@ pub enum UndoStep {
 }
 
 impl UndoStep {
+    /// True when a failure of this step may leave something of the endpoint. Its id, addresses and intent are then kept,
+    /// and the undo is resumed.
+    #[must_use]
+    pub const fn must_succeed(self) -> bool {
+        // Addresses rest until the proxy has let go of them. An open intent names only this epoch.
+        !matches!(self, Self::AwaitProxy | Self::CloseIntent)
+    }
+
     /// Name in the log.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -119,6 +129,7 @@ impl UndoStep {
             Self::RemoveRecord => "remove-record",
             Self::RemoveReachable => "remove-reachable",
             Self::Detach => "detach",
+            Self::AwaitProxy => "await-proxy",
             Self::RemoveLink => "remove-link",
             Self::RemovePrograms => "remove-programs",
             Self::ReleaseLeases => "release-leases",
@@ -133,6 +144,7 @@ impl UndoStep {
             Self::RemoveRecord | Self::CloseIntent => DeleteStep::RemoveRecord.deadline_ms(),
             Self::RemoveReachable => DeleteStep::RemoveReachable.deadline_ms(),
             Self::Detach => DeleteStep::Detach.deadline_ms(),
+            Self::AwaitProxy => DeleteStep::AwaitProxy.deadline_ms(),
             Self::RemoveLink => DeleteStep::RemoveLink.deadline_ms(),
             Self::RemovePrograms => DeleteStep::Unpin.deadline_ms(),
             Self::ReleaseLeases => DeleteStep::ReleaseIps.deadline_ms(),
@@ -161,8 +173,9 @@ pub const fn undo(step: CreateStep) -> Option<UndoStep> {
         CreateStep::Lease => Some(UndoStep::ReleaseLeases),
         CreateStep::EnsurePrograms => Some(UndoStep::RemovePrograms),
         CreateStep::EnsureLink => Some(UndoStep::RemoveLink),
-        // The row lives in the endpoint's own map, which goes with its programs.
-        CreateStep::EnsureConfig => None,
+        // The endpoint's rows of policy made it known to the proxy. The configuration row lives in the endpoint's own map,
+        // which goes with its programs.
+        CreateStep::EnsureConfig => Some(UndoStep::AwaitProxy),
         CreateStep::EnsureAttached => Some(UndoStep::Detach),
         // Addresses and routes go with the link.
         CreateStep::EnsureConnected => None,

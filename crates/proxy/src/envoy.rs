@@ -1,6 +1,6 @@
 //! Envoy as a process: started, watched, started again; taken over from an agent that ended before it.
 
-mod directory;
+pub(crate) mod directory;
 mod launch;
 mod output;
 mod supervise;

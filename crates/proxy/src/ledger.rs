@@ -120,12 +120,22 @@ pub(crate) struct Ledger {
     next_wait: u64,
     /// Whether an Envoy lives that may have some of it.
     process: bool,
+    /// Whether that Envoy may have what an earlier server told it.
+    inherited: bool,
 }
 
 impl Ledger {
     /// Nothing, as of that version.
     pub(crate) const fn new(first: Version) -> Self {
-        Self { first, version: first, entries: BTreeMap::new(), waits: BTreeMap::new(), next_wait: 0, process: false }
+        Self {
+            first,
+            version: first,
+            entries: BTreeMap::new(),
+            waits: BTreeMap::new(),
+            next_wait: 0,
+            process: false,
+            inherited: false,
+        }
     }
 
     pub(crate) const fn version(&self) -> Version {
@@ -210,9 +220,25 @@ impl Ledger {
         self.process = true;
     }
 
+    /// An earlier server told the Envoy that is there what nobody here knows.
+    pub(crate) const fn inherit(&mut self) {
+        self.inherited = true;
+    }
+
+    /// Whether the Envoy may still have that.
+    pub(crate) const fn is_inherited(&self) -> bool {
+        self.inherited
+    }
+
+    /// The Envoy acknowledged a response after which nothing was left to send: it has nothing of an earlier server any more, but
+    /// for what it refused the successor of.
+    pub(crate) fn caught_up(&mut self) {
+        self.inherited &= self.entries.values().any(|entry| entry.offered && entry.accepted == 0);
+    }
+
     /// The Envoy has ended, and with it everything that it had. Waits for less are over; waits for more go on, for the next one.
     pub(crate) fn process_ended(&mut self) -> Ended {
-        self.process = false;
+        (self.process, self.inherited) = (false, false);
         for entry in self.entries.values_mut() {
             (entry.offered, entry.accepted, entry.refused) = (false, 0, None);
         }

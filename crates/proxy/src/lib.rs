@@ -48,7 +48,7 @@ mod xds;
 pub use envoy::{Envoy, EnvoyError, User};
 pub use ledger::WaitError;
 pub use listener::{Listener, ListenerKey, Member, mark};
-pub use proxy::{Proxy, Wait, WaitGroup};
+pub use proxy::{Proxy, Wait};
 pub use records::{Content, Record, Verdict};
 pub use server::ServeError;
 pub use status::{EnvoyState, Status};

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     future::Future,
     net::IpAddr,
+    path::PathBuf,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -58,6 +59,8 @@ pub(crate) struct State {
     speakers: Speakers,
     waiting: HashMap<WaitId, oneshot::Sender<Result<(), WaitError>>>,
     process: Option<ProcessId>,
+    /// The file that names the process that was told listeners last, for the next agent.
+    pub(crate) told: Option<PathBuf>,
     pub(crate) streams: usize,
     pub(crate) next_stream: u64,
     /// The server has ended: nobody will answer any more.
@@ -82,6 +85,7 @@ impl Proxy {
             speakers: Speakers::default(),
             waiting: HashMap::new(),
             process: None,
+            told: None,
             streams: 0,
             next_stream: 0,
             closed: false,
@@ -143,6 +147,14 @@ impl Proxy {
         let state = self.shared.lock();
         let accepted = |key: ListenerKey| state.ledgers.listeners.versions(&key.to_string()).1;
         state.speakers.of(address.to_canonical(), accepted)
+    }
+
+    /// The process of an Envoy that an earlier agent told listeners, and that has not acknowledged all that this agent wants: nobody
+    /// knows which addresses it serves, so it may be any.
+    #[must_use]
+    pub fn inherited(&self) -> Option<i32> {
+        let state = self.shared.lock();
+        state.process.filter(|_| state.ledgers.listeners.is_inherited()).map(|process| process.pid)
     }
 
     /// How the proxy is.
@@ -217,6 +229,12 @@ impl Shared {
         state.ledgers.clusters.process_began();
         drop(state);
         self.process.send_replace(Some(Arc::new(process)));
+    }
+
+    /// An Envoy that an earlier agent told listeners lives.
+    pub(crate) fn inherit(&self, process: Process) {
+        self.on_process(process);
+        self.lock().ledgers.listeners.inherit();
     }
 
     /// An Envoy ended.
@@ -298,12 +316,6 @@ impl Wait {
         Self { listener, end: End::Over(Some(result)) }
     }
 
-    /// The listener that it is about.
-    #[must_use]
-    pub const fn listener(&self) -> ListenerKey {
-        self.listener
-    }
-
     /// Waits no longer than that.
     ///
     /// # Errors
@@ -345,31 +357,5 @@ impl Drop for Wait {
             state.waiting.remove(id);
             state.ledgers.listeners.cancel(*id);
         }
-    }
-}
-
-/// Several waits and one deadline.
-#[derive(Debug, Default)]
-pub struct WaitGroup {
-    waits: Vec<Wait>,
-}
-
-impl WaitGroup {
-    /// One more.
-    pub fn push(&mut self, wait: Wait) {
-        self.waits.push(wait);
-    }
-
-    /// Every wait that did not end well within that time, by its listener. Dropped, the group forgets its waits.
-    pub async fn within(self, time: Duration) -> Vec<(ListenerKey, WaitError)> {
-        let each = self.waits.into_iter().map(|wait| async move { (wait.listener, wait.within(time).await) });
-        let ends = futures::future::join_all(each).await;
-        ends.into_iter().filter_map(|(listener, result)| Some((listener, result.err()?))).collect()
-    }
-}
-
-impl Extend<Wait> for WaitGroup {
-    fn extend<T: IntoIterator<Item = Wait>>(&mut self, waits: T) {
-        self.waits.extend(waits);
     }
 }

@@ -22,7 +22,9 @@ use tonic::{Request, Response, Status, Streaming, transport::server::UdsConnectI
 
 use crate::{
     bootstrap::NODE_ID,
-    process::Process,
+    envoy::directory,
+    ledger::LISTENER_TYPE,
+    process::{Process, ProcessId},
     proxy::{Proxy, Shared},
     records, xds,
 };
@@ -194,6 +196,8 @@ impl Service {
             open: Open(Arc::clone(&self.shared)),
             stream: xds::Stream::new(variant, id),
             requests: request.into_inner(),
+            client: process.id,
+            noted: false,
             process: Some(process),
             changed: self.shared.changed.subscribe(),
             closing: self.closing.clone(),
@@ -226,6 +230,9 @@ struct Session<Q> {
     open: Open,
     stream: xds::Stream,
     requests: Streaming<Q>,
+    client: ProcessId,
+    /// Whether the next agent will find the client, or that could not be written.
+    noted: bool,
     /// Until its first request has said that it is ours.
     process: Option<Process>,
     changed: watch::Receiver<()>,
@@ -255,10 +262,21 @@ impl<Q> Session<Q> {
     }
 
     fn due(&mut self) -> Option<xds::Response> {
-        let mut state = self.open.0.lock();
-        let (response, ended) = self.stream.next_response(&mut state.ledgers);
-        state.tell(ended);
-        response
+        let (response, told) = {
+            let mut state = self.open.0.lock();
+            let (response, ended) = self.stream.next_response(&mut state.ledgers);
+            state.tell(ended);
+            (response?, state.told.clone())
+        };
+        if response.type_url == LISTENER_TYPE && !response.resources.is_empty() && !self.noted {
+            self.noted = true;
+            // Before it has them: an agent that starts later must know that it may.
+            if let Some(Err(error)) = told.map(|path| directory::note(&path, self.client)) {
+                let pid = self.client.pid;
+                tracing::warn!(%error, pid, "after a restart of the agent, addresses are given out again without a look at this Envoy");
+            }
+        }
+        Some(response)
     }
 
     fn on_request(&mut self, request: Q) -> Result<(), Status> {

@@ -16,7 +16,7 @@ use tokio::{
 };
 use wharf_policy::model::Direction;
 use wharf_policy::requests::{HttpRule, Pattern};
-use wharf_proxy::{EnvoyState, Listener, User, WaitError, WaitGroup};
+use wharf_proxy::{EnvoyState, Listener, User, WaitError};
 use world::*;
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a";
@@ -102,18 +102,15 @@ fn a_refusal_names_its_listener_and_hurts_no_other() {
         let _server = echo_server(SERVER).await;
         let world = World::without_envoy();
         // Both go out in one response.
-        let waits = [world.proxy.ensure(bad(15009)), world.proxy.ensure(everything(EGRESS, BOTH))];
+        let (refused, good) = (world.proxy.ensure(bad(15009)), world.proxy.ensure(everything(EGRESS, BOTH)));
         let mut world = world;
         world.supervise();
-        let mut group = WaitGroup::default();
-        group.extend(waits);
-        let failed = group.within(LONG).await;
-        let [(listener, WaitError::Refused { listener: named, reason })] = failed.as_slice() else {
-            panic!("{failed:?}")
-        };
-        assert_eq!((listener.to_string().as_str(), named.as_str()), ("egress-15009", "egress-15009"));
+        good.within(LONG).await.expect("acknowledged");
+        let refused = refused.within(LONG).await;
+        let Err(WaitError::Refused { listener, reason }) = refused else { panic!("{refused:?}") };
+        assert_eq!(listener, "egress-15009");
         assert!(reason.contains("missing )"), "{reason}");
-        assert_eq!(world.proxy.status().refused.get("egress-15009"), Some(reason));
+        assert_eq!(world.proxy.status().refused.get("egress-15009"), Some(&reason));
         assert!(ask(&mut connect(CLIENT, SERVER).await).await, "the other listener serves");
 
         // The next update is acknowledged, and the one after the refusal supersedes it.
@@ -255,6 +252,49 @@ fn a_new_agent_takes_the_envoy_over_and_connections_live_on() {
         .await;
         world.envoy.stop().await.expect("it ends");
         world.envoy.stop().await.expect("nothing to end");
+    });
+}
+
+#[test]
+fn an_envoy_that_has_not_answered_a_new_agent_may_speak_for_any_address() {
+    in_a_namespace(|| async {
+        let mut world = World::without_envoy();
+        world.envoy.ends_with_agent = false;
+        world.supervise();
+        until("it serves", || world.proxy.status().state == EnvoyState::Serving).await;
+        world.stop_server().await;
+        world.new_agent();
+        world.serve();
+        assert_eq!(world.proxy.inherited(), None, "it was never told a listener");
+
+        world.supervise();
+        world.ensure(everything(EGRESS, BOTH)).await;
+        assert_eq!(world.proxy.inherited(), None);
+        let pid = world.proxy.status().pid;
+        signal(&world, Signal::SIGSTOP);
+        drop(world.proxy.ensure(everything(EGRESS, &[(8, &[OTHER_CLIENT])])));
+        assert_eq!(speakers(&world), 1);
+        world.stop_server().await;
+        world.new_agent();
+        drop(world.proxy.ensure(everything(EGRESS, &[(8, &[OTHER_CLIENT])])));
+        world.serve();
+        world.supervise();
+        assert_eq!((speakers(&world), world.proxy.inherited()), (0, pid), "nobody knows what it serves");
+        signal(&world, Signal::SIGCONT);
+        until("it has what this agent wants", || world.proxy.inherited().is_none()).await;
+
+        // The same without a supervisor, and an Envoy that never answers.
+        signal(&world, Signal::SIGSTOP);
+        world.stop_server().await;
+        world.new_agent();
+        world.serve();
+        assert_eq!(world.proxy.inherited(), pid);
+        signal(&world, Signal::SIGKILL);
+        until("its end is seen", || world.proxy.inherited().is_none()).await;
+        world.stop_server().await;
+        world.new_agent();
+        world.serve();
+        assert_eq!(world.proxy.inherited(), None, "it is gone");
     });
 }
 

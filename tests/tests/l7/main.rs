@@ -1,9 +1,18 @@
 //! Rules about requests: policy, the programs and a real Envoy together.
 
+mod killed;
+mod kinds;
+mod load;
 mod many;
+mod outside;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]
 mod pods;
+mod refused;
+#[path = "../../../crates/proxy/tests/world/tls.rs"]
+#[allow(unreachable_pub, reason = "shared with the tests of the proxy")]
+mod tls;
+mod told;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -103,25 +112,6 @@ fn requests_that_rules_name_pass_and_others_are_refused() -> Result<()> {
         import(node, &rule("web", "egress", "[{path: /other}]", ""))?;
         await_realized(node)?;
         ensure!(scene.get("/public")? == 403, "the client's rules deny");
-        scene.end(node)
-    })
-}
-
-#[test]
-fn a_change_under_load_fails_no_allowed_request_and_passes_no_denied_one() -> Result<()> {
-    scenario(NodeConfig::default().with_envoy()?, |node| {
-        let scene = Scene::new(node)?;
-        let [to, _] = scene.servers()?;
-        for round in 0..10 {
-            let (denied, text) = if round % 2 == 0 { ("/b", "/a") } else { ("/a", "/b") };
-            import(node, &ingress("db", &format!("[{{path: {text}}}, {{path: /always}}]")))?;
-            await_realized(node)?;
-            for _ in 0..20 {
-                ensure!(get(scene.web.space()?, to, "/always")? == 200, "round {round}: always");
-                ensure!(get(scene.web.space()?, to, text)? == 200, "round {round}: {text}");
-                ensure!(get(scene.web.space()?, to, denied)? == 403, "round {round}: {denied}");
-            }
-        }
         scene.end(node)
     })
 }

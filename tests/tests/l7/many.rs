@@ -22,7 +22,7 @@ use crate::{Scene, await_realized, end, ingress, pods::Pod, pods::import};
 const MANY: usize = 200;
 
 /// No address is kept for the proxy's sake, and no listener has a member.
-fn nothing_left(node: &Node) -> Result<()> {
+pub(crate) fn nothing_left(node: &Node) -> Result<()> {
     wait::until_equal("what the proxy has, and addresses that wait for it", &(Vec::new(), Vec::new()), || {
         let proxy = node.ask(async |client| client.proxy().await)?;
         let members: Vec<u16> = proxy.listeners.into_iter().flat_map(|listener| listener.endpoints).collect();

@@ -1,10 +1,16 @@
 //! A proxy that acknowledges as it is told to.
 
-use std::{collections::VecDeque, future::pending, net::IpAddr, sync::Mutex, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    future::pending,
+    net::IpAddr,
+    sync::Mutex,
+    time::Duration,
+};
 
 use tokio::sync::{oneshot, watch};
 use wharf_agent::{
-    proxy::{Completion, ProxyError, Redirects, Wanted},
+    proxy::{Completion, Look, ProxyError, Redirects, Wanted},
     sync::lock,
 };
 use wharf_core::ids::{EndpointId, Epoch};
@@ -20,8 +26,10 @@ pub(crate) struct Proxy {
     silent: watch::Sender<bool>,
     /// Whether that is known, so that nobody waits for it.
     is_gone: Mutex<bool>,
-    /// A port whose listener it refuses.
-    refused: Mutex<Option<u16>>,
+    /// A port whose listener it will refuse.
+    refused_port: Mutex<Option<u16>>,
+    /// Listeners that it refused, and why.
+    refused: Mutex<BTreeMap<String, String>>,
 }
 
 impl Proxy {
@@ -83,7 +91,17 @@ impl Proxy {
 
     /// It refuses a listener at this port; `None`: none.
     pub(crate) fn refuses_port(&self, port: Option<u16>) {
-        *lock(&self.refused) = port;
+        *lock(&self.refused_port) = port;
+    }
+
+    /// Refuses a listener.
+    pub(crate) fn refuses_listener(&self, name: &str, why: &str) {
+        lock(&self.refused).insert(name.to_owned(), why.to_owned());
+    }
+
+    /// Refuses nothing any more.
+    pub(crate) fn accepts(&self) {
+        lock(&self.refused).clear();
     }
 
     /// Endpoints whose redirects were asked away, oldest first.
@@ -98,7 +116,7 @@ impl Redirects for Proxy {
         let before = told.last().cloned().unwrap_or_default();
         let changed = wanted.iter().filter(|(port, redirect)| before.get(port) != Some(redirect));
         let gone = before.keys().filter(|port| !wanted.contains_key(port));
-        let refused = *lock(&self.refused);
+        let refused = *lock(&self.refused_port);
         let completion = |port: &u16| -> (String, Completion) {
             let mut silent = self.silent.subscribe();
             let is_refused = refused == Some(*port);
@@ -124,7 +142,8 @@ impl Redirects for Proxy {
     }
 
     fn outstanding(&self) -> Vec<String> {
-        self.silent.borrow().then(|| "it is silent".to_owned()).into_iter().collect()
+        let silent = self.silent.borrow().then(|| "it is silent".to_owned());
+        silent.into_iter().chain(lock(&self.refused).keys().cloned()).collect()
     }
 
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {
@@ -146,5 +165,11 @@ impl Redirects for Proxy {
     fn speakers(&self, ip: IpAddr) -> Vec<String> {
         let speaks = lock(&self.listeners).contains(&ip);
         speaks.then(|| format!("a listener of the proxy on {ip}")).into_iter().collect()
+    }
+
+    fn look(&self) -> Look {
+        let refused = lock(&self.refused).clone();
+        let unacknowledged = refused.into_iter().map(|(name, why)| (name, Some(why))).collect();
+        Look { wanted: self.told().pop().unwrap_or_default(), unacknowledged, ..Look::default() }
     }
 }

@@ -6,6 +6,7 @@
 //! | `xds.sock` | agent:group 0660 | the server's socket |
 //! | `bootstrap.json` | agent:group 0640 | Envoy's settings |
 //! | `envoy.pid` | agent 0644 | number and start time of the process that was started last |
+//! | `told.pid` | agent 0644 | the same of the process that was told listeners last, whoever started it |
 //! | `admin/` | user:group 0700 | the socket of Envoy's own interface |
 
 use std::{
@@ -18,7 +19,11 @@ use nix::sys::resource::{Resource, getrlimit};
 use tokio::net::UnixListener;
 
 use super::{Envoy, EnvoyError};
-use crate::{bootstrap::bootstrap, process::Process};
+use crate::{
+    bootstrap::bootstrap,
+    process::{Process, ProcessId},
+    proxy::Proxy,
+};
 
 impl Envoy {
     /// Makes the directory and, in it, the socket for [`crate::Proxy::serve`]. One that an earlier agent left is replaced.
@@ -104,34 +109,57 @@ impl Envoy {
 
     /// Notes which process it is, for the next agent.
     pub(super) fn note(&self, process: &Process) -> Result<(), EnvoyError> {
-        let path = self.pid_path();
-        // Renamed into place: half a number would be another process.
-        let fresh = path.with_extension("new");
-        let text = format!("{} {}\n", process.id.pid, process.id.started);
-        fs::write(&fresh, text).map_err(failed("write", &fresh))?;
-        fs::rename(&fresh, &path).map_err(failed("rename", &fresh))
+        note(&self.pid_path(), process.id)
+    }
+
+    /// Looks for the Envoy that an earlier agent told listeners, whoever started it, and has the one that this agent tells noted for
+    /// the next agent. Comes before [`Proxy::serve`].
+    ///
+    /// # Errors
+    /// The file that names the process could not be read.
+    pub fn remember(&self, proxy: &Proxy) -> Result<(), EnvoyError> {
+        let path = self.directory.join("told.pid");
+        let process = noted(&path)?;
+        proxy.shared.lock().told = Some(path);
+        if let Some(process) = process {
+            tracing::info!(pid = process.id.pid, "Envoy has listeners of an earlier agent");
+            proxy.shared.inherit(process);
+        }
+        Ok(())
     }
 
     /// The process that was started last, if it lives.
     pub(super) fn noted(&self) -> Result<Option<Process>, EnvoyError> {
-        let path = self.pid_path();
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            result => result.map_err(failed("read", &path))?,
-        };
-        let mut words = text.split_ascii_whitespace();
-        let (Some(Ok(pid)), Some(Ok(started))) = (words.next().map(str::parse), words.next().map(str::parse::<u64>))
-        else {
-            // Nobody but this module writes it, and never half of it: a foreign file names no process of ours.
-            return Ok(None);
-        };
-        Ok(Process::open(pid).ok().filter(|process| process.id.started == started && !process.has_ended()))
+        noted(&self.pid_path())
     }
 
     /// Whether a process that was started with the settings on disk would be started in the same way now.
     pub(super) fn settings_are_current(&self) -> bool {
         fs::read_to_string(self.bootstrap_path()).is_ok_and(|text| text == self.settings())
     }
+}
+
+/// Writes which process it is.
+pub(crate) fn note(path: &Path, process: ProcessId) -> Result<(), EnvoyError> {
+    // Renamed into place: half a number would be another process.
+    let fresh = path.with_extension("new");
+    let text = format!("{} {}\n", process.pid, process.started);
+    fs::write(&fresh, text).map_err(failed("write", &fresh))?;
+    fs::rename(&fresh, path).map_err(failed("rename", &fresh))
+}
+
+/// The process that the file names, if it lives.
+fn noted(path: &Path) -> Result<Option<Process>, EnvoyError> {
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        result => result.map_err(failed("read", path))?,
+    };
+    let mut words = text.split_ascii_whitespace();
+    let (Some(Ok(pid)), Some(Ok(started))) = (words.next().map(str::parse), words.next().map(str::parse::<u64>)) else {
+        // Nobody but this module writes it, and never half of it: a foreign file names no process of ours.
+        return Ok(None);
+    };
+    Ok(Process::open(pid).ok().filter(|process| process.id.started == started && !process.has_ended()))
 }
 
 fn remove(path: &Path) -> Result<(), EnvoyError> {

@@ -130,7 +130,13 @@ impl Stream {
             return Ok(Ended::new());
         };
         Ok(match request.error {
-            None => ledger.accepted(&in_flight.carried),
+            None => {
+                let ended = ledger.accepted(&in_flight.carried);
+                if subscription.sent.is_some() {
+                    ledger.caught_up();
+                }
+                ended
+            }
             Some(reason) => subscription.on_refusal(in_flight, &reason, self.variant, ledger),
         })
     }
@@ -360,6 +366,34 @@ mod tests {
         stream.on_request(Request { nonce, ..request(LISTENER_TYPE, &[]) }, &mut ledgers).expect("a small request");
         let (response, _) = stream.next_response(&mut ledgers);
         assert_eq!(response.expect("the change").resources.len(), 1);
+    }
+
+    #[test]
+    fn what_an_earlier_server_told_is_gone_when_all_of_this_ones_is_acknowledged() {
+        for variant in [Variant::Sotw, Variant::Delta] {
+            let mut ledgers = ledgers();
+            ledgers.listeners.process_began();
+            ledgers.listeners.inherit();
+            for name in ["egress-1", "egress-2"] {
+                ledgers.listeners.set(name, Some(Any::default()));
+            }
+            let mut stream = Stream::new(variant, 1);
+            let has = vec![("egress-1".to_owned(), "0".to_owned()), ("egress-3".to_owned(), "0".to_owned())];
+            stream.on_request(Request { has, ..request(LISTENER_TYPE, &[]) }, &mut ledgers).expect("a small request");
+            let mut answer = |ledgers: &mut Ledgers, error: Option<&str>| {
+                let nonce = stream.next_response(ledgers).0.expect("a response").nonce;
+                assert!(ledgers.listeners.is_inherited(), "it has not answered");
+                let answer = Request { nonce, error: error.map(str::to_owned), ..request(LISTENER_TYPE, &[]) };
+                stream.on_request(answer, ledgers).expect("a small request");
+            };
+            answer(&mut ledgers, Some("Error adding/updating listener(s) egress-1: no"));
+            assert!(ledgers.listeners.is_inherited(), "egress-1 is as it was");
+            ledgers.listeners.set("egress-2", Some(Any { type_url: "other".into(), ..Any::default() }));
+            answer(&mut ledgers, Some("Error adding/updating listener(s) egress-1: no\negress-2: no"));
+            ledgers.listeners.set("egress-1", Some(Any { type_url: "other".into(), ..Any::default() }));
+            answer(&mut ledgers, None);
+            assert!(!ledgers.listeners.is_inherited(), "{variant:?}: each was acknowledged once");
+        }
     }
 
     #[test]

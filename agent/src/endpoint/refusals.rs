@@ -1,0 +1,50 @@
+//! Listeners that the proxy refused, in the logs of the endpoints whose connections they are for.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use wharf_api::LogStatus;
+use wharf_core::{
+    ids::{EndpointId, Epoch},
+    kernel::Kernel,
+};
+
+use crate::node::lifecycle::Lifecycle;
+
+/// Interval of the look.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Refusals that were told: the reason for each endpoint and listener.
+pub type Told = BTreeMap<(EndpointId, Epoch, String), String>;
+
+/// Looks until the agent stops.
+pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>) {
+    let mut told = Told::new();
+    loop {
+        tell(&life, &mut told);
+        tokio::select! {
+            () = life.tasks.stop.cancelled() => return,
+            () = tokio::time::sleep(TICK) => {}
+        }
+    }
+}
+
+/// Tells each refusal that was not told, and forgets those that are over.
+pub fn tell<K: Kernel>(life: &Lifecycle<K>, told: &mut Told) {
+    if life.proxy.redirects.outstanding().is_empty() {
+        told.clear();
+        return;
+    }
+    let mut present = Told::new();
+    for listener in life.proxy.redirects.look().listeners() {
+        let Some(reason) = listener.refusal else { continue };
+        let ids = listener.endpoints.into_iter().filter_map(|id| EndpointId::try_from(id).ok());
+        for handle in ids.filter_map(|id| life.registry.get(id)) {
+            let refusal = (handle.id, handle.epoch, listener.name.clone());
+            if told.get(&refusal) != Some(&reason) {
+                handle.shared.log(LogStatus::Failure, "proxy", format!("{} was refused: {reason}", listener.name));
+            }
+            present.insert(refusal, reason.clone());
+        }
+    }
+    *told = present;
+}
