@@ -38,8 +38,8 @@ struct State {
     wanted: Wanted,
     /// Endpoints that were taken out, as long as somebody wants them.
     leaving: BTreeSet<(EndpointId, Epoch)>,
-    /// Since when the proxy owes an answer.
-    owes: Option<Instant>,
+    /// Since when Envoy has owed an answer. A refusal is an answer.
+    unanswered_since: Option<Instant>,
 }
 
 impl Envoy {
@@ -104,8 +104,8 @@ impl Redirects for Envoy {
         for redirect in wanted.values_mut() {
             redirect.members.retain(|member, _| !state.leaving.contains(member));
         }
-        if self.proxy.unacknowledged().is_empty() {
-            state.owes = None;
+        if !self.proxy.is_unanswered() {
+            state.unanswered_since = None;
         }
         let mut waits = Vec::new();
         for (port, redirect) in &state.wanted {
@@ -124,7 +124,7 @@ impl Redirects for Envoy {
         }
         state.wanted = wanted;
         if !waits.is_empty() {
-            state.owes.get_or_insert_with(Instant::now);
+            state.unanswered_since.get_or_insert_with(Instant::now);
         }
         waits
     }
@@ -133,8 +133,8 @@ impl Redirects for Envoy {
         if self.proxy.status().connected_streams == 0 {
             return Duration::ZERO;
         }
-        let owes = lock(&self.state).owes;
-        PATIENCE.saturating_sub(owes.map_or(Duration::ZERO, |since| since.elapsed()))
+        let since = lock(&self.state).unanswered_since;
+        PATIENCE.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()))
     }
 
     fn outstanding(&self) -> Vec<String> {
@@ -148,8 +148,8 @@ impl Redirects for Envoy {
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {
         let mut state = lock(&self.state);
         let mut waits = Vec::new();
-        if self.proxy.unacknowledged().is_empty() {
-            state.owes = None;
+        if !self.proxy.is_unanswered() {
+            state.unanswered_since = None;
         }
         for (port, redirect) in &mut state.wanted {
             if redirect.members.remove(&(id, epoch)).is_none() {
@@ -161,7 +161,7 @@ impl Redirects for Envoy {
         }
         if !waits.is_empty() {
             state.leaving.insert((id, epoch));
-            state.owes.get_or_insert_with(Instant::now);
+            state.unanswered_since.get_or_insert_with(Instant::now);
         }
         waits
     }
@@ -181,12 +181,13 @@ impl Redirects for Envoy {
 
     fn look(&self) -> Look {
         let (status, unacknowledged) = (Some(self.proxy.status()), self.proxy.unacknowledged());
+        let is_unanswered = unacknowledged.values().any(Option::is_none);
         let state = lock(&self.state);
         Look {
             status,
             supervised: self.supervised,
             wanted: state.wanted.clone(),
-            owes_for: state.owes.filter(|_| !unacknowledged.is_empty()).map(|since| since.elapsed()),
+            unanswered_for: state.unanswered_since.filter(|_| is_unanswered).map(|since| since.elapsed()),
             unacknowledged,
             awaited: self.waits.list(),
             ..Look::default()

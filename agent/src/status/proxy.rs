@@ -86,7 +86,7 @@ fn serving(look: &Look) -> (Health, String) {
     let serves =
         format!("Envoy {} serves {}", version.unwrap_or("of a version not told"), listeners(look.wanted.len()));
     let refused = look.unacknowledged.iter().find_map(|(name, reason)| Some((name, reason.as_ref()?)));
-    let late = look.owes_for.is_some_and(|since| since >= PATIENCE);
+    let late = look.unanswered_for.is_some_and(|since| since >= PATIENCE);
     let what = match (refused, look.unacknowledged.keys().next()) {
         (Some((name, reason)), _) => format!("{name} was refused: {reason}; change the rules that need it"),
         (None, Some(name)) if late => format!("{name} is not acknowledged; is Envoy stuck?"),
@@ -189,9 +189,9 @@ mod tests {
         let serving = look(EnvoyState::Serving, &[false, false]);
         let serves = "Envoy 1.36.2 serves 2 listeners".to_owned();
         assert_eq!(told(&serving), (Health::Ok, serves.clone()));
-        let owes = |reason: Option<&str>, owes_for| Look {
+        let owes = |reason: Option<&str>, unanswered_for| Look {
             unacknowledged: ["ingress-15000", "ingress-15001"].map(|of| (of.into(), reason.map(Into::into))).into(),
-            owes_for: Some(owes_for),
+            unanswered_for: Some(unanswered_for),
             ..serving.clone()
         };
         assert_eq!(told(&owes(None, Duration::ZERO)), (Health::Ok, serves.clone()));

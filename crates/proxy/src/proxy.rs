@@ -130,6 +130,12 @@ impl Proxy {
         all.map(|(name, reason)| (name.to_owned(), reason.map(str::to_owned))).collect()
     }
 
+    /// Whether Envoy owes an answer about a listener: it has neither acknowledged nor refused what was last asked.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        self.shared.lock().ledgers.listeners.unacknowledged().any(|(_, refusal)| refusal.is_none())
+    }
+
     /// The listener as it was last set.
     #[must_use]
     pub fn listener(&self, key: ListenerKey) -> Option<Listener> {
