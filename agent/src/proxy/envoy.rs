@@ -115,10 +115,13 @@ impl Redirects for Envoy {
                 drop(self.proxy.remove(own));
             }
         }
+        let unacknowledged = self.proxy.unacknowledged();
         for (port, redirect) in &wanted {
-            if state.wanted.get(port) != Some(redirect) {
-                let listener = listener(*port, redirect);
-                let name = listener.key().to_string();
+            let listener = listener(*port, redirect);
+            let name = listener.key().to_string();
+            // What Envoy lacked when it refused (a free port) may be there by now.
+            let refused = unacknowledged.get(&name).is_some_and(Option::is_some);
+            if refused || state.wanted.get(port) != Some(redirect) {
                 waits.push(self.completion(name, self.proxy.ensure(listener), None));
             }
         }
@@ -192,5 +195,110 @@ impl Redirects for Envoy {
             awaited: self.waits.list(),
             ..Look::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use envoy_types::pb::{
+        envoy::{
+            config::core::v3::Node,
+            service::discovery::v3::{
+                DeltaDiscoveryRequest, DeltaDiscoveryResponse,
+                aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+            },
+        },
+        google::rpc,
+    };
+    use tokio::{sync::mpsc, task::JoinSet};
+    use tonic::{Streaming, transport::Endpoint};
+    use wharf_policy::{
+        model::Direction,
+        requests::{HttpRule, Requests},
+    };
+
+    use super::*;
+
+    const LISTENERS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
+
+    /// An Envoy that answers as the test says.
+    struct Peer {
+        requests: mpsc::Sender<DeltaDiscoveryRequest>,
+        responses: Streaming<DeltaDiscoveryResponse>,
+        nonce: String,
+    }
+
+    impl Peer {
+        async fn connect(directory: &Path) -> Self {
+            let endpoint = Endpoint::from_shared(format!("unix://{}/xds.sock", directory.display())).expect("address");
+            let mut client = AggregatedDiscoveryServiceClient::new(endpoint.connect().await.expect("connected"));
+            let (requests, mut queue) = mpsc::channel(4);
+            let node = Some(Node { id: "wharf".into(), ..Node::default() });
+            let first = DeltaDiscoveryRequest { node, type_url: LISTENERS.into(), ..DeltaDiscoveryRequest::default() };
+            requests.send(first).await.expect("room");
+            let stream = futures::stream::poll_fn(move |context| queue.poll_recv(context));
+            let responses = client.delta_aggregated_resources(stream).await.expect("served").into_inner();
+            Self { requests, responses, nonce: String::new() }
+        }
+
+        /// Names of the listeners that come.
+        async fn receive(&mut self) -> Vec<String> {
+            let response = self.responses.message().await.expect("the stream lives").expect("a response");
+            self.nonce = response.nonce;
+            response.resources.into_iter().map(|resource| resource.name).collect()
+        }
+
+        async fn answer(&self, refusal: Option<&str>) {
+            let error_detail = refusal.map(|message| rpc::Status { message: message.into(), ..rpc::Status::default() });
+            let answer = DeltaDiscoveryRequest {
+                type_url: LISTENERS.into(),
+                response_nonce: self.nonce.clone(),
+                error_detail,
+                ..DeltaDiscoveryRequest::default()
+            };
+            self.requests.send(answer).await.expect("room");
+        }
+    }
+
+    fn wanted(ports: &[u16]) -> Wanted {
+        let requests = Arc::new(Requests { http: [HttpRule::default()].into(), ..Requests::default() });
+        let listener = Arc::new(compile::Listener { direction: Direction::Egress, requests });
+        let id = EndpointId::try_from(7).expect("id");
+        let members = [((id, Epoch(3)), vec![IpAddr::from([10, 0, 0, 7])])].into();
+        let redirect = Redirect { listener, members };
+        ports.iter().map(|port| (*port, redirect.clone())).collect()
+    }
+
+    #[tokio::test]
+    async fn a_refused_listener_is_sent_again_and_later_changes_wait_for_their_answers() {
+        let directory = tempfile::tempdir().expect("directory");
+        let (proxy, _records) = Proxy::new(1);
+        let socket = process_in(directory.path(), None).socket().expect("socket");
+        let (served, envoy) = (proxy.clone(), Envoy::new(proxy, false));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { served.serve(socket, std::future::pending()).await });
+        let mut peer = Peer::connect(&directory.path().join(DIRECTORY)).await;
+        assert_eq!(peer.receive().await, [""; 0]);
+        peer.answer(None).await;
+
+        let [(name, refused)] = <[_; 1]>::try_from(envoy.set(wanted(&[15_000]))).ok().expect("one");
+        assert_eq!(peer.receive().await, [name.as_str()]);
+        peer.answer(Some("Error adding/updating listener(s) egress-15000: no port\n")).await;
+        refused.await.expect_err("refused");
+        assert_eq!(envoy.outstanding(), ["egress-15000 was refused: no port"]);
+        assert_eq!(envoy.look().unanswered_for, None, "a refusal is an answer");
+
+        tokio::time::sleep(PATIENCE).await;
+        let asked: Vec<_> = envoy.set(wanted(&[15_000])).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(asked, ["egress-15000"], "asked for again");
+        assert!(envoy.patience() > Duration::ZERO, "the refusal does not cost this change its time");
+        assert_eq!(peer.receive().await, ["egress-15000"]);
+        assert!(envoy.set(wanted(&[15_000])).is_empty(), "it is on its way");
+        let [(_, accepted)] = <[_; 1]>::try_from(envoy.set(wanted(&[15_000, 15_001]))).ok().expect("the other one");
+        peer.answer(None).await;
+        assert_eq!(peer.receive().await, ["egress-15001"]);
+        peer.answer(None).await;
+        accepted.await.expect("acknowledged");
+        assert!(envoy.outstanding().is_empty() && envoy.set(wanted(&[15_000, 15_001])).is_empty(), "nothing to ask");
     }
 }

@@ -40,8 +40,8 @@ pub struct Redirect {
 
 /// Where redirects are asked for and completions come from.
 pub trait Redirects: Send + Sync + 'static {
-    /// Makes these all the redirects that there are; one completion for each that is new or has other members. Endpoints that were
-    /// taken out by [`Redirects::remove_redirects`] are left out.
+    /// Makes these all the redirects that there are; one completion for each that is new, has other members, or was refused: such a one is asked
+    /// for again. Endpoints that were taken out by [`Redirects::remove_redirects`] are left out.
     fn set(&self, wanted: Wanted) -> Vec<(String, Completion)>;
 
     /// How long it is worth while to wait for completions of [`Redirects::set`]: not at all while no proxy answers.
