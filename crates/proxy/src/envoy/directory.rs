@@ -125,7 +125,10 @@ impl Envoy {
             // Nobody but this module writes it, and never half of it: a foreign file names no process of ours.
             return Ok(None);
         };
-        Ok(Process::open(pid).ok().filter(|process| process.id.started == started && !process.has_ended()))
+        match Process::find(pid).map_err(|source| EnvoyError::Process { operation: "look at", pid, source })? {
+            Some(process) if process.id.started == started && !process.has_ended() => Ok(Some(process)),
+            _ => Ok(None),
+        }
     }
 
     /// Whether a process that was started with the settings on disk would be started in the same way now.
