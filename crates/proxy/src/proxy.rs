@@ -57,7 +57,8 @@ pub(crate) struct State {
     listeners: BTreeMap<ListenerKey, Listener>,
     speakers: Speakers,
     waiting: HashMap<WaitId, oneshot::Sender<Result<(), WaitError>>>,
-    process: Option<ProcessId>,
+    /// The Envoy that is served, as long as it lives.
+    pub(crate) process: Option<ProcessId>,
     pub(crate) streams: usize,
     pub(crate) next_stream: u64,
     /// The server has ended: nobody will answer any more.
@@ -212,7 +213,7 @@ impl Shared {
     }
 
     /// An Envoy speaks. If it is another one than before, that one and all that it had are gone.
-    pub(crate) fn on_process(&self, process: Process) {
+    pub(crate) fn on_process(&self, process: Arc<Process>) {
         let mut state = self.lock();
         if state.process == Some(process.id) {
             return;
@@ -222,7 +223,9 @@ impl Shared {
         state.ledgers.listeners.process_began();
         state.ledgers.clusters.process_began();
         drop(state);
-        self.process.send_replace(Some(Arc::new(process)));
+        self.process.send_replace(Some(process));
+        // Streams of the one before end.
+        self.changed.send_replace(());
     }
 
     /// An Envoy ended.

@@ -22,8 +22,8 @@ use tonic::{Request, Response, Status, Streaming, transport::server::UdsConnectI
 
 use crate::{
     bootstrap::NODE_ID,
-    process::Process,
-    proxy::{Proxy, Shared},
+    process::{Process, ProcessId},
+    proxy::{Proxy, Shared, State},
     records, xds,
 };
 
@@ -194,6 +194,7 @@ impl Service {
             open: Open(Arc::clone(&self.shared)),
             stream: xds::Stream::new(variant, id),
             requests: request.into_inner(),
+            id: process.id,
             process: Some(process),
             changed: self.shared.changed.subscribe(),
             closing: self.closing.clone(),
@@ -226,6 +227,8 @@ struct Session<Q> {
     open: Open,
     stream: xds::Stream,
     requests: Streaming<Q>,
+    /// Who speaks.
+    id: ProcessId,
     /// Until its first request has said that it is ours.
     process: Option<Process>,
     changed: watch::Receiver<()>,
@@ -238,7 +241,7 @@ impl<Q> Session<Q> {
         loop {
             // Before the look at the tables: what changes after it wakes the stream again.
             self.changed.mark_unchanged();
-            if let Some(response) = self.due() {
+            if let Some(response) = self.due()? {
                 return Ok(Some(response));
             }
             let request = tokio::select! {
@@ -254,11 +257,15 @@ impl<Q> Session<Q> {
         }
     }
 
-    fn due(&mut self) -> Option<xds::Response> {
+    fn due(&mut self) -> Result<Option<xds::Response>, Status> {
+        if self.process.is_some() {
+            return Ok(None);
+        }
         let mut state = self.open.0.lock();
+        must_be_served(&state, self.id)?;
         let (response, ended) = self.stream.next_response(&mut state.ledgers);
         state.tell(ended);
-        response
+        Ok(response)
     }
 
     fn on_request(&mut self, request: Q) -> Result<(), Status> {
@@ -269,24 +276,8 @@ impl<Q> Session<Q> {
             if node.id != NODE_ID {
                 return Err(Status::permission_denied(format!("this server serves the node {NODE_ID:?} alone")));
             }
-            // One that was started and not noted because the agent died in between: with a listener it would keep the port from the
-            // one that is served, for ever. So it gets none either before it is known which one that is.
-            let (alone, running) = {
-                let supervised = &shared.lock().supervised;
-                (supervised.alone, supervised.running)
-            };
-            match running {
-                Some(expected) if expected != process.id.pid => {
-                    let pid = process.id.pid;
-                    tracing::warn!(pid, expected, "an Envoy that this agent did not start wants to be served; end it");
-                    return Err(Status::permission_denied(format!("process {expected} is served, not {pid}")));
-                }
-                None if alone => {
-                    return Err(Status::unavailable("no Envoy runs yet that this agent started or took over"));
-                }
-                _ => {}
-            }
-            shared.on_process(process);
+            may_be_served(&shared.lock(), self.id)?;
+            shared.on_process(Arc::new(process));
             shared.lock().version = version(&node);
         }
         if let Some(reason) = &request.error {
@@ -294,6 +285,7 @@ impl<Q> Session<Q> {
             tracing::warn!(type_url = %request.type_url, reason, "Envoy refused a response");
         }
         let mut state = shared.lock();
+        must_be_served(&state, self.id)?;
         let ended = self
             .stream
             .on_request(request, &mut state.ledgers)
@@ -301,6 +293,38 @@ impl<Q> Session<Q> {
         state.tell(ended);
         Ok(())
     }
+}
+
+/// Whether this is the process that shall be served, or may become it.
+fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result<(), Status> {
+    // One that was started and not noted because the agent died in between: with a listener it would keep the port from the
+    // one that is served, for ever. So it gets none either before it is known which one that is.
+    match state.supervised.running {
+        Some(expected) if expected != (ProcessId { pid, started }) => {
+            let expected = expected.pid;
+            tracing::warn!(pid, expected, "an Envoy that this agent did not start wants to be served; end it");
+            return Err(Status::permission_denied(format!("process {expected} is served, not {pid}")));
+        }
+        None if state.supervised.only_supervised => {
+            return Err(Status::unavailable("no Envoy runs yet that this agent started or took over"));
+        }
+        _ => {}
+    }
+    // Of two that nobody supervises the later one is served: they would else take the place of each other for ever.
+    match state.process {
+        Some(served) if (started, pid) < (served.started, served.pid) => {
+            Err(Status::permission_denied(format!("process {} is served, which began after {pid}", served.pid)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the streams of an Envoy acknowledge that has ended, or that another one has replaced, is not in force.
+fn must_be_served(state: &State, id: ProcessId) -> Result<(), Status> {
+    if state.process == Some(id) {
+        return Ok(());
+    }
+    Err(Status::aborted(format!("process {} is no longer served", id.pid)))
 }
 
 fn version(node: &Node) -> Option<String> {

@@ -147,3 +147,28 @@ fn before_the_supervisor_has_an_envoy_none_is_served() {
         drop(wait);
     });
 }
+
+#[test]
+fn the_streams_of_a_process_that_a_later_one_has_replaced_end() {
+    in_a_namespace(|| async {
+        let world = World::without_envoy();
+        let mut client = client(&world).await;
+        let (_requests, mut answers) = open(&mut client, first("wharf", LISTENERS)).await.expect("a stream");
+        answers.message().await.expect("an answer").expect("an answer");
+        world.envoy.prepare().expect("its settings");
+        let mut envoy = tokio::process::Command::new(&world.envoy.program)
+            .args(["--disable-hot-restart", "--log-level", "off", "--concurrency", "1", "--config-path"])
+            .arg(world.envoy.directory.join("bootstrap.json"))
+            .kill_on_drop(true)
+            .spawn()
+            .expect("an Envoy");
+        let ended = tokio::time::timeout(LONG, answers.message()).await.expect("in time").expect_err("an end");
+        assert_eq!(ended.code(), Code::Aborted, "{ended}");
+        world.ensure(listener(EGRESS, Direction::Egress, allow([]), &[(7, &[CLIENT])])).await;
+        // It began before the one that is served, and would be replaced by it again.
+        assert_eq!(refusal(&mut client, first("wharf", LISTENERS)).await, Code::PermissionDenied);
+        assert_eq!(world.proxy.status().pid.map(i32::unsigned_abs), envoy.id());
+        envoy.kill().await.expect("it ends");
+        drop(open(&mut client, first("wharf", LISTENERS)).await.expect("served again"));
+    });
+}
