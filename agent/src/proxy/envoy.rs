@@ -273,7 +273,7 @@ mod tests {
     async fn a_refused_listener_is_sent_again_and_later_changes_wait_for_their_answers() {
         let directory = tempfile::tempdir().expect("directory");
         let (proxy, _records) = Proxy::new(1);
-        let socket = process_in(directory.path(), None).socket().expect("socket");
+        let socket = process_in(directory.path(), None).socket();
         let (served, envoy) = (proxy.clone(), Envoy::new(proxy, false));
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { served.serve(socket, std::future::pending()).await });

@@ -1,6 +1,6 @@
 //! The server that Envoy connects to: ADS, in both variants, and access logs.
 
-use std::{future::Future, io, pin::Pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Duration};
 
 use envoy_types::pb::envoy::{
     config::core::v3::{Node, node::UserAgentVersionType},
@@ -16,12 +16,12 @@ use envoy_types::pb::envoy::{
     },
 };
 use futures::Stream;
-use tokio::{net::UnixListener, sync::watch};
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming, transport::server::UdsConnectInfo};
 
 use crate::{
     bootstrap::NODE_ID,
+    envoy::{Connection, Socket},
     process::{Process, ProcessId},
     proxy::{Proxy, Shared, State},
     records, xds,
@@ -52,7 +52,7 @@ impl Proxy {
     /// The socket failed.
     pub async fn serve(
         &self,
-        socket: UnixListener,
+        socket: Socket,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ServeError> {
         let _closes = Closes(&self.shared);
@@ -65,7 +65,7 @@ impl Proxy {
             .max_concurrent_streams(MAX_STREAMS)
             .add_service(ads)
             .add_service(logs)
-            .serve_with_incoming_shutdown(UnixListenerStream::new(socket), async move {
+            .serve_with_incoming_shutdown(incoming(socket), async move {
                 shutdown.await;
                 // The streams end first: the server waits for them.
                 closing.send_replace(true);
@@ -76,10 +76,14 @@ impl Proxy {
                 drop(closed_long_ago.wait_for(|closing| *closing).await);
                 tokio::time::sleep(GRACE).await;
             } => Ok(()),
-            // Never the first to end.
+            // Ends with the proxy alone, which `self` holds.
             () = watch_process(&self.shared) => Ok(()),
         }
     }
+}
+
+fn incoming(socket: Socket) -> impl Stream<Item = Result<Connection, Infallible>> {
+    futures::stream::unfold(socket, |mut socket| async { Some((Ok(socket.accept().await), socket)) })
 }
 
 /// However the server ends, also by being dropped, nobody waits for it any longer.

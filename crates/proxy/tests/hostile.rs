@@ -13,7 +13,7 @@ use envoy_types::pb::envoy::{
         aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
     },
 };
-use tokio::sync::mpsc;
+use tokio::{net::UnixStream, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Code, Status, Streaming,
@@ -171,4 +171,68 @@ fn the_streams_of_a_process_that_a_later_one_has_replaced_end() {
         envoy.kill().await.expect("it ends");
         drop(open(&mut client, first("wharf", LISTENERS)).await.expect("served again"));
     });
+}
+
+#[test]
+fn connections_beyond_the_limit_wait_until_another_one_ends() {
+    in_a_namespace(|| async {
+        let world = World::without_envoy();
+        let socket = world.envoy.directory.join("xds.sock");
+        let mut idle = Vec::new();
+        for _ in 0..64 {
+            idle.push(UnixStream::connect(&socket).await.expect("a connection"));
+        }
+        let mut client = client(&world).await;
+        let mut opened = std::pin::pin!(open(&mut client, first("wharf", LISTENERS)));
+        let soon = tokio::time::timeout(Duration::from_millis(300), &mut opened).await;
+        assert!(soon.is_err(), "it is served beside 64 others");
+        drop(idle.pop());
+        tokio::time::timeout(LONG, opened).await.expect("in time").expect("a stream");
+    });
+}
+
+#[test]
+fn a_socket_whose_directory_is_removed_is_bound_again() {
+    in_a_namespace(|| async {
+        let world = World::without_envoy();
+        let (_requests, mut answers) =
+            open(&mut client(&world).await, first("wharf", LISTENERS)).await.expect("a stream");
+        answers.message().await.expect("an answer").expect("an answer");
+        std::fs::remove_dir_all(&world.envoy.directory).expect("removed");
+        let again = async {
+            while UnixStream::connect(world.envoy.directory.join("xds.sock")).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LONG, again).await.expect("bound again");
+        let (_more, mut more) = open(&mut client(&world).await, first("wharf", LISTENERS)).await.expect("a stream");
+        more.message().await.expect("an answer").expect("an answer");
+        assert!(world.envoy.bootstrap_path().exists(), "somebody may start an Envoy with them");
+    });
+}
+
+#[tokio::test]
+async fn a_socket_that_cannot_be_bound_is_tried_again() {
+    let root = tempfile::tempdir().expect("a directory");
+    let directory = root.path().join("envoy");
+    std::fs::write(&directory, "in its place").expect("a file");
+    let envoy = wharf_proxy::Envoy {
+        program: "envoy".into(),
+        directory: directory.clone(),
+        user: None,
+        threads: 1,
+        ends_with_agent: true,
+    };
+    let (proxy, _records) = wharf_proxy::Proxy::new(1);
+    let served = proxy.serve(envoy.socket(), std::future::pending());
+    let connected = async {
+        std::fs::remove_file(&directory).expect("removed");
+        while UnixStream::connect(directory.join("xds.sock")).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        ended = served => panic!("{ended:?}"),
+        result = tokio::time::timeout(LONG, connected) => result.expect("bound in the end"),
+    }
 }

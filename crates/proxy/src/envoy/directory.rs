@@ -17,15 +17,17 @@ use std::{
 use nix::sys::resource::{Resource, getrlimit};
 use tokio::net::UnixListener;
 
-use super::{Envoy, EnvoyError};
+use super::{Envoy, EnvoyError, Socket};
 use crate::{bootstrap::bootstrap, process::Process};
 
 impl Envoy {
     /// Makes the directory and, in it, the socket for [`crate::Proxy::serve`]. One that an earlier agent left is replaced.
-    ///
-    /// # Errors
-    /// A file could not be made.
-    pub fn socket(&self) -> Result<UnixListener, EnvoyError> {
+    #[must_use]
+    pub fn socket(&self) -> Socket {
+        Socket::new(self.clone())
+    }
+
+    pub(super) fn bind(&self) -> Result<UnixListener, EnvoyError> {
         self.ensure_directory()?;
         let path = self.socket_path();
         remove(&path)?;
@@ -41,11 +43,13 @@ impl Envoy {
         self.directory.join("admin/admin.sock")
     }
 
-    pub(super) fn bootstrap_path(&self) -> PathBuf {
+    /// Envoy's settings.
+    #[must_use]
+    pub fn bootstrap_path(&self) -> PathBuf {
         self.directory.join("bootstrap.json")
     }
 
-    fn socket_path(&self) -> PathBuf {
+    pub(super) fn socket_path(&self) -> PathBuf {
         self.directory.join("xds.sock")
     }
 
