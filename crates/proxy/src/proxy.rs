@@ -59,7 +59,9 @@ pub(crate) struct State {
     waiting: HashMap<WaitId, oneshot::Sender<Result<(), WaitError>>>,
     /// The Envoy that is served, as long as it lives.
     pub(crate) process: Option<ProcessId>,
+    /// ADS streams whose first request was accepted, and those that have not sent it yet.
     pub(crate) streams: usize,
+    pub(crate) new_streams: usize,
     pub(crate) next_stream: u64,
     /// The server has ended: nobody will answer any more.
     pub(crate) closed: bool,
@@ -84,6 +86,7 @@ impl Proxy {
             waiting: HashMap::new(),
             process: None,
             streams: 0,
+            new_streams: 0,
             next_stream: 0,
             closed: false,
             version: None,

@@ -1,6 +1,6 @@
 //! The server that Envoy connects to: ADS, in both variants, and access logs.
 
-use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use envoy_types::pb::envoy::{
     config::core::v3::{Node, node::UserAgentVersionType},
@@ -16,7 +16,7 @@ use envoy_types::pb::envoy::{
     },
 };
 use futures::Stream;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tonic::{Request, Response, Status, Streaming, transport::server::UdsConnectInfo};
 
 use crate::{
@@ -29,12 +29,15 @@ use crate::{
 
 /// Bytes of a request. The largest is a first one, with a name and a version for each listener that Envoy has.
 const MAX_REQUEST: usize = 1 << 20;
-/// Bytes of a message of access logs: Envoy's buffer and the entry that filled it, with 60 KiB of headers.
-const MAX_LOGS: usize = 1 << 20;
-/// Streams of a connection: one ADS, and two access logs for each of Envoy's threads.
-const MAX_STREAMS: u32 = 1024;
-/// ADS streams: one, and those of Envoys that are about to end.
+/// Bytes of a message of access logs: Envoy's buffer (16 KiB) and the entry that filled it, which may have 60 KiB of headers, some of them twice.
+const MAX_LOGS: usize = 1 << 18;
+/// Streams of a connection. Each of Envoy's threads has a connection of its own: the main thread's for one ADS stream, a worker's for one access log
+/// of HTTP and one of TLS.
+const MAX_STREAMS: u32 = 16;
+/// ADS streams: one, and those of Envoys that are about to end. As many may wait for their first request.
 const MAX_ADS_STREAMS: usize = 8;
+/// Time for a stream's first request, and for an access log until its Envoy is known.
+const FIRST: Duration = Duration::from_secs(5);
 
 /// Time for streams to end in order; a peer that does not read would keep its stream for ever.
 const GRACE: Duration = Duration::from_secs(1);
@@ -159,10 +162,19 @@ impl AccessLogService for Service {
         &self,
         request: Request<Streaming<StreamAccessLogsMessage>>,
     ) -> Result<Response<StreamAccessLogsResponse>, Status> {
+        let id = peer(&request)?.id;
+        let mut served = self.shared.process.subscribe();
+        let is_other = |served: &Option<Arc<Process>>| served.as_ref().is_none_or(|served| served.id != id);
+        // After a restart of the agent, an Envoy's logs may come before its first request.
+        drop(tokio::time::timeout(FIRST, served.wait_for(Option::is_some)).await);
         let (mut messages, mut closing) = (request.into_inner(), self.closing.clone());
         loop {
             tokio::select! {
+                biased;
                 _ = closing.wait_for(|closing| *closing) => break,
+                _ = served.wait_for(is_other) => {
+                    return Err(Status::permission_denied(format!("process {} is not served", id.pid)));
+                }
                 message = messages.message() => match message? {
                     Some(message) => records::records(message).into_iter().for_each(|record| self.shared.record(record)),
                     None => break,
@@ -181,25 +193,15 @@ impl Service {
         read: fn(Q) -> (Option<Node>, xds::Request),
         write: fn(xds::Response) -> A,
     ) -> Result<Response<Answers<A>>, Status> {
-        let pid = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred?.pid());
-        let pid = pid.ok_or_else(|| Status::permission_denied("the socket does not tell whose it is"))?;
-        let process = Process::open(pid)
-            .map_err(|error: io::Error| Status::unavailable(format!("look at process {pid}: {error}")))?;
-        let id = {
-            let mut state = self.shared.lock();
-            if state.streams >= MAX_ADS_STREAMS {
-                return Err(Status::resource_exhausted(format!("{MAX_ADS_STREAMS} streams are open")));
-            }
-            state.streams += 1;
-            state.next_stream = state.next_stream.saturating_add(1);
-            state.next_stream
-        };
+        let process = peer(&request)?;
+        let (open, number) = Open::begin(&self.shared, process.id)?;
         let session = Session {
-            open: Open(Arc::clone(&self.shared)),
-            stream: xds::Stream::new(variant, id),
+            open,
+            stream: xds::Stream::new(variant, number),
             requests: request.into_inner(),
             id: process.id,
             process: Some(process),
+            first_until: Instant::now() + FIRST,
             changed: self.shared.changed.subscribe(),
             closing: self.closing.clone(),
             read,
@@ -216,13 +218,52 @@ impl Service {
     }
 }
 
-/// Counts an open stream.
-struct Open(Arc<Shared>);
+/// Who is at the other end.
+fn peer<Q>(request: &Request<Q>) -> Result<Process, Status> {
+    let pid = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred?.pid());
+    let pid = pid.ok_or_else(|| Status::permission_denied("the socket does not tell whose it is"))?;
+    Process::open(pid).map_err(|error| Status::unavailable(format!("look at process {pid}: {error}")))
+}
+
+/// The place of an open ADS stream: among the new ones until its first request is accepted, then among those that are served.
+struct Open {
+    shared: Arc<Shared>,
+    is_served: bool,
+}
+
+impl Open {
+    /// A place among the new ones, and the stream's number.
+    fn begin(shared: &Arc<Shared>, id: ProcessId) -> Result<(Self, u64), Status> {
+        let mut state = shared.lock();
+        may_be_served(&state, id)?;
+        take_place(&mut state.new_streams)?;
+        state.next_stream = state.next_stream.saturating_add(1);
+        Ok((Self { shared: Arc::clone(shared), is_served: false }, state.next_stream))
+    }
+
+    /// The first request is accepted.
+    fn serve(&mut self) -> Result<(), Status> {
+        let mut state = self.shared.lock();
+        take_place(&mut state.streams)?;
+        state.new_streams = state.new_streams.saturating_sub(1);
+        self.is_served = true;
+        Ok(())
+    }
+}
+
+fn take_place(streams: &mut usize) -> Result<(), Status> {
+    if *streams >= MAX_ADS_STREAMS {
+        return Err(Status::resource_exhausted(format!("{MAX_ADS_STREAMS} streams are open")));
+    }
+    *streams += 1;
+    Ok(())
+}
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.streams = state.streams.saturating_sub(1);
+        let mut state = self.shared.lock();
+        let streams = if self.is_served { &mut state.streams } else { &mut state.new_streams };
+        *streams = streams.saturating_sub(1);
     }
 }
 
@@ -235,6 +276,7 @@ struct Session<Q> {
     id: ProcessId,
     /// Until its first request has said that it is ours.
     process: Option<Process>,
+    first_until: Instant,
     changed: watch::Receiver<()>,
     closing: watch::Receiver<bool>,
     read: fn(Q) -> (Option<Node>, xds::Request),
@@ -252,6 +294,9 @@ impl<Q> Session<Q> {
                 _ = self.closing.wait_for(|closing| *closing) => return Ok(None),
                 // The sender lives as long as `open`.
                 _ = self.changed.changed() => continue,
+                () = tokio::time::sleep_until(self.first_until), if self.process.is_some() => {
+                    return Err(Status::deadline_exceeded(format!("no request within {FIRST:?}")));
+                }
                 request = self.requests.message() => request?,
             };
             match request {
@@ -265,7 +310,7 @@ impl<Q> Session<Q> {
         if self.process.is_some() {
             return Ok(None);
         }
-        let mut state = self.open.0.lock();
+        let mut state = self.open.shared.lock();
         must_be_served(&state, self.id)?;
         let (response, ended) = self.stream.next_response(&mut state.ledgers);
         state.tell(ended);
@@ -274,21 +319,21 @@ impl<Q> Session<Q> {
 
     fn on_request(&mut self, request: Q) -> Result<(), Status> {
         let (node, request) = (self.read)(request);
-        let shared = &self.open.0;
         if let Some(process) = self.process.take() {
             let node = node.unwrap_or_default();
             if node.id != NODE_ID {
                 return Err(Status::permission_denied(format!("this server serves the node {NODE_ID:?} alone")));
             }
-            may_be_served(&shared.lock(), self.id)?;
-            shared.on_process(Arc::new(process));
-            shared.lock().version = version(&node);
+            may_be_served(&self.open.shared.lock(), self.id)?;
+            self.open.serve()?;
+            self.open.shared.on_process(Arc::new(process));
+            self.open.shared.lock().version = version(&node);
         }
         if let Some(reason) = &request.error {
             let reason: String = reason.chars().take(1024).collect();
             tracing::warn!(type_url = %request.type_url, reason, "Envoy refused a response");
         }
-        let mut state = shared.lock();
+        let mut state = self.open.shared.lock();
         must_be_served(&state, self.id)?;
         let ended = self
             .stream

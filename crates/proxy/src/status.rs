@@ -19,7 +19,7 @@ pub struct Status {
     pub restarts: u64,
     /// Why Envoy ended or did not start, last time.
     pub last_error: Option<String>,
-    /// xDS streams that are open.
+    /// xDS streams of Envoys that are served.
     pub connected_streams: usize,
     /// Waits that Envoy has not answered.
     pub pending_waits: usize,

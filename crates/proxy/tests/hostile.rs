@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use envoy_types::pb::envoy::{
     config::core::v3::Node,
-    service::discovery::v3::{
-        DeltaDiscoveryRequest, DeltaDiscoveryResponse,
-        aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+    service::{
+        accesslog::v3::access_log_service_client::AccessLogServiceClient,
+        discovery::v3::{
+            DeltaDiscoveryRequest, DeltaDiscoveryResponse,
+            aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+        },
     },
 };
 use tokio::{net::UnixStream, sync::mpsc};
@@ -20,6 +23,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 use wharf_policy::model::Direction;
+use wharf_proxy::EnvoyState;
 use world::*;
 
 const LISTENERS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
@@ -27,9 +31,13 @@ const LISTENERS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 type Requests = mpsc::Sender<DeltaDiscoveryRequest>;
 
 async fn client(world: &World) -> AggregatedDiscoveryServiceClient<Channel> {
+    AggregatedDiscoveryServiceClient::new(channel(world).await)
+}
+
+async fn channel(world: &World) -> Channel {
     let socket = world.envoy.directory.join("xds.sock");
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
-    AggregatedDiscoveryServiceClient::new(endpoint.connect().await.expect("a connection"))
+    endpoint.connect().await.expect("a connection")
 }
 
 async fn open(
@@ -235,4 +243,40 @@ async fn a_socket_that_cannot_be_bound_is_tried_again() {
         ended = served => panic!("{ended:?}"),
         result = tokio::time::timeout(LONG, connected) => result.expect("bound in the end"),
     }
+}
+
+#[test]
+fn a_stream_that_sends_nothing_is_not_counted_and_ends() {
+    in_a_namespace(|| async {
+        let world = World::without_envoy();
+        let (mut client, mut silent) = (client(&world).await, Vec::new());
+        for _ in 0..8 {
+            let (sender, requests) = mpsc::channel::<DeltaDiscoveryRequest>(1);
+            let answers = client.delta_aggregated_resources(ReceiverStream::new(requests)).await.expect("a stream");
+            silent.push((sender, answers.into_inner()));
+        }
+        assert_eq!(refusal(&mut client, first("wharf", LISTENERS)).await, Code::ResourceExhausted);
+        let status = world.proxy.status();
+        assert_eq!((status.connected_streams, status.state), (0, EnvoyState::Absent));
+        for (_, answers) in &mut silent {
+            let ended = tokio::time::timeout(LONG, answers.message()).await.expect("in time").expect_err("an end");
+            assert_eq!(ended.code(), Code::DeadlineExceeded, "{ended}");
+        }
+        let (_requests, mut answers) = open(&mut client, first("wharf", LISTENERS)).await.expect("a stream");
+        answers.message().await.expect("an answer").expect("an answer");
+        assert_eq!(world.proxy.status().connected_streams, 1);
+    });
+}
+
+#[test]
+fn records_are_taken_from_the_envoy_that_is_served_alone() {
+    in_a_namespace(|| async {
+        let world = World::start();
+        world.ensure(listener(EGRESS, Direction::Egress, allow([]), &[(7, &[CLIENT])])).await;
+        let (_sender, messages) = mpsc::channel(1);
+        let mut logs = AccessLogServiceClient::new(channel(&world).await);
+        let answer = logs.stream_access_logs(ReceiverStream::new(messages));
+        let refused = tokio::time::timeout(LONG, answer).await.expect("in time").expect_err("an end");
+        assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    });
 }
