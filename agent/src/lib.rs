@@ -286,6 +286,9 @@ fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
     let (tasks, process) = (&life.tasks, envoy::process(&life.config));
     let socket = process.socket();
     let (served, halt) = (proxy.clone(), tasks.halt.clone());
+    if life.config.envoy.is_some() {
+        proxy.serve_only_supervised();
+    }
     // To the end of all operations, which wait for Envoy's answers.
     tasks.endpoints.spawn(async move {
         if let Err(error) = served.serve(socket, halt.cancelled_owned()).await {

@@ -48,6 +48,12 @@ const GRACE: Duration = Duration::from_secs(1);
 pub struct ServeError(#[from] tonic::transport::Error);
 
 impl Proxy {
+    /// From now on only an Envoy is served that [`Envoy::supervise`](crate::Envoy::supervise) started or took over. To be called before
+    /// [`Proxy::serve`], because one that an earlier agent did not note may connect first.
+    pub fn serve_only_supervised(&self) {
+        self.shared.lock().supervised.only_supervised = true;
+    }
+
     /// Serves Envoy on that socket until `shutdown` resolves, and then for 1 s at most. Waits that are pending then are cancelled, and so is every later one:
     /// a proxy is served once.
     ///

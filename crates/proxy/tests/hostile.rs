@@ -142,6 +142,8 @@ fn before_the_supervisor_has_an_envoy_none_is_served() {
     in_a_namespace(|| async {
         let mut world = World::without_envoy();
         world.envoy.program = "/nonexistent/envoy".into();
+        world.proxy.serve_only_supervised();
+        assert_eq!(refusal(&mut client(&world).await, first("wharf", LISTENERS)).await, Code::Unavailable, "not yet");
         world.supervise();
         let wait = world.proxy.ensure(listener(EGRESS, Direction::Egress, allow([]), &[(7, &[CLIENT])]));
         let failed = async {

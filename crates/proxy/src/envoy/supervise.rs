@@ -39,7 +39,7 @@ impl Envoy {
     /// At shutdown Envoy goes on, unless it [ends with the agent](Envoy::ends_with_agent).
     pub async fn supervise(&self, proxy: &Proxy, shutdown: impl Future<Output = ()> + Send) {
         let shared = Arc::clone(&proxy.shared);
-        shared.lock().supervised.only_supervised = true;
+        proxy.serve_only_supervised();
         tokio::pin!(shutdown);
         let mut backoff = FIRST_BACKOFF;
         loop {
