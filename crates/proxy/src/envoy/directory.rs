@@ -10,11 +10,18 @@
 
 use std::{
     fs, io,
+    os::fd::AsRawFd,
     os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
 };
 
-use nix::sys::resource::{Resource, getrlimit};
+use nix::{
+    errno::Errno,
+    sys::{
+        resource::{Resource, getrlimit},
+        socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
+    },
+};
 use tokio::net::UnixListener;
 
 use super::{Envoy, EnvoyError, Socket};
@@ -58,12 +65,19 @@ impl Envoy {
     }
 
     fn ensure_directory(&self) -> Result<(), EnvoyError> {
-        let admin = self.directory.join("admin");
+        fs::create_dir_all(&self.directory).map_err(failed("create", &self.directory))?;
+        self.give(&self.directory, 0o750)
+    }
+
+    /// `replaces`: the socket that is there goes, also if somebody listens at it.
+    fn ensure_admin_directory(&self, replaces: bool) -> Result<(), EnvoyError> {
+        let (admin, socket) = (self.directory.join("admin"), self.admin_socket());
         fs::create_dir_all(&admin).map_err(failed("create", &admin))?;
-        self.give(&self.directory, 0o750)?;
         self.take_back()?;
         fs::set_permissions(&admin, fs::Permissions::from_mode(0o700)).map_err(failed("set the mode of", &admin))?;
-        remove(&self.admin_socket())?;
+        if replaces || is_stale(&socket) {
+            remove(&socket)?;
+        }
         if let Some(user) = self.user {
             chown(&admin, Some(user.uid), Some(user.gid)).map_err(failed("change the owner of", &admin))?;
         }
@@ -94,13 +108,23 @@ impl Envoy {
         format!("{:#}\n", bootstrap(&self.socket_path(), &self.admin_socket(), files))
     }
 
-    /// Writes the settings, and removes what an earlier Envoy left where this one wants to listen. For an Envoy that nobody supervises; a supervised
-    /// one has it done.
+    /// Writes the settings, and removes what an Envoy that has ended left where the next one wants to listen. For an Envoy that nobody supervises; a
+    /// supervised one has it done.
     ///
     /// # Errors
     /// A file could not be written or removed.
     pub fn prepare(&self) -> Result<(), EnvoyError> {
+        self.make_ready(false)
+    }
+
+    /// The same for an Envoy that is started right after it. One that an agent started and did not note gives way to it.
+    pub(super) fn prepare_to_launch(&self) -> Result<(), EnvoyError> {
+        self.make_ready(true)
+    }
+
+    fn make_ready(&self, replaces: bool) -> Result<(), EnvoyError> {
         self.ensure_directory()?;
+        self.ensure_admin_directory(replaces)?;
         let path = self.bootstrap_path();
         fs::write(&path, self.settings()).map_err(failed("write", &path))?;
         self.give(&path, 0o640)
@@ -139,6 +163,15 @@ impl Envoy {
     pub(super) fn settings_are_current(&self) -> bool {
         fs::read_to_string(self.bootstrap_path()).is_ok_and(|text| text == self.settings())
     }
+}
+
+/// Whether a socket's file is there and nobody listens at it.
+fn is_stale(path: &Path) -> bool {
+    // Does not wait for a listener whose backlog is full.
+    let kind = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let connected = socket(AddressFamily::Unix, SockType::Stream, kind, None)
+        .and_then(|socket| connect(socket.as_raw_fd(), &UnixAddr::new(path)?));
+    connected == Err(Errno::ECONNREFUSED)
 }
 
 fn remove(path: &Path) -> Result<(), EnvoyError> {

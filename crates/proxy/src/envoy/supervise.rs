@@ -104,7 +104,7 @@ impl Envoy {
             tracing::info!(pid = process.id.pid, "Envoy runs with other settings; it is replaced");
             self.stop().await?;
         }
-        self.prepare()?;
+        self.prepare_to_launch()?;
         let (mut child, output) = self.launch()?;
         let pid = i32::try_from(child.id()).unwrap_or(i32::MAX);
         let watched = Process::open(pid).map_err(|source| EnvoyError::Process { operation: "watch", pid, source });
