@@ -18,7 +18,9 @@ use crate::{config::AgentConfig, sync::lock};
 /// Longest wait for acknowledgements before rows follow. A healthy Envoy needs some milliseconds; a create has a second for its rows.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The user that owns nothing, on every distribution of today.
+/// Envoy's user, which `cargo xtask install` makes.
+const USER: &str = "wharf-envoy";
+/// The user that owns nothing, on every distribution of today: Envoy's where its own is not there.
 const NOBODY: User = User { uid: 65_534, gid: 65_534 };
 
 /// Redirects of the node, and the Envoy that has them.
@@ -64,7 +66,23 @@ impl Envoy {
 /// Envoy's process, as the settings say.
 #[must_use]
 pub fn process(config: &AgentConfig) -> wharf_proxy::Envoy {
-    process_in(&config.run_dir, config.envoy.as_deref())
+    // Who starts Envoy in another way chooses its user.
+    let user = config.envoy.is_some().then(|| user(USER));
+    wharf_proxy::Envoy { user, ..process_in(&config.run_dir, config.envoy.as_deref()) }
+}
+
+/// The user of that name, or nobody.
+fn user(name: &str) -> User {
+    let why = match nix::unistd::User::from_name(name) {
+        Ok(Some(user)) => return User { uid: user.uid.as_raw(), gid: user.gid.as_raw() },
+        Ok(None) => "there is none".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!(
+        "Envoy runs as nobody, and other programs of nobody's may end it and use its admin socket: look for the user {name}: {why}; make it with \
+         `useradd --system --user-group {name}`"
+    );
+    NOBODY
 }
 
 /// Envoy's directory below the run directory.
@@ -76,8 +94,7 @@ pub fn process_in(run_dir: &Path, program: Option<&Path>) -> wharf_proxy::Envoy 
     wharf_proxy::Envoy {
         program: program.unwrap_or(Path::new("envoy")).to_owned(),
         directory: run_dir.join(DIRECTORY),
-        // Who starts Envoy in another way chooses its user.
-        user: program.map(|_| NOBODY),
+        user: None,
         threads: 2,
         ends_with_agent: false,
     }
@@ -267,6 +284,12 @@ mod tests {
         let members = [((id, Epoch(3)), vec![IpAddr::from([10, 0, 0, 7])])].into();
         let redirect = Redirect { listener, members };
         ports.iter().map(|port| (*port, redirect.clone())).collect()
+    }
+
+    #[test]
+    fn envoy_has_its_own_user_or_nobody() {
+        assert_eq!(user("root"), User { uid: 0, gid: 0 });
+        assert_eq!(user("wharf-none-of-that-name"), NOBODY);
     }
 
     #[tokio::test]

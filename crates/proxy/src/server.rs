@@ -59,11 +59,7 @@ impl Proxy {
     ///
     /// # Errors
     /// The socket failed.
-    pub async fn serve(
-        &self,
-        socket: Socket,
-        shutdown: impl Future<Output = ()> + Send,
-    ) -> Result<(), ServeError> {
+    pub async fn serve(&self, socket: Socket, shutdown: impl Future<Output = ()> + Send) -> Result<(), ServeError> {
         let _closes = Closes(&self.shared);
         let (closing, closed) = watch::channel(false);
         let service = Service { shared: Arc::clone(&self.shared), closing: closed.clone() };

@@ -343,5 +343,17 @@ fn it_runs_as_its_user_with_two_capabilities() {
         ] {
             assert!(status.lines().any(|there| there == line), "{line} in {status}");
         }
+
+        // An agent that has another user for it cannot take it over: it no longer reaches the socket.
+        world.stop_server().await;
+        world.new_agent();
+        world.envoy.user = Some(User { uid: 65_533, gid: 65_533 });
+        world.serve();
+        world.supervise();
+        world.ensure(everything(EGRESS, BOTH)).await;
+        let next = world.proxy.status().pid.expect("an Envoy");
+        assert_ne!(next, pid);
+        let status = std::fs::read_to_string(format!("/proc/{next}/status")).expect("its status");
+        assert!(status.contains("Uid:\t65533\t"), "{status}");
     });
 }

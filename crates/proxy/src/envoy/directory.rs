@@ -105,7 +105,7 @@ impl Envoy {
     pub(super) fn settings(&self) -> String {
         // A limit that cannot be read is taken for the smallest that is usual.
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, most)| most);
-        format!("{:#}\n", bootstrap(&self.socket_path(), &self.admin_socket(), files))
+        format!("{:#}\n", bootstrap(&self.socket_path(), &self.admin_socket(), files, self.user))
     }
 
     /// Writes the settings, and removes what an Envoy that has ended left where the next one wants to listen. For an Envoy that nobody supervises; a
