@@ -1,7 +1,6 @@
 //! Envoy as the proxy.
 
 use std::{
-    collections::BTreeSet,
     net::IpAddr,
     path::Path,
     sync::{Arc, Mutex},
@@ -12,7 +11,7 @@ use wharf_core::ids::{EndpointId, Epoch};
 use wharf_policy::compile;
 use wharf_proxy::{Listener, ListenerKey, Member, Proxy, User, Wait};
 
-use super::{Completion, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
+use super::{Completion, Leaving, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
 use crate::{config::AgentConfig, sync::lock};
 
 /// Longest wait for acknowledgements before rows follow. A healthy Envoy needs some milliseconds; a create has a second for its rows.
@@ -38,8 +37,7 @@ pub struct Envoy {
 struct State {
     /// What was asked for, without what leaves.
     wanted: Wanted,
-    /// Endpoints that were taken out, as long as somebody wants them.
-    leaving: BTreeSet<(EndpointId, Epoch)>,
+    leaving: Leaving,
     /// Since when Envoy has owed an answer. A refusal is an answer.
     unanswered_since: Option<Instant>,
 }
@@ -104,12 +102,9 @@ fn key(port: u16, redirect: &Redirect) -> ListenerKey {
     listener(port, redirect).key()
 }
 
-fn listener(port: u16, Redirect { listener, members }: &Redirect) -> Listener {
-    let member = |((id, epoch), addresses): (&(EndpointId, Epoch), &Vec<IpAddr>)| {
-        (Member { id: id.get(), epoch: epoch.0 }, addresses.clone())
-    };
-    let compile::Listener { direction, requests } = &**listener;
-    let members = members.iter().map(member).collect();
+fn listener(port: u16, redirect: &Redirect) -> Listener {
+    let compile::Listener { direction, requests } = &*redirect.listener;
+    let members = redirect.members(|id, epoch| Member { id, epoch });
     Listener { port, direction: *direction, requests: Arc::clone(requests), members }
 }
 
@@ -117,10 +112,7 @@ impl Redirects for Envoy {
     fn set(&self, mut wanted: Wanted) -> Vec<(String, Completion)> {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        state.leaving.retain(|member| wanted.values().any(|redirect| redirect.members.contains_key(member)));
-        for redirect in wanted.values_mut() {
-            redirect.members.retain(|member, _| !state.leaving.contains(member));
-        }
+        state.leaving.leave_out_of(&mut wanted);
         if !self.proxy.is_unanswered() {
             state.unanswered_since = None;
         }
@@ -180,7 +172,7 @@ impl Redirects for Envoy {
             waits.push(self.completion(name, self.proxy.ensure(listener), Some(id)));
         }
         if !waits.is_empty() {
-            state.leaving.insert((id, epoch));
+            state.leaving.insert(id, epoch);
             state.unanswered_since.get_or_insert_with(Instant::now);
         }
         waits
