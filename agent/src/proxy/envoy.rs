@@ -2,7 +2,7 @@
 
 use std::{
     net::IpAddr,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -85,6 +85,12 @@ fn user(name: &str) -> User {
 
 /// Envoy's directory below the run directory.
 pub const DIRECTORY: &str = "proxy";
+
+/// The settings of an Envoy of an agent with this run directory.
+#[must_use]
+pub fn bootstrap(run_dir: &Path) -> PathBuf {
+    process_in(run_dir, None).bootstrap_path()
+}
 
 /// The process of an agent with this run directory. It outlives the agent, and connections with it.
 #[must_use]

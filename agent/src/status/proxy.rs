@@ -13,7 +13,7 @@ use super::Source;
 use crate::{
     monitor::Requests,
     node::{lifecycle::Lifecycle, part::Fill},
-    proxy::Look,
+    proxy::{Look, envoy},
 };
 
 /// A healthy Envoy connects, and acknowledges, in far less.
@@ -24,8 +24,8 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
         name: "proxy",
         look: |node| {
             Box::pin(async move {
-                let names = node.life.policy.names().await;
-                look(&node.life, names.iter().map(|name| name.addresses.len() as u64).sum())
+                let name_addresses = node.life.policy.name_addresses().await;
+                look(&node.life, name_addresses)
             })
         },
         silent: |_| (Health::Degraded, "a change of its listeners does not end".into()),
@@ -61,8 +61,8 @@ fn component(look: &Look, run_dir: &Path) -> ComponentStatus {
     let (health, message) = match (state, look.wanted.is_empty()) {
         (ProxyState::Serving, _) => serving(look),
         (ProxyState::Absent, true) if !look.supervised => (Health::Ok, "Envoy is not asked for".to_owned()),
-        (_, true) => (idle(look), envoy(look, run_dir)),
-        (_, false) => (Health::Degraded, format!("{}; {}", missing(look), envoy(look, run_dir))),
+        (_, true) => (idle(look), unserved(look, run_dir)),
+        (_, false) => (Health::Degraded, format!("{}; {}", missing(look), unserved(look, run_dir))),
     };
     let (health, message) = match look.dns_refused.values().next() {
         Some(why) => {
@@ -113,13 +113,13 @@ fn listeners(n: usize) -> String {
 }
 
 /// What Envoy does instead of serving, and what to do.
-fn envoy(look: &Look, run_dir: &Path) -> String {
+fn unserved(look: &Look, run_dir: &Path) -> String {
     let why = look.status.as_ref().and_then(|status| status.last_error.as_deref()).unwrap_or("no reason given");
     match look.state() {
         ProxyState::Serving => "Envoy serves".to_owned(),
         ProxyState::Absent if look.supervised => "Envoy is not started yet".to_owned(),
         ProxyState::Absent => {
-            let settings = run_dir.join("proxy/bootstrap.json");
+            let settings = envoy::bootstrap(run_dir);
             format!("start the agent with --envoy PATH, or Envoy with {}", settings.display())
         }
         ProxyState::Starting => "Envoy runs and has not connected".to_owned(),
