@@ -21,8 +21,13 @@ thread_local! {
 /// Milliseconds since the Unix epoch; 0 when the clock stands before it.
 #[must_use]
 pub fn unix_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis);
-    now.saturating_add_signed(STEPPED_MS.get())
+    unix_ms_of(SystemTime::now()).saturating_add_signed(STEPPED_MS.get())
+}
+
+/// A time as milliseconds since the Unix epoch; 0 for one before it.
+#[must_use]
+pub fn unix_ms_of(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).map_or(0, millis)
 }
 
 /// Milliseconds on a clock that never steps (CLOCK_MONOTONIC), since its first use in this process.

@@ -199,8 +199,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let owned = Arc::clone(life);
     tasks.endpoints.spawn(async move { owned.policy.follow_names(answers, owned.tasks.halt.clone()).await });
     if let Err(why) = start_proxy(life, proxy) {
-        // Containers without such rules need no proxy; connections of the others are dropped, or pass with `failOpen`.
-        tracing::error!("rules about requests have no proxy until the agent is restarted: {why:#}");
+        // Containers without rules about requests need no proxy; connections of the others are dropped, or pass with `failOpen`.
+        tracing::error!("nobody can start an Envoy with this agent's settings until the agent is restarted: {why:#}");
     }
     health::reserve(life, &node.health).await;
     // The queue is drained before the agent serves: an endpoint deleted while no agent ran must be gone before its
@@ -286,8 +286,11 @@ async fn stop(
 fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
     let (tasks, process) = (&life.tasks, envoy::process(&life.config));
     process.remember(&proxy)?;
-    let socket = process.socket()?;
+    let socket = process.socket();
     let (served, halt) = (proxy.clone(), tasks.halt.clone());
+    if life.config.envoy.is_some() {
+        proxy.serve_only_supervised();
+    }
     // To the end of all operations, which wait for Envoy's answers.
     tasks.endpoints.spawn(async move {
         if let Err(error) = served.serve(socket, halt.cancelled_owned()).await {

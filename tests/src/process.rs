@@ -21,6 +21,7 @@ use nix::{
     sys::{
         prctl::{set_no_new_privs, set_pdeathsig},
         signal::Signal,
+        stat::{Mode, umask},
     },
     unistd::{Gid, Uid, setgid, setgroups, setuid},
 };
@@ -109,13 +110,23 @@ pub fn bounds(unit: &str) -> Result<Vec<Capability>> {
     names.map(|name| name.parse().map_err(|e| anyhow!("{name}: {e}"))).collect()
 }
 
-/// Limits a command, from its start on, to the capabilities of a systemd unit ([`bounds`]), with the unit's
-/// `NoNewPrivileges=yes`.
+/// The number that a systemd unit has in octal for this setting.
 ///
 /// # Errors
-/// Those of [`bounds`].
+/// When it has none.
+pub fn mode(unit: &str, setting: &str) -> Result<u32> {
+    let value = unit.lines().find_map(|line| line.strip_prefix(setting)?.strip_prefix('='));
+    let value = value.with_context(|| format!("the unit has no {setting}="))?;
+    u32::from_str_radix(value.trim(), 8).with_context(|| format!("{setting}={value}"))
+}
+
+/// Limits a command, from its start on, to the capabilities of a systemd unit ([`bounds`]), with the unit's
+/// `NoNewPrivileges=yes` and `UMask=`.
+///
+/// # Errors
+/// Those of [`bounds`] and [`mode`].
 pub fn bounded(command: &mut Command, unit: &str) -> Result<()> {
-    let kept = bounds(unit)?;
+    let (kept, mask) = (bounds(unit)?, Mode::from_bits_truncate(mode(unit, "UMask")?));
     let numbers = |c: Capability| libc::c_ulong::from(c.index());
     // Those that this kernel does not have need not be dropped.
     let here = caps::runtime::procfs_all_supported(None).map_err(|e| anyhow!("capabilities of this kernel: {e}"))?;
@@ -128,6 +139,7 @@ pub fn bounded(command: &mut Command, unit: &str) -> Result<()> {
             }
         }
         set_no_new_privs()?;
+        umask(mask);
         Ok(())
     };
     // SAFETY: between fork and exec the closure makes system calls on integers; it allocates nothing.

@@ -3,7 +3,8 @@
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
-    path::PathBuf,
+    os::unix::fs::{MetadataExt, PermissionsExt, chown},
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -108,16 +109,40 @@ fn the_units_capabilities_are_enough_for_a_life_a_restart_and_the_cleanup() -> R
     Ok(())
 }
 
+/// A group that Envoy's user is not in, as the unit's is.
+const FOREIGN_GROUP: u32 = 4711;
+
+/// Every file below a directory that users outside its owner's group may read or enter.
+fn open_to_others(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut open = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let (path, meta) = entry.and_then(|entry| Ok((entry.path(), entry.metadata()?)))?;
+        if meta.mode() & 0o007 != 0 {
+            open.push(path.clone());
+        }
+        if meta.is_dir() {
+            open.extend(open_to_others(&path)?);
+        }
+    }
+    Ok(open)
+}
+
 #[test]
-fn the_units_capabilities_are_enough_for_envoy() -> Result<()> {
+fn the_unit_is_enough_for_envoy() -> Result<()> {
     let mut node = Node::without_agent(NodeConfig::default().with_envoy()?)?;
     node.set_unit(UNIT);
+    // As systemd makes it.
+    let directory = node.dirs().run.clone();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(process::mode(UNIT, "RuntimeDirectoryMode")?))?;
+    chown(&directory, None, Some(FOREIGN_GROUP))?;
     node.start_agent()?;
     let serves = |node: &Node| {
         wait::until("Envoy serves", || Ok(node.wharf(&["proxy", "status"])?.ok()?.contains("serving").then_some(())))?;
         node.envoy().context("no Envoy lives")
     };
     let first = serves(&node)?;
+    let open = open_to_others(&directory)?;
+    ensure!(open.is_empty(), "whoever passes through the run directory may use {open:?}");
     // As systemd ends the unit: the agent alone is told (KillMode=process).
     ensure!(UNIT.lines().any(|line| line == "KillMode=process"), "the unit's end is Envoy's");
     node.stop_agent()?;

@@ -22,6 +22,9 @@ use crate::{
 /// The group whose members may use the agent's socket.
 pub(crate) const GROUP: &str = "wharf";
 
+/// The user that the agent starts Envoy as, with a group of that name.
+const ENVOY: &str = "wharf-envoy";
+
 /// The unit, and the name systemctl knows it by.
 pub(crate) const UNIT: &str = "wharf-agent.service";
 
@@ -124,7 +127,7 @@ pub(crate) fn install(
     let items = plan(&sources, arguments)?;
     let mut report = apply(&items, arguments)?;
     if !staged {
-        ensure_group(arguments, &mut report)?;
+        ensure_accounts(arguments, &mut report)?;
     }
     for line in report {
         println!("{line}");
@@ -292,8 +295,8 @@ fn decide<'a>(items: &'a [Item], arguments: &InstallArgs) -> Result<Decision<'a>
     for folder in earlier.of(Kind::Directory) {
         manifest.add(Kind::Directory, folder);
     }
-    for group in earlier.of(Kind::Group) {
-        manifest.add(Kind::Group, group);
+    for kind in [Kind::Group, Kind::User] {
+        earlier.of(kind).for_each(|name| manifest.add(kind, name));
     }
     Ok(Decision { kept, foreign, manifest, obsolete })
 }
@@ -324,7 +327,7 @@ fn preview(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<String>> {
     }
     report.extend(decision.manifest.of(Kind::Directory).filter(|f| !exists(f)).map(|f| line("new", f) + "/"));
     if root.is_none() {
-        report.push(format!("{:<9} the group {GROUP}, unless it is there", "new"));
+        report.push(format!("{:<9} the group {GROUP} and the user {ENVOY}, unless they are there", "new"));
     }
     if items.iter().any(|item| item.bytes.is_none()) || !sources.generated.exists() {
         report.push("some of it is not built yet, manual pages and completions may be missing above".to_owned());
@@ -395,22 +398,34 @@ fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     fs::rename(&fresh, path).with_context(|| format!("rename {} to {}", fresh.display(), path.display()))
 }
 
-/// Makes the socket's group; it goes into the manifest only when it was not there.
-fn ensure_group(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<()> {
-    let known = Command::new("getent").args(["group", GROUP]).stdout(Stdio::null()).status();
-    if known.context("look for the group wharf: run getent")?.success() {
-        return Ok(());
+/// Makes the socket's group and Envoy's user; each goes into the manifest only when it was not there.
+fn ensure_accounts(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<()> {
+    if ensure_account(arguments, Kind::Group, GROUP, "group", &["groupadd", "--system"])? {
+        report.push(format!("made      the group {GROUP}; its members may use the socket: usermod -aG {GROUP} USER"));
     }
-    let status = Command::new("groupadd").args(["--system", GROUP]).status().context("make the group wharf")?;
+    let useradd = ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin"];
+    if ensure_account(arguments, Kind::User, ENVOY, "passwd", &useradd)? {
+        report.push(format!("made      the user {ENVOY}, which runs Envoy"));
+    }
+    Ok(())
+}
+
+/// Makes the account with the command `add`; false if the machine's `database` (getent) has it already.
+fn ensure_account(arguments: &InstallArgs, kind: Kind, name: &str, database: &str, add: &[&str]) -> Result<bool> {
+    let known = Command::new("getent").args([database, name]).stdout(Stdio::null()).status();
+    if known.with_context(|| format!("look for {name}: run getent"))?.success() {
+        return Ok(false);
+    }
+    let [program, options @ ..] = add else { bail!("make {name}: no command") };
+    let status = Command::new(program).args(options).arg(name).status().with_context(|| format!("make {name}"))?;
     if !status.success() {
-        bail!("make the group {GROUP}: groupadd failed ({status})");
+        bail!("make {name}: {program} failed ({status})");
     }
     let file = manifest_file(&arguments.layout.prefix);
     let mut manifest = Manifest::read(&file)?.unwrap_or_default();
-    manifest.add(Kind::Group, Path::new(GROUP));
+    manifest.add(kind, Path::new(name));
     put(&file, manifest.text().as_bytes(), 0o644)?;
-    report.push(format!("made      the group {GROUP}; its members may use the socket: usermod -aG {GROUP} USER"));
-    Ok(())
+    Ok(true)
 }
 
 /// Starts the service, or says how.

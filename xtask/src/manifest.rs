@@ -22,14 +22,26 @@ pub(crate) enum Kind {
     Config,
     /// The group that may use the socket.
     Group,
+    /// The user that Envoy runs as.
+    User,
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str); 4] =
-        [(Self::Directory, "dir"), (Self::File, "file"), (Self::Config, "config"), (Self::Group, "group")];
+    const ALL: [(Self, &'static str); 5] = [
+        (Self::Directory, "dir"),
+        (Self::File, "file"),
+        (Self::Config, "config"),
+        (Self::Group, "group"),
+        (Self::User, "user"),
+    ];
 
     fn word(self) -> &'static str {
         Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, word)| word)
+    }
+
+    /// Whether it has a name in place of a path.
+    fn is_named(self) -> bool {
+        matches!(self, Self::Group | Self::User)
     }
 
     fn from_word(word: &str) -> Option<Self> {
@@ -59,12 +71,12 @@ impl Manifest {
     }
 
     /// What is left of an installation whose files are gone: the manifest's own file, the configuration that is there, and
-    /// every folder and group.
+    /// every folder, group and user.
     pub(crate) fn left(&self, own: &Path, is_there: impl Fn(&Path) -> bool) -> Self {
         let stays = |(kind, path): &&(Kind, PathBuf)| match kind {
             Kind::File => path == own,
             Kind::Config => is_there(path),
-            Kind::Directory | Kind::Group => true,
+            Kind::Directory | Kind::Group | Kind::User => true,
         };
         Self { items: self.items.iter().filter(stays).cloned().collect() }
     }
@@ -84,8 +96,8 @@ impl Manifest {
             let item = line.split_once(' ').and_then(|(word, path)| Some((Kind::from_word(word)?, Path::new(path))));
             // Obeyed by root: a line that could lead elsewhere than it says is refused, not repaired.
             match item {
-                Some((Kind::Group, name)) if name.components().count() == 1 => manifest.add(Kind::Group, name),
-                Some((kind, path)) if kind != Kind::Group && plain(path) => manifest.add(kind, path),
+                Some((kind, name)) if kind.is_named() && name.components().count() == 1 => manifest.add(kind, name),
+                Some((kind, path)) if !kind.is_named() && plain(path) => manifest.add(kind, path),
                 _ => bail!("line `{}` is not an item of a manifest", line.escape_debug()),
             }
         }
@@ -124,13 +136,22 @@ mod tests {
         manifest.add(Kind::Directory, Path::new("/etc/wharf"));
         manifest.add(Kind::Config, Path::new("/etc/wharf/agent with blank.toml"));
         manifest.add(Kind::Group, Path::new("wharf"));
+        manifest.add(Kind::User, Path::new("wharf-envoy"));
         assert_eq!(Manifest::parse(&manifest.text())?, manifest);
         Ok(())
     }
 
     #[test]
     fn lines_that_lead_elsewhere_are_refused() {
-        for line in ["file ../etc/passwd", "file /usr/../etc/passwd", "file", "link /x", "file relative", "group a/b"] {
+        for line in [
+            "file ../etc/passwd",
+            "file /usr/../etc/passwd",
+            "file",
+            "link /x",
+            "file relative",
+            "group a/b",
+            "user /x",
+        ] {
             assert!(Manifest::parse(line).is_err(), "{line}");
         }
     }

@@ -51,7 +51,7 @@ pub(crate) fn uninstall(privilege: &Privilege, arguments: &UninstallArgs) -> Res
         println!("{line}");
     }
     if !staged {
-        remove_groups(&manifest)?;
+        remove_accounts(&manifest)?;
     }
     if systemd && arguments.now {
         systemctl(&["daemon-reload"])?;
@@ -184,14 +184,18 @@ pub(crate) fn remove_items(
     Ok(report)
 }
 
-fn remove_groups(manifest: &Manifest) -> Result<()> {
-    for group in manifest.of(Kind::Group) {
-        let status = Command::new("groupdel").arg(group).status().context("remove the group: run groupdel")?;
-        // 6: there is no such group.
-        if !status.success() && status.code() != Some(6) {
-            bail!("remove the group {}: groupdel failed ({status}); `groupdel` it by hand", group.display());
+fn remove_accounts(manifest: &Manifest) -> Result<()> {
+    for (kind, what, program) in [(Kind::Group, "group", "groupdel"), (Kind::User, "user", "userdel")] {
+        for name in manifest.of(kind) {
+            let name = name.display();
+            let status = Command::new(program).arg(name.to_string()).status();
+            let status = status.with_context(|| format!("remove the {what} {name}: run {program}"))?;
+            // 6: there is no such account.
+            if !status.success() && status.code() != Some(6) {
+                bail!("remove the {what} {name}: {program} failed ({status}); `{program}` it by hand");
+            }
+            println!("removed   the {what} {name}");
         }
-        println!("removed   the group {}", group.display());
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use wharf_api::RequestEvent;
@@ -11,6 +11,8 @@ use wharf_dns::{
     wire::{REFUSED, rcode_name, type_name},
 };
 use wharf_proxy::{Content, Record, Verdict};
+
+use crate::clock;
 
 /// Requests by verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -63,11 +65,6 @@ const fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-fn unix_ms(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
@@ -83,7 +80,7 @@ impl Judged for Record {
             Content::Tls { server_name } => ("TLS", String::new(), String::new(), server_name, 0),
         };
         RequestEvent {
-            time_unix_ms: unix_ms(self.at),
+            time_unix_ms: clock::unix_ms_of(self.at),
             endpoint: self.member.id,
             epoch: self.member.epoch,
             direction: self.listener.direction.to_string(),
@@ -119,7 +116,7 @@ impl Judged for wharf_dns::Record {
             other => (String::new(), other.to_string()),
         };
         RequestEvent {
-            time_unix_ms: unix_ms(self.at),
+            time_unix_ms: clock::unix_ms_of(self.at),
             endpoint: self.member.id,
             epoch: self.member.epoch,
             direction: "egress".to_owned(),

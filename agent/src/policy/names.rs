@@ -122,6 +122,11 @@ impl<K: PolicyKernel> Policy<K> {
         }
     }
 
+    /// How many addresses there are, of all names.
+    pub async fn name_addresses(&self) -> u64 {
+        self.lock().await.names.len() as u64
+    }
+
     /// Every name with its addresses, by name.
     pub async fn names(&self) -> Vec<ProxyName> {
         let inner = self.lock().await;

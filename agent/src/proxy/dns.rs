@@ -6,8 +6,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use wharf_core::ids::{EndpointId, Epoch};
 use wharf_dns::{Answer, DnsProxy, Listener, Member, Names, Record};
+use wharf_policy::model::Direction;
 
-use super::{Completion, ProxyError, Redirect, Redirects, Wanted, envoy::PATIENCE, look::name};
+use super::{Completion, Leaving, ProxyError, Redirect, Redirects, Wanted, envoy::PATIENCE, look::name};
 
 /// Answers that wait until policy has noted them: as many as queries that the proxy has at once.
 const ANSWERS: usize = 1_024;
@@ -36,7 +37,9 @@ pub struct Server {
 struct Asked {
     /// Grows with each change.
     number: u64,
+    /// Without what leaves.
     wanted: Wanted,
+    leaving: Leaving,
 }
 
 #[derive(Debug, Default)]
@@ -82,23 +85,28 @@ impl Dns {
         (wanted, refused)
     }
 
-    /// Asks for a change; the answer is its number.
-    fn ask(&self, change: impl FnOnce(&mut Wanted)) -> u64 {
-        self.asked.send_modify(|asked| {
-            change(&mut asked.wanted);
-            asked.number += 1;
+    /// Asks for a change, which gives the listeners that it is about; one completion for each of them.
+    fn ask(&self, change: impl FnOnce(&mut Asked) -> Vec<(u16, Direction)>) -> Vec<(String, Completion)> {
+        let (mut number, mut changed) = (0, Vec::new());
+        self.asked.send_if_modified(|asked| {
+            let before = asked.wanted.clone();
+            changed = change(asked);
+            let is_new = asked.wanted != before;
+            asked.number += u64::from(is_new);
+            number = asked.number;
+            is_new
         });
-        self.asked.borrow().number
+        changed.into_iter().map(|(port, direction)| self.completion(number, port, direction)).collect()
     }
 
-    fn completion(&self, number: u64, port: u16, redirect: &Redirect) -> (String, Completion) {
+    fn completion(&self, number: u64, port: u16, direction: Direction) -> (String, Completion) {
         let mut done = self.done.clone();
         let opened = async move {
             let ends = |_| ProxyError::NoAnswer("the agent ends".to_owned());
             let done = done.wait_for(|done| done.number >= number).await.map_err(ends)?;
             done.refused.get(&port).map_or(Ok(()), |why| Err(ProxyError::Refused(why.clone())))
         };
-        (name(port, redirect.listener.direction), Box::pin(opened))
+        (name(port, direction), Box::pin(opened))
     }
 }
 
@@ -125,24 +133,21 @@ impl Server {
     }
 }
 
-fn listener(Redirect { listener, members }: &Redirect) -> Listener {
-    let member = |((id, epoch), addresses): (&(EndpointId, Epoch), &Vec<IpAddr>)| {
-        (Member { id: id.get(), epoch: epoch.0 }, addresses.clone())
-    };
-    let requests = Arc::clone(&listener.requests);
+fn listener(redirect: &Redirect) -> Listener {
+    let requests = Arc::clone(&redirect.listener.requests);
     let asks = Arc::new(move |name: &str| requests.names.iter().any(|pattern| pattern.matches(name)));
-    Listener { asks, members: members.iter().map(member).collect() }
+    Listener { asks, members: redirect.members(|id, epoch| Member { id, epoch }) }
 }
 
 impl Redirects for Dns {
-    fn set(&self, wanted: Wanted) -> Vec<(String, Completion)> {
-        let before = self.asked.borrow().wanted.clone();
-        if before == wanted {
-            return Vec::new();
-        }
-        let number = self.ask(|asked| asked.clone_from(&wanted));
-        let changed = wanted.iter().filter(|(port, redirect)| before.get(port) != Some(redirect));
-        changed.map(|(port, redirect)| self.completion(number, *port, redirect)).collect()
+    fn set(&self, mut wanted: Wanted) -> Vec<(String, Completion)> {
+        self.ask(|asked| {
+            asked.leaving.leave_out_of(&mut wanted);
+            let changed = wanted.iter().filter(|(port, redirect)| asked.wanted.get(port) != Some(redirect));
+            let changed = changed.map(|(port, redirect)| (*port, redirect.listener.direction)).collect();
+            asked.wanted = wanted;
+            changed
+        })
     }
 
     fn patience(&self) -> Duration {
@@ -154,17 +159,17 @@ impl Redirects for Dns {
     }
 
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {
-        let before = self.asked.borrow().wanted.clone();
-        let own: Vec<_> = before.iter().filter(|(_, redirect)| redirect.members.contains_key(&(id, epoch))).collect();
-        if own.is_empty() {
-            return Vec::new();
-        }
-        let number = self.ask(|asked| {
-            for redirect in asked.values_mut() {
-                redirect.members.remove(&(id, epoch));
+        self.ask(|asked| {
+            let own = asked.wanted.iter_mut().filter_map(|(port, redirect)| {
+                redirect.members.remove(&(id, epoch))?;
+                Some((*port, redirect.listener.direction))
+            });
+            let own: Vec<_> = own.collect();
+            if !own.is_empty() {
+                asked.leaving.insert(id, epoch);
             }
-        });
-        own.into_iter().map(|(port, redirect)| self.completion(number, *port, redirect)).collect()
+            own
+        })
     }
 
     fn count(&self) -> u64 {
@@ -185,7 +190,7 @@ impl Redirects for Dns {
 mod tests {
     use std::net::{Ipv4Addr, UdpSocket};
 
-    use wharf_policy::{compile, model::Direction, names::NamePattern, requests::Requests};
+    use wharf_policy::{compile, names::NamePattern, requests::Requests};
 
     use super::*;
 
@@ -217,6 +222,9 @@ mod tests {
             removed.await.expect("removed");
         }
         assert_eq!((dns.count(), dns.enabled()), (0, true));
+        assert!(dns.set(wanted(port)).is_empty() && dns.count() == 0, "it is left out as long as policy names it");
+        dns.set(Wanted::new());
+        assert_eq!((dns.set(wanted(port)).len(), dns.count()), (1, 1), "another one of that name");
         halt.cancel();
         served.await.expect("ended");
     }

@@ -1,9 +1,8 @@
 //! Envoy as the proxy.
 
 use std::{
-    collections::BTreeSet,
     net::IpAddr,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -12,13 +11,15 @@ use wharf_core::ids::{EndpointId, Epoch};
 use wharf_policy::compile;
 use wharf_proxy::{Listener, ListenerKey, Member, Proxy, User, Wait, WaitError};
 
-use super::{Completion, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
+use super::{Completion, Leaving, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
 use crate::{config::AgentConfig, sync::lock};
 
 /// Longest wait for acknowledgements before rows follow. A healthy Envoy needs some milliseconds; a create has a second for its rows.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The user that owns nothing, on every distribution of today.
+/// Envoy's user, which `cargo xtask install` makes.
+const USER: &str = "wharf-envoy";
+/// The user that owns nothing, on every distribution of today: Envoy's where its own is not there.
 const NOBODY: User = User { uid: 65_534, gid: 65_534 };
 
 /// Redirects of the node, and the Envoy that has them.
@@ -36,10 +37,9 @@ pub struct Envoy {
 struct State {
     /// What was asked for, without what leaves.
     wanted: Wanted,
-    /// Endpoints that were taken out, as long as somebody wants them.
-    leaving: BTreeSet<(EndpointId, Epoch)>,
-    /// Since when the proxy owes an answer.
-    owes: Option<Instant>,
+    leaving: Leaving,
+    /// Since when Envoy has owed an answer. A refusal is an answer.
+    unanswered_since: Option<Instant>,
 }
 
 impl Envoy {
@@ -67,11 +67,33 @@ impl Envoy {
 /// Envoy's process, as the settings say.
 #[must_use]
 pub fn process(config: &AgentConfig) -> wharf_proxy::Envoy {
-    process_in(&config.run_dir, config.envoy.as_deref())
+    // Who starts Envoy in another way chooses its user.
+    let user = config.envoy.is_some().then(|| user(USER));
+    wharf_proxy::Envoy { user, ..process_in(&config.run_dir, config.envoy.as_deref()) }
+}
+
+/// The user of that name, or nobody.
+fn user(name: &str) -> User {
+    let why = match nix::unistd::User::from_name(name) {
+        Ok(Some(user)) => return User { uid: user.uid.as_raw(), gid: user.gid.as_raw() },
+        Ok(None) => "there is none".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!(
+        "Envoy runs as nobody, and other programs of nobody's may end it and use its admin socket: look for the user {name}: {why}; make it with \
+         `useradd --system --user-group {name}`"
+    );
+    NOBODY
 }
 
 /// Envoy's directory below the run directory.
 pub const DIRECTORY: &str = "proxy";
+
+/// The settings of an Envoy of an agent with this run directory.
+#[must_use]
+pub fn bootstrap(run_dir: &Path) -> PathBuf {
+    process_in(run_dir, None).bootstrap_path()
+}
 
 /// The process of an agent with this run directory. It outlives the agent, and connections with it.
 #[must_use]
@@ -79,8 +101,7 @@ pub fn process_in(run_dir: &Path, program: Option<&Path>) -> wharf_proxy::Envoy 
     wharf_proxy::Envoy {
         program: program.unwrap_or(Path::new("envoy")).to_owned(),
         directory: run_dir.join(DIRECTORY),
-        // Who starts Envoy in another way chooses its user.
-        user: program.map(|_| NOBODY),
+        user: None,
         threads: 2,
         ends_with_agent: false,
     }
@@ -90,12 +111,9 @@ fn key(port: u16, redirect: &Redirect) -> ListenerKey {
     listener(port, redirect).key()
 }
 
-fn listener(port: u16, Redirect { listener, members }: &Redirect) -> Listener {
-    let member = |((id, epoch), addresses): (&(EndpointId, Epoch), &Vec<IpAddr>)| {
-        (Member { id: id.get(), epoch: epoch.0 }, addresses.clone())
-    };
-    let compile::Listener { direction, requests } = &**listener;
-    let members = members.iter().map(member).collect();
+fn listener(port: u16, redirect: &Redirect) -> Listener {
+    let compile::Listener { direction, requests } = &*redirect.listener;
+    let members = redirect.members(|id, epoch| Member { id, epoch });
     Listener { port, direction: *direction, requests: Arc::clone(requests), members }
 }
 
@@ -103,12 +121,9 @@ impl Redirects for Envoy {
     fn set(&self, mut wanted: Wanted) -> Vec<(String, Completion)> {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        state.leaving.retain(|member| wanted.values().any(|redirect| redirect.members.contains_key(member)));
-        for redirect in wanted.values_mut() {
-            redirect.members.retain(|member, _| !state.leaving.contains(member));
-        }
-        if self.proxy.unacknowledged().is_empty() {
-            state.owes = None;
+        state.leaving.leave_out_of(&mut wanted);
+        if !self.proxy.is_unanswered() {
+            state.unanswered_since = None;
         }
         let mut waits = Vec::new();
         for (port, redirect) in &state.wanted {
@@ -117,16 +132,19 @@ impl Redirects for Envoy {
                 waits.push(self.completion(own.to_string(), self.proxy.remove(own), None));
             }
         }
+        let unacknowledged = self.proxy.unacknowledged();
         for (port, redirect) in &wanted {
-            if state.wanted.get(port) != Some(redirect) {
-                let listener = listener(*port, redirect);
-                let name = listener.key().to_string();
+            let listener = listener(*port, redirect);
+            let name = listener.key().to_string();
+            // What Envoy lacked when it refused (a free port) may be there by now.
+            let refused = unacknowledged.get(&name).is_some_and(Option::is_some);
+            if refused || state.wanted.get(port) != Some(redirect) {
                 waits.push(self.completion(name, self.proxy.ensure(listener), None));
             }
         }
         state.wanted = wanted;
         if !waits.is_empty() {
-            state.owes.get_or_insert_with(Instant::now);
+            state.unanswered_since.get_or_insert_with(Instant::now);
         }
         waits
     }
@@ -135,8 +153,8 @@ impl Redirects for Envoy {
         if self.proxy.status().connected_streams == 0 {
             return Duration::ZERO;
         }
-        let owes = lock(&self.state).owes;
-        PATIENCE.saturating_sub(owes.map_or(Duration::ZERO, |since| since.elapsed()))
+        let since = lock(&self.state).unanswered_since;
+        PATIENCE.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()))
     }
 
     fn outstanding(&self) -> Vec<String> {
@@ -150,8 +168,8 @@ impl Redirects for Envoy {
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {
         let mut state = lock(&self.state);
         let mut waits = Vec::new();
-        if self.proxy.unacknowledged().is_empty() {
-            state.owes = None;
+        if !self.proxy.is_unanswered() {
+            state.unanswered_since = None;
         }
         for (port, redirect) in &mut state.wanted {
             if redirect.members.remove(&(id, epoch)).is_none() {
@@ -162,8 +180,8 @@ impl Redirects for Envoy {
             waits.push(self.completion(name, self.proxy.ensure(listener), Some(id)));
         }
         if !waits.is_empty() {
-            state.leaving.insert((id, epoch));
-            state.owes.get_or_insert_with(Instant::now);
+            state.leaving.insert(id, epoch);
+            state.unanswered_since.get_or_insert_with(Instant::now);
         }
         waits
     }
@@ -185,12 +203,13 @@ impl Redirects for Envoy {
 
     fn look(&self) -> Look {
         let (status, unacknowledged) = (Some(self.proxy.status()), self.proxy.unacknowledged());
+        let is_unanswered = unacknowledged.values().any(Option::is_none);
         let state = lock(&self.state);
         Look {
             status,
             supervised: self.supervised,
             wanted: state.wanted.clone(),
-            owes_for: state.owes.filter(|_| !unacknowledged.is_empty()).map(|since| since.elapsed()),
+            unanswered_for: state.unanswered_since.filter(|_| is_unanswered).map(|since| since.elapsed()),
             unacknowledged,
             awaited: self.waits.list(),
             ..Look::default()
@@ -200,7 +219,113 @@ impl Redirects for Envoy {
 
 #[cfg(test)]
 mod tests {
+    use envoy_types::pb::{
+        envoy::{
+            config::core::v3::Node,
+            service::discovery::v3::{
+                DeltaDiscoveryRequest, DeltaDiscoveryResponse,
+                aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+            },
+        },
+        google::rpc,
+    };
+    use tokio::{sync::mpsc, task::JoinSet};
+    use tonic::{Streaming, transport::Endpoint};
+    use wharf_policy::{
+        model::Direction,
+        requests::{HttpRule, Requests},
+    };
+
     use super::*;
+
+    const LISTENERS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
+
+    /// An Envoy that answers as the test says.
+    struct Peer {
+        requests: mpsc::Sender<DeltaDiscoveryRequest>,
+        responses: Streaming<DeltaDiscoveryResponse>,
+        nonce: String,
+    }
+
+    impl Peer {
+        async fn connect(directory: &Path) -> Self {
+            let endpoint = Endpoint::from_shared(format!("unix://{}/xds.sock", directory.display())).expect("address");
+            let mut client = AggregatedDiscoveryServiceClient::new(endpoint.connect().await.expect("connected"));
+            let (requests, mut queue) = mpsc::channel(4);
+            let node = Some(Node { id: "wharf".into(), ..Node::default() });
+            let first = DeltaDiscoveryRequest { node, type_url: LISTENERS.into(), ..DeltaDiscoveryRequest::default() };
+            requests.send(first).await.expect("room");
+            let stream = futures::stream::poll_fn(move |context| queue.poll_recv(context));
+            let responses = client.delta_aggregated_resources(stream).await.expect("served").into_inner();
+            Self { requests, responses, nonce: String::new() }
+        }
+
+        /// Names of the listeners that come.
+        async fn receive(&mut self) -> Vec<String> {
+            let response = self.responses.message().await.expect("the stream lives").expect("a response");
+            self.nonce = response.nonce;
+            response.resources.into_iter().map(|resource| resource.name).collect()
+        }
+
+        async fn answer(&self, refusal: Option<&str>) {
+            let error_detail = refusal.map(|message| rpc::Status { message: message.into(), ..rpc::Status::default() });
+            let answer = DeltaDiscoveryRequest {
+                type_url: LISTENERS.into(),
+                response_nonce: self.nonce.clone(),
+                error_detail,
+                ..DeltaDiscoveryRequest::default()
+            };
+            self.requests.send(answer).await.expect("room");
+        }
+    }
+
+    fn wanted(ports: &[u16]) -> Wanted {
+        let requests = Arc::new(Requests { http: [HttpRule::default()].into(), ..Requests::default() });
+        let listener = Arc::new(compile::Listener { direction: Direction::Egress, requests });
+        let id = EndpointId::try_from(7).expect("id");
+        let members = [((id, Epoch(3)), vec![IpAddr::from([10, 0, 0, 7])])].into();
+        let redirect = Redirect { listener, members };
+        ports.iter().map(|port| (*port, redirect.clone())).collect()
+    }
+
+    #[test]
+    fn envoy_has_its_own_user_or_nobody() {
+        assert_eq!(user("root"), User { uid: 0, gid: 0 });
+        assert_eq!(user("wharf-none-of-that-name"), NOBODY);
+    }
+
+    #[tokio::test]
+    async fn a_refused_listener_is_sent_again_and_later_changes_wait_for_their_answers() {
+        let directory = tempfile::tempdir().expect("directory");
+        let (proxy, _records) = Proxy::new(1);
+        let socket = process_in(directory.path(), None).socket();
+        let (served, envoy) = (proxy.clone(), Envoy::new(proxy, false));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { served.serve(socket, std::future::pending()).await });
+        let mut peer = Peer::connect(&directory.path().join(DIRECTORY)).await;
+        assert_eq!(peer.receive().await, [""; 0]);
+        peer.answer(None).await;
+
+        let [(name, refused)] = <[_; 1]>::try_from(envoy.set(wanted(&[15_000]))).ok().expect("one");
+        assert_eq!(peer.receive().await, [name.as_str()]);
+        peer.answer(Some("Error adding/updating listener(s) egress-15000: no port\n")).await;
+        refused.await.expect_err("refused");
+        assert_eq!(envoy.outstanding(), ["egress-15000 was refused: no port"]);
+        assert_eq!(envoy.look().unanswered_for, None, "a refusal is an answer");
+
+        tokio::time::sleep(PATIENCE).await;
+        let asked: Vec<_> = envoy.set(wanted(&[15_000])).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(asked, ["egress-15000"], "asked for again");
+        assert!(envoy.patience() > Duration::ZERO, "the refusal does not cost this change its time");
+        assert_eq!(peer.receive().await, ["egress-15000"]);
+        assert!(envoy.set(wanted(&[15_000])).is_empty(), "it is on its way");
+        let [(_, accepted)] = <[_; 1]>::try_from(envoy.set(wanted(&[15_000, 15_001]))).ok().expect("the other one");
+        peer.answer(None).await;
+        assert_eq!(peer.receive().await, ["egress-15001"]);
+        peer.answer(None).await;
+        accepted.await.expect("acknowledged");
+        assert!(envoy.outstanding().is_empty() && envoy.set(wanted(&[15_000, 15_001])).is_empty(), "nothing to ask");
+    }
 
     #[tokio::test]
     async fn an_envoy_with_listeners_of_an_earlier_agent_may_speak_for_any_address() {

@@ -24,8 +24,8 @@ pub struct Look {
     pub dns_refused: BTreeMap<u16, String>,
     /// Listeners of which Envoy has not what was last asked, with its reason where it refused that.
     pub unacknowledged: BTreeMap<String, Option<String>>,
-    /// How long the proxy has owed an answer.
-    pub owes_for: Option<Duration>,
+    /// How long Envoy has owed an answer.
+    pub unanswered_for: Option<Duration>,
     /// Who waits, the longest wait first.
     pub awaited: Vec<Awaited>,
 }
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!((listener.name.as_str(), listener.endpoints.as_slice()), ("ingress-15000", [7].as_slice()));
         assert_eq!(listener.passes, ["every HTTP request"]);
         // The name is the one under which the proxy keeps it, or it would be acknowledged here.
-        assert!(!listener.acknowledged && listener.refusal.is_none() && look.owes_for.is_some());
+        assert!(!listener.acknowledged && listener.refusal.is_none() && look.unanswered_for.is_some());
         let by: Vec<_> = look.awaited.iter().map(|wait| (wait.listener.as_str(), wait.endpoint)).collect();
         assert_eq!(by, [("ingress-15000", None)]);
         let own = look.of_endpoint(id(7));

@@ -11,7 +11,14 @@ mod look;
 mod proxies;
 mod words;
 
-use std::{collections::BTreeMap, future::Future, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    net::IpAddr,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use wharf_core::ids::{EndpointId, Epoch};
 use wharf_policy::compile::Listener;
@@ -44,10 +51,36 @@ pub struct Redirect {
     pub members: BTreeMap<(EndpointId, Epoch), Vec<IpAddr>>,
 }
 
+impl Redirect {
+    /// The members, as a proxy knows them: by number and epoch.
+    fn members<M: Ord>(&self, member: impl Fn(u16, u64) -> M) -> BTreeMap<M, Vec<IpAddr>> {
+        let members = self.members.iter();
+        members.map(|((id, epoch), addresses)| (member(id.get(), epoch.0), addresses.clone())).collect()
+    }
+}
+
+/// Endpoints that were taken out of all redirects, as long as policy still names them.
+#[derive(Debug, Default)]
+struct Leaving(BTreeSet<(EndpointId, Epoch)>);
+
+impl Leaving {
+    fn insert(&mut self, id: EndpointId, epoch: Epoch) {
+        self.0.insert((id, epoch));
+    }
+
+    /// Takes them out of what policy wants, and forgets those that it no longer names.
+    fn leave_out_of(&mut self, wanted: &mut Wanted) {
+        self.0.retain(|member| wanted.values().any(|redirect| redirect.members.contains_key(member)));
+        for redirect in wanted.values_mut() {
+            redirect.members.retain(|member, _| !self.0.contains(member));
+        }
+    }
+}
+
 /// Where redirects are asked for and completions come from.
 pub trait Redirects: Send + Sync + 'static {
-    /// Makes these all the redirects that there are; one completion for each that is new, has other members or goes. Endpoints that were
-    /// taken out by [`Redirects::remove_redirects`] are left out.
+    /// Makes these all the redirects that there are; one completion for each that is new, has other members, goes, or was refused: such a one is
+    /// asked for again. Endpoints that were taken out by [`Redirects::remove_redirects`] are left out.
     fn set(&self, wanted: Wanted) -> Vec<(String, Completion)>;
 
     /// How long it is worth while to wait for completions of [`Redirects::set`]: not at all while no proxy answers.

@@ -2,16 +2,17 @@
 
 use std::{
     sync::{Arc, atomic::Ordering},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use axum::{Json, extract::State};
 use wharf_api::{ProxyCompletion, ProxyName, ProxyOutstanding, ProxyRequests, ProxyView};
 
 use crate::{
+    clock,
     monitor::Requests,
     node::LinuxNode,
-    proxy::{Awaited, Look},
+    proxy::{Awaited, Look, envoy},
 };
 
 /// The L7 proxy: Envoy, its listeners, and who waits for it.
@@ -20,7 +21,7 @@ pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<ProxyView> {
     let (life, look) = (&node.life, node.life.proxy.redirects.look());
     let Requests { forwarded, denied, failed } = life.monitor.requests();
     Json(ProxyView {
-        bootstrap: life.config.run_dir.join("proxy/bootstrap.json").display().to_string(),
+        bootstrap: envoy::bootstrap(&life.config.run_dir).display().to_string(),
         requests: ProxyRequests { forwarded, denied, failed },
         completions_pending: life.proxy.pending.load(Ordering::Relaxed),
         completions_timed_out: life.proxy.timed_out.load(Ordering::Relaxed),
@@ -40,7 +41,7 @@ fn view(look: &Look, at_most: Duration) -> ProxyView {
     let told = |(listener, refusal)| ProxyOutstanding { listener, refusal };
     ProxyView {
         state: look.state(),
-        since_unix_ms: status.map_or(0, |status| unix_ms(status.since)),
+        since_unix_ms: status.map_or(0, |status| clock::unix_ms_of(status.since)),
         supervised: look.supervised,
         version: status.and_then(|status| status.version.clone()),
         pid: status.and_then(|status| status.pid),
@@ -65,12 +66,10 @@ fn completion(wait: &Awaited, at_most: Duration) -> ProxyCompletion {
     }
 }
 
-fn unix_ms(at: SystemTime) -> u64 {
-    u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use wharf_api::ProxyState;
     use wharf_core::ids::EndpointId;
     use wharf_proxy::{EnvoyState, Proxy, Status};

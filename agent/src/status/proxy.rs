@@ -13,7 +13,7 @@ use super::Source;
 use crate::{
     monitor::Requests,
     node::{lifecycle::Lifecycle, part::Fill},
-    proxy::Look,
+    proxy::{Look, envoy},
 };
 
 /// A healthy Envoy connects, and acknowledges, in far less.
@@ -24,8 +24,8 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
         name: "proxy",
         look: |node| {
             Box::pin(async move {
-                let names = node.life.policy.names().await;
-                look(&node.life, names.iter().map(|name| name.addresses.len() as u64).sum())
+                let name_addresses = node.life.policy.name_addresses().await;
+                look(&node.life, name_addresses)
             })
         },
         silent: |_| (Health::Degraded, "a change of its listeners does not end".into()),
@@ -61,8 +61,8 @@ fn component(look: &Look, run_dir: &Path) -> ComponentStatus {
     let (health, message) = match (state, look.wanted.is_empty()) {
         (ProxyState::Serving, _) => serving(look),
         (ProxyState::Absent, true) if !look.supervised => (Health::Ok, "Envoy is not asked for".to_owned()),
-        (_, true) => (idle(look), envoy(look, run_dir)),
-        (_, false) => (Health::Degraded, format!("{}; {}", missing(look), envoy(look, run_dir))),
+        (_, true) => (idle(look), unserved(look, run_dir)),
+        (_, false) => (Health::Degraded, format!("{}; {}", missing(look), unserved(look, run_dir))),
     };
     let (health, message) = match look.dns_refused.values().next() {
         Some(why) => {
@@ -86,7 +86,7 @@ fn serving(look: &Look) -> (Health, String) {
     let serves =
         format!("Envoy {} serves {}", version.unwrap_or("of a version not told"), listeners(look.wanted.len()));
     let refused = look.unacknowledged.iter().find_map(|(name, reason)| Some((name, reason.as_ref()?)));
-    let late = look.owes_for.is_some_and(|since| since >= PATIENCE);
+    let late = look.unanswered_for.is_some_and(|since| since >= PATIENCE);
     let what = match (refused, look.unacknowledged.keys().next()) {
         (Some((name, reason)), _) => format!("{name} was refused: {reason}; change the rules that need it"),
         (None, Some(name)) if late => format!("{name} is not acknowledged; is Envoy stuck?"),
@@ -113,13 +113,13 @@ fn listeners(n: usize) -> String {
 }
 
 /// What Envoy does instead of serving, and what to do.
-fn envoy(look: &Look, run_dir: &Path) -> String {
+fn unserved(look: &Look, run_dir: &Path) -> String {
     let why = look.status.as_ref().and_then(|status| status.last_error.as_deref()).unwrap_or("no reason given");
     match look.state() {
         ProxyState::Serving => "Envoy serves".to_owned(),
         ProxyState::Absent if look.supervised => "Envoy is not started yet".to_owned(),
         ProxyState::Absent => {
-            let settings = run_dir.join("proxy/bootstrap.json");
+            let settings = envoy::bootstrap(run_dir);
             format!("start the agent with --envoy PATH, or Envoy with {}", settings.display())
         }
         ProxyState::Starting => "Envoy runs and has not connected".to_owned(),
@@ -189,9 +189,9 @@ mod tests {
         let serving = look(EnvoyState::Serving, &[false, false]);
         let serves = "Envoy 1.36.2 serves 2 listeners".to_owned();
         assert_eq!(told(&serving), (Health::Ok, serves.clone()));
-        let owes = |reason: Option<&str>, owes_for| Look {
+        let owes = |reason: Option<&str>, unanswered_for| Look {
             unacknowledged: ["ingress-15000", "ingress-15001"].map(|of| (of.into(), reason.map(Into::into))).into(),
-            owes_for: Some(owes_for),
+            unanswered_for: Some(unanswered_for),
             ..serving.clone()
         };
         assert_eq!(told(&owes(None, Duration::ZERO)), (Health::Ok, serves.clone()));

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::envoy::User;
+
 /// Name of the cluster that is this server.
 pub(crate) const XDS_CLUSTER: &str = "wharf-agent";
 /// What the agent's own Envoy calls itself; nobody else is served.
@@ -16,13 +18,14 @@ const OWN_FILES: u64 = 512;
 const MAX_EXPRESSION: u32 = 100_000;
 
 /// The bootstrap: `socket` is where the server listens, `admin` where Envoy's own interface shall, `files` how many descriptors it
-/// may have.
-pub(crate) fn bootstrap(socket: &Path, admin: &Path, files: u64) -> Value {
+/// may have, `user` whom it runs as.
+pub(crate) fn bootstrap(socket: &Path, admin: &Path, files: u64, user: Option<User>) -> Value {
     // Each client's connection may need a second one, to its server.
     let connections = files.saturating_sub(OWN_FILES).max(2) / 2;
     let ads = json!({"ads": {}, "resource_api_version": "V3"});
     json!({
-        "node": {"id": NODE_ID, "cluster": NODE_ID},
+        // An Envoy of another user cannot reach the socket: it has other settings, by which the supervisor tells that it is to be replaced.
+        "node": {"id": NODE_ID, "cluster": NODE_ID, "metadata": {"user": user.map(|user| user.uid)}},
         "dynamic_resources": {
             "ads_config": {
                 "api_type": "DELTA_GRPC",

@@ -3,9 +3,13 @@
 pub(crate) mod directory;
 mod launch;
 mod output;
+mod socket;
 mod supervise;
 
 use std::{io, path::PathBuf};
+
+pub(crate) use self::socket::Connection;
+pub use self::socket::Socket;
 
 /// How Envoy is run.
 #[derive(Debug, Clone, PartialEq, Eq)]

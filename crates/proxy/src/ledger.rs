@@ -102,6 +102,13 @@ pub(crate) struct Entry {
     refused: Option<(Version, String)>,
 }
 
+impl Entry {
+    /// Why Envoy refused the last change, if it did.
+    fn refusal(&self) -> Option<&str> {
+        self.refused.as_ref().filter(|(version, _)| *version == self.version).map(|(_, reason)| reason.as_str())
+    }
+}
+
 #[derive(Debug)]
 struct Pending {
     name: String,
@@ -161,12 +168,12 @@ impl Ledger {
         self.waits.len()
     }
 
-    /// The resources of which Envoy has not the last version, with the reason if it refused that. An Envoy that has ended has none of those that are gone.
+    /// The resources of which Envoy has not the last version, with the reason if it refused that version. An Envoy that has ended has none of those that
+    /// are gone.
     pub(crate) fn unacknowledged(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.entries.iter().filter_map(|(name, entry)| {
             let behind = entry.accepted < entry.version && (self.process || entry.resource.is_some());
-            let reason = entry.refused.as_ref().map(|(_, reason)| reason.as_str());
-            behind.then_some((name.as_str(), reason))
+            behind.then_some((name.as_str(), entry.refusal()))
         })
     }
 
@@ -179,7 +186,7 @@ impl Ledger {
     /// it: then it is sent once more, because what Envoy lacked (a free port) may be there by now.
     pub(crate) fn set(&mut self, name: &str, resource: Option<Any>) {
         let same = match self.entries.get(name) {
-            Some(entry) => entry.resource == resource && entry.refused.is_none(),
+            Some(entry) => entry.resource == resource && entry.refusal().is_none(),
             None => resource.is_none(),
         };
         if same {
@@ -313,4 +320,50 @@ fn take(
         None => true,
     });
     ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "egress-1";
+
+    fn content(content: u8) -> Option<Any> {
+        Some(Any { type_url: LISTENER_TYPE.to_owned(), value: vec![content] })
+    }
+
+    fn told(ledger: &Ledger) -> Vec<(&str, Option<&str>)> {
+        ledger.unacknowledged().collect()
+    }
+
+    #[test]
+    fn a_refusal_is_told_of_the_version_that_was_refused_and_of_no_later_one() {
+        let mut ledger = Ledger::new(1);
+        ledger.process_began();
+        ledger.set(NAME, content(1));
+        assert_eq!(told(&ledger), [(NAME, None)]);
+        let refused = vec![(NAME.to_owned(), ledger.version())];
+        ledger.refused(&refused, "no");
+        assert_eq!(told(&ledger), [(NAME, Some("no"))]);
+        ledger.set(NAME, content(2));
+        assert_eq!(told(&ledger), [(NAME, None)], "the later version is not answered");
+        let later = vec![(NAME.to_owned(), ledger.version())];
+        ledger.accepted(&later);
+        assert_eq!(told(&ledger), []);
+    }
+
+    #[test]
+    fn what_was_refused_is_sent_once_more_when_it_is_asked_for_again() {
+        let mut ledger = Ledger::new(1);
+        ledger.process_began();
+        ledger.set(NAME, content(1));
+        let sent = ledger.version();
+        ledger.set(NAME, content(1));
+        assert_eq!(ledger.version(), sent, "no change");
+        ledger.refused(&[(NAME.to_owned(), sent)], "no");
+        ledger.set(NAME, content(1));
+        assert_eq!(ledger.version(), sent + 1, "it is sent again");
+        ledger.set(NAME, content(1));
+        assert_eq!(ledger.version(), sent + 1, "it is on its way");
+    }
 }

@@ -45,7 +45,7 @@ mod speakers;
 mod status;
 mod xds;
 
-pub use envoy::{Envoy, EnvoyError, User};
+pub use envoy::{Envoy, EnvoyError, Socket, User};
 pub use ledger::WaitError;
 pub use listener::{Listener, ListenerKey, Member, mark};
 pub use proxy::{Proxy, Wait};

@@ -1,4 +1,4 @@
-//! A process that may be another's child: who it is, and when it ends.
+//! Identity and end of a process, whether or not it is a child of this one.
 
 use std::{fs, io, os::fd::OwnedFd};
 
@@ -26,13 +26,23 @@ pub(crate) struct Process {
 impl Process {
     /// Takes hold of the process that has the number now.
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
-        let number = Pid::from_raw(pid).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // rustix panics over a negative one in a debug build.
+        let number = Pid::from_raw(pid.max(0)).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         let descriptor = pidfd_open(number, PidfdFlags::NONBLOCK)?;
         // Read after the descriptor is there: it is this process's, or the process has ended, which the descriptor tells.
         let started = start_time(pid)?;
         // SAFETY: the descriptor is owned by the AsyncFd alone, which deregisters it before it is closed.
         let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
         Ok(Self { id: ProcessId { pid, started }, descriptor })
+    }
+
+    /// Takes hold of the process that has the number now, if one has.
+    pub(crate) fn find(pid: i32) -> io::Result<Option<Self>> {
+        match Self::open(pid) {
+            Ok(process) => Ok(Some(process)),
+            Err(error) if means_none(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns when the process has ended. May be dropped at any time.
@@ -55,6 +65,12 @@ impl Process {
             result => Ok(result?),
         }
     }
+}
+
+/// Whether no process has the number: it ended, the number is a thread's (EINVAL, pidfd_open(2)), or it is none of a process.
+fn means_none(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(nix::libc::ESRCH)
+        || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput)
 }
 
 /// Field 22 of /proc/PID/stat. The second field, the program's name, may have any character, so counting starts behind it.
@@ -84,5 +100,15 @@ mod tests {
         child.wait().await.expect("reaped");
         process.signal(Signal::KILL).expect("nobody is met");
         assert!(Process::open(pid).is_err(), "nobody has the number");
+        for none in [pid, 0, -1, i32::MAX] {
+            assert!(Process::find(none).expect("known").is_none(), "{none}");
+        }
+    }
+
+    #[test]
+    fn a_look_that_fails_does_not_mean_that_there_is_no_process() {
+        for errno in [nix::libc::EMFILE, nix::libc::ENOMEM, nix::libc::EACCES] {
+            assert!(!means_none(&io::Error::from_raw_os_error(errno)), "{errno}");
+        }
     }
 }

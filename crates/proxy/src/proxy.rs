@@ -58,10 +58,13 @@ pub(crate) struct State {
     listeners: BTreeMap<ListenerKey, Listener>,
     speakers: Speakers,
     waiting: HashMap<WaitId, oneshot::Sender<Result<(), WaitError>>>,
-    process: Option<ProcessId>,
+    /// The Envoy that is served, as long as it lives.
+    pub(crate) process: Option<ProcessId>,
     /// The file that names the process that was told listeners last, for the next agent.
     pub(crate) told: Option<PathBuf>,
+    /// ADS streams whose first request was accepted, and those that have not sent it yet.
     pub(crate) streams: usize,
+    pub(crate) new_streams: usize,
     pub(crate) next_stream: u64,
     /// The server has ended: nobody will answer any more.
     pub(crate) closed: bool,
@@ -87,6 +90,7 @@ impl Proxy {
             process: None,
             told: None,
             streams: 0,
+            new_streams: 0,
             next_stream: 0,
             closed: false,
             version: None,
@@ -132,6 +136,12 @@ impl Proxy {
         let state = self.shared.lock();
         let all = state.ledgers.listeners.unacknowledged();
         all.map(|(name, reason)| (name.to_owned(), reason.map(str::to_owned))).collect()
+    }
+
+    /// Whether Envoy owes an answer about a listener: it has neither acknowledged nor refused what was last asked.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        self.shared.lock().ledgers.listeners.unacknowledged().any(|(_, refusal)| refusal.is_none())
     }
 
     /// The listener as it was last set.
@@ -218,7 +228,7 @@ impl Shared {
     }
 
     /// An Envoy speaks. If it is another one than before, that one and all that it had are gone.
-    pub(crate) fn on_process(&self, process: Process) {
+    pub(crate) fn on_process(&self, process: Arc<Process>) {
         let mut state = self.lock();
         if state.process == Some(process.id) {
             return;
@@ -228,12 +238,14 @@ impl Shared {
         state.ledgers.listeners.process_began();
         state.ledgers.clusters.process_began();
         drop(state);
-        self.process.send_replace(Some(Arc::new(process)));
+        self.process.send_replace(Some(process));
+        // Streams of the one before end.
+        self.changed.send_replace(());
     }
 
     /// An Envoy that an earlier agent told listeners lives.
     pub(crate) fn inherit(&self, process: Process) {
-        self.on_process(process);
+        self.on_process(Arc::new(process));
         self.lock().ledgers.listeners.inherit();
     }
 

@@ -1,6 +1,6 @@
 //! The server that Envoy connects to: ADS, in both variants, and access logs.
 
-use std::{future::Future, io, pin::Pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use envoy_types::pb::envoy::{
     config::core::v3::{Node, node::UserAgentVersionType},
@@ -16,27 +16,29 @@ use envoy_types::pb::envoy::{
     },
 };
 use futures::Stream;
-use tokio::{net::UnixListener, sync::watch};
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::{sync::watch, time::Instant};
 use tonic::{Request, Response, Status, Streaming, transport::server::UdsConnectInfo};
 
 use crate::{
     bootstrap::NODE_ID,
-    envoy::directory,
+    envoy::{Connection, Socket, directory},
     ledger::LISTENER_TYPE,
     process::{Process, ProcessId},
-    proxy::{Proxy, Shared},
+    proxy::{Proxy, Shared, State},
     records, xds,
 };
 
 /// Bytes of a request. The largest is a first one, with a name and a version for each listener that Envoy has.
 const MAX_REQUEST: usize = 1 << 20;
-/// Bytes of a message of access logs: Envoy's buffer and the entry that filled it, with 60 KiB of headers.
-const MAX_LOGS: usize = 1 << 20;
-/// Streams of a connection: one ADS, and two access logs for each of Envoy's threads.
-const MAX_STREAMS: u32 = 1024;
-/// ADS streams: one, and those of Envoys that are about to end.
+/// Bytes of a message of access logs: Envoy's buffer (16 KiB) and the entry that filled it, which may have 60 KiB of headers, some of them twice.
+const MAX_LOGS: usize = 1 << 18;
+/// Streams of a connection. Each of Envoy's threads has a connection of its own: the main thread's for one ADS stream, a worker's for one access log
+/// of HTTP and one of TLS.
+const MAX_STREAMS: u32 = 16;
+/// ADS streams: one, and those of Envoys that are about to end. As many may wait for their first request.
 const MAX_ADS_STREAMS: usize = 8;
+/// Time for a stream's first request, and for an access log until its Envoy is known.
+const FIRST: Duration = Duration::from_secs(5);
 
 /// Time for streams to end in order; a peer that does not read would keep its stream for ever.
 const GRACE: Duration = Duration::from_secs(1);
@@ -47,16 +49,18 @@ const GRACE: Duration = Duration::from_secs(1);
 pub struct ServeError(#[from] tonic::transport::Error);
 
 impl Proxy {
+    /// From now on only an Envoy is served that [`Envoy::supervise`](crate::Envoy::supervise) started or took over. To be called before
+    /// [`Proxy::serve`], because one that an earlier agent did not note may connect first.
+    pub fn serve_only_supervised(&self) {
+        self.shared.lock().supervised.only_supervised = true;
+    }
+
     /// Serves Envoy on that socket until `shutdown` resolves, and then for 1 s at most. Waits that are pending then are cancelled, and so is every later one:
     /// a proxy is served once.
     ///
     /// # Errors
     /// The socket failed.
-    pub async fn serve(
-        &self,
-        socket: UnixListener,
-        shutdown: impl Future<Output = ()> + Send,
-    ) -> Result<(), ServeError> {
+    pub async fn serve(&self, socket: Socket, shutdown: impl Future<Output = ()> + Send) -> Result<(), ServeError> {
         let _closes = Closes(&self.shared);
         let (closing, closed) = watch::channel(false);
         let service = Service { shared: Arc::clone(&self.shared), closing: closed.clone() };
@@ -67,7 +71,7 @@ impl Proxy {
             .max_concurrent_streams(MAX_STREAMS)
             .add_service(ads)
             .add_service(logs)
-            .serve_with_incoming_shutdown(UnixListenerStream::new(socket), async move {
+            .serve_with_incoming_shutdown(incoming(socket), async move {
                 shutdown.await;
                 // The streams end first: the server waits for them.
                 closing.send_replace(true);
@@ -78,10 +82,14 @@ impl Proxy {
                 drop(closed_long_ago.wait_for(|closing| *closing).await);
                 tokio::time::sleep(GRACE).await;
             } => Ok(()),
-            // Never the first to end.
+            // Ends with the proxy alone, which `self` holds.
             () = watch_process(&self.shared) => Ok(()),
         }
     }
+}
+
+fn incoming(socket: Socket) -> impl Stream<Item = Result<Connection, Infallible>> {
+    futures::stream::unfold(socket, |mut socket| async { Some((Ok(socket.accept().await), socket)) })
 }
 
 /// However the server ends, also by being dropped, nobody waits for it any longer.
@@ -157,10 +165,19 @@ impl AccessLogService for Service {
         &self,
         request: Request<Streaming<StreamAccessLogsMessage>>,
     ) -> Result<Response<StreamAccessLogsResponse>, Status> {
+        let id = peer(&request)?.id;
+        let mut served = self.shared.process.subscribe();
+        let is_other = |served: &Option<Arc<Process>>| served.as_ref().is_none_or(|served| served.id != id);
+        // After a restart of the agent, an Envoy's logs may come before its first request.
+        drop(tokio::time::timeout(FIRST, served.wait_for(Option::is_some)).await);
         let (mut messages, mut closing) = (request.into_inner(), self.closing.clone());
         loop {
             tokio::select! {
+                biased;
                 _ = closing.wait_for(|closing| *closing) => break,
+                _ = served.wait_for(is_other) => {
+                    return Err(Status::permission_denied(format!("process {} is not served", id.pid)));
+                }
                 message = messages.message() => match message? {
                     Some(message) => records::records(message).into_iter().for_each(|record| self.shared.record(record)),
                     None => break,
@@ -179,26 +196,16 @@ impl Service {
         read: fn(Q) -> (Option<Node>, xds::Request),
         write: fn(xds::Response) -> A,
     ) -> Result<Response<Answers<A>>, Status> {
-        let pid = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred?.pid());
-        let pid = pid.ok_or_else(|| Status::permission_denied("the socket does not tell whose it is"))?;
-        let process = Process::open(pid)
-            .map_err(|error: io::Error| Status::unavailable(format!("look at process {pid}: {error}")))?;
-        let id = {
-            let mut state = self.shared.lock();
-            if state.streams >= MAX_ADS_STREAMS {
-                return Err(Status::resource_exhausted(format!("{MAX_ADS_STREAMS} streams are open")));
-            }
-            state.streams += 1;
-            state.next_stream = state.next_stream.saturating_add(1);
-            state.next_stream
-        };
+        let process = peer(&request)?;
+        let (open, number) = Open::begin(&self.shared, process.id)?;
         let session = Session {
-            open: Open(Arc::clone(&self.shared)),
-            stream: xds::Stream::new(variant, id),
+            open,
+            stream: xds::Stream::new(variant, number),
             requests: request.into_inner(),
-            client: process.id,
             noted: false,
+            id: process.id,
             process: Some(process),
+            first_until: Instant::now() + FIRST,
             changed: self.shared.changed.subscribe(),
             closing: self.closing.clone(),
             read,
@@ -215,13 +222,52 @@ impl Service {
     }
 }
 
-/// Counts an open stream.
-struct Open(Arc<Shared>);
+/// Who is at the other end.
+fn peer<Q>(request: &Request<Q>) -> Result<Process, Status> {
+    let pid = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred?.pid());
+    let pid = pid.ok_or_else(|| Status::permission_denied("the socket does not tell whose it is"))?;
+    Process::open(pid).map_err(|error| Status::unavailable(format!("look at process {pid}: {error}")))
+}
+
+/// The place of an open ADS stream: among the new ones until its first request is accepted, then among those that are served.
+struct Open {
+    shared: Arc<Shared>,
+    is_served: bool,
+}
+
+impl Open {
+    /// A place among the new ones, and the stream's number.
+    fn begin(shared: &Arc<Shared>, id: ProcessId) -> Result<(Self, u64), Status> {
+        let mut state = shared.lock();
+        may_be_served(&state, id)?;
+        take_place(&mut state.new_streams)?;
+        state.next_stream = state.next_stream.saturating_add(1);
+        Ok((Self { shared: Arc::clone(shared), is_served: false }, state.next_stream))
+    }
+
+    /// The first request is accepted.
+    fn serve(&mut self) -> Result<(), Status> {
+        let mut state = self.shared.lock();
+        take_place(&mut state.streams)?;
+        state.new_streams = state.new_streams.saturating_sub(1);
+        self.is_served = true;
+        Ok(())
+    }
+}
+
+fn take_place(streams: &mut usize) -> Result<(), Status> {
+    if *streams >= MAX_ADS_STREAMS {
+        return Err(Status::resource_exhausted(format!("{MAX_ADS_STREAMS} streams are open")));
+    }
+    *streams += 1;
+    Ok(())
+}
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.streams = state.streams.saturating_sub(1);
+        let mut state = self.shared.lock();
+        let streams = if self.is_served { &mut state.streams } else { &mut state.new_streams };
+        *streams = streams.saturating_sub(1);
     }
 }
 
@@ -230,11 +276,13 @@ struct Session<Q> {
     open: Open,
     stream: xds::Stream,
     requests: Streaming<Q>,
-    client: ProcessId,
+    /// Who speaks.
+    id: ProcessId,
     /// Whether the next agent will find the client, or that could not be written.
     noted: bool,
     /// Until its first request has said that it is ours.
     process: Option<Process>,
+    first_until: Instant,
     changed: watch::Receiver<()>,
     closing: watch::Receiver<bool>,
     read: fn(Q) -> (Option<Node>, xds::Request),
@@ -245,13 +293,16 @@ impl<Q> Session<Q> {
         loop {
             // Before the look at the tables: what changes after it wakes the stream again.
             self.changed.mark_unchanged();
-            if let Some(response) = self.due() {
+            if let Some(response) = self.due()? {
                 return Ok(Some(response));
             }
             let request = tokio::select! {
                 _ = self.closing.wait_for(|closing| *closing) => return Ok(None),
                 // The sender lives as long as `open`.
                 _ = self.changed.changed() => continue,
+                () = tokio::time::sleep_until(self.first_until), if self.process.is_some() => {
+                    return Err(Status::deadline_exceeded(format!("no request within {FIRST:?}")));
+                }
                 request = self.requests.message() => request?,
             };
             match request {
@@ -261,57 +312,47 @@ impl<Q> Session<Q> {
         }
     }
 
-    fn due(&mut self) -> Option<xds::Response> {
+    fn due(&mut self) -> Result<Option<xds::Response>, Status> {
+        if self.process.is_some() {
+            return Ok(None);
+        }
         let (response, told) = {
-            let mut state = self.open.0.lock();
+            let mut state = self.open.shared.lock();
+            must_be_served(&state, self.id)?;
             let (response, ended) = self.stream.next_response(&mut state.ledgers);
             state.tell(ended);
-            (response?, state.told.clone())
+            (response, state.told.clone())
         };
-        if response.type_url == LISTENER_TYPE && !response.resources.is_empty() && !self.noted {
+        let tells = |response: &xds::Response| response.type_url == LISTENER_TYPE && !response.resources.is_empty();
+        if response.as_ref().is_some_and(tells) && !self.noted {
             self.noted = true;
             // Before it has them: an agent that starts later must know that it may.
-            if let Some(Err(error)) = told.map(|path| directory::note(&path, self.client)) {
-                let pid = self.client.pid;
+            if let Some(Err(error)) = told.map(|path| directory::note(&path, self.id)) {
+                let pid = self.id.pid;
                 tracing::warn!(%error, pid, "after a restart of the agent, addresses are given out again without a look at this Envoy");
             }
         }
-        Some(response)
+        Ok(response)
     }
 
     fn on_request(&mut self, request: Q) -> Result<(), Status> {
         let (node, request) = (self.read)(request);
-        let shared = &self.open.0;
         if let Some(process) = self.process.take() {
             let node = node.unwrap_or_default();
             if node.id != NODE_ID {
                 return Err(Status::permission_denied(format!("this server serves the node {NODE_ID:?} alone")));
             }
-            // One that was started and not noted because the agent died in between: with a listener it would keep the port from the
-            // one that is served, for ever. So it gets none either before it is known which one that is.
-            let (alone, running) = {
-                let supervised = &shared.lock().supervised;
-                (supervised.alone, supervised.running)
-            };
-            match running {
-                Some(expected) if expected != process.id.pid => {
-                    let pid = process.id.pid;
-                    tracing::warn!(pid, expected, "an Envoy that this agent did not start wants to be served; end it");
-                    return Err(Status::permission_denied(format!("process {expected} is served, not {pid}")));
-                }
-                None if alone => {
-                    return Err(Status::unavailable("no Envoy runs yet that this agent started or took over"));
-                }
-                _ => {}
-            }
-            shared.on_process(process);
-            shared.lock().version = version(&node);
+            may_be_served(&self.open.shared.lock(), self.id)?;
+            self.open.serve()?;
+            self.open.shared.on_process(Arc::new(process));
+            self.open.shared.lock().version = version(&node);
         }
         if let Some(reason) = &request.error {
             let reason: String = reason.chars().take(1024).collect();
             tracing::warn!(type_url = %request.type_url, reason, "Envoy refused a response");
         }
-        let mut state = shared.lock();
+        let mut state = self.open.shared.lock();
+        must_be_served(&state, self.id)?;
         let ended = self
             .stream
             .on_request(request, &mut state.ledgers)
@@ -319,6 +360,38 @@ impl<Q> Session<Q> {
         state.tell(ended);
         Ok(())
     }
+}
+
+/// Whether this is the process that shall be served, or may become it.
+fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result<(), Status> {
+    // One that was started and not noted because the agent died in between: with a listener it would keep the port from the
+    // one that is served, for ever. So it gets none either before it is known which one that is.
+    match state.supervised.running {
+        Some(expected) if expected != (ProcessId { pid, started }) => {
+            let expected = expected.pid;
+            tracing::warn!(pid, expected, "an Envoy that this agent did not start wants to be served; end it");
+            return Err(Status::permission_denied(format!("process {expected} is served, not {pid}")));
+        }
+        None if state.supervised.only_supervised => {
+            return Err(Status::unavailable("no Envoy runs yet that this agent started or took over"));
+        }
+        _ => {}
+    }
+    // Of two that nobody supervises the later one is served: they would else take the place of each other for ever.
+    match state.process {
+        Some(served) if (started, pid) < (served.started, served.pid) => {
+            Err(Status::permission_denied(format!("process {} is served, which began after {pid}", served.pid)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the streams of an Envoy acknowledge that has ended, or that another one has replaced, is not in force.
+fn must_be_served(state: &State, id: ProcessId) -> Result<(), Status> {
+    if state.process == Some(id) {
+        return Ok(());
+    }
+    Err(Status::aborted(format!("process {} is no longer served", id.pid)))
 }
 
 fn version(node: &Node) -> Option<String> {

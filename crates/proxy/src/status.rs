@@ -19,7 +19,7 @@ pub struct Status {
     pub restarts: u64,
     /// Why Envoy ended or did not start, last time.
     pub last_error: Option<String>,
-    /// xDS streams that are open.
+    /// xDS streams of Envoys that are served.
     pub connected_streams: usize,
     /// Waits that Envoy has not answered.
     pub pending_waits: usize,
@@ -49,8 +49,8 @@ pub enum EnvoyState {
 #[derive(Debug)]
 pub(crate) struct Supervised {
     /// No other Envoy is served than one that was started or taken over here.
-    pub(crate) alone: bool,
-    pub(crate) running: Option<i32>,
+    pub(crate) only_supervised: bool,
+    pub(crate) running: Option<ProcessId>,
     /// Whether it will be started again.
     pub(crate) waiting: bool,
     pub(crate) since: SystemTime,
@@ -60,7 +60,8 @@ pub(crate) struct Supervised {
 
 impl Default for Supervised {
     fn default() -> Self {
-        Self { alone: false, running: None, waiting: false, since: SystemTime::now(), restarts: 0, last_error: None }
+        let since = SystemTime::now();
+        Self { only_supervised: false, running: None, waiting: false, since, restarts: 0, last_error: None }
     }
 }
 
@@ -78,7 +79,7 @@ impl Supervised {
             state,
             since: self.since,
             version,
-            pid: self.running.or(process.map(|process| process.pid)),
+            pid: self.running.or(process).map(|process| process.pid),
             restarts: self.restarts,
             last_error: self.last_error.clone(),
             connected_streams: streams,

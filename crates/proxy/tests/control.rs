@@ -4,7 +4,10 @@
 
 mod world;
 
-use std::time::{Duration, Instant};
+use std::{
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -239,6 +242,11 @@ fn a_new_agent_takes_the_envoy_over_and_connections_live_on() {
         known.within(LONG).await.expect("acknowledged");
         assert_eq!(world.proxy.status().pid, pid, "the same process");
         assert!(ask(&mut stream).await, "a listener that is the same as before is not touched");
+        let admin = world.envoy.admin_socket();
+        let answers = || UnixStream::connect(&admin).is_ok();
+        assert!(answers(), "Envoy's own interface is there");
+        world.envoy.prepare().expect("its settings");
+        assert!(answers(), "also when an agent prepares for an Envoy that somebody else starts");
         until("what the new agent does not know is gone", || std::net::TcpStream::connect((SERVER, 15010)).is_err())
             .await;
         assert!(ask(&mut stream).await);
@@ -250,8 +258,12 @@ fn a_new_agent_takes_the_envoy_over_and_connections_live_on() {
             status.state == EnvoyState::Serving && status.pid != pid && status.restarts == 1
         })
         .await;
+        world.new_agent();
         world.envoy.stop().await.expect("it ends");
         world.envoy.stop().await.expect("nothing to end");
+        assert!(admin.exists(), "Envoy leaves its socket");
+        world.envoy.prepare().expect("its settings");
+        assert!(!admin.exists(), "the next Envoy can listen there");
     });
 }
 
@@ -371,5 +383,17 @@ fn it_runs_as_its_user_with_two_capabilities() {
         ] {
             assert!(status.lines().any(|there| there == line), "{line} in {status}");
         }
+
+        // An agent that has another user for it cannot take it over: it no longer reaches the socket.
+        world.stop_server().await;
+        world.new_agent();
+        world.envoy.user = Some(User { uid: 65_533, gid: 65_533 });
+        world.serve();
+        world.supervise();
+        world.ensure(everything(EGRESS, BOTH)).await;
+        let next = world.proxy.status().pid.expect("an Envoy");
+        assert_ne!(next, pid);
+        let status = std::fs::read_to_string(format!("/proc/{next}/status")).expect("its status");
+        assert!(status.contains("Uid:\t65533\t"), "{status}");
     });
 }

@@ -11,14 +11,21 @@
 
 use std::{
     fs, io,
+    os::fd::AsRawFd,
     os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
 };
 
-use nix::sys::resource::{Resource, getrlimit};
+use nix::{
+    errno::Errno,
+    sys::{
+        resource::{Resource, getrlimit},
+        socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
+    },
+};
 use tokio::net::UnixListener;
 
-use super::{Envoy, EnvoyError};
+use super::{Envoy, EnvoyError, Socket};
 use crate::{
     bootstrap::bootstrap,
     process::{Process, ProcessId},
@@ -27,10 +34,12 @@ use crate::{
 
 impl Envoy {
     /// Makes the directory and, in it, the socket for [`crate::Proxy::serve`]. One that an earlier agent left is replaced.
-    ///
-    /// # Errors
-    /// A file could not be made.
-    pub fn socket(&self) -> Result<UnixListener, EnvoyError> {
+    #[must_use]
+    pub fn socket(&self) -> Socket {
+        Socket::new(self.clone())
+    }
+
+    pub(super) fn bind(&self) -> Result<UnixListener, EnvoyError> {
         self.ensure_directory()?;
         let path = self.socket_path();
         remove(&path)?;
@@ -46,11 +55,13 @@ impl Envoy {
         self.directory.join("admin/admin.sock")
     }
 
-    pub(super) fn bootstrap_path(&self) -> PathBuf {
+    /// Envoy's settings.
+    #[must_use]
+    pub fn bootstrap_path(&self) -> PathBuf {
         self.directory.join("bootstrap.json")
     }
 
-    fn socket_path(&self) -> PathBuf {
+    pub(super) fn socket_path(&self) -> PathBuf {
         self.directory.join("xds.sock")
     }
 
@@ -59,12 +70,19 @@ impl Envoy {
     }
 
     fn ensure_directory(&self) -> Result<(), EnvoyError> {
-        let admin = self.directory.join("admin");
+        fs::create_dir_all(&self.directory).map_err(failed("create", &self.directory))?;
+        self.give(&self.directory, 0o750)
+    }
+
+    /// `replaces`: the socket that is there goes, also if somebody listens at it.
+    fn ensure_admin_directory(&self, replaces: bool) -> Result<(), EnvoyError> {
+        let (admin, socket) = (self.directory.join("admin"), self.admin_socket());
         fs::create_dir_all(&admin).map_err(failed("create", &admin))?;
-        self.give(&self.directory, 0o750)?;
         self.take_back()?;
         fs::set_permissions(&admin, fs::Permissions::from_mode(0o700)).map_err(failed("set the mode of", &admin))?;
-        remove(&self.admin_socket())?;
+        if replaces || is_stale(&socket) {
+            remove(&socket)?;
+        }
         if let Some(user) = self.user {
             chown(&admin, Some(user.uid), Some(user.gid)).map_err(failed("change the owner of", &admin))?;
         }
@@ -92,16 +110,26 @@ impl Envoy {
     pub(super) fn settings(&self) -> String {
         // A limit that cannot be read is taken for the smallest that is usual.
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, most)| most);
-        format!("{:#}\n", bootstrap(&self.socket_path(), &self.admin_socket(), files))
+        format!("{:#}\n", bootstrap(&self.socket_path(), &self.admin_socket(), files, self.user))
     }
 
-    /// Writes the settings, and removes what an earlier Envoy left where this one wants to listen. For an Envoy that nobody supervises; a supervised
-    /// one has it done.
+    /// Writes the settings, and removes what an Envoy that has ended left where the next one wants to listen. For an Envoy that nobody supervises; a
+    /// supervised one has it done.
     ///
     /// # Errors
     /// A file could not be written or removed.
     pub fn prepare(&self) -> Result<(), EnvoyError> {
+        self.make_ready(false)
+    }
+
+    /// The same for an Envoy that is started right after it. One that an agent started and did not note gives way to it.
+    pub(super) fn prepare_to_launch(&self) -> Result<(), EnvoyError> {
+        self.make_ready(true)
+    }
+
+    fn make_ready(&self, replaces: bool) -> Result<(), EnvoyError> {
         self.ensure_directory()?;
+        self.ensure_admin_directory(replaces)?;
         let path = self.bootstrap_path();
         fs::write(&path, self.settings()).map_err(failed("write", &path))?;
         self.give(&path, 0o640)
@@ -159,7 +187,19 @@ fn noted(path: &Path) -> Result<Option<Process>, EnvoyError> {
         // Nobody but this module writes it, and never half of it: a foreign file names no process of ours.
         return Ok(None);
     };
-    Ok(Process::open(pid).ok().filter(|process| process.id.started == started && !process.has_ended()))
+    match Process::find(pid).map_err(|source| EnvoyError::Process { operation: "look at", pid, source })? {
+        Some(process) if process.id.started == started && !process.has_ended() => Ok(Some(process)),
+        _ => Ok(None),
+    }
+}
+
+/// Whether a socket's file is there and nobody listens at it.
+fn is_stale(path: &Path) -> bool {
+    // Does not wait for a listener whose backlog is full.
+    let kind = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let connected = socket(AddressFamily::Unix, SockType::Stream, kind, None)
+        .and_then(|socket| connect(socket.as_raw_fd(), &UnixAddr::new(path)?));
+    connected == Err(Errno::ECONNREFUSED)
 }
 
 fn remove(path: &Path) -> Result<(), EnvoyError> {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{Envoy, EnvoyError, output};
 use crate::{
-    process::Process,
+    process::{Process, ProcessId},
     proxy::{Proxy, Shared},
 };
 
@@ -28,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// An Envoy that runs, and what is known of it only if it is this process's child.
 struct Running {
-    process: Process,
+    process: Arc<Process>,
     child: Option<(Child, OwnedFd)>,
 }
 
@@ -39,14 +39,14 @@ impl Envoy {
     /// At shutdown Envoy goes on, unless it [ends with the agent](Envoy::ends_with_agent).
     pub async fn supervise(&self, proxy: &Proxy, shutdown: impl Future<Output = ()> + Send) {
         let shared = Arc::clone(&proxy.shared);
-        shared.lock().supervised.alone = true;
+        proxy.serve_only_supervised();
         tokio::pin!(shutdown);
         let mut backoff = FIRST_BACKOFF;
         loop {
             let began = Instant::now();
             let failure = match self.take_over_or_start(&shared).await {
                 Ok(running) => {
-                    on_running(&shared, running.process.id.pid);
+                    on_running(&shared, running.process.id);
                     tokio::select! {
                         failure = ended(running) => failure,
                         () = &mut shutdown => break,
@@ -72,7 +72,8 @@ impl Envoy {
         }
     }
 
-    /// Ends the Envoy that was started last, if it lives: asks, and after 5 s kills it. What was its own is the caller's then.
+    /// Ends the Envoy that was started last, if it lives: asks, and after 5 s kills it. Then takes back the directory that Envoy's user owned, so that
+    /// this process may remove it.
     ///
     /// # Errors
     /// It could not be found out, or the kernel did not let this process.
@@ -95,21 +96,20 @@ impl Envoy {
         if let Some(process) = self.noted()? {
             if self.settings_are_current() {
                 tracing::info!(pid = process.id.pid, "Envoy runs already");
-                // From now on nothing is gone until this Envoy says so.
-                if let Ok(process) = Process::open(process.id.pid) {
-                    shared.on_process(process);
-                }
+                // What an earlier agent told it may be in force: a removal waits for its answer, although it has not connected yet.
+                let process = Arc::new(process);
+                shared.on_process(Arc::clone(&process));
                 return Ok(Running { process, child: None });
             }
             tracing::info!(pid = process.id.pid, "Envoy runs with other settings; it is replaced");
             self.stop().await?;
         }
-        self.prepare()?;
+        self.prepare_to_launch()?;
         let (mut child, output) = self.launch()?;
         let pid = i32::try_from(child.id()).unwrap_or(i32::MAX);
         let watched = Process::open(pid).map_err(|source| EnvoyError::Process { operation: "watch", pid, source });
         match watched.and_then(|process| self.note(&process).map(|()| process)) {
-            Ok(process) => Ok(Running { process, child: Some((child, output)) }),
+            Ok(process) => Ok(Running { process: Arc::new(process), child: Some((child, output)) }),
             Err(error) => {
                 // Nobody would find it again.
                 if let Err(source) = child.kill().and_then(|()| child.wait()) {
@@ -159,10 +159,10 @@ fn how(status: ExitStatus) -> String {
     }
 }
 
-fn on_running(shared: &Shared, pid: i32) {
+fn on_running(shared: &Shared, process: ProcessId) {
     let mut state = shared.lock();
     let supervised = &mut state.supervised;
-    (supervised.running, supervised.waiting, supervised.since) = (Some(pid), false, SystemTime::now());
+    (supervised.running, supervised.waiting, supervised.since) = (Some(process), false, SystemTime::now());
 }
 
 fn on_failure(shared: &Shared, failure: String) {

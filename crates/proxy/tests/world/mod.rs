@@ -146,7 +146,7 @@ impl World {
 
     pub fn serve(&mut self) {
         self.envoy.remember(&self.proxy).expect("what an earlier agent noted");
-        let (proxy, socket) = (self.proxy.clone(), self.envoy.socket().expect("a socket"));
+        let (proxy, socket) = (self.proxy.clone(), self.envoy.socket());
         let (stop, stopped) = oneshot::channel();
         self.stop_server = Some(stop);
         self.tasks.spawn(async move {
