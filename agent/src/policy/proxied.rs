@@ -1,6 +1,6 @@
 //! That the proxy has what rows lead to, before they do and as long as they do.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::Instant;
@@ -11,7 +11,7 @@ use wharf_core::{
 use wharf_policy::compile::{Engine, Tables};
 
 use super::{Computed, Policy, error::PolicyError, inner::Inner, or_problem, redirects, rows};
-use crate::proxy::{Completion, ProxyError, Wanted};
+use crate::proxy::{Completion, ProxyError, Redirect, Wanted};
 
 /// How long connections may last after the proxy has acknowledged that their listener, or their member of it, is gone: Envoy ends them
 /// after 2 s.
@@ -58,7 +58,12 @@ impl<K: PolicyKernel> Policy<K> {
             or_problem(inner, made)?;
             wharf_crash::point("policy/after-way");
         }
-        let asked = self.tell_proxy(inner, redirects::both(&inner.told, &after));
+        let both = redirects::both(&inner.told, &after);
+        let is_new = |(port, redirect): &(&u16, &Redirect)| inner.told.get(port) != Some(*redirect);
+        let new: BTreeSet<_> = both.iter().filter(is_new).map(|(port, redirect)| redirect.name(*port)).collect();
+        let mut asked = self.tell_proxy(inner, both);
+        // What it refused before is asked for again, and no matter of this change.
+        asked.retain(|(name, _)| new.contains(name));
         let acknowledged = self.await_proxy(asked).await;
         Ok(Some(Prepared { engine, rows, after, acknowledged }))
     }

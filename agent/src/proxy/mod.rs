@@ -52,6 +52,12 @@ pub struct Redirect {
 }
 
 impl Redirect {
+    /// Its listener's name, by which completions are given (`ingress-15000`).
+    #[must_use]
+    pub fn name(&self, port: u16) -> String {
+        look::name(port, self.listener.direction)
+    }
+
     /// The members, as a proxy knows them: by number and epoch.
     fn members<M: Ord>(&self, member: impl Fn(u16, u64) -> M) -> BTreeMap<M, Vec<IpAddr>> {
         let members = self.members.iter();

@@ -175,10 +175,7 @@ fn changes_under_load_lose_no_new_connection_and_let_none_pass_that_is_denied() 
     under_load(false)
 }
 
-/// AFTER THE MERGE of the change of agent/src/policy by which a revision is realized when old listeners have drained: take the `ignore` away.
-/// Until then a kept connection is judged by the rules of before for some seconds after the revision is called realized.
 #[test]
-#[ignore = "until a revision is realized when old listeners have drained (agent/src/policy)"]
 fn changes_under_load_lose_no_request_of_a_kept_connection_and_let_none_pass_that_is_denied() -> Result<()> {
     under_load(true)
 }

@@ -69,9 +69,11 @@ fn the_reason_of_a_refusal_is_told_wherever_the_listener_is() -> Result<()> {
         }
         ensure!(stranger.accept().is_err(), "the stranger got a connection");
 
+        let list = node.ask(async |client| client.policies().await)?;
+        ensure!(list.realized < list.revision && list.problem.is_some(), "refused, and realized: {list:?}");
+
+        // The agent asks again by itself.
         drop(stranger);
-        // The next Envoy is told all listeners.
-        node.signal_envoy(Signal::SIGKILL)?;
         await_realized(node)?;
         ensure!((scene.get("/public")?, scene.get("/secret")?) == (200, 403), "once the port is free");
         let told = words(node, &["proxy", "status"])?;
@@ -80,9 +82,7 @@ fn the_reason_of_a_refusal_is_told_wherever_the_listener_is() -> Result<()> {
     })
 }
 
-/// AFTER THE MERGE of the change of agent/src/policy by which an import whose listener Envoy refuses is refused whole: take the `ignore` away.
 #[test]
-#[ignore = "until an import whose listener Envoy refuses is refused whole (agent/src/policy)"]
 fn an_import_whose_listener_envoy_refuses_is_refused_whole() -> Result<()> {
     scenario(NodeConfig::default().with_envoy()?, |node| {
         let scene = Scene::new(node)?;

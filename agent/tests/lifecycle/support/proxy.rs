@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::{oneshot, watch};
 use wharf_agent::{
-    proxy::{Completion, Look, ProxyError, Redirects, Wanted},
+    proxy::{Completion, Look, ProxyError, Redirect, Redirects, Wanted},
     sync::lock,
 };
 use wharf_core::ids::{EndpointId, Epoch};
@@ -115,9 +115,9 @@ impl Redirects for Proxy {
         let mut told = lock(&self.told);
         let before = told.last().cloned().unwrap_or_default();
         let changed = wanted.iter().filter(|(port, redirect)| before.get(port) != Some(redirect));
-        let gone = before.keys().filter(|port| !wanted.contains_key(port));
+        let gone = before.iter().filter(|(port, _)| !wanted.contains_key(port));
         let refused = *lock(&self.refused_port);
-        let completion = |port: &u16| -> (String, Completion) {
+        let completion = |(port, redirect): (&u16, &Redirect)| -> (String, Completion) {
             let mut silent = self.silent.subscribe();
             let is_refused = refused == Some(*port);
             let answer = async move {
@@ -130,9 +130,9 @@ impl Redirects for Proxy {
                     .map(drop)
                     .map_err(|_| ProxyError::NoAnswer("it ended".to_owned()))
             };
-            (port.to_string(), Box::pin(answer))
+            (redirect.name(*port), Box::pin(answer))
         };
-        let completions = changed.map(|(port, _)| port).chain(gone).map(completion).collect();
+        let completions = changed.chain(gone).map(completion).collect();
         told.push(wanted);
         completions
     }
