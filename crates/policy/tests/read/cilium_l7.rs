@@ -60,6 +60,13 @@ fn what_both_syntaxes_read_alike_is_accepted() {
 }
 
 #[test]
+fn server_names_count_as_rules_of_a_document() {
+    let names: Vec<String> = (0..10_001).map(|n| format!("n{n}")).collect();
+    let refusals = refused(&document(&item(&format!("serverNames: [{}]", names.join(", ")))));
+    assert!(refusals.contains("10001 rules, more than 10000; split the policy"), "{refusals}");
+}
+
+#[test]
 fn every_field_of_a_request_is_read() {
     let all = requests(
         "rules: {http: [{method: GET, path: /a, host: 'a\\.example', headers: ['X-One: 1 2', x-two],
