@@ -28,7 +28,7 @@ pub const CONTROLLER: &str = "names";
 pub const INTERVAL: Duration = Duration::from_secs(15);
 /// Answers that are noted as one change: each change writes the file.
 const AT_ONCE: usize = 64;
-/// Bytes of the file: 10,000 addresses, each of another name of the greatest length.
+/// Bytes of the file: 10,000 addresses, each of another name of the greatest length, and 50,000 claims of containers.
 const MAX_FILE: u64 = 16 << 20;
 /// Addresses that are looked for among the flows at once; each flow is compared with all of them.
 const LOOKED_FOR: usize = 256;
@@ -88,14 +88,10 @@ impl<K: PolicyKernel> Policy<K> {
     /// The rows do not fit: nothing was noted. The kernel refused: it is tried again.
     pub async fn learn(&self, answers: &[Answer], now: u64) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        let is_new = |inner: &Inner| {
-            let knows = |name: &str, address| inner.names.addresses_of(name).any(|(known, _)| known == address);
-            answers.iter().any(|of| of.addresses.iter().any(|(address, _)| !knows(&of.name, *address)))
-        };
-        let before = is_new(&inner).then(|| inner.names.clone());
+        let before = inner.names.clone();
         let mut changed = Changed::new();
-        for answer in answers {
-            changed.extend(inner.names.learn(&answer.name, answer.addresses.iter().copied(), now));
+        for Answer { member, name, addresses } in answers {
+            changed.extend(inner.names.learn(*member, name, addresses.iter().copied(), now));
         }
         if changed.is_empty() {
             return Ok(());
@@ -114,9 +110,7 @@ impl<K: PolicyKernel> Policy<K> {
             Err(PolicyError::Lost { .. }) => Ok(()),
             Err(why) => {
                 // The answer is not passed on.
-                if let Some(before) = before {
-                    inner.names = before;
-                }
+                inner.names = before;
                 Err(why)
             }
         }
@@ -159,10 +153,11 @@ impl<K: PolicyKernel + FlowKernel> Policy<K> {
         let found = self.kernel.observe_flows(&filter, FLOWS).await?;
         let ends = found.flows.iter().flat_map(|flow| [flow.source.address, flow.destination.address]);
         let used: BTreeSet<IpAddr> = ends.collect();
+        let looked_for: BTreeSet<IpAddr> = filter.addresses.into_iter().collect();
         let mut inner = self.lock().await;
-        // One that is over only now was not looked for.
-        let stays = |address| found.more > 0 || used.contains(&address) || !filter.addresses.contains(&address);
-        let changed = inner.names.expire(now, stays);
+        // The others have their turn later: their claims ended later, and those in use are longer by then.
+        let is_used = |address| looked_for.contains(&address).then(|| found.more > 0 || used.contains(&address));
+        let changed = inner.names.expire(now, is_used);
         self.keep_names(&inner);
         let events = events(&inner.names, &changed);
         self.realize(inner, events).await.1

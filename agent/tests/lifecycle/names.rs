@@ -98,3 +98,18 @@ fn an_answer_that_the_kernel_refuses_is_not_passed_on_and_noted_later() {
         assert_eq!(known(&machine), addresses(["192.0.2.7"]));
     });
 }
+
+#[test]
+fn all_that_is_over_goes_a_part_at_a_time() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        let policy = &agent.life.policy;
+        let answers: Vec<_> =
+            (0..300).map(|n| answer(&format!("n{n}.test"), &[&format!("198.51.{}.{}", n / 100, n % 100)])).collect();
+        policy.learn(&answers, NOW).await.expect("noted");
+        policy.forget_names(LATER).await.expect("looked");
+        assert_eq!(policy.names().await.len(), 44, "256 were looked for");
+        policy.forget_names(LATER).await.expect("looked");
+        assert_eq!(policy.names().await.len(), 0);
+    });
+}
