@@ -116,7 +116,7 @@ impl Inner {
     }
 
     /// Everything that there is.
-    pub(super) fn all(&self) -> Vec<Event> {
+    pub(super) fn all(&self, services: &[IpNet]) -> Vec<Event> {
         let mut events = vec![Event::Node(self.node.clone())];
         if self.enforcement != Enforcement::Never {
             events.extend(self.wanted.events_since(&Documents::default()));
@@ -125,7 +125,7 @@ impl Inner {
             events.push(Event::Policy(isolates_all()));
         }
         events.extend(self.members.all());
-        events.extend(names::all(&self.names));
+        events.extend(names::all(&self.names, services));
         events
     }
 

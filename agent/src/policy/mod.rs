@@ -476,7 +476,7 @@ impl<K: PolicyKernel> Policy<K> {
                 };
                 let tables = self.take_over(&mut inner, &rows);
                 let engine = Engine::after(LIMITS, tables).with_rows_of(&self.services);
-                (engine.with_listeners_from(self.first_port), inner.all())
+                (engine.with_listeners_from(self.first_port), inner.all(&self.services))
             }
         };
         if is_quick(&engine, &events) {

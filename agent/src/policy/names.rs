@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr, path::Path, sync::Arc, time::Duration};
 
+use ipnet::IpNet;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use wharf_api::{ProxyName, ProxyNameAddress};
@@ -41,17 +42,28 @@ pub(super) fn load(path: &Path) -> io::Result<Cache> {
     Cache::from_json(serde_json::from_slice(&text)?, clock::unix_ms()).map_err(io::Error::other)
 }
 
-fn events(names: &Cache, changed: &Changed) -> Vec<Event> {
+fn events(names: &Cache, changed: &Changed, services: &[IpNet]) -> Vec<Event> {
     let event = |name: &Arc<str>| {
-        let addresses = names.addresses_of(name).map(|(address, _)| address).collect();
-        Event::Name(Arc::clone(name), addresses)
+        let addresses = names.addresses_of(name).map(|(address, _)| address.to_canonical());
+        Event::Name(Arc::clone(name), addresses.filter(|address| is_of_the_world(*address, services)).collect())
     };
     changed.iter().map(event).collect()
 }
 
 /// All names, as events.
-pub(super) fn all(names: &Cache) -> Vec<Event> {
-    events(names, &names.iter().map(|(name, ..)| Arc::from(name)).collect())
+pub(super) fn all(names: &Cache, services: &[IpNet]) -> Vec<Event> {
+    events(names, &names.iter().map(|(name, ..)| Arc::from(name)).collect(), services)
+}
+
+/// Whether a name may open the address. A service is reached by rules for the containers behind it, and what is link-local is the node's or its
+/// cloud's (169.254.169.254): whoever answers for a name must not give its rules to them.
+fn is_of_the_world(address: IpAddr, services: &[IpNet]) -> bool {
+    let is_near = match address {
+        IpAddr::V4(ip) => matches!(ip.octets(), [0, ..]) || ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let is_near = is_near || address.is_loopback() || address.is_unspecified() || address.is_multicast();
+    !is_near && !services.iter().any(|service| service.contains(&address))
 }
 
 impl<K: PolicyKernel> Policy<K> {
@@ -96,7 +108,7 @@ impl<K: PolicyKernel> Policy<K> {
         if changed.is_empty() {
             return Ok(());
         }
-        let events = events(&inner.names, &changed);
+        let events = events(&inner.names, &changed, &self.services);
         let (mut inner, computed) = self.compute(inner, events).await;
         match computed {
             Ok(rows) => {
@@ -159,7 +171,43 @@ impl<K: PolicyKernel + FlowKernel> Policy<K> {
         let is_used = |address| looked_for.contains(&address).then(|| found.more > 0 || used.contains(&address));
         let changed = inner.names.expire(now, is_used);
         self.keep_names(&inner);
-        let events = events(&inner.names, &changed);
+        let events = events(&inner.names, &changed, &self.services);
         self.realize(inner, events).await.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_opens_a_service_or_what_is_near_the_node() {
+        let services = ["10.96.0.0/12", "fd96::/108"].map(|net| net.parse().expect("network"));
+        let (good, bad) = (
+            ["192.0.2.1", "10.95.0.1", "2001:db8::1", "fd00:ec2::1"],
+            [
+                "169.254.169.254",
+                "127.0.0.1",
+                "0.0.0.0",
+                "0.1.2.3",
+                "224.0.0.1",
+                "255.255.255.255",
+                "10.96.0.1",
+                "fd96::1",
+                "::",
+                "::1",
+                "fe80::1",
+                "ff02::1",
+                "::ffff:169.254.169.254",
+                "::ffff:10.96.0.1",
+            ],
+        );
+        let mut names = Cache::default();
+        let ip_of = |text: &str| text.parse::<IpAddr>().expect("address");
+        let member = wharf_dns::Member { id: 1, epoch: 1 };
+        let answer = good.iter().chain(&bad).map(|text| (ip_of(text), Duration::from_secs(60)));
+        names.learn(member, "a.test", answer, 0);
+        let [Event::Name(_, addresses)] = &all(&names, &services)[..] else { panic!("one name") };
+        assert_eq!(*addresses, good.map(ip_of).into());
     }
 }

@@ -113,3 +113,26 @@ fn all_that_is_over_goes_a_part_at_a_time() {
         assert_eq!(policy.names().await.len(), 0);
     });
 }
+
+#[test]
+fn no_name_opens_a_service_or_what_is_near_the_node() {
+    let mut machine = Machine::new();
+    machine.config.service_cidr = vec!["10.96.0.0/12".parse().expect("network")];
+    for life in 0..2 {
+        machine.life(async |agent| {
+            let policy = &agent.life.policy;
+            if life == 0 {
+                agent.create("c1").await;
+                policy.import("a.yaml", RULES).await.expect("imported");
+                let all = ["169.254.169.254", "::ffff:169.254.169.254", "127.0.0.1", "10.96.0.1", "192.0.2.7"];
+                policy.learn(&[answer("api.test", &all)], policy.names_now()).await.expect("noted");
+            }
+            // Of the first agent by what it learned, of the second by what was kept.
+            assert_eq!(known(&machine), addresses(["192.0.2.7"]));
+            let hosts = rows(&machine).peers.into_keys().filter(|net| net.prefix_len() == net.max_prefix_len());
+            let hosts: Vec<String> = hosts.map(|net| net.addr().to_string()).collect();
+            let near = |text: &String| ["169.", "::ffff", "127.", "10.96."].iter().any(|begin| text.starts_with(begin));
+            assert!(!hosts.iter().any(near), "{hosts:?}");
+        });
+    }
+}
