@@ -79,11 +79,25 @@ impl<K: PolicyKernel> Policy<K> {
                 return;
             }
             let (answers, waiting): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
-            let noted = self.learn(&answers, self.names_now()).await.map_err(|why| why.to_string());
-            for waits in waiting {
+            for (noted, waits) in self.learn_each(&answers).await.into_iter().zip(waiting) {
                 // Nobody waits any more: the query was given up.
-                waits.send(noted.clone()).ok();
+                waits.send(noted.map_err(|why| why.to_string())).ok();
             }
+        }
+    }
+
+    /// Notes answers as one change. Where they do not fit together, each is one of its own: an answer that does not fit takes no other
+    /// along.
+    pub async fn learn_each(&self, answers: &[Answer]) -> Vec<Result<(), PolicyError>> {
+        match self.learn(answers, self.names_now()).await {
+            Err(PolicyError::Rows(_)) if answers.len() > 1 => {
+                let mut noted = Vec::new();
+                for answer in answers {
+                    noted.push(self.learn(std::slice::from_ref(answer), self.names_now()).await);
+                }
+                noted
+            }
+            noted => vec![noted; answers.len()],
         }
     }
 
@@ -105,7 +119,8 @@ impl<K: PolicyKernel> Policy<K> {
         for Answer { member, name, addresses } in answers {
             changed.extend(inner.names.learn(*member, name, addresses.iter().copied(), now));
         }
-        if changed.is_empty() {
+        // Without an engine the rows of an earlier change may be missing: they come first.
+        if changed.is_empty() && (inner.engine.is_some() || !inner.active) {
             return Ok(());
         }
         let events = events(&inner.names, &changed, &self.services);

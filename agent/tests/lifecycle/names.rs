@@ -94,8 +94,15 @@ fn an_answer_that_the_kernel_refuses_is_not_passed_on_and_noted_later() {
         machine.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
         let refused = policy.learn(&[answer("api.test", &["192.0.2.7"])], NOW).await.expect_err("refused");
         assert!(matches!(refused, PolicyError::Kernel(_)), "{refused}");
-        policy.ensure().await.expect("put right");
+        // The client asks again, and nothing is new; the rows are still missing.
+        machine.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
+        policy.learn(&[answer("api.test", &["192.0.2.7"])], NOW + 1).await.expect_err("refused again");
+        policy.learn(&[answer("api.test", &["192.0.2.7"])], NOW + 2).await.expect("noted");
         assert_eq!(known(&machine), addresses(["192.0.2.7"]));
+        machine.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
+        policy.learn(&[answer("api.test", &["192.0.2.8"])], NOW).await.expect_err("refused");
+        policy.ensure().await.expect("put right");
+        assert_eq!(known(&machine), addresses(["192.0.2.7", "192.0.2.8"]));
     });
 }
 
@@ -135,4 +142,26 @@ fn no_name_opens_a_service_or_what_is_near_the_node() {
             assert!(!hosts.iter().any(near), "{hosts:?}");
         });
     }
+}
+
+#[test]
+fn an_answer_that_does_not_fit_takes_no_other_along() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        let policy = &agent.life.policy;
+        let networks: Vec<String> = (0..wharf_common::map::IPCACHE_MAX - 50)
+            .map(|n| format!("{}/32", std::net::Ipv4Addr::from(n + (11 << 24))))
+            .collect();
+        let rules = format!("{RULES}  - toCIDR: [{}]\n", networks.join(", "));
+        policy.import("a.yaml", &rules).await.expect("imported");
+        let many: Vec<String> = (0..100).map(|n| format!("198.51.100.{n}")).collect();
+        let many = answer("many.test", &many.iter().map(String::as_str).collect::<Vec<_>>());
+        let noted =
+            policy.learn_each(&[answer("a.test", &["192.0.2.7"]), many, answer("b.test", &["192.0.2.8"])]).await;
+        assert!(matches!(&noted[..], [Ok(()), Err(PolicyError::Rows(_)), Ok(())]), "{noted:?}");
+        assert_eq!(known(&machine), addresses(["192.0.2.7", "192.0.2.8"]));
+        let names: Vec<String> = policy.names().await.into_iter().map(|of| of.name).collect();
+        assert_eq!(names, ["a.test", "b.test"]);
+    });
 }
