@@ -47,6 +47,8 @@ pub(super) struct Inner {
     pub(super) node: BTreeSet<IpAddr>,
     /// What DNS told.
     pub(super) names: Cache,
+    /// The file of names has less.
+    pub(super) names_stale: bool,
     /// There was a policy since the agent's start, or the kernel had rows then.
     pub(super) active: bool,
     /// There is a file of what is wanted.
@@ -81,6 +83,7 @@ impl Inner {
             members: Members::default(),
             node: BTreeSet::new(),
             names: Cache::default(),
+            names_stale: false,
             active: false,
             kept: false,
             engine: None,

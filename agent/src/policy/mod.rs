@@ -73,7 +73,6 @@ use self::{
     inner::{Inner, LIMITS, advance, is_quick},
 };
 use crate::{
-    clock,
     config::{AgentConfig, Enforcement},
     proxy::Redirects,
 };
@@ -96,8 +95,6 @@ pub struct Policy<K> {
     first_port: u16,
     /// What keeps the names.
     names_file: PathBuf,
-    /// Unix time minus the monotonic clock's, milliseconds, at the agent's start.
-    names_epoch: u64,
     redirects: Arc<dyn Redirects>,
     /// Rows lead to the proxy, or may.
     uses_proxy: AtomicBool,
@@ -124,7 +121,6 @@ impl<K: PolicyKernel> Policy<K> {
             redirects_file: config.state_dir.join("redirects.json"),
             first_port: config.proxy_port,
             names_file: config.state_dir.join("names.json"),
-            names_epoch: clock::unix_ms().saturating_sub(clock::monotonic_ms()),
             redirects,
             uses_proxy: AtomicBool::new(false),
             mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },

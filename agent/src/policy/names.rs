@@ -1,12 +1,20 @@
-//! Addresses of names that containers asked DNS for, which rules with `toFQDNs` follow, and the file that keeps them over restarts:
+//! Addresses of names that containers asked DNS for, which rules with `toFQDNs` follow, and the file that keeps them over restarts of the agent:
 //! `<state-dir>/names.json`.
 //!
 //! An answer waits until the kernel's rows have its addresses, so that whoever gets it can connect. The file has them before the rows do: a restart
 //! takes no address away that connections use.
 
-use std::{collections::BTreeSet, io, net::IpAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use wharf_api::{ProxyName, ProxyNameAddress};
@@ -20,7 +28,7 @@ use wharf_dns::{
 };
 use wharf_policy::compile::Event;
 
-use super::{Policy, error::PolicyError, inner::Inner};
+use super::{Guard, Policy, error::PolicyError};
 use crate::{clock, kept, proxy::dns::Noted};
 
 /// Name of the controller that forgets addresses.
@@ -36,10 +44,28 @@ const LOOKED_FOR: usize = 256;
 /// Flows that are looked at for addresses in use. Where there are more, all are taken for used.
 const FLOWS: usize = 100_000;
 
-/// Names as they are kept; nothing where there is no file.
+/// The file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    /// The boot by whose clock names end. None outlives it, as no connection does.
+    boot: String,
+    names: serde_json::Value,
+}
+
+/// Names as they are kept; nothing where there is no file of this boot.
 pub(super) fn load(path: &Path) -> io::Result<Cache> {
     let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Cache::default()) };
-    Cache::from_json(serde_json::from_slice(&text)?, clock::unix_ms()).map_err(io::Error::other)
+    let Kept { boot, names } = serde_json::from_slice(&text)?;
+    if boot != clock::boot_id()? {
+        return Ok(Cache::default());
+    }
+    Cache::from_json(names, clock::boot_ms()).map_err(io::Error::other)
+}
+
+fn save(path: &Path, names: &Cache) -> io::Result<()> {
+    let kept = Kept { boot: clock::boot_id()?, names: names.to_json()? };
+    kept::write(path, &serde_json::to_vec(&kept)?)
 }
 
 fn events(names: &Cache, changed: &Changed, services: &[IpNet]) -> Vec<Event> {
@@ -101,11 +127,10 @@ impl<K: PolicyKernel> Policy<K> {
         }
     }
 
-    /// The time by which names last: Unix time as it was at the agent's start, and what has passed since, milliseconds. Nobody's setting of the
-    /// clock ends a name.
+    /// The time by which names last: milliseconds since the boot. Nobody's setting of the clock ends a name, also not at the agent's next start.
     #[must_use]
     pub fn names_now(&self) -> u64 {
-        self.names_epoch.saturating_add(clock::monotonic_ms())
+        clock::boot_ms()
     }
 
     /// Notes answers that came at `now` ([`Policy::names_now`]): the kernel's rows have the addresses afterwards.
@@ -119,6 +144,7 @@ impl<K: PolicyKernel> Policy<K> {
         for Answer { member, name, addresses } in answers {
             changed.extend(inner.names.learn(*member, name, addresses.iter().copied(), now));
         }
+        inner.names_stale = true;
         // Without an engine the rows of an earlier change may be missing: they come first.
         if changed.is_empty() && (inner.engine.is_some() || !inner.active) {
             return Ok(());
@@ -127,7 +153,7 @@ impl<K: PolicyKernel> Policy<K> {
         let (mut inner, computed) = self.compute(inner, events).await;
         match computed {
             Ok(rows) => {
-                self.keep_names(&inner);
+                let mut inner = self.keep_names(inner).await;
                 match rows {
                     Some((engine, rows)) => self.write(&mut inner, engine, rows).await,
                     None => Ok(()),
@@ -146,8 +172,10 @@ impl<K: PolicyKernel> Policy<K> {
     /// Every name with its addresses, by name.
     pub async fn names(&self) -> Vec<ProxyName> {
         let inner = self.lock().await;
+        let (unix, now) = (clock::unix_ms(), self.names_now());
         let mut all: Vec<ProxyName> = Vec::new();
-        for (name, address, until_unix_ms) in inner.names.iter() {
+        for (name, address, end) in inner.names.iter() {
+            let until_unix_ms = unix.saturating_add(end).saturating_sub(now);
             let address = ProxyNameAddress { address, until_unix_ms };
             match all.last_mut().filter(|last| last.name == name) {
                 Some(last) => last.addresses.push(address),
@@ -157,25 +185,38 @@ impl<K: PolicyKernel> Policy<K> {
         all
     }
 
-    fn keep_names(&self, inner: &Inner) {
-        let kept = inner.names.to_json().and_then(|names| serde_json::to_vec(&names)).map_err(io::Error::other);
-        if let Err(why) = kept.and_then(|text| kept::write(&self.names_file, &text)) {
-            let file = self.names_file.display();
-            tracing::warn!(%file, "keep names: {why}; after a restart containers must ask for them again");
-        }
+    /// Writes the file. The lock goes along: no later change is written before this one, also if the caller gives up.
+    async fn keep_names(&self, mut inner: Guard) -> Guard {
+        let file: PathBuf = self.names_file.clone();
+        let kept = tokio::task::spawn_blocking(move || {
+            let kept = save(&file, &inner.names);
+            inner.names_stale = kept.is_err();
+            if let Err(why) = kept {
+                let file = file.display();
+                tracing::warn!(%file, "keep names: {why}; after a restart containers must ask for them again");
+            }
+            inner
+        });
+        kept.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
     }
 }
 
 impl<K: PolicyKernel + FlowKernel> Policy<K> {
-    /// Forgets addresses whose time is over at `now` ([`Policy::names_now`]), and that no flow uses.
+    /// Forgets addresses whose time is over at `now` ([`Policy::names_now`]), and that no flow uses. Keeps what is known and not in the file:
+    /// answers that say the same again write nothing.
     ///
     /// # Errors
     /// The kernel's flows cannot be read, or as for every change of rows; it is tried again.
     pub async fn forget_names(&self, now: u64) -> Result<(), PolicyError> {
-        let over: Vec<IpAddr> = self.lock().await.names.over(now).take(LOOKED_FOR).collect();
+        let inner = self.lock().await;
+        let over: Vec<IpAddr> = inner.names.over(now).take(LOOKED_FOR).collect();
         if over.is_empty() {
+            if inner.names_stale {
+                self.keep_names(inner).await;
+            }
             return Ok(());
         }
+        drop(inner);
         let filter = FlowFilter { addresses: over, ..FlowFilter::default() };
         let found = self.kernel.observe_flows(&filter, FLOWS).await?;
         let ends = found.flows.iter().flat_map(|flow| [flow.source.address, flow.destination.address]);
@@ -185,8 +226,8 @@ impl<K: PolicyKernel + FlowKernel> Policy<K> {
         // The others have their turn later: their claims ended later, and those in use are longer by then.
         let is_used = |address| looked_for.contains(&address).then(|| found.more > 0 || used.contains(&address));
         let changed = inner.names.expire(now, is_used);
-        self.keep_names(&inner);
         let events = events(&inner.names, &changed, &self.services);
+        let inner = self.keep_names(inner).await;
         self.realize(inner, events).await.1
     }
 }

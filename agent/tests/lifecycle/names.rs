@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
-use wharf_agent::policy::error::PolicyError;
+use wharf_agent::{clock, policy::error::PolicyError};
 use wharf_core::{
     flow::FlowFilter,
     kernel::{FlowKernel as _, KernelErrorKind as Kind},
@@ -119,6 +119,46 @@ fn all_that_is_over_goes_a_part_at_a_time() {
         policy.forget_names(LATER).await.expect("looked");
         assert_eq!(policy.names().await.len(), 0);
     });
+}
+
+#[test]
+fn an_answer_that_says_the_same_again_is_kept_for_the_next_agent() {
+    let machine = Machine::new();
+    let began = machine.life(async |agent| {
+        let policy = &agent.life.policy;
+        let began = policy.names_now();
+        policy.learn(&[answer("api.test", &["192.0.2.7"])], began).await.expect("noted");
+        policy.learn(&[answer("api.test", &["192.0.2.7"])], began + 50_000).await.expect("known");
+        policy.forget_names(began).await.expect("kept");
+        began
+    });
+    machine.life(async |agent| {
+        let policy = &agent.life.policy;
+        policy.forget_names(began + 70_000).await.expect("looked");
+        assert_eq!(policy.names().await.len(), 1);
+        policy.forget_names(began + 120_000).await.expect("looked");
+        assert_eq!(policy.names().await.len(), 0);
+    });
+}
+
+#[test]
+fn a_clock_that_is_set_ends_no_name() {
+    const YEAR_MS: i64 = 365 * 86_400_000;
+    let machine = Machine::new();
+    for step in [0, YEAR_MS, -2 * YEAR_MS] {
+        clock::step_unix_time(step);
+        machine.life(async |agent| {
+            let policy = &agent.life.policy;
+            if step == 0 {
+                policy.learn(&[answer("api.test", &["192.0.2.7"])], policy.names_now()).await.expect("noted");
+            }
+            clock::step_unix_time(step);
+            policy.forget_names(policy.names_now()).await.expect("looked");
+            let names = policy.names().await;
+            let left = names.first().expect("a name").addresses[0].until_unix_ms.saturating_sub(clock::unix_ms());
+            assert!((1..=60_000).contains(&left), "{left}");
+        });
+    }
 }
 
 #[test]
