@@ -1,14 +1,17 @@
-//! The two clocks of the agent.
+//! The clocks of the agent.
 //!
 //! Unix time is for people: it is shown, logged and stored. It steps when somebody sets the machine's clock, so nothing
 //! is decided by it except how long an address rests, and IPAM begins the rests anew when that clock is set back.
-//! Deadlines, backoff and ages are measured with the monotonic clock.
+//! Deadlines, backoff and ages are measured with the monotonic clock, and what outlives the agent, but not the boot, with the boot's.
 
 use std::{
     cell::Cell,
+    fs, io,
     sync::LazyLock,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
+
+use nix::time::{ClockId, clock_gettime};
 
 /// Monotonic times count from here.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -34,6 +37,22 @@ pub fn unix_ms_of(at: SystemTime) -> u64 {
 #[must_use]
 pub fn monotonic_ms() -> u64 {
     millis(START.elapsed())
+}
+
+/// Milliseconds since the boot, on a clock that never steps (CLOCK_BOOTTIME); every Linux has it.
+#[must_use]
+pub fn boot_ms() -> u64 {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| millis(time.into()))
+}
+
+/// Identifies the boot (random(4), /proc/sys/kernel/random/boot_id).
+///
+/// # Errors
+/// The file cannot be read.
+pub fn boot_id() -> io::Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let id = fs::read_to_string(path).map_err(|why| io::Error::new(why.kind(), format!("read {path}: {why}")))?;
+    Ok(id.trim().to_owned())
 }
 
 /// Steps the Unix time of this thread, and no other clock, as when somebody sets the machine's clock. For tests: the

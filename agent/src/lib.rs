@@ -136,7 +136,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     make_directory(&config.run_dir).context("--run-dir")?;
     make_directory(&config.state_dir).context("--state-dir")?;
     let _turn = turn.and_state(&config.state_dir)?;
-    let boot_id = boot_id()?;
+    let boot_id = clock::boot_id()?;
     store::check::run(&config.store(), &boot_id);
     let opened = Store::open(&config.store(), &boot_id)?;
     if let Some(aside) = &opened.set_aside {
@@ -464,10 +464,4 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
 fn make_directory(path: &Path) -> anyhow::Result<()> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
     made.with_context(|| format!("make directory {}", path.display()))
-}
-
-/// Identifies this boot (random(4), /proc/sys/kernel/random/boot_id).
-fn boot_id() -> anyhow::Result<String> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    Ok(std::fs::read_to_string(path).with_context(|| format!("read {path}"))?.trim().to_owned())
 }

@@ -159,17 +159,18 @@ Examples:
   wharf policy explain --from 7 --to 9 --port 443"
     )]
     Policy(PolicyCommand),
-    /// Show the L7 proxy: Envoy, its listeners, who waits for it.
+    /// Show the L7 proxy: Envoy, the listeners, who waits for it, and names that containers asked DNS for.
     ///
-    /// Rules about HTTP requests and TLS server names hand connections to it.
+    /// Rules about HTTP requests and TLS server names hand connections to Envoy, rules about names hand queries of DNS to the agent.
     #[command(
         subcommand,
         after_help = "\
 Examples:
   wharf proxy status                 how Envoy is, and what it has not done
   wharf proxy listeners              its ports, and what passes there
+  wharf proxy names                  names and their addresses, which toFQDNs follows
   wharf proxy completions            who waits for it now
-  wharf monitor --type l7            the requests that it judges"
+  wharf monitor --type l7            the requests and queries that it judges"
     )]
     Proxy(ProxyCommand),
     /// Show or set the labels of namespaces, by which policies select.

@@ -49,6 +49,8 @@ pub(super) struct Inner {
     pub(super) node: BTreeSet<IpAddr>,
     /// What DNS told.
     pub(super) names: Cache,
+    /// The file of names has less.
+    pub(super) names_stale: bool,
     /// There was a policy since the agent's start, or the kernel had rows then.
     pub(super) active: bool,
     /// There is a file of what is wanted.
@@ -83,6 +85,7 @@ impl Inner {
             members: Members::default(),
             node: BTreeSet::new(),
             names: Cache::default(),
+            names_stale: false,
             active: false,
             kept: false,
             engine: None,
@@ -118,7 +121,7 @@ impl Inner {
     }
 
     /// Everything that there is.
-    pub(super) fn all(&self) -> Vec<Event> {
+    pub(super) fn all(&self, services: &[IpNet]) -> Vec<Event> {
         let mut events = vec![Event::Node(self.node.clone())];
         if self.enforcement != Enforcement::Never {
             events.extend(self.wanted.events_since(&Documents::default()));
@@ -127,7 +130,7 @@ impl Inner {
             events.push(Event::Policy(isolates_all()));
         }
         events.extend(self.members.all());
-        events.extend(names::all(&self.names));
+        events.extend(names::all(&self.names, services));
         events
     }
 

@@ -75,7 +75,6 @@ use self::{
     proxied::Prepared,
 };
 use crate::{
-    clock,
     config::{AgentConfig, Enforcement},
     proxy::{ProxyError, Redirects},
 };
@@ -98,8 +97,6 @@ pub struct Policy<K> {
     first_port: u16,
     /// What keeps the names.
     names_file: PathBuf,
-    /// Unix time minus the monotonic clock's, milliseconds, at the agent's start.
-    names_epoch: u64,
     redirects: Arc<dyn Redirects>,
     /// Rows lead to the proxy, or may.
     uses_proxy: AtomicBool,
@@ -126,7 +123,6 @@ impl<K: PolicyKernel> Policy<K> {
             redirects_file: config.state_dir.join("redirects.json"),
             first_port: config.proxy_port,
             names_file: config.state_dir.join("names.json"),
-            names_epoch: clock::unix_ms().saturating_sub(clock::monotonic_ms()),
             redirects,
             uses_proxy: AtomicBool::new(false),
             mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
@@ -485,7 +481,7 @@ impl<K: PolicyKernel> Policy<K> {
                 };
                 let tables = self.take_over(&mut inner, &rows);
                 let engine = Engine::after(LIMITS, tables).with_rows_of(&self.services);
-                (engine.with_listeners_from(self.first_port), inner.all())
+                (engine.with_listeners_from(self.first_port), inner.all(&self.services))
             }
         };
         if is_quick(&engine, &events) {

@@ -1,11 +1,20 @@
-//! Addresses of names that containers asked DNS for, which rules with `toFQDNs` follow, and the file that keeps them over restarts:
+//! Addresses of names that containers asked DNS for, which rules with `toFQDNs` follow, and the file that keeps them over restarts of the agent:
 //! `<state-dir>/names.json`.
 //!
 //! An answer waits until the kernel's rows have its addresses, so that whoever gets it can connect. The file has them before the rows do: a restart
 //! takes no address away that connections use.
 
-use std::{collections::BTreeSet, io, net::IpAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use wharf_api::{ProxyName, ProxyNameAddress};
@@ -19,7 +28,7 @@ use wharf_dns::{
 };
 use wharf_policy::compile::Event;
 
-use super::{Policy, error::PolicyError, inner::Inner};
+use super::{Guard, Policy, error::PolicyError};
 use crate::{clock, kept, proxy::dns::Noted};
 
 /// Name of the controller that forgets addresses.
@@ -28,30 +37,59 @@ pub const CONTROLLER: &str = "names";
 pub const INTERVAL: Duration = Duration::from_secs(15);
 /// Answers that are noted as one change: each change writes the file.
 const AT_ONCE: usize = 64;
-/// Bytes of the file: 10,000 addresses, each of another name of the greatest length.
+/// Bytes of the file: 10,000 addresses, each of another name of the greatest length, and 50,000 claims of containers.
 const MAX_FILE: u64 = 16 << 20;
 /// Addresses that are looked for among the flows at once; each flow is compared with all of them.
 const LOOKED_FOR: usize = 256;
 /// Flows that are looked at for addresses in use. Where there are more, all are taken for used.
 const FLOWS: usize = 100_000;
 
-/// Names as they are kept; nothing where there is no file.
-pub(super) fn load(path: &Path) -> io::Result<Cache> {
-    let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Cache::default()) };
-    Cache::from_json(serde_json::from_slice(&text)?, clock::unix_ms()).map_err(io::Error::other)
+/// The file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    /// The boot by whose clock names end. None outlives it, as no connection does.
+    boot: String,
+    names: serde_json::Value,
 }
 
-fn events(names: &Cache, changed: &Changed) -> Vec<Event> {
+/// Names as they are kept; nothing where there is no file of this boot.
+pub(super) fn load(path: &Path) -> io::Result<Cache> {
+    let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Cache::default()) };
+    let Kept { boot, names } = serde_json::from_slice(&text)?;
+    if boot != clock::boot_id()? {
+        return Ok(Cache::default());
+    }
+    Cache::from_json(names, clock::boot_ms()).map_err(io::Error::other)
+}
+
+fn save(path: &Path, names: &Cache) -> io::Result<()> {
+    let kept = Kept { boot: clock::boot_id()?, names: names.to_json()? };
+    kept::write(path, &serde_json::to_vec(&kept)?)
+}
+
+fn events(names: &Cache, changed: &Changed, services: &[IpNet]) -> Vec<Event> {
     let event = |name: &Arc<str>| {
-        let addresses = names.addresses_of(name).map(|(address, _)| address).collect();
-        Event::Name(Arc::clone(name), addresses)
+        let addresses = names.addresses_of(name).map(|(address, _)| address.to_canonical());
+        Event::Name(Arc::clone(name), addresses.filter(|address| is_of_the_world(*address, services)).collect())
     };
     changed.iter().map(event).collect()
 }
 
 /// All names, as events.
-pub(super) fn all(names: &Cache) -> Vec<Event> {
-    events(names, &names.iter().map(|(name, ..)| Arc::from(name)).collect())
+pub(super) fn all(names: &Cache, services: &[IpNet]) -> Vec<Event> {
+    events(names, &names.iter().map(|(name, ..)| Arc::from(name)).collect(), services)
+}
+
+/// Whether a name may open the address. A service is reached by rules for the containers behind it, and what is link-local is the node's or its
+/// cloud's (169.254.169.254): whoever answers for a name must not give its rules to them.
+fn is_of_the_world(address: IpAddr, services: &[IpNet]) -> bool {
+    let is_near = match address {
+        IpAddr::V4(ip) => matches!(ip.octets(), [0, ..]) || ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let is_near = is_near || address.is_loopback() || address.is_unspecified() || address.is_multicast();
+    !is_near && !services.iter().any(|service| service.contains(&address))
 }
 
 impl<K: PolicyKernel> Policy<K> {
@@ -67,19 +105,32 @@ impl<K: PolicyKernel> Policy<K> {
                 return;
             }
             let (answers, waiting): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
-            let noted = self.learn(&answers, self.names_now()).await.map_err(|why| why.to_string());
-            for waits in waiting {
+            for (noted, waits) in self.learn_each(&answers).await.into_iter().zip(waiting) {
                 // Nobody waits any more: the query was given up.
-                waits.send(noted.clone()).ok();
+                waits.send(noted.map_err(|why| why.to_string())).ok();
             }
         }
     }
 
-    /// The time by which names last: Unix time as it was at the agent's start, and what has passed since, milliseconds. Nobody's setting of the
-    /// clock ends a name.
+    /// Notes answers as one change. Where they do not fit together, each is one of its own: an answer that does not fit takes no other
+    /// along.
+    pub async fn learn_each(&self, answers: &[Answer]) -> Vec<Result<(), PolicyError>> {
+        match self.learn(answers, self.names_now()).await {
+            Err(PolicyError::Rows(_)) if answers.len() > 1 => {
+                let mut noted = Vec::new();
+                for answer in answers {
+                    noted.push(self.learn(std::slice::from_ref(answer), self.names_now()).await);
+                }
+                noted
+            }
+            noted => vec![noted; answers.len()],
+        }
+    }
+
+    /// The time by which names last: milliseconds since the boot. Nobody's setting of the clock ends a name, also not at the agent's next start.
     #[must_use]
     pub fn names_now(&self) -> u64 {
-        self.names_epoch.saturating_add(clock::monotonic_ms())
+        clock::boot_ms()
     }
 
     /// Notes answers that came at `now` ([`Policy::names_now`]): the kernel's rows have the addresses afterwards.
@@ -88,23 +139,21 @@ impl<K: PolicyKernel> Policy<K> {
     /// The rows do not fit: nothing was noted. The kernel refused: it is tried again.
     pub async fn learn(&self, answers: &[Answer], now: u64) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        let is_new = |inner: &Inner| {
-            let knows = |name: &str, address| inner.names.addresses_of(name).any(|(known, _)| known == address);
-            answers.iter().any(|of| of.addresses.iter().any(|(address, _)| !knows(&of.name, *address)))
-        };
-        let before = is_new(&inner).then(|| inner.names.clone());
+        let before = inner.names.clone();
         let mut changed = Changed::new();
-        for answer in answers {
-            changed.extend(inner.names.learn(&answer.name, answer.addresses.iter().copied(), now));
+        for Answer { member, name, addresses } in answers {
+            changed.extend(inner.names.learn(*member, name, addresses.iter().copied(), now));
         }
-        if changed.is_empty() {
+        inner.names_stale = true;
+        // Without an engine the rows of an earlier change may be missing: they come first.
+        if changed.is_empty() && (inner.engine.is_some() || !inner.active) {
             return Ok(());
         }
-        let events = events(&inner.names, &changed);
+        let events = events(&inner.names, &changed, &self.services);
         let (mut inner, computed) = self.compute(inner, events).await;
         match self.prepare(&mut inner, computed).await {
             Ok(prepared) => {
-                self.keep_names(&inner);
+                let mut inner = self.keep_names(inner).await;
                 match prepared {
                     Some(prepared) => self.write(&mut inner, prepared).await,
                     None => Ok(()),
@@ -114,9 +163,7 @@ impl<K: PolicyKernel> Policy<K> {
             Err(PolicyError::Lost { .. }) => Ok(()),
             Err(why) => {
                 // The answer is not passed on.
-                if let Some(before) = before {
-                    inner.names = before;
-                }
+                inner.names = before;
                 Err(why)
             }
         }
@@ -130,8 +177,10 @@ impl<K: PolicyKernel> Policy<K> {
     /// Every name with its addresses, by name.
     pub async fn names(&self) -> Vec<ProxyName> {
         let inner = self.lock().await;
+        let (unix, now) = (clock::unix_ms(), self.names_now());
         let mut all: Vec<ProxyName> = Vec::new();
-        for (name, address, until_unix_ms) in inner.names.iter() {
+        for (name, address, end) in inner.names.iter() {
+            let until_unix_ms = unix.saturating_add(end).saturating_sub(now);
             let address = ProxyNameAddress { address, until_unix_ms };
             match all.last_mut().filter(|last| last.name == name) {
                 Some(last) => last.addresses.push(address),
@@ -141,35 +190,85 @@ impl<K: PolicyKernel> Policy<K> {
         all
     }
 
-    fn keep_names(&self, inner: &Inner) {
-        let kept = inner.names.to_json().and_then(|names| serde_json::to_vec(&names)).map_err(io::Error::other);
-        if let Err(why) = kept.and_then(|text| kept::write(&self.names_file, &text)) {
-            let file = self.names_file.display();
-            tracing::warn!(%file, "keep names: {why}; after a restart containers must ask for them again");
-        }
+    /// Writes the file. The lock goes along: no later change is written before this one, also if the caller gives up.
+    async fn keep_names(&self, mut inner: Guard) -> Guard {
+        let file: PathBuf = self.names_file.clone();
+        let kept = tokio::task::spawn_blocking(move || {
+            let kept = save(&file, &inner.names);
+            inner.names_stale = kept.is_err();
+            if let Err(why) = kept {
+                let file = file.display();
+                tracing::warn!(%file, "keep names: {why}; after a restart containers must ask for them again");
+            }
+            inner
+        });
+        kept.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
     }
 }
 
 impl<K: PolicyKernel + FlowKernel> Policy<K> {
-    /// Forgets addresses whose time is over at `now` ([`Policy::names_now`]), and that no flow uses.
+    /// Forgets addresses whose time is over at `now` ([`Policy::names_now`]), and that no flow uses. Keeps what is known and not in the file:
+    /// answers that say the same again write nothing.
     ///
     /// # Errors
     /// The kernel's flows cannot be read, or as for every change of rows; it is tried again.
     pub async fn forget_names(&self, now: u64) -> Result<(), PolicyError> {
-        let over: Vec<IpAddr> = self.lock().await.names.over(now).take(LOOKED_FOR).collect();
+        let inner = self.lock().await;
+        let over: Vec<IpAddr> = inner.names.over(now).take(LOOKED_FOR).collect();
         if over.is_empty() {
+            if inner.names_stale {
+                self.keep_names(inner).await;
+            }
             return Ok(());
         }
+        drop(inner);
         let filter = FlowFilter { addresses: over, ..FlowFilter::default() };
         let found = self.kernel.observe_flows(&filter, FLOWS).await?;
         let ends = found.flows.iter().flat_map(|flow| [flow.source.address, flow.destination.address]);
         let used: BTreeSet<IpAddr> = ends.collect();
+        let looked_for: BTreeSet<IpAddr> = filter.addresses.into_iter().collect();
         let mut inner = self.lock().await;
-        // One that is over only now was not looked for.
-        let stays = |address| found.more > 0 || used.contains(&address) || !filter.addresses.contains(&address);
-        let changed = inner.names.expire(now, stays);
-        self.keep_names(&inner);
-        let events = events(&inner.names, &changed);
+        // The others have their turn later: their claims ended later, and those in use are longer by then.
+        let is_used = |address| looked_for.contains(&address).then(|| found.more > 0 || used.contains(&address));
+        let changed = inner.names.expire(now, is_used);
+        let events = events(&inner.names, &changed, &self.services);
+        let inner = self.keep_names(inner).await;
         self.realize(inner, events).await.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_opens_a_service_or_what_is_near_the_node() {
+        let services = ["10.96.0.0/12", "fd96::/108"].map(|net| net.parse().expect("network"));
+        let (good, bad) = (
+            ["192.0.2.1", "10.95.0.1", "2001:db8::1", "fd00:ec2::1"],
+            [
+                "169.254.169.254",
+                "127.0.0.1",
+                "0.0.0.0",
+                "0.1.2.3",
+                "224.0.0.1",
+                "255.255.255.255",
+                "10.96.0.1",
+                "fd96::1",
+                "::",
+                "::1",
+                "fe80::1",
+                "ff02::1",
+                "::ffff:169.254.169.254",
+                "::ffff:10.96.0.1",
+            ],
+        );
+        let mut names = Cache::default();
+        let ip_of = |text: &str| text.parse::<IpAddr>().expect("address");
+        let member = wharf_dns::Member { id: 1, epoch: 1 };
+        let answer = good.iter().chain(&bad).map(|text| (ip_of(text), Duration::from_secs(60)));
+        names.learn(member, "a.test", answer, 0);
+        let [Event::Name(_, addresses)] = &all(&names, &services)[..] else { panic!("one name") };
+        assert_eq!(*addresses, good.map(ip_of).into());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
-use wharf_agent::policy::error::PolicyError;
+use wharf_agent::{clock, policy::error::PolicyError};
 use wharf_core::{
     flow::FlowFilter,
     kernel::{FlowKernel as _, KernelErrorKind as Kind},
@@ -94,7 +94,114 @@ fn an_answer_that_the_kernel_refuses_is_not_passed_on_and_noted_later() {
         machine.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
         let refused = policy.learn(&[answer("api.test", &["192.0.2.7"])], NOW).await.expect_err("refused");
         assert!(matches!(refused, PolicyError::Kernel(_)), "{refused}");
-        policy.ensure().await.expect("put right");
+        // The client asks again, and nothing is new; the rows are still missing.
+        machine.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
+        policy.learn(&[answer("api.test", &["192.0.2.7"])], NOW + 1).await.expect_err("refused again");
+        policy.learn(&[answer("api.test", &["192.0.2.7"])], NOW + 2).await.expect("noted");
         assert_eq!(known(&machine), addresses(["192.0.2.7"]));
+        machine.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
+        policy.learn(&[answer("api.test", &["192.0.2.8"])], NOW).await.expect_err("refused");
+        policy.ensure().await.expect("put right");
+        assert_eq!(known(&machine), addresses(["192.0.2.7", "192.0.2.8"]));
+    });
+}
+
+#[test]
+fn all_that_is_over_goes_a_part_at_a_time() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        let policy = &agent.life.policy;
+        let answers: Vec<_> =
+            (0..300).map(|n| answer(&format!("n{n}.test"), &[&format!("198.51.{}.{}", n / 100, n % 100)])).collect();
+        policy.learn(&answers, NOW).await.expect("noted");
+        policy.forget_names(LATER).await.expect("looked");
+        assert_eq!(policy.names().await.len(), 44, "256 were looked for");
+        policy.forget_names(LATER).await.expect("looked");
+        assert_eq!(policy.names().await.len(), 0);
+    });
+}
+
+#[test]
+fn an_answer_that_says_the_same_again_is_kept_for_the_next_agent() {
+    let machine = Machine::new();
+    let began = machine.life(async |agent| {
+        let policy = &agent.life.policy;
+        let began = policy.names_now();
+        policy.learn(&[answer("api.test", &["192.0.2.7"])], began).await.expect("noted");
+        policy.learn(&[answer("api.test", &["192.0.2.7"])], began + 50_000).await.expect("known");
+        policy.forget_names(began).await.expect("kept");
+        began
+    });
+    machine.life(async |agent| {
+        let policy = &agent.life.policy;
+        policy.forget_names(began + 70_000).await.expect("looked");
+        assert_eq!(policy.names().await.len(), 1);
+        policy.forget_names(began + 120_000).await.expect("looked");
+        assert_eq!(policy.names().await.len(), 0);
+    });
+}
+
+#[test]
+fn a_clock_that_is_set_ends_no_name() {
+    const YEAR_MS: i64 = 365 * 86_400_000;
+    let machine = Machine::new();
+    for step in [0, YEAR_MS, -2 * YEAR_MS] {
+        clock::step_unix_time(step);
+        machine.life(async |agent| {
+            let policy = &agent.life.policy;
+            if step == 0 {
+                policy.learn(&[answer("api.test", &["192.0.2.7"])], policy.names_now()).await.expect("noted");
+            }
+            clock::step_unix_time(step);
+            policy.forget_names(policy.names_now()).await.expect("looked");
+            let names = policy.names().await;
+            let left = names.first().expect("a name").addresses[0].until_unix_ms.saturating_sub(clock::unix_ms());
+            assert!((1..=60_000).contains(&left), "{left}");
+        });
+    }
+}
+
+#[test]
+fn no_name_opens_a_service_or_what_is_near_the_node() {
+    let mut machine = Machine::new();
+    machine.config.service_cidr = vec!["10.96.0.0/12".parse().expect("network")];
+    for life in 0..2 {
+        machine.life(async |agent| {
+            let policy = &agent.life.policy;
+            if life == 0 {
+                agent.create("c1").await;
+                policy.import("a.yaml", RULES).await.expect("imported");
+                let all = ["169.254.169.254", "::ffff:169.254.169.254", "127.0.0.1", "10.96.0.1", "192.0.2.7"];
+                policy.learn(&[answer("api.test", &all)], policy.names_now()).await.expect("noted");
+            }
+            // Of the first agent by what it learned, of the second by what was kept.
+            assert_eq!(known(&machine), addresses(["192.0.2.7"]));
+            let hosts = rows(&machine).peers.into_keys().filter(|net| net.prefix_len() == net.max_prefix_len());
+            let hosts: Vec<String> = hosts.map(|net| net.addr().to_string()).collect();
+            let near = |text: &String| ["169.", "::ffff", "127.", "10.96."].iter().any(|begin| text.starts_with(begin));
+            assert!(!hosts.iter().any(near), "{hosts:?}");
+        });
+    }
+}
+
+#[test]
+fn an_answer_that_does_not_fit_takes_no_other_along() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        let policy = &agent.life.policy;
+        let networks: Vec<String> = (0..wharf_common::map::IPCACHE_MAX - 50)
+            .map(|n| format!("{}/32", std::net::Ipv4Addr::from(n + (11 << 24))))
+            .collect();
+        let rules = format!("{RULES}  - toCIDR: [{}]\n", networks.join(", "));
+        policy.import("a.yaml", &rules).await.expect("imported");
+        let many: Vec<String> = (0..100).map(|n| format!("198.51.100.{n}")).collect();
+        let many = answer("many.test", &many.iter().map(String::as_str).collect::<Vec<_>>());
+        let noted =
+            policy.learn_each(&[answer("a.test", &["192.0.2.7"]), many, answer("b.test", &["192.0.2.8"])]).await;
+        assert!(matches!(&noted[..], [Ok(()), Err(PolicyError::Rows(_)), Ok(())]), "{noted:?}");
+        assert_eq!(known(&machine), addresses(["192.0.2.7", "192.0.2.8"]));
+        let names: Vec<String> = policy.names().await.into_iter().map(|of| of.name).collect();
+        assert_eq!(names, ["a.test", "b.test"]);
     });
 }

@@ -139,14 +139,17 @@ pub(crate) fn completions(view: &ProxyView, style: &Style) -> String {
     table(style, &["LISTENER", "AWAITED BY", "FOR", "AT MOST"], rows.collect())
 }
 
-/// A row for each name.
+/// A row for each address; the first one of a name has the name.
 pub(crate) fn names(names: &[ProxyName], style: &Style) -> String {
-    let rows = names.iter().map(|of| {
-        let addresses: Vec<String> = of.addresses.iter().map(|of| of.address.to_string()).collect();
-        let until = of.addresses.iter().map(|of| of.until_unix_ms.saturating_sub(style.now_unix_ms));
-        let until: Vec<String> =
-            until.map(|left| if left == 0 { "in use".to_owned() } else { text::span(left) }).collect();
-        vec![cell(&of.name), lines(&addresses, usize::MAX), lines(&until, usize::MAX)]
+    let rows = names.iter().flat_map(|of| {
+        of.addresses.iter().enumerate().map(|(at, address)| {
+            let left = match address.until_unix_ms.saturating_sub(style.now_unix_ms) {
+                0 => "in use".to_owned(),
+                left => text::span(left),
+            };
+            let name = if at == 0 { of.name.as_str() } else { "" };
+            vec![cell(name), token(address.address.to_string()), token(left)]
+        })
     });
     table(style, &["NAME", "ADDRESS", "FOR"], rows.collect())
 }
@@ -166,6 +169,7 @@ pub(crate) fn of_endpoint(view: &ProxyView, id: u16) -> Vec<String> {
             Some(why) => format!("; Envoy refused it: {why}"),
             None if has_no_proxy(listener, view.state) => "; no proxy serves".to_owned(),
             None if listener.acknowledged => String::new(),
+            None if listener.served_by == ProxyServer::Agent => "; it is not open yet".to_owned(),
             None => "; Envoy has not acknowledged it".to_owned(),
         };
         format!("{direction}, port {port}: {}{problem}", passes.join("; "))

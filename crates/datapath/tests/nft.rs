@@ -82,6 +82,7 @@ table inet wharf {
     chain output {
         type nat hook output priority -100; policy accept
         fib daddr type != local return
+        meta mark & 0x00000100 != 0 fib saddr type local return
         ip6 daddr ::1 return
         meta nfproto ipv4 dnat ip to ip daddr . meta l4proto . th dport map @ports-of4
         meta nfproto ipv4 dnat ip to meta l4proto . th dport map @ports4

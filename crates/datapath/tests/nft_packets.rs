@@ -5,10 +5,16 @@ mod support;
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    os::fd::AsRawFd as _,
+    time::Duration,
 };
 
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+};
 use support::{nft_of_thread as nft, sctp::Sctp, uplink::*, *};
+use wharf_common::policy::MARK_PROXIED_EGRESS;
 use wharf_core::nat::{Masquerade, Nat, PortMapping, Protocol};
 
 /// Published port of the node, port of the container.
@@ -130,6 +136,39 @@ fn a_published_port_is_reached_from_everywhere() {
         // The kernel routes nothing from ::1 to another interface: a client learns at once that it must try 127.0.0.1.
         let loopback6 = w.tcp(NODE6, at(Ipv6Addr::LOCALHOST.into(), HOST_PORT), at(container6(0), CONTAINER_PORT));
         assert_eq!(loopback6.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    });
+}
+
+/// A socket of the proxy's on the node, with a source of its choice or the node's, that asks the published port.
+fn of_the_proxy(source: Option<IpAddr>, mark: u32) -> UdpSocket {
+    let made = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::empty(), None).expect("socket");
+    setsockopt(&made, sockopt::IpTransparent, &true).expect("transparent");
+    setsockopt(&made, sockopt::Mark, &mark).expect("mark");
+    if let Some(source) = source {
+        bind(made.as_raw_fd(), &SockaddrStorage::from(at(source, 0))).expect("bind");
+    }
+    connect(made.as_raw_fd(), &SockaddrStorage::from(at(NODE4, HOST_PORT))).expect("connect");
+    let socket = UdpSocket::from(made);
+    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+    socket
+}
+
+#[test]
+fn what_the_proxy_asks_in_the_nodes_name_reaches_no_published_port() {
+    with(nat(published([None, None])), |w| {
+        let server = w.at(container4(0), || UdpSocket::bind(at(container4(0), CONTAINER_PORT)).expect("server"));
+        server.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+        let mut bytes = [0; 8];
+        // Of the node itself, and of the proxy in a container's name.
+        for (source, mark, seen) in [(None, 0, NODE4), (Some(container4(1)), MARK_PROXIED_EGRESS, container4(1))] {
+            of_the_proxy(source, mark).send(b"ask").expect("sent");
+            let (length, from) = server.recv_from(&mut bytes).expect("the server");
+            assert_eq!((&bytes[..length], from.ip()), (&b"ask"[..], seen));
+        }
+        let refused = of_the_proxy(None, MARK_PROXIED_EGRESS);
+        refused.send(b"no").expect("sent");
+        let why = refused.recv(&mut bytes).expect_err("nobody of the node has the port");
+        assert_eq!(why.kind(), io::ErrorKind::ConnectionRefused);
     });
 }
 

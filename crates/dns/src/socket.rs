@@ -53,7 +53,8 @@ impl Sockets {
     }
 }
 
-fn lacks_family(error: &io::Error) -> bool {
+/// The node has no addresses of that family.
+pub(crate) fn lacks_family(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
 }
 

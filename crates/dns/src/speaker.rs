@@ -18,7 +18,7 @@ use nix::{
     },
 };
 
-use crate::socket::make_transparent;
+use crate::socket::{lacks_family, make_transparent};
 
 /// Length of a UDP header, bytes (RFC 768).
 const HEADER: u16 = 8;
@@ -48,7 +48,7 @@ impl Speaker {
     pub(crate) fn new() -> io::Result<Self> {
         let v6 = match raw(IpAddr::V6(Ipv6Addr::LOCALHOST)) {
             Ok(socket) => Some(socket),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)) => None,
+            Err(error) if lacks_family(&error) => None,
             Err(error) => return Err(error),
         };
         Ok(Self { v4: raw(IpAddr::V4(Ipv4Addr::LOCALHOST))?, v6 })

@@ -16,6 +16,9 @@ use crate::{
 /// Room for any datagram and any message.
 pub(crate) const MAX_MESSAGE: usize = u16::MAX as usize;
 
+/// Messages that are not the answer, after which a server is not listened to any more.
+const MAX_WRONG: usize = 1_000;
+
 /// Messages of a connection (RFC 1035, section 4.2.2).
 pub(crate) fn messages() -> LengthDelimitedCodec {
     LengthDelimitedCodec::builder().length_field_length(2).max_frame_length(MAX_MESSAGE).new_codec()
@@ -48,27 +51,37 @@ async fn ask_udp(
     socket.send(&query).await?;
     // A query that waits keeps little memory.
     drop(query);
+    let (mut answer, mut wrong) = (Vec::new(), 0);
     loop {
+        // A socket that is always ready takes nothing of the task's budget, and the timer is looked at only when the budget is spent: a
+        // server that floods would keep the thread, for longer than the caller's limit.
+        tokio::task::coop::consume_budget().await;
         // An ICMP error does not make a socket readable.
         let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
         if ready.is_error() {
             return Err(socket.take_error()?.unwrap_or_else(|| io::ErrorKind::ConnectionRefused.into()));
         }
-        // Made when there is something to read; only as much as was read is kept.
-        let mut answer = Vec::with_capacity(MAX_MESSAGE);
+        answer.clear();
+        answer.reserve_exact(MAX_MESSAGE);
         match socket.try_recv_buf_from(&mut answer) {
             // What another host sent before the socket was connected is in its queue, too.
-            Ok((_, from)) if (from.ip(), from.port()) == (server.ip(), server.port()) => {
-                if wire::is_answer(&answer, id, question) {
-                    answer.shrink_to_fit();
-                    return Ok(answer);
-                }
+            Ok((_, from))
+                if (from.ip(), from.port()) == (server.ip(), server.port())
+                    && wire::is_answer(&answer, id, question) =>
+            {
+                answer.shrink_to_fit();
+                return Ok(answer);
             }
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Ok(_) if wrong == MAX_WRONG => return Err(flooded()),
+            Ok(_) => wrong += 1,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => answer = Vec::new(),
             Err(error) => return Err(error),
         }
     }
+}
+
+fn flooded() -> io::Error {
+    io::Error::other(format!("it sent more than {MAX_WRONG} messages that do not answer the query"))
 }
 
 async fn ask_tcp(
@@ -80,11 +93,16 @@ async fn ask_tcp(
 ) -> io::Result<Vec<u8>> {
     let mut connection = Framed::new(socket::upstream_tcp(client, server).await?, messages());
     connection.send(Bytes::from(query)).await?;
+    let mut wrong = 0;
     while let Some(answer) = connection.next().await {
         let answer = answer?;
         if wire::is_answer(&answer, id, question) {
             return Ok(answer.to_vec());
         }
+        if wrong == MAX_WRONG {
+            return Err(flooded());
+        }
+        wrong += 1;
     }
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection without an answer"))
 }

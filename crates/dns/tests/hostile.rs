@@ -180,6 +180,36 @@ fn a_server_that_is_not_there_fails_at_once_and_a_silent_one_after_5_s() {
 }
 
 #[test]
+fn a_server_that_floods_is_given_up_and_others_have_their_turn() {
+    in_a_world(|mut world| async move {
+        world.serve().await;
+        let real = server_socket(&world, SERVER, 53);
+        let socket = world.udp(CLIENT, SERVER).await;
+        socket.send(&query(7, "www.test", A)).await.expect("sent");
+        let mut asked = vec![0; 512];
+        let (length, proxy) = real.recv_from(&mut asked).await.expect("a query");
+        asked.truncate(length);
+        asked[1] ^= 1;
+        let real = real.into_std().expect("a socket");
+        let (ended, end) = std::sync::mpsc::channel::<()>();
+        let flood = std::thread::spawn(move || {
+            let began = Instant::now();
+            while matches!(end.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) && began.elapsed() < LONG {
+                // The queue may be full.
+                real.send_to(&answer(&asked, 0, &[]), proxy).ok();
+            }
+            began.elapsed()
+        });
+        assert_eq!(receive(&socket).await[..4], [0, 7, 0x81, SERVFAIL]);
+        drop(ended);
+        let Outcome::Failed(why) = world.outcome().await else { panic!("an error") };
+        assert!(why.contains("1000 messages"), "{why}");
+        let took = flood.join().expect("the flood");
+        assert!(took.as_secs() < 5, "{took:?}");
+    });
+}
+
+#[test]
 fn clients_that_are_no_members_and_what_was_not_redirected_get_nothing() {
     in_a_world(|world| async move {
         let resolver = Resolver::start(Some(&world.server), &[SERVER]);

@@ -134,8 +134,9 @@ const fn is_inner(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'
 }
 
-fn is_label(label: &str) -> bool {
-    !label.is_empty() && label.bytes().all(is_inner)
+/// Whether it is a label of a name.
+pub(crate) fn is_label(label: &str) -> bool {
+    (1..=MAX_LABEL).contains(&label.len()) && label.bytes().all(is_inner)
 }
 
 /// Whether a label of a pattern matches a label. What stands between two stars is looked for from the left: an earlier place leaves more to the

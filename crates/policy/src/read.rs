@@ -11,8 +11,8 @@
 //! hole. `status`, and what metadata has besides name and namespace, has no influence. A field that is null is a field
 //! that is absent.
 //!
-//! Bounds, beyond which a text is refused: 4 MiB; 10,000 documents or items of lists; 10,000 rules a document, HTTP requests and names that may
-//! be asked for counted one by one; those of the parser (nesting, number of values, values copied by aliases).
+//! Bounds, beyond which a text is refused: 4 MiB; 10,000 documents or items of lists; 10,000 rules a document, HTTP requests, server names and
+//! names that may be asked for counted one by one; those of the parser (nesting, number of values, values copied by aliases).
 
 mod cilium;
 mod cilium_l7;
@@ -31,7 +31,10 @@ use self::{
     field::{Read, Reader},
     meta::{Document, Kind},
 };
-use crate::model::{Origin, Policy, Rule};
+use crate::{
+    model::{Origin, Policy, Rule},
+    requests::Requests,
+};
 
 /// Longest text, bytes.
 pub const MAX_TEXT: usize = 4 << 20;
@@ -133,7 +136,10 @@ fn policies_of(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>
         Kind::Cluster => cluster_network_policy::read(reader, document),
         Kind::Cilium | Kind::CiliumClusterwide => cilium::read(reader, document),
     }?;
-    let counted = |rule: &Rule| rule.requests.as_ref().map_or(1, |said| (said.http.len() + said.names.len()).max(1));
+    let counted = |rule: &Rule| {
+        let said = |of: &Arc<Requests>| of.http.len() + of.names.len() + of.server_names.len();
+        rule.requests.as_ref().map_or(1, |requests| said(requests).max(1))
+    };
     let rules: usize = policies.iter().flat_map(|policy| &policy.rules).map(counted).sum();
     if rules > MAX_RULES {
         let reason = format!("{rules} rules, more than {MAX_RULES}");

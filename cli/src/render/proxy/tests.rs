@@ -157,6 +157,8 @@ fn listeners_of_the_agent_need_no_envoy() {
     view.listeners.truncate(1);
     view.outstanding.clear();
     assert!(is_well(&view));
+    view.listeners[0].acknowledged = false;
+    assert_eq!(of_endpoint(&view, 7), ["egress, port 15002: DNS of *.a; it is not open yet"]);
 }
 
 #[test]
@@ -175,4 +177,15 @@ fn names_and_how_long_their_addresses_last() {
     assert!(first.contains("api.example.com") && first.contains("192.0.2.7") && first.contains("1m"), "{told}");
     assert!(second.contains("2001:db8::7") && second.contains("in use"), "{told}");
     assert!(third.contains("192.0.2.9") && !told.contains('\u{202e}'), "{told}");
+
+    // On a narrow screen a long name is broken, and each address has its time beside it.
+    let both = ["2001:db8:1111:2222:3333:4444:5555:6666", "2001:db8:1111:2222:3333:4444:5555:7777"];
+    let ends = [NOW + 60_000, NOW + 7_200_000];
+    let long = of(
+        &"a.very.long.name.of.many.labels.".repeat(3),
+        both.iter().zip(ends).map(|(ip, end)| address(ip, end)).collect(),
+    );
+    let told = names(&[long], &Style { width: 60, ..style });
+    let line = |end: &str| told.lines().find(|line| line.contains(end)).unwrap_or_default().to_owned();
+    assert!(line("6666").ends_with("1m") && line("7777").ends_with("2h"), "{told}");
 }

@@ -6,8 +6,8 @@
 //! - A list of peers that is there and empty (`fromEndpoints: []`) matches nothing; `[{}]` matches the endpoints of the
 //!   namespace, in a clusterwide policy all endpoints, those in no namespace included.
 //!
-//! Different from Cilium: networks, and names (`toFQDNs`), match the addresses of endpoints and of the node too, as networks do in the
-//! other formats. What Cilium corrects or ignores with a warning is refused: a subject of another namespace, an empty `ports`, an `endPort`
+//! Different from Cilium: networks match the addresses of endpoints and of the node too, as they do in the other formats; names (`toFQDNs`) do
+//! not. What Cilium corrects or ignores with a warning is refused: a subject of another namespace, an empty `ports`, an `endPort`
 //! below `port`, an exception that is the whole network.
 
 use std::collections::BTreeSet;

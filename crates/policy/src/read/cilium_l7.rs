@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use regex_syntax::{
-    ast::{self, ClassSetItem, Flag, FlagsItemKind, GroupKind},
-    hir::{Dot, Hir, HirKind, Look, translate::TranslatorBuilder},
+    ast::{self, ClassSetItem, Flag, FlagsItemKind, GroupKind, HexLiteralKind, Literal, LiteralKind, RepetitionKind},
+    hir::{Class, Dot, Hir, HirKind, Look, translate::TranslatorBuilder},
 };
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     model::Direction,
-    names::MAX_NAME,
+    names::{MAX_NAME, is_label},
     requests::{HeaderRule, HttpRule, Pattern, Requests, ServerName},
 };
 
@@ -21,6 +21,8 @@ use crate::{
 const MAX_PATTERN: usize = 1_000;
 /// How often a part may be repeated, also by repetitions of repetitions: RE2 refuses more.
 const MAX_REPEATS: u64 = 1_000;
+/// Instructions of an expression's program with all repetitions written out, estimated. RE2's default of 8 MiB has room for 87,000.
+const MAX_PROGRAM: u64 = 50_000;
 /// What connections to these ports may carry; `None` where the item does not say.
 pub(super) fn read(reader: &mut Reader, item: &Object<'_>, direction: Direction) -> Read<Option<Requests>> {
     let names = item.get("serverNames").map(|field| server_names(reader, &field)).transpose();
@@ -89,7 +91,7 @@ fn pattern(reader: &mut Reader, field: &Field<'_>) -> Read<Option<Pattern>> {
         Ok(parsed) => parsed,
         Err(error) => return Err(reader.refuse(field, format!("is {}: {}", quoted(text), error.kind()), REMEDY)),
     };
-    if let Err(what) = ast::visit(&parsed, Foreign) {
+    if let Err(what) = ast::visit(&parsed, Foreign(text)) {
         return Err(reader.refuse(field, format!("is {}, which has {what}", quoted(text)), REMEDY));
     }
     // Bytes, as a proxy matches them.
@@ -99,15 +101,51 @@ fn pattern(reader: &mut Reader, field: &Field<'_>) -> Read<Option<Pattern>> {
             format!("is {}, which repeats a part more than {MAX_REPEATS} times", quoted(text)),
             REMEDY,
         )),
+        Ok(hir) if program(&hir) > MAX_PROGRAM => {
+            let reason = format!("is {}, whose repetitions are too large together", quoted(text));
+            Err(reader.refuse(field, reason, "repeat less, or write several rules"))
+        }
         Ok(hir) => Ok(Some(plain(&hir).unwrap_or_else(|| Pattern::Regex(text.to_owned())))),
         Err(error) => Err(reader.refuse(field, format!("is {}: {}", quoted(text), error.kind()), REMEDY)),
     }
 }
 
-/// Looks for what Rust's syntax has and RE2 has not, or reads in another way.
-struct Foreign;
+/// Looks in an expression for what Rust's syntax has and RE2 has not, or reads in another way.
+struct Foreign<'a>(&'a str);
 
-impl ast::Visitor for Foreign {
+impl Foreign<'_> {
+    fn repetition(&self, repetition: &ast::Repetition) -> Result<(), &'static str> {
+        if matches!(*repetition.ast, ast::Ast::Repetition(_)) {
+            return Err("a repetition of a repetition without a group");
+        }
+        let span = &repetition.op.span;
+        let counts = self.0.get(span.start.offset..span.end.offset).unwrap_or_default();
+        let counts = counts.trim_end_matches('?').trim_start_matches('{').trim_end_matches('}');
+        let mut numbers = counts.split(',').enumerate();
+        let plain = |(at, number): (usize, &str)| {
+            number.bytes().all(|b| b.is_ascii_digit())
+                && (number.len() == 1 || !number.starts_with('0'))
+                && (at > 0 || !number.is_empty())
+        };
+        if !matches!(repetition.op.kind, RepetitionKind::Range(_)) || numbers.all(plain) {
+            return Ok(());
+        }
+        Err("blanks, a leading zero or no first number in a repetition, which RE2 takes for text")
+    }
+}
+
+/// RE2 matches UTF-8: a byte above 7f is half a character to it.
+fn literal(literal: &Literal) -> Result<(), &'static str> {
+    match literal.kind {
+        LiteralKind::HexFixed(HexLiteralKind::X) | LiteralKind::HexBrace(HexLiteralKind::X) if literal.c.is_ascii() => {
+            Ok(())
+        }
+        LiteralKind::HexFixed(_) | LiteralKind::HexBrace(_) => Err("\\u, \\U, or \\x above 7f"),
+        _ => Ok(()),
+    }
+}
+
+impl ast::Visitor for Foreign<'_> {
     type Output = ();
     type Err = &'static str;
 
@@ -120,8 +158,15 @@ impl ast::Visitor for Foreign {
             ast::Ast::Flags(set) => &set.flags,
             ast::Ast::Group(group) => match &group.kind {
                 GroupKind::NonCapturing(flags) => flags,
+                GroupKind::CaptureName { name, .. }
+                    if !name.name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') =>
+                {
+                    return Err("a group whose name has other characters than letters, digits and _");
+                }
                 _ => return Ok(()),
             },
+            ast::Ast::Repetition(repetition) => return self.repetition(repetition),
+            ast::Ast::Literal(of) => return literal(of),
             ast::Ast::Assertion(assertion) => {
                 return match assertion.kind {
                     ast::AssertionKind::StartLine
@@ -145,7 +190,12 @@ impl ast::Visitor for Foreign {
     }
 
     fn visit_class_set_item_pre(&mut self, item: &ClassSetItem) -> Result<(), Self::Err> {
-        if matches!(item, ClassSetItem::Bracketed(_)) { Err("a class within a class") } else { Ok(()) }
+        match item {
+            ClassSetItem::Bracketed(_) => Err("a class within a class"),
+            ClassSetItem::Literal(of) => literal(of),
+            ClassSetItem::Range(range) => literal(&range.start).and_then(|()| literal(&range.end)),
+            _ => Ok(()),
+        }
     }
 
     fn visit_class_set_binary_op_pre(&mut self, _: &ast::ClassSetBinaryOp) -> Result<(), Self::Err> {
@@ -163,6 +213,26 @@ fn repeats(hir: &Hir) -> u64 {
         HirKind::Capture(capture) => repeats(&capture.sub),
         HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().map(repeats).max().unwrap_or(1),
         _ => 1,
+    }
+}
+
+/// About how many instructions the expression's program has, with all repetitions written out. A class that has characters of several
+/// bytes takes more of them than it has ranges.
+fn program(hir: &Hir) -> u64 {
+    const OF_SEVERAL_BYTES: u64 = 12;
+    match hir.kind() {
+        HirKind::Repetition(repetition) => {
+            let copies = repetition.max.unwrap_or_else(|| repetition.min.saturating_add(1)).max(1);
+            u64::from(copies).saturating_mul(program(&repetition.sub).saturating_add(1))
+        }
+        HirKind::Capture(capture) => program(&capture.sub).saturating_add(2),
+        HirKind::Concat(parts) | HirKind::Alternation(parts) => {
+            parts.iter().map(program).fold(parts.len() as u64, u64::saturating_add)
+        }
+        HirKind::Literal(literal) => literal.0.len() as u64,
+        HirKind::Class(Class::Bytes(class)) => class.ranges().len() as u64 + OF_SEVERAL_BYTES,
+        HirKind::Class(Class::Unicode(class)) => class.ranges().len() as u64 * OF_SEVERAL_BYTES,
+        HirKind::Empty | HirKind::Look(_) => 1,
     }
 }
 
@@ -241,11 +311,7 @@ fn server_names(reader: &mut Reader, field: &Field<'_>) -> Read<BTreeSet<ServerN
         let text = reader.text(field)?.to_ascii_lowercase();
         let under = text.strip_prefix("**.");
         let name = under.unwrap_or(&text);
-        let label = |label: &str| {
-            let inner = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-            !label.is_empty() && label.len() <= 63 && label.bytes().all(inner)
-        };
-        if name.len() > MAX_NAME || !name.split('.').all(label) {
+        if name.len() > MAX_NAME || !name.split('.').all(is_label) {
             let remedy = "write a name of DNS, or **. and a name for every name below it";
             return Err(reader.refuse(field, format!("is {}", quoted(&text)), remedy));
         }

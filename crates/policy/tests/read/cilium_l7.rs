@@ -52,6 +52,21 @@ fn expressions_that_are_a_text_or_its_beginning_become_one() {
 }
 
 #[test]
+fn what_both_syntaxes_read_alike_is_accepted() {
+    let longest = format!("[^/]{{1000}}{}", "(a{2,}){3}".repeat(20));
+    for text in [r"\x41[\x20-\x7e]\x{7f}", "(?P<a_1>b)(?<c>d)", "(?:a*)*", "a{0}b{10}?c{1,20}d{3,}", &longest] {
+        assert_eq!(path(text), Some(Pattern::Regex(text.to_owned())), "{text}");
+    }
+}
+
+#[test]
+fn server_names_count_as_rules_of_a_document() {
+    let names: Vec<String> = (0..10_001).map(|n| format!("n{n}")).collect();
+    let refusals = refused(&document(&item(&format!("serverNames: [{}]", names.join(", ")))));
+    assert!(refusals.contains("10001 rules, more than 10000; split the policy"), "{refusals}");
+}
+
+#[test]
 fn every_field_of_a_request_is_read() {
     let all = requests(
         "rules: {http: [{method: GET, path: /a, host: 'a\\.example', headers: ['X-One: 1 2', x-two],
@@ -107,6 +122,27 @@ fn what_a_proxy_could_not_tell_or_would_read_in_another_way_is_refused() {
         (http(r"{path: '\b{start}a'}"), "which has a boundary of half a word"),
         (http(&format!("{{path: '{}'}}", "a".repeat(1_001))), "path: has 1001 bytes; write at most 1000"),
         (http("{path: '(a{40}){40}'}"), "which repeats a part more than 1000 times"),
+        (http("{path: 'a**'}"), "is \"a**\", which has a repetition of a repetition"),
+        (http("{path: 'a++'}"), "which has a repetition of a repetition"),
+        (http("{path: 'a*??'}"), "which has a repetition of a repetition"),
+        (http("{path: 'a{2}{3}'}"), "which has a repetition of a repetition"),
+        (http(r"{path: '\u0041'}"), r"which has \u, \U, or \x above 7f"),
+        (http(r"{path: '\u{41}'}"), r"which has \u, \U, or \x above 7f"),
+        (http(r"{path: '\U00000041'}"), r"which has \u, \U, or \x above 7f"),
+        (http(r"{path: '\x80'}"), r"which has \u, \U, or \x above 7f"),
+        (http(r"{path: '\x{e4}'}"), r"which has \u, \U, or \x above 7f"),
+        (http(r"{path: '[\x80]'}"), r"which has \u, \U, or \x above 7f"),
+        (http(r"{path: '[a\x20-\xff]'}"), r"which has \u, \U, or \x above 7f"),
+        (http(r"{path: '[\u0041]'}"), r"which has \u, \U, or \x above 7f"),
+        (http("{path: '(?P<a.b>c)'}"), "which has a group whose name"),
+        (http("{path: '(?<a[0]>c)'}"), "which has a group whose name"),
+        (http("{path: '(?P<\u{e4}>c)'}"), "which has a group whose name"),
+        (http("{path: 'a{ 2}'}"), "which has blanks, a leading zero"),
+        (http("{path: 'a{2 }'}"), "which has blanks, a leading zero"),
+        (http("{path: 'a{1, 2}'}"), "which has blanks, a leading zero"),
+        (http("{path: 'a{02}'}"), "which has blanks, a leading zero"),
+        (http(&format!("{{path: '{}'}}", "a{1000}".repeat(60))), "whose repetitions are too large together; repeat"),
+        (http("{path: '[^/]{1000}[^a]{1000}[^b]{1000}[^c]{1000}'}"), "whose repetitions are too large together"),
         (http("{method: 1}"), "method: is a number, not text"),
         (http("{headers: ['a b']}"), "headers[0]: names \"a b\""),
         (http("{headers: [': b']}"), "headers[0]: names \"\""),

@@ -208,16 +208,24 @@ impl Expression {
 
     /// The rule goes on where the destination is not an address of the node (`fib daddr type`).
     pub(super) fn not_to_the_node() -> [Self; 2] {
-        Self::destination_type(CMP_NEQ)
+        Self::address_type(Field::Destination, CMP_NEQ)
     }
 
     /// The rule goes on where the destination is an address of the node.
     pub(super) fn to_the_node() -> [Self; 2] {
-        Self::destination_type(CMP_EQ)
+        Self::address_type(Field::Destination, CMP_EQ)
     }
 
-    fn destination_type(operator: u32) -> [Self; 2] {
-        let kind = Self::of_numbers("fib", [(1, register(0)), (2, 3), (3, 2)]);
+    /// The rule goes on where the source is an address of the node.
+    pub(super) fn from_the_node() -> [Self; 2] {
+        Self::address_type(Field::Source, CMP_EQ)
+    }
+
+    fn address_type(field: Field, operator: u32) -> [Self; 2] {
+        const TYPE: u32 = 3;
+        // `NFTA_FIB_F_SADDR` and `NFTA_FIB_F_DADDR` of `linux/netfilter/nf_tables.h`.
+        let flag = if matches!(field, Field::Source) { 1 } else { 2 };
+        let kind = Self::of_numbers("fib", [(1, register(0)), (2, TYPE), (3, flag)]);
         [kind, Self::compare(0, operator, &RTN_LOCAL.to_ne_bytes())]
     }
 

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, net::Ipv6Addr};
 
-use wharf_common::policy::MARK_UNDECIDED;
+use wharf_common::policy::{MARK_PROXIED_EGRESS, MARK_UNDECIDED};
 use wharf_core::nat::Masquerade;
 use wharf_names::link::PREFIX as LINK_PREFIX;
 
@@ -34,8 +34,8 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
     };
     let mut chains = BTreeMap::from([
         // What comes from elsewhere passes prerouting, what the node itself sends passes output.
-        chain("prerouting", "nat", PRE_ROUTING, DESTINATION, published()),
-        chain("output", "nat", LOCAL_OUT, DESTINATION, published()),
+        chain("prerouting", "nat", PRE_ROUTING, DESTINATION, published(None)),
+        chain("output", "nat", LOCAL_OUT, DESTINATION, published(Some(asked_by_the_node()))),
         chain("postrouting", "nat", POST_ROUTING, SOURCE, leaving(masquerade)),
         chain("untranslated", "filter", POST_ROUTING, SOURCE, masquerade.map_or_else(Vec::new, |_| untranslated())),
     ]);
@@ -70,8 +70,15 @@ pub(super) fn rule(v4: bool, rest: impl IntoIterator<Item = Expression>) -> Rule
     [Expression::family(0), Expression::is(0, &[family(v4)])].into_iter().chain(rest).collect()
 }
 
-/// Published ports become containers; those of one address come first.
-fn published() -> Vec<Rule> {
+/// What the node's proxy asks in the node's name, because a container asked an address of the node. A container that has the port would see the
+/// node, which its rules always let in, instead of the one that asks. What the proxy sends in a container's name is not meant.
+fn asked_by_the_node() -> Rule {
+    let from_the_node = Expression::from_the_node().into_iter().chain([Expression::give_back()]);
+    Expression::marked(MARK_PROXIED_EGRESS).into_iter().chain(from_the_node).collect()
+}
+
+/// Published ports become containers, but for what a rule takes out; those of one address come first.
+fn published(except: Option<Rule>) -> Vec<Rule> {
     // The kernel routes no packet from ::1 to another interface. A refused connection lets a client try 127.0.0.1 at
     // once; a translated one would be lost.
     let loopback6 = [
@@ -81,7 +88,9 @@ fn published() -> Vec<Rule> {
     ];
     // One lookup of the route decides for most connections, which go elsewhere.
     let elsewhere = Expression::not_to_the_node().into_iter().chain([Expression::give_back()]).collect();
-    let mut rules = vec![elsewhere, rule(false, loopback6)];
+    let mut rules = vec![elsewhere];
+    rules.extend(except);
+    rules.push(rule(false, loopback6));
     for v4 in [true, false] {
         let (family, address, names) = (family(v4), words(v4), Names::of(v4));
         let port = |word| [Expression::transport(word), Expression::destination_port(word + 1)];
