@@ -397,3 +397,23 @@ fn it_runs_as_its_user_with_two_capabilities() {
         assert!(status.contains("Uid:\t65533\t"), "{status}");
     });
 }
+
+#[test]
+fn its_heap_is_watched() {
+    in_a_namespace(|| async {
+        let world = World::start();
+        world.ensure(everything(EGRESS, BOTH)).await;
+        let asked = async {
+            let mut admin = tokio::net::UnixStream::connect(world.envoy.admin_socket()).await?;
+            admin.write_all(b"GET /stats?filter=fixed_heap HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await?;
+            let mut told = String::new();
+            admin.read_to_string(&mut told).await.map(|_| told)
+        };
+        let told = tokio::time::timeout(LONG, asked).await.expect("in time").expect("an answer");
+        let heap = "overload.envoy.resource_monitors.fixed_heap";
+        assert!(
+            told.contains(&format!("{heap}.failed_updates: 0")) && told.contains(&format!("{heap}.pressure: ")),
+            "{told}"
+        );
+    });
+}
