@@ -119,7 +119,7 @@ pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u3
     if protocol != TCP && !udp || !listens(ctx, port, udp) {
         return match what & IS_OPEN {
             0 => UNAVAILABLE,
-            // Nothing but the proxy's absence keeps the flow from it.
+            // Judged again at the next packet, so that the flow goes to the proxy when it is back.
             _ if udp => PASSES,
             _ => PASSES | JUDGED,
         };
@@ -189,7 +189,7 @@ const IS_UDP: u32 = 1 << 21;
 const GOES_ON: u32 = 0;
 const BEGINS: u32 = 1 << 16;
 const IS_STRANGE: u32 = 1 << 17;
-/// Not those that are the flow's for rules that keep flows: without the port the packet finds no socket.
+/// [`FLOW_REPLIED`] is cleared too, so that `POLICY_KEEPS_FLOWS` does not skip the judgement that gives the port.
 const ANEW: u32 = (FLOW_PROXIED | FLOW_REPLIED) as u32;
 
 /// [`next`], with the bits above. `ports`: those of a packet the other way, as [`Packet::ports`] has them.

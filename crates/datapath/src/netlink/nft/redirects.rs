@@ -69,7 +69,7 @@ fn answers() -> Vec<Rule> {
     let local = Expression::to_the_node().into_iter().chain([Expression::give_back()]).collect();
     // A socket that listens at any address is no part of the connection.
     let listens = [Expression::socket(0, SocketKey::Wildcard), Expression::is(0, &[1]), Expression::give_back()];
-    // One of UDP that takes the packet although it has no part in the flow: the proxy sends its answers to others from there.
+    // A UDP socket without the proxy's mark only sends answers; it takes nothing.
     let only_answers = [Expression::transport(0), Expression::is(0, &[UDP]), Expression::socket(0, SocketKey::Mark)]
         .into_iter()
         .chain([Expression::masked(0, MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS, 0), Expression::is(0, &[0; 4])])
