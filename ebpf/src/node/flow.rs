@@ -185,7 +185,9 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             flags |= redirect.flag();
             policy.generation = redirect.generation(policy.generation);
         }
-        if let Some((row, _)) = &mut found {
+        // What the node sends in a server's name is judged without that server's rules, because nothing tells the server; so the flow is not judged.
+        let is_whole = forget(u64::from(by_owner || !redirect::is_by_node(ctx))) & 1 != 0;
+        if is_whole && let Some((row, _)) = &mut found {
             // SAFETY: the row is a map value, whose fields are written whole.
             unsafe {
                 ptr::write_volatile(&raw mut row.flags, row.flags & !FLOW_PROXIED | flags & FLOW_PROXIED);

@@ -247,9 +247,9 @@ fn load(ctx: &TcContext, offset: usize, tuple: &mut [u32; 9], at: usize, words: 
     unsafe { bpf_skb_load_bytes(skb, offset, tuple.as_mut_ptr().add(at).cast(), words * 4) == 0 }
 }
 
-/// True for a packet, at a hook on its way to a container, that the node's own stack made.
+/// True for a packet that the node's own stack made; false for one that a container sends, which came by a link.
 #[inline(always)]
-fn is_by_node(ctx: &TcContext) -> bool {
+pub fn is_by_node(ctx: &TcContext) -> bool {
     // SAFETY: the context the program was called with.
     unsafe { (*ctx.skb.skb).ingress_ifindex == 0 }
 }
