@@ -124,16 +124,17 @@ pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u3
             _ => PASSES | JUDGED,
         };
     }
-    // What answers to packets that the proxy has not seen.
     if running && what & BY_OWNER == 0 {
-        return UNAVAILABLE;
+        // What answers to packets that the proxy has not seen; but for the reset of the listening socket, by which the connection ends.
+        return if signals & SIGNAL_RST != 0 && is_by_node(ctx) { PASSES } else { UNAVAILABLE };
     }
     // Without a row, what goes on may be a connection of the proxy's whose row is gone: its socket is found without a port.
     if running || udp || opens(signals) {
         let port = u32::from((port as u16).to_be());
         set_mark_of(ctx, mark_of(ctx) & MARKS | port << MARK_PORT_SHIFT);
     }
-    if running && !udp { RESETS } else { u64::from(FLOW_PROXIED) | JUDGED }
+    // The first packet of a connection, also one that is repeated, begins anew there.
+    if running && !udp && !opens(signals) { RESETS } else { u64::from(FLOW_PROXIED) | JUDGED }
 }
 
 /// The first packet of a connection.
