@@ -171,10 +171,8 @@ impl Next {
 
 /// What a packet is to its flow, which has a row with these flags, of [`wharf_common::flow::FLOW_OF_PROXY`] at least one.
 #[inline(always)]
-pub fn next(ctx: &TcContext, asked: &Asked, packet: &Packet, flags: u16, by_owner: bool) -> Next {
-    let of_packet = if asked.direction as u32 == Direction::Egress as u32 { SENDS } else { 0 }
-        | if opens(packet.signals) { OPENS } else { 0 }
-        | if packet.protocol == UDP { IS_UDP } else { 0 };
+pub fn next(ctx: &TcContext, packet: &Packet, flags: u16, by_owner: bool) -> Next {
+    let of_packet = if opens(packet.signals) { OPENS } else { 0 } | if packet.protocol == UDP { IS_UDP } else { 0 };
     let of_flow = u32::from(flags) | if by_owner { BY_OWNER } else { 0 };
     // The other way round: what the other end would send.
     let ports = packet.ports().rotate_left(16);
@@ -183,9 +181,8 @@ pub fn next(ctx: &TcContext, asked: &Asked, packet: &Packet, flags: u16, by_owne
 }
 
 /// In what [`wharf_next`] is asked, beside the flow's flags and [`BY_OWNER`].
-const SENDS: u32 = 1 << 19;
-const OPENS: u32 = 1 << 20;
-const IS_UDP: u32 = 1 << 21;
+const OPENS: u32 = 1 << 19;
+const IS_UDP: u32 = 1 << 20;
 /// What [`wharf_next`] answers, beside [`Next::anew`].
 const GOES_ON: u32 = 0;
 const BEGINS: u32 = 1 << 16;
@@ -205,8 +202,7 @@ const ANEW: u32 = (FLOW_PROXIED | FLOW_REPLIED) as u32;
 pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) -> u32 {
     let ctx = &TcContext::new(skb);
     let (flags, by_owner, udp) = (what as u16, what & BY_OWNER != 0, what & IS_UDP != 0);
-    let by_node = what & SENDS == 0 && is_by_node(ctx);
-    if !by_node && flags & in_place_of(by_owner) != 0 {
+    if is_strange(ctx, flags, by_owner) {
         // The proxy closes its socket when its flow is over, which no packet of UDP says.
         let is_over = udp && by_owner && !has_socket(ctx, ports);
         return if is_over { BEGINS } else { IS_STRANGE };
@@ -215,7 +211,7 @@ pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) 
         return GOES_ON;
     }
     // The proxy chose the port of a flow that the client began.
-    let is_proxys = udp && by_node && flags & FLOW_UPSTREAM == 0 && mark_of(ctx) & MARKS_OF_PROXY != 0;
+    let is_proxys = udp && is_by_node(ctx) && flags & FLOW_UPSTREAM == 0 && mark_of(ctx) & MARKS_OF_PROXY != 0;
     match flags & FLOW_PROXIED {
         _ if what & OPENS != 0 || is_proxys => BEGINS,
         0 => GOES_ON,
@@ -260,6 +256,12 @@ pub fn is_by_node(ctx: &TcContext) -> bool {
 #[inline(always)]
 pub fn is_answer(ctx: &TcContext, of_proxy: u16) -> bool {
     of_proxy & FLOW_UPSTREAM == 0 && is_by_node(ctx) && !is_of_node(ctx)
+}
+
+/// True for a packet of a flow with these flags whose sender has no part in the flow, because the proxy is in its place.
+#[inline(always)]
+pub fn is_strange(ctx: &TcContext, flags: u16, by_owner: bool) -> bool {
+    flags & in_place_of(by_owner) != 0 && !is_by_node(ctx)
 }
 
 /// True for a packet of a flow with these flags that the proxy is to get.

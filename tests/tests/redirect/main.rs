@@ -2,6 +2,7 @@
 
 mod client;
 mod datagrams;
+mod errors;
 mod older;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]
