@@ -41,8 +41,9 @@ pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
              fib daddr type local return
              socket wildcard 1 return
              meta l4proto udp socket mark & 0x300 == 0 return
-             socket transparent 1 meta mark set meta mark | 0x80
+             socket transparent 1 meta mark set meta mark & 0xff7f ^ 0x80
            }}
+           chain lost {{ type filter hook forward priority 0; meta mark & 0x80 != 0 drop; }}
          }}",
         ports.iter().map(listens).collect::<Vec<_>>().join("\n")
     );
@@ -50,7 +51,8 @@ pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
     command.args(["-f", "-"]);
     run(command, rules.as_bytes(), Duration::from_secs(10))?.ok()?;
     for family in ["-4", "-6"] {
-        ip(node.space(), &format!("{family} rule add fwmark 0x80/0x80 lookup 99 pref 85"))?;
+        ip(node.space(), &format!("{family} rule add fwmark 0x80/0xffff0080 lookup 99 pref 85"))?;
+        ip(node.space(), &format!("{family} rule add fwmark 0x80/0x80 blackhole pref 86"))?;
         ip(node.space(), &format!("{family} route add local default dev {LINK} table 99"))?;
     }
     let row = node.space().run(|| {

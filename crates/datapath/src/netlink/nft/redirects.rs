@@ -7,7 +7,7 @@ use wharf_common::{
 
 use super::{
     expr::{Expression, Rule, SocketKey},
-    rules::{ACCEPT, PRE_ROUTING, rule, words},
+    rules::{ACCEPT, FILTER, FORWARD, PRE_ROUTING, rule, words},
     table::Chain,
 };
 
@@ -23,15 +23,18 @@ const LOOPBACK6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
 
 /// The chains by their names.
-pub(super) fn chains() -> [(String, Chain); 3] {
-    let chain = |name: &str, priority, rules| {
+pub(super) fn chains() -> [(String, Chain); 4] {
+    let chain = |name: &str, hook, priority, rules| {
         let kind = "filter".to_owned();
-        (name.to_owned(), Chain { kind, hook: PRE_ROUTING, priority, policy: ACCEPT, rules })
+        (name.to_owned(), Chain { kind, hook, priority, policy: ACCEPT, rules })
     };
+    // Somebody removed the rules that lead it to the proxy.
+    let lost = Expression::marked(MARK_TO_PROXY).into_iter().chain([Expression::drop()]).collect();
     [
-        chain("redirected-untracked", RAW, vec![untracked()]),
-        chain("redirected", MANGLE, redirected()),
-        chain("redirected-answers", TRANSLATED, answers()),
+        chain("redirected-untracked", PRE_ROUTING, RAW, vec![untracked()]),
+        chain("redirected", PRE_ROUTING, MANGLE, redirected()),
+        chain("redirected-answers", PRE_ROUTING, TRANSLATED, answers()),
+        chain("redirected-lost", FORWARD, FILTER, vec![lost]),
     ]
 }
 
@@ -76,6 +79,8 @@ fn answers() -> Vec<Rule> {
         .chain([Expression::give_back()])
         .collect();
     let is_proxys = [Expression::socket(0, SocketKey::Transparent), Expression::is(0, &[1])];
-    let marks = [Expression::mark(0), Expression::masked(0, !MARK_TO_PROXY, MARK_TO_PROXY), Expression::set_mark(0)];
+    // What others have in the place of the port would pass for one.
+    let kept = MARKS & !MARK_TO_PROXY;
+    let marks = [Expression::mark(0), Expression::masked(0, kept, MARK_TO_PROXY), Expression::set_mark(0)];
     vec![local, listens.to_vec(), only_answers, is_proxys.into_iter().chain(marks).collect()]
 }
