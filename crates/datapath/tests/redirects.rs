@@ -16,7 +16,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
 };
 use support::{uplink::*, *};
-use wharf_common::policy::{MARK_PORT_SHIFT, MARK_PROXIED_EGRESS, MARK_TO_PROXY};
+use wharf_common::policy::{MARK_PORT_SHIFT, MARK_PROXIED_EGRESS, MARK_TO_PROXY, MARK_TURNED};
 use wharf_core::{
     finding::NodeProblem,
     kernel::{NatKernel as _, NodeKernel as _, NodeSpec, PolicyKernel as _},
@@ -344,6 +344,31 @@ fn without_a_part_of_the_way_marked_packets_are_lost() {
                     run("nft", &["delete table inet programs"]);
                 }
             }
+        }
+    });
+}
+
+/// Marks of others have some of the bits.
+#[test]
+fn what_others_mark_is_tracked() {
+    in_linux_world(None, |w| async move {
+        ensure(&w.kernel, &wanted(true)).await;
+        let uplink = Uplink::new(w.dir.path());
+        for (mark, tracked) in [(MARK_TURNED, true), (0x539, true), (MARK_TURNED | MARK_TO_PROXY, false)] {
+            run(
+                "nft",
+                &[&format!(
+                    "add table inet programs; flush table inet programs;
+                 add chain inet programs c {{ type filter hook prerouting priority -310; }};
+                 add rule inet programs c iifname c0 udp dport 7700 meta mark set {mark:#x};
+                 add chain inet programs d {{ type filter hook prerouting priority -190; }};
+                 add rule inet programs d udp dport 7700 ct state untracked counter drop"
+                )],
+            );
+            let asks = datagrams_in(&uplink.containers[0], SocketAddr::new(container4(0), 0));
+            asks.send_to(b"hello", SocketAddr::new(NODE4, 7700)).expect("ask");
+            let counted = run("nft", &["list chain inet programs d"]).contains("packets 1 ");
+            assert_eq!(counted, !tracked, "mark {mark:#x}");
         }
     });
 }

@@ -41,7 +41,8 @@ pub(super) fn chains() -> [(String, Chain); 4] {
 /// Connection tracking has seen what is turned round. It would take a connection whose destination was translated for another one, and
 /// the proxy's answers would not be translated back.
 fn untracked() -> Rule {
-    Expression::marked(MARK_TURNED).into_iter().chain([Expression::untrack()]).collect()
+    let is_turned = Expression::marked(MARK_TO_PROXY).into_iter().chain(Expression::marked(MARK_TURNED));
+    is_turned.chain([Expression::untrack()]).collect()
 }
 
 fn redirected() -> Vec<Rule> {
