@@ -101,6 +101,7 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     if !wanted {
         // First nothing is turned round any more.
         bpf.ensure_way_to_proxy(EndpointProfile::default())?;
+        take_back_settings()?;
         return remove();
     }
     let mut connection = Connection::open()?;
@@ -137,6 +138,17 @@ pub(crate) fn remove() -> Result<()> {
         let rules = rules(family).map(|(name, rule)| (name, Request::new(RouteNetlinkMessage::DelRule(rule), 0)));
         let steps = rules.into_iter().chain([("route of table", Request::new(route, 0))]);
         run(&mut connection, family, steps, &[libc::ENOENT, libc::ESRCH, libc::EAFNOSUPPORT, libc::EOPNOTSUPP])?;
+    }
+    Ok(())
+}
+
+/// Gives the settings of the router's link, if it is there, the values that the kernel gave them.
+fn take_back_settings() -> Result<()> {
+    for (name, value) in SETTINGS {
+        let (path, before) = (setting(ROUTER_IFNAME, name), read(&setting("default", name))?);
+        if before != value && read(&path).is_ok_and(|found| found == value) {
+            set(&path, &before)?;
+        }
     }
     Ok(())
 }

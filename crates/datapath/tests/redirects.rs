@@ -27,12 +27,20 @@ use wharf_datapath::{
     leftovers::{self, Leftover},
 };
 
+/// Settings of the router's link.
+const SETTINGS: [&str; 2] = ["src_valid_mark", "accept_local"];
+
+fn ask_sysctl(name: &str) -> String {
+    run("sysctl", &[name])
+}
+
 /// Everything of the node's that redirects could change.
 fn told() -> String {
     let ask = |arguments: &str| run("ip", &arguments.split(' ').collect::<Vec<_>>());
     let routing =
         ["-4 rule", "-6 rule", "-4 route show table all proto 87", "-6 route show table all proto 87"].map(ask);
-    routing.concat() + &run("nft", &["list ruleset"])
+    let settings = SETTINGS.map(|name| ask_sysctl(&format!("net.ipv4.conf.wharf0.{name}")));
+    routing.concat() + &run("nft", &["list ruleset"]) + &settings.concat()
 }
 
 fn wanted(masquerade: bool) -> NodeSpec {
