@@ -17,8 +17,8 @@
 //!
 //! **Any source.** With `rp_filter` the kernel looks whether the route to a packet's source leads to the link that the packet came by. With
 //! `src_valid_mark` it looks for that route by the packet's mark, and finds the table's own, which is over that link; `accept_local` lets a source
-//! be one that a local route leads to (Documentation/networking/ip-sysctl.rst). So no setting of another link matters. A node whose
-//! `conf.all.src_valid_mark` is 1 drops packets with the mark on all other links: [`observe`] tells that.
+//! be one that a local route leads to (Documentation/networking/ip-sysctl.rst). So no setting of another link matters. Some settings
+//! of the whole node stop redirects: [`observe`] tells them.
 
 use rtnetlink::{
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
@@ -57,8 +57,10 @@ const PORT: u32 = u32::MAX << MARK_PORT_SHIFT;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 /// Settings of the router's link that let it take packets from any source.
 const SETTINGS: [(&str, &str); 2] = [("src_valid_mark", "1"), ("accept_local", "1")];
-/// Settings of the whole node that stop redirects when they are not zero: packets with the mark fail the check of sources on other links.
-const STOP_REDIRECTS: [&str; 1] = ["ipv4/conf/all/src_valid_mark"];
+/// Settings of the whole node that stop redirects when they are not zero: packets with the mark fail the check of sources on other links, or
+/// what the node answers to them has the mark too, and does not leave the node.
+const STOP_REDIRECTS: [&str; 4] =
+    ["ipv4/conf/all/src_valid_mark", "ipv4/tcp_fwmark_accept", "ipv4/fwmark_reflect", "ipv6/fwmark_reflect"];
 
 fn setting(ifname: &str, name: &str) -> String {
     format!("ipv4/conf/{ifname}/{name}")
@@ -223,7 +225,7 @@ pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     };
     let ours = SETTINGS.map(|(name, expected)| (setting(ROUTER_IFNAME, name), expected, true));
     // Somebody else's choice (of a tunnel, as a rule).
-    let others = STOP_REDIRECTS.iter();
+    let others = STOP_REDIRECTS.iter().filter(|path| ipv6 || !path.starts_with("ipv6"));
     for (path, expected, repairable) in ours.into_iter().chain(others.map(|path| ((*path).to_owned(), "0", false))) {
         let found = read(&path)?;
         if found != expected {

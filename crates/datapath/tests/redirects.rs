@@ -106,10 +106,17 @@ fn the_way_to_the_proxy_is_made_mended_and_taken_away() {
             assert!(!amiss(k, &on).await.is_empty(), "without the router's link");
             ensure(k, &on).await;
             assert_eq!(amiss(k, &on).await, [""; 0], "with a new link");
-            // Of all links, as a tunnel's tools set it: the agent leaves it and says so.
-            run("sysctl", &["-w", "net.ipv4.conf.all.src_valid_mark=1"]);
-            assert_eq!(amiss(k, &on).await, ["net.ipv4.conf.all.src_valid_mark"]);
-            run("sysctl", &["-w", "net.ipv4.conf.all.src_valid_mark=0"]);
+            // Of the whole node, as a tunnel's tools set it: the agent leaves it and says so.
+            for name in [
+                "net.ipv4.conf.all.src_valid_mark",
+                "net.ipv4.tcp_fwmark_accept",
+                "net.ipv4.fwmark_reflect",
+                "net.ipv6.fwmark_reflect",
+            ] {
+                run("sysctl", &["-w", &format!("{name}=1")]);
+                assert_eq!(amiss(k, &on).await, [name]);
+                run("sysctl", &["-w", &format!("{name}=0")]);
+            }
             ensure(k, &off).await;
             assert_eq!(told(), before, "taken away");
             assert_eq!(amiss(k, &off).await, [""; 0]);
