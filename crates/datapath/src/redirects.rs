@@ -17,8 +17,8 @@
 //!
 //! **Any source.** With `rp_filter` the kernel looks whether the route to a packet's source leads to the link that the packet came by. With
 //! `src_valid_mark` it looks for that route by the packet's mark, and finds the table's own, which is over that link; `accept_local` lets a source
-//! be one that a local route leads to (Documentation/networking/ip-sysctl.rst). So no setting of another link matters. Some settings
-//! of the whole node stop redirects: [`observe`] tells them.
+//! be one that a local route leads to (Documentation/networking/ip-sysctl.rst). An address of the node's own has its route over another link, which
+//! `rp_filter` 2 permits. So no setting of another link matters. Some settings of the whole node stop redirects: [`observe`] tells them.
 
 use rtnetlink::{
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
@@ -56,7 +56,7 @@ const PRIORITY: u32 = 87;
 const PORT: u32 = u32::MAX << MARK_PORT_SHIFT;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 /// Settings of the router's link that let it take packets from any source.
-const SETTINGS: [(&str, &str); 2] = [("src_valid_mark", "1"), ("accept_local", "1")];
+const SETTINGS: [(&str, &str); 3] = [("src_valid_mark", "1"), ("accept_local", "1"), ("rp_filter", "2")];
 /// Settings of the whole node that stop redirects when they are not zero: packets with the mark fail the check of sources on other links, or
 /// what the node answers to them has the mark too, and does not leave the node.
 const STOP_REDIRECTS: [&str; 4] =

@@ -28,7 +28,7 @@ use wharf_datapath::{
 };
 
 /// Settings of the router's link.
-const SETTINGS: [&str; 2] = ["src_valid_mark", "accept_local"];
+const SETTINGS: [&str; 3] = ["src_valid_mark", "accept_local", "rp_filter"];
 
 fn ask_sysctl(name: &str) -> String {
     run("sysctl", &[name])

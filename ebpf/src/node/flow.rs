@@ -177,7 +177,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
     }
     if found.is_none() {
-        flags = redirect::of_proxy(ctx, asked);
+        flags = redirect::of_proxy(ctx, asked, &packet);
     }
     let known = forget(u64::from(flags) | u64::from(by_owner) << 16 | u64::from(is_judged) << 17);
     (flags, by_owner, is_judged) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);

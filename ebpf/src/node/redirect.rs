@@ -13,6 +13,9 @@
 //! its row has [`FLOW_UPSTREAM`], and the answers go to the proxy. One flow may be both: what the proxy sends for the client's rules is
 //! redirected by the server's. The answers of UDP have the server's address as source and no mark.
 //!
+//! **A server on the node** gets what the proxy sends without a hook, and answers to the container's link. The proxy's socket tells such an answer,
+//! which is turned round as well; its flow has no row.
+//!
 //! Of two flows with the same ports, one that a client began and one that the proxy began in its name, the later one has the row. A proxy
 //! that takes its ports for UDP out of another range than clients do (32768 to 60999, as a rule) is spared that.
 
@@ -31,6 +34,7 @@ use wharf_common::{
 use wharf_ebpf::{
     flow::Asked,
     parse::{ETHERNET_BYTES, Ipv4, Ipv6, PROTOCOL_IPV4},
+    profile::Profile,
 };
 
 use crate::{
@@ -40,6 +44,8 @@ use crate::{
 
 /// `BPF_TCP_LISTEN` of `linux/bpf.h`.
 const LISTEN: u32 = 10;
+/// No state of a TCP socket.
+const NO_SOCKET: u32 = 0;
 /// The low half of a mark, without a port.
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
 /// What the proxy sends in a client's name has one of them.
@@ -251,11 +257,12 @@ pub fn is_by_node(ctx: &TcContext) -> bool {
     unsafe { (*ctx.skb.skb).ingress_ifindex == 0 }
 }
 
-/// True for a packet, at a hook on its way to a container, that the proxy sends in the name of a server. It is of a flow that a client began, and
-/// begins none where that one's row is gone: what the client sends would pass for answers, which no rule redirects.
+/// True for a packet, at a hook on its way to a container, that the proxy sends in the name of a server, or that a server on the node sends to the
+/// proxy. It is of a flow that a client began, and begins none where that one's row is gone: what the client sends would pass for answers, which no
+/// rule redirects.
 #[inline(always)]
 pub fn is_answer(ctx: &TcContext, of_proxy: u16) -> bool {
-    of_proxy & FLOW_UPSTREAM == 0 && is_by_node(ctx) && !is_of_node(ctx)
+    of_proxy & FLOW_UPSTREAM == 0 && is_by_node(ctx) && (of_proxy & FLOW_PROXIED != 0 || !is_of_node(ctx))
 }
 
 /// True for a packet of a flow with these flags whose sender has no part in the flow, because the proxy is in its place.
@@ -305,15 +312,45 @@ fn set_mark_of(ctx: &TcContext, mark: u32) {
 
 /// The flags of a flow that begins with this packet: those of one of the proxy's.
 #[inline(always)]
-pub fn of_proxy(ctx: &TcContext, asked: &Asked) -> u16 {
+pub fn of_proxy(ctx: &TcContext, asked: &Asked, packet: &Packet) -> u16 {
     if asked.direction as u32 == Direction::Egress as u32 || !is_by_node(ctx) {
         return 0;
     }
     match mark_of(ctx) & MARKS_OF_PROXY {
+        // SAFETY: the context the program was called with.
+        0 if packet.protocol == TCP => {
+            core::hint::black_box(unsafe { wharf_upstream(ctx.skb.skb, packet.ports()) }) as u16
+        }
         0 => 0,
         MARK_PROXIED_EGRESS => FLOW_UPSTREAM,
         _ => FLOW_UPSTREAM | FLOW_LET_IN,
     }
+}
+
+/// [`FLOW_PROXIED`] for a packet of TCP, from the node to a container, that a connection of the proxy's takes: a server on the node answers there to
+/// what no hook has seen. Else zero. `ports`: [`Packet::ports`].
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_upstream(skb: *mut __sk_buff, ports: u32) -> u32 {
+    let ctx = &TcContext::new(skb);
+    if Profile::of(0).is_none_or(|node| node.ifindex() == 0) {
+        return 0;
+    }
+    let mut tuple = [0; 9];
+    let state = if is_v4(ctx) {
+        tuple[2] = ports;
+        if load(ctx, offset_of!(Ipv4, source), &mut tuple, 0, 2) { state(ctx, &mut tuple, 3) } else { NO_SOCKET }
+    } else {
+        tuple[8] = ports;
+        if load(ctx, offset_of!(Ipv6, source), &mut tuple, 0, 8) { state(ctx, &mut tuple, 9) } else { NO_SOCKET }
+    };
+    if state == NO_SOCKET || state == LISTEN { 0 } else { FLOW_PROXIED.into() }
 }
 
 /// True when a TCP socket listens at this port of the node's loopback address of the packet's family, or of any address; any socket of UDP does
@@ -341,24 +378,34 @@ fn is_v4(ctx: &TcContext) -> bool {
 /// True when a TCP socket listens for packets of this `struct bpf_sock_tuple` (source and destination, then the ports), or a UDP socket takes them.
 #[inline(always)]
 fn is_taken(ctx: &TcContext, udp: bool, tuple: &mut [u32; 9], words: u32) -> bool {
+    if !udp {
+        return state(ctx, tuple, words) == LISTEN;
+    }
     let (skb, tuple, bytes) = (ctx.skb.skb.cast(), tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);
     // SAFETY: the context, and a tuple of that many bytes; a negative namespace is that of the packet's device. A socket from a lookup is given
     // back once.
     unsafe {
-        if udp {
-            let socket = bpf_sk_lookup_udp(skb, tuple, bytes, u64::MAX, 0);
-            if socket.is_null() {
-                return false;
-            }
-            bpf_sk_release(socket.cast());
-            return true;
-        }
-        let socket = bpf_skc_lookup_tcp(skb, tuple, bytes, u64::MAX, 0);
+        let socket = bpf_sk_lookup_udp(skb, tuple, bytes, u64::MAX, 0);
         if socket.is_null() {
             return false;
         }
+        bpf_sk_release(socket.cast());
+    }
+    true
+}
+
+/// State of the TCP socket that takes packets of this tuple, or [`NO_SOCKET`].
+#[inline(always)]
+fn state(ctx: &TcContext, tuple: &mut [u32; 9], words: u32) -> u32 {
+    let (skb, tuple, bytes) = (ctx.skb.skb.cast(), tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);
+    // SAFETY: as in `is_taken`.
+    unsafe {
+        let socket = bpf_skc_lookup_tcp(skb, tuple, bytes, u64::MAX, 0);
+        if socket.is_null() {
+            return NO_SOCKET;
+        }
         let state = ptr::read_volatile(&raw const (*socket).state);
         bpf_sk_release(socket.cast());
-        state == LISTEN
+        state
     }
 }

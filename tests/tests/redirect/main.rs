@@ -338,6 +338,27 @@ fn a_client_is_redirected_on_its_way_to_a_published_port() -> Result<()> {
 }
 
 #[test]
+fn the_nodes_own_addresses_are_servers_too() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let scene = Scene::new(node)?;
+        check_sources(node)?;
+        let server = EchoServer::start(node.space())?;
+        scene.redirect(node, Side::Egress, false)?;
+        let mut expected = Vec::new();
+        for (client, address) in scene.web.end.both()?.into_iter().zip(NODE) {
+            let unchecked = if client.is_ipv6() { " nodad" } else { "" };
+            ip(node.space(), &format!("addr add {address} dev lo{unchecked}"))?;
+            let to = server.tcp_at(address.parse()?);
+            echo::tcp(scene.web.space()?, to, 100_000).with_context(|| format!("{to}"))?;
+            expected.push((client, to));
+        }
+        took(&scene.egress, &expected)?;
+        drop(server);
+        scene.end(node)
+    })
+}
+
+#[test]
 fn redirects_hold_where_containers_talk_through_the_nodes_stack() -> Result<()> {
     scenario(NodeConfig::default().flags(&["--local-delivery", "stack"]), |node| {
         let scene = Scene::new(node)?;

@@ -56,8 +56,8 @@ pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
         ip(node.space(), &format!("{family} route add local default dev {LINK} table 99"))?;
     }
     let row = node.space().run(|| {
-        for setting in ["src_valid_mark", "accept_local"] {
-            fs::write(format!("/proc/sys/net/ipv4/conf/{LINK}/{setting}"), "1").context(setting)?;
+        for (setting, value) in [("src_valid_mark", "1"), ("accept_local", "1"), ("rp_filter", "2")] {
+            fs::write(format!("/proc/sys/net/ipv4/conf/{LINK}/{setting}"), value).context(setting)?;
         }
         let config = EndpointConfig { ifindex: if_nametoindex(LINK)?, ..EndpointConfig::default() };
         anyhow::Ok(EndpointProfile { config, ..EndpointProfile::default() })
