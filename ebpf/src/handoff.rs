@@ -9,7 +9,11 @@
 
 use core::ptr;
 
-use aya_ebpf::{bindings::TC_ACT_SHOT, helpers::bpf_redirect_peer, programs::TcContext};
+use aya_ebpf::{
+    bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT},
+    helpers::bpf_redirect_peer,
+    programs::TcContext,
+};
 use wharf_common::{
     Direction, DropReason, MAX_ENDPOINT_ID,
     drop_reason::metrics_index,
@@ -289,6 +293,13 @@ impl Verdict {
     #[inline(always)]
     pub fn action(self) -> i32 {
         (self.last & 0x07) as i32
+    }
+
+    /// The packet is to be handed to this endpoint's container. One that goes to the proxy has been redirected by the node's program.
+    #[inline(always)]
+    pub fn is_for_container(self) -> bool {
+        let to_proxy = metrics_index(Direction::Ingress, DropReason::Redirected);
+        self.action() == TC_ACT_REDIRECT && self.receiver() == 0 && self.row() != to_proxy
     }
 
     /// Row of `METRICS` in which the packet was counted already, if it was.

@@ -1,10 +1,10 @@
 //! The one place where what was decided about a packet is recorded, in the endpoint's `deliver`.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, TC_ACT_REDIRECT, TC_ACT_SHOT},
+    bindings::{__sk_buff, TC_ACT_SHOT},
     programs::TcContext,
 };
-use wharf_common::{Direction, DropReason, EventKind, drop_reason::metrics_index};
+use wharf_common::{DropReason, EventKind};
 
 use crate::{
     bandwidth,
@@ -116,8 +116,7 @@ pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
     }
     event::debug(ctx, row);
     record(ctx, row, bytes);
-    // What goes to the proxy was redirected by the node's program already.
-    if action == TC_ACT_REDIRECT && receiver == 0 && row != metrics_index(Direction::Ingress, DropReason::Redirected) {
+    if verdict.is_for_container() {
         // What it answers is that same action.
         handoff::redirect_peer(config.ifindex());
     }

@@ -221,7 +221,7 @@ impl Redirects for Envoy {
 mod tests {
     use envoy_types::pb::{
         envoy::{
-            config::core::v3::Node,
+            config::core::v3,
             service::discovery::v3::{
                 DeltaDiscoveryRequest, DeltaDiscoveryResponse,
                 aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
@@ -252,7 +252,7 @@ mod tests {
             let endpoint = Endpoint::from_shared(format!("unix://{}/xds.sock", directory.display())).expect("address");
             let mut client = AggregatedDiscoveryServiceClient::new(endpoint.connect().await.expect("connected"));
             let (requests, mut queue) = mpsc::channel(4);
-            let node = Some(Node { id: "wharf".into(), ..Node::default() });
+            let node = Some(v3::Node { id: "wharf".into(), ..Default::default() });
             let first = DeltaDiscoveryRequest { node, type_url: LISTENERS.into(), ..DeltaDiscoveryRequest::default() };
             requests.send(first).await.expect("room");
             let stream = futures::stream::poll_fn(move |context| queue.poll_recv(context));

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
 };
 
 use ipnet::IpNet;
@@ -68,6 +68,9 @@ struct Inner {
     announcer: Announcer,
     netns: NetnsThread,
     reaper: Reaper,
+    /// Whether rules redirect, as [`PolicyKernel::ensure_way_to_proxy`] said last, before that as the first specification of the node says. A later
+    /// specification may be older than what was said. Locked, on threads that may block, while the way to the proxy changes.
+    redirects: Mutex<Option<bool>>,
     events_taken: Arc<AtomicBool>,
     log_taken: Arc<AtomicBool>,
 }
@@ -89,7 +92,8 @@ impl LinuxKernel {
         let (events_taken, log_taken) = Default::default();
         let nat = Nat::new(&options.run_dir);
         let announcer = Announcer::new(&options.run_dir);
-        let inner = Inner { features, bpf, nat, announcer, netns, reaper, events_taken, log_taken };
+        let redirects = Mutex::default();
+        let inner = Inner { features, bpf, nat, announcer, netns, reaper, redirects, events_taken, log_taken };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -156,6 +160,17 @@ impl Inner {
     fn reachable(&self) -> Result<Vec<IpAddr>> {
         Ok(self.bpf.dump()?.endpoint_rows.into_iter().map(|row| row.address).collect())
     }
+
+    fn redirects(&self) -> MutexGuard<'_, Option<bool>> {
+        self.redirects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a job while no other one changes the way to the proxy. The specification says as of now whether rules redirect.
+    fn with_redirects<T>(&self, spec: &NodeSpec, job: impl FnOnce(&NodeSpec) -> T) -> T {
+        let mut wanted = self.redirects();
+        let redirects = *wanted.get_or_insert(spec.redirects);
+        job(&NodeSpec { redirects, ..spec.clone() })
+    }
 }
 
 impl NodeKernel for LinuxKernel {
@@ -169,7 +184,7 @@ impl NodeKernel for LinuxKernel {
             k.bpf.ensure_shared()?;
             crash::point("datapath/node/after-shared");
             node::ensure_node(&spec)?;
-            redirects::ensure(&k.bpf, spec.redirects)
+            k.with_redirects(&spec, |spec| redirects::ensure(&k.bpf, spec.redirects))
         })
         .await
     }
@@ -209,12 +224,14 @@ impl NodeKernel for LinuxKernel {
     async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
         let spec = spec.clone();
         self.blocking("observe node", move |k| {
-            let mut wrong = node::observe(&spec)?;
-            wrong.extend(redirects::observe(&k.bpf, &spec)?);
-            wrong.extend(k.bpf.shared_problems());
-            wrong.extend(k.nat.observe(&spec).problems);
-            wrong.extend(k.announcer.observe(&spec, || k.reachable())?);
-            Ok(wrong)
+            k.with_redirects(&spec, |spec| {
+                let mut wrong = node::observe(spec)?;
+                wrong.extend(redirects::observe(&k.bpf, spec)?);
+                wrong.extend(k.bpf.shared_problems());
+                wrong.extend(k.nat.observe(spec).problems);
+                wrong.extend(k.announcer.observe(spec, || k.reachable())?);
+                Ok(wrong)
+            })
         })
         .await
     }
@@ -409,7 +426,7 @@ impl NatKernel for LinuxKernel {
     async fn ensure_nat(&self, spec: &NodeSpec) -> Result<()> {
         let spec = spec.clone();
         self.blocking("set up masquerading", move |k| {
-            let nat = k.nat.ensure(&spec);
+            let nat = k.with_redirects(&spec, |spec| k.nat.ensure(spec));
             nat.and(k.announcer.ensure(&spec, || k.reachable()))
         })
         .await
@@ -418,7 +435,7 @@ impl NatKernel for LinuxKernel {
     async fn observe_nat(&self, spec: &NodeSpec) -> Result<NatView> {
         let spec = spec.clone();
         self.blocking("observe masquerading", move |k| {
-            let mut view = k.nat.observe(&spec);
+            let mut view = k.with_redirects(&spec, |spec| k.nat.observe(spec));
             view.changed.extend(k.announcer.changed()?);
             Ok(view)
         })
@@ -465,8 +482,13 @@ impl PolicyKernel for LinuxKernel {
 
     async fn ensure_way_to_proxy(&self, wanted: bool) -> Result<()> {
         self.blocking("set up redirects", move |k| {
-            redirects::ensure(&k.bpf, wanted)?;
-            k.nat.ensure_redirects(wanted)
+            let mut redirects = k.redirects();
+            let done = redirects::ensure(&k.bpf, wanted).and_then(|()| k.nat.ensure_redirects(wanted));
+            // The caller asks again for what failed, and not for its removal.
+            if done.is_ok() || !wanted {
+                *redirects = Some(wanted);
+            }
+            done
         })
         .await
     }

@@ -2,18 +2,23 @@
 //!
 //! | part | does |
 //! |---|---|
-//! | rules | lead packets with the mark to the table [`TABLE`], before any rule of others |
+//! | rules | lead packets with the mark to the table [`TABLE`], before any rule of others, and drop those that do not find their way there |
 //! | routes | the table's only ones: everything is local |
 //! | settings of the router's link | it takes packets from any source, which the programs turn round there |
 //! | row 0 of `PROFILES` | tells the programs that link |
-//! | chains of `table inet wharf` | give the first packet of a connection to the proxy's listening socket, and mark answers to what the proxy sends |
+//! | chains of `table inet wharf` | give the first packet of a connection to the proxy's listening socket, and mark answers to what the proxy sends; drop what is forwarded with the mark |
+//!
+//! **Each part may be missing** for a while, because somebody removed it (`nft flush ruleset`, systemd-networkd). The programs go on marking, and no
+//! packet with the mark may then come to anybody else than the proxy. Without the chains the port stays in the mark: the first rule is for
+//! marks without a port, the second one drops the others. Without the first rule or the route the second rule drops all. Without rules the chain at
+//! the forward hook does. Packets to the node's own addresses pass before any rule: without the chains they reach the node's sockets.
 //!
 //! The chains are made with the table ([`crate::nat`]). All of it is made only when redirects are wanted.
 //!
 //! **Any source.** With `rp_filter` the kernel looks whether the route to a packet's source leads to the link that the packet came by. With
 //! `src_valid_mark` it looks for that route by the packet's mark, and finds the table's own, which is over that link; `accept_local` lets a source
-//! be one that a local route leads to (Documentation/networking/ip-sysctl.rst). So no setting of another link matters. A node whose
-//! `conf.all.src_valid_mark` is 1 drops packets with the mark on all other links: [`observe`] tells that.
+//! be one that a local route leads to (Documentation/networking/ip-sysctl.rst). An address of the node's own has its route over another link, which
+//! `rp_filter` 2 permits. So no setting of another link matters. Some settings of the whole node stop redirects: [`observe`] tells them.
 
 use rtnetlink::{
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
@@ -23,7 +28,10 @@ use rtnetlink::{
         rule::{RuleAction, RuleAttribute, RuleMessage},
     },
 };
-use wharf_common::{EndpointConfig, EndpointProfile, policy::MARK_TO_PROXY};
+use wharf_common::{
+    EndpointConfig, EndpointProfile,
+    policy::{MARK_PORT_SHIFT, MARK_TO_PROXY},
+};
 use wharf_core::{
     finding::NodeProblem,
     ids::IfIndex,
@@ -42,28 +50,40 @@ use crate::{
 const OPERATION: &str = "set up redirects";
 /// The table that says that everything is local: far from those that people choose.
 const TABLE: u32 = 0x7768_0000;
-/// Place of the rules: behind the kernel's own for the table local, before those of others.
+/// Place of the first rule: behind the kernel's own for the table local, before those of others.
 const PRIORITY: u32 = 87;
+/// The place of a port in the mark.
+const PORT: u32 = u32::MAX << MARK_PORT_SHIFT;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 /// Settings of the router's link that let it take packets from any source.
-const SETTINGS: [&str; 2] = ["src_valid_mark", "accept_local"];
+const SETTINGS: [(&str, &str); 3] = [("src_valid_mark", "1"), ("accept_local", "1"), ("rp_filter", "2")];
+/// Settings of the whole node that stop redirects when they are not zero: packets with the mark fail the check of sources on other links, or
+/// what the node answers to them has the mark too, and does not leave the node.
+const STOP_REDIRECTS: [&str; 4] =
+    ["ipv4/conf/all/src_valid_mark", "ipv4/tcp_fwmark_accept", "ipv4/fwmark_reflect", "ipv6/fwmark_reflect"];
 
 fn setting(ifname: &str, name: &str) -> String {
     format!("ipv4/conf/{ifname}/{name}")
 }
 
-fn rule(family: AddressFamily) -> RuleMessage {
-    let mut m = RuleMessage::default();
-    m.header.family = family;
-    m.header.action = RuleAction::ToTable;
-    m.attributes = vec![
-        RuleAttribute::FwMark(MARK_TO_PROXY),
-        RuleAttribute::FwMask(MARK_TO_PROXY),
-        RuleAttribute::Table(TABLE),
-        RuleAttribute::Priority(PRIORITY),
-        RuleAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL)),
-    ];
-    m
+/// The rules in their order, each with its name: one for packets without a port, and one that drops those that it leaves.
+fn rules(family: AddressFamily) -> [(&'static str, RuleMessage); 2] {
+    let rule = |mask, priority| {
+        let mut m = RuleMessage::default();
+        m.header.family = family;
+        m.attributes = vec![
+            RuleAttribute::FwMark(MARK_TO_PROXY),
+            RuleAttribute::FwMask(mask),
+            RuleAttribute::Priority(priority),
+            RuleAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL)),
+        ];
+        m
+    };
+    let (mut to_table, mut drops) = (rule(MARK_TO_PROXY | PORT, PRIORITY), rule(MARK_TO_PROXY, PRIORITY + 1));
+    to_table.header.action = RuleAction::ToTable;
+    to_table.attributes.push(RuleAttribute::Table(TABLE));
+    drops.header.action = RuleAction::Blackhole;
+    [("rule to table", to_table), ("rule behind table", drops)]
 }
 
 /// The route of the table; `over`: the router's link, of no account for a removal.
@@ -83,25 +103,25 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     if !wanted {
         // First nothing is turned round any more.
         bpf.ensure_way_to_proxy(EndpointProfile::default())?;
+        take_back_settings()?;
         return remove();
     }
     let mut connection = Connection::open()?;
     let Some(router) = link::look_up(&mut connection, ROUTER_IFNAME)? else {
         return Err(fail(OPERATION, ROUTER_IFNAME, KernelErrorKind::NotFound, "the router's link is not there"));
     };
-    for name in SETTINGS {
+    for (name, value) in SETTINGS {
         let path = setting(ROUTER_IFNAME, name);
         // The setting dies with the link.
-        if read(&path)? != "1" {
-            set(&path, "1")?;
+        if read(&path)? != value {
+            set(&path, value)?;
         }
     }
     for family in FAMILIES {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
-        let steps = [
-            ("route", Request::new(RouteNetlinkMessage::NewRoute(everything(family, Some(router.ifindex))), flags)),
-            ("rule", Request::new(RouteNetlinkMessage::NewRule(rule(family)), flags)),
-        ];
+        let route = RouteNetlinkMessage::NewRoute(everything(family, Some(router.ifindex)));
+        let rules = rules(family).map(|(name, rule)| (name, Request::new(RouteNetlinkMessage::NewRule(rule), flags)));
+        let steps = [("route of table", Request::new(route, flags))].into_iter().chain(rules);
         run(&mut connection, family, steps, &[libc::EEXIST])?;
     }
     let row = EndpointProfile {
@@ -116,11 +136,21 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
 pub(crate) fn remove() -> Result<()> {
     let mut connection = Connection::open()?;
     for family in FAMILIES {
-        let steps = [
-            ("rule", Request::new(RouteNetlinkMessage::DelRule(rule(family)), 0)),
-            ("route", Request::new(RouteNetlinkMessage::DelRoute(everything(family, None)), 0)),
-        ];
+        let route = RouteNetlinkMessage::DelRoute(everything(family, None));
+        let rules = rules(family).map(|(name, rule)| (name, Request::new(RouteNetlinkMessage::DelRule(rule), 0)));
+        let steps = rules.into_iter().chain([("route of table", Request::new(route, 0))]);
         run(&mut connection, family, steps, &[libc::ENOENT, libc::ESRCH, libc::EAFNOSUPPORT, libc::EOPNOTSUPP])?;
+    }
+    Ok(())
+}
+
+/// Gives the settings of the router's link, if it is there, the values that the kernel gave them.
+fn take_back_settings() -> Result<()> {
+    for (name, value) in SETTINGS {
+        let (path, before) = (setting(ROUTER_IFNAME, name), read(&setting("default", name))?);
+        if before != value && read(&path).is_ok_and(|found| found == value) {
+            set(&path, &before)?;
+        }
     }
     Ok(())
 }
@@ -129,16 +159,16 @@ pub(crate) fn remove() -> Result<()> {
 fn run(
     connection: &mut Connection,
     family: AddressFamily,
-    steps: [(&'static str, Request); 2],
+    steps: impl Iterator<Item = (&'static str, Request)>,
     fine: &[i32],
 ) -> Result<()> {
-    let (names, requests): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
+    let (names, requests): (Vec<_>, Vec<_>) = steps.unzip();
     for (answer, name) in connection.batch(requests)?.into_iter().zip(names) {
         let Err(refusal) = answer else { continue };
         let without = [libc::EAFNOSUPPORT, libc::EOPNOTSUPP, libc::EACCES];
         let is_absent = family == AddressFamily::Inet6 && without.iter().any(|errno| refusal.is(*errno));
         if !is_absent && !fine.iter().any(|errno| refusal.is(*errno)) {
-            return Err(refusal.into_error(OPERATION, format!("{name} of table {TABLE:#x} ({family:?})")));
+            return Err(refusal.into_error(OPERATION, format!("{name} {TABLE:#x} ({family:?})")));
         }
     }
     Ok(())
@@ -152,11 +182,9 @@ pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<String>> {
         let mut request = RuleMessage::default();
         request.header.family = family;
         // A kernel without the family, or without rules, has none.
-        if let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRule(request))?
-            && messages.iter().any(is_rule)
-        {
-            found.push(format!("{name} rule to table {TABLE:#x}"));
-        }
+        let there = connection.dump(&RouteNetlinkMessage::GetRule(request))?.unwrap_or_default();
+        let ours = rules(family).into_iter().filter(|(_, rule)| there.iter().any(|message| is_rule(message, rule)));
+        found.extend(ours.map(|(what, _)| format!("{name} {what} {TABLE:#x}")));
     }
     for there in route::list_table(connection, Some(TABLE), Some(ROUTE_PROTOCOL))? {
         let name = if there.destination.addr().is_ipv4() { "IPv4" } else { "IPv6" };
@@ -165,9 +193,9 @@ pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<String>> {
     Ok(found)
 }
 
-fn is_rule(message: &RouteNetlinkMessage) -> bool {
+fn is_rule(message: &RouteNetlinkMessage, rule: &RuleMessage) -> bool {
     let RouteNetlinkMessage::NewRule(m) = message else { return false };
-    rule(m.header.family).attributes.iter().all(|wanted| m.attributes.contains(wanted))
+    m.header.action == rule.header.action && rule.attributes.iter().all(|wanted| m.attributes.contains(wanted))
 }
 
 /// Compares rules, routes, settings and the programs' row with what [`ensure`] makes.
@@ -182,14 +210,12 @@ pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     }
     let ipv6 = spec.cidrs.iter().any(|cidr| cidr.addr().is_ipv6());
     let mut wrong = Vec::new();
-    for name in ["IPv4", "IPv6"].into_iter().take(1 + usize::from(ipv6)) {
-        for what in [format!("{name} rule to table {TABLE:#x}"), format!("{name} route of table {TABLE:#x}")] {
+    for (name, family) in ["IPv4", "IPv6"].into_iter().zip(FAMILIES).take(1 + usize::from(ipv6)) {
+        let rules = rules(family).map(|(what, _)| format!("{name} {what} {TABLE:#x}"));
+        for what in rules.into_iter().chain([format!("{name} route of table {TABLE:#x}")]) {
             if !there.contains(&what) {
-                wrong.push(problem(
-                    what,
-                    "expected, is not there: redirected connections do not reach the proxy",
-                    true,
-                ));
+                let cause = "expected, is not there: redirected connections do not reach the proxy";
+                wrong.push(problem(what, cause, true));
             }
         }
     }
@@ -197,19 +223,15 @@ pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
         // The look at the router tells that.
         return Ok(wrong);
     };
-    for name in SETTINGS {
-        let path = setting(ROUTER_IFNAME, name);
+    let ours = SETTINGS.map(|(name, expected)| (setting(ROUTER_IFNAME, name), expected, true));
+    // Somebody else's choice (of a tunnel, as a rule).
+    let others = STOP_REDIRECTS.iter().filter(|path| ipv6 || !path.starts_with("ipv6"));
+    for (path, expected, repairable) in ours.into_iter().chain(others.map(|path| ((*path).to_owned(), "0", false))) {
         let found = read(&path)?;
-        if found != "1" {
-            wrong.push(NodeProblem::Setting { name: dotted(&path), expected: "1".to_owned(), found, repairable: true });
+        if found != expected {
+            let (name, expected) = (dotted(&path), expected.to_owned());
+            wrong.push(NodeProblem::Setting { name, expected, found, repairable });
         }
-    }
-    let all = setting("all", "src_valid_mark");
-    let found = read(&all)?;
-    if found != "0" {
-        // Somebody else's choice (of a tunnel, as a rule).
-        let (name, expected) = (dotted(&all), "0".to_owned());
-        wrong.push(NodeProblem::Setting { name, expected, found, repairable: false });
     }
     if bpf.way_to_proxy()? != Some(router) {
         wrong.push(problem("row 0 of PROFILES".to_owned(), "it does not tell the router's link", true));

@@ -143,6 +143,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::RemoveCallSlot => k.remove_call_slot(9).await,
         Operation::RemoveRoute => k.remove_route(&RouteRow { destination: ip.into(), ifindex: None }).await,
         Operation::ChangePolicy => k.change_policy(Vec::new(), Mode::default()).await,
+        Operation::EnsureWayToProxy => k.ensure_way_to_proxy(true).await,
         Operation::ObserveAddresses => k.observe_addresses().await.map(drop),
         Operation::ObservePolicy => k.observe_policy().await.map(drop),
         Operation::ObserveNode => k.observe_node(&node_spec()).await.map(drop),

@@ -16,23 +16,31 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
 };
 use support::{uplink::*, *};
-use wharf_common::policy::{MARK_PORT_SHIFT, MARK_PROXIED_EGRESS, MARK_TO_PROXY};
+use wharf_common::policy::{MARK_PORT_SHIFT, MARK_PROXIED_EGRESS, MARK_TO_PROXY, MARK_TURNED};
 use wharf_core::{
     finding::NodeProblem,
-    kernel::{NatKernel as _, NodeKernel as _, NodeSpec},
+    kernel::{NatKernel as _, NodeKernel as _, NodeSpec, PolicyKernel as _},
     nat::Masquerade,
 };
 use wharf_datapath::{
-    LinuxKernel,
+    LinuxKernel, Loader, OpenOptions,
     leftovers::{self, Leftover},
 };
+
+/// Settings of the router's link.
+const SETTINGS: [&str; 3] = ["src_valid_mark", "accept_local", "rp_filter"];
+
+fn ask_sysctl(name: &str) -> String {
+    run("sysctl", &[name])
+}
 
 /// Everything of the node's that redirects could change.
 fn told() -> String {
     let ask = |arguments: &str| run("ip", &arguments.split(' ').collect::<Vec<_>>());
     let routing =
         ["-4 rule", "-6 rule", "-4 route show table all proto 87", "-6 route show table all proto 87"].map(ask);
-    routing.concat() + &run("nft", &["list ruleset"])
+    let settings = SETTINGS.map(|name| ask_sysctl(&format!("net.ipv4.conf.wharf0.{name}")));
+    routing.concat() + &run("nft", &["list ruleset"]) + &settings.concat()
 }
 
 fn wanted(masquerade: bool) -> NodeSpec {
@@ -43,6 +51,7 @@ fn wanted(masquerade: bool) -> NodeSpec {
 
 async fn ensure(k: &LinuxKernel, spec: &NodeSpec) {
     k.ensure_node(spec).await.expect("node");
+    k.ensure_way_to_proxy(spec.redirects).await.expect("way to the proxy");
     k.ensure_nat(spec).await.expect("table");
 }
 
@@ -66,20 +75,27 @@ fn the_way_to_the_proxy_is_made_mended_and_taken_away() {
             run("ip", &theirs.split(' ').collect::<Vec<_>>());
         }
         let off = node_spec();
-        ensure(k, &off).await;
+        k.ensure_node(&off).await.expect("node");
+        k.ensure_nat(&off).await.expect("table");
         let before = told();
         for masquerade in [false, true] {
             let on = wanted(masquerade);
-            assert!(amiss(k, &on).await.len() >= 5, "{:?}", amiss(k, &on).await);
             ensure(k, &on).await;
             assert_eq!(amiss(k, &on).await, [""; 0], "made");
+            for stale in [NodeSpec { redirects: false, ..on.clone() }, on.clone()] {
+                k.ensure_node(&stale).await.expect("node");
+                k.ensure_nat(&stale).await.expect("table");
+                assert_eq!(amiss(k, &stale).await, [""; 0], "the specification is older than the redirects");
+            }
             ensure(k, &on).await;
             assert_eq!(amiss(k, &on).await, [""; 0], "made twice");
             for (program, breaks) in [
                 ("ip", "rule del pref 87 lookup 0x77680000"),
+                ("ip", "-6 rule del pref 88"),
                 ("ip", "-6 route flush table 0x77680000"),
                 ("sysctl", "-w net.ipv4.conf.wharf0.accept_local=0"),
                 ("nft", "flush chain inet wharf redirected"),
+                ("nft", "flush chain inet wharf redirected-lost"),
             ] {
                 run(program, &breaks.split(' ').collect::<Vec<_>>());
                 assert_eq!(amiss(k, &on).await.len(), 1, "{breaks}: {:?}", amiss(k, &on).await);
@@ -90,15 +106,31 @@ fn the_way_to_the_proxy_is_made_mended_and_taken_away() {
             assert!(!amiss(k, &on).await.is_empty(), "without the router's link");
             ensure(k, &on).await;
             assert_eq!(amiss(k, &on).await, [""; 0], "with a new link");
-            // Of all links, as a tunnel's tools set it: the agent leaves it and says so.
-            run("sysctl", &["-w", "net.ipv4.conf.all.src_valid_mark=1"]);
-            assert_eq!(amiss(k, &on).await, ["net.ipv4.conf.all.src_valid_mark"]);
-            run("sysctl", &["-w", "net.ipv4.conf.all.src_valid_mark=0"]);
-            assert!(!amiss(k, &off).await.is_empty(), "of an agent before, which redirected");
+            // Of the whole node, as a tunnel's tools set it: the agent leaves it and says so.
+            for name in [
+                "net.ipv4.conf.all.src_valid_mark",
+                "net.ipv4.tcp_fwmark_accept",
+                "net.ipv4.fwmark_reflect",
+                "net.ipv6.fwmark_reflect",
+            ] {
+                run("sysctl", &["-w", &format!("{name}=1")]);
+                assert_eq!(amiss(k, &on).await, [name]);
+                run("sysctl", &["-w", &format!("{name}=0")]);
+            }
             ensure(k, &off).await;
             assert_eq!(told(), before, "taken away");
             assert_eq!(amiss(k, &off).await, [""; 0]);
+            k.ensure_node(&on).await.expect("node");
+            k.ensure_nat(&NodeSpec { masquerade: None, ..on }).await.expect("table");
+            assert_eq!(told(), before, "the specification is older than the end of redirects");
         }
+        ensure(k, &wanted(false)).await;
+        let options = OpenOptions { bpffs: w.bpffs(), run_dir: w.dir.path().to_owned(), attach_mode: None };
+        let next = LinuxKernel::open(options, Loader::default()).expect("open kernel");
+        assert!(!amiss(&next, &off).await.is_empty(), "of an agent before, which redirected");
+        next.ensure_node(&off).await.expect("node");
+        next.ensure_nat(&off).await.expect("table");
+        assert_eq!(told(), before, "taken away by the next agent");
         ensure(k, &wanted(false)).await;
         let found = leftovers::list(&w.dir.path().join("bpf"), w.dir.path()).expect("leftovers").ours;
         let ours = found.iter().find(|one| matches!(one, Leftover::Redirects(_))).expect("rules and routes");
@@ -286,6 +318,72 @@ fn answers_of_the_world_come_to_the_socket_that_asked_and_others_do_not() {
             server.send_to(b"for the container", at).expect("ask");
             assert_eq!(next(&container).0, b"for the container");
             gets_nothing(&answers);
+        }
+    });
+}
+
+/// Whatever somebody removes, what is marked goes to nobody but the proxy.
+#[test]
+fn without_a_part_of_the_way_marked_packets_are_lost() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        ensure(k, &wanted(true)).await;
+        let uplink = Uplink::new(w.dir.path());
+        for (v4, client, world) in [(true, container4(0), WORLD4), (false, container6(0), WORLD6)] {
+            let family = if v4 { "-4" } else { "-6" };
+            let route = format!("ip {family} route flush table 0x77680000");
+            let [first, second] = [87, 88].map(|pref| format!("ip {family} rule del pref {pref}"));
+            let (both, table) = (format!("{first} && {second}"), "nft delete table inet wharf".to_owned());
+            // Of the first packet, and of those that follow it.
+            for mark in [MARK_TO_PROXY | 0x1234 << MARK_PORT_SHIFT, MARK_TO_PROXY] {
+                for lost in [&route, &first, &both, &table] {
+                    k.ensure_way_to_proxy(true).await.expect("way to the proxy");
+                    let rule = "type filter hook prerouting priority -200";
+                    run(
+                        "nft",
+                        &[&format!(
+                        "add table inet programs; flush table inet programs; add chain inet programs c {{ {rule}; }};
+                         add rule inet programs c iifname c0 udp dport 7700 meta mark set {mark:#x}"
+                    )],
+                    );
+                    let server = datagrams_in(&uplink.world, SocketAddr::new(world, 7700));
+                    let nodes = datagrams(UdpSocket::bind(any(v4, 7700)).expect("bind"));
+                    let asks = datagrams_in(&uplink.containers[0], SocketAddr::new(client, 0));
+                    run("sh", &["-c", lost]);
+                    asks.send_to(b"lost", SocketAddr::new(world, 7700)).expect("ask");
+                    gets_nothing(&server);
+                    // Without a port it is for a connection, which UDP does not have.
+                    if mark != MARK_TO_PROXY {
+                        gets_nothing(&nodes);
+                    }
+                    run("nft", &["delete table inet programs"]);
+                }
+            }
+        }
+    });
+}
+
+/// Marks of others have some of the bits.
+#[test]
+fn what_others_mark_is_tracked() {
+    in_linux_world(None, |w| async move {
+        ensure(&w.kernel, &wanted(true)).await;
+        let uplink = Uplink::new(w.dir.path());
+        for (mark, tracked) in [(MARK_TURNED, true), (0x539, true), (MARK_TURNED | MARK_TO_PROXY, false)] {
+            run(
+                "nft",
+                &[&format!(
+                    "add table inet programs; flush table inet programs;
+                 add chain inet programs c {{ type filter hook prerouting priority -310; }};
+                 add rule inet programs c iifname c0 udp dport 7700 meta mark set {mark:#x};
+                 add chain inet programs d {{ type filter hook prerouting priority -190; }};
+                 add rule inet programs d udp dport 7700 ct state untracked counter drop"
+                )],
+            );
+            let asks = datagrams_in(&uplink.containers[0], SocketAddr::new(container4(0), 0));
+            asks.send_to(b"hello", SocketAddr::new(NODE4, 7700)).expect("ask");
+            let counted = run("nft", &["list chain inet programs d"]).contains("packets 1 ");
+            assert_eq!(counted, !tracked, "mark {mark:#x}");
         }
     });
 }

@@ -125,12 +125,20 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     if packet.is_error {
         // It goes the way of the packet that it is about, which its sender received: so it is a packet of the same flow.
         let sends = asked.direction as u32 == Direction::Egress as u32;
-        let inner = (packet.transport + ICMP_ERROR_BYTES) as u32 | if sends { ABOUT_SENT } else { 0 };
+        let inner = (packet.transport + ICMP_ERROR_BYTES) as u32
+            | if sends { ABOUT_SENT } else { 0 }
+            | if asked.peer.endpoint_id != 0 { ABOUT_BETWEEN } else { 0 };
         // SAFETY: the context the program was called with.
-        let about = unsafe { wharf_about(ctx.skb.skb, inner, asked.own, asked.own_epoch, asked.peer.endpoint_id) };
+        let about = unsafe { wharf_about(ctx.skb.skb, inner, asked.own, asked.own_epoch) };
+        if about & ABOUT_STRANGE != 0 {
+            return Err(DropReason::ProxyUnavailable);
+        }
         // About a flow that policy did not let pass, it is a packet of its own.
         if about as u32 != policy.generation {
             policy::judge(ctx, asked, &packet, true, 0)?;
+        }
+        if about & ABOUT_PROXY != 0 {
+            return redirect::mark(ctx, asked).map(|()| Way::Proxy);
         }
         return Ok(if about & ABOUT_STACK != 0 { Way::Stack } else { Way::Direct });
     }
@@ -145,7 +153,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         let mut goes_on = ends.match_row(row) && lives && !row.is_succeeded_by(signals);
         by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);
         if goes_on && row.flags & FLOW_OF_PROXY != 0 {
-            let next = redirect::next(ctx, asked, &packet, row.flags, by_owner);
+            let next = redirect::next(ctx, &packet, row.flags, by_owner);
             if next.is_strange() {
                 return Err(DropReason::ProxyUnavailable);
             }
@@ -169,7 +177,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
     }
     if found.is_none() {
-        flags = redirect::of_proxy(ctx, asked);
+        flags = redirect::of_proxy(ctx, asked, &packet);
     }
     let known = forget(u64::from(flags) | u64::from(by_owner) << 16 | u64::from(is_judged) << 17);
     (flags, by_owner, is_judged) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);
@@ -185,7 +193,9 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             flags |= redirect.flag();
             policy.generation = redirect.generation(policy.generation);
         }
-        if let Some((row, _)) = &mut found {
+        // What the node sends in a server's name is judged without that server's rules, because nothing tells the server; so the flow is not judged.
+        let is_whole = forget(u64::from(by_owner || !redirect::is_by_node(ctx))) & 1 != 0;
+        if is_whole && let Some((row, _)) = &mut found {
             // SAFETY: the row is a map value, whose fields are written whole.
             unsafe {
                 ptr::write_volatile(&raw mut row.flags, row.flags & !FLOW_PROXIED | flags & FLOW_PROXIED);
@@ -227,9 +237,13 @@ pub extern "C" fn wharf_forget(number: u64) -> u64 {
 
 /// In what [`wharf_about`] answers: the flow takes the stack.
 const ABOUT_STACK: u64 = 1 << 32;
+/// In what [`wharf_about`] answers: the proxy is to get the error, because it has the place of the end that the error goes to.
+const ABOUT_PROXY: u64 = 1 << 33;
+/// In what [`wharf_about`] answers: the error's sender has no part in the flow, because the proxy is in its place.
+const ABOUT_STRANGE: u64 = 1 << 34;
 
 /// The flow of the packet at `offset`, which an ICMP error is about: the generation by which it was judged, zero without a row, and
-/// [`ABOUT_STACK`]. The error is at the hook of the endpoint `own` with this epoch, on its way to `peer`, or zero.
+/// the bits above. The error is at the hook of the endpoint `own` with this epoch.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -238,20 +252,34 @@ const ABOUT_STACK: u64 = 1 << 32;
 /// `skb` is the context of the running program.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32, peer: u32) -> u64 {
+pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32) -> u64 {
     let ctx = &TcContext::new(skb);
     let Some(about) = Packet::at(ctx, (offset & PACKET_MAX) as usize) else { return 0 };
     let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return 0 };
     // It goes to whom the packet came from; an endpoint sends one about what came to itself, a router about anything.
     let is_of_flow = destination.equals(about.source) && (offset & ABOUT_SENT == 0 || source.equals(about.destination));
-    let row = if is_of_flow { find(&about.key().0) } else { None };
-    let (flags, generation) = row.map_or((0, 0), |(row, _)| (row.flags, row.generation));
-    let by_stack = flags & FLOW_BY_STACK != 0 || peer != 0 && stack_path::is_noted_within(own, own_epoch, &about);
-    u64::from(generation) | if by_stack { ABOUT_STACK } else { 0 }
+    let may_take_stack = offset & ABOUT_BETWEEN != 0 && stack_path::has_paths(own, own_epoch);
+    let by_stack = may_take_stack && stack_path::is_noted_between(&about);
+    let answer = if by_stack { ABOUT_STACK } else { 0 };
+    if !is_of_flow {
+        return answer;
+    }
+    let (key, by_high) = about.key();
+    let Some((row, _)) = find(&key) else { return answer };
+    let flags = row.flags;
+    // The error goes the other way.
+    let by_owner = by_high != (flags & FLOW_BY_HIGH != 0);
+    answer
+        | u64::from(row.generation)
+        | if flags & FLOW_BY_STACK != 0 { ABOUT_STACK } else { 0 }
+        | if redirect::is_for_proxy(flags, by_owner) { ABOUT_PROXY } else { 0 }
+        | if redirect::is_strange(ctx, flags, by_owner) { ABOUT_STRANGE } else { 0 }
 }
 
 /// Beside the offset: the endpoint sends the error.
 const ABOUT_SENT: u32 = 1 << 16;
+/// Beside the offset: it sends the error to another endpoint.
+const ABOUT_BETWEEN: u32 = 1 << 17;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Table {

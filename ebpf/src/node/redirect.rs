@@ -13,6 +13,9 @@
 //! its row has [`FLOW_UPSTREAM`], and the answers go to the proxy. One flow may be both: what the proxy sends for the client's rules is
 //! redirected by the server's. The answers of UDP have the server's address as source and no mark.
 //!
+//! **A server on the node** gets what the proxy sends without a hook, and answers to the container's link. The proxy's socket tells such an answer,
+//! which is turned round as well; its flow has no row.
+//!
 //! Of two flows with the same ports, one that a client began and one that the proxy began in its name, the later one has the row. A proxy
 //! that takes its ports for UDP out of another range than clients do (32768 to 60999, as a rule) is spared that.
 
@@ -31,6 +34,7 @@ use wharf_common::{
 use wharf_ebpf::{
     flow::Asked,
     parse::{ETHERNET_BYTES, Ipv4, Ipv6, PROTOCOL_IPV4},
+    profile::Profile,
 };
 
 use crate::{
@@ -40,6 +44,8 @@ use crate::{
 
 /// `BPF_TCP_LISTEN` of `linux/bpf.h`.
 const LISTEN: u32 = 10;
+/// No state of a TCP socket.
+const NO_SOCKET: u32 = 0;
 /// The low half of a mark, without a port.
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
 /// What the proxy sends in a client's name has one of them.
@@ -119,21 +125,22 @@ pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u3
     if protocol != TCP && !udp || !listens(ctx, port, udp) {
         return match what & IS_OPEN {
             0 => UNAVAILABLE,
-            // Nothing but the proxy's absence keeps the flow from it.
+            // Judged again at the next packet, so that the flow goes to the proxy when it is back.
             _ if udp => PASSES,
             _ => PASSES | JUDGED,
         };
     }
-    // What answers to packets that the proxy has not seen.
     if running && what & BY_OWNER == 0 {
-        return UNAVAILABLE;
+        // What answers to packets that the proxy has not seen; but for the reset of the listening socket, by which the connection ends.
+        return if signals & SIGNAL_RST != 0 && is_by_node(ctx) { PASSES } else { UNAVAILABLE };
     }
     // Without a row, what goes on may be a connection of the proxy's whose row is gone: its socket is found without a port.
     if running || udp || opens(signals) {
         let port = u32::from((port as u16).to_be());
         set_mark_of(ctx, mark_of(ctx) & MARKS | port << MARK_PORT_SHIFT);
     }
-    if running && !udp { RESETS } else { u64::from(FLOW_PROXIED) | JUDGED }
+    // The first packet of a connection, also one that is repeated, begins anew there.
+    if running && !udp && !opens(signals) { RESETS } else { u64::from(FLOW_PROXIED) | JUDGED }
 }
 
 /// The first packet of a connection.
@@ -170,10 +177,8 @@ impl Next {
 
 /// What a packet is to its flow, which has a row with these flags, of [`wharf_common::flow::FLOW_OF_PROXY`] at least one.
 #[inline(always)]
-pub fn next(ctx: &TcContext, asked: &Asked, packet: &Packet, flags: u16, by_owner: bool) -> Next {
-    let of_packet = if asked.direction as u32 == Direction::Egress as u32 { SENDS } else { 0 }
-        | if opens(packet.signals) { OPENS } else { 0 }
-        | if packet.protocol == UDP { IS_UDP } else { 0 };
+pub fn next(ctx: &TcContext, packet: &Packet, flags: u16, by_owner: bool) -> Next {
+    let of_packet = if opens(packet.signals) { OPENS } else { 0 } | if packet.protocol == UDP { IS_UDP } else { 0 };
     let of_flow = u32::from(flags) | if by_owner { BY_OWNER } else { 0 };
     // The other way round: what the other end would send.
     let ports = packet.ports().rotate_left(16);
@@ -182,14 +187,13 @@ pub fn next(ctx: &TcContext, asked: &Asked, packet: &Packet, flags: u16, by_owne
 }
 
 /// In what [`wharf_next`] is asked, beside the flow's flags and [`BY_OWNER`].
-const SENDS: u32 = 1 << 19;
-const OPENS: u32 = 1 << 20;
-const IS_UDP: u32 = 1 << 21;
+const OPENS: u32 = 1 << 19;
+const IS_UDP: u32 = 1 << 20;
 /// What [`wharf_next`] answers, beside [`Next::anew`].
 const GOES_ON: u32 = 0;
 const BEGINS: u32 = 1 << 16;
 const IS_STRANGE: u32 = 1 << 17;
-/// Not those that are the flow's for rules that keep flows: without the port the packet finds no socket.
+/// [`FLOW_REPLIED`] is cleared too, so that `POLICY_KEEPS_FLOWS` does not skip the judgement that gives the port.
 const ANEW: u32 = (FLOW_PROXIED | FLOW_REPLIED) as u32;
 
 /// [`next`], with the bits above. `ports`: those of a packet the other way, as [`Packet::ports`] has them.
@@ -204,8 +208,7 @@ const ANEW: u32 = (FLOW_PROXIED | FLOW_REPLIED) as u32;
 pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) -> u32 {
     let ctx = &TcContext::new(skb);
     let (flags, by_owner, udp) = (what as u16, what & BY_OWNER != 0, what & IS_UDP != 0);
-    let by_node = what & SENDS == 0 && is_by_node(ctx);
-    if !by_node && flags & in_place_of(by_owner) != 0 {
+    if is_strange(ctx, flags, by_owner) {
         // The proxy closes its socket when its flow is over, which no packet of UDP says.
         let is_over = udp && by_owner && !has_socket(ctx, ports);
         return if is_over { BEGINS } else { IS_STRANGE };
@@ -214,7 +217,7 @@ pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) 
         return GOES_ON;
     }
     // The proxy chose the port of a flow that the client began.
-    let is_proxys = udp && by_node && flags & FLOW_UPSTREAM == 0 && mark_of(ctx) & MARKS_OF_PROXY != 0;
+    let is_proxys = udp && is_by_node(ctx) && flags & FLOW_UPSTREAM == 0 && mark_of(ctx) & MARKS_OF_PROXY != 0;
     match flags & FLOW_PROXIED {
         _ if what & OPENS != 0 || is_proxys => BEGINS,
         0 => GOES_ON,
@@ -247,18 +250,25 @@ fn load(ctx: &TcContext, offset: usize, tuple: &mut [u32; 9], at: usize, words: 
     unsafe { bpf_skb_load_bytes(skb, offset, tuple.as_mut_ptr().add(at).cast(), words * 4) == 0 }
 }
 
-/// True for a packet, at a hook on its way to a container, that the node's own stack made.
+/// True for a packet that the node's own stack made; false for one that a container sends, which came by a link.
 #[inline(always)]
-fn is_by_node(ctx: &TcContext) -> bool {
+pub fn is_by_node(ctx: &TcContext) -> bool {
     // SAFETY: the context the program was called with.
     unsafe { (*ctx.skb.skb).ingress_ifindex == 0 }
 }
 
-/// True for a packet, at a hook on its way to a container, that the proxy sends in the name of a server. It is of a flow that a client began, and
-/// begins none where that one's row is gone: what the client sends would pass for answers, which no rule redirects.
+/// True for a packet, at a hook on its way to a container, that the proxy sends in the name of a server, or that a server on the node sends to the
+/// proxy. It is of a flow that a client began, and begins none where that one's row is gone: what the client sends would pass for answers, which no
+/// rule redirects.
 #[inline(always)]
 pub fn is_answer(ctx: &TcContext, of_proxy: u16) -> bool {
-    of_proxy & FLOW_UPSTREAM == 0 && is_by_node(ctx) && !is_of_node(ctx)
+    of_proxy & FLOW_UPSTREAM == 0 && is_by_node(ctx) && (of_proxy & FLOW_PROXIED != 0 || !is_of_node(ctx))
+}
+
+/// True for a packet of a flow with these flags whose sender has no part in the flow, because the proxy is in its place.
+#[inline(always)]
+pub fn is_strange(ctx: &TcContext, flags: u16, by_owner: bool) -> bool {
+    flags & in_place_of(by_owner) != 0 && !is_by_node(ctx)
 }
 
 /// True for a packet of a flow with these flags that the proxy is to get.
@@ -302,15 +312,45 @@ fn set_mark_of(ctx: &TcContext, mark: u32) {
 
 /// The flags of a flow that begins with this packet: those of one of the proxy's.
 #[inline(always)]
-pub fn of_proxy(ctx: &TcContext, asked: &Asked) -> u16 {
+pub fn of_proxy(ctx: &TcContext, asked: &Asked, packet: &Packet) -> u16 {
     if asked.direction as u32 == Direction::Egress as u32 || !is_by_node(ctx) {
         return 0;
     }
     match mark_of(ctx) & MARKS_OF_PROXY {
+        // SAFETY: the context the program was called with.
+        0 if packet.protocol == TCP => {
+            core::hint::black_box(unsafe { wharf_upstream(ctx.skb.skb, packet.ports()) }) as u16
+        }
         0 => 0,
         MARK_PROXIED_EGRESS => FLOW_UPSTREAM,
         _ => FLOW_UPSTREAM | FLOW_LET_IN,
     }
+}
+
+/// [`FLOW_PROXIED`] for a packet of TCP, from the node to a container, that a connection of the proxy's takes: a server on the node answers there to
+/// what no hook has seen. Else zero. `ports`: [`Packet::ports`].
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_upstream(skb: *mut __sk_buff, ports: u32) -> u32 {
+    let ctx = &TcContext::new(skb);
+    if Profile::of(0).is_none_or(|node| node.ifindex() == 0) {
+        return 0;
+    }
+    let mut tuple = [0; 9];
+    let state = if is_v4(ctx) {
+        tuple[2] = ports;
+        if load(ctx, offset_of!(Ipv4, source), &mut tuple, 0, 2) { state(ctx, &mut tuple, 3) } else { NO_SOCKET }
+    } else {
+        tuple[8] = ports;
+        if load(ctx, offset_of!(Ipv6, source), &mut tuple, 0, 8) { state(ctx, &mut tuple, 9) } else { NO_SOCKET }
+    };
+    if state == NO_SOCKET || state == LISTEN { 0 } else { FLOW_PROXIED.into() }
 }
 
 /// True when a TCP socket listens at this port of the node's loopback address of the packet's family, or of any address; any socket of UDP does
@@ -338,24 +378,34 @@ fn is_v4(ctx: &TcContext) -> bool {
 /// True when a TCP socket listens for packets of this `struct bpf_sock_tuple` (source and destination, then the ports), or a UDP socket takes them.
 #[inline(always)]
 fn is_taken(ctx: &TcContext, udp: bool, tuple: &mut [u32; 9], words: u32) -> bool {
+    if !udp {
+        return state(ctx, tuple, words) == LISTEN;
+    }
     let (skb, tuple, bytes) = (ctx.skb.skb.cast(), tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);
     // SAFETY: the context, and a tuple of that many bytes; a negative namespace is that of the packet's device. A socket from a lookup is given
     // back once.
     unsafe {
-        if udp {
-            let socket = bpf_sk_lookup_udp(skb, tuple, bytes, u64::MAX, 0);
-            if socket.is_null() {
-                return false;
-            }
-            bpf_sk_release(socket.cast());
-            return true;
-        }
-        let socket = bpf_skc_lookup_tcp(skb, tuple, bytes, u64::MAX, 0);
+        let socket = bpf_sk_lookup_udp(skb, tuple, bytes, u64::MAX, 0);
         if socket.is_null() {
             return false;
         }
+        bpf_sk_release(socket.cast());
+    }
+    true
+}
+
+/// State of the TCP socket that takes packets of this tuple, or [`NO_SOCKET`].
+#[inline(always)]
+fn state(ctx: &TcContext, tuple: &mut [u32; 9], words: u32) -> u32 {
+    let (skb, tuple, bytes) = (ctx.skb.skb.cast(), tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);
+    // SAFETY: as in `is_taken`.
+    unsafe {
+        let socket = bpf_skc_lookup_tcp(skb, tuple, bytes, u64::MAX, 0);
+        if socket.is_null() {
+            return NO_SOCKET;
+        }
         let state = ptr::read_volatile(&raw const (*socket).state);
         bpf_sk_release(socket.cast());
-        state == LISTEN
+        state
     }
 }

@@ -73,7 +73,7 @@ impl Key {
 
 /// True when the endpoint with this epoch has paths; those without are spared the look-ups.
 #[inline(always)]
-fn has_paths(own: u32, own_epoch: u32) -> bool {
+pub fn has_paths(own: u32, own_epoch: u32) -> bool {
     STACK_USERS.get(own).is_some_and(|epoch| *epoch as u32 == own_epoch)
 }
 
@@ -82,12 +82,6 @@ fn has_paths(own: u32, own_epoch: u32) -> bool {
 pub fn is_noted(ctx: &TcContext, own: u32, own_epoch: u32, packet: &Packet) -> bool {
     // SAFETY: the context the program was called with.
     has_paths(own, own_epoch) && unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), 0) } != 0
-}
-
-/// As [`is_noted`], for a packet that another one is about.
-#[inline(always)]
-pub fn is_noted_within(own: u32, own_epoch: u32, packet: &Packet) -> bool {
-    has_paths(own, own_epoch) && is_noted_between(packet)
 }
 
 /// Notes the path of the packet at hand, that the stack brought to `server` from another endpoint.
@@ -118,8 +112,9 @@ pub unsafe extern "C" fn wharf_path(skb: *mut __sk_buff, ports: u32, protocol: u
     0
 }
 
+/// True when the flow of a packet between two endpoints takes the stack.
 #[inline(always)]
-fn is_noted_between(packet: &Packet) -> bool {
+pub fn is_noted_between(packet: &Packet) -> bool {
     let (Some(sender), Some(receiver)) = (endpoint(packet.source), endpoint(packet.destination)) else {
         return false;
     };

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    io::IoSliceMut,
+    io::{ErrorKind, IoSliceMut},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket},
     os::fd::AsRawFd as _,
     sync::{
@@ -32,6 +32,8 @@ struct Shared {
     holds: AtomicBool,
     /// Port of the next flow that is sent on; zero for any.
     from: AtomicU16,
+    /// A server's host said that nobody is there.
+    refused: AtomicBool,
     taken: Mutex<Vec<Taken>>,
     /// Of each flow that was sent on, the address and the port that the proxy took for it.
     upstreams: Mutex<Vec<SocketAddr>>,
@@ -86,6 +88,11 @@ impl Datagrams {
         self.shared.from.store(port, Ordering::Relaxed);
     }
 
+    /// Whether a server's host said, since this was asked last, that nobody is there.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.shared.refused.swap(false, Ordering::Relaxed)
+    }
+
     /// Closes the sockets of all flows that it sent on.
     pub(crate) fn close_all(&self) {
         locked(&self.shared.flows).clear();
@@ -128,8 +135,14 @@ fn serve(listener: &UdpSocket, mark: u32, shared: &Shared) {
             continue;
         }
         for ((client, server), upstream) in locked(&shared.flows).iter().filter(|((to, _), _)| to.is_ipv4() == v4) {
-            // No answer yet, or the server's host said that nobody is there: then the client gets none.
-            let Ok(bytes) = upstream.recv(&mut buffer) else { continue };
+            let bytes = match upstream.recv(&mut buffer) {
+                Ok(bytes) => bytes,
+                Err(e) => {
+                    // No answer yet, or the server's host said that nobody is there: then the client gets none.
+                    shared.refused.fetch_or(e.kind() == ErrorKind::ConnectionRefused, Ordering::Relaxed);
+                    continue;
+                }
+            };
             if let Err(error) = answer(*server, *client, buffer.get(..bytes).unwrap_or_default()) {
                 eprintln!("the proxy, from {server} to {client}: {error:#}");
             }

@@ -2,6 +2,8 @@
 
 mod client;
 mod datagrams;
+mod errors;
+mod older;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]
 mod pods;
@@ -24,7 +26,7 @@ use nix::sys::{
     time::TimeVal,
 };
 use serde_json::json;
-use wharf_common::policy::{ACCEPT, DENY, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, redirect};
+use wharf_common::policy::{MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, redirect};
 use wharf_tests::{
     Node, NodeConfig, Sandbox,
     echo::{self, EchoServer},
@@ -262,33 +264,6 @@ fn without_the_proxy_a_redirected_flow_is_dropped_unless_the_rule_is_open() -> R
 }
 
 #[test]
-fn open_connections_follow_the_rules() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
-        let scene = Scene::new(node)?;
-        for to in scene.servers()? {
-            rule(node, &scene.web.end, Side::Egress, ACCEPT)?;
-            let plain = Open::new(&scene.web, to)?;
-            scene.redirect(node, Side::Egress, false)?;
-            ensure!(!plain.echoes()?, "{to}: a connection that is older than the redirect goes on past the proxy");
-            let proxied = Open::new(&scene.web, to)?;
-            scene.redirect(node, Side::Egress, false)?;
-            ensure!(proxied.echoes()?, "{to}: after a change that is not about it");
-            rule(node, &scene.web.end, Side::Egress, ACCEPT)?;
-            ensure!(proxied.echoes()?, "{to}: accepted without the proxy");
-            let direct = Open::new(&scene.web, to)?;
-            ensure!(direct.echoes()?);
-            rule(node, &scene.web.end, Side::Egress, DENY)?;
-            ensure!(!proxied.echoes()?, "{to}: denied");
-            // The cells are the same, so they can be told again.
-            rule(node, &scene.web.end, Side::Egress, ACCEPT)?;
-        }
-        let taken = scene.egress.taken().len();
-        ensure!(taken == 2, "{taken} connections went to the proxy");
-        scene.end(node)
-    })
-}
-
-#[test]
 fn proxied_connections_outlive_the_agent() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let scene = Scene::new(node)?;
@@ -358,6 +333,27 @@ fn a_client_is_redirected_on_its_way_to_a_published_port() -> Result<()> {
         }
         took(&scene.egress, &pairs(&scene)?)?;
         took(&scene.ingress, &pairs(&scene)?)?;
+        scene.end(node)
+    })
+}
+
+#[test]
+fn the_nodes_own_addresses_are_servers_too() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let scene = Scene::new(node)?;
+        check_sources(node)?;
+        let server = EchoServer::start(node.space())?;
+        scene.redirect(node, Side::Egress, false)?;
+        let mut expected = Vec::new();
+        for (client, address) in scene.web.end.both()?.into_iter().zip(NODE) {
+            let unchecked = if client.is_ipv6() { " nodad" } else { "" };
+            ip(node.space(), &format!("addr add {address} dev lo{unchecked}"))?;
+            let to = server.tcp_at(address.parse()?);
+            echo::tcp(scene.web.space()?, to, 100_000).with_context(|| format!("{to}"))?;
+            expected.push((client, to));
+        }
+        took(&scene.egress, &expected)?;
+        drop(server);
         scene.end(node)
     })
 }

@@ -32,7 +32,7 @@ pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
     };
     let rules = format!(
         "table inet redirects {{
-           chain untracked {{ type filter hook prerouting priority -300; meta mark & 0x400 != 0 notrack; }}
+           chain untracked {{ type filter hook prerouting priority -300; meta mark & 0x80 != 0 meta mark & 0x400 != 0 notrack; }}
            chain redirected {{ type filter hook prerouting priority -150;
              {}
              meta mark & 0x80 != 0 meta mark & 0xffff0000 != 0 drop
@@ -41,8 +41,9 @@ pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
              fib daddr type local return
              socket wildcard 1 return
              meta l4proto udp socket mark & 0x300 == 0 return
-             socket transparent 1 meta mark set meta mark | 0x80
+             socket transparent 1 meta mark set meta mark & 0xff7f ^ 0x80
            }}
+           chain lost {{ type filter hook forward priority 0; meta mark & 0x80 != 0 drop; }}
          }}",
         ports.iter().map(listens).collect::<Vec<_>>().join("\n")
     );
@@ -50,12 +51,13 @@ pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
     command.args(["-f", "-"]);
     run(command, rules.as_bytes(), Duration::from_secs(10))?.ok()?;
     for family in ["-4", "-6"] {
-        ip(node.space(), &format!("{family} rule add fwmark 0x80/0x80 lookup 99 pref 85"))?;
+        ip(node.space(), &format!("{family} rule add fwmark 0x80/0xffff0080 lookup 99 pref 85"))?;
+        ip(node.space(), &format!("{family} rule add fwmark 0x80/0x80 blackhole pref 86"))?;
         ip(node.space(), &format!("{family} route add local default dev {LINK} table 99"))?;
     }
     let row = node.space().run(|| {
-        for setting in ["src_valid_mark", "accept_local"] {
-            fs::write(format!("/proc/sys/net/ipv4/conf/{LINK}/{setting}"), "1").context(setting)?;
+        for (setting, value) in [("src_valid_mark", "1"), ("accept_local", "1"), ("rp_filter", "2")] {
+            fs::write(format!("/proc/sys/net/ipv4/conf/{LINK}/{setting}"), value).context(setting)?;
         }
         let config = EndpointConfig { ifindex: if_nametoindex(LINK)?, ..EndpointConfig::default() };
         anyhow::Ok(EndpointProfile { config, ..EndpointProfile::default() })

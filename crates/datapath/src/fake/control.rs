@@ -58,6 +58,7 @@ operations! {
     RemoveCallSlot = "remove_call_slot",
     RemoveRoute = "remove_route",
     ChangePolicy = "change_policy",
+    EnsureWayToProxy = "ensure_way_to_proxy",
     ObserveAddresses = "observe_addresses",
     ObservePolicy = "observe_policy",
     ObserveNode = "observe_node",

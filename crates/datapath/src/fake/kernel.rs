@@ -328,8 +328,9 @@ impl PolicyKernel for FakeKernel {
         self.change(Operation::ChangePolicy, subject, move |s| s.policy.change(&changes, mode)).await
     }
 
-    async fn ensure_way_to_proxy(&self, _: bool) -> Result<()> {
-        Ok(())
+    async fn ensure_way_to_proxy(&self, wanted: bool) -> Result<()> {
+        let subject = if wanted { "wanted" } else { "not wanted" };
+        self.call(Operation::EnsureWayToProxy, subject.to_owned(), |_| Ok(())).await
     }
 
     async fn observe_addresses(&self) -> Result<Vec<IpAddr>> {

@@ -7,7 +7,7 @@ use wharf_common::{
 
 use super::{
     expr::{Expression, Rule, SocketKey},
-    rules::{ACCEPT, PRE_ROUTING, rule, words},
+    rules::{ACCEPT, FILTER, FORWARD, PRE_ROUTING, rule, words},
     table::Chain,
 };
 
@@ -23,22 +23,26 @@ const LOOPBACK6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
 
 /// The chains by their names.
-pub(super) fn chains() -> [(String, Chain); 3] {
-    let chain = |name: &str, priority, rules| {
+pub(super) fn chains() -> [(String, Chain); 4] {
+    let chain = |name: &str, hook, priority, rules| {
         let kind = "filter".to_owned();
-        (name.to_owned(), Chain { kind, hook: PRE_ROUTING, priority, policy: ACCEPT, rules })
+        (name.to_owned(), Chain { kind, hook, priority, policy: ACCEPT, rules })
     };
+    // Somebody removed the rules that lead it to the proxy.
+    let lost = Expression::marked(MARK_TO_PROXY).into_iter().chain([Expression::drop()]).collect();
     [
-        chain("redirected-untracked", RAW, vec![untracked()]),
-        chain("redirected", MANGLE, redirected()),
-        chain("redirected-answers", TRANSLATED, answers()),
+        chain("redirected-untracked", PRE_ROUTING, RAW, vec![untracked()]),
+        chain("redirected", PRE_ROUTING, MANGLE, redirected()),
+        chain("redirected-answers", PRE_ROUTING, TRANSLATED, answers()),
+        chain("redirected-lost", FORWARD, FILTER, vec![lost]),
     ]
 }
 
 /// Connection tracking has seen what is turned round. It would take a connection whose destination was translated for another one, and
 /// the proxy's answers would not be translated back.
 fn untracked() -> Rule {
-    Expression::marked(MARK_TURNED).into_iter().chain([Expression::untrack()]).collect()
+    let is_turned = Expression::marked(MARK_TO_PROXY).into_iter().chain(Expression::marked(MARK_TURNED));
+    is_turned.chain([Expression::untrack()]).collect()
 }
 
 fn redirected() -> Vec<Rule> {
@@ -69,13 +73,15 @@ fn answers() -> Vec<Rule> {
     let local = Expression::to_the_node().into_iter().chain([Expression::give_back()]).collect();
     // A socket that listens at any address is no part of the connection.
     let listens = [Expression::socket(0, SocketKey::Wildcard), Expression::is(0, &[1]), Expression::give_back()];
-    // One of UDP that takes the packet although it has no part in the flow: the proxy sends its answers to others from there.
+    // A UDP socket without the proxy's mark only sends answers; it takes nothing.
     let only_answers = [Expression::transport(0), Expression::is(0, &[UDP]), Expression::socket(0, SocketKey::Mark)]
         .into_iter()
         .chain([Expression::masked(0, MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS, 0), Expression::is(0, &[0; 4])])
         .chain([Expression::give_back()])
         .collect();
     let is_proxys = [Expression::socket(0, SocketKey::Transparent), Expression::is(0, &[1])];
-    let marks = [Expression::mark(0), Expression::masked(0, !MARK_TO_PROXY, MARK_TO_PROXY), Expression::set_mark(0)];
+    // What others have in the place of the port would pass for one.
+    let kept = MARKS & !MARK_TO_PROXY;
+    let marks = [Expression::mark(0), Expression::masked(0, kept, MARK_TO_PROXY), Expression::set_mark(0)];
     vec![local, listens.to_vec(), only_answers, is_proxys.into_iter().chain(marks).collect()]
 }

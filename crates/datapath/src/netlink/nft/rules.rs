@@ -17,12 +17,12 @@ use super::{
 /// `enum nf_inet_hooks` of `linux/netfilter.h`.
 pub(super) const PRE_ROUTING: u32 = 0;
 const LOCAL_IN: u32 = 1;
-const FORWARD: u32 = 2;
+pub(super) const FORWARD: u32 = 2;
 const LOCAL_OUT: u32 = 3;
 const POST_ROUTING: u32 = 4;
 /// `NF_IP_PRI_NAT_DST` `NF_IP_PRI_FILTER` and `NF_IP_PRI_NAT_SRC` of `linux/netfilter_ipv4.h`, which are IPv6's too.
 const DESTINATION: i32 = -100;
-const FILTER: i32 = 0;
+pub(super) const FILTER: i32 = 0;
 const SOURCE: i32 = 100;
 /// `NF_ACCEPT` of `linux/netfilter.h`.
 pub(super) const ACCEPT: u32 = 1;
