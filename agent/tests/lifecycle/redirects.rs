@@ -12,7 +12,7 @@ use wharf_agent::{
     proxy::Wanted,
 };
 use wharf_common::policy::{REDIRECT, REDIRECT_PORT_SHIFT, RULING};
-use wharf_core::policy::PolicyRows;
+use wharf_core::{kernel::KernelErrorKind, policy::PolicyRows};
 use wharf_datapath::fake::Operation as Op;
 
 use crate::{policy::rows, support::*};
@@ -256,5 +256,23 @@ fn a_refusal_is_told_once_in_the_log_of_each_endpoint_of_the_listener() {
         assert_eq!(looked(&[&first]), [2]);
         agent.proxy.refuses_listener("ingress-15000", "another reason");
         assert_eq!(looked(&[&first]), [3], "it is another refusal");
+    });
+}
+
+#[test]
+fn a_policy_whose_way_to_the_proxy_cannot_be_made_is_wanted_and_tried_again() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.kernel.fail_next(Op::EnsureWayToProxy, KernelErrorKind::Other);
+        let refused = agent.life.policy.import("a.yaml", &only("/a")).await.expect_err("no way");
+        assert!(refused.to_string().starts_with("put policy into the kernel"), "{refused}");
+        // What comes meanwhile does not hide it.
+        let list = agent.life.policy.list().await;
+        assert_eq!((list.revision, list.realized, list.problem.is_some()), (1, 0, true));
+        agent.life.policy.ensure().await.expect("made");
+        let list = agent.life.policy.list().await;
+        assert_eq!((list.revision, list.realized, list.problem), (1, 1, None));
+        assert_eq!(ports(&rows(&machine)), [15_000].into());
     });
 }
