@@ -86,7 +86,7 @@ fn the_smoke_run_measures_rules_about_requests() -> Result<()> {
         "l7: DEL of 20 with redirects, 16 at once",
         "l7: DEL while the proxy is stopped",
     ];
-    smoke(&[L7], &titles, 5)
+    smoke(&[L7], &titles, 6)
 }
 
 #[test]

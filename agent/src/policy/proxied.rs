@@ -17,6 +17,9 @@ use crate::proxy::{Completion, ProxyError, Redirect, Wanted};
 /// after 2 s.
 const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
 
+/// How long the way to the proxy stays when nothing leads there any more: longer than connections last, also those of a busy Envoy.
+const WAY_STAYS: Duration = Duration::from_secs(4);
+
 /// What the proxy owes before the policies that are wanted are in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owed {
@@ -152,7 +155,7 @@ impl<K: PolicyKernel> Policy<K> {
             inner.left_proxy = None;
             return Ok(());
         }
-        if inner.left_proxy.get_or_insert_with(Instant::now).elapsed() < PROXY_DRAINS {
+        if inner.left_proxy.get_or_insert_with(Instant::now).elapsed() < WAY_STAYS {
             return Ok(());
         }
         wharf_crash::point("policy/before-way-removal");
