@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
+use wharf_api::ProxyState;
 use wharf_tests::{Node, NodeConfig, scenario, wait};
 
 use crate::{
@@ -103,6 +104,11 @@ fn an_import_whose_listener_envoy_refuses_is_refused_whole() -> Result<()> {
             ensure!(after.policies == before.policies, "{before:?} became {after:?}");
             Ok(())
         };
+        // Nobody refuses before Envoy is connected: the rules would be in force at once.
+        wait::until("Envoy is connected", || {
+            let proxy = node.ask(async |client| client.proxy().await)?;
+            Ok((proxy.state == ProxyState::Serving).then_some(()))
+        })?;
         // The first policy: nothing was enforced before.
         let stranger = take(node, PORTS[0])?;
         refused(&first, PORTS[0])?;
