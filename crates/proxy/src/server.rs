@@ -40,6 +40,10 @@ const MAX_ADS_STREAMS: usize = 8;
 /// Time for a stream's first request, and for an access log until its Envoy is known.
 const FIRST: Duration = Duration::from_secs(5);
 
+/// How often Envoy is asked for a sign of life (HTTP/2 PING), and how long it has for the answer. Without one its connection is closed: an Envoy that
+/// hangs is not served.
+const PING: Duration = Duration::from_secs(5);
+
 /// Time for streams to end in order; a peer that does not read would keep its stream for ever.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -69,6 +73,8 @@ impl Proxy {
         let mut closed_long_ago = closed.clone();
         let serving = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
+            .http2_keepalive_interval(Some(PING))
+            .http2_keepalive_timeout(Some(PING))
             .add_service(ads)
             .add_service(logs)
             .serve_with_incoming_shutdown(incoming(socket), async move {

@@ -417,3 +417,21 @@ fn its_heap_is_watched() {
         );
     });
 }
+
+#[test]
+fn an_envoy_that_hangs_is_no_longer_served_and_then_replaced() {
+    in_a_namespace(|| async {
+        redirect(EGRESS, Direction::Egress);
+        let _server = echo_server(SERVER).await;
+        let world = World::start();
+        world.ensure(everything(EGRESS, BOTH)).await;
+        let pid = world.proxy.status().pid;
+        signal(&world, Signal::SIGSTOP);
+        until("it does not answer", || world.proxy.status().connected_streams == 0).await;
+        until("another one is started", || world.proxy.status().pid.is_some_and(|other| Some(other) != pid)).await;
+        let last = world.proxy.status().last_error.expect("a reason");
+        assert_eq!(last, "it did not answer for 10 s: signal 9 ended it");
+        until("it serves", || world.proxy.unacknowledged().is_empty()).await;
+        assert!(ask(&mut connect(CLIENT, SERVER).await).await);
+    });
+}

@@ -26,6 +26,10 @@ const STEADY: Duration = Duration::from_secs(60);
 /// Time for an Envoy to end when it is asked to.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Looks in a row, one a second, that find an Envoy without a stream, until it is taken for stuck. A good one connects within a second, also to a new
+/// agent.
+const STUCK: u32 = 10;
+
 /// An Envoy that runs, and what is known of it only if it is this process's child.
 struct Running {
     process: Arc<Process>,
@@ -34,7 +38,7 @@ struct Running {
 
 impl Envoy {
     /// Keeps an Envoy running until `shutdown` resolves: takes over the one that an earlier agent started, else starts one, and another
-    /// one when it ends, after 100 ms, then twice as long each time, up to 30 s. What fails is in the proxy's status.
+    /// one when it ends, or does not answer and is killed, after 100 ms, then twice as long each time, up to 30 s. What fails is in the proxy's status.
     ///
     /// At shutdown Envoy goes on, unless it [ends with the agent](Envoy::ends_with_agent).
     pub async fn supervise(&self, proxy: &Proxy, shutdown: impl Future<Output = ()> + Send) {
@@ -47,9 +51,16 @@ impl Envoy {
             let failure = match self.take_over_or_start(&shared).await {
                 Ok(running) => {
                     on_running(&shared, running.process.id);
+                    let process = Arc::clone(&running.process);
+                    let ended = ended(running);
+                    tokio::pin!(ended);
                     tokio::select! {
-                        failure = ended(running) => failure,
+                        failure = &mut ended => failure,
                         () = &mut shutdown => break,
+                        () = is_stuck(&shared) => match process.signal(Signal::KILL) {
+                            Ok(()) => format!("it did not answer for {STUCK} s: {}", ended.await),
+                            Err(error) => format!("it does not answer and cannot be killed: {error}"),
+                        },
                     }
                 }
                 Err(error) => error.to_string(),
@@ -118,6 +129,17 @@ impl Envoy {
                 Err(error)
             }
         }
+    }
+}
+
+/// Returns when the Envoy has had no stream for [`STUCK`] looks: it does not serve rules that change, and keeps those that pass without a proxy closed.
+async fn is_stuck(shared: &Shared) {
+    // Looks are counted, not the time: this process may have been stopped in between.
+    let mut looks = 0;
+    while looks < STUCK {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let state = shared.lock();
+        looks = if state.streams > 0 || state.closed { 0 } else { looks + 1 };
     }
 }
 
