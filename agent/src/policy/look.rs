@@ -115,11 +115,16 @@ impl<K: PolicyKernel> Policy<K> {
         let denies = |judgement: &Option<PolicyJudgement>| {
             judgement.as_ref().is_some_and(|judgement| judgement.verdict == PolicyVerdict::Deny)
         };
+        let is_redirected = |judgement: &Option<PolicyJudgement>| {
+            judgement.as_ref().is_some_and(|judgement| judgement.redirect.is_some())
+        };
         let verdict = if denies(&egress) || denies(&ingress) { PolicyVerdict::Deny } else { PolicyVerdict::Accept };
         let note = if from_node && ask.to.is_some() {
             Some("the node's own packets always reach its endpoints".to_owned())
         } else if self.mode.audits && verdict == PolicyVerdict::Deny {
             Some("audit mode: the packet passes, and is counted".to_owned())
+        } else if self.mode.audits && [&egress, &ingress].iter().any(|end| is_redirected(end)) {
+            Some("audit mode: the connection does not go through the proxy, and passes unseen".to_owned())
         } else if denies(&egress) && !denies(&ingress) && self.services.iter().any(|net| net.contains(&ask.destination))
         {
             Some(

@@ -9,8 +9,10 @@ use wharf_agent::{
         refusals::{self, Told},
     },
     node::endpoint::Handle,
+    policy::{Ask, destination},
     proxy::Wanted,
 };
+use wharf_api::PolicyProtocol;
 use wharf_common::policy::{REDIRECT, REDIRECT_PORT_SHIFT, RULING};
 use wharf_core::{kernel::KernelErrorKind, policy::PolicyRows};
 use wharf_datapath::fake::Operation as Op;
@@ -274,5 +276,20 @@ fn a_policy_whose_way_to_the_proxy_cannot_be_made_is_wanted_and_tried_again() {
         let list = agent.life.policy.list().await;
         assert_eq!((list.revision, list.realized, list.problem), (1, 1, None));
         assert_eq!(ports(&rows(&machine)), [15_000].into());
+    });
+}
+
+#[test]
+fn in_audit_mode_explain_says_that_the_proxy_sees_nothing() {
+    let mut machine = Machine::new();
+    machine.config.policy_audit = true;
+    machine.life(async |agent| {
+        let handle = agent.create("c1").await;
+        agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+        let to_port = destination(PolicyProtocol::Tcp, 80).expect("a port");
+        let source = "192.0.2.1".parse().expect("address");
+        let ask = Ask { from: None, source, to: Some(handle.id), destination: addresses(&handle)[0], to_port };
+        let note = agent.life.policy.explain(ask).await.note.expect("a note");
+        assert_eq!(note, "audit mode: the connection does not go through the proxy, and passes unseen");
     });
 }
