@@ -17,9 +17,6 @@ use crate::proxy::{Completion, ProxyError, Redirect, Wanted};
 /// after 2 s.
 const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
 
-/// How long the way to the proxy stays when nothing leads there any more: longer than connections last, also those of a busy Envoy.
-const WAY_STAYS: Duration = Duration::from_secs(4);
-
 /// What the proxy owes before the policies that are wanted are in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owed {
@@ -149,13 +146,14 @@ impl<K: PolicyKernel> Policy<K> {
         self.leave_proxy(inner).await
     }
 
-    /// Takes the way to the proxy away when nothing has led there for as long as the proxy lets old connections end.
+    /// Takes the way to the proxy away when nothing leads there, connections have ended, and as much time as that takes has passed: a busy Envoy needs
+    /// more.
     async fn leave_proxy(&self, inner: &mut Inner) -> Result<(), PolicyError> {
-        if !inner.told.is_empty() || !self.uses_proxy() {
+        if !inner.told.is_empty() || !self.uses_proxy() || matches!(inner.owed, Owed::Ends(_)) {
             inner.left_proxy = None;
             return Ok(());
         }
-        if inner.left_proxy.get_or_insert_with(Instant::now).elapsed() < WAY_STAYS {
+        if inner.left_proxy.get_or_insert_with(Instant::now).elapsed() < PROXY_DRAINS {
             return Ok(());
         }
         wharf_crash::point("policy/before-way-removal");
