@@ -410,8 +410,10 @@ impl<K: PolicyKernel> Policy<K> {
             // The engine has what the lost policies left, and nothing of what is wanted.
             inner.engine = None;
         }
-        let (known, told) = (inner.engine.clone(), inner.told.clone());
+        let known = inner.engine.clone();
         let (mut inner, computed) = self.compute(inner, events).await;
+        // Rows that were read just now may lead to more than the proxy was told before.
+        let told = inner.told.clone();
         let prepared = match self.prepare(&mut inner, computed).await {
             Ok(Some(Prepared { acknowledged: Err(ProxyError::Refused(why)), .. })) => Err(PolicyError::Proxy(why)),
             other => other,

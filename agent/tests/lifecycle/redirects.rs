@@ -10,7 +10,7 @@ use wharf_agent::{
     },
     node::endpoint::Handle,
     policy::{Ask, destination},
-    proxy::Wanted,
+    proxy::{Redirects as _, Wanted},
 };
 use wharf_api::PolicyProtocol;
 use wharf_common::policy::{REDIRECT, REDIRECT_PORT_SHIFT, RULING};
@@ -291,5 +291,23 @@ fn in_audit_mode_explain_says_that_the_proxy_sees_nothing() {
         let ask = Ask { from: None, source, to: Some(handle.id), destination: addresses(&handle)[0], to_port };
         let note = agent.life.policy.explain(ask).await.note.expect("a note");
         assert_eq!(note, "audit mode: the connection does not go through the proxy, and passes unseen");
+    });
+}
+
+#[test]
+fn a_refused_change_leaves_the_proxy_what_rows_of_an_earlier_agent_lead_to() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+    });
+    machine.proxy.set(Wanted::new());
+    machine.kernel.fail_next(Op::ObservePolicy, KernelErrorKind::Other);
+    machine.life(async |agent| {
+        assert_eq!(last(&agent), [], "the rows could not be read at the start");
+        agent.proxy.refuses_port(Some(15_001));
+        agent.life.policy.import("a.yaml", &only("/b")).await.expect_err("refused");
+        assert_eq!(ports(&rows(&machine)), [15_000].into());
+        assert_eq!(last(&agent), [(15_000, vec![1])], "rows lead there");
     });
 }
