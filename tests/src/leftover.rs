@@ -35,7 +35,10 @@ impl Node {
 
     /// Waits until the kernel has released the links of endpoints whose DEL was answered: records and addresses stay until then, and a
     /// busy machine's kernel takes longer than the second that the agent makes a reader wait for it.
-    fn await_released(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// When they are still there after the harness's patience, or the agent does not answer.
+    pub fn await_released(&self) -> Result<()> {
         if !self.has_agent() {
             return Ok(());
         }

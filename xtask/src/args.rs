@@ -127,7 +127,7 @@ pub(crate) struct VmArgs {
     /// Run on this kernel; may be repeated [default: 6.1, 6.12 and 7.2].
     #[arg(long = "kernel", value_enum, value_name = "VERSION")]
     pub(crate) kernels: Vec<VmKernel>,
-    /// Run only tests whose FILE::NAME contains this; may be repeated.
+    /// Run the tests whose FILE::NAME contains this, `::` for all; may be repeated [default: those of what differs by kernel]
     #[arg(long = "test", value_name = "NAME")]
     pub(crate) tests: Vec<String>,
     /// Keep the guests' files in target/vm/work.

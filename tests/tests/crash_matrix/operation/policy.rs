@@ -12,6 +12,8 @@ pub(crate) const ADD: Operation = Operation {
     go_on: |scene, finished| {
         // Not answered, it is there whole or not at all; the runtime's DEL leaves nothing of it.
         scene.delete_x()?;
+        // A DEL is answered before the kernel has released the devices; the record stays until it has.
+        scene.node.await_released()?;
         let endpoints = scene.node.endpoints()?;
         ensure!(endpoints.iter().all(|e| e.container_id != scene.x.name()), "{endpoints:?}");
         scene.rules_follow(false).context("after the runtime's DEL")?;
