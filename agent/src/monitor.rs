@@ -83,13 +83,15 @@ impl Monitor {
 
     /// Sends what a proxy tells of a request.
     pub fn request(&self, record: impl Judged) {
-        self.requests.count(record.verdict());
+        if !record.is_counted() {
+            self.requests.count(record.verdict());
+        }
         if self.sender.receiver_count() > 0 {
             self.send(MonitorEvent::L7(record.readable()));
         }
     }
 
-    /// Requests by verdict since the agent's start.
+    /// Requests by verdict since the agent's start, without those that Envoy counts.
     #[must_use]
     pub fn requests(&self) -> Requests {
         self.requests.told()

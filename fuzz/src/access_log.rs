@@ -1,12 +1,16 @@
-//! Messages in which Envoy tells of requests. Clients choose most of their texts.
+//! Messages in which Envoy tells of requests, whose texts clients choose, and of its counters.
 
-use wharf_proxy::{Content, outside::access_log};
+use wharf_proxy::{
+    Content,
+    outside::{access_log, counter},
+};
 
 /// Bytes of a text that are kept.
 const MAX_TEXT: usize = 2048;
 
 /// Runs one input: a message.
 pub fn run(data: &[u8]) {
+    assert!(counter(data).is_none_or(|value| value < 1 << 53), "a count is not exact");
     let Some(records) = access_log(data) else { return };
     // The least that an entry with a member has.
     assert!(records.len() <= data.len() / 16, "{} records in {} bytes", records.len(), data.len());

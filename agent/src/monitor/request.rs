@@ -14,7 +14,7 @@ use wharf_proxy::{Content, Record, Verdict};
 
 use crate::clock;
 
-/// Requests by verdict.
+/// Requests by verdict, without those that Envoy counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Requests {
     /// A rule let it pass, and the server got it.
@@ -53,6 +53,11 @@ pub trait Judged {
     /// What became of it.
     fn verdict(&self) -> Verdict;
 
+    /// Whether somebody else counts it.
+    fn is_counted(&self) -> bool {
+        false
+    }
+
     /// It as readers get it.
     fn readable(self) -> RequestEvent;
 }
@@ -72,6 +77,10 @@ fn micros(duration: Duration) -> u64 {
 impl Judged for Record {
     fn verdict(&self) -> Verdict {
         self.verdict
+    }
+
+    fn is_counted(&self) -> bool {
+        self.is_counted
     }
 
     fn readable(self) -> RequestEvent {

@@ -195,6 +195,10 @@ impl Redirects for Envoy {
         self.supervised || self.proxy.status().connected_streams > 0 || !lock(&self.state).wanted.is_empty()
     }
 
+    fn watch(&self) -> Option<wharf_proxy::Watching> {
+        Some(self.proxy.watch())
+    }
+
     fn speakers(&self, ip: IpAddr) -> Vec<String> {
         let listeners = self.proxy.speakers(ip).into_iter().map(|key| format!("the proxy's listener {key}"));
         let unknown = self.proxy.inherited().map(|pid| format!("Envoy (process {pid}), told by an earlier agent"));

@@ -111,4 +111,10 @@ pub trait Redirects: Send + Sync + 'static {
     fn look(&self) -> Look {
         Look::default()
     }
+
+    /// Has the proxy tell of each request, as long as somebody holds what is given; else it tells of those that were denied or failed. `None`
+    /// from a proxy that knows no such difference.
+    fn watch(&self) -> Option<wharf_proxy::Watching> {
+        None
+    }
 }

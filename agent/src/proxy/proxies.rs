@@ -59,6 +59,10 @@ impl Redirects for Proxies {
         self.dns.enabled() || self.envoy.enabled()
     }
 
+    fn watch(&self) -> Option<wharf_proxy::Watching> {
+        self.envoy.watch()
+    }
+
     fn speakers(&self, ip: IpAddr) -> Vec<String> {
         self.envoy.speakers(ip)
     }

@@ -1,6 +1,6 @@
 //! `/v1/monitor`: events as newline-delimited JSON, until the client goes or the agent stops.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
@@ -20,6 +20,9 @@ use crate::{
 /// Maximum number of concurrent readers; each costs a copy of every event.
 const MAX_READERS: usize = 16;
 
+/// How long a reader waits for the proxy to tell of each request.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 /// Streams events from now on. A reader that is too slow is told how many it lost.
 #[utoipa::path(get, path = "/v1/monitor", tag = "agent",
     responses((status = 200, body = MonitorEvent, content_type = "application/x-ndjson"), (status = 429, body = ApiError)))]
@@ -27,9 +30,14 @@ pub async fn stream_events(State(node): State<Arc<LinuxNode>>) -> Answer<Respons
     if node.life.monitor.readers() >= MAX_READERS {
         return Err(Failure::new(ErrorCode::Overloaded, format!("monitor: {MAX_READERS} readers already")));
     }
+    let watching = node.life.proxy.redirects.watch();
+    if let Some(watching) = &watching {
+        // An Envoy that does not answer is told by the status; the reader gets everything else.
+        drop(tokio::time::timeout(PATIENCE, watching.begun()).await);
+    }
     let receiver = node.life.monitor.subscribe();
     let stop = node.life.tasks.stop.clone();
-    let lines = stream::unfold((receiver, stop), |(mut receiver, stop)| async move {
+    let lines = stream::unfold((receiver, stop, watching), |(mut receiver, stop, watching)| async move {
         let event = tokio::select! {
             () = stop.cancelled() => return None,
             event = receiver.recv() => event,
@@ -39,7 +47,7 @@ pub async fn stream_events(State(node): State<Arc<LinuxNode>>) -> Answer<Respons
             Err(RecvError::Lagged(count)) => encode(&MonitorEvent::Lost { count }),
             Err(RecvError::Closed) => return None,
         };
-        Some((line, (receiver, stop)))
+        Some((line, (receiver, stop, watching)))
     });
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }

@@ -46,7 +46,7 @@ fn look<K: Kernel>(life: &Lifecycle<K>, name_addresses: u64) -> Fill {
         refused: look.refused() as u64,
         restarts: count(|status| status.restarts),
         records_lost: count(|status| status.records_lost),
-        requests: ProxyRequests { forwarded, denied, failed },
+        requests: ProxyRequests { forwarded: forwarded + count(|status| status.forwarded), denied, failed },
         name_addresses,
     };
     let component = component(&look, &life.config.run_dir);

@@ -4,12 +4,24 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::envoy::User;
+use crate::{
+    envoy::User,
+    resources::{ORIGINAL_DESTINATION, RUNTIME},
+};
 
 /// Name of the cluster that is this server.
 pub(crate) const XDS_CLUSTER: &str = "wharf-agent";
 /// What the agent's own Envoy calls itself; nobody else is served.
 pub(crate) const NODE_ID: &str = "wharf";
+
+/// Envoy's counter of what it has sent on to servers: requests, and TLS connections.
+pub(crate) fn forwarded() -> String {
+    format!("cluster.{ORIGINAL_DESTINATION}.upstream_rq_total")
+}
+/// How often Envoy tells its counters.
+const COUNTERS_EVERY: &str = "1s";
+/// Envoy's counters by the beginnings of their names. Not those of listeners, whose number has no bound: all that it has is told.
+const COUNTERS: [&str; 6] = ["cluster.", "cluster_manager.", "listener_manager.", "overload.", "runtime.", "server."];
 
 /// Descriptors that are not for connections.
 const OWN_FILES: u64 = 512;
@@ -63,13 +75,20 @@ pub(crate) fn bootstrap(socket: &Path, admin: &Path, files: u64, user: Option<Us
                 {"endpoint": {"address": {"pipe": {"path": socket}}}},
             ]}]},
         }]},
-        "layered_runtime": {"layers": [{
-            "name": "static",
-            "static_layer": {
+        "layered_runtime": {"layers": [
+            {"name": "static", "static_layer": {
                 "re2.max_program_size.error_level": MAX_EXPRESSION,
                 "re2.max_program_size.warn_level": MAX_EXPRESSION,
-            },
-        }]},
+            }},
+            {"name": RUNTIME, "rtds_layer": {"name": RUNTIME, "rtds_config": ads}},
+        ]},
+        "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": COUNTERS.map(|name| json!({"prefix": name}))}}},
+        "stats_flush_interval": COUNTERS_EVERY,
+        "stats_sinks": [{"name": "envoy.stat_sinks.metrics_service", "typed_config": {
+            "@type": "type.googleapis.com/envoy.config.metrics.v3.MetricsServiceConfig",
+            "transport_api_version": "V3",
+            "grpc_service": {"envoy_grpc": {"cluster_name": XDS_CLUSTER}},
+        }}],
         "overload_manager": {
             "resource_monitors": [
                 {

@@ -17,6 +17,9 @@ pub(crate) const LISTENER_TYPE: &str = "type.googleapis.com/envoy.config.listene
 /// Type of a cluster.
 pub(crate) const CLUSTER_TYPE: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
+/// Type of a layer of runtime values.
+pub(crate) const RUNTIME_TYPE: &str = "type.googleapis.com/envoy.service.runtime.v3.Runtime";
+
 /// A resource's name and the version of it that a response carried.
 pub(crate) type Carried = (String, Version);
 
@@ -74,14 +77,28 @@ pub(crate) type Ended = Vec<(WaitId, Result<(), WaitError>)>;
 pub(crate) struct Ledgers {
     pub(crate) listeners: Ledger,
     pub(crate) clusters: Ledger,
+    pub(crate) runtime: Ledger,
 }
 
 impl Ledgers {
+    /// Nothing of any type, as of that version.
+    pub(crate) const fn new(first: Version) -> Self {
+        Self { listeners: Ledger::new(first), clusters: Ledger::new(first), runtime: Ledger::new(first) }
+    }
+
+    /// An Envoy is there, which has nothing of this yet.
+    pub(crate) const fn process_began(&mut self) {
+        self.listeners.process_began();
+        self.clusters.process_began();
+        self.runtime.process_began();
+    }
+
     /// That of a type, if there is one.
     pub(crate) fn of(&mut self, type_url: &str) -> Option<&mut Ledger> {
         match type_url {
             LISTENER_TYPE => Some(&mut self.listeners),
             CLUSTER_TYPE => Some(&mut self.clusters),
+            RUNTIME_TYPE => Some(&mut self.runtime),
             _ => None,
         }
     }

@@ -4,6 +4,7 @@
 //! Proxy::ensure(Listener) -> ledger (versions, waits) -> xds (streams) -> server (gRPC, unix socket) -> Envoy
 //!         Wait             <- ledger                  <- acknowledged, refused, ended                <-
 //! Record                   <- records                                   <- server (ALS)              <-
+//! Status::forwarded        <- forwarded                                 <- server (metrics)          <-
 //! Envoy::supervise: starts Envoy, takes it over, starts it again; process: a pidfd, so that no end is missed
 //! ```
 //!
@@ -33,6 +34,7 @@
 
 mod bootstrap;
 mod envoy;
+mod forwarded;
 mod ledger;
 mod listener;
 pub mod outside;
@@ -48,7 +50,7 @@ mod xds;
 pub use envoy::{Envoy, EnvoyError, Socket, User};
 pub use ledger::WaitError;
 pub use listener::{Listener, ListenerKey, Member, mark};
-pub use proxy::{Proxy, Wait};
+pub use proxy::{Proxy, Wait, Watching};
 pub use records::{Content, Record, Verdict};
 pub use server::ServeError;
 pub use status::{EnvoyState, Status};

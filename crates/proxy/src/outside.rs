@@ -6,13 +6,15 @@ use envoy_types::pb::{
     envoy::service::{
         accesslog::v3::StreamAccessLogsMessage,
         discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+        metrics::v3::StreamMetricsMessage,
     },
     google::{protobuf::Any, rpc::Status},
 };
 use prost::Message;
 
 use crate::{
-    ledger::{Ended, LISTENER_TYPE, Ledger, Ledgers, Registered},
+    forwarded,
+    ledger::{Ended, LISTENER_TYPE, Ledgers, Registered},
     records::{Record, records},
     xds::{self, Stream},
 };
@@ -23,6 +25,12 @@ pub use crate::xds::Variant;
 #[must_use]
 pub fn access_log(message: &[u8]) -> Option<Vec<Record>> {
     StreamAccessLogsMessage::decode(message).ok().map(records)
+}
+
+/// What Envoy sent on to servers, by a message of its counters. `None` for bytes that are no message, or have no such counter.
+#[must_use]
+pub fn counter(message: &[u8]) -> Option<u64> {
+    forwarded::counter(&StreamMetricsMessage::decode(message).ok()?)
 }
 
 /// What an Envoy on one stream after the other is told of listeners, and the waits for its answers.
@@ -51,9 +59,8 @@ impl Conversation {
     /// An Envoy connects to a server that wants nothing yet.
     #[must_use]
     pub fn new(variant: Variant) -> Self {
-        let mut ledgers = Ledgers { listeners: Ledger::new(1), clusters: Ledger::new(1) };
-        ledgers.listeners.process_began();
-        ledgers.clusters.process_began();
+        let mut ledgers = Ledgers::new(1);
+        ledgers.process_began();
         Self { ledgers, stream: Stream::new(variant, 0), variant, streams: 0 }
     }
 

@@ -16,6 +16,14 @@ pub(crate) struct ProcessId {
     pub(crate) started: u64,
 }
 
+impl ProcessId {
+    /// This process.
+    pub(crate) fn own() -> io::Result<Self> {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        Ok(Self { pid, started: start_time(pid)? })
+    }
+}
+
 /// A process that lived when this was made; the descriptor (pidfd) goes on naming it after its end.
 #[derive(Debug)]
 pub(crate) struct Process {

@@ -18,7 +18,8 @@ use nix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{
-    ledger::{Ended, Ledger, Ledgers, Registered, WaitError, WaitId},
+    forwarded::Forwarded,
+    ledger::{Ended, Ledgers, Registered, WaitError, WaitId},
     listener::{Listener, ListenerKey},
     process::{Process, ProcessId},
     records::Record,
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Wakes the streams: something changed. Holds one value, so that a slow stream costs nothing.
     pub(crate) changed: watch::Sender<()>,
+    /// Wakes who waits for Envoy to tell of requests: a request came on a stream, or Envoy ended. Holds one value.
+    pub(crate) answered: watch::Sender<()>,
     /// The process behind the newest stream, for whoever watches its end.
     pub(crate) process: watch::Sender<Option<Arc<Process>>>,
     records: mpsc::Sender<Record>,
@@ -70,6 +73,9 @@ pub(crate) struct State {
     pub(crate) closed: bool,
     /// What Envoy says of its version.
     pub(crate) version: Option<String>,
+    /// Who wants to be told of each request.
+    watchers: usize,
+    pub(crate) forwarded: Forwarded,
     pub(crate) supervised: Supervised,
 }
 
@@ -80,10 +86,13 @@ impl Proxy {
     pub fn new(records: usize) -> (Self, mpsc::Receiver<Record>) {
         let (sender, receiver) = mpsc::channel(records.max(1));
         let first = first_version();
-        let mut clusters = Ledger::new(first);
-        clusters.set(resources::ORIGINAL_DESTINATION, Some(resources::pack(&resources::original_destination())));
+        let mut ledgers = Ledgers::new(first);
+        ledgers.runtime.set(resources::RUNTIME, Some(resources::pack(&resources::runtime(false))));
+        ledgers
+            .clusters
+            .set(resources::ORIGINAL_DESTINATION, Some(resources::pack(&resources::original_destination())));
         let state = State {
-            ledgers: Ledgers { listeners: Ledger::new(first), clusters },
+            ledgers,
             listeners: BTreeMap::new(),
             speakers: Speakers::default(),
             waiting: HashMap::new(),
@@ -94,11 +103,14 @@ impl Proxy {
             next_stream: 0,
             closed: false,
             version: None,
+            watchers: 0,
+            forwarded: Forwarded::default(),
             supervised: Supervised::default(),
         };
         let shared = Shared {
             state: Mutex::new(state),
             changed: watch::Sender::new(()),
+            answered: watch::Sender::new(()),
             process: watch::Sender::new(None),
             records: sender,
             lost: AtomicU64::new(0),
@@ -171,7 +183,7 @@ impl Proxy {
     #[must_use]
     pub fn status(&self) -> Status {
         let state = self.shared.lock();
-        let ledgers = [&state.ledgers.listeners, &state.ledgers.clusters];
+        let ledgers = [&state.ledgers.listeners, &state.ledgers.clusters, &state.ledgers.runtime];
         let refused = ledgers.iter().flat_map(|ledger| ledger.refusals());
         Status {
             refused: refused.map(|(name, reason)| (name.to_owned(), reason.to_owned())).collect(),
@@ -179,8 +191,15 @@ impl Proxy {
             pending_waits: state.ledgers.listeners.pending(),
             listeners: state.listeners.len(),
             records_lost: self.shared.lost.load(Ordering::Relaxed),
+            forwarded: state.forwarded.total(),
             ..state.supervised.status(state.streams, state.process, state.version.clone())
         }
+    }
+
+    /// From now on Envoy tells of each request, as long as somebody holds this. Without it, it tells of those that were denied or failed.
+    pub fn watch(&self) -> Watching {
+        self.shared.watchers(|watchers| watchers.saturating_add(1));
+        Watching { shared: Arc::clone(&self.shared) }
     }
 
     fn set(
@@ -227,6 +246,16 @@ impl Shared {
         }
     }
 
+    /// Changes how many want to be told of each request, and what Envoy shall tell with it.
+    fn watchers(&self, change: impl FnOnce(usize) -> usize) {
+        let mut state = self.lock();
+        state.watchers = change(state.watchers);
+        let runtime = resources::runtime(state.watchers > 0);
+        state.ledgers.runtime.set(resources::RUNTIME, Some(resources::pack(&runtime)));
+        drop(state);
+        self.changed.send_replace(());
+    }
+
     /// An Envoy speaks. If it is another one than before, that one and all that it had are gone.
     pub(crate) fn on_process(&self, process: Arc<Process>) {
         let mut state = self.lock();
@@ -235,8 +264,8 @@ impl Shared {
         }
         state.end_process();
         state.process = Some(process.id);
-        state.ledgers.listeners.process_began();
-        state.ledgers.clusters.process_began();
+        state.ledgers.process_began();
+        state.forwarded.process_began(process.id);
         drop(state);
         self.process.send_replace(Some(process));
         // Streams of the one before end.
@@ -255,6 +284,8 @@ impl Shared {
         if state.process == Some(id) {
             state.end_process();
         }
+        drop(state);
+        self.answered.send_replace(());
     }
 
     /// The server ended: nobody answers any more.
@@ -275,8 +306,11 @@ impl State {
         let ledger = &self.ledgers.listeners;
         self.speakers.process_ended(|key| ledger.versions(&key.to_string()).0);
         self.tell(ended);
-        let ended = self.ledgers.clusters.process_ended();
-        self.tell(ended);
+        for ledger in [&mut self.ledgers.clusters, &mut self.ledgers.runtime] {
+            // Nobody waits for these.
+            drop(ledger.process_ended());
+        }
+        self.forwarded.process_ended();
     }
 
     /// Tells the waits that ended.
@@ -287,6 +321,34 @@ impl State {
                 drop(sender.send(result));
             }
         }
+    }
+}
+
+/// As long as somebody holds one, Envoy tells of each request.
+#[derive(Debug)]
+#[must_use = "dropped, it ends"]
+pub struct Watching {
+    shared: Arc<Shared>,
+}
+
+impl Watching {
+    /// Resolves when an Envoy that is served has acknowledged that it is to tell; at once if there is none. To be bounded by the caller.
+    pub async fn begun(&self) {
+        let mut answered = self.shared.answered.subscribe();
+        let is_outstanding = || {
+            let state = self.shared.lock();
+            state.process.is_some()
+                && state.forwarded.is_counted()
+                && state.ledgers.runtime.unacknowledged().next().is_some()
+        };
+        // The sender lives as long as `self`.
+        while is_outstanding() && answered.changed().await.is_ok() {}
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.shared.watchers(|watchers| watchers.saturating_sub(1));
     }
 }
 

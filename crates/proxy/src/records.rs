@@ -46,6 +46,8 @@ pub struct Record {
     pub verdict: Verdict,
     /// Its words.
     pub content: Content,
+    /// Whether Envoy's own counter has it ([`Status::forwarded`](crate::Status::forwarded)).
+    pub is_counted: bool,
     /// Envoy's response flags (`UF`, `UC`, `NC`), joined by commas.
     pub flags: String,
 }
@@ -145,6 +147,7 @@ fn record(mut common: AccessLogCommon, verdict: Verdict, content: Content) -> Op
         source: common.downstream_remote_address.as_ref().and_then(address),
         destination: common.downstream_local_address.as_ref().and_then(address),
         server: common.upstream_remote_address.as_ref().and_then(address),
+        is_counted: false,
         verdict,
         content,
         flags: common.response_flags.map(|flags| self::flags(&flags)).unwrap_or_default(),

@@ -18,11 +18,13 @@ mod forwarded_proto;
 mod http;
 mod listener;
 mod rbac;
+mod runtime;
 
 pub(crate) use self::{
     access_log::{MEMBER_OBJECT, parse_member_object},
     cluster::{ORIGINAL_DESTINATION, original_destination},
     listener::listener,
+    runtime::{RUNTIME, runtime},
 };
 
 use envoy_types::pb::google::protobuf::{Any, BoolValue, Duration, UInt32Value};

@@ -1,4 +1,4 @@
-//! The server that Envoy connects to: ADS, in both variants, and access logs.
+//! The server that Envoy connects to: ADS, in both variants, access logs, and counters.
 
 use std::{convert::Infallible, future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -13,6 +13,10 @@ use envoy_types::pb::envoy::{
             DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
             aggregated_discovery_service_server::{AggregatedDiscoveryService, AggregatedDiscoveryServiceServer},
         },
+        metrics::v3::{
+            StreamMetricsMessage, StreamMetricsResponse,
+            metrics_service_server::{MetricsService, MetricsServiceServer},
+        },
     },
 };
 use futures::Stream;
@@ -22,17 +26,21 @@ use tonic::{Request, Response, Status, Streaming, transport::server::UdsConnectI
 use crate::{
     bootstrap::NODE_ID,
     envoy::{Connection, Socket, directory},
-    ledger::LISTENER_TYPE,
+    forwarded,
+    ledger::{LISTENER_TYPE, RUNTIME_TYPE},
     process::{Process, ProcessId},
     proxy::{Proxy, Shared, State},
-    records, xds,
+    records::{self, Record, Verdict},
+    xds,
 };
 
 /// Bytes of a request. The largest is a first one, with a name and a version for each listener that Envoy has.
 const MAX_REQUEST: usize = 1 << 20;
 /// Bytes of a message of access logs: Envoy's buffer (16 KiB) and the entry that filled it, which may have 60 KiB of headers, some of them twice.
 const MAX_LOGS: usize = 1 << 18;
-/// Streams of a connection. Each of Envoy's threads has a connection of its own: the main thread's for one ADS stream, a worker's for one access log
+/// Bytes of a message of counters: some hundred of 100 bytes, by the settings that Envoy is given.
+const MAX_COUNTERS: usize = 1 << 20;
+/// Streams of a connection. Each of Envoy's threads has a connection of its own: the main thread's for one ADS stream and its counters, a worker's for one access log
 /// of HTTP and one of TLS.
 const MAX_STREAMS: u32 = 16;
 /// ADS streams: one, and those of Envoys that are about to end. As many may wait for their first request.
@@ -69,7 +77,8 @@ impl Proxy {
         let (closing, closed) = watch::channel(false);
         let service = Service { shared: Arc::clone(&self.shared), closing: closed.clone() };
         let ads = AggregatedDiscoveryServiceServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST);
-        let logs = AccessLogServiceServer::new(service).max_decoding_message_size(MAX_LOGS);
+        let logs = AccessLogServiceServer::new(service.clone()).max_decoding_message_size(MAX_LOGS);
+        let counters = MetricsServiceServer::new(service).max_decoding_message_size(MAX_COUNTERS);
         let mut closed_long_ago = closed.clone();
         let serving = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
@@ -77,6 +86,7 @@ impl Proxy {
             .http2_keepalive_timeout(Some(PING))
             .add_service(ads)
             .add_service(logs)
+            .add_service(counters)
             .serve_with_incoming_shutdown(incoming(socket), async move {
                 shutdown.await;
                 // The streams end first: the server waits for them.
@@ -171,30 +181,58 @@ impl AccessLogService for Service {
         &self,
         request: Request<Streaming<StreamAccessLogsMessage>>,
     ) -> Result<Response<StreamAccessLogsResponse>, Status> {
+        let take = |message| {
+            let counted = self.shared.lock().forwarded.is_counted();
+            for record in records::records(message) {
+                let is_counted = counted && record.verdict == Verdict::Forwarded;
+                self.shared.record(Record { is_counted, ..record });
+            }
+        };
+        self.read(request, take).await?;
+        Ok(Response::new(StreamAccessLogsResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl MetricsService for Service {
+    async fn stream_metrics(
+        &self,
+        request: Request<Streaming<StreamMetricsMessage>>,
+    ) -> Result<Response<StreamMetricsResponse>, Status> {
+        let take = |message| {
+            if let Some(value) = forwarded::counter(&message) {
+                self.shared.lock().forwarded.on_counter(value);
+            }
+        };
+        self.read(request, take).await?;
+        Ok(Response::new(StreamMetricsResponse {}))
+    }
+}
+
+impl Service {
+    /// Reads what the Envoy that is served tells, to its end or the server's.
+    async fn read<M>(&self, request: Request<Streaming<M>>, take: impl Fn(M)) -> Result<(), Status> {
         let id = peer(&request)?.id;
         let mut served = self.shared.process.subscribe();
         let is_other = |served: &Option<Arc<Process>>| served.as_ref().is_none_or(|served| served.id != id);
-        // After a restart of the agent, an Envoy's logs may come before its first request.
+        // After a restart of the agent, what an Envoy tells may come before its first request.
         drop(tokio::time::timeout(FIRST, served.wait_for(Option::is_some)).await);
         let (mut messages, mut closing) = (request.into_inner(), self.closing.clone());
         loop {
             tokio::select! {
                 biased;
-                _ = closing.wait_for(|closing| *closing) => break,
+                _ = closing.wait_for(|closing| *closing) => return Ok(()),
                 _ = served.wait_for(is_other) => {
                     return Err(Status::permission_denied(format!("process {} is not served", id.pid)));
                 }
                 message = messages.message() => match message? {
-                    Some(message) => records::records(message).into_iter().for_each(|record| self.shared.record(record)),
-                    None => break,
+                    Some(message) => take(message),
+                    None => return Ok(()),
                 },
             }
         }
-        Ok(Response::new(StreamAccessLogsResponse {}))
     }
-}
 
-impl Service {
     fn answers<Q: Send + 'static, A: Send + 'static>(
         &self,
         request: Request<Streaming<Q>>,
@@ -359,11 +397,16 @@ impl<Q> Session<Q> {
         }
         let mut state = self.open.shared.lock();
         must_be_served(&state, self.id)?;
+        if request.type_url == RUNTIME_TYPE {
+            state.forwarded.begin();
+        }
         let ended = self
             .stream
             .on_request(request, &mut state.ledgers)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         state.tell(ended);
+        drop(state);
+        self.open.shared.answered.send_replace(());
         Ok(())
     }
 }

@@ -29,6 +29,9 @@ pub struct Status {
     pub refused: BTreeMap<String, String>,
     /// Records that were dropped because nobody took them in time, since the proxy was made.
     pub records_lost: u64,
+    /// What Envoys sent on to servers, requests and TLS connections, since the proxy was made, as far as they count it themselves: records of these
+    /// say so ([`Record::is_counted`](crate::Record::is_counted)). Told once a second.
+    pub forwarded: u64,
 }
 
 /// What Envoy does.
@@ -87,6 +90,7 @@ impl Supervised {
             listeners: 0,
             refused: BTreeMap::new(),
             records_lost: 0,
+            forwarded: 0,
         }
     }
 }

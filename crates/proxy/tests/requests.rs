@@ -51,6 +51,48 @@ fn a_request_passes_as_it_was_sent_and_the_answer_as_it_was_given() {
 }
 
 #[test]
+fn requests_that_servers_answered_are_counted_always_and_told_to_who_watches() {
+    in_a_namespace(|| async {
+        redirect(EGRESS, Direction::Egress);
+        let _server = echo_server(SERVER).await;
+        let mut world = World::start();
+        drop(world.watching.take());
+        world.ensure(listener(EGRESS, Direction::Egress, allow([get("/a")]), &[(7, &[CLIENT])])).await;
+        let ask = async |path: &str| request(CLIENT, &format!("GET {path} HTTP/1.1\r\nHost: a")).await;
+        let path = |record: &wharf_proxy::Record| match &record.content {
+            Content::Http { path, .. } => path.clone(),
+            other => panic!("{other:?}"),
+        };
+
+        assert!(ask("/a").await.contains(" 200 ") && ask("/b").await.contains(" 403 "));
+        let denied = world.record().await;
+        assert_eq!((path(&denied).as_str(), denied.verdict, denied.is_counted), ("/b", Verdict::Denied, false));
+
+        let watching = world.proxy.watch();
+        tokio::time::timeout(LONG, watching.begun()).await.expect("acknowledged");
+        // A worker has the value some time after the main thread, which acknowledges.
+        let mut asked = 1;
+        let told = loop {
+            assert!(asked < 1_000 && ask("/a").await.contains(" 200 "), "the {asked}th is not told");
+            asked += 1;
+            if let Ok(record) = tokio::time::timeout(std::time::Duration::from_millis(300), world.records.recv()).await
+            {
+                break record.expect("a record");
+            }
+        };
+        assert_eq!((path(&told).as_str(), told.verdict, told.is_counted), ("/a", Verdict::Forwarded, true));
+
+        let counted = async || {
+            while world.proxy.status().forwarded < asked {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+            world.proxy.status().forwarded
+        };
+        assert_eq!(tokio::time::timeout(LONG, counted()).await, Ok(asked), "without the denied one");
+    });
+}
+
+#[test]
 fn each_field_of_a_rule_is_judged() {
     let method = |pattern| HttpRule { method: Some(pattern), ..HttpRule::default() };
     let path = |pattern| HttpRule { path: Some(pattern), ..HttpRule::default() };

@@ -155,7 +155,8 @@ pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Re
         );
     }
     if filters.is_empty() {
-        let names = |file: &TestFile| file.tests.iter().map(|test| format!("{}::{test}", file.name)).collect::<Vec<_>>();
+        let names =
+            |file: &TestFile| file.tests.iter().map(|test| format!("{}::{test}", file.name)).collect::<Vec<_>>();
         let names: Vec<String> = files.iter().flat_map(names).collect();
         if let Some(lost) = CHOSEN.iter().find(|beginning| !names.iter().any(|name| name.starts_with(**beginning))) {
             bail!("plan the guests' tests: none begins with {lost}; mend the list in xtask/src/vm/plan.rs");

@@ -1,21 +1,29 @@
-//! Access logs: each request and each connection is told to the server over gRPC (ALS).
+//! Access logs: requests and connections are told to the server over gRPC (ALS).
+//!
+//! To tell of a request costs as much as to judge and forward one, so those that went well are told only while somebody watches; Envoy
+//! counts them ([`crate::bootstrap::FORWARDED`]).
 
 use envoy_types::pb::{
     envoy::{
         config::{
-            accesslog::v3::{AccessLog, access_log},
-            core::v3::{ApiVersion, GrpcService, grpc_service},
+            accesslog::v3::{
+                AccessLog, AccessLogFilter, ComparisonFilter, GrpcStatusFilter, OrFilter, ResponseFlagFilter,
+                RuntimeFilter, StatusCodeFilter, access_log, access_log_filter::FilterSpecifier, comparison_filter,
+                grpc_status_filter,
+            },
+            core::v3::{ApiVersion, GrpcService, RuntimeUInt32, grpc_service},
         },
         extensions::access_loggers::grpc::v3::{
             CommonGrpcAccessLogConfig, HttpGrpcAccessLogConfig, TcpGrpcAccessLogConfig,
         },
+        r#type::v3::FractionalPercent,
     },
     google::protobuf::Duration,
 };
 use prost::{Message, Name};
 use wharf_policy::model::Direction;
 
-use super::{number, pack};
+use super::{number, pack, runtime};
 use crate::{
     bootstrap::XDS_CLUSTER,
     listener::{ListenerKey, Member},
@@ -51,7 +59,33 @@ pub(super) fn http() -> Vec<AccessLog> {
         additional_request_headers_to_log: vec![":method".into()],
         ..HttpGrpcAccessLogConfig::default()
     };
-    vec![log("envoy.access_loggers.http_grpc", &config)]
+    vec![AccessLog { filter: Some(told()), ..log("envoy.access_loggers.http_grpc", &config) }]
+}
+
+/// What is told: each request that was denied or failed, and the others while somebody watches.
+fn told() -> AccessLogFilter {
+    let error = ComparisonFilter {
+        op: comparison_filter::Op::Ge.into(),
+        value: Some(RuntimeUInt32 { default_value: 400, runtime_key: "wharf.error_status".into() }),
+    };
+    let filters = [
+        FilterSpecifier::StatusCodeFilter(StatusCodeFilter { comparison: Some(error) }),
+        // gRPC is denied with status 200.
+        FilterSpecifier::GrpcStatusFilter(GrpcStatusFilter {
+            statuses: vec![grpc_status_filter::Status::PermissionDenied.into()],
+            exclude: false,
+        }),
+        // Any flag: the client or the server went, or the server was not reached.
+        FilterSpecifier::ResponseFlagFilter(ResponseFlagFilter::default()),
+        FilterSpecifier::RuntimeFilter(RuntimeFilter {
+            runtime_key: runtime::TELL.into(),
+            percent_sampled: Some(FractionalPercent { numerator: 100, ..FractionalPercent::default() }),
+            // Not by a header of the client's.
+            use_independent_randomness: true,
+        }),
+    ];
+    let filters = filters.map(|filter| AccessLogFilter { filter_specifier: Some(filter) }).into();
+    AccessLogFilter { filter_specifier: Some(FilterSpecifier::OrFilter(OrFilter { filters })) }
 }
 
 /// The log of a TCP proxy.

@@ -6,7 +6,7 @@ use envoy_types::pb::google::protobuf::Any;
 use proptest::prelude::*;
 
 use super::{Request, Response, Stream, Variant};
-use crate::ledger::{Ended, LISTENER_TYPE, Ledger, Ledgers, Registered, WaitError, WaitId};
+use crate::ledger::{Ended, LISTENER_TYPE, Ledgers, Registered, WaitError, WaitId};
 
 const NAMES: [&str; 3] = ["egress-1", "egress-10", "ingress-1"];
 const FIRST: u64 = 1000;
@@ -92,7 +92,7 @@ fn content(any: &Any) -> u8 {
 impl Model {
     fn new() -> Self {
         Self {
-            ledgers: Ledgers { listeners: Ledger::new(FIRST), clusters: Ledger::new(FIRST) },
+            ledgers: Ledgers::new(FIRST),
             envoy: None,
             connection: None,
             streams: 0,
@@ -130,7 +130,7 @@ impl Model {
         let first = self.ledgers.listeners.version() + 1;
         let envoy = self.envoy.take();
         *self = Self { streams: self.streams, ..Self::new() };
-        self.ledgers = Ledgers { listeners: Ledger::new(first), clusters: Ledger::new(first) };
+        self.ledgers = Ledgers::new(first);
         self.history = NAMES.map(|_| vec![None]);
         // What an Envoy applied of a response that it refused for another resource it tells nobody: a new server cannot know of
         // it, and this model leaves it out.

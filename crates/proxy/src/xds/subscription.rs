@@ -9,7 +9,7 @@ use envoy_types::pb::google::protobuf::Any;
 
 use crate::ledger::{Carried, Ended, Ledger, Ledgers, Version};
 
-/// Types of a stream; Envoy asks for two.
+/// Types of a stream; Envoy asks for three.
 const MAX_TYPES: usize = 16;
 /// Names in one request.
 const MAX_NAMES: usize = 4096;
@@ -327,7 +327,7 @@ mod tests {
     const ROUTES: &str = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration";
 
     fn ledgers() -> Ledgers {
-        Ledgers { listeners: Ledger::new(1), clusters: Ledger::new(1) }
+        Ledgers::new(1)
     }
 
     fn request(type_url: &str, names: &[&str]) -> Request {

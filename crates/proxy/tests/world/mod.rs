@@ -30,7 +30,7 @@ use tokio::{
 };
 use wharf_policy::model::Direction;
 use wharf_policy::requests::{HttpRule, Pattern, Requests};
-use wharf_proxy::{Envoy, Listener, Member, Proxy, Record};
+use wharf_proxy::{Envoy, Listener, Member, Proxy, Record, Watching};
 
 pub const CLIENT: &str = "10.0.0.1";
 pub const OTHER_CLIENT: &str = "10.0.0.3";
@@ -51,6 +51,8 @@ pub struct World {
     pub proxy: Proxy,
     pub records: mpsc::Receiver<Record>,
     pub envoy: Envoy,
+    /// Each request is told, unless a test takes this.
+    pub watching: Option<Watching>,
     tasks: JoinSet<()>,
     stop_server: Option<oneshot::Sender<()>>,
     directory: tempfile::TempDir,
@@ -139,7 +141,8 @@ impl World {
             ends_with_agent: true,
         };
         let (proxy, records) = Proxy::new(1024);
-        let mut world = Self { proxy, records, envoy, tasks: JoinSet::new(), stop_server: None, directory };
+        let watching = Some(proxy.watch());
+        let mut world = Self { proxy, records, envoy, watching, tasks: JoinSet::new(), stop_server: None, directory };
         world.serve();
         world
     }
@@ -175,6 +178,7 @@ impl World {
     pub fn new_agent(&mut self) {
         self.tasks = JoinSet::new();
         (self.proxy, self.records) = Proxy::new(1024);
+        self.watching = Some(self.proxy.watch());
     }
 
     /// Makes sure of the listener, and that Envoy has it.

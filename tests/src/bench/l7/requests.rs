@@ -1,7 +1,14 @@
 //! Requests between two containers: without a proxy, through Envoy as a plain reverse proxy, and through a redirect. And what
 //! rules about requests cost flows that have none.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    io::{BufRead, BufReader},
+    net::{IpAddr, SocketAddr},
+    process::{Child, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -21,7 +28,7 @@ use crate::{
         wires::Wire,
     },
     process::ip,
-    web,
+    wait, web,
 };
 
 /// Rules that name ports alone.
@@ -32,6 +39,7 @@ const REQUESTS: &str = "wharf, rules about requests";
 const NO_PROXY: &str = "no proxy";
 const REVERSE: &str = "Envoy as a reverse proxy";
 const REDIRECT: &str = "Envoy by a redirect";
+const WATCHED: &str = "the same, a monitor is told of each";
 /// Port of the reverse proxy.
 const REVERSE_PORT: u16 = 10_000;
 
@@ -76,13 +84,20 @@ fn rates(ports: &Wire, requests: &Wire, extent: &Extent) -> Result<Part> {
         let (public, secret) = (web::get(wire.left()?, to, ALLOWED)?, web::get(wire.left()?, to, DENIED)?);
         ensure!((public, secret) == (200, denied), "{}: {public} and {secret} by {to}", wire.name());
     }
-    let ways = [(NO_PROXY, ports, behind_ports), (REVERSE, ports, at), (REDIRECT, requests, behind_requests)];
+    let ways = [
+        (NO_PROXY, ports, behind_ports),
+        (REVERSE, ports, at),
+        (REDIRECT, requests, behind_requests),
+        (WATCHED, requests, behind_requests),
+    ];
     let mut samples = ways.map(|_| Vec::<Load>::new());
     for round in 0..extent.rounds {
         for turn in 0..ways.len() {
             let place = (round + turn) % ways.len();
             let (name, wire, to) = ways[place];
+            let watcher = if name == WATCHED { Some(Watcher::start(wire, to)?) } else { None };
             samples[place].push(ask(wire.left()?, to, extent.span).context(name)?);
+            drop(watcher);
         }
     }
     drop(plain);
@@ -104,7 +119,7 @@ fn rates(ports: &Wire, requests: &Wire, extent: &Extent) -> Result<Part> {
         ratio.median, ratio.q1, ratio.q3
     ));
     rate.note(format!("client, server and Envoy (two threads) share {} processors; answers of two bytes", cpus()));
-    rate.note("by a redirect, requests are judged and told to the agent; the reverse proxy does neither");
+    rate.note("by a redirect, requests are judged and counted; the reverse proxy does neither");
     let proxy = node(requests)?.ask(async |client| client.proxy().await)?;
     rate.note(format!("{} of the agent's records of requests were lost", proxy.records_lost));
     let target = format!("requests: {REDIRECT} at least 0.9 of {REVERSE}");
@@ -115,6 +130,39 @@ fn rates(ports: &Wire, requests: &Wire, extent: &Extent) -> Result<Part> {
         Mark::judge(&slowest, "x", Better::Lower, slower.median, 1.0 / 0.9),
     ];
     Ok((vec![rate, time], marks))
+}
+
+/// `wharf monitor`; killed when dropped.
+struct Watcher(Child);
+
+impl Watcher {
+    /// Starts one, and waits until it is told of requests to this server.
+    fn start(wire: &Wire, to: SocketAddr) -> Result<Self> {
+        let mut command = node(wire)?.wharf_command(&["monitor", "--type", "l7", "-o", "json"])?;
+        let mut watcher = Self(command.stdout(Stdio::piped()).spawn().context("start the monitor")?);
+        let output = watcher.0.stdout.take().context("its output")?;
+        let (sender, told) = mpsc::sync_channel(1);
+        thread::spawn(move || {
+            // Reads to the monitor's end; the first line is what somebody waits for.
+            for _ in BufReader::new(output).lines().map_while(Result::ok) {
+                sender.try_send(()).ok();
+            }
+        });
+        wait::until("the monitor is told of requests", || {
+            web::get(wire.left()?, to, ALLOWED)?;
+            Ok(told.recv_timeout(Duration::from_millis(300)).ok())
+        })?;
+        Ok(watcher)
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // An error means that it has ended by itself.
+        if self.0.kill().is_ok() {
+            self.0.wait().ok();
+        }
+    }
 }
 
 fn cpus() -> usize {
