@@ -1,0 +1,201 @@
+//! Networks of sandboxes: ports, policy, several at once, chains of plugins, and an agent that is away.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use wharf_tests::{
+    echo::{self, EchoServer},
+    icmp::ping,
+    world::{NODE, World},
+};
+
+use crate::scene::{BACK, FRONT, with_sandboxes};
+
+const POLICY: &str = "\
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: default}
+spec:
+  podSelector: {matchLabels: {app: db}}
+  policyTypes: [Ingress]
+  ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]
+";
+
+#[test]
+fn a_published_port_is_reached_from_outside() -> Result<()> {
+    with_sandboxes(|node, s| {
+        let world = World::join(node)?;
+        // A first sandbox tells which port its server gets; the published one has a server on any port, so it is made after.
+        s.ok(node, &["create", "plain"])?;
+        let echo = EchoServer::start(&s.space("plain")?)?;
+        let port = echo.tcp_at(IpAddr::from(Ipv6Addr::LOCALHOST)).port();
+        drop(echo);
+        s.ok(node, &["create", "web", "--publish", &format!("8080:{port}")])?;
+        let listener = s.space("web")?.run(|| std::net::TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)))??;
+        let server = std::thread::spawn(move || -> std::io::Result<usize> {
+            let mut served = 0;
+            for _ in 0..NODE.len() {
+                let (stream, _) = listener.accept()?;
+                std::io::copy(&mut &stream, &mut &stream)?;
+                served += 1;
+            }
+            Ok(served)
+        });
+        for address in NODE {
+            let at = SocketAddr::new(address.parse()?, 8080);
+            echo::tcp(world.space()?, at, 50_000).with_context(|| format!("TCP to {at}"))?;
+        }
+        ensure!(server.join().map_err(|_| anyhow::anyhow!("the server panicked"))?? == NODE.len());
+        s.fails(node, &["create", "late", "--publish", "8080:80"], 1, &["plugin wharf-cni", "8080"])?;
+        ensure!(!s.record("late").exists());
+        s.ok(node, &["rm", "web", "plain"]).map(drop)
+    })
+}
+
+#[test]
+fn policy_selects_sandboxes_by_their_labels() -> Result<()> {
+    with_sandboxes(|node, s| {
+        for (name, label) in [("db", "app=db"), ("web", "app=web"), ("other", "app=other")] {
+            s.ok(node, &["create", name, "--label", label])?;
+        }
+        let echo = EchoServer::start(&s.space("db")?)?;
+        let file = node.dirs().root.join("policy.yaml");
+        fs::write(&file, POLICY)?;
+        let other = s.space("other")?;
+        for address in s.addresses(node, "db", 0)? {
+            echo::tcp(&other, echo.tcp_at(address), 1_000).context("without a policy")?;
+        }
+        node.wharf(&["policy", "import", &file.display().to_string()])?.ok()?;
+        for address in s.addresses(node, "db", 0)? {
+            echo::tcp(&s.space("web")?, echo.tcp_at(address), 1_000).context("allowed")?;
+            ensure!(echo::tcp(&other, echo.tcp_at(address), 1_000).is_err(), "the policy does not deny {address}");
+        }
+        node.wharf(&["policy", "delete", "--all"])?.ok()?;
+        s.ok(node, &["rm", "db", "web", "other"]).map(drop)
+    })
+}
+
+#[test]
+fn a_sandbox_has_an_interface_for_each_network() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.ok(
+            node,
+            &[
+                "create",
+                "both",
+                "--network",
+                BACK,
+                "--network",
+                FRONT,
+                "--ip",
+                "10.87.3.3",
+                "--mac",
+                "02:00:00:00:00:33",
+            ],
+        )?;
+        s.ok(node, &["create", "one", "--network", FRONT])?;
+        let space = s.space("both")?;
+        let mut links = space.links()?;
+        links.sort();
+        ensure!(links == ["eth0", "eth1", "lo"], "{links:?}");
+        let kept = s.inspect(node, "both")?;
+        ensure!(kept["attachments"][0]["network"] == BACK && kept["attachments"][1]["network"] == FRONT, "{kept}");
+        ensure!(kept["attachments"][0]["result"]["interfaces"][1]["mac"] == "02:00:00:00:00:33", "{kept}");
+        let addresses = [s.addresses(node, "both", 0)?, s.addresses(node, "both", 1)?].concat();
+        ensure!(addresses.first() == Some(&"10.87.3.3".parse()?), "{addresses:?}");
+        for address in &addresses {
+            ping(&s.space("one")?, *address)?.must_answer()?;
+        }
+        ensure!(s.wharf(node, &["inspect", "both", "--check"])?.status.success());
+        s.fails(node, &["create", "none", "--network", "nowhere"], 1, &["find network nowhere", "front", "back"])?;
+        s.ok(node, &["rm", "both", "one"]).map(drop)
+    })
+}
+
+#[test]
+fn a_create_that_fails_undoes_what_was_added() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.plugin("last", "[ \"$CNI_COMMAND\" = ADD ] && { echo '{\"code\": 999, \"msg\": \"no tide\"}'; exit 1; }")?;
+        s.network(node, "30-chain.conflist", "chain", &["last"])?;
+        let asked = ["create", "web", "--network", FRONT, "--network", "chain"];
+        s.fails(node, &asked, 1, &["ADD of plugin last (network chain, interface eth1): no tide (code 999)"])?;
+        let calls = s.calls();
+        ensure!(calls.len() == 2 && calls[0].starts_with("ADD eth1") && calls[1].starts_with("DEL eth1"), "{calls:?}");
+        ensure!(s.left()?.is_empty(), "{:?}", s.left()?);
+        // The undo fails, too: the sandbox is broken, and a remove resumes.
+        s.plugin("last", "echo '{\"code\": 999, \"msg\": \"no tide\"}'; exit 1")?;
+        s.fails(node, &asked, 1, &["ADD of plugin last", "could not be taken back", "DEL of plugin last", "rm web"])?;
+        ensure!(s.states(node)? == [("web".into(), "broken".into())], "{:?}", s.list(node)?);
+        s.fails(node, &["run", "web", "--", "true"], 125, &["broken", "rm web"])?;
+        s.fails(node, &["rm", "web"], 1, &["DEL of plugin last"])?;
+        s.plugin("last", "true")?;
+        s.ok(node, &["rm", "web"]).map(drop)
+    })
+}
+
+#[test]
+fn a_stop_that_fails_keeps_its_place_and_is_resumed() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.plugin("first", "true")?;
+        s.plugin("last", "true")?;
+        s.network(node, "30-chain.conflist", "chain", &["first", "last"])?;
+        s.ok(node, &["create", "web", "--network", "chain"])?;
+        ensure!(s.calls().len() == 2);
+        s.plugin("first", "echo 'the quay is closed' >&2; exit 7")?;
+        s.fails(node, &["stop", "web"], 1, &["DEL of plugin first", "exit status: 7: the quay is closed"])?;
+        ensure!(s.states(node)? == [("web".into(), "stop-unfinished".into())], "{:?}", s.list(node)?);
+        ensure!(s.ok(node, &["list"])?.contains("the quay is closed"));
+        ensure!(s.names.join("web").exists() && node.endpoints()?.len() == 1, "the stop went on");
+        s.fails(node, &["rm", "web"], 1, &["DEL of plugin first"])?;
+        s.calls();
+        s.plugin("first", "true")?;
+        s.ok(node, &["stop", "web"])?;
+        let path = s.names.join("web").display().to_string();
+        ensure!(s.calls() == [format!("DEL eth0 [{path}]")], "a DEL that had succeeded was repeated, or none was sent");
+        s.ok(node, &["rm", "web"])?;
+        ensure!(s.calls().is_empty(), "DEL after a stop");
+        Ok(())
+    })
+}
+
+#[test]
+fn stop_remove_and_list_need_no_agent() -> Result<()> {
+    with_sandboxes(|node, s| {
+        for name in ["a", "b", "c"] {
+            s.ok(node, &["create", name])?;
+        }
+        s.ok(node, &["stop", "c"])?;
+        node.kill_agent()?;
+        s.ok(node, &["stop", "a"])?;
+        let states = s.states(node)?;
+        ensure!(states.iter().map(|(_, state)| state.as_str()).eq(["stopped", "ready", "stopped"]), "{states:?}");
+        s.inspect(node, "b")?;
+        s.ok(node, &["rm", "a", "b", "c"])?;
+        s.fails(node, &["create", "d"], 1, &["ADD of plugin wharf-cni", "(code 11)"])?;
+        ensure!(s.left()?.is_empty(), "{:?}", s.left()?);
+        node.start_agent()?;
+        wharf_tests::wait::until_equal("endpoints", &0, || Ok(node.endpoints()?.len()))
+    })
+}
+
+#[test]
+fn an_agent_that_hangs_is_told_while_it_is_waited_for() -> Result<()> {
+    with_sandboxes(|node, s| {
+        node.signal_agent(Signal::SIGSTOP)?;
+        let command = s.command(node, &["create", "web"])?;
+        let done = std::thread::scope(|scope| {
+            let running = scope.spawn(move || wharf_tests::process::run(command, b"", 4 * wharf_tests::wait::PATIENCE));
+            // Longer than the two seconds after which a step is told.
+            std::thread::sleep(std::time::Duration::from_secs(4));
+            node.signal_agent(Signal::SIGCONT)?;
+            running.join().map_err(|_| anyhow::anyhow!("panicked"))?
+        })?;
+        let told = "wharf: ADD of plugin wharf-cni for eth0 of sandbox web";
+        ensure!(done.status.success() && done.stderr.matches(told).count() == 1, "{}", done.describe());
+        s.ok(node, &["rm", "web"]).map(drop)
+    })
+}
