@@ -165,10 +165,10 @@ async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, C
     let program = words.next().ok_or_else(|| CliError::usage("run in a sandbox: no command"))?;
     let output = if detach { To::Detached(log) } else { To::Inherited };
     let launch = Launch { program, arguments: words.collect(), output };
-    // From here on a signal does not end this process, so that it can hand it on and clean up.
-    let signals = if detach { None } else { Some(Signals::new().map_err(|e| CliError::refused(format!("run: {e}")))?) };
     let of = name.clone();
     let made = worker.run(move |s| ensure(s, &of, &spec)).await.map_err(no_sandbox)?;
+    // From here on a signal does not end this process, so that it can hand it on and clean up.
+    let signals = if detach { None } else { Some(Signals::new().map_err(|e| CliError::refused(format!("run: {e}")))?) };
     let of = name.clone();
     let started = worker.run(move |s| Ok(s.start(&of, &launch))).await.map_err(no_sandbox)?;
     let ended = match started {

@@ -81,6 +81,13 @@ impl Started {
         self.descriptor.try_clone().map(Handle)
     }
 
+    /// Kills it.
+    pub(crate) fn end(mut self) {
+        // Both fail only when it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Waits for its end: its exit status, or 128 and the number of the signal that ended it.
     ///
     /// # Errors

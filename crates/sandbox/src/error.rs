@@ -43,7 +43,7 @@ pub enum SandboxError {
         state: State,
     },
     /// Another process works on it.
-    #[error("sandbox {name}: process {holder}, or a plugin that it started, has worked on it for {} s", LOCK_PATIENCE.as_secs())]
+    #[error("sandbox {name}: process {holder}, or a plugin that it started, still works on it after {} s", LOCK_PATIENCE.as_secs())]
     Busy {
         /// The name.
         name: SandboxName,

@@ -12,7 +12,7 @@
 //!     remove   stop   -> record -> lock
 //!
 //! Rooms: `conf` (network configurations), `plugin` (one execution), `network` (ADD, DEL and CHECK of a record's
-//! attachments), `netns`, `process`, `command` (what runs in a sandbox), and over them [`manage`].
+//! attachments), `netns`, `process`, `command` (what runs in a sandbox), and over them `manage`, which acts, and `observe`, which looks.
 
 mod command;
 mod conf;
@@ -21,6 +21,7 @@ mod manage;
 mod name;
 mod netns;
 mod network;
+mod observe;
 mod plugin;
 mod port;
 mod process;

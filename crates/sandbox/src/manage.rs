@@ -21,9 +21,9 @@ use crate::{
     network::Plugins,
     port::Port,
     process,
-    record::{Attachment, Identity, Netns, Phase, Process, Record, VERSION, boot_id},
+    record::{Attachment, Netns, Phase, Process, Record, VERSION, boot_id},
     store::{Lock, Store},
-    view::{Checked, Details, State, Summary},
+    view::{Details, State},
 };
 
 /// Where things are.
@@ -93,7 +93,7 @@ pub enum Removed {
 /// The sandboxes of a node.
 pub struct Sandboxes {
     dirs: Dirs,
-    store: Store,
+    pub(crate) store: Store,
     tell: Box<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -109,11 +109,11 @@ impl Sandboxes {
         Self { store: Store::new(&dirs.state), dirs, tell: Box::new(tell) }
     }
 
-    fn lock(&self, name: &SandboxName) -> Result<Lock, SandboxError> {
+    pub(crate) fn lock(&self, name: &SandboxName) -> Result<Lock, SandboxError> {
         self.store.lock(name, |text| (self.tell)(text))
     }
 
-    fn plugins<'a>(&'a self, lock: &'a Lock) -> Plugins<'a> {
+    pub(crate) fn plugins<'a>(&'a self, lock: &'a Lock) -> Plugins<'a> {
         Plugins { store: &self.store, path: &self.dirs.plugins, lock, tell: &*self.tell }
     }
 
@@ -128,18 +128,15 @@ impl Sandboxes {
         if let Some(record) = self.store.load(name)? {
             return Err(SandboxError::Exists { name: name.clone(), state: self.state_held(&record)? });
         }
-        let path = self.dirs.netns.join(name);
-        let taken = || SandboxError::NamespaceTaken { name: name.clone(), path: path.clone() };
-        if !matches!(netns::look(&path)?, Seen::Nothing) {
-            self.store.remove(name, lock)?;
-            return Err(taken());
-        }
-        // Made before its record is written, so that no record is without the identity of its namespace.
-        let namespace = Namespace::create()?;
-        let mut record =
-            new_record(name, spec, attachments, Netns { path: path.clone(), identity: namespace.identity })?;
-        self.store.save(&record)?;
-        wharf_crash::point("sandbox-create/after-record");
+        let (mut record, namespace) = match self.begin(name, spec, attachments) {
+            Ok(begun) => begun,
+            Err(error) => {
+                // Nothing was made but these files; the first error is the one to tell.
+                let _ = self.store.remove(name, lock);
+                return Err(error);
+            }
+        };
+        let path = record.netns.path.clone();
         let made = namespace.bind(&path).and_then(|()| {
             wharf_crash::point("sandbox-create/after-mount");
             self.plugins(&lock).add(&mut record)?;
@@ -157,10 +154,29 @@ impl Sandboxes {
                 if source.kind() == io::ErrorKind::AlreadyExists && at == path =>
             {
                 self.store.remove(name, lock)?;
-                Err(taken())
+                Err(SandboxError::NamespaceTaken { name: name.clone(), path })
             }
             Err(cause) => Err(self.undo(record, lock, cause)),
         }
+    }
+
+    /// What a create does before anything is there that needs an undo: a namespace without a name, and the record.
+    fn begin(
+        &self,
+        name: &SandboxName,
+        spec: &Spec,
+        attachments: Vec<Attachment>,
+    ) -> Result<(Record, Namespace), SandboxError> {
+        let path = self.dirs.netns.join(name);
+        if !matches!(netns::look(&path)?, Seen::Nothing) {
+            return Err(SandboxError::NamespaceTaken { name: name.clone(), path });
+        }
+        // Made before its record is written, so that no record is without the identity of its namespace.
+        let namespace = Namespace::create()?;
+        let record = new_record(name, spec, attachments, Netns { path, identity: namespace.identity })?;
+        self.store.save(&record)?;
+        wharf_crash::point("sandbox-create/after-record");
+        Ok((record, namespace))
     }
 
     /// Takes back what a create made; its error, with that of the undo if there is one.
@@ -286,8 +302,8 @@ impl Sandboxes {
     }
 
     /// The lock of a sandbox of which anything is there.
-    fn known(&self, name: &SandboxName) -> Result<Option<Lock>, SandboxError> {
-        if self.store.is_known(name) { self.lock(name).map(Some) } else { Ok(None) }
+    pub(crate) fn known(&self, name: &SandboxName) -> Result<Option<Lock>, SandboxError> {
+        if self.store.is_known(name)? { self.lock(name).map(Some) } else { Ok(None) }
     }
 
     /// Whether a record of the name is there.
@@ -302,117 +318,29 @@ impl Sandboxes {
     /// There is no such sandbox, it is not ready, or the command cannot be started.
     pub fn start(&self, name: &SandboxName, launch: &Launch) -> Result<Started, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "run in", name: name.clone() };
-        let lock = self.known(name)?.ok_or_else(unknown)?;
+        let _lock = self.known(name)?.ok_or_else(unknown)?;
         let mut record = self.store.load(name)?.ok_or_else(unknown)?;
         let state = self.state_held(&record)?;
         let namespace = namespace_of(&record)?.filter(|_| state == State::Ready);
         let namespace = namespace.ok_or_else(|| SandboxError::NotReady { name: name.clone(), state })?;
         let dns = record.attachments.iter().find_map(|a| resolv_conf(a.result.as_ref()?));
-        let child = command::start(name, &namespace.file, dns.as_deref(), launch)?;
+        let started = command::start(name, &namespace.file, dns.as_deref(), launch)?;
         // It is in the namespace, so a stop finds it if this process ends here. The record is for what leaves the namespace.
-        let proc = Path::new("/proc");
-        let start = |pid| process::started(pid).map_err(io("read the start of a process in", proc));
-        record.processes.retain(|p| start(p.pid).is_ok_and(|started| started == Some(p.started)));
-        let pid = i32::try_from(child.pid()).unwrap_or_default();
-        record.processes.extend(start(pid)?.map(|started| Process { pid, started }));
-        self.store.save(&record)?;
-        drop(lock);
-        Ok(child)
-    }
-
-    /// All of them, by name.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
-    pub fn list(&self) -> Result<Vec<Summary>, SandboxError> {
-        let mut all = Vec::new();
-        for name in self.store.names()? {
-            match self.store.load(&name) {
-                // It was removed since.
-                Ok(None) => {}
-                Ok(Some(record)) => all.push(self.summary(record)?),
-                Err(error) => all.push(Summary {
-                    name,
-                    state: State::Damaged,
-                    problem: Some(error.to_string()),
-                    container_id: None,
-                    created_unix_ms: 0,
-                    netns: None,
-                    labels: BTreeMap::new(),
-                    networks: Vec::new(),
-                    addresses: Vec::new(),
-                    processes: 0,
-                }),
-            }
+        if let Err(error) = self.note(&mut record, started.pid()) {
+            // A command that is told to have failed must not go on.
+            started.end();
+            return Err(error);
         }
-        Ok(all)
+        Ok(started)
     }
 
-    fn summary(&self, record: Record) -> Result<Summary, SandboxError> {
-        let state = self.state(&record)?;
-        let processes = running(&record)?.len();
-        let addresses = record.attachments.iter().flat_map(|a| a.addresses()).map(str::to_owned).collect();
-        Ok(Summary {
-            state,
-            processes,
-            addresses,
-            networks: record.attachments.iter().map(|a| a.network.to_string()).collect(),
-            name: record.name,
-            problem: record.problem,
-            container_id: Some(record.container_id.into()),
-            created_unix_ms: record.created_unix_ms,
-            netns: Some(record.netns.path),
-            labels: record.labels,
-        })
-    }
-
-    /// Everything about one; with `check`, what its plugins say of it.
-    ///
-    /// # Errors
-    /// There is no such sandbox, or its record cannot be read.
-    pub fn inspect(&self, name: &SandboxName, check: bool) -> Result<Details, SandboxError> {
-        let unknown = || SandboxError::Unknown { operation: "inspect", name: name.clone() };
-        let record = self.store.load(name)?.ok_or_else(unknown)?;
-        let check = if check { Some(self.check(name)?) } else { None };
-        Ok(Details { state: self.state(&record)?, running: running(&record)?, record, check })
-    }
-
-    fn check(&self, name: &SandboxName) -> Result<Vec<Checked>, SandboxError> {
-        let unknown = || SandboxError::Unknown { operation: "check", name: name.clone() };
-        let lock = self.known(name)?.ok_or_else(unknown)?;
-        let record = self.store.load(name)?.ok_or_else(unknown)?;
-        let plugins = self.plugins(&lock);
-        let one = |(at, attachment): (usize, &Attachment)| {
-            let checked = plugins.check(&record, at);
-            Checked {
-                network: attachment.network.to_string(),
-                ifname: attachment.ifname.to_string(),
-                checked: !matches!(checked, Ok(false)),
-                problem: checked.err().map(|error| error.to_string()),
-            }
-        };
-        Ok(record.attachments.iter().enumerate().map(one).collect())
-    }
-
-    fn state(&self, record: &Record) -> Result<State, SandboxError> {
-        let is_locked = matches!(record.phase, Phase::Creating | Phase::Stopping) && self.store.is_locked(&record.name);
-        Ok(match (record.phase, is_locked) {
-            (Phase::Creating, true) => State::Creating,
-            (Phase::Stopping, true) => State::Stopping,
-            _ => self.state_held(record)?,
-        })
-    }
-
-    /// The state of a sandbox that nobody else works on.
-    fn state_held(&self, record: &Record) -> Result<State, SandboxError> {
-        Ok(match record.phase {
-            Phase::Creating => State::Interrupted,
-            Phase::Ready if namespace_of(record)?.is_some() => State::Ready,
-            Phase::Ready => State::Gone,
-            Phase::Broken => State::Broken,
-            Phase::Stopping => State::StopUnfinished,
-            Phase::Stopped => State::Stopped,
-        })
+    /// Writes a process down that was started in a sandbox, and leaves those out that have ended.
+    fn note(&self, record: &mut Record, pid: u32) -> Result<(), SandboxError> {
+        let start = |pid| process::started(pid).map_err(io("read the start of a process in", Path::new("/proc")));
+        record.processes.retain(|p| start(p.pid).is_ok_and(|started| started == Some(p.started)));
+        let pid = i32::try_from(pid).unwrap_or_default();
+        record.processes.extend(start(pid)?.map(|started| Process { pid, started }));
+        self.store.save(record)
     }
 }
 
@@ -449,17 +377,11 @@ fn this_boot() -> Result<String, SandboxError> {
 }
 
 /// Whether what the record says of namespace and processes can still be true. Their numbers begin anew with each boot.
-fn is_this_boot(record: &Record) -> Result<bool, SandboxError> {
+pub(crate) fn is_this_boot(record: &Record) -> Result<bool, SandboxError> {
     Ok(record.boot_id == this_boot()?)
 }
 
 /// The sandbox's namespace, if it is still at its path.
-fn namespace_of(record: &Record) -> Result<Option<Namespace>, SandboxError> {
+pub(crate) fn namespace_of(record: &Record) -> Result<Option<Namespace>, SandboxError> {
     if is_this_boot(record)? { netns::find(&record.netns.path, record.netns.identity) } else { Ok(None) }
-}
-
-fn running(record: &Record) -> Result<Vec<process::Running>, SandboxError> {
-    let identity: Option<Identity> = namespace_of(record)?.map(|n| n.identity);
-    let known = if is_this_boot(record)? { record.processes.as_slice() } else { &[] };
-    process::running(identity, known).map_err(io("read", Path::new("/proc")))
 }

@@ -132,7 +132,8 @@ pub(crate) fn find(path: &Path, identity: Identity) -> Result<Option<Namespace>,
 }
 
 /// Takes a namespace's name away, and with it the namespace, unless a process holds it. Only a mount of this very namespace is
-/// unmounted; `None` is one of another boot, which is at no path.
+/// unmounted; `None` is one of another boot, which is at no path. The file's removal takes the mount out of every other mount
+/// namespace, too, so a process of another sandbox does not keep this one alive.
 pub(crate) fn remove(path: &Path, wanted: Option<Identity>) -> Result<Gone, SandboxError> {
     let mut gone = Gone::Before;
     for _ in 0..MAX_MOUNTS {
@@ -160,8 +161,8 @@ pub(crate) fn remove(path: &Path, wanted: Option<Identity>) -> Result<Gone, Sand
     Err(SandboxError::Foreign { path: path.to_owned(), what: "a stack of mounts" })
 }
 
-/// Makes the directory, and makes it a shared mount as `ip netns` does: a name that is taken away is then gone from every
-/// mount namespace, too. Without that, a process of one sandbox would keep the namespaces of all others alive.
+/// Makes the directory, and makes it a shared mount as `ip netns add` does when it finds it is none. If that came later, it would
+/// mount the directory on itself with all names in it, and each name would have one mount that nobody reaches.
 fn share(directory: &Path) -> Result<(), SandboxError> {
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(io("create", directory))?;
     // The lock is that of `ip netns add`: two tools at once would mount the directory twice.

@@ -57,9 +57,18 @@ impl Store {
     }
 
     /// Waits for the lock of a sandbox. `told` is called once if another process holds it.
-    pub(crate) fn lock(&self, name: &SandboxName, mut told: impl FnMut(&str)) -> Result<Lock, SandboxError> {
+    pub(crate) fn lock(&self, name: &SandboxName, told: impl FnMut(&str)) -> Result<Lock, SandboxError> {
+        self.lock_within(LOCK_PATIENCE, name, told)
+    }
+
+    fn lock_within(
+        &self,
+        patience: Duration,
+        name: &SandboxName,
+        mut told: impl FnMut(&str),
+    ) -> Result<Lock, SandboxError> {
         let path = self.path(name, "lock");
-        let end = Instant::now() + LOCK_PATIENCE;
+        let end = Instant::now() + patience;
         let mut waits = false;
         loop {
             let file = open_lock(&path)?;
@@ -93,8 +102,16 @@ impl Store {
     }
 
     /// Whether any file of the sandbox is there.
-    pub(crate) fn is_known(&self, name: &SandboxName) -> bool {
-        ["json", "lock", "new"].iter().any(|suffix| fs::symlink_metadata(self.path(name, suffix)).is_ok())
+    pub(crate) fn is_known(&self, name: &SandboxName) -> Result<bool, SandboxError> {
+        for suffix in ["json", "lock", "new"] {
+            let path = self.path(name, suffix);
+            match fs::symlink_metadata(&path) {
+                Ok(_) => return Ok(true),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(io("look for", &path)(e)),
+            }
+        }
+        Ok(false)
     }
 
     /// The record of a sandbox; `None` where there is none.

@@ -46,7 +46,7 @@ fn a_record_comes_back_as_it_was_and_only_root_reads_it() {
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
     assert_eq!((mode(&store.directory), mode(&store.path(&name, "json"))), (0o700, 0o600));
     store.remove(&name, lock).unwrap();
-    assert_eq!((files(&store), store.is_known(&name)), (Vec::new(), false));
+    assert_eq!((files(&store), store.is_known(&name).unwrap()), (Vec::new(), false));
 }
 
 #[test]
@@ -120,6 +120,17 @@ fn a_lock_is_one_holders_and_is_free_again_after_a_remove() {
     });
     assert_eq!(files(&store), ["web.lock"]);
     assert!(!store.is_locked(&name));
+}
+
+#[test]
+fn a_lock_that_stays_held_is_told_with_its_holder() {
+    let (_directory, store, name) = store();
+    let held = store.lock(&name, |_| ()).unwrap();
+    let error = store.lock_within(Duration::from_millis(50), &name, |_| ()).unwrap_err();
+    assert!(matches!(error, SandboxError::Busy { .. }), "{error}");
+    assert!(error.to_string().contains(&format!("process {},", std::process::id())), "{error}");
+    drop(held);
+    store.lock_within(Duration::ZERO, &name, |_| ()).unwrap();
 }
 
 #[test]

@@ -139,6 +139,23 @@ fn a_stop_from_inside_is_refused() -> Result<()> {
     })
 }
 
+#[test]
+fn a_process_of_one_sandbox_does_not_keep_anothers_namespace() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.ok(node, &["create", "first"])?;
+        let pid: i32 = s.ok(node, &["run", "--detach", "second", "--", "sleep", "600"])?.trim().parse()?;
+        let mounts = || fs::read_to_string(format!("/proc/{pid}/mountinfo")).context("its mounts");
+        let path = s.names.join("first").display().to_string();
+        ensure!(mounts()?.contains(&path), "the test sees nothing: {}", mounts()?);
+        s.ok(node, &["rm", "first"])?;
+        ensure!(!mounts()?.contains(&path), "{}", mounts()?);
+        // Nothing that it mounted is on the node.
+        let own = fs::read_to_string("/proc/thread-self/mountinfo")?;
+        ensure!(!own.contains("wharf-sandbox"), "{own}");
+        s.ok(node, &["rm", "second"]).map(drop)
+    })
+}
+
 /// Whether a process runs; one that has ended and is not reaped does not.
 fn lives(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -2,14 +2,19 @@
 
 use std::{
     fs,
+    io::Write as _,
     net::{IpAddr, Ipv6Addr, SocketAddr},
 };
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
+use nix::{
+    sys::{signal::Signal, stat::Mode},
+    unistd::mkfifo,
+};
 use wharf_tests::{
     echo::{self, EchoServer},
     icmp::ping,
+    process, wait,
     world::{NODE, World},
 };
 
@@ -163,6 +168,56 @@ fn a_stop_that_fails_keeps_its_place_and_is_resumed() -> Result<()> {
 }
 
 #[test]
+fn check_tells_what_a_plugin_finds() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.plugin("last", "true")?;
+        s.network(node, "30-chain.conflist", "chain", &["last"])?;
+        s.ok(node, &["create", "web", "--network", "chain"])?;
+        let told = s.ok(node, &["inspect", "web", "--check"])?;
+        ensure!(
+            told.contains("\"checked\": true") && s.calls().last().is_some_and(|c| c.starts_with("CHECK eth0")),
+            "{told}"
+        );
+        // What Wharf's own plugin finds: an address is gone.
+        let address = s.addresses(node, "web", 0)?[0];
+        process::ip(&s.space("web")?, &format!("addr del {address}/32 dev eth0"))?;
+        let done = s.wharf(node, &["inspect", "web", "--check"])?;
+        ensure!(done.code() == 1 && done.stdout.contains("CHECK of plugin wharf-cni"), "{}", done.describe());
+        s.ok(node, &["rm", "web"]).map(drop)
+    })
+}
+
+#[test]
+fn a_plugin_that_outlives_its_command_is_waited_for() -> Result<()> {
+    with_sandboxes(|node, s| {
+        let (gate, there) = (s.plugins.join("gate"), s.plugins.join("there"));
+        mkfifo(&gate, Mode::S_IRWXU)?;
+        s.plugin("last", "[ \"$CNI_COMMAND\" = ADD ] && { : > there; read line < gate; }")?;
+        s.network(node, "30-chain.conflist", "chain", &["last"])?;
+        let mut create = s.command(node, &["create", "web", "--network", "chain"])?.spawn()?;
+        wait::until("the plugin runs", || Ok(there.exists().then_some(())))?;
+        create.kill()?;
+        create.wait()?;
+        ensure!(s.states(node)? == [("web".into(), "creating".into())], "{:?}", s.states(node)?);
+        let remove = s.command(node, &["rm", "web"])?;
+        let removed = std::thread::scope(|scope| {
+            let running = scope.spawn(move || process::run(remove, b"", 4 * wait::PATIENCE));
+            // Longer than the two seconds after which a wait is told. Opened for both, so that it does not wait for the plugin.
+            std::thread::sleep(std::time::Duration::from_secs(3));
+            let waits = !running.is_finished();
+            fs::OpenOptions::new().read(true).write(true).open(&gate)?.write_all(b"go\n")?;
+            ensure!(waits, "the remove did not wait for the plugin");
+            running.join().map_err(|_| anyhow::anyhow!("panicked"))?
+        })?;
+        let told = format!("waiting for process {}, which works on sandbox web", create.id());
+        ensure!(removed.status.success() && removed.stderr.contains(&told), "{}", removed.describe());
+        let calls = s.calls();
+        ensure!(calls.len() == 2 && calls[1].starts_with("DEL"), "{calls:?}");
+        Ok(())
+    })
+}
+
+#[test]
 fn stop_remove_and_list_need_no_agent() -> Result<()> {
     with_sandboxes(|node, s| {
         for name in ["a", "b", "c"] {
@@ -178,7 +233,7 @@ fn stop_remove_and_list_need_no_agent() -> Result<()> {
         s.fails(node, &["create", "d"], 1, &["ADD of plugin wharf-cni", "(code 11)"])?;
         ensure!(s.left()?.is_empty(), "{:?}", s.left()?);
         node.start_agent()?;
-        wharf_tests::wait::until_equal("endpoints", &0, || Ok(node.endpoints()?.len()))
+        wait::until_equal("endpoints", &0, || Ok(node.endpoints()?.len()))
     })
 }
 
@@ -188,7 +243,7 @@ fn an_agent_that_hangs_is_told_while_it_is_waited_for() -> Result<()> {
         node.signal_agent(Signal::SIGSTOP)?;
         let command = s.command(node, &["create", "web"])?;
         let done = std::thread::scope(|scope| {
-            let running = scope.spawn(move || wharf_tests::process::run(command, b"", 4 * wharf_tests::wait::PATIENCE));
+            let running = scope.spawn(move || process::run(command, b"", 4 * wait::PATIENCE));
             // Longer than the two seconds after which a step is told.
             std::thread::sleep(std::time::Duration::from_secs(4));
             node.signal_agent(Signal::SIGCONT)?;

@@ -5,6 +5,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
+use wharf_tests::{process, wait};
 
 use crate::scene::{Scene, with_sandboxes};
 
@@ -62,6 +63,26 @@ fn numbers_of_another_boot_lead_to_nobody() -> Result<()> {
 }
 
 #[test]
+fn a_namespace_that_took_over_an_inodes_number_is_left_alone() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.ok(node, &["create", "web"])?;
+        let mut record: Value = serde_json::from_str(&fs::read_to_string(s.record("web"))?)?;
+        let identity = &mut record["netns"]["identity"];
+        // The sandbox's own namespace had the number before the one that has it now.
+        identity["cookie"] = (identity["cookie"].as_u64().context("cookie")? + 1).into();
+        fs::write(s.record("web"), record.to_string())?;
+        let mut guest = process::command_in(&s.space("web")?, "sleep")?.arg("600").spawn()?;
+        let told = s.ok(node, &["stop", "web"])?;
+        ensure!(told.contains("another network namespace has its name"), "{told}");
+        s.ok(node, &["rm", "web"])?;
+        ensure!(guest.try_wait()?.is_none() && s.names.join("web").exists(), "it was not the sandbox's");
+        guest.kill()?;
+        guest.wait()?;
+        s.vanish("web")
+    })
+}
+
+#[test]
 fn a_corrupt_name_counts_as_stopped_and_is_removed() -> Result<()> {
     with_sandboxes(|node, s| {
         let path = |name: &str| s.names.join(name);
@@ -109,5 +130,24 @@ fn a_record_that_cannot_be_used_is_told_and_removed_by_force() -> Result<()> {
         let id = node.endpoints()?.first().context("its endpoint")?.container_id.clone();
         node.wharf(&["endpoint", "delete", "--container-id", &id])?.ok()?;
         s.vanish("web")
+    })
+}
+
+#[test]
+fn without_rights_nothing_is_called_unknown() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.ok(node, &["create", "web"])?;
+        let program = wharf_tests::node::runnable_by_all("wharf")?;
+        for verb in ["stop", "rm", "list", "inspect", "create"] {
+            let mut command = node.command(&program)?;
+            let arguments = [verb, "web"];
+            let given = s.command(node, if verb == "list" { &["list"] } else { &arguments })?;
+            command.args(given.get_args());
+            process::as_nobody(&mut command);
+            let done = process::run(command, b"", wait::PATIENCE)?;
+            let told = done.stderr.contains("hint: run it as root");
+            ensure!(done.code() == 1 && told, "{verb}: {}", done.describe());
+        }
+        s.ok(node, &["rm", "web"]).map(drop)
     })
 }
