@@ -127,6 +127,22 @@ fn a_stop_ends_who_left_the_namespace_and_who_came_into_it_but_not_others() -> R
 }
 
 #[test]
+fn a_command_that_cannot_be_written_down_does_not_run() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.ok(node, &["create", "web"])?;
+        // The record cannot be written: its new file is a directory.
+        let new = s.state.join("web.new");
+        fs::create_dir(&new)?;
+        s.fails(node, &["run", "--detach", "web", "--", "sleep", "600"], 125, &["write record"])?;
+        ensure!(s.inspect(node, "web")?["running"].as_array().is_some_and(Vec::is_empty), "the command runs");
+        s.fails(node, &["stop", "web"], 1, &["write record"])?;
+        ensure!(s.states(node)? == [("web".into(), "ready".into())], "{:?}", s.states(node)?);
+        fs::remove_dir(&new)?;
+        s.ok(node, &["rm", "web"]).map(drop)
+    })
+}
+
+#[test]
 fn a_stop_from_inside_is_refused() -> Result<()> {
     with_sandboxes(|node, s| {
         s.ok(node, &["create", "web"])?;

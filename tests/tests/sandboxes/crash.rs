@@ -11,10 +11,11 @@ use crate::scene::{BACK, FRONT, Scene, with_sandboxes};
 
 const CREATE: [&str; 6] = ["create", "web", "--network", FRONT, "--network", BACK];
 
-/// The points that a command passes, each as `NAME:N`.
-fn points(node: &Node, s: &Scene, arguments: &[&str]) -> Result<Vec<String>> {
+/// The points that a command passes that ends with this exit status, each as `NAME:N`.
+fn points(node: &Node, s: &Scene, arguments: &[&str], code: i32) -> Result<Vec<String>> {
     let file = node.dirs().root.join("trace");
-    s.armed(node, arguments, "WHARF_CRASH_TRACE", &file.display().to_string())?.ok()?;
+    let done = s.armed(node, arguments, "WHARF_CRASH_TRACE", &file.display().to_string())?;
+    ensure!(done.code() == code, "wanted {code}: {}", done.describe());
     let text = fs::read_to_string(&file).context("read the trace")?;
     fs::remove_file(&file)?;
     let mut passed = BTreeMap::new();
@@ -40,11 +41,13 @@ fn nothing_left(node: &Node, s: &Scene) -> Result<()> {
 }
 
 /// Kills the command at each of its points; `before` comes before it, and `after` must mend what it leaves.
-fn each_point(before: Option<&[&str]>, killed: &[&str], least: usize, after: &[&[&str]]) -> Result<()> {
+fn each_point(before: Option<&[&str]>, (killed, code): (&[&str], i32), least: usize, after: &[&[&str]]) -> Result<()> {
     with_sandboxes(|node, s| {
+        s.plugin("refuses", "[ \"$CNI_COMMAND\" = ADD ] && exit 1")?;
+        s.network(node, "30-chain.conflist", "chain", &["refuses"])?;
         let prepare = || before.map_or(Ok(()), |arguments| s.ok(node, arguments).map(drop));
         prepare()?;
-        let points = points(node, s, killed)?;
+        let points = points(node, s, killed, code)?;
         s.ok(node, &["rm", "web"])?;
         ensure!(points.len() >= least, "only {} points: {points:?}", points.len());
         for point in &points {
@@ -62,15 +65,21 @@ fn each_point(before: Option<&[&str]>, killed: &[&str], least: usize, after: &[&
 
 #[test]
 fn a_create_that_dies_is_removed_without_a_trace() -> Result<()> {
-    each_point(None, &CREATE, 14, &[&["rm", "web"]])
+    each_point(None, (&CREATE, 0), 14, &[&["rm", "web"]])
 }
 
 #[test]
 fn a_stop_that_dies_is_resumed() -> Result<()> {
-    each_point(Some(&CREATE), &["stop", "web"], 12, &[&["stop", "web"], &["rm", "web"]])
+    each_point(Some(&CREATE), (&["stop", "web"], 0), 12, &[&["stop", "web"], &["rm", "web"]])
 }
 
 #[test]
 fn a_remove_that_dies_is_resumed() -> Result<()> {
-    each_point(Some(&CREATE), &["rm", "web"], 15, &[&["rm", "web"]])
+    each_point(Some(&CREATE), (&["rm", "web"], 0), 15, &[&["rm", "web"]])
+}
+
+#[test]
+fn an_undo_that_dies_is_resumed() -> Result<()> {
+    let create = ["create", "web", "--network", FRONT, "--network", "chain"];
+    each_point(None, (&create, 1), 25, &[&["rm", "web"]])
 }

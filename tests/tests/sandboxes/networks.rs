@@ -199,18 +199,11 @@ fn a_plugin_that_outlives_its_command_is_waited_for() -> Result<()> {
         create.kill()?;
         create.wait()?;
         ensure!(s.states(node)? == [("web".into(), "creating".into())], "{:?}", s.states(node)?);
-        let remove = s.command(node, &["rm", "web"])?;
-        let removed = std::thread::scope(|scope| {
-            let running = scope.spawn(move || process::run(remove, b"", 4 * wait::PATIENCE));
-            // Longer than the two seconds after which a wait is told. Opened for both, so that it does not wait for the plugin.
-            std::thread::sleep(std::time::Duration::from_secs(3));
-            let waits = !running.is_finished();
-            fs::OpenOptions::new().read(true).write(true).open(&gate)?.write_all(b"go\n")?;
-            ensure!(waits, "the remove did not wait for the plugin");
-            running.join().map_err(|_| anyhow::anyhow!("panicked"))?
-        })?;
         let told = format!("waiting for process {}, which works on sandbox web", create.id());
-        ensure!(removed.status.success() && removed.stderr.contains(&told), "{}", removed.describe());
+        s.told(node, &["rm", "web"], &told, || {
+            // Opened for both, so that it does not wait for the plugin.
+            fs::OpenOptions::new().read(true).write(true).open(&gate)?.write_all(b"go\n").context("let the plugin go")
+        })?;
         let calls = s.calls();
         ensure!(calls.len() == 2 && calls[1].starts_with("DEL"), "{calls:?}");
         Ok(())
@@ -241,16 +234,9 @@ fn stop_remove_and_list_need_no_agent() -> Result<()> {
 fn an_agent_that_hangs_is_told_while_it_is_waited_for() -> Result<()> {
     with_sandboxes(|node, s| {
         node.signal_agent(Signal::SIGSTOP)?;
-        let command = s.command(node, &["create", "web"])?;
-        let done = std::thread::scope(|scope| {
-            let running = scope.spawn(move || process::run(command, b"", 4 * wait::PATIENCE));
-            // Longer than the two seconds after which a step is told.
-            std::thread::sleep(std::time::Duration::from_secs(4));
-            node.signal_agent(Signal::SIGCONT)?;
-            running.join().map_err(|_| anyhow::anyhow!("panicked"))?
-        })?;
         let told = "wharf: ADD of plugin wharf-cni for eth0 of sandbox web";
-        ensure!(done.status.success() && done.stderr.matches(told).count() == 1, "{}", done.describe());
+        let said = s.told(node, &["create", "web"], told, || node.signal_agent(Signal::SIGCONT))?;
+        ensure!(said.matches(told).count() == 1, "{said}");
         s.ok(node, &["rm", "web"]).map(drop)
     })
 }

@@ -13,7 +13,7 @@ use nix::mount::{MntFlags, umount2};
 use serde_json::{Value, json};
 use wharf_tests::{
     Node, NodeConfig,
-    process::{Finished, bin, crash_bin, run},
+    process::{self, Finished, bin, crash_bin, run},
     scenario,
     space::Space,
     wait,
@@ -133,6 +133,25 @@ impl Scene {
         let mut command = node.command(crash_bin("wharf")?)?;
         command.args(self.places()).args(arguments).env(variable, value).env("NO_COLOR", "1");
         run(command, b"", 4 * wait::PATIENCE)
+    }
+
+    /// Starts `wharf sandbox ...`, waits until it says this on standard error, goes on with `then`, and waits for its end. What it
+    /// said.
+    pub(crate) fn told(
+        &self,
+        node: &Node,
+        arguments: &[&str],
+        words: &str,
+        then: impl FnOnce() -> Result<()>,
+    ) -> Result<String> {
+        let file = self.conf.join("stderr");
+        let mut child = self.command(node, arguments)?.stderr(fs::File::create(&file)?).spawn()?;
+        wait::until(words, || Ok(fs::read_to_string(&file)?.contains(words).then_some(())))?;
+        then()?;
+        let status = process::wait(&mut child, 4 * wait::PATIENCE)?.context("it does not end")?;
+        let said = fs::read_to_string(&file)?;
+        ensure!(status.success(), "{status}: {said}");
+        Ok(said)
     }
 
     pub(crate) fn inspect(&self, node: &Node, name: &str) -> Result<Value> {
