@@ -74,8 +74,11 @@ Examples:
     /// network names DNS servers, an /etc/resolv.conf. Standard input and output are passed through, and so are SIGTERM and
     /// SIGHUP.
     #[command(after_help = "\
-Exit status: that of the command; 128 and the signal's number when a signal ended it; 125 when there is no sandbox for it,
-126 when it cannot be executed, 127 when it is not found, 3 when the command line is wrong.
+Exit status: that of the command, or 128 and the number of the signal that ended it.
+  125  there is no sandbox for it
+  126  it cannot be executed
+  127  it is not found
+  3    the command line is wrong
 
 Examples:
   wharf sandbox run web -- python3 -m http.server 80
@@ -87,9 +90,13 @@ Examples:
     #[command(
         visible_alias = "ls",
         after_help = "\
-States: ready; stopped; stopped (its namespace is gone), after a reboot; broken, when a create was interrupted or could not be
-taken back; stopping, when a stop has not ended; damaged, when the record cannot be used. `wharf sandbox rm` removes all but
-the last kind, which needs --force.
+States:
+  ready                            whole
+  stopped                          stopped by a command
+  stopped (its namespace is gone)  after a reboot
+  stopping                         its stop has not ended; the next stop or rm resumes it
+  broken                           its create was interrupted or could not be taken back; rm does it
+  damaged                          its record cannot be used; rm needs --force
 
 Examples:
   wharf sandbox list

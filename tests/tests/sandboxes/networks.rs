@@ -4,13 +4,17 @@ use std::{
     fs,
     io::Write as _,
     net::{IpAddr, Ipv6Addr, SocketAddr},
+    os::unix::fs::symlink,
+    path::Path,
 };
 
 use anyhow::{Context, Result, ensure};
 use nix::{
+    mount::{MsFlags, mount},
     sys::{signal::Signal, stat::Mode},
     unistd::mkfifo,
 };
+use serde_json::json;
 use wharf_tests::{
     echo::{self, EchoServer},
     icmp::ping,
@@ -238,5 +242,42 @@ fn an_agent_that_hangs_is_told_while_it_is_waited_for() -> Result<()> {
         let said = s.told(node, &["create", "web"], told, || node.signal_agent(Signal::SIGCONT))?;
         ensure!(said.matches(told).count() == 1, "{said}");
         s.ok(node, &["rm", "web"]).map(drop)
+    })
+}
+
+/// The reference plugins, as Debian's package has them.
+const REFERENCE: &str = "/usr/lib/cni";
+
+#[test]
+fn a_chain_of_the_reference_plugins_works_beside_wharf() -> Result<()> {
+    with_sandboxes(|node, s| {
+        // They keep things below /run: one of this test's mount namespace alone.
+        mount(Some("wharf-test"), "/run", Some("tmpfs"), MsFlags::empty(), Some("mode=0755")).context("cover /run")?;
+        for plugin in ["bridge", "host-local", "tuning"] {
+            let from = Path::new(REFERENCE).join(plugin);
+            ensure!(from.is_file(), "{} is not there; `cargo xtask test` installs it", from.display());
+            symlink(from, s.plugins.join(plugin))?;
+        }
+        let leases = node.dirs().root.join("leases");
+        let list = json!({"cniVersion": "1.0.0", "name": "bridged", "plugins": [
+            {"type": "bridge", "bridge": "quay0", "isGateway": true,
+             "ipam": {"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": "192.0.2.0/24"}]]}},
+            {"type": "tuning", "capabilities": {"mac": true}, "sysctl": {"net.ipv4.conf.all.log_martians": "1"}}]});
+        fs::write(s.conf.join("30-bridged.conflist"), list.to_string())?;
+        let options = ["--network", "bridged", "--network", FRONT, "--ip", "192.0.2.77", "--mac", "02:00:00:00:00:77"];
+        s.ok(node, &[&["create", "web"], options.as_slice()].concat())?;
+        s.ok(node, &["create", "db", "--network", "bridged"])?;
+        let shown = process::ip(&s.space("web")?, "-o addr show dev eth0")?;
+        ensure!(shown.contains("192.0.2.77/24"), "{shown}");
+        let shown = process::ip(&s.space("web")?, "-o link show dev eth0")?;
+        ensure!(shown.contains("02:00:00:00:00:77"), "{shown}");
+        ping(&s.space("db")?, "192.0.2.77".parse()?)?.must_answer()?;
+        ensure!(s.space("web")?.links()?.len() == 3, "{:?}", s.space("web")?.links()?);
+        s.ok(node, &["inspect", "web", "--check"])?;
+        ensure!(leases.join("bridged/192.0.2.77").exists());
+        s.ok(node, &["rm", "web", "db"])?;
+        let left: Vec<_> = fs::read_dir(leases.join("bridged"))?.flatten().map(|e| e.file_name()).collect();
+        ensure!(left.iter().all(|name| !name.to_string_lossy().starts_with("192.")), "leases stay: {left:?}");
+        Ok(())
     })
 }
