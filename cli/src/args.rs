@@ -6,6 +6,7 @@ mod namespace;
 mod node;
 mod policy;
 mod proxy;
+mod sandbox;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,7 @@ pub(crate) use node::{
 };
 pub(crate) use policy::{BpfPolicyCommand, PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs};
 pub(crate) use proxy::ProxyCommand;
+pub(crate) use sandbox::{CreateArgs, GraceArgs, RunArgs, SandboxArgs, SandboxCommand};
 
 const EXIT_CODES: &str = "\
 Exit status:
@@ -188,6 +190,24 @@ Examples:
   wharf bpf map get 7/CONFIG         what endpoint 7's programs are told"
     )]
     Bpf(BpfCommand),
+    /// Make, run, list, stop and remove sandboxes: containers' networks on a machine without a runtime.
+    ///
+    /// A sandbox is a network namespace with a name (`ip netns list` shows it), attached to networks by CNI plugins, Wharf's or
+    /// others. It is there before anything runs in it, and stays until it is removed. These commands need root, and no agent but
+    /// the one that a plugin asks.
+    #[command(
+        visible_alias = "sb",
+        after_help = "\
+Examples:
+  wharf sandbox create web --label app=web --publish 8080:80
+  wharf sandbox run web -- python3 -m http.server 80
+  wharf sandbox list
+  wharf sandbox inspect web
+  wharf sandbox stop web
+  wharf sandbox rm web
+  wharf sandbox run --rm probe -- ping -c 1 10.87.0.2"
+    )]
+    Sandbox(SandboxArgs),
     /// Watch drops, traces and the agent's own events as they happen.
     #[command(after_help = "\
 Examples:

@@ -1,5 +1,5 @@
-//! What each command does: ask the agent (`policy validate` and `policy import` read files), hand the answer to a renderer,
-//! say how it went.
+//! What each command does: ask the agent (`policy validate` and `policy import` read files, `sandbox` asks nobody), hand the answer
+//! to a renderer, say how it went.
 
 mod audit;
 mod bpf;
@@ -15,6 +15,7 @@ mod namespace;
 mod pages;
 mod policy;
 mod proxy;
+mod sandbox;
 mod status;
 mod watch;
 
@@ -56,7 +57,9 @@ impl Context {
 pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
     // These commands run for an unlimited time or report their own progress.
     let is_long = match &cli.command {
-        Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_) => true,
+        Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_) | Command::Sandbox(_) => {
+            true
+        }
         Command::Policy(command) => matches!(command, PolicyCommand::Wait { .. }),
         Command::Endpoint(EndpointCommand::List(args)) => args.watch,
         _ => false,
@@ -102,6 +105,7 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
         Command::Proxy(command) => proxy::run(&cx, &command).await,
         Command::Namespace(command) => namespace::run(&cx, command).await,
         Command::Bpf(command) => bpf::run(&cx, command).await,
+        Command::Sandbox(args) => sandbox::run(&cx.out, args).await,
         Command::Monitor(args) => monitor::run(&cx, args.filter, args.count, args.time).await,
         Command::Audit(args) => audit::run(&cx, &args).await,
         Command::Explain(args) => explain::run(&cx, &args).await,

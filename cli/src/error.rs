@@ -3,6 +3,7 @@
 use std::{fmt, io, process::ExitCode};
 
 use wharf_api::{ErrorCode, Verdict, client::ClientError};
+use wharf_sandbox::SandboxError;
 
 use crate::render::text::safe;
 
@@ -10,13 +11,15 @@ use crate::render::text::safe;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// The command succeeded and its subject is healthy.
-    Ok = 0,
+    Ok,
     /// The subject is unhealthy or not found, or the request was refused.
-    Unwell = 1,
+    Unwell,
     /// The agent cannot be reached; for `status` also: the agent is down.
-    Unreachable = 2,
+    Unreachable,
     /// The command line is wrong.
-    Usage = 3,
+    Usage,
+    /// That of a command which `sandbox run` ran, or why it did not.
+    Command(u8),
 }
 
 impl Exit {
@@ -38,7 +41,13 @@ impl From<Verdict> for Exit {
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
+        Self::from(match exit {
+            Exit::Ok => 0,
+            Exit::Unwell => 1,
+            Exit::Unreachable => 2,
+            Exit::Usage => 3,
+            Exit::Command(status) => status,
+        })
     }
 }
 
@@ -92,6 +101,12 @@ impl fmt::Display for CliError {
             Some(hint) => write!(f, "\n  hint: {}", safe(hint)),
             None => Ok(()),
         }
+    }
+}
+
+impl From<SandboxError> for CliError {
+    fn from(error: SandboxError) -> Self {
+        Self { exit: Exit::Unwell, message: error.to_string(), hint: error.hint() }
     }
 }
 

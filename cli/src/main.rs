@@ -1,56 +1,6 @@
-//! `wharf`: the operator's view of a Wharf node.
-//!
-//! Arguments ([`args`]) become requests to the agent ([`commands`]), answers become text ([`render`]). Nothing here
-//! touches the kernel: what is shown is what the agent says. Only `debuginfo` reads files of the kernel too, and
-//! lists names; only `policy validate` and `policy import` read files of the operator's.
+//! `wharf`, the operator's tool. All of it is in the library.
 #![forbid(unsafe_code)]
 
-mod args;
-mod commands;
-mod error;
-mod expected;
-mod output;
-mod render;
-mod target;
-
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
-
-use clap::Parser;
-
-use crate::{
-    args::Cli,
-    error::{CliError, Exit},
-};
-
-fn main() -> ExitCode {
-    let exit = match Cli::try_parse() {
-        Ok(cli) => run(cli),
-        Err(error) => {
-            // Help and version are successful answers; everything else is a usage error. The output may be closed.
-            let _ = error.print();
-            if error.use_stderr() { Exit::Usage } else { Exit::Ok }
-        }
-    };
-    exit.into()
-}
-
-fn run(cli: Cli) -> Exit {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let result = match runtime {
-        Ok(runtime) => runtime.block_on(commands::run(cli)),
-        Err(e) => Err(CliError::refused(format!("starting: {e}"))),
-    };
-    match result {
-        Ok(exit) => exit,
-        Err(error) => {
-            if !error.is_silent() {
-                // Standard error may be gone; the exit status still tells.
-                let _ = writeln!(io::stderr(), "{error}");
-            }
-            error.exit
-        }
-    }
+fn main() -> std::process::ExitCode {
+    wharf::main()
 }

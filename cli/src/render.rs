@@ -16,6 +16,7 @@ pub(crate) mod namespace;
 pub(crate) mod policy;
 pub(crate) mod port;
 pub(crate) mod proxy;
+pub(crate) mod sandbox;
 mod screen;
 pub(crate) mod status;
 mod table;

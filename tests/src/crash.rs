@@ -1,6 +1,6 @@
 //! Killing Wharf between two side effects.
 //!
-//! The binaries `wharf-agent-crash` and `wharf-cni-crash` have crash points. They append each point that they pass to the
+//! The binaries `wharf-agent-crash`, `wharf-cni-crash` and `wharf-crash` have crash points. They append each point that they pass to the
 //! node's trace, and kill themselves at the point that the node's wish names. Agent and plugin share both files.
 
 use std::{ffi::OsString, fs, io::ErrorKind, path::PathBuf};

@@ -49,7 +49,7 @@ pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[
 /// unoptimised one takes a second more for each start.
 pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> Result<()> {
     progress.step("Programs with crash points", |step| {
-        for package in ["wharf-agent", "wharf-cni"] {
+        for package in ["wharf-agent", "wharf-cni", "wharf"] {
             let binary = format!("{package}-crash");
             let mut command = workspace.cargo();
             // One command each: features of packages that are built together would be one set.

@@ -59,14 +59,18 @@ fn every_example_parses() {
 }
 
 #[test]
-fn every_command_of_the_pages_about_policy_parses() {
+fn every_command_of_these_pages_parses() {
     let commands_of = |page: &'static str| -> Vec<&str> {
         let lines = page.lines().filter_map(|line| line.strip_prefix("    "));
         lines.map(|line| line.trim_start().trim_start_matches("$ ")).filter(|l| l.starts_with("wharf ")).collect()
     };
     let pages = [include_str!("../../../docs/policy.md"), include_str!("../../../docs/l7.md")].map(commands_of);
     assert!(pages[0].len() > 20 && pages[1].len() > 6, "only {} and {} commands found", pages[0].len(), pages[1].len());
-    let commands = pages.concat();
+    // This page has its commands in a block of shell.
+    let sandboxes =
+        include_str!("../../../docs/sandboxes.md").lines().filter(|line| line.starts_with("wharf sandbox "));
+    let commands = [pages.concat(), sandboxes.collect()].concat();
+    assert!(commands.len() > 33, "only {} commands found", commands.len());
     for command in commands {
         let line = command.split(['#', '|']).next().unwrap_or_default();
         let parsed = Cli::try_parse_from(line.split_whitespace());
@@ -157,6 +161,17 @@ fn wrong_command_lines_are_refused() {
         &["status", "--brief", "--verbose"],
         &["status", "-o", "xml"],
         &["completion", "tcsh"],
+        &["sandbox", "create"],
+        &["sandbox", "create", "a/b"],
+        &["sandbox", "create", "web", "--label", "=x"],
+        &["sandbox", "create", "web", "--publish", "80"],
+        &["sandbox", "create", "web", "--mac", "01:00:00:00:00:01"],
+        &["sandbox", "create", "web", "--network", "../x"],
+        &["sandbox", "run", "web"],
+        &["sandbox", "run", "--rm", "--detach", "web", "--", "true"],
+        &["sandbox", "run", "--log", "x", "web", "--", "true"],
+        &["sandbox", "stop"],
+        &["sandbox", "rm", "web", "--grace", "soon"],
     ] {
         let refused = parse(args).err().map(|error| error.use_stderr());
         assert_eq!(refused, Some(true), "{args:?}");

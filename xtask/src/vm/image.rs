@@ -45,7 +45,7 @@ const EXTENSIONS: &[&str] = &[
 const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf", NEXT_AGENT];
 
 /// Programs with crash points, which tests stop at a chosen step.
-const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash"];
+const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash", "wharf-crash"];
 
 /// Files of the checkout that tests read, found in the guest where they are on the host.
 const READ_BY_TESTS: &[&str] = &["crates/api/openapi.json", "docs/operations.md"];

@@ -1,0 +1,202 @@
+//! Arguments of `wharf sandbox`.
+
+use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
+
+use clap::{Args, Subcommand};
+use wharf_sandbox::{Dirs, MacAddr, NetworkName, Port, SandboxName};
+
+use super::{namespace::Label, node::duration};
+
+/// `wharf sandbox ...`.
+#[derive(Debug, Args)]
+pub(crate) struct SandboxArgs {
+    #[command(flatten)]
+    pub(crate) places: Places,
+    #[command(subcommand)]
+    pub(crate) command: SandboxCommand,
+}
+
+/// Where sandboxes, networks and plugins are.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Places")]
+pub(crate) struct Places {
+    /// What is kept of the sandboxes, a file each.
+    #[arg(long, global = true, value_name = "DIR", env = "WHARF_SANDBOX_STATE_DIR", hide_env_values = true)]
+    #[arg(default_value = "/var/lib/wharf/sandboxes")]
+    state_dir: PathBuf,
+    /// Where network namespaces have their names.
+    #[arg(long, global = true, value_name = "DIR", env = "WHARF_SANDBOX_NETNS_DIR", hide_env_values = true)]
+    #[arg(default_value = "/run/netns")]
+    netns_dir: PathBuf,
+    /// Network configurations (*.conflist, *.conf, *.json).
+    #[arg(long, global = true, value_name = "DIR", env = "WHARF_CNI_CONF_DIR", hide_env_values = true)]
+    #[arg(default_value = "/etc/cni/net.d")]
+    conf_dir: PathBuf,
+    /// CNI plugins; several directories with colons between.
+    #[arg(long, global = true, value_name = "DIR[:DIR]", env = "WHARF_CNI_BIN_DIR", hide_env_values = true)]
+    #[arg(default_value = "/opt/cni/bin:/usr/lib/cni")]
+    cni_bin_dir: OsString,
+}
+
+impl Places {
+    /// In the library's words.
+    pub(crate) fn dirs(&self) -> Dirs {
+        Dirs {
+            state: self.state_dir.clone(),
+            netns: self.netns_dir.clone(),
+            conf: self.conf_dir.clone(),
+            plugins: std::env::split_paths(&self.cni_bin_dir).collect(),
+        }
+    }
+}
+
+/// What is done with sandboxes.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SandboxCommand {
+    /// Make a sandbox and attach it to its networks. A create that fails leaves nothing.
+    #[command(after_help = "\
+Examples:
+  wharf sandbox create web                      on the first network of --conf-dir, as runtimes choose it
+  wharf sandbox create web --network front --network back
+  wharf sandbox create web --label app=web --label tier=front
+  wharf sandbox create web --publish 8080:80 --publish 127.0.0.1:5353:53/udp
+  wharf sandbox create web --ip 10.87.0.40 --mac 02:00:00:00:00:40
+  ip netns exec web ip -br addr                 it is a network namespace like any other")]
+    Create {
+        /// Its name.
+        name: SandboxName,
+        #[command(flatten)]
+        wishes: CreateArgs,
+    },
+    /// Run a command in a sandbox, which is made if it is not there.
+    ///
+    /// The command has the sandbox's network namespace, and a mount namespace of its own with /sys of that network and, where a
+    /// network names DNS servers, an /etc/resolv.conf. Standard input and output are passed through, and so are SIGTERM and
+    /// SIGHUP.
+    #[command(after_help = "\
+Exit status: that of the command, or 128 and the number of the signal that ended it.
+  125  there is no sandbox for it
+  126  it cannot be executed
+  127  it is not found
+  3    the command line is wrong
+
+Examples:
+  wharf sandbox run web -- python3 -m http.server 80
+  wharf sandbox run --rm probe -- ping -c 1 10.87.0.2
+  wharf sandbox run --rm probe --network front --label app=probe -- sh -c 'ip addr'
+  wharf sandbox run --detach --log /var/log/web.log web -- python3 -m http.server 80")]
+    Run(RunArgs),
+    /// List sandboxes.
+    #[command(
+        visible_alias = "ls",
+        after_help = "\
+States:
+  ready                            whole
+  stopped                          stopped by a command
+  stopped (its namespace is gone)  after a reboot
+  stopping                         its stop has not ended; the next stop or rm resumes it
+  broken                           its create was interrupted or could not be taken back; rm does it
+  damaged                          its record cannot be used; rm needs --force
+
+Examples:
+  wharf sandbox list
+  wharf sandbox list -o json | jq -r '.[] | select(.state == \"ready\") | .addresses[0]'"
+    )]
+    List,
+    /// Show everything about a sandbox, as JSON.
+    #[command(after_help = "\
+Examples:
+  wharf sandbox inspect web
+  wharf sandbox inspect web | jq '.attachments[].result.ips'
+  wharf sandbox inspect web --check             exits 1 when a plugin's CHECK finds something amiss")]
+    Inspect {
+        /// Its name.
+        name: SandboxName,
+        /// Have the plugins compare what is there with what they made.
+        #[arg(long)]
+        check: bool,
+    },
+    /// End what runs in sandboxes and take them off their networks. The names stay.
+    ///
+    /// Each process in the network namespace, and each that `run` started, gets SIGTERM, and SIGKILL when the time is over. Stopping
+    /// the stopped or the unknown is a success. A stop that failed is resumed by the next one.
+    #[command(after_help = "\
+Examples:
+  wharf sandbox stop web
+  wharf sandbox stop web db --grace 30s")]
+    Stop {
+        /// Their names.
+        #[arg(required = true)]
+        names: Vec<SandboxName>,
+        #[command(flatten)]
+        grace: GraceArgs,
+    },
+    /// Remove sandboxes, and stop them before if need be.
+    #[command(
+        visible_alias = "remove",
+        after_help = "\
+Examples:
+  wharf sandbox rm web
+  wharf sandbox rm web db
+  wharf sandbox rm --force web                  also when its record is damaged; networks are not told then"
+    )]
+    Rm {
+        /// Their names.
+        #[arg(required = true)]
+        names: Vec<SandboxName>,
+        /// Remove a record that cannot be read.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        grace: GraceArgs,
+    },
+}
+
+/// What a new sandbox is to have.
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// A network, by the name in its configuration; several become eth0, eth1 and so on. Without: the first one of --conf-dir.
+    #[arg(long = "network", value_name = "NET")]
+    pub(crate) networks: Vec<NetworkName>,
+    /// A label, by which policies select.
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    pub(crate) labels: Vec<Label>,
+    /// A port of the node that leads to one of the sandbox, in its first network: [HOSTIP:]HOST:CONTAINER[/tcp|udp|sctp].
+    #[arg(long = "publish", value_name = "HOST:CONTAINER")]
+    pub(crate) ports: Vec<Port>,
+    /// An address in the first network; one of each family.
+    #[arg(long = "ip", value_name = "ADDRESS")]
+    pub(crate) ips: Vec<IpAddr>,
+    /// The MAC address in the first network.
+    #[arg(long, value_name = "MAC")]
+    pub(crate) mac: Option<MacAddr>,
+}
+
+/// `wharf sandbox run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The sandbox.
+    pub(crate) name: SandboxName,
+    #[command(flatten)]
+    pub(crate) wishes: CreateArgs,
+    /// Remove the sandbox when the command has ended, if this command made it.
+    #[arg(long, conflicts_with = "detach")]
+    pub(crate) rm: bool,
+    /// Do not wait for the command; print its process id.
+    #[arg(long, short)]
+    pub(crate) detach: bool,
+    /// Append what a detached command prints to this file. Without: nowhere.
+    #[arg(long, value_name = "FILE", requires = "detach")]
+    pub(crate) log: Option<PathBuf>,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// How long processes may take.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct GraceArgs {
+    /// Time between SIGTERM and SIGKILL.
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
+    pub(crate) grace: Duration,
+}

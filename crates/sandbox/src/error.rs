@@ -1,0 +1,183 @@
+//! What can go wrong with a sandbox. Each error names operation, subject and cause; [`SandboxError::hint`] says what to do.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use crate::{conf::ConfError, name::SandboxName, plugin::PluginError, store::LOCK_PATIENCE, view::State};
+
+/// Why an operation on a sandbox failed.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// A sandbox of the name has a record.
+    #[error("create sandbox {name}: it exists, and is {state}")]
+    Exists {
+        /// The name.
+        name: SandboxName,
+        /// What it is.
+        state: State,
+    },
+    /// Something else has the name of the namespace.
+    #[error("create sandbox {name}: {} is there and belongs to no sandbox", path.display())]
+    NamespaceTaken {
+        /// The name.
+        name: SandboxName,
+        /// The file.
+        path: PathBuf,
+    },
+    /// Nobody has the name.
+    #[error("{operation} sandbox {name}: no sandbox has this name")]
+    Unknown {
+        /// What was asked for.
+        operation: &'static str,
+        /// The name.
+        name: SandboxName,
+    },
+    /// It cannot be run in.
+    #[error("run in sandbox {name}: it is {state}")]
+    NotReady {
+        /// The name.
+        name: SandboxName,
+        /// What it is.
+        state: State,
+    },
+    /// Another process works on it.
+    #[error("sandbox {name}: process {holder}, or a plugin that it started, still works on it after {} s", LOCK_PATIENCE.as_secs())]
+    Busy {
+        /// The name.
+        name: SandboxName,
+        /// The process.
+        holder: String,
+    },
+    /// Its record cannot be used.
+    #[error("sandbox {name}: its record {} cannot be used: {why}", path.display())]
+    Damaged {
+        /// The name.
+        name: SandboxName,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// A network's configuration cannot be used.
+    #[error("{0}")]
+    Conf(#[from] ConfError),
+    /// A plugin failed.
+    #[error("{0}")]
+    Plugin(#[from] Box<PluginError>),
+    /// The system refused.
+    #[error("{operation} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The path of the namespace leads to what is not ours to remove.
+    #[error("remove network namespace {}: {what} is there, which this sandbox did not make", path.display())]
+    Foreign {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        what: &'static str,
+    },
+    /// Processes of the sandbox did not end.
+    #[error("stop sandbox {name}: processes have not ended after SIGKILL: {pids}")]
+    Unkillable {
+        /// The name.
+        name: SandboxName,
+        /// Their numbers.
+        pids: String,
+    },
+    /// The command that stops it runs in it.
+    #[error("stop sandbox {name}: this command runs inside its network namespace")]
+    Inside {
+        /// The name.
+        name: SandboxName,
+    },
+    /// The command cannot be started.
+    #[error("run {program} in sandbox {name}: {source}")]
+    Start {
+        /// The name.
+        name: SandboxName,
+        /// The command.
+        program: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A create failed, and so did its undo.
+    #[error("{cause}; what was made could not be taken back: {undo}")]
+    Undo {
+        /// The name.
+        name: SandboxName,
+        /// The first failure.
+        cause: Box<SandboxError>,
+        /// That of the undo.
+        undo: Box<SandboxError>,
+    },
+    /// Several steps failed, each on its own.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<SandboxError>),
+}
+
+impl SandboxError {
+    /// What can be done about it.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Exists { name, .. } => {
+                format!("use it, or `wharf sandbox rm {name}` first; `wharf sandbox inspect {name}` shows it")
+            }
+            Self::NamespaceTaken { path, .. } => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                format!(
+                    "take another name; `ip netns list` shows it, `ip netns del {name}` removes it if nobody needs it"
+                )
+            }
+            Self::Unknown { .. } => "`wharf sandbox list` shows all of them".to_owned(),
+            Self::NotReady { name, .. } => format!("`wharf sandbox rm {name}`, then make it again"),
+            Self::Busy { .. } => "try again when that process has ended".to_owned(),
+            Self::Damaged { name, .. } => format!(
+                "`wharf sandbox rm --force {name}` removes the record alone; see docs/sandboxes.md, Troubleshooting"
+            ),
+            Self::Conf(error) => return error.hint(),
+            Self::Plugin(error) => return error.hint(),
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => "run it as root".to_owned(),
+            Self::Io { .. } | Self::Start { .. } => return None,
+            Self::Foreign { path, .. } => format!("look at {} and remove it, then try again", path.display()),
+            Self::Unkillable { .. } => {
+                "they wait in the kernel; `cat /proc/PID/stack` shows for what; try again later".to_owned()
+            }
+            Self::Inside { .. } => "run it from the node's own network namespace".to_owned(),
+            Self::Undo { name, cause, undo } => {
+                let more = cause.hint().or_else(|| undo.hint()).map(|hint| format!("; {hint}")).unwrap_or_default();
+                format!("`wharf sandbox rm {name}` resumes the undo{more}")
+            }
+            Self::Several(all) => return all.iter().find_map(Self::hint),
+        })
+    }
+
+    /// One error of many, or none.
+    pub(crate) fn all(mut errors: Vec<Self>) -> Result<(), Self> {
+        match errors.len() {
+            0 => Ok(()),
+            1 => errors.pop().map_or(Ok(()), Err),
+            _ => Err(Self::Several(errors)),
+        }
+    }
+}
+
+/// The error of an operation on a path.
+pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SandboxError {
+    let path = path.to_owned();
+    move |source| SandboxError::Io { operation, path, source }
+}
+
+/// The same, of nix.
+pub(crate) fn errno(operation: &'static str, path: &Path) -> impl FnOnce(nix::errno::Errno) -> SandboxError {
+    let wrap = io(operation, path);
+    move |e| wrap(e.into())
+}

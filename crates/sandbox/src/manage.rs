@@ -1,0 +1,387 @@
+//! Create, stop and remove, each resumable after every step; and what runs in between.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use wharf_names::ids::{ContainerId, IdError, IfName, MacAddr, NetworkName};
+
+use crate::{
+    command::{self, Launch, Started, resolv_conf},
+    conf::{Network, Wishes},
+    error::{SandboxError, io},
+    name::SandboxName,
+    netns::{self, Gone, Namespace, Seen},
+    network::Plugins,
+    port::Port,
+    process,
+    record::{Attachment, Netns, Phase, Process, Record, VERSION, boot_id},
+    store::{Lock, Store},
+    view::{Details, State},
+};
+
+/// Where things are.
+#[derive(Debug, Clone)]
+pub struct Dirs {
+    /// Records.
+    pub state: PathBuf,
+    /// Names of network namespaces.
+    pub netns: PathBuf,
+    /// Network configurations.
+    pub conf: PathBuf,
+    /// Plugins, in the order in which they are looked for.
+    pub plugins: Vec<PathBuf>,
+}
+
+/// What a new sandbox is to have.
+#[derive(Debug, Clone, Default)]
+pub struct Spec {
+    /// Networks, by name; empty is the first one of the directory.
+    pub networks: Vec<NetworkName>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Published ports, by the first network.
+    pub ports: Vec<Port>,
+    /// Addresses in the first network.
+    pub ips: Vec<IpAddr>,
+    /// MAC address in the first network.
+    pub mac: Option<MacAddr>,
+}
+
+impl Spec {
+    /// Whether it asks for nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.networks.is_empty()
+            && self.labels.is_empty()
+            && self.ports.is_empty()
+            && self.ips.is_empty()
+            && self.mac.is_none()
+    }
+}
+
+/// How a stop ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// It is stopped now.
+    Now,
+    /// It is stopped now; another namespace has its path, and was left alone.
+    Replaced,
+    /// It was stopped before.
+    Before,
+    /// No sandbox has the name.
+    Unknown,
+}
+
+/// How a remove ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removed {
+    /// It is gone now.
+    Now,
+    /// The record alone is gone, which could not be used.
+    RecordAlone,
+    /// No sandbox has the name.
+    Unknown,
+}
+
+/// The sandboxes of a node.
+pub struct Sandboxes {
+    dirs: Dirs,
+    pub(crate) store: Store,
+    tell: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl fmt::Debug for Sandboxes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sandboxes").field("dirs", &self.dirs).finish_non_exhaustive()
+    }
+}
+
+impl Sandboxes {
+    /// Those in these directories. Each step that may take long is told before it begins.
+    pub fn new(dirs: Dirs, tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self { store: Store::new(&dirs.state), dirs, tell: Box::new(tell) }
+    }
+
+    pub(crate) fn lock(&self, name: &SandboxName) -> Result<Lock, SandboxError> {
+        self.store.lock(name, |text| (self.tell)(text))
+    }
+
+    pub(crate) fn plugins<'a>(&'a self, lock: &'a Lock) -> Plugins<'a> {
+        Plugins { store: &self.store, path: &self.dirs.plugins, lock, tell: &*self.tell }
+    }
+
+    /// Makes a sandbox: a namespace, attached to its networks. A create that fails leaves nothing.
+    ///
+    /// # Errors
+    /// The name is taken, a network cannot be used, or a plugin or the system refuses.
+    pub fn create(&self, name: &SandboxName, spec: &Spec) -> Result<Details, SandboxError> {
+        let attachments = self.attachments(spec)?;
+        self.store.ensure()?;
+        let lock = self.lock(name)?;
+        if let Some(record) = self.store.load(name)? {
+            return Err(SandboxError::Exists { name: name.clone(), state: self.state_held(&record)? });
+        }
+        let (mut record, namespace) = match self.begin(name, spec, attachments) {
+            Ok(begun) => begun,
+            Err(error) => {
+                // Nothing was made but these files; the first error is the one to tell.
+                let _ = self.store.remove(name, lock);
+                return Err(error);
+            }
+        };
+        let path = record.netns.path.clone();
+        let made = namespace.bind(&path).and_then(|()| {
+            wharf_crash::point("sandbox-create/after-mount");
+            self.plugins(&lock).add(&mut record)?;
+            record.phase = Phase::Ready;
+            self.store.save(&record)
+        });
+        drop(namespace);
+        match made {
+            Ok(()) => {
+                wharf_crash::point("sandbox-create/after-ready");
+                Ok(Details { state: State::Ready, record, running: Vec::new(), check: None })
+            }
+            // Somebody else took the path since the look: there is nothing of ours.
+            Err(SandboxError::Io { source, path: at, .. })
+                if source.kind() == io::ErrorKind::AlreadyExists && at == path =>
+            {
+                self.store.remove(name, lock)?;
+                Err(SandboxError::NamespaceTaken { name: name.clone(), path })
+            }
+            Err(cause) => Err(self.undo(record, lock, cause)),
+        }
+    }
+
+    /// What a create does before anything is there that needs an undo: a namespace without a name, and the record.
+    fn begin(
+        &self,
+        name: &SandboxName,
+        spec: &Spec,
+        attachments: Vec<Attachment>,
+    ) -> Result<(Record, Namespace), SandboxError> {
+        let path = self.dirs.netns.join(name);
+        if !matches!(netns::look(&path)?, Seen::Nothing) {
+            return Err(SandboxError::NamespaceTaken { name: name.clone(), path });
+        }
+        // Made before its record is written, so that no record is without the identity of its namespace.
+        let namespace = Namespace::create()?;
+        let record = new_record(name, spec, attachments, Netns { path, identity: namespace.identity })?;
+        self.store.save(&record)?;
+        wharf_crash::point("sandbox-create/after-record");
+        Ok((record, namespace))
+    }
+
+    /// Takes back what a create made; its error, with that of the undo if there is one.
+    fn undo(&self, mut record: Record, lock: Lock, cause: SandboxError) -> SandboxError {
+        let name = record.name.clone();
+        let undone = self.tear_down(&mut record, &lock, Duration::ZERO);
+        let undone = match undone {
+            Ok(_) => self.store.remove(&name, lock),
+            Err(error) => {
+                record.phase = Phase::Broken;
+                record.problem = Some(format!("{cause}; undo: {error}"));
+                // The first failure is the one to tell; a record that is not written still says `creating`.
+                let _ = self.store.save(&record);
+                Err(error)
+            }
+        };
+        match undone {
+            Ok(()) => cause,
+            Err(undo) => SandboxError::Undo { name, cause: Box::new(cause), undo: Box::new(undo) },
+        }
+    }
+
+    fn attachments(&self, spec: &Spec) -> Result<Vec<Attachment>, SandboxError> {
+        let named: Vec<Option<&NetworkName>> = match spec.networks.as_slice() {
+            [] => vec![None],
+            names => names.iter().map(Some).collect(),
+        };
+        let ports: Vec<_> = spec.ports.iter().map(Port::mapping).collect();
+        let mac = spec.mac.map(|mac| mac.to_string());
+        let mut attachments = Vec::new();
+        for (index, network) in named.into_iter().enumerate() {
+            let of_first = Wishes { labels: None, ports: &ports, ips: &spec.ips, mac: mac.as_deref() };
+            let wishes = if index == 0 { of_first } else { Wishes::default() };
+            let wishes = Wishes { labels: Some(&spec.labels), ..wishes };
+            let ifname = IfName::parse(&format!("eth{index}")).map_err(invalid)?;
+            attachments.push(Network::find(&self.dirs.conf, network)?.attachment(ifname, &wishes)?);
+        }
+        Ok(attachments)
+    }
+
+    /// Ends the processes, detaches the networks, takes the namespace away. A second stop does nothing; one that failed half-way is
+    /// resumed.
+    ///
+    /// # Errors
+    /// A process does not end, or a plugin or the system refuses. The record then says how far it went.
+    pub fn stop(&self, name: &SandboxName, grace: Duration) -> Result<Stopped, SandboxError> {
+        let Some(lock) = self.known(name)? else { return Ok(Stopped::Unknown) };
+        match self.store.load(name)? {
+            Some(mut record) => self.stop_held(&mut record, &lock, grace),
+            None => {
+                self.store.remove(name, lock)?;
+                Ok(Stopped::Unknown)
+            }
+        }
+    }
+
+    fn stop_held(&self, record: &mut Record, lock: &Lock, grace: Duration) -> Result<Stopped, SandboxError> {
+        if record.phase == Phase::Stopped {
+            return Ok(Stopped::Before);
+        }
+        let name = record.name.clone();
+        if namespace_of(record)?.is_some_and(|n| process::is_inside(n.identity)) {
+            return Err(SandboxError::Inside { name });
+        }
+        (record.phase, record.problem) = (Phase::Stopping, None);
+        self.store.save(record)?;
+        wharf_crash::point("sandbox-stop/after-intent");
+        let gone = match self.tear_down(record, lock, grace) {
+            Ok(gone) => gone,
+            Err(error) => {
+                record.problem = Some(error.to_string());
+                // Without it the record still says how far the stop went, and the error is told.
+                let _ = self.store.save(record);
+                return Err(error);
+            }
+        };
+        record.phase = Phase::Stopped;
+        record.processes.clear();
+        self.store.save(record)?;
+        wharf_crash::point("sandbox-stop/after-stopped");
+        Ok(if gone == Gone::Replaced { Stopped::Replaced } else { Stopped::Now })
+    }
+
+    /// Everything that a sandbox has but its name.
+    fn tear_down(&self, record: &mut Record, lock: &Lock, grace: Duration) -> Result<Gone, SandboxError> {
+        let namespace = namespace_of(record)?;
+        let identity = namespace.as_ref().map(|n| n.identity);
+        let is_this_boot = is_this_boot(record)?;
+        let known = if is_this_boot { record.processes.as_slice() } else { &[] };
+        let proc = Path::new("/proc");
+        (self.tell)(&format!("ending the processes of sandbox {}", record.name));
+        let left = process::end(identity, known, grace).map_err(io("end processes by", proc))?;
+        if !left.is_empty() {
+            let pids = left.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            return Err(SandboxError::Unkillable { name: record.name.clone(), pids });
+        }
+        wharf_crash::point("sandbox-stop/after-processes");
+        // A plugin is given no path that leads elsewhere.
+        let path = if namespace.is_some() { record.netns.path.clone() } else { PathBuf::new() };
+        self.plugins(lock).del(record, &path)?;
+        drop(namespace);
+        netns::remove(&record.netns.path, is_this_boot.then_some(record.netns.identity))
+    }
+
+    /// Stops a sandbox if need be, and removes what is kept of it; the name is free after that. With `force`, a record that cannot
+    /// be used is removed too.
+    ///
+    /// # Errors
+    /// Those of a stop; the record stays then.
+    pub fn remove(&self, name: &SandboxName, grace: Duration, force: bool) -> Result<Removed, SandboxError> {
+        let Some(lock) = self.known(name)? else { return Ok(Removed::Unknown) };
+        let removed = match self.store.load(name) {
+            Ok(Some(mut record)) => {
+                self.stop_held(&mut record, &lock, grace)?;
+                Removed::Now
+            }
+            Ok(None) => Removed::Unknown,
+            Err(SandboxError::Damaged { .. }) if force => Removed::RecordAlone,
+            Err(error) => return Err(error),
+        };
+        self.store.remove(name, lock)?;
+        Ok(removed)
+    }
+
+    /// The lock of a sandbox of which anything is there.
+    pub(crate) fn known(&self, name: &SandboxName) -> Result<Option<Lock>, SandboxError> {
+        if self.store.is_known(name)? { self.lock(name).map(Some) } else { Ok(None) }
+    }
+
+    /// Whether a record of the name is there.
+    #[must_use]
+    pub fn exists(&self, name: &SandboxName) -> bool {
+        !matches!(self.store.load(name), Ok(None))
+    }
+
+    /// Starts a command in a sandbox.
+    ///
+    /// # Errors
+    /// There is no such sandbox, it is not ready, or the command cannot be started.
+    pub fn start(&self, name: &SandboxName, launch: &Launch) -> Result<Started, SandboxError> {
+        let unknown = || SandboxError::Unknown { operation: "run in", name: name.clone() };
+        let _lock = self.known(name)?.ok_or_else(unknown)?;
+        let mut record = self.store.load(name)?.ok_or_else(unknown)?;
+        let state = self.state_held(&record)?;
+        let namespace = namespace_of(&record)?.filter(|_| state == State::Ready);
+        let namespace = namespace.ok_or_else(|| SandboxError::NotReady { name: name.clone(), state })?;
+        let dns = record.attachments.iter().find_map(|a| resolv_conf(a.result.as_ref()?));
+        let started = command::start(name, &namespace.file, dns.as_deref(), launch)?;
+        // It is in the namespace, so a stop finds it if this process ends here. The record is for what leaves the namespace.
+        if let Err(error) = self.note(&mut record, started.pid()) {
+            // A command that is told to have failed must not go on.
+            started.end();
+            return Err(error);
+        }
+        Ok(started)
+    }
+
+    /// Writes a process down that was started in a sandbox, and leaves those out that have ended.
+    fn note(&self, record: &mut Record, pid: u32) -> Result<(), SandboxError> {
+        let start = |pid| process::started(pid).map_err(io("read the start of a process in", Path::new("/proc")));
+        record.processes.retain(|p| start(p.pid).is_ok_and(|started| started == Some(p.started)));
+        let pid = i32::try_from(pid).unwrap_or_default();
+        record.processes.extend(start(pid)?.map(|started| Process { pid, started }));
+        self.store.save(record)
+    }
+}
+
+fn invalid(error: IdError) -> SandboxError {
+    io("name", Path::new("sandbox"))(io::Error::new(io::ErrorKind::InvalidInput, error))
+}
+
+fn new_record(
+    name: &SandboxName,
+    spec: &Spec,
+    attachments: Vec<Attachment>,
+    netns: Netns,
+) -> Result<Record, SandboxError> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    // RandomState is seeded by the kernel's random numbers.
+    let random = RandomState::new().hash_one(now) & 0xffff_ffff;
+    Ok(Record {
+        version: VERSION,
+        name: name.clone(),
+        container_id: ContainerId::parse(&format!("{name}-{random:08x}")).map_err(invalid)?,
+        created_unix_ms: u64::try_from(now).unwrap_or(u64::MAX),
+        boot_id: this_boot()?,
+        phase: Phase::Creating,
+        problem: None,
+        netns,
+        labels: spec.labels.clone(),
+        attachments,
+        processes: Vec::new(),
+    })
+}
+
+fn this_boot() -> Result<String, SandboxError> {
+    boot_id().map_err(io("read the boot id in", Path::new("/proc")))
+}
+
+/// Whether what the record says of namespace and processes can still be true. Their numbers begin anew with each boot.
+pub(crate) fn is_this_boot(record: &Record) -> Result<bool, SandboxError> {
+    Ok(record.boot_id == this_boot()?)
+}
+
+/// The sandbox's namespace, if it is still at its path.
+pub(crate) fn namespace_of(record: &Record) -> Result<Option<Namespace>, SandboxError> {
+    if is_this_boot(record)? { netns::find(&record.netns.path, record.netns.identity) } else { Ok(None) }
+}

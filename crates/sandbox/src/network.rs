@@ -1,0 +1,123 @@
+//! ADD, DEL and CHECK of one attachment: its plugins in order, or in reverse order (CNI specification, section 3).
+
+use std::{
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{
+    error::SandboxError,
+    plugin::{Call, LIMIT, PluginError, Verb},
+    record::{Attachment, Record},
+    store::{Lock, Store},
+};
+
+/// What the plugins of a sandbox need besides its record.
+pub(crate) struct Plugins<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) path: &'a [PathBuf],
+    pub(crate) lock: &'a Lock,
+    pub(crate) tell: &'a dyn Fn(&str),
+}
+
+impl Plugins<'_> {
+    /// Attaches every network of the record that is not attached yet. What was begun is in the record whenever a plugin runs.
+    pub(crate) fn add(&self, record: &mut Record) -> Result<(), SandboxError> {
+        for at in 0..record.attachments.len() {
+            let mut previous: Option<Value> = None;
+            for plugin in 0..record.attachments.get(at).map_or(0, |a| a.plugins.len()) {
+                if let Some(attachment) = record.attachments.get_mut(at) {
+                    attachment.to_delete = plugin + 1;
+                }
+                self.store.save(record)?;
+                wharf_crash::point("sandbox-create/before-add");
+                let netns = record.netns.path.clone();
+                previous = self.call(Verb::Add, record, at, plugin, &netns, previous.as_ref())?;
+                wharf_crash::point("sandbox-create/after-add");
+            }
+            if let Some(attachment) = record.attachments.get_mut(at) {
+                attachment.result = previous;
+            }
+        }
+        Ok(())
+    }
+
+    /// Detaches every network, the last one first. A plugin that fails ends its own chain: those before it may need what it
+    /// holds. The other networks go on, and all failures are told. What succeeded is not done again.
+    pub(crate) fn del(&self, record: &mut Record, netns: &Path) -> Result<(), SandboxError> {
+        let mut failures = Vec::new();
+        for at in (0..record.attachments.len()).rev() {
+            while let Some(left) = record.attachments.get(at).map(|a| a.to_delete).filter(|left| *left > 0) {
+                let result = record.attachments.get(at).and_then(|a| a.result.clone());
+                wharf_crash::point("sandbox-stop/before-del");
+                if let Err(error) = self.call(Verb::Del, record, at, left - 1, netns, result.as_ref()) {
+                    failures.push(SandboxError::Plugin(error));
+                    break;
+                }
+                wharf_crash::point("sandbox-stop/after-del");
+                if let Some(attachment) = record.attachments.get_mut(at) {
+                    attachment.to_delete = left - 1;
+                }
+                self.store.save(record)?;
+            }
+        }
+        SandboxError::all(failures)
+    }
+
+    /// Has the plugins of an attachment compare it with what they made; true when it can be checked at all.
+    pub(crate) fn check(&self, record: &Record, at: usize) -> Result<bool, Box<PluginError>> {
+        let Some(attachment) = record.attachments.get(at).filter(|a| a.check) else { return Ok(false) };
+        for plugin in 0..attachment.plugins.len() {
+            self.call(Verb::Check, record, at, plugin, &record.netns.path, attachment.result.as_ref())?;
+        }
+        Ok(true)
+    }
+
+    fn call(
+        &self,
+        verb: Verb,
+        record: &Record,
+        at: usize,
+        plugin: usize,
+        netns: &Path,
+        previous: Option<&Value>,
+    ) -> Result<Option<Value>, Box<PluginError>> {
+        let Some((attachment, conf)) = record.attachments.get(at).and_then(|a| Some((a, a.plugins.get(plugin)?)))
+        else {
+            return Ok(None);
+        };
+        let kind = conf.get("type").and_then(Value::as_str).unwrap_or_default();
+        (self.tell)(&format!(
+            "{} of plugin {kind} for {} of sandbox {}",
+            verb.as_str(),
+            attachment.ifname,
+            record.name
+        ));
+        let conf = with_previous(conf, verb, attachment, previous);
+        Call {
+            verb,
+            container_id: record.container_id.as_str(),
+            netns,
+            ifname: attachment.ifname.as_str(),
+            cni_args: &attachment.cni_args,
+            path: self.path,
+            conf: &conf,
+            lock: self.lock.file.as_fd(),
+            limit: LIMIT,
+        }
+        .run()
+    }
+}
+
+/// The configuration with the result that the specification wants in it: of the plugin before, for an ADD; of the whole
+/// chain for the others, from 0.4.0 on.
+fn with_previous(conf: &Value, verb: Verb, attachment: &Attachment, previous: Option<&Value>) -> Value {
+    let mut conf = conf.clone();
+    let wanted = verb == Verb::Add || attachment.cni_version() >= "0.4.0";
+    if let (Some(object), Some(previous), true) = (conf.as_object_mut(), previous, wanted) {
+        object.insert("prevResult".to_owned(), previous.clone());
+    }
+    conf
+}

@@ -1,0 +1,277 @@
+//! One execution of a CNI plugin: environment and standard input, standard output and exit status, within a time.
+
+use std::{
+    env,
+    fs::File,
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{MemfdFlags, memfd_create},
+    process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open},
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Longest that a plugin may take: `wharf-cni` ends by itself in 65 s.
+pub(crate) const LIMIT: Duration = Duration::from_secs(90);
+/// Longest answer, bytes.
+const MAX_ANSWER: u64 = 1 << 20;
+/// How much of what a plugin says besides is told, characters.
+const MAX_TOLD: usize = 300;
+
+/// What a plugin is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// Attach.
+    Add,
+    /// Detach.
+    Del,
+    /// Compare.
+    Check,
+}
+
+impl Verb {
+    /// As `CNI_COMMAND` has it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+            Self::Check => "CHECK",
+        }
+    }
+}
+
+/// A plugin failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{} of plugin {plugin} (network {network}, interface {ifname}): {cause}", verb.as_str())]
+pub struct PluginError {
+    /// What was asked.
+    pub verb: Verb,
+    /// The plugin's type.
+    pub plugin: String,
+    /// The network.
+    pub network: String,
+    /// The interface.
+    pub ifname: String,
+    /// Why.
+    pub cause: Failure,
+}
+
+impl PluginError {
+    pub(crate) fn hint(&self) -> Option<String> {
+        match &self.cause {
+            Failure::Answered { details, .. } => (!details.is_empty()).then(|| details.clone()),
+            Failure::Missing { .. } => Some("install it, or name its directory by --cni-bin-dir".to_owned()),
+            Failure::Late { .. } => Some("its process was killed; try again".to_owned()),
+            Failure::Io { .. } | Failure::Ended { .. } | Failure::Answer { .. } => None,
+        }
+    }
+}
+
+/// Why a plugin failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// It is in none of the directories.
+    #[error("no such program in {path}")]
+    Missing {
+        /// The directories.
+        path: String,
+    },
+    /// It could not be executed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It took too long.
+    #[error("it had not ended after {} s", .limit.as_secs())]
+    Late {
+        /// Its time.
+        limit: Duration,
+    },
+    /// It said why.
+    #[error("{msg} (code {code})")]
+    Answered {
+        /// CNI's code.
+        code: u64,
+        /// What it said.
+        msg: String,
+        /// What else it said.
+        details: String,
+    },
+    /// It ended without a word that can be understood.
+    #[error("it ended with {status}{said}")]
+    Ended {
+        /// How.
+        status: ExitStatus,
+        /// The last that it said.
+        said: String,
+    },
+    /// It succeeded with an answer that is none.
+    #[error("its answer is no result: {why}")]
+    Answer {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A CNI error, as a plugin prints it.
+#[derive(Deserialize)]
+struct Answered {
+    code: u64,
+    #[serde(default)]
+    msg: String,
+    #[serde(default)]
+    details: String,
+}
+
+/// Everything that a plugin is told.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) verb: Verb,
+    pub(crate) container_id: &'a str,
+    /// Empty when the namespace is gone.
+    pub(crate) netns: &'a Path,
+    pub(crate) ifname: &'a str,
+    pub(crate) cni_args: &'a str,
+    pub(crate) path: &'a [PathBuf],
+    pub(crate) conf: &'a Value,
+    /// The sandbox's lock. The plugin inherits it: while it runs, nobody else works on the sandbox, even if this process
+    /// dies.
+    pub(crate) lock: BorrowedFd<'a>,
+    pub(crate) limit: Duration,
+}
+
+impl Call<'_> {
+    /// Executes the plugin; its answer, of an ADD.
+    pub(crate) fn run(&self) -> Result<Option<Value>, Box<PluginError>> {
+        let text = |key: &str| self.conf.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let plugin = text("type");
+        self.execute(&plugin).map_err(|cause| {
+            Box::new(PluginError {
+                verb: self.verb,
+                network: text("name"),
+                ifname: self.ifname.to_owned(),
+                plugin,
+                cause,
+            })
+        })
+    }
+
+    fn execute(&self, plugin: &str) -> Result<Option<Value>, Failure> {
+        let io = |what| move |source: io::Error| Failure::Io { what, source };
+        let program = self.find(plugin)?;
+        let mut input = memory().map_err(io("make its input"))?;
+        let (mut out, mut err) = (memory().map_err(io("make its output"))?, memory().map_err(io("make its output"))?);
+        input
+            .write_all(self.conf.to_string().as_bytes())
+            .and_then(|()| input.seek(SeekFrom::Start(0)))
+            .map_err(io("write its input"))?;
+        let mut command = Command::new(program);
+        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CNI_")) {
+            command.env_remove(name);
+        }
+        command
+            .env("CNI_COMMAND", self.verb.as_str())
+            .env("CNI_CONTAINERID", self.container_id)
+            .env("CNI_NETNS", self.netns)
+            .env("CNI_IFNAME", self.ifname)
+            .env("CNI_ARGS", self.cni_args)
+            .env("CNI_PATH", env::join_paths(self.path).unwrap_or_default())
+            .stdin(input)
+            .stdout(Stdio::from(out.try_clone().map_err(io("make its output"))?))
+            .stderr(Stdio::from(err.try_clone().map_err(io("make its output"))?))
+            // A group of its own: an interrupt at the terminal does not reach it, and all of it can be killed.
+            .process_group(0);
+        let inherited = rustix::io::dup(self.lock).map_err(|e| io("hand on the lock")(e.into()))?;
+        let mut child = command.spawn().map_err(io("execute it"))?;
+        drop(inherited);
+        let Some(status) = wait(&mut child, self.limit).map_err(io("wait for it"))? else {
+            return Err(Failure::Late { limit: self.limit });
+        };
+        let answer = read_back(&mut out).map_err(io("read its answer"))?;
+        if !status.success() {
+            return Err(match serde_json::from_slice::<Answered>(&answer) {
+                Ok(Answered { code, msg, details }) => Failure::Answered { code, msg, details },
+                Err(_) => Failure::Ended { status, said: last_words(&read_back(&mut err).unwrap_or_default()) },
+            });
+        }
+        if self.verb != Verb::Add {
+            return Ok(None);
+        }
+        let result: Value = serde_json::from_slice(&answer).map_err(|e| Failure::Answer { why: e.to_string() })?;
+        if !result.is_object() {
+            return Err(Failure::Answer { why: "it is no object".to_owned() });
+        }
+        Ok(Some(result))
+    }
+
+    fn find(&self, plugin: &str) -> Result<PathBuf, Failure> {
+        let is_program = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+        let found = self.path.iter().map(|directory| directory.join(plugin)).find(is_program);
+        let path = || self.path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":");
+        found.ok_or_else(|| Failure::Missing { path: path() })
+    }
+}
+
+/// A file in memory that ends with its last descriptor.
+fn memory() -> io::Result<File> {
+    Ok(memfd_create("wharf-cni-call", MemfdFlags::CLOEXEC)?.into())
+}
+
+fn read_back(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0))?;
+    file.take(MAX_ANSWER).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The last line of what a plugin said besides, to stand behind how it ended.
+fn last_words(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let line = text.lines().map(str::trim).rfind(|line| !line.is_empty());
+    line.map(|line| format!(": {}", line.chars().take(MAX_TOLD).collect::<String>())).unwrap_or_default()
+}
+
+/// Waits for a child; kills it and all of its process group, and gives `None`, when the time is over.
+fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    if !await_end(pidfd.as_fd(), limit)? {
+        // The child is not reaped yet, so the number is still that of its group. It may have left the group, too.
+        let _ = kill_process_group(pid, Signal::KILL);
+        child.kill()?;
+        child.wait()?;
+        return Ok(None);
+    }
+    child.wait().map(Some)
+}
+
+/// Waits until the process of a pidfd has ended; false when it has not in time.
+fn await_end(pidfd: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
+    let end = std::time::Instant::now() + limit;
+    loop {
+        let left = end.saturating_duration_since(std::time::Instant::now());
+        let time = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
+        match poll(&mut [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)], Some(&time)) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(ready) => return Ok(ready > 0),
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "plugin_tests.rs"]
+mod tests;

@@ -1,0 +1,249 @@
+//! The files of the sandboxes: `NAME.json`, the record; `NAME.lock`, held by whoever works on the sandbox; `NAME.new`, a record
+//! that is being written.
+//!
+//! A record is replaced by a rename after it is on disk, so a reader needs no lock and sees all of it or nothing.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{SandboxError, io},
+    name::SandboxName,
+    record::{Record, VERSION},
+};
+
+/// Longest record that is read, bytes. One of eight networks has some 20 KiB.
+const MAX_BYTES: u64 = 4 << 20;
+/// How long a command waits for another one that works on the same sandbox.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks at a lock that another process holds.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// The directory of the records.
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    directory: PathBuf,
+}
+
+/// The right to work on a sandbox. The kernel takes it back when this process and every plugin that it started have ended.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    pub(crate) file: File,
+    path: PathBuf,
+}
+
+impl Store {
+    pub(crate) fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
+    }
+
+    fn path(&self, name: &SandboxName, suffix: &str) -> PathBuf {
+        self.directory.join(format!("{name}.{suffix}"))
+    }
+
+    /// Makes the directory (0700).
+    pub(crate) fn ensure(&self) -> Result<(), SandboxError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
+        made.map_err(io("create state directory", &self.directory))?;
+        // Records hold configurations of networks, which may hold secrets.
+        let mode = Permissions::from_mode(0o700);
+        fs::set_permissions(&self.directory, mode).map_err(io("set permissions of state directory", &self.directory))
+    }
+
+    /// Waits for the lock of a sandbox. `told` is called once if another process holds it.
+    pub(crate) fn lock(&self, name: &SandboxName, told: impl FnMut(&str)) -> Result<Lock, SandboxError> {
+        self.lock_within(LOCK_PATIENCE, name, told)
+    }
+
+    fn lock_within(
+        &self,
+        patience: Duration,
+        name: &SandboxName,
+        mut told: impl FnMut(&str),
+    ) -> Result<Lock, SandboxError> {
+        let path = self.path(name, "lock");
+        let end = Instant::now() + patience;
+        let mut waits = false;
+        loop {
+            let file = open_lock(&path)?;
+            match file.try_lock() {
+                // Whoever held it may have removed the file meanwhile; then the lock is nobody's.
+                Ok(()) if !is_at(&file, &path) => continue,
+                Ok(()) => {
+                    let mut lock = Lock { file, path };
+                    lock.sign()?;
+                    return Ok(lock);
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() >= end => {
+                    return Err(SandboxError::Busy { name: name.clone(), holder: holder(&path) });
+                }
+                Err(TryLockError::WouldBlock) => {
+                    if !std::mem::replace(&mut waits, true) {
+                        told(&format!("waiting for process {}, which works on sandbox {name}", holder(&path)));
+                    }
+                    thread::sleep(LOCK_PAUSE);
+                }
+                Err(TryLockError::Error(e)) => return Err(io("lock", &path)(e)),
+            }
+        }
+    }
+
+    /// Whether a process works on the sandbox now.
+    pub(crate) fn is_locked(&self, name: &SandboxName) -> bool {
+        // A reader's lock, so that two readers do not see each other.
+        let Ok(file) = File::open(self.path(name, "lock")) else { return false };
+        matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Whether any file of the sandbox is there.
+    pub(crate) fn is_known(&self, name: &SandboxName) -> Result<bool, SandboxError> {
+        for suffix in ["json", "lock", "new"] {
+            let path = self.path(name, suffix);
+            match fs::symlink_metadata(&path) {
+                Ok(_) => return Ok(true),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(io("look for", &path)(e)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// The record of a sandbox; `None` where there is none.
+    pub(crate) fn load(&self, name: &SandboxName) -> Result<Option<Record>, SandboxError> {
+        let path = self.path(name, "json");
+        let damaged = |why: String| SandboxError::Damaged { name: name.clone(), path: path.clone(), why };
+        let open = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
+        let file = match open {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(io("read record", &path)(e)),
+        };
+        let mut text = Vec::new();
+        file.take(MAX_BYTES + 1).read_to_end(&mut text).map_err(io("read record", &path))?;
+        if text.is_empty() {
+            return Err(damaged("it is empty".to_owned()));
+        }
+        if u64::try_from(text.len()).is_ok_and(|length| length > MAX_BYTES) {
+            return Err(damaged(format!("it is longer than {MAX_BYTES} bytes")));
+        }
+        // The version first: another one may have any other field.
+        let value: serde_json::Value = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+        match value.get("version").and_then(serde_json::Value::as_u64) {
+            Some(version) if version == u64::from(VERSION) => {}
+            Some(version) => {
+                return Err(damaged(format!("its version is {version}, and only {VERSION} is known here")));
+            }
+            None => return Err(damaged("it has no version".to_owned())),
+        }
+        let record: Record = serde_json::from_value(value).map_err(|e| damaged(e.to_string()))?;
+        if record.name != *name {
+            return Err(damaged(format!("it is the record of {}", record.name)));
+        }
+        Ok(Some(record))
+    }
+
+    /// Writes a record durably. The caller holds the lock.
+    pub(crate) fn save(&self, record: &Record) -> Result<(), SandboxError> {
+        let (new, path) = (self.path(&record.name, "new"), self.path(&record.name, "json"));
+        let failed = |operation| io(operation, &path);
+        let mut text = serde_json::to_vec_pretty(record).map_err(|e| failed("write record")(e.into()))?;
+        text.push(b'\n');
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&new)
+            .map_err(failed("write record"))?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed("write record"))?;
+        wharf_crash::point("sandbox-record/after-write");
+        fs::rename(&new, &path).map_err(failed("put in place record"))?;
+        wharf_crash::point("sandbox-record/after-rename");
+        self.sync()
+    }
+
+    /// Names of all sandboxes that have a record, in order.
+    pub(crate) fn names(&self) -> Result<Vec<SandboxName>, SandboxError> {
+        let listing = match fs::read_dir(&self.directory) {
+            Ok(listing) => listing,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(io("list state directory", &self.directory)(e)),
+        };
+        let mut names = Vec::new();
+        for item in listing {
+            let item = item.map_err(io("list state directory", &self.directory))?;
+            let file = item.file_name();
+            // Other files are nobody's sandbox.
+            names.extend(file.to_str().and_then(|f| f.strip_suffix(".json")?.parse::<SandboxName>().ok()));
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Removes what is kept of a sandbox, the lock last.
+    pub(crate) fn remove(&self, name: &SandboxName, lock: Lock) -> Result<(), SandboxError> {
+        for suffix in ["new", "json"] {
+            remove_file(&self.path(name, suffix))?;
+            wharf_crash::point("sandbox-remove/after-file");
+        }
+        self.sync()?;
+        // Whoever waits for the lock sees that its file is gone and asks for a new one.
+        remove_file(&lock.path)?;
+        wharf_crash::point("sandbox-remove/after-lock");
+        drop(lock);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), SandboxError> {
+        let directory = File::open(&self.directory).and_then(|d| d.sync_all());
+        directory.map_err(io("sync state directory", &self.directory))
+    }
+}
+
+impl Lock {
+    /// Writes who holds it, for those who wait.
+    fn sign(&mut self) -> Result<(), SandboxError> {
+        let text = format!("{}\n", std::process::id());
+        let written = self.file.set_len(0).and_then(|()| self.file.write_all(text.as_bytes()));
+        written.map_err(io("write", &self.path))
+    }
+}
+
+fn open_lock(path: &Path) -> Result<File, SandboxError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options.open(path).map_err(io("open lock", path))
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let (held, there) = (file.metadata(), fs::symlink_metadata(path));
+    matches!((held, there), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
+}
+
+/// The process that the lock file names, for messages only: it may have ended and have left the lock to a plugin.
+fn holder(path: &Path) -> String {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|f| f.take(16).read_to_string(&mut text));
+    match read.ok().and_then(|_| text.trim().parse::<u32>().ok()) {
+        Some(pid) => pid.to_string(),
+        None => "of unknown number".to_owned(),
+    }
+}
+
+fn remove_file(path: &Path) -> Result<(), SandboxError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io("remove", path)(e)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;
