@@ -90,6 +90,14 @@ fn the_package_lives_as_debians_policy_has_it_and_never_stops_traffic() -> Resul
     let deb = package(".deb")?.display().to_string();
     let next = newer(&machine)?.display().to_string();
 
+    // Not beside an installation from the sources.
+    let theirs = Path::new("/usr/local/share/wharf");
+    fs::create_dir_all(theirs)?;
+    fs::write(theirs.join("manifest"), "")?;
+    let refused = machine.dpkg(&["--install", &deb])?;
+    ensure!(refused.code() != 0 && refused.stderr.contains("cargo xtask uninstall"), "{}", refused.describe());
+    fs::remove_dir_all(theirs)?;
+
     // Installed: accounts, files, a service that runs and is enabled.
     machine.dpkg(&["--install", &deb])?.ok()?;
     ensure!(machine.told == ["preset", "daemon-reload", "start"] && machine.agent().is_some(), "{:?}", machine.told);
@@ -144,6 +152,19 @@ fn the_package_lives_as_debians_policy_has_it_and_never_stops_traffic() -> Resul
         udp.into_iter().try_for_each(|stream| stream.stop()?.must_be_perfect()).context(is)?;
         tcp.stop()?.must_be_whole().context(is)?;
     }
+
+    // An agent that cannot start is told of, costs no container its network, and does not leave dpkg half-way.
+    let (udp, tcp) = start()?;
+    fs::write("/etc/wharf/agent.toml", "mtu = \"wide\"\n")?;
+    let said = machine.dpkg(&["--install", &next])?;
+    ensure!(said.code() == 0 && said.stderr.contains("the agent did not restart"), "{}", said.describe());
+    ensure!(machine.agent().is_none() && version(&machine)? == format!("ii {NEWER}"), "{}", version(&machine)?);
+    udp.iter().try_for_each(|stream| stream.await_more(20))?;
+    fs::write("/etc/wharf/agent.toml", edited)?;
+    machine.dpkg(&["--install", &deb])?.ok()?;
+    serves(&machine)?;
+    udp.into_iter().try_for_each(|stream| stream.stop()?.must_be_perfect())?;
+    tcp.stop()?.must_be_whole()?;
 
     // Not removed while containers live, and nothing was stopped.
     let (udp, tcp) = start()?;
