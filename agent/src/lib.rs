@@ -23,9 +23,11 @@
 //! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
 //! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
 
+pub mod accounts;
 pub mod addresses;
 pub mod admin;
 pub mod audit;
+pub mod capabilities;
 pub mod cleanup;
 pub mod clock;
 pub mod config;

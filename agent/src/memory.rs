@@ -114,6 +114,25 @@ pub fn refuse_huge_pages() -> nix::Result<()> {
     nix::sys::prctl::set_thp_disable(true)
 }
 
+/// Has the allocator end its own thread and make a new one, which has the capabilities that the calling thread has now.
+///
+/// # Errors
+/// The allocator cannot make the thread.
+pub fn renew_thread() -> io::Result<()> {
+    for mut on in [false, true] {
+        let new = (&raw mut on).cast();
+        // SAFETY: the name ends with a zero byte and is that of a setting of type `bool` (jemalloc(3), `background_thread`);
+        // `new` points to one, whose size is passed.
+        let error = unsafe {
+            tikv_jemalloc_sys::mallctl(c"background_thread".as_ptr(), null_mut(), null_mut(), new, size_of::<bool>())
+        };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+    }
+    Ok(())
+}
+
 /// Returns all freed memory to the kernel, unless the allocator's own thread is doing so. For the end of the start,
 /// which frees more than a third of what it took: the first create must not be refused for it.
 ///

@@ -13,7 +13,7 @@ use wharf_core::ipam::Ipam;
 
 use crate::{
     addresses::pools,
-    agent, cleanup,
+    agent, capabilities, cleanup,
     config::{self, AgentConfig},
     health, memory, pages,
     refused::{BAD_SETTINGS, refuse},
@@ -85,6 +85,9 @@ fn show(config: &AgentConfig) -> anyhow::Result<()> {
 }
 
 fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
+    // Each thread has capabilities of its own: before the first one is made, and the allocator's is made anew.
+    capabilities::keep_needed()?;
+    memory::renew_thread().context("make the allocator's thread anew")?;
     let huge_pages = memory::refuse_huge_pages();
     let log = telemetry::init(&config.log_level, config.log_format)?;
     if let Err(error) = huge_pages {

@@ -18,7 +18,7 @@ use tokio::{
     time::{Interval, MissedTickBehavior},
 };
 
-use crate::{make_directory, sync::lock};
+use crate::{accounts, make_directory, sync::lock};
 
 /// Group that may connect to the agent, if the system has it.
 const GROUP: &str = "wharf";
@@ -170,8 +170,8 @@ async fn bind(path: &Path) -> anyhow::Result<(UnixListener, FileId)> {
     let file = file_id(path).with_context(|| format!("look at {}", path.display()))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
         .with_context(|| format!("set the mode of {}", path.display()))?;
-    if let Ok(Some(group)) = nix::unistd::Group::from_name(GROUP) {
-        nix::unistd::chown(path, None, Some(group.gid))
+    if let Some(group) = accounts::group(GROUP).with_context(|| format!("look for the group {GROUP}"))? {
+        std::os::unix::fs::chown(path, None, Some(group))
             .with_context(|| format!("give {} to group {GROUP}", path.display()))?;
     }
     Ok((listener, file))

@@ -1,4 +1,4 @@
-//! The agent with the capabilities of its systemd unit, and no others: what runs as full root in the other scenarios.
+//! The agent with the rights of its systemd unit: they are enough, and it gives up all others when something else starts it.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use wharf_tests::{
     echo::{self, EchoServer},
     icmp,
     process::{self, as_nobody, bin, bounded, command_in, run},
-    wait,
+    scenario, wait,
     world::{NODE, World},
 };
 
@@ -23,9 +23,37 @@ const UNIT: &str = include_str!("../../dist/wharf-agent.service");
 
 /// The effective set of a process, as the kernel shows it.
 fn effective(pid: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).context("no CapEff")?;
+    set(&fs::read_to_string(format!("/proc/{pid}/status"))?, "CapEff")
+}
+
+/// A set of a task, from its status file.
+fn set(status: &str, name: &str) -> Result<u64> {
+    let set = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).context("no such set")?;
     Ok(u64::from_str_radix(set.trim(), 16)?)
+}
+
+#[test]
+fn an_agent_that_root_starts_by_hand_keeps_no_other_capability_in_any_thread() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let unit = process::bounds(UNIT)?.iter().fold(0, |mask, capability| mask | capability.bitmask());
+        let here = effective(std::process::id())?;
+        ensure!(here & !unit != 0, "this test starts the agent with no more than the unit gives it: {here:x}");
+        // Threads of every kind have been made.
+        let sandbox = node.sandbox("used")?;
+        let end = node.attach(&sandbox)?;
+        let mut threads = 0;
+        for task in fs::read_dir(format!("/proc/{}/task", node.agent_pid()?))? {
+            // One that has ended meanwhile has none.
+            let Ok(status) = fs::read_to_string(task?.path().join("status")) else { continue };
+            threads += 1;
+            for name in ["CapEff", "CapPrm"] {
+                ensure!(set(&status, name)? == unit & here, "{name}: {status}");
+            }
+            ensure!(set(&status, "CapInh")? & !unit == 0 && status.contains("NoNewPrivs:\t1"), "{status}");
+        }
+        ensure!(threads > 3, "{threads} threads");
+        node.detach(&end)
+    })
 }
 
 #[test]

@@ -60,6 +60,16 @@ pub(crate) enum Task {
     ///
     /// Refuses while endpoints live: without the plugin their runtime could not delete them any more.
     Uninstall(UninstallArgs),
+    /// Make the packages under target/dist: .deb, static tarball, container image, Kubernetes manifests, SBOM, checksums
+    ///
+    /// The same commit and toolchain give the same bytes: times are that of the commit, or SOURCE_DATE_EPOCH.
+    #[command(after_help = "\
+Examples:
+  cargo xtask dist                                    build, then make all of them
+  apt-get install ./target/dist/wharf_*_amd64.deb     Debian, Ubuntu
+  podman load --input target/dist/wharf-*.oci.tar     the image of the DaemonSet
+  (cd target/dist && sha256sum --check SHA256SUMS)    what was downloaded is what was made")]
+    Dist(DistArgs),
     /// Fuzz whatever reads bytes from outside
     ///
     /// `cargo xtask test` runs every target for a few seconds; this runs them for as long as you like, and goes on from
@@ -157,6 +167,14 @@ impl VmKernel {
     pub(crate) const DEFAULT: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_2];
 }
 
+/// Arguments of `dist`.
+#[derive(Debug, Args)]
+pub(crate) struct DistArgs {
+    /// Do not build: pack what target/release holds.
+    #[arg(long)]
+    pub(crate) prebuilt: bool,
+}
+
 /// Arguments of `fuzz`.
 #[derive(Debug, Args)]
 pub(crate) struct FuzzArgs {
@@ -216,6 +234,9 @@ pub(crate) struct InstallArgs {
     /// Where the container runtime looks for CNI networks.
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub(crate) cni_conf_dir: PathBuf,
+    /// Where systemd looks for the unit.
+    #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]
+    pub(crate) unit_dir: PathBuf,
     /// Start the service at once, and at every boot.
     #[arg(long, conflicts_with = "root")]
     pub(crate) now: bool,

@@ -22,7 +22,7 @@ pub(crate) const STEPS: usize = 2;
 const BPF_TARGET: &str = "bpfel-unknown-none";
 
 /// The packages whose binaries are the product.
-const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
+pub(crate) const PRODUCT: &[&str] = &["wharf-agent", SHIM, "wharf", "wharf-node"];
 
 /// Builds objects and programs, and `extra` binaries of the package that holds the scenarios.
 pub(crate) fn ensure(
@@ -182,28 +182,31 @@ fn bpf_target(workspace: &Workspace) -> PathBuf {
 const SHIM: &str = "wharf-cni";
 
 /// Whether the C library can be linked statically.
-fn static_libc() -> bool {
+pub(crate) fn static_libc() -> bool {
     let output = Command::new("cc").arg("-print-file-name=libc.a").output();
     // The compiler answers with the bare name when it finds no such file.
     output.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_absolute())
 }
 
+/// The product is linked statically, so that what is tested is what `dist` packs for every distribution. The flags are for
+/// the programs' own crates: what they are made of is compiled as for any other build.
 fn build_programs(step: &Step, workspace: &Workspace, extra: &[&str]) -> Result<()> {
-    let mut command = workspace.cargo();
-    command.args(["build", "--release", "--locked"]);
-    for package in PRODUCT.iter().filter(|package| **package != SHIM) {
-        command.args(["--package", package]);
+    let is_static = static_libc();
+    if !is_static {
+        step.note("linked dynamically: libc.a is not installed");
     }
-    step.run(&mut command)?;
-    // The shim starts once for each ADD and DEL; loading and relocating its libraries would be a third of its time.
-    let mut command = workspace.cargo();
-    command.args(["rustc", "--release", "--locked", "--package", SHIM, "--bin", SHIM]);
-    if static_libc() {
-        command.args(["--", "-Ctarget-feature=+crt-static", "-Crelocation-model=static"]);
-    } else {
-        step.note("wharf-cni is linked dynamically: libc.a is not installed");
+    for package in PRODUCT {
+        let mut command = workspace.cargo();
+        command.args(["rustc", "--release", "--locked", "--package", package, "--bin", package, "--"]);
+        if is_static {
+            command.arg("-Ctarget-feature=+crt-static");
+        }
+        if is_static && *package == SHIM {
+            // It starts once for each ADD and DEL; relocating itself would be a third of its time.
+            command.arg("-Crelocation-model=static");
+        }
+        step.run(&mut command)?;
     }
-    step.run(&mut command)?;
     if !extra.is_empty() {
         // A command of its own: the product's binaries are then the same with and without it.
         let mut command = workspace.cargo();

@@ -3,7 +3,6 @@
 
 use std::{
     fs, io,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -13,7 +12,8 @@ use anyhow::{Context, Result, bail};
 use crate::{
     args::InstallArgs,
     build, launch,
-    manifest::{Kind, Manifest, below, plain},
+    manifest::{Kind, Manifest, below},
+    pieces::{Item, Sources, generate, plan, put},
     privilege::Privilege,
     uninstall,
     workspace::Workspace,
@@ -23,7 +23,11 @@ use crate::{
 pub(crate) const GROUP: &str = "wharf";
 
 /// The user that the agent starts Envoy as, with a group of that name.
-const ENVOY: &str = "wharf-envoy";
+pub(crate) const ENVOY: &str = "wharf-envoy";
+
+/// The command that makes it, but for its name.
+pub(crate) const USERADD: [&str; 6] =
+    ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin"];
 
 /// The unit, and the name systemctl knows it by.
 pub(crate) const UNIT: &str = "wharf-agent.service";
@@ -42,56 +46,6 @@ pub(crate) fn manifest_file(prefix: &Path) -> PathBuf {
 pub(crate) fn delivered(prefix: &Path, config: &Path) -> PathBuf {
     let name = config.file_name().unwrap_or(config.as_os_str());
     share(prefix).join("delivered").join(name)
-}
-
-/// Where the pieces come from.
-#[derive(Debug)]
-struct Sources {
-    /// Built programs.
-    release: PathBuf,
-    /// Unit, conflist, sample configuration.
-    dist: PathBuf,
-    /// Manual pages and completions, written by the programs themselves.
-    generated: PathBuf,
-}
-
-impl Sources {
-    fn of(workspace: &Workspace) -> Self {
-        Self {
-            release: workspace.release(),
-            dist: workspace.root().join("dist"),
-            generated: workspace.target().join("install"),
-        }
-    }
-
-    fn completion(&self, program: &str, shell: &str) -> PathBuf {
-        self.generated.join(format!("{program}.{shell}"))
-    }
-}
-
-/// One file to be.
-#[derive(Debug)]
-struct Item {
-    kind: Kind,
-    path: PathBuf,
-    /// What it is to hold; `None` in a dry run of what is not built yet.
-    bytes: Option<Vec<u8>>,
-    mode: u32,
-}
-
-/// Programs that write their own manual pages and completions.
-const DESCRIBED: [&str; 2] = ["wharf", "wharf-agent"];
-
-/// Shells that have completions.
-const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
-
-/// Where a shell looks for a program's completions, below the prefix.
-fn completion_place(shell: &str, program: &str) -> String {
-    match shell {
-        "bash" => format!("share/bash-completion/completions/{program}"),
-        "zsh" => format!("share/zsh/site-functions/_{program}"),
-        _ => format!("share/fish/vendor_completions.d/{program}.fish"),
-    }
 }
 
 /// The command.
@@ -141,6 +95,7 @@ fn as_root(workspace: &Workspace, privilege: &Privilege, arguments: &InstallArgs
     let mut command = privilege.command(&this, &[("CARGO_MANIFEST_DIR", workspace.root().join("xtask").into())]);
     command.args(["install", "--prebuilt", "--prefix"]).arg(&arguments.layout.prefix);
     command.arg("--cni-bin-dir").arg(&arguments.cni_bin_dir).arg("--cni-conf-dir").arg(&arguments.cni_conf_dir);
+    command.arg("--unit-dir").arg(&arguments.unit_dir);
     if arguments.now {
         command.arg("--now");
     }
@@ -149,102 +104,6 @@ fn as_root(workspace: &Workspace, privilege: &Privilege, arguments: &InstallArgs
         bail!("install as root: it failed ({status}); its message is above");
     }
     Ok(())
-}
-
-/// Has the programs write their manual pages and completions.
-fn generate(sources: &Sources) -> Result<()> {
-    match fs::remove_dir_all(&sources.generated) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("remove {}", sources.generated.display()));
-        }
-        _ => {}
-    }
-    let pages = sources.generated.join("man");
-    fs::create_dir_all(&pages).with_context(|| format!("create {}", pages.display()))?;
-    for name in DESCRIBED {
-        let program = sources.release.join(name);
-        output(Command::new(&program).arg("man").arg(&pages))
-            .with_context(|| format!("write the manual pages of {name}"))?;
-        for shell in SHELLS {
-            let script = output(Command::new(&program).args(["completion", shell]))
-                .with_context(|| format!("write the completions of {name} for {shell}"))?;
-            let file = sources.completion(name, shell);
-            fs::write(&file, script).with_context(|| format!("write {}", file.display()))?;
-        }
-    }
-    Ok(())
-}
-
-fn output(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command.stdin(Stdio::null()).output().context("run it")?;
-    if !output.status.success() {
-        bail!("it failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(output.stdout)
-}
-
-/// Reads all that is to be installed. Nothing is written.
-fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Item>> {
-    let prefix = &arguments.layout.prefix;
-    for path in [prefix, &arguments.cni_bin_dir, &arguments.cni_conf_dir] {
-        if !plain(path) {
-            bail!("install below {}: give an absolute path without `..`", path.display());
-        }
-    }
-    let read = |path: PathBuf| fs::read(&path).with_context(|| format!("read {}", path.display()));
-    let built = |path: PathBuf| {
-        let unbuilt = arguments.dry_run && !path.exists();
-        if unbuilt { Ok(None) } else { read(path).map(Some) }
-    };
-    let mut items = Vec::new();
-    let mut add = |kind, path: PathBuf, mode, bytes| items.push(Item { kind, path, bytes, mode });
-
-    for name in ["wharf-agent", "wharf"] {
-        add(Kind::File, prefix.join("bin").join(name), 0o755, built(sources.release.join(name))?);
-    }
-    add(Kind::File, arguments.cni_bin_dir.join("wharf-cni"), 0o755, built(sources.release.join("wharf-cni"))?);
-
-    let pages = sources.generated.join("man");
-    let listed = match fs::read_dir(&pages) {
-        Err(error) if arguments.dry_run && error.kind() == io::ErrorKind::NotFound => None,
-        listed => Some(listed.with_context(|| format!("list {}", pages.display()))?),
-    };
-    for page in listed.into_iter().flatten() {
-        let page = page.with_context(|| format!("list {}", pages.display()))?.path();
-        add(Kind::File, manual_place(prefix, &page)?, 0o644, built(page)?);
-    }
-    // The plugin has no command line that could describe it.
-    let plugin_page = sources.dist.join("wharf-cni.8");
-    add(Kind::File, manual_place(prefix, &plugin_page)?, 0o644, Some(read(plugin_page)?));
-    for program in DESCRIBED {
-        for shell in SHELLS {
-            let place = prefix.join(completion_place(shell, program));
-            add(Kind::File, place, 0o644, built(sources.completion(program, shell))?);
-        }
-    }
-
-    let unit = String::from_utf8(read(sources.dist.join(UNIT))?).context("read the unit: it is not text")?;
-    let unit = unit.replace("@prefix@", prefix.to_str().unwrap_or_default());
-    add(Kind::File, Path::new("/etc/systemd/system").join(UNIT), 0o644, Some(unit.into_bytes()));
-
-    for (source, path) in [
-        ("agent.toml", PathBuf::from("/etc/wharf/agent.toml")),
-        ("10-wharf.conflist", arguments.cni_conf_dir.join("10-wharf.conflist")),
-    ] {
-        let bytes = read(sources.dist.join(source))?;
-        add(Kind::File, delivered(prefix, &path), 0o644, Some(bytes.clone()));
-        add(Kind::Config, path, 0o644, Some(bytes));
-    }
-    Ok(items)
-}
-
-/// Where a manual page goes: its name ends in its section.
-fn manual_place(prefix: &Path, page: &Path) -> Result<PathBuf> {
-    let name = page.file_name().unwrap_or_default();
-    let section = page.extension().and_then(|section| section.to_str()).filter(|section| ["1", "8"].contains(section));
-    let section =
-        section.with_context(|| format!("install {}: it is no manual page of section 1 or 8", page.display()))?;
-    Ok(prefix.join(format!("share/man/man{section}")).join(name))
 }
 
 /// What an install would do, decided from what is there. Nothing is written.
@@ -386,25 +245,12 @@ fn differs(path: &Path, bytes: Option<&[u8]>) -> bool {
     }
 }
 
-/// Writes a file by rename: a running program keeps its old file, a reader sees one or the other.
-fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
-    let folder = path.parent().with_context(|| format!("write {}: it has no directory", path.display()))?;
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let fresh = folder.join(format!(".{name}.wharf-new"));
-    fs::write(&fresh, bytes).with_context(|| format!("write {}", fresh.display()))?;
-    fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))
-        .with_context(|| format!("set the mode of {}", fresh.display()))?;
-    fs::rename(&fresh, path).with_context(|| format!("rename {} to {}", fresh.display(), path.display()))
-}
-
 /// Makes the socket's group and Envoy's user; each goes into the manifest only when it was not there.
 fn ensure_accounts(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<()> {
     if ensure_account(arguments, Kind::Group, GROUP, "group", &["groupadd", "--system"])? {
         report.push(format!("made      the group {GROUP}; its members may use the socket: usermod -aG {GROUP} USER"));
     }
-    let useradd = ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin"];
-    if ensure_account(arguments, Kind::User, ENVOY, "passwd", &useradd)? {
+    if ensure_account(arguments, Kind::User, ENVOY, "passwd", &USERADD)? {
         report.push(format!("made      the user {ENVOY}, which runs Envoy"));
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Install and uninstall below a root of their own, with stand-ins for the built programs.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
 
 use clap::Parser;
 

@@ -5,6 +5,7 @@ mod args;
 mod build;
 mod checks;
 mod core_sources;
+mod dist;
 mod doc_links;
 mod envoy;
 mod fuzz;
@@ -15,6 +16,7 @@ mod licences;
 mod linker;
 mod manifest;
 mod packages;
+mod pieces;
 mod privilege;
 mod progress;
 mod promtool;
@@ -69,6 +71,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Task::Vm(arguments) => return vm::run(&workspace, &privilege, verbose, &arguments),
         Task::Install(arguments) => install::install(&workspace, &privilege, verbose, &arguments)?,
         Task::Uninstall(arguments) => uninstall::uninstall(&privilege, &arguments)?,
+        Task::Dist(arguments) => dist::dist(&workspace, &privilege, verbose, &arguments)?,
         Task::Fuzz(arguments) => return fuzz::run(&workspace, &privilege, verbose, &arguments),
         Task::Schemathesis(arguments) => return schemathesis::run(&workspace, &privilege, verbose, &arguments),
         Task::Fmt(arguments) => return checks::fmt(&workspace, verbose, arguments.check),

@@ -67,6 +67,8 @@ pub(crate) const TEST: &[Need] = &[
     // The package busybox has a program of the same name, which is not static and cannot be an image by itself.
     Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
     Need::file("containernetworking-plugins", "/usr/lib/cni/host-local"),
+    // systemd-analyze judges the unit.
+    Need::program("systemd", "systemd-analyze"),
     // Checks the manual pages.
     Need::program("mandoc", "mandoc"),
     LIBFUZZER,

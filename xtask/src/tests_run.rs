@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use crate::{
     args::{CoreSources, TestArgs},
-    build, checks, envoy, fuzz, libtest, packages,
+    build, checks, dist, envoy, fuzz, libtest, packages,
     privilege::Privilege,
     progress::{Progress, Step, spell},
     promtool,
@@ -110,12 +110,12 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // promtool, Envoy, crash points, next ABI version, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo,
+    // promtool, Envoy, packages, crash points, next ABI version, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo,
     // and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
-        (false, _) => 6,
-        (true, false) => 11,
-        (true, true) => 12,
+        (false, _) => 7,
+        (true, false) => 12,
+        (true, true) => 13,
     };
     let steps = quick.len() + setup::STEPS + build::STEPS + own;
     let mut report = Report {
@@ -163,6 +163,7 @@ fn phases(
         }
     }
     report.prepare("Release build", |progress| build::programs(progress, workspace, &[]))?;
+    report.check("Packages", |step, workspace| dist::make(step, workspace).map(drop));
 
     let rustc = &toolchain.rustc;
     report.prepare("Crash points", |progress| build::crash_programs(progress, workspace))?;

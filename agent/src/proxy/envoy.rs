@@ -12,7 +12,7 @@ use wharf_policy::compile;
 use wharf_proxy::{Listener, ListenerKey, Member, Proxy, User, Wait, WaitError};
 
 use super::{Completion, Leaving, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
-use crate::{config::AgentConfig, sync::lock};
+use crate::{accounts, config::AgentConfig, sync::lock};
 
 /// Longest wait for acknowledgements before rows follow. A healthy Envoy needs some milliseconds; a create has a second for its rows.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
@@ -74,8 +74,8 @@ pub fn process(config: &AgentConfig) -> wharf_proxy::Envoy {
 
 /// The user of that name, or nobody.
 fn user(name: &str) -> User {
-    let why = match nix::unistd::User::from_name(name) {
-        Ok(Some(user)) => return User { uid: user.uid.as_raw(), gid: user.gid.as_raw() },
+    let why = match accounts::user(name) {
+        Ok(Some((uid, gid))) => return User { uid, gid },
         Ok(None) => "there is none".to_owned(),
         Err(error) => error.to_string(),
     };

@@ -1,0 +1,123 @@
+//! `wharf-node`: what a shell would do in Wharf's container image, which has none.
+//!
+//! `install` copies the plugin and the network's configuration to directories of the host; `run` becomes the agent.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::Path,
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+
+/// What the image has, and the mode that the host's copy gets.
+const PLUGIN: (&str, u32) = ("/opt/cni/bin/wharf-cni", 0o755);
+const CONFLIST: (&str, u32) = ("/etc/cni/net.d/10-wharf.conflist", 0o644);
+const AGENT: &str = "/usr/bin/wharf-agent";
+
+const USAGE: &str = "\
+usage: wharf-node install PLUGIN-DIR NETWORK-DIR   copy the CNI plugin and the network to these directories
+       wharf-node run [ARGUMENT...]                make /proc/sys writable here, then become wharf-agent";
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let done = match words.split_first() {
+        Some((verb, [plugins, networks])) if verb == "install" => install(plugins.as_ref(), networks.as_ref()),
+        Some((verb, arguments)) if verb == "run" => run(arguments),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("wharf-node: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn install(plugins: &Path, networks: &Path) -> Result<()> {
+    // The network last: a runtime that reads it looks for the plugin.
+    for (directory, (source, mode)) in [(plugins, PLUGIN), (networks, CONFLIST)] {
+        let target = put(Path::new(source), directory, mode)?;
+        println!("{target}");
+    }
+    Ok(())
+}
+
+/// Copies a file by rename: a runtime finds the old one or the new one, and a running plugin keeps its own. One that is
+/// the same already stays, so that the runtime's watch on the directory sees nothing. Returns what was done.
+fn put(source: &Path, directory: &Path, mode: u32) -> Result<String> {
+    let name = source.file_name().and_then(OsStr::to_str).context("copy a file: it has no name")?;
+    let target = directory.join(name);
+    let bytes = fs::read(source).with_context(|| format!("read {}", source.display()))?;
+    if fs::read(&target).is_ok_and(|there| there == bytes) {
+        return Ok(format!("unchanged {}", target.display()));
+    }
+    // Runtimes read no file of a name like this.
+    let fresh = directory.join(format!(".{name}.wharf-new"));
+    fs::write(&fresh, bytes)
+        .and_then(|()| fs::set_permissions(&fresh, fs::Permissions::from_mode(mode)))
+        .and_then(|()| fs::rename(&fresh, &target))
+        .with_context(|| format!("install {}: is the host's directory mounted there, writable?", target.display()))?;
+    Ok(format!("installed {}", target.display()))
+}
+
+fn run(arguments: &[OsString]) -> Result<()> {
+    // Container runtimes mount it read-only; the agent turns on forwarding. The other flags are what runtimes set.
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    if is_read_only("/proc/sys")? {
+        mount(None::<&str>, "/proc/sys", None::<&str>, flags, None::<&str>).context(
+            "make /proc/sys writable: it needs CAP_SYS_ADMIN, and no AppArmor profile that forbids mounts \
+             (appArmorProfile: Unconfined)",
+        )?;
+    }
+    let error = Command::new(AGENT).args(arguments).exec();
+    bail!("start {AGENT}: {error}")
+}
+
+fn is_read_only(path: &str) -> Result<bool> {
+    let flags = nix::sys::statvfs::statvfs(path).with_context(|| format!("look at {path}"))?.flags();
+    Ok(flags.contains(nix::sys::statvfs::FsFlags::ST_RDONLY))
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_and_one_that_is_the_same_is_left_alone() {
+        let root = tempfile::tempdir().expect("directory");
+        let (source, host) = (root.path().join("wharf-cni"), root.path().join("host"));
+        fs::create_dir(&host).expect("made");
+        fs::write(&source, "one").expect("written");
+        let target = host.join("wharf-cni");
+        let inode = || fs::metadata(&target).expect("there").ino();
+        assert!(put(&source, &host, 0o755).expect("copied").starts_with("installed"));
+        assert_eq!(fs::metadata(&target).expect("there").permissions().mode() & 0o7777, 0o755);
+        let before = inode();
+        assert!(put(&source, &host, 0o755).expect("looked at").starts_with("unchanged"));
+        assert_eq!(inode(), before);
+        fs::write(&source, "two").expect("written");
+        put(&source, &host, 0o755).expect("replaced");
+        assert_eq!((fs::read(&target).expect("read"), inode() != before), (b"two".to_vec(), true));
+        assert_eq!(fs::read_dir(&host).expect("listed").count(), 1, "no other file stays");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_an_error_that_names_it() {
+        let root = tempfile::tempdir().expect("directory");
+        let source = root.path().join("wharf-cni");
+        fs::write(&source, "one").expect("written");
+        let error = put(&source, &root.path().join("absent"), 0o755).expect_err("refused").to_string();
+        assert!(error.contains("absent/wharf-cni") && error.contains("mounted"), "{error}");
+    }
+}

@@ -1,0 +1,246 @@
+//! `dist`: what users install, made of what `build` made.
+//!
+//! All packages hold the same statically linked programs and the files of `install`. The tools that write them (tar, gzip,
+//! dpkg-deb, sha256sum) are part of every Debian, and give the same bytes for the same files and time.
+
+mod deb;
+mod image;
+mod sbom;
+mod tree;
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    args::{DistArgs, InstallArgs, Layout},
+    build,
+    install::share,
+    launch,
+    pieces::{self, Item, Sources},
+    privilege::Privilege,
+    progress::{Progress, Step, describe},
+    rustc::Rustc,
+    workspace::{Workspace, write_if_changed},
+};
+
+/// Version of the workspace, which this crate shares.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Everything that the packages have in common.
+struct Release<'a> {
+    workspace: &'a Workspace,
+    sources: Sources,
+    /// As in file names: `x86_64`.
+    machine: String,
+    /// As Debian and OCI name it: `amd64`.
+    architecture: &'static str,
+    /// Time of every file, in seconds since 1970.
+    epoch: u64,
+    /// Where the packages go.
+    out: PathBuf,
+    /// Trees that packages are made of.
+    work: PathBuf,
+}
+
+/// The command.
+pub(crate) fn dist(workspace: &Workspace, privilege: &Privilege, verbose: bool, arguments: &DistArgs) -> Result<()> {
+    if !arguments.prebuilt {
+        launch::build(workspace, privilege, verbose)?;
+    }
+    let out = Progress::new(1, verbose, privilege).step("Packages", |step| make(step, workspace))?;
+    let mut files = tree::files(&out)?;
+    files.sort();
+    for file in files {
+        let bytes = fs::metadata(&file).with_context(|| format!("look at {}", file.display()))?.len();
+        println!("{:>8}  {}", size(bytes), file.strip_prefix(workspace.root()).unwrap_or(&file).display());
+    }
+    Ok(())
+}
+
+/// Makes every package of what is built; returns their directory.
+pub(crate) fn make(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
+    let sources = Sources::of(workspace);
+    build::must_be_there(&sources.release)?;
+    for name in build::PRODUCT {
+        must_be_static(&sources.release.join(name))?;
+    }
+    pieces::generate(&sources)?;
+    let host = Rustc::detect()?.host;
+    let machine = host.split('-').next().unwrap_or_default().to_owned();
+    let architecture = match machine.as_str() {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => bail!("make packages for {other}: only x86_64 and aarch64 have names in them"),
+    };
+    let (out, work) = (workspace.target().join("dist"), workspace.target().join("dist.work"));
+    for directory in [&out, &work] {
+        match fs::remove_dir_all(directory) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(e).with_context(|| format!("remove {}", directory.display()));
+            }
+            _ => fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?,
+        }
+    }
+    let epoch = epoch(step, workspace)?;
+    let release = Release { workspace, sources, machine, architecture, epoch, out, work };
+    deb::make(&release)?;
+    release.tarball()?;
+    image::make(&release)?;
+    release.manifests()?;
+    sbom::make(&release)?;
+    release.checksums()?;
+    fs::remove_dir_all(&release.work).with_context(|| format!("remove {}", release.work.display()))?;
+    Ok(release.out)
+}
+
+impl Release<'_> {
+    /// The files of an installation with this prefix, without those that only `uninstall` reads.
+    fn items(&self, prefix: &str, cni_bin_dir: &str, unit_dir: &str) -> Result<Vec<Item>> {
+        let prefix = PathBuf::from(prefix);
+        let own = share(&prefix);
+        let arguments = InstallArgs {
+            layout: Layout { root: None, prefix },
+            cni_bin_dir: cni_bin_dir.into(),
+            cni_conf_dir: "/etc/cni/net.d".into(),
+            unit_dir: unit_dir.into(),
+            now: false,
+            prebuilt: true,
+            dry_run: false,
+        };
+        let mut items = pieces::plan(&self.sources, &arguments)?;
+        items.retain(|item| !item.path.starts_with(&own));
+        Ok(items)
+    }
+
+    /// A text of `dist/` with its placeholders filled in.
+    fn filled(&self, file: &str, more: &[(&str, &str)]) -> Result<String> {
+        let path = self.workspace.root().join("dist").join(file);
+        let mut text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let all = [("version", VERSION), ("architecture", self.architecture)];
+        for (name, value) in all.iter().chain(more) {
+            text = text.replace(&format!("@{name}@"), value);
+        }
+        Ok(text)
+    }
+
+    fn tarball(&self) -> Result<()> {
+        let name = format!("wharf-{VERSION}-{}-linux", self.machine);
+        let root = self.work.join(&name);
+        tree::put(&root, &self.items("/usr/local", "/opt/cni/bin", "/usr/local/lib/systemd/system")?)?;
+        tree::add(&root, "usr/local/share/doc/wharf/LICENSE", &self.licence()?, 0o644)?;
+        let tar = self.work.join("tarball.tar");
+        tree::tar(self.epoch, &self.work, &name, &tar)?;
+        tree::gzip(&tar, &self.out.join(format!("{name}.tar.gz")))
+    }
+
+    fn licence(&self) -> Result<Vec<u8>> {
+        let path = self.workspace.root().join("LICENSE");
+        fs::read(&path).with_context(|| format!("read {}", path.display()))
+    }
+
+    fn manifests(&self) -> Result<()> {
+        let text = self.filled("kubernetes/wharf.yaml", &[])?;
+        write_if_changed(&self.out.join(format!("wharf-{VERSION}.yaml")), text.as_bytes()).map(drop)
+    }
+
+    fn checksums(&self) -> Result<()> {
+        let mut names = tree::names(&self.out)?;
+        names.sort();
+        let sums = output(Command::new("sha256sum").current_dir(&self.out).arg("--").args(names))?;
+        write_if_changed(&self.out.join("SHA256SUMS"), &sums).map(drop)
+    }
+}
+
+/// The time that every file gets: SOURCE_DATE_EPOCH, or that of the commit.
+fn epoch(step: &Step, workspace: &Workspace) -> Result<u64> {
+    if let Some(given) = std::env::var_os("SOURCE_DATE_EPOCH") {
+        let number = given.to_str().and_then(|text| text.parse().ok());
+        return number.with_context(|| format!("read SOURCE_DATE_EPOCH: {given:?} is no number of seconds"));
+    }
+    let git = |arguments: &[&str]| output(Command::new("git").current_dir(workspace.root()).args(arguments));
+    let hint = "outside of a git checkout, set SOURCE_DATE_EPOCH to the release's time in seconds";
+    let time = git(&["log", "-1", "--format=%ct"]).context(hint)?;
+    if !git(&["status", "--porcelain"])?.is_empty() {
+        step.note("of a tree with changes that are not committed");
+    }
+    String::from_utf8_lossy(&time).trim().parse().context("read the commit's time")
+}
+
+/// Runs a tool to its end; what it wrote to standard output.
+fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let tool = describe(command);
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("run `{tool}`"))?;
+    if !output.status.success() {
+        bail!("`{tool}` failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
+}
+
+/// Refuses a program that asks for a dynamic linker: other distributions may not have it, the image has none.
+fn must_be_static(program: &Path) -> Result<()> {
+    let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
+    match interpreted(&bytes) {
+        Some(false) => Ok(()),
+        Some(true) => bail!(
+            "pack {}: it is linked dynamically; install the C library for static linking (Debian: libc6-dev), then build again",
+            program.display()
+        ),
+        None => bail!("pack {}: it is no 64-bit ELF program of this machine", program.display()),
+    }
+}
+
+/// Whether an ELF file (64-bit, little-endian) has a program header of the type PT_INTERP; `None` for other files.
+fn interpreted(elf: &[u8]) -> Option<bool> {
+    const PT_INTERP: [u8; 4] = [3, 0, 0, 0];
+    if !elf.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let small = |at: usize| Some(usize::from(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?)));
+    let table = usize::try_from(u64::from_le_bytes(elf.get(32..40)?.try_into().ok()?)).ok()?;
+    let (entry, count) = (small(54)?, small(56)?);
+    let headers = elf.get(table..table.checked_add(entry.checked_mul(count)?)?)?;
+    Some(entry > 0 && headers.chunks(entry).any(|header| header.starts_with(&PT_INTERP)))
+}
+
+/// Bytes as people read them.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_048_576 => format!("{} KiB", bytes.div_ceil(1024)),
+        _ => format!("{}.{} MiB", bytes / 1_048_576, bytes % 1_048_576 * 10 / 1_048_576),
+    }
+}
+
+/// A path's last part as text.
+fn name_of(path: &Path) -> Result<String> {
+    let name = path.file_name().and_then(OsStr::to_str).map(str::to_owned);
+    name.with_context(|| format!("pack {}: its name is not text", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_rounded_for_people() {
+        assert_eq!([size(1), size(2048), size(1_048_576), size(11_900_000)], ["1 KiB", "2 KiB", "1.0 MiB", "11.3 MiB"]);
+    }
+
+    #[test]
+    fn a_program_that_needs_a_dynamic_linker_is_told_from_one_that_does_not() -> Result<()> {
+        let mut elf = vec![0; 64 + 2 * 56];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        (elf[32], elf[54], elf[56], elf[64]) = (64, 56, 2, 1);
+        assert_eq!(interpreted(&elf), Some(false));
+        elf[64 + 56] = 3;
+        assert_eq!(interpreted(&elf), Some(true));
+        assert_eq!(interpreted(&elf[..100]), None, "cut short");
+        assert_eq!(interpreted(b"#!/bin/sh\n"), None);
+        Ok(())
+    }
+}
