@@ -161,7 +161,7 @@ pub(crate) struct CreateArgs {
     /// A label, by which policies select.
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub(crate) labels: Vec<Label>,
-    /// A port of the node that leads to one of the sandbox, in its first network: [HOSTIP:]HOST:CONTAINER[/tcp|udp|sctp].
+    /// A port of the node that leads to one of the sandbox, in its first network: `[HOSTIP:]HOST:CONTAINER[/tcp|udp|sctp]`.
     #[arg(long = "publish", value_name = "HOST:CONTAINER")]
     pub(crate) ports: Vec<Port>,
     /// An address in the first network; one of each family.

@@ -1,7 +1,7 @@
 //! Access logs: requests and connections are told to the server over gRPC (ALS).
 //!
 //! To tell of a request costs as much as to judge and forward one, so those that went well are told only while somebody watches; Envoy
-//! counts them ([`crate::bootstrap::FORWARDED`]).
+//! counts them ([`crate::bootstrap::forwarded`]).
 
 use envoy_types::pb::{
     envoy::{
