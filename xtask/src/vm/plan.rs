@@ -21,6 +21,7 @@ const PACKAGES: &[&str] = &["wharf-tests", "wharf-datapath"];
 /// scenarios that say more about the agent than about the kernel run on the machine's own.
 const CHOSEN: &[&str] = &[
     // Hooks, links, pins, rows, nftables, connection tracking, transparent sockets: the datapath's own tests.
+    "abi_versions::a_load_that_fails",
     "abi_versions::endpoints_are_carried_over_without_loss",
     "attach::",
     "linux::",
@@ -63,7 +64,6 @@ const CHOSEN: &[&str] = &[
     "selfcheck::a_healthy_endpoint",
     "services::a_container_reaches_its_neighbour",
     "unit::the_units_capabilities_are_enough_for_a_life",
-    "upgrade::an_upgrade_that_fails_in_the_middle",
     "world::a_smaller_mtu",
 ];
 
