@@ -7,9 +7,11 @@
 //! The state is one file for each sandbox ([`record`], kept by `store`). It is written before each act and after it, so a
 //! process that dies between any two is resumed by the next `stop` or `remove`:
 //!
-//!     create   record -> namespace -> ADD of each plugin, in order -> ready
-//!     stop     record -> processes -> DEL of each plugin, in reverse order -> namespace -> stopped
-//!     remove   stop   -> record -> lock
+//! ```text
+//! create   record -> namespace -> ADD of each plugin, in order -> ready
+//! stop     record -> processes -> DEL of each plugin, in reverse order -> namespace -> stopped
+//! remove   stop   -> record -> lock
+//! ```
 //!
 //! Rooms: `conf` (network configurations), `plugin` (one execution), `network` (ADD, DEL and CHECK of a record's
 //! attachments), `netns`, `process`, `command` (what runs in a sandbox), and over them `manage`, which acts, and `observe`, which looks.
