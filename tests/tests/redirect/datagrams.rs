@@ -83,6 +83,11 @@ impl Datagrams {
         self.shared.holds.store(holds, Ordering::Relaxed);
     }
 
+    /// Whether a server's answer waits to be sent on.
+    pub(crate) fn is_answered(&self) -> bool {
+        locked(&self.shared.flows).values().any(|upstream| upstream.peek(&mut [0]).is_ok())
+    }
+
     /// The port of the next flow that it sends on.
     pub(crate) fn send_from(&self, port: u16) {
         self.shared.from.store(port, Ordering::Relaxed);

@@ -108,6 +108,8 @@ fn an_answer_without_a_row_begins_no_flow() -> Result<()> {
             udp.egress.hold(true);
             flow.socket.send(b"held")?;
             ensure!(wait_for_one(&udp.egress)?.server == to, "{to}");
+            // Without the row of the proxy's own flow the server's answer would not come to the proxy.
+            wait::until("the server's answer", || Ok(udp.egress.is_answered().then_some(())))?;
             rules::forget_flows(node)?;
             udp.egress.hold(false);
             ensure!(flow.gets(b"held", PATIENCE)?, "{to}: the answer");
