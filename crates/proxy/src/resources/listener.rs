@@ -13,7 +13,12 @@ use envoy_types::pb::envoy::{
         },
         listener::v3::{
             AdditionalAddress, Filter, FilterChain, FilterChainMatch, Listener as EnvoyListener, ListenerFilter,
-            filter, listener_filter,
+            filter,
+            listener::{
+                ConnectionBalanceConfig,
+                connection_balance_config::{BalanceType, ExactBalance},
+            },
+            listener_filter,
         },
     },
     extensions::filters::{
@@ -73,6 +78,10 @@ pub(crate) fn listener(wanted: &Listener) -> EnvoyListener {
         transparent: yes(),
         // One socket for each family, so that a look-up by port finds the one that all workers share.
         enable_reuse_port: no(),
+        // Of one socket the worker that is awake would take most connections.
+        connection_balance_config: Some(ConnectionBalanceConfig {
+            balance_type: Some(BalanceType::ExactBalance(ExactBalance {})),
+        }),
         traffic_direction: match wanted.direction {
             Direction::Ingress => TrafficDirection::Inbound,
             Direction::Egress => TrafficDirection::Outbound,
