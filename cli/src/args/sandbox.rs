@@ -43,7 +43,8 @@ impl Places {
     pub(crate) fn dirs(&self) -> Dirs {
         Dirs {
             state: self.state_dir.clone(),
-            netns: self.netns_dir.clone(),
+            // Records keep it, for commands that run in another directory.
+            netns: std::path::absolute(&self.netns_dir).unwrap_or_else(|_| self.netns_dir.clone()),
             conf: self.conf_dir.clone(),
             plugins: std::env::split_paths(&self.cni_bin_dir).collect(),
         }

@@ -123,6 +123,7 @@ impl Sandboxes {
     /// The name is taken, a network cannot be used, or a plugin or the system refuses.
     pub fn create(&self, name: &SandboxName, spec: &Spec) -> Result<Details, SandboxError> {
         let attachments = self.attachments(spec)?;
+        Plugins::installed(&self.dirs.plugins, &attachments)?;
         self.store.ensure()?;
         let lock = self.lock(name)?;
         if let Some(record) = self.store.load(name)? {

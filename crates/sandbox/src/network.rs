@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{
     error::SandboxError,
-    plugin::{Call, LIMIT, PluginError, Verb},
+    plugin::{self, Call, LIMIT, PluginError, Verb},
     record::{Attachment, Record},
     store::{Lock, Store},
 };
@@ -39,6 +39,20 @@ impl Plugins<'_> {
             }
             if let Some(attachment) = record.attachments.get_mut(at) {
                 attachment.result = previous;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every plugin of these networks is installed: one that is not could neither attach nor, at the undo, detach.
+    pub(crate) fn installed(path: &[PathBuf], attachments: &[Attachment]) -> Result<(), SandboxError> {
+        for attachment in attachments {
+            for conf in &attachment.plugins {
+                let plugin = conf.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+                if let Err(cause) = plugin::find(path, &plugin) {
+                    let (network, ifname) = (attachment.network.to_string(), attachment.ifname.to_string());
+                    return Err(Box::new(PluginError { verb: Verb::Add, plugin, network, ifname, cause }).into());
+                }
             }
         }
         Ok(())

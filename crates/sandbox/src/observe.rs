@@ -43,7 +43,9 @@ impl Sandboxes {
     fn summary(&self, record: Record) -> Result<Summary, SandboxError> {
         let state = self.state(&record)?;
         let processes = running(&record)?.len();
-        let addresses = record.attachments.iter().flat_map(|a| a.addresses()).map(str::to_owned).collect();
+        // What is detached has given its addresses back; the result stays for the record alone.
+        let attached = record.attachments.iter().filter(|a| a.to_delete > 0);
+        let addresses = attached.flat_map(Attachment::addresses).map(str::to_owned).collect();
         Ok(Summary {
             state,
             processes,

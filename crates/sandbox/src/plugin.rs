@@ -171,7 +171,7 @@ impl Call<'_> {
 
     fn execute(&self, plugin: &str) -> Result<Option<Value>, Failure> {
         let io = |what| move |source: io::Error| Failure::Io { what, source };
-        let program = self.find(plugin)?;
+        let program = find(self.path, plugin)?;
         let mut input = memory().map_err(io("make its input"))?;
         let (mut out, mut err) = (memory().map_err(io("make its output"))?, memory().map_err(io("make its output"))?);
         input
@@ -216,13 +216,16 @@ impl Call<'_> {
         }
         Ok(Some(result))
     }
+}
 
-    fn find(&self, plugin: &str) -> Result<PathBuf, Failure> {
-        let is_program = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
-        let found = self.path.iter().map(|directory| directory.join(plugin)).find(is_program);
-        let path = || self.path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":");
-        found.ok_or_else(|| Failure::Missing { path: path() })
-    }
+/// The program of a plugin, in the first directory that has it.
+pub(crate) fn find(path: &[PathBuf], plugin: &str) -> Result<PathBuf, Failure> {
+    let is_program = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    // A type is a name, never a path; records are read here as they are.
+    let is_name = !plugin.contains('/');
+    let found = path.iter().filter(|_| is_name).map(|directory| directory.join(plugin)).find(is_program);
+    let shown = || path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":");
+    found.ok_or_else(|| Failure::Missing { path: shown() })
 }
 
 /// A file in memory that ends with its last descriptor.

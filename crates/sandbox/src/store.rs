@@ -122,6 +122,7 @@ impl Store {
         let file = match open {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(damaged("it is a link".to_owned())),
             Err(e) => return Err(io("read record", &path)(e)),
         };
         let mut text = Vec::new();
@@ -144,6 +145,11 @@ impl Store {
         let record: Record = serde_json::from_value(value).map_err(|e| damaged(e.to_string()))?;
         if record.name != *name {
             return Err(damaged(format!("it is the record of {}", record.name)));
+        }
+        // A stop unlinks the file there: a record that was edited or damaged must not lead it to a file of somebody else's.
+        let netns = &record.netns.path;
+        if !netns.is_absolute() || netns.file_name() != Some(AsRef::<Path>::as_ref(name).as_os_str()) {
+            return Err(damaged(format!("its namespace is at {}, which has not the sandbox's name", netns.display())));
         }
         Ok(Some(record))
     }
@@ -227,8 +233,17 @@ fn is_at(file: &File, path: &Path) -> bool {
     matches!((held, there), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
 }
 
-/// The process that the lock file names, for messages only: it may have ended and have left the lock to a plugin.
+/// The process that holds the lock, for messages only: one that has the file open, or else the one that the file names.
 fn holder(path: &Path) -> String {
+    let own = std::process::id();
+    let is_open = |pid: &u32| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        *pid != own && files.into_iter().any(|file| fs::read_link(file.path()).is_ok_and(|open| open == *path))
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    if let Some(pid) = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_open) {
+        return pid.to_string();
+    }
     let mut text = String::new();
     let read = File::open(path).and_then(|f| f.take(16).read_to_string(&mut text));
     match read.ok().and_then(|_| text.trim().parse::<u32>().ok()) {

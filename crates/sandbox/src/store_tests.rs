@@ -57,6 +57,8 @@ fn a_record_that_cannot_be_used_is_told_with_its_file() {
     let other = whole.replace("\"name\":\"web\"", "\"name\":\"db\"");
     let newer = whole.replace("\"version\":1", "\"version\":2");
     let more = whole.replace("{\"version\"", "{\"more\":1,\"version\"");
+    let elsewhere = whole.replace("/run/netns/web", "/etc/hostname");
+    let relative = whole.replace("/run/netns/web", "../netns/web");
     for (text, why) in [
         ("", "it is empty"),
         (half, "EOF"),
@@ -66,6 +68,8 @@ fn a_record_that_cannot_be_used_is_told_with_its_file() {
         (other.as_str(), "it is the record of db"),
         (newer.as_str(), "its version is 2"),
         (more.as_str(), "unknown field"),
+        (elsewhere.as_str(), "its namespace is at /etc/hostname"),
+        (relative.as_str(), "its namespace is at ../netns/web"),
     ] {
         let path = store.path(&name, "json");
         fs::write(&path, text).unwrap();

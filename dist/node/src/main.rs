@@ -1,6 +1,6 @@
 //! `wharf-node`: what a shell would do in Wharf's container image, which has none.
 //!
-//! `install` copies the plugin and the network's configuration to directories of the host; `run` becomes the agent.
+//! `install` copies the plugin to a directory of the host, and the network's configuration where the host has none; `run` becomes the agent.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -42,11 +42,14 @@ fn main() -> ExitCode {
 }
 
 fn install(plugins: &Path, networks: &Path) -> Result<()> {
-    // The network last: a runtime that reads it looks for the plugin.
-    for (directory, (source, mode)) in [(plugins, PLUGIN), (networks, CONFLIST)] {
-        let target = put(Path::new(source), directory, mode)?;
-        println!("{target}");
+    println!("{}", put(Path::new(PLUGIN.0), plugins, PLUGIN.1)?);
+    // The network last: a runtime that reads it looks for the plugin. One that is there is the node's own choice.
+    let network = networks.join("10-wharf.conflist");
+    if network.try_exists().with_context(|| format!("look at {}", network.display()))? {
+        println!("kept {}", network.display());
+        return Ok(());
     }
+    println!("{}", put(Path::new(CONFLIST.0), networks, CONFLIST.1)?);
     Ok(())
 }
 
@@ -64,6 +67,8 @@ fn put(source: &Path, directory: &Path, mode: u32) -> Result<String> {
     fs::write(&fresh, bytes)
         .and_then(|()| fs::set_permissions(&fresh, fs::Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&fresh, &target))
+        // What a full disk leaves would keep it full. The first error is the one to tell.
+        .inspect_err(|_| drop(fs::remove_file(&fresh)))
         .with_context(|| format!("install {}: is the host's directory mounted there, writable?", target.display()))?;
     Ok(format!("installed {}", target.display()))
 }

@@ -180,6 +180,13 @@ fn the_package_lives_as_debians_policy_has_it_and_never_stops_traffic() -> Resul
     for sandbox in [&a, &b] {
         machine.cni("DEL", sandbox)?.ok()?;
     }
+    // Nor while sandboxes are there, whatever plugin their networks are of: nobody could detach them.
+    let record = Path::new("/var/lib/wharf/sandboxes/web.json");
+    fs::create_dir_all(record.parent().context("a directory")?)?;
+    fs::write(record, "{}")?;
+    let refused = machine.dpkg(&["--remove", "wharf"])?;
+    ensure!(refused.code() != 0 && refused.stderr.contains("wharf sandbox rm"), "{}", refused.describe());
+    fs::remove_file(record)?;
     machine.dpkg(&["--remove", "wharf"])?.ok()?;
     ensure!(machine.agent().is_none() && version(&machine)?.starts_with("rc"), "{}", version(&machine)?);
     untouched(&machine)?;

@@ -5,7 +5,7 @@ mod image;
 mod kubernetes;
 mod machine;
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -49,11 +49,19 @@ fn every_file_is_in_the_checksums_and_they_hold() -> Result<()> {
 fn the_tarballs_programs_run_without_a_library_of_the_machine() -> Result<()> {
     let root = wharf_tests::scratch::fresh_dir("tarball")?;
     let (archive, into) = (package(".tar.gz")?, root.display().to_string());
+    // A node whose /opt is elsewhere, and whose /etc is its own business: both stay as they are.
+    let (opt, etc) = (root.join("opt"), root.join("etc"));
+    std::fs::create_dir_all(root.join("var/opt"))?;
+    std::os::unix::fs::symlink("var/opt", &opt)?;
+    std::fs::create_dir(&etc)?;
+    std::fs::set_permissions(&etc, std::fs::Permissions::from_mode(0o700))?;
     tool(
         "tar",
         &["--extract", "--strip-components=1", "--directory", &into, "--file", &archive.display().to_string()],
     )?
     .ok()?;
+    ensure!(opt.is_symlink() && root.join("var/opt/cni/bin/wharf-cni").is_file(), "the link /opt was replaced");
+    ensure!(std::fs::metadata(&etc)?.permissions().mode() & 0o7777 == 0o700, "the mode of /etc was changed");
     // A root that holds the archive alone.
     let version = format!("wharf-agent {}", env!("CARGO_PKG_VERSION"));
     let said = tool("chroot", &[&into, "/usr/local/bin/wharf-agent", "--version"])?.ok()?;

@@ -131,6 +131,17 @@ fn a_name_has_one_sandbox_and_a_second_create_changes_nothing() -> Result<()> {
 }
 
 #[test]
+fn a_stopped_sandbox_has_no_address_any_more() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.ok(node, &["create", "web"])?;
+        ensure!(s.list(node)?[0]["addresses"].as_array().is_some_and(|a| a.len() == 2), "{:?}", s.list(node)?);
+        s.ok(node, &["stop", "web"])?;
+        ensure!(s.list(node)?[0]["addresses"] == serde_json::json!([]), "{:?}", s.list(node)?);
+        s.ok(node, &["rm", "web"]).map(drop)
+    })
+}
+
+#[test]
 fn the_unknown_is_stopped_and_removed_with_success() -> Result<()> {
     with_sandboxes(|node, s| {
         for verb in ["stop", "rm"] {

@@ -147,6 +147,23 @@ fn a_create_that_fails_undoes_what_was_added() -> Result<()> {
 }
 
 #[test]
+fn a_plugin_that_is_not_installed_is_told_before_anything_is_made() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.plugin("first", "echo '{}'")?;
+        s.network(node, "30-chain.conflist", "chain", &["first", "absent"])?;
+        s.calls();
+        s.fails(
+            node,
+            &["create", "web", "--network", "chain"],
+            1,
+            &["plugin absent", "no such program", "--cni-bin-dir"],
+        )?;
+        ensure!(s.calls().is_empty() && s.left()?.is_empty(), "{:?}", s.left()?);
+        Ok(())
+    })
+}
+
+#[test]
 fn a_stop_that_fails_keeps_its_place_and_is_resumed() -> Result<()> {
     with_sandboxes(|node, s| {
         s.plugin("first", "true")?;

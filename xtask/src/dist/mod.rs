@@ -135,7 +135,7 @@ impl Release<'_> {
         tree::put(&root, &self.items("/usr/local", "/opt/cni/bin", "/usr/local/lib/systemd/system")?)?;
         tree::add(&root, "usr/local/share/doc/wharf/LICENSE", &self.licence()?, 0o644)?;
         let tar = self.work.join("tarball.tar");
-        tree::tar(self.epoch, &self.work, &name, &tar)?;
+        tree::tar_of_files(self.epoch, &self.work, &name, &tar)?;
         tree::gzip(&tar, &self.out.join(format!("{name}.tar.gz")))
     }
 

@@ -74,9 +74,23 @@ pub(super) fn settle(directory: &Path) -> Result<()> {
 /// Writes an archive of `what` in `directory`: sorted, of root, all of one time.
 pub(super) fn tar(epoch: u64, directory: &Path, what: &str, archive: &Path) -> Result<()> {
     settle(&directory.join(what))?;
+    write_tar(epoch, directory, &[what.into()], archive)
+}
+
+/// The same of the files below `what` alone: an archive that is unpacked over a node's own directories must not give them
+/// modes or owners, nor replace a link to one by a directory.
+pub(super) fn tar_of_files(epoch: u64, directory: &Path, what: &str, archive: &Path) -> Result<()> {
+    let found = files(&directory.join(what))?.into_iter();
+    let mut inside: Vec<PathBuf> =
+        found.map(|file| Ok(file.strip_prefix(directory)?.to_owned())).collect::<Result<_>>()?;
+    inside.sort();
+    write_tar(epoch, directory, &inside, archive)
+}
+
+fn write_tar(epoch: u64, directory: &Path, what: &[PathBuf], archive: &Path) -> Result<()> {
     let mut command = Command::new("tar");
     command.args(["--create", "--format=ustar", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
-    command.arg(format!("--mtime=@{epoch}")).arg("--file").arg(archive).arg("--directory").arg(directory).arg(what);
+    command.arg(format!("--mtime=@{epoch}")).arg("--file").arg(archive).arg("--directory").arg(directory).args(what);
     output(&mut command).map(drop)
 }
 
