@@ -192,6 +192,7 @@ mod tests {
             netns: "/run/netns/c1".into(),
             pod_name: None,
             pod_namespace: None,
+            runtime: None,
             created_unix_ms: 1,
             ports: Vec::new(),
             ports_off: false,

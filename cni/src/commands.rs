@@ -60,7 +60,8 @@ pub(crate) fn run(ask: &Ask, limits: &Limits) -> Result<Option<String>, Fault> {
         .enable_all()
         .build()
         .map_err(|e| Fault::new(Code::TryAgain, format!("starting: {e}")))?;
-    let agent = Agent { client: Client::new(&ask.conf.socket), conf: &ask.conf, limits };
+    let client = Client::new(&ask.conf.socket);
+    let agent = Agent { client, conf: &ask.conf, runtime: ask.runtime.as_deref(), limits };
     let started = Instant::now();
     let outcome = runtime.block_on(async {
         match &ask.command {
@@ -84,6 +85,7 @@ const OTHER_MOUNTS: &str = "the plugin finds a namespace at this path and the ag
 struct Agent<'a> {
     client: Client,
     conf: &'a NetConf,
+    runtime: Option<&'a str>,
     limits: &'a Limits,
 }
 
@@ -102,6 +104,7 @@ impl Agent<'_> {
             labels: args.labels.clone(),
             pod_name: args.pod_name.clone(),
             pod_namespace: args.pod_namespace.clone(),
+            runtime: self.runtime.map(str::to_owned),
             deadline_ms: None,
             ports: args.ports.clone(),
             masquerade: self.conf.ip_masq,
@@ -113,7 +116,14 @@ impl Agent<'_> {
         wharf_crash::point("shim/add/before-ask");
         let answer = retry::until(Instant::now() + self.limits.change, absence, self.conf.log, async |left| {
             create.deadline_ms = u64::try_from(left.as_millis()).ok();
-            self.within(left.saturating_add(self.limits.grace)).put_endpoint(&id, &create).await
+            let agent = self.within(left.saturating_add(self.limits.grace));
+            match agent.put_endpoint(&id, &create).await {
+                // An agent of before this field, during an upgrade or after a downgrade.
+                Err(e) if e.to_string().contains("unknown field `runtime`") && create.runtime.take().is_some() => {
+                    agent.put_endpoint(&id, &create).await
+                }
+                answer => answer,
+            }
         })
         .await;
         wharf_crash::point("shim/add/after-answer");
@@ -181,13 +191,21 @@ impl Agent<'_> {
 
     async fn gc(&self, valid: &[GcAttachment]) -> Result<(), Fault> {
         let subject = format!("GC of network {}", self.conf.name);
-        let request = GcRequest { network: self.conf.name.clone(), valid: valid.to_vec() };
+        let request = GcRequest {
+            network: self.conf.name.clone(),
+            valid: valid.to_vec(),
+            runtime: self.runtime.map(str::to_owned),
+        };
         let answer = retry::until(Instant::now() + self.limits.change, Absence::FINAL, self.conf.log, async |left| {
             self.within(left).gc(&request).await
         })
         .await;
         let done = answer.map_err(|e| Fault::of_client(&subject, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: deleted endpoints {:?}", done.deleted));
+        for kept in &done.kept {
+            let text = format_args!("{subject}: kept endpoint {}, which {} added", kept.endpoint, kept.runtime);
+            self.conf.log.say(Level::Info, text);
+        }
         finished(&subject, &done)
     }
 

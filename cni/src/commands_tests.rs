@@ -73,7 +73,7 @@ fn target() -> Target {
 
 fn ask(socket: &Path, command: Command) -> Ask {
     let document = json!({"cniVersion": "1.1.0", "name": "net", "type": "wharf-cni", "socket": socket});
-    Ask { conf: NetConf::parse(document.as_object().unwrap().clone()).unwrap(), command }
+    Ask { conf: NetConf::parse(document.as_object().unwrap().clone()).unwrap(), command, runtime: None }
 }
 
 /// What is long is short, what must not end early is long.
@@ -226,7 +226,7 @@ fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
 fn only_a_whole_wait_without_an_answer_says_that_the_agent_is_stuck() {
     let conf = ask(Path::new("/s"), Command::Status).conf;
     let limits = Limits::default();
-    let agent = Agent { client: Client::new("/s"), conf: &conf, limits: &limits };
+    let agent = Agent { client: Client::new("/s"), conf: &conf, runtime: None, limits: &limits };
     let timeout = |after| ClientError::Timeout { operation: "DELETE /".into(), after };
     assert!(agent.is_stuck(&timeout(limits.del_answer)));
     assert!(!agent.is_stuck(&timeout(Duration::from_secs(3))), "the rest of a minute of \"not now\"");

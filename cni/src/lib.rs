@@ -6,6 +6,7 @@
 //! - `commands`: each command's request to the agent, with `retry`; `check` and `status` judge its answer;
 //! - `away`: a DEL that finds no agent leaves a record for it and takes the container's link away itself, by `link`,
 //!   the shim's only netlink;
+//! - `runtime`: which program runs the plugin;
 //! - `result`: the result of ADD in the version asked for; [`fault`]: errors and their CNI codes;
 //! - `log`: lines on stderr.
 //!
@@ -31,6 +32,7 @@ pub mod request;
 mod result;
 mod retry;
 mod rules;
+mod runtime;
 mod status;
 
 use std::{

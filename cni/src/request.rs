@@ -19,6 +19,7 @@ use crate::{
     log::Level,
     netconf::{NetConf, Version},
     rules::{self, cut},
+    runtime,
 };
 
 /// Longest netconf that is read, bytes. A GC's list of 5,000 attachments is half of it.
@@ -39,6 +40,8 @@ pub struct Env {
     pub ifname: Option<OsString>,
     /// `CNI_ARGS`.
     pub args: Option<OsString>,
+    /// Name of the program that runs the plugin.
+    pub runtime: Option<String>,
 }
 
 impl Env {
@@ -51,6 +54,7 @@ impl Env {
             netns: env::var_os("CNI_NETNS"),
             ifname: env::var_os("CNI_IFNAME"),
             args: env::var_os("CNI_ARGS"),
+            runtime: runtime::of_process(),
         }
     }
 }
@@ -77,6 +81,7 @@ pub(crate) enum Command {
 pub struct Ask {
     pub(crate) conf: NetConf,
     pub(crate) command: Command,
+    pub(crate) runtime: Option<String>,
 }
 
 /// A checked request.
@@ -106,7 +111,7 @@ impl Request {
         let ask = NetConf::parse(document)
             .and_then(|conf| subject.with_conf(verb, conf))
             .map_err(|fault| Failure::new(&version, fault))?;
-        Ok(Self::Ask(Box::new(ask)))
+        Ok(Self::Ask(Box::new(Ask { runtime: env.runtime.clone(), ..ask })))
     }
 }
 
@@ -242,7 +247,7 @@ impl Subject {
                 Command::Status
             }
         };
-        Ok(Ask { conf, command })
+        Ok(Ask { conf, command, runtime: None })
     }
 
     fn cni_args(&self) -> Result<String, Fault> {

@@ -12,6 +12,7 @@ fn env(command: &str) -> Env {
         netns: Some("/run/netns/c1".into()),
         ifname: Some("eth0".into()),
         args: None,
+        runtime: None,
     }
 }
 
@@ -353,6 +354,7 @@ fn any_env() -> impl Strategy<Value = Env> {
             netns,
             ifname,
             args,
+            runtime: None,
         },
     )
 }

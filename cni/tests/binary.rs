@@ -59,6 +59,23 @@ fn add_result_of_one_family_without_dns() {
     insta::assert_snapshot!("add-1.1.0-ipv4-only", pretty(&outcome));
 }
 
+/// The name of what runs the plugin here.
+fn this_program() -> String {
+    std::fs::read_to_string("/proc/self/comm").unwrap().trim_end().to_owned()
+}
+
+#[test]
+fn an_agent_that_knows_no_runtimes_is_asked_again_without() {
+    let mut unknown = error("invalid-request", None);
+    unknown["message"] = json!("create endpoint: unknown field `runtime`, expected one of `container_id`, `ifname`");
+    let outcome = Run::new("ADD", "1.0.0").answer(400, &unknown).answer(201, &endpoint()).go();
+    assert!(outcome.success, "{outcome:?}");
+    let told = |n: usize| outcome.requests[n].body.get("runtime").is_some();
+    assert_eq!((told(0), told(1), outcome.requests.len()), (true, false, 2));
+    // What is wrong with the rest stays wrong.
+    assert_eq!(Run::new("ADD", "1.0.0").answer(400, &unknown).answer(400, &unknown).go().code(), 7);
+}
+
 #[test]
 fn add_is_one_request_with_everything() {
     let outcome = Run::new("ADD", "1.0.0")
@@ -71,6 +88,7 @@ fn add_is_one_request_with_everything() {
         .go();
     assert_eq!(outcome.requests[0].line, format!("PUT {ID}"));
     let mut body = outcome.requests[0].body.clone();
+    assert_eq!(body.as_object_mut().unwrap().remove("runtime"), Some(json!(this_program())));
     let deadline = body.as_object_mut().unwrap().remove("deadline_ms").and_then(|ms| ms.as_u64());
     assert!(deadline.is_some_and(|ms| (50_000..=60_000).contains(&ms)), "{deadline:?}");
     insta::assert_snapshot!("add-request", serde_json::to_string_pretty(&body).unwrap());
@@ -286,10 +304,13 @@ fn gc_sends_what_is_to_stay() {
     assert_eq!(outcome.requests[0].line, "POST /v1/gc");
     assert_eq!(
         outcome.requests[0].body,
-        json!({"network": "net", "valid": [
+        json!({"network": "net", "runtime": this_program(), "valid": [
             {"container_id": "c1", "ifname": "eth0"}, {"container_id": "c2", "ifname": "net1"},
         ]})
     );
+    let kept = json!({"deleted": [3], "errors": [], "kept": [{"endpoint": 4, "runtime": "podman"}]});
+    let outcome = gc().key("log-level", json!("info")).key("cni.dev/attachments", json!([])).answer(200, &kept).go();
+    assert!(outcome.success && outcome.stderr.contains("kept endpoint 4, which podman added"), "{outcome:?}");
     let outcome = gc().key("cni.dev/attachments", Value::Null).answer(200, &done).go();
     assert_eq!(outcome.requests[0].body["valid"], json!([]));
     let outcome = gc().answer(200, &done).go();

@@ -98,6 +98,7 @@ fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
         labels: Vec::new(),
         pod_name: None,
         pod_namespace: None,
+        runtime: None,
         deadline_ms: None,
         ports: Vec::new(),
         masquerade: None,

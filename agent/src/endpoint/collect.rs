@@ -1,4 +1,7 @@
 //! CNI GC: deletes attachments of a network that the runtime no longer lists.
+//!
+//! A list is that of one container runtime, and runtimes may share a network's name. So endpoints that another runtime added stay
+//! while their network namespaces exist.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -7,10 +10,10 @@ use std::{
 };
 
 use tokio::time::{Instant, timeout_at};
-use wharf_api::{DeleteResult, GcAttachment};
+use wharf_api::{DeleteResult, GcAttachment, KeptEndpoint};
 use wharf_core::{
-    ids::{Attachment, NetworkName},
-    kernel::Kernel,
+    ids::{Attachment, NetworkName, RuntimeName},
+    kernel::{Kernel, KernelErrorKind},
     plan::DeleteOptions,
     store::LeaseOwner,
     timeline::{Operation, Outcome},
@@ -23,11 +26,12 @@ use crate::{
 };
 
 /// Deletes every endpoint of the network that is not listed, and unlisted leftovers: orphans, records out of service,
-/// unfinished undos, leases without an endpoint.
+/// unfinished undos, leases without an endpoint. `runtime` is whose list it is, where that is known.
 pub async fn collect<K: Kernel>(
     life: &Arc<Lifecycle<K>>,
     network: &NetworkName,
     valid: &BTreeSet<GcAttachment>,
+    runtime: Option<&RuntimeName>,
 ) -> DeleteResult {
     let is_stale = |a: &Attachment| {
         a.network == *network
@@ -36,9 +40,11 @@ pub async fn collect<K: Kernel>(
     };
     // An endpoint under creation is not stale: the runtime cannot have listed it yet.
     let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
-    let handles: Vec<Handle> = life.registry.list().into_iter().filter(stale).collect();
+    let unlisted = life.registry.list().into_iter().filter(stale).collect();
+    let (handles, kept) = spare_others(&*life.kernel, network, unlisted, runtime).await;
     warn_of_living(&*life.kernel, network, &handles).await;
     let mut result = delete::delete(life, handles, DeleteOptions::default(), delete::Answer::Finished).await;
+    result.kept = kept;
 
     let mut left: HashSet<Attachment> = life.orphans.attachments().into_iter().collect();
     left.extend(life.out_of_service.attachments());
@@ -55,21 +61,77 @@ pub async fn collect<K: Kernel>(
     result
 }
 
-/// Total time that [`warn_of_living`] may delay a GC: its result is only a warning.
+/// Total time that looks at network namespaces may delay a GC, for each of its two rounds of them.
 const LOOKS: Duration = Duration::from_secs(1);
 
+/// What is at the path of an endpoint's network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Living,
+    Gone,
+    /// The look failed, or time was over before it.
+    Unknown,
+}
+
+async fn look<K: Kernel>(kernel: &K, handle: &Handle, until: Instant) -> Seen {
+    let netns = handle.shared.read(|v| v.record.netns.clone());
+    match timeout_at(until, kernel.observe_netns(&netns.path)).await {
+        Ok(Ok(there)) if there.same(&netns) => Seen::Living,
+        Ok(Ok(_)) => Seen::Gone,
+        Ok(Err(e)) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => Seen::Gone,
+        Ok(Err(_)) | Err(_) => Seen::Unknown,
+    }
+}
+
+/// Parts the endpoints of other runtimes from those that may be deleted. Of the others only those go whose namespaces are gone for
+/// certain: what is kept for too long goes with a later GC.
+async fn spare_others<K: Kernel>(
+    kernel: &K,
+    network: &NetworkName,
+    unlisted: Vec<Handle>,
+    runtime: Option<&RuntimeName>,
+) -> (Vec<Handle>, Vec<KeptEndpoint>) {
+    let (mut stale, mut kept, until) = (Vec::new(), Vec::new(), Instant::now() + LOOKS);
+    for handle in unlisted {
+        let adder = handle.shared.read(|v| v.record.runtime.clone());
+        match (adder, runtime) {
+            (Some(adder), Some(runtime)) if adder != *runtime => {
+                if look(kernel, &handle, until).await == Seen::Gone {
+                    stale.push(handle);
+                    continue;
+                }
+                let text =
+                    format!("{runtime}'s GC of network {network} does not list it; {adder} added it, so it stays");
+                handle.shared.note(Operation::Notice, "gc", None, Outcome::Ok, &text);
+                kept.push(KeptEndpoint { endpoint: handle.id.get(), runtime: adder.to_string() });
+            }
+            _ => stale.push(handle),
+        }
+    }
+    if let (Some(first), Some(runtime)) = (kept.first(), runtime) {
+        tracing::info!(
+            network = network.as_str(),
+            %runtime,
+            endpoints = kept.len(),
+            first = first.endpoint,
+            added_by = first.runtime,
+            "GC keeps endpoints that another runtime added"
+        );
+    }
+    (stale, kept)
+}
+
 /// Notes the endpoints whose network namespace still exists. A GC lists the attachments of one runtime. When two
-/// runtimes share a network name, each GC deletes the endpoints of the other; an existing namespace is the sign.
+/// runtimes share a network name, and it is not known which added what, each GC deletes the endpoints of the other; an existing
+/// namespace is the sign.
 async fn warn_of_living<K: Kernel>(kernel: &K, network: &NetworkName, handles: &[Handle]) {
     let (mut living, until) = (Vec::new(), Instant::now() + LOOKS);
     for handle in handles {
-        let (netns, attachment) = handle.shared.read(|v| (v.record.netns.clone(), v.record.attachment.to_string()));
-        let look = timeout_at(until, kernel.observe_netns(&netns.path)).await;
-        if look.is_ok_and(|seen| seen.is_ok_and(|there| there.same(&netns))) {
+        if look(kernel, handle, until).await == Seen::Living {
             let text =
                 format!("the runtime's GC of network {network} does not list it; its network namespace still exists");
             handle.shared.note(Operation::Notice, "gc", None, Outcome::Warning, &text);
-            living.push(attachment);
+            living.push(handle.shared.read(|v| v.record.attachment.to_string()));
         }
     }
     if let Some(first) = living.first() {

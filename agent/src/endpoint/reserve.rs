@@ -14,7 +14,7 @@ use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, host_ifname},
     identity::{Identity, Label},
     identity_allocator::says_what,
-    ids::{Attachment, IfIndex, MacAddr, PoolName},
+    ids::{Attachment, IfIndex, MacAddr, PoolName, RuntimeName},
     ipam::Ipam,
     kernel::Kernel,
     nat::Publish,
@@ -57,6 +57,8 @@ pub struct CreateSpec {
     pub pod_name: Option<String>,
     /// Pod namespace.
     pub pod_namespace: Option<String>,
+    /// The container runtime that asks.
+    pub runtime: Option<RuntimeName>,
     /// Ports to publish.
     pub ports: Vec<Publish>,
     /// Whether it is masqueraded; as its pool when absent.
@@ -138,6 +140,7 @@ pub(super) async fn reserve<K: Kernel>(
         identity: Identity::INIT,
         pod_name: spec.pod_name.clone(),
         pod_namespace: spec.pod_namespace.clone(),
+        runtime: spec.runtime.clone(),
         created_unix_ms: clock::unix_ms(),
         ports: spec.ports.clone(),
         masquerade: spec.masquerade,

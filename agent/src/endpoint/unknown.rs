@@ -51,6 +51,7 @@ pub fn join(result: &mut DeleteResult, more: DeleteResult) {
     result.deleted.extend(more.deleted);
     result.leases_released.extend(more.leases_released);
     result.errors.extend(more.errors);
+    result.kept.extend(more.kept);
 }
 
 fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr>, RemoveError>) {

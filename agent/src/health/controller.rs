@@ -364,6 +364,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             labels: BTreeSet::from([super::label()]),
             pod_name: None,
             pod_namespace: None,
+            runtime: None,
             ports: Vec::new(),
             masquerade: None,
             bandwidth: Bandwidth::default(),

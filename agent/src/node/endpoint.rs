@@ -387,6 +387,7 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         netns: r.netns.path.display().to_string(),
         pod_name: r.pod_name.clone(),
         pod_namespace: r.pod_namespace.clone(),
+        runtime: r.runtime.as_ref().map(ToString::to_string),
         created_unix_ms: r.created_unix_ms,
         ports: r.ports.iter().map(published).collect(),
         ports_off: !r.ports.is_empty() && !masquerades,

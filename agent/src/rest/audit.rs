@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use axum::{Json, extract::State, http::StatusCode};
 use wharf_api::{ApiError, AuditReport, DeleteResult, GcAttachment, GcRequest};
-use wharf_core::ids::NetworkName;
+use wharf_core::ids::{NetworkName, RuntimeName};
 
 use crate::{
     audit,
@@ -37,11 +37,12 @@ pub async fn gc(
     State(node): State<Arc<LinuxNode>>,
     Body(body): Body<GcRequest>,
 ) -> Answer<(StatusCode, Json<DeleteResult>)> {
-    let network = NetworkName::parse(&body.network)
-        .map_err(|e| Failure::new(wharf_api::ErrorCode::InvalidRequest, format!("collect garbage: {e}")))?;
+    let bad = |e| Failure::new(wharf_api::ErrorCode::InvalidRequest, format!("collect garbage: {e}"));
+    let network = NetworkName::parse(&body.network).map_err(bad)?;
+    let runtime = body.runtime.as_deref().map(RuntimeName::parse).transpose().map_err(bad)?;
     accepts_work(&node, "collect garbage")?;
     let valid: BTreeSet<GcAttachment> = body.valid.into_iter().collect();
-    let result = collect::collect(&node.life, &network, &valid).await;
+    let result = collect::collect(&node.life, &network, &valid, runtime.as_ref()).await;
     let status = if result.errors.is_empty() { StatusCode::OK } else { StatusCode::PARTIAL_CONTENT };
     Ok((status, Json(result)))
 }

@@ -134,7 +134,7 @@ fn a_collection_and_a_delete_to_the_end_wait_for_the_release() {
         assert_eq!(unlist(&agent, &handle).await.errors, []);
         let again = agent.spawn_delete(&[&handle], DeleteOptions::default());
         let (life, network) = (Arc::clone(&agent.life), handle.shared.read(|v| v.record.attachment.network.clone()));
-        let gc = tokio::spawn(async move { collect::collect(&life, &network, &BTreeSet::new()).await });
+        let gc = tokio::spawn(async move { collect::collect(&life, &network, &BTreeSet::new(), None).await });
         let_all_run().await;
         assert!(!again.is_finished() && !gc.is_finished());
         hold.release();

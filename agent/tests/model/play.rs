@@ -544,7 +544,7 @@ impl Play {
             .map(|a| GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
             .collect();
         let of = attached(Who { container: 0, interface: 0 }, network).network;
-        let result = self.run(collect::collect(&agent.life, &of, &listed));
+        let result = self.run(collect::collect(&agent.life, &of, &listed, None));
         assert!(result.errors.is_empty() || self.model.disk_full || self.model.is_murky(), "{:?}", result.errors);
         let stale: Vec<Who> = self.model.endpoints.keys().copied().filter(|who| !valid.contains(who)).collect();
         for who in stale.into_iter().filter(|who| self.network_of(*who) == network).collect::<Vec<_>>() {

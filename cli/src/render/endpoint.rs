@@ -80,6 +80,9 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     if let Some(pod) = pod(e) {
         screen.line("Pod", &pod);
     }
+    if let Some(runtime) = &e.runtime {
+        screen.line("Runtime", runtime);
+    }
     screen.line("Netns", &e.netns);
     let address = |ip: Option<String>, gateway: Option<String>| match (ip, gateway) {
         (Some(ip), Some(gateway)) => format!("{ip}  gateway {gateway}"),

@@ -37,6 +37,7 @@ pub(crate) fn endpoint() -> Endpoint {
         netns: "/run/netns/cni-1".to_owned(),
         pod_name: Some("web-1".to_owned()),
         pod_namespace: Some("default".to_owned()),
+        runtime: Some("containerd".to_owned()),
         created_unix_ms: NOW - 312_000,
         ports: Vec::new(),
         ports_off: false,

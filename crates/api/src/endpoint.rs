@@ -57,6 +57,11 @@ pub struct EndpointCreate {
     /// Pod namespace (`K8S_POD_NAMESPACE`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
+    /// Name of the container runtime: of the program that ran the CNI plugin. A GC by another one keeps the endpoint while its
+    /// network namespace exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[A-Za-z0-9_.-]+$", max_length = 15)]
+    pub runtime: Option<String>,
     /// The caller gives up after this many milliseconds; the agent then undoes what it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
@@ -242,6 +247,9 @@ pub struct Endpoint {
     /// Pod namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
+    /// Name of the container runtime that added it, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<String>,
     /// When it was created, milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
     /// Published ports.
@@ -426,9 +434,23 @@ pub struct DeleteResult {
     pub leases_released: Vec<IpAddr>,
     /// Steps that failed; the rest was done all the same.
     pub errors: Vec<StepError>,
+    /// Of `POST /v1/gc`: endpoints that are not listed and stay, because another runtime added them and their network namespaces
+    /// still exist.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<KeptEndpoint>,
 }
 
-/// Body of `POST /v1/gc`: everything of `network` that is not listed goes.
+/// An endpoint that a GC did not delete.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct KeptEndpoint {
+    /// Endpoint.
+    pub endpoint: u16,
+    /// Name of the container runtime that added it.
+    pub runtime: String,
+}
+
+/// Body of `POST /v1/gc`: everything of `network` that is not listed goes, except what another runtime added whose network
+/// namespace still exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GcRequest {
@@ -438,6 +460,10 @@ pub struct GcRequest {
     /// Attachments to keep.
     #[serde(deserialize_with = "crate::object::list")]
     pub valid: Vec<GcAttachment>,
+    /// Name of the container runtime whose list this is. When absent, endpoints of every runtime go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[A-Za-z0-9_.-]+$", max_length = 15)]
+    pub runtime: Option<String>,
 }
 
 /// An attachment the runtime still knows.

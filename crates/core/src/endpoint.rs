@@ -13,7 +13,7 @@ pub use wharf_names::link::{host_ifname, parse_host_ifname};
 use crate::{
     bandwidth::Bandwidth,
     identity::{Identity, Label},
-    ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName, PortName},
+    ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName, PortName, RuntimeName},
     nat::{NatEntry, PortMapping, Publish},
     policy::{NamedPort, OwnEnforcement},
 };
@@ -102,6 +102,9 @@ pub struct EndpointRecord {
     pub pod_name: Option<String>,
     /// Pod namespace.
     pub pod_namespace: Option<String>,
+    /// The container runtime that added it. Records of older versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<RuntimeName>,
     /// Milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
     /// Published ports. Records of older versions have none.
@@ -162,7 +165,7 @@ mod tests {
     fn a_record_without_the_optional_facts_is_that_of_an_older_version() {
         let record = crate::fixtures::record(1, 7);
         let text = serde_json::to_string(&record).expect("written");
-        for fact in ["policy_enforcement", "named_ports", "awaits_labels"] {
+        for fact in ["policy_enforcement", "named_ports", "awaits_labels", "runtime"] {
             assert!(!text.contains(fact), "{text}");
         }
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(record.clone()));
@@ -172,6 +175,7 @@ mod tests {
             policy_enforcement: Some(OwnEnforcement::Never),
             named_ports,
             awaits_labels: true,
+            runtime: RuntimeName::parse("crio").ok(),
             ..record
         };
         let text = serde_json::to_string(&told).expect("written");

@@ -49,6 +49,7 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         identity: Identity(300),
         pod_name: None,
         pod_namespace: None,
+        runtime: None,
         created_unix_ms: 0,
         ports: Vec::new(),
         masquerade: None,

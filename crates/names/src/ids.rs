@@ -169,6 +169,11 @@ text_id! {
 }
 
 text_id! {
+    /// Name of the program that ran the plugin, such as `containerd` or `crio`.
+    RuntimeName, "runtime", rules::program
+}
+
+text_id! {
     /// Name of a container's port (core/v1 ContainerPort, `name`).
     PortName, "port name", rules::port_name
 }

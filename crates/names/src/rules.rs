@@ -49,6 +49,29 @@ pub fn ifname(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Longest name of a program, bytes: `TASK_COMM_LEN` less its terminator.
+pub const MAX_PROGRAM_BYTES: usize = 15;
+
+/// Whether the name of a program may hold this byte; the shim puts `_` in place of any other.
+#[must_use]
+pub fn is_program_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-')
+}
+
+/// Names of programs, as the kernel has them in `/proc/PID/comm`.
+///
+/// # Errors
+/// The rule that is broken.
+pub fn program(text: &str) -> Result<(), &'static str> {
+    if text.is_empty() || text.len() > MAX_PROGRAM_BYTES {
+        return Err("must be 1 to 15 bytes (TASK_COMM_LEN less the terminator)");
+    }
+    if !text.bytes().all(is_program_byte) {
+        return Err("may hold only letters, digits, '_', '.' and '-'");
+    }
+    Ok(())
+}
+
 /// Longest name of a port, bytes.
 pub const MAX_PORT_NAME_BYTES: usize = 15;
 

@@ -219,6 +219,7 @@ impl Agent {
             labels: BTreeSet::from(["k8s:app=web".parse().expect("label")]),
             pod_name: None,
             pod_namespace: None,
+            runtime: None,
             ports: Vec::new(),
             masquerade: None,
             bandwidth: Default::default(),

@@ -237,6 +237,7 @@ fn deletes() {
             endpoint: "7".to_owned(),
             message: "removing \x1b[31mpin".to_owned(),
         }],
+        kept: Vec::new(),
     };
     insta::assert_snapshot!(deleted(&d), @r"
     endpoint 7 deleted

@@ -119,6 +119,7 @@ fn put_sends_the_body_and_parses_the_endpoint() {
         labels: vec![],
         pod_name: None,
         pod_namespace: None,
+        runtime: None,
         deadline_ms: Some(60_000),
         ports: vec![],
         masquerade: None,
@@ -198,6 +199,7 @@ fn routes() {
     let gc = GcRequest {
         network: "n".into(),
         valid: vec![GcAttachment { container_id: "c".into(), ifname: "eth0".into() }],
+        runtime: None,
     };
     let import = PolicyImport { file: "db.yaml".into(), text: "{}".into() };
     let one_policy = PolicyDeleteQuery {

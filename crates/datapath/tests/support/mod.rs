@@ -329,6 +329,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         identity: Identity(256 + u32::from(n)),
         pod_name: None,
         pod_namespace: None,
+        runtime: None,
         created_unix_ms: 0,
         ports: Vec::new(),
         masquerade: None,
