@@ -17,7 +17,7 @@ use wharf_datapath::{
     leftovers::{self, Leftover, Leftovers},
     settings,
 };
-use wharf_handover::queue;
+use wharf_handover::{queue, report};
 use wharf_names::mark::Mark;
 
 use crate::{
@@ -190,7 +190,7 @@ struct Files {
 fn files(directories: &Directories) -> anyhow::Result<Files> {
     let mut files = Files::default();
     // Only an agent creates these (mode 0700, 0750); their content is not checked.
-    let whole = [queue::DIRECTORY, envoy::DIRECTORY];
+    let whole = [queue::DIRECTORY, report::DIRECTORY, envoy::DIRECTORY];
     let in_run = |name: &str| {
         [config::SOCKET, wharf_api::ADMIN_SOCKET].contains(&name)
             || whole.contains(&name)

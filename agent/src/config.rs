@@ -57,6 +57,8 @@ pub struct AgentConfig {
     pub node_name: String,
     /// Prometheus listener.
     pub metrics_listen: Option<SocketAddr>,
+    /// OpenTelemetry collector, `http://HOST:PORT`.
+    pub otlp_endpoint: Option<String>,
     /// Log filter.
     pub log_level: String,
     /// Log format.
@@ -208,6 +210,21 @@ fn directories_of(flags: &Flags, file: &File) -> Directories {
     }
 }
 
+/// Checks the address of an OTLP collector.
+fn otlp(url: String) -> Result<String, ConfigError> {
+    let refused = |message: &str| Err(setting("otlp-endpoint", format!("{url:?} {message}")));
+    if !cfg!(feature = "otlp") {
+        return refused("cannot be used: this wharf-agent was built without the feature otlp (docs/metrics.md)");
+    }
+    let is_plain = |uri: &axum::http::Uri| {
+        uri.scheme_str() == Some("http") && uri.port().is_some() && uri.path() == "/" && uri.query().is_none()
+    };
+    match url.parse() {
+        Ok(uri) if is_plain(&uri) => Ok(url),
+        _ => refused("is not http://HOST:PORT"),
+    }
+}
+
 /// `ipv6_off`: why the node has no IPv6, where that is so.
 fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<AgentConfig, ConfigError> {
     let directories = directories_of(&flags, &file);
@@ -330,6 +347,12 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
                 .into_owned(),
         },
         metrics_listen: flags.metrics_listen.or(file.metrics_listen),
+        otlp_endpoint: flags
+            .otlp_endpoint
+            .or(file.otlp_endpoint)
+            .filter(|url| !url.is_empty())
+            .map(otlp)
+            .transpose()?,
         log_level,
         log_format: flags.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
         mtu,
@@ -437,6 +460,7 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("labels-timeout-ms".to_owned(), config.labels_timeout.as_millis().to_string()),
         ("prepared-programs".to_owned(), config.prepared_programs.to_string()),
         ("proxy-timeout-ms".to_owned(), config.proxy_timeout.as_millis().to_string()),
+        ("otlp-endpoint".to_owned(), config.otlp_endpoint.clone().unwrap_or_default()),
         ("envoy".to_owned(), config.envoy.as_ref().map(|path| path.display().to_string()).unwrap_or_default()),
         ("proxy-port".to_owned(), config.proxy_port.to_string()),
         ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),

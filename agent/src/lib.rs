@@ -10,6 +10,8 @@
 //! | events | the ring buffer of the programs | [`monitor`] |
 //! | program log, with `--debug-programs` | the log buffer of the programs | the agent's log |
 //! | deletion queue ([`endpoint::deletions`]) | the directory's events, a tick | deletes |
+//! | reports of CNI commands ([`commands::reports`]) | the directory's events, a tick | counters, the log |
+//! | OTLP exporter, with `--otlp-endpoint` | CNI commands that ended | spans for the collector |
 //! | held-back log lines ([`telemetry`]) | time | the log |
 //! | stuck steps ([`stuck`]) | time | the log, the monitor |
 //! | refused listeners ([`endpoint::refusals`]) | time, what the proxy refused | endpoints' logs |
@@ -30,6 +32,7 @@ pub mod audit;
 pub mod capabilities;
 pub mod cleanup;
 pub mod clock;
+pub mod commands;
 pub mod config;
 pub mod controller;
 pub mod endpoint;
@@ -79,11 +82,13 @@ use wharf_core::{
     kernel::{NatKernel as _, NodeKernel as _},
 };
 use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
+use wharf_handover::report::Reports;
 use wharf_proxy::Proxy;
 
 use crate::{
     addresses::{pools, resting},
     admin::Admin,
+    commands::{Ended, reports},
     config::AgentConfig,
     endpoint::{deletions, mtu, prepared, refusals, resume},
     monitor::Judged,
@@ -107,6 +112,9 @@ type Life = Lifecycle<LinuxKernel>;
 
 /// Records of requests, and of queries, that wait for the monitor: some milliseconds of a busy proxy.
 const RECORDS: usize = 4_096;
+
+/// CNI commands that wait for the OTLP collector: those of a minute and more on a busy node.
+const EXPORTS: usize = 1_024;
 
 /// How long running requests and operations may take at a stop.
 const GRACE: Duration = Duration::from_secs(15);
@@ -162,12 +170,15 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let (proxy, requests) = wharf_proxy::Proxy::new(RECORDS);
     let envoy = Envoy::new(proxy.clone(), config.envoy.is_some());
     let (dns, resolver, answers, queries) = Dns::new(RECORDS);
-    let node = Node::new(config, kernel, opened.store, ipam, Arc::new(Proxies { envoy, dns }), identities);
+    let (sender, queue) = mpsc::channel(EXPORTS);
+    let exporter = config.otlp_endpoint.is_some().then_some(sender);
+    let node = Node::new(config, kernel, opened.store, ipam, Arc::new(Proxies { envoy, dns }), identities, exporter);
     let (life, tasks) = (&node.life, &node.life.tasks);
     life.policy.load().await?;
     // To the end of all operations, which wait for it.
     tasks.endpoints.spawn(resolver.serve(tasks.halt.clone()));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
+    export(&node, queue)?;
     tasks.operations.spawn(telemetry::tell_suppressed(log.clone(), tasks.stop.clone()));
     let admin = Admin::start(&node, log.clone()).await?;
     let beat = {
@@ -309,6 +320,25 @@ fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Sends CNI commands to the collector that is set.
+#[cfg(feature = "otlp")]
+fn export(node: &LinuxNode, queue: mpsc::Receiver<Arc<Ended>>) -> anyhow::Result<()> {
+    let (config, metrics, tasks) = (&node.life.config, Arc::clone(node.commands.metrics()), &node.life.tasks);
+    if let Some(endpoint) = &config.otlp_endpoint {
+        let exporter = commands::otlp::Exporter::new(endpoint, &config.node_name, commands::Mode::Own, metrics);
+        let exporter = exporter.with_context(|| format!("export CNI commands to {endpoint}"))?;
+        tasks.operations.spawn(exporter.run(queue, tasks.stop.clone()));
+    }
+    Ok(())
+}
+
+/// Without the feature the settings name no collector.
+#[cfg(not(feature = "otlp"))]
+#[allow(clippy::unnecessary_wraps, reason = "as with the feature")]
+fn export(_node: &LinuxNode, _queue: mpsc::Receiver<Arc<Ended>>) -> anyhow::Result<()> {
+    Ok(())
+}
+
 /// Tells the monitor what a proxy judged, until the agent stops.
 fn tell<R: Judged + Send + 'static>(life: &Arc<Life>, mut records: mpsc::Receiver<R>) {
     let owned = Arc::clone(life);
@@ -339,6 +369,8 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
         }
     });
     tasks.operations.spawn(deletions::watch(Arc::clone(life)));
+    let (reports, controllers) = (Reports::new(&life.config.run_dir), tasks.controllers.clone());
+    tasks.operations.spawn(reports::watch(Arc::clone(&node.commands), reports, controllers, tasks.stop.clone()));
     tasks.operations.spawn(stuck::watch(Arc::clone(life)));
     tasks.operations.spawn(refusals::watch(Arc::clone(life)));
     if !life.config.health_interval.is_zero() {

@@ -1,6 +1,7 @@
 //! Prometheus metrics: counters and histograms that live here, gauges computed for each scrape. docs/metrics.md lists
 //! them; a test compares the two.
 
+mod commands;
 mod exposition;
 mod proxy;
 
@@ -8,7 +9,7 @@ use std::{
     collections::BTreeMap,
     fmt::Write as _,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -27,7 +28,10 @@ use prometheus_client::{
 use wharf_api::{AgentStatus, FlowStatus, HealthState, IpFamily, MetricRow, NodeHealth, ProbeOutcome};
 use wharf_core::{kernel::CounterRow, state::Level};
 
-pub use self::exposition::Format;
+pub use self::{
+    commands::{CommandMetrics, Loss},
+    exposition::Format,
+};
 use crate::{controller::Runs, sync::lock};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -97,6 +101,8 @@ pub struct Metrics {
     health_launches: Counter,
     health_trips: Family<ProbeLabel, Real>,
     health_losses: Family<ProbeLabel, Real>,
+    /// CNI commands.
+    pub commands: Arc<CommandMetrics>,
     /// State transitions refused since start.
     pub refused_transitions: AtomicU64,
     /// Packets and bytes of deleted endpoints by direction and reason, so that the node's totals never decrease.
@@ -120,6 +126,7 @@ impl Default for Metrics {
             health_launches: Counter::default(),
             health_trips: Family::default(),
             health_losses: Family::default(),
+            commands: Arc::default(),
             refused_transitions: AtomicU64::new(0),
             past_counters: Mutex::default(),
         }
@@ -203,6 +210,7 @@ impl Metrics {
     ) -> String {
         let mut registry = Registry::with_prefix("wharf");
         self.own(&mut registry);
+        self.commands.register(&mut registry);
         gauges(&mut registry, status);
         pools(&mut registry, status);
         controllers(&mut registry, status, runs, stale);

@@ -23,6 +23,7 @@ fn status(overall: &str, serving: bool) -> Value {
                   "requests": {"forwarded": 0, "denied": 0, "failed": 0}, "name_addresses": 0},
         "resident_bytes": 0, "stuck": [], "quarantined": [], "audit_findings": null,
         "deletion_queue": {"records": 0, "oldest_age_ms": 0, "unusable": 0, "drained": 0, "canary": "came out after 1 ms"},
+        "commands": {"succeeded": 0, "failed": 0, "deferred": 0},
         "admission": {"waiting": 0, "running": 0, "deletes": 0, "cost_ms": 0, "refused": 0},
         "network": {"device_mode": "veth", "routing": "the node's routes", "masquerading": "none"},
         "controllers_total": 0, "controllers_unwell": 0, "from_admin": false

@@ -12,6 +12,7 @@ use wharf_api::client::ClientError;
 use wharf_handover::queue::{Deletion, EndpointRef, Queue, VERSION};
 
 use crate::{
+    commands::Done,
     fault::{Code, Fault},
     link::{self, Marked, Removal},
     log::Level,
@@ -23,14 +24,14 @@ use crate::{
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Deletes an attachment without the agent; `why` is how the agent failed to answer.
-pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: &ClientError) -> Result<(), Fault> {
+pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: &ClientError) -> Result<Done, Fault> {
     let say = |level, text: String| conf.log.say(level, format_args!("{subject}: {text}"));
     say(Level::Info, format!("{why}; going on without the agent"));
     let queue = Queue::of_socket(&conf.socket);
     let links = link::find(conf, target).await;
     if links.as_ref().is_ok_and(Vec::is_empty) && is_missing(&queue) {
         say(Level::Info, "no agent has run in this boot, so there is nothing to delete".into());
-        return Ok(());
+        return Ok(Done::default());
     }
     // Without the list of links, the shim only writes the record, which is sufficient.
     let links = links.unwrap_or_else(|why| {
@@ -52,7 +53,7 @@ pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: 
         wharf_crash::point("shim/del/after-link-removed");
     }
     say(Level::Info, format!("the agent will finish it: {}", queue.path().join(record).display()));
-    Ok(())
+    Ok(Done { stdout: None, deferred: true })
 }
 
 /// True when there is no run directory. The agent's first start in a boot creates it.

@@ -18,6 +18,7 @@ use crate::{
     fault::{Code, Fault, first_of, is_absent},
     log::Level,
     netconf::NetConf,
+    report::Run,
     request::{Ask, Command, Target},
     result,
     retry::{self, Absence},
@@ -54,22 +55,35 @@ impl Default for Limits {
     }
 }
 
-/// Runs the command; what it returns goes to stdout.
-pub(crate) fn run(ask: &Ask, limits: &Limits) -> Result<Option<String>, Fault> {
+/// A command that succeeded.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Done {
+    /// What goes to stdout.
+    pub(crate) stdout: Option<String>,
+    /// A deletion record stands for the rest of it, and the agent did not answer.
+    pub(crate) deferred: bool,
+}
+
+/// Runs the command. `told` is what the agent counts it by.
+pub(crate) fn run(ask: &Ask, limits: &Limits, told: Option<&Run>) -> Result<Done, Fault> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Fault::new(Code::TryAgain, format!("starting: {e}")))?;
     let client = Client::new(&ask.conf.socket);
-    let agent = Agent { client, conf: &ask.conf, runtime: ask.runtime.as_deref(), limits };
+    let agent = Agent { client, conf: &ask.conf, runtime: ask.runtime.as_deref(), limits, told };
     let started = Instant::now();
     let outcome = runtime.block_on(async {
         match &ask.command {
-            Command::Add { target, netns, args } => agent.add(target, netns, args).await.map(Some),
-            Command::Del { target } => agent.del(target).await.map(|()| None),
-            Command::Check { target, netns, prev } => agent.check(target, netns, prev.as_ref()).await.map(|()| None),
-            Command::Gc { valid } => agent.gc(valid).await.map(|()| None),
-            Command::Status => agent.status().await.map(|()| None),
+            Command::Add { target, netns, args } => {
+                agent.add(target, netns, args).await.map(|result| Done { stdout: Some(result), deferred: false })
+            }
+            Command::Del { target } => agent.del(target).await,
+            Command::Check { target, netns, prev } => {
+                agent.check(target, netns, prev.as_ref()).await.map(|()| Done::default())
+            }
+            Command::Gc { valid } => agent.gc(valid).await.map(|()| Done::default()),
+            Command::Status => agent.status().await.map(|()| Done::default()),
         }
     });
     let took = started.elapsed().as_micros();
@@ -87,6 +101,7 @@ struct Agent<'a> {
     conf: &'a NetConf,
     runtime: Option<&'a str>,
     limits: &'a Limits,
+    told: Option<&'a Run>,
 }
 
 impl Agent<'_> {
@@ -133,7 +148,7 @@ impl Agent<'_> {
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }
 
-    async fn del(&self, target: &Target) -> Result<(), Fault> {
+    async fn del(&self, target: &Target) -> Result<Done, Fault> {
         let subject = self.subject("DEL", target);
         let id = id(target);
         // The interface may be another network's: an ADD that was refused for that is followed by a DEL all the same.
@@ -148,12 +163,12 @@ impl Agent<'_> {
         match answer {
             Ok(done) => {
                 self.conf.log.say(Level::Info, format_args!("{subject}: deleted endpoints {:?}", done.deleted));
-                finished(&subject, &done)
+                finished(&subject, &done).map(|()| Done::default())
             }
             // Never added, or deleted before: both are what DEL is for.
             Err(e) if e.is_not_found() => {
                 self.conf.log.say(Level::Info, format_args!("{subject}: not known to the agent"));
-                Ok(())
+                Ok(Done::default())
             }
             Err(e) if is_absent(&e) || went_away(&e) || self.is_stuck(&e) => {
                 away::delete(&subject, self.conf, target, &e).await
@@ -219,7 +234,11 @@ impl Agent<'_> {
     }
 
     fn within(&self, limit: Duration) -> Client {
-        self.client.clone().with_timeout(limit)
+        let client = self.client.clone().with_timeout(limit);
+        match self.told.and_then(Run::header) {
+            Some(header) => client.with_command(&header),
+            None => client,
+        }
     }
 
     fn subject(&self, command: &str, target: &Target) -> String {
@@ -273,8 +292,9 @@ fn finished(subject: &str, done: &DeleteResult) -> Result<(), Fault> {
     let failed: Vec<String> =
         done.errors.iter().map(|e| format!("{} of endpoint {}: {}", e.step, e.endpoint, e.message)).collect();
     let steps = if failed.len() == 1 { "1 step" } else { &format!("{} steps", failed.len()) };
-    Err(Fault::new(Code::TryAgain, format!("{subject}: {steps} failed, the rest is done: {}", first_of(&failed)))
-        .with_details("the next DEL or GC tries again what failed"))
+    let fault =
+        Fault::new(Code::TryAgain, format!("{subject}: {steps} failed, the rest is done: {}", first_of(&failed)));
+    Err(Fault { counted: true, ..fault.with_details("the next DEL or GC tries again what failed") })
 }
 
 #[cfg(test)]

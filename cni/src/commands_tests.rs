@@ -14,6 +14,8 @@ use super::*;
 
 /// Nobody has a link of this container, in whatever namespace the tests run.
 const CONTAINER: &str = "wharf-cni-unit-test";
+/// A DEL that left a record.
+const DEFERRED: Done = Done { stdout: None, deferred: true };
 
 /// A machine with a run directory and no agent.
 struct Machine {
@@ -33,8 +35,8 @@ impl Machine {
         Queue::new(self.dir.path())
     }
 
-    fn del(&self, limits: &Limits) -> Result<Option<String>, Fault> {
-        run(&ask(&self.socket(), Command::Del { target: target() }), limits)
+    fn del(&self, limits: &Limits) -> Result<Done, Fault> {
+        run(&ask(&self.socket(), Command::Del { target: target() }), limits, None)
     }
 
     /// The one record there is.
@@ -98,7 +100,7 @@ fn later() -> Option<String> {
 #[test]
 fn del_without_an_agent_leaves_a_record_and_succeeds() {
     let machine = Machine::new();
-    assert_eq!(machine.del(&impatient()), Ok(None));
+    assert_eq!(machine.del(&impatient()), Ok(DEFERRED));
     let record = machine.record();
     assert_eq!(
         (record.network.as_str(), record.container_id.as_str(), record.ifname.as_str()),
@@ -108,7 +110,7 @@ fn del_without_an_agent_leaves_a_record_and_succeeds() {
     assert_eq!((record.boot_id.as_str(), record.endpoint, record.canary), (boot_id.trim(), None, None));
     // Again, and with a socket that a killed agent left.
     drop(UnixListener::bind(machine.socket()).unwrap());
-    assert_eq!(machine.del(&impatient()), Ok(None));
+    assert_eq!(machine.del(&impatient()), Ok(DEFERRED));
     assert_eq!(machine.record().written_unix_ms, record.written_unix_ms);
 }
 
@@ -131,7 +133,7 @@ fn del_waits_for_an_agent_that_comes_back() {
         assert_eq!(second.join().unwrap(), 1);
         del.join().unwrap()
     });
-    assert_eq!(late, Ok(None));
+    assert_eq!(late, Ok(Done::default()));
     assert_eq!(machine.queue().list().unwrap(), [], "the agent did it");
 }
 
@@ -140,7 +142,7 @@ fn del_of_an_agent_that_is_silent_goes_by_the_queue() {
     let machine = Machine::new();
     let agent = machine.agent(vec![None]);
     // Long enough for the request to get there on any machine.
-    assert_eq!(machine.del(&Limits { del_answer: Duration::from_secs(1), ..impatient() }), Ok(None));
+    assert_eq!(machine.del(&Limits { del_answer: Duration::from_secs(1), ..impatient() }), Ok(DEFERRED));
     assert_eq!(agent.join().unwrap(), 1, "it had its time, and is not asked twice");
     assert_eq!(machine.record().container_id, CONTAINER);
 }
@@ -149,7 +151,7 @@ fn del_of_an_agent_that_is_silent_goes_by_the_queue() {
 fn del_of_an_agent_that_dies_each_time_goes_by_the_queue() {
     let machine = Machine::new();
     let agent = machine.agent(vec![Some(String::new())]);
-    assert_eq!(machine.del(&impatient()), Ok(None));
+    assert_eq!(machine.del(&impatient()), Ok(DEFERRED));
     assert_eq!(agent.join().unwrap(), 1);
     assert_eq!(machine.record().container_id, CONTAINER);
 }
@@ -179,7 +181,8 @@ fn a_delete_in_part_is_the_agents_answer_and_is_not_queued() {
 fn del_before_any_agent_ran_in_this_boot_has_nothing_to_do() {
     let machine = Machine::new();
     let run_dir = machine.dir.path().join("none");
-    assert_eq!(run(&ask(&run_dir.join("wharf.sock"), Command::Del { target: target() }), &impatient()), Ok(None));
+    let del = ask(&run_dir.join("wharf.sock"), Command::Del { target: target() });
+    assert_eq!(run(&del, &impatient(), None), Ok(Done::default()));
     assert!(!run_dir.exists());
 }
 
@@ -206,7 +209,7 @@ fn del_whose_record_cannot_be_written_is_to_be_tried_again() {
 fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
     let add = |machine: &Machine, limits: &Limits| {
         let command = Command::Add { target: target(), netns: "/run/netns/c1".into(), args: Box::default() };
-        run(&ask(&machine.socket(), command), limits)
+        run(&ask(&machine.socket(), command), limits, None)
     };
     let machine = Machine::new();
     let fault = add(&machine, &impatient()).unwrap_err();
@@ -226,7 +229,7 @@ fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
 fn only_a_whole_wait_without_an_answer_says_that_the_agent_is_stuck() {
     let conf = ask(Path::new("/s"), Command::Status).conf;
     let limits = Limits::default();
-    let agent = Agent { client: Client::new("/s"), conf: &conf, runtime: None, limits: &limits };
+    let agent = Agent { client: Client::new("/s"), conf: &conf, runtime: None, limits: &limits, told: None };
     let timeout = |after| ClientError::Timeout { operation: "DELETE /".into(), after };
     assert!(agent.is_stuck(&timeout(limits.del_answer)));
     assert!(!agent.is_stuck(&timeout(Duration::from_secs(3))), "the rest of a minute of \"not now\"");

@@ -1,9 +1,11 @@
 //! Errors as CNI has them: a code, a short message, details.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 use wharf_api::{ErrorCode, client::ClientError};
 
-use crate::netconf::Version;
+use crate::{netconf::Version, retry::NOT_NOW};
 
 /// Error codes. Below 100 they are the specification's (CNI 1.1.0, section 5, "Error"), from 100 on ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,11 +54,13 @@ pub(crate) struct Fault {
     pub(crate) code: Code,
     pub(crate) msg: String,
     pub(crate) details: String,
+    /// The agent answered so, and has counted the command.
+    pub(crate) counted: bool,
 }
 
 impl Fault {
     pub(crate) fn new(code: Code, msg: impl Into<String>) -> Self {
-        Self { code, msg: msg.into(), details: String::new() }
+        Self { code, msg: msg.into(), details: String::new(), counted: false }
     }
 
     pub(crate) fn config(msg: impl Into<String>) -> Self {
@@ -74,7 +78,9 @@ impl Fault {
 
     /// The fault for a failed call; `subject` names the command and what it is about.
     pub(crate) fn of_client(subject: &str, error: &ClientError) -> Self {
-        let fault = Self::new(code_of(error), format!("{subject}: {}", message_of(error)));
+        let mut fault = Self::new(code_of(error), format!("{subject}: {}", message_of(error)));
+        // "Not now" ends no command for the agent: it is asked again, or the shim tells that it gave up.
+        fault.counted = matches!(error, ClientError::Api { status, .. } if !NOT_NOW.contains(status));
         match error {
             ClientError::Api { error, .. } => {
                 // What the agent's log calls it, for whoever looks there next.
@@ -130,6 +136,17 @@ fn code_of(error: &ClientError) -> Code {
 pub struct Failure {
     pub(crate) version: String,
     pub(crate) fault: Fault,
+    /// What is known of the configuration.
+    pub(crate) origin: Box<Origin>,
+}
+
+/// What a configuration says of itself, whatever else is wrong with it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// Network; empty where there is none with a valid name.
+    pub(crate) network: String,
+    /// The agent's socket.
+    pub(crate) socket: Option<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -144,7 +161,7 @@ struct Body<'a> {
 
 impl Failure {
     pub(crate) fn new(version: &str, fault: Fault) -> Self {
-        Self { version: version.to_owned(), fault }
+        Self { version: version.to_owned(), fault, origin: Box::default() }
     }
 
     /// A failure before a version was read.
@@ -152,10 +169,15 @@ impl Failure {
         Self::new(Version::NEWEST.as_str(), fault)
     }
 
+    /// With what is known of the configuration.
+    pub(crate) fn of(self, origin: Origin) -> Self {
+        Self { origin: Box::new(origin), ..self }
+    }
+
     /// What goes to stdout.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let Fault { code, msg, details } = &self.fault;
+        let Fault { code, msg, details, counted: _ } = &self.fault;
         let body = Body { cni_version: &self.version, code: *code as u16, msg, details };
         // Four plain fields cannot fail to serialise; an answer without details is still better than none.
         serde_json::to_string(&body).unwrap_or_else(|_| format!(r#"{{"code":{},"msg":"error"}}"#, *code as u16))

@@ -8,7 +8,7 @@
 //!   the shim's only netlink;
 //! - `runtime`: which program runs the plugin;
 //! - `result`: the result of ADD in the version asked for; [`fault`]: errors and their CNI codes;
-//! - `log`: lines on stderr.
+//! - `report`: what the agent is told of this run, with each request or by a report; `log`: lines on stderr.
 //!
 //! Stdout holds the result, or the error, or nothing. The exit status is 0 or 1. This is a library so that what reads
 //! bytes from outside can be fuzzed; nobody else links it.
@@ -28,6 +28,7 @@ mod link;
 mod log;
 mod netconf;
 mod ports;
+mod report;
 pub mod request;
 mod result;
 mod retry;
@@ -42,36 +43,64 @@ use std::{
 
 use crate::{
     commands::Limits,
-    fault::Failure,
-    request::{Env, Request},
+    fault::{Code, Failure, Fault, Origin},
+    log::Level,
+    report::{End, Run},
+    request::{Ask, Env, Request},
 };
 
 /// The whole run of the plugin, with this process's environment, stdin and stdout.
 #[must_use]
 pub fn run() -> ExitCode {
-    match answer() {
-        Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(answer)) => print(&answer, ExitCode::SUCCESS),
-        Err(failure) => print(&failure.to_json(), ExitCode::FAILURE),
+    let env = Env::of_process();
+    let run = Run::of(&env);
+    match Request::read(&env, &mut io::stdin().lock()) {
+        Ok(Request::Version { cni_version }) => match print(&result::versions(&cni_version)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        },
+        Ok(Request::Ask(ask)) => answer(&ask, run),
+        Err(failure) => fail(&failure, run, Level::Warn),
     }
 }
 
-/// What goes to stdout, if anything.
-fn answer() -> Result<Option<String>, Failure> {
-    let request = Request::read(&Env::of_process(), &mut io::stdin().lock())?;
-    match request {
-        Request::Version { cni_version } => Ok(Some(result::versions(&cni_version))),
-        Request::Ask(ask) => {
-            commands::run(&ask, &Limits::default()).map_err(|fault| Failure::new(ask.conf.version.as_str(), fault))
-        }
+/// Asks the agent, prints what it answers, and tells how that ended.
+fn answer(ask: &Ask, run: Option<Run>) -> ExitCode {
+    let conf = &ask.conf;
+    let origin = Origin { network: conf.name.clone(), socket: Some(conf.socket.clone()) };
+    let run = run.map(|run| run.on(&conf.name));
+    let done = commands::run(ask, &Limits::default(), run.as_ref());
+    let failed = |fault| fail(&Failure::new(conf.version.as_str(), fault).of(origin.clone()), run.clone(), conf.log);
+    let done = match done {
+        Ok(done) => done,
+        Err(fault) => return failed(fault),
+    };
+    // Whoever ran us must not take silence for success.
+    if let Some(Err(e)) = done.stdout.as_deref().map(print) {
+        return failed(Fault::new(Code::Io, format!("writing the result to standard output: {e}")));
+    }
+    let end = if done.deferred { End::Deferred } else { End::Success { counted: true } };
+    report(run, &end, &origin, conf.log);
+    ExitCode::SUCCESS
+}
+
+/// Prints the error, and tells of it.
+fn fail(failure: &Failure, run: Option<Run>, log: Level) -> ExitCode {
+    // The exit status says it where nobody reads.
+    let _ = print(&failure.to_json());
+    report(run, &End::Failure(&failure.fault), &failure.origin, log);
+    ExitCode::FAILURE
+}
+
+fn report(run: Option<Run>, end: &End<'_>, origin: &Origin, log: Level) {
+    if let Some(Err(why)) = run.map(|run| run.report(end, origin)) {
+        log.say(Level::Warn, format_args!("{why}"));
     }
 }
 
-fn print(text: &str, code: ExitCode) -> ExitCode {
+fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()) {
-        Ok(()) => code,
-        // Nobody reads us: whoever ran us must not take silence for success.
-        Err(_) => ExitCode::FAILURE,
-    }
+    out.write_all(text.as_bytes())?;
+    out.write_all(b"\n")?;
+    out.flush()
 }

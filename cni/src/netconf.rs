@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use wharf_api::DEFAULT_SOCKET;
 
 use crate::{
-    fault::{Code, Fault},
+    fault::{Code, Fault, Origin},
     json::Object,
     log::Level,
     rules::{self, cut},
@@ -123,6 +123,15 @@ impl NetConf {
     /// The document, for keys that only one command reads.
     pub(crate) fn document(&self) -> Object<'_> {
         Object::root(&self.document)
+    }
+}
+
+impl Origin {
+    /// Of any JSON object.
+    pub(crate) fn of(document: &Map<String, Value>) -> Self {
+        let root = Object::root(document);
+        let network = root.string("name").ok().flatten().filter(|name| rules::name(name).is_ok()).unwrap_or_default();
+        Self { network: network.to_owned(), socket: socket(&root).ok() }
     }
 }
 

@@ -14,7 +14,7 @@ use wharf_api::GcAttachment;
 use crate::{
     args::ContainerArgs,
     check::PrevResult,
-    fault::{Code, Failure, Fault},
+    fault::{Code, Failure, Fault, Origin},
     json::Object,
     log::Level,
     netconf::{NetConf, Version},
@@ -107,10 +107,10 @@ impl Request {
         };
         let subject = verb.subject(env).map_err(Failure::unversioned)?;
         let document = read_document(stdin).map_err(Failure::unversioned)?;
-        let version = echoed_version(&document);
+        let (version, origin) = (echoed_version(&document), Origin::of(&document));
         let ask = NetConf::parse(document)
             .and_then(|conf| subject.with_conf(verb, conf))
-            .map_err(|fault| Failure::new(&version, fault))?;
+            .map_err(|fault| Failure::new(&version, fault).of(origin))?;
         Ok(Self::Ask(Box::new(Ask { runtime: env.runtime.clone(), ..ask })))
     }
 }

@@ -17,7 +17,7 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 /// is found soon.
 const MAX_ABSENT_WAIT: Duration = Duration::from_millis(130);
 /// Statuses that mean "not now": too many requests, service unavailable.
-const NOT_NOW: [u16; 2] = [429, 503];
+pub(crate) const NOT_NOW: [u16; 2] = [429, 503];
 
 /// How to wait for an absent agent. A restart takes a second or two, so the agent may return during the wait.
 #[derive(Debug, Clone, Copy)]

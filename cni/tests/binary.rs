@@ -5,7 +5,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::{Outcome, Run, endpoint, error};
-use wharf_handover::queue::MAX_RECORDS;
+use wharf_handover::{command::Verb, queue::MAX_RECORDS, report::Outcome as End};
 
 const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const ID: &str = "/v1/endpoint/cni-attachment-id:c1:eth0";
@@ -414,4 +414,91 @@ fn a_hostile_result_cannot_break_the_frame() {
     let outcome = Run::new("ADD", "1.0.0").answer(201, &endpoint).go();
     assert_eq!(outcome.json()["interfaces"][0]["name"], endpoint["host_ifname"]);
     assert_eq!(outcome.stdout.lines().count(), 1);
+}
+
+#[test]
+fn requests_name_their_command_and_what_the_agent_answers_is_not_reported() {
+    let pod = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0";
+    let added = Run::new("ADD", "1.1.0").reporting().var("CNI_ARGS", pod).answer(201, &endpoint()).go();
+    let (command, age) = added.requests[0].command.clone().unwrap();
+    let names = [&command.network, &command.container_id, &command.ifname, &command.pod_name, &command.pod_namespace];
+    assert_eq!((command.verb, names), (Verb::Add, ["net", "c1", "eth0", "web-0", "shop"].map(String::from).each_ref()));
+    assert!(age.as_secs() < 60, "{age:?}");
+    assert_eq!(added.reports(), []);
+
+    let step = json!({"deleted": [], "errors": [{"step": "unpin", "endpoint": "7", "message": "device busy"}]});
+    for (command, status, body) in [
+        ("ADD", 409, error("exists", None)),
+        ("ADD", 500, error("kernel", None)),
+        ("DEL", 200, json!({"deleted": [7], "errors": []})),
+        ("DEL", 404, error("not-found", None)),
+        ("DEL", 206, step.clone()),
+        ("GC", 206, step),
+    ] {
+        let outcome = Run::new(command, "1.1.0").reporting().answer(status, &body).go();
+        let (named, _) = outcome.requests[0].command.clone().unwrap();
+        assert_eq!((named.verb.as_str(), outcome.reports().len()), (command, 0), "{outcome:?}");
+        assert_ne!(named.id, 0);
+    }
+}
+
+#[test]
+fn what_the_agent_cannot_know_is_reported() {
+    let one = |run: Run| {
+        let outcome = run.reporting().go();
+        let mut reports = outcome.reports();
+        assert_eq!(reports.len(), 1, "{outcome:?}");
+        reports.remove(0)
+    };
+    let absent = one(Run::new("ADD", "1.1.0"));
+    assert_eq!((absent.outcome, absent.code), (End::Failure, Some(11)));
+    assert!(absent.duration_us > 500_000, "ADD waits a second for the agent: {absent:?}");
+    assert_eq!((absent.command.network.as_str(), absent.command.container_id.as_str()), ("net", "c1"));
+
+    let config = one(Run::new("ADD", "1.1.0").key("mtu", json!("x")));
+    assert_eq!((config.code, config.command.network.as_str()), (Some(7), "net"));
+    let version = one(Run::new("ADD", "9.9.9"));
+    assert_eq!((version.code, version.command.network.as_str()), (Some(1), "net"));
+    // Neither names an agent.
+    let environment = Run::new("DEL", "1.1.0").var("CNI_CONTAINERID", "../c").reporting().go();
+    let no_json = Run::new("ADD", "1.1.0").stdin(b"{").reporting().go();
+    assert_eq!((environment.code(), no_json.code()), (4, 6));
+    assert_eq!((environment.reports(), no_json.reports()), (Vec::new(), Vec::new()));
+    let given_up = one(Run::new("DEL", "1.1.0").answer(429, &error("overloaded", None)));
+    assert_eq!((given_up.outcome, given_up.code), (End::Failure, Some(11)));
+    let closed = one(Run::new("ADD", "1.1.0").raw_answer(b""));
+    assert_eq!((closed.outcome, closed.code), (End::Failure, Some(11)));
+    let unread = one(Run::new("ADD", "1.1.0").answer(201, &endpoint()).full_stdout());
+    assert_eq!((unread.outcome, unread.code), (End::Failure, Some(5)));
+    assert!(unread.message.contains("No space left"), "{}", unread.message);
+}
+
+#[test]
+fn del_by_the_queue_is_reported_as_deferred() {
+    let outcome = Run::new("DEL", "1.1.0").var("CNI_CONTAINERID", "wharf-cni-binary-test").reporting().go();
+    outcome.assert_silent();
+    assert_eq!(outcome.queue().list().unwrap().len(), 1);
+    let [report] = &outcome.reports()[..] else { panic!("{outcome:?}") };
+    assert_eq!((report.outcome, report.code, report.command.verb), (End::Deferred, None, Verb::Del));
+}
+
+#[test]
+fn the_verdict_of_check_is_the_plugins_and_status_is_not_told() {
+    let checked = Run::new("CHECK", "1.1.0").reporting().answer(404, &error("not-found", None)).go();
+    assert_eq!(checked.code(), 3);
+    assert_eq!(checked.requests[0].command, None, "the agent does not count it");
+    let [report] = &checked.reports()[..] else { panic!("{checked:?}") };
+    assert_eq!((report.command.verb, report.outcome, report.code), (Verb::Check, End::Failure, Some(3)));
+
+    let asked = Run::new("STATUS", "1.1.0").reporting().answer(200, &status(true, &json!([]), &roomy())).go();
+    asked.assert_silent();
+    assert_eq!((asked.requests[0].command.clone(), asked.reports().len()), (None, 0));
+}
+
+#[test]
+fn where_no_agent_has_run_nothing_is_left_behind() {
+    let outcome = Run::new("ADD", "1.1.0").go();
+    assert_eq!(outcome.code(), 11);
+    assert_eq!(std::fs::read_dir(outcome.dir.path()).unwrap().count(), 0);
+    assert!(!outcome.stderr.contains("report"), "{}", outcome.stderr);
 }

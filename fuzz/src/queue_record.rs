@@ -1,9 +1,13 @@
-//! A file in the deletion queue. It lies under the name that its own content asks for where it has one: a record whose
+//! A file in the deletion queue or among the reports, and the header that names a command. A file of the queue lies under the name that its own content asks for where it has one: a record whose
 //! name lies is refused before anything else of it matters.
 
 use std::{fs, path::Path};
 
-use wharf_handover::queue::{Deletion, Entry, Queue};
+use wharf_handover::{
+    command::Command,
+    queue::{Deletion, Entry, Queue},
+    report::{MAX_MESSAGE_BYTES, Reports},
+};
 use wharf_names::rules as names;
 
 /// Longest reason, bytes: a text cut to 80 characters, escaped, and the words around it.
@@ -11,6 +15,11 @@ const MAX_WHY: usize = 1200;
 
 /// Runs one input.
 pub fn run(data: &[u8]) {
+    if let Ok((command, age)) = Command::of_header(data) {
+        let header = command.to_header(age);
+        assert_eq!(Command::of_header(header.as_bytes()).expect("a header that was written"), (command, age));
+    }
+    report(data);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let queue = Queue::new(&directory.path().join("run"));
     queue.ensure_directory().expect("the queue's directory");
@@ -23,6 +32,28 @@ pub fn run(data: &[u8]) {
     match &entry.content {
         Ok(deletion) => accepted(&queue, &entry, deletion, directory.path()),
         Err(why) => refused(&queue, &entry, &why.to_string(), data),
+    }
+}
+
+/// What is taken for a report can be written by a shim, and is the same report then but for the length of its message.
+fn report(data: &[u8]) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let reports = Reports::new(directory.path());
+    reports.ensure_directory().expect("the reports' directory");
+    fs::write(reports.path().join("1"), data).expect("write the report");
+    let listed = reports.list().expect("the reports can be read");
+    assert_eq!(listed.len(), 1);
+    for entry in listed {
+        reports.remove(&entry).expect("a report can be removed");
+        match entry.content {
+            Err(why) => assert!(why.to_string().len() <= MAX_WHY, "{why}"),
+            Ok(mut report) => {
+                reports.put(&report).expect("a report can be put");
+                report.message.truncate(report.message.floor_char_boundary(MAX_MESSAGE_BYTES));
+                let again = reports.list().expect("the reports can be read");
+                assert_eq!(again.into_iter().map(|e| e.content).collect::<Vec<_>>(), [Ok(report)]);
+            }
+        }
     }
 }
 

@@ -25,6 +25,7 @@ pub(super) struct File {
     pub(super) ipv6_pool: Option<Vec<IpNet>>,
     pub(super) node_name: Option<String>,
     pub(super) metrics_listen: Option<SocketAddr>,
+    pub(super) otlp_endpoint: Option<String>,
     pub(super) log_level: Option<String>,
     pub(super) log_format: Option<LogFormat>,
     pub(super) mtu: Option<u32>,

@@ -64,6 +64,10 @@ pub struct Flags {
     /// Address and port for Prometheus metrics; they are always on the socket as GET /metrics too
     #[arg(long, env = "WHARF_METRICS_LISTEN", value_name = "ADDR:PORT")]
     pub metrics_listen: Option<SocketAddr>,
+    /// OpenTelemetry collector that gets a span for each CNI command, by OTLP over gRPC (`http://HOST:PORT`); needs a build with
+    /// the feature `otlp` (docs/metrics.md)
+    #[arg(long, env = "WHARF_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// Log filter: error, warn, info, debug, trace, or target=level pairs [default: info]
     #[arg(long, env = "WHARF_LOG_LEVEL", value_name = "FILTER")]
     pub log_level: Option<String>,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 use wharf_api::{NodeHealth, ProxyState};
+use wharf_handover::{command::Verb, report::Outcome};
 
 use super::*;
 
@@ -42,6 +43,8 @@ fn encoded(format: Format) -> String {
     metrics.phase("create", "lease", Duration::from_millis(1));
     metrics.operation("create", Duration::from_millis(3), true);
     metrics.self_check();
+    metrics.commands.ended(Verb::Add, "net", "own", Outcome::Success, Duration::from_millis(3));
+    metrics.commands.lost(Loss::Full, 1);
     metrics.health(&health());
     let row = |direction: &str, reason: &str, dropped| MetricRow {
         endpoint: None,

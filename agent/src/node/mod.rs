@@ -23,11 +23,12 @@ use std::{
     time::Instant,
 };
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 use wharf_core::{identities::Identities, ipam::Ipam, kernel::Kernel};
 use wharf_datapath::LinuxKernel;
 
 use crate::{
+    commands::{Commands, Ended, Mode},
     config::AgentConfig,
     findings::Left,
     node::{flows::Flows, health::Health, lifecycle::Lifecycle, part::Parts, self_checks::SelfChecks},
@@ -43,6 +44,8 @@ pub const LOOKS: usize = 4;
 pub struct Node<K: Kernel> {
     /// What the life of endpoints takes.
     pub life: Arc<Lifecycle<K>>,
+    /// CNI commands.
+    pub commands: Arc<Commands>,
     /// The health endpoint.
     pub health: Arc<Health>,
     /// Self-checks of endpoints.
@@ -78,10 +81,15 @@ impl<K: Kernel> Node<K> {
         ipam: Ipam,
         redirects: Arc<dyn Redirects>,
         identities: Arc<dyn Identities>,
+        exporter: Option<mpsc::Sender<Arc<Ended>>>,
     ) -> Arc<Self> {
+        let health = Arc::new(Health::new(&config));
+        let life = Arc::new(Lifecycle::new(config, kernel, store, ipam, redirects, identities));
+        let commands = Arc::new(Commands::new(Mode::Own, Arc::clone(&life.metrics.commands), exporter));
         Arc::new(Self {
-            health: Arc::new(Health::new(&config)),
-            life: Arc::new(Lifecycle::new(config, kernel, store, ipam, redirects, identities)),
+            commands,
+            health,
+            life,
             self_checks: Arc::default(),
             flows: Arc::default(),
             audit_findings: Mutex::default(),

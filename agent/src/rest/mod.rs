@@ -1,6 +1,7 @@
 //! The REST API: routes, and the document they make.
 
 pub mod audit;
+pub mod command;
 pub mod config;
 pub mod endpoint;
 pub mod error;
@@ -103,6 +104,7 @@ pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
                 "find route: no such path; GET /v1/openapi.json lists them",
             )
         })
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&node), command::measure))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&node), operation::follow))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(log))

@@ -14,6 +14,7 @@ use wharf_api::ErrorCode;
 
 use crate::{
     node::LinuxNode,
+    rest::command::Counted,
     telemetry::operation::{self, Kind, OpId},
 };
 
@@ -55,6 +56,7 @@ pub async fn follow(State(node): State<Arc<LinuxNode>>, request: Request, next: 
         let response = next.run(request).await;
         if let Some(Told { code, message }) = response.extensions().get()
             && is_told(response.status())
+            && response.extensions().get::<Counted>().is_none()
         {
             let status = response.status().as_u16();
             if response.status().is_server_error() {

@@ -146,6 +146,7 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
         stuck: Vec::new(),
         quarantined: Vec::new(),
         deletion_queue: DeletionQueueStatus::default(),
+        commands: node.commands.status(),
         admission: AdmissionStatus::default(),
         audit_findings: None,
         refused_transitions: node.life.metrics.refused_transitions.load(Ordering::Relaxed),

@@ -1,4 +1,4 @@
-use wharf_api::{AgentStatus, Health};
+use wharf_api::{AgentStatus, CommandStatus, Health};
 
 use super::*;
 
@@ -23,6 +23,7 @@ fn empty() -> AgentStatus {
         stuck: Vec::new(),
         quarantined: Vec::new(),
         deletion_queue: DeletionQueueStatus::default(),
+        commands: CommandStatus::default(),
         admission: AdmissionStatus::default(),
         audit_findings: None,
         refused_transitions: 0,

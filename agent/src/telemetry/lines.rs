@@ -64,7 +64,7 @@ impl LogFormat {
 const MAX_VALUE: usize = 4096;
 
 /// Fields that name a line's subject, in order of preference; floods are counted by subject.
-const SUBJECTS: [&str; 6] = ["endpoint", "attachment", "file", "controller", "ip", "path"];
+const SUBJECTS: [&str; 7] = ["endpoint", "attachment", "container", "file", "controller", "ip", "path"];
 
 /// Where finished lines go.
 type Sink = Box<dyn Fn(&str) + Send + Sync>;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use wharf_api::{
-    AdmissionStatus, AgentStatus, BpfMap, ComponentStatus, ControllerStatus, DeletionQueueStatus, Endpoint,
-    EndpointState, EndpointStatus, Health, IpFamily, KernelStatus, NetworkStatus, PoolView, PreparedStatus,
+    AdmissionStatus, AgentStatus, BpfMap, CommandStatus, ComponentStatus, ControllerStatus, DeletionQueueStatus,
+    Endpoint, EndpointState, EndpointStatus, Health, IpFamily, KernelStatus, NetworkStatus, PoolView, PreparedStatus,
     ProxyStatus,
 };
 
@@ -125,6 +125,7 @@ pub(crate) fn status() -> AgentStatus {
         stuck: Vec::new(),
         quarantined: Vec::new(),
         deletion_queue: DeletionQueueStatus { canary: "came out after 3 ms".to_owned(), ..Default::default() },
+        commands: CommandStatus::default(),
         admission: AdmissionStatus::default(),
         audit_findings: Some(0),
         refused_transitions: 3,

@@ -2,7 +2,7 @@
 
 mod problem;
 
-use wharf_api::{AgentStatus, BpfMap, ControllerStatus, Health, IpFamily};
+use wharf_api::{AgentStatus, BpfMap, CommandStatus, ControllerStatus, Health, IpFamily};
 
 use self::problem::problems;
 use super::{
@@ -20,6 +20,10 @@ pub(crate) struct Detail {
     /// Every controller, not only those that fail.
     pub(crate) all_controllers: bool,
 }
+
+/// Longest name and longest message of the last CNI command that failed, characters; the log has them whole.
+const MAX_SUBJECT: usize = 40;
+const MAX_WHY: usize = 160;
 
 /// The note printed when the answer comes from the admin thread.
 pub(crate) const FROM_ADMIN: &str = "the API does not answer; this is from the admin thread";
@@ -43,6 +47,9 @@ pub(crate) fn status(s: &AgentStatus, style: &Style, detail: Detail) -> String {
     ipam(&mut screen, s);
     endpoints(&mut screen, s, detail);
     maps(&mut screen, s);
+    if let Some(commands) = commands(&s.commands, style.now_unix_ms) {
+        screen.line("CNI commands", &commands);
+    }
     if s.admission.waiting > 0 || s.admission.refused > 0 || detail.verbose {
         let a = &s.admission;
         let deletes = text::count(a.deletes, "delete");
@@ -174,6 +181,24 @@ fn endpoints(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
         String::new()
     };
     screen.toned("Endpoints", Tone::Plain, &total.to_string(), &(states.join(", ") + &refused));
+}
+
+/// The counts of CNI commands and the last failure; none before the first command.
+fn commands(c: &CommandStatus, now: u64) -> Option<String> {
+    if c.succeeded == 0 && c.failed == 0 && c.deferred == 0 {
+        return None;
+    }
+    let mut line = format!("{} ok, {} failed", c.succeeded, c.failed);
+    if c.deferred > 0 {
+        line.push_str(&format!(", {} deferred", c.deferred));
+    }
+    if let Some(last) = &c.last_failure {
+        let name = if last.pod_name.is_empty() { &last.container_id } else { &last.pod_name };
+        let subject = if name.is_empty() { &last.network } else { name };
+        let (subject, why) = (text::cut(subject, MAX_SUBJECT), text::cut(&last.message, MAX_WHY));
+        line.push_str(&format!(" (last: {} {subject} {}: {why})", last.command, text::ago(now, last.ended_unix_ms)));
+    }
+    Some(line)
 }
 
 fn maps(screen: &mut Screen<'_>, s: &AgentStatus) {

@@ -9,17 +9,24 @@ use std::{
     path::PathBuf,
     process::{Command, Stdio},
     thread::JoinHandle,
+    time::Duration,
 };
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use wharf_handover::queue::Queue;
+use wharf_handover::{
+    command as handed,
+    queue::Queue,
+    report::{Report, Reports},
+};
 
 /// A request as the stand-in got it.
 #[derive(Debug)]
 pub(crate) struct Request {
     /// Method and path.
     pub(crate) line: String,
+    /// The command that the request says it is made for.
+    pub(crate) command: Option<(handed::Command, Duration)>,
     /// Body, null when empty.
     pub(crate) body: Value,
 }
@@ -43,6 +50,11 @@ impl Outcome {
     /// The deletion queue.
     pub(crate) fn queue(&self) -> Queue {
         Queue::new(self.dir.path())
+    }
+
+    /// The reports, oldest first.
+    pub(crate) fn reports(&self) -> Vec<Report> {
+        Reports::new(self.dir.path()).list().unwrap().into_iter().map(|entry| entry.content.unwrap()).collect()
     }
 
     /// Stdout as JSON.
@@ -71,6 +83,7 @@ pub(crate) struct Run {
     answers: Vec<Vec<u8>>,
     /// Answers may be left over.
     as_needed: bool,
+    full: bool,
 }
 
 impl Run {
@@ -87,7 +100,7 @@ impl Run {
             ("CNI_NETNS", "/run/netns/c1".to_owned()),
             ("CNI_PATH", "/opt/cni/bin".to_owned()),
         ];
-        Self { dir, vars, conf, stdin: None, answers: Vec::new(), as_needed: false }
+        Self { dir, vars, conf, stdin: None, answers: Vec::new(), as_needed: false, full: false }
     }
 
     /// Runs in the run directory of a run before.
@@ -151,6 +164,18 @@ impl Run {
         self.conf.to_string().into_bytes()
     }
 
+    /// On a machine where an agent has run, which made the directory of reports.
+    pub(crate) fn reporting(self) -> Self {
+        Reports::new(self.dir.path()).ensure_directory().unwrap();
+        self
+    }
+
+    /// Nothing can be written to stdout.
+    pub(crate) fn full_stdout(mut self) -> Self {
+        self.full = true;
+        self
+    }
+
     /// The deletion queue beside it.
     pub(crate) fn queue(&self) -> Queue {
         Queue::of_socket(&self.socket())
@@ -169,7 +194,11 @@ impl Run {
             .env_clear()
             .envs(self.vars.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+            .stdout(if self.full {
+                Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap())
+            } else {
+                Stdio::piped()
+            })
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -228,7 +257,10 @@ fn read_request(stream: &mut UnixStream) -> Option<Request> {
             if body.len() >= length.parse().unwrap() {
                 let line = head.lines().next().unwrap().trim_end_matches(" HTTP/1.1").to_owned();
                 let body = if body.is_empty() { Value::Null } else { serde_json::from_str(body).unwrap() };
-                return Some(Request { line, body });
+                let command =
+                    head.lines().find_map(|line| line.strip_prefix(wharf_api::COMMAND_HEADER)?.strip_prefix(": "));
+                let command = command.map(|header| handed::Command::of_header(header.as_bytes()).unwrap());
+                return Some(Request { line, command, body });
             }
         }
         match stream.read(&mut chunk).unwrap() {

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use hyper::{Method, StatusCode};
+use hyper::{Method, StatusCode, header::HeaderValue};
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use self::{error::ClientError, exchange::MAX_RESPONSE_BYTES, monitor::Monitor};
@@ -38,19 +38,28 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Client {
     socket: PathBuf,
     timeout: Duration,
+    command: Option<HeaderValue>,
 }
 
 impl Client {
     /// A client of the agent that listens on `socket`. Does not connect yet.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), timeout: DEFAULT_TIMEOUT }
+        Self { socket: socket.into(), timeout: DEFAULT_TIMEOUT, command: None }
     }
 
     /// The same client with another time limit for each call.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// The same client for requests of this CNI command, which the agent counts ([`crate::COMMAND_HEADER`]). Text that no header
+    /// can hold is left out.
+    #[must_use]
+    pub fn with_command(mut self, command: &str) -> Self {
+        self.command = HeaderValue::from_str(command).ok();
         self
     }
 

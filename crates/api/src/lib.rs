@@ -41,5 +41,9 @@ pub use status::*;
 /// Where the agent listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/wharf/wharf.sock";
 
+/// Header of the CNI plugin's requests: which command they are made for, as JSON of the plugin's and the agent's own
+/// (`wharf_handover::command`). The agent counts a request with it as a CNI command.
+pub const COMMAND_HEADER: &str = "wharf-cni-command";
+
 /// Name of the admin thread's socket, beside the one above: it answers what can be looked at when that one does not.
 pub const ADMIN_SOCKET: &str = "admin.sock";

@@ -170,6 +170,41 @@ pub struct DeletionQueueStatus {
     pub canary: String,
 }
 
+/// CNI commands since the agent's start, those that the plugin reported afterwards included.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CommandStatus {
+    /// Commands that did what was asked.
+    pub succeeded: u64,
+    /// Commands that failed.
+    pub failed: u64,
+    /// DELs that succeeded by a durable record, to be carried out later.
+    pub deferred: u64,
+    /// The last one that failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<CommandFailure>,
+}
+
+/// A CNI command that failed. A name is empty where the command has none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CommandFailure {
+    /// `ADD`, `DEL`, `CHECK` or `GC`.
+    pub command: String,
+    /// Network.
+    pub network: String,
+    /// Container.
+    pub container_id: String,
+    /// Interface.
+    pub ifname: String,
+    /// Pod.
+    pub pod_name: String,
+    /// Namespace of the pod.
+    pub pod_namespace: String,
+    /// Why.
+    pub message: String,
+    /// When, milliseconds since the Unix epoch.
+    pub ended_unix_ms: u64,
+}
+
 /// A step that has not ended in its time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StuckStep {
@@ -324,6 +359,9 @@ pub struct AgentStatus {
     /// Deletion queue.
     #[serde(default)]
     pub deletion_queue: DeletionQueueStatus,
+    /// CNI commands.
+    #[serde(default)]
+    pub commands: CommandStatus,
     /// Admission of creates.
     #[serde(default)]
     pub admission: AdmissionStatus,

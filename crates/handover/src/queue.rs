@@ -10,7 +10,7 @@
 //! exceed the cap by one record each. Every file in the directory is untrusted until it is parsed.
 
 mod error;
-mod record;
+pub(crate) mod record;
 #[cfg(test)]
 mod tests;
 
@@ -130,7 +130,7 @@ impl Queue {
         let name = deletion.file_name();
         let path = self.path.join(&name);
         let mut record = deletion.clone();
-        match record::read(&path, &name) {
+        match record::read_deletion(&path, &name) {
             Found::Record(before) if before.boot_id == record.boot_id => {
                 record.written_unix_ms = record.written_unix_ms.min(before.written_unix_ms);
             }
@@ -182,7 +182,7 @@ impl Queue {
             if name == BAD || name.starts_with(TEMPORARY) {
                 continue;
             }
-            let (written_unix_ms, content) = match record::read(&self.path.join(&name), &name) {
+            let (written_unix_ms, content) = match record::read_deletion(&self.path.join(&name), &name) {
                 // Another process removed the record meanwhile.
                 Found::Nothing => continue,
                 Found::Unusable { why, modified_unix_ms } => (modified_unix_ms, Err(why)),
@@ -377,12 +377,12 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// A file of unknown age does not count as older.
-fn is_older(path: &Path, age: Duration) -> bool {
+pub(crate) fn is_older(path: &Path, age: Duration) -> bool {
     let modified = fs::symlink_metadata(path).and_then(|there| there.modified());
     modified.ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
 }
 
 /// A unique part of a file name. The standard library seeds its hashers from the kernel, and each one differently.
-fn token() -> String {
+pub(crate) fn token() -> String {
     format!("{:08x}-{:016x}", std::process::id(), RandomState::new().hash_one(0_u8))
 }

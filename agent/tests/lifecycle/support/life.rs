@@ -87,7 +87,7 @@ impl Machine {
         let Opened { store, snapshot, set_aside, lost, writer } = opened;
         let identities = Arc::<Slow>::default();
         let (proxy, giver) = (Arc::clone(&self.proxy), Arc::clone(&identities));
-        let node = Node::new(self.config.clone(), self.kernel.clone(), store, ipam, proxy, giver);
+        let node = Node::new(self.config.clone(), self.kernel.clone(), store, ipam, proxy, giver, None);
         (runtime, node, Opening { snapshot, set_aside, lost, writer, identities })
     }
 

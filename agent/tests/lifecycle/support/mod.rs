@@ -99,6 +99,7 @@ impl Machine {
             labels_timeout: Duration::ZERO,
             prepared_programs: 0,
             proxy_timeout: PATIENCE,
+            otlp_endpoint: None,
             envoy: None,
             proxy_port: 15_000,
             ip_rest_ms: 0,

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use wharf_api::{ComponentStatus, FlowStatus, Health, PreparedStatus, ProxyStatus};
+use wharf_api::{CommandFailure, CommandStatus, ComponentStatus, FlowStatus, Health, PreparedStatus, ProxyStatus};
 
 use super::*;
 use crate::render::sample::{self, HOSTILE, NOW};
@@ -357,4 +357,34 @@ fn what_works_again_is_not_taken_for_stuck() {
     s.components.iter_mut().for_each(|c| c.stale_ms = Some(12_000));
     let next: Vec<String> = problem::problems(&s, NOW).into_iter().map(|p| p.next).collect();
     assert!(next.iter().all(|next| next.contains("stuck")), "{next:?}");
+}
+
+#[test]
+fn cni_commands_are_counted_and_the_last_failure_is_told() {
+    let line = |s: &AgentStatus| {
+        let text = status(s, &Style::plain(), Detail::default());
+        // Long ones are continued below.
+        let mut lines = text.lines().skip_while(|line| !line.starts_with("CNI commands"));
+        let first = lines.next()?;
+        let rest = lines.take_while(|line| line.starts_with("      "));
+        Some(std::iter::once(first).chain(rest.map(str::trim_start)).collect::<Vec<_>>().join(" "))
+    };
+    let mut s = sample::status();
+    assert_eq!(line(&s), None, "none before the first command");
+    s.commands = CommandStatus { succeeded: 1_204, failed: 3, deferred: 1, last_failure: None };
+    s.commands.last_failure = Some(CommandFailure {
+        command: "ADD".into(),
+        network: "net".into(),
+        container_id: "c1".into(),
+        ifname: "eth0".into(),
+        pod_name: "web-1".into(),
+        pod_namespace: "shop".into(),
+        message: "pool default has no free IPv4 address".into(),
+        ended_unix_ms: NOW - 120_000,
+    });
+    insta::assert_snapshot!(line(&s).unwrap_or_default(), @"CNI commands:       1204 ok, 3 failed, 1 deferred (last: ADD web-1 2m ago: pool default has no free IPv4 address)");
+    let failure = s.commands.last_failure.as_mut().expect("a failure");
+    (failure.pod_name, failure.message) = (HOSTILE.into(), "x".repeat(1_000));
+    let hostile = line(&s).expect("a line");
+    assert!(hostile.len() < 700 && !hostile.contains(|c: char| c.is_control()), "{hostile:?}");
 }

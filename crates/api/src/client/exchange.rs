@@ -68,6 +68,9 @@ impl Client {
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
+        if let Some(command) = &self.command {
+            request = request.header(crate::COMMAND_HEADER, command);
+        }
         let request = request
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|e| call.protocol(format!("the request cannot be written: {e}")))?;

@@ -312,6 +312,7 @@ fn status_of_an_agent_that_does_not_serve_is_a_status() {
         stuck: vec![],
         quarantined: vec![],
         deletion_queue: crate::DeletionQueueStatus::default(),
+        commands: crate::CommandStatus::default(),
         admission: crate::AdmissionStatus::default(),
         audit_findings: Some(3),
         refused_transitions: 0,

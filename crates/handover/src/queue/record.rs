@@ -126,19 +126,27 @@ fn fits(field: &'static str, text: &str, rule: impl Fn(&str) -> Result<(), &'sta
     rule(text).map_err(|rule| Unusable::Field(field, text.chars().take(80).collect(), rule))
 }
 
-/// Result of reading a file of the queue.
-pub(super) enum Found {
+/// Result of reading a file that a shim may have written.
+pub(crate) enum Found<T> {
     /// No file of that name.
     Nothing,
     /// Something that cannot be used.
     Unusable { why: Unusable, modified_unix_ms: u64 },
-    /// A record of that name.
-    Record(Deletion),
+    /// A record.
+    Record(T),
 }
 
-/// Reads a file of the queue. It never follows a symbolic link, blocks on a pipe, or reads more than a record may
+/// Reads a file of the queue, which must be the record of its name.
+pub(super) fn read_deletion(path: &Path, name: &str) -> Found<Deletion> {
+    read(path, |bytes| match Deletion::parse(bytes) {
+        Ok(deletion) if deletion.file_name() != name => Err(Unusable::OtherName),
+        parsed => parsed,
+    })
+}
+
+/// Reads a file. It never follows a symbolic link, blocks on a pipe, or reads more than a record may
 /// have.
-pub(super) fn read(path: &Path, name: &str) -> Found {
+pub(crate) fn read<T>(path: &Path, parse: impl FnOnce(&[u8]) -> Result<T, Unusable>) -> Found<T> {
     // The type is checked before the open, because opening a device may have side effects.
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -157,9 +165,8 @@ pub(super) fn read(path: &Path, name: &str) -> Found {
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_RECORD_BYTES {
         return unusable(Unusable::TooLong);
     }
-    match Deletion::parse(&bytes) {
-        Ok(deletion) if deletion.file_name() == name => Found::Record(deletion),
-        Ok(_) => unusable(Unusable::OtherName),
+    match parse(&bytes) {
+        Ok(record) => Found::Record(record),
         Err(why) => unusable(why),
     }
 }

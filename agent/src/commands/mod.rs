@@ -1,0 +1,307 @@
+//! CNI commands: each is counted, logged and exported once, with its network, mode, container and pod.
+//!
+//! Who knows the end of a command tells it. The agent does where it answers ADD, DEL or GC for good (`rest::command`). The shim
+//! does, by a report ([`reports`]), where it got no such answer, and for CHECK, whose verdict is its own. Where the caller goes away
+//! before the answer, the agent waits for such a report for a while, and then tells that nobody told.
+
+#[cfg(feature = "otlp")]
+pub mod otlp;
+pub mod reports;
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::mpsc;
+use wharf_api::{CommandFailure, CommandStatus};
+use wharf_handover::{command::Command, report::Outcome};
+
+use crate::{
+    clock,
+    metrics::{CommandMetrics, Loss},
+    sync::lock,
+};
+
+/// Commands whose callers went away that wait for a report; the oldest is counted without one.
+const MAX_ABANDONED: usize = 1_024;
+
+/// Who makes the attachments of this agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// The agent.
+    Own,
+}
+
+impl Mode {
+    /// The word of metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+        }
+    }
+}
+
+/// A command that has ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// The command.
+    pub command: Command,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The code of the failure: a code of the API, or the number of a CNI error.
+    pub code: Option<String>,
+    /// Why it failed.
+    pub message: String,
+    /// From the shim's start to the end.
+    pub took: Duration,
+    /// When it ended, milliseconds since the Unix epoch.
+    pub ended_unix_ms: u64,
+}
+
+/// What the agent knows of CNI commands.
+pub struct Commands {
+    mode: Mode,
+    metrics: Arc<CommandMetrics>,
+    recent: Mutex<Recent>,
+    /// The OTLP exporter's queue, where one is set.
+    exporter: Option<mpsc::Sender<Arc<Ended>>>,
+}
+
+#[derive(Default)]
+struct Recent {
+    /// Commands whose callers went away, with the time of that, the oldest first.
+    abandoned: VecDeque<(Instant, Ended)>,
+    last_failure: Option<CommandFailure>,
+}
+
+impl Commands {
+    /// Commands of an agent in this mode.
+    #[must_use]
+    pub fn new(mode: Mode, metrics: Arc<CommandMetrics>, exporter: Option<mpsc::Sender<Arc<Ended>>>) -> Self {
+        Self { mode, metrics, recent: Mutex::default(), exporter }
+    }
+
+    /// A request of a command has begun; `age` is how long its shim had run.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>, command: Command, age: Duration) -> Running {
+        Running { commands: Arc::clone(self), command: Some(command), age, began: Instant::now() }
+    }
+
+    /// Counts, logs and exports a command that has ended.
+    pub fn ended(&self, ended: Ended) {
+        let Ended { command, outcome, code, message, took, ended_unix_ms } = &ended;
+        let mode = self.mode.as_str();
+        self.metrics.ended(command.verb, &command.network, mode, *outcome, *took);
+        let Command { verb, network, container_id, ifname, pod_name, pod_namespace, .. } = command;
+        let verb = verb.as_str();
+        let duration_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        // One line for each command, at the level that its end deserves.
+        macro_rules! line {
+            ($level:ident, $($text:tt)*) => {
+                tracing::$level!(
+                    command = verb,
+                    network = named(network),
+                    mode,
+                    container = named(container_id),
+                    interface = named(ifname),
+                    pod = named(pod_name),
+                    namespace = named(pod_namespace),
+                    outcome = outcome.as_str(),
+                    duration_us,
+                    code,
+                    $($text)*
+                )
+            };
+        }
+        match outcome {
+            Outcome::Success => line!(info, "CNI {verb} succeeded"),
+            Outcome::Deferred => line!(info, "CNI {verb} succeeded by a deletion record"),
+            Outcome::Failure => {
+                line!(warn, "CNI {verb} failed: {message}");
+                lock(&self.recent).last_failure = Some(CommandFailure {
+                    command: verb.to_owned(),
+                    network: network.clone(),
+                    container_id: container_id.clone(),
+                    ifname: ifname.clone(),
+                    pod_name: pod_name.clone(),
+                    pod_namespace: pod_namespace.clone(),
+                    message: message.clone(),
+                    ended_unix_ms: *ended_unix_ms,
+                });
+            }
+        }
+        if let Some(exporter) = &self.exporter
+            && exporter.try_send(Arc::new(ended)).is_err()
+        {
+            self.metrics.lost(Loss::Export, 1);
+        }
+    }
+
+    /// The plugin reported how a command ended.
+    pub fn reported(&self, ended: Ended) {
+        lock(&self.recent).abandoned.retain(|(_, abandoned)| abandoned.command.id != ended.command.id);
+        self.ended(ended);
+    }
+
+    /// Counts commands whose callers went away this long ago and reported nothing: the plugin was killed.
+    pub fn settle(&self, patience: Duration) {
+        let is_due = |(since, _): &mut (Instant, Ended)| since.elapsed() >= patience;
+        while let Some((_, ended)) = self.oldest_if(is_due) {
+            self.ended(ended);
+        }
+    }
+
+    fn abandon(&self, ended: Ended) {
+        let full = {
+            let abandoned = &mut lock(&self.recent).abandoned;
+            abandoned.push_back((Instant::now(), ended));
+            abandoned.len() > MAX_ABANDONED
+        };
+        if let Some((_, oldest)) = self.oldest_if(|_| full) {
+            self.ended(oldest);
+        }
+    }
+
+    /// Takes the oldest abandoned command if this holds. The lock is released before it is counted.
+    fn oldest_if(&self, holds: impl FnOnce(&mut (Instant, Ended)) -> bool) -> Option<(Instant, Ended)> {
+        lock(&self.recent).abandoned.pop_front_if(holds)
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn metrics(&self) -> &Arc<CommandMetrics> {
+        &self.metrics
+    }
+
+    /// For the status.
+    #[must_use]
+    pub fn status(&self) -> CommandStatus {
+        let [succeeded, failed, deferred] = self.metrics.outcomes();
+        CommandStatus { succeeded, failed, deferred, last_failure: lock(&self.recent).last_failure.clone() }
+    }
+}
+
+/// A field of a line in the log: none where there is no name.
+fn named(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+/// A command whose request is being answered. When it is dropped, its caller has gone away.
+pub struct Running {
+    commands: Arc<Commands>,
+    command: Option<Command>,
+    age: Duration,
+    began: Instant,
+}
+
+impl Running {
+    /// The request's answer ends the command.
+    pub fn end(mut self, outcome: Outcome, code: Option<String>, message: String) {
+        if let Some(ended) = self.take(outcome, code, message) {
+            self.commands.ended(ended);
+        }
+    }
+
+    /// The request's answer does not end the command.
+    pub fn pass(mut self) {
+        self.command = None;
+    }
+
+    fn take(&mut self, outcome: Outcome, code: Option<String>, message: String) -> Option<Ended> {
+        let took = self.age.saturating_add(self.began.elapsed());
+        let ended_unix_ms = clock::unix_ms();
+        self.command.take().map(|command| Ended { command, outcome, code, message, took, ended_unix_ms })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let message = "the caller went away before the answer".to_owned();
+        if let Some(ended) = self.take(Outcome::Failure, None, message) {
+            self.commands.abandon(ended);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use wharf_handover::command::Verb;
+
+    use super::*;
+
+    pub(crate) fn command(id: u64, verb: Verb) -> Command {
+        Command {
+            id,
+            verb,
+            network: "net".into(),
+            container_id: "c1".into(),
+            ifname: "eth0".into(),
+            pod_name: "web-0".into(),
+            pod_namespace: "shop".into(),
+        }
+    }
+
+    pub(crate) fn commands() -> Arc<Commands> {
+        Arc::new(Commands::new(Mode::Own, Arc::default(), None))
+    }
+
+    #[test]
+    fn a_command_whose_caller_goes_away_has_failed_unless_the_plugin_tells_its_end() {
+        let commands = commands();
+        drop(commands.begin(command(7, Verb::Add), Duration::from_millis(5)));
+        drop(commands.begin(command(8, Verb::Del), Duration::from_millis(5)));
+        commands.settle(Duration::from_secs(600));
+        assert_eq!(commands.status(), CommandStatus::default(), "a report may come");
+        let (outcome, took) = (Outcome::Deferred, Duration::from_secs(30));
+        let message = String::new();
+        commands.reported(Ended {
+            command: command(8, Verb::Del),
+            outcome,
+            code: None,
+            message,
+            took,
+            ended_unix_ms: 1,
+        });
+        commands.settle(Duration::ZERO);
+        let status = commands.status();
+        assert_eq!((status.succeeded, status.failed, status.deferred), (0, 1, 1));
+        let last = status.last_failure.expect("a failure");
+        assert_eq!(
+            (last.pod_name.as_str(), last.message.as_str()),
+            ("web-0", "the caller went away before the answer")
+        );
+    }
+
+    #[test]
+    fn an_answer_that_ends_nothing_is_not_counted() {
+        let commands = commands();
+        commands.begin(command(1, Verb::Add), Duration::ZERO).pass();
+        commands.begin(command(1, Verb::Add), Duration::ZERO).end(Outcome::Success, None, String::new());
+        assert_eq!(commands.status(), CommandStatus { succeeded: 1, ..CommandStatus::default() });
+    }
+
+    #[test]
+    fn a_full_exporter_is_counted_and_blocks_nobody() {
+        let (sender, mut queue) = mpsc::channel(1);
+        let metrics = Arc::new(CommandMetrics::default());
+        let commands = Arc::new(Commands::new(Mode::Own, Arc::clone(&metrics), Some(sender)));
+        for id in 0..3 {
+            commands.begin(command(id, Verb::Del), Duration::ZERO).end(Outcome::Success, None, String::new());
+        }
+        assert_eq!(queue.try_recv().map(|ended| ended.command.id), Ok(0));
+        assert!(queue.try_recv().is_err());
+        assert_eq!((metrics.outcomes(), metrics.losses(Loss::Export)), ([3, 0, 0], 2));
+    }
+
+    #[test]
+    fn not_more_than_so_many_wait_for_a_report() {
+        let commands = commands();
+        for id in 0..=MAX_ABANDONED as u64 {
+            drop(commands.begin(command(id, Verb::Add), Duration::ZERO));
+        }
+        assert_eq!(commands.status().failed, 1, "the oldest is counted at once");
+    }
+}

@@ -1,0 +1,90 @@
+//! Requests of the CNI plugin are counted as the commands that they are made for.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    http::StatusCode,
+    middleware::Next,
+    response::Response,
+};
+use wharf_api::{COMMAND_HEADER, ErrorCode};
+use wharf_handover::{
+    command::{Command, Verb},
+    report::Outcome,
+};
+
+use crate::{node::LinuxNode, rest::operation::Told};
+
+/// Marks an answer whose outcome is told by the command's line in the log.
+#[derive(Debug, Clone, Copy)]
+pub struct Counted;
+
+/// What an answer means for its command.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// The plugin asks again, or reports that it gave up.
+    NotYet,
+    /// The command has ended.
+    Ended(Outcome, Option<ErrorCode>, String),
+}
+
+/// Counts a request that names its command.
+pub async fn measure(State(node): State<Arc<LinuxNode>>, request: Request, next: Next) -> Response {
+    let Some(header) = request.headers().get(COMMAND_HEADER) else { return next.run(request).await };
+    let (command, age) = match Command::of_header(header.as_bytes()) {
+        Ok(named) => named,
+        // The request is answered as one of an operator.
+        Err(why) => {
+            tracing::warn!("read header {COMMAND_HEADER}: {why}; the request is not counted as a CNI command");
+            return next.run(request).await;
+        }
+    };
+    let verb = command.verb;
+    let running = node.commands.begin(command, age);
+    let mut response = next.run(request).await;
+    match end(verb, response.status(), response.extensions().get::<Told>()) {
+        End::NotYet => running.pass(),
+        End::Ended(outcome, code, message) => {
+            let code = code.and_then(|code| Some(serde_json::to_value(code).ok()?.as_str()?.to_owned()));
+            running.end(outcome, code, message);
+            response.extensions_mut().insert(Counted);
+        }
+    }
+    response
+}
+
+/// Which answers end a command: those after which the plugin does not ask again. `cni/src/retry.rs` has the same rule.
+fn end(verb: Verb, status: StatusCode, told: Option<&Told>) -> End {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => End::NotYet,
+        StatusCode::PARTIAL_CONTENT => {
+            let message = "steps of it failed and are tried again; the lines of this operation name them";
+            End::Ended(Outcome::Failure, None, message.to_owned())
+        }
+        // Never added, or deleted before: both are what DEL is for.
+        StatusCode::NOT_FOUND if verb == Verb::Del => End::Ended(Outcome::Success, None, String::new()),
+        status if status.is_success() => End::Ended(Outcome::Success, None, String::new()),
+        status => {
+            let (code, message) = told.map_or((None, status.to_string()), |t| (Some(t.code), t.message.clone()));
+            End::Ended(Outcome::Failure, code, message)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_ends_where_the_plugin_does_not_ask_again() {
+        let of = |verb, status| end(verb, StatusCode::from_u16(status).expect("a status"), None);
+        let success = || End::Ended(Outcome::Success, None, String::new());
+        assert_eq!((of(Verb::Add, 429), of(Verb::Del, 503)), (End::NotYet, End::NotYet));
+        assert_eq!((of(Verb::Add, 201), of(Verb::Del, 200), of(Verb::Gc, 200)), (success(), success(), success()));
+        assert_eq!(of(Verb::Del, 404), success());
+        for (verb, status) in [(Verb::Del, 206), (Verb::Gc, 206), (Verb::Gc, 404), (Verb::Add, 409), (Verb::Add, 500)] {
+            assert!(matches!(of(verb, status), End::Ended(Outcome::Failure, ..)), "{verb:?} {status}");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What is told of this run: to the agent with each request, and by a report where the agent cannot know the end.
+
+use std::{
+    ffi::OsStr,
+    hash::{BuildHasher as _, RandomState},
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use wharf_handover::{
+    command::{Command, MAX_POD_BYTES, Verb},
+    report::{Outcome, Report, Reports, VERSION},
+};
+
+use crate::{
+    fault::{Fault, Origin},
+    request::Env,
+    rules,
+};
+
+/// This run of the plugin.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    command: Command,
+    began: Instant,
+}
+
+impl Run {
+    /// A run with this environment that began now; none for a command that is not counted.
+    pub(crate) fn of(env: &Env) -> Option<Self> {
+        let text = |value: &Option<std::ffi::OsString>| value.as_deref().and_then(OsStr::to_str).map(str::to_owned);
+        let verb = Verb::parse(&text(&env.command)?)?;
+        let valid = |value, rule: fn(&str) -> Result<(), &'static str>| {
+            text(value).filter(|text| verb != Verb::Gc && rule(text).is_ok()).unwrap_or_default()
+        };
+        let args = text(&env.args).unwrap_or_default();
+        Some(Self {
+            command: Command {
+                // The standard library seeds its hashers from the kernel.
+                id: RandomState::new().hash_one(0_u8),
+                verb,
+                network: String::new(),
+                container_id: valid(&env.container_id, rules::name),
+                ifname: valid(&env.ifname, rules::ifname),
+                pod_name: pod(&args, "K8S_POD_NAME"),
+                pod_namespace: pod(&args, "K8S_POD_NAMESPACE"),
+            },
+            began: Instant::now(),
+        })
+    }
+
+    /// The same run, whose configuration names this network.
+    pub(crate) fn on(mut self, network: &str) -> Self {
+        network.clone_into(&mut self.command.network);
+        self
+    }
+
+    /// The header of a request that is made now. CHECK has none: its verdict is the shim's.
+    pub(crate) fn header(&self) -> Option<String> {
+        (self.command.verb != Verb::Check).then(|| self.command.to_header(self.began.elapsed()))
+    }
+
+    /// Leaves a report of how the run ended, unless the agent has counted it. A report that cannot be written changes nothing for
+    /// the runtime; the error is for the shim's log.
+    pub(crate) fn report(self, end: &End<'_>, origin: &Origin) -> Result<(), String> {
+        let counted = match end {
+            End::Success { counted } => *counted,
+            End::Deferred => false,
+            End::Failure(fault) => fault.counted,
+        };
+        // A configuration that was not read, or whose socket is none, names no agent that could be told.
+        let Some(socket) = origin.socket.as_deref().filter(|_| !counted || self.command.verb == Verb::Check) else {
+            return Ok(());
+        };
+        let reports = Reports::of_socket(socket);
+        let (outcome, fault) = match end {
+            End::Success { .. } => (Outcome::Success, None),
+            End::Deferred => (Outcome::Deferred, None),
+            End::Failure(fault) => (Outcome::Failure, Some(fault)),
+        };
+        let report = Report {
+            version: VERSION,
+            outcome,
+            code: fault.map(|fault| fault.code as u16),
+            message: fault.map(|fault| fault.msg.clone()).unwrap_or_default(),
+            duration_us: number(self.began.elapsed().as_micros()),
+            ended_unix_ms: number(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()),
+            dropped: 0,
+            command: self.on(&origin.network).command,
+        };
+        match reports.put(&report) {
+            // No agent has run in this boot: there is nobody to tell.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            put => put.map_err(|e| format!("leave a report in {}: {e}", reports.path().display())),
+        }
+    }
+}
+
+/// How a run ended.
+pub(crate) enum End<'a> {
+    /// Well.
+    Success {
+        /// The agent answered, and has counted the command.
+        counted: bool,
+    },
+    /// A DEL that succeeded by a deletion record.
+    Deferred,
+    /// With this error.
+    Failure(&'a Fault),
+}
+
+/// A value of `CNI_ARGS`; empty where there is none, or one that no pod has.
+fn pod(args: &str, key: &str) -> String {
+    let value = args.split(';').find_map(|pair| pair.split_once('=').filter(|(name, _)| *name == key));
+    value.map(|(_, value)| value.to_owned()).filter(|value| value.len() <= MAX_POD_BYTES).unwrap_or_default()
+}
+
+fn number(n: u128) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}

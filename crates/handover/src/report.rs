@@ -1,0 +1,394 @@
+//! Reports: what became of CNI commands that the agent did not answer, one file each in `<run-dir>/reports`.
+//!
+//! A shim [puts](Reports::put) a report of what the agent cannot know: it was away or hung, the configuration was bad,
+//! the result could not be written, CHECK's verdict. The agent makes the directory, [lists](Reports::list) the reports, counts and
+//! [removes](Reports::remove) them. Where no agent has run in this boot there is no directory, and no report.
+//!
+//! A report is a note, not a promise: nothing is synced, so a crash of the machine may lose some, and at
+//! [`MAX_REPORTS`] the oldest makes place for the newest, which carries the count of those that were lost. Concurrent writers may exceed the
+//! bound by one report each. Every file in the directory is untrusted until it is parsed.
+
+use std::{
+    ffi::OsString,
+    fs::{self, DirBuilder, OpenOptions, Permissions},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    command::Command,
+    queue::{
+        Unusable, is_older,
+        record::{self, Found},
+        token,
+    },
+};
+
+/// The directory in the agent's run directory.
+pub const DIRECTORY: &str = "reports";
+/// Most reports that wait.
+pub const MAX_REPORTS: usize = 512;
+/// Longest message that is kept, bytes.
+pub const MAX_MESSAGE_BYTES: usize = 1024;
+
+/// The version that is written, and the only one that is read. Fields that a later version adds are passed over.
+pub const VERSION: u32 = 1;
+/// Names of files that are being written.
+const TEMPORARY: &str = ".tmp-";
+/// Most names that one listing reads.
+const MAX_LOOKED_AT: usize = 2 * MAX_REPORTS;
+
+/// How a command ended for the runtime.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// It did what was asked.
+    Success,
+    /// The runtime got an error, or nothing.
+    Failure,
+    /// A DEL that succeeded by a durable record of what is to be deleted.
+    Deferred,
+}
+
+impl Outcome {
+    /// The word of metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Failure => "failure",
+            Self::Deferred => "deferred",
+        }
+    }
+}
+
+/// What became of a command.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The command.
+    pub command: Command,
+    /// Its end.
+    pub outcome: Outcome,
+    /// The code of the CNI error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<u16>,
+    /// The message of the CNI error; a [put](Reports::put) cuts it to [`MAX_MESSAGE_BYTES`].
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// From the shim's start to its answer, microseconds.
+    pub duration_us: u64,
+    /// When it ended, milliseconds since the Unix epoch.
+    pub ended_unix_ms: u64,
+    /// Reports that were dropped for this one and those before it.
+    #[serde(default)]
+    pub dropped: u64,
+}
+
+/// Parsed first, so that a report of another version is refused as such.
+#[derive(Deserialize)]
+struct AnyVersion {
+    version: u32,
+}
+
+impl Report {
+    fn parse(bytes: &[u8]) -> Result<Self, Unusable> {
+        let malformed = |e| Unusable::Json("it is not a report", e);
+        let any: AnyVersion = serde_json::from_slice(bytes).map_err(malformed)?;
+        if any.version != VERSION {
+            return Err(Unusable::Version(any.version));
+        }
+        let report: Self = serde_json::from_slice(bytes).map_err(malformed)?;
+        report.command.check()?;
+        Ok(report)
+    }
+}
+
+/// A file of the directory.
+#[derive(Debug, PartialEq)]
+pub struct Entry {
+    /// Its name.
+    pub name: OsString,
+    /// The report, or why it cannot be used.
+    pub content: Result<Report, Unusable>,
+}
+
+/// The reports of one run directory.
+#[derive(Debug, Clone)]
+pub struct Reports {
+    path: PathBuf,
+}
+
+impl Reports {
+    /// Those in this run directory. Nothing is touched yet.
+    #[must_use]
+    pub fn new(run_dir: &Path) -> Self {
+        Self { path: run_dir.join(DIRECTORY) }
+    }
+
+    /// Those beside the agent's socket.
+    #[must_use]
+    pub fn of_socket(socket: &Path) -> Self {
+        Self::new(socket.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// Their directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the directory (0700) in the run directory; the agent's part.
+    ///
+    /// # Errors
+    /// The file system refuses, or something else has the name.
+    pub fn ensure_directory(&self) -> io::Result<()> {
+        match DirBuilder::new().mode(0o700).create(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made?,
+        }
+        if !fs::symlink_metadata(&self.path)?.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        fs::set_permissions(&self.path, Permissions::from_mode(0o700))
+    }
+
+    /// Writes a report; the oldest ones make place for it where there are too many.
+    ///
+    /// # Errors
+    /// The directory is not there, because no agent has run, or the file system refuses. Nothing is left behind.
+    pub fn put(&self, report: &Report) -> io::Result<()> {
+        let names = self.names()?;
+        let mut report = report.clone();
+        report.message.truncate(report.message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        let excess = names.len().saturating_sub(MAX_REPORTS - 1);
+        for oldest in names.iter().take(excess) {
+            let path = self.path.join(oldest);
+            let before = match record::read(&path, Report::parse) {
+                Found::Record(oldest) => oldest.dropped,
+                Found::Nothing | Found::Unusable { .. } => 0,
+            };
+            remove_any(&path)?;
+            report.dropped = report.dropped.saturating_add(before).saturating_add(1);
+        }
+        let bytes = serde_json::to_vec(&report)?;
+        let token = token();
+        let temporary = self.path.join(format!("{TEMPORARY}{token}"));
+        let written = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&temporary)
+            .and_then(|mut file| file.write_all(&bytes))
+            // The name starts with the time, so that names sort by age.
+            .and_then(|()| fs::rename(&temporary, self.path.join(format!("{:016}-{token}", report.ended_unix_ms))));
+        if written.is_err() {
+            // A leftover is swept later. The first error is the one to tell.
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+
+    /// The files, oldest first; at most twice [`MAX_REPORTS`].
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn list(&self) -> io::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        for name in self.names()? {
+            let content = match record::read(&self.path.join(&name), Report::parse) {
+                // Another process removed it meanwhile.
+                Found::Nothing => continue,
+                Found::Unusable { why, .. } => Err(why),
+                Found::Record(report) => Ok(report),
+            };
+            entries.push(Entry { name, content });
+        }
+        Ok(entries)
+    }
+
+    /// Removes a file that [`Self::list`] named, whatever it is; one that is gone already is no error.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn remove(&self, entry: &Entry) -> io::Result<()> {
+        remove_any(&self.path.join(&entry.name))
+    }
+
+    /// Removes files of killed writers that are older than `older_than`.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or a file not removed.
+    pub fn sweep(&self, older_than: Duration) -> io::Result<()> {
+        for item in fs::read_dir(&self.path)?.take(MAX_LOOKED_AT) {
+            let path = item?.path();
+            let is_temporary = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEMPORARY));
+            if is_temporary && is_older(&path, older_than) {
+                remove_any(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Names of whole files, sorted.
+    fn names(&self) -> io::Result<Vec<OsString>> {
+        let mut names = Vec::new();
+        for item in fs::read_dir(&self.path)?.take(MAX_LOOKED_AT) {
+            let name = item?.file_name();
+            if !name.to_string_lossy().starts_with(TEMPORARY) {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+}
+
+fn remove_any(path: &Path) -> io::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(there) if there.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    match removed {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::command::Verb;
+
+    fn report(at: u64) -> Report {
+        let command = Command {
+            id: at,
+            verb: Verb::Del,
+            network: "net".into(),
+            container_id: format!("c{at}"),
+            ifname: "eth0".into(),
+            pod_name: String::new(),
+            pod_namespace: String::new(),
+        };
+        let (outcome, message) = (Outcome::Failure, "because".into());
+        Report {
+            version: VERSION,
+            command,
+            outcome,
+            code: Some(11),
+            message,
+            duration_us: 5,
+            ended_unix_ms: at,
+            dropped: 0,
+        }
+    }
+
+    fn reports() -> (TempDir, Reports) {
+        let dir = TempDir::new().unwrap();
+        let reports = Reports::new(dir.path());
+        reports.ensure_directory().unwrap();
+        (dir, reports)
+    }
+
+    fn contents(reports: &Reports) -> Vec<Report> {
+        reports.list().unwrap().into_iter().map(|entry| entry.content.unwrap()).collect()
+    }
+
+    #[test]
+    fn reports_come_out_as_they_went_in_and_oldest_first() {
+        let (_dir, reports) = reports();
+        for at in [30, 10, 20] {
+            reports.put(&report(at)).unwrap();
+        }
+        assert_eq!(contents(&reports), [report(10), report(20), report(30)]);
+        for entry in reports.list().unwrap() {
+            reports.remove(&entry).unwrap();
+            reports.remove(&entry).unwrap();
+        }
+        assert_eq!(reports.list().unwrap(), []);
+    }
+
+    #[test]
+    fn without_an_agents_directory_nothing_is_made() {
+        let dir = TempDir::new().unwrap();
+        let refused = Reports::new(dir.path()).put(&report(1)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::NotFound);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_oldest_makes_place_and_no_loss_is_forgotten() {
+        let (_dir, reports) = reports();
+        let many = u64::try_from(MAX_REPORTS).unwrap();
+        for at in 0..many + 3 {
+            reports.put(&report(at)).unwrap();
+        }
+        let kept = contents(&reports);
+        assert_eq!((kept.len(), kept[0].ended_unix_ms), (MAX_REPORTS, 3));
+        assert_eq!(kept.iter().map(|r| r.dropped).sum::<u64>(), 3);
+        // One that carries a count is dropped in its turn.
+        for at in many + 3..2 * many + 4 {
+            reports.put(&report(at)).unwrap();
+        }
+        assert_eq!(contents(&reports).iter().map(|r| r.dropped).sum::<u64>(), many + 4);
+    }
+
+    #[test]
+    fn hostile_files_are_named_and_removed_and_hurt_nobody() {
+        let (dir, reports) = reports();
+        let outside = dir.path().join("outside");
+        fs::write(&outside, serde_json::to_vec(&report(1)).unwrap()).unwrap();
+        std::os::unix::fs::symlink(&outside, reports.path().join("link")).unwrap();
+        fs::create_dir_all(reports.path().join("directory/inner")).unwrap();
+        fs::write(reports.path().join("empty"), "").unwrap();
+        fs::write(reports.path().join("large"), vec![b' '; 1 << 20]).unwrap();
+        let version = Report { version: 2, ..report(1) };
+        fs::write(reports.path().join("version"), serde_json::to_vec(&version).unwrap()).unwrap();
+        let mut hostile = report(1);
+        hostile.command.network = "../x".into();
+        fs::write(reports.path().join("name"), serde_json::to_vec(&hostile).unwrap()).unwrap();
+        let mut message = report(2);
+        message.message = "ü".repeat(MAX_MESSAGE_BYTES);
+        reports.put(&message).unwrap();
+
+        let entries = reports.list().unwrap();
+        assert_eq!(entries.len(), 7);
+        for entry in &entries {
+            match &entry.content {
+                Ok(report) => assert_eq!((report.ended_unix_ms, report.message.len()), (2, MAX_MESSAGE_BYTES)),
+                Err(why) => assert!(why.to_string().len() < 400, "{why}"),
+            }
+            reports.remove(entry).unwrap();
+        }
+        assert_eq!(reports.list().unwrap(), []);
+        assert!(outside.exists(), "a link is removed, not what it leads to");
+    }
+
+    #[test]
+    fn fields_of_a_later_version_are_passed_over() {
+        let (_dir, reports) = reports();
+        let mut later = serde_json::to_value(report(1)).unwrap();
+        later["colour"] = "blue".into();
+        fs::write(reports.path().join("1"), later.to_string()).unwrap();
+        assert_eq!(contents(&reports), [report(1)]);
+    }
+
+    #[test]
+    fn files_of_killed_writers_are_swept() {
+        let (_dir, reports) = reports();
+        fs::write(reports.path().join(".tmp-1"), "{").unwrap();
+        assert_eq!(reports.list().unwrap(), []);
+        reports.sweep(Duration::from_secs(600)).unwrap();
+        assert!(reports.path().join(".tmp-1").exists());
+        reports.sweep(Duration::ZERO).unwrap();
+        assert!(!reports.path().join(".tmp-1").exists());
+    }
+}
